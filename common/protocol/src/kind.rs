@@ -1,0 +1,196 @@
+//! Every request of the protocol has one number here, and a number is never used again.
+//!
+//! The high byte is the service: `0x01` sessions, `0x02` metadata, `0x03` cluster, `0x04` storage,
+//! `0x05` target control, `0x06` administration, `0x07` a mount's local control socket. A request
+//! that is removed keeps its line here with the word REMOVED and the version that dropped it.
+
+use crate::codec::Message;
+
+/// A message that asks for something, with its number and the type of its answer.
+pub trait Request: Message {
+    /// The number in the frame.
+    const KIND: RequestKind;
+    /// What a success answers.
+    type Reply: Message;
+}
+
+/// Declares the kinds and binds each to its request and reply types.
+macro_rules! requests {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $request:path => $reply:path;)*) => {
+        /// The number of a request.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[repr(u16)]
+        pub enum RequestKind {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl RequestKind {
+            /// Every kind, in the order of declaration.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The number on the wire.
+            #[must_use]
+            pub fn code(self) -> u16 {
+                self as u16
+            }
+
+            /// Reads a number from the wire.
+            #[must_use]
+            pub fn from_code(code: u16) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// The name for logs and metrics.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => stringify!($name),)*
+                }
+            }
+        }
+
+        $(
+            impl Request for $request {
+                const KIND: RequestKind = RequestKind::$name;
+                type Reply = $reply;
+            }
+        )*
+    };
+}
+
+use crate::{admin, cluster, control, metadata, session, storage, target};
+
+requests! {
+    /// First message on a connection to the metadata server.
+    Hello = 0x0101, session::Hello => session::HelloReply;
+    /// Begins a session (a logged command).
+    OpenSession = 0x0102, session::OpenSession => session::SessionReply;
+    /// Renews the session's ticket for another lease.
+    RenewTicket = 0x0103, session::RenewTicket => session::SessionReply;
+    /// Ends a session: closes what it has open.
+    CloseSession = 0x0104, session::CloseSession => session::Done;
+
+    /// Finds a name in a directory.
+    Lookup = 0x0201, metadata::Lookup => metadata::InodeReply;
+    /// Attributes, layout and capability of an inode.
+    GetInode = 0x0202, metadata::GetInode => metadata::InodeReply;
+    /// A page of a directory, with attributes.
+    ReadDirectory = 0x0203, metadata::ReadDirectory => metadata::DirectoryPage;
+    /// Makes a file, directory, symbolic link or special node.
+    Create = 0x0204, metadata::Create => metadata::InodeReply;
+    /// Gives a file another name.
+    MakeLink = 0x0205, metadata::MakeLink => metadata::InodeReply;
+    /// Removes a name (unlink and rmdir).
+    Remove = 0x0206, metadata::Remove => session::Done;
+    /// Moves a name, replacing or exchanging as the flags say.
+    Rename = 0x0207, metadata::Rename => session::Done;
+    /// Changes mode, owner, times or size.
+    SetAttributes = 0x0208, metadata::SetAttributes => metadata::InodeReply;
+    /// Opens a file for reading or writing.
+    Open = 0x0209, metadata::Open => metadata::InodeReply;
+    /// Ends an open.
+    Close = 0x020a, metadata::Close => session::Done;
+    /// A writer's proposal of size and time.
+    Commit = 0x020b, metadata::Commit => metadata::InodeReply;
+    /// Makes every acknowledged command durable.
+    SyncMetadata = 0x020c, metadata::SyncMetadata => session::Done;
+    /// Reads one extended attribute.
+    GetXattr = 0x020d, metadata::GetXattr => metadata::XattrReply;
+    /// Lists the names of the extended attributes.
+    ListXattrs = 0x020e, metadata::ListXattrs => metadata::XattrNames;
+    /// Sets one extended attribute.
+    SetXattr = 0x020f, metadata::SetXattr => session::Done;
+    /// Removes one extended attribute.
+    RemoveXattr = 0x0210, metadata::RemoveXattr => session::Done;
+    /// Capacity and use of the file system.
+    FileSystemUse = 0x0211, metadata::FileSystemUse => metadata::FileSystemUseReply;
+
+    /// A target daemon announces itself and its targets.
+    RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;
+    /// A target daemon is alive; learns the time and what is new.
+    Heartbeat = 0x0302, cluster::Heartbeat => cluster::HeartbeatReply;
+    /// The cluster map.
+    FetchMap = 0x0303, cluster::FetchMap => cluster::Map;
+    /// The signing keys; for targets alone.
+    FetchKeys = 0x0304, cluster::FetchKeys => cluster::Keys;
+    /// The links, so that targets can reach the buckets.
+    FetchLinks = 0x0305, cluster::FetchLinks => cluster::Links;
+    /// What to free, from the synced reclaim queue.
+    FetchReclaim = 0x0306, cluster::FetchReclaim => cluster::ReclaimBatch;
+    /// What has been freed.
+    AcknowledgeReclaim = 0x0307, cluster::AcknowledgeReclaim => session::Done;
+
+    /// Shows the session ticket to a target.
+    Attach = 0x0401, storage::Attach => storage::AttachReply;
+    /// Reads part of a chunk.
+    Read = 0x0402, storage::Read => storage::ReadReply;
+    /// Writes part of a chunk.
+    Write = 0x0403, storage::Write => storage::WriteReply;
+    /// Turns part of a chunk into zeros.
+    Zero = 0x0404, storage::Zero => storage::WriteReply;
+    /// Makes every acknowledged write on a target durable.
+    Sync = 0x0405, storage::Sync => storage::SyncReply;
+
+    /// Drops what lies past a new, smaller size.
+    Trim = 0x0501, target::Trim => target::TrimReply;
+    /// Fetches absent, origin-backed bytes from the bucket.
+    Hydrate = 0x0502, target::Hydrate => target::ItemResults;
+    /// Drops clean blocks.
+    Release = 0x0503, target::Release => target::ItemResults;
+    /// How much of some contents is present, by block state.
+    Presence = 0x0504, target::Presence => target::PresenceReply;
+    /// Uploads one part of a multipart upload.
+    UploadPart = 0x0505, target::UploadPart => target::UploadPartReply;
+    /// Uploads a small file as one object.
+    UploadObject = 0x0506, target::UploadObject => target::UploadObjectReply;
+    /// Turns written blocks clean after their export.
+    MarkExported = 0x0507, target::MarkExported => target::ItemResults;
+    /// Tells whether this host can reach a bucket.
+    CheckBucket = 0x0508, target::CheckBucket => session::Done;
+
+    /// Health, servers, targets, links and jobs.
+    ClusterStatus = 0x0601, admin::ClusterStatus => admin::ClusterStatusReply;
+    /// The layout of a file or the defaults of a directory.
+    ShowLayout = 0x0602, admin::ShowLayout => admin::LayoutReply;
+    /// Sets a directory's layout defaults.
+    SetLayout = 0x0603, admin::SetLayout => admin::LayoutReply;
+    /// Binds a directory to a bucket and prefix.
+    AddLink = 0x0604, admin::AddLink => admin::LinkReply;
+    /// The links.
+    ListLinks = 0x0605, admin::ListLinks => admin::LinksReply;
+    /// Unbinds a directory.
+    RemoveLink = 0x0606, admin::RemoveLink => session::Done;
+    /// Starts a job.
+    StartJob = 0x0607, admin::StartJob => admin::JobReply;
+    /// The jobs, newest first.
+    ListJobs = 0x0608, admin::ListJobs => admin::JobsReply;
+    /// One job.
+    ShowJob = 0x0609, admin::ShowJob => admin::JobReply;
+    /// Asks a job to stop.
+    CancelJob = 0x060a, admin::CancelJob => admin::JobReply;
+    /// State of a file, or sums of a directory.
+    ShowState = 0x060b, admin::ShowState => admin::StateReply;
+
+    /// What a mount's daemon is: which cluster, which subtree.
+    DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_number_names_one_kind_and_reads_back() {
+        let codes: BTreeSet<_> = RequestKind::ALL.iter().map(|kind| kind.code()).collect();
+        assert_eq!(codes.len(), RequestKind::ALL.len());
+        for &kind in RequestKind::ALL {
+            assert_eq!(RequestKind::from_code(kind.code()), Some(kind));
+        }
+        assert_eq!(RequestKind::from_code(0), None);
+    }
+}

@@ -1,0 +1,30 @@
+//! The wire: what the parts of Millrace say to each other, as bytes.
+//!
+//! Owns every message, its number, the frame around it and the versions of all of these. It opens no
+//! socket and reads no clock, so that it can be fuzzed and compared with golden bytes. A peer's bytes
+//! are untrusted: decoding never panics, and what it returns is bounded.
+//!
+//! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
+//! table), [`session`], [`capability`], [`metadata`], [`cluster`], [`storage`], [`target`],
+//! [`admin`], [`control`].
+
+#![expect(
+    missing_debug_implementations,
+    reason = "rkyv derives an archived twin of every message; those are never printed"
+)]
+
+pub mod admin;
+pub mod capability;
+pub mod cluster;
+pub mod codec;
+pub mod control;
+pub mod frame;
+pub mod kind;
+pub mod metadata;
+pub mod session;
+pub mod storage;
+pub mod target;
+pub mod version;
+
+pub use codec::Message;
+pub use kind::{Request, RequestKind};

@@ -1,0 +1,155 @@
+//! Sessions: how a client host is known, and what expires when it falls silent.
+//!
+//! A session is opened once, logged by the metadata server, and survives reconnects and restarts of
+//! either side. It is alive as long as its *ticket* is: one lease long, renewed by one message. A
+//! client that was cut off cannot write any more, because every target checks the ticket.
+
+use millrace_types::{HostId, LogIndex, MapEpoch, SessionId, Timestamp};
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::capability::Signed;
+
+/// What a certificate allows its holder to be.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Role {
+    /// The metadata server.
+    Metadata = 1,
+    /// A storage target daemon.
+    Target = 2,
+    /// A client host with mounts.
+    Client = 3,
+    /// An operator.
+    Admin = 4,
+}
+
+impl Role {
+    /// The word in certificates, arguments and logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Metadata => "metadata",
+            Self::Target => "target",
+            Self::Client => "client",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// Reads the word that [`Self::name`] gives.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Metadata, Self::Target, Self::Client, Self::Admin]
+            .into_iter()
+            .find(|role| role.name() == name)
+    }
+}
+
+/// The answer of a request that has nothing to say but that it succeeded.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
+pub struct Done {
+    /// The command log's index at which the effect stands; 0 where no command was logged.
+    pub index: LogIndex,
+}
+
+/// Asks who the server is, on a new connection.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// The newest log index that the caller has seen in any reply; 0 at its first contact.
+    pub seen_index: LogIndex,
+}
+
+/// Who the server is. A caller that has seen a later index drops every cache.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct HelloReply {
+    /// Drawn at each start of the server; another value means that it was restarted.
+    pub incarnation: u64,
+    /// The last index that the server has applied.
+    pub last_index: LogIndex,
+    /// The server's clock.
+    pub server_time: Timestamp,
+    /// The present cluster map.
+    pub map_epoch: MapEpoch,
+}
+
+/// Begins a session for one mount.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct OpenSession {
+    /// A random number drawn by the caller: the same request again gives the same session.
+    pub nonce: u64,
+    /// The host's name, for people; at most 255 bytes.
+    pub host_name: String,
+}
+
+/// Renews the ticket; answered [`ErrorKind::SessionGone`](millrace_types::ErrorKind::SessionGone)
+/// when the session has ended.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct RenewTicket {
+    /// The session.
+    pub session: SessionId,
+}
+
+/// Ends a session in order.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CloseSession {
+    /// The session.
+    pub session: SessionId,
+}
+
+/// A session and its present ticket.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct SessionReply {
+    /// The session.
+    pub session: SessionId,
+    /// A signed [`Ticket`], to be shown to each target.
+    pub ticket: Signed,
+    /// Length of the lease in milliseconds, counted from `server_time`.
+    pub lease_ms: u32,
+    /// The server's clock.
+    pub server_time: Timestamp,
+    /// The present cluster map.
+    pub map_epoch: MapEpoch,
+}
+
+/// What a session ticket says; travels as the body of a [`Signed`].
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Ticket {
+    /// The session.
+    pub session: SessionId,
+    /// The node that the session was opened from.
+    pub host: HostId,
+    /// SHA-256 of that node's certificate; the connection must show the same one.
+    pub fingerprint: [u8; 32],
+    /// The ticket counts until this moment of the metadata server's clock.
+    pub expires: Timestamp,
+}
+
+/// For whom a client asks. Users are checked by the server for names, by the client host for data.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups; at most [`Self::GROUPS_MAX`].
+    pub groups: Vec<u32>,
+}
+
+impl Caller {
+    /// Linux's own limit (`NGROUPS_MAX`) is 65,536; 1,024 covers every site seen and bounds the
+    /// message.
+    pub const GROUPS_MAX: usize = 1024;
+
+    /// The superuser.
+    pub const ROOT: Self = Self { uid: 0, gid: 0, groups: Vec::new() };
+}
+
+/// Names one mutation of a session, so that it is executed exactly once however often it is sent.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Operation {
+    /// The session.
+    pub session: SessionId,
+    /// Numbers the mutations of the session from 1.
+    pub sequence: u64,
+    /// The lowest sequence whose answer the client still waits for; older outcomes are forgotten.
+    pub lowest_pending: u64,
+}
