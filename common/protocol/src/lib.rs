@@ -8,11 +8,6 @@
 //! table), [`session`], [`capability`], [`metadata`], [`cluster`], [`storage`], [`target`],
 //! [`admin`], [`control`].
 
-#![expect(
-    missing_debug_implementations,
-    reason = "rkyv derives an archived twin of every message; those are never printed"
-)]
-
 pub mod admin;
 pub mod capability;
 pub mod cluster;

@@ -134,4 +134,3 @@ pub struct SyncReply {
     /// The target's loss count.
     pub loss_count: u64,
 }
-

@@ -1,0 +1,258 @@
+//! Messages that keep the cluster together, and those by which targets work.
+
+use millrace_protocol::{
+    cluster::{
+        AcknowledgeReclaim, Bucket, FetchKeys, FetchLinks, FetchMap, FetchReclaim, Group,
+        Heartbeat, HeartbeatReply, Host, Keys, Link, LinkMode, Links, Map, Pool, ReclaimBatch,
+        ReclaimEntry, RegisterHost, RegisterHostReply, SigningKey, Target, TargetReport,
+    },
+    target::{
+        CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, Presence,
+        PresenceReply, Present, Release, Trim, TrimReply, UploadCondition, UploadObject,
+        UploadObjectReply, UploadPart, UploadPartReply, UploadSource,
+    },
+};
+use millrace_types::{
+    ByteLen, ChunkIndex, ContentGeneration, Crc32c, ErrorKind, Failure, GroupEpoch, HostId,
+    InodeId, KeyId, LinkId, MapEpoch, PoolId, TargetId, Timestamp, WriteEpoch,
+};
+
+use super::{Sample, content, done, layout, pair, signed};
+
+pub(super) fn all() -> Vec<Sample> {
+    [membership(), work(), uploads()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+pub(super) const TARGET: TargetId = TargetId([1, 2, 3, 4, 5, 6, 7, 8]);
+pub(super) const HOST: HostId = HostId([9; 16]);
+
+fn membership() -> Vec<Sample> {
+    let report = TargetReport {
+        id: TARGET,
+        capacity: ByteLen(1 << 40),
+        used: ByteLen(1 << 30),
+        inode_max: InodeId(77),
+        loss_count: 2,
+        bad_blocks: 1,
+        blank: true,
+    };
+    let news = HeartbeatReply {
+        server_time: Timestamp(1_700_000_000_000_000_000),
+        lease_ms: 30_000,
+        incarnation: 5,
+        map_epoch: MapEpoch(3),
+        newest_key: KeyId(2),
+        links_version: 4,
+        reclaim_waiting: true,
+    };
+    let register = RegisterHost {
+        addresses: vec!["10.0.0.1:7000".into()],
+        host_name: "store-1".into(),
+        targets: vec![report.clone()],
+    };
+    let map = Map {
+        epoch: MapEpoch(3),
+        hosts: vec![Host {
+            id: HOST,
+            name: "store-1".into(),
+            addresses: vec!["10.0.0.1:7000".into()],
+        }],
+        targets: vec![Target {
+            id: TARGET,
+            host: HOST,
+        }],
+        pools: vec![Pool {
+            id: PoolId(1),
+            name: "default".into(),
+            groups: vec![Group {
+                epoch: GroupEpoch(2),
+                targets: vec![TARGET],
+            }],
+        }],
+    };
+    let keys = Keys {
+        keys: vec![SigningKey {
+            id: KeyId(2),
+            secret: [0xee; 32],
+        }],
+    };
+    let link = Link {
+        id: LinkId(3),
+        bucket: bucket(),
+        mode: LinkMode::ImportExport,
+    };
+    let entry = ReclaimEntry {
+        position: 6,
+        inode: InodeId(9),
+        generation: ContentGeneration(5),
+    };
+    let beat = Heartbeat {
+        targets: vec![report],
+        hydrated_bytes: 1 << 33,
+    };
+    [
+        pair(&register, &RegisterHostReply { news: news.clone() }),
+        pair(&beat, &news),
+        pair(&FetchMap { held: MapEpoch(2) }, &map),
+        pair(&FetchKeys {}, &keys),
+        pair(
+            &FetchLinks {},
+            &Links {
+                version: 4,
+                links: vec![link],
+            },
+        ),
+        pair(
+            &FetchReclaim {
+                target: TARGET,
+                entries_max: 100,
+            },
+            &ReclaimBatch {
+                entries: vec![entry],
+            },
+        ),
+        pair(
+            &AcknowledgeReclaim {
+                target: TARGET,
+                through: 6,
+            },
+            &done(),
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn work() -> Vec<Sample> {
+    let trim = Trim {
+        targets: vec![TARGET],
+        inode: InodeId(9),
+        generation: ContentGeneration(5),
+        layout: layout(),
+        write_epoch: WriteEpoch(6),
+        size: 4097,
+    };
+    let items = || {
+        vec![Item {
+            content: content(),
+            first: ChunkIndex(1),
+            count: 3,
+        }]
+    };
+    let failure = Failure::new(ErrorKind::BucketDenied, "why");
+    let results = ItemResults {
+        results: vec![Ok(ByteLen(65536)), Err(failure)],
+    };
+    let name = ContentName {
+        inode: InodeId(9),
+        generation: ContentGeneration(5),
+    };
+    let present = Present {
+        clean: ByteLen(1),
+        written: ByteLen(2),
+        zero: ByteLen(3),
+        end: 4,
+    };
+    [
+        pair(
+            &trim,
+            &TrimReply {
+                freed: ByteLen(4096),
+            },
+        ),
+        pair(
+            &Hydrate {
+                target: TARGET,
+                items: items(),
+            },
+            &results,
+        ),
+        pair(
+            &Release {
+                target: TARGET,
+                items: items(),
+            },
+            &results,
+        ),
+        pair(
+            &MarkExported {
+                target: TARGET,
+                items: items(),
+            },
+            &results,
+        ),
+        pair(
+            &Presence {
+                target: TARGET,
+                contents: vec![name],
+            },
+            &PresenceReply {
+                present: vec![present],
+            },
+        ),
+        pair(
+            &CheckBucket {
+                bucket: bucket(),
+                write: true,
+            },
+            &done(),
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn uploads() -> Vec<Sample> {
+    let source = || UploadSource {
+        content: content(),
+        capability: signed(),
+        offset: 8 << 20,
+        len: 8 << 20,
+        link: LinkId(3),
+        key: "out/model.pt".into(),
+    };
+    let part = UploadPart {
+        source: source(),
+        upload_id: "u-1".into(),
+        part_number: 2,
+    };
+    let object = UploadObject {
+        source: source(),
+        metadata: vec![("file-owner".into(), "1000".into())],
+        condition: UploadCondition::Tag("\"a\"".into()),
+    };
+    let checksum = Crc32c(0x1234_5678);
+    [
+        pair(
+            &part,
+            &UploadPartReply {
+                etag: "\"b\"".into(),
+                checksum,
+            },
+        ),
+        pair(
+            &object,
+            &UploadObjectReply {
+                etag: "\"c\"".into(),
+                checksum,
+            },
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+pub(super) fn bucket() -> Bucket {
+    Bucket {
+        url: "s3://data/train".into(),
+        endpoint: Some("http://127.0.0.1:8333".into()),
+        region: Some("eu-west-1".into()),
+        credentials: Some("research".into()),
+    }
+}
