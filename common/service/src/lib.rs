@@ -1,0 +1,15 @@
+//! What every daemon needs besides its job: settings, logs, metrics, readiness, a clean end.
+//!
+//! Owns how the four programs are configured, observed and stopped, so that they all behave alike.
+//! It knows no daemon's settings, metrics or protocol, opens no connection to another part, and is
+//! never on a data path.
+//!
+//! Modules, in reading order: [`config`], [`address`],
+//! [`duration`], [`telemetry`], [`metrics`], [`systemd`].
+
+pub mod address;
+pub mod config;
+pub mod duration;
+pub mod metrics;
+pub mod systemd;
+pub mod telemetry;
