@@ -1,0 +1,1 @@
+//! The header in front of every message.
