@@ -4,11 +4,13 @@
 //! It knows no daemon's settings, metrics or protocol, opens no connection to another part, and is
 //! never on a data path.
 //!
-//! Modules, in reading order: [`config`], [`address`],
-//! [`duration`], [`telemetry`], [`metrics`], [`systemd`].
+//! Modules, in reading order: [`daemon`] (the skeleton of a `main`), [`config`], [`address`],
+//! [`cluster`], [`duration`], [`telemetry`], [`metrics`], [`systemd`].
 
 pub mod address;
+pub mod cluster;
 pub mod config;
+pub mod daemon;
 pub mod duration;
 pub mod metrics;
 pub mod systemd;
