@@ -1,0 +1,316 @@
+//! One bucket, whatever kind it is: limits and counters before, the kind's own code behind.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{
+    Condition, Continuation, Counters, Error, Head, LinkSpec, Location, Metadata, Page, Settings,
+    Tag, UploadId, UploadedPart,
+    directory::Directory,
+    limits::Limits,
+    object::{PARTS_MAX, check_key, check_prefix},
+    s3::S3,
+};
+
+pub use self::body::RangeBody;
+
+mod body;
+
+/// An open bucket. Cheap to share; every operation may run at the same time as any other.
+///
+/// # Contract
+/// Keys are whole keys within the bucket (the link's prefix included). A key that is no path of file
+/// names is refused with [`Error::Invalid`].
+///
+/// # Durability
+/// A put or completion that returned is stored as the bucket stores things: on S3 at once; in a
+/// `file://` directory after fsync of file and directory.
+///
+/// # Cancellation
+/// Every future may be dropped at any time. What a dropped put, part or completion did is unknown:
+/// repeat it, or settle it by [`Bucket::head`].
+///
+/// # Errors
+/// Transient failures are repeated within [`Settings::retries_max`] before they are returned.
+#[derive(Debug)]
+pub struct Bucket {
+    kind: Kind,
+    limits: Limits,
+    counters: Arc<Counters>,
+    name: String,
+}
+
+#[derive(Debug)]
+enum Kind {
+    S3(S3),
+    Directory(Directory),
+}
+
+impl Bucket {
+    /// Opens the bucket of a link. Asks nobody: see [`Bucket::check`].
+    ///
+    /// # Errors
+    /// [`Error::Denied`] when the named credentials cannot be read, [`Error::Invalid`] when the
+    /// environment's settings make no sense.
+    pub fn open(spec: &LinkSpec, settings: &Settings) -> Result<Self, Error> {
+        let counters = Arc::new(Counters::default());
+        let kind = match spec.location() {
+            Location::S3 { bucket, .. } => {
+                Kind::S3(S3::open(spec, bucket, settings, Arc::clone(&counters))?)
+            }
+            Location::Directory { root } => {
+                Kind::Directory(Directory::new(root.clone(), Arc::clone(&counters)))
+            }
+        };
+        let name = spec.without_prefix().url_of("");
+        Ok(Self {
+            kind,
+            limits: Limits::new(settings),
+            counters,
+            name,
+        })
+    }
+
+    /// What has been asked of it so far.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The bucket's URL without a prefix: a label for logs and metrics.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Some entries of the directory `prefix` (empty, or ending in `/`), from where `after` says.
+    ///
+    /// A key below `prefix` that goes on after a `/` is a directory. An object whose key is `prefix`
+    /// itself is the mark that some tools make for a directory, and no entry. Where `a` and `a/b`
+    /// both exist, both an object and a directory `a` are returned, perhaps on different pages.
+    ///
+    /// # Errors
+    /// [`Error::NoBucket`]; a prefix below which nothing lies is an empty page.
+    pub async fn list_directory(
+        &self,
+        prefix: &str,
+        after: Option<&Continuation>,
+    ) -> Result<Page, Error> {
+        check_prefix(prefix)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.list_directory(prefix, after).await,
+            Kind::Directory(directory) => directory.list(prefix, after).await,
+        }
+    }
+
+    /// Whether any key starts with `prefix` (which ends in `/`): whether it is a directory.
+    ///
+    /// # Errors
+    /// Those of access.
+    pub async fn has_below(&self, prefix: &str) -> Result<bool, Error> {
+        check_prefix(prefix)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.has_below(prefix).await,
+            Kind::Directory(directory) => directory.has_below(prefix).await,
+        }
+    }
+
+    /// Version, size and user metadata of one object.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is none.
+    pub async fn head(&self, key: &str) -> Result<Head, Error> {
+        check_key(key)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.head(key).await,
+            Kind::Directory(directory) => directory.head(key).await,
+        }
+    }
+
+    /// Bytes of one version of an object, handed on as they arrive. `range` must lie within the
+    /// object. An interrupted body is continued where it stopped, of the same version.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when the object is another version by now; on the stream too.
+    pub async fn get_range(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        if_match: &Tag,
+    ) -> Result<RangeBody, Error> {
+        check_key(key)?;
+        if range.is_empty() {
+            return Ok(RangeBody::empty());
+        }
+        let len = range.end - range.start;
+        let permit = self.limits.acquire(len).await?;
+        let stream = match &self.kind {
+            Kind::S3(s3) => s3.get_range(key, range, if_match).await?,
+            Kind::Directory(directory) => directory.get_range(key, range, if_match).await?,
+        };
+        Ok(RangeBody::new(
+            stream,
+            len,
+            permit,
+            Arc::clone(&self.counters),
+        ))
+    }
+
+    /// Stores a whole object. For objects of some MiB; larger ones go by parts.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when the condition does not hold. After [`Error::is_unclear`] the object
+    /// may be stored.
+    pub async fn put_small(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        metadata: &Metadata,
+        condition: &Condition,
+    ) -> Result<Tag, Error> {
+        check_key(key)?;
+        let _permit = self.limits.acquire(len_of(&body)).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.put_small(key, body, metadata, condition).await,
+            Kind::Directory(directory) => directory.put(key, body, metadata, condition).await,
+        }
+    }
+
+    /// Begins an upload by parts. Nothing is visible before its completion.
+    ///
+    /// # Errors
+    /// Those of access.
+    pub async fn create_upload(&self, key: &str, metadata: &Metadata) -> Result<UploadId, Error> {
+        check_key(key)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.create_upload(key, metadata).await,
+            Kind::Directory(directory) => directory.create_upload(key, metadata).await,
+        }
+    }
+
+    /// Stores one part: the object's bytes from `offset` on. Sending a part again replaces it.
+    ///
+    /// S3 goes by the number alone, so numbers must follow the order of offsets, and all parts but
+    /// the last have 5 MiB at least; a directory goes by the offset alone.
+    ///
+    /// # Errors
+    /// [`Error::NoUpload`] when the upload is over.
+    pub async fn put_part(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        number: u16,
+        offset: u64,
+        body: Vec<Bytes>,
+    ) -> Result<UploadedPart, Error> {
+        check_key(key)?;
+        if !(1..=PARTS_MAX).contains(&number) {
+            return Err(Error::invalid(format!(
+                "part {number} is not from 1 to {PARTS_MAX}"
+            )));
+        }
+        let len = len_of(&body);
+        let _permit = self.limits.acquire(len).await?;
+        let tag = match &self.kind {
+            Kind::S3(s3) => s3.put_part(key, upload, number, body).await?,
+            Kind::Directory(directory) => directory.put_part(key, upload, offset, body).await?,
+        };
+        Ok(UploadedPart { number, tag, len })
+    }
+
+    /// The parts that the bucket has, by number.
+    ///
+    /// # Errors
+    /// [`Error::NoUpload`] when the upload is over; [`Error::Unsupported`] for a directory, which
+    /// does not know parts: send them again.
+    pub async fn list_parts(
+        &self,
+        key: &str,
+        upload: &UploadId,
+    ) -> Result<Vec<UploadedPart>, Error> {
+        check_key(key)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.list_parts(key, upload).await,
+            Kind::Directory(_) => Err(Error::Unsupported {
+                message: "a directory does not know which parts it has".to_owned(),
+            }),
+        }
+    }
+
+    /// Makes the object out of its parts, if the condition holds: whole or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when the condition does not hold; the upload is then still there, to be
+    /// aborted. After [`Error::is_unclear`] the object may be there: settle it by HEAD.
+    pub async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        parts: &[UploadedPart],
+        condition: &Condition,
+    ) -> Result<Tag, Error> {
+        check_key(key)?;
+        check_parts(parts)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.complete_upload(key, upload, parts, condition).await,
+            Kind::Directory(directory) => {
+                let size = parts.iter().map(|part| part.len).sum();
+                directory
+                    .complete_upload(key, upload, size, condition)
+                    .await
+            }
+        }
+    }
+
+    /// Gives an upload up and frees its parts. Aborting one that is over is no error.
+    ///
+    /// # Errors
+    /// Those of access.
+    pub async fn abort_upload(&self, key: &str, upload: &UploadId) -> Result<(), Error> {
+        check_key(key)?;
+        let _permit = self.limits.acquire(0).await?;
+        let result = match &self.kind {
+            Kind::S3(s3) => s3.abort_upload(key, upload).await,
+            Kind::Directory(directory) => directory.abort_upload(key, upload).await,
+        };
+        match result {
+            Err(Error::NoUpload { .. } | Error::NotFound { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Finds out whether this host can list `prefix`, and with `write` whether it can begin an
+    /// upload there. Repeats nothing and takes at most [`Settings::check_timeout`].
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong: name not found, connection refused, certificate not
+    /// trusted, no credentials, access denied, another region, no such bucket or directory.
+    pub async fn check(&self, prefix: &str, write: bool) -> Result<(), Error> {
+        check_prefix(prefix)?;
+        match &self.kind {
+            Kind::S3(s3) => s3.check(prefix, write).await,
+            Kind::Directory(directory) => directory.check(write).await,
+        }
+    }
+}
+
+fn len_of(body: &[Bytes]) -> u64 {
+    body.iter().map(|bytes| bytes.len() as u64).sum()
+}
+
+fn check_parts(parts: &[UploadedPart]) -> Result<(), Error> {
+    let ordered = parts.windows(2).all(|pair| pair[0].number < pair[1].number);
+    if parts.is_empty() || parts.len() > usize::from(PARTS_MAX) || !ordered {
+        return Err(Error::invalid(
+            "an upload is completed with 1 to 10,000 parts in order",
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! A directory that plays a bucket: `file://`.
+//!
+//! Keys are paths below the root. Every path is opened by `openat2` beneath the root without
+//! following symbolic links, so that no key leads out of it. Objects are replaced by rename, whole
+//! or not at all. User metadata are extended attributes `user.millrace.KEY`, where the file system
+//! has them; where not, they are dropped.
+//!
+//! The version of a file is its inode number, modification time and size. A condition is checked
+//! just before the rename: against processes that do not go through Millrace a window of
+//! microseconds remains, which POSIX gives no means to close.
+
+use std::{ops::Range, path::PathBuf, sync::Arc};
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+
+use self::tree::Tree;
+use crate::{
+    Condition, Continuation, Counters, Error, Head, Metadata, Page, RequestClass, Tag, UploadId,
+};
+
+mod list;
+mod read;
+mod tree;
+mod write;
+
+/// The root, and where its use is counted.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    tree: Arc<Tree>,
+    counters: Arc<Counters>,
+}
+
+impl Directory {
+    pub(crate) fn new(root: PathBuf, counters: Arc<Counters>) -> Self {
+        Self {
+            tree: Arc::new(Tree::new(root)),
+            counters,
+        }
+    }
+
+    pub(crate) async fn list(
+        &self,
+        prefix: &str,
+        after: Option<&Continuation>,
+    ) -> Result<Page, Error> {
+        let (prefix, after) = (prefix.to_owned(), after.cloned());
+        self.blocking(RequestClass::List, move |tree| {
+            list::page(tree, &prefix, after)
+        })
+        .await
+    }
+
+    pub(crate) async fn has_below(&self, prefix: &str) -> Result<bool, Error> {
+        let prefix = prefix.to_owned();
+        self.blocking(RequestClass::List, move |tree| {
+            list::has_below(tree, &prefix)
+        })
+        .await
+    }
+
+    pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {
+        let key = key.to_owned();
+        self.blocking(RequestClass::Head, move |tree| read::head(tree, &key))
+            .await
+    }
+
+    pub(crate) async fn get_range(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        if_match: &Tag,
+    ) -> Result<BoxStream<'static, Result<Bytes, Error>>, Error> {
+        let (key, tag) = (key.to_owned(), if_match.clone());
+        let reader = self
+            .blocking(RequestClass::Get, move |tree| {
+                read::Reader::open(tree, &key, range, tag)
+            })
+            .await?;
+        Ok(reader.into_stream())
+    }
+
+    pub(crate) async fn put(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        metadata: &Metadata,
+        condition: &Condition,
+    ) -> Result<Tag, Error> {
+        let (key, metadata, condition) = (key.to_owned(), metadata.clone(), condition.clone());
+        self.sent(&body);
+        self.blocking(RequestClass::Put, move |tree| {
+            write::put(tree, &key, &body, &metadata, &condition)
+        })
+        .await
+    }
+
+    pub(crate) async fn create_upload(
+        &self,
+        key: &str,
+        metadata: &Metadata,
+    ) -> Result<UploadId, Error> {
+        let (key, metadata) = (key.to_owned(), metadata.clone());
+        self.blocking(RequestClass::Upload, move |tree| {
+            write::create(tree, &key, &metadata)
+        })
+        .await
+    }
+
+    pub(crate) async fn put_part(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        offset: u64,
+        body: Vec<Bytes>,
+    ) -> Result<Tag, Error> {
+        let (key, upload) = (key.to_owned(), upload.clone());
+        self.sent(&body);
+        self.blocking(RequestClass::Part, move |tree| {
+            write::part(tree, &key, &upload, offset, &body)
+        })
+        .await
+    }
+
+    pub(crate) async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        size: u64,
+        condition: &Condition,
+    ) -> Result<Tag, Error> {
+        let (key, upload, condition) = (key.to_owned(), upload.clone(), condition.clone());
+        self.blocking(RequestClass::Upload, move |tree| {
+            write::complete(tree, &key, &upload, size, &condition)
+        })
+        .await
+    }
+
+    pub(crate) async fn abort_upload(&self, key: &str, upload: &UploadId) -> Result<(), Error> {
+        let (key, upload) = (key.to_owned(), upload.clone());
+        self.blocking(RequestClass::Upload, move |tree| {
+            write::abort(tree, &key, &upload)
+        })
+        .await
+    }
+
+    pub(crate) async fn check(&self, write: bool) -> Result<(), Error> {
+        self.blocking(RequestClass::Other, move |tree| tree.check(write))
+            .await
+    }
+
+    fn sent(&self, body: &[Bytes]) {
+        self.counters
+            .send(body.iter().map(|bytes| bytes.len() as u64).sum());
+    }
+
+    /// Runs file operations where they may block.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        class: RequestClass,
+        work: impl FnOnce(&Tree) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.counters.count(class);
+        let tree = Arc::clone(&self.tree);
+        let done = tokio::task::spawn_blocking(move || work(&tree)).await;
+        let result =
+            done.unwrap_or_else(|_| Err(Error::unavailable("the process is shutting down")));
+        if result.is_err() {
+            self.counters.fail();
+        }
+        result
+    }
+}

@@ -1,0 +1,224 @@
+//! Writing objects: into a temporary file beside the destination, then by rename.
+//!
+//! The temporary file is `.NAME.millrace-ID` in the destination's directory, so that the rename
+//! stays within one file system, and any process that has the directory can go on with the upload.
+//! Order: bytes and metadata, fsync of the file, check of the condition, rename, fsync of the
+//! directory. A crash leaves a temporary file behind, never half an object; listings pass over it.
+
+use std::{
+    fs::File,
+    os::{fd::OwnedFd, unix::fs::FileExt},
+    sync::{Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use millrace_types::{Crc32c, name::NAME_LEN_MAX};
+use rustix::{
+    fs::{AtFlags, RenameFlags, XattrFlags, fsetxattr, fsync, renameat, renameat_with, unlinkat},
+    io::Errno,
+};
+
+use super::{
+    read::{self, XATTR_PREFIX},
+    tree::{Tree, create_file, open_file},
+};
+use crate::{Condition, Error, Metadata, Tag, UploadId};
+
+const MARK: &str = ".millrace-";
+
+/// Only one condition at a time is checked and acted on in this process.
+static PUBLISHING: Mutex<()> = Mutex::new(());
+
+pub(super) fn put(
+    tree: &Tree,
+    key: &str,
+    body: &[Bytes],
+    metadata: &Metadata,
+    condition: &Condition,
+) -> Result<Tag, Error> {
+    let upload = create(tree, key, metadata)?;
+    let stored = part(tree, key, &upload, 0, body).and_then(|_| {
+        let size = body.iter().map(|bytes| bytes.len() as u64).sum();
+        complete(tree, key, &upload, size, condition)
+    });
+    if stored.is_err()
+        && let Err(error) = abort(tree, key, &upload)
+    {
+        tracing::warn!(key, %error, "a temporary file of a failed upload stays behind");
+    }
+    stored
+}
+
+pub(super) fn create(tree: &Tree, key: &str, metadata: &Metadata) -> Result<UploadId, Error> {
+    let (directory, name) = tree.open_parent(key)?;
+    let id = format!("{:016x}", rand::random::<u64>());
+    let temporary = temporary_name(name, &id);
+    let file =
+        create_file(&directory, &temporary).map_err(|error| tree.io_error(&error.into(), key))?;
+    for (key, value) in metadata.iter() {
+        let attribute = format!("{XATTR_PREFIX}{key}");
+        match fsetxattr(&file, &attribute, value.as_bytes(), XattrFlags::empty()) {
+            Ok(()) => {}
+            // Without extended attributes the content is still worth having.
+            Err(Errno::OPNOTSUPP | Errno::NOSPC | Errno::PERM) => break,
+            Err(error) => return Err(tree.io_error(&error.into(), key)),
+        }
+    }
+    UploadId::new(id)
+}
+
+pub(super) fn part(
+    tree: &Tree,
+    key: &str,
+    upload: &UploadId,
+    offset: u64,
+    body: &[Bytes],
+) -> Result<Tag, Error> {
+    let (file, ..) = open_upload(tree, key, upload)?;
+    let mut at = offset;
+    let mut checksum = Crc32c::EMPTY;
+    for bytes in body {
+        file.write_all_at(bytes, at)
+            .map_err(|error| tree.io_error(&error, key))?;
+        at += bytes.len() as u64;
+        checksum = checksum.append(bytes);
+    }
+    Tag::new(format!("\"{:08x}-{:x}\"", checksum.0, at - offset))
+}
+
+pub(super) fn complete(
+    tree: &Tree,
+    key: &str,
+    upload: &UploadId,
+    size: u64,
+    condition: &Condition,
+) -> Result<Tag, Error> {
+    let (file, directory, temporary) = open_upload(tree, key, upload)?;
+    let failed = |error: std::io::Error| tree.io_error(&error, key);
+    let version = read::version(&file).map_err(failed)?;
+    if version.size != size {
+        return Err(Error::invalid(format!(
+            "the parts of {key:?} are {size} bytes together, but {} have arrived",
+            version.size
+        )));
+    }
+    file.sync_all().map_err(failed)?;
+    publish(tree, &directory, &temporary, key, condition)?;
+    fsync(&directory).map_err(|error| failed(error.into()))?;
+    Ok(version.tag)
+}
+
+pub(super) fn abort(tree: &Tree, key: &str, upload: &UploadId) -> Result<(), Error> {
+    let (_, directory, temporary) = open_upload(tree, key, upload)?;
+    match unlinkat(&directory, &temporary, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(tree.io_error(&error.into(), key)),
+    }
+}
+
+/// Whether a name is that of a temporary file of an upload.
+pub(super) fn is_temporary(name: &str) -> bool {
+    name.starts_with('.')
+        && name.rsplit_once(MARK).is_some_and(|(_, id)| {
+            id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
+}
+
+fn publish(
+    tree: &Tree,
+    directory: &OwnedFd,
+    temporary: &str,
+    key: &str,
+    condition: &Condition,
+) -> Result<(), Error> {
+    let name = key.rsplit('/').next().unwrap_or(key);
+    let changed = || Error::Changed {
+        key: key.to_owned(),
+    };
+    let _one = PUBLISHING.lock().unwrap_or_else(PoisonError::into_inner);
+    let renamed = match condition {
+        Condition::Absent => {
+            match renameat_with(
+                directory,
+                temporary,
+                directory,
+                name,
+                RenameFlags::NOREPLACE,
+            ) {
+                Err(Errno::EXIST) => return Err(changed()),
+                other => other,
+            }
+        }
+        Condition::Matches(expected) => {
+            let there = tree.open_object(key).map_err(|error| match error {
+                Error::NotFound { .. } => changed(),
+                other => other,
+            })?;
+            let version = read::version(&there).map_err(|error| tree.io_error(&error, key))?;
+            if version.tag != *expected {
+                return Err(changed());
+            }
+            renameat(directory, temporary, directory, name)
+        }
+        Condition::None => renameat(directory, temporary, directory, name),
+    };
+    renamed.map_err(|error| tree.io_error(&error.into(), key))
+}
+
+/// The temporary file of an upload, its directory and its name.
+fn open_upload(
+    tree: &Tree,
+    key: &str,
+    upload: &UploadId,
+) -> Result<(File, OwnedFd, String), Error> {
+    let (directory, name) = tree.open_parent(key)?;
+    let temporary = temporary_name(name, upload.as_str());
+    if !is_temporary(&temporary) {
+        return Err(Error::NoUpload {
+            key: key.to_owned(),
+        });
+    }
+    match open_file(&directory, &temporary) {
+        Ok(file) => Ok((file, directory, temporary)),
+        Err(Errno::NOENT) => Err(Error::NoUpload {
+            key: key.to_owned(),
+        }),
+        Err(error) => Err(tree.io_error(&error.into(), key)),
+    }
+}
+
+/// Cuts a long name, so that the temporary one is not too long; the random id keeps them apart.
+fn temporary_name(name: &str, id: &str) -> String {
+    let room = NAME_LEN_MAX - 1 - MARK.len() - id.len().min(64);
+    let cut = (0..=room.min(name.len()))
+        .rev()
+        .find(|&at| name.is_char_boundary(at))
+        .unwrap_or(0);
+    format!(".{}{MARK}{id}", &name[..cut])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temporary_names_are_recognised_and_fit() {
+        let id = "0123456789abcdef";
+        for name in ["a", &"x".repeat(255), &"\u{fc}".repeat(127)] {
+            let temporary = temporary_name(name, id);
+            assert!(
+                temporary.len() <= NAME_LEN_MAX && is_temporary(&temporary),
+                "{temporary}"
+            );
+        }
+        for other in [
+            "a",
+            ".a",
+            ".a.millrace-",
+            ".a.millrace-xyz",
+            "a.millrace-0123456789abcdef",
+        ] {
+            assert!(!is_temporary(other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Access to buckets: `s3://` through object_store, `file://` through the local file system.
+//!
+//! Owns how a link's URL becomes requests: addresses, credentials, signatures, limits, retries,
+//! timeouts, and the translation of every answer into an [`Error`]. It never decides what is
+//! imported or exported, knows no inode and no chunk, and keeps no data.
+//!
+//! Invariants: bytes handed out by [`Bucket::get_range`] are of the version that was asked for; an
+//! object appears whole or not at all, and only while the [`Condition`] holds; a secret is never in
+//! a message or a log line; every wait ends.
+//!
+//! Modules, in reading order: [`LinkSpec`] (`link`), [`Bucket`] (`bucket`), `object` (the nouns),
+//! `attributes`, `s3`, `directory`, `credentials`, `limits`, `counters`.
+
+mod attributes;
+mod bucket;
+mod buckets;
+mod counters;
+mod credentials;
+mod directory;
+mod error;
+mod limits;
+mod link;
+mod object;
+mod s3;
+mod settings;
+
+pub use attributes::{EXPORT_ID_KEY, PosixAttributes};
+pub use bucket::{Bucket, RangeBody};
+pub use buckets::Buckets;
+pub use counters::{Counters, RequestClass};
+pub use error::Error;
+pub use link::{ANONYMOUS, LinkSpec, Location};
+pub use object::{
+    Condition, Continuation, Entry, EntryKind, Head, KEY_LEN_MAX, Metadata, ObjectVersion,
+    PARTS_MAX, Page, Tag, UploadId, UploadedPart,
+};
+pub use settings::Settings;

@@ -1,0 +1,250 @@
+//! The nouns of bucket access: versions, entries, conditions, uploads.
+
+use std::{collections::BTreeMap, fmt};
+
+use millrace_types::{FileName, Timestamp};
+
+use crate::Error;
+
+/// The longest key in bytes (S3's limit).
+pub const KEY_LEN_MAX: usize = 1024;
+
+/// The version of an object, as its server names it (S3: the entity tag with its quotes).
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Tag(String);
+
+/// The longest tag that is believed, in bytes.
+const TAG_LEN_MAX: usize = 256;
+
+impl Tag {
+    /// Takes what a server or the command log says.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it is empty, longer than 256 bytes, or no visible ASCII: such a tag
+    /// cannot be sent back in a header.
+    pub fn new(tag: impl Into<String>) -> Result<Self, Error> {
+        let tag = tag.into();
+        let sound = (1..=TAG_LEN_MAX).contains(&tag.len())
+            && tag.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+        if sound {
+            Ok(Self(tag))
+        } else {
+            Err(Error::invalid("an entity tag that cannot be sent"))
+        }
+    }
+
+    /// The text, with quotes where the server uses them.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An object's version and size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectVersion {
+    /// The version.
+    pub tag: Tag,
+    /// Bytes.
+    pub size: u64,
+    /// When it was last modified, in the server's clock.
+    pub modified: Timestamp,
+}
+
+/// What HEAD tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// Version and size.
+    pub version: ObjectVersion,
+    /// User metadata, keys in lower case without the `x-amz-meta-` prefix.
+    pub metadata: Metadata,
+}
+
+/// One entry of a directory in a bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name within the directory.
+    pub name: FileName,
+    /// What it is.
+    pub kind: EntryKind,
+}
+
+/// What an entry is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EntryKind {
+    /// Keys start with the directory's prefix, this name and `/`.
+    Directory,
+    /// An object has this very key.
+    Object(ObjectVersion),
+}
+
+/// Some entries of a directory, in the order of the bucket.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Page {
+    /// The entries.
+    pub entries: Vec<Entry>,
+    /// How many keys of this page are no file names here: an empty part (`a//b`), `.` or `..`, an
+    /// ASCII control character, more than 255 bytes in one part, and on `file://` symbolic links, special files
+    /// and names that are no UTF-8.
+    pub skipped: u64,
+    /// The first skipped key of this page, for the log.
+    pub skipped_example: Option<String>,
+    /// Ask again with this to get the next page; `None` means that this is the last one.
+    pub next: Option<Continuation>,
+}
+
+/// Where the next page begins: on S3 the server's own cursor. Not worth storing: a listing that was
+/// interrupted starts over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Continuation(pub(crate) String);
+
+/// What must hold at a key for a put or completion to take effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing.
+    None,
+    /// No object exists there.
+    Absent,
+    /// The object there has this version.
+    Matches(Tag),
+}
+
+/// User metadata of an object: lower-case keys, visible ASCII values.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Metadata(BTreeMap<String, String>);
+
+/// The most bytes of all user metadata of one object (S3's limit).
+const METADATA_LEN_MAX: usize = 2048;
+
+impl Metadata {
+    /// Checks and takes pairs.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when a pair cannot travel in a header, or all together pass 2 KiB.
+    pub fn new(pairs: impl IntoIterator<Item = (String, String)>) -> Result<Self, Error> {
+        let pairs: BTreeMap<_, _> = pairs.into_iter().collect();
+        let key_sound = |key: &str| {
+            !key.is_empty()
+                && key
+                    .bytes()
+                    .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        };
+        let value_sound = |value: &str| {
+            value.trim() == value && value.bytes().all(|b| (b' '..=b'~').contains(&b))
+        };
+        let len: usize = pairs
+            .iter()
+            .map(|(key, value)| key.len() + value.len())
+            .sum();
+        let sound = pairs
+            .iter()
+            .all(|(key, value)| key_sound(key) && value_sound(value));
+        if sound && len <= METADATA_LEN_MAX {
+            Ok(Self(pairs))
+        } else {
+            Err(Error::invalid(
+                "object metadata takes lower-case keys and visible ASCII values, 2 KiB in all",
+            ))
+        }
+    }
+
+    /// Takes what a server sent, leaving out what could not be sent back.
+    pub(crate) fn received(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
+        let lower = pairs
+            .into_iter()
+            .map(|(key, value)| (key.to_ascii_lowercase(), value));
+        Self(lower.collect())
+    }
+
+    /// The value of a key.
+    #[must_use]
+    pub fn value(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    /// All pairs, ordered by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+}
+
+/// Names a multipart upload at its bucket. Any process with access to the bucket may go on with it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct UploadId(String);
+
+impl UploadId {
+    /// Takes what the bucket said, perhaps to another process.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it is empty, longer than 1 KiB, or holds what no server sends.
+    pub fn new(id: impl Into<String>) -> Result<Self, Error> {
+        let id = id.into();
+        if (1..=1024).contains(&id.len()) && id.bytes().all(|byte| (b'!'..=b'~').contains(&byte)) {
+            Ok(Self(id))
+        } else {
+            Err(Error::invalid("an upload id that no bucket gives out"))
+        }
+    }
+
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The most parts of one multipart upload (S3's limit).
+pub const PARTS_MAX: u16 = 10_000;
+
+/// One part that the bucket has received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UploadedPart {
+    /// 1 to 10,000.
+    pub number: u16,
+    /// What completion must name.
+    pub tag: Tag,
+    /// Bytes of the part.
+    pub len: u64,
+}
+
+/// Refuses a key that cannot be a path: it would be another object after the way through names.
+pub(crate) fn check_key(key: &str) -> Result<(), Error> {
+    let part_sound = |part: &str| {
+        !part.is_empty()
+            && part != "."
+            && part != ".."
+            && !part.chars().any(|c| c.is_ascii_control())
+    };
+    if key.len() <= KEY_LEN_MAX && key.split('/').all(part_sound) {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!(
+            "the key {key:?} is no path of file names"
+        )))
+    }
+}
+
+/// Refuses a prefix that is neither empty nor a checked key and a slash.
+pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
+    match prefix.strip_suffix('/') {
+        None if prefix.is_empty() => Ok(()),
+        Some(key) => check_key(key),
+        None => Err(Error::invalid(format!(
+            "the prefix {prefix:?} does not end in a slash"
+        ))),
+    }
+}

@@ -1,0 +1,245 @@
+//! S3 and what speaks its protocol.
+//!
+//! Data goes through object_store. Signed here, with its authorizer, is what it cannot send: listing
+//! with keys that are no paths (it fails the whole page), completion under a condition, and the list
+//! of an upload's parts. See `docs/decisions/0010-s3-requests-signed-here.md`.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use object_store::{
+    Attribute, AttributeValue, Attributes, BackoffConfig, ClientOptions, GetOptions, GetRange,
+    ObjectStore, PutMode, PutOptions, PutPayload, RetryConfig, UpdateVersion,
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider},
+    client::HttpConnector,
+    multipart::MultipartStore,
+    path::Path,
+};
+
+use self::{
+    address::Address,
+    metered::{Connector, Wire},
+    signed::Signer,
+};
+use crate::{
+    ANONYMOUS, Condition, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
+    UploadId, credentials::SectionCredentials,
+};
+
+mod address;
+mod answer;
+mod check;
+mod list;
+mod metered;
+mod signed;
+mod upload;
+
+/// One bucket behind one endpoint.
+#[derive(Debug)]
+pub(crate) struct S3 {
+    store: AmazonS3,
+    signer: Signer,
+    address: Address,
+    settings: Settings,
+}
+
+impl S3 {
+    pub(crate) fn open(
+        spec: &LinkSpec,
+        bucket: &str,
+        settings: &Settings,
+        counters: Arc<Counters>,
+    ) -> Result<Self, Error> {
+        let environment = AmazonS3Builder::from_env();
+        let address = Address::new(spec, bucket, &environment)?;
+        let options = ClientOptions::new()
+            .with_allow_http(address.is_plain_http())
+            .with_timeout_disabled()
+            .with_connect_timeout(settings.connect_timeout)
+            .with_read_timeout(settings.read_timeout)
+            .with_pool_max_idle_per_host(settings.requests_in_flight_max);
+        let retry = RetryConfig {
+            backoff: BackoffConfig::default(),
+            max_retries: settings.retries_max,
+            retry_timeout: settings.retry_timeout,
+        };
+        let wire = Wire::new(address.authority().to_owned(), counters);
+        let connector = Connector::new(wire);
+        let client = connector
+            .connect(&options)
+            .map_err(|error| answer::translate(error, ""))?;
+        let anonymous = spec.credentials() == Some(ANONYMOUS)
+            || environment
+                .get_config_value(&AmazonS3ConfigKey::SkipSignature)
+                .as_deref()
+                == Some("true");
+        let mut builder = environment
+            .with_config(AmazonS3ConfigKey::S3Endpoint, address.endpoint())
+            .with_region(address.region())
+            .with_bucket_name(bucket)
+            .with_virtual_hosted_style_request(false)
+            .with_s3_express(false)
+            .with_skip_signature(anonymous)
+            // TLS already guards the payload; over plain HTTP its digest is signed instead.
+            .with_unsigned_payload(!address.is_plain_http())
+            .with_client_options(options)
+            .with_retry(retry)
+            .with_http_connector(connector);
+        if let Some(section) = spec.credentials().filter(|_| !anonymous) {
+            builder = builder.with_credentials(named(settings, section)?);
+        }
+        let store = builder
+            .build()
+            .map_err(|error| answer::translate(error, ""))?;
+        let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
+        let signer = Signer::new(client, credentials, address.clone(), settings);
+        Ok(Self {
+            store,
+            signer,
+            address,
+            settings: settings.clone(),
+        })
+    }
+
+    pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {
+        let options = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
+        let result = self.get(key, options).await?;
+        let version = version_of(&result.meta)?;
+        let pairs = result
+            .attributes
+            .iter()
+            .filter_map(|(name, value)| match name {
+                Attribute::Metadata(name) => Some((name.to_string(), value.as_ref().to_owned())),
+                _ => None,
+            });
+        Ok(Head {
+            version,
+            metadata: Metadata::received(pairs),
+        })
+    }
+
+    pub(crate) async fn get_range(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        if_match: &Tag,
+    ) -> Result<BoxStream<'static, Result<Bytes, Error>>, Error> {
+        let options = GetOptions {
+            if_match: Some(if_match.as_str().to_owned()),
+            range: Some(GetRange::Bounded(range.clone())),
+            ..GetOptions::default()
+        };
+        let result = self.get(key, options).await?;
+        // A server that knows no conditions sends whatever it has: never take it for this version.
+        let same = result
+            .meta
+            .e_tag
+            .as_deref()
+            .is_none_or(|tag| tag == if_match.as_str());
+        if !same || result.range != range {
+            return Err(Error::Changed {
+                key: key.to_owned(),
+            });
+        }
+        let key = key.to_owned();
+        let stream = result.into_stream();
+        Ok(stream
+            .map_err(move |error| answer::translate(error, &key))
+            .boxed())
+    }
+
+    pub(crate) async fn put_small(
+        &self,
+        key: &str,
+        body: Vec<Bytes>,
+        metadata: &Metadata,
+        condition: &Condition,
+    ) -> Result<Tag, Error> {
+        let mode = match condition {
+            Condition::None => PutMode::Overwrite,
+            Condition::Absent => PutMode::Create,
+            Condition::Matches(tag) => PutMode::Update(UpdateVersion {
+                e_tag: Some(tag.as_str().to_owned()),
+                version: None,
+            }),
+        };
+        let options = PutOptions {
+            mode,
+            attributes: attributes_of(metadata),
+            ..PutOptions::default()
+        };
+        let payload = PutPayload::from_iter(body);
+        let result = self
+            .store
+            .put_opts(&path_of(key)?, payload, options)
+            .await
+            .map_err(|error| answer::translate(error, key))?;
+        answer::tag(result.e_tag.as_deref())
+    }
+
+    pub(crate) async fn put_part(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        number: u16,
+        body: Vec<Bytes>,
+    ) -> Result<Tag, Error> {
+        let index = usize::from(number) - 1;
+        let part = self
+            .store
+            .put_part(
+                &path_of(key)?,
+                &upload.as_str().to_owned(),
+                index,
+                PutPayload::from_iter(body),
+            )
+            .await
+            .map_err(|error| answer::translate_upload(error, key))?;
+        answer::tag(Some(&part.content_id))
+    }
+
+    async fn get(&self, key: &str, options: GetOptions) -> Result<object_store::GetResult, Error> {
+        let got = self.store.get_opts(&path_of(key)?, options).await;
+        got.map_err(|error| answer::translate(error, key))
+    }
+}
+
+fn named(settings: &Settings, section: &str) -> Result<AwsCredentialProvider, Error> {
+    let path = settings
+        .credentials_file
+        .as_deref()
+        .ok_or_else(|| Error::Denied {
+            message: format!(
+                "credentials {section:?} are asked for, but this host has no credentials \
+             file: name one in the daemon's settings"
+            ),
+        })?;
+    Ok(Arc::new(SectionCredentials::open(path, section)?))
+}
+
+fn path_of(key: &str) -> Result<Path, Error> {
+    Path::parse(key).map_err(|error| Error::invalid(error.to_string()))
+}
+
+fn attributes_of(metadata: &Metadata) -> Attributes {
+    let pair = |(key, value): (&str, &str)| {
+        (
+            Attribute::Metadata(key.to_owned().into()),
+            AttributeValue::from(value.to_owned()),
+        )
+    };
+    metadata.iter().map(pair).collect()
+}
+
+fn version_of(meta: &object_store::ObjectMeta) -> Result<ObjectVersion, Error> {
+    let nanoseconds = meta.last_modified.timestamp_nanos_opt().unwrap_or(0);
+    Ok(ObjectVersion {
+        tag: answer::tag(meta.e_tag.as_deref())?,
+        size: meta.size,
+        modified: millrace_types::Timestamp(nanoseconds),
+    })
+}

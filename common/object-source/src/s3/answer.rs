@@ -1,0 +1,256 @@
+//! From a server's answer, or the lack of one, to an [`Error`] with a sentence.
+
+use std::error::Error as StdError;
+
+use http::{HeaderMap, StatusCode};
+use object_store::client::{HttpError, HttpErrorKind};
+use serde::Deserialize;
+
+use super::{address::Address, signed::asks_to_wait};
+use crate::{Error, Tag};
+
+/// S3's error document.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Document {
+    code: String,
+    message: String,
+    region: Option<String>,
+}
+
+/// Takes an entity tag out of an answer that must have one.
+pub(super) fn tag(tag: Option<&str>) -> Result<Tag, Error> {
+    let missing = || Error::unavailable("the bucket's answer has no usable entity tag");
+    Tag::new(tag.ok_or_else(missing)?).map_err(|_| missing())
+}
+
+/// Whether a body is an error document, whatever the status said.
+pub(super) fn is_error(body: &[u8]) -> bool {
+    let start = &body[..body.len().min(256)];
+    String::from_utf8_lossy(start).contains("<Error>")
+}
+
+/// An answer that refuses.
+pub(super) fn refusal(
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: &[u8],
+    address: &Address,
+    key: &str,
+) -> Error {
+    let mut document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
+    if document.region.is_none() {
+        let header = headers
+            .get("x-amz-bucket-region")
+            .and_then(|value| value.to_str().ok());
+        document.region = header.map(str::to_owned);
+    }
+    let bucket = address.bucket();
+    let endpoint = address.endpoint();
+    match (status, document.region.as_deref()) {
+        (_, Some(region)) if region != address.region() && !region.is_empty() => Error::Denied {
+            message: format!(
+                "the bucket {bucket} is in the region {region}, not {}: name it with --region",
+                address.region()
+            ),
+        },
+        (status, _) if status.is_redirection() => Error::unavailable(format!(
+            "{endpoint} sends requests for the bucket {bucket} elsewhere: name its region or endpoint"
+        )),
+        _ => by_code(
+            status,
+            &document,
+            &format!("the bucket {bucket} at {endpoint}"),
+            key,
+        ),
+    }
+}
+
+fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> Error {
+    let key = key.to_owned();
+    match document.code.as_str() {
+        "NoSuchBucket" => {
+            return Error::NoBucket {
+                message: format!("{bucket} does not exist"),
+            };
+        }
+        "NoSuchUpload" => return Error::NoUpload { key },
+        "NoSuchKey" => return Error::NotFound { key },
+        "PreconditionFailed" => return Error::Changed { key },
+        "SlowDown" | "ConditionalRequestConflict" | "OperationAborted" => {
+            return Error::Busy {
+                message: format!("{bucket} asks to wait ({})", document.code),
+            };
+        }
+        "InvalidAccessKeyId" => {
+            return denied(
+                bucket,
+                "does not know the access key: check the credentials",
+                document,
+            );
+        }
+        "SignatureDoesNotMatch" => {
+            return denied(bucket, "says that the secret key is wrong", document);
+        }
+        "RequestTimeTooSkewed" => {
+            return denied(
+                bucket,
+                "says that this host's clock is wrong: set it",
+                document,
+            );
+        }
+        "ExpiredToken" => return denied(bucket, "says that the credentials expired", document),
+        _ => {}
+    }
+    match status {
+        StatusCode::NOT_FOUND => Error::NotFound { key },
+        StatusCode::PRECONDITION_FAILED => Error::Changed { key },
+        StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => denied(
+            bucket,
+            "refuses access: check the credentials and their policy",
+            document,
+        ),
+        status if asks_to_wait(status) || status == StatusCode::CONFLICT => Error::Busy {
+            message: format!("{bucket} asks to wait ({status})"),
+        },
+        status => Error::unavailable(format!(
+            "{bucket} answers {status} {} {}",
+            document.code, document.message
+        )),
+    }
+}
+
+fn denied(bucket: &str, what: &str, document: &Document) -> Error {
+    let said = [document.code.as_str(), document.message.as_str()].join(": ");
+    let said = said.trim_matches([':', ' ']);
+    let message = if said.is_empty() {
+        format!("{bucket} {what}")
+    } else {
+        format!("{bucket} {what} ({said})")
+    };
+    Error::Denied { message }
+}
+
+/// No answer at all.
+pub(super) fn transport(error: &HttpError, endpoint: &str) -> Error {
+    let chain = chain(error);
+    let lower = chain.to_ascii_lowercase();
+    let why = if lower.contains("dns error") || lower.contains("failed to lookup address") {
+        "its name cannot be resolved: check the endpoint and this host's DNS".to_owned()
+    } else if lower.contains("connection refused") {
+        "nobody listens there (connection refused)".to_owned()
+    } else if lower.contains("certificate") || lower.contains("tls") {
+        format!("its TLS certificate is not accepted: {}", innermost(error))
+    } else if error.kind() == HttpErrorKind::Timeout {
+        "no answer in time: check the address, routes and firewalls".to_owned()
+    } else {
+        innermost(error)
+    };
+    Error::unavailable(format!("cannot reach {endpoint}: {why}"))
+}
+
+/// An error of object_store about a key.
+pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
+    use object_store::Error as Store;
+    let key_owned = key.to_owned();
+    let chain = chain(&error);
+    let document = embedded_document(&chain);
+    match &error {
+        Store::NotFound { .. } => by_code(StatusCode::NOT_FOUND, &document, "the bucket", key),
+        Store::Precondition { .. } => Error::Changed { key: key_owned },
+        Store::AlreadyExists { .. } if chain.contains("409") && !document.code.is_empty() => {
+            by_code(StatusCode::CONFLICT, &document, "the bucket", key)
+        }
+        Store::AlreadyExists { .. } | Store::NotModified { .. } => {
+            Error::Changed { key: key_owned }
+        }
+        Store::PermissionDenied { .. } => {
+            by_code(StatusCode::FORBIDDEN, &document, "the bucket", key)
+        }
+        Store::Unauthenticated { .. } if document.code.is_empty() => Error::Denied {
+            message: innermost(&error),
+        },
+        Store::Unauthenticated { .. } => {
+            by_code(StatusCode::UNAUTHORIZED, &document, "the bucket", key)
+        }
+        Store::InvalidPath { .. } => Error::invalid(error.to_string()),
+        Store::NotSupported { .. } | Store::NotImplemented { .. } => Error::Unsupported {
+            message: error.to_string(),
+        },
+        _ => generic(&error, &chain, &document, key),
+    }
+}
+
+/// The same, where "not found" speaks of the upload and not of the object.
+pub(super) fn translate_upload(error: object_store::Error, key: &str) -> Error {
+    match translate(error, key) {
+        Error::NotFound { key } => Error::NoUpload { key },
+        other => other,
+    }
+}
+
+/// object_store keeps the status of other failures only in words.
+fn generic(error: &object_store::Error, chain: &str, document: &Document, key: &str) -> Error {
+    if chain.contains("missing `e_tag`") || chain.contains("does not match") {
+        return Error::Changed {
+            key: key.to_owned(),
+        };
+    }
+    if !document.code.is_empty() {
+        let wait = ["503", "429"]
+            .iter()
+            .any(|code| chain.contains(&format!("status code: {code}")));
+        let status = if wait {
+            StatusCode::SERVICE_UNAVAILABLE
+        } else {
+            StatusCode::INTERNAL_SERVER_ERROR
+        };
+        return by_code(status, document, "the bucket", key);
+    }
+    let lower = chain.to_ascii_lowercase();
+    let wait = lower.contains("status code: 503") || lower.contains("status code: 429");
+    if wait {
+        Error::Busy {
+            message: "the bucket asks to wait".to_owned(),
+        }
+    } else {
+        Error::unavailable(format!(
+            "the bucket cannot be reached: {}",
+            innermost(error)
+        ))
+    }
+}
+
+fn embedded_document(chain: &str) -> Document {
+    let from = chain.find("<Error>");
+    let to = chain.find("</Error>").map(|at| at + "</Error>".len());
+    match (from, to) {
+        (Some(from), Some(to)) if from < to => {
+            quick_xml::de::from_str(&chain[from..to]).unwrap_or_default()
+        }
+        _ => Document::default(),
+    }
+}
+
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text
+}
+
+/// The words of the deepest cause: those above it repeat it or say less.
+pub(super) fn innermost(error: &(dyn StdError + 'static)) -> String {
+    let mut deepest = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
+}
+
+#[cfg(test)]
+mod tests;

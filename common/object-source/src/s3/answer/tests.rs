@@ -1,0 +1,90 @@
+//! What servers say, and what becomes of it.
+
+use http::{HeaderMap, HeaderValue, StatusCode};
+use object_store::aws::AmazonS3Builder;
+
+use super::*;
+use crate::LinkSpec;
+
+fn address() -> Address {
+    let spec = LinkSpec::new("s3://data", Some("http://h:1"), None, None).unwrap();
+    Address::new(&spec, "data", &AmazonS3Builder::new()).unwrap()
+}
+
+fn refused(status: u16, code: &str) -> Error {
+    let body =
+        format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>m</Message></Error>");
+    let status = StatusCode::from_u16(status).unwrap();
+    refusal(status, &HeaderMap::new(), body.as_bytes(), &address(), "k")
+}
+
+#[test]
+fn each_refusal_says_what_the_caller_must_do() {
+    assert!(matches!(refused(404, "NoSuchKey"), Error::NotFound { .. }));
+    assert!(matches!(
+        refused(404, "NoSuchBucket"),
+        Error::NoBucket { .. }
+    ));
+    assert!(matches!(
+        refused(404, "NoSuchUpload"),
+        Error::NoUpload { .. }
+    ));
+    assert!(matches!(
+        refused(412, "PreconditionFailed"),
+        Error::Changed { .. }
+    ));
+    assert!(matches!(
+        refused(409, "ConditionalRequestConflict"),
+        Error::Busy { .. }
+    ));
+    assert!(matches!(refused(503, "SlowDown"), Error::Busy { .. }));
+    assert!(matches!(refused(200, "SlowDown"), Error::Busy { .. }));
+    assert!(matches!(
+        refused(200, "InternalError"),
+        Error::Unavailable { .. }
+    ));
+    assert!(matches!(
+        refused(500, "InternalError"),
+        Error::Unavailable { .. }
+    ));
+    for code in [
+        "AccessDenied",
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "ExpiredToken",
+        "",
+    ] {
+        assert!(matches!(refused(403, code), Error::Denied { .. }), "{code}");
+    }
+}
+
+#[test]
+fn another_region_is_named() {
+    let headers = HeaderMap::from_iter([(
+        http::HeaderName::from_static("x-amz-bucket-region"),
+        HeaderValue::from_static("eu-west-3"),
+    )]);
+    let error = refusal(StatusCode::MOVED_PERMANENTLY, &headers, b"", &address(), "");
+    assert!(error.to_string().contains("eu-west-3"), "{error}");
+    assert!(error.to_string().contains("--region"), "{error}");
+}
+
+#[test]
+fn an_answer_that_is_no_document_is_still_a_sentence() {
+    for body in [&b""[..], b"\xff\xfe", b"<html>", b"<Error><Code>"] {
+        let status = StatusCode::BAD_GATEWAY;
+        let error = refusal(status, &HeaderMap::new(), body, &address(), "k");
+        assert!(
+            matches!(&error, Error::Unavailable { message } if message.contains("502")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_error_inside_a_success_is_found() {
+    assert!(is_error(
+        b"<?xml version=\"1.0\"?>\n\n<Error><Code>InternalError</Code></Error>"
+    ));
+    assert!(!is_error(b"<CompleteMultipartUploadResult><ETag>x</ETag>"));
+}

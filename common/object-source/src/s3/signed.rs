@@ -1,0 +1,155 @@
+//! Requests that object_store does not offer, signed with its authorizer and sent with its client.
+
+use std::time::Duration;
+
+use backon::{ExponentialBuilder, Retryable};
+use bytes::{Bytes, BytesMut};
+use futures::TryStreamExt;
+use http::{HeaderMap, Method, StatusCode};
+use object_store::{
+    aws::{AwsAuthorizer, AwsCredentialProvider},
+    client::{HttpClient, HttpRequest, HttpRequestBody},
+};
+
+use super::{address::Address, answer};
+use crate::{Error, Settings};
+
+/// Signs, sends, repeats.
+#[derive(Debug)]
+pub(super) struct Signer {
+    client: HttpClient,
+    credentials: Option<AwsCredentialProvider>,
+    address: Address,
+    backoff: ExponentialBuilder,
+}
+
+/// One request to the bucket or a key in it.
+#[derive(Debug, Clone)]
+pub(super) struct Ask<'a> {
+    pub(super) method: Method,
+    pub(super) key: Option<&'a str>,
+    pub(super) query: Vec<(&'a str, &'a str)>,
+    /// Conditions and the like; signed along.
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+/// The answers here are XML of at most a thousand entries, each with a key of up to 3 KiB encoded.
+const ANSWER_LEN_MAX: usize = 16 * 1024 * 1024;
+
+impl Signer {
+    pub(super) fn new(
+        client: HttpClient,
+        credentials: Option<AwsCredentialProvider>,
+        address: Address,
+        settings: &Settings,
+    ) -> Self {
+        let backoff = ExponentialBuilder::default()
+            .with_min_delay(Duration::from_millis(100))
+            .with_max_delay(Duration::from_secs(5))
+            .with_max_times(settings.retries_max)
+            .with_total_delay(Some(settings.retry_timeout))
+            .with_jitter();
+        Self {
+            client,
+            credentials,
+            address,
+            backoff,
+        }
+    }
+
+    /// Sends until an answer comes, at most as often as the settings say.
+    pub(super) async fn send(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
+        (|| self.send_once(ask))
+            .retry(self.backoff)
+            .when(Error::is_transient)
+            .await
+    }
+
+    /// Sends; repeats only what the server refused to begin (slow down).
+    pub(super) async fn send_unless_begun(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
+        let refused = |error: &Error| matches!(error, Error::Busy { .. });
+        (|| self.send_once(ask))
+            .retry(self.backoff)
+            .when(refused)
+            .await
+    }
+
+    pub(super) async fn send_once(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
+        let key = ask.key.unwrap_or_default();
+        let request = self.request(ask).await?;
+        let answer = self
+            .client
+            .execute(request)
+            .await
+            .map_err(|error| answer::transport(&error, self.address.endpoint()))?;
+        let (head, body) = answer.into_parts();
+        let mut stream = body.bytes_stream();
+        let mut bytes = BytesMut::new();
+        while let Some(piece) = stream
+            .try_next()
+            .await
+            .map_err(|error| answer::transport(&error, self.address.endpoint()))?
+        {
+            if bytes.len() + piece.len() > ANSWER_LEN_MAX {
+                return Err(Error::unavailable(
+                    "the bucket's answer is longer than any can be",
+                ));
+            }
+            bytes.extend_from_slice(&piece);
+        }
+        let bytes = bytes.freeze();
+        // S3 begins a long completion with 200 and may end it with an error in the body.
+        if head.status.is_success() && !answer::is_error(&bytes) {
+            return Ok(bytes);
+        }
+        Err(answer::refusal(
+            head.status,
+            &head.headers,
+            &bytes,
+            &self.address,
+            key,
+        ))
+    }
+
+    /// Whether there are credentials, or none are needed.
+    pub(super) async fn check_credentials(&self) -> Result<(), Error> {
+        match &self.credentials {
+            None => Ok(()),
+            Some(provider) => {
+                let got = provider.get_credential().await;
+                got.map(|_| ()).map_err(|error| Error::Denied {
+                    message: format!("no credentials: {}", answer::innermost(&error)),
+                })
+            }
+        }
+    }
+
+    async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Error> {
+        let url = self.address.url(ask.key, &ask.query);
+        let mut request = http::Request::builder()
+            .method(ask.method.clone())
+            .uri(url)
+            .body(HttpRequestBody::from(ask.body.clone()))
+            .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
+        request.headers_mut().extend(ask.headers.clone());
+        if let Some(provider) = &self.credentials {
+            let credential = provider
+                .get_credential()
+                .await
+                .map_err(|error| answer::translate(error, ""))?;
+            AwsAuthorizer::new(&credential, "s3", self.address.region())
+                .try_authorize(&mut request, None)
+                .map_err(|error| answer::translate(error, ""))?;
+        }
+        Ok(request)
+    }
+}
+
+/// The status that says: later.
+pub(super) fn asks_to_wait(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+    )
+}

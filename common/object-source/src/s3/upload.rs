@@ -1,0 +1,222 @@
+//! Uploads by parts: begin and abort through object_store; parts listed and completion sent here.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use object_store::{PutMultipartOptions, multipart::MultipartStore};
+use serde::{Deserialize, Serialize};
+
+use super::{S3, answer, attributes_of, path_of, signed::Ask};
+use crate::{Condition, Error, Metadata, Tag, UploadId, UploadedPart, object::PARTS_MAX};
+
+#[derive(Debug, Serialize)]
+#[serde(rename = "CompleteMultipartUpload")]
+struct CompleteRequest<'a> {
+    #[serde(rename = "Part")]
+    parts: Vec<CompletePart<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct CompletePart<'a> {
+    #[serde(rename = "ETag")]
+    tag: &'a str,
+    part_number: u16,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct CompleteResult {
+    #[serde(rename = "ETag")]
+    tag: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListPartsResult {
+    is_truncated: bool,
+    #[serde(default)]
+    next_part_number_marker: Option<String>,
+    #[serde(default, rename = "Part")]
+    parts: Vec<ListedPart>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListedPart {
+    part_number: u16,
+    #[serde(rename = "ETag")]
+    tag: String,
+    size: u64,
+}
+
+impl S3 {
+    pub(crate) async fn create_upload(
+        &self,
+        key: &str,
+        metadata: &Metadata,
+    ) -> Result<UploadId, Error> {
+        let options = PutMultipartOptions {
+            attributes: attributes_of(metadata),
+            ..PutMultipartOptions::default()
+        };
+        let id = self
+            .store
+            .create_multipart_opts(&path_of(key)?, options)
+            .await
+            .map_err(|error| answer::translate(error, key))?;
+        UploadId::new(id)
+    }
+
+    pub(crate) async fn abort_upload(&self, key: &str, upload: &UploadId) -> Result<(), Error> {
+        self.store
+            .abort_multipart(&path_of(key)?, &upload.as_str().to_owned())
+            .await
+            .map_err(|error| answer::translate_upload(error, key))
+    }
+
+    pub(crate) async fn list_parts(
+        &self,
+        key: &str,
+        upload: &UploadId,
+    ) -> Result<Vec<UploadedPart>, Error> {
+        let mut parts = Vec::new();
+        let mut marker = "0".to_owned();
+        loop {
+            let page = self.parts_after(key, upload, &marker).await?;
+            for part in page.parts {
+                let tag = answer::tag(Some(&part.tag))?;
+                parts.push(UploadedPart {
+                    number: part.part_number,
+                    tag,
+                    len: part.size,
+                });
+            }
+            match page.next_part_number_marker.filter(|_| page.is_truncated) {
+                Some(next) if next != marker && parts.len() < usize::from(PARTS_MAX) => {
+                    marker = next;
+                }
+                _ => break,
+            }
+        }
+        parts.sort_by_key(|part| part.number);
+        Ok(parts)
+    }
+
+    async fn parts_after(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        marker: &str,
+    ) -> Result<ListPartsResult, Error> {
+        let ask = Ask {
+            method: Method::GET,
+            key: Some(key),
+            query: vec![
+                ("part-number-marker", marker),
+                ("uploadId", upload.as_str()),
+            ],
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+        };
+        let body = self
+            .signer
+            .send(&ask)
+            .await
+            .map_err(|error| about_upload(error, key))?;
+        quick_xml::de::from_reader(&*body).map_err(|error| {
+            Error::unavailable(format!("the bucket's list of parts is malformed: {error}"))
+        })
+    }
+
+    pub(crate) async fn complete_upload(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        parts: &[UploadedPart],
+        condition: &Condition,
+    ) -> Result<Tag, Error> {
+        let mut headers = condition_headers(condition)?;
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/xml"),
+        );
+        let ask = Ask {
+            method: Method::POST,
+            key: Some(key),
+            query: vec![("uploadId", upload.as_str())],
+            headers,
+            body: complete_body(parts)?,
+        };
+        let body = self.signer.send_unless_begun(&ask).await?;
+        let result: CompleteResult = quick_xml::de::from_reader(&*body).map_err(|error| {
+            Error::unavailable(format!(
+                "the bucket's answer to a completion is malformed: {error}"
+            ))
+        })?;
+        answer::tag(Some(&result.tag))
+    }
+
+    /// Begins an upload and gives it up: to see whether writing is allowed.
+    pub(super) async fn try_upload(&self, key: &str) -> Result<(), Error> {
+        let upload = self.create_upload(key, &Metadata::default()).await?;
+        self.abort_upload(key, &upload).await
+    }
+}
+
+/// 404 on a request that names an upload speaks of the upload.
+fn about_upload(error: Error, key: &str) -> Error {
+    match error {
+        Error::NotFound { .. } => Error::NoUpload {
+            key: key.to_owned(),
+        },
+        other => other,
+    }
+}
+
+fn condition_headers(condition: &Condition) -> Result<HeaderMap, Error> {
+    let (name, value): (HeaderName, HeaderValue) = match condition {
+        Condition::None => return Ok(HeaderMap::new()),
+        Condition::Absent => (header::IF_NONE_MATCH, HeaderValue::from_static("*")),
+        Condition::Matches(tag) => {
+            let value = HeaderValue::from_str(tag.as_str());
+            let value = value.map_err(|_| Error::invalid("an entity tag that cannot be sent"))?;
+            (header::IF_MATCH, value)
+        }
+    };
+    Ok(HeaderMap::from_iter([(name, value)]))
+}
+
+fn complete_body(parts: &[UploadedPart]) -> Result<Bytes, Error> {
+    let parts = parts.iter();
+    let request = CompleteRequest {
+        parts: parts
+            .map(|part| CompletePart {
+                tag: part.tag.as_str(),
+                part_number: part.number,
+            })
+            .collect(),
+    };
+    let text = quick_xml::se::to_string(&request)
+        .map_err(|error| Error::invalid(format!("the list of parts: {error}")))?;
+    Ok(Bytes::from(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_names_each_part_with_its_tag() {
+        let part = |number, tag: &str| UploadedPart {
+            number,
+            tag: Tag::new(tag).unwrap(),
+            len: 1,
+        };
+        let body = complete_body(&[part(1, "\"a\""), part(3, "b")]).unwrap();
+        assert_eq!(
+            std::str::from_utf8(&body).unwrap(),
+            "<CompleteMultipartUpload><Part><ETag>\"a\"</ETag><PartNumber>1</PartNumber></Part>\
+             <Part><ETag>b</ETag><PartNumber>3</PartNumber></Part></CompleteMultipartUpload>"
+        );
+    }
+}
