@@ -132,14 +132,8 @@ mod tests {
             ("goog-reserved-posix-uid", "7"),
         ]);
         let attributes = PosixAttributes::from_metadata(&google);
-        assert_eq!(
-            attributes.mtime,
-            Some(Timestamp::from_parts(1_595_002_920, 0))
-        );
-        assert_eq!(
-            (attributes.mode, attributes.uid, attributes.gid),
-            (Some(0o755), Some(7), None)
-        );
+        assert_eq!(attributes.mtime, Some(Timestamp::from_parts(1_595_002_920, 0)));
+        assert_eq!((attributes.mode, attributes.uid, attributes.gid), (Some(0o755), Some(7), None));
     }
 
     #[test]
@@ -150,10 +144,7 @@ mod tests {
             ("file-group", "99999999999"),
             ("file-mtime", "yesterday"),
         ]);
-        assert_eq!(
-            PosixAttributes::from_metadata(&bad),
-            PosixAttributes::default()
-        );
+        assert_eq!(PosixAttributes::from_metadata(&bad), PosixAttributes::default());
         let wide = metadata(&[("file-permissions", "7777777")]);
         assert_eq!(PosixAttributes::from_metadata(&wide).mode, None);
     }

@@ -43,7 +43,7 @@ pub struct Bucket {
 
 #[derive(Debug)]
 enum Kind {
-    S3(S3),
+    S3(Box<S3>),
     Directory(Directory),
 }
 
@@ -57,19 +57,14 @@ impl Bucket {
         let counters = Arc::new(Counters::default());
         let kind = match spec.location() {
             Location::S3 { bucket, .. } => {
-                Kind::S3(S3::open(spec, bucket, settings, Arc::clone(&counters))?)
+                Kind::S3(Box::new(S3::open(spec, bucket, settings, Arc::clone(&counters))?))
             }
             Location::Directory { root } => {
                 Kind::Directory(Directory::new(root.clone(), Arc::clone(&counters)))
             }
         };
         let name = spec.without_prefix().url_of("");
-        Ok(Self {
-            kind,
-            limits: Limits::new(settings),
-            counters,
-            name,
-        })
+        Ok(Self { kind, limits: Limits::new(settings), counters, name })
     }
 
     /// What has been asked of it so far.
@@ -152,12 +147,7 @@ impl Bucket {
             Kind::S3(s3) => s3.get_range(key, range, if_match).await?,
             Kind::Directory(directory) => directory.get_range(key, range, if_match).await?,
         };
-        Ok(RangeBody::new(
-            stream,
-            len,
-            permit,
-            Arc::clone(&self.counters),
-        ))
+        Ok(RangeBody::new(stream, len, permit, Arc::clone(&self.counters)))
     }
 
     /// Stores a whole object. For objects of some MiB; larger ones go by parts.
@@ -210,9 +200,7 @@ impl Bucket {
     ) -> Result<UploadedPart, Error> {
         check_key(key)?;
         if !(1..=PARTS_MAX).contains(&number) {
-            return Err(Error::invalid(format!(
-                "part {number} is not from 1 to {PARTS_MAX}"
-            )));
+            return Err(Error::invalid(format!("part {number} is not from 1 to {PARTS_MAX}")));
         }
         let len = len_of(&body);
         let _permit = self.limits.acquire(len).await?;
@@ -223,7 +211,7 @@ impl Bucket {
         Ok(UploadedPart { number, tag, len })
     }
 
-    /// The parts that the bucket has, by number.
+    /// The parts that the bucket surely has, by number. One that was sent twice may be left out.
     ///
     /// # Errors
     /// [`Error::NoUpload`] when the upload is over; [`Error::Unsupported`] for a directory, which
@@ -262,9 +250,7 @@ impl Bucket {
             Kind::S3(s3) => s3.complete_upload(key, upload, parts, condition).await,
             Kind::Directory(directory) => {
                 let size = parts.iter().map(|part| part.len).sum();
-                directory
-                    .complete_upload(key, upload, size, condition)
-                    .await
+                directory.complete_upload(key, upload, size, condition).await
             }
         }
     }
@@ -308,9 +294,7 @@ fn len_of(body: &[Bytes]) -> u64 {
 fn check_parts(parts: &[UploadedPart]) -> Result<(), Error> {
     let ordered = parts.windows(2).all(|pair| pair[0].number < pair[1].number);
     if parts.is_empty() || parts.len() > usize::from(PARTS_MAX) || !ordered {
-        return Err(Error::invalid(
-            "an upload is completed with 1 to 10,000 parts in order",
-        ));
+        return Err(Error::invalid("an upload is completed with 1 to 10,000 parts in order"));
     }
     Ok(())
 }

@@ -22,10 +22,7 @@ impl Buckets {
     /// No bucket is open yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self {
-            settings,
-            open: Mutex::new(HashMap::new()),
-        }
+        Self { settings, open: Mutex::new(HashMap::new()) }
     }
 
     /// The bucket of a link, opened if it is not yet.
@@ -42,9 +39,7 @@ impl Buckets {
             open.retain(|_, bucket| Arc::strong_count(bucket) > 1);
         }
         if open.len() >= OPEN_MAX {
-            return Err(Error::Busy {
-                message: format!("{OPEN_MAX} buckets are in use"),
-            });
+            return Err(Error::Busy { message: format!("{OPEN_MAX} buckets are in use") });
         }
         let bucket = Arc::new(Bucket::open(&key, &self.settings)?);
         open.insert(key, Arc::clone(&bucket));

@@ -23,15 +23,8 @@ pub enum RequestClass {
 
 impl RequestClass {
     /// Every class, in the order of a table.
-    pub const ALL: [Self; 7] = [
-        Self::List,
-        Self::Head,
-        Self::Get,
-        Self::Put,
-        Self::Part,
-        Self::Upload,
-        Self::Other,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::List, Self::Head, Self::Get, Self::Put, Self::Part, Self::Upload, Self::Other];
 
     /// The label in metrics.
     #[must_use]
@@ -65,10 +58,7 @@ impl Counters {
 
     /// Requests of all classes.
     pub fn requests_total(&self) -> u64 {
-        RequestClass::ALL
-            .iter()
-            .map(|&class| self.requests(class))
-            .sum()
+        RequestClass::ALL.iter().map(|&class| self.requests(class)).sum()
     }
 
     /// Requests that got no answer or one with a status of 400 or more.
@@ -95,8 +85,7 @@ impl Counters {
     }
 
     pub(crate) fn receive(&self, bytes: usize) {
-        self.bytes_received
-            .fetch_add(bytes as u64, Ordering::Relaxed);
+        self.bytes_received.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn send(&self, bytes: u64) {

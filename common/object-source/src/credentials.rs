@@ -61,24 +61,13 @@ impl SectionCredentials {
     /// keys missing in it.
     pub(crate) fn open(path: &Path, section: &str) -> Result<Self, Error> {
         let (stamp, credential) = load(path, section)?;
-        let state = State {
-            looked_at: Instant::now(),
-            stamp,
-            credential: Arc::new(credential),
-        };
-        Ok(Self {
-            path: path.to_owned(),
-            section: section.to_owned(),
-            state: Mutex::new(state),
-        })
+        let state = State { looked_at: Instant::now(), stamp, credential: Arc::new(credential) };
+        Ok(Self { path: path.to_owned(), section: section.to_owned(), state: Mutex::new(state) })
     }
 
     /// The credentials as the file says now.
     fn current(&self) -> Result<Arc<AwsCredential>, Error> {
-        let mut state = self
-            .state
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if state.looked_at.elapsed() >= LOOK_INTERVAL {
             let unchanged = fs::metadata(&self.path).is_ok_and(|now| stamp(&now) == state.stamp);
             if !unchanged {
@@ -99,11 +88,10 @@ impl CredentialProvider for SectionCredentials {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        self.current()
-            .map_err(|error| object_store::Error::Unauthenticated {
-                path: self.section.clone(),
-                source: Box::new(error),
-            })
+        self.current().map_err(|error| object_store::Error::Unauthenticated {
+            path: self.section.clone(),
+            source: Box::new(error),
+        })
     }
 }
 
@@ -135,18 +123,10 @@ fn load(path: &Path, section: &str) -> Result<(Stamp, AwsCredential), Error> {
         .take(FILE_LEN_MAX)
         .read_to_string(&mut text)
         .map_err(|error| fail(error.to_string()))?;
-    let is_toml = path
-        .extension()
-        .is_some_and(|extension| extension == "toml");
-    let sections = if is_toml {
-        parse_toml(&text)
-    } else {
-        parse_ini(&text)
-    }
-    .map_err(fail)?;
-    let values = sections
-        .get(section)
-        .ok_or_else(|| fail(format!("there is no section [{section}]")))?;
+    let is_toml = path.extension().is_some_and(|extension| extension == "toml");
+    let sections = if is_toml { parse_toml(&text) } else { parse_ini(&text) }.map_err(fail)?;
+    let values =
+        sections.get(section).ok_or_else(|| fail(format!("there is no section [{section}]")))?;
     let value = |name: &str| {
         let aws = format!("aws_{name}");
         values.get(name).or_else(|| values.get(&aws)).cloned()
@@ -163,9 +143,7 @@ fn load(path: &Path, section: &str) -> Result<(Stamp, AwsCredential), Error> {
     let sound = |text: &str| text.bytes().all(|byte| (b'!'..=b'~').contains(&byte));
     let token_sound = credential.token.as_deref().is_none_or(sound);
     if !sound(&credential.key_id) || !sound(&credential.secret_key) || !token_sound {
-        return Err(fail(format!(
-            "section [{section}] has a value with unexpected characters"
-        )));
+        return Err(fail(format!("section [{section}] has a value with unexpected characters")));
     }
     Ok((stamp(&metadata), credential))
 }
@@ -176,10 +154,7 @@ type Sections = BTreeMap<String, BTreeMap<String, String>>;
 fn parse_toml(text: &str) -> Result<Sections, String> {
     toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
-        let line = text
-            .get(..at)
-            .map_or(0, |before| before.matches('\n').count())
-            + 1;
+        let line = text.get(..at).map_or(0, |before| before.matches('\n').count()) + 1;
         format!("line {line} is no TOML of sections with text values")
     })
 }
@@ -193,26 +168,19 @@ fn parse_ini(text: &str) -> Result<Sections, String> {
         if line.is_empty() || line.starts_with(['#', ';']) {
             continue;
         }
-        if let Some(name) = line
-            .strip_prefix('[')
-            .and_then(|rest| rest.strip_suffix(']'))
-        {
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
             let name = name.trim().to_owned();
             sections.entry(name.clone()).or_default();
             current = Some(name);
             continue;
         }
-        let entry = current
-            .as_ref()
-            .and_then(|section| sections.get_mut(section));
+        let entry = current.as_ref().and_then(|section| sections.get_mut(section));
         match (entry, line.split_once('=')) {
             (Some(section), Some((key, value))) => {
                 section.insert(key.trim().to_ascii_lowercase(), value.trim().to_owned());
             }
             _ => {
-                return Err(format!(
-                    "line {number} is neither [section] nor key = value"
-                ));
+                return Err(format!("line {number} is neither [section] nor key = value"));
             }
         }
     }
@@ -244,10 +212,7 @@ mod tests {
             "[two]\naccess_key_id = \"AK2\"\nsecret_access_key = \"s2\"\nsession_token = \"t2\"\n";
         let toml = write(dir.path(), "credentials.toml", toml, 0o600);
         for path in [ini, toml] {
-            let two = SectionCredentials::open(&path, "two")
-                .unwrap()
-                .current()
-                .unwrap();
+            let two = SectionCredentials::open(&path, "two").unwrap().current().unwrap();
             assert_eq!(two.key_id, "AK2");
             assert_eq!(two.secret_key, "s2");
             assert_eq!(two.token.as_deref(), Some("t2"));
@@ -257,11 +222,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_without_the_secret() {
         let dir = tempfile::tempdir().unwrap();
-        let open = |path: &Path, section| {
-            SectionCredentials::open(path, section)
-                .unwrap_err()
-                .to_string()
-        };
+        let open =
+            |path: &Path, section| SectionCredentials::open(path, section).unwrap_err().to_string();
         let good = write(dir.path(), "good", INI, 0o600);
         assert!(open(&good, "three").contains("no section [three]"));
         assert!(open(&good, "broken").contains("no aws_secret_access_key"));

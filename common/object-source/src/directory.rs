@@ -33,10 +33,7 @@ pub(crate) struct Directory {
 
 impl Directory {
     pub(crate) fn new(root: PathBuf, counters: Arc<Counters>) -> Self {
-        Self {
-            tree: Arc::new(Tree::new(root)),
-            counters,
-        }
+        Self { tree: Arc::new(Tree::new(root)), counters }
     }
 
     pub(crate) async fn list(
@@ -45,24 +42,17 @@ impl Directory {
         after: Option<&Continuation>,
     ) -> Result<Page, Error> {
         let (prefix, after) = (prefix.to_owned(), after.cloned());
-        self.blocking(RequestClass::List, move |tree| {
-            list::page(tree, &prefix, after)
-        })
-        .await
+        self.blocking(RequestClass::List, move |tree| list::page(tree, &prefix, after)).await
     }
 
     pub(crate) async fn has_below(&self, prefix: &str) -> Result<bool, Error> {
         let prefix = prefix.to_owned();
-        self.blocking(RequestClass::List, move |tree| {
-            list::has_below(tree, &prefix)
-        })
-        .await
+        self.blocking(RequestClass::List, move |tree| list::has_below(tree, &prefix)).await
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {
         let key = key.to_owned();
-        self.blocking(RequestClass::Head, move |tree| read::head(tree, &key))
-            .await
+        self.blocking(RequestClass::Head, move |tree| read::head(tree, &key)).await
     }
 
     pub(crate) async fn get_range(
@@ -73,9 +63,7 @@ impl Directory {
     ) -> Result<BoxStream<'static, Result<Bytes, Error>>, Error> {
         let (key, tag) = (key.to_owned(), if_match.clone());
         let reader = self
-            .blocking(RequestClass::Get, move |tree| {
-                read::Reader::open(tree, &key, range, tag)
-            })
+            .blocking(RequestClass::Get, move |tree| read::Reader::open(tree, &key, range, tag))
             .await?;
         Ok(reader.into_stream())
     }
@@ -101,10 +89,7 @@ impl Directory {
         metadata: &Metadata,
     ) -> Result<UploadId, Error> {
         let (key, metadata) = (key.to_owned(), metadata.clone());
-        self.blocking(RequestClass::Upload, move |tree| {
-            write::create(tree, &key, &metadata)
-        })
-        .await
+        self.blocking(RequestClass::Upload, move |tree| write::create(tree, &key, &metadata)).await
     }
 
     pub(crate) async fn put_part(
@@ -138,20 +123,15 @@ impl Directory {
 
     pub(crate) async fn abort_upload(&self, key: &str, upload: &UploadId) -> Result<(), Error> {
         let (key, upload) = (key.to_owned(), upload.clone());
-        self.blocking(RequestClass::Upload, move |tree| {
-            write::abort(tree, &key, &upload)
-        })
-        .await
+        self.blocking(RequestClass::Upload, move |tree| write::abort(tree, &key, &upload)).await
     }
 
     pub(crate) async fn check(&self, write: bool) -> Result<(), Error> {
-        self.blocking(RequestClass::Other, move |tree| tree.check(write))
-            .await
+        self.blocking(RequestClass::Other, move |tree| tree.check(write)).await
     }
 
     fn sent(&self, body: &[Bytes]) {
-        self.counters
-            .send(body.iter().map(|bytes| bytes.len() as u64).sum());
+        self.counters.send(body.iter().map(|bytes| bytes.len() as u64).sum());
     }
 
     /// Runs file operations where they may block.

@@ -112,15 +112,11 @@ impl Error {
     }
 
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
-        Self::Unavailable {
-            message: message.into(),
-        }
+        Self::Unavailable { message: message.into() }
     }
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
-        Self::Invalid {
-            message: message.into(),
-        }
+        Self::Invalid { message: message.into() }
     }
 }
 

@@ -28,9 +28,8 @@ pub(crate) struct Permit {
 
 impl Limits {
     pub(crate) fn new(settings: &Settings) -> Self {
-        let kibibytes_max = u32::try_from(settings.bytes_in_flight_max.0 / KIB)
-            .unwrap_or(u32::MAX >> 4)
-            .max(1);
+        let kibibytes_max =
+            u32::try_from(settings.bytes_in_flight_max.0 / KIB).unwrap_or(u32::MAX >> 4).max(1);
         Self {
             requests: Arc::new(Semaphore::new(settings.requests_in_flight_max.max(1))),
             kibibytes: Arc::new(Semaphore::new(kibibytes_max as usize)),
@@ -47,30 +46,19 @@ impl Limits {
             let wanted = u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX);
             let bytes = match wanted.min(self.kibibytes_max) {
                 0 => None,
-                count => Some(
-                    Arc::clone(&self.kibibytes)
-                        .acquire_many_owned(count)
-                        .await
-                        .expect(closed),
-                ),
+                count => {
+                    Some(Arc::clone(&self.kibibytes).acquire_many_owned(count).await.expect(closed))
+                }
             };
-            let request = Arc::clone(&self.requests)
-                .acquire_owned()
-                .await
-                .expect(closed);
-            Permit {
-                _bytes: bytes,
-                _request: request,
-            }
+            let request = Arc::clone(&self.requests).acquire_owned().await.expect(closed);
+            Permit { _bytes: bytes, _request: request }
         };
-        timeout(self.queue_timeout, take)
-            .await
-            .map_err(|_| Error::Busy {
-                message: format!(
-                    "too many requests to the bucket are in flight: waited {} s for a turn",
-                    self.queue_timeout.as_secs()
-                ),
-            })
+        timeout(self.queue_timeout, take).await.map_err(|_| Error::Busy {
+            message: format!(
+                "too many requests to the bucket are in flight: waited {} s for a turn",
+                self.queue_timeout.as_secs()
+            ),
+        })
     }
 }
 

@@ -58,19 +58,13 @@ impl LinkSpec {
         if let Location::Directory { .. } = location
             && (endpoint.is_some() || region.is_some() || credentials.is_some())
         {
-            return Err(Error::invalid(
-                "a file:// link takes no endpoint, region or credentials",
-            ));
+            return Err(Error::invalid("a file:// link takes no endpoint, region or credentials"));
         }
         Ok(Self {
             location,
             endpoint: endpoint.map(parse_endpoint).transpose()?,
-            region: region
-                .map(|region| parse_word("region", region))
-                .transpose()?,
-            credentials: credentials
-                .map(|name| parse_word("credentials", name))
-                .transpose()?,
+            region: region.map(|region| parse_word("region", region)).transpose()?,
+            credentials: credentials.map(|name| parse_word("credentials", name)).transpose()?,
         })
     }
 
@@ -129,9 +123,7 @@ impl LinkSpec {
 
 fn parse_location(url: &str) -> Result<Location, Error> {
     if url.len() > URL_LEN_MAX {
-        return Err(Error::invalid(format!(
-            "a link's URL has at most {URL_LEN_MAX} bytes"
-        )));
+        return Err(Error::invalid(format!("a link's URL has at most {URL_LEN_MAX} bytes")));
     }
     if url.chars().any(char::is_control) {
         return Err(Error::invalid("a link's URL holds no control characters"));
@@ -164,15 +156,8 @@ fn parse_s3(rest: &str) -> Result<Location, Error> {
             "the prefix {prefix:?} has an empty part, '.' or '..', which no path can have"
         )));
     }
-    let prefix = if prefix.is_empty() {
-        String::new()
-    } else {
-        format!("{prefix}/")
-    };
-    Ok(Location::S3 {
-        bucket: bucket.to_owned(),
-        prefix,
-    })
+    let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+    Ok(Location::S3 { bucket: bucket.to_owned(), prefix })
 }
 
 fn has_empty_part(prefix: &str) -> bool {
@@ -187,13 +172,9 @@ fn parse_directory(rest: &str) -> Result<Location, Error> {
     }
     let root = Path::new(rest);
     if root.components().any(|part| part == Component::ParentDir) {
-        return Err(Error::invalid(
-            "the directory of a file:// link holds no '..'",
-        ));
+        return Err(Error::invalid("the directory of a file:// link holds no '..'"));
     }
-    Ok(Location::Directory {
-        root: root.components().collect(),
-    })
+    Ok(Location::Directory { root: root.components().collect() })
 }
 
 fn parse_endpoint(endpoint: &str) -> Result<String, Error> {
@@ -283,14 +264,7 @@ mod tests {
             assert!(with(good).is_ok(), "{good}");
         }
         assert_eq!(with("http://h:1/").unwrap().endpoint(), Some("http://h:1"));
-        for bad in [
-            "127.0.0.1:8333",
-            "ftp://x",
-            "http://u:p@x",
-            "http://x/y",
-            "http://x/?q",
-            "",
-        ] {
+        for bad in ["127.0.0.1:8333", "ftp://x", "http://u:p@x", "http://x/y", "http://x/?q", ""] {
             assert!(with(bad).is_err(), "{bad}");
         }
     }
@@ -304,14 +278,8 @@ mod tests {
     #[test]
     fn names_that_could_break_a_file_or_header_are_refused() {
         for bad in ["", "a b", "a\nb", "[x]", &"x".repeat(65)] {
-            assert!(
-                LinkSpec::new("s3://data", None, None, Some(bad)).is_err(),
-                "{bad:?}"
-            );
-            assert!(
-                LinkSpec::new("s3://data", None, Some(bad), None).is_err(),
-                "{bad:?}"
-            );
+            assert!(LinkSpec::new("s3://data", None, None, Some(bad)).is_err(), "{bad:?}");
+            assert!(LinkSpec::new("s3://data", None, Some(bad), None).is_err(), "{bad:?}");
         }
     }
 }

@@ -26,11 +26,7 @@ impl Tag {
         let tag = tag.into();
         let sound = (1..=TAG_LEN_MAX).contains(&tag.len())
             && tag.bytes().all(|byte| (b' '..=b'~').contains(&byte));
-        if sound {
-            Ok(Self(tag))
-        } else {
-            Err(Error::invalid("an entity tag that cannot be sent"))
-        }
+        if sound { Ok(Self(tag)) } else { Err(Error::invalid("an entity tag that cannot be sent")) }
     }
 
     /// The text, with quotes where the server uses them.
@@ -144,13 +140,8 @@ impl Metadata {
         let value_sound = |value: &str| {
             value.trim() == value && value.bytes().all(|b| (b' '..=b'~').contains(&b))
         };
-        let len: usize = pairs
-            .iter()
-            .map(|(key, value)| key.len() + value.len())
-            .sum();
-        let sound = pairs
-            .iter()
-            .all(|(key, value)| key_sound(key) && value_sound(value));
+        let len: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
+        let sound = pairs.iter().all(|(key, value)| key_sound(key) && value_sound(value));
         if sound && len <= METADATA_LEN_MAX {
             Ok(Self(pairs))
         } else {
@@ -162,9 +153,7 @@ impl Metadata {
 
     /// Takes what a server sent, leaving out what could not be sent back.
     pub(crate) fn received(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
-        let lower = pairs
-            .into_iter()
-            .map(|(key, value)| (key.to_ascii_lowercase(), value));
+        let lower = pairs.into_iter().map(|(key, value)| (key.to_ascii_lowercase(), value));
         Self(lower.collect())
     }
 
@@ -176,9 +165,7 @@ impl Metadata {
 
     /// All pairs, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0
-            .iter()
-            .map(|(key, value)| (key.as_str(), value.as_str()))
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 }
 
@@ -232,9 +219,7 @@ pub(crate) fn check_key(key: &str) -> Result<(), Error> {
     if key.len() <= KEY_LEN_MAX && key.split('/').all(part_sound) {
         Ok(())
     } else {
-        Err(Error::invalid(format!(
-            "the key {key:?} is no path of file names"
-        )))
+        Err(Error::invalid(format!("the key {key:?} is no path of file names")))
     }
 }
 
@@ -243,8 +228,6 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<(), Error> {
     match prefix.strip_suffix('/') {
         None if prefix.is_empty() => Ok(()),
         Some(key) => check_key(key),
-        None => Err(Error::invalid(format!(
-            "the prefix {prefix:?} does not end in a slash"
-        ))),
+        None => Err(Error::invalid(format!("the prefix {prefix:?} does not end in a slash"))),
     }
 }

@@ -66,13 +66,9 @@ impl S3 {
         };
         let wire = Wire::new(address.authority().to_owned(), counters);
         let connector = Connector::new(wire);
-        let client = connector
-            .connect(&options)
-            .map_err(|error| answer::translate(error, ""))?;
+        let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;
         let anonymous = spec.credentials() == Some(ANONYMOUS)
-            || environment
-                .get_config_value(&AmazonS3ConfigKey::SkipSignature)
-                .as_deref()
+            || environment.get_config_value(&AmazonS3ConfigKey::SkipSignature).as_deref()
                 == Some("true");
         let mut builder = environment
             .with_config(AmazonS3ConfigKey::S3Endpoint, address.endpoint())
@@ -89,37 +85,21 @@ impl S3 {
         if let Some(section) = spec.credentials().filter(|_| !anonymous) {
             builder = builder.with_credentials(named(settings, section)?);
         }
-        let store = builder
-            .build()
-            .map_err(|error| answer::translate(error, ""))?;
+        let store = builder.build().map_err(|error| answer::translate(error, ""))?;
         let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
         let signer = Signer::new(client, credentials, address.clone(), settings);
-        Ok(Self {
-            store,
-            signer,
-            address,
-            settings: settings.clone(),
-        })
+        Ok(Self { store, signer, address, settings: settings.clone() })
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {
-        let options = GetOptions {
-            head: true,
-            ..GetOptions::default()
-        };
+        let options = GetOptions { head: true, ..GetOptions::default() };
         let result = self.get(key, options).await?;
         let version = version_of(&result.meta)?;
-        let pairs = result
-            .attributes
-            .iter()
-            .filter_map(|(name, value)| match name {
-                Attribute::Metadata(name) => Some((name.to_string(), value.as_ref().to_owned())),
-                _ => None,
-            });
-        Ok(Head {
-            version,
-            metadata: Metadata::received(pairs),
-        })
+        let pairs = result.attributes.iter().filter_map(|(name, value)| match name {
+            Attribute::Metadata(name) => Some((name.to_string(), value.as_ref().to_owned())),
+            _ => None,
+        });
+        Ok(Head { version, metadata: Metadata::received(pairs) })
     }
 
     pub(crate) async fn get_range(
@@ -135,21 +115,13 @@ impl S3 {
         };
         let result = self.get(key, options).await?;
         // A server that knows no conditions sends whatever it has: never take it for this version.
-        let same = result
-            .meta
-            .e_tag
-            .as_deref()
-            .is_none_or(|tag| tag == if_match.as_str());
+        let same = result.meta.e_tag.as_deref().is_none_or(|tag| tag == if_match.as_str());
         if !same || result.range != range {
-            return Err(Error::Changed {
-                key: key.to_owned(),
-            });
+            return Err(Error::Changed { key: key.to_owned() });
         }
         let key = key.to_owned();
         let stream = result.into_stream();
-        Ok(stream
-            .map_err(move |error| answer::translate(error, &key))
-            .boxed())
+        Ok(stream.map_err(move |error| answer::translate(error, &key)).boxed())
     }
 
     pub(crate) async fn put_small(
@@ -167,11 +139,8 @@ impl S3 {
                 version: None,
             }),
         };
-        let options = PutOptions {
-            mode,
-            attributes: attributes_of(metadata),
-            ..PutOptions::default()
-        };
+        let options =
+            PutOptions { mode, attributes: attributes_of(metadata), ..PutOptions::default() };
         let payload = PutPayload::from_iter(body);
         let result = self
             .store
@@ -209,15 +178,12 @@ impl S3 {
 }
 
 fn named(settings: &Settings, section: &str) -> Result<AwsCredentialProvider, Error> {
-    let path = settings
-        .credentials_file
-        .as_deref()
-        .ok_or_else(|| Error::Denied {
-            message: format!(
-                "credentials {section:?} are asked for, but this host has no credentials \
+    let path = settings.credentials_file.as_deref().ok_or_else(|| Error::Denied {
+        message: format!(
+            "credentials {section:?} are asked for, but this host has no credentials \
              file: name one in the daemon's settings"
-            ),
-        })?;
+        ),
+    })?;
     Ok(Arc::new(SectionCredentials::open(path, section)?))
 }
 
@@ -227,10 +193,7 @@ fn path_of(key: &str) -> Result<Path, Error> {
 
 fn attributes_of(metadata: &Metadata) -> Attributes {
     let pair = |(key, value): (&str, &str)| {
-        (
-            Attribute::Metadata(key.to_owned().into()),
-            AttributeValue::from(value.to_owned()),
-        )
+        (Attribute::Metadata(key.to_owned().into()), AttributeValue::from(value.to_owned()))
     };
     metadata.iter().map(pair).collect()
 }

@@ -32,22 +32,12 @@ impl RangeBody {
         permit: Permit,
         counters: Arc<Counters>,
     ) -> Self {
-        let source = Some(Source {
-            stream,
-            counters,
-            _permit: permit,
-        });
-        Self {
-            source,
-            remaining: len,
-        }
+        let source = Some(Source { stream, counters, _permit: permit });
+        Self { source, remaining: len }
     }
 
     pub(crate) fn empty() -> Self {
-        Self {
-            source: None,
-            remaining: 0,
-        }
+        Self { source: None, remaining: 0 }
     }
 
     /// How many bytes have not been handed out yet.
@@ -110,8 +100,6 @@ impl Stream for RangeBody {
 
 impl std::fmt::Debug for RangeBody {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RangeBody")
-            .field("remaining", &self.remaining)
-            .finish_non_exhaustive()
+        f.debug_struct("RangeBody").field("remaining", &self.remaining).finish_non_exhaustive()
     }
 }

@@ -62,14 +62,10 @@ fn names(
             FileType::Unknown => type_of(directory, bytes).is_some(),
             other => matches!(other, FileType::RegularFile | FileType::Directory),
         };
-        let name = std::str::from_utf8(bytes)
-            .ok()
-            .filter(|name| check_key(name).is_ok());
+        let name = std::str::from_utf8(bytes).ok().filter(|name| check_key(name).is_ok());
         let Some(name) = name.filter(|_| usable_type) else {
             skipped.0 += 1;
-            skipped
-                .1
-                .get_or_insert_with(|| String::from_utf8_lossy(bytes).into_owned());
+            skipped.1.get_or_insert_with(|| String::from_utf8_lossy(bytes).into_owned());
             continue;
         };
         if write::is_temporary(name) || after.is_some_and(|Continuation(at)| name <= at.as_str()) {
@@ -101,11 +97,7 @@ fn kind_of(directory: &OwnedFd, name: &str) -> Option<EntryKind> {
             );
             let size = u64::try_from(stat.st_size).unwrap_or(0);
             let tag: Tag = read::tag(stat.st_ino, modified, size);
-            Some(EntryKind::Object(ObjectVersion {
-                tag,
-                size,
-                modified,
-            }))
+            Some(EntryKind::Object(ObjectVersion { tag, size, modified }))
         }
         _ => None,
     }

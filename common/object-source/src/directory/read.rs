@@ -29,25 +29,16 @@ const XATTR_VALUE_LEN_MAX: usize = 2048;
 pub(super) fn head(tree: &Tree, key: &str) -> Result<Head, Error> {
     let file = tree.open_object(key)?;
     let version = version(&file).map_err(|error| tree.io_error(&error, key))?;
-    Ok(Head {
-        version,
-        metadata: metadata(&file),
-    })
+    Ok(Head { version, metadata: metadata(&file) })
 }
 
 /// The version that an open file is.
 pub(super) fn version(file: &File) -> std::io::Result<ObjectVersion> {
     let metadata = file.metadata()?;
-    let modified = Timestamp::from_parts(
-        metadata.mtime(),
-        u32::try_from(metadata.mtime_nsec()).unwrap_or(0),
-    );
+    let modified =
+        Timestamp::from_parts(metadata.mtime(), u32::try_from(metadata.mtime_nsec()).unwrap_or(0));
     let tag = tag(metadata.ino(), modified, metadata.len());
-    Ok(ObjectVersion {
-        tag,
-        size: metadata.len(),
-        modified,
-    })
+    Ok(ObjectVersion { tag, size: metadata.len(), modified })
 }
 
 /// The version's name: a replaced file has another inode, a changed one another time or size.
@@ -88,18 +79,10 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn open(tree: &Tree, key: &str, range: Range<u64>, tag: Tag) -> Result<Self, Error> {
         let file = tree.open_object(key)?;
-        let reader = Self {
-            file,
-            key: key.to_owned(),
-            tag,
-            at: range.start,
-            end: range.end,
-        };
+        let reader = Self { file, key: key.to_owned(), tag, at: range.start, end: range.end };
         let size = reader.check()?;
         if range.end > size {
-            return Err(Error::Changed {
-                key: key.to_owned(),
-            });
+            return Err(Error::Changed { key: key.to_owned() });
         }
         Ok(reader)
     }
@@ -112,9 +95,7 @@ impl Reader {
         if version.tag == self.tag {
             Ok(version.size)
         } else {
-            Err(Error::Changed {
-                key: self.key.clone(),
-            })
+            Err(Error::Changed { key: self.key.clone() })
         }
     }
 

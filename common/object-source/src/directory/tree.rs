@@ -35,16 +35,8 @@ impl Tree {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = beneath(&root, key, flags).map_err(|error| self.object_error(error, key))?;
         let file = File::from(file);
-        let metadata = file
-            .metadata()
-            .map_err(|error| self.io_error(&error, key))?;
-        if metadata.is_file() {
-            Ok(file)
-        } else {
-            Err(Error::NotFound {
-                key: key.to_owned(),
-            })
-        }
+        let metadata = file.metadata().map_err(|error| self.io_error(&error, key))?;
+        if metadata.is_file() { Ok(file) } else { Err(Error::NotFound { key: key.to_owned() }) }
     }
 
     /// Opens the directory of a prefix; `None` when it does not exist.
@@ -80,11 +72,7 @@ impl Tree {
     pub(super) fn check(&self, write: bool) -> Result<(), Error> {
         let root = self.open_root()?;
         let access = Access::READ_OK | Access::EXEC_OK;
-        let access = if write {
-            access | Access::WRITE_OK
-        } else {
-            access
-        };
+        let access = if write { access | Access::WRITE_OK } else { access };
         accessat(&root, ".", access, AtFlags::empty()).map_err(|_| Error::Denied {
             message: format!(
                 "this daemon may not {} the directory {}",
@@ -112,9 +100,9 @@ impl Tree {
     fn object_error(&self, error: Errno, key: &str) -> Error {
         match error {
             // A symbolic link is no object, and a file in the middle of a path hides what is below.
-            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO => Error::NotFound {
-                key: key.to_owned(),
-            },
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO => {
+                Error::NotFound { key: key.to_owned() }
+            }
             error => self.io_error(&error.into(), key),
         }
     }
@@ -124,12 +112,10 @@ impl Tree {
         open(&self.root, flags, Mode::empty()).map_err(|error| {
             let root = self.root.display();
             match error {
-                Errno::NOENT => Error::NoBucket {
-                    message: format!("the directory {root} does not exist here"),
-                },
-                Errno::NOTDIR => Error::NoBucket {
-                    message: format!("{root} is no directory"),
-                },
+                Errno::NOENT => {
+                    Error::NoBucket { message: format!("the directory {root} does not exist here") }
+                }
+                Errno::NOTDIR => Error::NoBucket { message: format!("{root} is no directory") },
                 error => self.io_error(&error.into(), ""),
             }
         })
@@ -154,11 +140,5 @@ pub(super) fn open_file(directory: &OwnedFd, name: &str) -> Result<File, Errno> 
 
 fn beneath(directory: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    openat2(
-        directory.as_fd(),
-        path,
-        flags | OFlags::CLOEXEC,
-        Mode::empty(),
-        resolve,
-    )
+    openat2(directory.as_fd(), path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
 }

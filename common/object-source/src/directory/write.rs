@@ -78,8 +78,7 @@ pub(super) fn part(
     let mut at = offset;
     let mut checksum = Crc32c::EMPTY;
     for bytes in body {
-        file.write_all_at(bytes, at)
-            .map_err(|error| tree.io_error(&error, key))?;
+        file.write_all_at(bytes, at).map_err(|error| tree.io_error(&error, key))?;
         at += bytes.len() as u64;
         checksum = checksum.append(bytes);
     }
@@ -132,19 +131,11 @@ fn publish(
     condition: &Condition,
 ) -> Result<(), Error> {
     let name = key.rsplit('/').next().unwrap_or(key);
-    let changed = || Error::Changed {
-        key: key.to_owned(),
-    };
+    let changed = || Error::Changed { key: key.to_owned() };
     let _one = PUBLISHING.lock().unwrap_or_else(PoisonError::into_inner);
     let renamed = match condition {
         Condition::Absent => {
-            match renameat_with(
-                directory,
-                temporary,
-                directory,
-                name,
-                RenameFlags::NOREPLACE,
-            ) {
+            match renameat_with(directory, temporary, directory, name, RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => return Err(changed()),
                 other => other,
             }
@@ -174,15 +165,11 @@ fn open_upload(
     let (directory, name) = tree.open_parent(key)?;
     let temporary = temporary_name(name, upload.as_str());
     if !is_temporary(&temporary) {
-        return Err(Error::NoUpload {
-            key: key.to_owned(),
-        });
+        return Err(Error::NoUpload { key: key.to_owned() });
     }
     match open_file(&directory, &temporary) {
         Ok(file) => Ok((file, directory, temporary)),
-        Err(Errno::NOENT) => Err(Error::NoUpload {
-            key: key.to_owned(),
-        }),
+        Err(Errno::NOENT) => Err(Error::NoUpload { key: key.to_owned() }),
         Err(error) => Err(tree.io_error(&error.into(), key)),
     }
 }
@@ -190,10 +177,7 @@ fn open_upload(
 /// Cuts a long name, so that the temporary one is not too long; the random id keeps them apart.
 fn temporary_name(name: &str, id: &str) -> String {
     let room = NAME_LEN_MAX - 1 - MARK.len() - id.len().min(64);
-    let cut = (0..=room.min(name.len()))
-        .rev()
-        .find(|&at| name.is_char_boundary(at))
-        .unwrap_or(0);
+    let cut = (0..=room.min(name.len())).rev().find(|&at| name.is_char_boundary(at)).unwrap_or(0);
     format!(".{}{MARK}{id}", &name[..cut])
 }
 
@@ -206,18 +190,9 @@ mod tests {
         let id = "0123456789abcdef";
         for name in ["a", &"x".repeat(255), &"\u{fc}".repeat(127)] {
             let temporary = temporary_name(name, id);
-            assert!(
-                temporary.len() <= NAME_LEN_MAX && is_temporary(&temporary),
-                "{temporary}"
-            );
+            assert!(temporary.len() <= NAME_LEN_MAX && is_temporary(&temporary), "{temporary}");
         }
-        for other in [
-            "a",
-            ".a",
-            ".a.millrace-",
-            ".a.millrace-xyz",
-            "a.millrace-0123456789abcdef",
-        ] {
+        for other in ["a", ".a", ".a.millrace-", ".a.millrace-xyz", "a.millrace-0123456789abcdef"] {
             assert!(!is_temporary(other), "{other}");
         }
     }

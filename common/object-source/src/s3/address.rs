@@ -14,11 +14,7 @@ pub(super) struct Address {
 }
 
 /// What signature version 4 leaves as it is in a query.
-const QUERY: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 /// The same in a path.
 const PATH: &AsciiSet = &QUERY.remove(b'/');
 
@@ -29,11 +25,7 @@ impl Address {
         bucket: &str,
         environment: &AmazonS3Builder,
     ) -> Result<Self, Error> {
-        let variable = |key| {
-            environment
-                .get_config_value(&key)
-                .filter(|text| !text.is_empty())
-        };
+        let variable = |key| environment.get_config_value(&key).filter(|text| !text.is_empty());
         let region = spec
             .region()
             .map(str::to_owned)
@@ -48,11 +40,7 @@ impl Address {
             Some(endpoint) => endpoint.trim_end_matches('/').to_owned(),
             None => format!("https://s3.{region}.{}", cloud_domain(&region)),
         };
-        let address = Self {
-            endpoint,
-            region,
-            bucket: bucket.to_owned(),
-        };
+        let address = Self { endpoint, region, bucket: bucket.to_owned() };
         let host = address.authority();
         if host.is_empty() || host.contains(['/', '@', '?', '#']) {
             return Err(Error::invalid(format!(
@@ -103,11 +91,7 @@ impl Address {
 }
 
 fn cloud_domain(region: &str) -> &'static str {
-    if region.starts_with("cn-") {
-        "amazonaws.com.cn"
-    } else {
-        "amazonaws.com"
-    }
+    if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" }
 }
 
 #[cfg(test)]
@@ -122,10 +106,7 @@ mod tests {
     #[test]
     fn without_an_endpoint_the_region_names_it() {
         let cloud = address(None, Some("eu-west-3"));
-        assert_eq!(
-            cloud.url(None, &[]),
-            "https://s3.eu-west-3.amazonaws.com/data"
-        );
+        assert_eq!(cloud.url(None, &[]), "https://s3.eu-west-3.amazonaws.com/data");
         assert!(!cloud.is_plain_http());
         let china = address(None, Some("cn-north-1"));
         assert_eq!(china.authority(), "s3.cn-north-1.amazonaws.com.cn");

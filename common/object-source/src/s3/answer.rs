@@ -40,9 +40,7 @@ pub(super) fn refusal(
 ) -> Error {
     let mut document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
     if document.region.is_none() {
-        let header = headers
-            .get("x-amz-bucket-region")
-            .and_then(|value| value.to_str().ok());
+        let header = headers.get("x-amz-bucket-region").and_then(|value| value.to_str().ok());
         document.region = header.map(str::to_owned);
     }
     let bucket = address.bucket();
@@ -57,12 +55,7 @@ pub(super) fn refusal(
         (status, _) if status.is_redirection() => Error::unavailable(format!(
             "{endpoint} sends requests for the bucket {bucket} elsewhere: name its region or endpoint"
         )),
-        _ => by_code(
-            status,
-            &document,
-            &format!("the bucket {bucket} at {endpoint}"),
-            key,
-        ),
+        _ => by_code(status, &document, &format!("the bucket {bucket} at {endpoint}"), key),
     }
 }
 
@@ -70,34 +63,22 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
     let key = key.to_owned();
     match document.code.as_str() {
         "NoSuchBucket" => {
-            return Error::NoBucket {
-                message: format!("{bucket} does not exist"),
-            };
+            return Error::NoBucket { message: format!("{bucket} does not exist") };
         }
         "NoSuchUpload" => return Error::NoUpload { key },
         "NoSuchKey" => return Error::NotFound { key },
         "PreconditionFailed" => return Error::Changed { key },
         "SlowDown" | "ConditionalRequestConflict" | "OperationAborted" => {
-            return Error::Busy {
-                message: format!("{bucket} asks to wait ({})", document.code),
-            };
+            return Error::Busy { message: format!("{bucket} asks to wait ({})", document.code) };
         }
         "InvalidAccessKeyId" => {
-            return denied(
-                bucket,
-                "does not know the access key: check the credentials",
-                document,
-            );
+            return denied(bucket, "does not know the access key: check the credentials", document);
         }
         "SignatureDoesNotMatch" => {
             return denied(bucket, "says that the secret key is wrong", document);
         }
         "RequestTimeTooSkewed" => {
-            return denied(
-                bucket,
-                "says that this host's clock is wrong: set it",
-                document,
-            );
+            return denied(bucket, "says that this host's clock is wrong: set it", document);
         }
         "ExpiredToken" => return denied(bucket, "says that the credentials expired", document),
         _ => {}
@@ -105,14 +86,12 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
     match status {
         StatusCode::NOT_FOUND => Error::NotFound { key },
         StatusCode::PRECONDITION_FAILED => Error::Changed { key },
-        StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => denied(
-            bucket,
-            "refuses access: check the credentials and their policy",
-            document,
-        ),
-        status if asks_to_wait(status) || status == StatusCode::CONFLICT => Error::Busy {
-            message: format!("{bucket} asks to wait ({status})"),
-        },
+        StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => {
+            denied(bucket, "refuses access: check the credentials and their policy", document)
+        }
+        status if asks_to_wait(status) || status == StatusCode::CONFLICT => {
+            Error::Busy { message: format!("{bucket} asks to wait ({status})") }
+        }
         status => Error::unavailable(format!(
             "{bucket} answers {status} {} {}",
             document.code, document.message
@@ -167,16 +146,16 @@ pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
         Store::PermissionDenied { .. } => {
             by_code(StatusCode::FORBIDDEN, &document, "the bucket", key)
         }
-        Store::Unauthenticated { .. } if document.code.is_empty() => Error::Denied {
-            message: innermost(&error),
-        },
+        Store::Unauthenticated { .. } if document.code.is_empty() => {
+            Error::Denied { message: innermost(&error) }
+        }
         Store::Unauthenticated { .. } => {
             by_code(StatusCode::UNAUTHORIZED, &document, "the bucket", key)
         }
         Store::InvalidPath { .. } => Error::invalid(error.to_string()),
-        Store::NotSupported { .. } | Store::NotImplemented { .. } => Error::Unsupported {
-            message: error.to_string(),
-        },
+        Store::NotSupported { .. } | Store::NotImplemented { .. } => {
+            Error::Unsupported { message: error.to_string() }
+        }
         _ => generic(&error, &chain, &document, key),
     }
 }
@@ -192,32 +171,21 @@ pub(super) fn translate_upload(error: object_store::Error, key: &str) -> Error {
 /// object_store keeps the status of other failures only in words.
 fn generic(error: &object_store::Error, chain: &str, document: &Document, key: &str) -> Error {
     if chain.contains("missing `e_tag`") || chain.contains("does not match") {
-        return Error::Changed {
-            key: key.to_owned(),
-        };
+        return Error::Changed { key: key.to_owned() };
     }
     if !document.code.is_empty() {
-        let wait = ["503", "429"]
-            .iter()
-            .any(|code| chain.contains(&format!("status code: {code}")));
-        let status = if wait {
-            StatusCode::SERVICE_UNAVAILABLE
-        } else {
-            StatusCode::INTERNAL_SERVER_ERROR
-        };
+        let wait =
+            ["503", "429"].iter().any(|code| chain.contains(&format!("status code: {code}")));
+        let status =
+            if wait { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::INTERNAL_SERVER_ERROR };
         return by_code(status, document, "the bucket", key);
     }
     let lower = chain.to_ascii_lowercase();
     let wait = lower.contains("status code: 503") || lower.contains("status code: 429");
     if wait {
-        Error::Busy {
-            message: "the bucket asks to wait".to_owned(),
-        }
+        Error::Busy { message: "the bucket asks to wait".to_owned() }
     } else {
-        Error::unavailable(format!(
-            "the bucket cannot be reached: {}",
-            innermost(error)
-        ))
+        Error::unavailable(format!("the bucket cannot be reached: {}", innermost(error)))
     }
 }
 

@@ -25,9 +25,7 @@ impl S3 {
             Ok(Err(Error::Denied { message })) => {
                 let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for this daemon, or \
                             name a section of its credentials file";
-                return Err(Error::Denied {
-                    message: format!("{message}: {hint}"),
-                });
+                return Err(Error::Denied { message: format!("{message}: {hint}") });
             }
             Ok(other) => other?,
         }
@@ -50,8 +48,6 @@ impl S3 {
 
 /// A key that nobody uses; nothing is ever stored there.
 fn probe_key(prefix: &str) -> String {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{prefix}.millrace-check-{:x}", now.as_nanos())
 }

@@ -75,22 +75,11 @@ impl S3 {
 }
 
 fn one_below(prefix: &str) -> Vec<(&'static str, &str)> {
-    vec![
-        ("encoding-type", "url"),
-        ("list-type", "2"),
-        ("max-keys", "1"),
-        ("prefix", prefix),
-    ]
+    vec![("encoding-type", "url"), ("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)]
 }
 
 fn list_ask<'a>(query: Vec<(&'a str, &'a str)>) -> Ask<'a> {
-    Ask {
-        method: Method::GET,
-        key: None,
-        query,
-        headers: HeaderMap::new(),
-        body: Bytes::new(),
-    }
+    Ask { method: Method::GET, key: None, query, headers: HeaderMap::new(), body: Bytes::new() }
 }
 
 fn parse(answer: &[u8]) -> Result<ListBucketResult, Error> {
@@ -154,9 +143,7 @@ fn decode(key: &str, encoded: bool) -> String {
         return key.to_owned();
     }
     // Servers write a space as '+' or %20, and a plus always as %2B.
-    percent_decode_str(&key.replace('+', " "))
-        .decode_utf8_lossy()
-        .into_owned()
+    percent_decode_str(&key.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
 
 fn parse_time(text: &str) -> Timestamp {
@@ -192,33 +179,19 @@ mod tests {
     #[test]
     fn a_page_is_names_in_order_and_a_count_of_what_is_none() {
         let page = page(&parse(ANSWER.as_bytes()).unwrap(), "d/").unwrap();
-        let names: Vec<_> = page
-            .entries
-            .iter()
-            .map(|entry| entry.name.to_string())
-            .collect();
+        let names: Vec<_> = page.entries.iter().map(|entry| entry.name.to_string()).collect();
         assert_eq!(names, ["a&b+\u{fc}", "sub dir"]);
-        let EntryKind::Object(version) = &page.entries[0].kind else {
-            panic!("an object")
-        };
+        let EntryKind::Object(version) = &page.entries[0].kind else { panic!("an object") };
         assert_eq!((version.size, version.tag.as_str()), (9, "\"abc-2\""));
         assert_eq!(version.modified.subsec_nanoseconds(), 500_000_000);
         assert_eq!(page.entries[1].kind, EntryKind::Directory);
-        assert_eq!(
-            (page.skipped, page.skipped_example.as_deref()),
-            (3, Some("d/.."))
-        );
+        assert_eq!((page.skipped, page.skipped_example.as_deref()), (3, Some("d/..")));
         assert_eq!(page.next, Some(Continuation("t1".to_owned())));
     }
 
     #[test]
     fn what_is_no_listing_is_an_error_and_no_empty_directory() {
-        for bad in [
-            "",
-            "<html>login</html>",
-            "{}",
-            "<ListBucketResult><Contents><Size>x",
-        ] {
+        for bad in ["", "<html>login</html>", "{}", "<ListBucketResult><Contents><Size>x"] {
             assert!(parse(bad.as_bytes()).is_err(), "{bad}");
         }
     }

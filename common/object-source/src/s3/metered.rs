@@ -23,18 +23,12 @@ pub(super) struct Wire {
 
 impl Wire {
     pub(super) fn new(authority: String, counters: Arc<Counters>) -> Self {
-        Self {
-            authority,
-            counters,
-        }
+        Self { authority, counters }
     }
 
     fn class(&self, request: &HttpRequest) -> RequestClass {
         let uri = request.uri();
-        if uri
-            .authority()
-            .is_none_or(|authority| authority.as_str() != self.authority)
-        {
+        if uri.authority().is_none_or(|authority| authority.as_str() != self.authority) {
             return RequestClass::Other;
         }
         classify(request.method(), uri.query().unwrap_or_default())
@@ -56,10 +50,7 @@ impl Connector {
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Metered {
-            client,
-            wire: self.wire.clone(),
-        }))
+        Ok(HttpClient::new(Metered { client, wire: self.wire.clone() }))
     }
 }
 
@@ -79,10 +70,7 @@ impl HttpService for Metered {
             counters.send(request.body().content_length() as u64);
         }
         let answer = self.client.execute(request).await;
-        if answer
-            .as_ref()
-            .map_or(true, |answer| answer.status().as_u16() >= 400)
-        {
+        if answer.as_ref().map_or(true, |answer| answer.status().as_u16() >= 400) {
             counters.fail();
         }
         answer
@@ -90,11 +78,7 @@ impl HttpService for Metered {
 }
 
 fn classify(method: &Method, query: &str) -> RequestClass {
-    let has = |name: &str| {
-        query
-            .split('&')
-            .any(|pair| pair.split('=').next() == Some(name))
-    };
+    let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
     match *method {
         Method::GET if has("list-type") => RequestClass::List,
         Method::GET if has("uploadId") => RequestClass::Upload,

@@ -50,29 +50,18 @@ impl Signer {
             .with_max_times(settings.retries_max)
             .with_total_delay(Some(settings.retry_timeout))
             .with_jitter();
-        Self {
-            client,
-            credentials,
-            address,
-            backoff,
-        }
+        Self { client, credentials, address, backoff }
     }
 
     /// Sends until an answer comes, at most as often as the settings say.
     pub(super) async fn send(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
-        (|| self.send_once(ask))
-            .retry(self.backoff)
-            .when(Error::is_transient)
-            .await
+        (|| self.send_once(ask)).retry(self.backoff).when(Error::is_transient).await
     }
 
     /// Sends; repeats only what the server refused to begin (slow down).
     pub(super) async fn send_unless_begun(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
         let refused = |error: &Error| matches!(error, Error::Busy { .. });
-        (|| self.send_once(ask))
-            .retry(self.backoff)
-            .when(refused)
-            .await
+        (|| self.send_once(ask)).retry(self.backoff).when(refused).await
     }
 
     pub(super) async fn send_once(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
@@ -92,9 +81,7 @@ impl Signer {
             .map_err(|error| answer::transport(&error, self.address.endpoint()))?
         {
             if bytes.len() + piece.len() > ANSWER_LEN_MAX {
-                return Err(Error::unavailable(
-                    "the bucket's answer is longer than any can be",
-                ));
+                return Err(Error::unavailable("the bucket's answer is longer than any can be"));
             }
             bytes.extend_from_slice(&piece);
         }
@@ -103,13 +90,7 @@ impl Signer {
         if head.status.is_success() && !answer::is_error(&bytes) {
             return Ok(bytes);
         }
-        Err(answer::refusal(
-            head.status,
-            &head.headers,
-            &bytes,
-            &self.address,
-            key,
-        ))
+        Err(answer::refusal(head.status, &head.headers, &bytes, &self.address, key))
     }
 
     /// Whether there are credentials, or none are needed.
@@ -134,10 +115,8 @@ impl Signer {
             .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
         request.headers_mut().extend(ask.headers.clone());
         if let Some(provider) = &self.credentials {
-            let credential = provider
-                .get_credential()
-                .await
-                .map_err(|error| answer::translate(error, ""))?;
+            let credential =
+                provider.get_credential().await.map_err(|error| answer::translate(error, ""))?;
             AwsAuthorizer::new(&credential, "s3", self.address.region())
                 .try_authorize(&mut request, None)
                 .map_err(|error| answer::translate(error, ""))?;
@@ -148,8 +127,5 @@ impl Signer {
 
 /// The status that says: later.
 pub(super) fn asks_to_wait(status: StatusCode) -> bool {
-    matches!(
-        status,
-        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
-    )
+    matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS)
 }

@@ -85,11 +85,7 @@ impl S3 {
             let page = self.parts_after(key, upload, &marker).await?;
             for part in page.parts {
                 let tag = answer::tag(Some(&part.tag))?;
-                parts.push(UploadedPart {
-                    number: part.part_number,
-                    tag,
-                    len: part.size,
-                });
+                parts.push(UploadedPart { number: part.part_number, tag, len: part.size });
             }
             match page.next_part_number_marker.filter(|_| page.is_truncated) {
                 Some(next) if next != marker && parts.len() < usize::from(PARTS_MAX) => {
@@ -99,7 +95,7 @@ impl S3 {
             }
         }
         parts.sort_by_key(|part| part.number);
-        Ok(parts)
+        Ok(without_repeated(parts))
     }
 
     async fn parts_after(
@@ -111,18 +107,11 @@ impl S3 {
         let ask = Ask {
             method: Method::GET,
             key: Some(key),
-            query: vec![
-                ("part-number-marker", marker),
-                ("uploadId", upload.as_str()),
-            ],
+            query: vec![("part-number-marker", marker), ("uploadId", upload.as_str())],
             headers: HeaderMap::new(),
             body: Bytes::new(),
         };
-        let body = self
-            .signer
-            .send(&ask)
-            .await
-            .map_err(|error| about_upload(error, key))?;
+        let body = self.signer.send(&ask).await.map_err(|error| about_upload(error, key))?;
         quick_xml::de::from_reader(&*body).map_err(|error| {
             Error::unavailable(format!("the bucket's list of parts is malformed: {error}"))
         })
@@ -136,10 +125,7 @@ impl S3 {
         condition: &Condition,
     ) -> Result<Tag, Error> {
         let mut headers = condition_headers(condition)?;
-        headers.insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/xml"),
-        );
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
         let ask = Ask {
             method: Method::POST,
             key: Some(key),
@@ -149,9 +135,7 @@ impl S3 {
         };
         let body = self.signer.send_unless_begun(&ask).await?;
         let result: CompleteResult = quick_xml::de::from_reader(&*body).map_err(|error| {
-            Error::unavailable(format!(
-                "the bucket's answer to a completion is malformed: {error}"
-            ))
+            Error::unavailable(format!("the bucket's answer to a completion is malformed: {error}"))
         })?;
         answer::tag(Some(&result.tag))
     }
@@ -166,11 +150,20 @@ impl S3 {
 /// 404 on a request that names an upload speaks of the upload.
 fn about_upload(error: Error, key: &str) -> Error {
     match error {
-        Error::NotFound { .. } => Error::NoUpload {
-            key: key.to_owned(),
-        },
+        Error::NotFound { .. } => Error::NoUpload { key: key.to_owned() },
         other => other,
     }
+}
+
+/// SeaweedFS goes on listing a part that was replaced, beside its successor and in no order of time.
+/// Which of them counts is unknown: neither is told, so that the part is sent again.
+fn without_repeated(parts: Vec<UploadedPart>) -> Vec<UploadedPart> {
+    parts
+        .chunk_by(|a, b| a.number == b.number)
+        .filter(|same| same.len() == 1)
+        .flatten()
+        .cloned()
+        .collect()
 }
 
 fn condition_headers(condition: &Condition) -> Result<HeaderMap, Error> {
@@ -190,10 +183,7 @@ fn complete_body(parts: &[UploadedPart]) -> Result<Bytes, Error> {
     let parts = parts.iter();
     let request = CompleteRequest {
         parts: parts
-            .map(|part| CompletePart {
-                tag: part.tag.as_str(),
-                part_number: part.number,
-            })
+            .map(|part| CompletePart { tag: part.tag.as_str(), part_number: part.number })
             .collect(),
     };
     let text = quick_xml::se::to_string(&request)
@@ -206,12 +196,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_part_that_is_listed_twice_counts_as_missing() {
+        let part = |number| UploadedPart { number, tag: Tag::new("t").unwrap(), len: 1 };
+        let told = without_repeated([1, 2, 2, 3, 4, 4, 4].map(part).to_vec());
+        assert_eq!(told, [1, 3].map(part));
+    }
+
+    #[test]
     fn a_completion_names_each_part_with_its_tag() {
-        let part = |number, tag: &str| UploadedPart {
-            number,
-            tag: Tag::new(tag).unwrap(),
-            len: 1,
-        };
+        let part = |number, tag: &str| UploadedPart { number, tag: Tag::new(tag).unwrap(), len: 1 };
         let body = complete_body(&[part(1, "\"a\""), part(3, "b")]).unwrap();
         assert_eq!(
             std::str::from_utf8(&body).unwrap(),

@@ -21,39 +21,16 @@ fn refused(status: u16, code: &str) -> Error {
 #[test]
 fn each_refusal_says_what_the_caller_must_do() {
     assert!(matches!(refused(404, "NoSuchKey"), Error::NotFound { .. }));
-    assert!(matches!(
-        refused(404, "NoSuchBucket"),
-        Error::NoBucket { .. }
-    ));
-    assert!(matches!(
-        refused(404, "NoSuchUpload"),
-        Error::NoUpload { .. }
-    ));
-    assert!(matches!(
-        refused(412, "PreconditionFailed"),
-        Error::Changed { .. }
-    ));
-    assert!(matches!(
-        refused(409, "ConditionalRequestConflict"),
-        Error::Busy { .. }
-    ));
+    assert!(matches!(refused(404, "NoSuchBucket"), Error::NoBucket { .. }));
+    assert!(matches!(refused(404, "NoSuchUpload"), Error::NoUpload { .. }));
+    assert!(matches!(refused(412, "PreconditionFailed"), Error::Changed { .. }));
+    assert!(matches!(refused(409, "ConditionalRequestConflict"), Error::Busy { .. }));
     assert!(matches!(refused(503, "SlowDown"), Error::Busy { .. }));
     assert!(matches!(refused(200, "SlowDown"), Error::Busy { .. }));
-    assert!(matches!(
-        refused(200, "InternalError"),
-        Error::Unavailable { .. }
-    ));
-    assert!(matches!(
-        refused(500, "InternalError"),
-        Error::Unavailable { .. }
-    ));
-    for code in [
-        "AccessDenied",
-        "InvalidAccessKeyId",
-        "SignatureDoesNotMatch",
-        "ExpiredToken",
-        "",
-    ] {
+    assert!(matches!(refused(200, "InternalError"), Error::Unavailable { .. }));
+    assert!(matches!(refused(500, "InternalError"), Error::Unavailable { .. }));
+    for code in ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", ""]
+    {
         assert!(matches!(refused(403, code), Error::Denied { .. }), "{code}");
     }
 }
@@ -83,8 +60,6 @@ fn an_answer_that_is_no_document_is_still_a_sentence() {
 
 #[test]
 fn an_error_inside_a_success_is_found() {
-    assert!(is_error(
-        b"<?xml version=\"1.0\"?>\n\n<Error><Code>InternalError</Code></Error>"
-    ));
+    assert!(is_error(b"<?xml version=\"1.0\"?>\n\n<Error><Code>InternalError</Code></Error>"));
     assert!(!is_error(b"<CompleteMultipartUploadResult><ETag>x</ETag>"));
 }

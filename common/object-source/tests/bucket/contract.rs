@@ -1,0 +1,232 @@
+//! What every bucket must do.
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use millrace_object_source::{
+    Bucket, Condition, EntryKind, Error, Metadata, PosixAttributes, RequestClass, Tag, UploadId,
+    UploadedPart,
+};
+use millrace_types::{MIB, Timestamp};
+
+/// Runs every case. `bucket` and `other` are the same bucket, opened twice, as by two processes.
+pub(crate) async fn holds(bucket: &Bucket, other: &Bucket, prefix: &str) {
+    whole_objects(bucket, prefix).await;
+    ranges(bucket, prefix).await;
+    conditions(bucket, prefix).await;
+    uploads(bucket, other, prefix).await;
+    conditions_of_completion(bucket, prefix).await;
+    uploads_that_are_over(bucket, prefix).await;
+    listings(bucket, prefix).await;
+    bad_keys(bucket).await;
+}
+
+pub(crate) async fn read(bucket: &Bucket, key: &str, from: u64, to: u64, tag: &Tag) -> Vec<u8> {
+    let body = bucket.get_range(key, from..to, tag).await.unwrap();
+    let pieces: Vec<Bytes> = body.try_collect().await.unwrap();
+    pieces.concat()
+}
+
+pub(crate) fn pattern(len: usize, seed: u8) -> Bytes {
+    (0..251).cycle().take(len).map(|byte: u8| seed.wrapping_add(byte)).collect()
+}
+
+fn none() -> Metadata {
+    Metadata::default()
+}
+
+async fn put(bucket: &Bucket, key: &str, body: &Bytes, condition: Condition) -> Result<Tag, Error> {
+    bucket.put_small(key, vec![body.clone()], &none(), &condition).await
+}
+
+async fn whole_objects(bucket: &Bucket, prefix: &str) {
+    let key = format!("{prefix}whole/with space+\u{fc}&.bin");
+    assert!(matches!(bucket.head(&key).await, Err(Error::NotFound { .. })));
+    let attributes = PosixAttributes {
+        mode: Some(0o100_640),
+        uid: Some(1000),
+        gid: Some(100),
+        mtime: Some(Timestamp(1_595_002_920_123_456_789)),
+    };
+    let metadata = attributes.to_metadata(Some("export-1")).unwrap();
+    let body = vec![pattern(1000, 1), pattern(500, 7)];
+    let tag = bucket.put_small(&key, body.clone(), &metadata, &Condition::None).await.unwrap();
+    let head = bucket.head(&key).await.unwrap();
+    assert_eq!((head.version.size, &head.version.tag), (1500, &tag));
+    assert_eq!(PosixAttributes::from_metadata(&head.metadata), attributes);
+    assert_eq!(head.metadata.value("millrace-export-id"), Some("export-1"));
+    assert_eq!(read(bucket, &key, 0, 1500, &tag).await, body.concat());
+    let empty = format!("{prefix}whole/empty");
+    let tag = put(bucket, &empty, &Bytes::new(), Condition::None).await.unwrap();
+    assert_eq!(bucket.head(&empty).await.unwrap().version.size, 0);
+    assert!(read(bucket, &empty, 0, 0, &tag).await.is_empty());
+}
+
+async fn ranges(bucket: &Bucket, prefix: &str) {
+    let key = format!("{prefix}ranges");
+    let len = 5 * MIB + 17;
+    let body = pattern(usize::try_from(len).unwrap(), 3);
+    let tag = put(bucket, &key, &body, Condition::None).await.unwrap();
+    let received = bucket.counters().bytes_received();
+    for (from, to) in [(0, 1), (1, 4097), (MIB - 1, 3 * MIB + 1), (len - 1, len), (0, len)] {
+        let bytes = read(bucket, &key, from, to, &tag).await;
+        let expected = &body[usize::try_from(from).unwrap()..usize::try_from(to).unwrap()];
+        assert!(bytes == expected, "bytes {from} to {to}");
+    }
+    assert!(bucket.counters().bytes_received() - received > len);
+    assert!(bucket.counters().requests(RequestClass::Get) >= 5);
+    let missing = format!("{prefix}nothing");
+    let result = bucket.get_range(&missing, 0..1, &tag).await;
+    assert!(matches!(result, Err(Error::NotFound { .. })), "{result:?}");
+    put(bucket, &key, &pattern(100, 9), Condition::None).await.unwrap();
+    let result = bucket.get_range(&key, 0..10, &tag).await;
+    assert!(matches!(result, Err(Error::Changed { .. })), "{result:?}");
+}
+
+async fn conditions(bucket: &Bucket, prefix: &str) {
+    let key = format!("{prefix}conditions");
+    let [one, two] = [pattern(10, 1), pattern(20, 2)];
+    let stranger = Tag::new("\"00000000000000000000000000000000\"").unwrap();
+    let result = put(bucket, &key, &one, Condition::Matches(stranger.clone())).await;
+    assert!(matches!(result, Err(Error::Changed { .. } | Error::NotFound { .. })), "{result:?}");
+    let tag = put(bucket, &key, &one, Condition::Absent).await.unwrap();
+    let result = put(bucket, &key, &two, Condition::Absent).await;
+    assert!(matches!(result, Err(Error::Changed { .. })), "{result:?}");
+    let result = put(bucket, &key, &two, Condition::Matches(stranger)).await;
+    assert!(matches!(result, Err(Error::Changed { .. })), "{result:?}");
+    assert_eq!(read(bucket, &key, 0, 10, &tag).await, one);
+    let tag = put(bucket, &key, &two, Condition::Matches(tag)).await.unwrap();
+    assert_eq!(read(bucket, &key, 0, 20, &tag).await, two);
+}
+
+/// Two parts of 5 MiB and one of 10 bytes, sent out of order by two processes.
+async fn upload(
+    bucket: &Bucket,
+    other: &Bucket,
+    key: &str,
+) -> (UploadId, Vec<UploadedPart>, Bytes) {
+    let attributes = PosixAttributes { mode: Some(0o100_600), ..PosixAttributes::default() };
+    let metadata = attributes.to_metadata(Some("export-2")).unwrap();
+    let id = bucket.create_upload(key, &metadata).await.unwrap();
+    let passed_on = UploadId::new(id.as_str()).unwrap();
+    let len = usize::try_from(10 * MIB).unwrap() + 10;
+    let body = pattern(len, 5);
+    let cut = |from: u64, to: usize| body.slice(usize::try_from(from).unwrap()..to);
+    let half = usize::try_from(5 * MIB).unwrap();
+    let third = other.put_part(key, &passed_on, 3, 10 * MIB, vec![cut(10 * MIB, len)]);
+    let third = third.await.unwrap();
+    let second = bucket.put_part(key, &id, 2, 5 * MIB, vec![cut(5 * MIB, 2 * half)]);
+    let second = second.await.unwrap();
+    // A repeated part replaces the one before.
+    bucket.put_part(key, &id, 1, 0, vec![pattern(half, 99)]).await.unwrap();
+    let first = other.put_part(key, &passed_on, 1, 0, vec![cut(0, 100), cut(100, half)]);
+    (id, vec![first.await.unwrap(), second, third], body)
+}
+
+async fn uploads(bucket: &Bucket, other: &Bucket, prefix: &str) {
+    let key = format!("{prefix}deep/er/upload");
+    let (id, parts, body) = upload(bucket, other, &key).await;
+    match other.list_parts(&key, &id).await {
+        Ok(listed) => {
+            // The first was sent twice: a server may not know which counts.
+            assert_eq!(listed[listed.len() - 2..], parts[1..]);
+            assert!(listed.len() == 2 || listed == parts, "{listed:?}");
+        }
+        Err(error) => assert!(matches!(error, Error::Unsupported { .. }), "{error}"),
+    }
+    assert!(matches!(bucket.head(&key).await, Err(Error::NotFound { .. })), "not whole: not there");
+    let tag = other.complete_upload(&key, &id, &parts, &Condition::Absent).await.unwrap();
+    let head = bucket.head(&key).await.unwrap();
+    assert_eq!((&head.version.tag, head.version.size), (&tag, body.len() as u64));
+    assert_eq!(head.metadata.value("millrace-export-id"), Some("export-2"));
+    assert_eq!(PosixAttributes::from_metadata(&head.metadata).mode, Some(0o100_600));
+    assert!(read(bucket, &key, 0, body.len() as u64, &tag).await == body);
+}
+
+async fn conditions_of_completion(bucket: &Bucket, prefix: &str) {
+    let key = format!("{prefix}published");
+    let before = put(bucket, &key, &pattern(10, 1), Condition::None).await.unwrap();
+    let (id, parts, body) = upload(bucket, bucket, &key).await;
+    let stranger = Tag::new("\"00000000000000000000000000000000\"").unwrap();
+    for condition in [Condition::Absent, Condition::Matches(stranger)] {
+        let result = bucket.complete_upload(&key, &id, &parts, &condition).await;
+        assert!(matches!(result, Err(Error::Changed { .. })), "{condition:?}: {result:?}");
+        assert_eq!(bucket.head(&key).await.unwrap().version.tag, before);
+    }
+    let condition = Condition::Matches(before);
+    let tag = bucket.complete_upload(&key, &id, &parts, &condition).await.unwrap();
+    assert!(read(bucket, &key, 0, body.len() as u64, &tag).await == body);
+}
+
+async fn uploads_that_are_over(bucket: &Bucket, prefix: &str) {
+    let key = format!("{prefix}given-up");
+    let id = bucket.create_upload(&key, &none()).await.unwrap();
+    let part = bucket.put_part(&key, &id, 1, 0, vec![pattern(10, 1)]).await.unwrap();
+    bucket.abort_upload(&key, &id).await.unwrap();
+    bucket.abort_upload(&key, &id).await.unwrap();
+    let result = bucket.put_part(&key, &id, 2, 10, vec![pattern(10, 1)]).await;
+    assert!(matches!(result, Err(Error::NoUpload { .. })), "{result:?}");
+    let result = bucket.complete_upload(&key, &id, &[part], &Condition::None).await;
+    assert!(matches!(result, Err(Error::NoUpload { .. })), "{result:?}");
+    assert!(matches!(bucket.head(&key).await, Err(Error::NotFound { .. })));
+}
+
+async fn listings(bucket: &Bucket, prefix: &str) {
+    let prefix = format!("{prefix}list/");
+    let empty = bucket.list_directory(&prefix, None).await.unwrap();
+    assert!(empty.entries.is_empty() && empty.next.is_none());
+    assert!(!bucket.has_below(&prefix).await.unwrap());
+    let names = ["a", "a-b", "z \u{fc}+&%41", "dir/x", "dir/y", "dir/sub/z", "b.txt"];
+    for name in names {
+        put(bucket, &format!("{prefix}{name}"), &pattern(7, 1), Condition::None).await.unwrap();
+    }
+    assert!(bucket.has_below(&prefix).await.unwrap());
+    assert!(bucket.has_below(&format!("{prefix}dir/")).await.unwrap());
+    let page = bucket.list_directory(&prefix, None).await.unwrap();
+    let seen: Vec<_> = page.entries.iter().map(|entry| entry.name.to_string()).collect();
+    assert_eq!(seen, ["a", "a-b", "b.txt", "dir", "z \u{fc}+&%41"]);
+    assert_eq!((page.skipped, &page.next), (0, &None));
+    for entry in &page.entries {
+        let name = entry.name.to_string();
+        match &entry.kind {
+            EntryKind::Directory => assert_eq!(name, "dir"),
+            EntryKind::Object(version) => {
+                let head = bucket.head(&format!("{prefix}{name}")).await.unwrap();
+                assert_eq!((&head.version.tag, version.size), (&version.tag, 7), "{name}");
+            }
+        }
+    }
+    let page = bucket.list_directory(&format!("{prefix}dir/"), None).await.unwrap();
+    let seen: Vec<_> = page.entries.iter().map(|entry| entry.name.to_string()).collect();
+    assert_eq!(seen, ["sub", "x", "y"]);
+}
+
+/// A listing of several pages names everything once and in order.
+pub(crate) async fn pages(bucket: &Bucket, prefix: &str, count: usize) {
+    let mut seen = Vec::new();
+    let mut after = None;
+    let mut pages = 0;
+    loop {
+        let page = bucket.list_directory(prefix, after.as_ref()).await.unwrap();
+        seen.extend(page.entries.iter().map(|entry| entry.name.to_string()));
+        pages += 1;
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert!(pages > 1, "one page holds all {count}");
+    let expected: Vec<_> = (0..count).map(|at| format!("{at:06}")).collect();
+    assert_eq!(seen, expected);
+}
+
+async fn bad_keys(bucket: &Bucket) {
+    let long = "x".repeat(1025);
+    for key in ["", "/a", "a/", "a//b", "a/../b", "./a", "a\nb", long.as_str()] {
+        let result = bucket.head(key).await;
+        assert!(matches!(result, Err(Error::Invalid { .. })), "{key:?}: {result:?}");
+    }
+    for prefix in ["a", "/", "a//", "../"] {
+        let result = bucket.list_directory(prefix, None).await;
+        assert!(matches!(result, Err(Error::Invalid { .. })), "{prefix:?}: {result:?}");
+    }
+}

@@ -1,0 +1,97 @@
+//! The contract on a directory, and what only a directory can do wrong.
+
+use std::{fs, os::unix::fs::symlink, path::Path};
+
+use futures::TryStreamExt;
+use millrace_object_source::{Bucket, Condition, Error, LinkSpec, Metadata, Settings};
+
+use crate::contract;
+
+fn open(root: &Path) -> Bucket {
+    let url = format!("file://{}", root.display());
+    let spec = LinkSpec::new(&url, None, None, None).unwrap();
+    Bucket::open(&spec, &Settings::default()).unwrap()
+}
+
+#[tokio::test]
+async fn the_contract_holds_in_a_directory() {
+    let root = tempfile::tempdir().unwrap();
+    contract::holds(&open(root.path()), &open(root.path()), "").await;
+    contract::holds(&open(root.path()), &open(root.path()), "below/a prefix/").await;
+}
+
+#[tokio::test]
+async fn a_large_directory_comes_in_pages() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("many")).unwrap();
+    for at in 0..10_500 {
+        fs::write(root.path().join(format!("many/{at:06}")), b"").unwrap();
+    }
+    contract::pages(&open(root.path()), "many/", 10_500).await;
+}
+
+#[tokio::test]
+async fn links_special_files_and_unreadable_names_are_counted_and_never_followed() {
+    use std::os::unix::ffi::OsStrExt;
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("secret"), b"secret").unwrap();
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join("plain"), b"plain").unwrap();
+    symlink(outside.path().join("secret"), root.path().join("link")).unwrap();
+    symlink(outside.path(), root.path().join("out")).unwrap();
+    let odd = std::ffi::OsStr::from_bytes(b"odd\xff");
+    fs::write(root.path().join(odd), b"").unwrap();
+    let bucket = open(root.path());
+    let page = bucket.list_directory("", None).await.unwrap();
+    assert_eq!(page.entries.len(), 1);
+    assert_eq!(page.skipped, 3);
+    for key in ["link", "out/secret"] {
+        assert!(bucket.head(key).await.is_err(), "{key}");
+    }
+    assert!(bucket.list_directory("out/", None).await.unwrap().entries.is_empty());
+    let none = Metadata::default();
+    let put = bucket.put_small("out/new", Vec::new(), &none, &Condition::None);
+    assert!(put.await.is_err());
+    assert!(!outside.path().join("new").exists());
+}
+
+#[tokio::test]
+async fn a_file_that_changes_under_a_reader_is_an_error_and_no_mix() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("file");
+    fs::write(&path, contract::pattern(3 << 20, 1)).unwrap();
+    let bucket = open(root.path());
+    let version = bucket.head("file").await.unwrap().version;
+    let mut body = bucket.get_range("file", 0..version.size, &version.tag).await.unwrap();
+    let first = body.try_next().await.unwrap().unwrap();
+    assert_eq!(first, contract::pattern(3 << 20, 1)[..first.len()]);
+    fs::write(&path, contract::pattern(4 << 20, 2)).unwrap();
+    let result = body.try_next().await;
+    assert!(matches!(result, Err(Error::Changed { .. })), "{result:?}");
+}
+
+#[tokio::test]
+async fn an_unfinished_upload_is_in_no_listing() {
+    let root = tempfile::tempdir().unwrap();
+    let bucket = open(root.path());
+    let id = bucket.create_upload("a", &Metadata::default()).await.unwrap();
+    assert!(bucket.list_directory("", None).await.unwrap().entries.is_empty());
+    let part = bucket.put_part("a", &id, 1, 0, vec!["x".into()]).await.unwrap();
+    let missing = millrace_object_source::UploadedPart { number: 2, ..part.clone() };
+    let result = bucket.complete_upload("a", &id, &[part.clone(), missing], &Condition::None).await;
+    assert!(matches!(result, Err(Error::Invalid { .. })), "{result:?}");
+    bucket.complete_upload("a", &id, &[part], &Condition::None).await.unwrap();
+    assert_eq!(bucket.list_directory("", None).await.unwrap().entries.len(), 1);
+}
+
+#[tokio::test]
+async fn a_missing_or_wrong_directory_is_told_in_words() {
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join("file"), b"").unwrap();
+    open(root.path()).check("", true).await.unwrap();
+    for (name, word) in [("missing", "does not exist"), ("file", "no directory")] {
+        let error = open(&root.path().join(name)).check("", false).await.unwrap_err();
+        assert!(matches!(error, Error::NoBucket { .. }), "{error:?}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}

@@ -1,0 +1,148 @@
+//! The contract on a real S3 server, and what a person is told when it refuses.
+
+use std::{fs, io::Write, net::TcpListener, os::unix::fs::OpenOptionsExt, path::Path};
+
+use futures::{StreamExt, stream};
+use millrace_object_source::{
+    Bucket, Condition, Error, LinkSpec, Metadata, RequestClass, Settings,
+};
+
+use crate::{contract, weed::Weed};
+
+const CREDENTIALS: &str = "[writer]\naws_access_key_id = writer\naws_secret_access_key = writer-secret\n\
+     [reader]\naws_access_key_id = reader\naws_secret_access_key = reader-secret\n\
+     [wrong-secret]\naws_access_key_id = writer\naws_secret_access_key = guess\n\
+     [stranger]\naws_access_key_id = nobody\naws_secret_access_key = guess\n";
+
+fn settings(dir: &Path) -> Settings {
+    let path = dir.join("credentials");
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path).unwrap();
+    file.write_all(CREDENTIALS.as_bytes()).unwrap();
+    Settings { credentials_file: Some(path), retries_max: 2, ..Settings::default() }
+}
+
+fn open(settings: &Settings, endpoint: &str, bucket: &str, credentials: &str) -> Bucket {
+    let url = format!("s3://{bucket}");
+    let spec = LinkSpec::new(&url, Some(endpoint), Some("us-east-1"), Some(credentials)).unwrap();
+    Bucket::open(&spec, settings).unwrap()
+}
+
+/// One test for all, so that one server serves them: it takes seconds to start.
+#[tokio::test]
+async fn the_contract_holds_on_s3_and_refusals_are_told_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = settings(dir.path());
+    let weed = Weed::start();
+    let writer = open(&settings, &weed.endpoint(), "data", "writer");
+    make_bucket(&writer).await;
+    contract::holds(&writer, &open(&settings, &weed.endpoint(), "data", "writer"), "").await;
+    contract::holds(&writer, &open(&settings, &weed.endpoint(), "data", "writer"), "a b/c/").await;
+    many_keys(&writer).await;
+    refusals(&settings, &weed.endpoint()).await;
+    assert!(writer.counters().requests(RequestClass::List) > 0);
+    assert_eq!(writer.counters().requests(RequestClass::Other), 0);
+}
+
+/// The server makes a bucket at the first upload of an administrator; it answers before its volumes
+/// are ready, so the first put is repeated.
+async fn make_bucket(writer: &Bucket) {
+    for _ in 0..100 {
+        let body = vec!["x".into()];
+        let put = writer.put_small("first", body, &Metadata::default(), &Condition::None).await;
+        match put {
+            Ok(_) => return,
+            Err(Error::Unavailable { .. } | Error::Busy { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("the server never takes an object");
+}
+
+async fn many_keys(writer: &Bucket) {
+    let puts = stream::iter(0..1_100).map(|at| async move {
+        let key = format!("many/{at:06}");
+        let none = Metadata::default();
+        let put = writer.put_small(&key, Vec::new(), &none, &Condition::None);
+        put.await.unwrap();
+    });
+    puts.buffer_unordered(16).collect::<Vec<()>>().await;
+    contract::pages(writer, "many/", 1_100).await;
+}
+
+async fn refusals(settings: &Settings, endpoint: &str) {
+    open(settings, endpoint, "data", "writer").check("some/where/", true).await.unwrap();
+    let reader = open(settings, endpoint, "data", "reader");
+    reader.check("", false).await.unwrap();
+    let denied = |error: &Error| matches!(error, Error::Denied { .. });
+    let error = reader.check("", true).await.unwrap_err();
+    assert!(denied(&error) && error.to_string().contains("refuses access"), "{error:?}");
+    let error =
+        open(settings, endpoint, "data", "wrong-secret").check("", false).await.unwrap_err();
+    assert!(denied(&error) && error.to_string().contains("secret key is wrong"), "{error:?}");
+    let error = open(settings, endpoint, "data", "stranger").check("", false).await.unwrap_err();
+    assert!(denied(&error) && error.to_string().contains("access key"), "{error:?}");
+    let error = open(settings, endpoint, "data", "anonymous").check("", false).await.unwrap_err();
+    assert!(denied(&error), "{error:?}");
+    let error = open(settings, endpoint, "nowhere", "writer").check("", false).await.unwrap_err();
+    assert!(matches!(error, Error::NoBucket { .. }), "{error:?}");
+    assert!(error.to_string().contains("nowhere"), "{error}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_told_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = settings(dir.path());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let error = open(&settings, &endpoint, "data", "writer").check("", false).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("connection refused"), "{error}");
+    let name = "http://no-such-host.invalid";
+    let error = open(&settings, name, "data", "writer").check("", false).await.unwrap_err();
+    assert!(error.to_string().contains("cannot be resolved"), "{error}");
+}
+
+#[tokio::test]
+async fn a_silent_server_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings =
+        Settings { check_timeout: std::time::Duration::from_millis(300), ..settings(dir.path()) };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let error = open(&settings, &endpoint, "data", "writer").check("", false).await.unwrap_err();
+    assert!(error.to_string().contains("no answer within"), "{error}");
+}
+
+#[tokio::test]
+async fn what_answers_but_is_no_bucket_is_told_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = settings(dir.path());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            if stream.read(&mut request).await.is_ok() {
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n<html>login</html>";
+                stream.write_all(answer).await.unwrap();
+            }
+        }
+    });
+    let error = open(&settings, &endpoint, "data", "writer").check("", false).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("malformed"), "{error}");
+    server.abort();
+}
+
+#[test]
+fn credentials_that_are_not_there_are_told_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = LinkSpec::new("s3://data", None, None, Some("missing")).unwrap();
+    let error = Bucket::open(&spec, &settings(dir.path())).unwrap_err();
+    assert!(error.to_string().contains("[missing]"), "{error}");
+    let error = Bucket::open(&spec, &Settings::default()).unwrap_err();
+    assert!(error.to_string().contains("no credentials file"), "{error}");
+}
