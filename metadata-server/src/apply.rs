@@ -1,0 +1,147 @@
+//! Applies a command: the one place where metadata changes.
+//!
+//! A pure function of what the store shows and the command: no clock, no random number, no network,
+//! so that a replay of the log gives the same tree. POSIX rules are checked here and not before, so
+//! that a command that waited in a queue or a replicated log is checked against the tree it meets.
+//!
+//! A refused command changes nothing and is never logged. Behaviour changes only behind
+//! [`FileSystem::feature_level`](crate::store::records::FileSystem).
+
+use millrace_protocol::session::Operation;
+use millrace_types::{ErrorKind, LogIndex};
+
+use crate::{
+    command::{Command, Envelope, Outcome},
+    store::{
+        Batch, StoreError, View,
+        keys,
+        records::{Applied, Record},
+    },
+};
+
+mod cluster;
+mod commit;
+mod create;
+mod export;
+mod import;
+mod job;
+mod layout;
+mod link;
+mod open;
+mod orphan;
+mod remove;
+mod rename;
+mod session;
+mod set_attributes;
+#[cfg(test)]
+mod tests;
+mod transaction;
+mod xattr;
+
+use transaction::Transaction;
+
+/// The newest behaviour that this program knows.
+pub const FEATURE_LEVEL: u32 = 1;
+
+/// Why a command was not applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The rules refuse it. Nothing changed.
+    #[error(transparent)]
+    Refused(#[from] ErrorKind),
+    /// The store cannot be trusted: the server must stop changing it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What `envelope` as record `index` changes in `view`, and what it answers.
+///
+/// # Errors
+/// [`ApplyError::Refused`] with the kind that the caller is told.
+pub fn apply(
+    view: &dyn View,
+    index: LogIndex,
+    envelope: &Envelope,
+) -> Result<(Batch, Outcome), ApplyError> {
+    let mut transaction = Transaction::new(view, index, envelope.time);
+    if let Some(operation) = envelope.operation {
+        session::check_operation(&transaction, operation)?;
+    }
+    let outcome = dispatch(&mut transaction, &envelope.command, envelope.operation)?;
+    if let Some(operation) = envelope.operation {
+        session::remember(&mut transaction, operation, &outcome)?;
+    }
+    let applied = Applied {
+        index,
+        time: envelope.time,
+    };
+    transaction.put(keys::applied(), &applied);
+    Ok((transaction.finish(), outcome))
+}
+
+/// What was answered to `operation`, if it was executed.
+///
+/// # Errors
+/// [`ErrorKind::SessionGone`]; [`ErrorKind::InvalidArgument`] when the client has said that it does
+/// not wait for this one any more.
+pub fn remembered(
+    view: &(impl View + ?Sized),
+    operation: Operation,
+) -> Result<Option<Outcome>, ApplyError> {
+    session::remembered(view, operation)
+}
+
+fn dispatch(
+    tx: &mut Transaction<'_>,
+    command: &Command,
+    operation: Option<Operation>,
+) -> Result<Outcome, ApplyError> {
+    match command {
+        Command::Format(format) => create::format(tx, format),
+        Command::SetFeatureLevel(level) => cluster::set_feature_level(tx, *level),
+        Command::ReserveIds(limit) => cluster::reserve_ids(tx, *limit),
+        Command::OpenSession(open) => session::open(tx, open),
+        Command::CloseSession(session) => session::close(tx, *session),
+        Command::NewKey(key) => cluster::new_key(tx, key),
+        Command::RegisterHost(host) => cluster::register_host(tx, host),
+        Command::TargetBlank(target) => cluster::target_blank(tx, *target),
+        Command::Reclaimed { target, through } => orphan::reclaimed(tx, *target, *through),
+        Command::Trimmed { inode, write_epoch } => commit::trimmed(tx, *inode, *write_epoch),
+        Command::Create(create) => create::create(tx, create),
+        Command::MakeLink(link) => create::make_link(tx, link),
+        Command::Remove(remove) => remove::remove(tx, remove),
+        Command::Rename(rename) => rename::rename(tx, rename),
+        Command::SetAttributes(set) => set_attributes::set(tx, set),
+        Command::OpenWrite(open) => open::open_write(tx, open),
+        Command::CloseWrite(opener) => open::close_write(tx, *opener),
+        Command::DropReader(opener) => open::drop_reader(tx, *opener),
+        Command::Commit(commit) => commit::commit(tx, commit),
+        Command::SetXattr(set) => xattr::set(tx, set),
+        Command::RemoveXattr(remove) => xattr::remove(tx, remove),
+        Command::SetDefaults(set) => layout::set_defaults(tx, set),
+        Command::AddLink(link) => link::add(tx, link),
+        Command::BeginLinkRemoval(link) => link::begin_removal(tx, *link),
+        Command::ForgetEntries(forget) => link::forget_entries(tx, forget),
+        Command::RemoveLink(link) => link::remove(tx, *link),
+        Command::ImportEntries(import) => import::entries(tx, import),
+        Command::MarkDirectoryListed(directory) => import::mark_listed(tx, *directory),
+        Command::AddJob(job) => job::add(tx, job),
+        Command::UpdateJob(update) => job::update(tx, update),
+        Command::BeginExport(begin) => export::begin(tx, begin),
+        Command::RecordUpload {
+            inode,
+            export,
+            upload_id,
+        } => export::record_upload(tx, *inode, *export, upload_id),
+        Command::CompleteExport(complete) => export::complete(tx, complete),
+        Command::AbortExport { inode, export } => export::abort(tx, *inode, *export),
+    }
+    .inspect_err(|error| {
+        tracing::trace!(?operation, ?command, %error, "command refused");
+    })
+}
+
+/// The bytes of a value.
+fn encode(record: &impl Record) -> Vec<u8> {
+    record.encode()
+}

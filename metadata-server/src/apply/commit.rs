@@ -1,0 +1,154 @@
+//! Sizes and contents: commits of writers, truncation, and the trims that a shrink leaves behind.
+
+use millrace_types::{ErrorKind, InodeId, WriteEpoch};
+
+use super::{ApplyError, Transaction, orphan};
+use crate::{
+    command::{Commit, Outcome},
+    namespace::{FileBody, Inode, ObjectState},
+    store::{keys, records::TrimRecord},
+};
+
+/// Takes a writer's proposal. One of an older content or epoch changes nothing.
+pub(super) fn commit(tx: &mut Transaction<'_>, commit: &Commit) -> Result<Outcome, ApplyError> {
+    let mut inode = tx.inode(commit.inode)?;
+    let outcome = Ok(Outcome::Inode(inode.id));
+    let size = inode.size;
+    let file = inode.file_mut()?;
+    let current =
+        file.generation == commit.generation && file.write_epoch == commit.write_epoch;
+    let grows = commit.end > size;
+    if !current || (!grows && commit.written_at.is_none()) {
+        return outcome;
+    }
+    if grows {
+        check_size(file, commit.end)?;
+        check_may_grow(tx, commit.inode)?;
+    }
+    mark_dirty(file);
+    inode.size = size.max(commit.end);
+    if let Some(written_at) = commit.written_at {
+        inode.modified = written_at.min(tx.time);
+    }
+    changed(tx, &mut inode);
+    tx.put_inode(&inode);
+    outcome
+}
+
+/// Gives a file another size.
+///
+/// Returns whether targets must trim before anybody hears of it.
+pub(super) fn resize(
+    tx: &mut Transaction<'_>,
+    inode: &mut Inode,
+    size: u64,
+) -> Result<bool, ApplyError> {
+    let old = inode.size;
+    let id = inode.id;
+    check_size(inode.file()?, size)?;
+    if size == 0 {
+        return replace_content(tx, inode).map(|()| false);
+    }
+    if size > old {
+        check_may_grow(tx, id)?;
+        inode.file_mut()?.sparse = true;
+    }
+    let shrinks = size < old;
+    let file = inode.file_mut()?;
+    mark_dirty(file);
+    if shrinks {
+        file.write_epoch = file.write_epoch.next();
+        file.origin_length = file.origin_length.min(size);
+        let trim = TrimRecord {
+            generation: file.generation,
+            write_epoch: file.write_epoch,
+            layout: file.layout,
+            size,
+        };
+        tx.put(keys::trim(id), &trim);
+    }
+    inode.size = size;
+    inode.modified = tx.time;
+    changed(tx, inode);
+    Ok(shrinks)
+}
+
+/// Replaces the content by a new, empty one; the old one's chunks may go.
+pub(super) fn replace_content(
+    tx: &mut Transaction<'_>,
+    inode: &mut Inode,
+) -> Result<(), ApplyError> {
+    let id = inode.id;
+    let empty = inode.size == 0;
+    let file = inode.file_mut()?;
+    mark_dirty(file);
+    if !(empty && is_untouched(file)) {
+        orphan::reclaim(tx, id, file.generation, file.layout)?;
+        file.generation = file.generation.next();
+        file.origin_length = 0;
+        file.sparse = false;
+        file.inline = None;
+        tx.delete(keys::trim(id));
+    }
+    inode.size = 0;
+    inode.modified = tx.time;
+    changed(tx, inode);
+    Ok(())
+}
+
+/// Every target has heard of the shrink to this epoch.
+pub(super) fn trimmed(
+    tx: &mut Transaction<'_>,
+    inode: InodeId,
+    write_epoch: WriteEpoch,
+) -> Result<Outcome, ApplyError> {
+    let key = keys::trim(inode);
+    match tx.read::<TrimRecord>(&key)? {
+        Some(trim) if trim.write_epoch <= write_epoch => tx.delete(key),
+        _ => {}
+    }
+    Ok(Outcome::Done)
+}
+
+/// The file differs from its object from now on. Without an object there is nothing to differ from.
+pub(super) fn mark_dirty(file: &mut FileBody) {
+    file.state = match file.state {
+        ObjectState::Clean | ObjectState::Exported | ObjectState::Dirty => ObjectState::Dirty,
+        ObjectState::Local => ObjectState::Local,
+        ObjectState::Conflict => ObjectState::Conflict,
+    };
+}
+
+/// The inode changed: its change time and count say so.
+pub(super) fn changed(tx: &Transaction<'_>, inode: &mut Inode) {
+    inode.changed = tx.time;
+    inode.change_count = inode.change_count.next();
+}
+
+/// A content that has no byte anywhere needs no successor: it is the first one, made here, and its
+/// only writer is the one that truncates it while creating it.
+fn is_untouched(file: &FileBody) -> bool {
+    file.generation.0 == 1 && file.write_epoch.0 == 1 && file.origin.is_none() && !file.sparse
+}
+
+/// Growth waits until the targets have dropped what lay past the smaller size.
+fn check_may_grow(tx: &Transaction<'_>, inode: InodeId) -> Result<(), ApplyError> {
+    match tx.read::<TrimRecord>(&keys::trim(inode))? {
+        None => Ok(()),
+        Some(_) => Err(ErrorKind::Busy.into()),
+    }
+}
+
+fn check_size(file: &FileBody, size: u64) -> Result<(), ErrorKind> {
+    // A chunk's index has 32 bits, an offset of the kernel 63.
+    let largest = file
+        .layout
+        .chunk_size()
+        .bytes()
+        .saturating_mul(1 << 32)
+        .min(i64::MAX as u64);
+    if size > largest {
+        return Err(ErrorKind::FileTooLarge);
+    }
+    Ok(())
+}

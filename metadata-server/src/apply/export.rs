@@ -1,0 +1,102 @@
+//! Exports: a file is frozen, uploaded, and becomes exported if it has not changed meanwhile.
+
+use millrace_types::{ErrorKind, InodeId};
+
+use super::{ApplyError, Transaction, orphan};
+use crate::{
+    command::{BeginExport, CompleteExport, Outcome},
+    namespace::{ObjectState, tree},
+    store::{keys, records::Export},
+};
+
+/// Freezes a file that nobody has open. An upload that was under way is replaced: its job looks for
+/// what it left in the bucket.
+pub(super) fn begin(tx: &mut Transaction<'_>, begin: &BeginExport) -> Result<Outcome, ApplyError> {
+    let inode = tx.inode(begin.inode)?;
+    let file = inode.file()?;
+    if orphan::is_open(tx, inode.id)? {
+        return Err(ErrorKind::InUse.into());
+    }
+    if file.state == ObjectState::Conflict {
+        return Err(ErrorKind::Conflict.into());
+    }
+    let export = Export {
+        job: begin.job,
+        id: begin.export,
+        change_count: inode.change_count,
+        generation: file.generation,
+        size: inode.size,
+        link: begin.link,
+        key: begin.key.clone(),
+        replaces: begin.replaces.clone(),
+        part_size: begin.part_size,
+        upload_id: None,
+    };
+    tx.put(keys::export(inode.id), &export);
+    Ok(Outcome::Frozen(inode.change_count))
+}
+
+/// Remembers the name that the bucket gave the upload.
+pub(super) fn record_upload(
+    tx: &mut Transaction<'_>,
+    inode: InodeId,
+    id: u128,
+    upload_id: &str,
+) -> Result<Outcome, ApplyError> {
+    let mut export = find(tx, inode, id)?;
+    export.upload_id = Some(upload_id.to_owned());
+    tx.put(keys::export(inode), &export);
+    Ok(Outcome::Done)
+}
+
+/// The object stands. Only a file that is still the frozen one is exported by it.
+pub(super) fn complete(
+    tx: &mut Transaction<'_>,
+    complete: &CompleteExport,
+) -> Result<Outcome, ApplyError> {
+    let export = find(tx, complete.inode, complete.export)?;
+    tx.delete(keys::export(complete.inode));
+    let Some(mut inode) = tree::find(tx, complete.inode)? else {
+        return Ok(Outcome::Exported(false));
+    };
+    let same = inode.change_count == export.change_count;
+    let file = inode.file_mut()?;
+    if file.generation != export.generation {
+        return Ok(Outcome::Exported(false));
+    }
+    // The tag is the condition of the next upload, whether or not the file changed meanwhile.
+    if same {
+        file.origin_length = complete.origin.size;
+        file.state = ObjectState::Exported;
+        file.origin = Some(complete.origin.clone());
+    } else if let Some(origin) = &mut file.origin {
+        origin.tag.clone_from(&complete.origin.tag);
+        file.state = ObjectState::Dirty;
+    }
+    inode.changed = tx.time;
+    tx.put_inode(&inode);
+    Ok(Outcome::Exported(same))
+}
+
+/// Gives the upload up; one that is gone already is no error.
+pub(super) fn abort(
+    tx: &mut Transaction<'_>,
+    inode: InodeId,
+    id: u128,
+) -> Result<Outcome, ApplyError> {
+    match find(tx, inode, id) {
+        Ok(_) => tx.delete(keys::export(inode)),
+        Err(ApplyError::Refused(_)) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(Outcome::Done)
+}
+
+fn find(tx: &Transaction<'_>, inode: InodeId, id: u128) -> Result<Export, ApplyError> {
+    let export: Export = tx.read(&keys::export(inode))?.ok_or(ErrorKind::NotFound)?;
+    if export.id == id {
+        Ok(export)
+    } else {
+        Err(ErrorKind::NotFound.into())
+    }
+}

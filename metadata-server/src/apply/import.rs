@@ -1,0 +1,207 @@
+//! Adds and refreshes the names that a bucket lists.
+//!
+//! ```text
+//!   the name here        object's tag      what happens
+//!   none                 any               added, unless a whiteout has the same tag
+//!   clean                the same          nothing
+//!   clean                another           the file follows: new content generation
+//!   dirty or local       the recorded one  nothing
+//!   dirty or local       another           conflict; nothing is overwritten
+//! ```
+
+use millrace_protocol::{capability::Origin, metadata::FileKind};
+use millrace_types::{ErrorKind, InodeId};
+
+use super::{
+    ApplyError, Transaction, commit,
+    create::{add_name, directory_body, file_body, new_inode},
+    layout, orphan,
+};
+use crate::{
+    command::{BATCH_MAX, ImportEntries, ImportEntry, ImportKind, Outcome},
+    namespace::{Body, Inode, LinkedDirectory, ObjectState, permission, tree},
+    store::{
+        keys,
+        records::{Entry, Whiteout},
+    },
+};
+
+/// What a listing did.
+#[derive(Default)]
+struct Counts {
+    added: u32,
+    refreshed: u32,
+    conflicts: u32,
+}
+
+/// Takes one page of a listing.
+pub(super) fn entries(
+    tx: &mut Transaction<'_>,
+    import: &ImportEntries,
+) -> Result<Outcome, ApplyError> {
+    if import.entries.len() > BATCH_MAX {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    let mut parent = tx.inode(import.directory)?;
+    match tx.link_of(&parent)? {
+        Some((_, link)) if !link.removing => {}
+        _ => return Err(ErrorKind::InvalidArgument.into()),
+    }
+    let (modified, changed) = (parent.modified, parent.changed);
+    let mut counts = Counts::default();
+    for entry in &import.entries {
+        match tree::entry(tx, parent.id, &entry.name)? {
+            Some(present) => refresh(tx, entry, &present, &mut counts)?,
+            None => add(tx, &mut parent, entry, &mut counts)?,
+        }
+    }
+    if counts.added > 0 {
+        // Names that were in the bucket all along are no change of the directory.
+        (parent.modified, parent.changed) = (modified, changed);
+        tx.put_inode(&parent);
+        tx.change_file_system(|fs| fs.inodes += u64::from(counts.added))?;
+    }
+    Ok(Outcome::Imported {
+        added: counts.added,
+        refreshed: counts.refreshed,
+        conflicts: counts.conflicts,
+    })
+}
+
+/// The directory shows everything that its prefix had.
+pub(super) fn mark_listed(
+    tx: &mut Transaction<'_>,
+    directory: InodeId,
+) -> Result<Outcome, ApplyError> {
+    let mut inode = tx.inode(directory)?;
+    let time = tx.time;
+    match &mut inode.directory_mut()?.linked {
+        Some(linked) => linked.listed = Some(time),
+        None => return Err(ErrorKind::InvalidArgument.into()),
+    }
+    tx.put_inode(&inode);
+    Ok(Outcome::Done)
+}
+
+fn add(
+    tx: &mut Transaction<'_>,
+    parent: &mut Inode,
+    entry: &ImportEntry,
+    counts: &mut Counts,
+) -> Result<(), ApplyError> {
+    let whiteout = tx.read::<Whiteout>(&keys::whiteout(parent.id, entry.name.as_bytes()))?;
+    if let Some(whiteout) = whiteout {
+        let hidden = match &entry.kind {
+            ImportKind::File(origin) => whiteout.tag == origin.tag,
+            ImportKind::Directory | ImportKind::Symlink(_) => true,
+        };
+        if hidden {
+            return Ok(());
+        }
+        tx.delete(keys::whiteout(parent.id, entry.name.as_bytes()));
+    }
+    let mut inode = build(tx, parent, entry)?;
+    add_name(tx, parent, &mut inode, &entry.name)?;
+    tx.put_inode(&inode);
+    counts.added += 1;
+    Ok(())
+}
+
+fn build(
+    tx: &Transaction<'_>,
+    parent: &Inode,
+    entry: &ImportEntry,
+) -> Result<Inode, ApplyError> {
+    let directory = parent.directory()?;
+    let Some(linked) = &directory.linked else {
+        return Err(ErrorKind::InvalidArgument.into());
+    };
+    let (kind, body) = match &entry.kind {
+        ImportKind::Directory => {
+            let name = std::str::from_utf8(entry.name.as_bytes())
+                .map_err(|_| ErrorKind::InvalidArgument)?;
+            let linked = LinkedDirectory {
+                link: linked.link,
+                prefix: format!("{}{name}/", linked.prefix),
+                listed: None,
+            };
+            let body = directory_body(directory.defaults, Some(linked));
+            (FileKind::Directory, body)
+        }
+        ImportKind::Symlink(target) => (FileKind::Symlink, Body::Symlink(target.clone())),
+        ImportKind::File(origin) => {
+            let layout = layout::place(tx, &directory.defaults, entry.seed)?;
+            let mut file = file_body(layout);
+            file.origin_length = origin.size;
+            file.origin = Some(origin.clone());
+            file.state = ObjectState::Clean;
+            (FileKind::Regular, Body::File(Box::new(file)))
+        }
+    };
+    let mut inode = new_inode(tx, entry.inode, kind, (entry.uid, entry.gid), body);
+    inode.mode = entry.mode & permission::MODE_MAX;
+    inode.modified = entry.modified;
+    if let ImportKind::File(origin) = &entry.kind {
+        inode.size = origin.size;
+    }
+    Ok(inode)
+}
+
+fn refresh(
+    tx: &mut Transaction<'_>,
+    entry: &ImportEntry,
+    present: &Entry,
+    counts: &mut Counts,
+) -> Result<(), ApplyError> {
+    let ImportKind::File(origin) = &entry.kind else {
+        return Ok(());
+    };
+    let mut inode = tree::named(tx, present)?;
+    if inode.kind != FileKind::Regular {
+        // A file and a prefix of one name: what was there first stays.
+        return Ok(());
+    }
+    let file = inode.file_mut()?;
+    let known = file.origin.as_ref().is_some_and(|known| known.tag == origin.tag);
+    if known {
+        return Ok(());
+    }
+    match file.state {
+        ObjectState::Clean | ObjectState::Exported => {
+            follow(tx, inode, entry, origin)?;
+            counts.refreshed += 1;
+        }
+        ObjectState::Conflict => {}
+        ObjectState::Dirty | ObjectState::Local => {
+            file.state = ObjectState::Conflict;
+            commit::changed(tx, &mut inode);
+            tx.put_inode(&inode);
+            counts.conflicts += 1;
+        }
+    }
+    Ok(())
+}
+
+/// The file takes the object's new content; readers of the old one get ESTALE.
+fn follow(
+    tx: &mut Transaction<'_>,
+    mut inode: Inode,
+    entry: &ImportEntry,
+    origin: &Origin,
+) -> Result<(), ApplyError> {
+    let id = inode.id;
+    let file = inode.file_mut()?;
+    orphan::reclaim(tx, id, file.generation, file.layout)?;
+    file.generation = file.generation.next();
+    file.origin = Some(origin.clone());
+    file.origin_length = origin.size;
+    file.sparse = false;
+    file.inline = None;
+    file.state = ObjectState::Clean;
+    inode.size = origin.size;
+    inode.modified = entry.modified;
+    commit::changed(tx, &mut inode);
+    tx.delete(keys::trim(id));
+    tx.put_inode(&inode);
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Jobs: taken into the queue, moved on, ended.
+
+use millrace_protocol::admin::{JOB_FAILURES_MAX, JobState};
+use millrace_types::ErrorKind;
+
+use super::{ApplyError, Transaction};
+use crate::{
+    command::{AddJob, Outcome, UpdateJob},
+    namespace::tree,
+    store::{keys, records::JobRecord},
+};
+
+/// Takes a job; the oldest ended one beyond [`JOBS_KEPT`] is forgotten.
+pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, ApplyError> {
+    let id = tx.file_system()?.next_job;
+    tx.change_file_system(|fs| fs.next_job = id.next())?;
+    let known = tree::scan::<JobRecord>(tx, &keys::jobs(), usize::MAX)?;
+    if known.len() >= JOBS_KEPT {
+        let ended = known.iter().find(|(_, record)| record.job.state.is_final());
+        match ended {
+            Some((key, _)) => tx.delete(key.clone()),
+            None => return Err(ErrorKind::Busy.into()),
+        }
+    }
+    let mut job = add.job.clone();
+    job.id = id;
+    job.state = JobState::Queued;
+    job.started = tx.time;
+    job.ended = None;
+    let record = JobRecord {
+        job,
+        caller: add.caller.clone(),
+        root: add.root,
+    };
+    tx.put(keys::job(id), &record);
+    Ok(Outcome::Job(id))
+}
+
+/// Moves a job on. An ended one stays as it ended.
+pub(super) fn update(tx: &mut Transaction<'_>, update: &UpdateJob) -> Result<Outcome, ApplyError> {
+    let key = keys::job(update.id);
+    let mut record: JobRecord = tx.read(&key)?.ok_or(ErrorKind::NotFound)?;
+    let job = &mut record.job;
+    if job.state.is_final() {
+        return Ok(Outcome::Job(job.id));
+    }
+    if let Some(state) = update.state {
+        let legal = match (job.state, state) {
+            (JobState::Queued, next) => next != JobState::Succeeded,
+            (JobState::Running, next) => next != JobState::Queued,
+            _ => false,
+        };
+        if !legal {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        job.state = state;
+        if state.is_final() {
+            job.ended = Some(tx.time);
+        }
+    }
+    job.files_done = update.counts.files_done;
+    job.files_total = update.counts.files_total;
+    job.bytes_done = update.counts.bytes_done;
+    job.bytes_total = update.counts.bytes_total;
+    job.errors = update.counts.errors;
+    job.failures = update.failures.clone();
+    job.failures.truncate(JOB_FAILURES_MAX);
+    tx.put(key, &record);
+    Ok(Outcome::Job(update.id))
+}
+
+/// How many jobs are remembered, with those that wait or run.
+const JOBS_KEPT: usize = 256;

@@ -1,0 +1,45 @@
+//! Where new files go: directory defaults and the layout that they give.
+
+use millrace_types::{ErrorKind, Layout};
+
+use super::{ApplyError, Transaction};
+use crate::{
+    command::{Outcome, SetDefaults},
+    namespace::{LayoutDefaults, permission},
+    store::{keys, records::PoolRecord},
+};
+
+/// The layout of a new file.
+pub(super) fn place(
+    tx: &Transaction<'_>,
+    defaults: &LayoutDefaults,
+    seed: u32,
+) -> Result<Layout, ApplyError> {
+    let pool = tx.read::<PoolRecord>(&keys::pool(defaults.pool))?;
+    let groups = pool.map_or(0, |pool| pool.groups);
+    if groups == 0 {
+        // No target has registered yet: a file could never hold a byte.
+        return Err(ErrorKind::Unavailable.into());
+    }
+    let width = defaults.width.unwrap_or(u32::MAX);
+    Ok(Layout::new(defaults.chunk_size, width, defaults.pool, groups, seed)?)
+}
+
+/// Sets what new files in a directory get.
+pub(super) fn set_defaults(
+    tx: &mut Transaction<'_>,
+    set: &SetDefaults,
+) -> Result<Outcome, ApplyError> {
+    let mut inode = tx.inode(set.directory)?;
+    permission::check_owner(&set.caller, &inode)?;
+    if set.defaults.width == Some(0) {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    if tx.read::<PoolRecord>(&keys::pool(set.defaults.pool))?.is_none() {
+        return Err(ErrorKind::NotFound.into());
+    }
+    inode.directory_mut()?.defaults = set.defaults;
+    inode.changed = tx.time;
+    tx.put_inode(&inode);
+    Ok(Outcome::Inode(inode.id))
+}

@@ -1,0 +1,105 @@
+//! Links: binding a directory to a bucket and prefix, and taking that back.
+
+use millrace_types::{ErrorKind, LinkId, Timestamp};
+
+use super::{
+    ApplyError, Transaction,
+    remove::{drop_name, take_entry},
+};
+use crate::{
+    command::{AddLink, BATCH_MAX, ForgetEntries, Outcome},
+    namespace::{LinkedDirectory, tree},
+    store::{
+        keys,
+        records::LinkRecord,
+    },
+};
+
+/// Binds an empty directory. Links do not nest.
+pub(super) fn add(tx: &mut Transaction<'_>, add: &AddLink) -> Result<Outcome, ApplyError> {
+    let mut inode = tx.inode(add.directory)?;
+    if tx.link_of(&inode)?.is_some() {
+        return Err(ErrorKind::InUse.into());
+    }
+    if inode.size > 0 {
+        return Err(ErrorKind::NotEmpty.into());
+    }
+    if !add.prefix.is_empty() && !add.prefix.ends_with('/') {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    let id = tx.file_system()?.next_link;
+    inode.directory_mut()?.linked = Some(LinkedDirectory {
+        link: id,
+        prefix: add.prefix.clone(),
+        listed: None::<Timestamp>,
+    });
+    inode.changed = tx.time;
+    // Names that were imported through an earlier link are no reason to hide this one's.
+    tx.delete_all(&keys::whiteouts(inode.id))?;
+    tx.put_inode(&inode);
+    let record = LinkRecord {
+        directory: inode.id,
+        bucket: add.bucket.clone(),
+        mode: add.mode,
+        removing: false,
+    };
+    tx.put(keys::link(id), &record);
+    tx.change_file_system(|fs| {
+        fs.next_link = id.next();
+        fs.links_version += 1;
+    })?;
+    Ok(Outcome::Link(id))
+}
+
+/// Nothing more is imported through the link from now on.
+pub(super) fn begin_removal(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, ApplyError> {
+    let mut record = find(tx, id)?;
+    record.removing = true;
+    tx.put(keys::link(id), &record);
+    Ok(Outcome::Done)
+}
+
+/// Removes imported names, without whiteouts. Directories must be empty by then.
+pub(super) fn forget_entries(
+    tx: &mut Transaction<'_>,
+    forget: &ForgetEntries,
+) -> Result<Outcome, ApplyError> {
+    if !find(tx, forget.link)?.removing || forget.names.len() > BATCH_MAX {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    let mut parent = tx.inode(forget.directory)?;
+    if tx.link_of(&parent)?.map(|(id, _)| id) != Some(forget.link) {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    for name in &forget.names {
+        let Some(entry) = tree::entry(tx, parent.id, name)? else {
+            continue;
+        };
+        let inode = tree::named(tx, &entry)?;
+        if inode.is_directory() && inode.size > 0 {
+            return Err(ErrorKind::NotEmpty.into());
+        }
+        take_entry(tx, &mut parent, &inode, name, &entry);
+        drop_name(tx, inode, parent.id, name, &[])?;
+    }
+    tx.put_inode(&parent);
+    Ok(Outcome::Done)
+}
+
+/// Unbinds the directory; names that are left stay as ordinary ones.
+pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, ApplyError> {
+    let record = find(tx, id)?;
+    if let Some(mut inode) = tree::find(tx, record.directory)? {
+        inode.directory_mut()?.linked = None;
+        inode.changed = tx.time;
+        tx.delete_all(&keys::whiteouts(inode.id))?;
+        tx.put_inode(&inode);
+    }
+    tx.delete(keys::link(id));
+    tx.change_file_system(|fs| fs.links_version += 1)?;
+    Ok(Outcome::Done)
+}
+
+fn find(tx: &Transaction<'_>, id: LinkId) -> Result<LinkRecord, ApplyError> {
+    Ok(tx.read(&keys::link(id))?.ok_or(ErrorKind::NotFound)?)
+}

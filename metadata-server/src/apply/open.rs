@@ -1,0 +1,89 @@
+//! Opens for writing, which are logged, and the last readers of inodes without names.
+
+use millrace_types::{ErrorKind, SessionId};
+
+use super::{ApplyError, Transaction, commit, orphan};
+use crate::{
+    command::{OpenWrite, Opener, Outcome},
+    namespace::{Inode, permission},
+    store::{
+        keys,
+        records::{OpenRecord, SessionRecord},
+    },
+};
+
+/// Opens a file for writing; one with an origin is dirty from now on.
+pub(super) fn open_write(tx: &mut Transaction<'_>, open: &OpenWrite) -> Result<Outcome, ApplyError> {
+    let inode = tx.inode(open.opener.inode)?;
+    inode.file()?;
+    if let Some(caller) = &open.caller {
+        permission::check(caller, &inode, permission::Access::Write)?;
+    }
+    begin(tx, inode, open.opener.session)?;
+    if open.truncate {
+        let mut inode = tx.inode(open.opener.inode)?;
+        commit::replace_content(tx, &mut inode)?;
+        tx.put_inode(&inode);
+    }
+    Ok(Outcome::Inode(open.opener.inode))
+}
+
+/// Counts one more writer of an existing file and marks it dirty.
+pub(super) fn begin(
+    tx: &mut Transaction<'_>,
+    mut inode: Inode,
+    session: SessionId,
+) -> Result<(), ApplyError> {
+    tx.check_writable(&inode)?;
+    commit::mark_dirty(inode.file_mut()?);
+    inode.change_count = inode.change_count.next();
+    tx.put_inode(&inode);
+    let opener = Opener {
+        session,
+        inode: inode.id,
+    };
+    register_writer(tx, opener)
+}
+
+/// Counts one more open for writing.
+pub(super) fn register_writer(tx: &mut Transaction<'_>, opener: Opener) -> Result<(), ApplyError> {
+    if tx.read::<SessionRecord>(&keys::session(opener.session))?.is_none() {
+        return Err(ErrorKind::SessionGone.into());
+    }
+    let key = keys::open(opener.inode, opener.session);
+    let mut open = tx.read::<OpenRecord>(&key)?.unwrap_or_default();
+    open.writes = open.writes.checked_add(1).ok_or(ErrorKind::Busy)?;
+    tx.put(key, &open);
+    tx.put_bytes(keys::opened(opener.session, opener.inode), Vec::new());
+    Ok(())
+}
+
+/// Ends one open for writing. One that is not known was ended before.
+pub(super) fn close_write(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
+    change(tx, opener, |open| open.writes = open.writes.saturating_sub(1))
+}
+
+/// The session no longer reads an inode that has lost its last name.
+pub(super) fn drop_reader(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
+    change(tx, opener, |open| open.reads = false)
+}
+
+fn change(
+    tx: &mut Transaction<'_>,
+    opener: Opener,
+    change: impl FnOnce(&mut OpenRecord),
+) -> Result<Outcome, ApplyError> {
+    let key = keys::open(opener.inode, opener.session);
+    let Some(mut open) = tx.read::<OpenRecord>(&key)? else {
+        return Ok(Outcome::Done);
+    };
+    change(&mut open);
+    if open == OpenRecord::default() {
+        tx.delete(key);
+        tx.delete(keys::opened(opener.session, opener.inode));
+        orphan::drop_if_unused(tx, opener.inode)?;
+    } else {
+        tx.put(key, &open);
+    }
+    Ok(Outcome::Done)
+}

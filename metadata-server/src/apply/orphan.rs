@@ -1,0 +1,122 @@
+//! Inodes without a name, and the queues of contents whose chunks targets may free.
+
+use std::ops::Bound;
+
+use millrace_types::{ContentGeneration, InodeId, Layout, SessionId, TargetId};
+
+use super::{ApplyError, Transaction};
+use crate::{
+    command::Outcome,
+    namespace::{Body, Inode, tree},
+    store::{
+        View, borrow, keys, prefix_end,
+        records::{GroupRecord, OpenRecord, PoolRecord, ReclaimRecord},
+    },
+};
+
+/// Takes an inode that has just lost its last name: it stays while somebody has it open.
+pub(super) fn lost_last_name(
+    tx: &mut Transaction<'_>,
+    inode: &Inode,
+    readers: &[SessionId],
+) -> Result<(), ApplyError> {
+    assert!(inode.links == 0, "only an inode without names is dropped");
+    for &session in readers {
+        if tx.read::<crate::store::records::SessionRecord>(&keys::session(session))?.is_none() {
+            continue;
+        }
+        let key = keys::open(inode.id, session);
+        let mut open = tx.read::<OpenRecord>(&key)?.unwrap_or_default();
+        open.reads = true;
+        tx.put(key, &open);
+        tx.put_bytes(keys::opened(session, inode.id), Vec::new());
+    }
+    tx.put_inode(inode);
+    drop_if_unused(tx, inode.id)
+}
+
+/// Removes an inode that has neither name nor opener.
+pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result<(), ApplyError> {
+    let Some(inode) = tree::find(tx, inode)? else {
+        return Ok(());
+    };
+    if inode.links > 0 || is_open(tx, inode.id)? {
+        return Ok(());
+    }
+    match &inode.body {
+        Body::File(file) => {
+            reclaim(tx, inode.id, file.generation, file.layout)?;
+            tx.delete(keys::trim(inode.id));
+            tx.delete(keys::export(inode.id));
+        }
+        Body::Directory(_) => tx.delete_all(&keys::whiteouts(inode.id))?,
+        Body::Symlink(_) | Body::Special => {}
+    }
+    if inode.xattr_bytes > 0 {
+        tx.delete_all(&keys::xattrs(inode.id))?;
+    }
+    tx.delete(keys::inode(inode.id));
+    tx.change_file_system(|fs| fs.inodes = fs.inodes.saturating_sub(1))
+}
+
+/// Whether anybody keeps the inode open.
+pub(super) fn is_open(tx: &Transaction<'_>, inode: InodeId) -> Result<bool, ApplyError> {
+    let opens = keys::opens(inode);
+    let end = prefix_end(&opens);
+    Ok(!tx.scan(Bound::Included(&opens), borrow(&end), 1)?.is_empty())
+}
+
+/// Puts a content and all before it into the queue of every target that may hold chunks of it.
+pub(super) fn reclaim(
+    tx: &mut Transaction<'_>,
+    inode: InodeId,
+    generation: ContentGeneration,
+    layout: Layout,
+) -> Result<(), ApplyError> {
+    for target in targets_of(tx, layout)? {
+        let position = (tx.index.0 << POSITION_BITS) | tx.reclaims;
+        tx.reclaims += 1;
+        assert!(tx.reclaims < 1 << POSITION_BITS, "a command frees a bounded number of contents");
+        tx.put(keys::reclaim(target, position), &ReclaimRecord { inode, generation });
+    }
+    Ok(())
+}
+
+/// A target has freed, durably, what its queue named.
+pub(super) fn reclaimed(
+    tx: &mut Transaction<'_>,
+    target: TargetId,
+    through: u64,
+) -> Result<Outcome, ApplyError> {
+    let queue = keys::reclaims_of(target);
+    let last = keys::reclaim(target, through);
+    for (key, _) in tx.scan(Bound::Included(&queue), Bound::Included(&last), usize::MAX)? {
+        tx.delete(key);
+    }
+    Ok(Outcome::Done)
+}
+
+/// Every target that may hold chunks of a layout.
+fn targets_of(tx: &Transaction<'_>, layout: Layout) -> Result<Vec<TargetId>, ApplyError> {
+    let Some(pool) = tx.read::<PoolRecord>(&keys::pool(layout.pool()))? else {
+        return Ok(Vec::new());
+    };
+    if layout.width() > GROUPS_LOOKED_UP_MAX {
+        return Ok(pool.targets);
+    }
+    let mut targets = Vec::new();
+    for group in layout.groups() {
+        let record = tx.read::<GroupRecord>(&keys::group(layout.pool(), group))?;
+        targets.extend(record.into_iter().flat_map(|record| record.targets));
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    Ok(targets)
+}
+
+/// Freeing what a target does not hold is harmless, so wide files go into every queue of the pool.
+const GROUPS_LOOKED_UP_MAX: u32 = 16;
+
+/// A position in a queue is the log index of the command that made it, then a number within it: a
+/// batch of 1,000 names over 64 targets at most.
+pub(crate) const POSITION_BITS: u32 = 18;

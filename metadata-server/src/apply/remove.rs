@@ -1,0 +1,151 @@
+//! Removes names: unlink and rmdir.
+
+use millrace_types::{ErrorKind, FileName, SessionId};
+
+use super::{ApplyError, Transaction, create::touch_directory, orphan};
+use crate::{
+    command::{Outcome, Remove},
+    namespace::{Body, Inode, ParentLink, permission, tree},
+    store::{
+        View, keys,
+        records::{Entry, Whiteout},
+    },
+};
+
+/// Removes a name; the inode goes with its last one, unless somebody has it open.
+pub(super) fn remove(tx: &mut Transaction<'_>, remove: &Remove) -> Result<Outcome, ApplyError> {
+    let mut parent = tx.inode(remove.parent)?;
+    parent.directory()?;
+    permission::check(&remove.caller, &parent, permission::Access::Search)?;
+    let entry = tree::entry(tx, parent.id, &remove.name)?.ok_or(ErrorKind::NotFound)?;
+    let inode = tree::named(tx, &entry)?;
+    permission::check_remove(&remove.caller, &parent, &inode)?;
+    match (inode.is_directory(), remove.directory) {
+        (true, false) => return Err(ErrorKind::IsDirectory.into()),
+        (false, true) => return Err(ErrorKind::NotDirectory.into()),
+        (true, true) => check_removable(tx, &inode)?,
+        (false, false) => {}
+    }
+    tx.check_names_writable(&parent)?;
+    let id = inode.id;
+    leave_whiteout(tx, &parent, &inode, &remove.name);
+    take_entry(tx, &mut parent, &inode, &remove.name, &entry);
+    tx.put_inode(&parent);
+    drop_name(tx, inode, parent.id, &remove.name, &remove.readers)?;
+    Ok(Outcome::Inode(id))
+}
+
+/// Checks that a directory may go: it has no entry, shows no link, and nothing is left to be listed.
+pub(super) fn check_removable(tx: &Transaction<'_>, inode: &Inode) -> Result<(), ApplyError> {
+    let body = inode.directory()?;
+    let unlisted = body.linked.as_ref().is_some_and(|linked| linked.listed.is_none());
+    if inode.size > 0 || unlisted {
+        return Err(ErrorKind::NotEmpty.into());
+    }
+    check_no_link_root(tx, inode)
+}
+
+/// The directory of a link stays until the link is removed.
+pub(super) fn check_no_link_root(tx: &Transaction<'_>, inode: &Inode) -> Result<(), ApplyError> {
+    match tx.link_of(inode)? {
+        Some((_, link)) if link.directory == inode.id => Err(ErrorKind::InUse.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Remembers that an imported name was taken away, so that the next listing does not bring it back.
+pub(super) fn leave_whiteout(
+    tx: &mut Transaction<'_>,
+    parent: &Inode,
+    inode: &Inode,
+    name: &FileName,
+) {
+    let Body::Directory(directory) = &parent.body else {
+        return;
+    };
+    if directory.linked.is_none() {
+        return;
+    }
+    let tag = match &inode.body {
+        Body::File(file) => file.origin.as_ref().map(|origin| origin.tag.clone()),
+        Body::Directory(body) => body.linked.as_ref().map(|_| String::new()),
+        Body::Symlink(_) | Body::Special => None,
+    };
+    if let Some(tag) = tag {
+        tx.put(keys::whiteout(parent.id, name.as_bytes()), &Whiteout { tag });
+    }
+}
+
+/// Takes an entry out of a directory and counts it there; the caller stores the directory.
+pub(super) fn take_entry(
+    tx: &mut Transaction<'_>,
+    parent: &mut Inode,
+    inode: &Inode,
+    name: &FileName,
+    entry: &Entry,
+) {
+    tx.delete(keys::entry(parent.id, name.as_bytes()));
+    tx.delete(keys::cookie(parent.id, entry.cookie));
+    parent.size = parent.size.saturating_sub(1);
+    if inode.is_directory() {
+        parent.links = parent.links.saturating_sub(1);
+    }
+    touch_directory(tx, parent);
+}
+
+/// Takes a name away from an inode, whose entry is gone already.
+pub(super) fn drop_name(
+    tx: &mut Transaction<'_>,
+    mut inode: Inode,
+    parent: millrace_types::InodeId,
+    name: &FileName,
+    readers: &[SessionId],
+) -> Result<(), ApplyError> {
+    inode.changed = tx.time;
+    inode.change_count = inode.change_count.next();
+    inode.links = if inode.is_directory() {
+        0
+    } else {
+        inode.links.saturating_sub(1)
+    };
+    if inode.links == 0 {
+        inode.parent = None;
+        return orphan::lost_last_name(tx, &inode, readers);
+    }
+    forget_parent(tx, &mut inode, parent, name)?;
+    tx.put_inode(&inode);
+    Ok(())
+}
+
+/// Forgets one of several names; the next one becomes the first.
+pub(super) fn forget_parent(
+    tx: &mut Transaction<'_>,
+    inode: &mut Inode,
+    parent: millrace_types::InodeId,
+    name: &FileName,
+) -> Result<(), ApplyError> {
+    let gone = ParentLink {
+        directory: parent,
+        name: name.clone(),
+    };
+    if inode.parent.as_ref() != Some(&gone) {
+        tx.delete(keys::name(inode.id, parent, name.as_bytes()));
+        return Ok(());
+    }
+    let prefix = keys::names(inode.id);
+    let end = crate::store::prefix_end(&prefix);
+    let next = tx.scan(
+        std::ops::Bound::Included(&prefix),
+        crate::store::borrow(&end),
+        1,
+    )?;
+    inode.parent = match next.into_iter().next() {
+        Some((key, _)) => {
+            let next = tree::parent_of_key(&key)?;
+            tx.delete(key);
+            Some(next)
+        }
+        None => None,
+    };
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! What hydration needs of the server around it, and nothing more.
+//!
+//! The server implements this over its metadata loop and its connections to target daemons; tests
+//! over an in-memory store with the same apply. Hydration owns no state besides: what must last is a
+//! command.
+
+use std::{future::Future, time::Duration};
+
+use millrace_protocol::{
+    capability::{Content, Signed},
+    cluster::Map,
+    kind::Request,
+};
+use millrace_types::{Failure, HostId, InodeId, Timestamp};
+
+use crate::{
+    command::{Command, Outcome},
+    store::View,
+};
+
+/// Commands, queries, ids, signatures and requests to target daemons.
+///
+/// # Cancellation
+/// Every future may be dropped. A dropped command may still be executed.
+pub trait Environment: Send + Sync + 'static {
+    /// Executes a command. Returns once its record is in the kernel, or with `synced` on the disk.
+    ///
+    /// # Errors
+    /// Why apply refused it, or that the server is busy or shutting down.
+    fn execute(
+        &self,
+        command: Command,
+        synced: bool,
+    ) -> impl Future<Output = Result<Outcome, Failure>> + Send;
+
+    /// Runs a query on the store, on the thread that owns it: it must be short (a page of a
+    /// directory, a path).
+    ///
+    /// # Errors
+    /// The query's own, or that the server is busy or shutting down.
+    fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&dyn View) -> Result<T, Failure> + Send + 'static,
+    ) -> impl Future<Output = Result<T, Failure>> + Send;
+
+    /// Inode ids that nobody else gets; those that are not used are lost, which is fine.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    fn reserve_inodes(
+        &self,
+        count: usize,
+    ) -> impl Future<Output = Result<Vec<InodeId>, Failure>> + Send;
+
+    /// A capability to read `content`, for target daemons among themselves (the system session).
+    ///
+    /// # Errors
+    /// That there is no key yet.
+    fn sign_read(&self, content: Content)
+    -> impl Future<Output = Result<Signed, Failure>> + Send;
+
+    /// The cluster map as it is now.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    fn map(&self) -> impl Future<Output = Result<Map, Failure>> + Send;
+
+    /// Sends a request to a target daemon and waits for the answer, reconnecting as needed.
+    ///
+    /// # Errors
+    /// The daemon's own, [`Unavailable`](millrace_types::ErrorKind::Unavailable) or
+    /// [`DeadlineExceeded`](millrace_types::ErrorKind::DeadlineExceeded).
+    fn ask<R: Request + Send + Sync + 'static>(
+        &self,
+        host: HostId,
+        request: R,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<R::Reply, Failure>> + Send;
+
+    /// The server's clock.
+    fn now(&self) -> Timestamp;
+
+    /// A random number, for ids of exports and beginnings of layouts.
+    fn random(&self) -> u64;
+}

@@ -1,0 +1,312 @@
+//! Brings a bucket's names into the tree: a directory at a time, when somebody first looks.
+//!
+//! Listing and lookup:
+//! - The first look into a linked directory starts one listing of it, shared by all who wait. Pages
+//!   become commands of at most 1,000 entries, so that a reader can go on with what is there already.
+//! - A name that is looked up before its directory is listed is asked for alone (HEAD, and whether
+//!   anything lies below `name/`) while the listing runs behind.
+//! - Where an object and a directory have one name, the directory wins; the object is counted as
+//!   skipped. Keys that cannot be file names are skipped too (see [`Page::skipped`]); each listing
+//!   that skipped something says so in the log, with an example.
+//!
+//! Only HEAD tells POSIX attributes, so names found by listing get the link's defaults: the owner of
+//! the linked directory, 0755 for directories and 0644 for files, and the object's time.
+//!
+//! [`Page::skipped`]: millrace_object_source::Page::skipped
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use millrace_object_source::{Bucket, Buckets, Error as BucketError, LinkSpec};
+use millrace_protocol::cluster;
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
+use tokio::sync::{Semaphore, watch};
+
+use self::entries::Defaults;
+use super::environment::Environment;
+use crate::{
+    command::{BATCH_MAX, Command, ImportEntries, ImportEntry, ImportKind},
+    namespace::{Body, tree},
+    store::{
+        View, keys,
+        records::{self, LinkRecord},
+    },
+};
+
+mod entries;
+mod probe;
+
+/// Listings that run at the same time. Each asks for one page after another.
+const LISTINGS_MAX: usize = 16;
+
+/// Names that are asked for alone at the same time.
+const PROBES_MAX: usize = 64;
+
+/// How far a listing is.
+#[derive(Debug, Clone)]
+pub enum Listing {
+    /// So many entries are in the tree; more will come.
+    Growing(u64),
+    /// All are there.
+    Complete,
+    /// It stopped; the next look starts another.
+    Failed(Failure),
+}
+
+/// Lists directories and imports names. One per server.
+#[derive(Debug)]
+pub struct Importer<E> {
+    environment: Arc<E>,
+    buckets: Arc<Buckets>,
+    running: Mutex<HashMap<InodeId, watch::Receiver<Listing>>>,
+    listings: Semaphore,
+    probes: Semaphore,
+}
+
+/// A linked directory as an import needs it.
+#[derive(Debug, Clone)]
+pub(super) struct Linked {
+    pub(super) directory: InodeId,
+    pub(super) link: LinkId,
+    pub(super) prefix: String,
+    pub(super) listed: bool,
+    pub(super) bucket: cluster::Bucket,
+    pub(super) defaults: Defaults,
+}
+
+impl<E: Environment> Importer<E> {
+    /// Nothing is being listed yet.
+    pub fn new(environment: Arc<E>, buckets: Arc<Buckets>) -> Self {
+        Self {
+            environment,
+            buckets,
+            running: Mutex::default(),
+            listings: Semaphore::new(LISTINGS_MAX),
+            probes: Semaphore::new(PROBES_MAX),
+        }
+    }
+
+    /// Makes sure that `name` is in the tree if the bucket has it. Returns at once where `directory`
+    /// shows no bucket, is listed, or has the name. To be called before a name is answered as
+    /// missing, and before one is created.
+    ///
+    /// # Errors
+    /// Those of the bucket: the name may exist.
+    pub async fn name(self: &Arc<Self>, directory: InodeId, name: &FileName) -> Result<(), Failure> {
+        let wanted = name.clone();
+        let known = self.environment.read(move |view| {
+            let Some(linked) = linked(view, directory)?.filter(|linked| !linked.listed) else {
+                return Ok(None);
+            };
+            let exists = tree::entry(view, directory, &wanted).map_err(broken)?.is_some();
+            Ok(Some(linked).filter(|_| !exists))
+        });
+        let Some(linked) = known.await? else { return Ok(()) };
+        let mut listing = self.listing(&linked);
+        tokio::select! {
+            probed = self.probe(&linked, name) => probed,
+            // Whichever is first: a small directory is listed as fast as a name is found.
+            done = finished(&mut listing) => match done {
+                Listing::Failed(failure) => Err(failure),
+                Listing::Growing(_) | Listing::Complete => Ok(()),
+            },
+        }
+    }
+
+    /// Makes sure that the entries of `directory` behind the position `cookie` can be read: waits
+    /// until its listing is complete or has added some. Says whether more will come, in which case
+    /// the reader must not take the end for the end.
+    ///
+    /// # Errors
+    /// Those of the bucket.
+    pub async fn entries(
+        self: &Arc<Self>,
+        directory: InodeId,
+        cookie: u64,
+    ) -> Result<Listing, Failure> {
+        loop {
+            let found = self.environment.read(move |view| {
+                let linked = linked(view, directory)?.filter(|linked| !linked.listed);
+                let behind = tree::list(view, directory, cookie, 1).map_err(broken)?;
+                Ok((linked, !behind.is_empty()))
+            });
+            let (Some(linked), behind) = found.await? else { return Ok(Listing::Complete) };
+            let mut listing = self.listing(&linked);
+            let now = listing.borrow_and_update().clone();
+            match now {
+                Listing::Failed(failure) => return Err(failure),
+                Listing::Complete => return Ok(Listing::Complete),
+                Listing::Growing(count) if behind => return Ok(Listing::Growing(count)),
+                // An error means that the lister is gone: look again.
+                Listing::Growing(_) => drop(listing.changed().await),
+            }
+        }
+    }
+
+    /// Lists `directory` to its end, unless it is.
+    ///
+    /// # Errors
+    /// Those of the bucket.
+    pub async fn whole(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
+        let known = self.environment.read(move |view| linked(view, directory)).await?;
+        match known {
+            Some(linked) if !linked.listed => self.wait_for(&linked).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Lists `directory` again, listed or not: finds what the bucket changed.
+    ///
+    /// # Errors
+    /// Those of the bucket.
+    pub async fn refresh(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
+        let known = self.environment.read(move |view| linked(view, directory)).await?;
+        match known {
+            Some(linked) => self.wait_for(&linked).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The bucket behind a link.
+    pub(super) fn bucket(&self, bucket: &cluster::Bucket) -> Result<Arc<Bucket>, Failure> {
+        Ok(self.buckets.bucket(&spec_of(bucket)?)?)
+    }
+
+    async fn wait_for(self: &Arc<Self>, linked: &Linked) -> Result<(), Failure> {
+        let mut listing = self.listing(linked);
+        match finished(&mut listing).await {
+            Listing::Complete => Ok(()),
+            Listing::Failed(failure) => Err(failure),
+            Listing::Growing(_) => Err(ErrorKind::Unavailable.into()),
+        }
+    }
+
+    /// The listing of a directory: the one that runs, or a new one.
+    fn listing(self: &Arc<Self>, linked: &Linked) -> watch::Receiver<Listing> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(listing) = running.get(&linked.directory) {
+            return listing.clone();
+        }
+        let (sender, receiver) = watch::channel(Listing::Growing(0));
+        running.insert(linked.directory, receiver.clone());
+        drop(running);
+        let importer = Arc::clone(self);
+        let linked = linked.clone();
+        // Not bound to whoever asked first: others wait for it, and it is worth finishing.
+        drop(tokio::spawn(async move {
+            let end = match importer.list(&linked, &sender).await {
+                Ok(()) => Listing::Complete,
+                Err(failure) => {
+                    tracing::warn!(directory = %linked.directory, prefix = %linked.prefix, %failure,
+                        "a linked directory cannot be listed");
+                    Listing::Failed(failure)
+                }
+            };
+            importer.forget(linked.directory);
+            sender.send_replace(end);
+        }));
+        receiver
+    }
+
+    fn forget(&self, directory: InodeId) {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&directory);
+    }
+
+    async fn list(&self, linked: &Linked, told: &watch::Sender<Listing>) -> Result<(), Failure> {
+        let _permit = self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let bucket = self.bucket(&linked.bucket)?;
+        let (mut after, mut total, mut skipped, mut example) = (None, 0, 0, None);
+        loop {
+            let page = bucket.list_directory(&linked.prefix, after.as_ref()).await?;
+            let (found, shadowed) = entries::of_page(&page, linked);
+            skipped += page.skipped + shadowed;
+            example = example.or(page.skipped_example);
+            total += found.len() as u64;
+            for batch in found.chunks(BATCH_MAX) {
+                self.import(linked.directory, batch).await?;
+            }
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+            told.send_replace(Listing::Growing(total));
+        }
+        if skipped > 0 {
+            tracing::warn!(link = %linked.link, prefix = %linked.prefix, skipped, example,
+                "keys that cannot be file names are left out");
+        }
+        let listed = Command::MarkDirectoryListed(linked.directory);
+        self.environment.execute(listed, false).await.map(|_| ())
+    }
+
+    /// Gives ids to found names and makes them a command.
+    async fn import(&self, directory: InodeId, found: &[entries::Found]) -> Result<(), Failure> {
+        if found.is_empty() {
+            return Ok(());
+        }
+        let inodes = self.environment.reserve_inodes(found.len()).await?;
+        let entries = found.iter().zip(inodes).map(|(found, inode)| {
+            let seed = self.environment.random() as u32;
+            found.to_entry(inode, seed)
+        });
+        let entries: Vec<ImportEntry> = entries.collect();
+        let import = ImportEntries { directory, entries };
+        self.environment.execute(Command::ImportEntries(import), false).await.map(|_| ())
+    }
+
+    /// Imports one object as its HEAD describes it: after an upload was refused because somebody
+    /// else changed the object, so that the file becomes a conflict.
+    pub(super) async fn object(
+        &self,
+        linked: &Linked,
+        name: &FileName,
+    ) -> Result<(), Failure> {
+        self.probe(linked, name).await
+    }
+}
+
+/// Waits for the end of a listing.
+async fn finished(listing: &mut watch::Receiver<Listing>) -> Listing {
+    let ended = |now: &Listing| !matches!(now, Listing::Growing(_));
+    listing.wait_for(ended).await.map_or_else(
+        |_| Listing::Failed(Failure::new(ErrorKind::Unavailable, "the listing was given up")),
+        |now| now.clone(),
+    )
+}
+
+/// The linked directory, if it is one whose link still imports.
+pub(super) fn linked(view: &dyn View, directory: InodeId) -> Result<Option<Linked>, Failure> {
+    let Some(inode) = tree::find(view, directory).map_err(broken)? else { return Ok(None) };
+    let Body::Directory(body) = &inode.body else { return Ok(None) };
+    let Some(linked) = &body.linked else { return Ok(None) };
+    let record: Option<LinkRecord> =
+        records::read(view, &keys::link(linked.link)).map_err(broken)?;
+    let Some(record) = record.filter(|record| !record.removing) else { return Ok(None) };
+    let top = tree::find(view, record.directory).map_err(broken)?;
+    let (uid, gid) = top.map_or((inode.uid, inode.gid), |top| (top.uid, top.gid));
+    Ok(Some(Linked {
+        directory,
+        link: linked.link,
+        prefix: linked.prefix.clone(),
+        listed: linked.listed.is_some(),
+        bucket: record.bucket,
+        defaults: Defaults { uid, gid },
+    }))
+}
+
+/// The checked form of a bucket in a message or record.
+pub(super) fn spec_of(bucket: &cluster::Bucket) -> Result<LinkSpec, BucketError> {
+    LinkSpec::new(
+        &bucket.url,
+        bucket.endpoint.as_deref(),
+        bucket.region.as_deref(),
+        bucket.credentials.as_deref(),
+    )
+}
+
+/// A broken store stops the server by itself; who asked just learns that it failed.
+pub(super) fn broken(error: crate::store::StoreError) -> Failure {
+    Failure::new(ErrorKind::Internal, error.to_string())
+}

@@ -1,0 +1,195 @@
+//! From what a bucket says to what a command carries.
+
+use std::collections::HashSet;
+
+use millrace_object_source::{Entry, EntryKind, ObjectVersion, Page, PosixAttributes};
+use millrace_protocol::capability::Origin;
+use millrace_types::{FileName, InodeId, LinkId, Timestamp};
+
+use super::{ImportEntry, ImportKind, Linked};
+
+/// Whom names belong to of which the bucket says nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::hydration) struct Defaults {
+    pub(in crate::hydration) uid: u32,
+    pub(in crate::hydration) gid: u32,
+}
+
+/// A name that a bucket has, before it gets an id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    name: FileName,
+    kind: ImportKind,
+    modified: Timestamp,
+    mode: u16,
+    uid: u32,
+    gid: u32,
+}
+
+const DIRECTORY_MODE: u16 = 0o755;
+const FILE_MODE: u16 = 0o644;
+const SYMLINK_MODE: u16 = 0o777;
+
+/// The bits of `st_mode` that hold the type, and those of a symbolic link.
+const TYPE_MASK: u32 = 0o170_000;
+const TYPE_SYMLINK: u32 = 0o120_000;
+
+impl Found {
+    /// A common prefix. Buckets know no times of directories.
+    pub(super) fn directory(name: FileName, linked: &Linked) -> Self {
+        let Defaults { uid, gid } = linked.defaults;
+        let modified = Timestamp(0);
+        Self { name, kind: ImportKind::Directory, modified, mode: DIRECTORY_MODE, uid, gid }
+    }
+
+    /// An object, with what its metadata say, if anybody asked.
+    pub(super) fn object(
+        name: FileName,
+        version: &ObjectVersion,
+        attributes: PosixAttributes,
+        linked: &Linked,
+    ) -> Self {
+        let origin = origin_of(linked.link, key_of(&linked.prefix, &name), version);
+        Self {
+            name,
+            kind: ImportKind::File(origin),
+            modified: attributes.mtime.unwrap_or(version.modified),
+            mode: attributes.mode.map_or(FILE_MODE, permissions),
+            uid: attributes.uid.unwrap_or(linked.defaults.uid),
+            gid: attributes.gid.unwrap_or(linked.defaults.gid),
+        }
+    }
+
+    /// Turns an object into the symbolic link that it stores.
+    pub(super) fn into_symlink(self, target: Vec<u8>) -> Self {
+        Self { kind: ImportKind::Symlink(target), mode: SYMLINK_MODE, ..self }
+    }
+
+    pub(super) fn to_entry(&self, inode: InodeId, seed: u32) -> ImportEntry {
+        ImportEntry {
+            name: self.name.clone(),
+            inode,
+            seed,
+            mode: self.mode,
+            uid: self.uid,
+            gid: self.gid,
+            modified: self.modified,
+            kind: self.kind.clone(),
+        }
+    }
+}
+
+/// Whether the metadata say that the object stores a symbolic link.
+pub(super) fn is_symlink(attributes: &PosixAttributes) -> bool {
+    attributes.mode.is_some_and(|mode| mode & TYPE_MASK == TYPE_SYMLINK)
+}
+
+/// The version of an object as an inode records it.
+pub(in crate::hydration) fn origin_of(link: LinkId, key: String, version: &ObjectVersion) -> Origin {
+    Origin {
+        link,
+        key,
+        size: version.size,
+        tag: version.tag.as_str().to_owned(),
+        modified: version.modified,
+    }
+}
+
+/// The key of a name in a linked directory. Names that are no UTF-8 never come from a bucket; they
+/// get a key with replacement characters, under which nothing is found.
+pub(in crate::hydration) fn key_of(prefix: &str, name: &FileName) -> String {
+    format!("{prefix}{}", String::from_utf8_lossy(name.as_bytes()))
+}
+
+/// The names of a page, and how many objects were left out because a directory has their name. What
+/// lies on another page is settled when it is applied, in the same way.
+pub(super) fn of_page(page: &Page, linked: &Linked) -> (Vec<Found>, u64) {
+    let is_directory = |entry: &&Entry| entry.kind == EntryKind::Directory;
+    let directories: HashSet<&FileName> =
+        page.entries.iter().filter(is_directory).map(|entry| &entry.name).collect();
+    let mut shadowed = 0;
+    let mut found = Vec::with_capacity(page.entries.len());
+    for entry in &page.entries {
+        match &entry.kind {
+            EntryKind::Directory => found.push(Found::directory(entry.name.clone(), linked)),
+            EntryKind::Object(_) if directories.contains(&entry.name) => shadowed += 1,
+            EntryKind::Object(version) => {
+                let attributes = PosixAttributes::default();
+                found.push(Found::object(entry.name.clone(), version, attributes, linked));
+            }
+        }
+    }
+    (found, shadowed)
+}
+
+fn permissions(mode: u32) -> u16 {
+    u16::try_from(mode & 0o7_777).expect("twelve bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_object_source::Tag;
+    use millrace_protocol::cluster::Bucket;
+
+    use super::*;
+
+    fn linked() -> Linked {
+        Linked {
+            directory: InodeId(2),
+            link: LinkId(1),
+            prefix: "data/".to_owned(),
+            listed: false,
+            bucket: Bucket {
+                url: "s3://b/data".to_owned(),
+                endpoint: None,
+                region: None,
+                credentials: None,
+            },
+            defaults: Defaults { uid: 7, gid: 8 },
+        }
+    }
+
+    fn version() -> ObjectVersion {
+        ObjectVersion { tag: Tag::new("\"t\"").unwrap(), size: 5, modified: Timestamp(9) }
+    }
+
+    fn name(text: &str) -> FileName {
+        FileName::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_directory_wins_over_an_object_of_its_name() {
+        let entry = |text, kind| Entry { name: name(text), kind };
+        let page = Page {
+            entries: vec![
+                entry("a", EntryKind::Object(version())),
+                entry("a", EntryKind::Directory),
+                entry("b", EntryKind::Object(version())),
+            ],
+            ..Page::default()
+        };
+        let (found, shadowed) = of_page(&page, &linked());
+        assert_eq!(shadowed, 1);
+        let entry = found[0].to_entry(InodeId(5), 1);
+        assert_eq!((entry.kind, entry.mode, entry.uid), (ImportKind::Directory, 0o755, 7));
+        let ImportKind::File(origin) = &found[1].kind else { panic!("a file") };
+        assert_eq!((origin.key.as_str(), origin.tag.as_str()), ("data/b", "\"t\""));
+        assert_eq!((found[1].mode, found[1].modified), (0o644, Timestamp(9)));
+    }
+
+    #[test]
+    fn attributes_of_the_metadata_win_over_the_defaults() {
+        let attributes = PosixAttributes {
+            mode: Some(0o100_600),
+            uid: Some(1),
+            gid: None,
+            mtime: Some(Timestamp(3)),
+        };
+        let found = Found::object(name("x"), &version(), attributes, &linked());
+        let entry = found.to_entry(InodeId(5), 0);
+        assert_eq!((entry.mode, entry.uid, entry.gid), (0o600, 1, 8));
+        assert_eq!(entry.modified, Timestamp(3));
+        assert!(!is_symlink(&attributes));
+        assert!(is_symlink(&PosixAttributes { mode: Some(0o120_777), ..attributes }));
+    }
+}

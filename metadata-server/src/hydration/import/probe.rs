@@ -1,0 +1,59 @@
+//! One name asked for alone: HEAD of its key, and whether anything lies below `name/`.
+
+use futures::TryStreamExt;
+use millrace_object_source::{Bucket, Error, Head, PosixAttributes};
+use millrace_types::{ErrorKind, Failure, FileName, name::SYMLINK_LEN_MAX};
+
+use super::{
+    Importer, Linked,
+    entries::{Found, is_symlink, key_of},
+};
+use crate::hydration::environment::Environment;
+
+impl<E: Environment> Importer<E> {
+    /// Imports `name` if the bucket has it.
+    pub(super) async fn probe(&self, linked: &Linked, name: &FileName) -> Result<(), Failure> {
+        let _permit = self.probes.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let Ok(text) = std::str::from_utf8(name.as_bytes()) else {
+            // Keys are UTF-8: no bucket has such a name.
+            return Ok(());
+        };
+        let bucket = self.bucket(&linked.bucket)?;
+        let below = format!("{}{text}/", linked.prefix);
+        let key = key_of(&linked.prefix, name);
+        let (head, is_directory) = tokio::join!(bucket.head(&key), bucket.has_below(&below));
+        let found = match (head, is_directory) {
+            // A key that no bucket can have is no error: the name just is not there.
+            (_, Err(Error::Invalid { .. })) => None,
+            (_, Ok(true)) => Some(Found::directory(name.clone(), linked)),
+            (Ok(head), Ok(false)) => Some(object(&bucket, &key, name, &head, linked).await?),
+            (Err(Error::NotFound { .. } | Error::Invalid { .. }), Ok(false)) => None,
+            (Err(error), _) | (_, Err(error)) => return Err(error.into()),
+        };
+        match found {
+            Some(found) => self.import(linked.directory, &[found]).await,
+            None => Ok(()),
+        }
+    }
+}
+
+async fn object(
+    bucket: &Bucket,
+    key: &str,
+    name: &FileName,
+    head: &Head,
+    linked: &Linked,
+) -> Result<Found, Failure> {
+    let attributes = PosixAttributes::from_metadata(&head.metadata);
+    let found = Found::object(name.clone(), &head.version, attributes, linked);
+    let size = head.version.size;
+    if !is_symlink(&attributes) || !(1..=SYMLINK_LEN_MAX as u64).contains(&size) {
+        return Ok(found);
+    }
+    let mut body = bucket.get_range(key, 0..size, &head.version.tag).await?;
+    let mut target = Vec::new();
+    while let Some(piece) = body.try_next().await? {
+        target.extend_from_slice(&piece);
+    }
+    Ok(found.into_symlink(target))
+}

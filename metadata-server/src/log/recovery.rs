@@ -1,0 +1,253 @@
+//! What a start finds in the log: a torn tail is cut, damage in the middle is refused in words.
+//!
+//! Only the last segment is checked as a whole at every start; the ones before it were synced before
+//! it was made, and are checked when they are replayed. A bad record in the last segment is a torn
+//! tail, unless the log is known to have been synced past it: by a later good record that says so, or
+//! by the caller (`synced_at_least`, from a clean shutdown).
+
+use std::{
+    fs::{self, File, OpenOptions},
+    path::{Path, PathBuf},
+};
+
+use millrace_types::{ClusterId, LogIndex};
+
+use super::{LogError, record, segment};
+
+/// The log as a start finds it, with any torn tail cut off.
+#[derive(Debug)]
+pub struct Recovered {
+    /// The last good record; 0 in an empty log.
+    pub last: LogIndex,
+    /// The segment to go on with, its path and its length in bytes.
+    pub(super) tail: Option<Tail>,
+    /// Bytes of all segments.
+    pub bytes: u64,
+    /// Bytes that were cut off as a torn tail.
+    pub torn_bytes: u64,
+}
+
+/// The last segment.
+#[derive(Debug)]
+pub(super) struct Tail {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+    pub(super) len: u64,
+}
+
+/// Opens the log in `dir`, which is made if missing.
+///
+/// # Errors
+/// [`LogError::Damaged`] when synced records are damaged; nothing is changed then.
+pub fn recover(
+    dir: &Path,
+    cluster: ClusterId,
+    synced_at_least: LogIndex,
+) -> Result<Recovered, LogError> {
+    fs::create_dir_all(dir).map_err(|error| LogError::disk(dir, error))?;
+    let mut segments = segment::list(dir)?;
+    drop_headless_tail(dir, &mut segments, cluster, synced_at_least)?;
+    let mut bytes = 0;
+    for (_, path) in &segments {
+        let metadata = fs::metadata(path).map_err(|error| LogError::disk(path, error))?;
+        bytes += metadata.len();
+    }
+    let Some((first, path)) = segments.pop() else {
+        let nothing = Recovered {
+            last: LogIndex(0),
+            tail: None,
+            bytes: 0,
+            torn_bytes: 0,
+        };
+        return missing(dir, LogIndex(0), synced_at_least).map(|()| nothing);
+    };
+    let scan = Scan::run(&path, first, cluster, |_, _| Ok(()))?;
+    scan.check_is_torn_tail(synced_at_least)?;
+    missing(&path, scan.last, synced_at_least)?;
+    let torn_bytes = scan.bytes.len() as u64 - scan.good_len;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .map_err(|error| LogError::disk(&path, error))?;
+    if torn_bytes > 0 {
+        tracing::warn!(path = %path.display(), torn_bytes, last = %scan.last,
+            "cut a torn tail off the command log");
+        file.set_len(scan.good_len)
+            .and_then(|()| file.sync_all())
+            .map_err(|error| LogError::disk(&path, error))?;
+    }
+    let (last, len) = (scan.last, scan.good_len);
+    Ok(Recovered {
+        last,
+        tail: Some(Tail { path, file, len }),
+        bytes: bytes - torn_bytes,
+        torn_bytes,
+    })
+}
+
+/// Calls `visit` with every record from index `from` on, in order.
+///
+/// # Errors
+/// [`LogError::Damaged`] at the first bad or missing record; whatever `visit` returns.
+pub fn replay<E: From<LogError>>(
+    dir: &Path,
+    cluster: ClusterId,
+    from: LogIndex,
+    mut visit: impl FnMut(LogIndex, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let segments = segment::list(dir)?;
+    let skip = segments
+        .iter()
+        .rposition(|(first, _)| *first <= from)
+        .unwrap_or(0);
+    let mut next = from;
+    for (first, path) in &segments[skip..] {
+        if *first > next {
+            return Err(LogError::Damaged {
+                path: path.clone(),
+                offset: 0,
+                what: format!("the records from {next} on are missing before it"),
+                last_good: LogIndex(next.0.saturating_sub(1)),
+            }
+            .into());
+        }
+        let scan = Scan::run(path, *first, cluster, |index, body| {
+            if index >= next {
+                visit(index, body)?;
+                next = index.next();
+            }
+            Ok::<(), E>(())
+        })?;
+        scan.check_is_whole()?;
+    }
+    Ok(())
+}
+
+/// Refuses a log that ends before what is known to have been synced.
+fn missing(path: &Path, last: LogIndex, synced_at_least: LogIndex) -> Result<(), LogError> {
+    if last >= synced_at_least {
+        return Ok(());
+    }
+    Err(LogError::Damaged {
+        path: path.to_owned(),
+        offset: 0,
+        what: format!("the records up to {synced_at_least} were synced and are missing"),
+        last_good: last,
+    })
+}
+
+/// A crash while a segment was being made leaves one without a whole head and without records.
+fn drop_headless_tail(
+    dir: &Path,
+    segments: &mut Vec<(LogIndex, PathBuf)>,
+    cluster: ClusterId,
+    synced_at_least: LogIndex,
+) -> Result<(), LogError> {
+    let Some((first, path)) = segments.last() else {
+        return Ok(());
+    };
+    let disk = |error| LogError::disk(path, error);
+    let len = fs::metadata(path).map_err(disk)?.len();
+    if len > segment::HEAD_LEN as u64 || *first <= synced_at_least {
+        return Ok(());
+    }
+    let bytes = fs::read(path).map_err(disk)?;
+    if segment::check_head(&bytes, *first, cluster).is_err() {
+        fs::remove_file(path).map_err(disk)?;
+        File::open(dir)
+            .and_then(|dir| dir.sync_all())
+            .map_err(disk)?;
+        segments.pop();
+    }
+    Ok(())
+}
+
+/// One pass over a segment.
+struct Scan<'a> {
+    path: &'a Path,
+    bytes: Vec<u8>,
+    /// Bytes of the head and of the good records.
+    good_len: u64,
+    last: LogIndex,
+    flaw: Option<String>,
+}
+
+impl<'a> Scan<'a> {
+    fn run<E: From<LogError>>(
+        path: &'a Path,
+        first: LogIndex,
+        cluster: ClusterId,
+        mut visit: impl FnMut(LogIndex, &[u8]) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let bytes = fs::read(path).map_err(|error| LogError::disk(path, error))?;
+        let mut last = LogIndex(first.0 - 1);
+        segment::check_head(&bytes, first, cluster).map_err(|what| LogError::Damaged {
+            path: path.to_owned(),
+            offset: 0,
+            what,
+            last_good: last,
+        })?;
+        let mut at = segment::HEAD_LEN;
+        let mut flaw = None;
+        while at < bytes.len() {
+            match record::decode(&bytes[at..]) {
+                Ok((header, body)) if header.index == last.next() => {
+                    visit(header.index, body)?;
+                    last = header.index;
+                    at += record::HEADER_LEN + body.len();
+                }
+                Ok((header, _)) => {
+                    flaw = Some(format!("record {} stands where {} should", header.index, last.next()));
+                    break;
+                }
+                Err(error) => {
+                    flaw = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        Ok(Self {
+            path,
+            bytes,
+            good_len: at as u64,
+            last,
+            flaw,
+        })
+    }
+
+    /// The last segment may end in records that were never synced.
+    fn check_is_torn_tail(&self, synced_at_least: LogIndex) -> Result<(), LogError> {
+        let mut at = self.good_offset();
+        let mut synced = synced_at_least;
+        while let Some((skipped, header)) = record::find(&self.bytes[at..]) {
+            synced = synced.max(header.synced);
+            at += skipped + record::HEADER_LEN + header.body_len;
+        }
+        if self.flaw.is_some() && synced > self.last {
+            return Err(self.damaged());
+        }
+        Ok(())
+    }
+
+    /// Any other segment was synced as a whole.
+    fn check_is_whole(&self) -> Result<(), LogError> {
+        match self.flaw {
+            None => Ok(()),
+            Some(_) => Err(self.damaged()),
+        }
+    }
+
+    fn good_offset(&self) -> usize {
+        usize::try_from(self.good_len).expect("a segment fits in memory")
+    }
+
+    fn damaged(&self) -> LogError {
+        LogError::Damaged {
+            path: self.path.to_owned(),
+            offset: self.good_len,
+            what: self.flaw.clone().unwrap_or_default(),
+            last_good: self.last,
+        }
+    }
+}

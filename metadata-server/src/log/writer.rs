@@ -1,0 +1,169 @@
+//! Appends records: one write(2) each, to segments of bounded size.
+//!
+//! Owns the position in the last segment. A failed write is taken back by cutting the file to where
+//! it was, so that a full disk leaves nothing half-written and the log works again once there is
+//! room.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use millrace_types::{ClusterId, LogIndex};
+
+use super::{
+    LogError, SyncState, Syncer, record,
+    recovery::{Recovered, Tail, recover},
+    segment,
+};
+
+/// How the log is written.
+#[derive(Debug, Clone)]
+pub struct LogSettings {
+    /// Where the segments are.
+    pub dir: PathBuf,
+    /// Whose log it is.
+    pub cluster: ClusterId,
+    /// A segment is ended once it has grown past this many bytes.
+    pub segment_bytes: u64,
+    /// Nothing stays unsynced for longer.
+    pub sync_interval: Duration,
+}
+
+/// The end of the log. One owner appends; the syncer works beside it.
+#[derive(Debug)]
+pub struct Writer {
+    settings: LogSettings,
+    path: PathBuf,
+    file: Arc<File>,
+    /// Bytes of the present segment.
+    len: u64,
+    /// Bytes of all segments.
+    total: u64,
+    last: LogIndex,
+    stopped: bool,
+    syncer: Arc<Syncer>,
+}
+
+impl Writer {
+    /// Recovers the log and goes on behind its last good record. Everything found is synced first.
+    ///
+    /// # Errors
+    /// As [`recover`]; also when a new log cannot be made.
+    pub fn open(
+        settings: LogSettings,
+        synced_at_least: LogIndex,
+    ) -> Result<(Self, Recovered), LogError> {
+        let mut found = recover(&settings.dir, settings.cluster, synced_at_least)?;
+        let tail = match found.tail.take() {
+            Some(tail) => tail,
+            None => first_segment(&settings, found.last.next())?,
+        };
+        let disk = |error| LogError::disk(&tail.path, error);
+        tail.file.sync_all().map_err(disk)?;
+        let file = Arc::new(tail.file);
+        let syncer = Syncer::start(Arc::clone(&file), found.last, settings.sync_interval)
+            .map_err(|error| LogError::disk(&settings.dir, error))?;
+        let writer = Self {
+            path: tail.path,
+            file,
+            len: tail.len,
+            total: found.bytes.max(tail.len),
+            last: found.last,
+            stopped: false,
+            syncer: Arc::new(syncer),
+            settings,
+        };
+        Ok((writer, found))
+    }
+
+    /// Appends one record and returns its index. When this returns, the record survives a kill.
+    ///
+    /// # Errors
+    /// [`LogError::NoSpace`]: nothing was appended, try again later. After [`LogError::Disk`] the
+    /// log takes no more.
+    pub fn append(&mut self, body: &[u8]) -> Result<LogIndex, LogError> {
+        if body.len() > record::BODY_LEN_MAX {
+            return Err(LogError::TooLarge(body.len()));
+        }
+        if self.stopped || self.syncer.has_failed() {
+            return Err(LogError::Stopped);
+        }
+        if self.len >= self.settings.segment_bytes {
+            self.rotate()?;
+        }
+        let index = self.last.next();
+        let bytes = record::encode(index, self.syncer.state().synced, body);
+        if let Err(error) = self.file.write_all_at(&bytes, self.len) {
+            if self.file.set_len(self.len).is_err() {
+                self.stopped = true;
+            }
+            let error = LogError::disk(&self.path, error);
+            self.stopped |= !matches!(error, LogError::NoSpace);
+            return Err(error);
+        }
+        self.len += bytes.len() as u64;
+        self.total += bytes.len() as u64;
+        self.last = index;
+        self.syncer.wrote(index);
+        Ok(index)
+    }
+
+    /// The last record.
+    #[must_use]
+    pub fn last(&self) -> LogIndex {
+        self.last
+    }
+
+    /// Bytes of the log on disk.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.total
+    }
+
+    /// Where the segments are.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.settings.dir
+    }
+
+    /// What is written and synced.
+    #[must_use]
+    pub fn state(&self) -> SyncState {
+        self.syncer.state()
+    }
+
+    /// For waiting until an index is synced, from any thread.
+    #[must_use]
+    pub fn syncer(&self) -> &Arc<Syncer> {
+        &self.syncer
+    }
+
+    /// Ends the present segment and begins the next.
+    fn rotate(&mut self) -> Result<(), LogError> {
+        let disk = |error| LogError::disk(&self.path, error);
+        self.file.sync_data().map_err(disk).inspect_err(|_| {
+            self.stopped = true;
+        })?;
+        let settings = &self.settings;
+        let (path, file) = segment::create(&settings.dir, self.last.next(), settings.cluster)?;
+        self.file = Arc::new(file);
+        self.path = path;
+        self.len = segment::HEAD_LEN as u64;
+        self.total += self.len;
+        self.syncer.rotate(Arc::clone(&self.file), self.last);
+        Ok(())
+    }
+}
+
+fn first_segment(settings: &LogSettings, first: LogIndex) -> Result<Tail, LogError> {
+    let (path, file) = segment::create(&settings.dir, first, settings.cluster)?;
+    let len = segment::HEAD_LEN as u64;
+    Ok(Tail { path, file, len })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,14 @@
+//! The namespace: what an inode is, who may do what to it, and how a tree of them is read.
+//!
+//! Owns plain types and rules over a [`View`](crate::store::View) of the store. It changes nothing:
+//! changes are made by [`crate::apply`] alone.
+//!
+//! Modules, in reading order: [`inode`], [`permission`], [`tree`] (reading a tree and its paths).
+
+pub mod inode;
+pub mod permission;
+pub mod tree;
+
+pub use inode::{
+    Body, DirectoryBody, FileBody, Inode, LayoutDefaults, LinkedDirectory, ObjectState, ParentLink,
+};

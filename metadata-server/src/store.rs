@@ -1,0 +1,176 @@
+//! The ordered key-value store that holds the namespace: derived state, never the commit point.
+//!
+//! Owns the contract that every engine fulfils ([`MetaStore`]) and the atomic [`Batch`]. What the
+//! keys mean is in [`keys`], what the values hold in [`records`]. The command log decides what
+//! happened; a store that is missing, damaged, behind or ahead is brought back from it.
+
+use std::{collections::BTreeMap, io, ops::Bound};
+
+pub mod conformance;
+pub mod keys;
+pub mod memory;
+pub mod records;
+pub mod sled;
+
+/// One key with its value.
+pub type Pair = (Vec<u8>, Vec<u8>);
+
+/// Ordered keys that can be read: a store, or a store with changes on top.
+pub trait View {
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// When the engine cannot read.
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// The first `limit` pairs within the bounds, in key order.
+    ///
+    /// # Errors
+    /// When the engine cannot read.
+    fn scan(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<Pair>, StoreError>;
+}
+
+/// Ordered keys with an atomic batch.
+///
+/// # Contract
+/// Keys are ordered as byte strings. Reads see every batch committed before them and nothing of
+/// one that failed. One thread owns a store; a batch is never committed while a read runs.
+///
+/// # Durability
+/// A committed batch need not survive anything. After a crash the store holds some prefix of the
+/// committed batches, each whole; [`Self::checkpoint`] returns once everything committed before it
+/// survives a loss of power, as far as the engine can tell. The applied index lies in the same
+/// batch as the changes, so that the log knows where to go on.
+///
+/// # Errors
+/// [`StoreError`] means that the store can no longer be trusted: the owner stops changing it, and
+/// the next start rebuilds it from the log.
+pub trait MetaStore: View + Send {
+    /// Makes every change of `batch` visible at once, or none.
+    ///
+    /// # Errors
+    /// When the engine cannot write; whether the batch was taken is then unknown.
+    fn commit(&mut self, batch: &Batch) -> Result<(), StoreError>;
+
+    /// Brings everything committed so far to stable storage.
+    ///
+    /// # Errors
+    /// When the engine cannot write.
+    fn checkpoint(&mut self) -> Result<(), StoreError>;
+}
+
+/// Changes that take effect together. The last change of a key counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Batch {
+    changes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+}
+
+impl Batch {
+    /// Sets `key` to `value`.
+    pub fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
+        self.changes.insert(key, Some(value));
+    }
+
+    /// Removes `key`, whether or not it exists.
+    pub fn delete(&mut self, key: Vec<u8>) {
+        self.changes.insert(key, None);
+    }
+
+    /// What the batch says about `key`: nothing, a removal, or a value.
+    #[must_use]
+    pub fn get(&self, key: &[u8]) -> Option<Option<&[u8]>> {
+        self.changes.get(key).map(Option::as_deref)
+    }
+
+    /// The changes in key order; `None` removes.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        self.changes
+            .iter()
+            .map(|(key, value)| (key.as_slice(), value.as_deref()))
+    }
+
+    /// The changes within the bounds, in key order.
+    pub fn range(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+    ) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        self.changes
+            .range::<[u8], _>((from, to))
+            .map(|(key, value)| (key.as_slice(), value.as_deref()))
+    }
+
+    /// Whether nothing changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+}
+
+/// Why a store cannot be trusted any more.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The engine failed to read or write.
+    #[error("the metadata store's {engine} engine failed: {source}")]
+    Engine {
+        /// Which engine.
+        engine: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A value does not decode: the store is damaged.
+    #[error("the metadata store is damaged: the {what} at key {} does not decode", hex(key))]
+    Damaged {
+        /// What the key should hold.
+        what: &'static str,
+        /// The key.
+        key: Vec<u8>,
+    },
+    /// Two records contradict each other: the store is damaged.
+    #[error("the metadata store is damaged: {0}")]
+    Inconsistent(String),
+}
+
+/// Where the keys with this prefix end: the smallest key above all of them.
+#[must_use]
+pub fn prefix_end(prefix: &[u8]) -> Bound<Vec<u8>> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return Bound::Excluded(end);
+        }
+    }
+    Bound::Unbounded
+}
+
+/// A borrowed form of an owned bound.
+#[must_use]
+pub fn borrow(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    match bound {
+        Bound::Included(key) => Bound::Included(key),
+        Bound::Excluded(key) => Bound::Excluded(key),
+        Bound::Unbounded => Bound::Unbounded,
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_before_the_next_one() {
+        assert_eq!(prefix_end(b"ab"), Bound::Excluded(b"ac".to_vec()));
+        assert_eq!(prefix_end(b"a\xff"), Bound::Excluded(b"b".to_vec()));
+        assert_eq!(prefix_end(b"\xff\xff"), Bound::Unbounded);
+    }
+}

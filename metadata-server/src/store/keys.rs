@@ -1,0 +1,338 @@
+//! Every key of the metadata store, in one table.
+//!
+//! The first byte is the table. Numbers are big-endian, so that keys order as the numbers do. Names
+//! are always last and take the rest of the key.
+//!
+//! | table | key after the first byte      | value                                              |
+//! |-------|-------------------------------|----------------------------------------------------|
+//! | `A`   |                               | [`Applied`]: the log index that the store shows    |
+//! | `C`   | directory 8, cookie 8         | name of the entry at that position                 |
+//! | `D`   | directory 8, name             | [`Entry`]: inode, kind, cookie                     |
+//! | `E`   | inode 8                       | [`Export`]: an upload under way                    |
+//! | `F`   |                               | [`FileSystem`]: counts, feature level, ids         |
+//! | `G`   | pool 2, group 4               | [`GroupRecord`]: targets and epoch                 |
+//! | `H`   | host 16                       | [`HostRecord`]: a target daemon's addresses        |
+//! | `I`   | inode 8                       | [`Inode`]                                          |
+//! | `J`   | job 8                         | [`JobRecord`]                                      |
+//! | `K`   | key 4                         | [`KeyRecord`]: a signing key                       |
+//! | `L`   | link 4                        | [`LinkRecord`]                                     |
+//! | `N`   | inode 8, parent 8, name       | empty: a further name of an inode                  |
+//! | `O`   | inode 8, session 8            | [`OpenRecord`]: who keeps an inode open            |
+//! | `P`   | pool 2                        | [`PoolRecord`]                                     |
+//! | `Q`   | target 8, position 8          | [`ReclaimRecord`]: a content whose chunks may go   |
+//! | `R`   | session 8, sequence 8         | [`Outcome`](crate::command::Outcome)               |
+//! | `S`   | session 8                     | [`SessionRecord`]                                  |
+//! | `T`   | target 8                      | [`TargetRecord`]                                   |
+//! | `V`   | inode 8                       | [`TrimRecord`]: a shrink that targets must hear of |
+//! | `W`   | directory 8, name             | [`Whiteout`]: an imported name that was removed    |
+//! | `X`   | inode 8, name                 | value of an extended attribute                     |
+//! | `Y`   | session 8, inode 8            | empty: what a session keeps open, for its end      |
+//!
+//! [`Applied`]: super::records::Applied
+//! [`Entry`]: super::records::Entry
+//! [`Export`]: super::records::Export
+//! [`FileSystem`]: super::records::FileSystem
+//! [`GroupRecord`]: super::records::GroupRecord
+//! [`HostRecord`]: super::records::HostRecord
+//! [`Inode`]: crate::namespace::Inode
+//! [`JobRecord`]: super::records::JobRecord
+//! [`KeyRecord`]: super::records::KeyRecord
+//! [`LinkRecord`]: super::records::LinkRecord
+//! [`OpenRecord`]: super::records::OpenRecord
+//! [`PoolRecord`]: super::records::PoolRecord
+//! [`ReclaimRecord`]: super::records::ReclaimRecord
+//! [`SessionRecord`]: super::records::SessionRecord
+//! [`TargetRecord`]: super::records::TargetRecord
+//! [`TrimRecord`]: super::records::TrimRecord
+//! [`Whiteout`]: super::records::Whiteout
+
+use millrace_types::{
+    GroupId, HostId, InodeId, JobId, KeyId, LinkId, PoolId, SessionId, TargetId,
+};
+
+/// Builds a key from its table and its parts, each as big-endian bytes.
+macro_rules! key {
+    ($table:literal $(, $part:expr)*) => {{
+        let parts: &[&[u8]] = &[&[$table] $(, &$part[..])*];
+        parts.concat()
+    }};
+}
+
+/// The log index that the store shows.
+#[must_use]
+pub fn applied() -> Vec<u8> {
+    key!(b'A')
+}
+
+/// Counts and reserved ids.
+#[must_use]
+pub fn file_system() -> Vec<u8> {
+    key!(b'F')
+}
+
+/// All positions of a directory.
+#[must_use]
+pub fn cookies(directory: InodeId) -> Vec<u8> {
+    key!(b'C', directory.0.to_be_bytes())
+}
+
+/// One position of a directory.
+#[must_use]
+pub fn cookie(directory: InodeId, cookie: u64) -> Vec<u8> {
+    key!(b'C', directory.0.to_be_bytes(), cookie.to_be_bytes())
+}
+
+/// All names of a directory.
+#[must_use]
+pub fn entries(directory: InodeId) -> Vec<u8> {
+    key!(b'D', directory.0.to_be_bytes())
+}
+
+/// One name of a directory.
+#[must_use]
+pub fn entry(directory: InodeId, name: &[u8]) -> Vec<u8> {
+    key!(b'D', directory.0.to_be_bytes(), name)
+}
+
+/// All exports under way.
+#[must_use]
+pub fn exports() -> Vec<u8> {
+    key!(b'E')
+}
+
+/// The export of an inode.
+#[must_use]
+pub fn export(inode: InodeId) -> Vec<u8> {
+    key!(b'E', inode.0.to_be_bytes())
+}
+
+/// All groups of a pool.
+#[must_use]
+pub fn groups(pool: PoolId) -> Vec<u8> {
+    key!(b'G', pool.0.to_be_bytes())
+}
+
+/// One group.
+#[must_use]
+pub fn group(pool: PoolId, group: GroupId) -> Vec<u8> {
+    key!(b'G', pool.0.to_be_bytes(), group.0.to_be_bytes())
+}
+
+/// All target daemons.
+#[must_use]
+pub fn hosts() -> Vec<u8> {
+    key!(b'H')
+}
+
+/// One target daemon.
+#[must_use]
+pub fn host(host: HostId) -> Vec<u8> {
+    key!(b'H', host.0)
+}
+
+/// One inode.
+#[must_use]
+pub fn inode(inode: InodeId) -> Vec<u8> {
+    key!(b'I', inode.0.to_be_bytes())
+}
+
+/// All jobs.
+#[must_use]
+pub fn jobs() -> Vec<u8> {
+    key!(b'J')
+}
+
+/// One job.
+#[must_use]
+pub fn job(job: JobId) -> Vec<u8> {
+    key!(b'J', job.0.to_be_bytes())
+}
+
+/// All signing keys.
+#[must_use]
+pub fn signing_keys() -> Vec<u8> {
+    key!(b'K')
+}
+
+/// One signing key.
+#[must_use]
+pub fn signing_key(key: KeyId) -> Vec<u8> {
+    key!(b'K', key.0.to_be_bytes())
+}
+
+/// All links.
+#[must_use]
+pub fn links() -> Vec<u8> {
+    key!(b'L')
+}
+
+/// One link.
+#[must_use]
+pub fn link(link: LinkId) -> Vec<u8> {
+    key!(b'L', link.0.to_be_bytes())
+}
+
+/// All further names of an inode.
+#[must_use]
+pub fn names(inode: InodeId) -> Vec<u8> {
+    key!(b'N', inode.0.to_be_bytes())
+}
+
+/// One further name of an inode.
+#[must_use]
+pub fn name(inode: InodeId, parent: InodeId, name: &[u8]) -> Vec<u8> {
+    key!(b'N', inode.0.to_be_bytes(), parent.0.to_be_bytes(), name)
+}
+
+/// Everybody who keeps an inode open.
+#[must_use]
+pub fn opens(inode: InodeId) -> Vec<u8> {
+    key!(b'O', inode.0.to_be_bytes())
+}
+
+/// One session that keeps an inode open.
+#[must_use]
+pub fn open(inode: InodeId, session: SessionId) -> Vec<u8> {
+    key!(b'O', inode.0.to_be_bytes(), session.0.to_be_bytes())
+}
+
+/// All pools.
+#[must_use]
+pub fn pools() -> Vec<u8> {
+    key!(b'P')
+}
+
+/// One pool.
+#[must_use]
+pub fn pool(pool: PoolId) -> Vec<u8> {
+    key!(b'P', pool.0.to_be_bytes())
+}
+
+/// The reclaim queue of every target.
+#[must_use]
+pub fn reclaims() -> Vec<u8> {
+    key!(b'Q')
+}
+
+/// The reclaim queue of a target.
+#[must_use]
+pub fn reclaims_of(target: TargetId) -> Vec<u8> {
+    key!(b'Q', target.0)
+}
+
+/// One place in the reclaim queue of a target.
+#[must_use]
+pub fn reclaim(target: TargetId, position: u64) -> Vec<u8> {
+    key!(b'Q', target.0, position.to_be_bytes())
+}
+
+/// All remembered outcomes of a session.
+#[must_use]
+pub fn outcomes(session: SessionId) -> Vec<u8> {
+    key!(b'R', session.0.to_be_bytes())
+}
+
+/// One remembered outcome.
+#[must_use]
+pub fn outcome(session: SessionId, sequence: u64) -> Vec<u8> {
+    key!(b'R', session.0.to_be_bytes(), sequence.to_be_bytes())
+}
+
+/// All sessions.
+#[must_use]
+pub fn sessions() -> Vec<u8> {
+    key!(b'S')
+}
+
+/// One session.
+#[must_use]
+pub fn session(session: SessionId) -> Vec<u8> {
+    key!(b'S', session.0.to_be_bytes())
+}
+
+/// All targets.
+#[must_use]
+pub fn targets() -> Vec<u8> {
+    key!(b'T')
+}
+
+/// One target.
+#[must_use]
+pub fn target(target: TargetId) -> Vec<u8> {
+    key!(b'T', target.0)
+}
+
+/// All shrinks that targets must hear of.
+#[must_use]
+pub fn trims() -> Vec<u8> {
+    key!(b'V')
+}
+
+/// The shrink of one inode.
+#[must_use]
+pub fn trim(inode: InodeId) -> Vec<u8> {
+    key!(b'V', inode.0.to_be_bytes())
+}
+
+/// All removed imported names of a directory.
+#[must_use]
+pub fn whiteouts(directory: InodeId) -> Vec<u8> {
+    key!(b'W', directory.0.to_be_bytes())
+}
+
+/// One removed imported name.
+#[must_use]
+pub fn whiteout(directory: InodeId, name: &[u8]) -> Vec<u8> {
+    key!(b'W', directory.0.to_be_bytes(), name)
+}
+
+/// All extended attributes of an inode.
+#[must_use]
+pub fn xattrs(inode: InodeId) -> Vec<u8> {
+    key!(b'X', inode.0.to_be_bytes())
+}
+
+/// One extended attribute.
+#[must_use]
+pub fn xattr(inode: InodeId, name: &[u8]) -> Vec<u8> {
+    key!(b'X', inode.0.to_be_bytes(), name)
+}
+
+/// Everything that a session keeps open.
+#[must_use]
+pub fn opened_by(session: SessionId) -> Vec<u8> {
+    key!(b'Y', session.0.to_be_bytes())
+}
+
+/// One inode that a session keeps open.
+#[must_use]
+pub fn opened(session: SessionId, inode: InodeId) -> Vec<u8> {
+    key!(b'Y', session.0.to_be_bytes(), inode.0.to_be_bytes())
+}
+
+/// The bytes of `key` behind `prefix`; empty when it is another one.
+#[must_use]
+pub fn after<'a>(key: &'a [u8], prefix: &[u8]) -> &'a [u8] {
+    key.strip_prefix(prefix).unwrap_or_default()
+}
+
+/// The number at `offset` of a key; `None` in a key that is too short.
+#[must_use]
+pub fn number_at(key: &[u8], offset: usize) -> Option<u64> {
+    let bytes = key.get(offset..offset.checked_add(8)?)?;
+    bytes.try_into().ok().map(u64::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_order_as_their_numbers_do() {
+        assert!(inode(InodeId(255)) < inode(InodeId(256)));
+        assert!(cookie(InodeId(1), u64::MAX) < cookie(InodeId(2), 0));
+        assert!(entry(InodeId(7), b"\xff\xff").starts_with(&entries(InodeId(7))));
+        assert_eq!(number_at(&cookie(InodeId(3), 9), 9), Some(9));
+        assert_eq!(number_at(b"C", 1), None);
+    }
+}

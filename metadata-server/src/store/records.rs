@@ -1,0 +1,318 @@
+//! The values of the metadata store: one version byte, then an rkyv record, decoded with checks.
+//!
+//! A record's shape never changes under its version: a new shape is a new type with the next number,
+//! and [`Record::decode`] of the newest still reads the old ones. Types that the wire shares
+//! (attributes, buckets, origins) are frozen by the wire's own golden bytes.
+
+use millrace_protocol::{
+    admin::Job,
+    cluster::{Bucket, LinkMode},
+    metadata::FileKind,
+    session::Caller,
+};
+use millrace_types::{
+    ByteLen, ChangeCount, ContentGeneration, GroupEpoch, HostId, InodeId, JobId, KeyId, Layout,
+    LinkId, LogIndex, MapEpoch, SessionId, TargetId, Timestamp, WriteEpoch,
+};
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::{StoreError, View};
+
+/// A value of the store.
+pub trait Record: Sized {
+    /// What it is, for the report of damage.
+    const WHAT: &'static str;
+
+    /// The bytes to store.
+    fn encode(&self) -> Vec<u8>;
+
+    /// Reads stored bytes; `None` when they are damaged or of a later version.
+    fn decode(bytes: &[u8]) -> Option<Self>;
+}
+
+/// Implements [`Record`] for an rkyv type under a version number.
+macro_rules! record {
+    ($type:ty, $version:literal, $what:literal) => {
+        impl $crate::store::records::Record for $type {
+            const WHAT: &'static str = $what;
+
+            fn encode(&self) -> Vec<u8> {
+                let mut bytes = vec![$version];
+                bytes = rkyv::api::high::to_bytes_in::<_, rkyv::rancor::Error>(self, bytes)
+                    .expect("a record always encodes into memory");
+                bytes
+            }
+
+            fn decode(bytes: &[u8]) -> Option<Self> {
+                let (version, body) = bytes.split_first()?;
+                if *version != $version {
+                    return None;
+                }
+                rkyv::from_bytes::<Self, rkyv::rancor::Error>(body).ok()
+            }
+        }
+    };
+}
+pub(crate) use record;
+
+/// Reads the record at `key`.
+///
+/// # Errors
+/// When the engine fails or the record does not decode.
+pub fn read<R: Record>(view: &(impl View + ?Sized), key: &[u8]) -> Result<Option<R>, StoreError> {
+    let Some(bytes) = view.get(key)? else {
+        return Ok(None);
+    };
+    decode(key, &bytes).map(Some)
+}
+
+/// Decodes a value that was read from `key`.
+///
+/// # Errors
+/// [`StoreError::Damaged`] when it does not decode.
+pub fn decode<R: Record>(key: &[u8], bytes: &[u8]) -> Result<R, StoreError> {
+    R::decode(bytes).ok_or_else(|| StoreError::Damaged {
+        what: R::WHAT,
+        key: key.to_owned(),
+    })
+}
+
+/// What the store shows.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Applied {
+    /// The last applied record of the log.
+    pub index: LogIndex,
+    /// The time that it carried; later commands carry no earlier one.
+    pub time: Timestamp,
+}
+record!(Applied, 1, "applied index");
+
+/// Counts and reserved ids.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct FileSystem {
+    /// Which behaviour of apply is in force.
+    pub feature_level: u32,
+    /// Inodes in use, also those without a name.
+    pub inodes: u64,
+    /// Inode ids below this one have been given out, or may have been.
+    pub inode_limit: InodeId,
+    /// The next session.
+    pub next_session: SessionId,
+    /// The next link.
+    pub next_link: LinkId,
+    /// The next job.
+    pub next_job: JobId,
+    /// The next signing key.
+    pub next_key: KeyId,
+    /// Version of the cluster map.
+    pub map_epoch: MapEpoch,
+    /// Raised by each change of the links.
+    pub links_version: u64,
+}
+record!(FileSystem, 1, "file system record");
+
+/// A name in a directory.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// What it names.
+    pub inode: InodeId,
+    /// The kind of that inode.
+    pub kind: FileKind,
+    /// Position in listings; never 0 and never given twice in a directory.
+    pub cookie: u64,
+}
+record!(Entry, 1, "directory entry");
+
+/// An imported name that was removed or moved away: import skips a key whose tag it matches.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Whiteout {
+    /// Tag of the object whose name it was; empty for a directory.
+    pub tag: String,
+}
+record!(Whiteout, 1, "whiteout");
+
+/// A client's session.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct SessionRecord {
+    /// The node that opened it.
+    pub host: HostId,
+    /// Its name, for people.
+    pub host_name: String,
+    /// The number that the client drew: the same request again gives the same session.
+    pub nonce: u64,
+    /// When it was opened.
+    pub opened: Timestamp,
+    /// Outcomes of lower sequence numbers are forgotten.
+    pub lowest_pending: u64,
+}
+record!(SessionRecord, 1, "session");
+
+/// Who keeps an inode open.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenRecord {
+    /// Opens for writing.
+    pub writes: u32,
+    /// Whether the session had it open for reading when it lost its last name.
+    pub reads: bool,
+}
+record!(OpenRecord, 1, "open record");
+
+/// A target daemon.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct HostRecord {
+    /// Its name, for people.
+    pub name: String,
+    /// Its socket addresses.
+    pub addresses: Vec<String>,
+}
+record!(HostRecord, 1, "host");
+
+/// A target.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct TargetRecord {
+    /// The daemon that serves it.
+    pub host: HostId,
+    /// When it joined.
+    pub joined: Timestamp,
+    /// What it could hold at its last registration.
+    pub capacity: ByteLen,
+    /// It came back without its data: chunks of inodes below this id are lost on it.
+    pub lost_below: InodeId,
+}
+record!(TargetRecord, 1, "target");
+
+/// An append-only array of groups.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct PoolRecord {
+    /// Its name.
+    pub name: String,
+    /// How many groups it has.
+    pub groups: u32,
+    /// Every target that serves one of them.
+    pub targets: Vec<TargetId>,
+}
+record!(PoolRecord, 1, "pool");
+
+/// A redundancy set of targets.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct GroupRecord {
+    /// Raised only when the targets change.
+    pub epoch: GroupEpoch,
+    /// By copy index.
+    pub targets: Vec<TargetId>,
+}
+record!(GroupRecord, 1, "placement group");
+
+/// A key that signs capabilities and tickets.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq)]
+pub struct KeyRecord {
+    /// The secret.
+    pub secret: [u8; 32],
+    /// When it was made.
+    pub made: Timestamp,
+}
+record!(KeyRecord, 1, "signing key");
+
+impl std::fmt::Debug for KeyRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KeyRecord(secret not shown)")
+    }
+}
+
+/// A binding of a directory to a bucket and prefix.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct LinkRecord {
+    /// The directory.
+    pub directory: InodeId,
+    /// The bucket.
+    pub bucket: Bucket,
+    /// What may be changed, and whether it goes back.
+    pub mode: LinkMode,
+    /// The link is being removed: nothing more is imported through it.
+    pub removing: bool,
+}
+record!(LinkRecord, 1, "link");
+
+/// A content whose chunks may go, on one target.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReclaimRecord {
+    /// The file.
+    pub inode: InodeId,
+    /// This content and all before it.
+    pub generation: ContentGeneration,
+}
+record!(ReclaimRecord, 1, "reclaim entry");
+
+/// A shrink that targets must still hear of.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TrimRecord {
+    /// The content.
+    pub generation: ContentGeneration,
+    /// The epoch after the shrink.
+    pub write_epoch: WriteEpoch,
+    /// Where its chunks are.
+    pub layout: Layout,
+    /// The new size.
+    pub size: u64,
+}
+record!(TrimRecord, 1, "pending trim");
+
+/// A job with what its continuation needs.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct JobRecord {
+    /// As people see it.
+    pub job: Job,
+    /// Who asked for it.
+    pub caller: Caller,
+    /// The top of the tree that it works on.
+    pub root: InodeId,
+}
+record!(JobRecord, 1, "job");
+
+/// The export of one file, from before its upload began until the inode shows its outcome.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Export {
+    /// For this job.
+    pub job: JobId,
+    /// Travels in the object's metadata and settles unclear answers.
+    pub id: u128,
+    /// What the inode showed when the file was frozen.
+    pub change_count: ChangeCount,
+    /// The content.
+    pub generation: ContentGeneration,
+    /// Bytes.
+    pub size: u64,
+    /// To this link's bucket.
+    pub link: LinkId,
+    /// The whole key of the object.
+    pub key: String,
+    /// The tag that the key had, if it had one: the condition of the upload.
+    pub replaces: Option<String>,
+    /// Bytes of each part but the last; fixed before the first upload.
+    pub part_size: u64,
+    /// The multipart upload, once the bucket has named it; `None` also for a single put.
+    pub upload_id: Option<String>,
+}
+record!(Export, 1, "export");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_reads_back_and_refuses_damage() {
+        let entry = Entry {
+            inode: InodeId(5),
+            kind: FileKind::Regular,
+            cookie: 9,
+        };
+        let bytes = entry.encode();
+        assert_eq!(bytes[0], 1);
+        assert_eq!(Entry::decode(&bytes), Some(entry));
+        assert_eq!(Entry::decode(&bytes[..bytes.len() - 1]), None);
+        let mut later = bytes;
+        later[0] = 2;
+        assert_eq!(Entry::decode(&later), None);
+        assert_eq!(Entry::decode(&[]), None);
+    }
+}
