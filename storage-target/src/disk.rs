@@ -1,0 +1,330 @@
+//! Reading and writing the data file of one target at aligned offsets.
+//!
+//! # Contract
+//! - Offsets, positions within the buffer and lengths are multiples of [`ALIGNMENT`].
+//! - **The engine owns the buffer until the completion.** A buffer travels with its request and comes
+//!   back in the [`Completion`]; dropping the future that waits for it frees nothing that the kernel
+//!   may still touch.
+//! - A read or write is complete or an error: short transfers, `EINTR` and `EAGAIN` are continued by
+//!   the engine, and a read past the end of the file is an error.
+//! - Requests may be executed in any order. A sync covers exactly the writes whose completion had
+//!   been delivered before the sync was submitted.
+//!
+//! # Cancellation
+//! A submitted request is always executed. Who drops the future only gives up the answer; pages that
+//! are being written must therefore not be reused before the completion, which is why the engine's
+//! writes run in tasks of their own.
+//!
+//! # Bounds
+//! At most [`QUEUE_DEPTH`] requests are outstanding for each disk; more wait for their turn in
+//! [`DiskQueue`].
+//!
+//! Modules: [`buffer`] (the aligned pool), [`file`](self::file) (opening and growing the data file),
+//! [`blocking`] and [`uring`] (the two engines); `conformance` is the suite that both pass.
+
+use std::{
+    fmt, io,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+};
+
+use millrace_types::{ErrorKind, Failure};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+pub mod blocking;
+pub mod buffer;
+#[cfg(test)]
+mod conformance;
+pub mod file;
+pub mod uring;
+
+pub use buffer::{AlignedBuffer, BufferPool};
+pub use file::DataFile;
+
+/// Direct I/O wants offsets, lengths and memory aligned to the device's logical block; 4 KiB is the
+/// largest in use, and the size of the pages that carry checksums.
+pub const ALIGNMENT: usize = 4096;
+
+/// Requests outstanding for each disk. NVMe drives reach their full rate at 32 to 64 requests.
+pub const QUEUE_DEPTH: usize = 64;
+
+/// An engine that executes requests. See the module's contract.
+pub trait Disk: Send + Sync + fmt::Debug {
+    /// Hands a request over. Never blocks as long as at most [`QUEUE_DEPTH`] transfers
+    /// and one sync are outstanding.
+    fn submit(&self, request: Request);
+
+    /// Which engine it is, for logs and metrics.
+    fn name(&self) -> &'static str;
+}
+
+/// What shall be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// Fill parts of the buffer from the file.
+    Read,
+    /// Put parts of the buffer into the file.
+    Write,
+    /// Make completed writes durable (`fdatasync`).
+    Sync,
+}
+
+impl Operation {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Sync => "sync",
+        }
+    }
+}
+
+/// One contiguous part of a transfer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// First byte in the file.
+    pub offset: u64,
+    /// The bytes of the buffer.
+    pub range: Range<usize>,
+}
+
+/// A request with everything that must live until it is complete.
+#[derive(Debug)]
+pub struct Request {
+    operation: Operation,
+    pieces: Vec<Piece>,
+    buffer: Held,
+    reply: Reply,
+    /// `None` for a sync, which has a turn of its own.
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Request {
+    fn complete(self, result: Result<(), DiskError>) {
+        let buffer = match self.buffer {
+            Held::Exclusive(buffer) => Some(buffer),
+            Held::Nothing | Held::Shared(_) => None,
+        };
+        let completion = Completion { buffer, result };
+        // Nobody waiting is no error: the buffer goes back to its pool here.
+        match self.reply {
+            Reply::Task(reply) => drop(reply.send(completion)),
+            Reply::Thread(reply) => drop(reply.send(completion)),
+        }
+    }
+}
+
+/// Who waits for the end of a request.
+#[derive(Debug)]
+enum Reply {
+    Task(oneshot::Sender<Completion>),
+    Thread(mpsc::SyncSender<Completion>),
+}
+
+/// The memory of a request. A read needs its buffer alone; a write only looks at it, so that others
+/// may look too.
+#[derive(Debug)]
+enum Held {
+    Nothing,
+    Exclusive(AlignedBuffer),
+    Shared(Arc<AlignedBuffer>),
+}
+
+impl Held {
+    fn buffer(&self) -> Option<&AlignedBuffer> {
+        match self {
+            Self::Nothing => None,
+            Self::Exclusive(buffer) => Some(buffer),
+            Self::Shared(buffer) => Some(buffer),
+        }
+    }
+}
+
+/// The end of a request: its buffer, and whether it succeeded.
+#[derive(Debug)]
+pub struct Completion {
+    /// The buffer that a read was handed.
+    pub buffer: Option<AlignedBuffer>,
+    /// Whether everything was transferred.
+    pub result: Result<(), DiskError>,
+}
+
+/// Why a disk operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The file system below has no room. Free some, then retry.
+    #[error("the file system under the target is full")]
+    NoSpace,
+    /// The device or file system failed. A person must look.
+    #[error("{operation} of {len} bytes at offset {offset} failed: {source}")]
+    Io {
+        /// `read`, `write`, `sync` or `grow`.
+        operation: &'static str,
+        /// First byte of the transfer.
+        offset: u64,
+        /// Bytes of the transfer.
+        len: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The engine has ended.
+    #[error("the disk engine has stopped")]
+    Stopped,
+}
+
+impl DiskError {
+    fn from_io(operation: Operation, offset: u64, len: usize, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace,
+            _ => Self::Io { operation: operation.verb(), offset, len, source },
+        }
+    }
+
+    /// The kind that peers see.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoSpace => ErrorKind::NoSpace,
+            Self::Io { .. } => ErrorKind::Disk,
+            Self::Stopped => ErrorKind::Unavailable,
+        }
+    }
+}
+
+impl From<DiskError> for Failure {
+    fn from(error: DiskError) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
+}
+
+/// A disk and its bound on outstanding requests. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct DiskQueue {
+    disk: Arc<dyn Disk>,
+    depth: Arc<Semaphore>,
+    /// One sync at a time, beside the other requests: a barrier never waits for a full queue.
+    sync_turn: Arc<Mutex<()>>,
+}
+
+impl DiskQueue {
+    /// Bounds the requests of `disk`.
+    #[must_use]
+    pub fn new(disk: Arc<dyn Disk>) -> Self {
+        let depth = Arc::new(Semaphore::new(QUEUE_DEPTH));
+        Self { disk, depth, sync_turn: Arc::default() }
+    }
+
+    /// Which engine it is, for logs and metrics.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.disk.name()
+    }
+
+    /// Fills the pieces of `buffer` from the file.
+    ///
+    /// # Errors
+    /// [`DiskError`]; the buffer is then lost to the caller (it goes back to its pool).
+    pub async fn read(
+        &self,
+        pieces: Vec<Piece>,
+        buffer: AlignedBuffer,
+    ) -> Result<AlignedBuffer, DiskError> {
+        let done = self.transfer(Operation::Read, pieces, Held::Exclusive(buffer)).await?;
+        Ok(done.expect("a read brings its buffer back"))
+    }
+
+    /// Puts the pieces of `buffer` into the file.
+    ///
+    /// # Durability
+    /// Complete means that the kernel or device has the bytes; [`Self::sync`] makes them durable.
+    ///
+    /// # Errors
+    /// [`DiskError`]; the pages written to then hold anything.
+    pub async fn write(
+        &self,
+        pieces: Vec<Piece>,
+        buffer: Arc<AlignedBuffer>,
+    ) -> Result<(), DiskError> {
+        self.transfer(Operation::Write, pieces, Held::Shared(buffer)).await.map(drop)
+    }
+
+    /// Makes every write durable whose completion was delivered before this call. Blocks the
+    /// calling thread, which must not be one that runs tasks.
+    ///
+    /// # Errors
+    /// [`DiskError`]; nothing may then be taken for durable, and a later success proves nothing
+    /// about the writes before this call, since the kernel reports a failed write only once.
+    pub fn sync_and_wait(&self) -> Result<(), DiskError> {
+        let _turn = self.sync_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.disk.submit(Request {
+            operation: Operation::Sync,
+            pieces: Vec::new(),
+            buffer: Held::Nothing,
+            reply: Reply::Thread(reply),
+            _permit: None,
+        });
+        answer.recv().map_err(|_| DiskError::Stopped)?.result
+    }
+
+    async fn transfer(
+        &self,
+        operation: Operation,
+        pieces: Vec<Piece>,
+        buffer: Held,
+    ) -> Result<Option<AlignedBuffer>, DiskError> {
+        assert!(!pieces.is_empty(), "a transfer moves something");
+        let len = buffer.buffer().map_or(0, AlignedBuffer::len);
+        for piece in &pieces {
+            let offset_aligned = piece.offset.is_multiple_of(ALIGNMENT as u64);
+            assert!(offset_aligned, "the offset in the file is aligned");
+            assert!(piece.range.start.is_multiple_of(ALIGNMENT), "the position is aligned");
+            assert!(piece.range.len().is_multiple_of(ALIGNMENT), "the length is aligned");
+            assert!(!piece.range.is_empty(), "a piece has bytes");
+            assert!(piece.range.end <= len, "a piece lies in its buffer");
+        }
+        let depth = Arc::clone(&self.depth);
+        let permit = depth.acquire_owned().await.map_err(|_| DiskError::Stopped)?;
+        let (reply, answer) = oneshot::channel();
+        let reply = Reply::Task(reply);
+        self.disk.submit(Request { operation, pieces, buffer, reply, _permit: Some(permit) });
+        let completion = answer.await.map_err(|_| DiskError::Stopped)?;
+        completion.result?;
+        Ok(completion.buffer)
+    }
+}
+
+/// Which engine the settings ask for.
+#[derive(serde::Serialize, serde::Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskEngine {
+    /// io_uring where the kernel allows it, else blocking.
+    #[default]
+    Auto,
+    /// io_uring, or refuse to start.
+    IoUring,
+    /// A small pool of threads with `pread` and `pwrite`.
+    Blocking,
+}
+
+/// Starts an engine on a data file.
+///
+/// # Errors
+/// When [`DiskEngine::IoUring`] is asked for and the kernel refuses it, or no thread can be made.
+pub fn start(engine: DiskEngine, file: &DataFile) -> io::Result<DiskQueue> {
+    let blocking = || -> io::Result<Arc<dyn Disk>> {
+        Ok(Arc::new(blocking::BlockingDisk::start(file.clone())?))
+    };
+    let disk: Arc<dyn Disk> = match engine {
+        DiskEngine::Blocking => blocking()?,
+        DiskEngine::IoUring => Arc::new(uring::UringDisk::start(file.clone())?),
+        DiskEngine::Auto => match uring::UringDisk::start(file.clone()) {
+            Ok(disk) => Arc::new(disk),
+            Err(error) => {
+                tracing::info!(%error, "io_uring is not available here; using blocking threads");
+                blocking()?
+            }
+        },
+    };
+    Ok(DiskQueue::new(disk))
+}

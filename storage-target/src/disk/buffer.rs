@@ -1,0 +1,252 @@
+//! Memory for disk transfers: aligned, recycled, and bounded as a whole.
+//!
+//! The pool's budget counts the bytes of buffers in use, wherever they travel: under the kernel, in
+//! a reply on its way to the network, or in a fill from a bucket. Whoever wants more waits, which is
+//! how pressure reaches the network. Holding a buffer while waiting for another could deadlock, so
+//! every operation takes all that it needs with one call.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
+    fmt,
+    ptr::NonNull,
+    slice,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::ALIGNMENT;
+
+/// The sizes that buffers are made in. The largest holds 1 MiB that starts anywhere: 17 blocks of
+/// 64 KiB. The smaller ones fit a page, a small file and a fill's segment.
+const CLASSES: [usize; 4] = [16 * 1024, 64 * 1024, 256 * 1024, BUFFER_SIZE_MAX];
+
+/// The largest buffer: 17 blocks of 64 KiB.
+pub const BUFFER_SIZE_MAX: usize = 17 * 64 * 1024;
+
+/// Gives out aligned buffers within a budget. Cheap to clone.
+#[derive(Clone)]
+pub struct BufferPool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// One permit for each [`ALIGNMENT`] bytes.
+    budget: Arc<Semaphore>,
+    budget_pages: usize,
+    free: Mutex<Free>,
+}
+
+#[derive(Default)]
+struct Free {
+    buffers: [Vec<Memory>; CLASSES.len()],
+    bytes: usize,
+}
+
+impl BufferPool {
+    /// A pool whose buffers in use never exceed `budget_bytes` (at least 8 of the largest).
+    #[must_use]
+    pub fn new(budget_bytes: usize) -> Self {
+        let budget_pages = budget_bytes.max(8 * BUFFER_SIZE_MAX) / ALIGNMENT;
+        let budget = Arc::new(Semaphore::new(budget_pages));
+        let free = Mutex::new(Free::default());
+        Self { inner: Arc::new(Inner { budget, budget_pages, free }) }
+    }
+
+    /// Waits for a buffer of `len` bytes, rounded up to whole pages. Its content is arbitrary.
+    ///
+    /// May be dropped at its await.
+    ///
+    /// # Panics
+    /// When `len` exceeds [`BUFFER_SIZE_MAX`].
+    pub async fn acquire(&self, len: usize) -> AlignedBuffer {
+        let class = CLASSES
+            .iter()
+            .position(|&size| len <= size)
+            .expect("no operation asks for more than the largest buffer");
+        let pages = u32::try_from(CLASSES[class] / ALIGNMENT).expect("272 pages at most");
+        let permit = Arc::clone(&self.inner.budget)
+            .acquire_many_owned(pages)
+            .await
+            .expect("the pool never closes its budget");
+        let recycled = {
+            let mut free = self.inner.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let memory = free.buffers[class].pop();
+            free.bytes -= memory.as_ref().map_or(0, |memory| memory.layout.size());
+            memory
+        };
+        let memory = recycled.unwrap_or_else(|| Memory::allocate(CLASSES[class]));
+        AlignedBuffer {
+            memory: Some(memory),
+            len: len.next_multiple_of(ALIGNMENT),
+            class,
+            pool: Arc::clone(&self.inner),
+            _permit: permit,
+        }
+    }
+
+    /// Bytes of the buffers in use now.
+    #[must_use]
+    pub fn used_bytes(&self) -> usize {
+        (self.inner.budget_pages - self.inner.budget.available_permits()) * ALIGNMENT
+    }
+}
+
+impl fmt::Debug for BufferPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferPool").field("used_bytes", &self.used_bytes()).finish()
+    }
+}
+
+impl Inner {
+    fn recycle(&self, class: usize, memory: Memory) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        // A quarter of the budget kept warm serves a steady load; the rest goes back to the system.
+        if free.bytes + memory.layout.size() <= self.budget_pages * ALIGNMENT / 4 {
+            free.bytes += memory.layout.size();
+            free.buffers[class].push(memory);
+        }
+    }
+}
+
+/// Bytes that start at a multiple of [`ALIGNMENT`]. Goes back to its pool when dropped.
+pub struct AlignedBuffer {
+    /// `None` only while being dropped.
+    memory: Option<Memory>,
+    len: usize,
+    class: usize,
+    pool: Arc<Inner>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AlignedBuffer {
+    /// Bytes of the buffer: whole pages.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a buffer is made for bytes, never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.memory().as_slice()[..self.len]
+    }
+
+    /// The bytes, to be changed.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        let len = self.len;
+        &mut self.memory.as_mut().expect("present until dropped").as_mut_slice()[..len]
+    }
+
+    /// Hands the bytes out without copying; the buffer returns when the last handle is dropped.
+    #[must_use]
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+
+    /// Where the buffer lies, for the kernel.
+    pub(super) fn as_ptr(&self) -> NonNull<u8> {
+        self.memory().start
+    }
+
+    fn memory(&self) -> &Memory {
+        self.memory.as_ref().expect("present until dropped")
+    }
+}
+
+impl AsRef<[u8]> for AlignedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl Drop for AlignedBuffer {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.pool.recycle(self.class, memory);
+        }
+    }
+}
+
+impl fmt::Debug for AlignedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AlignedBuffer({} bytes)", self.len)
+    }
+}
+
+/// One allocation, always initialised.
+struct Memory {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the allocation has one owner and is plain bytes.
+unsafe impl Send for Memory {}
+// SAFETY: shared access only reads plain bytes.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn allocate(size: usize) -> Self {
+        let layout = Layout::from_size_align(size, ALIGNMENT).expect("a class is a sound layout");
+        // SAFETY: every class has a size above zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Self { start, layout }
+    }
+
+    fn as_slice(&self) -> &[u8] {
+        // SAFETY: the allocation is initialised, `layout.size()` long and lives as long as `self`;
+        // writers need `&mut self` or, in the disk engines, own the whole buffer.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes the access exclusive.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `allocate`, freed once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn buffers_are_aligned_and_come_back_to_the_pool() {
+        let pool = BufferPool::new(0);
+        for len in [1, 4096, 4097, 65_536, BUFFER_SIZE_MAX] {
+            let mut buffer = pool.acquire(len).await;
+            assert_eq!(buffer.as_slice().as_ptr() as usize % ALIGNMENT, 0);
+            assert_eq!(buffer.len(), len.next_multiple_of(ALIGNMENT));
+            buffer.as_mut_slice().fill(7);
+            let bytes = buffer.freeze();
+            assert!(bytes.iter().all(|&byte| byte == 7));
+            assert!(pool.used_bytes() >= len);
+            drop(bytes);
+            assert_eq!(pool.used_bytes(), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn past_the_budget_the_next_one_waits() {
+        let pool = BufferPool::new(0);
+        let mut held = Vec::new();
+        for _ in 0..8 {
+            held.push(pool.acquire(BUFFER_SIZE_MAX).await);
+        }
+        assert!(pool.acquire(1).now_or_never().is_none());
+        held.pop();
+        assert!(pool.acquire(1).now_or_never().is_some());
+    }
+}

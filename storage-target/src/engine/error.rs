@@ -1,0 +1,90 @@
+//! Why the engine refuses or fails.
+
+use std::{io, sync::Arc};
+
+use millrace_types::{ChunkKey, ErrorKind, Failure};
+
+use crate::disk::DiskError;
+
+/// Why a request to the engine failed. Cheap to clone, because one read serves several callers.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The target is at its capacity, or the file system under it is full. Nothing was changed.
+    #[error("no space left on the target")]
+    NoSpace,
+    /// The disk failed.
+    #[error(transparent)]
+    Disk(Arc<DiskError>),
+    /// The journal cannot be written.
+    #[error("the journal cannot be written: {0}")]
+    Journal(Arc<io::Error>),
+    /// Bytes on disk do not match their checksum.
+    #[error("block {block} of chunk {key} does not match its checksum")]
+    Corrupt {
+        /// The chunk.
+        key: ChunkKey,
+        /// The block.
+        block: u16,
+        /// Whether the bucket has the same bytes, so that dropping the block mends it.
+        clean: bool,
+    },
+    /// The bytes of the request do not match the checksum that came with them.
+    #[error("the bytes that arrived do not match their checksum")]
+    Damaged,
+    /// A part of an absent block shall be written, and the bucket has the rest: fill it first.
+    #[error("block {block} of chunk {key} must be fetched before a part of it can be written")]
+    NeedsFill {
+        /// The chunk.
+        key: ChunkKey,
+        /// The block.
+        block: u16,
+    },
+    /// The file shrank meanwhile.
+    #[error("the file shrank meanwhile: its write epoch is newer than the request's")]
+    StaleEpoch,
+    /// The content was replaced meanwhile.
+    #[error("the file's content was replaced meanwhile")]
+    StaleContent,
+    /// The engine has ended.
+    #[error("the storage engine has stopped")]
+    Stopped,
+}
+
+impl EngineError {
+    /// The kind that peers see.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoSpace => ErrorKind::NoSpace,
+            Self::Disk(error) => error.kind(),
+            Self::Journal(_) => ErrorKind::Disk,
+            Self::Corrupt { .. } | Self::Damaged => ErrorKind::Corrupt,
+            Self::NeedsFill { .. } => ErrorKind::Internal,
+            Self::StaleEpoch => ErrorKind::StaleEpoch,
+            Self::StaleContent => ErrorKind::StaleContent,
+            Self::Stopped => ErrorKind::Unavailable,
+        }
+    }
+
+    pub(super) fn journal(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace,
+            _ => Self::Journal(Arc::new(error)),
+        }
+    }
+}
+
+impl From<DiskError> for EngineError {
+    fn from(error: DiskError) -> Self {
+        match error {
+            DiskError::NoSpace => Self::NoSpace,
+            other => Self::Disk(Arc::new(other)),
+        }
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
+}
