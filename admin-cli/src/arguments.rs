@@ -1,0 +1,426 @@
+//! What the command line may say. Types and help texts only; nothing here acts.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use millrace_types::{ByteLen, ChunkSize, JobId};
+
+/// The operator's tool of Millrace, a parallel file system for machine learning.
+#[derive(Parser, Debug)]
+#[command(
+    name = "millrace",
+    version,
+    max_term_width = 100,
+    after_help = EXAMPLES,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    /// What holds for every command.
+    #[command(flatten)]
+    pub globals: Globals,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options that may stand before or after the subcommand.
+#[derive(Args, Debug, Clone, Default)]
+pub struct Globals {
+    /// Settings that say which cluster [default: $MILLRACE_CONFIG, then /etc/millrace/admin.toml]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub config: Option<PathBuf>,
+
+    /// Directory of a cluster: its authority for `cluster`, everything for `dev`; elsewhere short
+    /// for the settings in it
+    #[arg(long, global = true, value_name = "D", help_heading = "Global options")]
+    pub dir: Option<PathBuf>,
+
+    /// Print JSON to standard output; fields are listed in docs/cli.md and stay
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub json: bool,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Make a cluster's certificate authority and the certificates of its nodes
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
+    /// Run a whole cluster on this machine, to try Millrace or to develop with it
+    #[command(subcommand)]
+    Dev(DevCommand),
+    /// Show health, servers, targets with their capacity, links and jobs
+    #[command(after_help = STATUS_HELP)]
+    Status,
+    /// Mount the file system
+    #[command(after_help = MOUNT_HELP)]
+    Mount(MountArguments),
+    /// Unmount, after writing back what is buffered
+    #[command(visible_alias = "unmount")]
+    Umount(UmountArguments),
+    /// Show and set how files are spread over targets
+    #[command(subcommand)]
+    Stripe(StripeCommand),
+    /// Bind directories to buckets
+    #[command(subcommand)]
+    Link(LinkCommand),
+    /// Fetch a file or tree from its bucket before somebody reads it
+    #[command(after_help = JOB_HELP)]
+    Hydrate(StartArguments),
+    /// Write changed files of a tree back to their bucket
+    #[command(after_help = JOB_HELP)]
+    Export(StartArguments),
+    /// Free the space of what the bucket has too; names stay and reads fetch again
+    #[command(after_help = JOB_HELP)]
+    Release(StartArguments),
+    /// Show how a file stands against its bucket, or count the files of a directory by state
+    #[command(after_help = STATE_HELP)]
+    State(PathArgument),
+    /// List, show and cancel jobs (hydrate, export, release)
+    #[command(subcommand)]
+    Job(JobCommand),
+}
+
+/// `millrace cluster ...`
+#[derive(Subcommand, Debug)]
+pub enum ClusterCommand {
+    /// Make the cluster's authority, its id and the first admin identity in --dir D
+    #[command(after_help = INIT_HELP)]
+    Init,
+    /// Issue the identity of one node: certificate, key and authority in one file
+    #[command(after_help = INVITE_HELP)]
+    Invite(InviteArguments),
+}
+
+/// Arguments of `cluster invite`.
+#[derive(Args, Debug)]
+pub struct InviteArguments {
+    /// What the holder may be
+    #[arg(long, value_enum)]
+    pub role: RoleName,
+    /// For a client: the only directory that it sees
+    #[arg(long, value_name = "PATH")]
+    pub subtree: Option<String>,
+    /// For a client: treat its root user as nobody
+    #[arg(long)]
+    pub squash_root: bool,
+    /// Where to write the bundle (mode 0600); never overwritten
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+}
+
+/// The roles of a certificate.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoleName {
+    /// The metadata server
+    Metadata,
+    /// A storage target daemon
+    Target,
+    /// A host with mounts
+    Client,
+    /// An operator
+    Admin,
+}
+
+/// `millrace dev ...`
+#[derive(Subcommand, Debug)]
+pub enum DevCommand {
+    /// Start what is not running of the cluster in --dir D; make it when D is empty
+    #[command(after_help = DEV_HELP)]
+    Up(UpArguments),
+    /// Unmount and stop every daemon of the cluster in --dir D; its data stays
+    Down,
+    /// Show the daemons of the cluster in --dir D
+    Status,
+}
+
+/// Arguments of `dev up`.
+#[derive(Args, Debug)]
+pub struct UpArguments {
+    /// How many storage targets [default: as many as D has, 2 at first]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32))]
+    pub targets: Option<u16>,
+    /// Also mount the file system here; the directory is made if missing
+    #[arg(long, value_name = "M")]
+    pub mount: Option<PathBuf>,
+    /// Options of the mount, as for `mount`
+    #[arg(long, value_name = "OPTIONS", requires = "mount")]
+    pub mount_options: Option<String>,
+}
+
+/// Arguments of `mount`.
+#[derive(Args, Debug)]
+pub struct MountArguments {
+    /// Comma-separated mount options
+    #[arg(short = 'o', value_name = "OPTIONS", action = clap::ArgAction::Append)]
+    pub options: Vec<String>,
+    /// What to mount, as HOST[:PORT][,HOST...]:/PATH [default: the whole of the configured cluster]
+    #[arg(long, value_name = "SOURCE")]
+    pub source: Option<String>,
+    /// Check the arguments, mount nothing
+    #[arg(short = 'f', long)]
+    pub fake: bool,
+    /// An existing directory
+    pub mountpoint: PathBuf,
+}
+
+/// Arguments of `umount`.
+#[derive(Args, Debug)]
+pub struct UmountArguments {
+    /// Detach at once although files are open; they keep working until they are closed
+    #[arg(long)]
+    pub lazy: bool,
+    /// Where it is mounted
+    pub mountpoint: PathBuf,
+}
+
+/// A file or directory.
+#[derive(Args, Debug)]
+pub struct PathArgument {
+    /// A path inside a mount, or mr:/... for a path from the file system's root
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
+/// `millrace stripe ...`
+#[derive(Subcommand, Debug)]
+pub enum StripeCommand {
+    /// Set the layout that new files below a directory get; existing files stay as they are
+    #[command(after_help = STRIPE_HELP)]
+    Set(StripeSetArguments),
+    /// Show a directory's defaults, or a file's layout with the targets of each chunk
+    Show(PathArgument),
+}
+
+/// Arguments of `stripe set`.
+#[derive(Args, Debug)]
+pub struct StripeSetArguments {
+    /// What to set.
+    #[command(flatten)]
+    pub layout: LayoutArguments,
+    /// A directory inside a mount, or mr:/...
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
+/// Parts of a layout; at least one.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = true)]
+pub struct LayoutArguments {
+    /// Bytes of a chunk: a power of two from 64KiB to 64MiB
+    #[arg(long, value_name = "S", value_parser = chunk_size)]
+    pub chunk_size: Option<ChunkSize>,
+    /// Over how many placement groups a file is spread; -1 means all of the pool
+    #[arg(long, value_name = "N", value_parser = stripe_count, allow_negative_numbers = true)]
+    pub count: Option<i32>,
+    /// The pool that new files are placed in
+    #[arg(long, value_name = "P", value_parser = NonEmptyStringValueParser::new())]
+    pub pool: Option<String>,
+}
+
+/// `millrace link ...`
+#[derive(Subcommand, Debug)]
+pub enum LinkCommand {
+    /// Bind a directory to a bucket and prefix; its objects appear as files
+    #[command(after_help = LINK_HELP)]
+    Add(LinkAddArguments),
+    /// List the links
+    List,
+    /// Unbind a directory; the bucket is not touched
+    Remove(LinkRemoveArguments),
+}
+
+/// Arguments of `link add`.
+#[derive(Args, Debug)]
+pub struct LinkAddArguments {
+    /// The bucket and prefix: s3://bucket/prefix or file:///directory
+    #[arg(value_name = "URL")]
+    pub url: String,
+    /// The directory, made if it is missing
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Another S3 endpoint than Amazon's, such as http://127.0.0.1:8333
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+    /// The bucket's region
+    #[arg(long, value_name = "R")]
+    pub region: Option<String>,
+    /// Section of the servers' credentials file [default: the servers' AWS_* environment]
+    #[arg(long, value_name = "NAME")]
+    pub credentials: Option<String>,
+    /// What may be changed, and whether it goes back
+    #[arg(long, value_enum, default_value_t = LinkModeName::ReadOnly)]
+    pub mode: LinkModeName,
+}
+
+/// The modes of a link.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkModeName {
+    /// Files can only be read
+    ReadOnly,
+    /// Files can be changed; nothing goes back to the bucket
+    Import,
+    /// Files can be changed and exported
+    ImportExport,
+}
+
+/// Arguments of `link remove`.
+#[derive(Args, Debug)]
+pub struct LinkRemoveArguments {
+    /// Also when files were changed and not exported: their changes are lost
+    #[arg(long)]
+    pub discard: bool,
+    /// The linked directory
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
+/// Arguments of the commands that start a job.
+#[derive(Args, Debug)]
+pub struct StartArguments {
+    /// Stay until the job ends, with its progress; the job's result is the exit code
+    #[arg(long)]
+    pub wait: bool,
+    /// A path inside a mount, or mr:/... for a path from the file system's root
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
+/// `millrace job ...`
+#[derive(Subcommand, Debug)]
+pub enum JobCommand {
+    /// List jobs, the newest first
+    List,
+    /// Show one job with its failures
+    Show(JobShowArguments),
+    /// Ask a job to stop; what it has done stays done
+    Cancel(JobArgument),
+}
+
+/// Arguments of `job show`.
+#[derive(Args, Debug)]
+pub struct JobShowArguments {
+    /// Stay until the job ends, with its progress; the job's result is the exit code
+    #[arg(long)]
+    pub wait: bool,
+    /// The job.
+    #[command(flatten)]
+    pub job: JobArgument,
+}
+
+/// A job.
+#[derive(Args, Debug)]
+pub struct JobArgument {
+    /// The job's number, as `job list` shows it
+    #[arg(value_name = "ID", value_parser = job_id)]
+    pub id: JobId,
+}
+
+fn chunk_size(text: &str) -> Result<ChunkSize, String> {
+    let bytes: ByteLen = text.parse().map_err(|error| format!("{error}"))?;
+    ChunkSize::new(bytes.0).map_err(|_| "use a power of two from 64KiB to 64MiB".to_owned())
+}
+
+fn stripe_count(text: &str) -> Result<i32, String> {
+    match text.parse() {
+        Ok(count) if count == -1 || count > 0 => Ok(count),
+        _ => Err("use a number of groups from 1 on, or -1 for all".to_owned()),
+    }
+}
+
+fn job_id(text: &str) -> Result<JobId, String> {
+    let digits = text.strip_prefix('j').unwrap_or(text);
+    digits
+        .parse()
+        .map(JobId)
+        .map_err(|_| "use the number that `millrace job list` shows".to_owned())
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace dev up --dir ~/mr --targets 2 --mount ~/mnt     a cluster on this machine
+  millrace --dir ~/mr link add s3://bucket/train ~/mnt/train
+  millrace state ~/mnt/train                               what is here, what is in the bucket
+  millrace export ~/mnt/out --wait                         write results back
+  millrace --dir ~/mr status --json
+  millrace dev down --dir ~/mr
+
+Exit codes: 0 done, 1 failed, 2 wrong use; `status`: 0 healthy, 1 degraded, 2 unreachable.
+Paths: a path inside a mount, or mr:/... for a path from the file system's root. Inside a mount,
+stripe, state, hydrate, release and export need no identity: the mount acts for the caller.";
+
+const STATUS_HELP: &str = "\
+Exit codes: 0 healthy, 1 degraded (the problems are listed), 2 unreachable.
+
+Examples:
+  millrace status                          the cluster of /etc/millrace/admin.toml
+  millrace --dir ~/mr status --json        a dev cluster, for a program";
+
+const MOUNT_HELP: &str = "\
+Options (-o): ro, identity=FILE, hard, acl, allow_other, and others of docs/cli.md.
+The command returns when the file system is mounted; the daemon then runs in the background.
+
+Examples:
+  millrace --config client.toml mount /mnt/data
+  millrace mount -o ro,identity=/etc/millrace/client.pem --source meta-1:/train /mnt/train
+  mount -t millrace meta-1,meta-2:/train /mnt/train -o ro,identity=/etc/millrace/client.pem
+
+In /etc/fstab:
+  meta-1:/train  /mnt/train  millrace  ro,identity=/etc/millrace/client.pem,_netdev  0 0";
+
+const JOB_HELP: &str = "\
+The job runs in the cluster: it goes on when this command is interrupted, and after a restart of the
+servers. With --wait the exit code is the job's result: 0 when every file is done, 1 otherwise.
+
+Examples:
+  millrace hydrate /mnt/data/train --wait
+  millrace export mr:/out --json           prints the job; watch it with `millrace job show ID`";
+
+const STATE_HELP: &str = "\
+released: only the name is here; partial: some bytes are; hydrated: all are; dirty: differs from the
+bucket; exported: written here and in the bucket since; conflict: changed on both sides.
+
+Examples:
+  millrace state /mnt/data/train/cat.jpg
+  millrace state mr:/train --json";
+
+const INIT_HELP: &str = "\
+Writes D/authority.pem (keep it safe and off the servers: it can make any identity) and
+D/admin.pem (an operator's identity). Fails when D has a cluster already.
+
+Example:
+  millrace cluster init --dir ./cluster";
+
+const INVITE_HELP: &str = "\
+Copy the file to its node and nowhere else: whoever holds it is that node.
+
+Examples:
+  millrace cluster invite --dir ./cluster --role metadata --out meta-1.pem
+  millrace cluster invite --dir ./cluster --role client --subtree /train --squash-root --out gpu.pem";
+
+const DEV_HELP: &str = "\
+State (certificates, settings, data, logs, process ids) lies under D. Run it again to start what has
+stopped: the same cluster comes back with its data. AWS_* variables of the caller reach the daemons.
+
+Examples:
+  millrace dev up --dir ~/mr
+  millrace dev up --dir ~/mr --targets 4 --mount ~/mnt
+  millrace dev status --dir ~/mr
+  millrace dev down --dir ~/mr";
+
+const STRIPE_HELP: &str = "\
+Examples:
+  millrace stripe set --chunk-size 1MiB /mnt/data/small-records
+  millrace stripe set --count -1 /mnt/data/checkpoints      over every group of the pool";
+
+const LINK_HELP: &str = "\
+Every server that will need the bucket is asked to reach it first; when one cannot, the command
+fails and names it. Keys are never sent: --credentials names a section of the servers' own file.
+
+Examples:
+  millrace link add s3://datasets/imagenet mr:/imagenet --region eu-central-1
+  millrace link add s3://runs/7 /mnt/data/run7 --mode import-export --credentials team-a
+  millrace link add s3://train mr:/train --endpoint http://127.0.0.1:8333 --region us-east-1";
+
+#[cfg(test)]
+mod tests;

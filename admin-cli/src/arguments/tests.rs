@@ -1,0 +1,100 @@
+use clap::CommandFactory as _;
+use millrace_types::MIB;
+
+use super::*;
+
+fn parse(line: &str) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(line.split_whitespace())
+}
+
+#[test]
+fn the_argument_definitions_are_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn global_options_may_stand_before_and_after_the_subcommand() {
+    for line in [
+        "millrace --dir D --json job list",
+        "millrace job --dir D --json list",
+        "millrace job list --json --dir D",
+        "millrace --json job list --dir D",
+    ] {
+        let cli = parse(line).unwrap();
+        assert_eq!(cli.globals.dir, Some(PathBuf::from("D")), "{line}");
+        assert!(cli.globals.json, "{line}");
+    }
+    let cli = parse("millrace status --config F").unwrap();
+    assert_eq!(cli.globals.config, Some(PathBuf::from("F")));
+    let cli = parse("millrace state mr:/x --json").unwrap();
+    assert!(cli.globals.json);
+}
+
+#[test]
+fn every_documented_form_parses() {
+    for line in [
+        "millrace cluster init --dir D",
+        "millrace cluster invite --dir D --role client --subtree /a --squash-root --out F",
+        "millrace cluster invite --dir D --role metadata --out F",
+        "millrace dev up --dir D --targets 3 --mount M",
+        "millrace dev up --dir D",
+        "millrace dev down --dir D",
+        "millrace dev status --dir D",
+        "millrace status --json",
+        "millrace mount -o ro,identity=F /mnt",
+        "millrace mount /mnt",
+        "millrace umount /mnt",
+        "millrace stripe set --chunk-size 1MiB --count -1 --pool fast /mnt/d",
+        "millrace stripe set --count=-1 mr:/d",
+        "millrace stripe show mr:/d/f --json",
+        "millrace link add s3://b/p /mnt/p --endpoint http://h:1 --region r --credentials c",
+        "millrace link add s3://b/p mr:/p --mode import-export",
+        "millrace link list --json",
+        "millrace link remove mr:/p --discard",
+        "millrace hydrate mr:/p --wait",
+        "millrace export --wait mr:/p",
+        "millrace release mr:/p",
+        "millrace state mr:/p --json",
+        "millrace job list",
+        "millrace job show 7 --json",
+        "millrace job cancel j7",
+    ] {
+        if let Err(error) = parse(line) {
+            panic!("{line}: {error}");
+        }
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_what_would() {
+    for (line, remedy) in [
+        ("millrace stripe set mr:/d", "--chunk-size"),
+        ("millrace stripe set --count 0 mr:/d", "-1 for all"),
+        ("millrace stripe set --chunk-size 3MiB mr:/d", "power of two"),
+        ("millrace job show seven", "millrace job list"),
+        ("millrace link add s3://b p --mode write", "import-export"),
+        ("millrace cluster invite --dir D --role king --out F", "metadata"),
+        ("millrace dev up --dir D --targets 0", "1..=32"),
+        ("millrace frobnicate", "unrecognized"),
+    ] {
+        let error = parse(line).expect_err(line);
+        assert_eq!(error.exit_code(), 2, "{line}");
+        let text = error.to_string();
+        assert!(text.contains(remedy), "{line}: {text}");
+    }
+}
+
+#[test]
+fn sizes_and_counts_arrive_as_values() {
+    let cli = parse("millrace stripe set --chunk-size 1M --count -1 mr:/d").unwrap();
+    let Command::Stripe(StripeCommand::Set(set)) = cli.command else {
+        panic!("another command");
+    };
+    assert_eq!(set.layout.chunk_size, ChunkSize::new(MIB).ok());
+    assert_eq!(set.layout.count, Some(-1));
+    let cli = parse("millrace link add s3://b mr:/p").unwrap();
+    let Command::Link(LinkCommand::Add(add)) = cli.command else {
+        panic!("another command");
+    };
+    assert_eq!(add.mode, LinkModeName::ReadOnly);
+}

@@ -1,0 +1,23 @@
+//! One file for each command: it asks, and prints the answer. Nothing is decided here that a server
+//! could decide.
+
+pub(crate) mod cluster_init;
+pub(crate) mod cluster_invite;
+pub(crate) mod dev_down;
+pub(crate) mod dev_status;
+pub(crate) mod dev_up;
+pub(crate) mod export;
+pub(crate) mod hydrate;
+pub(crate) mod job_cancel;
+pub(crate) mod job_list;
+pub(crate) mod job_show;
+pub(crate) mod link_add;
+pub(crate) mod link_list;
+pub(crate) mod link_remove;
+pub(crate) mod mount;
+pub(crate) mod release;
+pub(crate) mod state;
+pub(crate) mod status;
+pub(crate) mod stripe_set;
+pub(crate) mod stripe_show;
+pub(crate) mod umount;

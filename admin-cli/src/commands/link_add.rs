@@ -1,0 +1,69 @@
+//! `millrace link add URL PATH`: binds a directory to a bucket and prefix.
+
+use anyhow::bail;
+use millrace_protocol::{
+    admin::AddLink,
+    cluster::{Bucket, LinkMode},
+};
+
+use crate::{
+    arguments::{LinkAddArguments, LinkModeName},
+    context::Context,
+    exit::{Exit, Misuse},
+    report::LinkReport,
+};
+
+/// Asks the metadata server, which asks every host whether it reaches the bucket.
+pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyhow::Result<Exit> {
+    check_url(&arguments.url)?;
+    let (connection, path) = context.operate_at(&arguments.path).await?;
+    let request = AddLink {
+        path,
+        bucket: Bucket {
+            url: arguments.url.clone(),
+            endpoint: arguments.endpoint,
+            region: arguments.region,
+            credentials: arguments.credentials,
+        },
+        mode: match arguments.mode {
+            LinkModeName::ReadOnly => LinkMode::ReadOnly,
+            LinkModeName::Import => LinkMode::Import,
+            LinkModeName::ImportExport => LinkMode::ImportExport,
+        },
+    };
+    // The failure names the hosts and their reasons: the server asked them all.
+    let link = match connection.request(&request).await {
+        Ok(reply) => reply.link,
+        Err(failure) => bail!("cannot link {}: {failure}", arguments.url),
+    };
+    let report = LinkReport::from(&link);
+    context
+        .output
+        .result(&report, || format!("{} shows {} ({})", report.path, report.url, report.mode))?;
+    Ok(Exit::Done)
+}
+
+fn check_url(url: &str) -> Result<(), Misuse> {
+    let known = ["s3://", "file:///"];
+    if known.iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
+        return Ok(());
+    }
+    Err(Misuse(format!(
+        "{url} is no bucket that Millrace can reach; use s3://bucket/prefix or file:///directory"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_urls_of_buckets_are_sent() {
+        for good in ["s3://b", "s3://b/p/q", "file:///srv/data"] {
+            assert!(check_url(good).is_ok(), "{good}");
+        }
+        for bad in ["s3://", "b/p", "http://b", "file://data", "gs://b", ""] {
+            assert!(check_url(bad).unwrap_err().to_string().contains("s3://"), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! `millrace link remove PATH [--discard]`.
+
+use anyhow::bail;
+use millrace_protocol::admin::RemoveLink;
+use millrace_types::ErrorKind;
+use serde::Serialize;
+
+use crate::{arguments::LinkRemoveArguments, context::Context, exit::Exit, output::path_text};
+
+#[derive(Serialize)]
+struct Removed {
+    path: String,
+    removed: bool,
+}
+
+/// Asks the metadata server; files that were changed and not exported need `--discard`.
+pub(crate) async fn run(context: &Context, arguments: LinkRemoveArguments) -> anyhow::Result<Exit> {
+    let (connection, path) = context.operate_at(&arguments.path).await?;
+    let request = RemoveLink { path: path.clone(), discard: arguments.discard };
+    let shown = path_text(&path);
+    match connection.request(&request).await {
+        Ok(_) => {}
+        Err(failure) if failure.kind == ErrorKind::InUse && !arguments.discard => bail!(
+            "cannot remove the link at {shown}: {failure}; write the changes back with \
+             `millrace export {}`, or give them up with --discard",
+            arguments.path.display()
+        ),
+        Err(failure) => bail!("cannot remove the link at {shown}: {failure}"),
+    }
+    let report = Removed { path: shown, removed: true };
+    context.output.result(&report, || {
+        format!("the link at {} is removed; its bucket is as it was", report.path)
+    })?;
+    Ok(Exit::Done)
+}

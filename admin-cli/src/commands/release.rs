@@ -1,0 +1,18 @@
+//! `millrace release PATH [--wait]`: frees what the bucket has too.
+
+use millrace_protocol::admin::{JobKind, StartJob};
+
+use crate::{
+    arguments::StartArguments,
+    context::{CALLER, Context},
+    exit::Exit,
+    watch,
+};
+
+/// Starts the job, and follows it when asked to.
+pub(crate) async fn run(context: &Context, arguments: StartArguments) -> anyhow::Result<Exit> {
+    let (connection, path) = context.at(&arguments.path).await?;
+    let request = StartJob { caller: CALLER, kind: JobKind::Release, path };
+    let reply = connection.request(&request).await?;
+    watch::report(context, &connection, reply.job, arguments.wait).await
+}

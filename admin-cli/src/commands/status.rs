@@ -1,0 +1,114 @@
+//! `millrace status`: health in the exit code, everything else on standard output.
+
+use millrace_protocol::admin::{ClusterStatus, Health};
+use millrace_types::ByteLen;
+
+use crate::{
+    connection::Connection,
+    context::Context,
+    exit::Exit,
+    output::{counted, render, table},
+    report::{JobReport, LinkReport, StatusReport, TargetReport},
+    settings::AdminSettings,
+};
+
+/// Asks and prints. Whatever keeps the answer away, wrong settings too, is `unreachable`: exit
+/// codes 0 and 1 mean that the cluster has answered.
+pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
+    let (addresses, answer) = match AdminSettings::load(&context.globals) {
+        Ok(settings) => {
+            let servers = &settings.cluster.servers;
+            let addresses = servers.iter().map(ToString::to_string).collect();
+            (addresses, ask(&settings).await)
+        }
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    let (report, exit) = match answer {
+        Ok((report, Health::Healthy)) => (report, Exit::Done),
+        Ok((report, Health::Degraded)) => (report, Exit::Failed),
+        Err(error) => {
+            (StatusReport::unreachable(&addresses, format!("{error:#}")), Exit::Unreachable)
+        }
+    };
+    context.output.result(&report, || words(&report))?;
+    Ok(exit)
+}
+
+async fn ask(settings: &AdminSettings) -> anyhow::Result<(StatusReport, Health)> {
+    let connection = Connection::to_cluster(&settings.cluster).await?;
+    let reply = connection.request(&ClusterStatus {}).await?;
+    let health = reply.health;
+    Ok((StatusReport::new(&reply, connection.peer().to_owned()), health))
+}
+
+fn words(report: &StatusReport) -> String {
+    let mut text = report.health.to_owned();
+    for problem in &report.problems {
+        text.push_str(&format!("\n  {problem}"));
+    }
+    for server in &report.servers {
+        text.push_str(&format!("\n\n{} server {}: {}", server.role, server.address, server.state));
+        if let (Some(version), Some(started)) = (&server.version, &server.started) {
+            text.push_str(&format!(
+                ", version {version}, since {started}, {}",
+                counted(report.inodes, "inode")
+            ));
+        }
+    }
+    if report.cluster.is_none() {
+        return text;
+    }
+    text.push_str("\n\n");
+    text.push_str(&targets(&report.targets));
+    if !report.links.is_empty() {
+        text.push_str("\n\n");
+        text.push_str(&links(&report.links));
+    }
+    if !report.jobs.is_empty() {
+        text.push_str("\n\n");
+        text.push_str(&jobs(&report.jobs));
+    }
+    text.push_str(&format!("\n\n{}", counted(report.sessions.len() as u64, "client session")));
+    text
+}
+
+fn targets(reports: &[TargetReport]) -> String {
+    if reports.is_empty() {
+        return "no targets: nothing can be stored until a storage host registers".to_owned();
+    }
+    let mut lines = table(&["TARGET", "STATE", "USED", "CAPACITY", "HOST", "BAD BLOCKS"]);
+    for target in reports {
+        lines.add_row([
+            target.id.clone(),
+            target.state.to_owned(),
+            ByteLen(target.used_bytes).to_string(),
+            ByteLen(target.capacity_bytes).to_string(),
+            target.host.clone(),
+            target.bad_blocks.to_string(),
+        ]);
+    }
+    render(&lines)
+}
+
+fn links(reports: &[LinkReport]) -> String {
+    let mut lines = table(&["LINK", "URL", "MODE"]);
+    for link in reports {
+        lines.add_row([link.path.as_str(), link.url.as_str(), link.mode]);
+    }
+    render(&lines)
+}
+
+fn jobs(reports: &[JobReport]) -> String {
+    let mut lines = table(&["JOB", "KIND", "STATE", "FILES", "ERRORS", "PATH"]);
+    for job in reports {
+        lines.add_row([
+            job.id.to_string(),
+            job.kind.to_owned(),
+            job.state.to_owned(),
+            format!("{}/{}", job.files_done, job.files_total),
+            job.errors.to_string(),
+            job.path.clone(),
+        ]);
+    }
+    render(&lines)
+}

@@ -1,0 +1,136 @@
+//! What every command gets: the global options, the output, and ways to connect.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use millrace_protocol::session::Caller;
+
+use crate::{
+    arguments::Globals, connection::Connection, output::Output, place::Place,
+    settings::AdminSettings,
+};
+
+/// What every command gets.
+#[derive(Debug)]
+pub(crate) struct Context {
+    /// The global options.
+    pub(crate) globals: Globals,
+    /// Standard output.
+    pub(crate) output: Output,
+}
+
+impl Context {
+    /// The context of one invocation.
+    pub(crate) fn new(globals: Globals) -> Self {
+        Self { output: Output::new(globals.json), globals }
+    }
+
+    /// The directory of `--dir`, which the commands `cluster` and `dev` cannot do without.
+    ///
+    /// # Errors
+    /// A [`Misuse`](crate::exit::Misuse) when it was not given.
+    pub(crate) fn dir(&self) -> anyhow::Result<PathBuf> {
+        let missing = || crate::exit::Misuse("--dir D is needed: the cluster's directory".into());
+        let dir = self.globals.dir.as_ref().ok_or_else(missing)?;
+        std::path::absolute(dir).with_context(|| format!("cannot use {}", dir.display()))
+    }
+
+    /// A connection to the configured cluster.
+    ///
+    /// # Errors
+    /// When no cluster is configured, or it cannot be reached.
+    pub(crate) async fn cluster(&self) -> anyhow::Result<Connection> {
+        Connection::to_cluster(&AdminSettings::load(&self.globals)?.cluster).await
+    }
+
+    /// A connection that serves requests about `path`, and the path for those requests: the mount
+    /// that `path` lies in, or the configured cluster for `mr:/...`.
+    ///
+    /// # Errors
+    /// When the path lies in no mount, or its daemon or the cluster cannot be reached.
+    pub(crate) async fn at(&self, path: &Path) -> anyhow::Result<(Connection, Vec<u8>)> {
+        match Place::resolve(path)? {
+            Place::Cluster(path) => Ok((self.cluster().await?, path)),
+            Place::Mount(mount, path) => Ok((Connection::to_mount(&mount), path)),
+        }
+    }
+
+    /// For operators: a connection to the cluster with their identity, and the path from the root
+    /// of its file system, also for a path inside a mount.
+    ///
+    /// # Errors
+    /// As [`Self::at`] and [`Self::cluster`]; and when the mount is one of another cluster.
+    pub(crate) async fn operate_at(&self, path: &Path) -> anyhow::Result<(Connection, Vec<u8>)> {
+        let (mount, below) = match Place::resolve(path)? {
+            Place::Cluster(path) => return Ok((self.cluster().await?, path)),
+            Place::Mount(mount, below) => (mount, below),
+        };
+        let described = Connection::to_mount(&mount).describe().await?;
+        let cluster = self.cluster().await?;
+        anyhow::ensure!(
+            cluster.cluster_id() == Some(described.cluster.as_str()),
+            "{} is a mount of cluster {}, and the settings name another one; use --config or --dir \
+             of that cluster",
+            mount.mountpoint.display(),
+            described.cluster
+        );
+        Ok((cluster, join(&described.subtree, &below)))
+    }
+
+    /// A connection for commands without a path: the configured cluster, or else the mount that the
+    /// present directory lies in.
+    ///
+    /// # Errors
+    /// When there is neither.
+    pub(crate) async fn anywhere(&self) -> anyhow::Result<Connection> {
+        let settings = match AdminSettings::load(&self.globals) {
+            Ok(settings) => settings,
+            Err(missing) => {
+                return match Place::resolve(Path::new(".")) {
+                    Ok(Place::Mount(mount, _)) => Ok(Connection::to_mount(&mount)),
+                    _ => Err(missing),
+                };
+            }
+        };
+        Connection::to_cluster(&settings.cluster).await
+    }
+}
+
+/// For whom an operator asks: the metadata server takes this from an admin certificate alone, and a
+/// mount's daemon puts the socket's user in its place.
+pub(crate) const CALLER: Caller = Caller::ROOT;
+
+/// `below` in the directory `subtree`, both from a root.
+fn join(subtree: &[u8], below: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(subtree.len() + below.len() + 1);
+    for part in [subtree, below] {
+        for name in part.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            path.push(b'/');
+            path.extend_from_slice(name);
+        }
+    }
+    if path.is_empty() {
+        path.push(b'/');
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_in_a_mount_of_a_subtree_is_one_of_the_file_system() {
+        assert_eq!(join(b"/", b"/"), b"/");
+        assert_eq!(join(b"/train", b"/"), b"/train");
+        assert_eq!(join(b"", b"/a/b"), b"/a/b");
+        assert_eq!(join(b"/train/", b"/a"), b"/train/a");
+    }
+
+    #[test]
+    fn without_a_directory_the_message_names_the_option() {
+        let error = Context::new(Globals::default()).dir().unwrap_err();
+        assert!(error.is::<crate::exit::Misuse>());
+        assert!(error.to_string().contains("--dir D"));
+    }
+}

@@ -1,0 +1,156 @@
+//! One daemon of a dev cluster: where its files are, whether it runs, how it is started.
+
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    process::{Child, Command},
+};
+
+use anyhow::Context as _;
+
+use crate::{
+    dev::{
+        log::Log,
+        plan::replace,
+        process::{self, Process},
+    },
+    programs,
+};
+
+/// One daemon of a dev cluster.
+#[derive(Debug, Clone)]
+pub(crate) struct Daemon {
+    /// `metadata`, `target-0`, `mount-0`: also its directory's name.
+    pub(crate) name: String,
+    /// `metadata`, `target` or `mount`.
+    pub(crate) role: &'static str,
+    /// Its executable's name.
+    pub(crate) program: &'static str,
+    /// Where its files are.
+    pub(crate) directory: PathBuf,
+    /// Its settings file, which its command line names.
+    pub(crate) settings_file: PathBuf,
+    /// What stands in the settings file.
+    pub(crate) settings: toml::Table,
+    /// Arguments after `--config FILE`.
+    pub(crate) arguments: Vec<OsString>,
+    /// Where it listens, or where it is mounted.
+    pub(crate) address: String,
+}
+
+impl Daemon {
+    /// Its process, if it runs.
+    pub(crate) fn process(&self) -> Option<Process> {
+        Process::find(&self.pid_file(), &self.settings_file)
+    }
+
+    /// Writes its settings anew.
+    ///
+    /// # Errors
+    /// When its directory cannot be written to.
+    pub(crate) fn write_settings(&self) -> anyhow::Result<()> {
+        std::fs::create_dir_all(&self.directory)
+            .with_context(|| format!("cannot make {}", self.directory.display()))?;
+        let text = toml::to_string(&self.settings).context("cannot write settings")?;
+        let note = "# Written by `millrace dev up`, which replaces every change made here.\n";
+        replace(&self.settings_file, format!("{note}{text}").as_bytes())
+    }
+
+    /// Starts it and remembers its process.
+    ///
+    /// # Errors
+    /// When the executable is missing, or it ends at once.
+    pub(crate) fn start(&self) -> anyhow::Result<Started> {
+        let log = Log::at_end(&self.log_file());
+        let mut command = Command::new(programs::find(self.program)?);
+        command.arg("--config").arg(&self.settings_file);
+        command.args(&self.arguments);
+        let child = process::spawn(command, &self.log_file())?;
+        let mut started = Started { name: self.name.clone(), child, log };
+        if let Err(error) = Process::remember(&started.child, &self.pid_file()) {
+            started.check()?;
+            return Err(error);
+        }
+        Ok(started)
+    }
+
+    /// Its log, which is appended to by each start.
+    pub(crate) fn log_file(&self) -> PathBuf {
+        self.directory.join("daemon.log")
+    }
+
+    /// Forgets the process, which has ended.
+    pub(crate) fn forget(&self) {
+        // A file that stays is found to be old by its start time.
+        drop(std::fs::remove_file(self.pid_file()));
+    }
+
+    fn pid_file(&self) -> PathBuf {
+        self.directory.join("daemon.pid")
+    }
+}
+
+/// A daemon that was just started.
+#[derive(Debug)]
+pub(crate) struct Started {
+    name: String,
+    /// Its process.
+    pub(crate) child: Child,
+    /// Its log, from this start on.
+    pub(crate) log: Log,
+}
+
+impl Started {
+    /// Fails with the daemon's last words when it has ended.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait().context("cannot ask for a daemon's end")? {
+            None => Ok(()),
+            Some(status) => {
+                anyhow::bail!("{} ended ({status}); {}", self.name, self.log.last_words())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn daemon(directory: &Path, program: &'static str) -> Daemon {
+        Daemon {
+            name: "target-0".into(),
+            role: "target",
+            program,
+            directory: directory.to_owned(),
+            settings_file: directory.join("target.toml"),
+            settings: toml::Table::new(),
+            arguments: Vec::new(),
+            address: "127.0.0.1:1".into(),
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_ends_is_told_with_what_this_start_has_logged() {
+        let directory = tempfile::tempdir().unwrap();
+        let daemon = daemon(directory.path(), "ls");
+        std::fs::write(daemon.log_file(), "words of an earlier start\n").unwrap();
+        // `ls --config FILE` is no daemon: it complains and ends.
+        let told = match daemon.start() {
+            Err(error) => error.to_string(),
+            Ok(mut started) => loop {
+                if let Err(error) = started.check() {
+                    break error.to_string();
+                }
+                std::thread::yield_now();
+            },
+        };
+        assert!(told.contains("target-0 ended (exit status"), "{told}");
+        assert!(told.contains("--config"), "{told}");
+        assert!(!told.contains("earlier"), "{told}");
+    }
+}

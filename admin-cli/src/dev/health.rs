@@ -1,0 +1,70 @@
+//! Waits until the cluster serves, while watching the daemons that were started for it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use millrace_protocol::admin::{ClusterStatus, ClusterStatusReply, TargetState};
+
+use crate::{connection::Connection, dev::daemon::Started, settings::AdminSettings};
+
+/// Waits until the metadata server answers and `targets` targets are online.
+///
+/// # Errors
+/// When one of `started` ends, or [`PATIENCE`] passes; the message holds the daemon's last words, or
+/// what is missing.
+pub(crate) async fn wait(
+    settings: &AdminSettings,
+    targets: usize,
+    started: &mut [Started],
+) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut connection = None;
+    loop {
+        for daemon in started.iter_mut() {
+            daemon.check()?;
+        }
+        let missing = match ask(settings, &mut connection).await {
+            Ok(status) => match online(&status) {
+                online if online >= targets => return Ok(()),
+                online => format!("{online} of {targets} targets are online"),
+            },
+            Err(error) => format!("{error:#}"),
+        };
+        if Instant::now() > deadline {
+            let words: Vec<_> = started.iter().map(|daemon| daemon.log.last_words()).collect();
+            bail!(
+                "the cluster is not ready after {} s: {missing}\n{}",
+                PATIENCE.as_secs(),
+                words.join("\n")
+            );
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// How many targets heartbeat now.
+pub(crate) fn online(status: &ClusterStatusReply) -> usize {
+    let online = |target: &&_| {
+        let target: &millrace_protocol::admin::TargetStatus = target;
+        target.state == TargetState::Online
+    };
+    status.targets.iter().filter(online).count()
+}
+
+async fn ask(
+    settings: &AdminSettings,
+    connection: &mut Option<Connection>,
+) -> anyhow::Result<ClusterStatusReply> {
+    let open = match connection.take() {
+        Some(open) => open,
+        None => Connection::to_cluster(&settings.cluster).await?,
+    };
+    let status = open.request(&ClusterStatus {}).await;
+    let status = status.context("the metadata server does not tell its status")?;
+    *connection = Some(open);
+    Ok(status)
+}
+
+/// A metadata server that replays a long log, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(50);

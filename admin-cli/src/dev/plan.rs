@@ -1,0 +1,230 @@
+//! What a dev cluster consists of: `D/dev.toml`. Ports are chosen once and kept, so that mounts and
+//! settings outside D stay right over restarts.
+
+use std::{
+    fs::Permissions,
+    io::Write as _,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+
+/// The daemons of a dev cluster and where they listen.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Plan {
+    /// UDP port of the metadata server.
+    pub(crate) metadata_port: u16,
+    /// UDP port of each target's daemon, by number.
+    pub(crate) target_ports: Vec<u16>,
+    /// Where `dev up --mount` has mounted; forgotten by `dev down`.
+    #[serde(default)]
+    pub(crate) mounts: Vec<MountPlan>,
+}
+
+/// One mount of a dev cluster.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MountPlan {
+    /// Its number, as in the daemon's directory.
+    pub(crate) number: u16,
+    /// Where.
+    pub(crate) mountpoint: PathBuf,
+    /// Options, as for `millrace mount -o`.
+    #[serde(default)]
+    pub(crate) options: String,
+}
+
+impl Plan {
+    /// Reads the plan of `dir`; nothing when there is none yet.
+    ///
+    /// # Errors
+    /// When it cannot be read or understood.
+    pub(crate) fn read(dir: &Path) -> anyhow::Result<Option<Self>> {
+        let path = dir.join(FILE);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
+        };
+        let plan =
+            toml::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?;
+        Ok(Some(plan))
+    }
+
+    /// Reads the plan of a directory that must have one.
+    ///
+    /// # Errors
+    /// As [`Self::read`], and when there is none.
+    pub(crate) fn existing(dir: &Path) -> anyhow::Result<Self> {
+        match Self::read(dir)? {
+            Some(plan) => Ok(plan),
+            None => bail!(
+                "{} holds no dev cluster; `millrace dev up --dir {0}` makes one",
+                dir.display()
+            ),
+        }
+    }
+
+    /// Chooses free ports for a new cluster of `targets` targets.
+    ///
+    /// # Errors
+    /// When the system gives no ports.
+    pub(crate) fn new(targets: u16) -> anyhow::Result<Self> {
+        let mut plan =
+            Self { metadata_port: free_port(&[])?, target_ports: Vec::new(), mounts: Vec::new() };
+        plan.grow(targets)?;
+        Ok(plan)
+    }
+
+    /// Adds targets until there are `targets`.
+    ///
+    /// # Errors
+    /// When there are more already, or the system gives no ports.
+    pub(crate) fn grow(&mut self, targets: u16) -> anyhow::Result<()> {
+        let wanted = usize::from(targets);
+        if wanted < self.target_ports.len() {
+            bail!(
+                "the cluster has {} targets, and none can be taken away with the data on it; leave \
+                 --targets out to start all of them",
+                self.target_ports.len()
+            );
+        }
+        while self.target_ports.len() < wanted {
+            let port = free_port(&self.ports())?;
+            self.target_ports.push(port);
+        }
+        Ok(())
+    }
+
+    /// Adds a mount, or gives the one at this mount point its new options.
+    pub(crate) fn mount(&mut self, mountpoint: PathBuf, options: Option<String>) {
+        let known = self.mounts.iter_mut().find(|mount| mount.mountpoint == mountpoint);
+        if let Some(mount) = known {
+            if let Some(options) = options {
+                mount.options = options;
+            }
+            return;
+        }
+        let taken = |number: &u16| self.mounts.iter().any(|mount| mount.number == *number);
+        let number =
+            (0..=u16::MAX).find(|number| !taken(number)).expect("nobody mounts 65,536 times");
+        self.mounts.push(MountPlan { number, mountpoint, options: options.unwrap_or_default() });
+    }
+
+    /// Writes the plan so that a crash leaves the old or the new one.
+    ///
+    /// # Errors
+    /// When the directory cannot be written to.
+    pub(crate) fn write(&self, dir: &Path) -> anyhow::Result<()> {
+        let text = toml::to_string(self).context("cannot write the plan")?;
+        replace(&dir.join(FILE), text.as_bytes())
+    }
+
+    fn ports(&self) -> Vec<u16> {
+        let targets = self.target_ports.iter().copied();
+        targets.chain([self.metadata_port]).collect()
+    }
+}
+
+/// Replaces a file as a whole, durably.
+///
+/// # Errors
+/// When its directory cannot be written to.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let write = || {
+        let mut file = tempfile::Builder::new()
+            .prefix(".new-")
+            .permissions(Permissions::from_mode(0o644))
+            .tempfile_in(path.parent().unwrap_or_else(|| Path::new("/")))?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok::<_, std::io::Error>(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A UDP port of loopback that nobody has now.
+fn free_port(taken: &[u16]) -> anyhow::Result<u16> {
+    // The system may give one of ours while its daemon is down, so ask again.
+    for _ in 0..64 {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("no free UDP port")?;
+        let port = socket.local_addr().context("no free UDP port")?.port();
+        if !taken.contains(&port) {
+            return Ok(port);
+        }
+    }
+    bail!("no free UDP port on loopback")
+}
+
+/// The address of a daemon of a dev cluster.
+pub(crate) fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+const FILE: &str = "dev.toml";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_read_as_it_was_written() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(Plan::read(directory.path()).unwrap(), None);
+        let mut plan = Plan::new(2).unwrap();
+        plan.mount("/mnt/a".into(), Some("ro".into()));
+        plan.write(directory.path()).unwrap();
+        assert_eq!(Plan::read(directory.path()).unwrap(), Some(plan));
+    }
+
+    #[test]
+    fn targets_are_added_and_never_taken_away() {
+        let mut plan = Plan::new(2).unwrap();
+        let before = plan.target_ports.clone();
+        plan.grow(3).unwrap();
+        assert_eq!(plan.target_ports[..2], before);
+        assert_eq!(plan.target_ports.len(), 3);
+        let error = plan.grow(1).unwrap_err().to_string();
+        assert!(error.contains("3 targets"), "{error}");
+    }
+
+    #[test]
+    fn a_mount_point_keeps_its_number_and_options_until_new_ones_are_given() {
+        let mut plan = Plan::new(1).unwrap();
+        plan.mount("/mnt/a".into(), Some("ro".into()));
+        plan.mount("/mnt/b".into(), None);
+        plan.mount("/mnt/a".into(), None);
+        assert_eq!(plan.mounts.len(), 2);
+        assert_eq!(plan.mounts[0].options, "ro");
+        assert_eq!(plan.mounts[1].number, 1);
+        plan.mounts.remove(0);
+        plan.mount("/mnt/c".into(), None);
+        assert_eq!(plan.mounts[1].number, 0);
+    }
+
+    #[test]
+    fn a_directory_without_a_plan_says_how_to_make_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = Plan::existing(directory.path()).unwrap_err().to_string();
+        assert!(error.contains("dev up"), "{error}");
+        std::fs::write(directory.path().join(FILE), "metadata_port = 'x'").unwrap();
+        assert!(Plan::read(directory.path()).is_err());
+    }
+
+    #[test]
+    fn replacing_a_file_leaves_nothing_behind() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.toml");
+        replace(&path, b"one").unwrap();
+        replace(&path, b"two").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,236 @@
+//! A daemon's process: found again, checked, signalled and waited for without ever hitting another.
+//!
+//! A process is the same one when its id, its start time and its command line agree. It is signalled
+//! through a descriptor (`pidfd`) that was opened before the check, so that the kernel cannot give
+//! the id to another process in between.
+
+use std::{
+    fs::File,
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStrExt as _, process::CommandExt as _},
+    },
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+
+use crate::dev::plan::replace;
+
+/// A process that was seen running.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: Pid,
+    descriptor: OwnedFd,
+}
+
+impl Process {
+    /// Finds the running process that `pid_file` names and whose command line holds `argument`.
+    /// When the file is missing or old, the processes of the system are looked through.
+    pub(crate) fn find(pid_file: &Path, argument: &Path) -> Option<Self> {
+        let named = std::fs::read_to_string(pid_file).ok().and_then(|text| {
+            let (pid, start) = text.trim().split_once(' ')?;
+            Self::open(pid.parse().ok()?, argument, start.parse().ok())
+        });
+        named.or_else(|| Self::search(argument))
+    }
+
+    /// The running process with this id, whatever it is.
+    pub(crate) fn by_id(pid: u32) -> Option<Self> {
+        let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+        let descriptor = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        Some(Self { pid, descriptor })
+    }
+
+    /// The process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Asks for an end with SIGTERM; after `patience` ends it with SIGKILL. Returns whether it went
+    /// by itself.
+    ///
+    /// # Errors
+    /// When it may not be signalled, or outlives SIGKILL (it hangs in the kernel).
+    pub(crate) fn stop(&self, patience: Duration) -> anyhow::Result<bool> {
+        self.signal(Signal::TERM)?;
+        if self.wait(patience)? {
+            return Ok(true);
+        }
+        self.signal(Signal::KILL)?;
+        if self.wait(KILL_PATIENCE)? {
+            return Ok(false);
+        }
+        bail!("process {} does not end, not even with SIGKILL", self.id())
+    }
+
+    /// Remembers the process in `pid_file`.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or the process is gone already.
+    pub(crate) fn remember(child: &Child, pid_file: &Path) -> anyhow::Result<()> {
+        let pid = child.id();
+        let start = start_time(pid).context("the process has ended at once")?;
+        replace(pid_file, format!("{pid} {start}\n").as_bytes())
+    }
+
+    fn open(pid: u32, argument: &Path, start: Option<u64>) -> Option<Self> {
+        let process = Self::by_id(pid)?;
+        // Checked after opening: what is read now belongs to the process that the descriptor holds,
+        // or to none.
+        let same_start = start.is_none_or(|start| start_time(pid) == Some(start));
+        let found = same_start && has_argument(pid, argument);
+        (found && !process.wait(Duration::ZERO).unwrap_or(true)).then_some(process)
+    }
+
+    fn search(argument: &Path) -> Option<Self> {
+        let processes = std::fs::read_dir("/proc").ok()?;
+        let ids =
+            processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        ids.filter(|&pid| pid != std::process::id() && has_argument(pid, argument))
+            .find_map(|pid| Self::open(pid, argument, None))
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        match pidfd_send_signal(&self.descriptor, signal) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot signal process {}", self.id()))
+            }
+        }
+    }
+
+    /// Waits until the process has ended, at most for `patience`; tells whether it has.
+    ///
+    /// # Errors
+    /// When the system does not let it wait.
+    pub(crate) fn wait(&self, patience: Duration) -> anyhow::Result<bool> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).context("a wait too long")?;
+            let mut watched = [PollFd::new(&self.descriptor, PollFlags::IN)];
+            match poll(&mut watched, Some(&timeout)) {
+                Ok(ended) => return Ok(ended > 0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot wait for a process"),
+            }
+        }
+    }
+}
+
+/// Starts `command` in a session of its own, so that it outlives the terminal and its Ctrl-C, with
+/// its output at the end of `log`.
+///
+/// # Errors
+/// When the program or the log cannot be opened.
+pub(crate) fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
+    let output = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot open {}", log.display()))?;
+    let errors = output.try_clone().context("cannot open the log twice")?;
+    command.stdin(Stdio::null()).stdout(output).stderr(errors).current_dir("/");
+    // SAFETY: between fork and exec the closure calls setsid(2) alone, which is async-signal-safe and
+    // touches no memory.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::setsid()?;
+            Ok(())
+        });
+    }
+    command
+        .spawn()
+        .with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))
+}
+
+fn has_argument(pid: u32, argument: &Path) -> bool {
+    let wanted = argument.as_os_str().as_bytes();
+    // Of an ended process that nobody has waited for the command line is empty.
+    std::fs::read(format!("/proc/{pid}/cmdline"))
+        .is_ok_and(|line| line.split(|&byte| byte == 0).any(|found| found == wanted))
+}
+
+/// When the process started, in clock ticks since the system's start: proc(5), field 22 of `stat`.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in parentheses and may itself hold both.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// How long the kernel may take to end a process after SIGKILL.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that waits for ever, with `argument` on its command line.
+    fn sleeper(directory: &Path, argument: &Path) -> Child {
+        std::fs::write(argument, "").unwrap();
+        let mut command = Command::new("tail");
+        command.arg("-f").arg(argument);
+        spawn(command, &directory.join("daemon.log")).unwrap()
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_file_or_its_command_line_and_stopped() {
+        let directory = tempfile::tempdir().unwrap();
+        let (argument, pid_file) = (directory.path().join("a.toml"), directory.path().join("pid"));
+        assert!(Process::find(&pid_file, &argument).is_none());
+        let mut child = sleeper(directory.path(), &argument);
+        Process::remember(&child, &pid_file).unwrap();
+        let found = Process::find(&pid_file, &argument).unwrap();
+        assert_eq!(found.id(), child.id());
+        std::fs::remove_file(&pid_file).unwrap();
+        let found = Process::find(&pid_file, &argument).unwrap();
+        assert_eq!(found.id(), child.id());
+        assert!(found.stop(Duration::from_secs(10)).unwrap());
+        assert!(Process::find(&pid_file, &argument).is_none(), "a zombie does not run");
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn another_process_with_the_same_number_is_not_mistaken_for_the_daemon() {
+        let directory = tempfile::tempdir().unwrap();
+        let (argument, pid_file) = (directory.path().join("a.toml"), directory.path().join("pid"));
+        let start = start_time(std::process::id()).unwrap();
+        std::fs::write(&pid_file, format!("{} {start}\n", std::process::id())).unwrap();
+        assert!(Process::find(&pid_file, &argument).is_none(), "other command line");
+        let mut child = sleeper(directory.path(), &argument);
+        std::fs::write(&pid_file, format!("{} 1\n", child.id())).unwrap();
+        let stale = std::fs::read_to_string(&pid_file).unwrap();
+        let (pid, wrong_start) = stale.trim().split_once(' ').unwrap();
+        let opened = Process::open(pid.parse().unwrap(), &argument, wrong_start.parse().ok());
+        assert!(opened.is_none(), "other start time");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_ignores_the_request_is_killed() {
+        let directory = tempfile::tempdir().unwrap();
+        let argument = directory.path().join("deaf.toml");
+        let ready = directory.path().join("daemon.log");
+        std::fs::write(&argument, "").unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' TERM; echo deaf; exec tail -f \"$1\"", "sh"]);
+        command.arg(&argument);
+        let mut child = spawn(command, &ready).unwrap();
+        while std::fs::read(&ready).unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        let found = Process::find(&directory.path().join("pid"), &argument).unwrap();
+        assert!(!found.stop(Duration::from_millis(1)).unwrap());
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,112 @@
+//! The operator's tool: every command is a protocol message, or starts daemons on this machine.
+//!
+//! Owns nothing: no state outside the directory of a dev cluster, and no decision that a server
+//! could make. It links no server's code; daemons are separate programs that it starts.
+//!
+//! Modules, in reading order: [`arguments`] (what can be said), `commands` (one file each),
+//! `context`, `place` (what PATH means), `connection`, `report` (the JSON), `output`, `watch`
+//! (progress of jobs), `mounting`, `dev` (a cluster on this machine).
+
+use std::{ffi::OsString, path::Path, process::ExitCode};
+
+use clap::Parser as _;
+
+pub mod arguments;
+mod authority;
+mod commands;
+mod connection;
+mod context;
+mod dev;
+mod exit;
+mod mountinfo;
+mod mounting;
+mod output;
+mod place;
+mod programs;
+mod report;
+mod settings;
+mod watch;
+
+pub use settings::AdminSettings;
+
+use arguments::{Cli, ClusterCommand, Command, DevCommand, JobCommand, LinkCommand, StripeCommand};
+use context::Context;
+use exit::{Exit, Misuse};
+
+/// Runs one command line; `arguments` starts with the program's name.
+///
+/// Called as `mount.millrace`, it takes the arguments of mount(8)'s helpers instead.
+#[must_use]
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let name = arguments.first().and_then(|path| Path::new(path).file_name());
+    let cli = if name.is_some_and(|name| name == mounting::HELPER_NAME) {
+        mounting::HelperArguments::try_parse_from(&arguments)
+            .map(mounting::HelperArguments::into_command)
+    } else {
+        Cli::try_parse_from(&arguments)
+    };
+    let cli = match cli {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Without standard streams there is nobody to tell; the exit code says it too.
+            drop(error.print());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match run(cli) {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            watch::say(&format!("millrace: {error:#}"));
+            match error.downcast_ref::<Misuse>() {
+                Some(_) => ExitCode::from(2),
+                None => Exit::Failed.into(),
+            }
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<Exit> {
+    let context = Context::new(cli.globals);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(Box::pin(dispatch(&context, cli.command)))
+}
+
+async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
+    match command {
+        Command::Cluster(ClusterCommand::Init) => commands::cluster_init::run(context),
+        Command::Cluster(ClusterCommand::Invite(arguments)) => {
+            commands::cluster_invite::run(context, arguments)
+        }
+        Command::Dev(DevCommand::Up(arguments)) => commands::dev_up::run(context, arguments).await,
+        Command::Dev(DevCommand::Down) => commands::dev_down::run(context).await,
+        Command::Dev(DevCommand::Status) => commands::dev_status::run(context).await,
+        Command::Status => commands::status::run(context).await,
+        Command::Mount(arguments) => commands::mount::run(context, arguments).await,
+        Command::Umount(arguments) => commands::umount::run(context, arguments).await,
+        Command::Stripe(StripeCommand::Set(arguments)) => {
+            commands::stripe_set::run(context, arguments).await
+        }
+        Command::Stripe(StripeCommand::Show(arguments)) => {
+            commands::stripe_show::run(context, arguments).await
+        }
+        Command::Link(LinkCommand::Add(arguments)) => {
+            commands::link_add::run(context, arguments).await
+        }
+        Command::Link(LinkCommand::List) => commands::link_list::run(context).await,
+        Command::Link(LinkCommand::Remove(arguments)) => {
+            commands::link_remove::run(context, arguments).await
+        }
+        Command::Hydrate(arguments) => commands::hydrate::run(context, arguments).await,
+        Command::Export(arguments) => commands::export::run(context, arguments).await,
+        Command::Release(arguments) => commands::release::run(context, arguments).await,
+        Command::State(arguments) => commands::state::run(context, arguments).await,
+        Command::Job(JobCommand::List) => commands::job_list::run(context).await,
+        Command::Job(JobCommand::Show(arguments)) => {
+            commands::job_show::run(context, arguments).await
+        }
+        Command::Job(JobCommand::Cancel(arguments)) => {
+            commands::job_cancel::run(context, arguments).await
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The golden shapes: what programs read must not change unnoticed.
+
+use millrace_protocol::{
+    admin::{ChunkPlace, JobFailure, LogStatus, SessionStatus, StateSum, TargetStatus},
+    cluster::Bucket,
+};
+use millrace_types::{
+    ByteLen, ChunkIndex, ChunkSize, ErrorKind, Failure, GroupId, HostId, InodeId, JobId, LinkId,
+    LogIndex, MapEpoch, SessionId, TargetId, Timestamp,
+};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn as_json(value: &impl Serialize) -> Value {
+    serde_json::to_value(value).unwrap()
+}
+
+const MOMENT: Timestamp = Timestamp(1_795_233_600_000_000_000);
+
+fn link() -> LinkStatus {
+    LinkStatus {
+        id: LinkId(1),
+        path: b"/train".to_vec(),
+        bucket: Bucket {
+            url: "s3://bucket/train".into(),
+            endpoint: Some("http://127.0.0.1:8333".into()),
+            region: None,
+            credentials: None,
+        },
+        mode: LinkMode::ReadOnly,
+    }
+}
+
+fn job() -> Job {
+    Job {
+        id: JobId(7),
+        kind: JobKind::Export,
+        path: b"/out".to_vec(),
+        state: JobState::Failed,
+        files_done: 2,
+        files_total: 3,
+        bytes_done: 20,
+        bytes_total: 30,
+        errors: 1,
+        failures: vec![JobFailure {
+            path: b"/out/c".to_vec(),
+            failure: Failure::new(ErrorKind::BucketDenied, "PUT out/c"),
+        }],
+        started: MOMENT,
+        ended: None,
+    }
+}
+
+fn job_json() -> Value {
+    json!({
+        "id": 7, "kind": "export", "path": "/out", "state": "failed",
+        "files_done": 2, "files_total": 3, "bytes_done": 20, "bytes_total": 30, "errors": 1,
+        "failures": [{"path": "/out/c", "error": "the bucket refuses access: PUT out/c"}],
+        "started": "2026-11-21T04:00:00Z", "ended": null,
+    })
+}
+
+fn link_json() -> Value {
+    json!({
+        "path": "/train", "url": "s3://bucket/train", "id": 1, "mode": "read-only",
+        "endpoint": "http://127.0.0.1:8333", "region": null, "credentials": null,
+    })
+}
+
+#[test]
+fn the_shape_of_a_status_is_fixed() {
+    let status = ClusterStatusReply {
+        health: Health::Degraded,
+        problems: vec!["target ab is offline".into()],
+        cluster: "00ff".into(),
+        version: "0.1.0".into(),
+        started: MOMENT,
+        server_time: MOMENT,
+        log: LogStatus { applied: LogIndex(9), synced: LogIndex(8), size: ByteLen(4096) },
+        map_epoch: MapEpoch(2),
+        inodes: 5,
+        sessions: vec![SessionStatus {
+            session: SessionId(3),
+            host: HostId([1; 16]),
+            host_name: "gpu-1".into(),
+            expires: MOMENT,
+            write_opens: 1,
+        }],
+        targets: vec![TargetStatus {
+            id: TargetId([0xab; 8]),
+            host: HostId([2; 16]),
+            host_name: "store-1".into(),
+            addresses: vec!["10.0.0.1:7441".into()],
+            state: TargetState::Offline,
+            capacity: ByteLen(1000),
+            used: ByteLen(10),
+            groups: 64,
+            bad_blocks: 0,
+            heard: MOMENT,
+        }],
+        links: vec![link()],
+        jobs: vec![job()],
+        reclaim_entries: 4,
+    };
+    let expected = json!({
+        "health": "degraded",
+        "problems": ["target ab is offline"],
+        "cluster": "00ff",
+        "servers": [{
+            "address": "meta-1:7440", "role": "metadata", "state": "online", "version": "0.1.0",
+            "started": "2026-11-21T04:00:00Z", "log_applied": 9, "log_synced": 8,
+            "log_size_bytes": 4096,
+        }],
+        "inodes": 5,
+        "reclaim_entries": 4,
+        "targets": [{
+            "id": "abababababababab", "state": "offline", "capacity_bytes": 1000,
+            "used_bytes": 10, "host": "store-1", "addresses": ["10.0.0.1:7441"], "groups": 64,
+            "bad_blocks": 0, "heard": "2026-11-21T04:00:00Z",
+        }],
+        "sessions": [{
+            "id": 3, "host": "gpu-1", "expires": "2026-11-21T04:00:00Z", "write_opens": 1,
+        }],
+        "links": [link_json()],
+        "jobs": [job_json()],
+    });
+    assert_eq!(as_json(&StatusReport::new(&status, "meta-1:7440".into())), expected);
+}
+
+#[test]
+fn an_unreachable_cluster_has_the_same_fields() {
+    let report = StatusReport::unreachable(&["meta-1:7440".into()], "no answer".into());
+    let report = as_json(&report);
+    assert_eq!(report["health"], "unreachable");
+    assert_eq!(report["problems"], json!(["no answer"]));
+    assert_eq!(report["servers"][0]["state"], "unreachable");
+    for list in ["targets", "links", "jobs", "sessions"] {
+        assert_eq!(report[list], json!([]), "{list}");
+    }
+}
+
+#[test]
+fn the_shapes_of_a_job_and_a_link_are_fixed() {
+    assert_eq!(as_json(&JobReport::from(&job())), job_json());
+    assert_eq!(as_json(&LinkReport::from(&link())), link_json());
+}
+
+#[test]
+fn the_shape_of_a_state_is_fixed() {
+    let reply = StateReply {
+        state: None,
+        directory: true,
+        size: ByteLen(30),
+        hydrated: ByteLen(10),
+        sums: vec![StateSum { state: FileState::Partial, files: 2, size: ByteLen(20) }],
+        unlisted_directories: 1,
+        origin: Some(("s3://b/x".into(), "\"tag\"".into())),
+    };
+    let expected = json!({
+        "path": "mr:/x", "state": null, "size_bytes": 30, "hydrated_bytes": 10,
+        "directory": true,
+        "states": [{"state": "partial", "files": 2, "size_bytes": 20}],
+        "unlisted_directories": 1,
+        "origin": {"url": "s3://b/x", "tag": "\"tag\""},
+    });
+    assert_eq!(as_json(&StateReport::new("mr:/x".into(), &reply)), expected);
+    let file = StateReply { state: Some(FileState::Hydrated), ..reply };
+    assert_eq!(as_json(&StateReport::new("f".into(), &file))["state"], "hydrated");
+}
+
+#[test]
+fn the_shape_of_a_layout_is_fixed() {
+    let reply = LayoutReply {
+        inode: InodeId(5),
+        directory: false,
+        chunk_size: ChunkSize::DEFAULT,
+        stripe_count: -1,
+        pool: "default".into(),
+        size: 9,
+        chunks: vec![ChunkPlace {
+            index: ChunkIndex(0),
+            group: GroupId(3),
+            targets: vec![TargetId([1; 8])],
+        }],
+        truncated: false,
+    };
+    let expected = json!({
+        "path": "f", "directory": false, "chunk_size_bytes": 8_388_608, "stripe_count": -1,
+        "pool": "default", "size_bytes": 9,
+        "chunks": [{"index": 0, "group": 3, "targets": ["0101010101010101"]}],
+        "truncated": false,
+    });
+    assert_eq!(as_json(&StripeReport::new("f".into(), &reply)), expected);
+}

@@ -1,0 +1,281 @@
+//! Follows a job until it ends: a bar on a terminal, plain lines elsewhere.
+
+use std::{
+    io::{IsTerminal as _, Write as _},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use millrace_protocol::admin::{Job, JobState, ShowJob};
+use millrace_types::{ByteLen, JobId};
+use tokio::time::Instant;
+
+use crate::{
+    connection::Connection,
+    context::Context,
+    exit::Exit,
+    output::counted,
+    report::{JobReport, kind_name},
+};
+
+/// Reports a job that was just started, or with `wait` follows it to its end; `hint` is how to name
+/// this cluster on a command line.
+///
+/// # Errors
+/// When the cluster stays away, or standard output fails.
+pub(crate) async fn report(
+    context: &Context,
+    connection: &Connection,
+    job: Job,
+    wait: bool,
+) -> anyhow::Result<Exit> {
+    let job = if wait {
+        match follow(connection, job).await? {
+            Followed::Ended(job) => job,
+            Followed::Interrupted(id) => {
+                say(&format!(
+                    "job {0} goes on; watch it with `{1} job show {0} --wait`, stop it with \
+                     `{1} job cancel {0}`",
+                    id.0,
+                    program(context)
+                ));
+                return Ok(Exit::Interrupted);
+            }
+        }
+    } else {
+        job
+    };
+    context.output.result(&JobReport::from(&job), || {
+        if wait {
+            summary(&job)
+        } else {
+            format!(
+                "job {0} started: {1} of {2}; watch it with `{3} job show {0} --wait`",
+                job.id.0,
+                kind_name(job.kind),
+                crate::output::path_text(&job.path),
+                program(context)
+            )
+        }
+    })?;
+    Ok(if wait { exit_of(&job) } else { Exit::Done })
+}
+
+/// The exit code that tells a job's result.
+pub(crate) fn exit_of(job: &Job) -> Exit {
+    match job.state {
+        JobState::Succeeded => Exit::Done,
+        _ => Exit::Failed,
+    }
+}
+
+/// A job's result in words.
+pub(crate) fn summary(job: &Job) -> String {
+    let ended = match job.state {
+        JobState::Queued => "waits for the job before it",
+        JobState::Running => "runs",
+        JobState::Succeeded => "succeeded",
+        JobState::Failed => "failed",
+        JobState::Cancelled => "was cancelled",
+    };
+    let mut text = format!(
+        "job {} {ended}: {} of {}, {} of {}, {}",
+        job.id.0,
+        job.files_done,
+        counted(job.files_total, "file"),
+        ByteLen(job.bytes_done),
+        ByteLen(job.bytes_total),
+        counted(job.errors, "error"),
+    );
+    for failed in &job.failures {
+        text.push_str("\n  ");
+        text.push_str(&crate::output::path_text(&failed.path));
+        text.push_str(": ");
+        text.push_str(&failed.failure.to_string());
+    }
+    let told = u64::try_from(job.failures.len()).unwrap_or(u64::MAX);
+    if job.errors > told {
+        text.push_str(&format!("\n  and {} more", job.errors - told));
+    }
+    text
+}
+
+enum Followed {
+    Ended(Job),
+    Interrupted(JobId),
+}
+
+async fn follow(connection: &Connection, job: Job) -> anyhow::Result<Followed> {
+    let id = job.id;
+    let mut view = View::new(&job);
+    let mut job = job;
+    let mut heard = Instant::now();
+    while !job.state.is_final() {
+        tokio::select! {
+            signal = tokio::signal::ctrl_c() => {
+                signal?;
+                view.end();
+                return Ok(Followed::Interrupted(id));
+            }
+            () = tokio::time::sleep(POLL) => {}
+        }
+        match connection.request(&ShowJob { id }).await {
+            Ok(reply) => {
+                heard = Instant::now();
+                job = reply.job;
+                view.show(&job);
+            }
+            // The job lives in the cluster: a restart of its server does not end it.
+            Err(failure) if failure.kind.is_transient() && heard.elapsed() < PATIENCE => {
+                view.waits(&failure.to_string());
+            }
+            Err(failure) => {
+                view.end();
+                anyhow::bail!("lost sight of job {}, which may go on: {failure}", id.0);
+            }
+        }
+    }
+    view.end();
+    Ok(Followed::Ended(job))
+}
+
+/// What a person sees of a job in progress, on standard error.
+struct View {
+    bar: Option<ProgressBar>,
+    shown: Option<Instant>,
+    line: String,
+}
+
+impl View {
+    fn new(job: &Job) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            bar.set_style(style());
+            bar.set_prefix(format!("{} {}", kind_name(job.kind), job.id.0));
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Self { bar, shown: None, line: String::new() }
+    }
+
+    fn show(&mut self, job: &Job) {
+        let line = format!("{}/{} files, {} errors", job.files_done, job.files_total, job.errors);
+        if let Some(bar) = &self.bar {
+            bar.set_length(job.bytes_total);
+            bar.set_position(job.bytes_done);
+            bar.set_message(line);
+            return;
+        }
+        let line = format!(
+            "{} {}: {line}, {} of {}",
+            kind_name(job.kind),
+            job.id.0,
+            ByteLen(job.bytes_done),
+            ByteLen(job.bytes_total)
+        );
+        self.plain(line);
+    }
+
+    fn waits(&mut self, why: &str) {
+        let line = format!("waits for the cluster: {why}");
+        match &self.bar {
+            Some(bar) => bar.set_message(line),
+            None => self.plain(line),
+        }
+    }
+
+    /// At most one line every few seconds, and never the same twice.
+    fn plain(&mut self, line: String) {
+        let now = Instant::now();
+        let due = self.shown.is_none_or(|shown| now - shown >= LINE_PAUSE);
+        if due && line != self.line {
+            say(&line);
+            self.line = line;
+            self.shown = Some(now);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn style() -> ProgressStyle {
+    let template = "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg} {eta}";
+    ProgressStyle::with_template(template).expect("the template is constant and tested")
+}
+
+/// A line for a person beside the result.
+pub(crate) fn say(line: &str) {
+    // Without a standard error there is nobody to tell.
+    drop(writeln!(std::io::stderr().lock(), "{line}"));
+}
+
+/// The command as the reader has to type it for this cluster.
+fn program(context: &Context) -> String {
+    if let Some(config) = &context.globals.config {
+        format!("millrace --config {}", config.display())
+    } else if let Some(dir) = &context.globals.dir {
+        format!("millrace --dir {}", dir.display())
+    } else {
+        "millrace".to_owned()
+    }
+}
+
+/// Often enough for a bar to move, seldom enough that a hundred watchers cost a server nothing.
+const POLL: Duration = Duration::from_millis(250);
+/// How long the cluster may stay away before watching ends: longer than any restart.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two plain lines: a log of an hour's job stays below 2,000 lines.
+const LINE_PAUSE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::admin::{JobFailure, JobKind};
+    use millrace_types::{ErrorKind, Failure, MIB, Timestamp};
+
+    use super::*;
+
+    fn job(state: JobState, errors: u64) -> Job {
+        Job {
+            id: JobId(7),
+            kind: JobKind::Hydrate,
+            path: b"/train".to_vec(),
+            state,
+            files_done: 1,
+            files_total: 2,
+            bytes_done: MIB,
+            bytes_total: 2 * MIB,
+            errors,
+            failures: vec![JobFailure {
+                path: b"/train/b".to_vec(),
+                failure: Failure::new(ErrorKind::ObjectChanged, ""),
+            }],
+            started: Timestamp(0),
+            ended: None,
+        }
+    }
+
+    #[test]
+    fn only_a_job_that_did_everything_ends_with_zero() {
+        assert_eq!(exit_of(&job(JobState::Succeeded, 0)), Exit::Done);
+        assert_eq!(exit_of(&job(JobState::Failed, 1)), Exit::Failed);
+        assert_eq!(exit_of(&job(JobState::Cancelled, 0)), Exit::Failed);
+    }
+
+    #[test]
+    fn a_result_names_the_files_that_failed_and_how_many_more() {
+        assert_eq!(
+            summary(&job(JobState::Failed, 3)),
+            "job 7 failed: 1 of 2 files, 1 MiB of 2 MiB, 3 errors\n  /train/b: the object changed \
+             in the bucket\n  and 2 more"
+        );
+    }
+
+    #[test]
+    fn the_bar_has_a_valid_template() {
+        let _style = style();
+    }
+}
