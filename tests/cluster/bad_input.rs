@@ -1,0 +1,92 @@
+//! Bad settings and a full disk are refused with an error that says what to do.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::Write,
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use millrace_tests::{
+    cluster::{Cluster, Wish},
+    program::{binaries, finish},
+};
+use rustix::io::Errno;
+
+/// No daemon needs longer to refuse its settings.
+const REFUSAL: Duration = Duration::from_secs(20);
+
+#[test]
+fn an_unknown_setting_is_named_with_its_file() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    for (daemon, program) in [
+        ("metadata", "millrace-metadata"),
+        ("target-0", "millrace-target"),
+        ("mount-0", "millrace-fuse"),
+    ] {
+        let folder = cluster.dir().join(daemon);
+        let settings = fs::read_dir(&folder)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.extension().is_some_and(|extension| extension == "toml"))
+            .with_context(|| format!("{daemon} has no settings file"))?;
+        let bad = folder.join("bad-settings.toml");
+        fs::write(&bad, format!("no_such_setting = 1\n{}", fs::read_to_string(settings)?))?;
+        let mut command = Command::new(binaries().join(program));
+        command.arg("--config").arg(&bad);
+        if daemon.starts_with("mount") {
+            command.arg(cluster.mount_named("nowhere"));
+        }
+        let said = finish(&mut command, REFUSAL)?;
+        assert!(!said.succeeded(), "{program}: {said}");
+        let whole = format!("{}{}", said.stdout, said.stderr);
+        assert!(whole.contains("no_such_setting"), "{program}: {said}");
+        assert!(whole.contains("bad-settings.toml"), "{program}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_missing_settings_file_is_named() -> Result<()> {
+    for program in ["millrace-metadata", "millrace-target", "millrace-fuse"] {
+        let mut command = Command::new(binaries().join(program));
+        command.args(["--config", "/no/such/file.toml"]);
+        if program == "millrace-fuse" {
+            command.arg("/no/such/mount");
+        }
+        let said = finish(&mut command, REFUSAL)?;
+        assert!(!said.succeeded(), "{program}: {said}");
+        let whole = format!("{}{}", said.stdout, said.stderr);
+        assert!(whole.contains("/no/such/"), "{program}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_full_target_gives_enospc_and_room_comes_back_with_removal() -> Result<()> {
+    let wish = Wish { targets: 1, environment: small_targets() };
+    let cluster = Cluster::start(wish)?;
+    let path = cluster.mount().join("too-large");
+    let mut file = OpenOptions::new().create_new(true).write(true).open(&path)?;
+    let piece = vec![5; 1 << 20];
+    let error = (0..256)
+        .find_map(|_| file.write_all(&piece).and_then(|()| file.sync_data()).err())
+        .context("256 MiB went onto a target of 64 MiB")?;
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSPC), "{error}");
+    drop(file);
+    fs::remove_file(&path)?;
+    millrace_tests::program::wait_for("room", || {
+        let small = cluster.mount().join("small");
+        let written = fs::File::create(small).and_then(|mut file| {
+            file.write_all(&piece)?;
+            file.sync_all()
+        });
+        written.ok()
+    })?;
+    Ok(())
+}
+
+/// The environment overrides every setting of a daemon: here the capacity of the only target.
+fn small_targets() -> Vec<(String, String)> {
+    vec![("MILLRACE_TARGET_CAPACITY".to_owned(), "64MiB".to_owned())]
+}

@@ -1,0 +1,132 @@
+//! Links to buckets: hydration, export, and buckets that are away or forbidden.
+
+use std::{collections::BTreeMap, fs, time::Duration};
+
+use anyhow::{Context, Result};
+use millrace_tests::{
+    bucket::Bucket,
+    cluster::{Cluster, Wish},
+    proxy::{Proxy, Weather},
+};
+
+fn state(cluster: &Cluster, path: &str) -> Result<String> {
+    let told = cluster.json(&["state", path])?;
+    told["state"].as_str().map(str::to_owned).with_context(|| told.to_string())
+}
+
+fn bytes(len: usize, seed: usize) -> Vec<u8> {
+    (0..len)
+        .map(|index| u8::try_from((index * 31 + index / 251 + seed) % 256).unwrap_or(0))
+        .collect()
+}
+
+#[test]
+fn objects_are_files_and_are_fetched_once() -> Result<()> {
+    let bucket = Bucket::start()?;
+    let objects = BTreeMap::from([
+        ("set/empty", bytes(0, 0)),
+        ("set/small", bytes(1_000, 1)),
+        ("set/sub/large", bytes(20_000_000, 2)),
+        ("other/hidden", bytes(10, 3)),
+    ]);
+    for (key, body) in &objects {
+        bucket.put(key, body)?;
+    }
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    cluster.cli(&["link", "add", "s3://data/set", "mr:/set"])?.ok()?;
+    let root = cluster.mount().join("set");
+    for (key, body) in &objects {
+        let Some(name) = key.strip_prefix("set/") else { continue };
+        assert!(fs::read(root.join(name))? == *body, "{key}");
+    }
+    assert!(!root.join("hidden").exists());
+    assert_eq!(state(&cluster, "mr:/set/sub/large")?, "hydrated");
+
+    let before = bucket.requests()?;
+    let second = cluster.mount_named("second");
+    cluster.mount_also(&second)?;
+    assert!(fs::read(second.join("set/sub/large"))? == objects["set/sub/large"]);
+    assert_eq!(bucket.requests()?, before, "another reader asks the bucket nothing");
+    Ok(())
+}
+
+#[test]
+fn a_small_read_of_a_large_object_does_not_fetch_it_whole() -> Result<()> {
+    let bucket = Bucket::start()?;
+    let body = bytes(64_000_000, 5);
+    bucket.put("big/object", &body)?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    cluster.cli(&["link", "add", "s3://data/big", "mr:/big"])?.ok()?;
+    let file = fs::File::open(cluster.mount().join("big/object"))?;
+    let mut piece = [0; 4_096];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut piece, 50_000_000)?;
+    assert!(piece == body[50_000_000..50_004_096]);
+    let told = cluster.json(&["state", "mr:/big/object"])?;
+    let hydrated = told["hydrated_bytes"].as_u64().context("a number")?;
+    assert!(hydrated < 40_000_000, "{told}");
+    Ok(())
+}
+
+#[test]
+fn an_exported_file_is_in_the_bucket_and_released_it_comes_back() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.put("out/there", b"there")?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let add = ["link", "add", "s3://data/out", "mr:/out", "--mode", "import-export"];
+    cluster.cli(&add)?.ok()?;
+    let root = cluster.mount().join("out");
+    let whole = bytes(33_333_333, 9);
+    fs::create_dir(root.join("made"))?;
+    fs::write(root.join("made/checkpoint"), &whole)?;
+    assert_eq!(state(&cluster, "mr:/out/made/checkpoint")?, "dirty");
+    cluster.cli(&["export", "mr:/out", "--wait"])?.ok()?;
+    assert!(bucket.get("out/made/checkpoint")? == whole);
+    assert_eq!(bucket.get("out/there")?, b"there");
+    assert_eq!(state(&cluster, "mr:/out/made/checkpoint")?, "exported");
+
+    cluster.cli(&["release", "mr:/out", "--wait"])?.ok()?;
+    assert_eq!(state(&cluster, "mr:/out/made/checkpoint")?, "released");
+    assert!(fs::read(root.join("made/checkpoint"))? == whole);
+    Ok(())
+}
+
+#[test]
+fn a_hydrated_tree_is_read_while_the_bucket_is_away() -> Result<()> {
+    let bucket = Bucket::start()?;
+    for index in 0..20 {
+        bucket.put(&format!("set/file-{index}"), &bytes(200_000, index))?;
+    }
+    let proxy = Proxy::for_endpoint(&bucket.endpoint())?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let endpoint = proxy.endpoint();
+    cluster.cli(&["link", "add", "s3://data/set", "mr:/set", "--endpoint", &endpoint])?.ok()?;
+    proxy.set(Weather::Slow(Duration::from_millis(20)));
+    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    proxy.set(Weather::Down);
+    for index in 0..20 {
+        let path = cluster.mount().join(format!("set/file-{index}"));
+        assert!(fs::read(path)? == bytes(200_000, index));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_forbidden_an_absent_and_an_unreachable_bucket_are_refused_at_once() -> Result<()> {
+    let bucket = Bucket::start()?;
+    let allowed = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let absent = allowed.cli(&["link", "add", "s3://no-such-bucket/x", "mr:/x"])?;
+    assert!(!absent.succeeded(), "{absent}");
+    assert!(absent.stderr.contains("no-such-bucket"), "{absent}");
+    let away = "http://127.0.0.1:9";
+    let unreachable = allowed.cli(&["link", "add", "s3://data/x", "mr:/x", "--endpoint", away])?;
+    assert!(!unreachable.succeeded(), "{unreachable}");
+    assert!(unreachable.stderr.contains("127.0.0.1:9"), "{unreachable}");
+    assert!(!allowed.mount().join("x").exists(), "nothing is linked");
+    drop(allowed);
+
+    let wish = Wish { environment: bucket.denied_environment(), ..Wish::default() };
+    let denied = Cluster::start(wish)?;
+    let forbidden = denied.cli(&["link", "add", "s3://data/x", "mr:/x"])?;
+    assert!(!forbidden.succeeded(), "{forbidden}");
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! kill -9 of each daemon: what was fsynced stays, and work goes on after a restart.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use millrace_tests::{
+    cluster::{Cluster, Wish},
+    program::wait_for,
+};
+
+#[test]
+fn synced_files_survive_a_crash_of_every_daemon_at_once() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let mount = cluster.mount();
+    for index in 0..40_u8 {
+        let mut file = File::create_new(mount.join(format!("file-{index}")))?;
+        file.write_all(&vec![index; 50_000 * (1 + usize::from(index))])?;
+        file.sync_all()?;
+    }
+    for daemon in cluster.daemons() {
+        daemon.kill()?;
+    }
+    cluster.up()?;
+    for index in 0..40_u8 {
+        let expected = vec![index; 50_000 * (1 + usize::from(index))];
+        assert!(fs::read(mount.join(format!("file-{index}")))? == expected, "file-{index}");
+    }
+    Ok(())
+}
+
+#[test]
+fn names_and_contents_survive_a_crash_of_the_servers_without_fsync() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let mount = cluster.mount();
+    for index in 0..100 {
+        fs::write(mount.join(format!("file-{index}")), format!("content {index}"))?;
+    }
+    for name in ["metadata", "target-0", "target-1"] {
+        cluster.crash(name)?;
+    }
+    for index in 0..100 {
+        let text = fs::read_to_string(mount.join(format!("file-{index}")))?;
+        assert_eq!(text, format!("content {index}"));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_writer_goes_on_while_servers_crash_under_it() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let path = cluster.mount().join("log");
+    let mut file = File::create_new(&path)?;
+    let writer = thread::spawn(move || -> std::io::Result<Vec<u8>> {
+        let mut written = Vec::new();
+        for round in 0..60_u32 {
+            let piece: Vec<u8> =
+                (0..50_000_u32).flat_map(|word| (word ^ round).to_le_bytes()).collect();
+            file.write_all(&piece)?;
+            written.extend_from_slice(&piece);
+            file.sync_data()?;
+        }
+        Ok(written)
+    });
+    for name in ["target-0", "metadata", "target-1"] {
+        cluster.crash(name)?;
+    }
+    let written = writer.join().expect("the writer does not panic")?;
+    assert!(fs::read(&path)? == written);
+    Ok(())
+}
+
+#[test]
+fn a_request_goes_on_within_a_second_of_the_metadata_servers_return() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let path = cluster.mount().join("file");
+    fs::write(&path, "here")?;
+    cluster.daemon("metadata")?.kill()?;
+    let reader = thread::spawn(move || {
+        let read = fs::read(path);
+        (read, Instant::now())
+    });
+    cluster.up()?;
+    let returned = Instant::now();
+    let (read, answered) = reader.join().expect("the reader does not panic");
+    assert_eq!(read?, b"here");
+    let late = answered.saturating_duration_since(returned);
+    assert!(late < Duration::from_secs(1), "{late:?} after the server was back");
+    Ok(())
+}
+
+#[test]
+fn a_client_that_crashes_can_be_mounted_again() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let path = cluster.mount().join("file");
+    fs::write(&path, "before")?;
+    cluster.crash("mount-0")?;
+    assert_eq!(fs::read(&path)?, b"before");
+    fs::write(&path, "after")?;
+    assert_eq!(fs::read(&path)?, b"after");
+    Ok(())
+}
+
+#[test]
+fn a_cluster_that_was_taken_down_comes_back_with_its_data() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let mount = cluster.mount();
+    fs::write(mount.join("kept"), vec![9; 10_000_000])?;
+    cluster.cli(&["dev", "down"])?.ok()?;
+    wait_for("the daemons' end", || cluster.daemons().is_empty().then_some(()))?;
+    assert!(!mount.join("kept").exists(), "the mount is gone");
+    cluster.up()?;
+    assert!(fs::read(mount.join("kept"))? == vec![9; 10_000_000]);
+    let before = cluster.daemons();
+    cluster.up()?;
+    assert_eq!(cluster.daemons(), before, "`dev up` leaves what runs");
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! The file system as programs see it, through the kernel.
+
+#[path = "mount/posix.rs"]
+mod posix;
+#[path = "mount/programs.rs"]
+mod programs;
+#[path = "mount/two_mounts.rs"]
+mod two_mounts;

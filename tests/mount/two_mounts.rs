@@ -1,0 +1,52 @@
+//! Two mounts of one cluster: what one closes, the other sees.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Write,
+};
+
+use anyhow::Result;
+use millrace_tests::cluster::{Cluster, Wish};
+
+#[test]
+fn what_one_mount_has_closed_the_other_sees_at_once() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+
+    fs::write(one.join("shared"), vec![1; 3_000_000])?;
+    assert!(fs::read(two.join("shared"))? == vec![1; 3_000_000]);
+    fs::write(two.join("shared"), "shorter")?;
+    assert_eq!(fs::read(one.join("shared"))?, b"shorter");
+
+    let mut file = OpenOptions::new().append(true).open(one.join("shared"))?;
+    file.write_all(b" and longer")?;
+    file.sync_all()?;
+    assert_eq!(fs::read(two.join("shared"))?, b"shorter and longer");
+
+    fs::rename(two.join("shared"), two.join("renamed"))?;
+    assert!(!one.join("shared").exists());
+    assert_eq!(fs::metadata(one.join("renamed"))?.len(), 18);
+    fs::remove_file(one.join("renamed"))?;
+    assert!(fs::read_dir(&two)?.next().is_none());
+    Ok(())
+}
+
+#[test]
+fn a_file_that_both_append_to_in_turn_keeps_every_line() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    File::create_new(one.join("log"))?;
+    let mut expected = String::new();
+    for round in 0..20 {
+        for mount in [&one, &two] {
+            let line = format!("{round} {}\n", mount.display());
+            OpenOptions::new().append(true).open(mount.join("log"))?.write_all(line.as_bytes())?;
+            expected.push_str(&line);
+        }
+    }
+    assert_eq!(fs::read_to_string(one.join("log"))?, expected);
+    assert_eq!(fs::read_to_string(two.join("log"))?, expected);
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! A real S3 server (SeaweedFS) with one bucket, run by `tests/e2e/bucket_server.py`.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::program::{PATIENCE, finish, repository};
+
+/// A running S3 server. Dropping it ends the server; so does the death of this process.
+#[derive(Debug)]
+pub struct Bucket {
+    child: Child,
+    told: Value,
+    // Removed after the server has ended: see `Drop`.
+    _directory: tempfile::TempDir,
+}
+
+impl Bucket {
+    /// Starts a server and makes a bucket named `data`.
+    ///
+    /// # Errors
+    /// When the server cannot be started, or Python lacks what it needs.
+    pub fn start() -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let mut child = Command::new(python())
+            .arg(repository().join("tests/e2e/bucket_server.py"))
+            .arg("--dir")
+            .arg(directory.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting the S3 server's script")?;
+        let mut line = String::new();
+        let stdout = child.stdout.take().context("stdout is piped")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        let told = serde_json::from_str(&line)
+            .with_context(|| format!("the S3 server did not start: {line:?}"))?;
+        let bucket = Self { child, told, _directory: directory };
+        bucket.script("client.create_bucket(Bucket='data')", &[])?;
+        Ok(bucket)
+    }
+
+    /// Its address, such as `http://127.0.0.1:40123`.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        self.text("endpoint")
+    }
+
+    /// Credentials that may do everything, as a daemon's environment.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(String, String)> {
+        self.credentials(&self.text("access_key"), &self.text("secret_key"))
+    }
+
+    /// Credentials that are valid and may do nothing.
+    #[must_use]
+    pub fn denied_environment(&self) -> Vec<(String, String)> {
+        self.credentials(&self.text("denied_access_key"), &self.text("denied_secret_key"))
+    }
+
+    fn credentials(&self, key: &str, secret: &str) -> Vec<(String, String)> {
+        [
+            ("AWS_ACCESS_KEY_ID", key),
+            ("AWS_SECRET_ACCESS_KEY", secret),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ENDPOINT_URL", &self.endpoint()),
+            ("AWS_ALLOW_HTTP", "true"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec()
+    }
+
+    /// Puts an object with an independent client (boto3).
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub fn put(&self, key: &str, body: &[u8]) -> Result<()> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), body)?;
+        let path = file.path().to_str().context("a temporary path is text")?;
+        let put = "client.upload_file(sys.argv[3], 'data', sys.argv[2])";
+        self.script(put, &[key, path]).map(drop)
+    }
+
+    /// Gets an object with an independent client (boto3).
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        let file = tempfile::NamedTempFile::new()?;
+        let path = file.path().to_str().context("a temporary path is text")?;
+        let get = "client.download_file('data', sys.argv[2], sys.argv[3])";
+        self.script(get, &[key, path])?;
+        Ok(std::fs::read(file.path())?)
+    }
+
+    /// Runs Python with a boto3 `client`; `arguments` are `sys.argv[2:]`.
+    ///
+    /// # Errors
+    /// When Python fails; what it said is in the error.
+    pub fn script(&self, python_text: &str, arguments: &[&str]) -> Result<String> {
+        let setup = "import json, sys; sys.path.insert(0, sys.argv[1])\n\
+                     from bucket_server import s3_client\n";
+        let open = format!(
+            "client = s3_client({:?}, {:?}, {:?})\n",
+            self.endpoint(),
+            self.text("access_key"),
+            self.text("secret_key")
+        );
+        let mut command = Command::new(python());
+        command.arg("-c").arg(format!("{setup}{open}{python_text}"));
+        command.arg(repository().join("tests/e2e")).args(arguments);
+        finish(&mut command, PATIENCE)?.ok()
+    }
+
+    /// How many requests the server has answered, by kind (`GET`, which counts HEAD too, `LIST`,
+    /// `PUT`, ...).
+    ///
+    /// # Errors
+    /// When its metrics cannot be read.
+    pub fn requests(&self) -> Result<BTreeMap<String, u64>> {
+        let mut counts = BTreeMap::new();
+        for line in http_get(&self.text("metrics_url"))?.lines() {
+            let Some(rest) = line.strip_prefix("SeaweedFS_s3_request_total{") else { continue };
+            let (labels, value) = rest.rsplit_once("} ").context("a metric without a value")?;
+            let kind = labels.split("type=\"").nth(1).and_then(|rest| rest.split('"').next());
+            let count: u64 = value.trim().parse()?;
+            *counts.entry(kind.unwrap_or_default().to_owned()).or_default() += count;
+        }
+        Ok(counts)
+    }
+
+    fn text(&self, field: &str) -> String {
+        let value = self.told[field].as_str();
+        value.expect("the server's script tells its fields").to_owned()
+    }
+}
+
+impl Drop for Bucket {
+    fn drop(&mut self) {
+        // The end of its input tells the script to end the server.
+        drop(self.child.stdin.take());
+        drop(self.child.wait());
+    }
+}
+
+/// The Python that has boto3 and the server: `MILLRACE_TEST_PYTHON`, else the scripts' own.
+#[must_use]
+pub fn python() -> PathBuf {
+    let made = repository().join("target/python/bin/python");
+    env::var_os("MILLRACE_TEST_PYTHON").map_or(made, PathBuf::from)
+}
+
+fn http_get(url: &str) -> Result<String> {
+    let (host, path) = url
+        .strip_prefix("http://")
+        .and_then(|rest| rest.split_once('/'))
+        .context("not an http address")?;
+    let mut stream = TcpStream::connect(host)?;
+    write!(stream, "GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply)?;
+    Ok(reply)
+}

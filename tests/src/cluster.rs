@@ -1,0 +1,223 @@
+//! A cluster of real processes on loopback, started through `millrace dev up`.
+//!
+//! Dropping it unmounts, stops every process and removes the directory, whatever state the test
+//! left them in.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::{
+    bucket::Bucket,
+    daemon::{Daemon, daemons_of},
+    program::{PATIENCE, Said, binaries, finish, run, wait_for},
+};
+
+/// How a test wants its cluster.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// Number of storage targets.
+    pub targets: u16,
+    /// Variables in the environment of the daemons, such as credentials.
+    pub environment: Vec<(String, String)>,
+}
+
+impl Default for Wish {
+    fn default() -> Self {
+        Self { targets: 2, environment: Vec::new() }
+    }
+}
+
+impl Wish {
+    /// Gives the daemons what they need to reach this bucket.
+    #[must_use]
+    pub fn with_bucket(mut self, bucket: &Bucket) -> Self {
+        self.environment.extend(bucket.environment());
+        self
+    }
+}
+
+/// A running cluster with one mount.
+#[derive(Debug)]
+pub struct Cluster {
+    // Removed last, when nothing lives in it any more.
+    directory: tempfile::TempDir,
+    wish: Wish,
+}
+
+impl Cluster {
+    /// Starts a cluster as `wish` says and mounts it.
+    ///
+    /// # Errors
+    /// Whatever `millrace dev up` says.
+    pub fn start(wish: Wish) -> Result<Self> {
+        let parent = env::var_os("MILLRACE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from);
+        fs::create_dir_all(&parent)?;
+        let directory = tempfile::Builder::new().prefix("cluster-").tempdir_in(parent)?;
+        let cluster = Self { directory, wish };
+        cluster.up().context("starting a cluster")?;
+        Ok(cluster)
+    }
+
+    /// Where its state is.
+    #[must_use]
+    pub fn dir(&self) -> PathBuf {
+        self.directory.path().join("state")
+    }
+
+    /// Its first mount.
+    #[must_use]
+    pub fn mount(&self) -> PathBuf {
+        self.mount_named("mount")
+    }
+
+    /// Another mount point, not mounted by itself.
+    #[must_use]
+    pub fn mount_named(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A directory for a test's own files, on the local disk.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn scratch(&self) -> Result<PathBuf> {
+        let path = self.directory.path().join("scratch");
+        fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+
+    /// Starts whatever is not running.
+    ///
+    /// # Errors
+    /// Whatever `millrace dev up` says.
+    pub fn up(&self) -> Result<()> {
+        let targets = self.wish.targets.to_string();
+        let mount = self.mount();
+        let mount = mount.to_str().context("a temporary path is text")?;
+        let said = self.cli(&["dev", "up", "--targets", &targets, "--mount", mount])?;
+        said.ok().map(drop)
+    }
+
+    /// Mounts once more, at `mountpoint`, with a client daemon of its own.
+    ///
+    /// # Errors
+    /// Whatever `millrace dev up` says.
+    pub fn mount_also(&self, mountpoint: &Path) -> Result<()> {
+        let mount = mountpoint.to_str().context("a temporary path is text")?;
+        self.cli(&["dev", "up", "--mount", mount])?.ok().map(drop)
+    }
+
+    /// Runs `millrace --dir DIR ARGUMENTS` with the cluster's environment.
+    ///
+    /// # Errors
+    /// When it cannot be run; what it says and how it ends is in the answer.
+    pub fn cli(&self, arguments: &[&str]) -> Result<Said> {
+        let mut command = Command::new(binaries().join("millrace"));
+        command.arg("--dir").arg(self.dir()).args(arguments);
+        command.envs(self.wish.environment.iter().cloned());
+        finish(&mut command, PATIENCE)
+    }
+
+    /// Runs a command that lists, and parses its JSON.
+    ///
+    /// # Errors
+    /// When it fails or prints no JSON.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let mut all = vec!["--json"];
+        all.extend(arguments);
+        let text = self.cli(&all)?.ok()?;
+        serde_json::from_str(&text).with_context(|| format!("not JSON: {text}"))
+    }
+
+    /// Every daemon that runs.
+    #[must_use]
+    pub fn daemons(&self) -> Vec<Daemon> {
+        daemons_of(&self.dir())
+    }
+
+    /// The daemon of this name, such as `metadata`, `target-1` or `mount-0`.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn daemon(&self, name: &str) -> Result<Daemon> {
+        let found = self.daemons().into_iter().find(|daemon| daemon.name == name);
+        found.with_context(|| format!("{name} does not run"))
+    }
+
+    /// Kills a daemon as a crash would and starts it again.
+    ///
+    /// # Errors
+    /// When it does not run, or does not start.
+    pub fn crash(&self, name: &str) -> Result<()> {
+        self.daemon(name)?.kill()?;
+        self.up()
+    }
+
+    /// What a daemon has logged, over all its starts.
+    #[must_use]
+    pub fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.dir().join(name).join("daemon.log")).unwrap_or_default()
+    }
+
+    /// The address that a daemon listens on, from `dev status`.
+    ///
+    /// # Errors
+    /// When there is no such daemon.
+    pub fn address(&self, name: &str) -> Result<String> {
+        let status = self.json(&["dev", "status"])?;
+        let daemons = status["daemons"].as_array().context("daemons is a list")?;
+        let daemon = daemons.iter().find(|daemon| daemon["name"] == name);
+        let address = daemon.and_then(|daemon| daemon["address"].as_str());
+        address.map(str::to_owned).with_context(|| format!("no address of {name}: {status}"))
+    }
+
+    fn take_down(&self) {
+        // The orderly way first: it is also what users do. Whatever is left is then forced.
+        drop(self.cli(&["dev", "down"]));
+        for daemon in self.daemons() {
+            drop(daemon.signal(Signal::KILL));
+        }
+        drop(wait_for("the end of the cluster", || self.daemons().is_empty().then_some(())));
+        for mountpoint in mounts_below(self.directory.path()) {
+            drop(run("umount", &[&"--lazy", &mountpoint]));
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for daemon in ["metadata", "target-0", "target-1", "mount-0", "mount-1"] {
+                let log = self.log(daemon);
+                let lines: Vec<_> = log.lines().collect();
+                let tail = lines[lines.len().saturating_sub(30)..].join("\n");
+                eprint_log(daemon, &tail);
+            }
+        }
+        self.take_down();
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "what the daemons logged, shown when a test fails")]
+fn eprint_log(daemon: &str, tail: &str) {
+    if !tail.is_empty() {
+        eprintln!("---- end of the log of {daemon}\n{tail}");
+    }
+}
+
+/// The mount points at or below a directory, innermost first.
+fn mounts_below(directory: &Path) -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let fields = table.lines().filter_map(|line| line.split(' ').nth(4));
+    let mut found: Vec<_> =
+        fields.map(PathBuf::from).filter(|path| path.starts_with(directory)).collect();
+    found.reverse();
+    found
+}

@@ -1,0 +1,11 @@
+//! The harness of the tests that run real programs: clusters, buckets, mounts.
+//!
+//! Owns processes, mounts and temporary directories, and takes all of them down again, also when a
+//! test fails. Talks to a cluster only as a user does: through the `millrace` program, through the
+//! mount and through the bucket. Never links server code.
+
+pub mod bucket;
+pub mod cluster;
+pub mod daemon;
+pub mod program;
+pub mod proxy;
