@@ -1,0 +1,10 @@
+//! File bytes that the daemon holds for a moment: fetched ahead, or written and not yet stored.
+//!
+//! Owns the one memory budget for both ([`budget`]), the pieces of files that were fetched and not
+//! yet handed to the kernel ([`pieces`]), and the bytes that programs wrote and targets have not
+//! acknowledged ([`write_buffer`]). Nothing here talks to a server. The kernel's page cache is the
+//! real cache: a piece that the kernel has taken is dropped.
+
+pub(crate) mod budget;
+pub(crate) mod pieces;
+pub(crate) mod write_buffer;

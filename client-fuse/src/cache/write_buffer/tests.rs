@@ -1,0 +1,121 @@
+//! The write buffer against a plain array of bytes.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SLOT: u64 = 64;
+const FILE: usize = 300;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write { offset: usize, len: usize, byte: u8 },
+    TakeOff(u64),
+    Land(u64),
+    Cut(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let slots = (FILE as u64).div_ceil(SLOT);
+    prop_oneof![
+        4 => (0..FILE, 1..100_usize, 1..=255_u8).prop_map(|(offset, len, byte)| Step::Write {
+            offset, len: len.min(FILE - offset), byte,
+        }),
+        2 => (0..slots).prop_map(Step::TakeOff),
+        2 => (0..slots).prop_map(Step::Land),
+        1 => (0..FILE).prop_map(Step::Cut),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_was_written_is_read_back_wherever_it_is_on_its_way(
+        steps in proptest::collection::vec(step(), 0..80)
+    ) {
+        let mut buffer = WriteBuffer::new(SLOT);
+        let mut expected = vec![0_u8; FILE];
+        let mut target = vec![0_u8; FILE];
+        let mut flying: BTreeMap<u64, Vec<Flight>> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Write { offset, len, byte } => {
+                    buffer.insert(offset as u64, &vec![byte; len]);
+                    expected[offset..offset + len].fill(byte);
+                }
+                Step::TakeOff(index) => {
+                    if let Some(flights) = buffer.take_off(SlotIndex(index)) {
+                        prop_assert!(!flying.contains_key(&index), "one at a time");
+                        for flight in &flights {
+                            let end = flight.start + length(&flight.data);
+                            prop_assert_eq!(flight.start / SLOT, index);
+                            prop_assert!(end <= (index + 1) * SLOT);
+                        }
+                        flying.insert(index, flights);
+                    }
+                }
+                Step::Land(index) => {
+                    for flight in flying.remove(&index).unwrap_or_default() {
+                        let start = usize::try_from(flight.start).unwrap();
+                        target[start..start + flight.data.len()].copy_from_slice(&flight.data);
+                    }
+                    buffer.land(SlotIndex(index));
+                }
+                Step::Cut(from) => {
+                    // The caller lets flights land before it cuts; see `FileSystem::truncate`.
+                    for (index, flights) in std::mem::take(&mut flying) {
+                        for flight in flights {
+                            let start = usize::try_from(flight.start).unwrap();
+                            target[start..start + flight.data.len()].copy_from_slice(&flight.data);
+                        }
+                        buffer.land(SlotIndex(index));
+                    }
+                    buffer.cut(from as u64);
+                    expected[from..].fill(0);
+                    target[from..].fill(0);
+                }
+            }
+            let mut read = target.clone();
+            buffer.overlay(0, &mut read);
+            prop_assert_eq!(&read, &expected);
+            let extents: u64 = buffer.slots.values().flat_map(|slot| &slot.extents)
+                .map(|extent| length(&extent.data)).sum();
+            prop_assert_eq!(buffer.dirty_bytes(), extents);
+            for slot in buffer.slots.values() {
+                prop_assert!(slot.extents.windows(2).all(|pair| pair[0].end() < pair[1].start));
+            }
+        }
+    }
+
+    #[test]
+    fn overlaps_says_whether_overlay_changes_anything(
+        writes in proptest::collection::vec((0..FILE, 1..60_usize), 0..6),
+        start in 0..FILE, len in 1..80_usize,
+    ) {
+        let mut buffer = WriteBuffer::new(SLOT);
+        for (offset, len) in writes {
+            buffer.insert(offset as u64, &vec![7; len]);
+        }
+        let mut read = vec![0; len];
+        buffer.overlay(start as u64, &mut read);
+        let range = start as u64..(start + len) as u64;
+        prop_assert_eq!(buffer.overlaps(&range), read.contains(&7));
+        let covered = read.iter().all(|&byte| byte == 7);
+        prop_assert_eq!(buffer.read_covered(&range), covered.then_some(read));
+    }
+}
+
+#[test]
+fn a_writer_that_goes_forward_fills_slot_after_slot() {
+    let mut buffer = WriteBuffer::new(SLOT);
+    assert!(buffer.insert(0, &[1; 40]).is_empty());
+    assert_eq!(buffer.insert(40, &[2; 40]), [SlotIndex(0)]);
+    assert_eq!(buffer.insert(80, &[3; 120]), [SlotIndex(1), SlotIndex(2)]);
+    let flights = buffer.take_off(SlotIndex(0)).expect("something is dirty");
+    assert_eq!(flights.len(), 1);
+    assert_eq!(flights[0].data.len(), 64);
+    assert!(buffer.take_off(SlotIndex(0)).is_none(), "not while it flies");
+    buffer.insert(10, &[9; 4]);
+    assert!(buffer.take_off(SlotIndex(0)).is_none(), "and not what was written meanwhile");
+    assert_eq!(buffer.land(SlotIndex(0)), 64);
+    assert_eq!(buffer.take_off(SlotIndex(0)).expect("now it may")[0].start, 10);
+}

@@ -1,0 +1,176 @@
+//! The servers as the file system sees them: one metadata server and many targets.
+//!
+//! Owns the session, the cluster map, the connections and the patience with servers that do not
+//! answer. Knows nothing of open files: what concerns them (old content, a session that ended) is
+//! passed up as a failure.
+//!
+//! Modules, in reading order: [`session`] (ticket and clock), [`operations`] (numbers of mutations),
+//! [`retry`], [`metadata`] (requests about names), [`routing`] (cluster map), [`storage`] (requests
+//! about bytes).
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use millrace_protocol::{
+    cluster::FetchMap,
+    session::{CloseSession, Hello, Role},
+};
+use millrace_service::address::ServerAddress;
+use millrace_transport::{CallOptions, ClientEndpoints, Connected, Peer, PeerTarget};
+use millrace_types::{Failure, HostId, LogIndex, MapEpoch, SessionId, Timestamp};
+use tokio::sync::{Semaphore, watch};
+
+use crate::{
+    cluster::{operations::Numbers, retry::Patience, routing::Routing, session::Session},
+    metrics::ClientMetrics,
+};
+
+mod metadata;
+mod operations;
+pub(crate) mod retry;
+mod routing;
+mod session;
+mod storage;
+
+/// The servers of one cluster, in one session. Shared behind an [`Arc`].
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    servers: Vec<ServerAddress>,
+    metadata: Peer,
+    endpoints: ClientEndpoints,
+    targets: Mutex<HashMap<HostId, Peer>>,
+    routing: Routing,
+    session: Arc<Session>,
+    operations: Numbers,
+    writes: Numbers,
+    patience: Patience,
+    metrics: ClientMetrics,
+    /// The newest log index that any reply has shown.
+    seen: Arc<AtomicU64>,
+    refreshing: tokio::sync::Mutex<()>,
+    replacing: tokio::sync::Mutex<()>,
+    reads_out: Semaphore,
+    writes_out: Semaphore,
+    /// Counts sessions that ended without being closed.
+    losses: watch::Sender<u64>,
+}
+
+impl Cluster {
+    /// Connects to the first metadata server that answers, opens a session and fetches the map.
+    ///
+    /// # Errors
+    /// [`millrace_types::ErrorKind::Unavailable`] when no server answers for [`CONNECT_PATIENCE`],
+    /// and what the server answers.
+    pub(crate) async fn connect(
+        servers: Vec<ServerAddress>,
+        endpoints: ClientEndpoints,
+        patience: Patience,
+        metrics: ClientMetrics,
+    ) -> Result<Self, Failure> {
+        let seen = Arc::new(AtomicU64::new(0));
+        let addresses = metadata::resolve(&servers).await?;
+        let target = PeerTarget { role: Role::Metadata, host: None, addresses };
+        let greeted = Arc::clone(&seen);
+        let metadata = Peer::with_hook(&endpoints, target, move |connected| {
+            greet(connected, Arc::clone(&greeted))
+        });
+        let start = CallOptions::control(CONNECT_PATIENCE);
+        let session = Session::open(&metadata, start).await?;
+        let map = metadata.call_until(&FetchMap { held: MapEpoch(0) }, start).await?;
+        Ok(Self {
+            servers,
+            metadata,
+            endpoints,
+            targets: Mutex::new(HashMap::new()),
+            routing: Routing::new(map),
+            session: Arc::new(session),
+            operations: Numbers::default(),
+            writes: Numbers::default(),
+            patience,
+            metrics,
+            seen,
+            refreshing: tokio::sync::Mutex::new(()),
+            replacing: tokio::sync::Mutex::new(()),
+            reads_out: Semaphore::new(READS_OUT_MAX),
+            writes_out: Semaphore::new(WRITES_OUT_MAX),
+            losses: watch::Sender::new(0),
+        })
+    }
+
+    /// The session.
+    pub(crate) fn session(&self) -> SessionId {
+        self.session.id()
+    }
+
+    /// The metadata server's clock.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.session.now()
+    }
+
+    /// Tells how many sessions have ended without being closed.
+    pub(crate) fn losses(&self) -> watch::Receiver<u64> {
+        self.losses.subscribe()
+    }
+
+    /// Renews the ticket for as long as it is polled, and fetches the map when it is old. May be
+    /// dropped at any time.
+    pub(crate) async fn keep_session(&self) {
+        loop {
+            tokio::time::sleep(self.session.until_renewal()).await;
+            if let Err(failure) = self.renew_ticket().await {
+                tracing::debug!(%failure, "cannot renew the session's ticket");
+                self.find_servers().await;
+                tokio::time::sleep(RENEWAL_PAUSE).await;
+            }
+        }
+    }
+
+    /// Ends the session in order. Failures are only logged: it ends by itself a lease later.
+    pub(crate) async fn close_session(&self) {
+        let request = CloseSession { session: self.session() };
+        let options = CallOptions::control(CLOSE_DEADLINE);
+        if let Err(failure) = self.metadata.call(&request, options).await {
+            tracing::debug!(%failure, "cannot close the session");
+        }
+    }
+}
+
+/// The first message on every connection to the metadata server.
+async fn greet(connected: Connected, seen: Arc<AtomicU64>) -> Result<(), Failure> {
+    let seen_index = LogIndex(seen.load(Ordering::Acquire));
+    let hello = Hello { seen_index };
+    let reply = connected.call(&hello, CallOptions::control(ATTACH_DEADLINE)).await?;
+    if reply.last_index < seen_index {
+        tracing::error!(
+            seen = %seen_index,
+            server = %reply.last_index,
+            "the metadata server has lost changes that it had acknowledged"
+        );
+    }
+    Ok(())
+}
+
+/// How long a mount waits for the first answer.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A message without work behind it.
+const ATTACH_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The last message; nobody waits for it longer.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Between attempts to renew a ticket.
+const RENEWAL_PAUSE: Duration = Duration::from_millis(500);
+
+/// Reads in flight, of 1 MiB at most: bounds the memory that answers take before anybody has asked
+/// for a budget.
+const READS_OUT_MAX: usize = 64;
+
+/// Writes in flight; their bytes are in the budget already.
+const WRITES_OUT_MAX: usize = 64;

@@ -1,0 +1,207 @@
+//! Requests to the metadata server: about names and attributes, and about the session itself.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use millrace_protocol::{
+    Request,
+    cluster::FetchMap,
+    metadata::{InodeReply, SyncMetadata},
+    session::{Done, Operation, RenewTicket},
+};
+use millrace_service::address::ServerAddress;
+use millrace_transport::CallOptions;
+use millrace_types::{ErrorKind, Failure, LogIndex, MapEpoch, SessionId};
+
+use crate::cluster::{ATTACH_DEADLINE, Cluster};
+
+impl Cluster {
+    /// Asks something that changes nothing, as often as it takes.
+    ///
+    /// # Errors
+    /// What the server answers, and [`ErrorKind::Unavailable`] after the mount's patience.
+    pub(crate) async fn ask<R: Request + Sync>(&self, request: &R) -> Result<R::Reply, Failure> {
+        let mut attempts = self.patience.begin(Instant::now());
+        loop {
+            let answer = self.metadata.call(request, CallOptions::control(DEADLINE)).await;
+            let failure = match answer {
+                Ok(reply) => return Ok(reply),
+                Err(failure) => failure,
+            };
+            if failure.kind == ErrorKind::SessionGone {
+                self.replace_session(self.session()).await?;
+                return Err(failure);
+            }
+            self.metrics.retries.inc();
+            tokio::time::sleep(attempts.handle_failure(failure, Instant::now())?).await;
+        }
+    }
+
+    /// Asks on behalf of a person who can ask again: one attempt.
+    ///
+    /// # Errors
+    /// What the server answers, and [`ErrorKind::Unavailable`] when it does not.
+    pub(crate) async fn ask_once<R: Request + Sync>(
+        &self,
+        request: &R,
+    ) -> Result<R::Reply, Failure> {
+        self.metadata.call(request, CallOptions::control(DEADLINE)).await
+    }
+
+    /// Changes something exactly once, however often the request has to be sent.
+    ///
+    /// When the session has ended, the change is made in a new one only if it cannot have been
+    /// made in the old one.
+    ///
+    /// # Errors
+    /// What the server answers; [`ErrorKind::SessionGone`] when nobody knows whether it was made;
+    /// [`ErrorKind::Unavailable`] after the mount's patience.
+    pub(crate) async fn change<R>(&self, make: impl Fn(Operation) -> R) -> Result<R::Reply, Failure>
+    where
+        R: Request<Reply: Indexed> + Sync,
+    {
+        let number = self.operations.begin();
+        let mut session = self.session();
+        let mut sent_without_answer = false;
+        let mut attempts = self.patience.begin(Instant::now());
+        loop {
+            let request = make(number.operation(session));
+            let answer = self.metadata.call(&request, CallOptions::control(DEADLINE)).await;
+            let failure = match answer {
+                Ok(reply) => {
+                    self.handle_index(reply.index());
+                    return Ok(reply);
+                }
+                Err(failure) => failure,
+            };
+            if failure.kind == ErrorKind::SessionGone {
+                self.replace_session(session).await?;
+                if sent_without_answer || session == self.session() {
+                    return Err(failure);
+                }
+                session = self.session();
+                continue;
+            }
+            sent_without_answer |= failure.kind != ErrorKind::Busy;
+            self.metrics.retries.inc();
+            tokio::time::sleep(attempts.handle_failure(failure, Instant::now())?).await;
+        }
+    }
+
+    /// Records the log index that a reply shows.
+    fn handle_index(&self, index: LogIndex) {
+        self.seen.fetch_max(index.0, Ordering::AcqRel);
+    }
+
+    /// Waits until every change that was acknowledged is on stable storage.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub(crate) async fn sync_metadata(&self) -> Result<(), Failure> {
+        let index = LogIndex(self.seen.load(Ordering::Acquire));
+        let done = self.ask(&SyncMetadata { index }).await?;
+        self.handle_index(done.index);
+        Ok(())
+    }
+
+    /// Fetches the cluster map, unless it was renewed since `held` was seen to be old.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub(super) async fn refresh_map(&self, held: MapEpoch) -> Result<(), Failure> {
+        let _one_at_a_time = self.refreshing.lock().await;
+        if self.routing.epoch() > held {
+            return Ok(());
+        }
+        let map = self.ask(&FetchMap { held: self.routing.epoch() }).await?;
+        self.routing.handle_map(map);
+        self.handle_new_addresses();
+        Ok(())
+    }
+
+    /// Renews the ticket and shows it to every target that is connected.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub(super) async fn renew_ticket(&self) -> Result<(), Failure> {
+        let session = self.session();
+        let options = CallOptions::control(ATTACH_DEADLINE);
+        match self.metadata.call(&RenewTicket { session }, options).await {
+            Ok(reply) => {
+                let map_epoch = reply.map_epoch;
+                self.session.handle_reply(reply);
+                self.show_ticket().await;
+                let held = self.routing.epoch();
+                if map_epoch > held { self.refresh_map(held).await } else { Ok(()) }
+            }
+            Err(failure) if failure.kind == ErrorKind::SessionGone => {
+                self.replace_session(session).await
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Opens another session, unless `gone` is not the present one any more.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub(super) async fn replace_session(&self, gone: SessionId) -> Result<(), Failure> {
+        let _one_at_a_time = self.replacing.lock().await;
+        if self.session() != gone {
+            return Ok(());
+        }
+        tracing::error!(session = %gone, "the session has ended; what it had not stored is lost");
+        self.session.replace(&self.metadata, CallOptions::control(DEADLINE)).await?;
+        self.show_ticket().await;
+        self.losses.send_modify(|losses| *losses += 1);
+        Ok(())
+    }
+
+    /// Looks the servers' names up again: one may have moved.
+    pub(super) async fn find_servers(&self) {
+        if let Ok(addresses) = resolve(&self.servers).await {
+            self.metadata.set_addresses(addresses);
+        }
+    }
+}
+
+/// A reply that says at which index of the command log its effect stands.
+pub(crate) trait Indexed {
+    /// The index.
+    fn index(&self) -> LogIndex;
+}
+
+impl Indexed for InodeReply {
+    fn index(&self) -> LogIndex {
+        self.index
+    }
+}
+
+impl Indexed for Done {
+    fn index(&self) -> LogIndex {
+        self.index
+    }
+}
+
+/// The addresses of the metadata servers, in the order of the settings.
+pub(super) async fn resolve(servers: &[ServerAddress]) -> Result<Vec<SocketAddr>, Failure> {
+    let mut addresses = Vec::new();
+    let mut problem = String::from("no metadata server is named");
+    for server in servers {
+        match server.resolve().await {
+            Ok(found) => addresses.extend(found),
+            Err(error) => problem = format!("cannot resolve {server}: {error}"),
+        }
+    }
+    if addresses.is_empty() {
+        return Err(Failure::new(ErrorKind::Unavailable, problem));
+    }
+    Ok(addresses)
+}
+
+/// One attempt. Long, since the first listing of a bucket's directory waits for the bucket; a server
+/// that is gone is noticed by its connection within 2 s.
+const DEADLINE: Duration = Duration::from_secs(60);

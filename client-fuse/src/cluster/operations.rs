@@ -1,0 +1,87 @@
+//! Numbers the mutations of a session, so that each is executed once however often it is sent.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use millrace_protocol::session::Operation;
+use millrace_types::{SessionId, WriteNumber};
+
+/// Numbers that are out. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Numbers {
+    shared: Arc<Mutex<Pending>>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    last: u64,
+    out: BTreeSet<u64>,
+}
+
+/// One number that is out until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Number {
+    shared: Arc<Mutex<Pending>>,
+    value: u64,
+}
+
+impl Numbers {
+    /// The next number.
+    pub(crate) fn begin(&self) -> Number {
+        let mut pending = lock(&self.shared);
+        pending.last += 1;
+        let value = pending.last;
+        pending.out.insert(value);
+        drop(pending);
+        Number { shared: Arc::clone(&self.shared), value }
+    }
+}
+
+impl Number {
+    /// It names a mutation of `session` at the metadata server.
+    pub(crate) fn operation(&self, session: SessionId) -> Operation {
+        Operation { session, sequence: self.value, lowest_pending: self.lowest_pending() }
+    }
+
+    /// It names a write at the targets: the number, and the lowest that is still out.
+    pub(crate) fn write(&self) -> (WriteNumber, WriteNumber) {
+        (WriteNumber(self.value), WriteNumber(self.lowest_pending()))
+    }
+
+    fn lowest_pending(&self) -> u64 {
+        lock(&self.shared).out.first().copied().unwrap_or(self.value)
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        lock(&self.shared).out.remove(&self.value);
+    }
+}
+
+fn lock(shared: &Mutex<Pending>) -> MutexGuard<'_, Pending> {
+    // Each step leaves the set whole, so that a panic elsewhere cannot have torn it.
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_pending_number_is_the_oldest_that_is_still_out() {
+        let numbers = Numbers::default();
+        let session = SessionId(9);
+        let first = numbers.begin();
+        let second = numbers.begin();
+        assert_eq!(first.operation(session).sequence, 1);
+        assert_eq!(second.operation(session).lowest_pending, 1);
+        drop(first);
+        assert_eq!(second.operation(session).lowest_pending, 2);
+        assert_eq!(second.write(), (WriteNumber(2), WriteNumber(2)));
+        drop(second);
+        assert_eq!(numbers.begin().operation(session).lowest_pending, 3);
+    }
+}

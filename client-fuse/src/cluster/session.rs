@@ -1,0 +1,90 @@
+//! The session's ticket, and the metadata server's clock.
+
+use std::{
+    sync::{PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use millrace_protocol::{
+    capability::Signed,
+    session::{OpenSession, SessionReply},
+};
+use millrace_transport::{CallOptions, Peer};
+use millrace_types::{Failure, SessionId, Timestamp};
+
+/// The present session of a mount.
+#[derive(Debug)]
+pub(crate) struct Session {
+    held: RwLock<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    reply: SessionReply,
+    received: Instant,
+}
+
+impl Session {
+    /// Opens a session.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub(crate) async fn open(metadata: &Peer, options: CallOptions) -> Result<Self, Failure> {
+        let reply = open(metadata, options).await?;
+        let held = Held { reply, received: Instant::now() };
+        Ok(Self { held: RwLock::new(held) })
+    }
+
+    /// Opens another session in the place of this one.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub(crate) async fn replace(
+        &self,
+        metadata: &Peer,
+        options: CallOptions,
+    ) -> Result<(), Failure> {
+        let reply = open(metadata, options).await?;
+        self.handle_reply(reply);
+        Ok(())
+    }
+
+    /// Takes a renewed ticket over.
+    pub(crate) fn handle_reply(&self, reply: SessionReply) {
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        *held = Held { reply, received: Instant::now() };
+    }
+
+    /// Which session.
+    pub(crate) fn id(&self) -> SessionId {
+        self.read(|held| held.reply.session)
+    }
+
+    /// The ticket, to be shown to targets.
+    pub(crate) fn ticket(&self) -> Signed {
+        self.read(|held| held.reply.ticket.clone())
+    }
+
+    /// The server's clock, as far as the last answer lets us know it.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.read(|held| held.reply.server_time.plus(held.received.elapsed()))
+    }
+
+    /// When the ticket should be renewed: after a third of the lease, so that two attempts may fail.
+    pub(crate) fn until_renewal(&self) -> Duration {
+        self.read(|held| {
+            let lease = Duration::from_millis(u64::from(held.reply.lease_ms));
+            (lease / 3).saturating_sub(held.received.elapsed())
+        })
+    }
+
+    fn read<T>(&self, look: impl FnOnce(&Held) -> T) -> T {
+        look(&self.held.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+async fn open(metadata: &Peer, options: CallOptions) -> Result<SessionReply, Failure> {
+    let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let request = OpenSession { nonce: rand::random(), host_name };
+    metadata.call_until(&request, options).await
+}

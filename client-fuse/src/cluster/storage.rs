@@ -1,0 +1,367 @@
+//! Requests to the targets: bytes, each within one chunk.
+
+use std::{
+    ops::Range,
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+use futures::future::join_all;
+use millrace_protocol::{
+    session::Role,
+    storage::{self, Attach, Place},
+};
+use millrace_transport::{Body, CallOptions, Peer, PeerTarget};
+use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, TargetId};
+
+use crate::{
+    cluster::{ATTACH_DEADLINE, Cluster, retry::Attempts, routing::Route, session::Session},
+    fs::file::Access,
+};
+
+/// What a target says about an acknowledged write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Written {
+    /// Which target.
+    pub(crate) target: TargetId,
+    /// Its loss count.
+    pub(crate) loss_count: u64,
+}
+
+/// Where a request goes, and the place that it names.
+struct Aim {
+    route: Route,
+    peer: Peer,
+    place: Place,
+}
+
+impl Cluster {
+    /// Reads `range`, which lies within one chunk and is at most one transfer long. The bytes have
+    /// been checked. With `sequential`, the target may fetch more of the chunk than is asked for.
+    ///
+    /// # Errors
+    /// What the target answers; [`ErrorKind::Corrupt`] when the bytes arrive damaged again and
+    /// again; [`ErrorKind::Unavailable`] after the mount's patience.
+    pub(crate) async fn read(
+        &self,
+        access: &Access,
+        range: Range<u64>,
+        sequential: bool,
+    ) -> Result<Bytes, Failure> {
+        let _out = self.reads_out.acquire().await.expect("never closed");
+        let mut attempts = self.patience.begin(Instant::now());
+        let mut damaged = 0;
+        loop {
+            let aim = match self.aim(access, &range) {
+                Ok(aim) => aim,
+                Err(failure) => {
+                    self.after(failure, None, &mut attempts).await?;
+                    continue;
+                }
+            };
+            let request = storage::Read { place: aim.place, sequential };
+            let answer = aim
+                .peer
+                .exchange(&request, Body::default(), CallOptions::bulk(READ_DEADLINE))
+                .await;
+            let failure = match answer
+                .and_then(|(reply, body)| check(body, u64::from(request.place.len), reply.checksum))
+            {
+                Ok(bytes) => {
+                    self.metrics.fetched.inc_by(u64::from(request.place.len));
+                    return Ok(bytes);
+                }
+                Err(failure) => failure,
+            };
+            if failure.kind == ErrorKind::Corrupt && damaged < DAMAGED_MAX {
+                damaged += 1;
+                tracing::warn!(target = %aim.route.target, %failure, "bytes arrive damaged");
+                continue;
+            }
+            self.after(failure, Some(&aim.peer), &mut attempts).await?;
+        }
+    }
+
+    /// Writes `data` at `start`, within one chunk and one transfer.
+    ///
+    /// # Errors
+    /// What the target answers, and [`ErrorKind::Unavailable`] after the mount's patience.
+    pub(crate) async fn write(
+        &self,
+        access: &Access,
+        start: u64,
+        data: Bytes,
+    ) -> Result<Written, Failure> {
+        let _out = self.writes_out.acquire().await.expect("never closed");
+        let range = start..start + u64::try_from(data.len()).expect("at most one transfer");
+        let checksum = Crc32c::of(&data);
+        let number = self.writes.begin();
+        let mut attempts = self.patience.begin(Instant::now());
+        loop {
+            let aim = match self.aim(access, &range) {
+                Ok(aim) => aim,
+                Err(failure) => {
+                    self.after(failure, None, &mut attempts).await?;
+                    continue;
+                }
+            };
+            let (number, lowest_pending) = number.write();
+            let place = aim.place;
+            let request =
+                storage::Write { place, checksum, number, lowest_pending, durable: false };
+            let options = CallOptions::bulk(WRITE_DEADLINE);
+            let answer = aim.peer.exchange(&request, data.clone(), options).await;
+            match answer {
+                Ok((reply, _)) => {
+                    let target = aim.route.target;
+                    return Ok(Written { target, loss_count: reply.loss_count });
+                }
+                Err(failure) => {
+                    self.after(failure, Some(&aim.peer), &mut attempts).await?;
+                }
+            }
+        }
+    }
+
+    /// Turns `range`, within one chunk, into zeros.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) async fn zero(
+        &self,
+        access: &Access,
+        range: Range<u64>,
+    ) -> Result<Written, Failure> {
+        let number = self.writes.begin();
+        let mut attempts = self.patience.begin(Instant::now());
+        loop {
+            let aim = match self.aim(access, &range) {
+                Ok(aim) => aim,
+                Err(failure) => {
+                    self.after(failure, None, &mut attempts).await?;
+                    continue;
+                }
+            };
+            let (number, lowest_pending) = number.write();
+            let request = storage::Zero { place: aim.place, number, lowest_pending };
+            match aim.peer.call(&request, CallOptions::bulk(WRITE_DEADLINE)).await {
+                Ok(reply) => {
+                    let target = aim.route.target;
+                    return Ok(Written { target, loss_count: reply.loss_count });
+                }
+                Err(failure) => {
+                    self.after(failure, Some(&aim.peer), &mut attempts).await?;
+                }
+            }
+        }
+    }
+
+    /// Makes durable what `target` has acknowledged, and returns its loss count.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) async fn sync(&self, target: TargetId) -> Result<u64, Failure> {
+        let mut attempts = self.patience.begin(Instant::now());
+        loop {
+            let host = self.routing.host_of(target);
+            let Some(peer) = host.and_then(|host| self.peer(host)) else {
+                let words = format!("the cluster map does not name target {target}");
+                let failure = Failure::new(ErrorKind::StaleGroup, words);
+                self.after(failure, None, &mut attempts).await?;
+                continue;
+            };
+            let request = storage::Sync { target };
+            match peer.call(&request, CallOptions::bulk(WRITE_DEADLINE)).await {
+                Ok(reply) => return Ok(reply.loss_count),
+                Err(failure) => {
+                    self.after(failure, Some(&peer), &mut attempts).await?;
+                }
+            }
+        }
+    }
+
+    /// Shows the ticket on every connection to a target.
+    pub(super) async fn show_ticket(&self) {
+        let peers: Vec<Peer> = {
+            let targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+            targets.values().cloned().collect()
+        };
+        join_all(peers.iter().map(async |peer| {
+            if let Err(failure) = attach(&self.session, peer).await {
+                tracing::debug!(?peer, %failure, "cannot show the ticket");
+            }
+        }))
+        .await;
+    }
+
+    /// The map has changed: daemons may have moved.
+    pub(super) fn handle_new_addresses(&self) {
+        let targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&host, peer) in targets.iter() {
+            if let Some(known) = self.routing.host(host) {
+                peer.set_addresses(addresses(&known.addresses));
+            }
+        }
+    }
+
+    fn aim(&self, access: &Access, range: &Range<u64>) -> Result<Aim, Failure> {
+        let layout = &access.content.layout;
+        let mut pieces = layout.pieces(range.start, range.end - range.start);
+        let piece = pieces.next().ok_or(ErrorKind::FileTooLarge)?;
+        assert!(pieces.next().is_none(), "a request stays within one chunk");
+        let unknown = |index: ChunkIndex| {
+            let words = format!("the cluster map does not say who serves chunk {index}");
+            Failure::new(ErrorKind::StaleGroup, words)
+        };
+        let route = self.routing.route(layout, piece.index).ok_or_else(|| unknown(piece.index))?;
+        let peer = self.peer(route.host).ok_or_else(|| unknown(piece.index))?;
+        let place = Place {
+            target: route.target,
+            group_epoch: route.group_epoch,
+            capability: access.capability.clone(),
+            chunk: piece.index,
+            offset: u32::try_from(piece.offset_in_chunk).expect("a chunk has at most 64 MiB"),
+            len: u32::try_from(piece.len).expect("a chunk has at most 64 MiB"),
+        };
+        Ok(Aim { route, peer, place })
+    }
+
+    /// Does what a failure asks for, and waits; afterwards the request may be sent again.
+    async fn after(
+        &self,
+        failure: Failure,
+        sent_to: Option<&Peer>,
+        attempts: &mut Attempts,
+    ) -> Result<(), Failure> {
+        self.metrics.retries.inc();
+        let waits = match failure.kind {
+            ErrorKind::StaleGroup => {
+                let held = self.routing.epoch();
+                self.refresh_map(held).await?;
+                if self.routing.epoch() > held {
+                    return Ok(());
+                }
+                // The map is as new as it gets while the target knows more: give it time.
+                Failure { kind: ErrorKind::Unavailable, ..failure }
+            }
+            ErrorKind::TicketExpired => {
+                self.renew_ticket().await.or_else(transient)?;
+                if let Some(peer) = sent_to {
+                    attach(&self.session, peer).await.or_else(transient)?;
+                }
+                Failure { kind: ErrorKind::Unavailable, ..failure }
+            }
+            ErrorKind::SessionGone => {
+                self.replace_session(self.session()).await?;
+                return Err(failure);
+            }
+            _ => failure,
+        };
+        let unreachable = waits.kind == ErrorKind::Unavailable;
+        tokio::time::sleep(attempts.handle_failure(waits, Instant::now())?).await;
+        if unreachable && attempts.is_long() {
+            // It may have moved to another address. A moment only: the metadata server may be away
+            // as well, and the target come back before it.
+            let refresh = self.refresh_map(self.routing.epoch());
+            drop(tokio::time::timeout(ERRAND_MAX, refresh).await);
+        }
+        Ok(())
+    }
+
+    /// The daemon on `host`, as the map describes it.
+    fn peer(&self, host: HostId) -> Option<Peer> {
+        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(peer) = targets.get(&host) {
+            return Some(peer.clone());
+        }
+        let known = self.routing.host(host)?;
+        let addresses = addresses(&known.addresses);
+        let target = PeerTarget { role: Role::Target, host: Some(host), addresses };
+        let session = Arc::clone(&self.session);
+        let peer = Peer::with_hook(&self.endpoints, target, move |connected| {
+            let request = introduction(&session, connected.number());
+            async move {
+                connected.call(&request, CallOptions::bulk(ATTACH_DEADLINE)).await?;
+                Ok(())
+            }
+        });
+        targets.insert(host, peer.clone());
+        Some(peer)
+    }
+}
+
+/// Shows the ticket to a daemon that is connected or can be.
+async fn attach(session: &Session, peer: &Peer) -> Result<(), Failure> {
+    let request = introduction(session, peer.connection_number());
+    peer.call(&request, CallOptions::bulk(ATTACH_DEADLINE)).await?;
+    Ok(())
+}
+
+fn introduction(session: &Session, connection_number: u64) -> Attach {
+    Attach { ticket: session.ticket(), connection_number }
+}
+
+/// Joins and checks the body of a reply in one pass.
+fn check(body: Body, len: u64, checksum: Crc32c) -> Result<Bytes, Failure> {
+    let received = body.len();
+    if u64::try_from(received) != Ok(len) {
+        let words = format!("{received} bytes came instead of {len}");
+        return Err(Failure::new(ErrorKind::Protocol, words));
+    }
+    let mut actual = Crc32c::EMPTY;
+    let whole = match <[Bytes; 1]>::try_from(body.into_pieces()) {
+        Ok([whole]) => {
+            actual = actual.append(&whole);
+            whole
+        }
+        Err(parts) => {
+            let mut whole = BytesMut::with_capacity(received);
+            for part in &parts {
+                actual = actual.append(part);
+                whole.extend_from_slice(part);
+            }
+            whole.freeze()
+        }
+    };
+    if actual == checksum { Ok(whole) } else { Err(ErrorKind::Corrupt.into()) }
+}
+
+/// Addresses that cannot be read are left out: a newer server may know other forms.
+fn addresses(texts: &[String]) -> Vec<std::net::SocketAddr> {
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+/// A transient failure of a side errand shows again in the main one.
+fn transient(failure: Failure) -> Result<(), Failure> {
+    if failure.kind.is_transient() { Ok(()) } else { Err(failure) }
+}
+
+/// One attempt to read: a cold piece may wait for a slow bucket.
+const READ_DEADLINE: Duration = Duration::from_secs(60);
+
+/// One attempt to write or sync.
+const WRITE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How long a request waits for a newer map that it may not need.
+const ERRAND_MAX: Duration = Duration::from_millis(200);
+
+/// How often damaged bytes are asked for again.
+const DAMAGED_MAX: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_joined_and_checked() {
+        let parts = Body::from(vec![Bytes::from_static(b"ab"), Bytes::from_static(b"c")]);
+        let checksum = Crc32c::of(b"abc");
+        assert_eq!(check(parts.clone(), 3, checksum).expect("sound"), "abc");
+        let kind = |outcome: Result<Bytes, Failure>| outcome.map_err(|failure| failure.kind);
+        assert_eq!(kind(check(parts.clone(), 3, Crc32c(1))), Err(ErrorKind::Corrupt));
+        assert_eq!(kind(check(parts, 4, checksum)), Err(ErrorKind::Protocol));
+        let empty = check(Body::default(), 0, Crc32c::EMPTY);
+        assert_eq!(empty.expect("nothing is sound"), "");
+    }
+}

@@ -1,0 +1,137 @@
+//! What the mount does, without FUSE: every operation takes plain values and answers with plain
+//! values or a [`Failure`].
+//!
+//! Owns the open files and directories of one mount and the order of what happens to them. It holds
+//! nothing durable: names belong to the metadata server, bytes to the targets. Kernel timeouts are
+//! zero, so every name and every open is asked of the server; bytes that a program writes stay here
+//! until they are flushed, at latest at `close`.
+//!
+//! Modules, in reading order: [`file`] and [`files`] (the view of open files), [`handles`] and
+//! [`handle`], [`kept_pages`], [`open`], [`names`], [`attributes`], [`read`], [`write`], [`flush`],
+//! [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use millrace_protocol::metadata::{Attributes, GetInode, InodeReply};
+use millrace_types::{Failure, InodeId};
+
+use crate::{
+    cache::budget::Budget,
+    cluster::Cluster,
+    fs::{
+        file::File, files::Files, handle::FileHandle, handles::Handles, kept_pages::KeptPages,
+        readdir::DirectoryHandle,
+    },
+    metrics::ClientMetrics,
+};
+
+pub(crate) mod allocate;
+pub(crate) mod attributes;
+pub(crate) mod file;
+pub(crate) mod files;
+pub(crate) mod flush;
+pub(crate) mod handle;
+pub(crate) mod handles;
+pub(crate) mod kept_pages;
+pub(crate) mod names;
+pub(crate) mod open;
+pub(crate) mod read;
+pub(crate) mod readdir;
+pub(crate) mod statfs;
+pub(crate) mod upkeep;
+pub(crate) mod write;
+pub(crate) mod xattr;
+
+/// The file system of one mount.
+#[derive(Debug)]
+pub(crate) struct FileSystem {
+    /// The servers.
+    pub(crate) cluster: Arc<Cluster>,
+    /// Counters and histograms.
+    pub(crate) metrics: ClientMetrics,
+    files: Files,
+    handles: Handles<FileHandle>,
+    directories: Handles<DirectoryHandle>,
+    kept: KeptPages,
+    budget: Budget,
+    /// Where work that nobody waits for is done.
+    runtime: tokio::runtime::Handle,
+    /// Itself, for that work.
+    this: Weak<Self>,
+}
+
+impl FileSystem {
+    /// The file system of `cluster`, with `budget_bytes` for read-ahead and write-behind together.
+    /// Background work runs on `runtime`.
+    pub(crate) fn new(
+        cluster: Arc<Cluster>,
+        metrics: ClientMetrics,
+        budget_bytes: u64,
+        runtime: tokio::runtime::Handle,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            cluster,
+            metrics,
+            files: Files::default(),
+            handles: Handles::new(),
+            directories: Handles::new(),
+            kept: KeptPages::default(),
+            budget: Budget::new(budget_bytes),
+            runtime,
+            this: Weak::clone(this),
+        })
+    }
+
+    /// What the handle of an open file stands for.
+    ///
+    /// # Errors
+    /// [`millrace_types::ErrorKind::Stale`] when it is not open.
+    pub(crate) fn handle(&self, number: u64) -> Result<Arc<FileHandle>, Failure> {
+        self.handles.find(number)
+    }
+
+    /// The kernel has forgotten an inode.
+    pub(crate) fn forget(&self, inode: InodeId) {
+        self.kept.forget(inode);
+    }
+
+    /// Does `work` on its own, as long as the mount is there.
+    fn spawn<F>(&self, work: impl FnOnce(Arc<Self>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        if let Some(this) = self.this.upgrade() {
+            self.runtime.spawn(work(this));
+        }
+    }
+
+    /// The attributes of an answer as programs here shall see them: with what was written here and
+    /// the server does not know yet.
+    fn present(&self, reply: InodeReply) -> Result<Attributes, Failure> {
+        let Some(file) = self.files.find(reply.attributes.inode) else {
+            return Ok(reply.attributes);
+        };
+        let mut state = file.state();
+        state.accept(reply)?;
+        Ok(state.attributes.clone())
+    }
+
+    /// Fetches an open file's view afresh: its content, epoch or key is old.
+    async fn refresh(&self, file: &File) -> Result<(), Failure> {
+        let session = Some(self.cluster.session());
+        let caller = file.state().caller.clone();
+        let request = GetInode { caller, session, inode: file.inode };
+        let reply = self.cluster.ask(&request).await?;
+        file.state().accept(reply)
+    }
+}
+
+/// How often an operation fetches a file's view afresh before it gives up: each time means that the
+/// file was truncated, replaced or re-keyed once more in between.
+const REFRESHES_MAX: u32 = 16;
+
+/// The pause before the second and later of these, so that a server that is behind can catch up.
+const REFRESH_PAUSE: Duration = Duration::from_millis(20);

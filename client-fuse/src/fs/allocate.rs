@@ -1,0 +1,86 @@
+//! fallocate: holes and zeros. Nothing is reserved ahead of a write, so that plain allocation is
+//! refused and the C library writes the zeros itself.
+
+use std::sync::Arc;
+
+use millrace_protocol::metadata::SetAttributes;
+use millrace_types::{ErrorKind, Failure};
+
+use crate::fs::{FileSystem, REFRESHES_MAX, file::File, handle::FileHandle};
+
+impl FileSystem {
+    /// `fallocate(2)` with `PUNCH_HOLE | KEEP_SIZE` or `ZERO_RANGE`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotSupported`] for other modes, and what the servers answer.
+    pub(crate) async fn allocate(
+        &self,
+        handle: &FileHandle,
+        offset: u64,
+        len: u64,
+        mode: i32,
+    ) -> Result<(), Failure> {
+        const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+        const ZERO_WITHIN: i32 = ZERO | libc::FALLOC_FL_KEEP_SIZE;
+        if !matches!(mode, PUNCH | ZERO | ZERO_WITHIN) {
+            return Err(ErrorKind::NotSupported.into());
+        }
+        let end = offset.checked_add(len).ok_or(ErrorKind::FileTooLarge)?;
+        let file = &handle.file;
+        let sizing = file.sizing.lock().await;
+        self.flush_file(file).await;
+        handle.report()?;
+        self.commit(file, false).await?;
+        self.declare(handle, mode == ZERO, end).await?;
+        drop(sizing);
+        let size = file.state().attributes.size;
+        self.zero(file, offset..end.min(size)).await
+    }
+
+    /// Tells the server that the file may have holes, and of its new end.
+    async fn declare(&self, handle: &FileHandle, grows: bool, end: u64) -> Result<(), Failure> {
+        let size = handle.file.state().attributes.size;
+        let size = (grows && end > size).then_some(end);
+        let reply = self
+            .set_attributes(
+                |request| SetAttributes { make_sparse: true, size, open: true, ..request },
+                &handle.caller,
+                handle.file.inode,
+            )
+            .await?;
+        handle.file.state().accept(reply)?;
+        self.refresh(&handle.file).await
+    }
+
+    async fn zero(&self, file: &Arc<File>, range: std::ops::Range<u64>) -> Result<(), Failure> {
+        let layout = file.access()?.content.layout;
+        for piece in layout.pieces(range.start, range.end.saturating_sub(range.start)) {
+            let start = piece.offset_in_file;
+            let range = start..start + piece.len;
+            self.zero_in_chunk(file, range).await?;
+        }
+        self.commit(file, false).await
+    }
+
+    async fn zero_in_chunk(&self, file: &File, range: std::ops::Range<u64>) -> Result<(), Failure> {
+        for _ in 0..REFRESHES_MAX {
+            let access = file.access()?;
+            let failure = match self.cluster.zero(&access, range.clone()).await {
+                Ok(written) => {
+                    let mut state = file.state();
+                    state.written_at = Some(self.cluster.now());
+                    state.record_stored(&range, &access, written.target, written.loss_count);
+                    return Ok(());
+                }
+                Err(failure) => failure,
+            };
+            match failure.kind {
+                ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
+                _ => return Err(failure),
+            }
+            self.refresh(file).await?;
+        }
+        Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be zeroed"))
+    }
+}

@@ -1,0 +1,120 @@
+//! getattr, setattr and truncation.
+
+use millrace_protocol::{
+    metadata::{Attributes, GetInode, SetAttributes, SetTime},
+    session::Caller,
+};
+use millrace_types::{Failure, InodeId};
+
+use crate::fs::{FileSystem, handle::FileHandle};
+
+/// What to change; `None` leaves a value as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Changes {
+    /// Permission bits.
+    pub(crate) mode: Option<u16>,
+    /// Owner.
+    pub(crate) uid: Option<u32>,
+    /// Group.
+    pub(crate) gid: Option<u32>,
+    /// Bytes.
+    pub(crate) size: Option<u64>,
+    /// Last read.
+    pub(crate) accessed: Option<SetTime>,
+    /// Last change of the content.
+    pub(crate) modified: Option<SetTime>,
+}
+
+impl FileSystem {
+    /// What `stat` shows, asked of the server, with this mount's own writes on top.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub(crate) async fn attributes(
+        &self,
+        caller: Caller,
+        inode: InodeId,
+    ) -> Result<Attributes, Failure> {
+        let reply = self.cluster.ask(&GetInode { caller, session: None, inode }).await?;
+        self.present(reply)
+    }
+
+    /// Changes attributes. Writes that are buffered are committed first where that matters: before
+    /// a change of size or times, which would otherwise be undone by them.
+    ///
+    /// # Errors
+    /// What the server answers, and failures of the buffered writes.
+    pub(crate) async fn change_attributes(
+        &self,
+        caller: Caller,
+        inode: InodeId,
+        changes: Changes,
+        open_for_writing: bool,
+    ) -> Result<Attributes, Failure> {
+        let file = self.files.find(inode);
+        let sizing = match &file {
+            Some(file) if changes.size.is_some() => Some(file.sizing.lock().await),
+            _ => None,
+        };
+        let touches_times = changes.accessed.is_some() || changes.modified.is_some();
+        if let Some(file) = &file
+            && (changes.size.is_some() || touches_times)
+        {
+            self.flush_file(file).await;
+            self.commit(file, false).await?;
+        }
+        let reply = self
+            .set_attributes(
+                |request| SetAttributes {
+                    mode: changes.mode,
+                    uid: changes.uid,
+                    gid: changes.gid,
+                    size: changes.size,
+                    accessed: changes.accessed,
+                    modified: changes.modified,
+                    open: open_for_writing,
+                    ..request
+                },
+                &caller,
+                inode,
+            )
+            .await?;
+        if let (Some(file), Some(size)) = (&file, changes.size) {
+            file.state().record_resize(size);
+        }
+        drop(sizing);
+        self.present(reply)
+    }
+
+    /// Takes setuid and setgid away from a file that somebody else writes to.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub(crate) async fn drop_privilege_bits(&self, handle: &FileHandle) -> Result<(), Failure> {
+        let mode = handle.file.state().attributes.mode;
+        let group_executes = mode & 0o010 != 0;
+        let kept = mode & if group_executes { 0o1777 } else { 0o3777 };
+        if kept == mode {
+            return Ok(());
+        }
+        // In the name of root: the writer need not own the file.
+        let changes = Changes { mode: Some(kept), ..Changes::default() };
+        self.change_attributes(Caller::ROOT, handle.file.inode, changes, true).await?;
+        Ok(())
+    }
+
+    /// Sets the size of a file.
+    ///
+    /// # Errors
+    /// As [`Self::change_attributes`].
+    pub(crate) async fn truncate(
+        &self,
+        caller: Caller,
+        inode: InodeId,
+        size: u64,
+        open_for_writing: bool,
+    ) -> Result<Attributes, Failure> {
+        let changes = Changes { size: Some(size), ..Changes::default() };
+        self.change_attributes(caller, inode, changes, open_for_writing).await
+    }
+}

@@ -1,0 +1,329 @@
+//! One file that is open on this mount, whatever the number of its handles.
+//!
+//! Owns the mount's view of the file: attributes, content and capability as the server last told
+//! them, what was fetched ahead, what was written and not yet stored, and what the server does not
+//! know yet (a larger end, a newer time). All of it is behind one lock that is held for moments
+//! only, never over a request.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use millrace_protocol::{
+    capability::{Capability, Content, Rights, Signed},
+    codec,
+    metadata::{Attributes, InodeReply},
+    session::Caller,
+};
+use millrace_types::{
+    ChangeCount, ContentGeneration, ErrorKind, Failure, InodeId, TargetId, Timestamp, WriteEpoch,
+};
+use tokio::sync::Notify;
+
+use crate::{
+    cache::{budget::Permit, pieces::Pieces, write_buffer::WriteBuffer},
+    prefetch::window::Streams,
+};
+
+/// What lets this mount reach the bytes of one content: never changes, is replaced as a whole.
+#[derive(Debug)]
+pub(crate) struct Access {
+    /// The content, checked.
+    pub(crate) content: Content,
+    /// What the targets want to see.
+    pub(crate) capability: Signed,
+    /// What it allows.
+    pub(crate) rights: Rights,
+}
+
+/// A file that is open here.
+#[derive(Debug)]
+pub(crate) struct File {
+    /// Which.
+    pub(crate) inode: InodeId,
+    state: Mutex<State>,
+    /// Held while the size is decided: appends, truncation, the mark before a hole. First in the
+    /// order of locks; `commit` is second, `state` third.
+    pub(crate) sizing: tokio::sync::Mutex<()>,
+    /// Held while a commit is on its way, so that a later one never overtakes it.
+    pub(crate) commit: tokio::sync::Mutex<()>,
+    /// Held by the upkeep that flushes the file, so that the next round leaves it alone.
+    pub(crate) upkeep: tokio::sync::Mutex<()>,
+    /// Told whenever a slot of the buffer has landed.
+    pub(crate) landed: Notify,
+}
+
+/// The view of an open file.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// As the server told them, with this mount's own writes on top.
+    pub(crate) attributes: Attributes,
+    /// The way to the bytes; `None` where the caller has no right to them.
+    pub(crate) access: Option<Arc<Access>>,
+    /// The bytes, where they live in the inode.
+    pub(crate) inline: Option<Vec<u8>>,
+    /// Fetched and not yet handed out.
+    pub(crate) pieces: Pieces,
+    /// The sequential streams.
+    pub(crate) streams: Streams,
+    /// Written and not yet acknowledged.
+    pub(crate) buffer: WriteBuffer,
+    /// The memory that `buffer` takes.
+    pub(crate) permit: Option<Permit>,
+    /// What targets have acknowledged and the server does not know yet.
+    pub(crate) stored: Stored,
+    /// How many of these acknowledgements the server has been told of.
+    pub(crate) committed: u64,
+    /// The time of the last write, until the server knows of it.
+    pub(crate) written_at: Option<Timestamp>,
+    /// Who opened it last: for whom its view is fetched again.
+    pub(crate) caller: Caller,
+    /// One past the largest byte written here, while the server may not know of it.
+    pub(crate) own_end: u64,
+    /// Targets written to since the last sync, with the loss count that their first answer showed.
+    pub(crate) unsynced: BTreeMap<TargetId, u64>,
+    /// Whether a commit without sync was acknowledged since the last durable one.
+    pub(crate) commit_unsynced: bool,
+    /// Failures of writes that were acknowledged to their program, newest; and how many there were.
+    pub(crate) failure: Option<Failure>,
+    /// How many failures there were. A handle that has seen fewer has one to report.
+    pub(crate) failures: u64,
+    /// Counts landings, so that a read can tell whether buffered bytes left while it fetched.
+    pub(crate) landings: u64,
+    /// Handles that are open for reading only.
+    pub(crate) read_opens: u32,
+    /// Handles that are open for writing.
+    pub(crate) write_opens: u32,
+}
+
+/// The acknowledged writes that a commit will tell the server about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Stored {
+    /// The content and epoch under which they were made.
+    pub(crate) version: (ContentGeneration, WriteEpoch),
+    /// One past the largest byte.
+    pub(crate) end: u64,
+    /// Counts acknowledgements, so that a commit knows whether it told the last one.
+    pub(crate) acknowledgements: u64,
+}
+
+impl File {
+    /// A file as the server's answer to an open shows it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] when the answer is impossible, and the kind for what is no file.
+    pub(crate) fn new(reply: InodeReply) -> Result<Self, Failure> {
+        let inode = reply.attributes.inode;
+        let slot_size = slot_size(reply.regular_content()?)?;
+        let mut state = State {
+            attributes: reply.attributes.clone(),
+            access: None,
+            inline: None,
+            pieces: Pieces::default(),
+            streams: Streams::default(),
+            buffer: WriteBuffer::new(slot_size),
+            permit: None,
+            stored: Stored::default(),
+            committed: 0,
+            written_at: None,
+            caller: Caller::ROOT,
+            own_end: 0,
+            unsynced: BTreeMap::new(),
+            commit_unsynced: false,
+            failure: None,
+            failures: 0,
+            landings: 0,
+            read_opens: 0,
+            write_opens: 0,
+        };
+        state.accept(reply)?;
+        Ok(Self {
+            inode,
+            state: Mutex::new(state),
+            sizing: tokio::sync::Mutex::new(()),
+            commit: tokio::sync::Mutex::new(()),
+            upkeep: tokio::sync::Mutex::new(()),
+            landed: Notify::new(),
+        })
+    }
+
+    /// The view. Never held over an await.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while it is held is a defect; going on with what is there loses nothing more
+        // than giving up all files would.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The way to the bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PermissionDenied`] when the server gave none.
+    pub(crate) fn access(&self) -> Result<Arc<Access>, Failure> {
+        let access = self.state().access.clone();
+        access.ok_or_else(|| Failure::new(ErrorKind::PermissionDenied, "no right to the content"))
+    }
+}
+
+impl State {
+    /// Takes over what the server says, unless it is older than what is known, and keeps what this
+    /// mount has written on top.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] when the answer is impossible.
+    pub(crate) fn accept(&mut self, reply: InodeReply) -> Result<(), Failure> {
+        if reply.attributes.change_count < self.attributes.change_count {
+            return Ok(());
+        }
+        let changed = reply.attributes.change_count != self.attributes.change_count;
+        let content = match reply.content {
+            Some(content) => Some(content.checked().map_err(Failure::from)?),
+            None => None,
+        };
+        if changed {
+            // Most often somebody else's change; after one's own a little is fetched again.
+            self.pieces.clear();
+            self.streams.handle_invalidation();
+        }
+        if let (Some(content), Some(capability)) = (content, reply.capability) {
+            self.replace_access(Access::new(content, capability)?);
+        }
+        self.attributes = reply.attributes;
+        self.inline = reply.inline;
+        self.show_own_writes();
+        Ok(())
+    }
+
+    /// Takes over the answer to an open in a new session, whatever was known before.
+    ///
+    /// # Errors
+    /// As [`Self::accept`].
+    pub(crate) fn accept_after_session_loss(&mut self, reply: InodeReply) -> Result<(), Failure> {
+        self.access = None;
+        self.attributes.change_count = ChangeCount(0);
+        self.accept(reply)
+    }
+
+    /// Records that a program wrote `range` at `now`; the bytes are in the buffer.
+    pub(crate) fn record_write(&mut self, range: &Range<u64>, now: Timestamp) {
+        self.pieces.invalidate(range);
+        self.own_end = self.own_end.max(range.end);
+        self.written_at = Some(now);
+        self.show_own_writes();
+    }
+
+    /// Records that `target` has acknowledged `range`, written under `access`.
+    pub(crate) fn record_stored(
+        &mut self,
+        range: &Range<u64>,
+        access: &Access,
+        target: TargetId,
+        loss_count: u64,
+    ) {
+        self.pieces.invalidate(range);
+        let version = access.version();
+        if self.stored.version != version {
+            self.stored.version = version;
+            self.stored.end = 0;
+        }
+        self.stored.end = self.stored.end.max(range.end);
+        self.stored.acknowledgements += 1;
+        self.unsynced.entry(target).or_insert(loss_count);
+    }
+
+    /// Records that the server knows of the first `acknowledgements` of them.
+    pub(crate) fn record_commit(&mut self, acknowledgements: u64) {
+        self.committed = self.committed.max(acknowledgements);
+        if !self.is_dirty() {
+            self.written_at = None;
+            self.own_end = 0;
+        }
+    }
+
+    /// Forgets the writes that the server does not know of: their content is replaced.
+    pub(crate) fn forget_writes(&mut self) {
+        self.committed = self.stored.acknowledgements;
+        self.stored.end = 0;
+        self.own_end = 0;
+        self.written_at = None;
+    }
+
+    /// The server has set the size to `size` at this mount's wish.
+    pub(crate) fn record_resize(&mut self, size: u64) {
+        self.pieces.clear();
+        self.streams.handle_invalidation();
+        self.own_end = self.own_end.min(size);
+        self.stored.end = self.stored.end.min(size);
+        self.attributes.size = size;
+    }
+
+    /// Records a failure that must be reported to whoever writes, syncs or closes next.
+    pub(crate) fn record_failure(&mut self, failure: Failure) {
+        self.failures += 1;
+        self.failure = Some(failure);
+    }
+
+    /// Whether the server must still be told of an acknowledged write.
+    pub(crate) fn needs_commit(&self) -> bool {
+        self.stored.acknowledgements > self.committed
+    }
+
+    /// Whether bytes wait in memory or the server must be told something.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.buffer.held_bytes() > 0 || self.needs_commit()
+    }
+
+    /// Gives memory back for `bytes` that left the buffer.
+    pub(crate) fn release_memory(&mut self, bytes: u64) {
+        let Some(permit) = &mut self.permit else {
+            assert_eq!(bytes, 0, "what is buffered was taken from the budget");
+            return;
+        };
+        permit.shrink(bytes);
+        if permit.bytes() == 0 {
+            self.permit = None;
+        }
+    }
+
+    fn replace_access(&mut self, fresh: Access) {
+        let weaker = self.access.as_ref().is_some_and(|held| {
+            held.content == fresh.content
+                && held.rights == Rights::ReadWrite
+                && fresh.rights == Rights::Read
+                && held.capability.key == fresh.capability.key
+        });
+        // An open for reading must not take away what an open for writing was given.
+        if !(weaker && self.write_opens > 0) {
+            self.access = Some(Arc::new(fresh));
+        }
+    }
+
+    fn show_own_writes(&mut self) {
+        self.attributes.size = self.attributes.size.max(self.own_end);
+        if let Some(written_at) = self.written_at {
+            self.attributes.modified = self.attributes.modified.max(written_at);
+            self.attributes.changed = self.attributes.changed.max(written_at);
+        }
+    }
+}
+
+impl Access {
+    fn new(content: Content, capability: Signed) -> Result<Self, Failure> {
+        let statement: Capability = codec::decode(&capability.body)
+            .map_err(|_| Failure::new(ErrorKind::Protocol, "a capability cannot be read"))?;
+        Ok(Self { content, capability, rights: statement.rights })
+    }
+
+    /// The content and epoch that writes are made under.
+    pub(crate) fn version(&self) -> (ContentGeneration, WriteEpoch) {
+        (self.content.generation, self.content.write_epoch)
+    }
+}
+
+/// A slot of the write buffer is one transfer, or one chunk where chunks are smaller.
+fn slot_size(content: &Content) -> Result<u64, Failure> {
+    let layout = content.layout.checked().map_err(|_| Failure::from(ErrorKind::Protocol))?;
+    let transfer = u64::from(millrace_protocol::storage::TRANSFER_LEN_MAX);
+    Ok(layout.chunk_size().bytes().min(transfer))
+}

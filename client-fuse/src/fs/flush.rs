@@ -1,0 +1,231 @@
+//! flush, fsync and commit: how buffered bytes reach the targets, and the server hears of them.
+//!
+//! ```text
+//!   buffer ──send_slot──▶ targets acknowledge ──commit──▶ other mounts see size and time
+//!                              └──sync targets──▶ durable commit ──▶ fsync returns
+//! ```
+//!
+//! A failure of a write that its program believes done is recorded in the file and reported once by
+//! every handle, at its next write, fsync or close.
+
+use std::sync::Arc;
+
+use futures::{StreamExt as _, stream};
+use millrace_protocol::metadata::Commit;
+use millrace_types::{ErrorKind, Failure};
+
+use crate::{
+    cache::write_buffer::{Flight, SlotIndex},
+    fs::{FileSystem, REFRESH_PAUSE, REFRESHES_MAX, file::File, handle::FileHandle},
+};
+
+impl FileSystem {
+    /// `close`: everything written is visible to all mounts and safe from this client's death.
+    ///
+    /// # Errors
+    /// Failures of writes that were not reported yet, and of the commit.
+    pub(crate) async fn flush(&self, handle: &FileHandle) -> Result<(), Failure> {
+        self.flush_file(&handle.file).await;
+        handle.report()?;
+        self.commit(&handle.file, false).await
+    }
+
+    /// `fsync`: everything written survives the loss of power of every server.
+    ///
+    /// # Errors
+    /// As [`Self::flush`]; [`ErrorKind::Lost`] when a target lost acknowledged bytes in between.
+    pub(crate) async fn fsync(&self, handle: &FileHandle) -> Result<(), Failure> {
+        let file = &handle.file;
+        self.flush_file(file).await;
+        handle.report()?;
+        self.sync_targets(file).await?;
+        self.commit(file, true).await
+    }
+
+    /// Sends all that is buffered and waits until it has landed. Failures are recorded.
+    pub(crate) async fn flush_file(&self, file: &Arc<File>) {
+        loop {
+            let landed = file.landed.notified();
+            let (slots, flying) = {
+                let state = file.state();
+                (state.buffer.dirty_slots(), state.buffer.has_flights())
+            };
+            if slots.is_empty() && !flying {
+                return;
+            }
+            let before = file.state().landings;
+            stream::iter(slots)
+                .for_each_concurrent(SLOTS_AT_ONCE, |slot| self.send_slot(file, slot))
+                .await;
+            let settled = {
+                let state = file.state();
+                state.landings != before || !state.buffer.has_flights()
+            };
+            if !settled {
+                // What is left waits behind flights that somebody else has sent.
+                landed.await;
+            }
+        }
+    }
+
+    /// Sends what is dirty in one slot, unless something of it is on its way already.
+    ///
+    /// Must run to its end: whoever flushes waits for it.
+    pub(crate) async fn send_slot(&self, file: &Arc<File>, slot: SlotIndex) {
+        let Some(flights) = file.state().buffer.take_off(slot) else {
+            return;
+        };
+        let mut outcome = Ok(());
+        for flight in &flights {
+            outcome = self.store(file, flight).await;
+            if outcome.is_err() {
+                break;
+            }
+        }
+        let mut state = file.state();
+        if let Err(failure) = outcome {
+            tracing::warn!(inode = %file.inode, %failure, "a write cannot be stored");
+            state.record_failure(failure);
+        }
+        let bytes = state.buffer.land(slot);
+        state.landings += 1;
+        state.release_memory(bytes);
+        drop(state);
+        file.landed.notify_waiters();
+    }
+
+    /// Stores one flight, with a fresh view as often as the present one is old.
+    async fn store(&self, file: &File, flight: &Flight) -> Result<(), Failure> {
+        for attempt in 0..REFRESHES_MAX {
+            let access = file.access()?;
+            let written = self.cluster.write(&access, flight.start, flight.data.clone()).await;
+            let failure = match written {
+                Ok(written) => {
+                    let end = flight.start + u64::try_from(flight.data.len()).expect("in memory");
+                    file.state().record_stored(
+                        &(flight.start..end),
+                        &access,
+                        written.target,
+                        written.loss_count,
+                    );
+                    return Ok(());
+                }
+                Err(failure) => failure,
+            };
+            match failure.kind {
+                ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
+                ErrorKind::Forbidden if attempt == 0 => {}
+                _ => return Err(failure),
+            }
+            if attempt > 0 {
+                tokio::time::sleep(REFRESH_PAUSE).await;
+            }
+            self.refresh(file).await?;
+        }
+        Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be written"))
+    }
+
+    /// Makes durable what the targets have acknowledged, and finds out whether they still have it.
+    async fn sync_targets(&self, file: &File) -> Result<(), Failure> {
+        let unsynced = std::mem::take(&mut file.state().unsynced);
+        let synced: Vec<_> = stream::iter(unsynced)
+            .map(async |(target, expected)| (target, expected, self.cluster.sync(target).await))
+            .buffer_unordered(TARGETS_AT_ONCE)
+            .collect()
+            .await;
+        let mut outcome = Ok(());
+        for (target, expected, answer) in synced {
+            match answer {
+                Ok(count) if count == expected => {}
+                Ok(_) => {
+                    let words = format!("target {target} lost writes that it had acknowledged");
+                    let failure = Failure::new(ErrorKind::Lost, words);
+                    tracing::error!(inode = %file.inode, %failure, "fsync fails");
+                    outcome = Err(failure);
+                }
+                Err(failure) => {
+                    // Still to be synced: the next fsync tries again.
+                    file.state().unsynced.entry(target).or_insert(expected);
+                    outcome = Err(failure);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Tells the server the size and time of what the targets have acknowledged.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub(crate) async fn commit(&self, file: &File, durable: bool) -> Result<(), Failure> {
+        let _one_at_a_time = file.commit.lock().await;
+        let (stored, written_at, needed, unsynced) = {
+            let state = file.state();
+            (state.stored, state.written_at, state.needs_commit(), state.commit_unsynced)
+        };
+        if !needed {
+            if durable && unsynced {
+                self.cluster.sync_metadata().await?;
+                file.state().commit_unsynced = false;
+            }
+            return Ok(());
+        }
+        let reply = self
+            .cluster
+            .change(|operation| Commit {
+                operation,
+                inode: file.inode,
+                generation: stored.version.0,
+                write_epoch: stored.version.1,
+                end: stored.end,
+                written_at,
+                durable,
+            })
+            .await?;
+        let mut state = file.state();
+        state.record_commit(stored.acknowledgements);
+        state.commit_unsynced = !durable;
+        state.accept(reply)
+    }
+
+    /// Throws away what is buffered, because the content is replaced, and waits for what is on its
+    /// way: it must not arrive in the new one.
+    pub(crate) async fn discard(&self, file: &Arc<File>) {
+        loop {
+            let landed = file.landed.notified();
+            {
+                let mut state = file.state();
+                let bytes = state.buffer.cut(0);
+                state.release_memory(bytes);
+                if !state.buffer.has_flights() {
+                    state.forget_writes();
+                    return;
+                }
+            }
+            landed.await;
+        }
+    }
+
+    /// Drops what was fetched for nothing, and sends what is buffered: here and in every file.
+    pub(crate) fn make_room(&self, first: &Arc<File>) {
+        let mut files = vec![Arc::clone(first)];
+        files.extend(self.files.all());
+        for file in files {
+            let slots = {
+                let mut state = file.state();
+                state.pieces.evict(std::time::Instant::now(), std::time::Duration::ZERO);
+                state.buffer.dirty_slots()
+            };
+            for slot in slots {
+                let file = Arc::clone(&file);
+                self.spawn(|this| async move { this.send_slot(&file, slot).await });
+            }
+        }
+    }
+}
+
+/// Slots of one file that are sent at the same time by one flush: fills 16 targets once.
+const SLOTS_AT_ONCE: usize = 16;
+
+/// Targets that are synced at the same time.
+const TARGETS_AT_ONCE: usize = 16;

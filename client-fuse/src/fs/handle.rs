@@ -1,0 +1,73 @@
+//! One open of a file: what `open` was called with, and which failures it has reported.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use millrace_protocol::{metadata::OpenMode, session::Caller};
+use millrace_types::Failure;
+
+use crate::fs::file::File;
+
+/// An open file description.
+#[derive(Debug)]
+pub(crate) struct FileHandle {
+    /// The file.
+    pub(crate) file: Arc<File>,
+    /// As the server counts it.
+    pub(crate) mode: OpenMode,
+    /// Who opened it.
+    pub(crate) caller: Caller,
+    /// How it is used.
+    pub(crate) options: HandleOptions,
+    failures_seen: AtomicU64,
+}
+
+/// Flags of `open` that matter after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct HandleOptions {
+    /// `O_APPEND`: every write goes to the end, wherever the kernel thinks it is.
+    pub(crate) append: bool,
+    /// `O_DIRECT`: a write is answered when the targets have it; a read fetches what it asks for.
+    pub(crate) direct: bool,
+    /// `O_SYNC` or `O_DSYNC`: a write is answered when it is durable.
+    pub(crate) sync: bool,
+}
+
+impl HandleOptions {
+    /// Reads the flags of `open`.
+    pub(crate) fn from_flags(flags: i32) -> Self {
+        Self {
+            append: flags & libc::O_APPEND != 0,
+            direct: flags & libc::O_DIRECT != 0,
+            sync: flags & libc::O_DSYNC != 0,
+        }
+    }
+}
+
+impl FileHandle {
+    /// A handle that reports the failures from now on.
+    pub(crate) fn new(
+        file: Arc<File>,
+        mode: OpenMode,
+        caller: Caller,
+        options: HandleOptions,
+    ) -> Self {
+        let failures_seen = AtomicU64::new(file.state().failures);
+        Self { file, mode, caller, options, failures_seen }
+    }
+
+    /// Fails once for the failures that have been recorded since the last call.
+    ///
+    /// # Errors
+    /// The newest of them.
+    pub(crate) fn report(&self) -> Result<(), Failure> {
+        let state = self.file.state();
+        let seen = self.failures_seen.swap(state.failures, Ordering::AcqRel);
+        match &state.failure {
+            Some(failure) if seen < state.failures => Err(failure.clone()),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! open, create and release.
+
+use std::sync::Arc;
+
+use millrace_protocol::{
+    metadata::{Attributes, Close, Create, InodeReply, NewNode, Open, OpenMode, SetAttributes},
+    session::Caller,
+};
+use millrace_types::{Failure, FileName, InodeId};
+
+use crate::fs::{
+    FileSystem,
+    handle::{FileHandle, HandleOptions},
+};
+
+/// What an open answers.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    /// The number for later operations.
+    pub(crate) handle: u64,
+    /// What the kernel may do with its page cache.
+    pub(crate) caching: Caching,
+}
+
+/// What the kernel may do with its page cache for one open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Caching {
+    /// Drop what it has and read anew.
+    Fresh,
+    /// Keep what it has.
+    Keep,
+    /// Stay out of the way: every read and write comes here.
+    Bypass,
+}
+
+impl FileSystem {
+    /// Opens a file with the flags of `open(2)`.
+    ///
+    /// # Errors
+    /// What the server answers, or [`millrace_types::ErrorKind::Busy`] at the limit of handles.
+    pub(crate) async fn open(
+        &self,
+        caller: Caller,
+        inode: InodeId,
+        flags: i32,
+    ) -> Result<Opened, Failure> {
+        let truncate = flags & libc::O_TRUNC != 0;
+        let for_reading = flags & libc::O_ACCMODE == libc::O_RDONLY;
+        let mode = if for_reading && !truncate { OpenMode::Read } else { OpenMode::Write };
+        if truncate && let Some(file) = self.files.find(inode) {
+            self.discard(&file).await;
+        }
+        let reply = self
+            .cluster
+            .change(|operation| Open {
+                caller: caller.clone(),
+                operation,
+                inode,
+                mode,
+                truncate,
+                reopen: false,
+            })
+            .await?;
+        let (opened, _) = self.begin_handle(caller, reply, mode, flags)?;
+        if truncate && let Some(file) = self.files.find(inode) {
+            file.state().record_resize(0);
+        }
+        Ok(opened)
+    }
+
+    /// Makes a file and opens it; opens the one that exists unless the flags forbid it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(crate) async fn create(
+        &self,
+        caller: Caller,
+        parent: InodeId,
+        name: FileName,
+        mode: u16,
+        flags: i32,
+    ) -> Result<(Attributes, Opened), Failure> {
+        let exclusive = flags & libc::O_EXCL != 0;
+        let reply = self
+            .cluster
+            .change(|operation| Create {
+                caller: caller.clone(),
+                operation,
+                parent,
+                name: name.clone(),
+                node: NewNode::Regular,
+                mode,
+                open: true,
+                exclusive,
+            })
+            .await?;
+        let inode = reply.attributes.inode;
+        let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
+        let (opened, mut attributes) =
+            self.begin_handle(caller.clone(), reply, OpenMode::Write, flags)?;
+        if cut {
+            let emptied = self.truncate(caller, inode, 0, true).await;
+            match emptied {
+                Ok(emptied) => attributes = emptied,
+                Err(failure) => {
+                    self.release(opened.handle).await;
+                    return Err(failure);
+                }
+            }
+        }
+        Ok((attributes, opened))
+    }
+
+    /// Ends an open. What is still buffered is flushed; nobody hears of a failure any more, so it
+    /// is logged.
+    pub(crate) async fn release(&self, number: u64) {
+        let Some(handle) = self.handles.remove(number) else {
+            return;
+        };
+        let file = &handle.file;
+        if handle.mode == OpenMode::Write
+            && let Err(failure) = self.flush(&handle).await
+        {
+            tracing::warn!(inode = %file.inode, %failure, "writes are lost after the last close");
+        }
+        let closed = self
+            .cluster
+            .change(|operation| Close { operation, inode: file.inode, mode: handle.mode })
+            .await;
+        if let Err(failure) = closed {
+            // The server closes it when the session ends.
+            tracing::warn!(inode = %file.inode, %failure, "cannot tell the server of a close");
+        }
+        self.files.handle_close(file, handle.mode);
+    }
+
+    fn begin_handle(
+        &self,
+        caller: Caller,
+        reply: InodeReply,
+        mode: OpenMode,
+        flags: i32,
+    ) -> Result<(Opened, Attributes), Failure> {
+        let inode = reply.attributes.inode;
+        let count = reply.attributes.change_count;
+        let file = self.files.handle_open(reply, mode)?;
+        let attributes = {
+            let mut state = file.state();
+            state.caller = caller.clone();
+            state.attributes.clone()
+        };
+        let options = HandleOptions::from_flags(flags);
+        let handle = FileHandle::new(Arc::clone(&file), mode, caller, options);
+        let number = self.handles.insert(Arc::new(handle)).inspect_err(|_| {
+            self.files.handle_close(&file, mode);
+        })?;
+        // Bytes that are only written need no page cache, which would cost five times the CPU; an
+        // append must not pass through it, since the kernel's idea of the end may be old.
+        let only_written = flags & libc::O_ACCMODE == libc::O_WRONLY;
+        let kept = self.kept.handle_open(inode, count);
+        let caching = if only_written || options.append || options.direct {
+            Caching::Bypass
+        } else if kept {
+            Caching::Keep
+        } else {
+            Caching::Fresh
+        };
+        Ok((Opened { handle: number, caching }, attributes))
+    }
+
+    /// Opens again, in a new session, what was open in one that ended.
+    pub(crate) async fn reopen_all(&self) {
+        for handle in self.handles.all() {
+            let file = &handle.file;
+            let reopened = self
+                .cluster
+                .change(|operation| Open {
+                    caller: handle.caller.clone(),
+                    operation,
+                    inode: file.inode,
+                    mode: handle.mode,
+                    truncate: false,
+                    reopen: true,
+                })
+                .await
+                .and_then(|reply| file.state().accept_after_session_loss(reply));
+            if let Err(failure) = reopened {
+                tracing::warn!(inode = %file.inode, %failure, "cannot open again in a new session");
+            }
+        }
+    }
+
+    /// Sends one change of attributes for a handle that is open for writing.
+    pub(crate) async fn set_attributes(
+        &self,
+        make: impl Fn(SetAttributes) -> SetAttributes,
+        caller: &Caller,
+        inode: InodeId,
+    ) -> Result<InodeReply, Failure> {
+        let request = |operation| {
+            make(SetAttributes {
+                caller: caller.clone(),
+                operation,
+                inode,
+                mode: None,
+                uid: None,
+                gid: None,
+                size: None,
+                accessed: None,
+                modified: None,
+                make_sparse: false,
+                open: false,
+            })
+        };
+        self.cluster.change(request).await
+    }
+}

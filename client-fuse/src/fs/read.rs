@@ -1,0 +1,297 @@
+//! read: from the buffer of writes, from what was fetched ahead, or from the targets.
+//!
+//! A read begins on the thread that brought it, which decides under one lock what is here, what
+//! another fetch is already bringing, and what to fetch now and ahead. If everything is here the
+//! answer is given at once; otherwise the rest runs as a task that waits for the pieces.
+
+use std::{ops::Range, sync::Arc, time::Instant};
+
+use bytes::{Bytes, BytesMut};
+use millrace_types::{ErrorKind, Failure};
+
+use crate::{
+    cache::pieces::{Part, Piece},
+    fs::{FileSystem, REFRESH_PAUSE, REFRESHES_MAX, file::File, handle::FileHandle},
+    prefetch::queue,
+};
+
+/// How far a read got without waiting.
+#[derive(Debug)]
+pub(crate) enum Begun {
+    /// The bytes; fewer than asked for at the end of the file.
+    Done(Bytes),
+    /// To be finished by [`FileSystem::finish_read`].
+    Waiting(Waiting),
+}
+
+/// A read that waits for bytes.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    range: Range<u64>,
+    parts: Vec<Part>,
+    landings: u64,
+    /// Buffered writes lie over part of the range: they have to be stored first.
+    flush_first: bool,
+}
+
+impl FileSystem {
+    /// Begins to read `len` bytes at `offset`. Never blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PermissionDenied`] when the server gave no right to the content.
+    pub(crate) fn begin_read(
+        &self,
+        handle: &FileHandle,
+        offset: u64,
+        len: u32,
+    ) -> Result<Begun, Failure> {
+        let file = &handle.file;
+        let mut state = file.state();
+        let size = state.attributes.size;
+        let range = offset.min(size)..offset.saturating_add(u64::from(len)).min(size);
+        if range.is_empty() {
+            return Ok(Begun::Done(Bytes::new()));
+        }
+        if let Some(inline) = &state.inline {
+            return Ok(Begun::Done(cut_inline(inline, &range)));
+        }
+        let landings = state.landings;
+        if state.buffer.held_bytes() > 0 && state.buffer.overlaps(&range) {
+            if let Some(bytes) = state.buffer.read_covered(&range) {
+                return Ok(Begun::Done(Bytes::from(bytes)));
+            }
+            let parts = Vec::new();
+            return Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: true }));
+        }
+        let Some(access) = state.access.clone() else {
+            return Err(Failure::new(ErrorKind::PermissionDenied, "no right to the content"));
+        };
+        let chunk_size = access.content.layout.chunk_size().bytes();
+        let parts = self.claim(file, &mut state.pieces, &range, chunk_size);
+        // What is buffered elsewhere in the file is not at the targets yet: nothing is read ahead
+        // there, and a reader that passes `O_DIRECT` knows what it wants.
+        let advised = !handle.options.direct && state.buffer.held_bytes() == 0;
+        if advised {
+            let window_max = self.window_max(&state.streams);
+            let advice = state.streams.handle_read(range.clone(), size, window_max);
+            self.fetch_ahead(file, &mut state.pieces, &advice.ahead, range.end, chunk_size);
+        }
+        if let Some(bytes) = take_ready(&parts) {
+            for part in &parts {
+                if let Part::Held { piece, range } = part {
+                    state.pieces.hand_out(piece, range.end - range.start);
+                }
+            }
+            self.metrics.read_ready.inc();
+            return Ok(Begun::Done(bytes));
+        }
+        Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: false }))
+    }
+
+    /// Waits for the bytes of a read that could not be answered at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`], [`ErrorKind::Lost`] or what else the targets answer, and
+    /// [`ErrorKind::Unavailable`] when they stay silent for the mount's timeout.
+    pub(crate) async fn finish_read(
+        &self,
+        handle: &FileHandle,
+        waiting: Waiting,
+    ) -> Result<Bytes, Failure> {
+        let Waiting { range, parts, landings, flush_first } = waiting;
+        let file = &handle.file;
+        if flush_first {
+            self.flush_file(file).await;
+            handle.report()?;
+            return self.read_again(file, range).await;
+        }
+        let mut taken: Vec<(Range<u64>, Bytes)> = Vec::with_capacity(parts.len());
+        for part in parts {
+            let Part::Held { piece, range } = part else {
+                unreachable!("everything that was missing has been claimed");
+            };
+            let bytes = match piece.wait(&range).await {
+                Ok(bytes) => bytes,
+                // It was fetched for a guess, maybe before the bytes were written: ask exactly.
+                Err(_) if piece.is_ahead() => self.fetch(file, &range, false).await?,
+                Err(failure) => return Err(failure),
+            };
+            taken.push((range, bytes));
+            let mut state = file.state();
+            let (range, _) = taken.last().expect("just pushed");
+            state.pieces.hand_out(&piece, range.end - range.start);
+        }
+        let bytes = join(taken.into_iter().map(|(_, bytes)| bytes).collect());
+        let (landed, overlaid) = {
+            let state = file.state();
+            let overlaid = state.buffer.overlaps(&range).then(|| {
+                let mut bytes = bytes.to_vec();
+                state.buffer.overlay(range.start, &mut bytes);
+                Bytes::from(bytes)
+            });
+            (state.landings != landings, overlaid)
+        };
+        if landed {
+            // Writes were stored while this fetch was on its way: it may be older than they are.
+            return self.read_again(file, range).await;
+        }
+        Ok(overlaid.unwrap_or(bytes))
+    }
+
+    async fn read_again(&self, file: &Arc<File>, range: Range<u64>) -> Result<Bytes, Failure> {
+        let size = file.state().attributes.size;
+        let range = range.start.min(size)..range.end.min(size);
+        let chunk_size = file.access()?.content.layout.chunk_size().bytes();
+        let mut parts = Vec::new();
+        for request in queue::requests(range.clone(), range.start, chunk_size) {
+            parts.push(self.fetch(file, &request, false).await?);
+        }
+        let bytes = join(parts);
+        let state = file.state();
+        if !state.buffer.overlaps(&range) {
+            return Ok(bytes);
+        }
+        let mut bytes = bytes.to_vec();
+        state.buffer.overlay(range.start, &mut bytes);
+        Ok(Bytes::from(bytes))
+    }
+
+    /// Begins a fetch for whatever of `range` nobody fetches yet; the answer has no missing part.
+    fn claim(
+        &self,
+        file: &Arc<File>,
+        pieces: &mut crate::cache::pieces::Pieces,
+        range: &Range<u64>,
+        chunk_size: u64,
+    ) -> Vec<Part> {
+        let now = Instant::now();
+        let mut claimed = Vec::new();
+        for part in pieces.plan(range) {
+            let missing = match part {
+                held @ Part::Held { .. } => {
+                    claimed.push(held);
+                    continue;
+                }
+                Part::Missing(missing) => missing,
+            };
+            for request in queue::requests(missing.clone(), missing.start, chunk_size) {
+                let piece = pieces.begin(request.clone(), false, None, now);
+                self.spawn_fetch(file, &piece);
+                claimed.push(Part::Held { piece, range: request });
+            }
+        }
+        claimed
+    }
+
+    /// Begins fetches of `ahead`, as far as the memory budget goes.
+    fn fetch_ahead(
+        &self,
+        file: &Arc<File>,
+        pieces: &mut crate::cache::pieces::Pieces,
+        ahead: &Range<u64>,
+        phase: u64,
+        chunk_size: u64,
+    ) {
+        let now = Instant::now();
+        for part in pieces.plan(ahead) {
+            let Part::Missing(missing) = part else {
+                continue;
+            };
+            for request in queue::requests(missing, phase, chunk_size) {
+                let Some(permit) = self.budget.try_take_ahead(request.end - request.start) else {
+                    return;
+                };
+                let piece = pieces.begin(request, true, Some(permit), now);
+                self.spawn_fetch(file, &piece);
+            }
+        }
+    }
+
+    fn spawn_fetch(&self, file: &Arc<File>, piece: &Arc<Piece>) {
+        let file = Arc::clone(file);
+        let piece = Arc::clone(piece);
+        self.spawn(|this| async move {
+            let outcome = this.fetch(&file, piece.range(), piece.is_ahead()).await;
+            let failed = outcome.is_err();
+            piece.complete(outcome);
+            if failed {
+                file.state().pieces.forget(&piece);
+            }
+        });
+    }
+
+    /// Fetches bytes within one chunk, with a fresh view as often as the present one is old.
+    async fn fetch(
+        &self,
+        file: &File,
+        range: &Range<u64>,
+        sequential: bool,
+    ) -> Result<Bytes, Failure> {
+        let mut lost = false;
+        for attempt in 0..REFRESHES_MAX {
+            let access = file.access()?;
+            let failure = match self.cluster.read(&access, range.clone(), sequential).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(failure) => failure,
+            };
+            match failure.kind {
+                ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
+                ErrorKind::Forbidden | ErrorKind::SessionGone => {}
+                // Another host may have made the file sparse since its view was fetched.
+                ErrorKind::Lost if !lost => lost = true,
+                _ => return Err(failure),
+            }
+            if attempt > 0 {
+                tokio::time::sleep(REFRESH_PAUSE).await;
+            }
+            self.refresh(file).await?;
+            let renewed = file.access()?;
+            if renewed.content.generation != access.content.generation
+                && access.content.origin.is_some()
+                && renewed.content.origin.is_some()
+            {
+                // The object changed in the bucket: never mix two versions in one open file.
+                return Err(ErrorKind::Stale.into());
+            }
+        }
+        Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be read"))
+    }
+
+    /// All streams together may fill three quarters of the budget.
+    fn window_max(&self, streams: &crate::prefetch::window::Streams) -> u64 {
+        let running = u64::try_from(streams.running().max(1)).expect("a few streams");
+        (self.budget.limit() / 4 / running).max(1)
+    }
+}
+
+/// The bytes, if every part is here.
+fn take_ready(parts: &[Part]) -> Option<Bytes> {
+    let ready = parts.iter().map(|part| match part {
+        Part::Held { piece, range } => piece.ready(range),
+        Part::Missing(_) => None,
+    });
+    ready.collect::<Option<Vec<Bytes>>>().map(join)
+}
+
+/// One part passes as it is; several are copied together, because the kernel takes one buffer.
+fn join(parts: Vec<Bytes>) -> Bytes {
+    match <[Bytes; 1]>::try_from(parts) {
+        Ok([whole]) => whole,
+        Err(parts) => {
+            let mut whole = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
+            for part in &parts {
+                whole.extend_from_slice(part);
+            }
+            whole.freeze()
+        }
+    }
+}
+
+/// Inline bytes end where the file ended when they were written; growth since then reads as zeros.
+fn cut_inline(inline: &[u8], range: &Range<u64>) -> Bytes {
+    let byte_at = |at: u64| {
+        let index = usize::try_from(at).ok()?;
+        inline.get(index).copied()
+    };
+    range.clone().map(|at| byte_at(at).unwrap_or(0)).collect()
+}

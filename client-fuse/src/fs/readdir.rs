@@ -1,0 +1,157 @@
+//! opendir, readdir and releasedir.
+//!
+//! A directory is read in pages of the server's, each held by the handle while the kernel takes it
+//! in smaller bites. The kernel's offset of an entry is the server's cookie, which stays the same
+//! while others change the directory; `.` and `..` have two offsets that no cookie takes.
+
+use std::sync::Arc;
+
+use millrace_protocol::{
+    metadata::{DIRECTORY_PAGE_MAX, DirectoryEntry, FileKind, ReadDirectory},
+    session::Caller,
+};
+use millrace_types::{ErrorKind, Failure, InodeId};
+
+use crate::fs::FileSystem;
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct DirectoryHandle {
+    inode: InodeId,
+    caller: Caller,
+    page: tokio::sync::Mutex<Option<Page>>,
+}
+
+#[derive(Debug)]
+struct Page {
+    /// The cookie that it was asked for with.
+    after: u64,
+    entries: Vec<DirectoryEntry>,
+    last: bool,
+    parent: InodeId,
+}
+
+/// One entry for the kernel.
+#[derive(Debug)]
+pub(crate) struct Listed<'a> {
+    /// The inode.
+    pub(crate) inode: InodeId,
+    /// Where the listing goes on behind this entry.
+    pub(crate) offset: u64,
+    /// What it is.
+    pub(crate) kind: FileKind,
+    /// Its name.
+    pub(crate) name: &'a [u8],
+}
+
+impl FileSystem {
+    /// Opens a directory. The kernel has checked the permission; nothing is asked of the server.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] at the limit of handles.
+    pub(crate) fn open_directory(&self, caller: Caller, inode: InodeId) -> Result<u64, Failure> {
+        let page = tokio::sync::Mutex::new(None);
+        self.directories.insert(Arc::new(DirectoryHandle { inode, caller, page }))
+    }
+
+    /// Ends an open.
+    pub(crate) fn release_directory(&self, number: u64) {
+        self.directories.remove(number);
+    }
+
+    /// Gives the entries behind `offset` to `take` until it is full (answers `true`) or the
+    /// directory ends.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Stale`] for a handle that is not open, and what the server answers.
+    pub(crate) async fn read_directory(
+        &self,
+        number: u64,
+        offset: u64,
+        mut take: impl FnMut(Listed<'_>) -> bool + Send,
+    ) -> Result<(), Failure> {
+        let directory = self.directories.find(number)?;
+        let mut held = directory.page.lock().await;
+        let mut after = match offset {
+            0 | OFFSET_OF_DOT | OFFSET_OF_DOT_DOT => 0,
+            cookie => cookie,
+        };
+        let mut taken_any = false;
+        loop {
+            let from = self.position(&directory, &mut held, after).await?;
+            let page = held.as_ref().expect("just filled");
+            if after == 0 && !taken_any && take_dots(&directory, page, offset, &mut take) {
+                return Ok(());
+            }
+            for entry in &page.entries[from..] {
+                let listed = Listed {
+                    inode: entry.attributes.inode,
+                    offset: entry.cookie,
+                    kind: entry.attributes.kind,
+                    name: entry.name.as_bytes(),
+                };
+                if take(listed) {
+                    return Ok(());
+                }
+                after = entry.cookie;
+            }
+            if page.last || page.entries.is_empty() {
+                return Ok(());
+            }
+            taken_any = true;
+        }
+    }
+
+    /// Makes `held` a page that goes on behind `after`; answers the index of its first entry there.
+    async fn position(
+        &self,
+        directory: &DirectoryHandle,
+        held: &mut Option<Page>,
+        after: u64,
+    ) -> Result<usize, Failure> {
+        if let Some(page) = held
+            && after != 0
+        {
+            let found = page.entries.iter().position(|entry| entry.cookie == after);
+            match found {
+                Some(at) if at + 1 < page.entries.len() || page.last => return Ok(at + 1),
+                None if page.after == after => return Ok(0),
+                _ => {}
+            }
+        }
+        // A listing that begins, and `rewinddir`, see the directory as it is now.
+        let request = ReadDirectory {
+            caller: directory.caller.clone(),
+            inode: directory.inode,
+            cookie: after,
+            entries_max: DIRECTORY_PAGE_MAX,
+        };
+        let reply = self.cluster.ask(&request).await?;
+        let reserved = |entry: &DirectoryEntry| entry.cookie == 0 || entry.cookie >= OFFSET_OF_DOT;
+        if reply.entries.iter().any(reserved) {
+            return Err(Failure::new(ErrorKind::Protocol, "a directory cookie is out of range"));
+        }
+        *held =
+            Some(Page { after, entries: reply.entries, last: reply.last, parent: reply.parent });
+        Ok(0)
+    }
+}
+
+fn take_dots(
+    directory: &DirectoryHandle,
+    page: &Page,
+    offset: u64,
+    take: &mut impl FnMut(Listed<'_>) -> bool,
+) -> bool {
+    let dot = |inode, offset, name| Listed { inode, offset, kind: FileKind::Directory, name };
+    if offset == 0 && take(dot(directory.inode, OFFSET_OF_DOT, b".")) {
+        return true;
+    }
+    let wanted = offset == 0 || offset == OFFSET_OF_DOT;
+    wanted && take(dot(page.parent, OFFSET_OF_DOT_DOT, b".."))
+}
+
+/// Behind `.`: the kernel passes offsets as signed 64-bit numbers, so that these are the two
+/// largest.
+const OFFSET_OF_DOT: u64 = i64::MAX.cast_unsigned() - 1;
+const OFFSET_OF_DOT_DOT: u64 = i64::MAX.cast_unsigned();

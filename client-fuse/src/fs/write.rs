@@ -1,0 +1,139 @@
+//! write: into the buffer, from which full slots are sent in the background.
+
+use std::sync::Arc;
+
+use millrace_protocol::metadata::SetAttributes;
+use millrace_types::{ErrorKind, Failure};
+
+use crate::{
+    cache::budget::Permit,
+    fs::{FileSystem, file::File, handle::FileHandle},
+};
+
+impl FileSystem {
+    /// Takes a write at once if it needs nothing but memory that is free. `false` means that
+    /// [`Self::write`] must do it. Never blocks.
+    ///
+    /// # Errors
+    /// A failure of an earlier write, and [`ErrorKind::FileTooLarge`].
+    pub(crate) fn try_write(
+        &self,
+        handle: &FileHandle,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<bool, Failure> {
+        handle.report()?;
+        let options = handle.options;
+        if options.append || options.direct || options.sync {
+            return Ok(false);
+        }
+        check_end(&handle.file, offset, data)?;
+        if needs_mark(&handle.file, offset) {
+            return Ok(false);
+        }
+        let Some(permit) = self.budget.try_take(length(data)) else {
+            return Ok(false);
+        };
+        self.buffer(&handle.file, offset, data, permit);
+        Ok(true)
+    }
+
+    /// Writes, waiting for memory, and for the targets as far as the handle's flags ask for it.
+    ///
+    /// # Errors
+    /// Failures of this and of earlier writes, and [`ErrorKind::FileTooLarge`].
+    pub(crate) async fn write(
+        &self,
+        handle: &FileHandle,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Failure> {
+        handle.report()?;
+        let file = &handle.file;
+        let permit = self.take_memory(file, length(data)).await;
+        let sizing = file.sizing.lock().await;
+        // The kernel's offset of an append may be old: the end is where this mount says.
+        let offset = if handle.options.append { file.state().attributes.size } else { offset };
+        check_end(file, offset, data)?;
+        if needs_mark(file, offset) {
+            self.mark_sparse(handle).await?;
+        }
+        self.buffer(file, offset, data, permit);
+        drop(sizing);
+        if handle.options.sync {
+            return self.fsync(handle).await;
+        }
+        if handle.options.direct {
+            self.flush_file(file).await;
+            return handle.report();
+        }
+        Ok(())
+    }
+
+    fn buffer(&self, file: &Arc<File>, offset: u64, data: &[u8], permit: Permit) {
+        let mut state = file.state();
+        let held = state.buffer.held_bytes();
+        let filled = state.buffer.insert(offset, data);
+        let grown = state.buffer.held_bytes() - held;
+        match &mut state.permit {
+            Some(all) => all.merge(permit),
+            none => *none = Some(permit),
+        }
+        // Bytes written twice before they were sent take memory once.
+        state.release_memory(length(data) - grown);
+        state.record_write(&(offset..offset + length(data)), self.cluster.now());
+        drop(state);
+        self.metrics.written.inc_by(length(data));
+        for slot in filled {
+            let file = Arc::clone(file);
+            self.spawn(|this| async move { this.send_slot(&file, slot).await });
+        }
+    }
+
+    /// Takes memory for a write; when there is none, makes room: drops what was fetched for nothing
+    /// and sends what is buffered, in every file.
+    async fn take_memory(&self, file: &Arc<File>, bytes: u64) -> Permit {
+        if let Some(permit) = self.budget.try_take(bytes) {
+            return permit;
+        }
+        self.metrics.write_stalls.inc();
+        self.make_room(file);
+        self.budget.take(bytes).await
+    }
+
+    /// Tells the server that the file may have a hole, before there is one.
+    async fn mark_sparse(&self, handle: &FileHandle) -> Result<(), Failure> {
+        let reply = self
+            .set_attributes(
+                |request| SetAttributes { make_sparse: true, open: true, ..request },
+                &handle.caller,
+                handle.file.inode,
+            )
+            .await?;
+        handle.file.state().accept(reply)?;
+        // The answer may come without a capability for this session: fetch one that says so.
+        if handle.file.access()?.content.sparse {
+            return Ok(());
+        }
+        self.refresh(&handle.file).await
+    }
+}
+
+/// Whether a write at `offset` leaves a hole that the server does not know of.
+fn needs_mark(file: &File, offset: u64) -> bool {
+    let state = file.state();
+    let sparse = state.access.as_ref().is_some_and(|access| access.content.sparse);
+    offset > state.attributes.size && !sparse
+}
+
+/// Chunk numbers have 32 bits.
+fn check_end(file: &File, offset: u64, data: &[u8]) -> Result<(), Failure> {
+    let chunk_size = file.access()?.content.layout.chunk_size().bytes();
+    let end = offset.checked_add(length(data)).ok_or(ErrorKind::FileTooLarge)?;
+    let limit = chunk_size.saturating_mul(u64::from(u32::MAX));
+    if end > limit { Err(ErrorKind::FileTooLarge.into()) } else { Ok(()) }
+}
+
+fn length(bytes: &[u8]) -> u64 {
+    u64::try_from(bytes.len()).expect("a length in memory fits in 64 bits")
+}

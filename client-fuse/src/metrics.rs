@@ -1,0 +1,49 @@
+//! What the mount counts.
+
+use millrace_service::metrics::{Description, MetricUnit, Metrics, Stability};
+use prometheus_client::metrics::counter::Counter;
+
+/// Counters of one mount. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClientMetrics {
+    /// Reads that were answered without waiting.
+    pub(crate) read_ready: Counter,
+    /// Bytes fetched from targets.
+    pub(crate) fetched: Counter,
+    /// Bytes that programs wrote.
+    pub(crate) written: Counter,
+    /// Writes that had to wait for memory.
+    pub(crate) write_stalls: Counter,
+    /// Attempts that failed and were made again.
+    pub(crate) retries: Counter,
+}
+
+impl ClientMetrics {
+    /// Counters that `metrics` shows.
+    pub(crate) fn new(metrics: &mut Metrics) -> Self {
+        let mut counter = |name, help, unit| {
+            let stability = Stability::Experimental;
+            let description = Description { name, help, unit, stability };
+            metrics.register(description, Counter::default())
+        };
+        Self {
+            read_ready: counter(
+                "mount_reads_ready",
+                "Reads answered from memory without waiting",
+                MetricUnit::Count,
+            ),
+            fetched: counter("mount_fetched", "Bytes fetched from targets", MetricUnit::Bytes),
+            written: counter("mount_written", "Bytes that programs wrote", MetricUnit::Bytes),
+            write_stalls: counter(
+                "mount_write_stalls",
+                "Writes that waited for the memory budget",
+                MetricUnit::Count,
+            ),
+            retries: counter(
+                "mount_retries",
+                "Requests to servers that failed and were sent again",
+                MetricUnit::Count,
+            ),
+        }
+    }
+}

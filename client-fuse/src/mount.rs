@@ -1,0 +1,272 @@
+//! The life of a mount, from connecting to the last flush.
+//!
+//! ```text
+//!   connect ─▶ find the root ─▶ mount ─▶ tune, control socket ─▶ ready ─▶ serve
+//!                                                                           │
+//!        SIGTERM ─▶ unmount ─▶ ┐                                            │
+//!        umount(8) ────────────┴─▶ kernel is done ─▶ flush, commit, close ◀─┘
+//! ```
+
+use std::{
+    io::{self, Write as _},
+    os::unix::ffi::OsStrExt as _,
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use millrace_protocol::{
+    control::MountDescription,
+    metadata::{FileKind, GetInode, Lookup},
+    session::Caller,
+};
+use millrace_runtime::Shutdown;
+use millrace_service::{
+    daemon::{Ended, until_stopped},
+    metrics::{self, Metrics},
+    systemd,
+};
+use millrace_transport::{
+    ClientEndpoints, Identity, TransportSettings, client::ClientError, identity::IdentityError,
+    local::LocalServer,
+};
+use millrace_types::{Failure, FileName, InodeId};
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    cluster::{Cluster, retry::Patience},
+    control::Control,
+    fs::FileSystem,
+    fuse::Adapter,
+    metrics::ClientMetrics,
+    mountpoint,
+    settings::Settings,
+};
+
+/// Mounts as `settings` say and serves until the file system is unmounted, here or elsewhere.
+///
+/// `ready` is called once the mount can be used. Blocks the calling thread.
+///
+/// # Errors
+/// [`MountError`] when the mount cannot be made.
+pub fn run(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, MountError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(settings, ready))
+}
+
+async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, MountError> {
+    let cluster_settings = settings.cluster.as_ref().ok_or(MountError::Incomplete)?;
+    let mountpoint = settings.mount.mountpoint.as_ref().ok_or(MountError::Incomplete)?;
+    let identity = Identity::load(&cluster_settings.identity)?;
+    let names = identity.peer().clone();
+    let network = TransportSettings::default();
+    let endpoints = ClientEndpoints::start(identity, network, &Shutdown::new())?;
+    let runtimes = (endpoints.control_runtime().clone(), endpoints.bulk_runtime().clone());
+    let limit = (!settings.mount.hard).then_some(settings.mount.timeout);
+    let mut registry = Metrics::new();
+    let counters = ClientMetrics::new(&mut registry);
+    let servers = cluster_settings.servers.clone();
+    let cluster = Cluster::connect(servers, endpoints, Patience { limit }, counters.clone()).await;
+    let cluster = Arc::new(cluster.map_err(MountError::Cluster)?);
+    let memory = settings.cache.memory.0;
+    let fs = FileSystem::new(Arc::clone(&cluster), counters, memory, runtimes.1.clone());
+    let path = whole_path(&settings.mount.path, names.subtree.as_deref());
+    let root = find_root(&cluster, &path).await.map_err(|failure| {
+        let path = path.clone();
+        MountError::Root { path, failure }
+    })?;
+    let refused = |error| MountError::Mount { path: mountpoint.clone(), error };
+    let mountpoint = mountpoint::prepare(mountpoint).map_err(refused)?;
+    let source = format!("{}:{}", names.cluster, path.display());
+    let options = mountpoint::options(&settings.mount, source);
+    let requests = TaskTracker::new();
+    let adapter = Adapter::new(Arc::clone(&fs), root, runtimes.clone(), requests.clone());
+    let session = fuser::Session::new(adapter, &mountpoint, &options).map_err(refused)?;
+    let background = session.spawn().map_err(refused)?;
+    let description = MountDescription {
+        cluster: names.cluster.to_string(),
+        subtree: path.as_os_str().as_bytes().to_vec(),
+        mountpoint: mountpoint.as_os_str().as_bytes().to_vec(),
+        read_only: settings.mount.read_only,
+        process: std::process::id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let control = Control::new(Arc::clone(&cluster), description, path);
+    let _control = equip(&mountpoint, &settings.mount.control_directory, control);
+    if let Err(error) = metrics::serve(&settings.metrics, Arc::new(registry)).await {
+        tracing::warn!(%error, "no metrics");
+    }
+    let upkeep = begin_upkeep(&fs, &runtimes.0, &runtimes.1);
+    systemd::ready(&format!("mounted on {}", mountpoint.display()));
+    ready();
+    tracing::info!(mountpoint = %mountpoint.display(), "mounted");
+    let kernel = tokio::task::spawn_blocking(move || background.join());
+    let served = async {
+        kernel.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))?;
+        requests.close();
+        requests.wait().await;
+        Ok::<(), io::Error>(())
+    };
+    let ended = until_stopped(served, || unmount_aside(mountpoint), DRAIN_MAX).await;
+    let flushed = tokio::time::timeout(DRAIN_MAX, fs.flush_all()).await.is_ok();
+    upkeep.abort_all();
+    cluster.close_session().await;
+    match ended? {
+        Ended::Drained if flushed => Ok(Ended::Drained),
+        _ => Ok(Ended::Abandoned),
+    }
+}
+
+/// What runs beside the requests.
+struct Upkeep(Vec<tokio::task::JoinHandle<()>>);
+
+impl Upkeep {
+    fn abort_all(&self) {
+        for task in &self.0 {
+            task.abort();
+        }
+    }
+}
+
+fn begin_upkeep(fs: &Arc<FileSystem>, names: &Handle, bytes: &Handle) -> Upkeep {
+    let (for_files, for_losses) = (Arc::clone(fs), Arc::clone(fs));
+    let cluster = Arc::clone(&fs.cluster);
+    Upkeep(vec![
+        names.spawn(async move { cluster.keep_session().await }),
+        names.spawn(async move { for_losses.watch_session().await }),
+        bytes.spawn(async move { for_files.upkeep().await }),
+    ])
+}
+
+/// Tunes the mount and opens its control socket. Neither is worth failing for.
+fn equip(mountpoint: &Path, directory: &Path, control: Control) -> Option<LocalServer> {
+    let device = match mountpoint::device(mountpoint) {
+        Ok(device) => device,
+        Err(error) => {
+            tracing::warn!(%error, "cannot find the device number of the mount");
+            return None;
+        }
+    };
+    mountpoint::raise_read_ahead(device);
+    let path = directory.join(format!("mount-{}-{}.sock", device.0, device.1));
+    let started = std::fs::create_dir_all(directory)
+        .and_then(|()| LocalServer::start(&path, Arc::new(control)));
+    started
+        .inspect_err(|error| {
+            tracing::warn!(path = %path.display(), %error, "no control socket");
+        })
+        .ok()
+}
+
+/// Unmounting waits for the kernel, which may wait for requests: never on a runtime's thread.
+fn unmount_aside(mountpoint: PathBuf) {
+    std::thread::spawn(move || {
+        if let Err(error) = mountpoint::unmount(&mountpoint) {
+            tracing::error!(mountpoint = %mountpoint.display(), %error, "cannot unmount");
+        }
+    });
+}
+
+/// A certificate for a subtree begins at that subtree; naming the subtree again is harmless.
+fn whole_path(path: &Path, subtree: Option<&[u8]>) -> PathBuf {
+    let Some(subtree) = subtree else {
+        return path.to_owned();
+    };
+    let subtree = Path::new(std::ffi::OsStr::from_bytes(subtree));
+    if path.starts_with(subtree) {
+        return path.to_owned();
+    }
+    let below = path.components().filter(|part| matches!(part, Component::Normal(_)));
+    subtree.join(below.collect::<PathBuf>())
+}
+
+/// Walks to the directory that is shown, without following symbolic links.
+async fn find_root(cluster: &Cluster, path: &Path) -> Result<InodeId, Failure> {
+    let mut inode = InodeId::ROOT;
+    for component in path.components() {
+        let name = match component {
+            Component::Normal(name) => FileName::parse(name.as_bytes())?,
+            _ => continue,
+        };
+        let request = Lookup { caller: Caller::ROOT, parent: inode, name };
+        inode = cluster.ask(&request).await?.attributes.inode;
+    }
+    let request = GetInode { caller: Caller::ROOT, session: None, inode };
+    let found = cluster.ask(&request).await?;
+    if found.attributes.kind == FileKind::Directory {
+        Ok(inode)
+    } else {
+        Err(millrace_types::ErrorKind::NotDirectory.into())
+    }
+}
+
+/// Tells the parent that waits on a descriptor that the mount can be used.
+///
+/// Opens the descriptor anew, so that nothing has to be believed about who owns it. A parent that
+/// is gone is no failure.
+pub fn tell_ready(descriptor: u32) {
+    let opened = std::fs::OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/self/fd/{descriptor}"))
+        .and_then(|mut pipe| pipe.write_all(b"ready\n"));
+    if let Err(error) = opened {
+        tracing::debug!(descriptor, %error, "nobody waits for the mount");
+    }
+}
+
+/// How long the end of a mount may take: what is buffered is flushed within seconds unless servers
+/// are away, and then the budget of 128 MiB is what can be lost.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
+
+/// The mount cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The settings were not checked.
+    #[error("the settings name no cluster or no mount point")]
+    Incomplete,
+    /// The identity bundle cannot be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// No connection can be made at all.
+    #[error(transparent)]
+    Endpoints(#[from] ClientError),
+    /// The metadata server does not answer, or refuses.
+    #[error("cannot open a session with the metadata server: {0}")]
+    Cluster(Failure),
+    /// The directory to show is not there.
+    #[error("cannot mount {}: {failure}", path.display())]
+    Root {
+        /// The directory within the file system.
+        path: PathBuf,
+        /// Why.
+        failure: Failure,
+    },
+    /// The kernel refuses the mount.
+    #[error("cannot mount on {}: {error}", path.display())]
+    Mount {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The system gives no thread, runtime or signal handler.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_with_a_certificate_for_a_subtree_begins_there() {
+        let path = |path: &str, subtree: Option<&str>| {
+            whole_path(Path::new(path), subtree.map(str::as_bytes))
+        };
+        assert_eq!(path("/a", None), Path::new("/a"));
+        assert_eq!(path("/", Some("/train")), Path::new("/train"));
+        assert_eq!(path("/x", Some("/train")), Path::new("/train/x"));
+        assert_eq!(path("/train/x", Some("/train")), Path::new("/train/x"));
+    }
+}

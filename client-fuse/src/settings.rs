@@ -1,0 +1,314 @@
+//! Every knob of a mount: one TOML file, arguments of the command line, and `-o` options.
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use millrace_service::{
+    address::{METADATA_PORT, ServerAddress},
+    cluster::ClusterSettings,
+    daemon::DaemonSettings,
+    duration,
+    metrics::MetricsSettings,
+    telemetry::LogSettings,
+};
+use millrace_types::{ByteLen, MIB};
+use serde::{Deserialize, Serialize};
+
+/// Settings of one mount.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, Default)]
+#[serde(deny_unknown_fields, default)]
+pub struct Settings {
+    /// Where the cluster is, and who this host is. Needed, here or on the command line.
+    pub cluster: Option<ClusterSettings>,
+    /// What is mounted where, and how.
+    pub mount: MountSettings,
+    /// The memory for file bytes.
+    pub cache: CacheSettings,
+    /// The log.
+    pub log: LogSettings,
+    /// The metrics endpoint.
+    pub metrics: MetricsSettings,
+}
+
+/// The table `[mount]`.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct MountSettings {
+    /// The directory to mount on. Needed, here or on the command line.
+    pub mountpoint: Option<PathBuf>,
+    /// The directory of the file system to show. Default `/`; a certificate for a subtree begins
+    /// at that subtree.
+    pub path: PathBuf,
+    /// Refuse every change. Default false.
+    pub read_only: bool,
+    /// Let other users in, with the permissions of the files. Default: when mounted by root.
+    pub allow_other: Option<bool>,
+    /// Honour setuid and setgid bits of programs. Default false.
+    pub suid: bool,
+    /// Honour device nodes. Default false.
+    pub dev: bool,
+    /// Let programs be run. Default true.
+    pub exec: bool,
+    /// How long an operation waits for servers that do not answer before it fails with EIO.
+    /// Default 10 minutes.
+    #[serde(with = "duration")]
+    pub timeout: Duration,
+    /// Wait for ever instead. Default false.
+    pub hard: bool,
+    /// Threads that take requests from the kernel, 1 to 64. Default: one a processor, at most 4.
+    pub threads: Option<u16>,
+    /// The directory of the control sockets. Default `/run/millrace`.
+    pub control_directory: PathBuf,
+}
+
+impl Default for MountSettings {
+    fn default() -> Self {
+        Self {
+            mountpoint: None,
+            path: PathBuf::from("/"),
+            read_only: false,
+            allow_other: None,
+            suid: false,
+            dev: false,
+            exec: true,
+            timeout: Duration::from_secs(600),
+            hard: false,
+            threads: None,
+            control_directory: PathBuf::from("/run/millrace"),
+        }
+    }
+}
+
+/// The table `[cache]`.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct CacheSettings {
+    /// Bytes for read-ahead and write-behind of all files together, at least 16 MiB. Default
+    /// 128 MiB. More helps where many files are streamed at a time, or the bucket is far away.
+    pub memory: ByteLen,
+}
+
+impl Default for CacheSettings {
+    fn default() -> Self {
+        Self { memory: ByteLen(128 * MIB) }
+    }
+}
+
+/// The least memory: one window of read-ahead for a few streams, and writes beside it.
+const MEMORY_MIN: u64 = 16 * MIB;
+
+impl DaemonSettings for Settings {
+    fn log(&self) -> &LogSettings {
+        &self.log
+    }
+}
+
+/// What the command line says beyond the settings file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// The directory to mount on.
+    pub mountpoint: Option<PathBuf>,
+    /// The identity bundle.
+    pub identity: Option<PathBuf>,
+    /// The metadata servers.
+    pub servers: Vec<ServerAddress>,
+    /// Options as of mount(8), separated by commas.
+    pub options: Vec<String>,
+}
+
+impl Settings {
+    /// Applies the command line and checks that everything needed is there and in range.
+    ///
+    /// # Errors
+    /// [`SettingsError`] says what is missing or wrong, and what would be right.
+    pub fn with(mut self, overrides: Overrides) -> Result<Self, SettingsError> {
+        if let Some(mountpoint) = overrides.mountpoint {
+            self.mount.mountpoint = Some(mountpoint);
+        }
+        let mut identity = overrides.identity;
+        for options in &overrides.options {
+            for option in options.split(',').map(str::trim).filter(|option| !option.is_empty()) {
+                match option.strip_prefix("identity=") {
+                    Some(path) => identity = Some(PathBuf::from(path)),
+                    None => self.apply(option)?,
+                }
+            }
+        }
+        self.cluster = match (self.cluster, identity, overrides.servers) {
+            (Some(mut cluster), identity, servers) => {
+                cluster.identity = identity.unwrap_or(cluster.identity);
+                if !servers.is_empty() {
+                    cluster.servers = servers;
+                }
+                Some(cluster)
+            }
+            (None, Some(identity), servers) if !servers.is_empty() => {
+                Some(ClusterSettings { servers, identity })
+            }
+            _ => return Err(SettingsError::NoCluster),
+        };
+        self.check()?;
+        Ok(self)
+    }
+
+    fn check(&self) -> Result<(), SettingsError> {
+        if self.cluster.as_ref().is_none_or(|cluster| cluster.servers.is_empty()) {
+            return Err(SettingsError::NoCluster);
+        }
+        if self.mount.mountpoint.is_none() {
+            return Err(SettingsError::NoMountpoint);
+        }
+        if !self.mount.path.is_absolute() {
+            return Err(SettingsError::RelativePath(self.mount.path.clone()));
+        }
+        if self.cache.memory.0 < MEMORY_MIN {
+            return Err(SettingsError::Memory(self.cache.memory));
+        }
+        match self.mount.threads {
+            Some(threads) if !(1..=64).contains(&threads) => Err(SettingsError::Threads(threads)),
+            _ => Ok(()),
+        }
+    }
+
+    fn apply(&mut self, option: &str) -> Result<(), SettingsError> {
+        let wrong = |expected| SettingsError::OptionValue { option: option.to_owned(), expected };
+        let mount = &mut self.mount;
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("ro", "") => mount.read_only = true,
+            ("rw", "") => mount.read_only = false,
+            ("allow_other", "") => mount.allow_other = Some(true),
+            ("noallow_other", "") => mount.allow_other = Some(false),
+            ("suid", "") => mount.suid = true,
+            ("nosuid", "") => mount.suid = false,
+            ("dev", "") => mount.dev = true,
+            ("nodev", "") => mount.dev = false,
+            ("exec", "") => mount.exec = true,
+            ("noexec", "") => mount.exec = false,
+            ("hard", "") => mount.hard = true,
+            ("soft", "") => mount.hard = false,
+            ("timeout", value) => {
+                let bare = value.parse().map(Duration::from_secs).ok();
+                mount.timeout = bare
+                    .or_else(|| duration::parse(value).ok())
+                    .ok_or_else(|| wrong("seconds, or a duration such as 5m"))?;
+            }
+            ("path", value) if value.starts_with('/') => mount.path = PathBuf::from(value),
+            ("memory", value) => {
+                self.cache.memory =
+                    ByteLen::from_str(value).map_err(|_| wrong("a size such as 256MiB"))?;
+            }
+            // Words of mount(8), fstab(5) and systemd that are not for the file system.
+            (word, _) if IGNORED.contains(&word) || word.starts_with("x-") => {}
+            _ => return Err(SettingsError::UnknownOption(option.to_owned())),
+        }
+        Ok(())
+    }
+}
+
+/// Options that others have dealt with, or that change nothing here.
+const IGNORED: [&str; 16] = [
+    "defaults",
+    "auto",
+    "noauto",
+    "user",
+    "nouser",
+    "users",
+    "owner",
+    "group",
+    "_netdev",
+    "nofail",
+    "relatime",
+    "noatime",
+    "nodiratime",
+    "lazytime",
+    "async",
+    "default_permissions",
+];
+
+/// One or several metadata servers, separated by commas; without a port, the default one.
+///
+/// # Errors
+/// The part that is no address.
+pub fn parse_servers(text: &str) -> Result<Vec<ServerAddress>, String> {
+    text.split(',')
+        .map(|part| ServerAddress::parse_with_port(part.trim(), METADATA_PORT))
+        .collect::<Result<_, _>>()
+        .map_err(|error| error.to_string())
+}
+
+/// Settings cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// Nobody says where the cluster is.
+    #[error(
+        "no cluster: set [cluster] servers and identity in the settings file, or give --metadata \
+         HOST:PORT and --identity FILE"
+    )]
+    NoCluster,
+    /// Nobody says where to mount.
+    #[error("no mount point: set mountpoint in [mount], or give --mountpoint DIR")]
+    NoMountpoint,
+    /// The path to show is not absolute.
+    #[error("the path to mount must begin with /: {}", .0.display())]
+    RelativePath(PathBuf),
+    /// The memory is too small to work with.
+    #[error("cache.memory = {0} is too little; 16 MiB is the least")]
+    Memory(ByteLen),
+    /// The number of threads is out of range.
+    #[error("mount.threads = {0} is out of range; 1 to 64")]
+    Threads(u16),
+    /// An option is not known.
+    #[error(
+        "unknown mount option {0:?}; known are ro, rw, allow_other, suid, dev, noexec, hard, \
+         timeout=, memory=, path= and identity="
+    )]
+    UnknownOption(String),
+    /// An option has a value that is not understood.
+    #[error("mount option {option:?} needs {expected}")]
+    OptionValue {
+        /// As it was given.
+        option: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overrides(options: &str) -> Overrides {
+        Overrides {
+            mountpoint: Some("/mnt".into()),
+            identity: Some("client.pem".into()),
+            servers: parse_servers("meta-1,meta-2:9").expect("two addresses"),
+            options: vec![options.to_owned()],
+        }
+    }
+
+    #[test]
+    fn options_win_over_the_file_and_mounts_words_are_left_alone() {
+        let settings = Settings::default()
+            .with(overrides("_netdev,ro,timeout=30,memory=64M,x-systemd.automount,hard,path=/a"))
+            .expect("all are known");
+        assert!(settings.mount.read_only && settings.mount.hard);
+        assert_eq!(settings.mount.timeout, Duration::from_secs(30));
+        assert_eq!(settings.cache.memory, ByteLen(64 * MIB));
+        assert_eq!(settings.mount.path, PathBuf::from("/a"));
+        let cluster = settings.cluster.expect("given");
+        assert_eq!(cluster.servers.len(), 2);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_what_would_be_right() {
+        let error = |options| {
+            let refused = Settings::default().with(overrides(options));
+            refused.expect_err("wrong").to_string()
+        };
+        assert!(error("writeback").contains("\"writeback\""));
+        assert!(error("timeout=soon").contains("seconds"));
+        assert!(error("memory=1M").contains("16 MiB"));
+        assert!(error("path=a").contains("\"path=a\""));
+        let nothing = Settings::default().with(Overrides::default());
+        assert_eq!(nothing, Err(SettingsError::NoCluster));
+    }
+}
