@@ -73,9 +73,8 @@ impl ServerAddress {
     /// # Errors
     /// Those of the resolver, and [`std::io::ErrorKind::NotFound`] when it knows no address.
     pub async fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
-        let found: Vec<_> = tokio::net::lookup_host((self.host.as_str(), self.port))
-            .await?
-            .collect();
+        let found: Vec<_> =
+            tokio::net::lookup_host((self.host.as_str(), self.port)).await?.collect();
         if found.is_empty() {
             return Err(std::io::Error::new(
                 std::io::ErrorKind::NotFound,
@@ -144,12 +143,7 @@ mod tests {
 
     #[test]
     fn an_address_prints_as_it_is_read() {
-        for text in [
-            "meta-1:7440",
-            "10.0.0.1:1",
-            "[::1]:65535",
-            "a.b_c.example:80",
-        ] {
+        for text in ["meta-1:7440", "10.0.0.1:1", "[::1]:65535", "a.b_c.example:80"] {
             let address: ServerAddress = text.parse().unwrap();
             assert_eq!(address.to_string(), text);
         }
@@ -167,16 +161,7 @@ mod tests {
             let address = ServerAddress::parse_with_port(text, METADATA_PORT).unwrap();
             assert_eq!(address.to_string(), expected);
         }
-        for text in [
-            "",
-            ":1",
-            "a b:1",
-            "a:0",
-            "a:65536",
-            "a:b:c",
-            "127.0.0.1:0",
-            "é:1",
-        ] {
+        for text in ["", ":1", "a b:1", "a:0", "a:65536", "a:b:c", "127.0.0.1:0", "é:1"] {
             assert!(ServerAddress::parse_with_port(text, 1).is_err(), "{text}");
             assert!(text.parse::<ServerAddress>().is_err(), "{text}");
         }

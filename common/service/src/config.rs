@@ -7,7 +7,9 @@
 //! Environment: `MILLRACE_<SECTION>__<KEY>=value` (with the prefix `MILLRACE_`) sets `key` in table
 //! `[section]`; more `__` go deeper. Variables without `__`, such as `MILLRACE_CONFIG`, are no
 //! settings and are left alone. A value is read as TOML where it is TOML (`8`, `true`, `["a"]`), and
-//! as text otherwise. The environment wins over the file.
+//! as text otherwise. The environment wins over the file. It is shared by all programs of a host, so
+//! a whole section that this program does not have is taken for another one's and passed over; an
+//! unknown key in a section that it does have is refused.
 
 use std::{
     ffi::OsString,
@@ -45,30 +47,36 @@ pub fn load_with<S: DeserializeOwned>(
     env_prefix: &str,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Result<S, ConfigError> {
-    let mut figment = Figment::new();
+    let mut file = Figment::new();
     if let Some(path) = path {
-        let source = std::fs::read_to_string(path).map_err(|error| ConfigError::Unreadable {
-            path: path.to_owned(),
-            error,
-        })?;
-        // Parsed apart from figment first, because the parser's own message shows line and column.
-        if let Err(error) = source.parse::<toml::Table>() {
-            return Err(ConfigError::Syntax {
-                path: path.to_owned(),
-                error,
-            });
+        file = file.merge(File { path, toml: read(path)? });
+    }
+    let mut variables = variables(env_prefix, environment)?;
+    loop {
+        let figment =
+            variables.iter().fold(file.clone(), |figment, variable| figment.merge(variable));
+        let errors = match figment.extract() {
+            Ok(settings) => return Ok(settings),
+            Err(errors) => errors,
+        };
+        let count = variables.len();
+        for error in errors.clone() {
+            variables.retain(|variable| !variable.is_foreign(&error));
         }
-        figment = figment.merge(File {
-            path,
-            toml: Toml::string(&source),
-        });
+        if variables.len() == count {
+            return Err(ConfigError::Invalid { problems: describe(errors, path, env_prefix) });
+        }
     }
-    for variable in variables(env_prefix, environment)? {
-        figment = figment.merge(variable);
+}
+
+fn read(path: &Path) -> Result<figment::providers::Data<Toml>, ConfigError> {
+    let source = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Unreadable { path: path.to_owned(), error })?;
+    // Parsed apart from figment first, because the parser's own message shows line and column.
+    match source.parse::<toml::Table>() {
+        Ok(_) => Ok(Toml::string(&source)),
+        Err(error) => Err(ConfigError::Syntax { path: path.to_owned(), error }),
     }
-    figment.extract().map_err(|errors| ConfigError::Invalid {
-        problems: describe(errors, path, env_prefix),
-    })
 }
 
 /// The effective settings as TOML, for a person to read or to keep.
@@ -138,16 +146,29 @@ struct Variable {
     value: String,
 }
 
-impl Provider for Variable {
+impl Variable {
+    fn source(&self) -> String {
+        format!("environment variable {}", self.name)
+    }
+
+    /// Whether `error` says that this variable's section is none of the program's.
+    fn is_foreign(&self, error: &figment::Error) -> bool {
+        let Kind::UnknownField(field, _) = &error.kind else { return false };
+        let section = self.key.split('.').next();
+        let told = error.metadata.as_ref().map(|metadata| metadata.name.as_ref());
+        let top = error.path.is_empty() || error.path == [field.as_str()];
+        top && section == Some(field) && told == Some(self.source().as_str())
+    }
+}
+
+impl Provider for &Variable {
     fn metadata(&self) -> Metadata {
-        Metadata::named(format!("environment variable {}", self.name))
+        Metadata::named(self.source())
     }
 
     fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
-        let value: Value = self
-            .value
-            .parse()
-            .unwrap_or_else(|never: std::convert::Infallible| match never {});
+        let value: Value =
+            self.value.parse().unwrap_or_else(|never: std::convert::Infallible| match never {});
         let nested = figment::util::nest(&self.key, value);
         Ok(Profile::Default.collect(nested.into_dict().unwrap_or_default()))
     }
@@ -171,11 +192,7 @@ fn variables(
         let Ok(value) = value.into_string() else {
             return Err(ConfigError::NotText { name });
         };
-        variables.push(Variable {
-            name,
-            key: parts.join("."),
-            value,
-        });
+        variables.push(Variable { name, key: parts.join("."), value });
     }
     // The order of the environment is not defined; the outcome must be.
     variables.sort_by(|left, right| left.name.cmp(&right.name));
@@ -183,10 +200,7 @@ fn variables(
 }
 
 fn describe(errors: figment::Error, path: Option<&Path>, env_prefix: &str) -> Vec<String> {
-    errors
-        .into_iter()
-        .map(|error| describe_one(&error, path, env_prefix))
-        .collect()
+    errors.into_iter().map(|error| describe_one(&error, path, env_prefix)).collect()
 }
 
 fn describe_one(error: &figment::Error, path: Option<&Path>, env_prefix: &str) -> String {
@@ -207,17 +221,10 @@ fn describe_one(error: &figment::Error, path: Option<&Path>, env_prefix: &str) -
         Kind::MissingField(field) => {
             let key = join_key(&error.path, field);
             let variable = key.to_uppercase().replace('.', "__");
-            write!(
-                text,
-                "{key} is missing; set it in the file or as {env_prefix}{variable}"
-            )
+            write!(text, "{key} is missing; set it in the file or as {env_prefix}{variable}")
         }
         Kind::UnknownVariant(found, allowed) => {
-            write!(
-                text,
-                "{key} = {found:?} is unknown; allowed: {}",
-                list(allowed)
-            )
+            write!(text, "{key} = {found:?} is unknown; allowed: {}", list(allowed))
         }
         Kind::InvalidType(found, expected) | Kind::InvalidValue(found, expected) => {
             write!(text, "{key} is {found}, but must be {expected}")
@@ -239,11 +246,7 @@ fn join_key(path: &[String], field: &str) -> String {
 }
 
 fn list(allowed: &[&str]) -> String {
-    if allowed.is_empty() {
-        "nothing".to_owned()
-    } else {
-        allowed.join(", ")
-    }
+    if allowed.is_empty() { "nothing".to_owned() } else { allowed.join(", ") }
 }
 
 #[cfg(test)]

@@ -69,17 +69,8 @@ where
     if let Err(error) = telemetry::init(settings.log()) {
         return refuse(program, &error.to_string());
     }
-    let config = arguments
-        .config
-        .as_ref()
-        .map(|path| path.display().to_string());
-    tracing::info!(
-        program,
-        version,
-        config,
-        process = std::process::id(),
-        "starts"
-    );
+    let config = arguments.config.as_ref().map(|path| path.display().to_string());
+    tracing::info!(program, version, config, process = std::process::id(), "starts");
     match run(settings) {
         Ok(Ended::Drained) => {
             tracing::info!(program, "stopped");
@@ -136,11 +127,7 @@ async fn until_asked<E>(
         result = &mut drained => return result.map(|()| Ended::Drained),
         name = next_signal() => name,
     };
-    tracing::info!(
-        signal = name,
-        ?deadline,
-        "stops: no new work, what runs is finished"
-    );
+    tracing::info!(signal = name, ?deadline, "stops: no new work, what runs is finished");
     systemd::stopping();
     stop();
     tokio::select! {
@@ -234,12 +221,7 @@ mod tests {
         let (stopped, sent) = (Cell::new(false), Cell::new(false));
         let signals = async || once(&sent).await;
         let stop = || stopped.set(true);
-        let ended = until_asked(
-            pending::<Result<(), io::Error>>(),
-            stop,
-            Duration::ZERO,
-            signals,
-        );
+        let ended = until_asked(pending::<Result<(), io::Error>>(), stop, Duration::ZERO, signals);
         assert_eq!(ended.await.unwrap(), Ended::Abandoned);
         assert!(stopped.get());
     }

@@ -15,20 +15,16 @@ use serde::{Deserializer, Serializer, de};
 /// # Errors
 /// [`ParseDurationError`] when the text is no duration, or a negative one.
 pub fn parse(text: &str) -> Result<Duration, ParseDurationError> {
-    let signed: SignedDuration = text
-        .trim()
-        .parse()
-        .map_err(|_| ParseDurationError(text.to_owned()))?;
+    let signed: SignedDuration =
+        text.trim().parse().map_err(|_| ParseDurationError(text.to_owned()))?;
     Duration::try_from(signed).map_err(|_| ParseDurationError(text.to_owned()))
 }
 
 /// Writes a duration so that [`parse`] reads it back.
 #[must_use]
 pub fn format(duration: Duration) -> String {
-    SignedDuration::try_from(duration).map_or_else(
-        |_| format!("{}s", duration.as_secs()),
-        |signed| format!("{signed:#}"),
-    )
+    SignedDuration::try_from(duration)
+        .map_or_else(|_| format!("{}s", duration.as_secs()), |signed| format!("{signed:#}"))
 }
 
 /// Serialises as text.
@@ -103,13 +99,9 @@ mod tests {
 
     #[test]
     fn durations_are_read_as_people_write_them_and_printed_to_be_read_again() {
-        for (text, millis) in [
-            ("250ms", 250),
-            ("30s", 30_000),
-            ("1m 30s", 90_000),
-            ("2 hours", 7_200_000),
-            ("0s", 0),
-        ] {
+        for (text, millis) in
+            [("250ms", 250), ("30s", 30_000), ("1m 30s", 90_000), ("2 hours", 7_200_000), ("0s", 0)]
+        {
             let duration = Duration::from_millis(millis);
             assert_eq!(parse(text), Ok(duration), "{text}");
             assert_eq!(parse(&format(duration)), Ok(duration), "{text}");

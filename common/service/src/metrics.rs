@@ -81,10 +81,7 @@ impl Metrics {
     /// A registry without metrics.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            registry: Registry::with_prefix("millrace"),
-            descriptions: Vec::new(),
-        }
+        Self { registry: Registry::with_prefix("millrace"), descriptions: Vec::new() }
     }
 
     /// Adds `metric` (a cheap clone of the one that is counted on) and gives it back.
@@ -101,9 +98,7 @@ impl Metrics {
             description.name
         );
         assert!(
-            self.descriptions
-                .iter()
-                .all(|other| other.name != description.name),
+            self.descriptions.iter().all(|other| other.name != description.name),
             "metric {:?} is registered once",
             description.name
         );
@@ -172,10 +167,7 @@ mod tests {
         let read = metrics.register(READ, Counter::<u64>::default());
         read.inc_by(7);
         let text = metrics.encode();
-        assert!(
-            text.contains("millrace_target_read_bytes_total 7"),
-            "{text}"
-        );
+        assert!(text.contains("millrace_target_read_bytes_total 7"), "{text}");
         assert!(text.contains("Bytes read from disk [stable]"), "{text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
         assert_eq!(metrics.descriptions(), [READ]);
@@ -192,22 +184,12 @@ mod tests {
     #[test]
     fn histograms_reach_from_the_quickest_to_the_slowest_request() {
         let mut metrics = Metrics::new();
-        let latency = Description {
-            name: "request_latency",
-            unit: MetricUnit::Seconds,
-            ..READ
-        };
+        let latency = Description { name: "request_latency", unit: MetricUnit::Seconds, ..READ };
         metrics.register(latency, latency_histogram()).observe(0.5);
         let text = metrics.encode();
-        assert!(
-            text.contains("millrace_request_latency_seconds_bucket"),
-            "{text}"
-        );
+        assert!(text.contains("millrace_request_latency_seconds_bucket"), "{text}");
         assert!(text.contains("le=\"83.88608\""), "{text}");
-        let size = Description {
-            name: "request_size",
-            ..READ
-        };
+        let size = Description { name: "request_size", ..READ };
         metrics.register(size, size_histogram()).observe(4096.0);
         assert!(metrics.encode().contains("le=\"1073741824.0\""));
     }

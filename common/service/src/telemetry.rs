@@ -23,10 +23,7 @@ pub struct LogSettings {
 
 impl Default for LogSettings {
     fn default() -> Self {
-        Self {
-            level: "info".to_owned(),
-            format: LogFormat::Human,
-        }
+        Self { level: "info".to_owned(), format: LogFormat::Human }
     }
 }
 
@@ -47,14 +44,9 @@ pub enum LogFormat {
 /// [`TelemetryError`] when the directives cannot be parsed, or logging was started before.
 pub fn init(settings: &LogSettings) -> Result<(), TelemetryError> {
     let filter = filter(settings, std::env::var("RUST_LOG").ok())?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match settings.format {
-        LogFormat::Human => builder
-            .with_ansi(std::io::stderr().is_terminal())
-            .finish()
-            .try_init(),
+        LogFormat::Human => builder.with_ansi(std::io::stderr().is_terminal()).finish().try_init(),
         LogFormat::Json => builder.json().flatten_event(true).finish().try_init(),
     }
     .map_err(|_| TelemetryError::Started)
@@ -65,13 +57,11 @@ fn filter(settings: &LogSettings, rust_log: Option<String>) -> Result<EnvFilter,
         Some(directives) if !directives.is_empty() => ("RUST_LOG", directives),
         _ => ("log.level", settings.level.clone()),
     };
-    EnvFilter::builder()
-        .parse(&directives)
-        .map_err(|error| TelemetryError::Directives {
-            source_name: source,
-            directives,
-            error,
-        })
+    EnvFilter::builder().parse(&directives).map_err(|error| TelemetryError::Directives {
+        source_name: source,
+        directives,
+        error,
+    })
 }
 
 /// Logging cannot start.
@@ -101,14 +91,9 @@ mod tests {
 
     #[test]
     fn rust_log_wins_over_the_setting_unless_it_is_empty() {
-        let settings = LogSettings {
-            level: "warn".to_owned(),
-            format: LogFormat::Human,
-        };
+        let settings = LogSettings { level: "warn".to_owned(), format: LogFormat::Human };
         let shown = |rust_log: Option<&str>| {
-            filter(&settings, rust_log.map(str::to_owned))
-                .unwrap()
-                .to_string()
+            filter(&settings, rust_log.map(str::to_owned)).unwrap().to_string()
         };
         assert_eq!(shown(None), "warn");
         assert_eq!(shown(Some("")), "warn");
@@ -117,10 +102,7 @@ mod tests {
 
     #[test]
     fn a_level_that_does_not_exist_is_refused_by_name() {
-        let settings = LogSettings {
-            level: "millrace=chatty".to_owned(),
-            format: LogFormat::Json,
-        };
+        let settings = LogSettings { level: "millrace=chatty".to_owned(), format: LogFormat::Json };
         let error = filter(&settings, None).unwrap_err().to_string();
         assert!(error.contains("log.level = \"millrace=chatty\""), "{error}");
     }

@@ -40,11 +40,7 @@ enum Mode {
 
 impl Default for Cache {
     fn default() -> Self {
-        Self {
-            size: ByteLen(64 * MIB),
-            age: Duration::from_secs(30),
-            mode: Mode::Off,
-        }
+        Self { size: ByteLen(64 * MIB), age: Duration::from_secs(30), mode: Mode::Off }
     }
 }
 
@@ -52,9 +48,8 @@ fn load_text(toml: &str, environment: &[(&str, &str)]) -> Result<Settings, Strin
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("daemon.toml");
     std::fs::write(&path, toml).unwrap();
-    let environment = environment
-        .iter()
-        .map(|&(name, value)| (OsString::from(name), OsString::from(value)));
+    let environment =
+        environment.iter().map(|&(name, value)| (OsString::from(name), OsString::from(value)));
     load_with(Some(&path), ENV_PREFIX, environment).map_err(|error| {
         let text = error.to_string();
         text.replace(&path.display().to_string(), "daemon.toml")
@@ -83,20 +78,23 @@ fn the_environment_wins_over_the_file_and_the_file_over_the_defaults() {
 #[test]
 fn an_unknown_key_is_refused_with_the_source_and_the_keys_that_exist() {
     let error = load_text("[listen]\naddress = '[::1]:1'\n[cache]\nsise = 1\n", &[]).unwrap_err();
-    assert_eq!(
-        error,
-        "daemon.toml: unknown key cache.sise; allowed here: size, age, mode"
-    );
-    let error = load_text(
-        "[listen]\naddress = '[::1]:1'\n",
-        &[("MILLRACE_CACHE__SISE", "1")],
-    )
-    .unwrap_err();
+    assert_eq!(error, "daemon.toml: unknown key cache.sise; allowed here: size, age, mode");
+    let error =
+        load_text("[listen]\naddress = '[::1]:1'\n", &[("MILLRACE_CACHE__SISE", "1")]).unwrap_err();
     assert_eq!(
         error,
         "environment variable MILLRACE_CACHE__SISE: unknown key cache.sise; allowed here: \
          size, age, mode"
     );
+}
+
+#[test]
+fn a_section_of_another_program_is_passed_over_in_the_environment_but_not_in_the_file() {
+    let listen = "[listen]\naddress = '[::1]:1'\n";
+    let variables = [("MILLRACE_DISK__SIZE", "1"), ("MILLRACE_DISK__AGE", "1s")];
+    assert!(load_text(listen, &variables).is_ok());
+    let error = load_text(&format!("{listen}[disk]\nsize = 1\n"), &variables).unwrap_err();
+    assert_eq!(error, "daemon.toml: unknown key disk; allowed here: listen, cache, servers");
 }
 
 #[test]
@@ -113,19 +111,10 @@ fn a_missing_key_is_named_with_the_two_places_where_it_can_be_set() {
 fn a_value_of_the_wrong_kind_says_what_it_must_be() {
     let listen = "[listen]\naddress = '127.0.0.1:1'\n";
     for (toml, words) in [
-        (
-            "[cache]\nage = 'soon'\n",
-            &["cache.age", "not a duration", "30s"][..],
-        ),
+        ("[cache]\nage = 'soon'\n", &["cache.age", "not a duration", "30s"][..]),
         ("[cache]\nage = 30\n", &["cache.age", "must be", "30s"]),
-        (
-            "[cache]\nsize = '8 apples'\n",
-            &["cache.size", "not a size"],
-        ),
-        (
-            "[cache]\nmode = 'on'\n",
-            &["cache.mode", "off, write-behind"],
-        ),
+        ("[cache]\nsize = '8 apples'\n", &["cache.size", "not a size"]),
+        ("[cache]\nmode = 'on'\n", &["cache.mode", "off, write-behind"]),
     ] {
         let error = load_text(&format!("{listen}{toml}"), &[]).unwrap_err();
         assert!(error.starts_with("daemon.toml: "), "{error}");
@@ -133,10 +122,7 @@ fn a_value_of_the_wrong_kind_says_what_it_must_be() {
             assert!(error.contains(word), "{word:?} is not in: {error}");
         }
     }
-    let error = load_text(
-        "servers = ['meta:port']\n[listen]\naddress = '[::1]:1'\n",
-        &[],
-    );
+    let error = load_text("servers = ['meta:port']\n[listen]\naddress = '[::1]:1'\n", &[]);
     assert!(error.unwrap_err().contains("host:port"));
 }
 

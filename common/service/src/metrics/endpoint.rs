@@ -109,9 +109,7 @@ fn answer(request: &Request<Incoming>, metrics: &Metrics) -> Response<Full<Bytes
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
     response
 }
 
@@ -145,13 +143,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_scrape_gets_the_text_and_anything_else_an_error() {
-        let settings = MetricsSettings {
-            address: Some(([127, 0, 0, 1], 0).into()),
-        };
-        let bound = serve(&settings, Arc::new(Metrics::new()))
-            .await
-            .unwrap()
-            .unwrap();
+        let settings = MetricsSettings { address: Some(([127, 0, 0, 1], 0).into()) };
+        let bound = serve(&settings, Arc::new(Metrics::new())).await.unwrap().unwrap();
         let end = "Host: x\r\nConnection: close\r\n\r\n";
         let good = ask(bound, &format!("GET /metrics HTTP/1.1\r\n{end}")).await;
         assert!(good.starts_with("HTTP/1.1 200"), "{good}");
@@ -167,12 +160,8 @@ mod tests {
     #[tokio::test]
     async fn a_taken_address_is_an_error_that_says_what_to_set() {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let settings = MetricsSettings {
-            address: Some(taken.local_addr().unwrap()),
-        };
-        let error = serve(&settings, Arc::new(Metrics::new()))
-            .await
-            .unwrap_err();
+        let settings = MetricsSettings { address: Some(taken.local_addr().unwrap()) };
+        let error = serve(&settings, Arc::new(Metrics::new())).await.unwrap_err();
         assert!(error.to_string().contains("metrics.address"), "{error}");
         let none = serve(&MetricsSettings::default(), Arc::new(Metrics::new())).await;
         assert!(none.unwrap().is_none());
