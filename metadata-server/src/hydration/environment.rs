@@ -56,8 +56,7 @@ pub trait Environment: Send + Sync + 'static {
     ///
     /// # Errors
     /// That there is no key yet.
-    fn sign_read(&self, content: Content)
-    -> impl Future<Output = Result<Signed, Failure>> + Send;
+    fn sign_read(&self, content: Content) -> impl Future<Output = Result<Signed, Failure>> + Send;
 
     /// The cluster map as it is now.
     ///

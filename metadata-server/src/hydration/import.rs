@@ -25,6 +25,7 @@ use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
 use tokio::sync::{Semaphore, watch};
 
 use self::entries::Defaults;
+pub(super) use self::entries::{key_of, origin_of};
 use super::environment::Environment;
 use crate::{
     command::{BATCH_MAX, Command, ImportEntries, ImportEntry, ImportKind},
@@ -94,7 +95,11 @@ impl<E: Environment> Importer<E> {
     ///
     /// # Errors
     /// Those of the bucket: the name may exist.
-    pub async fn name(self: &Arc<Self>, directory: InodeId, name: &FileName) -> Result<(), Failure> {
+    pub async fn name(
+        self: &Arc<Self>,
+        directory: InodeId,
+        name: &FileName,
+    ) -> Result<(), Failure> {
         let wanted = name.clone();
         let known = self.environment.read(move |view| {
             let Some(linked) = linked(view, directory)?.filter(|linked| !linked.listed) else {
@@ -258,11 +263,7 @@ impl<E: Environment> Importer<E> {
 
     /// Imports one object as its HEAD describes it: after an upload was refused because somebody
     /// else changed the object, so that the file becomes a conflict.
-    pub(super) async fn object(
-        &self,
-        linked: &Linked,
-        name: &FileName,
-    ) -> Result<(), Failure> {
+    pub(super) async fn object(&self, linked: &Linked, name: &FileName) -> Result<(), Failure> {
         self.probe(linked, name).await
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use millrace_protocol::{cluster::Map, target::Item};
-use millrace_types::{ChunkIndex, ErrorKind, Failure, HostId, Layout, TargetId};
+use millrace_protocol::{capability::Content, cluster::Map, target::Item};
+use millrace_types::{ChunkIndex, ErrorKind, Failure, HostId, Layout, MIB, TargetId};
 
 /// A target and the daemon that serves it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,19 +33,36 @@ pub fn place_of(map: &Map, layout: &Layout, chunk: ChunkIndex) -> Result<Place, 
     Ok(Place { host, target })
 }
 
-/// The places that hold chunks of a run of a file, each once.
+/// The places that hold chunks of a run of a file of `size` bytes, each once, with the bytes of the
+/// run that lie there.
 ///
 /// # Errors
 /// As [`place_of`].
-pub fn places_of(map: &Map, item: &Item) -> Result<Vec<Place>, Failure> {
+pub fn places_of(map: &Map, item: &Item, size: u64) -> Result<BTreeMap<Place, u64>, Failure> {
     let layout = &item.content.layout;
+    let chunk_size = layout.chunk_size().bytes();
     let mut places = BTreeMap::new();
-    // The groups repeat after the width.
-    for offset in 0..item.count.min(layout.width()) {
+    for offset in 0..item.count {
         let chunk = ChunkIndex(item.first.0.saturating_add(offset));
-        places.insert(place_of(map, layout, chunk)?, ());
+        let bytes = size.saturating_sub(u64::from(chunk.0) * chunk_size).min(chunk_size);
+        *places.entry(place_of(map, layout, chunk)?).or_insert(0) += bytes;
     }
-    Ok(places.into_keys().collect())
+    Ok(places)
+}
+
+/// Cuts the first `size` bytes of a content into runs, so that no target gets much more than
+/// [`RUN_BYTES_EACH`] of one.
+pub fn runs(content: &Content, size: u64) -> impl Iterator<Item = Item> + use<> {
+    let content = content.clone();
+    let chunks = chunks_of(&content.layout, size);
+    let each = RUN_BYTES_EACH / content.layout.chunk_size().bytes();
+    // Beyond some targets a run is long enough; the width may count groups of one target.
+    let step = u32::try_from(each).unwrap_or(1).max(1) * content.layout.width().min(RUN_TARGETS);
+    (0..chunks).step_by(step as usize).map(move |first| Item {
+        content: content.clone(),
+        first: ChunkIndex(first),
+        count: step.min(chunks - first),
+    })
 }
 
 /// How many chunks `size` bytes have.
@@ -54,12 +71,16 @@ pub fn chunks_of(layout: &Layout, size: u64) -> u32 {
     u32::try_from(size.div_ceil(layout.chunk_size().bytes())).unwrap_or(u32::MAX)
 }
 
+/// What one request moves on one target: long enough to keep a disk and a connection busy, short
+/// enough to show progress and to be repeated.
+const RUN_BYTES_EACH: u64 = 32 * MIB;
+
+/// Groups that a run goes round.
+const RUN_TARGETS: u32 = 16;
+
 #[cfg(test)]
 mod tests {
-    use millrace_protocol::{
-        capability::Content,
-        cluster::{Group, Host, Pool, Target},
-    };
+    use millrace_protocol::cluster::{Group, Host, Pool, Target};
     use millrace_types::{
         ChunkSize, ContentGeneration, GroupEpoch, InodeId, MIB, MapEpoch, PoolId, WriteEpoch,
     };
@@ -101,17 +122,34 @@ mod tests {
     fn a_run_names_each_of_its_targets_once() {
         let map = map(3, 4);
         let layout = Layout::new(ChunkSize::DEFAULT, 12, PoolId(0), 12, 5).unwrap();
-        assert_eq!(places_of(&map, &item(layout, 1)).unwrap().len(), 1);
-        assert_eq!(places_of(&map, &item(layout, 1_000_000)).unwrap().len(), 3);
-        assert_eq!(places_of(&map, &item(layout, 0)).unwrap().len(), 0);
+        let places = |count, size| places_of(&map, &item(layout, count), size).unwrap();
+        assert_eq!(places(1, MIB).into_values().collect::<Vec<_>>(), [MIB]);
+        assert_eq!(places(1000, u64::MAX).len(), 3);
+        assert_eq!(places(1000, u64::MAX).into_values().sum::<u64>(), 8000 * MIB);
+        assert_eq!(places(0, MIB).len(), 0);
         assert_eq!(chunks_of(&layout, 8 * MIB), 1);
         assert_eq!(chunks_of(&layout, 8 * MIB + 1), 2);
     }
 
     #[test]
+    fn runs_cover_a_file_once_and_in_order() {
+        let layout = Layout::new(ChunkSize::DEFAULT, 3, PoolId(0), 12, 5).unwrap();
+        let content = item(layout, 0).content;
+        for size in [0, 1, 8 * MIB, 100 * MIB, 5000 * MIB + 1] {
+            let mut at = 0;
+            for run in runs(&content, size) {
+                assert_eq!(run.first.0, at);
+                assert!((1..=12).contains(&run.count));
+                at += run.count;
+            }
+            assert_eq!(at, chunks_of(&layout, size));
+        }
+    }
+
+    #[test]
     fn a_group_that_the_map_lacks_is_told() {
         let layout = Layout::new(ChunkSize::DEFAULT, 64, PoolId(0), 64, 63).unwrap();
-        let failure = places_of(&map(3, 4), &item(layout, 64)).unwrap_err();
+        let failure = places_of(&map(3, 4), &item(layout, 64), MIB).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::Unavailable);
     }
 }

@@ -67,7 +67,8 @@ impl Sums {
     /// The state that all files share, if they do.
     #[must_use]
     pub fn shared(&self) -> Option<FileState> {
-        let mut present = FileState::ALL.into_iter().zip(self.files).filter(|(_, files)| *files > 0);
+        let mut present =
+            FileState::ALL.into_iter().zip(self.files).filter(|(_, files)| *files > 0);
         let (state, _) = present.next()?;
         present.next().is_none().then_some(state)
     }

@@ -85,7 +85,11 @@ pub(super) fn is_symlink(attributes: &PosixAttributes) -> bool {
 }
 
 /// The version of an object as an inode records it.
-pub(in crate::hydration) fn origin_of(link: LinkId, key: String, version: &ObjectVersion) -> Origin {
+pub(in crate::hydration) fn origin_of(
+    link: LinkId,
+    key: String,
+    version: &ObjectVersion,
+) -> Origin {
     Origin {
         link,
         key,

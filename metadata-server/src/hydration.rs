@@ -1,0 +1,159 @@
+//! The control side of hydration: links, lazy import, jobs, exports, and the state of files.
+//!
+//! Owns what is asked of buckets and targets, and when. It holds nothing that must last: links,
+//! imported names, jobs and exports under way are records that commands change, so that everything
+//! here can be dropped at any moment and goes on after a restart. File data never passes through it,
+//! except of files that live in their inodes; the targets move the rest.
+//!
+//! Invariants: an export is recorded before the first byte of it moves; an object is made only under
+//! the condition that was recorded; what became of an unclear answer is settled by asking, never by
+//! guess; every wait has a limit, and every set of things under way a bound.
+//!
+//! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
+//! [`links`], [`parts`], [`spread`], [`state`], [`report`], [`jobs`].
+
+use std::sync::Arc;
+
+use millrace_object_source::Buckets;
+use millrace_protocol::admin::{
+    AddLink, CancelJob, Job, LinkStatus, RemoveLink, ShowState, StartJob, StateReply,
+};
+use millrace_types::{Failure, FileName, InodeId, JobId};
+use tokio_util::sync::CancellationToken;
+
+pub mod environment;
+pub mod import;
+pub mod jobs;
+pub mod links;
+pub mod parts;
+pub mod report;
+pub mod spread;
+pub mod state;
+pub mod walk;
+
+pub use environment::Environment;
+use import::Importer;
+pub use import::Listing;
+use jobs::Jobs;
+
+/// Everything that the server asks of hydration. Cheap to clone.
+#[derive(Debug)]
+pub struct Hydration<E> {
+    environment: Arc<E>,
+    buckets: Arc<Buckets>,
+    importer: Arc<Importer<E>>,
+    jobs: Arc<Jobs<E>>,
+}
+
+impl<E> Clone for Hydration<E> {
+    fn clone(&self) -> Self {
+        Self {
+            environment: Arc::clone(&self.environment),
+            buckets: Arc::clone(&self.buckets),
+            importer: Arc::clone(&self.importer),
+            jobs: Arc::clone(&self.jobs),
+        }
+    }
+}
+
+impl<E: Environment> Hydration<E> {
+    /// Hydration over this server; no job runs before [`Self::run`].
+    #[must_use]
+    pub fn new(environment: Arc<E>, buckets: Arc<Buckets>) -> Self {
+        let importer = Arc::new(Importer::new(Arc::clone(&environment), Arc::clone(&buckets)));
+        let jobs = Arc::new(Jobs::new(Arc::clone(&environment), Arc::clone(&importer)));
+        Self { environment, buckets, importer, jobs }
+    }
+
+    /// Settles exports that were interrupted, then runs jobs until `stop`.
+    pub async fn run(&self, stop: CancellationToken) {
+        self.jobs.run(stop).await;
+    }
+
+    /// Call before a name is answered as missing and before one is made: see [`Importer::name`].
+    ///
+    /// # Errors
+    /// Those of the bucket: the name may exist.
+    pub async fn before_lookup(&self, directory: InodeId, name: &FileName) -> Result<(), Failure> {
+        self.importer.name(directory, name).await
+    }
+
+    /// Call before entries behind `cookie` are read, and before a directory is removed: see
+    /// [`Importer::entries`]. Unless the listing is complete, the page is not the last.
+    ///
+    /// # Errors
+    /// Those of the bucket.
+    pub async fn before_list(&self, directory: InodeId, cookie: u64) -> Result<Listing, Failure> {
+        self.importer.entries(directory, cookie).await
+    }
+
+    /// Binds a directory to a bucket that every host reaches: see [`links::add`].
+    ///
+    /// # Errors
+    /// A sentence that names the hosts that cannot reach the bucket; what apply refuses.
+    pub async fn add_link(&self, request: &AddLink) -> Result<LinkStatus, Failure> {
+        links::add(&*self.environment, &self.importer, request).await
+    }
+
+    /// The links.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_links(&self) -> Result<Vec<LinkStatus>, Failure> {
+        links::list(&*self.environment).await
+    }
+
+    /// Unbinds a directory: see [`links::remove`].
+    ///
+    /// # Errors
+    /// While files are dirty or a job works there.
+    pub async fn remove_link(&self, request: &RemoveLink) -> Result<(), Failure> {
+        links::remove(&*self.environment, &self.importer, request).await
+    }
+
+    /// The state of a file or tree: see [`report::show`].
+    ///
+    /// # Errors
+    /// When the caller may not read it, or a target does not answer.
+    pub async fn show_state(&self, request: &ShowState) -> Result<StateReply, Failure> {
+        report::show(&*self.environment, &self.importer, request).await
+    }
+
+    /// Takes a job: see [`Jobs::start`].
+    ///
+    /// # Errors
+    /// When the caller may not, the path leads nowhere, or the queue is full.
+    pub async fn start_job(&self, request: &StartJob) -> Result<Job, Failure> {
+        self.jobs.start(request).await
+    }
+
+    /// Jobs, newest first.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_jobs(&self) -> Result<Vec<Job>, Failure> {
+        self.jobs.list().await
+    }
+
+    /// One job.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](millrace_types::ErrorKind::NotFound).
+    pub async fn show_job(&self, id: JobId) -> Result<Job, Failure> {
+        self.jobs.show(id).await
+    }
+
+    /// Asks a job to stop: see [`Jobs::cancel`].
+    ///
+    /// # Errors
+    /// For anybody but who started it and root.
+    pub async fn cancel_job(&self, request: &CancelJob) -> Result<Job, Failure> {
+        self.jobs.cancel(request).await
+    }
+
+    /// The buckets, for metrics.
+    #[must_use]
+    pub fn buckets(&self) -> &Buckets {
+        &self.buckets
+    }
+}

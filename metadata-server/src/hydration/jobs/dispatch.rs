@@ -1,0 +1,210 @@
+//! Batches work for targets: many small files in one request, large ones in runs, a bounded number
+//! of requests under way.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use millrace_protocol::{
+    cluster::Map,
+    target::{Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported, Release},
+};
+use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, MIB};
+
+use super::{Context, Environment};
+use crate::hydration::spread::{Place, places_of};
+
+/// What targets are asked to do with items.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Task {
+    Hydrate,
+    Release,
+    MarkExported,
+}
+
+/// Items are collected up to this many bytes for a target: about a second of work.
+const BATCH_BYTES_MAX: u64 = 64 * MIB;
+
+/// Items of one request: beyond it nothing is gained, and an answer would come late.
+const BATCH_ITEMS_MAX: usize = 64;
+const _: () = assert!(BATCH_ITEMS_MAX <= ITEMS_MAX);
+
+/// Requests under way for each target that is used.
+const REQUESTS_PER_TARGET: usize = 2;
+
+/// Requests under way in all.
+const REQUESTS_MAX: usize = 128;
+
+/// How long a target may take for one request. Fetching 64 MiB from a slow bucket takes a minute.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How often a request is repeated when a target is busy or away, and the first pause between.
+const ATTEMPTS: u32 = 6;
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Sends items to targets and counts what comes back.
+pub(super) struct Dispatcher<'a, E> {
+    context: &'a Context<'a, E>,
+    task: Task,
+    map: Map,
+    batches: BTreeMap<Place, Batch>,
+    requests: FuturesUnordered<BoxFuture<'a, Sent>>,
+}
+
+#[derive(Default)]
+struct Batch {
+    pieces: Vec<Piece>,
+    bytes: u64,
+}
+
+/// A run of a file on one target.
+struct Piece {
+    item: Item,
+    bytes: u64,
+    file: Arc<File>,
+}
+
+/// A file under way. Done when nobody holds it back any more.
+struct File {
+    inode: InodeId,
+    pieces: AtomicU32,
+    failed: AtomicU32,
+}
+
+struct Sent {
+    pieces: Vec<Piece>,
+    result: Result<ItemResults, Failure>,
+}
+
+impl<'a, E: Environment> Dispatcher<'a, E> {
+    pub(super) fn new(context: &'a Context<'a, E>, task: Task, map: Map) -> Self {
+        Self { context, task, map, batches: BTreeMap::new(), requests: FuturesUnordered::new() }
+    }
+
+    /// Takes one file as the items that cover its first `size` bytes. Waits while too much is under
+    /// way.
+    pub(super) async fn file(
+        &mut self,
+        inode: InodeId,
+        items: impl Iterator<Item = Item>,
+        size: u64,
+    ) {
+        // The file itself is one piece, so that it does not end before its last item is taken.
+        let file = Arc::new(File { inode, pieces: AtomicU32::new(1), failed: AtomicU32::new(0) });
+        for item in items {
+            let places = match places_of(&self.map, &item, size) {
+                Ok(places) => places,
+                Err(failure) => {
+                    self.fail(&file, failure).await;
+                    break;
+                }
+            };
+            for (place, bytes) in places {
+                file.pieces.fetch_add(1, Ordering::Relaxed);
+                let piece = Piece { item: item.clone(), bytes, file: Arc::clone(&file) };
+                self.add(place, piece).await;
+            }
+        }
+        self.piece_done(&file);
+    }
+
+    /// Sends what is left and waits for all answers.
+    pub(super) async fn finish(&mut self) {
+        for (place, batch) in std::mem::take(&mut self.batches) {
+            self.send(place, batch).await;
+        }
+        while let Some(sent) = self.requests.next().await {
+            self.take(sent).await;
+        }
+    }
+
+    async fn add(&mut self, place: Place, piece: Piece) {
+        let batch = self.batches.entry(place).or_default();
+        batch.bytes += piece.bytes;
+        batch.pieces.push(piece);
+        let full = batch.pieces.len() >= BATCH_ITEMS_MAX || batch.bytes >= BATCH_BYTES_MAX;
+        if full && let Some(batch) = self.batches.remove(&place) {
+            self.send(place, batch).await;
+        }
+    }
+
+    async fn send(&mut self, place: Place, batch: Batch) {
+        let allowed = (self.map.targets.len() * REQUESTS_PER_TARGET).clamp(1, REQUESTS_MAX);
+        while self.requests.len() >= allowed {
+            let Some(sent) = self.requests.next().await else { break };
+            self.take(sent).await;
+        }
+        let (environment, task) = (Arc::clone(self.context.environment), self.task);
+        self.requests.push(Box::pin(async move {
+            let items: Vec<Item> = batch.pieces.iter().map(|piece| piece.item.clone()).collect();
+            let result = ask(&*environment, place, task, items).await;
+            Sent { pieces: batch.pieces, result }
+        }));
+    }
+
+    async fn take(&self, sent: Sent) {
+        let results: Vec<Result<ByteLen, Failure>> = match sent.result {
+            Ok(reply) if reply.results.len() == sent.pieces.len() => reply.results,
+            Ok(_) => vec![Err(ErrorKind::Protocol.into()); sent.pieces.len()],
+            Err(failure) => vec![Err(failure); sent.pieces.len()],
+        };
+        for (piece, result) in sent.pieces.into_iter().zip(results) {
+            match result {
+                Ok(_) => self.context.progress.moved(piece.bytes),
+                Err(failure) => self.fail(&piece.file, failure).await,
+            }
+            self.piece_done(&piece.file);
+        }
+    }
+
+    /// Counts a file as failed, once.
+    async fn fail(&self, file: &File, failure: Failure) {
+        if file.failed.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.context.fail_id(file.inode, failure).await;
+        }
+    }
+
+    fn piece_done(&self, file: &File) {
+        let last = file.pieces.fetch_sub(1, Ordering::Relaxed) == 1;
+        if last && file.failed.load(Ordering::Relaxed) == 0 {
+            self.context.progress.done();
+        }
+    }
+}
+
+/// Sends one request, again while the target is busy or away: everything here may be repeated.
+pub(super) async fn ask<E: Environment>(
+    environment: &E,
+    place: Place,
+    task: Task,
+    items: Vec<Item>,
+) -> Result<ItemResults, Failure> {
+    let target = place.target;
+    let mut pause = PAUSE;
+    let mut attempt = 1;
+    loop {
+        let items = items.clone();
+        let asked = match task {
+            Task::Hydrate => environment.ask(place.host, Hydrate { target, items }, TIMEOUT).await,
+            Task::Release => environment.ask(place.host, Release { target, items }, TIMEOUT).await,
+            Task::MarkExported => {
+                environment.ask(place.host, MarkExported { target, items }, TIMEOUT).await
+            }
+        };
+        match asked {
+            Err(failure) if failure.kind.is_transient() && attempt < ATTEMPTS => {
+                let hint = Duration::from_millis(failure.retry_after_ms.into());
+                tokio::time::sleep(pause.max(hint)).await;
+                pause *= 2;
+                attempt += 1;
+            }
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The export job: every file that the bucket lacks or has in another version is uploaded.
+//!
+//! Several files at a time, and in them several parts, within one limit of requests. A directory is
+//! walked once; what is made behind the walk waits for the next export. Empty directories have no
+//! object. A symbolic link is an object that holds its target.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use millrace_types::{ErrorKind, Failure, InodeId};
+use tokio::sync::Semaphore;
+
+use super::{Context, Environment, file_export};
+use crate::{
+    hydration::walk::{Unlisted, Walk},
+    namespace::{Body, Inode},
+};
+
+/// Files under way at the same time: small ones wait mostly for the bucket's answer.
+const FILES_MAX: usize = 16;
+
+/// Parts and small objects that targets upload at the same time, over all files.
+const UPLOADS_MAX: usize = 32;
+
+/// How one file ended.
+struct Ended {
+    inode: InodeId,
+    result: Result<(), Failure>,
+}
+
+/// Works through the job's file or tree.
+pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
+    let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
+    let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
+    let mut walk = Walk::new(context.job.root, Unlisted::Leave);
+    loop {
+        match walk.next(&**context.environment, context.importer).await {
+            Ok(None) => break,
+            Ok(Some(page)) => {
+                for inode in page {
+                    while files.len() >= FILES_MAX {
+                        take(context, files.next().await).await;
+                    }
+                    if let Some(file) = begin(context, &uploads, inode) {
+                        files.push(file);
+                    }
+                }
+            }
+            Err((directory, failure)) => context.fail_id(directory, failure).await,
+        }
+    }
+    while !files.is_empty() {
+        take(context, files.next().await).await;
+    }
+}
+
+fn begin<'a, E: Environment>(
+    context: &'a Context<'a, E>,
+    uploads: &Arc<Semaphore>,
+    inode: Inode,
+) -> Option<BoxFuture<'a, Ended>> {
+    let uploads = Arc::clone(uploads);
+    match &inode.body {
+        Body::File(_) => Some(Box::pin(async move {
+            let id = inode.id;
+            let result = file_export::run(context, &uploads, id).await;
+            Ended { inode: id, result }
+        })),
+        Body::Symlink(_) => Some(Box::pin(async move {
+            context.progress.found(0);
+            let id = inode.id;
+            let result = file_export::symlink(context, &inode).await;
+            Ended { inode: id, result }
+        })),
+        Body::Directory(_) | Body::Special => None,
+    }
+}
+
+async fn take<E: Environment>(context: &Context<'_, E>, ended: Option<Ended>) {
+    match ended {
+        None => {}
+        Some(Ended { result: Ok(()), .. }) => context.progress.done(),
+        // Removed since the walk saw it: nothing is missing in the bucket.
+        Some(Ended { result: Err(failure), .. }) if failure.kind == ErrorKind::Stale => {
+            context.progress.done();
+        }
+        Some(Ended { inode, result: Err(failure) }) => context.fail_id(inode, failure).await,
+    }
+}

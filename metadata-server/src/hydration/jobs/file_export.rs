@@ -1,0 +1,358 @@
+//! One file to its object.
+//!
+//! ```text
+//!   BeginExport (logged: id, change count, condition, part size)
+//!     -> create upload -> RecordUpload (logged) -> parts by the targets
+//!     -> change count still the same? -> complete under the condition -> HEAD
+//!     -> CompleteExport (logged) -> MarkExported at the targets
+//! ```
+//!
+//! A file of one chunk goes by one conditional put of the target that holds it: a chunk is read as it
+//! is at one moment, so that the object is a version that existed. If the file changed meanwhile it
+//! is exported once more. Every answer that leaves open what happened is settled by HEAD and the
+//! export's id in the object's metadata.
+
+use std::sync::Arc;
+
+use futures::TryStreamExt;
+use millrace_object_source::{
+    Bucket, Condition, Error as BucketError, ObjectVersion, PosixAttributes, Tag,
+};
+use millrace_protocol::{
+    capability::Content,
+    cluster::{self, LinkMode},
+};
+use millrace_types::{ChangeCount, ErrorKind, Failure, FileName, InodeId, LinkId};
+use tokio::sync::Semaphore;
+
+use super::{
+    Context, Environment,
+    settle::{self, Export},
+    upload,
+};
+use crate::{
+    command::{BeginExport, Command, Outcome},
+    hydration::{
+        import::{broken, key_of, linked},
+        parts::PartPlan,
+        walk::refused,
+    },
+    namespace::{Body, FileBody, Inode, ObjectState, tree},
+    store::{
+        View, keys,
+        records::{self, LinkRecord},
+    },
+};
+
+/// How often a file that changes under its export is begun again.
+const ATTEMPTS: usize = 3;
+
+/// A file and where it goes.
+pub(super) struct Source {
+    pub(super) inode: Inode,
+    pub(super) body: FileBody,
+    pub(super) content: Content,
+    pub(super) destination: Destination,
+}
+
+/// The object that a file or link goes to.
+#[derive(Debug, Clone)]
+pub(super) struct Destination {
+    pub(super) link: LinkId,
+    pub(super) mode: LinkMode,
+    pub(super) bucket: cluster::Bucket,
+    pub(super) key: String,
+    directory: InodeId,
+    name: FileName,
+}
+
+/// Exports one regular file, if the bucket lacks its content.
+pub(super) async fn run<E: Environment>(
+    context: &Context<'_, E>,
+    uploads: &Arc<Semaphore>,
+    inode: InodeId,
+) -> Result<(), Failure> {
+    let mut counted = false;
+    for _ in 0..ATTEMPTS {
+        let source = read_source(context, inode).await?;
+        let size = source.inode.size;
+        let needed = is_needed(&source);
+        if !counted {
+            context.progress.found(if needed { size } else { 0 });
+            counted = true;
+        }
+        if !needed {
+            return Ok(());
+        }
+        if once(context, uploads, &source).await? {
+            context.progress.moved(size);
+            return Ok(());
+        }
+    }
+    Err(Failure::new(ErrorKind::InUse, "the file keeps changing while it is exported"))
+}
+
+/// Stores a symbolic link, unless the object is there already.
+pub(super) async fn symlink<E: Environment>(
+    context: &Context<'_, E>,
+    inode: &Inode,
+) -> Result<(), Failure> {
+    let Body::Symlink(target) = &inode.body else { return Ok(()) };
+    let id = inode.id;
+    let destination = context.environment.read(move |view| {
+        let inode = tree::inode(view, id).map_err(refused)?;
+        destination(view, &inode)
+    });
+    let destination = destination.await?;
+    check_mode(&destination)?;
+    let bucket = context.importer.bucket(&destination.bucket)?;
+    let key = &destination.key;
+    let metadata = attributes(inode).to_metadata(None)?;
+    let body = vec![target.clone().into()];
+    match bucket.put_small(key, body, &metadata, &Condition::Absent).await {
+        Ok(_) => Ok(()),
+        Err(BucketError::Changed { .. }) if holds(&bucket, key, target).await? => Ok(()),
+        Err(BucketError::Changed { .. }) => Err(Failure::new(
+            ErrorKind::Conflict,
+            format!("the bucket has another object at {key}; a link is never put over it"),
+        )),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// One attempt. False when the file changed meanwhile.
+async fn once<E: Environment>(
+    context: &Context<'_, E>,
+    uploads: &Arc<Semaphore>,
+    source: &Source,
+) -> Result<bool, Failure> {
+    check_mode(&source.destination)?;
+    let size = source.inode.size;
+    let plan = PartPlan::new(size, source.content.layout.chunk_size()).ok_or_else(|| {
+        Failure::new(ErrorKind::FileTooLarge, "no object can be as large as this file")
+    })?;
+    let bucket = context.importer.bucket(&source.destination.bucket)?;
+    let export = begin(context, source, plan.part_size()).await?;
+    if export.change_count != source.inode.change_count {
+        settle::give_up(context.environment, &bucket, &export).await?;
+        return Ok(false);
+    }
+    let uploaded = upload::run(context, uploads, source, &bucket, &export, &plan).await;
+    let version = match uploaded {
+        Ok(upload::End::Stored(tag)) => stored(&bucket, &export, size, tag).await?,
+        Ok(upload::End::Changed) => {
+            settle::give_up(context.environment, &bucket, &export).await?;
+            return Ok(false);
+        }
+        Err(failure) => match settle::look(&bucket, &export).await? {
+            Some(version) => version,
+            None => return Err(lost(context, source, &bucket, &export, failure).await),
+        },
+    };
+    settle::publish(context.environment, &export, source.content.layout, version).await
+}
+
+/// What the bucket says of the object that was just stored. Somebody may have replaced it since:
+/// then it is the tag that counts, and the next listing finds the other one.
+async fn stored(
+    bucket: &Bucket,
+    export: &Export,
+    size: u64,
+    tag: Tag,
+) -> Result<ObjectVersion, Failure> {
+    match bucket.head(&export.key).await {
+        Ok(head) if head.version.tag == tag && head.version.size == size => Ok(head.version),
+        Ok(head) if head.version.tag == tag => Err(Failure::new(
+            ErrorKind::Corrupt,
+            format!("{} has {} bytes in the bucket, not {size}", export.key, head.version.size),
+        )),
+        Ok(_) | Err(_) => Ok(ObjectVersion { tag, size, modified: millrace_types::Timestamp(0) }),
+    }
+}
+
+/// The upload failed for sure. If that was because somebody else changed the object, the file is a
+/// conflict from now on.
+async fn lost<E: Environment>(
+    context: &Context<'_, E>,
+    source: &Source,
+    bucket: &Bucket,
+    export: &Export,
+    failure: Failure,
+) -> Failure {
+    if let Err(error) = settle::give_up(context.environment, bucket, export).await {
+        tracing::warn!(key = %export.key, %error, "an upload cannot be given up now");
+    }
+    if failure.kind != ErrorKind::ObjectChanged {
+        return failure;
+    }
+    let Destination { directory, ref name, ref key, .. } = source.destination;
+    let query = context.environment.read(move |view| linked(view, directory));
+    let imported = match query.await {
+        Ok(Some(linked)) if key_of(&linked.prefix, name) == *key => {
+            context.importer.object(&linked, name).await
+        }
+        Ok(_) => Ok(()),
+        Err(failure) => Err(failure),
+    };
+    if let Err(error) = imported {
+        tracing::warn!(%key, %error, "the bucket's version of a conflict cannot be recorded");
+    }
+    Failure::new(
+        ErrorKind::Conflict,
+        format!("{key} was changed in the bucket too; nothing was overwritten"),
+    )
+}
+
+async fn begin<E: Environment>(
+    context: &Context<'_, E>,
+    source: &Source,
+    part_size: u64,
+) -> Result<Export, Failure> {
+    let high = u128::from(context.environment.random());
+    let id = (high << 64) | u128::from(context.environment.random());
+    let inode = source.inode.id;
+    let begin = BeginExport {
+        inode,
+        job: context.job.job.id,
+        export: id,
+        link: source.destination.link,
+        key: source.destination.key.clone(),
+        replaces: replaced(source),
+        part_size,
+    };
+    let frozen = context.environment.execute(Command::BeginExport(begin), true).await;
+    let frozen = frozen.map_err(|failure| match failure.kind {
+        ErrorKind::InUse => Failure::new(ErrorKind::InUse, "the file is open for writing"),
+        _ => failure,
+    })?;
+    let Outcome::Frozen(_) = frozen else { return Err(ErrorKind::Internal.into()) };
+    let query = context.environment.read(move |view| {
+        let record: Option<records::Export> =
+            records::read(view, &keys::export(inode)).map_err(broken)?;
+        record.ok_or_else(|| ErrorKind::Stale.into())
+    });
+    Ok(Export::new(inode, query.await?))
+}
+
+/// The version that the object must still have: the one that the file came from or went to.
+fn replaced(source: &Source) -> Option<String> {
+    let origin = source.body.origin.as_ref()?;
+    let same = origin.key == source.destination.key && origin.link == source.destination.link;
+    same.then(|| origin.tag.clone())
+}
+
+/// Files that were written here, and files that have another name than their object.
+fn is_needed(source: &Source) -> bool {
+    match source.body.state {
+        ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict => true,
+        ObjectState::Clean | ObjectState::Exported => replaced(source).is_none(),
+    }
+}
+
+/// Whether the file is still as it was frozen.
+pub(super) async fn is_unchanged<E: Environment>(
+    environment: &E,
+    inode: InodeId,
+    change_count: ChangeCount,
+) -> Result<bool, Failure> {
+    let query = environment.read(move |view| {
+        let found = tree::find(view, inode).map_err(broken)?;
+        Ok(found.is_some_and(|inode| inode.change_count == change_count))
+    });
+    query.await
+}
+
+/// What goes into the object's metadata.
+pub(super) fn attributes(inode: &Inode) -> PosixAttributes {
+    let kind = match &inode.body {
+        Body::Symlink(_) => 0o120_000,
+        _ => 0o100_000,
+    };
+    PosixAttributes {
+        mode: Some(kind | u32::from(inode.mode)),
+        uid: Some(inode.uid),
+        gid: Some(inode.gid),
+        mtime: Some(inode.modified),
+    }
+}
+
+async fn read_source<E: Environment>(
+    context: &Context<'_, E>,
+    id: InodeId,
+) -> Result<Source, Failure> {
+    let query = context.environment.read(move |view| {
+        let inode = tree::inode(view, id).map_err(refused)?;
+        let (Body::File(body), Some(content)) = (&inode.body, inode.content()) else {
+            return Err(ErrorKind::InvalidArgument.into());
+        };
+        let destination = destination(view, &inode)?;
+        Ok(Source { body: (**body).clone(), content, destination, inode })
+    });
+    query.await
+}
+
+/// The link above an inode, and the key that its path has there.
+fn destination(view: &dyn View, inode: &Inode) -> Result<Destination, Failure> {
+    let parent = inode.parent.clone().ok_or(ErrorKind::Stale)?;
+    let outside = || {
+        Failure::new(
+            ErrorKind::InvalidArgument,
+            "the file lies in no linked directory: there is no bucket to export it to",
+        )
+    };
+    let directory = tree::inode(view, parent.directory).map_err(refused)?;
+    let link = directory.directory()?.linked.as_ref().map(|linked| linked.link);
+    let link = link.ok_or_else(outside)?;
+    let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+    let record = record.filter(|record| !record.removing).ok_or_else(outside)?;
+    let mut names = vec![parent.name.clone()];
+    let mut at = directory;
+    while at.id != record.directory {
+        let above = at.parent.clone().ok_or_else(outside)?;
+        names.push(above.name);
+        at = tree::inode(view, above.directory).map_err(refused)?;
+    }
+    let spec = crate::hydration::import::spec_of(&record.bucket)?;
+    let mut key = spec.prefix().to_owned();
+    for (at, name) in names.iter().rev().enumerate() {
+        let text = std::str::from_utf8(name.as_bytes()).map_err(|_| {
+            Failure::new(ErrorKind::InvalidArgument, "the name is no UTF-8, which keys must be")
+        })?;
+        if at > 0 {
+            key.push('/');
+        }
+        key.push_str(text);
+    }
+    Ok(Destination {
+        link,
+        mode: record.mode,
+        bucket: record.bucket,
+        key,
+        directory: parent.directory,
+        name: parent.name,
+    })
+}
+
+fn check_mode(destination: &Destination) -> Result<(), Failure> {
+    if destination.mode == LinkMode::ImportExport {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorKind::ReadOnly,
+        "the link does not export: add it with --mode import-export",
+    ))
+}
+
+/// Whether the object is the symbolic link to `target`.
+async fn holds(bucket: &Bucket, key: &str, target: &[u8]) -> Result<bool, Failure> {
+    let head = bucket.head(key).await?;
+    if head.version.size != target.len() as u64 {
+        return Ok(false);
+    }
+    let mut body = bucket.get_range(key, 0..head.version.size, &head.version.tag).await?;
+    let mut bytes = Vec::new();
+    while let Some(piece) = body.try_next().await? {
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes == target)
+}

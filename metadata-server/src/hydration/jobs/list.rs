@@ -1,0 +1,39 @@
+//! The import job: lists a linked tree to its end, also what was listed before.
+
+use super::{Context, Environment};
+use crate::hydration::walk::{Unlisted, Walk, inode, path_of};
+
+/// Lists everything below the job's directory.
+pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
+    let mut walk = Walk::new(context.job.root, Unlisted::Refresh);
+    loop {
+        match walk.next(&**context.environment, context.importer).await {
+            Ok(None) => return,
+            Ok(Some(page)) => {
+                for inode in page {
+                    context.progress.found(inode.size);
+                    context.progress.moved(inode.size);
+                    context.progress.done();
+                }
+            }
+            Err((directory, failure)) => {
+                context.fail_id(directory, failure).await;
+            }
+        }
+    }
+}
+
+impl<E: Environment> Context<'_, E> {
+    /// Counts a failure under the path that an inode has now.
+    pub(super) async fn fail_id(
+        &self,
+        id: millrace_types::InodeId,
+        failure: millrace_types::Failure,
+    ) {
+        let path = match inode(&**self.environment, id).await {
+            Ok(inode) => path_of(&**self.environment, &inode).await,
+            Err(_) => id.to_string().into_bytes(),
+        };
+        self.progress.failed(path, failure);
+    }
+}

@@ -1,0 +1,113 @@
+//! What a job counts while it works.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use millrace_protocol::admin::{JOB_FAILURES_MAX, Job, JobFailure, JobState, PathBytes};
+use millrace_types::{Failure, JobId};
+
+use crate::command::{JobCounts, UpdateJob};
+
+/// Counts, and the first failures. Shared by everything that works for the job.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    counts: JobCounts,
+    failures: Vec<JobFailure>,
+    changed: bool,
+}
+
+impl Progress {
+    /// The counts that a record holds.
+    pub(super) fn of(job: &Job) -> Self {
+        let counts = JobCounts {
+            files_done: job.files_done,
+            files_total: job.files_total,
+            bytes_done: job.bytes_done,
+            bytes_total: job.bytes_total,
+            errors: job.errors,
+        };
+        let failures = job.failures.clone();
+        Self { state: Mutex::new(State { counts, failures, changed: false }) }
+    }
+
+    /// A file to work on was found.
+    pub(super) fn found(&self, bytes: u64) {
+        let mut state = self.lock();
+        state.counts.files_total += 1;
+        state.counts.bytes_total = state.counts.bytes_total.saturating_add(bytes);
+    }
+
+    /// Some bytes of a found file are done.
+    pub(super) fn moved(&self, bytes: u64) {
+        let mut state = self.lock();
+        state.counts.bytes_done = state.counts.bytes_done.saturating_add(bytes);
+    }
+
+    /// A found file is done.
+    pub(super) fn done(&self) {
+        self.lock().counts.files_done += 1;
+    }
+
+    /// A found file, or a directory, could not be done.
+    pub(super) fn failed(&self, path: PathBytes, failure: Failure) {
+        let mut state = self.lock();
+        state.counts.errors += 1;
+        if state.failures.len() < JOB_FAILURES_MAX {
+            state.failures.push(JobFailure { path, failure });
+        }
+    }
+
+    /// Files that failed.
+    pub(super) fn errors(&self) -> u64 {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).counts.errors
+    }
+
+    /// How a job ends that has worked through everything.
+    pub(super) fn end(&self) -> JobState {
+        if self.errors() == 0 { JobState::Succeeded } else { JobState::Failed }
+    }
+
+    /// Whether anything was counted since the last time.
+    pub(super) fn take_changed(&self) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut state.changed)
+    }
+
+    /// The command that records the counts.
+    pub(super) fn update(&self, id: JobId, state: Option<JobState>) -> UpdateJob {
+        let now = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        UpdateJob { id, state, counts: now.counts, failures: now.failures.clone() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.changed = true;
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn all_failures_are_counted_and_the_first_are_kept() {
+        let progress = Progress::default();
+        for _ in 0..JOB_FAILURES_MAX + 5 {
+            progress.found(10);
+            progress.failed(b"/x".to_vec(), ErrorKind::NotFound.into());
+        }
+        assert_eq!(progress.end(), JobState::Failed);
+        let update = progress.update(JobId(1), Some(JobState::Failed));
+        assert_eq!(update.failures.len(), JOB_FAILURES_MAX);
+        assert_eq!(update.counts.errors, JOB_FAILURES_MAX as u64 + 5);
+        assert!(progress.take_changed());
+        assert!(!progress.take_changed());
+    }
+}

@@ -1,0 +1,64 @@
+//! The hydrate and release jobs: everything that a file has in a bucket is fetched, or dropped.
+
+use millrace_protocol::admin::JobKind;
+
+use super::{
+    Context, Environment,
+    dispatch::{Dispatcher, Task},
+};
+use crate::{
+    hydration::{
+        spread::runs,
+        walk::{Unlisted, Walk},
+    },
+    namespace::{Body, Inode, ObjectState},
+};
+
+/// Works through the job's file or tree.
+pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
+    let hydrate = context.job.job.kind == JobKind::Hydrate;
+    let (task, unlisted) = if hydrate {
+        (Task::Hydrate, Unlisted::List)
+    } else {
+        // What nobody has listed is not here to be released.
+        (Task::Release, Unlisted::Leave)
+    };
+    let map = match context.environment.map().await {
+        Ok(map) => map,
+        Err(failure) => return context.fail_id(context.job.root, failure).await,
+    };
+    let mut dispatcher = Dispatcher::new(context, task, map);
+    let mut walk = Walk::new(context.job.root, unlisted);
+    loop {
+        match walk.next(&**context.environment, context.importer).await {
+            Ok(None) => break,
+            Ok(Some(page)) => {
+                for inode in page {
+                    take(context, &mut dispatcher, &inode, hydrate).await;
+                }
+            }
+            Err((directory, failure)) => context.fail_id(directory, failure).await,
+        }
+    }
+    dispatcher.finish().await;
+}
+
+async fn take<E: Environment>(
+    context: &Context<'_, E>,
+    dispatcher: &mut Dispatcher<'_, E>,
+    inode: &Inode,
+    hydrate: bool,
+) {
+    let (Body::File(body), Some(content)) = (&inode.body, inode.content()) else { return };
+    // Only these bytes can come from the bucket or be dropped because it has them.
+    let size = inode.size.min(body.origin_length);
+    let concerned = size > 0
+        && body.inline.is_none()
+        && (hydrate || matches!(body.state, ObjectState::Clean | ObjectState::Exported));
+    context.progress.found(if concerned { size } else { 0 });
+    if concerned {
+        dispatcher.file(inode.id, runs(&content, size), size).await;
+    } else {
+        context.progress.done();
+    }
+}

@@ -1,0 +1,355 @@
+//! Adds, lists and removes links.
+
+use std::{fmt::Write, sync::Arc, time::Duration};
+
+use futures::{StreamExt, stream};
+use millrace_protocol::{
+    admin::{AddLink, LinkStatus, PathBytes, RemoveLink},
+    cluster::{Bucket, Host, LinkMode},
+    metadata::NewNode,
+    session::Caller,
+    target::CheckBucket,
+};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
+
+use super::{
+    environment::Environment,
+    import::{Importer, broken, spec_of},
+    walk::{Unlisted, Walk, child, inode, resolve},
+};
+use crate::{
+    command::{self, BATCH_MAX, Command, ForgetEntries, Outcome},
+    namespace::{Body, Inode, ObjectState, tree},
+    store::{
+        View, keys,
+        records::{JobRecord, LinkRecord},
+    },
+};
+
+/// How long a target daemon may take to try a bucket: its own limit is 10 s.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Daemons that try a bucket at the same time.
+const CHECKS_MAX: usize = 64;
+
+/// The most links that are looked at; far beyond what anybody lists by hand.
+const LINKS_MAX: usize = 10_000;
+
+/// Binds a directory, made if missing, to a bucket that this server and every target daemon reach.
+///
+/// # Errors
+/// [`ErrorKind::BucketUnavailable`] or [`ErrorKind::BucketDenied`] with a sentence that names each
+/// host that cannot reach it and why; what apply refuses.
+pub async fn add<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &AddLink,
+) -> Result<LinkStatus, Failure> {
+    let spec = spec_of(&request.bucket)?;
+    let prefix = spec.prefix().to_owned();
+    check_everywhere(environment, importer, &request.bucket, &prefix, request.mode).await?;
+    let directory = make_directory(environment, importer, &request.path).await?;
+    let add =
+        command::AddLink { directory, bucket: request.bucket.clone(), prefix, mode: request.mode };
+    let added = environment.execute(Command::AddLink(add), true).await.map_err(|failure| {
+        let path = request.path.escape_ascii();
+        match failure.kind {
+            ErrorKind::NotEmpty => Failure::new(
+                failure.kind,
+                format!("{path} is not empty: a link needs a directory of its own"),
+            ),
+            ErrorKind::InUse => {
+                Failure::new(failure.kind, format!("{path} is part of a link already"))
+            }
+            _ => failure,
+        }
+    })?;
+    let Outcome::Link(id) = added else { return Err(ErrorKind::Internal.into()) };
+    let links = list(environment).await?;
+    links.into_iter().find(|link| link.id == id).ok_or_else(|| ErrorKind::NotFound.into())
+}
+
+/// All links.
+///
+/// # Errors
+/// That the server is busy or shutting down.
+pub async fn list<E: Environment>(environment: &E) -> Result<Vec<LinkStatus>, Failure> {
+    environment.read(statuses).await
+}
+
+/// All links as a view shows them.
+///
+/// # Errors
+/// When the store is broken.
+pub fn statuses(view: &dyn View) -> Result<Vec<LinkStatus>, Failure> {
+    let records = tree::scan::<LinkRecord>(view, &keys::links(), LINKS_MAX).map_err(broken)?;
+    let status = |(key, record): (Vec<u8>, LinkRecord)| {
+        let inode = tree::find(view, record.directory).map_err(broken)?;
+        let path = inode.map(|inode| tree::path(view, &inode).map_err(broken)).transpose()?;
+        Ok(LinkStatus {
+            id: link_id(&key),
+            path: path.flatten().unwrap_or_default(),
+            bucket: record.bucket,
+            mode: record.mode,
+        })
+    };
+    records.into_iter().map(status).collect()
+}
+
+/// Unbinds a directory: its names go, the bucket stays as it is.
+///
+/// # Errors
+/// [`ErrorKind::InUse`] with a sentence while files are dirty and `discard` is not said, or while a
+/// job works there; [`ErrorKind::NotFound`] when the directory is not the top of a link.
+pub async fn remove<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &RemoveLink,
+) -> Result<(), Failure> {
+    let top = resolve(environment, importer, &request.path).await?;
+    let id = top.id;
+    let found = environment.read(move |view| top_of(view, id)).await?;
+    let link = found.ok_or_else(|| {
+        let path = request.path.escape_ascii();
+        Failure::new(ErrorKind::NotFound, format!("{path} is not the directory of a link"))
+    })?;
+    refuse_jobs(environment, top.id).await?;
+    if !request.discard {
+        refuse_dirty(environment, importer, top.id).await?;
+    }
+    environment.execute(Command::BeginLinkRemoval(link), true).await?;
+    forget_below(environment, link, top.id).await?;
+    environment.execute(Command::RemoveLink(link), true).await.map(|_| ())
+}
+
+async fn check_everywhere<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    bucket: &Bucket,
+    prefix: &str,
+    mode: LinkMode,
+) -> Result<(), Failure> {
+    let write = mode == LinkMode::ImportExport;
+    let map = environment.map().await?;
+    let own = async {
+        let open = importer.bucket(bucket)?;
+        open.check(prefix, write).await.map_err(Failure::from)
+    };
+    let request = CheckBucket { bucket: bucket.clone(), write };
+    let serves = |host: &&Host| map.targets.iter().any(|target| target.host == host.id);
+    let asked = stream::iter(map.hosts.iter().filter(serves)).map(|host| {
+        let ask = environment.ask(host.id, request.clone(), CHECK_TIMEOUT);
+        async move { (host_name(host), ask.await.map(|_| ())) }
+    });
+    let (own, mut others) =
+        tokio::join!(own, asked.buffer_unordered(CHECKS_MAX).collect::<Vec<_>>());
+    others.sort_by(|(a, _), (b, _)| a.cmp(b));
+    others.insert(0, ("the metadata server".to_owned(), own));
+    complaint(others)
+}
+
+/// One failure that names all hosts that failed, the same sentence once.
+fn complaint(checked: Vec<(String, Result<(), Failure>)>) -> Result<(), Failure> {
+    let mut sentences: Vec<(String, Vec<String>)> = Vec::new();
+    let mut kind = None;
+    for (host, result) in checked {
+        let Err(failure) = result else { continue };
+        kind.get_or_insert(failure.kind);
+        let text = if failure.message.is_empty() { failure.to_string() } else { failure.message };
+        match sentences.iter_mut().find(|(known, _)| *known == text) {
+            Some((_, hosts)) => hosts.push(host),
+            None => sentences.push((text, vec![host])),
+        }
+    }
+    let Some(kind) = kind else { return Ok(()) };
+    let mut message = String::new();
+    for (text, hosts) in sentences {
+        let separator = if message.is_empty() { "" } else { "; " };
+        let written = write!(message, "{separator}on {}: {text}", hosts.join(", "));
+        written.expect("writing to a string never fails");
+    }
+    Err(Failure::new(kind, message))
+}
+
+fn host_name(host: &Host) -> String {
+    if host.name.is_empty() { host.id.to_string() } else { format!("target host {}", host.name) }
+}
+
+/// Walks down `path` and makes what is missing, as root.
+async fn make_directory<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    path: &PathBytes,
+) -> Result<InodeId, Failure> {
+    let mut at = inode(environment, InodeId::ROOT).await?;
+    for name in tree::components(path)? {
+        if !at.is_directory() {
+            return Err(ErrorKind::NotDirectory.into());
+        }
+        importer.name(at.id, &name).await?;
+        at = match child(environment, at.id, name.clone()).await? {
+            Some(child) => child,
+            None => make_one(environment, at.id, name).await?,
+        };
+    }
+    if at.is_directory() { Ok(at.id) } else { Err(ErrorKind::NotDirectory.into()) }
+}
+
+async fn make_one<E: Environment>(
+    environment: &E,
+    parent: InodeId,
+    name: FileName,
+) -> Result<Inode, Failure> {
+    let reserved = environment.reserve_inodes(1).await?;
+    let id = reserved.first().copied().ok_or(ErrorKind::Busy)?;
+    let create = command::Create {
+        caller: Caller { uid: 0, gid: 0, groups: Vec::new() },
+        parent,
+        name,
+        node: NewNode::Directory,
+        mode: 0o755,
+        inode: id,
+        seed: 0,
+        open: None,
+        exclusive: true,
+    };
+    environment.execute(Command::Create(create), false).await?;
+    inode(environment, id).await
+}
+
+/// The link whose top this directory is.
+fn top_of(view: &dyn View, directory: InodeId) -> Result<Option<LinkId>, Failure> {
+    let records = tree::scan::<LinkRecord>(view, &keys::links(), LINKS_MAX).map_err(broken)?;
+    let mut found = records.into_iter().filter(|(_, record)| record.directory == directory);
+    Ok(found.next().map(|(key, _)| link_id(&key)))
+}
+
+fn link_id(key: &[u8]) -> LinkId {
+    let bytes = keys::after(key, &keys::links());
+    LinkId(bytes.try_into().map_or(0, u32::from_be_bytes))
+}
+
+async fn refuse_jobs<E: Environment>(environment: &E, top: InodeId) -> Result<(), Failure> {
+    let busy = environment.read(move |view| {
+        let jobs = tree::scan::<JobRecord>(view, &keys::jobs(), usize::MAX).map_err(broken)?;
+        for (_, record) in jobs {
+            if record.job.state.is_final() {
+                continue;
+            }
+            let Some(root) = tree::find(view, record.root).map_err(broken)? else { continue };
+            let top = tree::inode(view, top).map_err(super::walk::refused)?;
+            let below = tree::is_below(view, &root, top.id).map_err(broken)?;
+            if below || tree::is_below(view, &top, root.id).map_err(broken)? {
+                return Ok(Some(record.job.id));
+            }
+        }
+        Ok(None)
+    });
+    match busy.await? {
+        None => Ok(()),
+        Some(job) => Err(Failure::new(
+            ErrorKind::InUse,
+            format!("job {} works there: wait for it or cancel it", job.0),
+        )),
+    }
+}
+
+async fn refuse_dirty<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    top: InodeId,
+) -> Result<(), Failure> {
+    let mut walk = Walk::new(top, Unlisted::Leave);
+    let (mut dirty, mut example) = (0_u64, None);
+    while let Some(page) = walk.next(environment, importer).await.map_err(|(_, failure)| failure)? {
+        for inode in page {
+            if differs(&inode) {
+                dirty += 1;
+                example.get_or_insert(inode);
+            }
+        }
+    }
+    let Some(example) = example else { return Ok(()) };
+    let path = super::walk::path_of(environment, &example).await;
+    Err(Failure::new(
+        ErrorKind::InUse,
+        format!(
+            "{dirty} files differ from the bucket (the first: {}): export them, or discard them",
+            path.escape_ascii()
+        ),
+    ))
+}
+
+/// Whether something of a file exists only here.
+fn differs(inode: &Inode) -> bool {
+    match &inode.body {
+        Body::File(file) => {
+            matches!(file.state, ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict)
+        }
+        _ => false,
+    }
+}
+
+/// Removes all names below a directory, deepest first. Each round takes the first names that are
+/// left, so that an interrupted removal goes on where it stopped.
+async fn forget_below<E: Environment>(
+    environment: &E,
+    link: LinkId,
+    top: InodeId,
+) -> Result<(), Failure> {
+    let mut open = vec![top];
+    while let Some(&directory) = open.last() {
+        let page = environment.read(move |view| first_names(view, directory)).await?;
+        if page.is_empty() {
+            open.pop();
+            continue;
+        }
+        let full: Vec<InodeId> =
+            page.iter().filter(|(_, full)| full.is_some()).filter_map(|(_, full)| *full).collect();
+        if let Some(&below) = full.first() {
+            open.push(below);
+            continue;
+        }
+        let names = page.into_iter().map(|(name, _)| name).collect();
+        let forget = ForgetEntries { link, directory, names };
+        environment.execute(Command::ForgetEntries(forget), false).await?;
+    }
+    Ok(())
+}
+
+/// The first names of a directory, with the ids of subdirectories that still hold names.
+fn first_names(
+    view: &dyn View,
+    directory: InodeId,
+) -> Result<Vec<(FileName, Option<InodeId>)>, Failure> {
+    let listed = tree::list(view, directory, 0, BATCH_MAX).map_err(broken)?;
+    let entry = |(name, entry)| {
+        let inode = tree::named(view, &entry).map_err(broken)?;
+        let full = inode.is_directory() && inode.size > 0;
+        Ok((name, full.then_some(inode.id)))
+    };
+    listed.into_iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_complaint_names_every_host_and_says_each_sentence_once() {
+        let fail = |kind, text: &str| Err(Failure::new(kind, text));
+        let checked = vec![
+            ("the metadata server".to_owned(), Ok(())),
+            ("target host a".to_owned(), fail(ErrorKind::BucketUnavailable, "refused")),
+            ("target host b".to_owned(), fail(ErrorKind::BucketUnavailable, "refused")),
+            ("target host c".to_owned(), fail(ErrorKind::BucketDenied, "no credentials")),
+        ];
+        let failure = complaint(checked).unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::BucketUnavailable);
+        assert_eq!(
+            failure.message,
+            "on target host a, target host b: refused; on target host c: no credentials"
+        );
+        assert_eq!(complaint(vec![("x".to_owned(), Ok(()))]), Ok(()));
+    }
+}

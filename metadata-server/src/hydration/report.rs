@@ -1,0 +1,149 @@
+//! Answers how a file or tree stands against its bucket, by asking the targets what they hold.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use millrace_protocol::{
+    admin::{ShowState, StateReply},
+    cluster::Map,
+    target::{ContentName, Presence, Present},
+};
+use millrace_types::{ErrorKind, Failure, TargetId};
+
+use super::{
+    environment::Environment,
+    import::{Importer, broken, spec_of},
+    spread::Place,
+    state::{self, Sums},
+    walk::{Unlisted, Walk, resolve},
+};
+use crate::{
+    namespace::{
+        Body, FileBody, Inode,
+        permission::{self, Access},
+    },
+    store::{
+        keys,
+        records::{self, LinkRecord},
+    },
+};
+
+/// How long one target may take to count.
+const PRESENCE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Targets that are asked at the same time.
+const TARGETS_AT_ONCE: usize = 64;
+
+/// The state of the file or tree at a path.
+///
+/// # Errors
+/// [`ErrorKind::PermissionDenied`] when the caller may not read it; a target that does not answer.
+pub async fn show<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &ShowState,
+) -> Result<StateReply, Failure> {
+    let top = resolve(environment, importer, &request.path).await?;
+    permission::check(&request.caller, &top, Access::Read)?;
+    let mut sums = Sums::default();
+    let mut unlisted = 0;
+    let mut walk = Walk::new(top.id, Unlisted::Leave);
+    let map = environment.map().await?;
+    while let Some(page) = walk.next(environment, importer).await.map_err(|(_, failure)| failure)? {
+        unlisted += page.iter().filter(|inode| is_unlisted(inode)).count() as u64;
+        count(environment, &map, page.into(), &mut sums).await?;
+    }
+    Ok(StateReply {
+        state: sums.shared(),
+        directory: top.is_directory(),
+        size: sums.size(),
+        hydrated: sums.here(),
+        sums: if top.is_directory() { sums.to_vec() } else { Vec::new() },
+        unlisted_directories: unlisted,
+        origin: origin_of(environment, &top).await?,
+    })
+}
+
+fn is_unlisted(inode: &Inode) -> bool {
+    match &inode.body {
+        Body::Directory(body) => body.linked.as_ref().is_some_and(|linked| linked.listed.is_none()),
+        _ => false,
+    }
+}
+
+/// Counts the files of one page.
+async fn count<E: Environment>(
+    environment: &E,
+    map: &Map,
+    page: Vec<Inode>,
+    sums: &mut Sums,
+) -> Result<(), Failure> {
+    let files: Vec<(&Inode, &FileBody)> = page
+        .iter()
+        .filter_map(|inode| match &inode.body {
+            Body::File(body) => Some((inode, body.as_ref())),
+            _ => None,
+        })
+        .collect();
+    let asked: Vec<ContentName> = files
+        .iter()
+        .filter(|(_, body)| body.origin_length > 0 && body.inline.is_none())
+        .map(|(inode, body)| ContentName { inode: inode.id, generation: body.generation })
+        .collect();
+    let present = presence(environment, map, asked).await?;
+    for (inode, body) in files {
+        let name = ContentName { inode: inode.id, generation: body.generation };
+        let held = present.get(&name).copied().unwrap_or_default();
+        let (state, here) = state::of_file(inode.size, body, &held);
+        sums.count(state, inode.size, here);
+    }
+    Ok(())
+}
+
+/// What all targets together hold of some contents.
+async fn presence<E: Environment>(
+    environment: &E,
+    map: &Map,
+    contents: Vec<ContentName>,
+) -> Result<HashMap<ContentName, Present>, Failure> {
+    let mut total: HashMap<ContentName, Present> = HashMap::new();
+    if contents.is_empty() {
+        return Ok(total);
+    }
+    let places = map.targets.iter().map(|target| Place { host: target.host, target: target.id });
+    let asked = stream::iter(places).map(|place| {
+        let request = Presence { target: place.target, contents: contents.clone() };
+        async move {
+            let reply = environment.ask(place.host, request, PRESENCE_TIMEOUT).await;
+            reply.map_err(|failure| silent(place.target, &failure))
+        }
+    });
+    let mut replies = asked.buffer_unordered(TARGETS_AT_ONCE);
+    while let Some(reply) = replies.try_next().await? {
+        if reply.present.len() != contents.len() {
+            return Err(ErrorKind::Protocol.into());
+        }
+        for (name, part) in contents.iter().zip(&reply.present) {
+            state::add(total.entry(*name).or_default(), part);
+        }
+    }
+    Ok(total)
+}
+
+fn silent(target: TargetId, failure: &Failure) -> Failure {
+    Failure::new(failure.kind, format!("target {target} does not say what it holds: {failure}"))
+}
+
+async fn origin_of<E: Environment>(
+    environment: &E,
+    inode: &Inode,
+) -> Result<Option<(String, String)>, Failure> {
+    let Body::File(body) = &inode.body else { return Ok(None) };
+    let Some(origin) = body.origin.clone() else { return Ok(None) };
+    let link = origin.link;
+    let query = environment
+        .read(move |view| records::read::<LinkRecord>(view, &keys::link(link)).map_err(broken));
+    let Some(record) = query.await? else { return Ok(None) };
+    let spec = spec_of(&record.bucket)?;
+    Ok(Some((spec.url_of(&origin.key), origin.tag)))
+}

@@ -1,0 +1,193 @@
+//! Ways through the tree that import on the way: down a path, and over everything below a directory.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use millrace_protocol::admin::PathBytes;
+use millrace_types::{ErrorKind, Failure, FileName, InodeId};
+
+use super::{
+    environment::Environment,
+    import::{Importer, broken},
+};
+use crate::{
+    apply::ApplyError,
+    namespace::{Inode, tree},
+};
+
+/// Finds the inode at `path`, asking buckets for names that are not imported yet.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] and the like, or those of the bucket.
+pub async fn resolve<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    path: &[u8],
+) -> Result<Inode, Failure> {
+    let mut at = inode(environment, InodeId::ROOT).await?;
+    for name in tree::components(path)? {
+        if !at.is_directory() {
+            return Err(ErrorKind::NotDirectory.into());
+        }
+        importer.name(at.id, &name).await?;
+        at = child(environment, at.id, name.clone()).await?.ok_or_else(|| {
+            Failure::new(ErrorKind::NotFound, format!("{name} in {}", path.escape_ascii()))
+        })?;
+    }
+    Ok(at)
+}
+
+/// The inode of that id.
+///
+/// # Errors
+/// [`ErrorKind::Stale`] when it is gone.
+pub async fn inode<E: Environment>(environment: &E, id: InodeId) -> Result<Inode, Failure> {
+    environment.read(move |view| tree::inode(view, id).map_err(refused)).await
+}
+
+/// The inode that a name leads to, if the tree has it.
+///
+/// # Errors
+/// That the server is busy or shutting down.
+pub async fn child<E: Environment>(
+    environment: &E,
+    directory: InodeId,
+    name: FileName,
+) -> Result<Option<Inode>, Failure> {
+    let query = environment.read(move |view| {
+        let entry = tree::entry(view, directory, &name).map_err(broken)?;
+        entry.map(|entry| tree::named(view, &entry).map_err(broken)).transpose()
+    });
+    query.await
+}
+
+/// The path of an inode, for people; its id when it has no name any more.
+pub async fn path_of<E: Environment>(environment: &E, inode: &Inode) -> PathBytes {
+    let (id, wanted) = (inode.id, inode.clone());
+    let path = environment.read(move |view| tree::path(view, &wanted).map_err(broken)).await;
+    path.ok().flatten().unwrap_or_else(|| id.to_string().into_bytes())
+}
+
+/// Which directories a walk lists before it reads them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unlisted {
+    /// It asks their buckets.
+    List,
+    /// It asks their buckets, also for those that were listed before.
+    Refresh,
+    /// It takes what is there.
+    Leave,
+}
+
+/// Everything at and below one inode, a page at a time; a directory before what is in it. Holds one
+/// position for each level, and one page.
+#[derive(Debug)]
+pub struct Walk {
+    top: Option<InodeId>,
+    open: Vec<Position>,
+    unlisted: Unlisted,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Position {
+    directory: InodeId,
+    cookie: u64,
+}
+
+/// Entries of one page: keeps a query of the store short.
+const PAGE_ENTRIES: usize = 256;
+
+/// The deepest tree that is walked; renames can make deeper ones, which are then left out.
+const DEPTH_MAX: usize = 4096;
+
+impl Walk {
+    /// Begins at `top`.
+    #[must_use]
+    pub fn new(top: InodeId, unlisted: Unlisted) -> Self {
+        Self { top: Some(top), open: Vec::new(), unlisted }
+    }
+
+    /// Some more inodes, or `None` at the end. A directory that cannot be listed is an error, after
+    /// which the walk goes on behind it.
+    ///
+    /// # Errors
+    /// The directory that failed, and why.
+    pub async fn next<E: Environment>(
+        &mut self,
+        environment: &E,
+        importer: &Arc<Importer<E>>,
+    ) -> Result<Option<VecDeque<Inode>>, (InodeId, Failure)> {
+        if let Some(top) = self.top.take() {
+            let inode = inode(environment, top).await.map_err(|failure| (top, failure))?;
+            self.enter(&inode);
+            return Ok(Some(VecDeque::from([inode])));
+        }
+        while let Some(position) = self.open.last_mut() {
+            let Position { directory, cookie } = *position;
+            if cookie == 0
+                && let Err(failure) = list(self.unlisted, importer, directory).await
+            {
+                self.open.pop();
+                return Err((directory, failure));
+            }
+            let page = match page(environment, directory, cookie).await {
+                Ok(page) => page,
+                Err(failure) => {
+                    self.open.pop();
+                    return Err((directory, failure));
+                }
+            };
+            let Some((last, _)) = page.last() else {
+                self.open.pop();
+                continue;
+            };
+            position.cookie = *last;
+            let inodes: VecDeque<Inode> = page.into_iter().map(|(_, inode)| inode).collect();
+            for inode in inodes.iter().rev() {
+                self.enter(inode);
+            }
+            return Ok(Some(inodes));
+        }
+        Ok(None)
+    }
+
+    fn enter(&mut self, inode: &Inode) {
+        if inode.is_directory() && self.open.len() < DEPTH_MAX + PAGE_ENTRIES {
+            self.open.push(Position { directory: inode.id, cookie: 0 });
+        }
+    }
+}
+
+async fn list<E: Environment>(
+    unlisted: Unlisted,
+    importer: &Arc<Importer<E>>,
+    directory: InodeId,
+) -> Result<(), Failure> {
+    match unlisted {
+        Unlisted::List => importer.whole(directory).await,
+        Unlisted::Refresh => importer.refresh(directory).await,
+        Unlisted::Leave => Ok(()),
+    }
+}
+
+async fn page<E: Environment>(
+    environment: &E,
+    directory: InodeId,
+    cookie: u64,
+) -> Result<Vec<(u64, Inode)>, Failure> {
+    let query = environment.read(move |view| {
+        let listed = tree::list(view, directory, cookie, PAGE_ENTRIES).map_err(broken)?;
+        let inodes = listed.into_iter().map(|(_, entry)| {
+            tree::named(view, &entry).map(|inode| (entry.cookie, inode)).map_err(broken)
+        });
+        inodes.collect()
+    });
+    query.await
+}
+
+/// What a query's refusal is to the caller.
+pub(super) fn refused(error: ApplyError) -> Failure {
+    match error {
+        ApplyError::Refused(kind) => kind.into(),
+        ApplyError::Store(error) => broken(error),
+    }
+}
