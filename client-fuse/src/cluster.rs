@@ -56,6 +56,7 @@ pub(crate) struct Cluster {
     refreshing: tokio::sync::Mutex<()>,
     replacing: tokio::sync::Mutex<()>,
     reads_out: Semaphore,
+    ahead_out: Semaphore,
     writes_out: Semaphore,
     /// Counts sessions that ended without being closed.
     losses: watch::Sender<u64>,
@@ -98,6 +99,7 @@ impl Cluster {
             refreshing: tokio::sync::Mutex::new(()),
             replacing: tokio::sync::Mutex::new(()),
             reads_out: Semaphore::new(READS_OUT_MAX),
+            ahead_out: Semaphore::new(AHEAD_OUT_MAX),
             writes_out: Semaphore::new(WRITES_OUT_MAX),
             losses: watch::Sender::new(0),
         })
@@ -171,6 +173,9 @@ const RENEWAL_PAUSE: Duration = Duration::from_millis(500);
 /// Reads in flight, of 1 MiB at most: bounds the memory that answers take before anybody has asked
 /// for a budget.
 const READS_OUT_MAX: usize = 64;
+
+/// The same for reads that nobody waits for yet: apart, so that they never stand before others.
+const AHEAD_OUT_MAX: usize = 48;
 
 /// Writes in flight; their bytes are in the budget already.
 const WRITES_OUT_MAX: usize = 64;

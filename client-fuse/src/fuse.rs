@@ -5,36 +5,32 @@
 //! runtime's otherwise. How many requests run at a time is bounded by the kernel's `max_background`
 //! for reads and writes of the page cache, and by the number of waiting programs for the rest.
 
-use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, path::Path, sync::Arc, time::Duration};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, path::Path, sync::Arc};
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle as Number, Filesystem,
-    FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use millrace_protocol::{
-    metadata::{Attributes, NewNode, OpenMode, XattrMode},
-    session::Caller,
-};
-use millrace_types::{Failure, InodeId};
+use millrace_protocol::metadata::{NewNode, OpenMode, XattrMode};
+use millrace_types::InodeId;
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    caller::caller,
     fs::{
-        FileSystem,
-        attributes::Changes,
-        open::{Caching, Opened},
-        read::Begun,
-        statfs::STATFS_BLOCK_SIZE,
+        FileSystem, attributes::Changes, read::Begun, statfs::STATFS_BLOCK_SIZE,
         xattr::check_offered,
     },
-    fuse::convert::{
-        errno, file_attr, file_name, file_type, new_node, permissions, rename_mode, set_time,
+    fuse::{
+        answer::{
+            GENERATION, NAME_LEN_MAX, SYMLINK_MODE, UNCACHED, attr, caller_of, number, open_flags,
+        },
+        convert::{errno, file_name, file_type, new_node, permissions, rename_mode, set_time},
     },
 };
 
+mod answer;
 mod convert;
 mod init;
 
@@ -59,74 +55,6 @@ impl Adapter {
         requests: TaskTracker,
     ) -> Self {
         Self { fs, root, names, bytes, requests }
-    }
-
-    /// The kernel's number of the root is fixed; the directory that is mounted has its own.
-    fn inode(&self, ino: INodeNo) -> InodeId {
-        if ino == INodeNo::ROOT { self.root } else { InodeId(ino.0) }
-    }
-
-    fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.requests.spawn_on(work, &self.names);
-    }
-
-    fn run_on_bytes(&self, work: impl Future<Output = ()> + Send + 'static) {
-        self.requests.spawn_on(work, &self.bytes);
-    }
-
-    fn answer_entry(
-        &self,
-        reply: ReplyEntry,
-        work: impl Future<Output = Result<Attributes, Failure>> + Send + 'static,
-    ) {
-        let root = self.root;
-        self.run(async move {
-            match work.await {
-                Ok(found) => reply.entry(&UNCACHED, &attr(&found, root), GENERATION),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
-    }
-
-    fn answer_attr(
-        &self,
-        reply: ReplyAttr,
-        work: impl Future<Output = Result<Attributes, Failure>> + Send + 'static,
-    ) {
-        let root = self.root;
-        self.run(async move {
-            match work.await {
-                Ok(found) => reply.attr(&UNCACHED, &attr(&found, root)),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
-    }
-
-    fn answer_empty(
-        &self,
-        reply: ReplyEmpty,
-        work: impl Future<Output = Result<(), Failure>> + Send + 'static,
-    ) {
-        self.run(async move {
-            match work.await {
-                Ok(()) => reply.ok(),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
-    }
-
-    fn answer_xattr(
-        &self,
-        reply: ReplyXattr,
-        size: u32,
-        work: impl Future<Output = Result<Vec<u8>, Failure>> + Send + 'static,
-    ) {
-        self.run(async move {
-            match work.await {
-                Ok(value) => send_sized(reply, size, &value),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
     }
 }
 
@@ -609,53 +537,3 @@ impl Filesystem for Adapter {
         reply.error(Errno::ENOTTY);
     }
 }
-
-fn caller_of(request: &Request) -> Caller {
-    caller(request.uid(), request.gid(), request.pid())
-}
-
-fn number(inode: InodeId, root: InodeId) -> INodeNo {
-    if inode == root { INodeNo::ROOT } else { INodeNo(inode.0) }
-}
-
-fn attr(attributes: &Attributes, root: InodeId) -> fuser::FileAttr {
-    file_attr(attributes, number(attributes.inode, root))
-}
-
-fn open_flags(opened: &Opened, flags: i32) -> FopenFlags {
-    let caching = match opened.caching {
-        Caching::Fresh => FopenFlags::empty(),
-        Caching::Keep => FopenFlags::FOPEN_KEEP_CACHE,
-        Caching::Bypass => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-    };
-    // A reader has nothing to flush at close: one request less.
-    let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
-    if reads { caching | FopenFlags::FOPEN_NOFLUSH } else { caching }
-}
-
-/// The kernel asks for the size first (`size` 0), then for the bytes.
-fn send_sized(reply: ReplyXattr, size: u32, value: &[u8]) {
-    let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
-    if size == 0 {
-        reply.size(len);
-    } else if len > size {
-        reply.error(Errno::ERANGE);
-    } else {
-        reply.data(value);
-    }
-}
-
-/// Names and attributes are asked for again at each use, so that every mount sees what the others
-/// did.
-const UNCACHED: Duration = Duration::ZERO;
-
-/// Inode ids are never used twice, so that one generation serves.
-const GENERATION: Generation = Generation(0);
-
-/// Symbolic links have no permissions of their own.
-const SYMLINK_MODE: u16 = 0o777;
-
-/// The longest name, in bytes.
-const NAME_LEN_MAX: u32 = 255;
-
-const _: () = assert!(NAME_LEN_MAX as usize == millrace_types::name::NAME_LEN_MAX);

@@ -49,7 +49,8 @@ impl Cluster {
         range: Range<u64>,
         sequential: bool,
     ) -> Result<Bytes, Failure> {
-        let _out = self.reads_out.acquire().await.expect("never closed");
+        let out = if sequential { &self.ahead_out } else { &self.reads_out };
+        let _out = out.acquire().await.expect("never closed");
         let mut attempts = self.patience.begin(Instant::now());
         let mut damaged = 0;
         loop {

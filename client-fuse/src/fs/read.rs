@@ -76,14 +76,15 @@ impl FileSystem {
             let advice = state.streams.handle_read(range.clone(), size, window_max);
             self.fetch_ahead(file, &mut state.pieces, &advice.ahead, range.end, chunk_size);
         }
-        if let Some(bytes) = take_ready(&parts) {
+        if let Some(ready) = take_ready(&parts) {
             for part in &parts {
                 if let Part::Held { piece, range } = part {
                     state.pieces.hand_out(piece, range.end - range.start);
                 }
             }
+            drop(state);
             self.metrics.read_ready.inc();
-            return Ok(Begun::Done(bytes));
+            return Ok(Begun::Done(join(ready)));
         }
         Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: false }))
     }
@@ -264,13 +265,13 @@ impl FileSystem {
     }
 }
 
-/// The bytes, if every part is here.
-fn take_ready(parts: &[Part]) -> Option<Bytes> {
+/// The bytes of every part, if all are here.
+fn take_ready(parts: &[Part]) -> Option<Vec<Bytes>> {
     let ready = parts.iter().map(|part| match part {
         Part::Held { piece, range } => piece.ready(range),
         Part::Missing(_) => None,
     });
-    ready.collect::<Option<Vec<Bytes>>>().map(join)
+    ready.collect()
 }
 
 /// One part passes as it is; several are copied together, because the kernel takes one buffer.
