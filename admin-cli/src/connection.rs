@@ -1,19 +1,23 @@
 //! Requests of the commands: over QUIC to the metadata server with the operator's identity, or over
 //! a Unix socket to a mount's daemon, which sends them on for its caller.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use millrace_protocol::{
     Request,
     control::{DescribeMount, MountDescription},
-    session::{Hello, HelloReply},
+    session::{Hello, HelloReply, Role},
 };
+use millrace_runtime::Shutdown;
 use millrace_service::cluster::ClusterSettings;
 use millrace_transport::{
-    CallOptions, Endpoint, Identity, Peer, PeerOptions, Reactor, Role, TransportSettings, local,
+    CallOptions, ClientEndpoints, Identity, Peer, PeerTarget, TransportSettings, local,
 };
-use millrace_types::{Failure, LogIndex};
+use millrace_types::{ErrorKind, Failure, LogIndex};
 
 use crate::mountinfo::Mount;
 
@@ -32,8 +36,8 @@ pub(crate) struct ClusterConnection {
     peer: Peer,
     address: String,
     cluster: String,
-    // Its thread drives the connection.
-    _reactor: Reactor,
+    // Their threads drive the connection.
+    _endpoints: ClientEndpoints,
 }
 
 impl Connection {
@@ -45,8 +49,8 @@ impl Connection {
         let identity = Identity::load(&settings.identity)
             .context("cannot use the operator's identity; `millrace cluster invite` makes one")?;
         let cluster = identity.peer().cluster.to_string();
-        let reactor = Reactor::start("millrace-cli").context("cannot start a thread")?;
-        let endpoint = Endpoint::client(&identity, TransportSettings::default(), &reactor)?;
+        let network = TransportSettings::default();
+        let endpoints = ClientEndpoints::start(identity, network, &Shutdown::new())?;
         let mut problems = Vec::new();
         for server in &settings.servers {
             let addresses = match server.resolve().await {
@@ -56,15 +60,15 @@ impl Connection {
                     continue;
                 }
             };
-            let options = PeerOptions::new(Role::Metadata, None, addresses);
-            let peer = Peer::new(endpoint.clone(), options);
+            let target = PeerTarget { role: Role::Metadata, host: None, addresses };
+            let peer = Peer::new(&endpoints, target);
             match hello(&peer).await {
                 Ok(_) => {
                     return Ok(Self::Cluster(ClusterConnection {
                         peer,
                         address: server.to_string(),
                         cluster,
-                        _reactor: reactor,
+                        _endpoints: endpoints,
                     }));
                 }
                 Err(failure) => problems.push(format!("{server}: {failure}")),
@@ -90,7 +94,10 @@ impl Connection {
             Self::Cluster(cluster) => {
                 cluster.peer.call(request, CallOptions::control(DEADLINE)).await
             }
-            Self::Mount(socket) => local::call(socket, request, DEADLINE).await,
+            Self::Mount(socket) => {
+                let answer = local::call(socket, request, DEADLINE).await;
+                answer.map_err(|failure| with_remedy(failure, socket))
+            }
         }
     }
 
@@ -123,6 +130,20 @@ impl Connection {
 pub(crate) fn socket_of(mount: &Mount) -> PathBuf {
     let name = format!("mount-{}-{}.sock", mount.major, mount.minor);
     PathBuf::from(CONTROL_DIRECTORY).join(name)
+}
+
+/// A mount whose daemon has died answers nothing, and only a person can take it away.
+fn with_remedy(failure: Failure, socket: &Path) -> Failure {
+    let refused = failure.kind == ErrorKind::Unavailable;
+    if !refused || std::os::unix::net::UnixStream::connect(socket).is_ok() {
+        return failure;
+    }
+    let message = format!(
+        "the mount's daemon does not answer ({}); if it has died, `millrace umount --lazy` and mount \
+         again",
+        failure.message
+    );
+    Failure { message, ..failure }
 }
 
 async fn hello(peer: &Peer) -> Result<HelloReply, Failure> {

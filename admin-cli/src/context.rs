@@ -100,6 +100,11 @@ impl Context {
 /// mount's daemon puts the socket's user in its place.
 pub(crate) const CALLER: Caller = Caller::ROOT;
 
+/// What a failure was about, in front of its message.
+pub(crate) fn at(path: &Path) -> String {
+    path.display().to_string()
+}
+
 /// `below` in the directory `subtree`, both from a root.
 fn join(subtree: &[u8], below: &[u8]) -> Vec<u8> {
     let mut path = Vec::with_capacity(subtree.len() + below.len() + 1);

@@ -107,8 +107,8 @@ async fn mount(daemon: &Daemon) -> anyhow::Result<()> {
 
 /// Two show that files are spread, and are what the smallest cluster should have.
 const TARGETS_DEFAULT: u16 = 2;
-/// As for `dev down`.
-pub(crate) const STOP_PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+/// Longer than the 30 s that every daemon allows itself to drain.
+pub(crate) const STOP_PATIENCE: std::time::Duration = std::time::Duration::from_secs(40);
 
 #[cfg(test)]
 mod tests {

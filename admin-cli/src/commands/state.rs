@@ -1,11 +1,12 @@
 //! `millrace state PATH`: how a file stands against its bucket, or sums over a directory.
 
+use anyhow::Context as _;
 use millrace_protocol::admin::ShowState;
 use millrace_types::ByteLen;
 
 use crate::{
     arguments::PathArgument,
-    context::{CALLER, Context},
+    context::{CALLER, Context, at},
     exit::Exit,
     output::{render, table},
     report::StateReport,
@@ -15,7 +16,7 @@ use crate::{
 pub(crate) async fn run(context: &Context, arguments: PathArgument) -> anyhow::Result<Exit> {
     let (connection, path) = context.at(&arguments.path).await?;
     let request = ShowState { caller: CALLER, path };
-    let reply = connection.request(&request).await?;
+    let reply = connection.request(&request).await.context(at(&arguments.path))?;
     let report = StateReport::new(arguments.path.display().to_string(), &reply);
     context.output.result(&report, || words(&report))?;
     Ok(Exit::Done)

@@ -1,11 +1,12 @@
 //! `millrace stripe set [...] DIR`: what new files below a directory get.
 
+use anyhow::Context as _;
 use millrace_protocol::admin::SetLayout;
 
 use crate::{
     arguments::StripeSetArguments,
     commands::stripe_show,
-    context::{CALLER, Context},
+    context::{CALLER, Context, at},
     exit::Exit,
     report::StripeReport,
 };
@@ -20,7 +21,7 @@ pub(crate) async fn run(context: &Context, arguments: StripeSetArguments) -> any
         stripe_count: arguments.layout.count,
         pool: arguments.layout.pool,
     };
-    let reply = connection.request(&request).await?;
+    let reply = connection.request(&request).await.context(at(&arguments.directory))?;
     let report = StripeReport::new(arguments.directory.display().to_string(), &reply);
     context.output.result(&report, || stripe_show::words(&report))?;
     Ok(Exit::Done)

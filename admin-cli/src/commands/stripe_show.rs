@@ -1,11 +1,12 @@
 //! `millrace stripe show PATH`: a directory's defaults, or where a file's chunks are.
 
+use anyhow::Context as _;
 use millrace_protocol::admin::ShowLayout;
 use millrace_types::ByteLen;
 
 use crate::{
     arguments::PathArgument,
-    context::{CALLER, Context},
+    context::{CALLER, Context, at},
     exit::Exit,
     output::{render, table},
     report::StripeReport,
@@ -15,7 +16,7 @@ use crate::{
 pub(crate) async fn run(context: &Context, arguments: PathArgument) -> anyhow::Result<Exit> {
     let (connection, path) = context.at(&arguments.path).await?;
     let request = ShowLayout { caller: CALLER, path };
-    let reply = connection.request(&request).await?;
+    let reply = connection.request(&request).await.context(at(&arguments.path))?;
     let report = StripeReport::new(arguments.path.display().to_string(), &reply);
     context.output.result(&report, || words(&report))?;
     Ok(Exit::Done)

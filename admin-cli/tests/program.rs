@@ -1,0 +1,157 @@
+//! The executable as people and scripts call it, as far as that needs no cluster.
+
+use std::{
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+
+fn millrace(directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    command.current_dir(directory).args(arguments).env_remove("MILLRACE_CONFIG");
+    command.output().expect("the executable starts")
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON and nothing else")
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("text")
+}
+
+#[test]
+fn a_cluster_is_made_once_and_nodes_are_invited() {
+    let directory = tempfile::tempdir().unwrap();
+    let made = json(&millrace(directory.path(), &["cluster", "init", "--dir", "c", "--json"]));
+    assert_eq!(made["cluster"].as_str().unwrap().len(), 32);
+    let again = millrace(directory.path(), &["--dir", "c", "cluster", "init"]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(errors(&again).contains("cluster invite"), "{}", errors(&again));
+
+    let mut invite =
+        vec!["cluster", "invite", "--dir", "c", "--role", "client", "--out", "gpu.pem"];
+    invite.extend(["--subtree", "/train", "--squash-root", "--json"]);
+    let invited = json(&millrace(directory.path(), &invite));
+    assert_eq!(invited["cluster"], made["cluster"]);
+    assert_eq!(invited["role"], "client");
+    assert_eq!(invited["subtree"], "/train");
+    assert_eq!(invited["squash_root"], true);
+    for file in ["gpu.pem", "c/admin.pem", "c/authority.pem"] {
+        let metadata = std::fs::metadata(directory.path().join(file)).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{file}");
+    }
+    let taken = millrace(directory.path(), &invite);
+    assert_eq!(taken.status.code(), Some(1));
+    assert!(errors(&taken).contains("gpu.pem"), "{}", errors(&taken));
+}
+
+#[test]
+fn wrong_use_ends_with_2_and_names_what_is_right() {
+    let directory = tempfile::tempdir().unwrap();
+    for (arguments, remedy) in [
+        (&["cluster", "init"][..], "--dir D"),
+        (&["dev", "up"], "--dir D"),
+        (&["frobnicate"], "--help"),
+        (&["link", "add", "ftp://x", "mr:/x"], "s3://"),
+        (&["mount", "--source", "nowhere", "/"], "HOST"),
+    ] {
+        let output = millrace(directory.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", errors(&output));
+        assert!(errors(&output).contains(remedy), "{arguments:?}: {}", errors(&output));
+        assert!(output.stdout.is_empty());
+    }
+}
+
+#[test]
+fn a_cluster_that_does_not_answer_is_unreachable_in_every_form() {
+    let directory = tempfile::tempdir().unwrap();
+    let none = millrace(directory.path(), &["status", "--dir", "nothing", "--json"]);
+    assert_eq!(none.status.code(), Some(2));
+    let report: Value = serde_json::from_slice(&none.stdout).unwrap();
+    assert_eq!(report["health"], "unreachable");
+    assert_eq!(report["targets"], Value::Array(Vec::new()));
+
+    json(&millrace(directory.path(), &["cluster", "init", "--dir", "c", "--json"]));
+    // Nobody listens on a port that is bound and never answered.
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let settings = format!(
+        "[cluster]\nservers = ['{}']\nidentity = 'admin.pem'\n",
+        silent.local_addr().unwrap()
+    );
+    std::fs::write(directory.path().join("c/admin.toml"), settings).unwrap();
+    let silent = millrace(directory.path(), &["status", "--dir", "c"]);
+    assert_eq!(silent.status.code(), Some(2));
+    let shown = String::from_utf8(silent.stdout).unwrap();
+    assert!(shown.starts_with("unreachable"), "{shown}");
+    let other = millrace(directory.path(), &["job", "list", "--dir", "c"]);
+    assert_eq!(other.status.code(), Some(1), "{}", errors(&other));
+}
+
+#[test]
+fn settings_that_are_wrong_are_told_with_file_and_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("admin.toml");
+    std::fs::write(&file, "[cluster]\nservers = []\nidentity = 'x'\nport = 1\n").unwrap();
+    let output = millrace(directory.path(), &["job", "list", "--config", "admin.toml"]);
+    assert_eq!(output.status.code(), Some(1));
+    for word in ["admin.toml", "cluster.port", "servers, identity"] {
+        assert!(errors(&output).contains(word), "{}", errors(&output));
+    }
+}
+
+#[test]
+fn called_as_the_helper_of_mount_it_takes_that_ones_arguments() {
+    let directory = tempfile::tempdir().unwrap();
+    let helper = directory.path().join("mount.millrace");
+    symlink(env!("CARGO_BIN_EXE_millrace"), &helper).unwrap();
+    let call = |arguments: &[&str]| {
+        let mut command = Command::new(&helper);
+        command.args(arguments).env("XDG_STATE_HOME", directory.path());
+        command.output().expect("the executable starts")
+    };
+    let mountpoint = directory.path().to_str().unwrap();
+    let options = "rw,_netdev,identity=/i.pem";
+    let checked = call(&["meta-1:/train", mountpoint, "-f", "-o", options]);
+    assert!(checked.status.success(), "{}", errors(&checked));
+    let refused = call(&["meta-1", mountpoint, "-o", "rw"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(errors(&refused).contains("HOST"), "{}", errors(&refused));
+}
+
+#[test]
+fn the_help_of_every_command_teaches_with_an_example_or_a_sentence() {
+    let directory = tempfile::tempdir().unwrap();
+    for command in [
+        "cluster init",
+        "cluster invite",
+        "dev up",
+        "dev down",
+        "dev status",
+        "status",
+        "mount",
+        "umount",
+        "stripe set",
+        "stripe show",
+        "link add",
+        "link list",
+        "link remove",
+        "hydrate",
+        "export",
+        "release",
+        "state",
+        "job list",
+        "job show",
+        "job cancel",
+    ] {
+        let mut arguments: Vec<_> = command.split(' ').collect();
+        arguments.push("--help");
+        let output = millrace(directory.path(), &arguments);
+        assert!(output.status.success(), "{command}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("--json") && text.contains("Usage:"), "{command}: {text}");
+    }
+}
