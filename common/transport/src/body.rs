@@ -71,9 +71,7 @@ impl Body {
     /// The checksum of all bytes.
     #[must_use]
     pub fn checksum(&self) -> Crc32c {
-        self.pieces
-            .iter()
-            .fold(Crc32c::EMPTY, |checksum, piece| checksum.append(piece))
+        self.pieces.iter().fold(Crc32c::EMPTY, |checksum, piece| checksum.append(piece))
     }
 }
 

@@ -55,10 +55,7 @@ impl Endpoint {
         settings: &TransportSettings,
     ) -> io::Result<Self> {
         let socket = socket::open(parts.bind, settings.socket_buffer_bytes, parts.shared)?;
-        parts
-            .config
-            .max_udp_payload_size(MTU_MAX)
-            .expect("9,000 is within QUIC's limits");
+        parts.config.max_udp_payload_size(MTU_MAX).expect("9,000 is within QUIC's limits");
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let driver = Arc::new(EndpointRuntime(handle.clone()));
@@ -85,14 +82,8 @@ impl Endpoint {
             });
         };
         drop(thread::Builder::new().name(name.to_owned()).spawn(work)?);
-        started
-            .recv()
-            .map_err(|_| io::Error::other("the endpoint's thread ended at once"))?;
-        Ok(Self {
-            quic,
-            runtime: handle,
-            _stop: Arc::new(stop.drop_guard()),
-        })
+        started.recv().map_err(|_| io::Error::other("the endpoint's thread ended at once"))?;
+        Ok(Self { quic, runtime: handle, _stop: Arc::new(stop.drop_guard()) })
     }
 
     pub(crate) fn quic(&self) -> &quinn::Endpoint {
@@ -150,9 +141,7 @@ pub(crate) fn transport_config(
         Mtu::Auto => {
             let mut discovery = MtuDiscoveryConfig::default();
             discovery.upper_bound(MTU_JUMBO);
-            config
-                .initial_mtu(MTU_MIN)
-                .mtu_discovery_config(Some(discovery))
+            config.initial_mtu(MTU_MIN).mtu_discovery_config(Some(discovery))
         }
         Mtu::Bytes(bytes) => config.initial_mtu(bytes).mtu_discovery_config(None),
     };

@@ -107,25 +107,23 @@ pub(crate) fn of_write(error: &WriteError) -> Option<Failure> {
     }
 }
 
-/// Why a peer's handshake failed, for the operator's log.
-pub(crate) fn handshake_refusal(error: &ConnectionError) -> String {
+/// Why a peer's handshake was refused, for the operator's log. `None`: it was not finished for
+/// reasons that need nobody's attention, such as the end of the peer.
+pub(crate) fn handshake_refusal(error: &ConnectionError) -> Option<String> {
     match error {
-        ConnectionError::TransportError(cause) if alert(cause.code.into()).is_some() => {
-            match cause.reason.as_str() {
-                reason if reason.contains("sent no certificates") => {
-                    "the peer shows no certificate".to_owned()
-                }
-                reason if reason.contains("UnknownIssuer") => {
-                    "the peer's certificate is of another cluster".to_owned()
-                }
-                reason => reason.to_owned(),
+        ConnectionError::TransportError(cause) => Some(match cause.reason.as_str() {
+            reason if reason.contains("sent no certificates") => {
+                "the peer shows no certificate".to_owned()
             }
-        }
-        ConnectionError::ConnectionClosed(close) => match alert(close.error_code.into()) {
-            Some(alert) => format!("the peer refuses us: {}", alert_text(alert)),
-            None => error.to_string(),
-        },
-        _ => error.to_string(),
+            reason if reason.contains("UnknownIssuer") => {
+                "the peer's certificate is of another cluster".to_owned()
+            }
+            _ => cause.to_string(),
+        }),
+        ConnectionError::ConnectionClosed(close) => alert(close.error_code.into())
+            .map(|alert| format!("the peer refuses us: {}", alert_text(alert))),
+        ConnectionError::VersionMismatch => Some(error.to_string()),
+        _ => None,
     }
 }
 

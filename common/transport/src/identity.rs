@@ -17,7 +17,9 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::
 mod certificate;
 
 pub use certificate::{CertificateError, PeerIdentity};
-pub(crate) use certificate::{cluster_name, cluster_of_authority, node_name, server_name};
+pub(crate) use certificate::{
+    cluster_name, cluster_of_authority, node_name, of_connection, server_name,
+};
 
 /// A node's own identity. Cheap to clone. Never prints the key.
 #[derive(Clone)]

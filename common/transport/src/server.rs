@@ -1,210 +1,153 @@
-//! The answering side: accepts connections of known roles and hands their requests to a service.
+//! The listening side: connections are admitted, requests are read, checked and handed to a service.
 //!
-//! ```text
-//! datagram ─▶ handshake (bounded in number and time) ─▶ certificate: cluster, role ─▶ connection
-//!                                                                                        │
-//!   reply ◀── service.handle(call) ◀── kind allowed for the role? ◀── frame ◀── stream ◀──┘
-//! ```
+//! A peer passes three gates: TLS (a certificate of this cluster), the roles that the service
+//! allows at all, and [`Service::admits`] for each request. Every refusal is one WARN line with the
+//! peer's address and the reason, at most ten lines a second.
 //!
-//! Handlers run on the endpoint's own thread. A handler is dropped at its next await when the caller
-//! takes its request back, when its connection ends or when its deadline passes: work that must not
-//! be cut belongs into a task or a thread of its own.
+//! # Bounds
+//! Handshakes under way, connections in all and for each host, requests for each connection, the
+//! time to send a message, the length of a message and the memory for unread bytes are all limited by
+//! [`TransportSettings`]. Only header and message are read before the service is asked. A body is
+//! read when the service asks for it; until then QUIC's flow control keeps all but
+//! `stream_window_bytes` of it at the sender. Windows are shared out so that all connections together
+//! fit `receive_budget_bytes`, and so that requests whose bodies nobody reads yet can never use up
+//! the window that the others need.
+//!
+//! # Threads
+//! [`Service::handle`] runs on the single thread of the socket that the request came from. It must
+//! never block; long work goes to another thread, from which [`IncomingCall`] can be answered too.
 
-mod accept;
-mod call;
+use std::{fmt, io, net::SocketAddr, sync::Arc};
 
-use std::{
-    any::Any,
-    fmt, io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
-
+use async_trait::async_trait;
 use millrace_protocol::{RequestKind, session::Role};
-use millrace_runtime::{Drained, Shutdown};
-use quinn::TokioRuntime;
+use millrace_runtime::Shutdown;
+use tokio_util::sync::CancellationToken;
 
-pub use self::call::IncomingCall;
-use self::{accept::Acceptor, call::Limits};
 use crate::{
-    endpoint::EndpointError,
-    identity::{Identity, PeerIdentity},
-    reactor::Reactor,
-    settings::TransportSettings,
-    socket, tls,
+    Identity, TransportSettings,
+    endpoint::{Endpoint, EndpointParts},
+    settings::SettingsError,
+    tls::{self, ServerKeys, TlsError},
 };
 
-/// What a daemon does with requests.
-#[async_trait::async_trait]
-pub trait Service: Send + Sync + 'static {
-    /// Whether a peer of `role` may send requests of `kind`. Others are answered
-    /// [`ErrorKind::Forbidden`](millrace_types::ErrorKind::Forbidden) and logged.
-    fn admits(&self, kind: RequestKind, role: Role) -> bool;
+mod acceptor;
+mod admission;
+mod call;
+mod connection;
+mod refusals;
+mod request;
+mod windows;
 
-    /// Answers one request. May be dropped at any await: see the module's page.
+use acceptor::Acceptor;
+pub use call::IncomingCall;
+pub use connection::{Connection, ConnectionId};
+
+/// What a server does with requests.
+#[async_trait]
+pub trait Service: Send + Sync + 'static {
+    /// Peers of other roles are not let in.
+    fn allowed_roles(&self) -> &[Role];
+
+    /// Whether a peer of this role may send this request.
+    fn admits(&self, role: Role, kind: RequestKind) -> bool;
+
+    /// Answers one request.
+    ///
+    /// The call may be kept and answered after this has returned. A call that is dropped without an
+    /// answer is answered [`Internal`](millrace_types::ErrorKind::Internal). This future is not
+    /// dropped before its end, except when the server has stopped; when the caller gives up,
+    /// [`IncomingCall::cancelled`] says so.
     async fn handle(&self, call: IncomingCall);
 
-    /// A peer has connected.
-    fn connected(&self, _connection: &Arc<ConnectionContext>) {}
+    /// A peer has been let in; comes before its first request.
+    fn connected(&self, _connection: &Arc<Connection>) {}
 
-    /// A peer's connection has ended; its requests are dropped.
-    fn disconnected(&self, _connection: &Arc<ConnectionContext>) {}
+    /// A connection has ended. Requests of it may still be at work; all are cancelled.
+    fn disconnected(&self, _connection: &Arc<Connection>) {}
 }
 
-/// Numbers the connections of a server's life.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ConnectionId(pub u64);
-
-/// One connection, as its requests see it.
-pub struct ConnectionContext {
-    /// Its number.
-    pub id: ConnectionId,
-    /// Who is at the other end.
-    pub peer: PeerIdentity,
-    /// From where.
-    pub remote: SocketAddr,
-    connection: quinn::Connection,
-    slot: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
-}
-
-impl ConnectionContext {
-    /// Remembers something for the connection, such as its session.
-    pub fn remember<T: Any + Send + Sync>(&self, value: Arc<T>) {
-        *self.slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
-    }
-
-    /// What was remembered, if it is a `T`.
-    #[must_use]
-    pub fn recall<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
-        slot.clone()?.downcast().ok()
-    }
-
-    /// Cuts the connection: its requests are dropped, and the peer sees `reason`.
-    pub fn close(&self, reason: &str) {
-        self.connection.close(crate::link::CLOSED, reason.as_bytes());
-    }
-}
-
-impl fmt::Debug for ConnectionContext {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let peer = &self.peer;
-        write!(f, "{} {} at {} (#{})", peer.role.name(), peer.host, self.remote, self.id.0)
-    }
-}
-
-/// Limits of a server. Everything over one is refused or waits at the caller.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerSettings {
-    /// How connections behave.
-    pub transport: TransportSettings,
-    /// Connections at a time. Default 4,096: two for each of 2,000 client hosts.
-    pub connections_max: usize,
-    /// Connections of one node at a time. Default 64.
-    pub connections_per_host_max: usize,
-    /// Handshakes at a time; each costs about a millisecond of CPU. Default 64.
-    pub handshakes_max: usize,
-    /// A handshake takes at most this long. Default 5 s.
-    pub handshake_timeout: Duration,
-    /// The frame of a request arrives within this time once its stream is open. Default 10 s.
-    pub frame_timeout: Duration,
-    /// Requests of all connections at a time. Default 1,024.
-    pub requests_max: usize,
-}
-
-impl Default for ServerSettings {
-    fn default() -> Self {
-        Self {
-            transport: TransportSettings::default(),
-            connections_max: 4096,
-            connections_per_host_max: 64,
-            handshakes_max: 64,
-            handshake_timeout: Duration::from_secs(5),
-            frame_timeout: Duration::from_secs(10),
-            requests_max: 1024,
-        }
-    }
-}
-
-/// A listening server. It runs until [`Self::drain`] or until it is dropped.
-#[derive(Debug)]
+/// A running server. It goes on when this handle is dropped; only shutdown ends it.
 pub struct Server {
-    endpoint: quinn::Endpoint,
-    local_address: SocketAddr,
-    stopping: Shutdown,
-    _reactor: Reactor,
+    local: SocketAddr,
+    acceptor: Arc<Acceptor>,
 }
 
 impl Server {
-    /// Listens at `address` in the name of `identity`; port 0 lets the system choose.
+    /// Binds `bind` and serves until `shutdown`: from then on no connection and no request is let
+    /// in, those at work are finished, and the connections are closed.
+    ///
+    /// Port 0 takes a free one.
     ///
     /// # Errors
-    /// [`EndpointError`] when the address is taken or the identity does not serve TLS.
+    /// [`ServerError`] when a setting is out of range, the identity is unusable or the address
+    /// cannot be bound.
     pub fn start(
         identity: &Identity,
-        address: SocketAddr,
-        settings: ServerSettings,
+        bind: SocketAddr,
+        settings: TransportSettings,
         service: Arc<dyn Service>,
-        reactor: &Reactor,
-    ) -> Result<Self, EndpointError> {
-        let config = tls::server_config(identity, &settings.transport)?;
-        let endpoint_config = tls::endpoint_config(identity, &settings.transport);
-        let _entered = reactor.handle().enter();
-        let socket = socket::bind(address, &settings.transport)?;
-        let endpoint = quinn::Endpoint::new_with_abstract_socket(
-            endpoint_config,
-            Some(config.clone()),
-            socket,
-            Arc::new(TokioRuntime),
-        )?;
-        let local_address = endpoint.local_addr()?;
-
-        let stopping = Shutdown::new();
-        let acceptor = Acceptor::new(
-            identity.copy(),
-            config,
-            Limits::new(settings),
-            service,
-            stopping.clone(),
-            reactor.handle().clone(),
-        );
-        let accepting = acceptor.run(endpoint.clone());
-        drop(stopping.tasks().spawn_on(reactor.handle(), "accept", accepting));
-        let _reactor = reactor.clone();
-        Ok(Self { endpoint, local_address, stopping, _reactor })
+        shutdown: &Shutdown,
+    ) -> Result<Self, ServerError> {
+        settings.check()?;
+        let keys = ServerKeys::derive(identity);
+        let acceptor = Acceptor::new(tls::server(identity)?, &settings, service, shutdown);
+        let mut local = bind;
+        for _ in 0..settings.server_sockets {
+            let parts = EndpointParts {
+                bind: local,
+                shared: settings.server_sockets > 1,
+                config: keys.endpoint_config(),
+                server: Some(acceptor.base_config()),
+                stopped: CancellationToken::new(),
+            };
+            let endpoint = Endpoint::start("quic-server", parts, &settings)
+                .map_err(|source| ServerError::Bind { bind, source })?;
+            local = endpoint
+                .quic()
+                .local_addr()
+                .map_err(|source| ServerError::Bind { bind, source })?;
+            let runtime = endpoint.runtime().clone();
+            let serve = Arc::clone(&acceptor).serve(endpoint);
+            drop(shutdown.tasks().spawn_on(&runtime, "quic server", serve));
+        }
+        Ok(Self { local, acceptor })
     }
 
     /// Where it listens.
     #[must_use]
-    pub fn local_address(&self) -> SocketAddr {
-        self.local_address
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
     }
 
-    /// Takes no new requests, lets those that run finish within `deadline`, then closes; tells
-    /// whether all had finished.
-    pub async fn drain(&self, deadline: Duration) -> bool {
-        let drained = self.stopping.finish(deadline).await;
-        self.endpoint.close(crate::link::CLOSED, b"the server stops");
-        // Lets the last replies and the close leave the socket.
-        let left = tokio::time::timeout(Duration::from_secs(1), self.endpoint.wait_idle()).await;
-        drained == Drained::Cleanly && left.is_ok()
+    /// How many peers are connected.
+    #[must_use]
+    pub fn connection_count(&self) -> usize {
+        self.acceptor.connection_count()
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stopping.begin("the server stops");
-        self.endpoint.close(crate::link::CLOSED, b"the server stops");
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Server").field(&self.local).finish()
     }
 }
 
-/// What [`Server::start`] can fail with besides TLS.
-impl From<EndpointError> for io::Error {
-    fn from(error: EndpointError) -> Self {
-        match error {
-            EndpointError::Socket(error) => error,
-            error @ EndpointError::Tls(_) => Self::other(error),
-        }
-    }
+/// A server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// A setting is out of its range.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The identity is unusable.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The address cannot be bound.
+    #[error("cannot listen on {bind}: {source}")]
+    Bind {
+        /// Which address.
+        bind: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
 }

@@ -18,19 +18,13 @@ pub(crate) struct FrameReader {
 
 impl FrameReader {
     pub(crate) fn new(stream: RecvStream) -> Self {
-        Self {
-            stream,
-            ahead: Bytes::new(),
-            body_left: 0,
-        }
+        Self { stream, ahead: Bytes::new(), body_left: 0 }
     }
 
     /// Reads header and message and checks both.
     pub(crate) async fn message(&mut self) -> Result<(Header, Bytes), Failure> {
         let header = self.exactly(HEADER_LEN).await?;
-        let header: &[u8; HEADER_LEN] = header
-            .first_chunk()
-            .expect("as many bytes were asked for");
+        let header: &[u8; HEADER_LEN] = header.first_chunk().expect("as many bytes were asked for");
         let header = Header::decode(header)?;
         let message = self.exactly(header.message_len as usize).await?;
         header.check_message(&message)?;
@@ -97,10 +91,7 @@ impl FrameReader {
     async fn chunk(&mut self, len_max: usize) -> Result<Bytes, Failure> {
         match self.stream.read_chunk(len_max, true).await {
             Ok(Some(chunk)) => Ok(chunk.bytes),
-            Ok(None) => Err(Failure::new(
-                ErrorKind::Protocol,
-                "the stream ends within a frame",
-            )),
+            Ok(None) => Err(Failure::new(ErrorKind::Protocol, "the stream ends within a frame")),
             Err(error) => Err(failure::of_read(&error)),
         }
     }

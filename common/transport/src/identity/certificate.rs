@@ -10,7 +10,7 @@
 
 use aws_lc_rs::digest;
 use millrace_protocol::session::Role;
-use millrace_types::{ClusterId, HostId};
+use millrace_types::{ClusterId, ErrorKind, Failure, HostId};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use rustls::pki_types::CertificateDer;
 use x509_parser::{
@@ -68,6 +68,19 @@ impl PeerIdentity {
         }
         Ok(peer)
     }
+}
+
+/// What the certificate of a connection's peer says; TLS has checked it before.
+///
+/// Fails with `Forbidden` when there is none of ours.
+pub(crate) fn of_connection(quic: &quinn::Connection) -> Result<PeerIdentity, Failure> {
+    let refused = |why: String| Failure::new(ErrorKind::Forbidden, why);
+    let chain = quic
+        .peer_identity()
+        .and_then(|identity| identity.downcast::<Vec<CertificateDer<'static>>>().ok());
+    let leaf = chain.as_ref().and_then(|chain| chain.first());
+    let leaf = leaf.ok_or_else(|| refused("the peer shows no certificate".to_owned()))?;
+    PeerIdentity::from_certificate(leaf).map_err(|error| refused(error.to_string()))
 }
 
 /// The URI of a node's certificate.

@@ -1,129 +1,101 @@
-//! One request: its frame, its handler, its reply.
+//! A request in the hands of the service.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
-use millrace_protocol::{
-    Request, RequestKind, codec,
-    frame::{Header, Shape},
-};
+use millrace_protocol::{Message, Request, RequestKind, codec, frame::Shape};
 use millrace_types::{ErrorKind, Failure};
-use quinn::{RecvStream, SendStream};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout, timeout_at},
-};
+use quinn::SendStream;
+use tokio::{runtime::Handle, sync::oneshot};
+use tokio_util::sync::CancellationToken;
 
-use super::{ConnectionContext, ServerSettings, Service};
+use super::Connection;
 use crate::{
-    framing::{self, Outgoing, ReceiveError},
-    link::CANCELLED,
+    Body, PeerIdentity,
+    failure::CloseCode,
+    stream::{FrameReader, FrameWriteError, write_frame},
 };
 
-/// The counted limits of a server.
-pub(super) struct Limits {
-    pub(super) settings: ServerSettings,
-    pub(super) handshakes: Arc<Semaphore>,
-    pub(super) requests: Arc<Semaphore>,
-}
-
-impl Limits {
-    pub(super) fn new(settings: ServerSettings) -> Self {
-        let handshakes = Arc::new(Semaphore::new(settings.handshakes_max));
-        let requests = Arc::new(Semaphore::new(settings.requests_max));
-        Self { settings, handshakes, requests }
-    }
-}
-
-/// For callers that do not say how long they wait: longer than any request takes, so that a handler
-/// cannot stay for ever.
-const DEADLINE_DEFAULT: Duration = Duration::from_secs(600);
-
-/// Why a request was not handed to the service.
-pub(super) struct Refused {
-    pub(super) kind: Option<RequestKind>,
-    pub(super) failure: ErrorKind,
-    pub(super) reason: String,
-}
-
-/// Reads a request, has it handled and waits for the end of either.
-pub(super) async fn serve(
-    service: &dyn Service,
-    context: &Arc<ConnectionContext>,
-    (send, mut receive): (SendStream, RecvStream),
-    frame_timeout: Duration,
-) -> Result<(), Refused> {
-    let read = timeout(frame_timeout, framing::receive_head(&mut receive)).await;
-    let (header, message) = match read {
-        Ok(Ok(read)) => read,
-        Ok(Err(ReceiveError::Stream(_))) => return Ok(()),
-        Ok(Err(error)) => return Err(refused(None, ErrorKind::Protocol, error.to_string())),
-        Err(_) => {
-            let reason = "its frame did not arrive in time".to_owned();
-            return Err(refused(None, ErrorKind::DeadlineExceeded, reason));
-        }
-    };
-    let Shape::Request { kind, deadline_ms } = header.shape else {
-        let reason = "a reply where a request is due".to_owned();
-        return Err(refused(None, ErrorKind::Protocol, reason));
-    };
-    let patience = if deadline_ms == 0 {
-        DEADLINE_DEFAULT
-    } else {
-        Duration::from_millis(u64::from(deadline_ms))
-    };
-    let deadline = Instant::now() + patience;
-    let stopped = send.stopped();
-    let call = IncomingCall {
-        context: Arc::clone(context),
-        kind,
-        header,
-        message,
-        deadline,
-        receive,
-        send: Some(send),
-    };
-    if !service.admits(kind, context.peer.role) {
-        let reason = format!("the role {} may not send it", context.peer.role.name());
-        call.fail(Failure::new(ErrorKind::Forbidden, reason.clone())).await;
-        return Err(refused(Some(kind), ErrorKind::Forbidden, reason));
-    }
-    tokio::select! {
-        // A caller that takes its request back, or a connection that ends, drops the handler.
-        _ = stopped => {}
-        _ = timeout_at(deadline, service.handle(call)) => {}
-    }
-    Ok(())
-}
-
-fn refused(kind: Option<RequestKind>, failure: ErrorKind, reason: String) -> Refused {
-    Refused { kind, failure, reason }
-}
-
-/// A request that waits for its answer. One that is dropped unanswered resets its stream, which the
-/// caller sees as [`ErrorKind::Unavailable`].
-#[derive(Debug)]
+/// One request that waits for its answer.
+///
+/// It may be moved to any thread. Dropping it without an answer answers
+/// [`Internal`](ErrorKind::Internal).
 pub struct IncomingCall {
-    context: Arc<ConnectionContext>,
+    connection: Arc<Connection>,
     kind: RequestKind,
-    header: Header,
     message: Bytes,
+    body_len: usize,
     deadline: Instant,
-    receive: RecvStream,
-    send: Option<SendStream>,
+    cancelled: CancellationToken,
+    reader: FrameReader,
+    answer: Option<Answer>,
+    /// Where the answer is written when nobody can wait for it.
+    runtime: Handle,
+    /// Dropped with the call: tells the server that nothing of it is left.
+    ending: Option<oneshot::Sender<()>>,
+}
+
+pub(super) struct CallParts {
+    pub(super) connection: Arc<Connection>,
+    pub(super) kind: RequestKind,
+    pub(super) message: Bytes,
+    pub(super) body_len: usize,
+    pub(super) deadline: Instant,
+    pub(super) cancelled: CancellationToken,
+    pub(super) reader: FrameReader,
+    pub(super) answer: Answer,
+    pub(super) ending: oneshot::Sender<()>,
 }
 
 impl IncomingCall {
-    /// The connection that it came on.
-    #[must_use]
-    pub fn context(&self) -> &Arc<ConnectionContext> {
-        &self.context
+    /// Must be called on the runtime of the connection's socket.
+    pub(super) fn new(parts: CallParts) -> Self {
+        Self {
+            connection: parts.connection,
+            kind: parts.kind,
+            message: parts.message,
+            body_len: parts.body_len,
+            deadline: parts.deadline,
+            cancelled: parts.cancelled,
+            reader: parts.reader,
+            answer: Some(parts.answer),
+            runtime: Handle::current(),
+            ending: Some(parts.ending),
+        }
     }
 
-    /// What it asks for.
+    /// The connection that it came over.
+    #[must_use]
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// Who asks.
+    #[must_use]
+    pub fn peer(&self) -> &PeerIdentity {
+        self.connection.peer()
+    }
+
+    /// Which request it is.
     #[must_use]
     pub fn kind(&self) -> RequestKind {
         self.kind
+    }
+
+    /// The encoded message.
+    #[must_use]
+    pub fn message(&self) -> &Bytes {
+        &self.message
+    }
+
+    /// Bytes of the whole body, read or not.
+    #[must_use]
+    pub fn body_len(&self) -> usize {
+        self.body_len
     }
 
     /// When the caller stops waiting.
@@ -132,76 +104,209 @@ impl IncomingCall {
         self.deadline
     }
 
-    /// Bytes of the body, which has not been read yet.
+    /// Fires when nobody waits for the answer any more: the caller took the request back, its
+    /// connection was lost, or the deadline has passed. It may also fire after the answer.
     #[must_use]
-    pub fn body_len(&self) -> u32 {
-        self.header.body_len
+    pub fn cancelled(&self) -> &CancellationToken {
+        &self.cancelled
     }
 
-    /// Reads the message.
+    /// The message, checked.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`] when it is no `R`.
+    /// [`Protocol`](ErrorKind::Protocol) when it is no `R`.
+    ///
+    /// # Panics
+    /// When the call is none of `R`'s kind.
     pub fn decode<R: Request>(&self) -> Result<R, Failure> {
-        if self.kind != R::KIND {
-            return Err(ErrorKind::Protocol.into());
-        }
-        codec::decode(&self.message)
-            .map_err(|error| Failure::new(ErrorKind::Protocol, error.to_string()))
+        assert_eq!(self.kind, R::KIND, "the call is of another kind");
+        Ok(codec::decode(&self.message)?)
     }
 
-    /// Reads the body, as it lies in the arrived packets. Until this is called the stream's window
-    /// holds it back at the caller, so take a buffer first. Cancel safe only together with the call.
+    /// Reads the next piece of the body, as it came from the network; `None` at its end. Call it
+    /// only when there is room for the bytes. May be dropped at any time without losing bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`] when the stream ends within it.
-    pub async fn read_body(&mut self) -> Result<Vec<Bytes>, Failure> {
-        framing::receive_body(&mut self.receive, self.header.body_len)
+    /// [`Cancelled`](ErrorKind::Cancelled) or [`Unavailable`](ErrorKind::Unavailable) when the
+    /// caller is gone, [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) when it does not send.
+    pub async fn read_piece(&mut self) -> Result<Option<Bytes>, Failure> {
+        let limit = self.deadline.min(Instant::now() + BODY_TIMEOUT);
+        tokio::time::timeout_at(limit.into(), self.reader.piece())
             .await
-            .map_err(|error| Failure::new(ErrorKind::Unavailable, error.to_string()))
+            .unwrap_or_else(|_| Err(body_too_slow()))
     }
 
-    /// Answers, with bulk bytes.
-    pub async fn reply_with<R: Request>(self, reply: &R::Reply, body: &[Bytes]) {
-        self.send(Shape::Reply, codec::encode(reply), body).await;
+    /// Reads the rest of the body.
+    ///
+    /// # Errors
+    /// As [`Self::read_piece`].
+    pub async fn read_body(&mut self) -> Result<Body, Failure> {
+        let limit = self.deadline.min(Instant::now() + BODY_TIMEOUT);
+        tokio::time::timeout_at(limit.into(), self.reader.body())
+            .await
+            .unwrap_or_else(|_| Err(body_too_slow()))
     }
 
-    /// Answers.
+    /// Bytes of the body that have not been read.
+    #[must_use]
+    pub fn body_left(&self) -> usize {
+        self.reader.body_left()
+    }
+
+    /// Answers. Returns when QUIC has taken the answer, not when the caller has it. Dropping this
+    /// future resets the stream.
     pub async fn reply<R: Request>(self, reply: &R::Reply) {
-        self.reply_with::<R>(reply, &[]).await;
+        self.reply_with_body::<R>(reply, Body::default()).await;
     }
 
-    /// Answers with a failure.
-    pub async fn fail(self, failure: Failure) {
-        self.send(Shape::Failure { kind: failure.kind }, codec::encode(&failure), &[]).await;
-    }
-
-    /// Answers with a reply or a failure.
-    pub async fn respond<R: Request>(self, result: Result<R::Reply, Failure>) {
-        match result {
-            Ok(reply) => self.reply::<R>(&reply).await,
-            Err(failure) => self.fail(failure).await,
+    /// Answers with bulk bytes; see [`Self::reply`].
+    ///
+    /// # Panics
+    /// When the call is none of `R`'s kind.
+    pub async fn reply_with_body<R: Request>(mut self, reply: &R::Reply, body: impl Into<Body>) {
+        let (message, body) = (self.encode::<R>(reply), body.into());
+        if let Some(answer) = self.answer.take() {
+            answer.reply(&message, body).await;
         }
     }
 
-    async fn send(mut self, shape: Shape, message: Bytes, body: &[Bytes]) {
-        let request_id = self.header.request_id;
-        let frame = Outgoing { shape, message, body, request_id };
-        let Some(mut send) = self.send.take() else { return };
-        // The caller has gone if this fails; there is nobody left to tell.
-        if let Err(framing::SendError::Frame(failure)) = frame.send(&mut send).await {
-            tracing::error!(request = self.kind.name(), %failure, "reply is over a limit");
-            drop(send.reset(CANCELLED));
+    /// Answers with a failure; see [`Self::reply`].
+    pub async fn fail(mut self, failure: impl Into<Failure>) {
+        let failure = failure.into();
+        if let Some(answer) = self.answer.take() {
+            answer.fail(&failure).await;
+        }
+    }
+
+    /// Answers from a thread that cannot wait: the bytes are sent in the background.
+    ///
+    /// # Panics
+    /// When the call is none of `R`'s kind.
+    pub fn reply_detached<R: Request>(self, reply: &R::Reply) {
+        self.reply_with_body_detached::<R>(reply, Body::default());
+    }
+
+    /// Answers with bulk bytes from a thread that cannot wait; see [`Self::reply_detached`].
+    ///
+    /// # Panics
+    /// When the call is none of `R`'s kind.
+    pub fn reply_with_body_detached<R: Request>(mut self, reply: &R::Reply, body: impl Into<Body>) {
+        let (message, body) = (self.encode::<R>(reply), body.into());
+        self.detach(async move |answer: Answer| answer.reply(&message, body).await);
+    }
+
+    /// Answers with a failure from a thread that cannot wait; see [`Self::reply_detached`].
+    pub fn fail_detached(mut self, failure: impl Into<Failure>) {
+        let failure = failure.into();
+        self.detach(async move |answer: Answer| answer.fail(&failure).await);
+    }
+
+    fn encode<R: Request>(&self, reply: &R::Reply) -> Bytes {
+        assert_eq!(self.kind, R::KIND, "the call is of another kind");
+        codec::encode(reply)
+    }
+
+    /// Writes the answer in a task of its own, which the server's drain waits for.
+    fn detach<F>(&mut self, write: impl FnOnce(Answer) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        if let Some(answer) = self.answer.take() {
+            let (writing, ending) = (write(answer), self.ending.take());
+            drop(self.runtime.spawn(async move {
+                writing.await;
+                drop(ending);
+            }));
         }
     }
 }
 
 impl Drop for IncomingCall {
     fn drop(&mut self) {
-        // Fails only when everything had been read.
-        drop(self.receive.stop(CANCELLED));
-        if let Some(mut send) = self.send.take() {
-            drop(send.reset(CANCELLED));
+        if self.answer.is_some() {
+            if !self.cancelled.is_cancelled() {
+                tracing::error!(kind = self.kind.name(), "request dropped without an answer");
+            }
+            let failure = Failure::new(ErrorKind::Internal, "the request was dropped");
+            self.detach(async move |answer: Answer| answer.fail(&failure).await);
         }
     }
 }
+
+impl fmt::Debug for IncomingCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IncomingCall")
+            .field("kind", &self.kind)
+            .field("connection", &self.connection.id())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The sending half of a request's stream, until the answer is written.
+pub(super) struct Answer {
+    stream: SendStream,
+    request_id: u64,
+}
+
+impl Answer {
+    pub(super) fn new(stream: SendStream) -> Self {
+        Self { stream, request_id: 0 }
+    }
+
+    pub(super) fn set_request_id(&mut self, request_id: u64) {
+        self.request_id = request_id;
+    }
+
+    /// Returns when the peer does not want the answer, or is gone.
+    pub(super) fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
+        let stopped = self.stream.stopped();
+        async move { drop(stopped.await) }
+    }
+
+    pub(super) async fn reply(self, message: &[u8], body: Body) {
+        self.write(Shape::Reply, message, body).await;
+    }
+
+    pub(super) async fn fail(self, failure: &Failure) {
+        let kind = failure.kind;
+        let message = encode_message(failure);
+        self.write(Shape::Failure { kind }, &message, Body::default()).await;
+    }
+
+    async fn write(mut self, shape: Shape, message: &[u8], body: Body) {
+        let id = self.request_id;
+        let writing = write_frame(&mut self.stream, shape, id, message, body);
+        match tokio::time::timeout(ANSWER_TIMEOUT, writing).await {
+            Ok(Ok(())) => {}
+            Ok(Err(FrameWriteError::TooLong(why))) => {
+                tracing::error!(why, "answer is too long to send");
+                let failure = Failure::new(ErrorKind::Internal, why);
+                let (message, kind) = (encode_message(&failure), failure.kind);
+                let shape = Shape::Failure { kind };
+                let body = Body::default();
+                drop(write_frame(&mut self.stream, shape, id, &message, body).await);
+            }
+            Ok(Err(FrameWriteError::Stream(error))) => {
+                tracing::debug!(%error, "answer not wanted");
+            }
+            Err(_) => {
+                tracing::debug!("answer not taken in time");
+                drop(self.stream.reset(CloseCode::Cancelled.code()));
+            }
+        }
+    }
+}
+
+fn encode_message<M: Message>(message: &M) -> Bytes {
+    codec::encode(message)
+}
+
+fn body_too_slow() -> Failure {
+    Failure::new(ErrorKind::DeadlineExceeded, "the body does not arrive")
+}
+
+/// How long a caller may take to send a body of 1 MiB once it is asked for: it holds a buffer.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a caller may take to receive its answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,0 +1,164 @@
+//! The sockets from which a node dials, shared by all its peers.
+
+use std::{
+    fmt, io,
+    net::{Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
+
+use millrace_protocol::session::Role;
+use millrace_runtime::{Random, Shutdown};
+use quinn::{ClientConfig, EndpointConfig, crypto::rustls::QuicClientConfig};
+use tokio_util::sync::CancellationToken;
+
+use super::Lane;
+use crate::{
+    Identity, TransportSettings,
+    endpoint::{Endpoint, EndpointParts, Windows, transport_config},
+    identity::server_name,
+    settings::SettingsError,
+    tls::{self, TlsError},
+};
+
+/// One socket for control and one or more for bulk, each with its thread. Cheap to clone.
+#[derive(Clone)]
+pub struct ClientEndpoints(Arc<Shared>);
+
+struct Shared {
+    identity: Identity,
+    tls: Arc<QuicClientConfig>,
+    settings: TransportSettings,
+    control: Endpoint,
+    bulk: Vec<Endpoint>,
+    random: Random,
+}
+
+impl ClientEndpoints {
+    /// Opens the sockets and starts their threads, which end when the last clone is dropped or
+    /// `shutdown` has stopped.
+    ///
+    /// # Errors
+    /// [`ClientError`] when a setting is out of range, the identity is unusable, or the operating
+    /// system refuses a socket or thread.
+    pub fn start(
+        identity: Identity,
+        settings: TransportSettings,
+        shutdown: &Shutdown,
+    ) -> Result<Self, ClientError> {
+        settings.check()?;
+        let tls = Arc::new(tls::client(&identity)?);
+        let stopped = CancellationToken::new();
+        let open = |name| {
+            let parts = |bind: SocketAddr| EndpointParts {
+                bind,
+                shared: false,
+                config: EndpointConfig::default(),
+                server: None,
+                stopped: stopped.clone(),
+            };
+            // A socket of both families where there is IPv6, else one of IPv4.
+            Endpoint::start(name, parts((Ipv6Addr::UNSPECIFIED, 0).into()), &settings)
+                .or_else(|_| Endpoint::start(name, parts(([0, 0, 0, 0], 0).into()), &settings))
+        };
+        let control = open("quic-control")?;
+        let bulk = (0..settings.bulk_sockets)
+            .map(|_| open("quic-bulk"))
+            .collect::<io::Result<Vec<_>>>()?;
+        let shutdown = shutdown.clone();
+        drop(control.runtime().spawn(async move {
+            shutdown.stopped().await;
+            stopped.cancel();
+        }));
+        Ok(Self(Arc::new(Shared {
+            identity,
+            tls,
+            settings,
+            control,
+            bulk,
+            random: Random::system(),
+        })))
+    }
+
+    /// Who this node is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.0.identity
+    }
+
+    /// The runtime that drives control connections. Work that runs there and asks over
+    /// [`Lane::Control`] saves a change of threads for each request.
+    #[must_use]
+    pub fn control_runtime(&self) -> &tokio::runtime::Handle {
+        self.0.control.runtime()
+    }
+
+    /// The same for the first socket of [`Lane::Bulk`].
+    #[must_use]
+    pub fn bulk_runtime(&self) -> &tokio::runtime::Handle {
+        self.0.bulk.first().unwrap_or(&self.0.control).runtime()
+    }
+
+    pub(super) fn settings(&self) -> &TransportSettings {
+        &self.0.settings
+    }
+
+    pub(super) fn random(&self) -> &Random {
+        &self.0.random
+    }
+
+    pub(super) fn bulk_count(&self) -> usize {
+        self.0.bulk.len()
+    }
+
+    pub(super) fn endpoint(&self, lane: Lane, index: usize) -> &Endpoint {
+        match lane {
+            Lane::Control => &self.0.control,
+            Lane::Bulk => &self.0.bulk[index],
+        }
+    }
+
+    /// How to dial a peer at `address`.
+    pub(super) fn config(&self, address: SocketAddr) -> ClientConfig {
+        let windows = Windows {
+            // Requests from servers to clients come with a later version.
+            streams: 0,
+            stream: REPLY_WINDOW,
+            connection: CONNECTION_WINDOW,
+        };
+        let mut config = ClientConfig::new(self.0.tls.clone());
+        let transport = transport_config(&self.0.settings, address, &windows);
+        config.transport_config(Arc::new(transport));
+        config
+    }
+
+    /// The name that a server of our cluster must prove.
+    pub(super) fn server_name(&self, role: Role) -> String {
+        server_name(self.0.identity.peer().cluster, role)
+    }
+}
+
+impl fmt::Debug for ClientEndpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ClientEndpoints").field(&self.0.identity).finish()
+    }
+}
+
+/// A whole reply with its message may be under way before the first byte is read.
+const REPLY_WINDOW: u32 = 2 * 1024 * 1024;
+
+/// Replies are read as they arrive, so this much is in memory only while the node falls behind.
+const CONNECTION_WINDOW: u64 = 16 * 1024 * 1024;
+
+/// A node cannot dial.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// A setting is out of its range.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// The identity is unusable.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// No socket or thread.
+    #[error("cannot open a socket: {0}")]
+    Socket(#[from] io::Error),
+}

@@ -1,0 +1,281 @@
+//! One connection to a peer, and a request's way over it.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use millrace_protocol::{
+    Request, RequestKind, codec,
+    frame::{BODY_LEN_MAX, Shape},
+};
+use millrace_types::{ErrorKind, Failure};
+use quinn::SendStream;
+
+use super::{CallOptions, Lane};
+use crate::{
+    Body, PeerIdentity,
+    failure::{self, CloseCode},
+    stream::{FrameReader, FrameWriteError, write_frame},
+};
+
+/// An encoded request: encoded once however often it is sent.
+pub(super) struct Outgoing {
+    kind: RequestKind,
+    message: Bytes,
+    body: Body,
+    deadline: Duration,
+}
+
+impl Outgoing {
+    /// Fails when message or body is longer than a frame carries.
+    pub(super) fn new<R: Request>(
+        request: &R,
+        body: Body,
+        deadline: Duration,
+    ) -> Result<Self, Failure> {
+        let message = codec::encode(request);
+        if message.len() > codec::MESSAGE_LEN_MAX || body.len() > BODY_LEN_MAX {
+            let (message, body) = (message.len(), body.len());
+            return Err(Failure::new(
+                ErrorKind::InvalidArgument,
+                format!("request of {message} and body of {body} bytes is too long to send"),
+            ));
+        }
+        Ok(Self { kind: R::KIND, message, body, deadline })
+    }
+
+    pub(super) fn deadline_passed(&self) -> Failure {
+        let (name, waited) = (self.kind.name(), self.deadline);
+        Failure::new(ErrorKind::DeadlineExceeded, format!("no answer to {name} within {waited:?}"))
+    }
+}
+
+/// A connection after its handshake.
+pub(super) struct Live {
+    quic: quinn::Connection,
+    peer: PeerIdentity,
+    lane: Lane,
+    number: u64,
+    in_flight: AtomicUsize,
+    next_request: AtomicU64,
+    last_use: Mutex<Instant>,
+    ended_in_order: AtomicBool,
+}
+
+impl Live {
+    pub(super) fn new(
+        quic: quinn::Connection,
+        peer: PeerIdentity,
+        lane: Lane,
+        number: u64,
+    ) -> Self {
+        Self {
+            quic,
+            peer,
+            lane,
+            number,
+            in_flight: AtomicUsize::new(0),
+            next_request: AtomicU64::new(1),
+            last_use: Mutex::new(Instant::now()),
+            ended_in_order: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn remote(&self) -> SocketAddr {
+        self.quic.remote_address()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.quic.close_reason().is_some()
+    }
+
+    /// Whether we closed it without requests out.
+    pub(super) fn ended_in_order(&self) -> bool {
+        self.ended_in_order.load(Ordering::Acquire)
+    }
+
+    /// How long ago the last request ended.
+    pub(super) fn unused_for(&self) -> Duration {
+        self.last_use.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    /// How many datagrams have arrived.
+    pub(super) fn received(&self) -> u64 {
+        self.quic.stats().udp_rx.datagrams
+    }
+
+    /// Sends one byte that the peer must confirm and otherwise ignores.
+    pub(super) fn poke(&self) {
+        // Not sent when the connection has just ended, or bytes wait to be sent anyway.
+        drop(self.quic.send_datagram(Bytes::from_static(&[0])));
+    }
+
+    /// Closes a connection that nobody needs.
+    pub(super) fn end(&self) {
+        self.ended_in_order.store(true, Ordering::Release);
+        self.quic.close(CloseCode::Done.code(), b"");
+    }
+
+    /// Sends a request and waits for the answer: message and body.
+    pub(super) async fn exchange(
+        &self,
+        outgoing: &Outgoing,
+        deadline: Duration,
+    ) -> Result<(Bytes, Body), Failure> {
+        let _counted = InFlight::new(self);
+        let (send, receive) = self.quic.open_bi().await.map_err(|error| self.lost(&error))?;
+        let mut streams = Streams { send, receive: FrameReader::new(receive), done: false };
+        let outcome = self.over(&mut streams, outgoing, deadline).await;
+        streams.done = outcome.is_ok();
+        outcome
+    }
+
+    async fn over(
+        &self,
+        streams: &mut Streams,
+        outgoing: &Outgoing,
+        deadline: Duration,
+    ) -> Result<(Bytes, Body), Failure> {
+        let id = self.next_request.fetch_add(1, Ordering::Relaxed);
+        let shape = Shape::Request {
+            kind: outgoing.kind,
+            deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX).max(1),
+        };
+        let body = outgoing.body.clone();
+        let sent = write_frame(&mut streams.send, shape, id, &outgoing.message, body).await;
+        match sent {
+            Ok(()) => {}
+            Err(FrameWriteError::TooLong(why)) => {
+                return Err(Failure::new(ErrorKind::InvalidArgument, why));
+            }
+            Err(FrameWriteError::Stream(error)) => match failure::of_write(&error) {
+                Some(failure) => return Err(self.named(failure)),
+                // The server has answered without waiting for the body.
+                None => tracing::trace!(id, "body not wanted"),
+            },
+        }
+        let named = |failure| self.named(failure);
+        let (header, message) = streams.receive.message().await.map_err(named)?;
+        match header.shape {
+            Shape::Reply => {
+                let body = streams.receive.body().await.map_err(named)?;
+                Ok((message, body))
+            }
+            Shape::Failure { .. } => Err(codec::decode::<Failure>(&message)?),
+            Shape::Request { .. } => {
+                Err(named(Failure::new(ErrorKind::Protocol, "the answer is a request")))
+            }
+        }
+    }
+
+    fn lost(&self, error: &quinn::ConnectionError) -> Failure {
+        self.named(failure::of_connection(error))
+    }
+
+    /// Says which peer a failure of the transport is about.
+    fn named(&self, failure: Failure) -> Failure {
+        let peer = format!("{} at {}", self.peer.role.name(), self.remote());
+        Failure {
+            message: Failure::new(failure.kind, format!("{peer}: {}", failure.message)).message,
+            ..failure
+        }
+    }
+}
+
+/// Counts a request while its future lives.
+struct InFlight<'a>(&'a Live);
+
+impl<'a> InFlight<'a> {
+    fn new(live: &'a Live) -> Self {
+        live.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self(live)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        let mut last_use = self.0.last_use.lock().unwrap_or_else(PoisonError::into_inner);
+        *last_use = Instant::now();
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A request's stream, taken back unless its answer has arrived.
+struct Streams {
+    send: SendStream,
+    receive: FrameReader,
+    done: bool,
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        if !self.done {
+            // Fails only when everything was sent and confirmed; the stop says it then.
+            drop(self.send.reset(CloseCode::Cancelled.code()));
+            self.receive.stop();
+        }
+    }
+}
+
+/// A new connection in the hands of its hook.
+pub struct Connected(pub(super) Arc<Live>);
+
+impl Connected {
+    /// The number that this connection counts under; see [`Peer::connection_number`](super::Peer).
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    /// What the connection is for.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        self.0.lane
+    }
+
+    /// What the peer's certificate says.
+    #[must_use]
+    pub fn peer(&self) -> &PeerIdentity {
+        &self.0.peer
+    }
+
+    /// Sends a request over this very connection. The lane of `options` does not matter.
+    ///
+    /// # Errors
+    /// As [`Peer::call`](super::Peer::call).
+    pub async fn call<R: Request>(
+        &self,
+        request: &R,
+        options: CallOptions,
+    ) -> Result<R::Reply, Failure> {
+        let outgoing = Outgoing::new(request, Body::default(), options.deadline)?;
+        let exchange = self.0.exchange(&outgoing, options.deadline);
+        let (message, _) = tokio::time::timeout(options.deadline, exchange)
+            .await
+            .unwrap_or_else(|_| Err(outgoing.deadline_passed()))?;
+        Ok(codec::decode(&message)?)
+    }
+}
+
+impl std::fmt::Debug for Connected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connected")
+            .field("number", &self.0.number)
+            .field("lane", &self.0.lane)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,204 @@
+//! The place of one connection: connects once for all who wait, and again after a loss.
+//!
+//! ```text
+//!          a request comes            handshake and hook done
+//!  Empty ─────────────────▶ Connecting ───────────────────────▶ Live
+//!    ▲                          │ failed                         │ closed or lost
+//!    └──────────────────────────┴────────────────────────────────┘
+//! ```
+
+use std::{
+    mem,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
+use millrace_types::{ErrorKind, Failure};
+
+use super::{Connected, Lane, Live, PeerState, keep_alive};
+use crate::{
+    PeerIdentity,
+    failure::{self, CloseCode},
+    identity::of_connection,
+};
+
+pub(super) struct Slot {
+    lane: Lane,
+    index: usize,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Empty,
+    /// Nobody dials again before `until`, however many requests come.
+    Failed {
+        failure: Failure,
+        until: Instant,
+    },
+    Connecting(Connecting),
+    Live(Arc<Live>),
+}
+
+type Connecting = Shared<BoxFuture<'static, Result<Arc<Live>, Failure>>>;
+
+impl Slot {
+    pub(super) fn new(lane: Lane, index: usize) -> Self {
+        Self { lane, index, state: Arc::default() }
+    }
+
+    /// Requests out on the connection.
+    pub(super) fn in_flight(&self) -> usize {
+        match &*lock(&self.state) {
+            State::Live(live) => live.in_flight(),
+            _ => 0,
+        }
+    }
+
+    /// The connection; makes one where there is none. May be dropped: connecting goes on for the
+    /// others who wait.
+    pub(super) async fn live(&self, peer: &Arc<PeerState>) -> Result<Arc<Live>, Failure> {
+        let connecting = {
+            let mut state = lock(&self.state);
+            match &*state {
+                State::Live(live) if !live.is_closed() => return Ok(Arc::clone(live)),
+                State::Live(live) => peer.lost(live),
+                State::Failed { failure, until } if Instant::now() < *until => {
+                    return Err(failure.clone());
+                }
+                State::Empty | State::Failed { .. } | State::Connecting(_) => {}
+            }
+            match mem::take(&mut *state) {
+                State::Connecting(connecting) => {
+                    *state = State::Connecting(connecting.clone());
+                    connecting
+                }
+                State::Empty | State::Failed { .. } | State::Live(_) => {
+                    let connecting = self.start(peer);
+                    *state = State::Connecting(connecting.clone());
+                    connecting
+                }
+            }
+        };
+        connecting.await
+    }
+
+    /// Connects on the endpoint's own runtime, and writes down how it went.
+    fn start(&self, peer: &Arc<PeerState>) -> Connecting {
+        let (peer, state) = (Arc::clone(peer), Arc::clone(&self.state));
+        let (lane, index) = (self.lane, self.index);
+        let runtime = peer.endpoints.endpoint(lane, index).runtime().clone();
+        let task = runtime.spawn(async move {
+            let outcome = connect(&peer, lane, index).await;
+            *lock(&state) = match &outcome {
+                Ok(live) => State::Live(Arc::clone(live)),
+                Err(failure) => State::Failed {
+                    failure: failure.clone(),
+                    until: Instant::now() + peer.endpoints.random().jitter(FAILURE_PAUSE),
+                },
+            };
+            outcome
+        });
+        let state = Arc::clone(&self.state);
+        async move {
+            task.await.unwrap_or_else(|_| {
+                // The endpoint's thread has ended, or the hook has panicked.
+                *lock(&state) = State::Empty;
+                Err(Failure::new(ErrorKind::Unavailable, "connecting was given up"))
+            })
+        }
+        .boxed()
+        .shared()
+    }
+}
+
+/// Tries each address once.
+async fn connect(peer: &Arc<PeerState>, lane: Lane, index: usize) -> Result<Arc<Live>, Failure> {
+    let number = peer.number.load(std::sync::atomic::Ordering::Acquire);
+    let target = peer.target().clone();
+    let mut last = Failure::new(ErrorKind::Unavailable, "the peer has no address");
+    for (at, &address) in target.addresses.iter().enumerate() {
+        match dial(peer, lane, index, address).await {
+            Ok((quic, identity)) => {
+                prefer(peer, at, address);
+                let live = Arc::new(Live::new(quic, identity, lane, number));
+                introduce(peer, &live).await?;
+                keep_alive::start(peer, lane, index, &live);
+                return Ok(live);
+            }
+            Err(failure) => {
+                let role = target.role.name();
+                let message = format!("{role} at {address}: {}", failure.message);
+                last = Failure::new(failure.kind, message);
+            }
+        }
+    }
+    Err(last)
+}
+
+/// Lets the next connection begin with the address that answered.
+fn prefer(peer: &PeerState, at: usize, address: SocketAddr) {
+    let mut target = peer.target();
+    if at > 0 && target.addresses.get(at) == Some(&address) {
+        target.addresses.rotate_left(at);
+    }
+}
+
+/// One handshake with one address.
+async fn dial(
+    peer: &PeerState,
+    lane: Lane,
+    index: usize,
+    address: SocketAddr,
+) -> Result<(quinn::Connection, PeerIdentity), Failure> {
+    let unavailable = |why: String| Failure::new(ErrorKind::Unavailable, why);
+    let (endpoints, target) = (&peer.endpoints, peer.target().clone());
+    let endpoint = endpoints.endpoint(lane, index);
+    let name = endpoints.server_name(target.role);
+    let config = endpoints.config(address);
+    let connecting = endpoint
+        .quic()
+        .connect_with(config, address, &name)
+        .map_err(|error| unavailable(error.to_string()))?;
+    let quic = tokio::time::timeout(endpoints.settings().connect_timeout(), connecting)
+        .await
+        .map_err(|_| unavailable("no answer".to_owned()))?
+        .map_err(|error| failure::of_connection(&error))?;
+    let identity = of_connection(&quic)?;
+    if target.host.is_some_and(|host| host != identity.host) {
+        quic.close(CloseCode::Done.code(), b"not the host that was looked for");
+        return Err(unavailable(format!("host {} answers there", identity.host)));
+    }
+    Ok((quic, identity))
+}
+
+/// Runs the hook.
+async fn introduce(peer: &PeerState, live: &Arc<Live>) -> Result<(), Failure> {
+    let Some(hook) = &peer.hook else {
+        return Ok(());
+    };
+    let limit = peer.endpoints.settings().handshake_timeout();
+    let introduced = tokio::time::timeout(limit, hook(Connected(Arc::clone(live)))).await;
+    let outcome = introduced.unwrap_or_else(|_| {
+        Err(Failure::new(ErrorKind::Unavailable, "the introduction was not answered"))
+    });
+    if outcome.is_err() {
+        live.end();
+    }
+    outcome
+}
+
+/// A panic elsewhere cannot leave the state half written.
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How long a failed attempt answers for the next ones (half to all of it). Long enough to keep a
+/// caller without a pause of its own from flooding the network, short enough for a server's return.
+const FAILURE_PAUSE: Duration = Duration::from_millis(100);

@@ -1,0 +1,149 @@
+//! The life of one request at the server.
+//!
+//! ```text
+//!           frame good, admitted             answered or dropped, and handler returned
+//!  Reading ──────────────────────▶ At work ─────────────────────────────────────────▶ Done
+//!     │ refused: answered with a failure        │ caller gives up, or deadline:
+//!     └──────────────────────────────────▶ Done └─ the call's token is cancelled, work goes on
+//! ```
+
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use millrace_protocol::{
+    RequestKind,
+    frame::{Header, Shape},
+};
+use millrace_types::{ErrorKind, Failure};
+use quinn::{RecvStream, SendStream};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Connection, IncomingCall,
+    acceptor::Acceptor,
+    call::{Answer, CallParts},
+};
+use crate::stream::FrameReader;
+
+/// Reads a request, has it answered and returns when nothing of it is left.
+pub(super) async fn serve(
+    acceptor: Arc<Acceptor>,
+    connection: Arc<Connection>,
+    send: SendStream,
+    receive: RecvStream,
+) {
+    let mut reader = FrameReader::new(receive);
+    let mut answer = Answer::new(send);
+    if acceptor.shutdown.is_draining() {
+        let failure = Failure::new(ErrorKind::Unavailable, "the server shuts down");
+        return answer.fail(&failure).await;
+    }
+    match read(&acceptor, &connection, &mut reader).await {
+        Ok(Some(request)) => {
+            answer.set_request_id(request.header.request_id);
+            work(&acceptor, connection, request, reader, answer).await;
+        }
+        Ok(None) => {}
+        Err(failure) => {
+            acceptor.refusals.warn(connection.remote(), &failure.message);
+            answer.fail(&failure).await;
+        }
+    }
+}
+
+struct Request {
+    header: Header,
+    kind: RequestKind,
+    deadline: Instant,
+    message: Bytes,
+}
+
+/// Reads and admits a request. `None`: the peer took it back or is gone.
+async fn read(
+    acceptor: &Acceptor,
+    connection: &Connection,
+    reader: &mut FrameReader,
+) -> Result<Option<Request>, Failure> {
+    let begun = Instant::now();
+    let read = tokio::time::timeout(acceptor.message_timeout, reader.message());
+    let (header, message) = match read.await {
+        Ok(Ok(read)) => read,
+        Ok(Err(failure)) if failure.kind == ErrorKind::Protocol => {
+            let message = format!("malformed frame: {}", failure.message);
+            return Err(Failure::new(ErrorKind::Protocol, message));
+        }
+        Ok(Err(failure)) => {
+            tracing::debug!(%failure, id = %connection.id(), "request not read");
+            return Ok(None);
+        }
+        Err(_) => {
+            let message = "the message of a request takes too long";
+            return Err(Failure::new(ErrorKind::DeadlineExceeded, message));
+        }
+    };
+    let Shape::Request { kind, deadline_ms } = header.shape else {
+        let message = "malformed frame: an answer where a request belongs";
+        return Err(Failure::new(ErrorKind::Protocol, message));
+    };
+    let role = connection.peer().role;
+    if !acceptor.service.admits(role, kind) {
+        let message = format!("role {} may not send {}", role.name(), kind.name());
+        return Err(Failure::new(ErrorKind::Forbidden, message));
+    }
+    let waits = match deadline_ms {
+        0 => DEADLINE_DEFAULT,
+        ms => Duration::from_millis(ms.into()).min(DEADLINE_MAX),
+    };
+    Ok(Some(Request { header, kind, deadline: begun + waits, message }))
+}
+
+/// Hands a request to the service and watches over it.
+async fn work(
+    acceptor: &Acceptor,
+    connection: Arc<Connection>,
+    request: Request,
+    reader: FrameReader,
+    answer: Answer,
+) {
+    let cancelled = CancellationToken::new();
+    let (ending, mut ended) = oneshot::channel();
+    let mut given_up = pin!(given_up(&answer, request.deadline));
+    let mut handled = acceptor.service.handle(IncomingCall::new(CallParts {
+        connection,
+        kind: request.kind,
+        message: request.message,
+        body_len: request.header.body_len as usize,
+        deadline: request.deadline,
+        cancelled: cancelled.clone(),
+        reader,
+        answer,
+        ending,
+    }));
+    let (mut at_work, mut open) = (true, true);
+    while at_work || open {
+        tokio::select! {
+            () = &mut handled, if at_work => at_work = false,
+            _ = &mut ended, if open => open = false,
+            () = &mut given_up, if !cancelled.is_cancelled() => cancelled.cancel(),
+        }
+    }
+}
+
+/// Returns when nobody waits for the answer any more.
+fn given_up(answer: &Answer, deadline: Instant) -> impl Future<Output = ()> + Send + 'static {
+    let stopped = answer.stopped();
+    async move {
+        drop(tokio::time::timeout_at(deadline.into(), stopped).await);
+    }
+}
+
+/// For callers that do not say how long they wait.
+const DEADLINE_DEFAULT: Duration = Duration::from_secs(60);
+
+/// The longest wait is for hydration of large files.
+const DEADLINE_MAX: Duration = Duration::from_secs(3600);

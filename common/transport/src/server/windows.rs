@@ -1,0 +1,162 @@
+//! Shares the memory for unread bytes among the connections.
+//!
+//! A connection's window is its share of the budget, rounded down to a power of two so that it
+//! changes rarely, and never more than all its requests can use. The number of requests that it may
+//! have in flight is that window divided by the window of one stream: so even if the service has
+//! asked for none of the bodies, no stream waits for window that another one occupies.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use quinn::VarInt;
+
+use super::ConnectionId;
+use crate::{
+    TransportSettings,
+    endpoint::{Windows, var_int},
+};
+
+pub(super) struct WindowShares {
+    rule: Rule,
+    members: Arc<Mutex<Members>>,
+}
+
+#[derive(Default)]
+struct Members {
+    connections: BTreeMap<ConnectionId, quinn::Connection>,
+    streams: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Rule {
+    budget: u64,
+    stream: u32,
+    streams_max: u32,
+}
+
+impl Rule {
+    /// Requests that each of `count` connections may have in flight.
+    fn streams(self, count: usize) -> u32 {
+        let count = u64::try_from(count).unwrap_or(u64::MAX).next_power_of_two();
+        let streams = self.budget / count / u64::from(self.stream);
+        u32::try_from(streams)
+            .unwrap_or(u32::MAX)
+            .clamp(STREAMS_MIN.min(self.streams_max), self.streams_max)
+    }
+
+    fn windows(self, streams: u32) -> Windows {
+        Windows {
+            streams,
+            stream: self.stream,
+            connection: u64::from(streams) * u64::from(self.stream),
+        }
+    }
+}
+
+impl WindowShares {
+    pub(super) fn new(settings: &TransportSettings) -> Self {
+        Self {
+            rule: Rule {
+                budget: settings.receive_budget_bytes,
+                stream: settings.stream_window_bytes,
+                streams_max: settings.streams_per_connection,
+            },
+            members: Arc::default(),
+        }
+    }
+
+    /// What a connection begins with.
+    pub(super) fn least(&self) -> Windows {
+        self.rule.windows(STREAMS_MIN.min(self.rule.streams_max))
+    }
+
+    /// How many connections the budget carries.
+    pub(super) fn members_max(&self) -> usize {
+        let least = self.least().connection.max(1);
+        usize::try_from(self.rule.budget / least).unwrap_or(usize::MAX)
+    }
+
+    /// Gives a connection its share, and the others theirs, until the guard is dropped.
+    pub(super) fn join(&self, id: ConnectionId, connection: quinn::Connection) -> Share {
+        let mut members = lock(&self.members);
+        members.connections.insert(id, connection.clone());
+        members.share_out(self.rule);
+        apply(&connection, &self.rule.windows(members.streams));
+        Share { id, rule: self.rule, members: Arc::clone(&self.members) }
+    }
+}
+
+impl Members {
+    fn share_out(&mut self, rule: Rule) {
+        let streams = rule.streams(self.connections.len());
+        if streams != self.streams {
+            self.streams = streams;
+            let windows = rule.windows(streams);
+            for connection in self.connections.values() {
+                apply(connection, &windows);
+            }
+        }
+    }
+}
+
+/// A connection's part in the budget.
+pub(super) struct Share {
+    id: ConnectionId,
+    rule: Rule,
+    members: Arc<Mutex<Members>>,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut members = lock(&self.members);
+        members.connections.remove(&self.id);
+        members.share_out(self.rule);
+    }
+}
+
+fn apply(connection: &quinn::Connection, windows: &Windows) {
+    connection.set_receive_window(var_int(windows.connection));
+    connection.set_max_concurrent_bi_streams(VarInt::from_u32(windows.streams));
+}
+
+/// A panic elsewhere leaves at worst a share that the next change corrects.
+fn lock(members: &Mutex<Members>) -> MutexGuard<'_, Members> {
+    members.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Fewer requests in flight would make every client wait for round trips.
+const STREAMS_MIN: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn all_windows_together_fit_the_budget(
+            count in 1_usize..3000,
+            budget_mib in 4_u64..4096,
+            stream_kib in 16_u32..1024,
+            streams_per_connection in 1_u32..512,
+        ) {
+            let settings = TransportSettings {
+                receive_budget_bytes: budget_mib * 1024 * 1024,
+                stream_window_bytes: stream_kib * 1024,
+                streams_per_connection,
+                ..TransportSettings::default()
+            };
+            let shares = WindowShares::new(&settings);
+            let count = count.min(shares.members_max());
+            prop_assert!(count >= 1);
+            let windows = shares.rule.windows(shares.rule.streams(count));
+            let all = windows.connection * count as u64;
+            // Power-of-two rounding may only give less, except at the least share.
+            prop_assert!(all <= settings.receive_budget_bytes);
+            prop_assert!(windows.streams >= 1);
+        }
+    }
+}
