@@ -51,8 +51,8 @@ pub(crate) struct Cluster {
     writes: Numbers,
     patience: Patience,
     metrics: ClientMetrics,
-    /// The newest log index that any reply has shown.
-    seen: Arc<AtomicU64>,
+    /// What the metadata server has shown of itself.
+    view: Arc<View>,
     refreshing: tokio::sync::Mutex<()>,
     replacing: tokio::sync::Mutex<()>,
     reads_out: Semaphore,
@@ -60,6 +60,15 @@ pub(crate) struct Cluster {
     writes_out: Semaphore,
     /// Counts sessions that ended without being closed.
     losses: watch::Sender<u64>,
+}
+
+/// What the metadata server has shown of itself.
+#[derive(Debug, Default)]
+struct View {
+    /// The newest log index of any reply.
+    seen: AtomicU64,
+    /// The server's present life: another number means that it was restarted.
+    incarnation: watch::Sender<u64>,
 }
 
 impl Cluster {
@@ -74,10 +83,10 @@ impl Cluster {
         patience: Patience,
         metrics: ClientMetrics,
     ) -> Result<Self, Failure> {
-        let seen = Arc::new(AtomicU64::new(0));
+        let view = Arc::new(View::default());
         let addresses = metadata::resolve(&servers).await?;
         let target = PeerTarget { role: Role::Metadata, host: None, addresses };
-        let greeted = Arc::clone(&seen);
+        let greeted = Arc::clone(&view);
         let metadata = Peer::with_hook(&endpoints, target, move |connected| {
             greet(connected, Arc::clone(&greeted))
         });
@@ -95,7 +104,7 @@ impl Cluster {
             writes: Numbers::default(),
             patience,
             metrics,
-            seen,
+            view,
             refreshing: tokio::sync::Mutex::new(()),
             replacing: tokio::sync::Mutex::new(()),
             reads_out: Semaphore::new(READS_OUT_MAX),
@@ -118,6 +127,11 @@ impl Cluster {
     /// Tells how many sessions have ended without being closed.
     pub(crate) fn losses(&self) -> watch::Receiver<u64> {
         self.losses.subscribe()
+    }
+
+    /// The metadata server's present life, which changes when it is restarted.
+    pub(crate) fn incarnation(&self) -> watch::Receiver<u64> {
+        self.view.incarnation.subscribe()
     }
 
     /// Renews the ticket for as long as it is polled, and fetches the map when it is old. May be
@@ -144,8 +158,8 @@ impl Cluster {
 }
 
 /// The first message on every connection to the metadata server.
-async fn greet(connected: Connected, seen: Arc<AtomicU64>) -> Result<(), Failure> {
-    let seen_index = LogIndex(seen.load(Ordering::Acquire));
+async fn greet(connected: Connected, view: Arc<View>) -> Result<(), Failure> {
+    let seen_index = LogIndex(view.seen.load(Ordering::Acquire));
     let hello = Hello { seen_index };
     let reply = connected.call(&hello, CallOptions::control(ATTACH_DEADLINE)).await?;
     if reply.last_index < seen_index {
@@ -155,6 +169,11 @@ async fn greet(connected: Connected, seen: Arc<AtomicU64>) -> Result<(), Failure
             "the metadata server has lost changes that it had acknowledged"
         );
     }
+    view.incarnation.send_if_modified(|known| {
+        let restarted = *known != reply.incarnation;
+        *known = reply.incarnation;
+        restarted
+    });
     Ok(())
 }
 

@@ -25,7 +25,7 @@ use crate::{caller::caller, cluster::Cluster};
 pub(crate) struct Control {
     cluster: Arc<Cluster>,
     description: MountDescription,
-    /// The directory of the file system that the mount shows.
+    /// The directory that the mount shows, from the top of what this client may see.
     path: PathBuf,
 }
 

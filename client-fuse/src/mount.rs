@@ -71,14 +71,14 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let cluster = Arc::new(cluster.map_err(MountError::Cluster)?);
     let memory = settings.cache.memory.0;
     let fs = FileSystem::new(Arc::clone(&cluster), counters, memory, runtimes.1.clone());
-    let path = whole_path(&settings.mount.path, names.subtree.as_deref());
-    let root = find_root(&cluster, &path).await.map_err(|failure| {
-        let path = path.clone();
-        MountError::Root { path, failure }
-    })?;
+    let path = settings.mount.path.clone();
+    let root = find_root(&cluster, &path)
+        .await
+        .map_err(|failure| MountError::Root { path: path.clone(), failure })?;
+    let shown = shown_path(&path, names.subtree.as_deref());
     let refused = |error| MountError::Mount { path: mountpoint.clone(), error };
     let mountpoint = mountpoint::prepare(mountpoint).map_err(refused)?;
-    let source = format!("{}:{}", names.cluster, path.display());
+    let source = format!("{}:{}", names.cluster, shown.display());
     let options = mountpoint::options(&settings.mount, source);
     let requests = TaskTracker::new();
     let adapter = Adapter::new(Arc::clone(&fs), root, runtimes.clone(), requests.clone());
@@ -86,7 +86,7 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let background = session.spawn().map_err(refused)?;
     let description = MountDescription {
         cluster: names.cluster.to_string(),
-        subtree: path.as_os_str().as_bytes().to_vec(),
+        subtree: shown.as_os_str().as_bytes().to_vec(),
         mountpoint: mountpoint.as_os_str().as_bytes().to_vec(),
         read_only: settings.mount.read_only,
         process: std::process::id(),
@@ -130,11 +130,12 @@ impl Upkeep {
 }
 
 fn begin_upkeep(fs: &Arc<FileSystem>, names: &Handle, bytes: &Handle) -> Upkeep {
-    let (for_files, for_losses) = (Arc::clone(fs), Arc::clone(fs));
+    let (for_files, for_losses, for_restarts) = (Arc::clone(fs), Arc::clone(fs), Arc::clone(fs));
     let cluster = Arc::clone(&fs.cluster);
     Upkeep(vec![
         names.spawn(async move { cluster.keep_session().await }),
         names.spawn(async move { for_losses.watch_session().await }),
+        names.spawn(async move { for_restarts.watch_restarts().await }),
         bytes.spawn(async move { for_files.upkeep().await }),
     ])
 }
@@ -168,17 +169,12 @@ fn unmount_aside(mountpoint: PathBuf) {
     });
 }
 
-/// A certificate for a subtree begins at that subtree; naming the subtree again is harmless.
-fn whole_path(path: &Path, subtree: Option<&[u8]>) -> PathBuf {
-    let Some(subtree) = subtree else {
-        return path.to_owned();
-    };
-    let subtree = Path::new(std::ffi::OsStr::from_bytes(subtree));
-    if path.starts_with(subtree) {
-        return path.to_owned();
-    }
+/// The directory of the file system that is mounted, for people: a certificate for a subtree begins
+/// at that subtree, and knows nothing above it.
+fn shown_path(path: &Path, subtree: Option<&[u8]>) -> PathBuf {
     let below = path.components().filter(|part| matches!(part, Component::Normal(_)));
-    subtree.join(below.collect::<PathBuf>())
+    let top = subtree.unwrap_or(b"/");
+    Path::new(std::ffi::OsStr::from_bytes(top)).join(below.collect::<PathBuf>())
 }
 
 /// Walks to the directory that is shown, without following symbolic links.
@@ -262,11 +258,10 @@ mod tests {
     #[test]
     fn a_mount_with_a_certificate_for_a_subtree_begins_there() {
         let path = |path: &str, subtree: Option<&str>| {
-            whole_path(Path::new(path), subtree.map(str::as_bytes))
+            shown_path(Path::new(path), subtree.map(str::as_bytes))
         };
         assert_eq!(path("/a", None), Path::new("/a"));
-        assert_eq!(path("/", Some("/train")), Path::new("/train"));
+        assert_eq!(path("/", None), Path::new("/"));
         assert_eq!(path("/x", Some("/train")), Path::new("/train/x"));
-        assert_eq!(path("/train/x", Some("/train")), Path::new("/train/x"));
     }
 }

@@ -93,7 +93,7 @@ impl Cluster {
 
     /// Records the log index that a reply shows.
     fn handle_index(&self, index: LogIndex) {
-        self.seen.fetch_max(index.0, Ordering::AcqRel);
+        self.view.seen.fetch_max(index.0, Ordering::AcqRel);
     }
 
     /// Waits until every change that was acknowledged is on stable storage.
@@ -101,7 +101,7 @@ impl Cluster {
     /// # Errors
     /// As [`Self::ask`].
     pub(crate) async fn sync_metadata(&self) -> Result<(), Failure> {
-        let index = LogIndex(self.seen.load(Ordering::Acquire));
+        let index = LogIndex(self.view.seen.load(Ordering::Acquire));
         let done = self.ask(&SyncMetadata { index }).await?;
         self.handle_index(done.index);
         Ok(())

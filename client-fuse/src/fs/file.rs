@@ -27,6 +27,9 @@ use crate::{
     prefetch::window::Streams,
 };
 
+#[cfg(test)]
+mod tests;
+
 /// What lets this mount reach the bytes of one content: never changes, is replaced as a whole.
 #[derive(Debug)]
 pub(crate) struct Access {
@@ -195,11 +198,11 @@ impl State {
         Ok(())
     }
 
-    /// Takes over the answer to an open in a new session, whatever was known before.
+    /// Takes over the answer to a repeated open, whatever was known before.
     ///
     /// # Errors
     /// As [`Self::accept`].
-    pub(crate) fn accept_after_session_loss(&mut self, reply: InodeReply) -> Result<(), Failure> {
+    pub(crate) fn accept_reopened(&mut self, reply: InodeReply) -> Result<(), Failure> {
         self.access = None;
         self.attributes.change_count = ChangeCount(0);
         self.accept(reply)

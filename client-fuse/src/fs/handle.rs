@@ -21,6 +21,8 @@ pub(crate) struct FileHandle {
     pub(crate) caller: Caller,
     /// How it is used.
     pub(crate) options: HandleOptions,
+    /// In which life of the metadata server it is known to be open.
+    pub(crate) incarnation: AtomicU64,
     failures_seen: AtomicU64,
 }
 
@@ -53,9 +55,11 @@ impl FileHandle {
         mode: OpenMode,
         caller: Caller,
         options: HandleOptions,
+        incarnation: u64,
     ) -> Self {
         let failures_seen = AtomicU64::new(file.state().failures);
-        Self { file, mode, caller, options, failures_seen }
+        let incarnation = AtomicU64::new(incarnation);
+        Self { file, mode, caller, options, incarnation, failures_seen }
     }
 
     /// Fails once for the failures that have been recorded since the last call.

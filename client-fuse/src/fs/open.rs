@@ -1,7 +1,8 @@
 //! open, create and release.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
+use futures::{StreamExt as _, stream};
 use millrace_protocol::{
     metadata::{Attributes, Close, Create, InodeReply, NewNode, Open, OpenMode, SetAttributes},
     session::Caller,
@@ -150,7 +151,7 @@ impl FileSystem {
             state.attributes.clone()
         };
         let options = HandleOptions::from_flags(flags);
-        let handle = FileHandle::new(Arc::clone(&file), mode, caller, options);
+        let handle = FileHandle::new(Arc::clone(&file), mode, caller, options, self.incarnation());
         let number = self.handles.insert(Arc::new(handle)).inspect_err(|_| {
             self.files.handle_close(&file, mode);
         })?;
@@ -170,24 +171,47 @@ impl FileSystem {
 
     /// Opens again, in a new session, what was open in one that ended.
     pub(crate) async fn reopen_all(&self) {
-        for handle in self.handles.all() {
-            let file = &handle.file;
-            let reopened = self
-                .cluster
-                .change(|operation| Open {
-                    caller: handle.caller.clone(),
-                    operation,
-                    inode: file.inode,
-                    mode: handle.mode,
-                    truncate: false,
-                    reopen: true,
-                })
-                .await
-                .and_then(|reply| file.state().accept_after_session_loss(reply));
-            if let Err(failure) = reopened {
-                tracing::warn!(inode = %file.inode, %failure, "cannot open again in a new session");
-            }
-        }
+        self.reopen(self.handles.all()).await;
+    }
+
+    /// Tells a metadata server that was restarted what is open for reading here: it keeps that in
+    /// memory only, and would otherwise free files without names after a lease.
+    pub(crate) async fn declare_reads(&self) {
+        let mut handles = self.handles.all();
+        let incarnation = self.incarnation();
+        handles.retain(|handle| {
+            handle.mode == OpenMode::Read
+                && handle.incarnation.load(Ordering::Acquire) != incarnation
+        });
+        self.reopen(handles).await;
+    }
+
+    async fn reopen(&self, handles: Vec<Arc<FileHandle>>) {
+        stream::iter(handles)
+            .for_each_concurrent(REOPENS_AT_ONCE, async |handle| {
+                let file = &handle.file;
+                let reopened = self
+                    .cluster
+                    .change(|operation| Open {
+                        caller: handle.caller.clone(),
+                        operation,
+                        inode: file.inode,
+                        mode: handle.mode,
+                        truncate: false,
+                        reopen: true,
+                    })
+                    .await
+                    .and_then(|reply| file.state().accept_reopened(reply));
+                handle.incarnation.store(self.incarnation(), Ordering::Release);
+                if let Err(failure) = reopened {
+                    tracing::warn!(inode = %file.inode, %failure, "cannot open a file again");
+                }
+            })
+            .await;
+    }
+
+    fn incarnation(&self) -> u64 {
+        *self.cluster.incarnation().borrow()
     }
 
     /// Sends one change of attributes for a handle that is open for writing.
@@ -215,3 +239,6 @@ impl FileSystem {
         self.cluster.change(request).await
     }
 }
+
+/// Files that are opened again at the same time.
+const REOPENS_AT_ONCE: usize = 16;

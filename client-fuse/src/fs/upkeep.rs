@@ -39,6 +39,15 @@ impl FileSystem {
         self.flush_and_commit(self.dirty_files()).await;
     }
 
+    /// Waits for restarts of the metadata server, and tells it then what is open. May be dropped at
+    /// any time.
+    pub(crate) async fn watch_restarts(&self) {
+        let mut incarnation = self.cluster.incarnation();
+        while incarnation.changed().await.is_ok() {
+            self.declare_reads().await;
+        }
+    }
+
     /// Waits for the loss of the session, and then fails what was buffered under it and opens again
     /// what is open. May be dropped at any time.
     pub(crate) async fn watch_session(&self) {

@@ -1,0 +1,142 @@
+//! What an open file believes, whatever arrives in whatever order.
+
+use millrace_protocol::{
+    capability::{Capability, Content, Rights, Signed},
+    codec,
+    metadata::{Attributes, Coverage, FileKind, InodeReply},
+};
+use millrace_types::{
+    ChangeCount, ChunkSize, ErrorKind, KeyId, Layout, LogIndex, PoolId, SessionId,
+};
+
+use super::*;
+
+const TARGET: TargetId = TargetId([1; 8]);
+
+/// An answer of the server: the file at change `count`, of `size` bytes, in write epoch `epoch`.
+fn reply(count: u64, size: u64, epoch: u32, rights: Rights) -> InodeReply {
+    let content = Content {
+        inode: InodeId(7),
+        generation: ContentGeneration(1),
+        write_epoch: WriteEpoch(epoch),
+        layout: Layout::new(ChunkSize::DEFAULT, 1, PoolId(0), 1, 0).expect("sound"),
+        origin: None,
+        origin_length: 0,
+        sparse: false,
+    };
+    let capability = Capability { rights, session: SessionId(1), content: content.clone() };
+    let body = codec::encode(&capability).to_vec();
+    InodeReply {
+        attributes: Attributes {
+            inode: InodeId(7),
+            kind: FileKind::Regular,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            device: 0,
+            size,
+            accessed: Timestamp(0),
+            modified: Timestamp(10),
+            changed: Timestamp(10),
+            born: Timestamp(0),
+            change_count: ChangeCount(count),
+        },
+        content: Some(content),
+        capability: Some(Signed { key: KeyId(1), body, mac: [0; 32] }),
+        symlink: None,
+        inline: None,
+        coverage: Coverage::None,
+        index: LogIndex(count),
+    }
+}
+
+fn opened(rights: Rights) -> File {
+    let file = File::new(reply(5, 100, 1, rights)).expect("a file");
+    file.state().write_opens = u32::from(rights == Rights::ReadWrite);
+    file
+}
+
+#[test]
+fn an_answer_that_was_overtaken_changes_nothing() {
+    let file = opened(Rights::Read);
+    file.state().accept(reply(7, 300, 1, Rights::Read)).expect("sound");
+    file.state().accept(reply(6, 200, 1, Rights::Read)).expect("sound");
+    assert_eq!(file.state().attributes.size, 300);
+    assert_eq!(file.state().attributes.change_count, ChangeCount(7));
+}
+
+#[test]
+fn ones_own_writes_show_until_the_server_knows_of_them() {
+    let file = opened(Rights::ReadWrite);
+    let mut state = file.state();
+    state.record_write(&(100..500), Timestamp(20));
+    assert_eq!((state.attributes.size, state.attributes.modified), (500, Timestamp(20)));
+    state.accept(reply(6, 200, 1, Rights::ReadWrite)).expect("sound");
+    assert_eq!(state.attributes.size, 500, "a stat by somebody else does not shrink the view");
+    assert!(!state.needs_commit(), "nothing is stored yet");
+
+    let access = state.access.clone().expect("given");
+    state.record_stored(&(100..500), &access, TARGET, 3);
+    assert!(state.needs_commit());
+    let told = state.stored.acknowledgements;
+    state.record_stored(&(500..600), &access, TARGET, 4);
+    state.record_commit(told);
+    assert!(state.needs_commit(), "the second write came after the commit was sent");
+    assert_eq!(state.stored.end, 600);
+    assert_eq!(state.unsynced.get(&TARGET), Some(&3), "the first loss count is the one to compare");
+
+    let told = state.stored.acknowledgements;
+    state.record_commit(told);
+    state.accept(reply(8, 600, 1, Rights::ReadWrite)).expect("sound");
+    assert!(!state.is_dirty());
+    state.accept(reply(9, 50, 2, Rights::ReadWrite)).expect("sound");
+    assert_eq!(state.attributes.size, 50, "now another mount's truncation counts");
+}
+
+#[test]
+fn writes_under_a_new_epoch_are_committed_under_it_and_the_old_ones_forgotten() {
+    let file = opened(Rights::ReadWrite);
+    let mut state = file.state();
+    let old = state.access.clone().expect("given");
+    state.record_stored(&(0..900), &old, TARGET, 0);
+    state.accept(reply(6, 50, 2, Rights::ReadWrite)).expect("sound");
+    let new = state.access.clone().expect("given");
+    state.record_stored(&(50..60), &new, TARGET, 0);
+    assert_eq!(state.stored.version, (ContentGeneration(1), WriteEpoch(2)));
+    assert_eq!(state.stored.end, 60);
+}
+
+#[test]
+fn an_open_for_reading_does_not_take_the_right_to_write_away() {
+    let file = opened(Rights::ReadWrite);
+    file.state().accept(reply(5, 100, 1, Rights::Read)).expect("sound");
+    assert_eq!(file.access().expect("given").rights, Rights::ReadWrite);
+    file.state().write_opens = 0;
+    file.state().accept(reply(6, 100, 1, Rights::Read)).expect("sound");
+    assert_eq!(file.access().expect("given").rights, Rights::Read);
+}
+
+#[test]
+fn a_change_elsewhere_drops_what_was_fetched_ahead() {
+    let file = opened(Rights::Read);
+    let mut state = file.state();
+    drop(state.pieces.begin(0..10, true, None, std::time::Instant::now()));
+    state.accept(reply(5, 100, 1, Rights::Read)).expect("sound");
+    assert!(!state.pieces.is_empty(), "nothing has changed");
+    state.accept(reply(6, 100, 1, Rights::Read)).expect("sound");
+    assert!(state.pieces.is_empty());
+}
+
+#[test]
+fn impossible_answers_are_refused() {
+    let mut directory = reply(1, 0, 1, Rights::Read);
+    directory.content = None;
+    directory.attributes.kind = FileKind::Directory;
+    let kind = |outcome: Result<File, Failure>| outcome.map(drop).map_err(|f| f.kind);
+    assert_eq!(kind(File::new(directory)), Err(ErrorKind::IsDirectory));
+    let mut unreadable = reply(1, 0, 1, Rights::Read);
+    let capability = unreadable.capability.as_mut().expect("given");
+    capability.body = b"no capability".to_vec();
+    assert_eq!(kind(File::new(unreadable)), Err(ErrorKind::Protocol));
+}
