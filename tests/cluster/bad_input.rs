@@ -64,8 +64,13 @@ fn a_missing_settings_file_is_named() -> Result<()> {
 
 #[test]
 fn a_full_target_gives_enospc_and_room_comes_back_with_removal() -> Result<()> {
-    let wish = Wish { targets: 1, environment: small_targets() };
-    let cluster = Cluster::start(wish)?;
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    cluster.restart_with("target-0", "millrace-target", |settings| {
+        let targets = settings["target"].as_array_mut().context("a list of targets")?;
+        let target = targets[0].as_table_mut().context("a target")?;
+        target.insert("capacity".to_owned(), "64MiB".into());
+        Ok(())
+    })?;
     let path = cluster.mount().join("too-large");
     let mut file = OpenOptions::new().create_new(true).write(true).open(&path)?;
     let piece = vec![5; 1 << 20];
@@ -84,9 +89,4 @@ fn a_full_target_gives_enospc_and_room_comes_back_with_removal() -> Result<()> {
         written.ok()
     })?;
     Ok(())
-}
-
-/// The environment overrides every setting of a daemon: here the capacity of the only target.
-fn small_targets() -> Vec<(String, String)> {
-    vec![("MILLRACE_TARGET_CAPACITY".to_owned(), "64MiB".to_owned())]
 }

@@ -6,7 +6,7 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result};
@@ -158,6 +158,34 @@ impl Cluster {
     pub fn crash(&self, name: &str) -> Result<()> {
         self.daemon(name)?.kill()?;
         self.up()
+    }
+
+    /// Kills a daemon and starts it again with settings that `change` has changed; they hold until
+    /// the next [`up`](Self::up).
+    ///
+    /// # Errors
+    /// When it does not run, its settings are not as expected, or it does not serve again.
+    pub fn restart_with(
+        &self,
+        name: &str,
+        program: &str,
+        change: impl FnOnce(&mut toml::Table) -> Result<()>,
+    ) -> Result<()> {
+        let daemon = self.daemon(name)?;
+        daemon.kill()?;
+        let folder = self.dir().join(name);
+        let file = folder.join(program.replace("millrace-", "")).with_extension("toml");
+        let mut settings: toml::Table = fs::read_to_string(&file)?.parse()?;
+        change(&mut settings)?;
+        fs::write(&file, toml::to_string(&settings)?)?;
+        let log = fs::OpenOptions::new().append(true).open(folder.join("daemon.log"))?;
+        let mut command = Command::new(binaries().join(program));
+        command.arg("--config").arg(&file).envs(self.wish.environment.iter().cloned());
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // Found again by the file that it names, and reaped when this test's process ends.
+        command.spawn().context("starting a daemon")?;
+        let healthy = || self.json(&["status"]).is_ok_and(|told| told["health"] == "healthy");
+        wait_for("a healthy cluster", || healthy().then_some(()))
     }
 
     /// What a daemon has logged, over all its starts.
