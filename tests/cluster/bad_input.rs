@@ -66,9 +66,11 @@ fn a_missing_settings_file_is_named() -> Result<()> {
 fn a_full_target_gives_enospc_and_room_comes_back_with_removal() -> Result<()> {
     let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
     cluster.restart_with("target-0", "millrace-target", |settings| {
-        let targets = settings["target"].as_array_mut().context("a list of targets")?;
-        let target = targets[0].as_table_mut().context("a target")?;
+        let directory = settings.remove("data").context("the directory of the only target")?;
+        let mut target = toml::Table::new();
+        target.insert("directory".to_owned(), directory);
         target.insert("capacity".to_owned(), "64MiB".into());
+        settings.insert("target".to_owned(), toml::Value::Array(vec![target.into()]));
         Ok(())
     })?;
     let path = cluster.mount().join("too-large");
