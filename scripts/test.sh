@@ -38,7 +38,7 @@ build() {
 }
 
 run_rust_tests() {
-    export MILLRACE_TEST_PYTHON=$python
+    export MILLRACE_TEST_PYTHON=$python MILLRACE_TEST_BINARIES=$binaries MILLRACE_TEST_DIR=$work
     if cargo nextest --version >/dev/null 2>&1; then
         cargo nextest run --locked --workspace ${CI:+--profile ci}
     else
@@ -51,8 +51,35 @@ run_documentation_tests() {
 }
 
 run_end_to_end() {
-    "$python" tests/e2e/train.py --binaries "$binaries" "$@"
+    "$python" tests/e2e/train.py --binaries "$binaries" --directory "$work"
 }
+
+run_long() {
+    "$python" tests/e2e/endure.py --binaries "$binaries" --directory "$work" \
+        --report docs/reliability.md
+}
+
+# Whatever a test that was killed has left: processes that name a file of ours, mounts, files.
+sweep() {
+    local status=$? process point
+    trap - EXIT
+    for process in /proc/[0-9]*; do
+        if tr '\0' ' ' 2>/dev/null <"$process/cmdline" | grep --quiet --fixed-strings "$work/"; then
+            kill -KILL "${process#/proc/}" 2>/dev/null || true
+        fi
+    done
+    while read -r point; do
+        umount --lazy "$point" 2>/dev/null || true
+    done < <(cut --delimiter=' ' --fields=5 /proc/self/mountinfo | grep --fixed-strings "$work/")
+    rm --recursive --force --one-file-system "$work"
+    exit "$status"
+}
+
+# Short, because the paths of sockets have at most 108 bytes.
+work=$(mktemp --directory --tmpdir millrace-test.XXXXXX)
+trap sweep EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 step "what the tests need" install_everything
 step "build" build
@@ -63,7 +90,7 @@ if [[ -z $quick ]]; then
     step "end to end" run_end_to_end || status=1
 fi
 if [[ -n $long ]]; then
-    step "long runs" run_end_to_end --long --report docs/reliability.md || status=1
+    step "long runs" run_long || status=1
 fi
 ((status == 0)) || fail "some tests failed: see above"
 say "test: everything passed in $SECONDS s"

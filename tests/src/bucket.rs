@@ -29,7 +29,7 @@ impl Bucket {
     /// # Errors
     /// When the server cannot be started, or Python lacks what it needs.
     pub fn start() -> Result<Self> {
-        let directory = tempfile::tempdir()?;
+        let directory = crate::cluster::working_directory("bucket-")?;
         let mut child = Command::new(python())
             .arg(repository().join("tests/e2e/bucket_server.py"))
             .arg("--dir")

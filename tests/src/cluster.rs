@@ -57,9 +57,7 @@ impl Cluster {
     /// # Errors
     /// Whatever `millrace dev up` says.
     pub fn start(wish: Wish) -> Result<Self> {
-        let parent = env::var_os("MILLRACE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from);
-        fs::create_dir_all(&parent)?;
-        let directory = tempfile::Builder::new().prefix("cluster-").tempdir_in(parent)?;
+        let directory = working_directory("cluster-")?;
         let cluster = Self { directory, wish };
         cluster.up().context("starting a cluster")?;
         Ok(cluster)
@@ -238,6 +236,16 @@ fn eprint_log(daemon: &str, tail: &str) {
     if !tail.is_empty() {
         eprintln!("---- end of the log of {daemon}\n{tail}");
     }
+}
+
+/// A new directory below `MILLRACE_TEST_DIR`, or below the system's place for temporary files.
+///
+/// # Errors
+/// When it cannot be made.
+pub(crate) fn working_directory(prefix: &str) -> Result<tempfile::TempDir> {
+    let parent = env::var_os("MILLRACE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from);
+    fs::create_dir_all(&parent)?;
+    Ok(tempfile::Builder::new().prefix(prefix).tempdir_in(parent)?)
 }
 
 /// The mount points at or below a directory, innermost first.
