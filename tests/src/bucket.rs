@@ -170,3 +170,22 @@ fn http_get(url: &str) -> Result<String> {
     stream.read_to_string(&mut reply)?;
     Ok(reply)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_keeps_objects_and_counts_each_request_once() {
+        let bucket = Bucket::start().unwrap();
+        bucket.put("folder/key", b"body").unwrap();
+        let before = bucket.requests().unwrap();
+        assert_eq!(bucket.get("folder/key").unwrap(), b"body");
+        let after = bucket.requests().unwrap();
+        let total = |counts: &BTreeMap<String, u64>| counts.values().sum::<u64>();
+        // boto3's download asks for the size with HEAD and then for the bytes.
+        assert_eq!(total(&after) - total(&before), 2, "{before:?} {after:?}");
+        let listed = "print(len(client.list_objects_v2(Bucket='data')['Contents']))";
+        assert_eq!(bucket.script(listed, &[]).unwrap().trim(), "1");
+    }
+}

@@ -1,0 +1,134 @@
+"""Long runs: crashes for minutes under load, and the restart of a cluster with 100,000 files.
+
+Writes what it saw into a document between two marks, so that the figures there come from a run.
+The sequence of crashes follows from the seed.
+"""
+
+import argparse
+import concurrent.futures
+import datetime
+import os
+import pathlib
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+
+from cluster import Cluster
+from train import SyncedWriter
+
+BEGIN = "<!-- begin of the last long run -->"
+END = "<!-- end of the last long run -->"
+RESTART_SECONDS_MAX = 2.0
+REQUEST_SECONDS_MAX = 1.0
+SERVERS = ("metadata", "target-0", "target-1")
+
+
+def crashes(cluster, mount, minutes, seed):
+    """Kills a server every few seconds under writers that sync; everything synced must be there."""
+    generator = random.Random(seed)
+    folders = [mount / f"writer-{index}" for index in range(4)]
+    writers = []
+    for folder in folders:
+        folder.mkdir()
+        writers.append(SyncedWriter(folder))
+        writers[-1].start()
+    kills = 0
+    end = time.monotonic() + minutes * 60
+    while time.monotonic() < end:
+        time.sleep(generator.uniform(0.2, 3.0))
+        for name in generator.sample(SERVERS, generator.choice([1, 1, 1, 2, 3])):
+            cluster.kill(name)
+            kills += 1
+        cluster.up()
+    errors = [error for writer in writers for error in writer.finish()]
+    assert not errors, errors
+    for writer, folder in zip(writers, folders):
+        writer.verify(folder)
+    files = sum(len(writer.synced) for writer in writers)
+    return f"{kills} kills of servers in {minutes:g} min under 4 writers: {files} files synced, " \
+        "all whole, no error seen by a writer"
+
+
+def many_files(cluster, mount, count):
+    """Makes `count` files in 100 directories, then kills and restarts the metadata server."""
+    root = mount / "many"
+    root.mkdir()
+
+    def fill(index):
+        folder = root / f"dir-{index:03}"
+        folder.mkdir()
+        for number in range(count // 100):
+            os.close(os.open(folder / f"file-{number:05}", os.O_CREAT | os.O_WRONLY))
+
+    begun = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(fill, range(100)))
+    rate = count / (time.monotonic() - begun)
+    probe = root / "dir-050/file-00005"
+    cluster.kill("metadata")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(lambda: (probe.stat(), time.monotonic()))
+        begun = time.monotonic()
+        cluster.up()
+        up = time.monotonic()
+        answered = asked.result(60)[1]
+    restart, late = up - begun, max(0.0, answered - up)
+    found = sum(len(files) for _, _, files in os.walk(root))
+    assert found == count // 100 * 100, found
+    assert restart < RESTART_SECONDS_MAX, f"restart in {restart:.2f} s"
+    assert late < REQUEST_SECONDS_MAX, f"answer {late:.2f} s after the server's return"
+    return f"{count} files created at {rate:.0f} per second; after kill -9 the metadata server " \
+        f"serves again in {restart:.2f} s, a waiting request is answered {late:.2f} s later"
+
+
+def write_report(path, lines):
+    """Replaces what stands between the marks, or appends it."""
+    text = path.read_text()
+    today = datetime.date.today().isoformat()
+    body = "\n".join(f"- {line}" for line in lines)
+    machine = f"{os.cpu_count()} CPUs, kernel {platform.release()}"
+    section = f"{BEGIN}\n\nOn {today}, {machine}:\n\n{body}\n\n{END}"
+    if BEGIN in text and END in text:
+        before, rest = text.split(BEGIN, 1)
+        text = before + section + rest.split(END, 1)[1]
+    else:
+        text = text.rstrip("\n") + "\n\n## The last long run\n\n" + section + "\n"
+    path.write_text(text)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--binaries", required=True)
+    arguments.add_argument("--directory", help="where to work [default: a temporary directory]")
+    arguments.add_argument("--minutes", type=float, default=10.0)
+    arguments.add_argument("--files", type=int, default=100_000)
+    arguments.add_argument("--seed", type=int, default=int(time.time()))
+    arguments.add_argument("--report", help="document to write the figures into")
+    options = arguments.parse_args()
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="endure-", dir=options.directory))
+    mount = directory / "mount"
+    cluster = Cluster(options.binaries, directory / "state", {})
+    print(f"seed {options.seed}", flush=True)
+    lines = []
+    try:
+        cluster.up(targets=2, mount=mount)
+        lines.append(many_files(cluster, mount, options.files))
+        print(lines[-1], flush=True)
+        lines.append(crashes(cluster, mount, options.minutes, options.seed))
+        print(lines[-1], flush=True)
+    except BaseException:
+        print(cluster.log_tails(), flush=True)
+        raise
+    finally:
+        cluster.take_down()
+        shutil.rmtree(directory, ignore_errors=True)
+    if options.report:
+        write_report(pathlib.Path(options.report), lines)
+    print("2 passed, 0 failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
