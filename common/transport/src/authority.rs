@@ -15,7 +15,7 @@ use rcgen::{
     BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
-use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
 use crate::identity::{
     IdentityError, cluster_name, cluster_of_authority, node_name, read_private, server_name,
@@ -65,7 +65,10 @@ impl Authority {
     pub fn load(path: &Path) -> Result<Self, AuthorityError> {
         let text = read_private(path)?;
         let pem = |error: String| AuthorityError::File(IdentityError::Pem(error).in_file(path));
-        let key = KeyPair::from_pem(&text).map_err(|error| pem(error.to_string()))?;
+        // rcgen's own reader takes the first block, whatever it is; ours is the certificate.
+        let key = PrivateKeyDer::from_pem_slice(text.as_bytes())
+            .map_err(|error| pem(error.to_string()))
+            .and_then(|key| KeyPair::try_from(&key).map_err(|error| pem(error.to_string())))?;
         let certificate = CertificateDer::from_pem_slice(text.as_bytes())
             .map_err(|error| pem(error.to_string()))?;
         let cluster = cluster_of_authority(&certificate)

@@ -52,8 +52,8 @@ mod tests {
     use super::*;
 
     async fn attempts(kinds: &[ErrorKind]) -> (Result<usize, ErrorKind>, usize) {
-        let count = AtomicUsize::new(0);
-        let outcome = until(Duration::from_secs(60), &Random::seeded(1), |_| {
+        let (count, random) = (AtomicUsize::new(0), Random::seeded(1));
+        let outcome = until(Duration::from_secs(60), &random, |_| {
             let at = count.fetch_add(1, Ordering::Relaxed);
             let failure = kinds.get(at).map(|&kind| Failure::from(kind));
             async move { failure.map_or(Ok(at), Err) }

@@ -1,0 +1,294 @@
+//! The listening side of a local socket.
+
+use std::{
+    fmt, fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millrace_protocol::{Request, RequestKind, codec, frame::Shape};
+use millrace_runtime::Shutdown;
+use millrace_types::{ErrorKind, Failure};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::{Semaphore, oneshot},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{read_frame, write_frame};
+
+/// What a daemon does with requests from its machine.
+#[async_trait]
+pub trait LocalService: Send + Sync + 'static {
+    /// Answers one request. A call that is dropped without an answer is answered
+    /// [`Internal`](ErrorKind::Internal).
+    async fn handle(&self, call: LocalCall);
+}
+
+/// Who calls, as the kernel says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LocalCaller {
+    /// Effective user when it connected.
+    pub uid: u32,
+    /// Effective group when it connected.
+    pub gid: u32,
+    /// Process, where the kernel tells.
+    pub pid: Option<i32>,
+}
+
+/// A request on a local socket.
+pub struct LocalCall {
+    caller: LocalCaller,
+    kind: RequestKind,
+    message: Bytes,
+    deadline: Option<Instant>,
+    cancelled: CancellationToken,
+    answer: oneshot::Sender<(Shape, Bytes)>,
+}
+
+impl LocalCall {
+    /// Who asks.
+    #[must_use]
+    pub fn caller(&self) -> LocalCaller {
+        self.caller
+    }
+
+    /// Which request it is.
+    #[must_use]
+    pub fn kind(&self) -> RequestKind {
+        self.kind
+    }
+
+    /// The encoded message.
+    #[must_use]
+    pub fn message(&self) -> &Bytes {
+        &self.message
+    }
+
+    /// When the caller stops waiting, if it says.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Fires when the caller has hung up, or the daemon stops.
+    #[must_use]
+    pub fn cancelled(&self) -> &CancellationToken {
+        &self.cancelled
+    }
+
+    /// The message, checked.
+    ///
+    /// # Errors
+    /// [`Protocol`](ErrorKind::Protocol) when it is no `R`.
+    ///
+    /// # Panics
+    /// When the call is none of `R`'s kind.
+    pub fn decode<R: Request>(&self) -> Result<R, Failure> {
+        assert_eq!(self.kind, R::KIND, "the call is of another kind");
+        Ok(codec::decode(&self.message)?)
+    }
+
+    /// Answers. The bytes are sent in the background.
+    ///
+    /// # Panics
+    /// When the call is none of `R`'s kind.
+    pub fn reply<R: Request>(self, reply: &R::Reply) {
+        assert_eq!(self.kind, R::KIND, "the call is of another kind");
+        // The caller may have hung up.
+        drop(self.answer.send((Shape::Reply, codec::encode(reply))));
+    }
+
+    /// Answers with a failure. The bytes are sent in the background.
+    pub fn fail(self, failure: impl Into<Failure>) {
+        drop(self.answer.send(failed(&failure.into())));
+    }
+}
+
+impl fmt::Debug for LocalCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalCall")
+            .field("caller", &self.caller)
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A listening local socket. It goes on when this handle is dropped; shutdown ends it and removes
+/// its file.
+#[derive(Debug)]
+pub struct LocalServer {
+    path: PathBuf,
+}
+
+impl LocalServer {
+    /// Listens at `path`. Everybody on the machine may connect; the service decides by caller.
+    ///
+    /// A file that a dead daemon left there is replaced. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `AddrInUse` when a daemon listens there already; others when the directory is not writable.
+    pub fn start(
+        path: &Path,
+        service: Arc<dyn LocalService>,
+        shutdown: &Shutdown,
+    ) -> io::Result<Self> {
+        let listener = bind(path)?;
+        let server = Self { path: path.to_owned() };
+        let serve = serve(listener, server.path.clone(), service, shutdown.clone());
+        drop(shutdown.spawn("local socket", serve));
+        Ok(server)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(error);
+            }
+            fs::remove_file(path)?;
+            UnixListener::bind(path)?
+        }
+        bound => bound?,
+    };
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+async fn serve(
+    listener: UnixListener,
+    path: PathBuf,
+    service: Arc<dyn LocalService>,
+    shutdown: Shutdown,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let accepted = tokio::select! {
+            () = shutdown.draining() => break,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                    tracing::warn!("local connection refused: too many");
+                    continue;
+                };
+                let (service, stop) = (Arc::clone(&service), shutdown.clone());
+                drop(shutdown.spawn("local connection", async move {
+                    let _place = place;
+                    if let Err(failure) = connection(stream, service.as_ref(), &stop).await {
+                        tracing::debug!(%failure, "local connection ended");
+                    }
+                }));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "local connection not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    // Another daemon may have taken the place already.
+    drop(fs::remove_file(&path));
+}
+
+/// Serves one connection until the caller hangs up.
+async fn connection(
+    mut stream: UnixStream,
+    service: &dyn LocalService,
+    shutdown: &Shutdown,
+) -> Result<(), Failure> {
+    let credentials =
+        stream.peer_cred().map_err(|error| Failure::new(ErrorKind::Internal, error.to_string()))?;
+    let caller =
+        LocalCaller { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() };
+    loop {
+        let read = tokio::select! {
+            () = shutdown.draining() => return Ok(()),
+            read = read_frame(&mut stream) => read,
+        };
+        let (header, message) = match read {
+            Ok(Some(read)) => read,
+            Ok(None) => return Ok(()),
+            Err(failure) => {
+                tracing::warn!(%failure, uid = caller.uid, "malformed frame on the local socket");
+                let (shape, message) = failed(&failure);
+                return write_frame(&mut stream, shape, 0, &message).await;
+            }
+        };
+        let id = header.request_id;
+        let Shape::Request { kind, deadline_ms } = header.shape else {
+            let failure = Failure::new(ErrorKind::Protocol, "an answer where a request belongs");
+            let (shape, message) = failed(&failure);
+            return write_frame(&mut stream, shape, id, &message).await;
+        };
+        let cancelled = CancellationToken::new();
+        let (answer, answered) = oneshot::channel();
+        let call = LocalCall {
+            caller,
+            kind,
+            message,
+            deadline: deadline(deadline_ms),
+            cancelled: cancelled.clone(),
+            answer,
+        };
+        let _cancel = cancelled.drop_guard();
+        let mut answering = std::pin::pin!(answer_of(service, call, answered));
+        let (shape, message) = tokio::select! {
+            answer = &mut answering => answer,
+            () = hung_up(&stream) => return Ok(()),
+            () = shutdown.stopped() => return Ok(()),
+        };
+        write_frame(&mut stream, shape, id, &message).await?;
+    }
+}
+
+/// Has the service answer.
+async fn answer_of(
+    service: &dyn LocalService,
+    call: LocalCall,
+    answered: oneshot::Receiver<(Shape, Bytes)>,
+) -> (Shape, Bytes) {
+    let kind = call.kind;
+    let ((), answer) = tokio::join!(service.handle(call), answered);
+    answer.unwrap_or_else(|_| {
+        tracing::error!(kind = kind.name(), "local request dropped without an answer");
+        failed(&Failure::new(ErrorKind::Internal, "the request was dropped"))
+    })
+}
+
+/// Returns when the caller has closed its end, or sends what it may not send yet.
+async fn hung_up(stream: &UnixStream) {
+    while stream.readable().await.is_ok() {
+        match stream.try_read(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // The end, an error, or a byte before the answer.
+            _ => return,
+        }
+    }
+}
+
+fn failed(failure: &Failure) -> (Shape, Bytes) {
+    let kind = failure.kind;
+    (Shape::Failure { kind }, codec::encode(failure))
+}
+
+fn deadline(ms: u32) -> Option<Instant> {
+    (ms > 0).then(|| Instant::now() + Duration::from_millis(ms.into()))
+}
+
+/// Commands of people: more at once are a defect or an attack.
+const CONNECTIONS_MAX: usize = 64;
+
+/// After an error that may last, such as no free file descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

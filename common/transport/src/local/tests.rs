@@ -1,0 +1,115 @@
+//! A daemon and its callers on one machine.
+
+use std::{os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
+
+use async_trait::async_trait;
+use millrace_protocol::{
+    RequestKind,
+    control::{DescribeMount, MountDescription},
+    session::Hello,
+};
+use millrace_runtime::Shutdown;
+use millrace_types::LogIndex;
+use tokio::io::AsyncWriteExt as _;
+
+use super::*;
+
+struct Mount;
+
+#[async_trait]
+impl LocalService for Mount {
+    async fn handle(&self, call: LocalCall) {
+        match call.kind() {
+            RequestKind::DescribeMount => {
+                let caller = call.caller();
+                call.reply::<DescribeMount>(&MountDescription {
+                    cluster: format!("for uid {}", caller.uid),
+                    subtree: b"/".to_vec(),
+                    mountpoint: b"/mnt".to_vec(),
+                    read_only: false,
+                    process: u32::try_from(caller.pid.unwrap()).unwrap(),
+                    version: "0".to_owned(),
+                });
+            }
+            RequestKind::Hello => drop(call),
+            _ => call.fail(ErrorKind::NotSupported),
+        }
+    }
+}
+
+struct World {
+    _directory: tempfile::TempDir,
+    path: PathBuf,
+    shutdown: Shutdown,
+}
+
+fn world() -> World {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let shutdown = Shutdown::new();
+    LocalServer::start(&path, Arc::new(Mount), &shutdown).unwrap();
+    World { _directory: directory, path, shutdown }
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn the_daemon_learns_who_calls() {
+    let world = world();
+    let client = LocalClient::connect(&world.path).await.unwrap();
+    for _ in 0..2 {
+        let reply = client.call(&DescribeMount {}, PATIENCE).await.unwrap();
+        assert_eq!(reply.process, std::process::id());
+        let uid = rustix::process::geteuid().as_raw();
+        assert_eq!(reply.cluster, format!("for uid {uid}"));
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_call_is_an_internal_failure_and_the_connection_goes_on() {
+    let world = world();
+    let client = LocalClient::connect(&world.path).await.unwrap();
+    let hello = Hello { seen_index: LogIndex(0) };
+    let failure = client.call(&hello, PATIENCE).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::Internal);
+    assert!(client.call(&DescribeMount {}, PATIENCE).await.is_ok());
+}
+
+#[tokio::test]
+async fn garbage_is_answered_and_harms_nobody_else() {
+    let world = world();
+    let mut stream = UnixStream::connect(&world.path).await.unwrap();
+    stream.write_all(&[0x55; 64]).await.unwrap();
+    let (header, _) = read_frame(&mut stream).await.unwrap().unwrap();
+    let kind = ErrorKind::Protocol;
+    assert_eq!(header.shape, Shape::Failure { kind });
+    assert!(read_frame(&mut stream).await.unwrap().is_none());
+    let client = LocalClient::connect(&world.path).await.unwrap();
+    assert!(client.call(&DescribeMount {}, PATIENCE).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_socket_in_use_is_refused_and_a_dead_one_replaced() {
+    let world = world();
+    let again = LocalServer::start(&world.path, Arc::new(Mount), &world.shutdown);
+    assert_eq!(again.unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
+    let dead = world.path.with_file_name("dead");
+    drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+    LocalServer::start(&dead, Arc::new(Mount), &world.shutdown).unwrap();
+    let mode = std::fs::metadata(&dead).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o666);
+    assert!(LocalClient::connect(&dead).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_file_goes_with_the_daemon() {
+    let world = world();
+    let client = LocalClient::connect(&world.path).await.unwrap();
+    let drained = world.shutdown.finish(PATIENCE).await;
+    assert_eq!(drained, millrace_runtime::Drained::Cleanly);
+    assert!(!world.path.exists());
+    let failure = client.call(&DescribeMount {}, PATIENCE).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::Unavailable);
+    let failure = LocalClient::connect(&world.path).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::Unavailable);
+}

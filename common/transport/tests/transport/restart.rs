@@ -1,0 +1,116 @@
+//! A server that is killed and comes back.
+
+use std::{
+    env,
+    io::{BufRead as _, BufReader},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_protocol::{cluster::FetchMap, session::Role};
+use millrace_runtime::Shutdown;
+use millrace_transport::{CallOptions, Identity, Peer, Server, TransportSettings};
+use millrace_types::ErrorKind;
+
+use crate::world::{Echo, PATIENCE, SERVER, bundle, endpoints, hello, soon, target_at};
+
+const BUNDLE: &str = "MILLRACE_TEST_BUNDLE";
+const BIND: &str = "MILLRACE_TEST_BIND";
+
+/// Not a test by itself: the body of the server process that the test below starts and kills.
+#[tokio::test]
+#[ignore = "run by the test that kills it"]
+async fn server_process() {
+    let (Ok(bundle), Ok(bind)) = (env::var(BUNDLE), env::var(BIND)) else {
+        return;
+    };
+    let identity = Identity::from_pem(&bundle).unwrap();
+    let service = Arc::new(Echo { seen: Arc::default() });
+    let shutdown = Shutdown::new();
+    let settings = TransportSettings::default();
+    let bind = bind.parse().unwrap();
+    let server = Server::start(&identity, bind, settings, service, &shutdown).unwrap();
+    eprintln!("listening {}", server.local_addr());
+    std::future::pending::<()>().await;
+}
+
+struct ServerProcess(Child, SocketAddr);
+
+impl ServerProcess {
+    fn start(bundle: &str, bind: SocketAddr) -> Self {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "restart::server_process", "--ignored", "--nocapture"])
+            .env(BUNDLE, bundle)
+            .env(BIND, bind.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let address = lines
+            .find_map(|line| Some(line.unwrap().strip_prefix("listening ")?.parse().unwrap()))
+            .unwrap();
+        Self(child, address)
+    }
+
+    /// SIGKILL: no close frame is sent.
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn any() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+/// Kills the server with a request out, lets it be away for `away`, and returns how long after its
+/// return the next request is answered.
+async fn away_for(away: Duration) -> Duration {
+    let bundle = bundle(Role::Target, SERVER);
+    let mut server = ServerProcess::start(&bundle, any());
+    let address = server.1;
+    let peer = Peer::new(&endpoints(Role::Client), target_at(address));
+    let before = peer.call(&hello(1), soon()).await.unwrap().incarnation;
+    let pending = tokio::spawn({
+        let peer = peer.clone();
+        async move { peer.call(&FetchMap {}, soon()).await }
+    });
+    let waiting = tokio::spawn({
+        let peer = peer.clone();
+        async move {
+            let options = CallOptions::control(PATIENCE);
+            let mut last = peer.call_until(&hello(2), options).await.unwrap();
+            while last.incarnation == before {
+                last = peer.call_until(&hello(2), options).await.unwrap();
+            }
+            Instant::now()
+        }
+    });
+    server.kill();
+    tokio::time::sleep(away).await;
+    let server = ServerProcess::start(&bundle, address);
+    let back = Instant::now();
+    let answered = waiting.await.unwrap();
+    assert_eq!(pending.await.unwrap().unwrap_err().kind, ErrorKind::Unavailable);
+    assert!(peer.connection_number() > 1, "the loss is visible");
+    drop(server);
+    answered.saturating_duration_since(back)
+}
+
+#[tokio::test]
+async fn requests_go_on_within_a_second_of_a_killed_servers_return() {
+    for away_ms in [0, 700, 2_500] {
+        let waited = away_for(Duration::from_millis(away_ms)).await;
+        let limit = Duration::from_secs(1);
+        assert!(waited < limit, "away for {away_ms} ms: waited {waited:?}");
+    }
+}

@@ -1,0 +1,213 @@
+//! A cluster's authority, a server whose service does what a request's numbers say, and peers of it.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millrace_protocol::{
+    RequestKind,
+    cluster::{FetchMap, Map},
+    session::{CloseSession, Done, Hello, HelloReply, Role},
+    target::{Presence, PresenceReply},
+};
+use millrace_runtime::Shutdown;
+use millrace_transport::{
+    Authority, Body, CallOptions, ClientEndpoints, Connection, Grant, Identity, IncomingCall, Peer,
+    PeerTarget, Server, Service, TransportSettings,
+};
+use millrace_types::{
+    ClusterId, ErrorKind, Failure, HostId, LogIndex, MapEpoch, SessionId, TargetId, Timestamp,
+};
+use tokio::sync::{Notify, Semaphore};
+
+pub(crate) const CLUSTER: ClusterId = ClusterId([0xc1; 16]);
+pub(crate) const SERVER: HostId = HostId([0x5e; 16]);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) fn authority() -> &'static Authority {
+    static AUTHORITY: OnceLock<Authority> = OnceLock::new();
+    AUTHORITY.get_or_init(|| Authority::create(CLUSTER).unwrap())
+}
+
+pub(crate) fn bundle(role: Role, host: HostId) -> String {
+    authority().issue(&grant(role, host)).unwrap()
+}
+
+pub(crate) fn grant(role: Role, host: HostId) -> Grant {
+    Grant { role, host, subtree: None, squash_root: false }
+}
+
+pub(crate) fn identity(role: Role, host: HostId) -> Identity {
+    Identity::from_pem(&bundle(role, host)).unwrap()
+}
+
+/// What the service has seen.
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) cancelled: Semaphore0,
+    pub(crate) waiting: Semaphore0,
+    pub(crate) disconnected: AtomicUsize,
+    pub(crate) release: Notify,
+    pub(crate) body: Mutex<Option<Bytes>>,
+}
+
+/// Counts events that a test waits for one by one.
+pub(crate) struct Semaphore0(Semaphore);
+
+impl Default for Semaphore0 {
+    fn default() -> Self {
+        Self(Semaphore::new(0))
+    }
+}
+
+impl Semaphore0 {
+    pub(crate) fn happened(&self) {
+        self.0.add_permits(1);
+    }
+
+    pub(crate) async fn next(&self) {
+        let permit = tokio::time::timeout(PATIENCE, self.0.acquire()).await;
+        permit.expect("it happens in time").unwrap().forget();
+    }
+}
+
+/// `Hello` greets, `Presence` echoes the body, `FetchMap` waits for ever, `CloseSession` waits until
+/// it is released, `OpenSession` drops the call.
+pub(crate) struct Echo {
+    pub(crate) seen: Arc<Seen>,
+}
+
+#[async_trait]
+impl Service for Echo {
+    fn allowed_roles(&self) -> &[Role] {
+        &[Role::Client, Role::Metadata]
+    }
+
+    fn admits(&self, role: Role, kind: RequestKind) -> bool {
+        role == Role::Client || kind == RequestKind::Hello
+    }
+
+    async fn handle(&self, mut call: IncomingCall) {
+        match call.kind() {
+            RequestKind::Hello => match call.decode::<Hello>() {
+                Ok(hello) => call.reply::<Hello>(&greeting(hello.seen_index)).await,
+                Err(failure) => call.fail(failure).await,
+            },
+            RequestKind::Presence => match call.read_body().await {
+                Ok(body) => {
+                    *self.seen.body.lock().unwrap() = Some(body.clone().into_contiguous());
+                    let reply = PresenceReply { present: vec![] };
+                    call.reply_with_body::<Presence>(&reply, body).await;
+                }
+                Err(failure) => call.fail(failure).await,
+            },
+            RequestKind::FetchMap => {
+                self.seen.waiting.happened();
+                call.cancelled().cancelled().await;
+                self.seen.cancelled.happened();
+                call.reply::<FetchMap>(&Map::default()).await;
+            }
+            RequestKind::CloseSession => {
+                self.seen.waiting.happened();
+                let seen = Arc::clone(&self.seen);
+                drop(std::thread::spawn(move || {
+                    futures::executor::block_on(seen.release.notified());
+                    call.reply_detached::<CloseSession>(&Done::default());
+                }));
+            }
+            RequestKind::OpenSession => drop(call),
+            _ => call.fail(ErrorKind::NotSupported).await,
+        }
+    }
+
+    fn disconnected(&self, _connection: &Arc<Connection>) {
+        self.seen.disconnected.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+pub(crate) fn greeting(last_index: LogIndex) -> HelloReply {
+    HelloReply {
+        incarnation: u64::from(std::process::id()),
+        last_index,
+        server_time: Timestamp(0),
+        map_epoch: MapEpoch(1),
+    }
+}
+
+pub(crate) fn hello(index: u64) -> Hello {
+    Hello { seen_index: LogIndex(index) }
+}
+
+pub(crate) fn presence() -> Presence {
+    Presence { target: TargetId([1; 8]), contents: vec![] }
+}
+
+pub(crate) fn close_session() -> CloseSession {
+    CloseSession { session: SessionId(1) }
+}
+
+pub(crate) struct World {
+    pub(crate) server: Server,
+    pub(crate) seen: Arc<Seen>,
+    pub(crate) shutdown: Shutdown,
+}
+
+pub(crate) fn world() -> World {
+    world_with(TransportSettings::default())
+}
+
+pub(crate) fn world_with(settings: TransportSettings) -> World {
+    let (seen, shutdown) = (Arc::<Seen>::default(), Shutdown::new());
+    let service = Arc::new(Echo { seen: Arc::clone(&seen) });
+    let identity = identity(Role::Target, SERVER);
+    let bind = SocketAddr::from(([127, 0, 0, 1], 0));
+    let server = Server::start(&identity, bind, settings, service, &shutdown).unwrap();
+    World { server, seen, shutdown }
+}
+
+impl World {
+    pub(crate) fn target(&self) -> PeerTarget {
+        target_at(self.server.local_addr())
+    }
+
+    /// A client of its own host.
+    pub(crate) fn peer(&self) -> Peer {
+        Peer::new(&endpoints(Role::Client), self.target())
+    }
+
+    pub(crate) async fn finish(self) {
+        let drained = self.shutdown.finish(PATIENCE).await;
+        assert_eq!(drained, millrace_runtime::Drained::Cleanly);
+    }
+}
+
+pub(crate) fn target_at(address: SocketAddr) -> PeerTarget {
+    PeerTarget { role: Role::Target, host: Some(SERVER), addresses: vec![address] }
+}
+
+pub(crate) fn endpoints(role: Role) -> ClientEndpoints {
+    endpoints_of(identity(role, HostId([0xcc; 16])))
+}
+
+pub(crate) fn endpoints_of(identity: Identity) -> ClientEndpoints {
+    ClientEndpoints::start(identity, TransportSettings::default(), &Shutdown::new()).unwrap()
+}
+
+pub(crate) fn soon() -> CallOptions {
+    CallOptions::control(PATIENCE)
+}
+
+/// Sends a `Presence` with a body and checks what comes back.
+pub(crate) async fn echo(peer: &Peer, body: Bytes) -> Result<(), Failure> {
+    let options = CallOptions::bulk(PATIENCE);
+    let (_, back) = peer.exchange(&presence(), body.clone(), options).await?;
+    assert_eq!(back.checksum(), Body::from(body).checksum());
+    Ok(())
+}
