@@ -143,6 +143,9 @@ pub struct UpArguments {
     /// Also mount the file system here; the directory is made if missing
     #[arg(long, value_name = "M")]
     pub mount: Option<PathBuf>,
+    /// The most bytes of each target [default: as it is; at first what the disk has free]
+    #[arg(long, value_name = "SIZE", env = "MILLRACE_TARGET_CAPACITY")]
+    pub capacity: Option<ByteLen>,
     /// Options of the mount, as for `mount`
     #[arg(long, value_name = "OPTIONS", requires = "mount")]
     pub mount_options: Option<String>,

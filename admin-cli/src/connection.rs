@@ -1,10 +1,7 @@
 //! Requests of the commands: over QUIC to the metadata server with the operator's identity, or over
 //! a Unix socket to a mount's daemon, which sends them on for its caller.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, bail};
 use millrace_protocol::{
@@ -15,9 +12,9 @@ use millrace_protocol::{
 use millrace_runtime::Shutdown;
 use millrace_service::cluster::ClusterSettings;
 use millrace_transport::{
-    CallOptions, ClientEndpoints, Identity, Peer, PeerTarget, TransportSettings, local,
+    CallOptions, ClientEndpoints, Identity, LocalClient, Peer, PeerTarget, TransportSettings,
 };
-use millrace_types::{ErrorKind, Failure, LogIndex};
+use millrace_types::{Failure, LogIndex};
 
 use crate::mountinfo::Mount;
 
@@ -95,8 +92,12 @@ impl Connection {
                 cluster.peer.call(request, CallOptions::control(DEADLINE)).await
             }
             Self::Mount(socket) => {
-                let answer = local::call(socket, request, DEADLINE).await;
-                answer.map_err(|failure| with_remedy(failure, socket))
+                // A connection for each request: a mount's daemon may be started anew between two.
+                let daemon = match LocalClient::connect(socket).await {
+                    Ok(daemon) => daemon,
+                    Err(failure) => return Err(with_remedy(failure)),
+                };
+                daemon.call(request, DEADLINE).await
             }
         }
     }
@@ -133,14 +134,9 @@ pub(crate) fn socket_of(mount: &Mount) -> PathBuf {
 }
 
 /// A mount whose daemon has died answers nothing, and only a person can take it away.
-fn with_remedy(failure: Failure, socket: &Path) -> Failure {
-    let refused = failure.kind == ErrorKind::Unavailable;
-    if !refused || std::os::unix::net::UnixStream::connect(socket).is_ok() {
-        return failure;
-    }
+fn with_remedy(failure: Failure) -> Failure {
     let message = format!(
-        "the mount's daemon does not answer ({}); if it has died, `millrace umount --lazy` and mount \
-         again",
+        "{}; if the mount's daemon has died, `millrace umount --lazy` and mount again",
         failure.message
     );
     Failure { message, ..failure }

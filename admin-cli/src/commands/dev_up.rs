@@ -53,6 +53,7 @@ fn plan(directory: &Directory, arguments: UpArguments) -> anyhow::Result<Plan> {
         }
         None => Plan::new(arguments.targets.unwrap_or(TARGETS_DEFAULT))?,
     };
+    plan.capacity = arguments.capacity.or(plan.capacity);
     if let Some(mountpoint) = arguments.mount {
         plan.mount(mountpoint_of(&mountpoint)?, arguments.mount_options);
     }
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     fn arguments(targets: Option<u16>, mount: Option<PathBuf>) -> UpArguments {
-        UpArguments { targets, mount, mount_options: None }
+        UpArguments { targets, mount, capacity: None, mount_options: None }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use millrace_protocol::session::Role;
 use millrace_service::{address::ServerAddress, cluster::ClusterSettings};
 use millrace_transport::Authority;
+use millrace_types::ByteLen;
 use toml::{Table, Value};
 
 use crate::{
@@ -179,7 +180,12 @@ fn settings_of_target(directory: &Path, plan: &Plan, name: &str, port: u16) -> T
     settings.insert("cluster".into(), cluster(plan, &directory.join(IDENTITY_FILE)));
     settings.insert("listen".into(), Value::String(listen));
     settings.insert("name".into(), Value::String(name.to_owned()));
-    settings.insert("data".into(), text(&directory.join(DATA)));
+    let mut target = Table::new();
+    target.insert("directory".into(), text(&directory.join(DATA)));
+    if let Some(ByteLen(bytes)) = plan.capacity {
+        target.insert("capacity".into(), Value::String(bytes.to_string()));
+    }
+    settings.insert("target".into(), Value::Array(vec![Value::Table(target)]));
     settings
 }
 

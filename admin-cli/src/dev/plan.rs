@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use millrace_types::ByteLen;
 use serde::{Deserialize, Serialize};
 
 /// The daemons of a dev cluster and where they listen.
@@ -20,6 +21,9 @@ pub(crate) struct Plan {
     pub(crate) metadata_port: u16,
     /// UDP port of each target's daemon, by number.
     pub(crate) target_ports: Vec<u16>,
+    /// The most bytes of each target; what the disk has free when it was never said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) capacity: Option<ByteLen>,
     /// Where `dev up --mount` has mounted; forgotten by `dev down`.
     #[serde(default)]
     pub(crate) mounts: Vec<MountPlan>,
@@ -76,8 +80,12 @@ impl Plan {
     /// # Errors
     /// When the system gives no ports.
     pub(crate) fn new(targets: u16) -> anyhow::Result<Self> {
-        let mut plan =
-            Self { metadata_port: free_port(&[])?, target_ports: Vec::new(), mounts: Vec::new() };
+        let mut plan = Self {
+            metadata_port: free_port(&[])?,
+            target_ports: Vec::new(),
+            capacity: None,
+            mounts: Vec::new(),
+        };
         plan.grow(targets)?;
         Ok(plan)
     }

@@ -5,11 +5,12 @@
 //! struct, and `Serialize` so that the effective values can be printed.
 //!
 //! Environment: `MILLRACE_<SECTION>__<KEY>=value` (with the prefix `MILLRACE_`) sets `key` in table
-//! `[section]`; more `__` go deeper. Variables without `__`, such as `MILLRACE_CONFIG`, are no
-//! settings and are left alone. A value is read as TOML where it is TOML (`8`, `true`, `["a"]`), and
-//! as text otherwise. The environment wins over the file. It is shared by all programs of a host, so
-//! a whole section that this program does not have is taken for another one's and passed over; an
-//! unknown key in a section that it does have is refused.
+//! `[section]`; more `__` go deeper, and `MILLRACE__<KEY>` sets a key above the first section.
+//! Variables without `__`, such as `MILLRACE_CONFIG`, are no settings and are left alone. A value is
+//! read as TOML where it is TOML (`8`, `true`, `["a"]`), and as text otherwise. The environment wins
+//! over the file. It is shared by all programs of a host, so a whole section that this program does
+//! not have is taken for another one's and passed over; an unknown key in a section that it does have
+//! is refused.
 
 use std::{
     ffi::OsString,
@@ -184,19 +185,30 @@ fn variables(
         let Some(key) = name.strip_prefix(prefix) else {
             continue;
         };
-        let parts: Vec<_> = key.split("__").map(str::to_lowercase).collect();
-        if parts.len() < 2 || parts.iter().any(String::is_empty) {
+        let Some(key) = setting(key) else {
             continue;
-        }
+        };
         let name = name.to_owned();
         let Ok(value) = value.into_string() else {
             return Err(ConfigError::NotText { name });
         };
-        variables.push(Variable { name, key: parts.join("."), value });
+        variables.push(Variable { name, key, value });
     }
     // The order of the environment is not defined; the outcome must be.
     variables.sort_by(|left, right| left.name.cmp(&right.name));
     Ok(variables)
+}
+
+/// The path of the setting that a variable names behind the prefix; nothing for other variables.
+fn setting(name: &str) -> Option<String> {
+    // In front of the first section stands no name: MILLRACE__KEY.
+    let name = match name.strip_prefix('_') {
+        Some(above) if !above.starts_with('_') => above,
+        _ if name.contains("__") => name,
+        _ => return None,
+    };
+    let parts: Vec<_> = name.split("__").map(str::to_lowercase).collect();
+    (!parts.iter().any(String::is_empty)).then(|| parts.join("."))
 }
 
 fn describe(errors: figment::Error, path: Option<&Path>, env_prefix: &str) -> Vec<String> {
@@ -220,7 +232,8 @@ fn describe_one(error: &figment::Error, path: Option<&Path>, env_prefix: &str) -
         ),
         Kind::MissingField(field) => {
             let key = join_key(&error.path, field);
-            let variable = key.to_uppercase().replace('.', "__");
+            let above = if key.contains('.') { "" } else { "_" };
+            let variable = format!("{above}{}", key.to_uppercase().replace('.', "__"));
             write!(text, "{key} is missing; set it in the file or as {env_prefix}{variable}")
         }
         Kind::UnknownVariant(found, allowed) => {

@@ -98,6 +98,24 @@ fn a_section_of_another_program_is_passed_over_in_the_environment_but_not_in_the
 }
 
 #[test]
+fn a_key_above_the_first_section_is_set_with_two_underscores() {
+    let listen = "[listen]\naddress = '[::1]:1'\n";
+    let variables = [("MILLRACE__SERVERS", "[\"meta:1\"]"), ("MILLRACE__BUFFERS", "1")];
+    assert_eq!(load_text(listen, &variables).unwrap().servers.len(), 1);
+    for (name, key) in [
+        ("CACHE__SIZE", Some("cache.size")),
+        ("_SERVERS", Some("servers")),
+        ("_CACHE__SIZE", Some("cache.size")),
+        ("CONFIG", None),
+        ("CACHE__", None),
+        ("__X", None),
+        ("", None),
+    ] {
+        assert_eq!(setting(name).as_deref(), key, "{name}");
+    }
+}
+
+#[test]
 fn a_missing_key_is_named_with_the_two_places_where_it_can_be_set() {
     let error = load_text("[listen]\n", &[]).unwrap_err();
     assert_eq!(
