@@ -7,15 +7,13 @@
 use std::{os::unix::ffi::OsStrExt as _, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use millrace_protocol::{
     Request, RequestKind,
     admin::{CancelJob, ListJobs, PathBytes, SetLayout, ShowJob, ShowLayout, ShowState, StartJob},
-    codec,
-    control::MountDescription,
+    control::{DescribeMount, MountDescription},
     session::Caller,
 };
-use millrace_transport::local::{LocalPeer, LocalService};
+use millrace_transport::local::{LocalCall, LocalService};
 use millrace_types::{ErrorKind, Failure};
 
 use crate::{caller::caller, cluster::Cluster};
@@ -37,13 +35,18 @@ impl Control {
 
     async fn forward<R: Request + Sync>(
         &self,
-        message: &[u8],
+        call: LocalCall,
         amend: impl FnOnce(&mut R) -> Result<(), Failure>,
-    ) -> Result<Bytes, Failure> {
-        let mut request: R = decode(message)?;
-        amend(&mut request)?;
-        let reply = self.cluster.ask_once(&request).await?;
-        Ok(codec::encode(&reply))
+    ) {
+        let answer = async {
+            let mut request: R = call.decode()?;
+            amend(&mut request)?;
+            self.cluster.ask_once(&request).await
+        };
+        match answer.await {
+            Ok(reply) => call.reply::<R>(&reply),
+            Err(failure) => call.fail(failure),
+        }
     }
 
     /// A path from the mount's root becomes one from the file system's root.
@@ -75,49 +78,41 @@ impl Control {
 
 #[async_trait]
 impl LocalService for Control {
-    async fn handle(
-        &self,
-        peer: LocalPeer,
-        kind: RequestKind,
-        message: Bytes,
-    ) -> Result<Bytes, Failure> {
-        let process = peer.process.and_then(|process| u32::try_from(process).ok());
+    async fn handle(&self, call: LocalCall) {
+        let peer = call.caller();
+        let process = peer.pid.and_then(|process| u32::try_from(process).ok());
         let asking: Caller = caller(peer.uid, peer.gid, process.unwrap_or(0));
         let named = |to: &mut Caller, path: &mut PathBytes| {
             *to = asking.clone();
             self.whole_path(path)
         };
-        match kind {
-            RequestKind::DescribeMount => Ok(codec::encode(&self.description)),
+        match call.kind() {
+            RequestKind::DescribeMount => call.reply::<DescribeMount>(&self.description),
             RequestKind::ShowLayout => {
-                self.forward(&message, |r: &mut ShowLayout| named(&mut r.caller, &mut r.path)).await
+                self.forward(call, |r: &mut ShowLayout| named(&mut r.caller, &mut r.path)).await;
             }
             RequestKind::SetLayout => {
-                self.forward(&message, |r: &mut SetLayout| named(&mut r.caller, &mut r.path)).await
+                self.forward(call, |r: &mut SetLayout| named(&mut r.caller, &mut r.path)).await;
             }
             RequestKind::ShowState => {
-                self.forward(&message, |r: &mut ShowState| named(&mut r.caller, &mut r.path)).await
+                self.forward(call, |r: &mut ShowState| named(&mut r.caller, &mut r.path)).await;
             }
             RequestKind::StartJob => {
-                self.forward(&message, |r: &mut StartJob| named(&mut r.caller, &mut r.path)).await
+                self.forward(call, |r: &mut StartJob| named(&mut r.caller, &mut r.path)).await;
             }
-            RequestKind::ShowJob => self.forward(&message, |_: &mut ShowJob| Ok(())).await,
-            RequestKind::ListJobs => self.forward(&message, |_: &mut ListJobs| Ok(())).await,
+            RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
+            RequestKind::ListJobs => self.forward(call, |_: &mut ListJobs| Ok(())).await,
             RequestKind::CancelJob => {
                 let amend = |request: &mut CancelJob| {
                     request.caller = asking.clone();
                     Ok(())
                 };
-                self.forward(&message, amend).await
+                self.forward(call, amend).await;
             }
             other => {
                 let words = format!("{} is not for a mount's socket", other.name());
-                Err(Failure::new(ErrorKind::NotSupported, words))
+                call.fail(Failure::new(ErrorKind::NotSupported, words));
             }
         }
     }
-}
-
-fn decode<R: Request>(message: &[u8]) -> Result<R, Failure> {
-    codec::decode(message).map_err(|error| Failure::new(ErrorKind::Protocol, error.to_string()))
 }

@@ -60,8 +60,8 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let mountpoint = settings.mount.mountpoint.as_ref().ok_or(MountError::Incomplete)?;
     let identity = Identity::load(&cluster_settings.identity)?;
     let names = identity.peer().clone();
-    let network = TransportSettings::default();
-    let endpoints = ClientEndpoints::start(identity, network, &Shutdown::new())?;
+    let (shutdown, network) = (Shutdown::new(), TransportSettings::default());
+    let endpoints = ClientEndpoints::start(identity, network, &shutdown)?;
     let runtimes = (endpoints.control_runtime().clone(), endpoints.bulk_runtime().clone());
     let limit = (!settings.mount.hard).then_some(settings.mount.timeout);
     let mut registry = Metrics::new();
@@ -93,7 +93,7 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let control = Control::new(Arc::clone(&cluster), description, path);
-    let _control = equip(&mountpoint, &settings.mount.control_directory, control);
+    let _control = equip(&mountpoint, &settings.mount.control_directory, control, &shutdown);
     if let Err(error) = metrics::serve(&settings.metrics, Arc::new(registry)).await {
         tracing::warn!(%error, "no metrics");
     }
@@ -112,6 +112,8 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let flushed = tokio::time::timeout(DRAIN_MAX, fs.flush_all()).await.is_ok();
     upkeep.abort_all();
     cluster.close_session().await;
+    // Removes the control socket.
+    drop(shutdown.finish(CLOSE_MAX).await);
     match ended? {
         Ended::Drained if flushed => Ok(Ended::Drained),
         _ => Ok(Ended::Abandoned),
@@ -141,7 +143,12 @@ fn begin_upkeep(fs: &Arc<FileSystem>, names: &Handle, bytes: &Handle) -> Upkeep 
 }
 
 /// Tunes the mount and opens its control socket. Neither is worth failing for.
-fn equip(mountpoint: &Path, directory: &Path, control: Control) -> Option<LocalServer> {
+fn equip(
+    mountpoint: &Path,
+    directory: &Path,
+    control: Control,
+    shutdown: &Shutdown,
+) -> Option<LocalServer> {
     let device = match mountpoint::device(mountpoint) {
         Ok(device) => device,
         Err(error) => {
@@ -152,7 +159,7 @@ fn equip(mountpoint: &Path, directory: &Path, control: Control) -> Option<LocalS
     mountpoint::raise_read_ahead(device);
     let path = directory.join(format!("mount-{}-{}.sock", device.0, device.1));
     let started = std::fs::create_dir_all(directory)
-        .and_then(|()| LocalServer::start(&path, Arc::new(control)));
+        .and_then(|()| LocalServer::start(&path, Arc::new(control), shutdown));
     started
         .inspect_err(|error| {
             tracing::warn!(path = %path.display(), %error, "no control socket");
@@ -214,6 +221,9 @@ pub fn tell_ready(descriptor: u32) {
 /// How long the end of a mount may take: what is buffered is flushed within seconds unless servers
 /// are away, and then the budget of 128 MiB is what can be lost.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
+
+/// The last connections and sockets are closed within this time.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 /// The mount cannot be made.
 #[derive(Debug, thiserror::Error)]
