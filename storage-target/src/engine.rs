@@ -52,7 +52,7 @@ pub(crate) mod page_checksum;
 mod read;
 mod recovery;
 mod remove;
-mod sessions;
+pub(crate) mod sessions;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -63,7 +63,7 @@ pub use index::StateBytes;
 pub use read::{Loaded, Snapshot};
 pub use recovery::OpenError;
 pub use remove::ExportedBlocks;
-pub use write::{Fill, WriteRequest, ZeroRequest};
+pub use write::{Authority, Fill, WriteRequest, ZeroRequest};
 
 use allocator::Allocator;
 use barrier::Barrier;
@@ -227,20 +227,17 @@ impl Engine {
         self.barrier.wait().await
     }
 
-    /// Syncs, writes a checkpoint and the stop record, and ends the engine's threads.
+    /// Syncs, writes a checkpoint and the stop record, and ends the barrier's thread. Nothing may be
+    /// changed any more when it is called; reads go on until the engine is dropped.
     ///
     /// # Errors
     /// As [`Self::sync`]; the next start then recovers as after a kill.
-    pub async fn close(self) -> Result<(), EngineError> {
+    pub async fn close(&self) -> Result<(), EngineError> {
         self.barrier.close().await
     }
 
     pub(crate) fn applied(&self) -> &AppliedWrites {
         &self.shared.applied
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
     }
 }
 

@@ -1,6 +1,39 @@
-//! The storage target: chunks on the local disks of one host.
+//! The storage target daemon: chunks on the local disks of one host, and their way between disk,
+//! network and bucket.
+//!
+//! Owns chunks and nothing else: it knows neither names nor directories, and believes only what the
+//! metadata server has signed or sent. A byte whose checksum does not match is never handed out, and
+//! a byte that is gone is an error, never zero.
+//!
+//! ```text
+//!   clients ──▶ server ──▶ daemon ──▶ store ──▶ engine ──▶ disk
+//!   metadata ─▶   (wire)   (answers)    │  └──▶ hydration ──▶ bucket
+//!                             ▲         │
+//!   metadata ◀── member ──▶ cluster     └──▶ format (bytes on disk)
+//! ```
+//!
+//! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`engine`], `parts`
+//! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
+//! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
+//! wire), `member` (heartbeats), `metrics`, [`run`](mod@run).
 
 pub mod disk;
 pub mod engine;
 pub mod format;
+pub mod run;
+pub mod settings;
+
+mod cluster;
+mod daemon;
+mod hydration;
+mod links;
+mod member;
+mod metrics;
 mod parts;
+mod server;
+mod sessions;
+mod store;
+mod view;
+
+pub use run::{Running, StartError, run};
+pub use settings::{BucketSettings, Settings, TargetSettings};

@@ -86,9 +86,7 @@ const _: () = assert!(BLOCK as usize == BLOCK_PAGES as usize * PAGE);
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{
-        ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, Crc32c, InodeId,
-    };
+    use millrace_types::{ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, Crc32c, InodeId};
 
     use super::*;
     use crate::format::chunk::Run;
@@ -121,7 +119,10 @@ mod tests {
         let all = 0..2 * BLOCK;
         assert_eq!(parts(&blank, all.clone(), 0, false), Err(ErrorKind::Lost));
         assert_eq!(parts(&blank, all.clone(), 0, true), Ok(vec![Part::Zeros(all.clone())]));
-        assert_eq!(parts(&blank, all.clone(), 2 * BLOCK, true), Ok(vec![Part::Missing(all.clone())]));
+        assert_eq!(
+            parts(&blank, all.clone(), 2 * BLOCK, true),
+            Ok(vec![Part::Missing(all.clone())])
+        );
         assert_eq!(parts(&blank, all, 1, false), Err(ErrorKind::Lost));
     }
 

@@ -33,7 +33,9 @@ impl BlockingDisk {
         let threads = (0..THREADS)
             .map(|_| {
                 let (file, queue) = (file.clone(), Arc::clone(&queue));
-                thread::Builder::new().name("disk-blocking".into()).spawn(move || run(&file, &queue))
+                thread::Builder::new()
+                    .name("disk-blocking".into())
+                    .spawn(move || run(&file, &queue))
             })
             .collect::<io::Result<_>>()?;
         Ok(Self { requests: Some(requests), threads })

@@ -17,14 +17,12 @@ struct Bench {
 
 impl Bench {
     fn all() -> Vec<Self> {
-        let mut benches = vec![Self::new(|file| {
-            DiskQueue::new(Arc::new(BlockingDisk::start(file).unwrap()))
-        })];
+        let mut benches =
+            vec![Self::new(|file| DiskQueue::new(Arc::new(BlockingDisk::start(file).unwrap())))];
         // A container may forbid io_uring; the daemon falls back then, and so does the suite.
         if UringDisk::start(Self::file(&tempfile::tempdir().unwrap())).is_ok() {
-            benches.push(Self::new(|file| {
-                DiskQueue::new(Arc::new(UringDisk::start(file).unwrap()))
-            }));
+            benches
+                .push(Self::new(|file| DiskQueue::new(Arc::new(UringDisk::start(file).unwrap()))));
         }
         benches
     }
@@ -134,9 +132,8 @@ async fn many_requests_at_once_all_complete_and_none_is_mixed_up() {
 async fn a_sync_returns_while_other_requests_are_out() {
     for bench in Bench::all() {
         let queue = bench.queue.clone();
-        let sync = tokio::task::spawn_blocking(move || {
-            (0..5).try_for_each(|_| queue.sync_and_wait())
-        });
+        let sync =
+            tokio::task::spawn_blocking(move || (0..5).try_for_each(|_| queue.sync_and_wait()));
         for at in 0..32_usize {
             let buffer = bench.filled(PAGE, 1).await;
             bench.queue.write(vec![piece(at * PAGE, 0..PAGE)], Arc::new(buffer)).await.unwrap();

@@ -66,7 +66,8 @@ impl DataFile {
     /// [`DiskError::NoSpace`] when the file system is full; nothing is then changed.
     pub fn grow(&self, old_len: u64, new_len: u64) -> Result<(), DiskError> {
         let len = new_len.saturating_sub(old_len);
-        let grown = match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), old_len, len) {
+        let grown = match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), old_len, len)
+        {
             // Without preallocation a sparse file serves; a full disk then shows at the write.
             Err(rustix::io::Errno::OPNOTSUPP) => self.file.set_len(new_len),
             other => other.map_err(io::Error::from),

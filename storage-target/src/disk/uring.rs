@@ -207,12 +207,12 @@ impl Worker {
                 let start = unsafe { buffer.as_ptr().add(at) };
                 let offset = part.offset + done as u64;
                 match request.operation {
-                    Operation::Read => opcode::Read::new(DATA_FILE, start.as_ptr(), len)
-                        .offset(offset)
-                        .build(),
-                    Operation::Write => opcode::Write::new(DATA_FILE, start.as_ptr(), len)
-                        .offset(offset)
-                        .build(),
+                    Operation::Read => {
+                        opcode::Read::new(DATA_FILE, start.as_ptr(), len).offset(offset).build()
+                    }
+                    Operation::Write => {
+                        opcode::Write::new(DATA_FILE, start.as_ptr(), len).offset(offset).build()
+                    }
                     Operation::Sync => unreachable!("a sync has no buffer"),
                 }
             }

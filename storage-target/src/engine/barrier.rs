@@ -37,7 +37,8 @@ const CHECKPOINT_BYTES: u64 = 32 * 1024 * 1024;
 #[derive(Debug)]
 pub(super) struct Barrier {
     queue: Arc<Queue>,
-    thread: Option<JoinHandle<()>>,
+    /// `None` once it has been told to end.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +52,8 @@ struct Waiting {
     /// Bounded by the requests that the server admits.
     waiters: Vec<Waiter>,
     end: Option<End>,
+    /// The thread takes nothing more.
+    ended: bool,
 }
 
 /// How the thread shall end.
@@ -70,29 +73,30 @@ impl Barrier {
         let thread = thread::Builder::new()
             .name(name)
             .spawn(move || serve(&shared, &thread_queue, interval))?;
-        Ok(Self { queue, thread: Some(thread) })
+        Ok(Self { queue, thread: Mutex::new(Some(thread)) })
     }
 
     pub(super) async fn wait(&self) -> Result<u64, EngineError> {
         let (waiter, answer) = oneshot::channel();
-        self.queue.change(|waiting| waiting.waiters.push(waiter));
+        if !self.queue.change(|waiting| waiting.waiters.push(waiter)) {
+            return Err(EngineError::Stopped);
+        }
         answer.await.unwrap_or(Err(EngineError::Stopped))
     }
 
-    pub(super) async fn close(mut self) -> Result<(), EngineError> {
+    pub(super) async fn close(&self) -> Result<(), EngineError> {
         let (waiter, answer) = oneshot::channel();
-        self.queue.change(|waiting| waiting.end = Some(End::Close(waiter)));
-        let outcome = answer.await.unwrap_or(Err(EngineError::Stopped));
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+        if !self.queue.change(|waiting| waiting.end = Some(End::Close(waiter))) {
             return Err(EngineError::Stopped);
         }
-        outcome.map(|_| ())
+        answer.await.unwrap_or(Err(EngineError::Stopped)).map(|_| ())
     }
 }
 
 impl Drop for Barrier {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
             self.queue.change(|waiting| waiting.end = Some(End::Abandon));
             if thread.join().is_err() {
                 tracing::error!("the barrier thread ended with a panic");
@@ -102,11 +106,16 @@ impl Drop for Barrier {
 }
 
 impl Queue {
-    fn change(&self, change: impl FnOnce(&mut Waiting)) {
+    /// Changes what is waited for; returns false when the thread has ended.
+    fn change(&self, change: impl FnOnce(&mut Waiting)) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.ended {
+            return false;
+        }
         change(&mut waiting);
         drop(waiting);
         self.wake.notify_one();
+        true
     }
 
     /// Waits until somebody wants something, at most until `deadline`.
@@ -120,14 +129,15 @@ impl Queue {
             let woken = self.wake.wait_timeout(waiting, left);
             waiting = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        std::mem::take(&mut *waiting)
+        let ended = waiting.end.is_some();
+        std::mem::replace(&mut *waiting, Waiting { ended, ..Waiting::default() })
     }
 }
 
 fn serve(shared: &Arc<Shared>, queue: &Queue, interval: Duration) {
     let mut deadline = Instant::now() + interval;
     loop {
-        let Waiting { waiters, end } = queue.take(deadline);
+        let Waiting { waiters, end, .. } = queue.take(deadline);
         match end {
             Some(End::Abandon) => return,
             Some(End::Close(waiter)) => {

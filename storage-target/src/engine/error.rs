@@ -45,6 +45,9 @@ pub enum EngineError {
     /// The content was replaced meanwhile.
     #[error("the file's content was replaced meanwhile")]
     StaleContent,
+    /// The session's ticket ran out before the write's turn had come. Nothing was changed.
+    #[error("the session's ticket ran out before the write could be applied")]
+    Revoked,
     /// The engine has ended.
     #[error("the storage engine has stopped")]
     Stopped,
@@ -62,6 +65,7 @@ impl EngineError {
             Self::NeedsFill { .. } => ErrorKind::Internal,
             Self::StaleEpoch => ErrorKind::StaleEpoch,
             Self::StaleContent => ErrorKind::StaleContent,
+            Self::Revoked => ErrorKind::TicketExpired,
             Self::Stopped => ErrorKind::Unavailable,
         }
     }

@@ -124,10 +124,8 @@ impl Index {
 
     fn apply_blocks(&mut self, change: &BlocksChange, sequence: u64) -> Vec<Extent> {
         self.inode_max = self.inode_max.max(change.key.inode);
-        let shared = self
-            .chunks
-            .entry(change.key)
-            .or_insert_with(|| Arc::new(ChunkRecord::new(change.key)));
+        let shared =
+            self.chunks.entry(change.key).or_insert_with(|| Arc::new(ChunkRecord::new(change.key)));
         let record = Arc::make_mut(shared);
         let mut freed = Vec::new();
         for run in &change.runs {
@@ -147,6 +145,7 @@ impl Index {
         record.group_epoch = change.group_epoch;
         record.write_epoch = change.write_epoch;
         record.length = change.length;
+        record.chunk_size = change.chunk_size;
         record.sequence = sequence;
         if record.is_blank() {
             self.chunks.remove(&change.key);

@@ -6,10 +6,7 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::Path,
-    sync::{
-        Arc, Mutex,
-        atomic::AtomicU64,
-    },
+    sync::{Arc, Mutex, atomic::AtomicU64},
 };
 
 use millrace_types::MIB;
@@ -48,11 +45,8 @@ impl Engine {
         let lock_file = lock(dir)?;
         let (superblock, blank) = read_or_make_superblock(options)?;
         let data = DataFile::open(&data_path(dir)).map_err(OpenError::io(&data_path(dir)))?;
-        let expected = Expected {
-            cluster: options.cluster,
-            target: superblock.target,
-            boot: options.boot,
-        };
+        let expected =
+            Expected { cluster: options.cluster, target: superblock.target, boot: options.boot };
         let applied = AppliedWrites::default();
         let journal_dir = journal_dir(dir);
         // Through the page cache, which needs no aligned memory.
@@ -64,11 +58,8 @@ impl Engine {
             settle_loss(&journal_dir, expected, &plain, &mut recovered)
                 .map_err(OpenError::io(&journal_dir))?;
         }
-        let identity = Identity {
-            cluster: options.cluster,
-            target: superblock.target,
-            boot: options.boot,
-        };
+        let identity =
+            Identity { cluster: options.cluster, target: superblock.target, boot: options.boot };
         let state = build_state(options, &data, identity, &recovered)?;
         let loss_count = recovered.loss_count;
         let shared = Arc::new(Shared {
@@ -91,8 +82,9 @@ impl Engine {
         });
         // Pages that a pending record gave up may be used again only when it is durable.
         shared.state().dirty = recovered.replay_bytes > 0;
-        barrier::run(&shared, false).map_err(|error| {
-            OpenError::Io { path: journal_dir.clone(), source: io::Error::other(error) }
+        barrier::run(&shared, false).map_err(|error| OpenError::Io {
+            path: journal_dir.clone(),
+            source: io::Error::other(error),
         })?;
         let barrier = Barrier::start(Arc::clone(&shared), options.barrier_interval)
             .map_err(OpenError::io(dir))?;
@@ -230,8 +222,7 @@ fn make_target(options: &Options) -> Result<Superblock, OpenError> {
 fn write_superblock(dir: &Path, superblock: &Superblock) -> io::Result<()> {
     let temporary = dir.join("superblock.new");
     let mut options = OpenOptions::new();
-    let mut file =
-        options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     file.write_all(&superblock.encode())?;
     file.sync_all()?;
     fs::rename(&temporary, superblock_path(dir))?;

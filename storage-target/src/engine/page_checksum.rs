@@ -16,9 +16,8 @@ pub(crate) const PAGE: usize = PAGE_SIZE as usize;
 
 /// The checksum of the bytes so far followed by a whole page whose checksum is `page`.
 pub(crate) fn append_page(so_far: Crc32c, page: Crc32c) -> Crc32c {
-    let shifted = (0..4).fold(0, |sum, byte| {
-        sum ^ SHIFT[byte][usize::from(so_far.0.to_le_bytes()[byte])]
-    });
+    let shifted =
+        (0..4).fold(0, |sum, byte| sum ^ SHIFT[byte][usize::from(so_far.0.to_le_bytes()[byte])]);
     Crc32c(shifted ^ page.0)
 }
 

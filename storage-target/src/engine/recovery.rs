@@ -10,7 +10,10 @@
 //!   cannot be read end the journal. The loss count is raised, because what is missing cannot be
 //!   known, and the outcome is checkpointed at once, so that it is never decided a second time.
 
-use std::{fs, io, path::{Path, PathBuf}};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use millrace_types::{ClusterId, TargetId};
 
@@ -181,7 +184,10 @@ pub(super) fn recover(
 }
 
 /// Whether the pages that a pending record points to hold what it says.
-fn is_intact(record: &Record, read_pages: &mut impl FnMut(u64, &mut [u8]) -> io::Result<()>) -> bool {
+fn is_intact(
+    record: &Record,
+    read_pages: &mut impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+) -> bool {
     let Record::Blocks(change) = record else { return true };
     change.runs.iter().filter(|run| run.pages() > 0).all(|run| {
         // A megabyte at a time bounds the memory.

@@ -6,8 +6,8 @@ use std::{collections::HashMap, sync::Arc};
 
 use millrace_protocol::target::{ContentName, Present};
 use millrace_types::{
-    BlockState, ByteLen, ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, InodeId,
-    SessionId, WriteEpoch, WriteNumber,
+    BlockState, ByteLen, ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, InodeId, SessionId,
+    WriteEpoch, WriteNumber,
 };
 
 use super::{
@@ -105,22 +105,35 @@ impl Engine {
         })
     }
 
+    /// The chunks of a content that are here, from `first` on, `count` of them at most by index.
+    #[must_use]
+    pub fn chunks(&self, content: ContentName, first: ChunkIndex, count: u32) -> Vec<ChunkKey> {
+        let state = self.shared.state();
+        let end = first.0.saturating_add(count);
+        state
+            .index
+            .content(content.inode, content.generation, first)
+            .map(|record| record.key)
+            .take_while(|key| key.index.0 < end)
+            .collect()
+    }
+
     /// What is held of each content.
     #[must_use]
-    pub fn presence(&self, contents: &[ContentName], chunk_size_of: u64) -> Vec<Present> {
+    pub fn presence(&self, contents: &[ContentName]) -> Vec<Present> {
         let state = self.shared.state();
         contents
             .iter()
             .map(|content| {
                 let mut present = Present::default();
-                let chunks =
-                    state.index.content(content.inode, content.generation, ChunkIndex(0));
+                let chunks = state.index.content(content.inode, content.generation, ChunkIndex(0));
                 for record in chunks {
                     let (bytes, end) = state_bytes(record);
                     present.clean.0 += bytes.clean.0;
                     present.written.0 += bytes.written.0;
                     present.zero.0 += bytes.zero.0;
-                    let start = u64::from(record.key.index.0).saturating_mul(chunk_size_of);
+                    let start =
+                        u64::from(record.key.index.0).saturating_mul(u64::from(record.chunk_size));
                     if end > 0 {
                         present.end = present.end.max(start.saturating_add(end));
                     }

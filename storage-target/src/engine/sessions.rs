@@ -99,9 +99,8 @@ impl RunningWrite {
 impl Drop for RunningWrite {
     fn drop(&mut self) {
         let mut sessions = self.writes.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        let running = sessions
-            .get_mut(&self.session)
-            .and_then(|known| known.running.remove(&self.number));
+        let running =
+            sessions.get_mut(&self.session).and_then(|known| known.running.remove(&self.number));
         drop(sessions);
         if let Some(running) = running {
             running.notify_waiters();

@@ -85,10 +85,7 @@ impl Drop for Reservation {
 ///
 /// # Errors
 /// [`EngineError::NoSpace`].
-pub(super) async fn reserve(
-    shared: &Arc<Shared>,
-    pages: u64,
-) -> Result<Reservation, EngineError> {
+pub(super) async fn reserve(shared: &Arc<Shared>, pages: u64) -> Result<Reservation, EngineError> {
     if let Some(reservation) = try_reserve(shared, pages) {
         return Ok(reservation);
     }

@@ -11,7 +11,9 @@ use millrace_types::{
     InodeId, SessionId, TargetId, WriteEpoch, WriteNumber,
 };
 
-use super::{Engine, EngineError, Fill, Options, WriteRequest, ZeroRequest, page_checksum};
+use super::{
+    Authority, Engine, EngineError, Fill, Options, WriteRequest, ZeroRequest, page_checksum,
+};
 use crate::{
     disk::{BufferPool, DiskEngine},
     format::segment::BootId,
@@ -64,9 +66,11 @@ fn write_request(key: ChunkKey, offset: usize, bytes: Vec<u8>) -> WriteRequest {
         body: vec![Bytes::from(bytes)],
         group_epoch: GroupEpoch(1),
         write_epoch: WriteEpoch(0),
+        chunk_size: 8 << 20,
         backed: 0,
         session: SessionId(0),
         number: WriteNumber(0),
+        authority: Authority::default(),
     }
 }
 
@@ -142,6 +146,7 @@ async fn fill_at(
             len: u32::try_from(bytes.len()).unwrap(),
             checksums: checksums.into(),
             write_epoch,
+            chunk_size: 8 << 20,
         })
         .await
 }
@@ -152,8 +157,10 @@ fn zero_request(key: ChunkKey, range: std::ops::Range<u32>) -> ZeroRequest {
         range,
         group_epoch: GroupEpoch(1),
         write_epoch: WriteEpoch(0),
+        chunk_size: 8 << 20,
         backed: 0,
         session: SessionId(0),
         number: WriteNumber(0),
+        authority: Authority::default(),
     }
 }

@@ -4,7 +4,7 @@
 //! checked, overlaid, and stored in fresh pages. The journal record follows the data, and the index
 //! follows the record.
 
-use std::{ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use millrace_protocol::storage::ChunkVersion;
@@ -29,6 +29,29 @@ use crate::{
 pub(super) const BLOCK: usize = 64 * 1024;
 const _: () = assert!(BLOCK as u64 == BLOCK_SIZE);
 
+/// Whether a change may still be applied when its turn has come: the session's ticket may have run
+/// out while it waited for memory, blocks or the disk.
+#[derive(Clone, Default)]
+pub struct Authority(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl Authority {
+    /// Asks `stands` at the moment of applying; it must not block.
+    #[must_use]
+    pub fn new(stands: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(stands)))
+    }
+
+    fn stands(&self) -> bool {
+        self.0.as_ref().is_none_or(|stands| stands())
+    }
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Authority")
+    }
+}
+
 /// A client's write to part of a chunk.
 #[derive(Clone, Debug)]
 pub struct WriteRequest {
@@ -44,12 +67,16 @@ pub struct WriteRequest {
     pub group_epoch: GroupEpoch,
     /// The caller's view of the file.
     pub write_epoch: WriteEpoch,
+    /// Bytes of the file's chunks.
+    pub chunk_size: u32,
     /// How many bytes from the chunk's start the bucket backs.
     pub backed: u32,
     /// Whose write it is, and its number; remembered in the journal.
     pub session: SessionId,
     /// See `session`.
     pub number: WriteNumber,
+    /// Asked at the moment of applying.
+    pub authority: Authority,
 }
 
 /// Part of a chunk to become zeros.
@@ -63,12 +90,16 @@ pub struct ZeroRequest {
     pub group_epoch: GroupEpoch,
     /// The caller's view of the file.
     pub write_epoch: WriteEpoch,
+    /// Bytes of the file's chunks.
+    pub chunk_size: u32,
     /// How many bytes from the chunk's start the bucket backs.
     pub backed: u32,
     /// Whose request it is, and its number.
     pub session: SessionId,
     /// See `session`.
     pub number: WriteNumber,
+    /// Asked at the moment of applying.
+    pub authority: Authority,
 }
 
 /// Bytes that came from the bucket, on their way to the disk.
@@ -86,6 +117,8 @@ pub struct Fill {
     pub checksums: Arc<[Crc32c]>,
     /// The write epoch of the capability for which the bytes were fetched.
     pub write_epoch: WriteEpoch,
+    /// Bytes of the file's chunks.
+    pub chunk_size: u32,
 }
 
 impl Engine {
@@ -144,11 +177,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(
-        record: &ChunkRecord,
-        range: Range<usize>,
-        backed: u32,
-    ) -> Result<Self, EngineError> {
+    fn new(record: &ChunkRecord, range: Range<usize>, backed: u32) -> Result<Self, EngineError> {
         let (first, last) = (range.start / BLOCK, (range.end - 1) / BLOCK);
         let number = |block: usize| u16::try_from(block).expect("within a chunk");
         let (first_block, last_block) = (number(first), number(last));
@@ -298,7 +327,8 @@ impl Shared {
             let stays = old.state == BlockState::Absent && part.len() < BLOCK;
             if keeps(&record, block, &range, request.backed)? {
                 version = self.overlay(&zeros(&request, &part), part).await?;
-            } else if old.state != BlockState::Zero && !(stays && request.backed as usize <= start) {
+            } else if old.state != BlockState::Zero && !(stays && request.backed as usize <= start)
+            {
                 match zeroed.last_mut() {
                     Some(run) if run.first_block + run.blocks == block => run.blocks += 1,
                     _ => zeroed.push(Run::unstored(block, 1, BlockState::Zero)),
@@ -327,13 +357,13 @@ impl Shared {
         state.accepts(fill.key, fill.write_epoch)?;
         let record = state.record(fill.key);
         let absent = |block: u16| record.block(block).state == BlockState::Absent;
-        let runs: Vec<Run> =
-            runs.into_iter().filter(|run| absent(run.first_block)).collect();
+        let runs: Vec<Run> = runs.into_iter().filter(|run| absent(run.first_block)).collect();
         let installed: u64 = runs.iter().map(|run| run.pages() * PAGE as u64).sum();
         if !runs.is_empty() {
             let end = u32::from(fill.first_block) * BLOCK as u32 + fill.len;
             let mut change = change_of(&record, SessionId(0), WriteNumber(0), runs);
             change.length = record.length.max(end);
+            change.chunk_size = fill.chunk_size;
             change.write_epoch = record.write_epoch.max(fill.write_epoch);
             state.commit(&[Record::Blocks(change)], Purpose::Store)?;
         }
@@ -371,6 +401,9 @@ impl State {
         end: u32,
         runs: Vec<Run>,
     ) -> Result<ChunkVersion, EngineError> {
+        if !request.authority.stands() {
+            return Err(EngineError::Revoked);
+        }
         self.accepts(request.key, request.write_epoch)?;
         let record = self.record(request.key);
         let mut change = change_of(&record, request.session, request.number, runs);
@@ -378,6 +411,7 @@ impl State {
         change.group_epoch = record.group_epoch.max(request.group_epoch);
         change.write_epoch = record.write_epoch.max(request.write_epoch);
         change.length = record.length.max(end);
+        change.chunk_size = request.chunk_size;
         let version = change.version;
         self.commit(&[Record::Blocks(change)], Purpose::Store)?;
         Ok(version)
@@ -397,6 +431,7 @@ pub(super) fn change_of(
         group_epoch: record.group_epoch,
         write_epoch: record.write_epoch,
         length: record.length,
+        chunk_size: record.chunk_size,
         session,
         number,
         runs,
@@ -419,9 +454,11 @@ fn zeros(request: &ZeroRequest, part: &Range<usize>) -> WriteRequest {
         body: vec![body],
         group_epoch: request.group_epoch,
         write_epoch: request.write_epoch,
+        chunk_size: request.chunk_size,
         backed: request.backed,
         session: request.session,
         number: request.number,
+        authority: request.authority.clone(),
     }
 }
 
@@ -439,11 +476,9 @@ pub(super) fn runs(
     state: BlockState,
 ) -> Vec<Run> {
     let block_pages = usize::from(BLOCK_PAGES);
-    let places = reservation
-        .block_runs()
-        .flat_map(|(first, blocks)| {
-            (0..u64::from(blocks)).map(move |nth| first + nth * u64::from(BLOCK_PAGES))
-        });
+    let places = reservation.block_runs().flat_map(|(first, blocks)| {
+        (0..u64::from(blocks)).map(move |nth| first + nth * u64::from(BLOCK_PAGES))
+    });
     (first_block..)
         .zip(checksums.chunks(block_pages))
         .zip(places)

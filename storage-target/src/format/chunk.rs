@@ -25,8 +25,9 @@
 //! |     34 |     4 | write epoch   | of the newest write or trim                                 |
 //! |     38 |     4 | length        | one past the last byte that was ever stored                 |
 //! |     42 |     8 | sequence      | of the journal record that changed it last                  |
-//! |     50 |     2 | runs          | how many follow                                             |
-//! |     52 |       | the runs      |                                                             |
+//! |     50 |     4 | chunk size    | of the file, so that the chunk's place in it is known       |
+//! |     54 |     2 | runs          | how many follow                                             |
+//! |     56 |       | the runs      |                                                             |
 
 use millrace_protocol::storage::ChunkVersion;
 use millrace_types::{
@@ -191,6 +192,8 @@ pub struct ChunkRecord {
     pub length: u32,
     /// The journal record that changed it last.
     pub sequence: u64,
+    /// Bytes of the file's chunks; 0 as long as nothing is present.
+    pub chunk_size: u32,
     /// Blocks from the start; those beyond the end are absent.
     pub blocks: Vec<Block>,
 }
@@ -206,6 +209,7 @@ impl ChunkRecord {
             write_epoch: WriteEpoch(0),
             length: 0,
             sequence: 0,
+            chunk_size: 0,
             blocks: Vec::new(),
         }
     }
@@ -268,6 +272,7 @@ impl ChunkRecord {
         bytes.put_u32(self.write_epoch.0);
         bytes.put_u32(self.length);
         bytes.put_u64(self.sequence);
+        bytes.put_u32(self.chunk_size);
         let runs = self.runs();
         bytes.put_u16(u16::try_from(runs.len()).expect("at most one run a block"));
         runs.iter().for_each(|run| run.encode(bytes));
@@ -288,6 +293,7 @@ impl ChunkRecord {
         record.write_epoch = WriteEpoch(reader.u32()?);
         record.length = reader.u32()?;
         record.sequence = reader.u64()?;
+        record.chunk_size = reader.u32()?;
         for _ in 0..reader.u16()? {
             record.put(&Run::decode(&mut reader)?, record.sequence);
         }
@@ -355,6 +361,7 @@ mod tests {
         record.write_epoch = WriteEpoch(7);
         record.length = 4097;
         record.sequence = 8;
+        record.chunk_size = 65_536;
         let stored = Run {
             first_block: 0,
             blocks: 1,
@@ -377,7 +384,7 @@ mod tests {
             1, // pending
             5, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, // version
             5, 0, 0, 0, 7, 0, 0, 0, 1, 16, 0, 0, // epochs, length
-            8, 0, 0, 0, 0, 0, 0, 0, 2, 0, // sequence, runs
+            8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2, 0, // sequence, chunk size, runs
             0, 0, 1, 0, 2, 2, 9, 0, 0, 0, 0, 0, 0, 0, // stored run
             0xDD, 0xCC, 0xBB, 0xAA, 0x44, 0x33, 0x22, 0x11, //
             2, 0, 3, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, // zero run

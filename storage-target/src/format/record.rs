@@ -10,8 +10,8 @@
 //!
 //! | kind | name   | body                                                                       |
 //! |-----:|--------|----------------------------------------------------------------------------|
-//! |    1 | blocks | key 17, version 12, group epoch 4, write epoch 4, length 4, session 8,      |
-//! |      |        | write number 8, count of runs 2, runs (`chunk`)                            |
+//! |    1 | blocks | key 17, version 12, group epoch 4, write epoch 4, length 4, chunk size 4,   |
+//! |      |        | session 8, write number 8, count of runs 2, runs (`chunk`)                 |
 //! |    2 | remove | inode 8, first generation 4, last generation 4, first chunk index 4        |
 //! |    3 | mark   | inode 8, lowest generation 4, lowest write epoch 4 that are still accepted |
 //! |    4 | commit | sequence 8: everything up to it is durable, with its data                  |
@@ -72,6 +72,8 @@ pub struct BlocksChange {
     pub write_epoch: WriteEpoch,
     /// One past the last byte ever stored, from now on.
     pub length: u32,
+    /// Bytes of the file's chunks.
+    pub chunk_size: u32,
     /// The session that wrote; 0 for fills and everything else that is no client's write.
     pub session: SessionId,
     /// Its write number; 0 likewise.
@@ -164,6 +166,7 @@ impl Record {
                 bytes.put_u32(change.group_epoch.0);
                 bytes.put_u32(change.write_epoch.0);
                 bytes.put_u32(change.length);
+                bytes.put_u32(change.chunk_size);
                 bytes.put_u64(change.session.0);
                 bytes.put_u64(change.number.0);
                 bytes.put_u16(u16::try_from(change.runs.len()).expect("at most one a block"));
@@ -190,6 +193,7 @@ impl Record {
                     group_epoch: GroupEpoch(reader.u32()?),
                     write_epoch: WriteEpoch(reader.u32()?),
                     length: reader.u32()?,
+                    chunk_size: reader.u32()?,
                     session: SessionId(reader.u64()?),
                     number: WriteNumber(reader.u64()?),
                     runs: Vec::new(),
@@ -250,6 +254,7 @@ mod tests {
                 group_epoch: GroupEpoch(4),
                 write_epoch: WriteEpoch(6),
                 length: 7,
+                chunk_size: 65_536,
                 session: SessionId(8),
                 number: WriteNumber(9),
                 runs: vec![Run::unstored(0, 2, BlockState::Zero)],

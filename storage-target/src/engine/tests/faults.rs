@@ -10,9 +10,7 @@ use millrace_types::{
     ByteLen, ClusterId, ContentGeneration, InodeId, SessionId, WriteEpoch, WriteNumber,
 };
 
-use super::{
-    Engine, assert_holds, fill, key, open, options, pattern, read, write, write_request,
-};
+use super::{Engine, assert_holds, fill, key, open, options, pattern, read, write, write_request};
 use crate::{
     disk::BufferPool,
     engine::{EngineError, ExportedBlocks, OpenError},

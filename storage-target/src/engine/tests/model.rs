@@ -6,9 +6,7 @@ use millrace_protocol::target::ContentName;
 use millrace_types::{BLOCK_SIZE, ChunkKey, ContentGeneration, InodeId, WriteEpoch};
 use proptest::prelude::*;
 
-use super::{
-    Engine, fill, key, open, options, pattern, read, write_request, zero_request,
-};
+use super::{Engine, fill, key, open, options, pattern, read, write_request, zero_request};
 use crate::engine::EngineError;
 
 const CHUNK: usize = 256 * 1024;
@@ -199,7 +197,8 @@ impl World {
         if bytes.is_empty() {
             return;
         }
-        let mut request_epoch = fill(self.engine(), self.key(chunk), u16::try_from(block).unwrap(), &bytes).await;
+        let mut request_epoch =
+            fill(self.engine(), self.key(chunk), u16::try_from(block).unwrap(), &bytes).await;
         if self.model.epoch > 0 {
             assert!(matches!(request_epoch, Err(EngineError::StaleEpoch)));
             request_epoch = super::fill_at(

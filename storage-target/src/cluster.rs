@@ -1,0 +1,223 @@
+//! What this daemon knows of its cluster: the time, the keys, the map, and whether it may write.
+//!
+//! Written by the loop that talks to the metadata server ([`crate::member`]), read by every request.
+//! Reckons in the metadata server's time, as the last heartbeat told it.
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use aws_lc_rs::hmac;
+use millrace_protocol::{
+    capability::{BODY_LEN_MAX, Purpose, Signed},
+    cluster::{HeartbeatReply, Keys, Map},
+    codec,
+};
+use millrace_types::{
+    ChunkIndex, ErrorKind, Failure, GroupEpoch, KeyId, Layout, MapEpoch, TargetId, Timestamp,
+};
+use tokio::sync::{Notify, watch};
+
+/// How long a request waits for keys or a map that the next heartbeat will bring.
+const NEWS_WAIT: Duration = Duration::from_secs(2);
+
+/// The view of the cluster. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Cluster {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    clock: RwLock<Option<Clock>>,
+    keys: RwLock<Vec<(KeyId, hmac::Key)>>,
+    map: RwLock<Arc<Map>>,
+    /// Counts what has been learnt, for those who wait for something new.
+    news: watch::Sender<u64>,
+    /// Wakes the loop that fetches.
+    wanted: Notify,
+}
+
+/// The metadata server's time at one moment of this machine's steady clock.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    server_time: Timestamp,
+    received: Instant,
+    /// When the heartbeat was sent: the lease counts from there.
+    sent: Instant,
+    lease: Duration,
+}
+
+impl Cluster {
+    pub(crate) fn new() -> Self {
+        let map = Map { epoch: MapEpoch(0), hosts: vec![], targets: vec![], pools: vec![] };
+        let inner = Inner {
+            clock: RwLock::new(None),
+            keys: RwLock::default(),
+            map: RwLock::new(Arc::new(map)),
+            news: watch::Sender::new(0),
+            wanted: Notify::new(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Takes the answer to a heartbeat that was sent at `sent`.
+    pub(crate) fn handle_heartbeat(&self, reply: &HeartbeatReply, sent: Instant, now: Instant) {
+        let lease = Duration::from_millis(u64::from(reply.lease_ms));
+        let clock = Clock { server_time: reply.server_time, received: now, sent, lease };
+        *self.inner.clock.write().unwrap_or_else(PoisonError::into_inner) = Some(clock);
+    }
+
+    pub(crate) fn replace_keys(&self, keys: &Keys) {
+        let keys = keys.keys.iter();
+        let keys = keys.map(|key| (key.id, hmac::Key::new(hmac::HMAC_SHA256, &key.secret)));
+        *self.inner.keys.write().unwrap_or_else(PoisonError::into_inner) = keys.collect();
+        self.announce();
+    }
+
+    pub(crate) fn replace_map(&self, map: Map) {
+        *self.inner.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(map);
+        self.announce();
+    }
+
+    /// The newest key held, if any.
+    pub(crate) fn newest_key(&self) -> Option<KeyId> {
+        let keys = self.inner.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.iter().map(|(id, _)| *id).max()
+    }
+
+    pub(crate) fn map(&self) -> Arc<Map> {
+        Arc::clone(&self.inner.map.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until a request needs news.
+    pub(crate) async fn wanted(&self) {
+        self.inner.wanted.notified().await;
+    }
+
+    /// The metadata server's time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] before the first heartbeat.
+    pub(crate) fn now(&self) -> Result<Timestamp, Failure> {
+        let clock = *self.inner.clock.read().unwrap_or_else(PoisonError::into_inner);
+        let clock = clock.ok_or_else(|| {
+            let words = "this host has not reached the metadata server yet";
+            Failure::new(ErrorKind::Unavailable, words)
+        })?;
+        Ok(clock.server_time.plus(clock.received.elapsed()))
+    }
+
+    /// Whether this daemon may still change anything: its last answered heartbeat is younger than a
+    /// lease. Afterwards its groups may have moved to others.
+    pub(crate) fn may_write(&self) -> bool {
+        let clock = *self.inner.clock.read().unwrap_or_else(PoisonError::into_inner);
+        clock.is_some_and(|clock| clock.sent.elapsed() < clock.lease)
+    }
+
+    /// As [`Self::may_write`], in words.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`].
+    pub(crate) fn check_may_write(&self) -> Result<(), Failure> {
+        if self.may_write() {
+            return Ok(());
+        }
+        let words = "this target has not heard from the metadata server for a lease";
+        Err(Failure::new(ErrorKind::Unavailable, words).retry_after(Duration::from_secs(1)))
+    }
+
+    /// Checks a signature and reads what was signed. May be dropped at its await.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forbidden`] for a wrong signature; [`ErrorKind::KeyRetired`] for a key that is
+    /// no longer kept; [`ErrorKind::Protocol`] when the body is no such statement.
+    pub(crate) async fn verify<M: codec::Message>(
+        &self,
+        purpose: Purpose,
+        signed: &Signed,
+    ) -> Result<M, Failure> {
+        if signed.body.len() > BODY_LEN_MAX {
+            return Err(ErrorKind::Protocol.into());
+        }
+        let key = self.key(signed.key).await?;
+        let bytes = Signed::signed_bytes(purpose, signed.key, &signed.body);
+        hmac::verify(&key, &bytes, &signed.mac)
+            .map_err(|_| Failure::new(ErrorKind::Forbidden, "the signature is wrong"))?;
+        codec::decode(&signed.body)
+            .map_err(|error| Failure::new(ErrorKind::Protocol, error.to_string()))
+    }
+
+    /// The key `id`, waiting for it if it is newer than all that are held.
+    async fn key(&self, id: KeyId) -> Result<hmac::Key, Failure> {
+        let found = self.wait_for(|cluster| {
+            let keys = cluster.inner.keys.read().unwrap_or_else(PoisonError::into_inner);
+            let newest = keys.iter().map(|(id, _)| *id).max();
+            match keys.iter().find(|(held, _)| *held == id) {
+                Some((_, key)) => Some(Ok(key.clone())),
+                None if newest.is_some_and(|newest| id < newest) => {
+                    Some(Err(ErrorKind::KeyRetired.into()))
+                }
+                None => None,
+            }
+        });
+        found.await.unwrap_or_else(|| {
+            Err(Failure::new(ErrorKind::KeyRetired, format!("{id} is unknown to this host")))
+        })
+    }
+
+    /// Checks that `target` serves a chunk under the caller's epoch of its group. May be dropped at
+    /// its await.
+    ///
+    /// # Errors
+    /// [`ErrorKind::StaleGroup`] when the caller's map is old.
+    pub(crate) async fn check_group(
+        &self,
+        target: TargetId,
+        layout: &Layout,
+        chunk: ChunkIndex,
+        epoch: GroupEpoch,
+    ) -> Result<(), Failure> {
+        let (pool, group) = (layout.pool(), layout.group(chunk));
+        let verdict = self.wait_for(|cluster| {
+            let map = cluster.map();
+            let known = map.group(pool, group)?;
+            if epoch > known.epoch {
+                // The caller's map is newer than this one.
+                return None;
+            }
+            Some(epoch == known.epoch && known.targets.contains(&target))
+        });
+        if verdict.await == Some(true) {
+            return Ok(());
+        }
+        let words = format!("{group} is not served by target {target} under epoch {epoch}");
+        Err(Failure::new(ErrorKind::StaleGroup, words))
+    }
+
+    /// Looks now and after each piece of news, for a while.
+    async fn wait_for<T>(&self, look: impl Fn(&Self) -> Option<T>) -> Option<T> {
+        let mut news = self.inner.news.subscribe();
+        let wait = async {
+            loop {
+                if let Some(found) = look(self) {
+                    return Some(found);
+                }
+                self.inner.wanted.notify_one();
+                if news.changed().await.is_err() {
+                    return None;
+                }
+            }
+        };
+        // What is known is answered without touching a timer.
+        if let Some(found) = look(self) {
+            return Some(found);
+        }
+        tokio::time::timeout(NEWS_WAIT, wait).await.ok().flatten()
+    }
+
+    fn announce(&self) {
+        self.inner.news.send_modify(|count| *count += 1);
+    }
+}

@@ -1,0 +1,154 @@
+//! Requests of the metadata server: trim, hydrate, release, presence, marks, bucket checks; and the
+//! reclaim queue, which this daemon asks for itself.
+
+use std::sync::atomic::Ordering;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use millrace_protocol::{
+    cluster::ReclaimBatch,
+    session::Done,
+    target::{
+        CheckBucket, ContentName, Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported, Presence,
+        PresenceReply, Release, Trim, TrimReply,
+    },
+};
+use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
+
+use super::Daemon;
+use crate::{links, store::Store, view::ChunkView};
+
+/// Contents in one presence request at most.
+const CONTENTS_MAX: usize = 4096;
+
+/// Items of a hydrate request that are worked on at a time; each has one chunk under way.
+const ITEMS_AT_A_TIME: usize = 8;
+
+impl Daemon {
+    /// Drops what lies past a new size.
+    pub(crate) async fn trim(&self, request: &Trim) -> Result<TrimReply, Failure> {
+        let layout = request.layout.checked()?;
+        self.cluster.check_may_write()?;
+        let content = ContentName { inode: request.inode, generation: request.generation };
+        let mut freed = 0;
+        for &target in &request.targets {
+            let engine = self.store(target)?.engine();
+            let size = layout.chunk_size().bytes();
+            freed += engine.trim(content, size, request.size, request.write_epoch).await?.0;
+        }
+        Ok(TrimReply { freed: ByteLen(freed) })
+    }
+
+    /// Fetches what is absent and backed.
+    pub(crate) async fn hydrate(&self, request: Hydrate) -> Result<ItemResults, Failure> {
+        check_items(request.items.len())?;
+        let (store, target) = (self.store(request.target)?, request.target);
+        let results = stream::iter(request.items)
+            .map(|item| async move { self.hydrate_item(store, target, &item).await })
+            .buffered(ITEMS_AT_A_TIME);
+        Ok(ItemResults { results: results.collect().await })
+    }
+
+    async fn hydrate_item(
+        &self,
+        store: &Store,
+        target: TargetId,
+        item: &Item,
+    ) -> Result<ByteLen, Failure> {
+        let content = item.content.clone().checked()?;
+        let chunks = content.origin_length.div_ceil(content.layout.chunk_size().bytes());
+        let end = u64::from(item.first.0).saturating_add(u64::from(item.count)).min(chunks);
+        let map = self.cluster.map();
+        let mut fetched = 0;
+        for index in u64::from(item.first.0)..end {
+            let index = ChunkIndex(u32::try_from(index).map_err(|_| ErrorKind::FileTooLarge)?);
+            let group = map.group(content.layout.pool(), content.layout.group(index));
+            // Chunks of other targets are passed over.
+            if group.is_some_and(|group| group.targets.contains(&target)) {
+                fetched += store.hydrate(&ChunkView::new(&content, index)).await?.0;
+            }
+        }
+        Ok(ByteLen(fetched))
+    }
+
+    /// Drops clean blocks.
+    pub(crate) async fn release(&self, request: &Release) -> Result<ItemResults, Failure> {
+        check_items(request.items.len())?;
+        self.cluster.check_may_write()?;
+        let engine = self.store(request.target)?.engine();
+        let mut results = Vec::new();
+        for item in &request.items {
+            let keys = engine.chunks(name_of(item), item.first, item.count);
+            let freed = stream::iter(keys.into_iter().map(Ok::<_, Failure>))
+                .try_fold(0, |sum, key| async move { Ok(sum + engine.release(key).await?.0) });
+            results.push(freed.await.map(ByteLen));
+        }
+        engine.sync().await?;
+        Ok(ItemResults { results })
+    }
+
+    /// Turns exported blocks clean.
+    pub(crate) async fn mark_exported(
+        &self,
+        request: &MarkExported,
+    ) -> Result<ItemResults, Failure> {
+        check_items(request.items.len())?;
+        self.cluster.check_may_write()?;
+        let store = self.store(request.target)?;
+        let mut results = Vec::new();
+        for item in &request.items {
+            let keys = store.engine().chunks(name_of(item), item.first, item.count);
+            let marked = stream::iter(keys.into_iter().map(Ok::<_, Failure>))
+                .try_fold(0, |sum, key| async move { Ok(sum + store.mark_exported(key).await?.0) });
+            results.push(marked.await.map(ByteLen));
+        }
+        store.engine().sync().await?;
+        Ok(ItemResults { results })
+    }
+
+    /// Tells how much is present.
+    pub(crate) fn presence(&self, request: &Presence) -> Result<PresenceReply, Failure> {
+        if request.contents.len() > CONTENTS_MAX {
+            let words = format!("more than {CONTENTS_MAX} contents in one request");
+            return Err(Failure::new(ErrorKind::InvalidArgument, words));
+        }
+        let present = self.store(request.target)?.engine().presence(&request.contents);
+        Ok(PresenceReply { present })
+    }
+
+    /// Tells whether this host can reach a bucket.
+    pub(crate) async fn check_bucket(&self, request: &CheckBucket) -> Result<Done, Failure> {
+        let spec = links::spec(&request.bucket)?;
+        let bucket = self.links.open(&request.bucket)?;
+        let (prefix, write) = (spec.prefix().to_owned(), request.write);
+        bucket.check(&prefix, write).await?;
+        Ok(Done::default())
+    }
+
+    /// Frees a part of a target's reclaim queue; returns the position of its last entry.
+    pub(crate) async fn reclaim(
+        &self,
+        target: TargetId,
+        batch: &ReclaimBatch,
+    ) -> Result<Option<u64>, Failure> {
+        let Some(last) = batch.entries.iter().map(|entry| entry.position).max() else {
+            return Ok(None);
+        };
+        let entries: Vec<_> =
+            batch.entries.iter().map(|entry| (entry.inode, entry.generation)).collect();
+        let freed = self.store(target)?.engine().reclaim(&entries).await?;
+        self.reclaimed_bytes.fetch_add(freed.0, Ordering::Relaxed);
+        tracing::debug!(%target, entries = entries.len(), freed_bytes = freed.0, "chunks reclaimed");
+        Ok(Some(last))
+    }
+}
+
+fn name_of(item: &Item) -> ContentName {
+    ContentName { inode: item.content.inode, generation: item.content.generation }
+}
+
+fn check_items(count: usize) -> Result<(), Failure> {
+    if count <= ITEMS_MAX {
+        return Ok(());
+    }
+    Err(Failure::new(ErrorKind::InvalidArgument, format!("more than {ITEMS_MAX} items")))
+}

@@ -1,0 +1,233 @@
+//! Requests of the data path: attach, read, write, zero, sync.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use millrace_protocol::{
+    capability::{Capability, Purpose, Rights, SYSTEM_SESSION},
+    session::Role,
+    storage::{
+        Attach, AttachReply, LossCount, Place, Read, ReadReply, Sync, SyncReply, TRANSFER_LEN_MAX,
+        Write, WriteReply, Zero,
+    },
+};
+use millrace_types::{ErrorKind, Failure, SessionId};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{Caller, Daemon};
+use crate::{
+    engine::{Authority, WriteRequest, ZeroRequest, sessions::Admission},
+    sessions::{Cut, Holder, Session},
+    store::{ReadBytes, Reader, Store},
+    view::ChunkView,
+};
+
+/// What an authorised request is about.
+struct Access {
+    store: Store,
+    view: ChunkView,
+    range: Range<u32>,
+    session: SessionId,
+}
+
+impl Daemon {
+    /// Takes a session's ticket.
+    pub(crate) async fn attach(
+        &self,
+        holder: Holder,
+        connection: Arc<dyn Cut>,
+        request: &Attach,
+    ) -> Result<(Arc<Session>, AttachReply), Failure> {
+        let attached = self.sessions.attach(
+            &self.cluster,
+            holder,
+            &request.ticket,
+            request.connection_number,
+            connection,
+        );
+        let session = attached.await?;
+        let loss_counts = self
+            .stores
+            .values()
+            .map(|store| LossCount { target: store.id(), count: store.engine().loss_count() });
+        let reply = AttachReply { session: session.id, loss_counts: loss_counts.collect() };
+        Ok((session, reply))
+    }
+
+    /// Reads.
+    pub(crate) async fn read(
+        &self,
+        caller: &Caller,
+        request: &Read,
+    ) -> Result<(ReadReply, Vec<Bytes>), Failure> {
+        let access = self.authorise(caller, &request.place, Rights::Read).await?;
+        check_transfer(access.range.len())?;
+        let reader = match (access.session, request.sequential) {
+            (SYSTEM_SESSION, _) => Reader::Export,
+            (_, true) => Reader::Sequential,
+            (_, false) => Reader::Random,
+        };
+        let read = access.store.read(&access.view, access.range, reader).await;
+        let ReadBytes { body, checksum, fetched } = self.counters.note_failure(read)?;
+        self.counters.read_bytes.inc_by(u64::from(request.place.len));
+        Ok((ReadReply { checksum, fetched }, body))
+    }
+
+    /// Takes the right to hold the body of a write in memory.
+    pub(crate) async fn body_permit(&self, len: u32) -> Result<OwnedSemaphorePermit, Failure> {
+        check_transfer(len as usize)?;
+        let permit = Arc::clone(&self.bodies).acquire_many_owned(len).await;
+        permit.map_err(|_| ErrorKind::Unavailable.into())
+    }
+
+    /// Writes; what has begun goes on when the caller goes away, and a repetition waits for it.
+    pub(crate) async fn write(
+        &self,
+        caller: &Caller,
+        request: Write,
+        body: Vec<Bytes>,
+    ) -> Result<WriteReply, Failure> {
+        let access = self.authorise(caller, &request.place, Rights::ReadWrite).await?;
+        check_transfer(access.range.len())?;
+        let len: usize = body.iter().map(Bytes::len).sum();
+        if len != access.range.len() {
+            let words = format!("{len} bytes came for a write of {}", access.range.len());
+            return Err(Failure::new(ErrorKind::Protocol, words));
+        }
+        let authority = self.check_writer(caller)?;
+        let Access { store, view, range, session } = access;
+        let write = WriteRequest {
+            key: view.key,
+            offset: range.start,
+            body,
+            checksum: request.checksum,
+            group_epoch: request.place.group_epoch,
+            write_epoch: view.write_epoch,
+            chunk_size: view.chunk_size,
+            backed: view.backed,
+            session,
+            number: request.number,
+            authority,
+        };
+        let (number, lowest) = (request.number, request.lowest_pending);
+        let durable = request.durable;
+        let task = tokio::spawn(async move {
+            let applied = store.engine().applied();
+            let version = match applied.admit(session, number, lowest).await {
+                Admission::Repeated(version) => version,
+                Admission::New(running) => {
+                    let version = store.write(&view, write).await?;
+                    running.applied(version);
+                    version
+                }
+            };
+            if durable {
+                store.engine().sync().await?;
+            }
+            Ok(WriteReply { version, loss_count: store.engine().loss_count() })
+        });
+        let written = self.counters.note_failure(task.await.unwrap_or_else(|_| stopped()))?;
+        self.counters.written_bytes.inc_by(len as u64);
+        Ok(written)
+    }
+
+    /// Zeroes, likewise.
+    pub(crate) async fn zero(&self, caller: &Caller, request: Zero) -> Result<WriteReply, Failure> {
+        let access = self.authorise(caller, &request.place, Rights::ReadWrite).await?;
+        let authority = self.check_writer(caller)?;
+        let Access { store, view, range, session } = access;
+        let zero = ZeroRequest {
+            key: view.key,
+            range,
+            group_epoch: request.place.group_epoch,
+            write_epoch: view.write_epoch,
+            chunk_size: view.chunk_size,
+            backed: view.backed,
+            session,
+            number: request.number,
+            authority,
+        };
+        let (number, lowest) = (request.number, request.lowest_pending);
+        let task = tokio::spawn(async move {
+            let applied = store.engine().applied();
+            let version = match applied.admit(session, number, lowest).await {
+                Admission::Repeated(version) => version,
+                Admission::New(running) => {
+                    let version = store.zero(&view, zero).await?;
+                    running.applied(version);
+                    version
+                }
+            };
+            Ok(WriteReply { version, loss_count: store.engine().loss_count() })
+        });
+        self.counters.note_failure(task.await.unwrap_or_else(|_| stopped()))
+    }
+
+    /// Makes everything acknowledged on a target durable.
+    pub(crate) async fn sync(&self, caller: &Caller, request: &Sync) -> Result<SyncReply, Failure> {
+        session(caller)?;
+        let loss_count = self.store(request.target)?.engine().sync().await?;
+        self.counters.syncs.inc();
+        Ok(SyncReply { loss_count })
+    }
+
+    /// Checks capability, session, content and group of a request.
+    async fn authorise(
+        &self,
+        caller: &Caller,
+        place: &Place,
+        rights: Rights,
+    ) -> Result<Access, Failure> {
+        let capability: Capability =
+            self.cluster.verify(Purpose::Capability, &place.capability).await?;
+        let holder = match caller.role {
+            Role::Target => SYSTEM_SESSION,
+            _ => {
+                let session = session(caller)?;
+                session.check_live(&self.cluster)?;
+                session.id
+            }
+        };
+        if capability.session != holder {
+            let words = format!("the capability was given to {}", capability.session);
+            return Err(Failure::new(ErrorKind::Forbidden, words));
+        }
+        if rights == Rights::ReadWrite && capability.rights != Rights::ReadWrite {
+            return Err(Failure::new(ErrorKind::Forbidden, "the capability is for reading"));
+        }
+        let content = capability.content.checked()?;
+        let store = self.store(place.target)?.clone();
+        let epoch = place.group_epoch;
+        self.cluster.check_group(place.target, &content.layout, place.chunk, epoch).await?;
+        let view = ChunkView::new(&content, place.chunk);
+        let range = view.range(place.offset, place.len)?;
+        Ok(Access { store, view, range, session: capability.session })
+    }
+
+    /// Checks that this daemon may write, and gives what is asked again when the write is applied.
+    fn check_writer(&self, caller: &Caller) -> Result<Authority, Failure> {
+        self.cluster.check_may_write()?;
+        let session = Arc::clone(session(caller)?);
+        let cluster = self.cluster.clone();
+        Ok(Authority::new(move || session.is_live(&cluster) && cluster.may_write()))
+    }
+}
+
+fn session(caller: &Caller) -> Result<&Arc<Session>, Failure> {
+    caller.session.as_ref().ok_or_else(|| {
+        let words = "no session ticket was shown on this connection";
+        Failure::new(ErrorKind::TicketExpired, words)
+    })
+}
+
+fn check_transfer(len: usize) -> Result<(), Failure> {
+    if len <= TRANSFER_LEN_MAX as usize {
+        return Ok(());
+    }
+    let words = format!("{len} bytes are more than one request moves");
+    Err(Failure::new(ErrorKind::InvalidArgument, words))
+}
+
+fn stopped<T>() -> Result<T, Failure> {
+    Err(Failure::new(ErrorKind::Unavailable, "the target stops"))
+}

@@ -1,0 +1,189 @@
+//! Uploading: parts of a multipart upload, and small objects.
+//!
+//! The bytes of chunks on this host's targets are read here; those of others come from their daemons
+//! with the capability that the metadata server gave to the system session. They are gathered in
+//! memory of their own (not in the disk's buffers, which an upload would hold for seconds).
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::Bytes;
+use millrace_object_source::{Bucket, Condition, Metadata, Tag, UploadId};
+use millrace_protocol::{
+    capability::Content,
+    storage::{Place, Read, TRANSFER_LEN_MAX},
+    target::{
+        UploadCondition, UploadObject, UploadObjectReply, UploadPart, UploadPartReply, UploadSource,
+    },
+};
+use millrace_types::{Crc32c, ErrorKind, Failure, HostId, TargetId};
+use tokio::{runtime::Handle, sync::Semaphore};
+
+use super::Daemon;
+use crate::{store::Reader, view::ChunkView};
+
+/// The largest part or object that is gathered: a chunk of the largest size.
+const UPLOAD_LEN_MAX: u64 = 64 * 1024 * 1024;
+
+/// Bytes of all uploads in memory.
+const UPLOADS_BYTES_MAX: usize = 96 * 1024 * 1024;
+
+/// Reads from the daemons of other hosts.
+#[async_trait::async_trait]
+pub(crate) trait Remote: Send + Sync + std::fmt::Debug {
+    /// Sends a read to the daemon on `host`, at `addresses`.
+    async fn read(
+        &self,
+        host: HostId,
+        addresses: &[String],
+        request: &Read,
+    ) -> Result<(Crc32c, Vec<Bytes>), Failure>;
+}
+
+/// Gathers and uploads.
+#[derive(Debug)]
+pub(crate) struct Exporter {
+    remote: Arc<dyn Remote>,
+    /// Requests to buckets run beside the threads that serve the network.
+    runtime: Handle,
+    memory: Arc<Semaphore>,
+}
+
+impl Exporter {
+    pub(crate) fn new(remote: Arc<dyn Remote>, runtime: Handle) -> Self {
+        Self { remote, runtime, memory: Arc::new(Semaphore::new(UPLOADS_BYTES_MAX)) }
+    }
+}
+
+impl Daemon {
+    /// Uploads one part.
+    pub(crate) async fn upload_part(
+        &self,
+        request: UploadPart,
+    ) -> Result<UploadPartReply, Failure> {
+        let UploadPart { source, upload_id, part_number } = request;
+        let upload = UploadId::new(upload_id)?;
+        let bucket = self.links.bucket(source.link).await?;
+        let _permit = self.upload_permit(source.len).await?;
+        let (body, checksum) = self.gather(&source).await?;
+        let (key, offset) = (source.key, source.offset);
+        let part = self.on_buckets(bucket, move |bucket| async move {
+            bucket.put_part(&key, &upload, part_number, offset, body).await
+        });
+        let part = part.await?;
+        self.counters.exported_bytes.inc_by(source.len);
+        Ok(UploadPartReply { etag: part.tag.as_str().to_owned(), checksum })
+    }
+
+    /// Uploads a whole object.
+    pub(crate) async fn upload_object(
+        &self,
+        request: UploadObject,
+    ) -> Result<UploadObjectReply, Failure> {
+        let UploadObject { source, metadata, condition } = request;
+        let metadata = Metadata::new(metadata)?;
+        let condition = match condition {
+            UploadCondition::Absent => Condition::Absent,
+            UploadCondition::Tag(tag) => Condition::Matches(Tag::new(tag)?),
+        };
+        let bucket = self.links.bucket(source.link).await?;
+        let _permit = self.upload_permit(source.len).await?;
+        let (body, checksum) = self.gather(&source).await?;
+        let key = source.key;
+        let tag = self.on_buckets(bucket, move |bucket| async move {
+            bucket.put_small(&key, body, &metadata, &condition).await
+        });
+        let tag = tag.await?;
+        self.counters.exported_bytes.inc_by(source.len);
+        Ok(UploadObjectReply { etag: tag.as_str().to_owned(), checksum })
+    }
+
+    async fn on_buckets<T, F>(
+        &self,
+        bucket: Arc<Bucket>,
+        work: impl FnOnce(Arc<Bucket>) -> F,
+    ) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, millrace_object_source::Error>> + Send + 'static,
+    {
+        let task = self.exporter.runtime.spawn(work(bucket));
+        Ok(task.await.map_err(|_| Failure::from(ErrorKind::Unavailable))??)
+    }
+
+    async fn upload_permit(&self, len: u64) -> Result<tokio::sync::OwnedSemaphorePermit, Failure> {
+        if len > UPLOAD_LEN_MAX {
+            let words = format!("{len} bytes are more than one upload holds");
+            return Err(Failure::new(ErrorKind::InvalidArgument, words));
+        }
+        let permits = u32::try_from(len).expect("below 64 MiB");
+        let permit = Arc::clone(&self.exporter.memory).acquire_many_owned(permits).await;
+        permit.map_err(|_| ErrorKind::Unavailable.into())
+    }
+
+    /// Reads a byte range of a file from wherever its chunks are.
+    async fn gather(&self, source: &UploadSource) -> Result<(Vec<Bytes>, Crc32c), Failure> {
+        let content = source.content.clone().checked()?;
+        let mut body = Vec::new();
+        let mut checksum = Crc32c::EMPTY;
+        for piece in content.layout.pieces(source.offset, source.len) {
+            let view = ChunkView::new(&content, piece.index);
+            let within = |at: u64| u32::try_from(at).expect("a chunk has 64 MiB at most");
+            let end = within(piece.offset_in_chunk + piece.len);
+            let mut at = within(piece.offset_in_chunk);
+            while at < end {
+                let next = end.min(at.saturating_add(TRANSFER_LEN_MAX));
+                let (bytes, sum) = self.gather_piece(source, &content, &view, at..next).await?;
+                checksum = checksum.combine(sum, bytes.len());
+                body.push(bytes);
+                at = next;
+            }
+        }
+        let gathered: u64 = body.iter().map(|bytes| bytes.len() as u64).sum();
+        if gathered != source.len {
+            return Err(Failure::new(ErrorKind::InvalidArgument, "the range leaves the file"));
+        }
+        Ok((body, checksum))
+    }
+
+    async fn gather_piece(
+        &self,
+        source: &UploadSource,
+        content: &Content,
+        view: &ChunkView,
+        range: Range<u32>,
+    ) -> Result<(Bytes, Crc32c), Failure> {
+        let map = self.cluster.map();
+        let index = view.key.index;
+        let group = map.group(content.layout.pool(), content.layout.group(index));
+        let unknown = || Failure::new(ErrorKind::StaleGroup, "the chunk's group is unknown here");
+        let group = group.ok_or_else(unknown)?;
+        let target: TargetId = *group.targets.first().ok_or_else(unknown)?;
+        let (parts, checksum) = if let Some(store) = self.stores.get(&target) {
+            let read = store.read(view, range.clone(), Reader::Export).await?;
+            (read.body, read.checksum)
+        } else {
+            let host = map.host_of(target).ok_or_else(unknown)?;
+            let len = u32::try_from(range.len()).expect("within a transfer");
+            let request = Read {
+                place: Place {
+                    target,
+                    group_epoch: group.epoch,
+                    capability: source.capability.clone(),
+                    chunk: index,
+                    offset: range.start,
+                    len,
+                },
+                sequential: true,
+            };
+            let (checksum, body) =
+                self.exporter.remote.read(host.id, &host.addresses, &request).await?;
+            (body, checksum)
+        };
+        let bytes = Bytes::from(parts.concat());
+        // What goes to the bucket is what was verified on disk, whatever lay between.
+        if bytes.len() != range.len() || Crc32c::of(&bytes) != checksum {
+            return Err(ErrorKind::Corrupt.into());
+        }
+        Ok((bytes, checksum))
+    }
+}

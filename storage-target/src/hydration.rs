@@ -1,0 +1,207 @@
+//! Fetching absent bytes from the bucket: one fetch for all who ask, handed on as it arrives.
+//!
+//! ```text
+//!  reader ──▶ fetch(blocks) ──▶ claimed by a stream? ── no ──▶ new stream: one conditional GET
+//!                 ▲                    │ yes                     │
+//!                 │                    ▼                         ▼ segment by segment
+//!                 └───────────── waits for its blocks ◀──── deliver ──▶ engine: absent → clean
+//! ```
+//!
+//! Each chunk with fetches under way has a [`Chunk`]: which blocks are claimed by which stream, which
+//! segments have arrived and are not yet in the engine, and who waits for what. A stream begins at
+//! the first block that somebody needs and, when the reader goes on sequentially, runs to the
+//! chunk's end behind the reader's back. A request far ahead of where a stream has come takes the
+//! rest of its claim over with a stream of its own.
+//!
+//! Bounds: the bucket's own limits on requests and bytes; the buffer pool, since every segment that
+//! is in memory is a buffer of it; one entry per chunk with a fetch under way.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+};
+
+use bytes::Bytes;
+use millrace_types::{BlockState, ChunkKey, Crc32c, Failure, WriteEpoch};
+use tokio::{
+    runtime::Handle,
+    sync::{oneshot, watch},
+};
+
+use crate::{
+    engine::{Engine, EngineError},
+    links::Links,
+    parts::BLOCK,
+    view::ChunkView,
+};
+
+mod chunk;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use chunk::Chunk;
+
+/// Blocks of one segment: 1 MiB, what one disk write moves best.
+const SEGMENT_BLOCKS: u16 = 16;
+
+/// How far ahead of a stream a request must lie to get a stream of its own: 4 MiB, which a stream
+/// needs 50 ms for at the 80 MB/s that one S3 connection gives, about the time to a first byte.
+const AHEAD_BLOCKS: u16 = 64;
+
+/// Fetches for the chunks of one target. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Hydrator {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    engine: Arc<Engine>,
+    links: Links,
+    /// Where streams run: beside the threads that serve the network.
+    runtime: Handle,
+    chunks: Mutex<HashMap<FetchKey, Chunk>>,
+    fetched_bytes: AtomicU64,
+    fetches: AtomicU64,
+}
+
+/// Whose fetches may be shared: another write epoch may back fewer bytes, another tag is another
+/// version of the object.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct FetchKey {
+    chunk: ChunkKey,
+    write_epoch: WriteEpoch,
+    tag: String,
+}
+
+impl FetchKey {
+    fn of(view: &ChunkView) -> Self {
+        let tag = view.origin.as_ref().map(|origin| origin.tag.clone()).unwrap_or_default();
+        Self { chunk: view.key, write_epoch: view.write_epoch, tag }
+    }
+}
+
+/// Consecutive blocks that have arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    /// The first block.
+    pub(crate) first_block: u16,
+    /// How many.
+    pub(crate) blocks: u16,
+    /// Valid bytes; what is missing to whole blocks is zero.
+    pub(crate) len: u32,
+    /// The bytes, padded with zeros to whole pages.
+    pub(crate) bytes: Bytes,
+    /// The checksum of each page.
+    pub(crate) checksums: Arc<[Crc32c]>,
+    /// Whether the engine has it, once that is known.
+    installed: watch::Receiver<Option<Result<(), EngineError>>>,
+}
+
+impl Segment {
+    /// One past the last block.
+    pub(crate) fn end(&self) -> u16 {
+        self.first_block + self.blocks
+    }
+
+    /// Waits until the engine has the bytes. May be dropped at its await.
+    ///
+    /// # Errors
+    /// Why it has not, such as [`EngineError::NoSpace`].
+    pub(crate) async fn installed(&mut self) -> Result<(), EngineError> {
+        let outcome = self.installed.wait_for(Option::is_some).await;
+        let outcome = outcome.map_err(|_| EngineError::Stopped)?.clone();
+        outcome.expect("waited for")
+    }
+}
+
+/// What a fetch gave.
+#[derive(Debug)]
+pub(crate) enum Fetched {
+    /// Segments that cover the blocks asked for.
+    Segments(Vec<Segment>),
+    /// The blocks are in the engine meanwhile: look again.
+    Present,
+}
+
+/// Blocks wanted, and what the reader is likely to want next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) first: u16,
+    /// One past the last.
+    pub(crate) end: u16,
+    /// Whether the rest of the chunk shall follow.
+    pub(crate) sequential: bool,
+}
+
+impl Hydrator {
+    /// Streams run on `runtime`.
+    pub(crate) fn new(engine: Arc<Engine>, links: Links, runtime: Handle) -> Self {
+        let inner = Inner {
+            engine,
+            links,
+            runtime,
+            chunks: Mutex::default(),
+            fetched_bytes: AtomicU64::new(0),
+            fetches: AtomicU64::new(0),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Bytes that have arrived from buckets since the start.
+    pub(crate) fn fetched_bytes(&self) -> u64 {
+        self.inner.fetched_bytes.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// GET requests since the start.
+    pub(crate) fn fetches(&self) -> u64 {
+        self.inner.fetches.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Brings blocks of a chunk that the bucket backs. A caller that goes away leaves the fetch to
+    /// the others, and to the policy.
+    ///
+    /// # Errors
+    /// [`millrace_types::ErrorKind::ObjectChanged`] when the object is another version by now, and
+    /// the bucket's other refusals.
+    pub(crate) async fn fetch(&self, view: &ChunkView, wanted: Wanted) -> Result<Fetched, Failure> {
+        assert!(wanted.first < wanted.end, "something is wanted");
+        assert!(u32::from(wanted.end - 1) * BLOCK < view.backed, "the bucket backs it");
+        let arrived = {
+            let mut chunks = self.inner.lock();
+            let snapshot = self.inner.engine.snapshot(view.key);
+            let fetch_key = FetchKey::of(view);
+            let chunk = chunks.entry(fetch_key.clone()).or_default();
+            let absent = |block: u16| snapshot.block(block).state == BlockState::Absent;
+            match chunk.register(wanted, view.backed.div_ceil(BLOCK), absent) {
+                chunk::Registered::Present => {
+                    if chunk.is_idle() {
+                        chunks.remove(&fetch_key);
+                    }
+                    return Ok(Fetched::Present);
+                }
+                chunk::Registered::Arrived(segments) => return Ok(Fetched::Segments(segments)),
+                chunk::Registered::Waiting { arrived, streams } => {
+                    for stream in streams {
+                        self.inner.clone().start(view.clone(), stream);
+                    }
+                    arrived
+                }
+            }
+        };
+        match arrived.await {
+            Ok(outcome) => outcome.map(Fetched::Segments),
+            // Only when the daemon stops.
+            Err(oneshot::error::RecvError { .. }) => {
+                Err(millrace_types::ErrorKind::Unavailable.into())
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<FetchKey, Chunk>> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

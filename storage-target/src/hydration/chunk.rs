@@ -1,0 +1,201 @@
+//! Who fetches which blocks of one chunk, and who waits for them. No I/O.
+
+use std::collections::BTreeMap;
+
+use millrace_types::Failure;
+use tokio::sync::oneshot;
+
+use super::{AHEAD_BLOCKS, SEGMENT_BLOCKS, Segment, Wanted};
+
+/// The fetches of one chunk.
+#[derive(Debug, Default)]
+pub(super) struct Chunk {
+    claims: Vec<Claim>,
+    next_claim: u64,
+    /// Arrived, but perhaps not yet in the engine.
+    segments: BTreeMap<u16, Segment>,
+    waiters: Vec<Waiter>,
+}
+
+/// The blocks that one stream still has to bring: it is at `next` and goes to `end`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Claim {
+    pub(super) id: u64,
+    pub(super) next: u16,
+    pub(super) end: u16,
+    /// The first segment ends here, so that who asked does not wait for more than it needs.
+    pub(super) asked_end: u16,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    wanted: Wanted,
+    arrived: Vec<Segment>,
+    done: oneshot::Sender<Result<Vec<Segment>, Failure>>,
+}
+
+/// What registering for blocks led to.
+pub(super) enum Registered {
+    /// They are in the engine.
+    Present,
+    /// They are in memory.
+    Arrived(Vec<Segment>),
+    /// They will arrive; the streams are to be started.
+    Waiting { arrived: oneshot::Receiver<Result<Vec<Segment>, Failure>>, streams: Vec<Claim> },
+}
+
+impl Chunk {
+    /// Registers for blocks. The bucket backs the first `backed_blocks`; `absent` says what the
+    /// engine lacks.
+    pub(super) fn register(
+        &mut self,
+        wanted: Wanted,
+        backed_blocks: u32,
+        absent: impl Fn(u16) -> bool,
+    ) -> Registered {
+        let in_memory = |chunk: &Self, block: u16| chunk.segment_with(block).is_some();
+        // What has been installed meanwhile is read from the disk, with the rest looked at anew.
+        if (wanted.first..wanted.end).any(|block| !absent(block) && !in_memory(self, block)) {
+            return Registered::Present;
+        }
+        let mut arrived = Vec::new();
+        let mut streams = Vec::new();
+        let mut block = wanted.first;
+        while block < wanted.end {
+            if let Some(segment) = self.segment_with(block) {
+                block = segment.end();
+                arrived.push(segment.clone());
+                continue;
+            }
+            let claim = match self.claims.iter().position(|claim| claim.covers(block)) {
+                Some(at) if block - self.claims[at].next < AHEAD_BLOCKS => {
+                    block = self.claims[at].end;
+                    continue;
+                }
+                Some(at) => {
+                    let end = std::mem::replace(&mut self.claims[at].end, block);
+                    self.claim(block, end, wanted.end)
+                }
+                None => {
+                    let limit = u16::try_from(backed_blocks).expect("1,024 blocks at most");
+                    let reach = match wanted.sequential {
+                        true => limit,
+                        // What a reader asks for is rounded up to what one transfer moves well.
+                        false => wanted.end.next_multiple_of(SEGMENT_BLOCKS).min(limit),
+                    };
+                    let free = |at: &u16| {
+                        absent(*at)
+                            && self.segment_with(*at).is_none()
+                            && !self.claims.iter().any(|claim| claim.covers(*at))
+                    };
+                    let end = block + (block..reach).take_while(free).count() as u16;
+                    self.claim(block, end, wanted.end)
+                }
+            };
+            block = claim.end;
+            streams.push(claim);
+        }
+        if arrived.last().is_some() && streams.is_empty() && covers(&arrived, wanted) {
+            return Registered::Arrived(arrived);
+        }
+        let (done, receiver) = oneshot::channel();
+        self.waiters.push(Waiter { wanted, arrived, done });
+        Registered::Waiting { arrived: receiver, streams }
+    }
+
+    fn claim(&mut self, next: u16, end: u16, asked_end: u16) -> Claim {
+        assert!(next < end, "a stream brings at least one block");
+        let claim = Claim { id: self.next_claim, next, end, asked_end };
+        self.next_claim += 1;
+        self.claims.push(claim);
+        claim
+    }
+
+    /// The blocks of a stream's next segment; `None` when nothing is left of its claim.
+    pub(super) fn next_segment(&self, id: u64) -> Option<(u16, u16)> {
+        let claim = self.claims.iter().find(|claim| claim.id == id)?;
+        // The first segment serves who asked; later ones end at multiples of a segment.
+        let due = match claim.next < claim.asked_end {
+            true => claim.asked_end.min(claim.next + SEGMENT_BLOCKS),
+            false => (claim.next + 1).next_multiple_of(SEGMENT_BLOCKS),
+        };
+        let end = due.min(claim.end);
+        (claim.next < end).then_some((claim.next, end))
+    }
+
+    /// Takes a segment of a stream and hands it to who waits for it.
+    pub(super) fn deliver(&mut self, id: u64, segment: &Segment) {
+        if let Some(claim) = self.claims.iter_mut().find(|claim| claim.id == id) {
+            claim.next = segment.end();
+        }
+        self.segments.insert(segment.first_block, segment.clone());
+        let mut at = 0;
+        while at < self.waiters.len() {
+            let waiter = &mut self.waiters[at];
+            let overlaps =
+                segment.first_block < waiter.wanted.end && waiter.wanted.first < segment.end();
+            if overlaps {
+                waiter.arrived.push(segment.clone());
+            }
+            if overlaps && covers(&waiter.arrived, waiter.wanted) {
+                let mut waiter = self.waiters.swap_remove(at);
+                waiter.arrived.sort_by_key(|segment| segment.first_block);
+                // A reader that has gone away needs no answer.
+                drop(waiter.done.send(Ok(waiter.arrived)));
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// The engine has a segment, or will never have it.
+    pub(super) fn forget_segment(&mut self, first_block: u16) {
+        self.segments.remove(&first_block);
+    }
+
+    /// Ends a stream. With a failure, whoever still waits for one of its blocks gets it.
+    pub(super) fn end_stream(&mut self, id: u64, failure: Option<&Failure>) {
+        let Some(at) = self.claims.iter().position(|claim| claim.id == id) else { return };
+        let claim = self.claims.swap_remove(at);
+        let Some(failure) = failure else { return };
+        let mut at = 0;
+        while at < self.waiters.len() {
+            let waiter = &self.waiters[at];
+            let lost = (claim.next..claim.end)
+                .filter(|block| (waiter.wanted.first..waiter.wanted.end).contains(block))
+                .any(|block| !waiter.arrived.iter().any(|segment| segment.has(block)));
+            if lost {
+                let waiter = self.waiters.swap_remove(at);
+                drop(waiter.done.send(Err(failure.clone())));
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.claims.is_empty() && self.segments.is_empty() && self.waiters.is_empty()
+    }
+
+    fn segment_with(&self, block: u16) -> Option<&Segment> {
+        let (_, segment) = self.segments.range(..=block).next_back()?;
+        segment.has(block).then_some(segment)
+    }
+}
+
+impl Claim {
+    fn covers(&self, block: u16) -> bool {
+        (self.next..self.end).contains(&block)
+    }
+}
+
+impl Segment {
+    fn has(&self, block: u16) -> bool {
+        (self.first_block..self.end()).contains(&block)
+    }
+}
+
+fn covers(segments: &[Segment], wanted: Wanted) -> bool {
+    (wanted.first..wanted.end).all(|block| segments.iter().any(|segment| segment.has(block)))
+}

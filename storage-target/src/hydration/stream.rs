@@ -1,0 +1,171 @@
+//! One GET: its bytes into buffers, segment by segment.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use millrace_object_source::{RangeBody, Tag};
+use millrace_types::{ErrorKind, Failure};
+use tokio::sync::watch;
+
+use super::{FetchKey, Inner, Segment, chunk::Claim};
+use crate::{
+    disk::AlignedBuffer,
+    engine::{Fill, page_checksum::of_pages},
+    parts::BLOCK,
+    view::ChunkView,
+};
+
+impl Inner {
+    /// Starts a stream for a claim.
+    pub(super) fn start(self: Arc<Self>, view: ChunkView, claim: Claim) {
+        let runtime = self.runtime.clone();
+        drop(runtime.spawn(async move {
+            let outcome = self.run(&view, claim).await;
+            if let Err(failure) = &outcome {
+                tracing::warn!(
+                    chunk = %view.key,
+                    object = view.origin.as_ref().map_or("", |origin| origin.key.as_str()),
+                    %failure,
+                    "fetching from the bucket failed"
+                );
+            }
+            let mut chunks = self.lock();
+            if let Some(chunk) = chunks.get_mut(&FetchKey::of(&view)) {
+                chunk.end_stream(claim.id, outcome.as_ref().err());
+                if chunk.is_idle() {
+                    chunks.remove(&FetchKey::of(&view));
+                }
+            }
+        }));
+    }
+
+    async fn run(self: &Arc<Self>, view: &ChunkView, claim: Claim) -> Result<(), Failure> {
+        let mut source = self.open(view, claim).await?;
+        loop {
+            let next = {
+                let chunks = self.lock();
+                chunks.get(&FetchKey::of(view)).and_then(|chunk| chunk.next_segment(claim.id))
+            };
+            let Some((first, end)) = next else { return Ok(()) };
+            let start = u32::from(first) * BLOCK;
+            let len = (u32::from(end) * BLOCK).min(view.backed) - start;
+            let buffer = self.engine.pool().acquire(len as usize).await;
+            let buffer = source.fill(buffer, len as usize).await?;
+            self.fetched_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
+            self.deliver(view, claim.id, (first, end - first), (buffer, len));
+        }
+    }
+
+    async fn open(&self, view: &ChunkView, claim: Claim) -> Result<Source, Failure> {
+        let origin = view.origin.as_ref().ok_or(ErrorKind::Internal)?;
+        let bucket = self.links.bucket(origin.link).await?;
+        let tag = Tag::new(origin.tag.clone())?;
+        let first = view.start + u64::from(claim.next) * u64::from(BLOCK);
+        let end = u64::from(claim.end) * u64::from(BLOCK);
+        let end = view.start + end.min(u64::from(view.backed));
+        self.fetches.fetch_add(1, Ordering::Relaxed);
+        let body = bucket.get_range(&origin.key, first..end, &tag).await.map_err(as_seen)?;
+        Ok(Source { body, rest: Bytes::new() })
+    }
+
+    /// Hands a segment to who waits, and to the engine.
+    fn deliver(
+        self: &Arc<Self>,
+        view: &ChunkView,
+        claim: u64,
+        (first_block, blocks): (u16, u16),
+        (buffer, len): (AlignedBuffer, u32),
+    ) {
+        let buffer = Arc::new(buffer);
+        let checksums: Arc<[_]> = of_pages(buffer.as_slice()).into();
+        let (install, installed) = watch::channel(None);
+        let segment = Segment {
+            first_block,
+            blocks,
+            len,
+            bytes: Bytes::from_owner(SharedBuffer(Arc::clone(&buffer))),
+            checksums: Arc::clone(&checksums),
+            installed,
+        };
+        if let Some(chunk) = self.lock().get_mut(&FetchKey::of(view)) {
+            chunk.deliver(claim, &segment);
+        }
+        drop(segment);
+        let fill = Fill {
+            key: view.key,
+            first_block,
+            buffer,
+            len,
+            checksums,
+            write_epoch: view.write_epoch,
+            chunk_size: view.chunk_size,
+        };
+        let fetch_key = FetchKey::of(view);
+        let inner = Arc::clone(self);
+        drop(self.runtime.spawn(async move {
+            let outcome = inner.engine.fill(fill).await.map(drop);
+            if let Err(error) = &outcome {
+                // The readers have their bytes; the next ones will fetch again.
+                tracing::debug!(chunk = %fetch_key.chunk, %error, "fetched bytes are not stored");
+            }
+            let mut chunks = inner.lock();
+            if let Some(chunk) = chunks.get_mut(&fetch_key) {
+                chunk.forget_segment(first_block);
+                if chunk.is_idle() {
+                    chunks.remove(&fetch_key);
+                }
+            }
+            drop(chunks);
+            install.send_replace(Some(outcome));
+        }));
+    }
+}
+
+/// A vanished object is a changed one to who holds its old version.
+fn as_seen(error: millrace_object_source::Error) -> Failure {
+    let failure = Failure::from(error);
+    match failure.kind {
+        ErrorKind::NotFound => Failure { kind: ErrorKind::ObjectChanged, ..failure },
+        _ => failure,
+    }
+}
+
+/// The body of a GET, cut into segments.
+struct Source {
+    body: RangeBody,
+    rest: Bytes,
+}
+
+impl Source {
+    /// Fills the first `len` bytes of a buffer and pads the rest with zeros.
+    async fn fill(
+        &mut self,
+        mut buffer: AlignedBuffer,
+        len: usize,
+    ) -> Result<AlignedBuffer, Failure> {
+        let mut at = 0;
+        while at < len {
+            if self.rest.is_empty() {
+                self.rest = match self.body.next().await {
+                    Some(bytes) => bytes.map_err(as_seen)?,
+                    None => return Err(ErrorKind::BucketUnavailable.into()),
+                };
+            }
+            let some = self.rest.split_to(self.rest.len().min(len - at));
+            buffer.as_mut_slice()[at..at + some.len()].copy_from_slice(&some);
+            at += some.len();
+        }
+        buffer.as_mut_slice()[len..].fill(0);
+        Ok(buffer)
+    }
+}
+
+/// Lets readers see a buffer that the engine is writing to the disk.
+struct SharedBuffer(Arc<AlignedBuffer>);
+
+impl AsRef<[u8]> for SharedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}

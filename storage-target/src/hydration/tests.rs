@@ -1,0 +1,245 @@
+//! Against a bucket in a directory: what is fetched, how often, and what readers see meanwhile.
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use millrace_object_source::{Bucket, LinkSpec, Settings};
+use millrace_protocol::{
+    capability::{Content, Origin},
+    cluster,
+};
+use millrace_types::{
+    BlockState, ByteLen, ChunkIndex, ChunkSize, ClusterId, ContentGeneration, Crc32c, ErrorKind,
+    Failure, GroupEpoch, InodeId, Layout, LinkId, MIB, PoolId, SessionId, TargetId, WriteEpoch,
+    WriteNumber,
+};
+
+use crate::{
+    disk::{BufferPool, DiskEngine},
+    engine::{Authority, Engine, Options, WriteRequest},
+    format::segment::BootId,
+    hydration::Hydrator,
+    links::Links,
+    store::{Reader, Store},
+    view::ChunkView,
+};
+
+const OBJECT_LEN: usize = 10_000_001;
+
+struct World {
+    store: Store,
+    content: Content,
+    bucket: tempfile::TempDir,
+    disk: tempfile::TempDir,
+    bytes: Vec<u8>,
+}
+
+fn object() -> Vec<u8> {
+    (0..OBJECT_LEN).map(|at| (at % 251).to_le_bytes()[0] ^ (at >> 16).to_le_bytes()[0]).collect()
+}
+
+fn open(dir: &Path) -> Arc<Engine> {
+    let options = Options {
+        dir: dir.to_owned(),
+        cluster: ClusterId([1; 16]),
+        new_target: Some(TargetId([2; 8])),
+        capacity: Some(ByteLen(64 * MIB)),
+        disk_engine: DiskEngine::Auto,
+        barrier_interval: Duration::from_secs(3600),
+        boot: BootId([1; 16]),
+    };
+    Arc::new(Engine::open(&options, BufferPool::new(64 << 20)).unwrap())
+}
+
+impl World {
+    async fn new() -> Self {
+        let bucket = tempfile::tempdir().unwrap();
+        let disk = tempfile::tempdir().unwrap();
+        let bytes = object();
+        fs::write(bucket.path().join("object"), &bytes).unwrap();
+        let url = format!("file://{}", bucket.path().display());
+        let spec = LinkSpec::new(&url, None, None, None).unwrap();
+        let opened = Bucket::open(&spec, &Settings::default()).unwrap();
+        let version = opened.head("object").await.unwrap().version;
+        let links = Links::new(Settings::default());
+        links.replace(cluster::Links {
+            version: 1,
+            links: vec![cluster::Link {
+                id: LinkId(1),
+                bucket: cluster::Bucket { url, endpoint: None, region: None, credentials: None },
+                mode: cluster::LinkMode::ImportExport,
+            }],
+        });
+        let content = Content {
+            inode: InodeId(7),
+            generation: ContentGeneration(1),
+            write_epoch: WriteEpoch(0),
+            layout: Layout::new(ChunkSize::DEFAULT, 1, PoolId(0), 1, 0).unwrap(),
+            origin: Some(Origin {
+                link: LinkId(1),
+                key: "object".to_owned(),
+                size: version.size,
+                tag: version.tag.as_str().to_owned(),
+                modified: version.modified,
+            }),
+            origin_length: version.size,
+            sparse: false,
+        };
+        let engine = open(disk.path());
+        let runtime = tokio::runtime::Handle::current();
+        let hydrator = Hydrator::new(Arc::clone(&engine), links, runtime);
+        Self { store: Store::new(engine, hydrator), content, bucket, disk, bytes }
+    }
+
+    fn view(&self, index: u32) -> ChunkView {
+        ChunkView::new(&self.content, ChunkIndex(index))
+    }
+
+    async fn read(&self, start: usize, len: usize, reader: Reader) -> Result<u32, Failure> {
+        let (chunk, within) = (start / (8 << 20), start % (8 << 20));
+        let view = self.view(u32::try_from(chunk).unwrap());
+        let range = u32::try_from(within).unwrap()..u32::try_from(within + len).unwrap();
+        let read = self.store.read(&view, range, reader).await?;
+        let found = read.body.concat();
+        let mut expected = self.bytes.clone();
+        expected.resize(expected.len().max(start + len), 0);
+        assert!(found == expected[start..start + len], "wrong bytes at {start}");
+        assert_eq!(read.checksum, Crc32c::of(&found));
+        Ok(read.fetched)
+    }
+
+    async fn wait_until_stored(&self, chunk: u32, block: u16) {
+        loop {
+            let snapshot = self.store.engine().snapshot(self.view(chunk).key);
+            if snapshot.block(block).state == BlockState::Clean {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn write(&self, offset: usize, bytes: Vec<u8>) -> WriteRequest {
+        let view = self.view(0);
+        WriteRequest {
+            key: view.key,
+            offset: u32::try_from(offset).unwrap(),
+            checksum: Crc32c::of(&bytes),
+            body: vec![bytes.into()],
+            group_epoch: GroupEpoch(1),
+            write_epoch: WriteEpoch(0),
+            chunk_size: view.chunk_size,
+            backed: view.backed,
+            session: SessionId(1),
+            number: WriteNumber(1),
+            authority: Authority::default(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_sequential_read_fetches_the_chunk_once_and_the_second_pass_nothing() {
+    let world = World::new().await;
+    for start in (0..8 << 20).step_by(1 << 20) {
+        world.read(start, 1 << 20, Reader::Sequential).await.unwrap();
+    }
+    assert_eq!(world.store.hydrator().fetches(), 1);
+    world.wait_until_stored(0, 127).await;
+    for start in (0..8 << 20).step_by(1 << 20) {
+        assert_eq!(world.read(start, 1 << 20, Reader::Sequential).await.unwrap(), 0);
+    }
+    assert_eq!(world.store.hydrator().fetches(), 1);
+}
+
+#[tokio::test]
+async fn readers_of_one_range_at_the_same_time_share_one_fetch() {
+    let world = World::new().await;
+    let reads = (0..32).map(|at| world.read(at * 7000, 4096, Reader::Random));
+    futures::future::try_join_all(reads).await.unwrap();
+    assert_eq!(world.store.hydrator().fetches(), 1);
+}
+
+#[tokio::test]
+async fn a_read_far_ahead_of_a_stream_does_not_wait_for_it() {
+    let world = World::new().await;
+    let first = world.read(0, 1 << 20, Reader::Sequential);
+    let ahead = world.read(6 << 20, 4096, Reader::Random);
+    futures::future::try_join(first, ahead).await.unwrap();
+    world.wait_until_stored(0, 127).await;
+    assert_eq!(world.store.hydrator().fetches(), 2);
+    assert_eq!(world.store.hydrator().fetched_bytes(), 8 << 20, "no byte came twice");
+}
+
+#[tokio::test]
+async fn the_end_of_the_object_is_padded_with_zeros() {
+    let world = World::new().await;
+    world.read(OBJECT_LEN - 5000, 10_000, Reader::Random).await.unwrap();
+    world.wait_until_stored(1, 24).await;
+    let fetched = world.read(OBJECT_LEN - 5000, 10_000, Reader::Random).await.unwrap();
+    assert_eq!(fetched, 0);
+}
+
+#[tokio::test]
+async fn a_write_into_a_block_that_is_only_in_the_bucket_fetches_it_first() {
+    let mut world = World::new().await;
+    let request = world.write(100_000, vec![9; 10]);
+    world.store.write(&world.view(0), request).await.unwrap();
+    world.bytes[100_000..100_010].fill(9);
+    world.read(0, 1 << 20, Reader::Sequential).await.unwrap();
+    let snapshot = world.store.engine().snapshot(world.view(0).key);
+    assert_eq!(snapshot.block(1).state, BlockState::Written);
+}
+
+#[tokio::test]
+async fn an_object_that_changed_is_an_error_and_never_a_mix() {
+    let world = World::new().await;
+    fs::write(world.bucket.path().join("object"), b"other").unwrap();
+    let failure = world.read(0, 4096, Reader::Random).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::ObjectChanged);
+    fs::remove_file(world.bucket.path().join("object")).unwrap();
+    let failure = world.read(0, 4096, Reader::Random).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::ObjectChanged);
+}
+
+#[tokio::test]
+async fn a_damaged_clean_block_is_fetched_again() {
+    use std::os::unix::fs::FileExt;
+    let world = World::new().await;
+    world.store.hydrate(&world.view(0)).await.unwrap();
+    let page = world.store.engine().snapshot(world.view(0).key).block(3).first_page;
+    let data = fs::OpenOptions::new().write(true).open(world.disk.path().join("data")).unwrap();
+    data.write_all_at(&[0xA5; 100], page * 4096).unwrap();
+    data.sync_all().unwrap();
+    world.read(0, 1 << 20, Reader::Random).await.unwrap();
+    assert_eq!(world.store.engine().statistics().checksum_failures, 1);
+    world.wait_until_stored(0, 3).await;
+    assert_eq!(world.store.engine().statistics().bad_blocks, 0);
+}
+
+#[tokio::test]
+async fn hydrating_stores_everything_and_counts_what_was_fetched() {
+    let world = World::new().await;
+    assert_eq!(world.store.hydrate(&world.view(0)).await.unwrap().0, 8 << 20);
+    assert_eq!(world.store.hydrate(&world.view(0)).await.unwrap().0, 0);
+    let tail = OBJECT_LEN as u64 - (8 << 20);
+    assert_eq!(world.store.hydrate(&world.view(1)).await.unwrap().0, tail);
+    fs::remove_file(world.bucket.path().join("object")).unwrap();
+    world.read(0, 1 << 20, Reader::Random).await.unwrap();
+    world.read(9 << 20, 100_000, Reader::Random).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_target_still_serves_what_it_cannot_store() {
+    let world = World::new().await;
+    let mut inode = 100;
+    let mut full = world.write(0, vec![1; 1 << 20]);
+    loop {
+        full.key.inode = InodeId(inode);
+        full.backed = 0;
+        if world.store.engine().write(full.clone()).await.is_err() {
+            break;
+        }
+        inode += 1;
+    }
+    world.read(3 << 20, 1 << 20, Reader::Random).await.unwrap();
+    let failure = world.store.hydrate(&world.view(0)).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::NoSpace);
+}

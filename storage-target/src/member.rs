@@ -1,0 +1,210 @@
+//! This daemon as a member of its cluster: announces itself, beats, learns, reclaims.
+//!
+//! One loop. Each answered heartbeat says what is new; the loop fetches that, and tells the rest of
+//! the daemon through [`Cluster`] and [`Links`]. A request that misses something wakes it early.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_protocol::{
+    Request,
+    cluster::{
+        AcknowledgeReclaim, FetchKeys, FetchLinks, FetchMap, FetchReclaim, Heartbeat,
+        HeartbeatReply, RegisterHost,
+    },
+};
+use millrace_service::address::ServerAddress;
+use millrace_transport::{CallOptions, Peer};
+use millrace_types::{ErrorKind, Failure, TargetId};
+
+use crate::daemon::Daemon;
+
+/// Between heartbeats.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// Between two heartbeats that requests ask for.
+const BEAT_MIN: Duration = Duration::from_millis(50);
+
+/// How long one request to the metadata server may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Reclaim entries asked for at once.
+const RECLAIM_ENTRIES: u32 = 4096;
+
+/// The loop's possessions.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) daemon: Arc<Daemon>,
+    pub(crate) metadata: Peer,
+    pub(crate) servers: Vec<ServerAddress>,
+    pub(crate) addresses: Vec<SocketAddr>,
+    pub(crate) name: String,
+    pub(crate) reclaiming: Arc<AtomicBool>,
+}
+
+impl Member {
+    /// Runs until it is dropped.
+    pub(crate) async fn run(self) {
+        let mut incarnation = None;
+        let mut failing = false;
+        loop {
+            let sent = Instant::now();
+            let reply = match incarnation {
+                None => self.register().await,
+                Some(_) => self.beat().await,
+            };
+            match reply {
+                Ok(news) => {
+                    if failing || incarnation.is_none() {
+                        tracing::info!(
+                            incarnation = news.incarnation,
+                            "the cluster knows this host"
+                        );
+                    }
+                    failing = false;
+                    let restarted = incarnation.is_some_and(|known| known != news.incarnation);
+                    // A restarted server is told everything again at once.
+                    incarnation = (!restarted).then_some(news.incarnation);
+                    self.daemon.cluster.handle_heartbeat(&news, sent, Instant::now());
+                    self.learn(&news).await;
+                    if restarted {
+                        continue;
+                    }
+                }
+                Err(failure) => {
+                    if !failing {
+                        tracing::warn!(%failure, "the metadata server does not answer");
+                    }
+                    failing = true;
+                    if !failure.kind.is_transient() {
+                        incarnation = None;
+                    }
+                    self.resolve().await;
+                }
+            }
+            self.pause(failing).await;
+        }
+    }
+
+    async fn pause(&self, failing: bool) {
+        let daemon = &self.daemon;
+        let asked = async {
+            tokio::select! {
+                () = daemon.cluster.wanted() => {}
+                () = daemon.links.wanted() => {}
+            }
+            tokio::time::sleep(BEAT_MIN).await;
+        };
+        // A server that comes back must find its targets within a second.
+        let beat = if failing { BEAT / 4 } else { BEAT };
+        drop(tokio::time::timeout(beat, asked).await);
+    }
+
+    async fn register(&self) -> Result<HeartbeatReply, Failure> {
+        let request = RegisterHost {
+            addresses: self.addresses.iter().map(SocketAddr::to_string).collect(),
+            host_name: self.name.clone(),
+            targets: self.daemon.reports(),
+        };
+        self.call(&request).await.map(|reply| reply.news)
+    }
+
+    async fn beat(&self) -> Result<HeartbeatReply, Failure> {
+        let request = Heartbeat {
+            targets: self.daemon.reports(),
+            hydrated_bytes: self.daemon.hydrated_bytes(),
+        };
+        self.call(&request).await
+    }
+
+    async fn learn(&self, news: &HeartbeatReply) {
+        if let Err(failure) = self.fetch(news).await {
+            // The next heartbeat tries again.
+            tracing::debug!(%failure, "fetching what is new failed");
+        }
+        if news.reclaim_waiting && !self.reclaiming.swap(true, Ordering::AcqRel) {
+            let reclaimer = Reclaimer {
+                daemon: Arc::clone(&self.daemon),
+                metadata: self.metadata.clone(),
+                running: Arc::clone(&self.reclaiming),
+            };
+            drop(tokio::spawn(reclaimer.run()));
+        }
+    }
+
+    async fn fetch(&self, news: &HeartbeatReply) -> Result<(), Failure> {
+        let cluster = &self.daemon.cluster;
+        if cluster.newest_key() != Some(news.newest_key) {
+            cluster.replace_keys(&self.call(&FetchKeys {}).await?);
+        }
+        let held = cluster.map().epoch;
+        if held != news.map_epoch {
+            cluster.replace_map(self.call(&FetchMap { held }).await?);
+        }
+        if self.daemon.links.version() != news.links_version {
+            self.daemon.links.replace(self.call(&FetchLinks {}).await?);
+        }
+        Ok(())
+    }
+
+    async fn call<R: Request>(&self, request: &R) -> Result<R::Reply, Failure> {
+        self.metadata.call(request, CallOptions::control(PATIENCE)).await
+    }
+
+    /// Looks the servers' names up again: a server may have moved.
+    async fn resolve(&self) {
+        let found = resolve(&self.servers).await;
+        if !found.is_empty() {
+            self.metadata.set_addresses(found);
+        }
+    }
+}
+
+/// The addresses of servers, as far as their names can be looked up now.
+pub(crate) async fn resolve(servers: &[ServerAddress]) -> Vec<SocketAddr> {
+    let mut found = Vec::new();
+    for server in servers {
+        match server.resolve().await {
+            Ok(addresses) => found.extend(addresses),
+            Err(error) => tracing::debug!(%server, %error, "the name cannot be looked up"),
+        }
+    }
+    found
+}
+
+/// Works off the reclaim queues, once.
+struct Reclaimer {
+    daemon: Arc<Daemon>,
+    metadata: Peer,
+    running: Arc<AtomicBool>,
+}
+
+impl Reclaimer {
+    async fn run(self) {
+        for &target in self.daemon.stores.keys() {
+            if let Err(failure) = self.reclaim(target).await {
+                tracing::warn!(%target, %failure, "reclaiming is put off");
+            }
+        }
+        self.running.store(false, Ordering::Release);
+    }
+
+    async fn reclaim(&self, target: TargetId) -> Result<(), Failure> {
+        let options = CallOptions::control(PATIENCE);
+        loop {
+            if !self.daemon.cluster.may_write() {
+                return Err(ErrorKind::Unavailable.into());
+            }
+            let fetch = FetchReclaim { target, entries_max: RECLAIM_ENTRIES };
+            let batch = self.metadata.call(&fetch, options).await?;
+            let Some(through) = self.daemon.reclaim(target, &batch).await? else { return Ok(()) };
+            self.metadata.call(&AcknowledgeReclaim { target, through }, options).await?;
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What the daemon counts.
+
+use millrace_service::metrics::{Description, MetricUnit, Metrics, Stability, latency_histogram};
+use millrace_types::{ErrorKind, Failure};
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
+
+/// The daemon's counters. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Counters {
+    pub(crate) read_bytes: Counter,
+    pub(crate) written_bytes: Counter,
+    pub(crate) exported_bytes: Counter,
+    pub(crate) syncs: Counter,
+    pub(crate) corrupt_replies: Counter,
+    pub(crate) lost_replies: Counter,
+    pub(crate) no_space_replies: Counter,
+    pub(crate) request_latency: Histogram,
+    pub(crate) hydrated_bytes: Gauge,
+    pub(crate) bucket_fetches: Gauge,
+    pub(crate) capacity_bytes: Gauge,
+    pub(crate) used_bytes: Gauge,
+    pub(crate) chunks: Gauge,
+    pub(crate) bad_blocks: Gauge,
+    pub(crate) loss_count: Gauge,
+    pub(crate) buffer_bytes: Gauge,
+    pub(crate) reclaimed_bytes: Gauge,
+}
+
+impl Counters {
+    /// Registers everything.
+    pub(crate) fn register(metrics: &mut Metrics) -> Self {
+        use MetricUnit::{Bytes, Count, Seconds};
+        let mut counter =
+            |name, help, unit| metrics.register(describe(name, help, unit), Counter::default());
+        let read_bytes = counter("target_read", "Bytes that clients have read", Bytes);
+        let written_bytes = counter("target_written", "Bytes that clients have written", Bytes);
+        let exported_bytes = counter("target_exported", "Bytes uploaded to buckets", Bytes);
+        let syncs = counter("target_syncs", "Sync requests answered", Count);
+        let corrupt_replies =
+            counter("target_corrupt_replies", "Requests that met a wrong checksum", Count);
+        let lost_replies =
+            counter("target_lost_replies", "Requests for bytes that are gone", Count);
+        let no_space_replies =
+            counter("target_no_space_replies", "Requests refused for lack of space", Count);
+        let mut gauge =
+            |name, help, unit| metrics.register(describe(name, help, unit), Gauge::default());
+        let hydrated_bytes = gauge("target_hydrated", "Bytes fetched from buckets", Bytes);
+        let bucket_fetches = gauge("target_bucket_fetches", "Ranged GETs sent to buckets", Count);
+        let capacity_bytes = gauge("target_capacity", "Bytes that all targets can hold", Bytes);
+        let used_bytes = gauge("target_used", "Bytes in use on all targets", Bytes);
+        let chunks = gauge("target_chunks", "Chunks on all targets", Count);
+        let bad_blocks =
+            gauge("target_bad_blocks", "Blocks whose checksum failed, not replaced", Count);
+        let loss_count =
+            gauge("target_loss_count", "How often unsynced writes may have been lost", Count);
+        let buffer_bytes = gauge("target_buffers", "Bytes of disk buffers in use", Bytes);
+        let reclaimed_bytes = gauge("target_reclaimed", "Bytes freed for deleted files", Bytes);
+        let latency = describe("target_request_latency", "Time to answer a request", Seconds);
+        let request_latency = metrics.register(latency, latency_histogram());
+        Self {
+            read_bytes,
+            written_bytes,
+            exported_bytes,
+            syncs,
+            corrupt_replies,
+            lost_replies,
+            no_space_replies,
+            request_latency,
+            hydrated_bytes,
+            bucket_fetches,
+            capacity_bytes,
+            used_bytes,
+            chunks,
+            bad_blocks,
+            loss_count,
+            buffer_bytes,
+            reclaimed_bytes,
+        }
+    }
+
+    /// Counts failures that an operator must know of.
+    pub(crate) fn note_failure<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
+        if let Err(failure) = &result {
+            match failure.kind {
+                ErrorKind::Corrupt => drop(self.corrupt_replies.inc()),
+                ErrorKind::Lost => drop(self.lost_replies.inc()),
+                ErrorKind::NoSpace => drop(self.no_space_replies.inc()),
+                _ => {}
+            }
+        }
+        result
+    }
+}
+
+fn describe(name: &'static str, help: &'static str, unit: MetricUnit) -> Description {
+    Description { name, help, unit, stability: Stability::Experimental }
+}

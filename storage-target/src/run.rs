@@ -1,0 +1,390 @@
+//! Putting the daemon together, from settings to a drained end.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use millrace_protocol::{session::Role, storage::Read};
+use millrace_runtime::{Drained, Random, Shutdown};
+use millrace_service::{
+    daemon::{Ended, until_stopped},
+    metrics::{self, Metrics},
+    systemd,
+};
+use millrace_transport::{
+    CallOptions, ClientEndpoints, Identity, Peer, PeerTarget, Server, TransportSettings,
+};
+use millrace_types::{Crc32c, Failure, HostId};
+
+use crate::{
+    cluster::Cluster,
+    daemon::{Daemon, Exporter, Remote},
+    disk::BufferPool,
+    engine::{self, Engine, OpenError, Options},
+    hydration::Hydrator,
+    links::Links,
+    member::{self, Member},
+    metrics::Counters,
+    server::TargetService,
+    settings::{Settings, TargetSettings},
+    store::Store,
+};
+
+/// Longest time that an acknowledged write stays unsynced without anybody asking.
+const BARRIER_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long requests may take to finish when the daemon stops.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// How long all of stopping may take, with the last barrier.
+const STOP: Duration = Duration::from_secs(45);
+
+/// How often the gauges are brought up to date.
+const GAUGES: Duration = Duration::from_secs(1);
+
+/// Why the daemon cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The settings name no target.
+    #[error("no target is configured: set data = \"DIRECTORY\", or [[target]] tables")]
+    NoTarget,
+    /// The identity is for another kind of daemon.
+    #[error("the identity {} has the role {role}, not target: make one with `millrace cluster \
+             invite --role target`", path.display())]
+    Role {
+        /// The bundle.
+        path: PathBuf,
+        /// What it says.
+        role: &'static str,
+    },
+    /// The identity cannot be used.
+    #[error(transparent)]
+    Identity(#[from] millrace_transport::identity::IdentityError),
+    /// A target's directory is not there and cannot be made.
+    #[error("the target directory {} cannot be used: {source}; make it, or mount its disk",
+            path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A target cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A directory holds another target than the settings say.
+    #[error("{}: holds target {found}, but the settings expect {expected}", path.display())]
+    OtherTarget {
+        /// The directory.
+        path: PathBuf,
+        /// What is there.
+        found: millrace_types::TargetId,
+        /// What was expected.
+        expected: millrace_types::TargetId,
+    },
+    /// The network cannot be used.
+    #[error(transparent)]
+    Server(#[from] millrace_transport::server::ServerError),
+    /// The network cannot be used for calls.
+    #[error(transparent)]
+    Client(#[from] millrace_transport::client::ClientError),
+    /// The metrics' address is taken.
+    #[error(transparent)]
+    Metrics(#[from] metrics::BindError),
+    /// The system refuses a thread, a signal handler or the like.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// Runs the daemon until a signal ends it. Blocks the calling thread.
+///
+/// # Errors
+/// [`StartError`] when it cannot start.
+pub fn run(settings: Settings) -> Result<Ended, StartError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Requests to buckets, and the copies and checksums that come with them, on a thread of their
+    // own: they never stand in the way of requests from the network.
+    let buckets = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("buckets")
+        .enable_all()
+        .build()?;
+    let ended = runtime.block_on(async {
+        let running = Box::pin(Running::start(settings, buckets.handle().clone())).await?;
+        let shutdown = running.shutdown.clone();
+        let stop = || shutdown.begin("signal");
+        Box::pin(until_stopped(running.until_drained(), stop, STOP)).await
+    });
+    buckets.shutdown_background();
+    ended
+}
+
+/// A started daemon.
+#[derive(Debug)]
+pub struct Running {
+    daemon: Arc<Daemon>,
+    server: Server,
+    shutdown: Shutdown,
+}
+
+impl Running {
+    /// Opens the targets, begins to serve, and announces itself to the cluster in the background.
+    /// Requests to buckets run on `buckets`.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub async fn start(
+        settings: Settings,
+        buckets: tokio::runtime::Handle,
+    ) -> Result<Self, StartError> {
+        let identity = Identity::load(&settings.cluster.identity)?;
+        let peer = identity.peer().clone();
+        if peer.role != Role::Target {
+            let path = settings.cluster.identity.clone();
+            return Err(StartError::Role { path, role: peer.role.name() });
+        }
+        let mut metrics = Metrics::new();
+        let counters = Counters::register(&mut metrics);
+        let pool = BufferPool::new(usize::try_from(settings.buffer_memory.0).unwrap_or(usize::MAX));
+        let links = Links::new(settings.bucket.object_source());
+        let mut stores = Vec::new();
+        for engine in open_all(&settings, peer.cluster, &pool).await? {
+            let engine = Arc::new(engine);
+            let hydrator = Hydrator::new(Arc::clone(&engine), links.clone(), buckets.clone());
+            stores.push(Store::new(engine, hydrator));
+        }
+        let shutdown = Shutdown::new();
+        let network = settings.network.clone();
+        let endpoints = ClientEndpoints::start(identity.clone(), network.clone(), &shutdown)?;
+        let remote = Arc::new(RemoteTargets::new(endpoints.clone()));
+        let exporter = Exporter::new(remote, buckets);
+        let cluster = Cluster::new();
+        let daemon = Arc::new(Daemon::new(stores, cluster, links, exporter, counters));
+        let server = serve(&identity, &settings, network, &daemon, &shutdown)?;
+        let member = join(&settings, &endpoints, &server, &daemon).await?;
+        let stopping = shutdown.clone();
+        drop(tokio::spawn(async move {
+            tokio::select! {
+                () = member.run() => {}
+                () = stopping.stopped() => {}
+            }
+        }));
+        drop(tokio::spawn(keep_gauges(Arc::clone(&daemon), pool)));
+        metrics::serve(&settings.metrics, Arc::new(metrics)).await?;
+        let targets = daemon.stores.len();
+        systemd::ready(&format!("serving {targets} targets on {}", server.local_addr()));
+        Ok(Self { daemon, server, shutdown })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// Tells the daemon to drain.
+    #[must_use]
+    pub fn shutdown(&self) -> &Shutdown {
+        &self.shutdown
+    }
+
+    /// Waits for the shutdown to begin, finishes what runs, syncs and closes the targets.
+    ///
+    /// # Errors
+    /// None today; what could not be finished is logged, and the next start recovers.
+    pub async fn until_drained(self) -> Result<(), StartError> {
+        self.shutdown.draining().await;
+        if let Drained::GaveUp(tasks) = self.shutdown.finish(DRAIN).await {
+            tracing::warn!(?tasks, "requests were cut off");
+        }
+        for store in self.daemon.stores.values() {
+            if let Err(error) = store.engine().close().await {
+                tracing::error!(target = %store.id(), %error, "the target is not closed in order");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn serve(
+    identity: &Identity,
+    settings: &Settings,
+    network: TransportSettings,
+    daemon: &Arc<Daemon>,
+    shutdown: &Shutdown,
+) -> Result<Server, StartError> {
+    let service = Arc::new(TargetService::new(Arc::clone(daemon)));
+    let server = Server::start(identity, settings.listen, network, service, shutdown)?;
+    tracing::info!(address = %server.local_addr(), "serves");
+    Ok(server)
+}
+
+async fn join(
+    settings: &Settings,
+    endpoints: &ClientEndpoints,
+    server: &Server,
+    daemon: &Arc<Daemon>,
+) -> Result<Member, StartError> {
+    let servers = settings.cluster.servers.clone();
+    let found = member::resolve(&servers).await;
+    let addresses = match settings.advertise.is_empty() {
+        false => settings.advertise.clone(),
+        true => vec![reachable(server.local_addr(), found.first().copied())?],
+    };
+    let target = PeerTarget { role: Role::Metadata, host: None, addresses: found };
+    let name = settings.name.clone().unwrap_or_else(host_name);
+    Ok(Member {
+        daemon: Arc::clone(daemon),
+        metadata: Peer::new(endpoints, target),
+        servers,
+        addresses,
+        name,
+        reclaiming: Arc::new(AtomicBool::new(false)),
+    })
+}
+
+/// The address to announce: that of the network over which the metadata server is reached.
+fn reachable(local: SocketAddr, server: Option<SocketAddr>) -> io::Result<SocketAddr> {
+    if !local.ip().is_unspecified() {
+        return Ok(local);
+    }
+    let Some(server) = server else { return Ok(local) };
+    let any: IpAddr = match server {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Connecting a datagram socket sends nothing; it only asks the routing table.
+    let probe = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    probe.connect(server)?;
+    Ok(SocketAddr::new(probe.local_addr()?.ip(), local.port()))
+}
+
+fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    name.chars().take(64).collect()
+}
+
+async fn open_all(
+    settings: &Settings,
+    cluster: millrace_types::ClusterId,
+    pool: &BufferPool,
+) -> Result<Vec<Engine>, StartError> {
+    let targets = settings.targets();
+    if targets.is_empty() {
+        return Err(StartError::NoTarget);
+    }
+    let boot = engine::boot_id()?;
+    let mut opening = Vec::new();
+    for target in targets {
+        let options = Options {
+            dir: target.directory.clone(),
+            cluster,
+            new_target: target.id.is_none().then(|| Random::system().target_id()),
+            capacity: target.capacity,
+            disk_engine: settings.disk_engine,
+            barrier_interval: BARRIER_INTERVAL,
+            boot,
+        };
+        let pool = pool.clone();
+        // All disks at once: each start reads its journal.
+        opening.push(tokio::task::spawn_blocking(move || open(&target, &options, pool)));
+    }
+    let mut engines = Vec::new();
+    for task in opening {
+        engines.push(task.await.map_err(io::Error::other)??);
+    }
+    Ok(engines)
+}
+
+fn open(
+    target: &TargetSettings,
+    options: &Options,
+    pool: BufferPool,
+) -> Result<Engine, StartError> {
+    make_directory(&target.directory)?;
+    let engine = Engine::open(options, pool)?;
+    match target.id.filter(|&expected| expected != engine.target()) {
+        None => Ok(engine),
+        Some(expected) => {
+            let path = target.directory.clone();
+            Err(StartError::OtherTarget { path, found: engine.target(), expected })
+        }
+    }
+}
+
+/// Makes the last part of the path only: a missing parent means a disk that is not mounted.
+fn make_directory(path: &Path) -> Result<(), StartError> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(StartError::Directory { path: path.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn keep_gauges(daemon: Arc<Daemon>, pool: BufferPool) {
+    let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    loop {
+        let counters = &daemon.counters;
+        let all: Vec<_> = daemon.stores.values().map(|store| store.engine().statistics()).collect();
+        counters.capacity_bytes.set(gauge(all.iter().map(|one| one.capacity.0).sum()));
+        counters.used_bytes.set(gauge(all.iter().map(|one| one.used.0).sum()));
+        counters.chunks.set(gauge(all.iter().map(|one| one.chunks).sum()));
+        counters.bad_blocks.set(gauge(all.iter().map(|one| one.bad_blocks).sum()));
+        counters.loss_count.set(gauge(all.iter().map(|one| one.loss_count).sum()));
+        counters.hydrated_bytes.set(gauge(daemon.hydrated_bytes()));
+        let fetches = daemon.stores.values().map(|store| store.hydrator().fetches()).sum();
+        counters.bucket_fetches.set(gauge(fetches));
+        counters.buffer_bytes.set(gauge(pool.used_bytes() as u64));
+        let reclaimed = daemon.reclaimed_bytes.load(std::sync::atomic::Ordering::Relaxed);
+        counters.reclaimed_bytes.set(gauge(reclaimed));
+        tokio::time::sleep(GAUGES).await;
+    }
+}
+
+/// The daemons of other hosts, for exports.
+#[derive(Debug)]
+struct RemoteTargets {
+    endpoints: ClientEndpoints,
+    peers: Mutex<HashMap<HostId, Peer>>,
+}
+
+/// How long a read from another target may take; it may have to fetch from the bucket.
+const REMOTE_READ: Duration = Duration::from_secs(60);
+
+impl RemoteTargets {
+    fn new(endpoints: ClientEndpoints) -> Self {
+        Self { endpoints, peers: Mutex::default() }
+    }
+
+    fn peer(&self, host: HostId, addresses: &[String]) -> Peer {
+        let addresses = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let target = PeerTarget { role: Role::Target, host: Some(host), addresses };
+        let peer =
+            peers.entry(host).or_insert_with(|| Peer::new(&self.endpoints, target.clone())).clone();
+        peer.set_addresses(target.addresses);
+        peer
+    }
+}
+
+#[async_trait::async_trait]
+impl Remote for RemoteTargets {
+    async fn read(
+        &self,
+        host: HostId,
+        addresses: &[String],
+        request: &Read,
+    ) -> Result<(Crc32c, Vec<Bytes>), Failure> {
+        let peer = self.peer(host, addresses);
+        let options = CallOptions::bulk(REMOTE_READ);
+        let (reply, body) = peer.exchange_until(request, Bytes::new(), options).await?;
+        Ok((reply.checksum, body.into_pieces()))
+    }
+}

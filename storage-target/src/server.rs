@@ -1,0 +1,226 @@
+//! Between the wire and the daemon: which peer may ask what, decoding, answering.
+
+use std::{sync::Arc, time::Instant};
+
+use millrace_protocol::{
+    Request, RequestKind,
+    session::Role,
+    storage::{Attach, Read, Sync, Write, Zero},
+    target::{
+        CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadPart,
+    },
+};
+use millrace_transport::{Connection, IncomingCall, Service};
+use millrace_types::{ErrorKind, Failure};
+
+use crate::{
+    daemon::{Caller, Daemon},
+    sessions::{Cut, Holder, Session},
+};
+
+/// The daemon as the transport sees it.
+#[derive(Debug)]
+pub(crate) struct TargetService {
+    daemon: Arc<Daemon>,
+}
+
+impl TargetService {
+    pub(crate) fn new(daemon: Arc<Daemon>) -> Self {
+        Self { daemon }
+    }
+
+    async fn attach(&self, call: IncomingCall) {
+        let attached = async {
+            let request: Attach = call.decode()?;
+            let connection = call.connection();
+            let peer = connection.peer();
+            let holder = Holder { host: peer.host, fingerprint: peer.fingerprint };
+            let cut = Arc::new(CutConnection(Arc::clone(connection)));
+            let (session, reply) = self.daemon.attach(holder, cut, &request).await?;
+            connection.set_state(session);
+            Ok(reply)
+        };
+        let result = attached.await;
+        respond::<Attach>(call, result).await;
+    }
+
+    async fn read(&self, call: IncomingCall) {
+        let caller = caller(&call);
+        let result = match call.decode::<Read>() {
+            Ok(request) => self.daemon.read(&caller, &request).await,
+            Err(failure) => Err(failure),
+        };
+        match result {
+            Ok((reply, body)) => call.reply_with_body::<Read>(&reply, body).await,
+            Err(failure) => call.fail(failure).await,
+        }
+    }
+
+    async fn write(&self, mut call: IncomingCall) {
+        let caller = caller(&call);
+        let written = async {
+            let request: Write = call.decode()?;
+            if call.body_len() != request.place.len as usize {
+                let words = "the body is not as long as the write says";
+                return Err(Failure::new(ErrorKind::Protocol, words));
+            }
+            // The body stays with the sender until there is room for it.
+            let _room = self.daemon.body_permit(request.place.len).await?;
+            let body = call.read_body().await?.into_pieces();
+            self.daemon.write(&caller, request, body).await
+        };
+        let result = written.await;
+        respond::<Write>(call, result).await;
+    }
+
+    async fn data(&self, call: IncomingCall) {
+        let (daemon, caller) = (&self.daemon, caller(&call));
+        match call.kind() {
+            RequestKind::Zero => {
+                answer::<Zero, _>(call, async |request| daemon.zero(&caller, request).await).await;
+            }
+            _ => {
+                answer::<Sync, _>(call, async |request| daemon.sync(&caller, &request).await).await;
+            }
+        }
+    }
+
+    async fn control(&self, call: IncomingCall) {
+        let daemon = &self.daemon;
+        match call.kind() {
+            RequestKind::Trim => {
+                answer::<Trim, _>(call, async |request| daemon.trim(&request).await).await;
+            }
+            RequestKind::Hydrate => {
+                answer::<Hydrate, _>(call, async |request| daemon.hydrate(request).await).await;
+            }
+            RequestKind::Release => {
+                answer::<Release, _>(call, async |request| daemon.release(&request).await).await;
+            }
+            RequestKind::Presence => {
+                answer::<Presence, _>(call, async |request| daemon.presence(&request)).await;
+            }
+            RequestKind::UploadPart => {
+                answer::<UploadPart, _>(call, async |request| daemon.upload_part(request).await)
+                    .await;
+            }
+            RequestKind::UploadObject => {
+                answer::<UploadObject, _>(call, async |request| {
+                    daemon.upload_object(request).await
+                })
+                .await;
+            }
+            RequestKind::MarkExported => {
+                answer::<MarkExported, _>(call, async |request| {
+                    daemon.mark_exported(&request).await
+                })
+                .await;
+            }
+            RequestKind::CheckBucket => {
+                answer::<CheckBucket, _>(call, async |request| daemon.check_bucket(&request).await)
+                    .await;
+            }
+            // `admits` lets nothing else in.
+            _ => call.fail(ErrorKind::NotSupported).await,
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Service for TargetService {
+    fn allowed_roles(&self) -> &[Role] {
+        &[Role::Client, Role::Target, Role::Metadata]
+    }
+
+    fn admits(&self, role: Role, kind: RequestKind) -> bool {
+        match role {
+            Role::Client => matches!(
+                kind,
+                RequestKind::Attach
+                    | RequestKind::Read
+                    | RequestKind::Write
+                    | RequestKind::Zero
+                    | RequestKind::Sync
+            ),
+            // Exports read from other targets.
+            Role::Target => kind == RequestKind::Read,
+            Role::Metadata => matches!(
+                kind,
+                RequestKind::Trim
+                    | RequestKind::Hydrate
+                    | RequestKind::Release
+                    | RequestKind::Presence
+                    | RequestKind::UploadPart
+                    | RequestKind::UploadObject
+                    | RequestKind::MarkExported
+                    | RequestKind::CheckBucket
+            ),
+            Role::Admin => false,
+        }
+    }
+
+    async fn handle(&self, call: IncomingCall) {
+        let begun = Instant::now();
+        let kind = call.kind();
+        let given_up = call.cancelled().clone();
+        let work = async {
+            match kind {
+                RequestKind::Attach => self.attach(call).await,
+                RequestKind::Read => self.read(call).await,
+                RequestKind::Write => self.write(call).await,
+                RequestKind::Zero | RequestKind::Sync => self.data(call).await,
+                _ => self.control(call).await,
+            }
+        };
+        // What changes the disk runs in tasks of its own and goes on; the rest need not.
+        tokio::select! {
+            () = work => {}
+            () = given_up.cancelled() => {}
+        }
+        let latency = begun.elapsed();
+        self.daemon.counters.request_latency.observe(latency.as_secs_f64());
+    }
+
+    fn disconnected(&self, connection: &Arc<Connection>) {
+        if let Some(session) = connection.state::<Session>() {
+            self.daemon.sessions.forget(session.id, connection.id().0);
+        }
+    }
+}
+
+async fn answer<R, F>(call: IncomingCall, work: impl FnOnce(R) -> F)
+where
+    R: Request,
+    F: Future<Output = Result<R::Reply, Failure>>,
+{
+    let result = match call.decode::<R>() {
+        Ok(request) => work(request).await,
+        Err(failure) => Err(failure),
+    };
+    respond::<R>(call, result).await;
+}
+
+async fn respond<R: Request>(call: IncomingCall, result: Result<R::Reply, Failure>) {
+    match result {
+        Ok(reply) => call.reply::<R>(&reply).await,
+        Err(failure) => call.fail(failure).await,
+    }
+}
+
+fn caller(call: &IncomingCall) -> Caller {
+    Caller { role: call.peer().role, session: call.connection().state::<Session>() }
+}
+
+/// Lets the sessions end a connection.
+#[derive(Debug)]
+struct CutConnection(Arc<Connection>);
+
+impl Cut for CutConnection {
+    fn id(&self) -> u64 {
+        self.0.id().0
+    }
+
+    fn cut(&self, reason: &str) {
+        self.0.close(reason);
+    }
+}

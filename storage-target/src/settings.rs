@@ -1,0 +1,137 @@
+//! Every knob of the daemon: unit, default, cost.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use millrace_service::{
+    address::TARGET_PORT, cluster::ClusterSettings, daemon::DaemonSettings,
+    metrics::MetricsSettings, telemetry::LogSettings,
+};
+use millrace_transport::TransportSettings;
+use millrace_types::{ByteLen, MIB, TargetId};
+use serde::{Deserialize, Serialize};
+
+use crate::disk::DiskEngine;
+
+/// The settings of `millrace-target`.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Where clients and other servers reach this daemon. Default `[::]:7441`; on a host with
+    /// several networks, the address of the fast one.
+    #[serde(default = "default_listen")]
+    pub listen: SocketAddr,
+    /// The addresses that the cluster map shall name instead of the one listened on: 1 to 8. Needed
+    /// behind address translation, or to prefer one of several networks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub advertise: Vec<SocketAddr>,
+    /// The name that people see. Default: the host's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The directory of the only target, for hosts with one disk; see `target` for more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<PathBuf>,
+    /// The disk engine of all targets: `"auto"` takes io_uring where the kernel allows it,
+    /// `"io-uring"` insists on it, `"blocking"` uses threads.
+    #[serde(default)]
+    pub disk_engine: DiskEngine,
+    /// Memory for bytes between disk, bucket and network, of all targets together. Default 160 MiB;
+    /// each MiB is a transfer under way, and 8 transfers for each NVMe drive keep it busy.
+    #[serde(default = "default_buffer_memory")]
+    pub buffer_memory: ByteLen,
+    /// How the cluster is found.
+    pub cluster: ClusterSettings,
+    /// The targets, one for each disk.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub target: Vec<TargetSettings>,
+    /// How buckets are reached.
+    #[serde(default)]
+    pub bucket: BucketSettings,
+    /// The network.
+    #[serde(default)]
+    pub network: TransportSettings,
+    /// Logs.
+    #[serde(default)]
+    pub log: LogSettings,
+    /// Metrics.
+    #[serde(default)]
+    pub metrics: MetricsSettings,
+}
+
+/// One target.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct TargetSettings {
+    /// A directory on a file system of its own. An empty one becomes a new target; one of another
+    /// cluster is refused.
+    pub directory: PathBuf,
+    /// The most bytes of data. Default: what the file system has free, less 256 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<ByteLen>,
+    /// The id that the directory must hold: a safeguard against disks mounted in the wrong place,
+    /// and against an empty directory where a disk should be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<TargetId>,
+}
+
+/// The table `[bucket]`.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct BucketSettings {
+    /// The file with named credentials; read again when it changes. Without it links use the
+    /// environment (`AWS_ACCESS_KEY_ID` and so on) or the cloud's instance roles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credentials_file: Option<PathBuf>,
+    /// Requests in flight to one bucket. Default 64.
+    pub requests_max: usize,
+    /// Bytes in flight to and from one bucket. Default 256 MiB.
+    pub bytes_max: ByteLen,
+}
+
+impl Default for BucketSettings {
+    fn default() -> Self {
+        let defaults = millrace_object_source::Settings::default();
+        Self {
+            credentials_file: None,
+            requests_max: defaults.requests_in_flight_max,
+            bytes_max: defaults.bytes_in_flight_max,
+        }
+    }
+}
+
+impl BucketSettings {
+    pub(crate) fn object_source(&self) -> millrace_object_source::Settings {
+        millrace_object_source::Settings {
+            credentials_file: self.credentials_file.clone(),
+            requests_in_flight_max: self.requests_max,
+            bytes_in_flight_max: self.bytes_max,
+            ..millrace_object_source::Settings::default()
+        }
+    }
+}
+
+impl DaemonSettings for Settings {
+    fn log(&self) -> &LogSettings {
+        &self.log
+    }
+}
+
+impl Settings {
+    /// The targets, with the short form spelt out.
+    #[must_use]
+    pub fn targets(&self) -> Vec<TargetSettings> {
+        let short = self.data.iter().map(|directory| TargetSettings {
+            directory: directory.clone(),
+            capacity: None,
+            id: None,
+        });
+        short.chain(self.target.iter().cloned()).collect()
+    }
+}
+
+fn default_listen() -> SocketAddr {
+    SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), TARGET_PORT)
+}
+
+fn default_buffer_memory() -> ByteLen {
+    ByteLen(160 * MIB)
+}

@@ -1,0 +1,356 @@
+//! One target: its engine with the bucket behind it.
+//!
+//! Here meet what is on the disk, what the bucket backs, and what may be zeros. Everything that
+//! serves peers goes through a [`Store`], never to the engine alone.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use millrace_protocol::storage::ChunkVersion;
+use millrace_types::{BlockState, ByteLen, ChunkKey, Crc32c, ErrorKind, Failure, TargetId};
+
+use crate::{
+    engine::page_checksum::{PAGE, of_range},
+    engine::{Engine, EngineError, ExportedBlocks, Snapshot, WriteRequest, ZeroRequest},
+    hydration::{Fetched, Hydrator, Segment, Wanted},
+    parts::{BLOCK, Part, parts},
+    view::ChunkView,
+};
+
+/// How often a request looks again because the chunk changed under it. Each time somebody else got
+/// on; more than this is a defect, and an error is better than a loop.
+const ATTEMPTS_MAX: usize = 16;
+
+/// Blocks remembered as handed to an export, over all chunks: 64 GiB of files under export.
+const EXPORTED_BLOCKS_MAX: usize = 1 << 20;
+
+/// One target. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    engine: Arc<Engine>,
+    hydrator: Hydrator,
+    exported: Arc<Mutex<Exported>>,
+}
+
+#[derive(Debug, Default)]
+struct Exported {
+    chunks: HashMap<ChunkKey, ExportedBlocks>,
+    blocks: usize,
+}
+
+/// Bytes that were read.
+#[derive(Debug)]
+pub(crate) struct ReadBytes {
+    /// The bytes, in order.
+    pub(crate) body: Vec<Bytes>,
+    /// Of all of them.
+    pub(crate) checksum: Crc32c,
+    /// How many came from the bucket for this request.
+    pub(crate) fetched: u32,
+}
+
+/// Who reads, as far as it matters here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reader {
+    /// A client that reads here and there.
+    Random,
+    /// A client that will read on.
+    Sequential,
+    /// An export: what it read may become clean afterwards.
+    Export,
+}
+
+impl Store {
+    pub(crate) fn new(engine: Arc<Engine>, hydrator: Hydrator) -> Self {
+        Self { engine, hydrator, exported: Arc::default() }
+    }
+
+    pub(crate) fn id(&self) -> TargetId {
+        self.engine.target()
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn hydrator(&self) -> &Hydrator {
+        &self.hydrator
+    }
+
+    /// Reads bytes of a chunk, at most 1 MiB. May be dropped at its await.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`], [`ErrorKind::Corrupt`], the bucket's and the disk's refusals.
+    pub(crate) async fn read(
+        &self,
+        view: &ChunkView,
+        range: Range<u32>,
+        reader: Reader,
+    ) -> Result<ReadBytes, Failure> {
+        for _ in 0..ATTEMPTS_MAX {
+            let snapshot = self.engine.snapshot(view.key);
+            let cut = parts(snapshot.record(), range.clone(), view.backed, view.sparse).map_err(
+                |kind| Failure::new(kind, format!("part of chunk {} is gone", view.key)),
+            )?;
+            match self.collect(view, &snapshot, cut, reader).await {
+                Ok(Some(read)) => {
+                    if reader == Reader::Export {
+                        self.note_exported(&snapshot, &range);
+                    }
+                    return Ok(read);
+                }
+                Ok(None) => {}
+                Err(ReadError::Engine(EngineError::Corrupt { key, block, clean: true }))
+                    if u32::from(block) * BLOCK < view.backed =>
+                {
+                    // The bucket has the same bytes: drop the damaged ones and fetch again.
+                    self.engine.drop_clean(key, block).await?;
+                }
+                Err(ReadError::Engine(error)) => return Err(error.into()),
+                Err(ReadError::Bucket(failure)) => return Err(failure),
+            }
+        }
+        Err(busy(view))
+    }
+
+    /// Brings the bytes of all parts together; `None` when the chunk changed meanwhile.
+    async fn collect(
+        &self,
+        view: &ChunkView,
+        snapshot: &Snapshot,
+        cut: Vec<Part>,
+        reader: Reader,
+    ) -> Result<Option<ReadBytes>, ReadError> {
+        let mut read = ReadBytes { body: Vec::new(), checksum: Crc32c::EMPTY, fetched: 0 };
+        for part in cut {
+            match part {
+                Part::Zeros(range) => read.push_zeros(range.len()),
+                Part::Stored(range) => {
+                    let page = page_of(range.start);
+                    let pages = page_of(range.end - 1) + 1 - page;
+                    let loaded = self.engine.load(snapshot, page, pages).await;
+                    let loaded = loaded.map_err(ReadError::Engine)?;
+                    let skipped = range.start as usize % PAGE;
+                    let bytes = loaded.bytes.slice(skipped..skipped + range.len());
+                    read.push(bytes, skipped, &loaded.checksums);
+                }
+                Part::Missing(range) => {
+                    let first = block_of(range.start);
+                    let end = block_of(range.end - 1) + 1;
+                    let sequential = reader != Reader::Random;
+                    let wanted = Wanted { first, end, sequential };
+                    let fetched = self.hydrator.fetch(view, wanted).await;
+                    match fetched.map_err(ReadError::Bucket)? {
+                        Fetched::Present => return Ok(None),
+                        Fetched::Segments(segments) => read.push_segments(&segments, &range),
+                    }
+                }
+            }
+        }
+        Ok(Some(read))
+    }
+
+    /// Writes, fetching first the rest of blocks of which only a part is written. The write itself
+    /// goes on when the caller goes away.
+    ///
+    /// # Errors
+    /// Those of the engine, and of the bucket.
+    pub(crate) async fn write(
+        &self,
+        view: &ChunkView,
+        request: WriteRequest,
+    ) -> Result<ChunkVersion, Failure> {
+        for _ in 0..ATTEMPTS_MAX {
+            match self.engine.write(request.clone()).await {
+                Err(error) => self.mend(view, error).await?,
+                Ok(version) => return Ok(version),
+            }
+        }
+        Err(busy(view))
+    }
+
+    /// Zeroes, likewise.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) async fn zero(
+        &self,
+        view: &ChunkView,
+        request: ZeroRequest,
+    ) -> Result<ChunkVersion, Failure> {
+        for _ in 0..ATTEMPTS_MAX {
+            match self.engine.zero(request.clone()).await {
+                Err(error) => self.mend(view, error).await?,
+                Ok(version) => return Ok(version),
+            }
+        }
+        Err(busy(view))
+    }
+
+    /// Does what a refused change needs before it can be tried again.
+    async fn mend(&self, view: &ChunkView, error: EngineError) -> Result<(), Failure> {
+        match error {
+            EngineError::NeedsFill { block, .. } => {
+                self.bring(view, block, block + 1).await.map(drop)
+            }
+            EngineError::Corrupt { key, block, clean: true }
+                if u32::from(block) * BLOCK < view.backed =>
+            {
+                Ok(self.engine.drop_clean(key, block).await?)
+            }
+            other => Err(other.into()),
+        }
+    }
+
+    /// Fetches blocks and waits until the engine has them; returns how many bytes that were.
+    async fn bring(&self, view: &ChunkView, first: u16, end: u16) -> Result<u64, Failure> {
+        let wanted = Wanted { first, end, sequential: false };
+        match self.hydrator.fetch(view, wanted).await? {
+            Fetched::Present => Ok(0),
+            Fetched::Segments(segments) => {
+                let mut bytes = 0;
+                for mut segment in segments {
+                    segment.installed().await?;
+                    bytes += u64::from(segment.len);
+                }
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// Fetches everything of a chunk that is absent and backed; returns the bytes fetched. Stored
+    /// when it returns.
+    ///
+    /// # Errors
+    /// Those of the bucket, and [`ErrorKind::NoSpace`].
+    pub(crate) async fn hydrate(&self, view: &ChunkView) -> Result<ByteLen, Failure> {
+        let blocks = u16::try_from(view.backed.div_ceil(BLOCK)).expect("1,024 at most");
+        let mut bytes = 0;
+        let mut block = 0;
+        while block < blocks {
+            let snapshot = self.engine.snapshot(view.key);
+            let absent = |at: &u16| snapshot.block(*at).state == BlockState::Absent;
+            let Some(first) = (block..blocks).find(absent) else { break };
+            // A megabyte at a time bounds the buffers that wait; the stream goes on by itself.
+            let end = first + (first..blocks.min(first + 16)).take_while(absent).count() as u16;
+            drop(snapshot);
+            bytes += self.bring_on(view, first, end).await?;
+            block = end;
+        }
+        Ok(ByteLen(bytes))
+    }
+
+    async fn bring_on(&self, view: &ChunkView, first: u16, end: u16) -> Result<u64, Failure> {
+        let wanted = Wanted { first, end, sequential: true };
+        match self.hydrator.fetch(view, wanted).await? {
+            Fetched::Present => Ok(0),
+            Fetched::Segments(segments) => {
+                let mut bytes = 0;
+                for mut segment in segments {
+                    segment.installed().await?;
+                    // A segment may reach beyond what was asked; the next round then skips it.
+                    bytes += u64::from(segment.len);
+                }
+                Ok(bytes)
+            }
+        }
+    }
+
+    /// Notes which version of each written block an export has read.
+    fn note_exported(&self, snapshot: &Snapshot, range: &Range<u32>) {
+        let mut exported = self.exported.lock().unwrap_or_else(PoisonError::into_inner);
+        if exported.blocks >= EXPORTED_BLOCKS_MAX {
+            // The files stay dirty then, and the next export uploads them again.
+            *exported = Exported::default();
+        }
+        let mut added = 0;
+        let chunk = exported.chunks.entry(snapshot.record().key).or_default();
+        for block in block_of(range.start)..=block_of(range.end - 1) {
+            let found = snapshot.block(block);
+            if found.state == BlockState::Written {
+                added += usize::from(chunk.insert(block, found.sequence).is_none());
+            }
+        }
+        exported.blocks += added;
+    }
+
+    /// Turns the blocks clean that an export has read and that are still the same. The caller syncs.
+    ///
+    /// # Errors
+    /// A failure of the journal.
+    pub(crate) async fn mark_exported(&self, key: ChunkKey) -> Result<ByteLen, Failure> {
+        let noted = {
+            let mut exported = self.exported.lock().unwrap_or_else(PoisonError::into_inner);
+            let noted = exported.chunks.remove(&key).unwrap_or_default();
+            exported.blocks -= noted.len();
+            noted
+        };
+        Ok(self.engine.mark_exported(key, &noted).await?)
+    }
+}
+
+enum ReadError {
+    Engine(EngineError),
+    Bucket(Failure),
+}
+
+impl ReadBytes {
+    fn push(&mut self, bytes: Bytes, skipped: usize, checksums: &[Crc32c]) {
+        let checksum = of_range(&bytes, skipped, checksums);
+        self.checksum = match self.body.is_empty() {
+            true => checksum,
+            false => self.checksum.combine(checksum, bytes.len()),
+        };
+        self.body.push(bytes);
+    }
+
+    fn push_zeros(&mut self, mut len: usize) {
+        static ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
+        while len > 0 {
+            let some = &ZEROS[..len.min(ZEROS.len())];
+            self.checksum = self.checksum.append(some);
+            self.body.push(Bytes::from_static(some));
+            len -= some.len();
+        }
+    }
+
+    /// Adds `range` of the chunk out of segments that cover it, in order.
+    fn push_segments(&mut self, segments: &[Segment], range: &Range<u32>) {
+        let mut at = range.start;
+        for segment in segments {
+            let start = u32::from(segment.first_block) * BLOCK;
+            let stored_end = start + segment.len;
+            let end = (u32::from(segment.end()) * BLOCK).min(range.end);
+            if at >= end || at < start {
+                continue;
+            }
+            let bytes_end = stored_end.min(end);
+            if at < bytes_end {
+                let from = (at - start) as usize;
+                let bytes = segment.bytes.slice(from..(bytes_end - start) as usize);
+                self.fetched += bytes_end - at;
+                self.push(bytes, from % PAGE, &segment.checksums[from / PAGE..]);
+                at = bytes_end;
+            }
+            self.push_zeros((end - at) as usize);
+            at = end;
+        }
+        assert_eq!(at, range.end, "the segments cover what was asked for");
+    }
+}
+
+fn page_of(at: u32) -> u32 {
+    at / u32::try_from(PAGE).expect("4 KiB")
+}
+
+fn block_of(at: u32) -> u16 {
+    u16::try_from(at / BLOCK).expect("a chunk has 1,024 blocks at most")
+}
+
+fn busy(view: &ChunkView) -> Failure {
+    Failure::new(ErrorKind::Busy, format!("chunk {} keeps changing", view.key))
+}
