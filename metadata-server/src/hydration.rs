@@ -29,6 +29,8 @@ pub mod parts;
 pub mod report;
 pub mod spread;
 pub mod state;
+#[cfg(test)]
+mod tests;
 pub mod walk;
 
 pub use environment::Environment;

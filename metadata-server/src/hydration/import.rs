@@ -140,12 +140,22 @@ impl<E: Environment> Importer<E> {
             let (Some(linked), behind) = found.await? else { return Ok(Listing::Complete) };
             let mut listing = self.listing(&linked);
             let now = listing.borrow_and_update().clone();
+            if let Listing::Growing(count) = now {
+                if behind {
+                    return Ok(Listing::Growing(count));
+                }
+                // Its end must be seen here: a listing that failed is forgotten, and another would
+                // begin. An error means that the lister is gone.
+                if listing.changed().await.is_err() {
+                    return Err(ErrorKind::Unavailable.into());
+                }
+            }
+            let now = listing.borrow().clone();
             match now {
                 Listing::Failed(failure) => return Err(failure),
                 Listing::Complete => return Ok(Listing::Complete),
-                Listing::Growing(count) if behind => return Ok(Listing::Growing(count)),
-                // An error means that the lister is gone: look again.
-                Listing::Growing(_) => drop(listing.changed().await),
+                // Some more were added: look whether they are behind the cookie.
+                Listing::Growing(_) => {}
             }
         }
     }

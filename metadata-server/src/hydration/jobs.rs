@@ -132,12 +132,16 @@ impl<E: Environment> Jobs<E> {
         let progress = Progress::of(&record.job);
         let update = progress.update(request.id, Some(JobState::Cancelled));
         self.environment.execute(Command::UpdateJob(update), true).await?;
+        self.stop(request.id);
+        self.show(request.id).await
+    }
+
+    /// Tells a running job to stop.
+    fn stop(&self, id: JobId) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(token) = running.get(&request.id) {
+        if let Some(token) = running.get(&id) {
             token.cancel();
         }
-        drop(running);
-        self.show(request.id).await
     }
 
     /// Runs jobs until `stop`. A job that is stopped so goes on with the next start of the server.

@@ -137,9 +137,11 @@ async fn check_everywhere<E: Environment>(
     };
     let request = CheckBucket { bucket: bucket.clone(), write };
     let serves = |host: &&Host| map.targets.iter().any(|target| target.host == host.id);
-    let asked = stream::iter(map.hosts.iter().filter(serves)).map(|host| {
+    // Owned, so that the future can be sent between threads.
+    let hosts: Vec<Host> = map.hosts.iter().filter(serves).cloned().collect();
+    let asked = stream::iter(hosts).map(|host| {
         let ask = environment.ask(host.id, request.clone(), CHECK_TIMEOUT);
-        async move { (host_name(host), ask.await.map(|_| ())) }
+        async move { (host_name(&host), ask.await.map(|_| ())) }
     });
     let (own, mut others) =
         tokio::join!(own, asked.buffer_unordered(CHECKS_MAX).collect::<Vec<_>>());

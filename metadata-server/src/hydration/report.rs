@@ -110,7 +110,8 @@ async fn presence<E: Environment>(
     if contents.is_empty() {
         return Ok(total);
     }
-    let places = map.targets.iter().map(|target| Place { host: target.host, target: target.id });
+    let places: Vec<_> =
+        map.targets.iter().map(|target| Place { host: target.host, target: target.id }).collect();
     let asked = stream::iter(places).map(|place| {
         let request = Presence { target: place.target, contents: contents.clone() };
         async move {

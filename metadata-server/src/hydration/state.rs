@@ -122,11 +122,11 @@ mod tests {
 
     #[test]
     fn an_imported_file_goes_from_released_over_partial_to_hydrated() {
-        let body = body(ObjectState::Clean, 100);
-        assert_eq!(of_file(100, &body, &clean(0)), (FileState::Released, 0));
-        assert_eq!(of_file(100, &body, &clean(60)), (FileState::Partial, 60));
-        assert_eq!(of_file(100, &body, &clean(100)), (FileState::Hydrated, 100));
-        let empty = super::tests::body(ObjectState::Clean, 0);
+        let full = body(ObjectState::Clean, 100);
+        assert_eq!(of_file(100, &full, &clean(0)), (FileState::Released, 0));
+        assert_eq!(of_file(100, &full, &clean(60)), (FileState::Partial, 60));
+        assert_eq!(of_file(100, &full, &clean(100)), (FileState::Hydrated, 100));
+        let empty = body(ObjectState::Clean, 0);
         assert_eq!(of_file(0, &empty, &clean(0)), (FileState::Hydrated, 0));
     }
 

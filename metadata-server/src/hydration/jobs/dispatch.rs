@@ -148,7 +148,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         }));
     }
 
-    async fn take(&self, sent: Sent) {
+    async fn take(&mut self, sent: Sent) {
         let results: Vec<Result<ByteLen, Failure>> = match sent.result {
             Ok(reply) if reply.results.len() == sent.pieces.len() => reply.results,
             Ok(_) => vec![Err(ErrorKind::Protocol.into()); sent.pieces.len()],
@@ -164,7 +164,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
     }
 
     /// Counts a file as failed, once.
-    async fn fail(&self, file: &File, failure: Failure) {
+    async fn fail(&mut self, file: &File, failure: Failure) {
         if file.failed.fetch_add(1, Ordering::Relaxed) == 0 {
             self.context.fail_id(file.inode, failure).await;
         }

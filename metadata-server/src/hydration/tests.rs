@@ -1,0 +1,8 @@
+//! Hydration over an in-memory store with the real apply, a real directory as the bucket, and
+//! targets that hold whole files in memory.
+
+mod exports;
+mod imports;
+mod removal;
+mod server;
+mod transfers;

@@ -1,0 +1,146 @@
+//! Names come from the bucket when somebody looks, once.
+
+use millrace_protocol::{
+    admin::{FileState, JobKind, JobState, ShowState},
+    cluster::LinkMode,
+    metadata::FileKind,
+};
+use millrace_types::{ErrorKind, FileName, InodeId};
+
+use super::server::{ROOT, World};
+use crate::{
+    hydration::{Environment, Listing},
+    namespace::{Body, tree},
+};
+
+async fn names(world: &World, directory: InodeId) -> Vec<String> {
+    let query = world.server.read(move |view| Ok(tree::list(view, directory, 0, 1000).unwrap()));
+    let mut names: Vec<_> =
+        query.await.unwrap().into_iter().map(|(name, _)| name.to_string()).collect();
+    names.sort();
+    names
+}
+
+async fn list_all(world: &World, directory: InodeId) {
+    let mut cookie = 0;
+    while let Listing::Growing(_) = world.hydration.before_list(directory, cookie).await.unwrap() {
+        cookie += 1;
+    }
+}
+
+#[tokio::test]
+async fn a_directory_is_listed_when_somebody_looks_and_only_once() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("a/x.jpg", b"12345");
+    world.put("a/y.jpg", b"1");
+    world.put("b/deep/z", b"");
+    world.put("top", b"hello");
+    let data = world.find("/data").await.unwrap();
+    assert_eq!((data.size, data.mode), (0, 0o755));
+    list_all(&world, data.id).await;
+    assert_eq!(names(&world, data.id).await, ["a", "b", "top"]);
+    let a = world.find("/data/a").await.unwrap();
+    assert_eq!(a.size, 0, "one directory at a time");
+    list_all(&world, a.id).await;
+    assert_eq!(names(&world, a.id).await, ["x.jpg", "y.jpg"]);
+    let file = world.find("/data/a/x.jpg").await.unwrap();
+    assert_eq!((file.kind, file.size, file.mode), (FileKind::Regular, 5, 0o644));
+    let origin = file.content().unwrap().origin.unwrap();
+    assert_eq!(origin.key, "a/x.jpg");
+    let asked = world.bucket.counters().requests_total();
+    list_all(&world, a.id).await;
+    assert!(world.find("/data/a/nothing").await.is_err());
+    world.find("/data/a/x.jpg").await.unwrap();
+    assert_eq!(world.bucket.counters().requests_total(), asked, "nothing is asked twice");
+}
+
+#[tokio::test]
+async fn a_name_is_found_before_its_directory_is_listed() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("b/deep/z", b"12");
+    let file = world.find("/data/b/deep/z").await.unwrap();
+    assert_eq!(file.size, 2);
+    let missing = world.find("/data/b/nothing/z").await.unwrap_err();
+    assert_eq!(missing.kind, ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn everybody_who_waits_shares_one_listing() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    for at in 0..2_500 {
+        world.put(&format!("{at:04}"), b"x");
+    }
+    let data = world.find("/data").await.unwrap().id;
+    let before = world.bucket.counters().requests_total();
+    let lists = (0..20).map(|_| list_all(&world, data));
+    futures::future::join_all(lists).await;
+    assert_eq!(names(&world, data).await.len(), 1000, "of one query");
+    assert_eq!(world.find("/data").await.unwrap().size, 2_500);
+    assert_eq!(world.bucket.counters().requests_total() - before, 1);
+}
+
+#[tokio::test]
+async fn an_unreachable_bucket_is_an_error_and_no_empty_directory() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    let data = world.find("/data").await.unwrap().id;
+    std::fs::remove_dir_all(world.bucket_dir.path()).unwrap();
+    let failure = world.hydration.before_list(data, 0).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::BucketUnavailable);
+    let name = FileName::parse(b"x").unwrap();
+    assert!(world.hydration.before_lookup(data, &name).await.is_err());
+    std::fs::create_dir(world.bucket_dir.path()).unwrap();
+    world.put("x", b"1");
+    list_all(&world, data).await;
+    assert_eq!(names(&world, data).await, ["x"]);
+}
+
+#[tokio::test]
+async fn an_import_job_finds_what_the_bucket_changed() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("a/one", b"1");
+    let job = world.job(JobKind::Import, "/data").await;
+    assert_eq!((job.state, job.errors), (JobState::Succeeded, 0));
+    let before = world.find("/data/a/one").await.unwrap();
+    world.put("a/one", b"22");
+    world.put("a/two", b"");
+    world.job(JobKind::Import, "/data").await;
+    let after = world.find("/data/a/one").await.unwrap();
+    assert_eq!((after.id, after.size), (before.id, 2));
+    let generation = |body: &Body| match body {
+        Body::File(file) => file.generation,
+        _ => panic!("a file"),
+    };
+    assert!(
+        generation(&after.body) > generation(&before.body),
+        "readers of the old one get ESTALE"
+    );
+    world.find("/data/a/two").await.unwrap();
+}
+
+#[tokio::test]
+async fn states_are_told_for_files_and_summed_for_directories() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("a/one", b"12345");
+    world.put("a/two", b"12345");
+    let show = |path: &str| {
+        let request = ShowState { caller: ROOT, path: path.as_bytes().to_vec() };
+        let hydration = world.hydration.clone();
+        async move { hydration.show_state(&request).await.unwrap() }
+    };
+    list_all(&world, world.find("/data").await.unwrap().id).await;
+    assert_eq!(show("/data").await.unlisted_directories, 1);
+    let one = world.find("/data/a/one").await.unwrap().id;
+    world.find("/data/a/two").await.unwrap();
+    world.server.present.lock().unwrap().insert(one, 5);
+    let state = show("/data/a/one").await;
+    assert_eq!((state.state, state.hydrated.0), (Some(FileState::Hydrated), 5));
+    assert!(state.origin.unwrap().0.ends_with("/a/one"));
+    assert_eq!(show("/data/a/two").await.state, Some(FileState::Released));
+    world.write("/data/a/new", b"123").await;
+    let sums = show("/data").await;
+    assert_eq!((sums.state, sums.directory), (None, true));
+    assert_eq!((sums.size.0, sums.hydrated.0), (13, 8));
+    let states: Vec<_> = sums.sums.iter().map(|sum| (sum.state, sum.files)).collect();
+    let expected = [FileState::Released, FileState::Hydrated, FileState::Dirty];
+    assert_eq!(states, expected.map(|state| (state, 1)));
+}

@@ -1,0 +1,433 @@
+//! A server for tests: commands are applied as by the engine, targets answer from memory.
+
+use std::{
+    any::Any,
+    collections::{BTreeMap, VecDeque},
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use millrace_object_source::{Bucket, Buckets, Condition, Metadata, Settings, Tag, UploadId};
+use millrace_protocol::{
+    admin::{AddLink, Job, JobKind, JobState, StartJob},
+    capability::{Content, Signed},
+    cluster::{self, LinkMode, Map},
+    kind::Request,
+    metadata::NewNode,
+    session::{Caller, Done},
+    target::{
+        CheckBucket, Hydrate, Item, ItemResults, MarkExported, Presence, PresenceReply, Present,
+        Release, UploadCondition, UploadObject, UploadObjectReply, UploadPart, UploadPartReply,
+        UploadSource,
+    },
+};
+use millrace_types::{
+    ByteLen, ErrorKind, Failure, FileName, HostId, InodeId, KeyId, LinkId, LogIndex, SessionId,
+    TargetId, Timestamp,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    apply::apply,
+    command::{self, Command, Envelope, Opener, Outcome},
+    hydration::{
+        Environment, Hydration,
+        import::spec_of,
+        walk::{refused, resolve},
+    },
+    namespace::{Body, Inode, ObjectState},
+    store::{
+        MetaStore, View, keys,
+        memory::MemoryStore,
+        records::{self, LinkRecord},
+    },
+    targets::map,
+};
+
+pub(super) const HOST: HostId = HostId([1; 16]);
+pub(super) const ROOT: Caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
+const SESSION: SessionId = SessionId(1);
+
+/// What a target does wrong, in the order of the uploads that it is asked for.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// It does what it is asked, and its answer is lost.
+    LoseAnswer,
+    /// It refuses, and nothing happens.
+    Fail(ErrorKind),
+    /// Somebody opens and closes this file for writing meanwhile.
+    Write(InodeId),
+}
+
+#[derive(Debug)]
+pub(super) struct TestServer {
+    store: Mutex<MemoryStore>,
+    time: AtomicU64,
+    random: AtomicU64,
+    ids: AtomicU64,
+    buckets: Arc<Buckets>,
+    pub(super) files: Mutex<BTreeMap<InodeId, Vec<u8>>>,
+    pub(super) faults: Mutex<VecDeque<Fault>>,
+    /// Requests for items, by the name of the request.
+    pub(super) items: Mutex<Vec<(&'static str, Item)>>,
+    pub(super) present: Mutex<BTreeMap<InodeId, u64>>,
+}
+
+/// A server, hydration over it, and the directory that plays the bucket.
+pub(super) struct World {
+    pub(super) server: Arc<TestServer>,
+    pub(super) hydration: Hydration<TestServer>,
+    pub(super) bucket_dir: tempfile::TempDir,
+    pub(super) bucket: Arc<Bucket>,
+}
+
+impl World {
+    pub(super) async fn new(mode: LinkMode) -> Self {
+        let world = Self::unlinked().await;
+        world.link(mode).await.unwrap();
+        world
+    }
+
+    pub(super) async fn unlinked() -> Self {
+        let buckets = Arc::new(Buckets::new(Settings::default()));
+        let server = Arc::new(TestServer::new(Arc::clone(&buckets)));
+        server.set_up().await;
+        let hydration = Hydration::new(Arc::clone(&server), Arc::clone(&buckets));
+        let bucket_dir = tempfile::tempdir().unwrap();
+        let spec = spec_of(&bucket_of(bucket_dir.path())).unwrap();
+        let bucket = buckets.bucket(&spec).unwrap();
+        Self { server, hydration, bucket_dir, bucket }
+    }
+
+    /// Links `/data` to the bucket.
+    pub(super) async fn link(&self, mode: LinkMode) -> Result<LinkId, Failure> {
+        let bucket = bucket_of(self.bucket_dir.path());
+        let request = AddLink { path: b"/data".to_vec(), bucket, mode };
+        self.hydration.add_link(&request).await.map(|link| link.id)
+    }
+
+    /// Puts a file into the bucket behind everybody's back.
+    pub(super) fn put(&self, key: &str, bytes: &[u8]) {
+        let path = self.object(key);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+
+    pub(super) fn object(&self, key: &str) -> PathBuf {
+        self.bucket_dir.path().join(key)
+    }
+
+    pub(super) async fn find(&self, path: &str) -> Result<Inode, Failure> {
+        let importer = &self.hydration.importer;
+        resolve(&*self.server, importer, path.as_bytes()).await
+    }
+
+    pub(super) async fn state(&self, path: &str) -> ObjectState {
+        let Body::File(body) = self.find(path).await.unwrap().body else { panic!("a file") };
+        body.state
+    }
+
+    /// Makes a file, or opens an existing one, and gives it this content.
+    pub(super) async fn write(&self, path: &str, bytes: &[u8]) -> InodeId {
+        let (directory, name) = path.rsplit_once('/').unwrap();
+        let parent = self.find(directory).await.unwrap().id;
+        let name = FileName::parse(name.as_bytes()).unwrap();
+        self.hydration.before_lookup(parent, &name).await.unwrap();
+        let create = command::Create {
+            caller: ROOT,
+            parent,
+            name,
+            node: NewNode::Regular,
+            mode: 0o640,
+            inode: self.server.next_id(),
+            seed: 7,
+            open: Some(SESSION),
+            exclusive: false,
+        };
+        let outcome = self.server.execute(Command::Create(create), false).await.unwrap();
+        let Outcome::Inode(inode) = outcome else { panic!("an inode") };
+        self.server.commit(inode, bytes.len() as u64).await;
+        self.server.files.lock().unwrap().insert(inode, bytes.to_vec());
+        inode
+    }
+
+    pub(super) async fn make_directory(&self, path: &str) -> InodeId {
+        let (directory, name) = path.rsplit_once('/').unwrap();
+        let parent = self.find(directory).await.unwrap().id;
+        let create = command::Create {
+            caller: ROOT,
+            parent,
+            name: FileName::parse(name.as_bytes()).unwrap(),
+            node: NewNode::Directory,
+            mode: 0o755,
+            inode: self.server.next_id(),
+            seed: 0,
+            open: None,
+            exclusive: true,
+        };
+        let outcome = self.server.execute(Command::Create(create), false).await.unwrap();
+        let Outcome::Inode(inode) = outcome else { panic!("an inode") };
+        inode
+    }
+
+    /// Runs a job to its end.
+    pub(super) async fn job(&self, kind: JobKind, path: &str) -> Job {
+        let request = StartJob { caller: ROOT, kind, path: path.as_bytes().to_vec() };
+        let id = self.hydration.start_job(&request).await.unwrap().id;
+        self.run_until(|job| job.id == id && job.state.is_final()).await
+    }
+
+    /// Runs the queue until a job is as wanted.
+    pub(super) async fn run_until(&self, wanted: impl Fn(&Job) -> bool) -> Job {
+        let stop = CancellationToken::new();
+        let watch = async {
+            loop {
+                let jobs = self.hydration.list_jobs().await.unwrap();
+                if let Some(job) = jobs.into_iter().find(|job| wanted(job)) {
+                    stop.cancel();
+                    return job;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let limit = tokio::time::timeout(Duration::from_secs(30), async {
+            tokio::join!(self.hydration.run(stop.clone()), watch).1
+        });
+        limit.await.expect("the job ends")
+    }
+
+    pub(super) async fn export(&self, path: &str) {
+        let job = self.job(JobKind::Export, path).await;
+        assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    }
+}
+
+pub(super) fn bucket_of(path: &Path) -> cluster::Bucket {
+    cluster::Bucket {
+        url: format!("file://{}", path.display()),
+        endpoint: None,
+        region: None,
+        credentials: None,
+    }
+}
+
+impl TestServer {
+    fn new(buckets: Arc<Buckets>) -> Self {
+        Self {
+            store: Mutex::default(),
+            time: AtomicU64::new(0),
+            random: AtomicU64::new(0),
+            ids: AtomicU64::new(2),
+            buckets,
+            files: Mutex::default(),
+            faults: Mutex::default(),
+            items: Mutex::default(),
+            present: Mutex::default(),
+        }
+    }
+
+    async fn set_up(&self) {
+        let format = command::Format { uid: 0, gid: 0, mode: 0o755 };
+        self.execute(Command::Format(format), true).await.unwrap();
+        let register = command::RegisterHost {
+            host: HOST,
+            name: "storage1".to_owned(),
+            addresses: Vec::new(),
+            targets: vec![
+                (TargetId([1; 8]), ByteLen(1 << 40)),
+                (TargetId([2; 8]), ByteLen(1 << 40)),
+            ],
+        };
+        self.execute(Command::RegisterHost(register), true).await.unwrap();
+        let open = command::OpenSession { host: HOST, host_name: "client".to_owned(), nonce: 1 };
+        let opened = self.execute(Command::OpenSession(open), true).await.unwrap();
+        assert_eq!(opened, Outcome::Session(SESSION));
+    }
+
+    fn next_id(&self) -> InodeId {
+        InodeId(self.ids.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Closes a file that was opened for writing, with a new size.
+    pub(super) async fn commit(&self, inode: InodeId, end: u64) {
+        let set = command::SetAttributes { inode, size: Some(end), ..Default::default() };
+        self.execute(Command::SetAttributes(set), false).await.unwrap();
+        let opener = Opener { session: SESSION, inode };
+        self.execute(Command::CloseWrite(opener), false).await.unwrap();
+    }
+
+    pub(super) async fn open_write(&self, inode: InodeId) {
+        let opener = Opener { session: SESSION, inode };
+        let open = command::OpenWrite { caller: None, opener, truncate: false };
+        self.execute(Command::OpenWrite(open), false).await.unwrap();
+    }
+
+    pub(super) fn items_of(&self, request: &str) -> Vec<Item> {
+        let items = self.items.lock().unwrap();
+        items.iter().filter(|(name, _)| *name == request).map(|(_, item)| item.clone()).collect()
+    }
+
+    async fn serve(&self, request: Box<dyn Any + Send>) -> Result<Box<dyn Any + Send>, Failure> {
+        let request = match request.downcast::<CheckBucket>() {
+            Ok(check) => {
+                let bucket = self.buckets.bucket(&spec_of(&check.bucket)?)?;
+                bucket.check("", check.write).await?;
+                return Ok(Box::new(Done { index: LogIndex(0) }));
+            }
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadPart>() {
+            Ok(part) => return self.faulty(self.upload_part(*part)).await,
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadObject>() {
+            Ok(object) => return self.faulty(self.upload_object(*object)).await,
+            Err(request) => request,
+        };
+        let request = match request.downcast::<Presence>() {
+            Ok(presence) => return Ok(Box::new(self.presence(&presence))),
+            Err(request) => request,
+        };
+        let items = match request.downcast::<Hydrate>() {
+            Ok(hydrate) => ("hydrate", hydrate.items),
+            Err(request) => match request.downcast::<Release>() {
+                Ok(release) => ("release", release.items),
+                Err(request) => {
+                    ("mark", request.downcast::<MarkExported>().expect("no other request").items)
+                }
+            },
+        };
+        let results = vec![Ok(ByteLen(0)); items.1.len()];
+        let named = items.1.into_iter().map(|item| (items.0, item));
+        self.items.lock().unwrap().extend(named);
+        Ok(Box::new(ItemResults { results }))
+    }
+
+    async fn faulty<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<Box<dyn Any + Send>, Failure> {
+        let fault = self.faults.lock().unwrap().pop_front();
+        match fault {
+            None => Ok(Box::new(work.await?)),
+            Some(Fault::Fail(kind)) => Err(kind.into()),
+            Some(Fault::LoseAnswer) => {
+                work.await?;
+                Err(ErrorKind::Unavailable.into())
+            }
+            Some(Fault::Write(inode)) => {
+                let reply = work.await?;
+                self.open_write(inode).await;
+                let size = self.files.lock().unwrap()[&inode].len() as u64;
+                self.commit(inode, size).await;
+                Ok(Box::new(reply))
+            }
+        }
+    }
+
+    fn bytes_of(&self, source: &UploadSource) -> Vec<Bytes> {
+        let files = self.files.lock().unwrap();
+        let from = usize::try_from(source.offset).unwrap();
+        let to = from + usize::try_from(source.len).unwrap();
+        vec![Bytes::copy_from_slice(&files[&source.content.inode][from..to])]
+    }
+
+    async fn bucket_of_link(&self, link: LinkId) -> Arc<Bucket> {
+        let query = self.read(move |view| {
+            let record: Option<LinkRecord> = records::read(view, &keys::link(link)).unwrap();
+            Ok(record.unwrap())
+        });
+        let record = query.await.unwrap();
+        self.buckets.bucket(&spec_of(&record.bucket).unwrap()).unwrap()
+    }
+
+    async fn upload_part(&self, part: UploadPart) -> Result<UploadPartReply, Failure> {
+        let source = &part.source;
+        let bucket = self.bucket_of_link(source.link).await;
+        let upload = UploadId::new(part.upload_id)?;
+        let body = self.bytes_of(source);
+        let put = bucket.put_part(&source.key, &upload, part.part_number, source.offset, body);
+        let etag = put.await?.tag.to_string();
+        Ok(UploadPartReply { etag, checksum: Default::default() })
+    }
+
+    async fn upload_object(&self, object: UploadObject) -> Result<UploadObjectReply, Failure> {
+        let source = &object.source;
+        let bucket = self.bucket_of_link(source.link).await;
+        let condition = match object.condition {
+            UploadCondition::Absent => Condition::Absent,
+            UploadCondition::Tag(tag) => Condition::Matches(Tag::new(tag)?),
+        };
+        let metadata = Metadata::new(object.metadata)?;
+        let body = self.bytes_of(source);
+        let tag = bucket.put_small(&source.key, body, &metadata, &condition).await?;
+        Ok(UploadObjectReply { etag: tag.to_string(), checksum: Default::default() })
+    }
+
+    fn presence(&self, presence: &Presence) -> PresenceReply {
+        let known = self.present.lock().unwrap();
+        let present = presence.contents.iter().map(|name| {
+            // All that is present lies on the first target.
+            let first = presence.target == TargetId([1; 8]);
+            let clean = known.get(&name.inode).copied().filter(|_| first).unwrap_or(0);
+            Present { clean: ByteLen(clean), ..Present::default() }
+        });
+        PresenceReply { present: present.collect() }
+    }
+}
+
+impl Environment for TestServer {
+    async fn execute(&self, command: Command, _synced: bool) -> Result<Outcome, Failure> {
+        let mut store = self.store.lock().unwrap();
+        let number = self.time.fetch_add(1, Ordering::Relaxed) + 1;
+        let time = Timestamp(i64::try_from(number).unwrap());
+        let envelope = Envelope { time, operation: None, command };
+        let (batch, outcome) = apply(&*store, LogIndex(number), &envelope).map_err(refused)?;
+        store.commit(&batch).unwrap();
+        Ok(outcome)
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&dyn View) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        query(&*self.store.lock().unwrap())
+    }
+
+    async fn reserve_inodes(&self, count: usize) -> Result<Vec<InodeId>, Failure> {
+        Ok((0..count).map(|_| self.next_id()).collect())
+    }
+
+    async fn sign_read(&self, _content: Content) -> Result<Signed, Failure> {
+        Ok(Signed { key: KeyId(1), body: Vec::new(), mac: [0; 32] })
+    }
+
+    async fn map(&self) -> Result<Map, Failure> {
+        self.read(|view| Ok(map::read(view).unwrap())).await
+    }
+
+    async fn ask<R: Request + Send + Sync + 'static>(
+        &self,
+        host: HostId,
+        request: R,
+        _timeout: Duration,
+    ) -> Result<R::Reply, Failure> {
+        assert_eq!(host, HOST);
+        let reply = self.serve(Box::new(request)).await?;
+        Ok(*reply.downcast::<R::Reply>().expect("each request has its reply"))
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp(i64::try_from(self.time.load(Ordering::Relaxed)).unwrap())
+    }
+
+    fn random(&self) -> u64 {
+        self.random.fetch_add(1, Ordering::Relaxed)
+    }
+}
