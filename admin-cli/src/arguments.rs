@@ -146,6 +146,9 @@ pub struct UpArguments {
     /// The most bytes of each target [default: as it is; at first what the disk has free]
     #[arg(long, value_name = "SIZE", env = "MILLRACE_TARGET_CAPACITY")]
     pub capacity: Option<ByteLen>,
+    /// A file with named keys of buckets, for links with --credentials NAME
+    #[arg(long, value_name = "FILE")]
+    pub credentials: Option<PathBuf>,
     /// Options of the mount, as for `mount`
     #[arg(long, value_name = "OPTIONS", requires = "mount")]
     pub mount_options: Option<String>,
@@ -399,7 +402,7 @@ Copy the file to its node and nowhere else: whoever holds it is that node.
 
 Examples:
   millrace cluster invite --dir ./cluster --role metadata --out meta-1.pem
-  millrace cluster invite --dir ./cluster --role client --subtree /train --squash-root --out gpu.pem";
+  millrace cluster invite --dir ./cluster --role client --subtree /train --out gpu.pem";
 
 const DEV_HELP: &str = "\
 State (certificates, settings, data, logs, process ids) lies under D. Run it again to start what has

@@ -2,8 +2,8 @@
 //! lists the mount.
 //!
 //! The daemon is a program of its own (`millrace-fuse`), which stays in the foreground; this module
-//! puts it into the background and waits. Modules, in reading order: [`options`] (`-o` and `SOURCE`),
-//! [`start`], [`end`].
+//! puts it into the background and waits. Modules, in reading order: [`options`] (`-o` and
+//! `SOURCE`), [`start`], [`end`].
 
 use std::path::PathBuf;
 

@@ -36,7 +36,7 @@ impl Place {
         let Some(mount) = mountinfo::mount_of(&mounts, &path).filter(|mount| mount.is_millrace())
         else {
             bail!(
-                "{} is not inside a Millrace mount; mount the file system first (`millrace mount`), \
+                "{} is not inside a Millrace mount; mount the file system (`millrace mount`), \
                  or name a path from its root as mr:/...",
                 argument.display()
             );

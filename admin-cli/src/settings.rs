@@ -63,7 +63,7 @@ impl AdminSettings {
             && !path.exists()
         {
             anyhow::bail!(
-                "no cluster is configured: {} does not exist. Say which cluster with --config FILE, \
+                "no cluster is configured: {} does not exist. Say which one with --config FILE, \
                  MILLRACE_CONFIG=FILE, or --dir D for one made by `millrace dev up --dir D`",
                 path.display()
             );

@@ -26,7 +26,7 @@ pub(crate) fn run(context: &Context) -> anyhow::Result<Exit> {
     context.output.result(&report, || {
         format!(
             "cluster {} is made\n\
-             next: `millrace cluster invite --dir {1} --role metadata --out FILE`, and the same for \
+             next: `millrace cluster invite --dir {1} --role metadata --out FILE`, the same for \
              each target and client\n\
              keep {1}/authority.pem safe: whoever reads it can join as anything",
             report.cluster, report.dir

@@ -54,6 +54,11 @@ fn plan(directory: &Directory, arguments: UpArguments) -> anyhow::Result<Plan> {
         None => Plan::new(arguments.targets.unwrap_or(TARGETS_DEFAULT))?,
     };
     plan.capacity = arguments.capacity.or(plan.capacity);
+    if let Some(file) = arguments.credentials {
+        let found =
+            file.canonicalize().with_context(|| format!("cannot find {}", file.display()))?;
+        plan.credentials = Some(found);
+    }
     if let Some(mountpoint) = arguments.mount {
         plan.mount(mountpoint_of(&mountpoint)?, arguments.mount_options);
     }
@@ -116,7 +121,7 @@ mod tests {
     use super::*;
 
     fn arguments(targets: Option<u16>, mount: Option<PathBuf>) -> UpArguments {
-        UpArguments { targets, mount, capacity: None, mount_options: None }
+        UpArguments { targets, mount, capacity: None, credentials: None, mount_options: None }
     }
 
     #[test]

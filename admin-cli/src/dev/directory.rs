@@ -171,6 +171,9 @@ fn settings_of_metadata(directory: &Path, plan: &Plan) -> Table {
     settings.insert("listen".into(), Value::String(listen));
     settings.insert("identity".into(), text(&directory.join(IDENTITY_FILE)));
     settings.insert("data".into(), text(&directory.join(DATA)));
+    if let Some(file) = &plan.credentials {
+        settings.insert("buckets".into(), table([("credentials", text(file))]));
+    }
     settings
 }
 
@@ -184,6 +187,9 @@ fn settings_of_target(directory: &Path, plan: &Plan, name: &str, port: u16) -> T
     target.insert("directory".into(), text(&directory.join(DATA)));
     if let Some(ByteLen(bytes)) = plan.capacity {
         target.insert("capacity".into(), Value::String(bytes.to_string()));
+    }
+    if let Some(file) = &plan.credentials {
+        settings.insert("bucket".into(), table([("credentials_file", text(file))]));
     }
     settings.insert("target".into(), Value::Array(vec![Value::Table(target)]));
     settings

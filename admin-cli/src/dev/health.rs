@@ -10,8 +10,8 @@ use crate::{connection::Connection, dev::daemon::Started, settings::AdminSetting
 /// Waits until the metadata server answers and `targets` targets are online.
 ///
 /// # Errors
-/// When one of `started` ends, or [`PATIENCE`] passes; the message holds the daemon's last words, or
-/// what is missing.
+/// When one of `started` ends, or [`PATIENCE`] passes; the message holds the daemon's last words,
+/// or what is missing.
 pub(crate) async fn wait(
     settings: &AdminSettings,
     targets: usize,

@@ -45,7 +45,7 @@ impl Lock {
                     std::thread::sleep(PAUSE);
                 }
                 Err(Errno::WOULDBLOCK) => bail!(
-                    "another `millrace dev` has been working in {} for {} s; wait for it, or end it",
+                    "another `millrace dev` has been at work in {} for {} s; wait, or end it",
                     dir.display(),
                     PATIENCE.as_secs()
                 ),

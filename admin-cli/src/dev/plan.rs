@@ -24,6 +24,9 @@ pub(crate) struct Plan {
     /// The most bytes of each target; what the disk has free when it was never said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) capacity: Option<ByteLen>,
+    /// The file with named keys of buckets, absolute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) credentials: Option<PathBuf>,
     /// Where `dev up --mount` has mounted; forgotten by `dev down`.
     #[serde(default)]
     pub(crate) mounts: Vec<MountPlan>,
@@ -84,6 +87,7 @@ impl Plan {
             metadata_port: free_port(&[])?,
             target_ports: Vec::new(),
             capacity: None,
+            credentials: None,
             mounts: Vec::new(),
         };
         plan.grow(targets)?;

@@ -1,8 +1,8 @@
 //! A daemon's process: found again, checked, signalled and waited for without ever hitting another.
 //!
-//! A process is the same one when its id, its start time and its command line agree. It is signalled
-//! through a descriptor (`pidfd`) that was opened before the check, so that the kernel cannot give
-//! the id to another process in between.
+//! A process is the same one when its id, its start time and its command line agree. It is
+//! signalled through a descriptor (`pidfd`) that was opened before the check, so that the kernel
+//! cannot give the id to another process in between.
 
 use std::{
     fs::File,
@@ -139,8 +139,8 @@ pub(crate) fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
         .with_context(|| format!("cannot open {}", log.display()))?;
     let errors = output.try_clone().context("cannot open the log twice")?;
     command.stdin(Stdio::null()).stdout(output).stderr(errors).current_dir("/");
-    // SAFETY: between fork and exec the closure calls setsid(2) alone, which is async-signal-safe and
-    // touches no memory.
+    // SAFETY: between fork and exec the closure calls setsid(2) alone, which is async-signal-safe
+    // and touches no memory.
     unsafe {
         command.pre_exec(|| {
             rustix::process::setsid()?;

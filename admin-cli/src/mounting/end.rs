@@ -60,7 +60,7 @@ pub(crate) fn detach(mountpoint: &Path, lazy: bool) -> anyhow::Result<()> {
     match unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => bail!(
-            "{} is in use; end the programs that work in it (`fuser -vm {0}` lists them), or detach \
+            "{} is in use; end the programs that use it (`fuser -vm {0}` lists them), or detach \
              it with --lazy",
             mountpoint.display()
         ),

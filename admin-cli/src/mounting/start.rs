@@ -165,7 +165,7 @@ fn listed(mountpoint: &Path) -> anyhow::Result<Option<Mount>> {
 fn directory(mountpoint: &Path) -> anyhow::Result<PathBuf> {
     let missing = || {
         format!(
-            "cannot mount on {}; it has to be a directory that can be reached (a broken mount there \
+            "cannot mount on {}; it has to be a directory that can be reached (a dead mount there \
              is removed with `millrace umount --lazy`)",
             mountpoint.display()
         )

@@ -6,11 +6,11 @@
 //!
 //! Environment: `MILLRACE_<SECTION>__<KEY>=value` (with the prefix `MILLRACE_`) sets `key` in table
 //! `[section]`; more `__` go deeper, and `MILLRACE__<KEY>` sets a key above the first section.
-//! Variables without `__`, such as `MILLRACE_CONFIG`, are no settings and are left alone. A value is
-//! read as TOML where it is TOML (`8`, `true`, `["a"]`), and as text otherwise. The environment wins
-//! over the file. It is shared by all programs of a host, so a whole section that this program does
-//! not have is taken for another one's and passed over; an unknown key in a section that it does have
-//! is refused.
+//! Variables without `__`, such as `MILLRACE_CONFIG`, are no settings and are left alone. A value
+//! is read as TOML where it is TOML (`8`, `true`, `["a"]`), and as text otherwise. The environment
+//! wins over the file. It is shared by all programs of a host, so a whole section that this program
+//! does not have is taken for another one's and passed over; an unknown key in a section that it
+//! does have is refused.
 
 use std::{
     ffi::OsString,
