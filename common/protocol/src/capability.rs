@@ -100,11 +100,7 @@ impl Content {
             None => self.origin_length == 0,
             Some(origin) => self.origin_length <= origin.size,
         };
-        if layout_sound && origin_sound {
-            Ok(self)
-        } else {
-            Err(ErrorKind::Protocol)
-        }
+        if layout_sound && origin_sound { Ok(self) } else { Err(ErrorKind::Protocol) }
     }
 }
 

@@ -146,11 +146,7 @@ impl Map {
     /// The daemon that serves `target`.
     #[must_use]
     pub fn host_of(&self, target: TargetId) -> Option<&Host> {
-        let host = self
-            .targets
-            .iter()
-            .find(|candidate| candidate.id == target)?
-            .host;
+        let host = self.targets.iter().find(|candidate| candidate.id == target)?.host;
         self.hosts.iter().find(|candidate| candidate.id == host)
     }
 }

@@ -140,11 +140,7 @@ impl Caller {
     pub const GROUPS_MAX: usize = 1024;
 
     /// The superuser.
-    pub const ROOT: Self = Self {
-        uid: 0,
-        gid: 0,
-        groups: Vec::new(),
-    };
+    pub const ROOT: Self = Self { uid: 0, gid: 0, groups: Vec::new() };
 }
 
 /// Names one mutation of a session, so that it is executed exactly once however often it is sent.

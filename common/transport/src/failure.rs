@@ -115,7 +115,8 @@ pub(crate) fn handshake_refusal(error: &ConnectionError) -> Option<String> {
             reason if reason.contains("sent no certificates") => {
                 "the peer shows no certificate".to_owned()
             }
-            reason if reason.contains("UnknownIssuer") => {
+            // Bad: an authority of the same name, but with another key.
+            reason if reason.contains("UnknownIssuer") || reason.contains("BadSignature") => {
                 "the peer's certificate is of another cluster".to_owned()
             }
             _ => cause.to_string(),
@@ -140,7 +141,7 @@ fn alert_text(alert: u8) -> String {
     match alert {
         42 => "bad certificate, or not valid for this role".to_owned(),
         45 => "certificate expired".to_owned(),
-        48 => "certificate of another cluster".to_owned(),
+        48 | 51 => "certificate of another cluster".to_owned(),
         116 => "a certificate is required".to_owned(),
         120 => "no common protocol version".to_owned(),
         other => format!("TLS alert {other}"),

@@ -22,10 +22,7 @@ fn every_message_has_the_bytes_that_were_frozen() {
         fs::write(&path, text).unwrap();
     }
     let frozen = fs::read_to_string(&path).unwrap();
-    let frozen: BTreeMap<_, _> = frozen
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .collect();
+    let frozen: BTreeMap<_, _> = frozen.lines().filter_map(|line| line.split_once(' ')).collect();
     for sample in &made {
         assert_eq!(
             frozen.get(sample.name.as_str()).copied(),
@@ -34,11 +31,7 @@ fn every_message_has_the_bytes_that_were_frozen() {
             sample.name
         );
     }
-    assert_eq!(
-        frozen.len(),
-        made.len(),
-        "a frozen message has no sample any more"
-    );
+    assert_eq!(frozen.len(), made.len(), "a frozen message has no sample any more");
 }
 
 #[test]
@@ -46,16 +39,8 @@ fn every_request_and_reply_has_a_sample() {
     let made = samples::all();
     let has = |name: String| made.iter().any(|sample| sample.name == name);
     for kind in RequestKind::ALL {
-        assert!(
-            has(format!("{}.request", kind.name())),
-            "no sample of {} request",
-            kind.name()
-        );
-        assert!(
-            has(format!("{}.reply", kind.name())),
-            "no sample of {} reply",
-            kind.name()
-        );
+        assert!(has(format!("{}.request", kind.name())), "no sample of {} request", kind.name());
+        assert!(has(format!("{}.reply", kind.name())), "no sample of {} reply", kind.name());
     }
 }
 
@@ -78,9 +63,6 @@ fn every_message_reads_back_and_no_damage_of_it_panics() {
 
 impl Sample {
     fn hex(&self) -> String {
-        self.bytes.iter().fold(String::new(), |mut hex, byte| {
-            write!(hex, "{byte:02x}").unwrap();
-            hex
-        })
+        self.bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }

@@ -40,10 +40,7 @@ pub(crate) fn all() -> Vec<Sample> {
 /// The samples of one request and its reply.
 fn pair<R: Request>(request: &R, reply: &R::Reply) -> [Sample; 2] {
     let name = R::KIND.name();
-    [
-        sample(format!("{name}.request"), request),
-        sample(format!("{name}.reply"), reply),
-    ]
+    [sample(format!("{name}.request"), request), sample(format!("{name}.reply"), reply)]
 }
 
 fn sample<M: Message>(name: String, message: &M) -> Sample {
@@ -52,12 +49,7 @@ fn sample<M: Message>(name: String, message: &M) -> Sample {
         codec::encode(&message)[..] == *bytes
     };
     let survives = |bytes: &[u8]| drop(codec::decode::<M>(bytes));
-    Sample {
-        name,
-        bytes: codec::encode(message).to_vec(),
-        reads_back,
-        survives,
-    }
+    Sample { name, bytes: codec::encode(message).to_vec(), reads_back, survives }
 }
 
 fn sessions() -> Vec<Sample> {
@@ -83,31 +75,10 @@ fn sessions() -> Vec<Sample> {
         version: "0.1.0".into(),
     };
     [
-        pair(
-            &Hello {
-                seen_index: LogIndex(98),
-            },
-            &hello_reply,
-        ),
-        pair(
-            &OpenSession {
-                nonce: 77,
-                host_name: "gpu-1".into(),
-            },
-            &session_reply,
-        ),
-        pair(
-            &RenewTicket {
-                session: SessionId(7),
-            },
-            &session_reply,
-        ),
-        pair(
-            &CloseSession {
-                session: SessionId(7),
-            },
-            &done(),
-        ),
+        pair(&Hello { seen_index: LogIndex(98) }, &hello_reply),
+        pair(&OpenSession { nonce: 77, host_name: "gpu-1".into() }, &session_reply),
+        pair(&RenewTicket { session: SessionId(7) }, &session_reply),
+        pair(&CloseSession { session: SessionId(7) }, &done()),
         pair(&DescribeMount {}, &mount),
     ]
     .into_iter()
@@ -116,33 +87,19 @@ fn sessions() -> Vec<Sample> {
 }
 
 fn done() -> Done {
-    Done {
-        index: LogIndex(12),
-    }
+    Done { index: LogIndex(12) }
 }
 
 fn caller() -> Caller {
-    Caller {
-        uid: 1000,
-        gid: 100,
-        groups: vec![4, 27],
-    }
+    Caller { uid: 1000, gid: 100, groups: vec![4, 27] }
 }
 
 fn operation() -> Operation {
-    Operation {
-        session: SessionId(7),
-        sequence: 41,
-        lowest_pending: 39,
-    }
+    Operation { session: SessionId(7), sequence: 41, lowest_pending: 39 }
 }
 
 fn signed() -> Signed {
-    Signed {
-        key: KeyId(2),
-        body: vec![0xab; 21],
-        mac: [0xcd; 32],
-    }
+    Signed { key: KeyId(2), body: vec![0xab; 21], mac: [0xcd; 32] }
 }
 
 fn layout() -> Layout {

@@ -9,15 +9,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_protocol::{
-    cluster::FetchMap,
-    session::{OpenSession, Role},
-};
+use millrace_protocol::session::{OpenSession, Role};
 use millrace_transport::{CallOptions, Mtu, Peer, TransportSettings};
 use millrace_types::{ErrorKind, Failure, LogIndex};
 
 use crate::world::{
-    PATIENCE, close_session, echo, endpoints, hello, presence, soon, world, world_with,
+    PATIENCE, close_session, echo, endless, endpoints, hello, presence, soon, world, world_with,
 };
 
 const MIB: usize = 1024 * 1024;
@@ -102,9 +99,9 @@ async fn a_deadline_ends_the_wait_and_the_work() {
     let peer = world.peer();
     peer.call(&hello(1), soon()).await.unwrap();
     let options = CallOptions::control(Duration::from_millis(100));
-    let failure = peer.call(&FetchMap {}, options).await.unwrap_err();
+    let failure = peer.call(&endless(), options).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::DeadlineExceeded);
-    assert!(failure.message.contains("FetchMap"), "{failure}");
+    assert!(failure.message.contains("SyncMetadata"), "{failure}");
     world.seen.cancelled.next().await;
 }
 
@@ -114,7 +111,7 @@ async fn dropping_a_request_cancels_the_servers_work() {
     let peer = world.peer();
     let request = tokio::spawn({
         let peer = peer.clone();
-        async move { peer.call(&FetchMap {}, soon()).await }
+        async move { peer.call(&endless(), soon()).await }
     });
     world.seen.waiting.next().await;
     request.abort();
@@ -130,7 +127,7 @@ async fn losing_the_connection_cancels_the_servers_work() {
     let peer = world.peer();
     let request = tokio::spawn({
         let peer = peer.clone();
-        async move { peer.call(&FetchMap {}, soon()).await }
+        async move { peer.call(&endless(), soon()).await }
     });
     world.seen.waiting.next().await;
     drop(peer);
@@ -158,7 +155,7 @@ async fn shutdown_finishes_what_is_at_work_and_refuses_the_rest() {
     world.shutdown.begin("test");
     let failure = peer.call(&hello(1), soon()).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::Unavailable);
-    world.seen.release.notify_one();
+    world.seen.release.wait();
     at_work.await.unwrap().unwrap();
     world.finish().await;
 }

@@ -16,8 +16,8 @@ use tracing_subscriber::fmt::MakeWriter;
 use crate::{
     raw::RawClient,
     world::{
-        PATIENCE, World, bundle, endpoints, endpoints_of, grant, hello, identity, presence, soon,
-        world, world_with,
+        CLUSTER, PATIENCE, World, bundle, endpoints, endpoints_of, grant, hello, identity,
+        presence, soon, world, world_with,
     },
 };
 
@@ -89,22 +89,34 @@ async fn a_peer_without_a_certificate_is_refused_with_a_log_line() {
     still_serves(&world).await;
 }
 
+/// A node certificate of theirs that trusts our authority.
+fn with_our_authority(theirs: &str) -> String {
+    let begin = "-----BEGIN CERTIFICATE-----";
+    let ours = bundle(Role::Client, HostId([3; 16]));
+    theirs[..theirs.rfind(begin).unwrap()].to_owned() + &ours[ours.rfind(begin).unwrap()..]
+}
+
 #[tokio::test]
 async fn a_peer_of_another_cluster_is_refused_on_both_sides() {
     log();
     let world = world();
-    // It trusts our authority, but its own certificate is of another with the same cluster id.
-    let begin = "-----BEGIN CERTIFICATE-----";
-    let theirs = Authority::create(crate::world::CLUSTER).unwrap();
-    let theirs = theirs.issue(&grant(Role::Client, HostId([3; 16]))).unwrap();
-    let ours = bundle(Role::Client, HostId([3; 16]));
-    let mixed =
-        theirs[..theirs.rfind(begin).unwrap()].to_owned() + &ours[ours.rfind(begin).unwrap()..];
-    let endpoints = endpoints_of(Identity::from_pem(&mixed).unwrap());
-    let peer = Peer::new(&endpoints, world.target());
-    let failure = peer.call(&hello(1), soon()).await.unwrap_err();
-    assert_eq!(failure.kind, ErrorKind::Forbidden, "{failure}");
-    logged(&["peer refused", "certificate is of another cluster"]).await;
+    // One authority has the same cluster id but another key, the other has another id.
+    for cluster in [CLUSTER, ClusterId([9; 16])] {
+        let theirs = Authority::create(cluster).unwrap();
+        let theirs = theirs.issue(&grant(Role::Client, HostId([3; 16]))).unwrap();
+        let mixed = with_our_authority(&theirs);
+        let client = RawClient::with_certificate(&mixed);
+        let connection = client.connect(world.server.local_addr()).await.unwrap();
+        connection.closed().await;
+        let remote = client.local_addr().port().to_string();
+        logged(&["peer refused", "certificate is of another cluster", &remote]).await;
+        if cluster == CLUSTER {
+            let endpoints = endpoints_of(Identity::from_pem(&mixed).unwrap());
+            let peer = Peer::new(&endpoints, world.target());
+            let failure = peer.call(&hello(1), soon()).await.unwrap_err();
+            assert_eq!(failure.kind, ErrorKind::Forbidden, "{failure}");
+        }
+    }
 
     // A client of another cluster does not accept the server.
     let other = Authority::create(ClusterId([9; 16])).unwrap();

@@ -9,12 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_protocol::{cluster::FetchMap, session::Role};
+use millrace_protocol::session::Role;
 use millrace_runtime::Shutdown;
 use millrace_transport::{CallOptions, Identity, Peer, Server, TransportSettings};
 use millrace_types::ErrorKind;
 
-use crate::world::{Echo, PATIENCE, SERVER, bundle, endpoints, hello, soon, target_at};
+use crate::world::{Echo, PATIENCE, SERVER, bundle, endless, endpoints, hello, soon, target_at};
 
 const BUNDLE: &str = "MILLRACE_TEST_BUNDLE";
 const BIND: &str = "MILLRACE_TEST_BIND";
@@ -22,6 +22,7 @@ const BIND: &str = "MILLRACE_TEST_BIND";
 /// Not a test by itself: the body of the server process that the test below starts and kills.
 #[tokio::test]
 #[ignore = "run by the test that kills it"]
+#[expect(clippy::print_stderr, reason = "tells the test which port it got")]
 async fn server_process() {
     let (Ok(bundle), Ok(bind)) = (env::var(BUNDLE), env::var(BIND)) else {
         return;
@@ -82,7 +83,7 @@ async fn away_for(away: Duration) -> Duration {
     let before = peer.call(&hello(1), soon()).await.unwrap().incarnation;
     let pending = tokio::spawn({
         let peer = peer.clone();
-        async move { peer.call(&FetchMap {}, soon()).await }
+        async move { peer.call(&endless(), soon()).await }
     });
     let waiting = tokio::spawn({
         let peer = peer.clone();

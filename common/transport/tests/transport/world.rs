@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Barrier, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_protocol::{
     RequestKind,
-    cluster::{FetchMap, Map},
+    metadata::SyncMetadata,
     session::{CloseSession, Done, Hello, HelloReply, Role},
     target::{Presence, PresenceReply},
 };
@@ -25,7 +25,7 @@ use millrace_transport::{
 use millrace_types::{
     ClusterId, ErrorKind, Failure, HostId, LogIndex, MapEpoch, SessionId, TargetId, Timestamp,
 };
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Semaphore;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([0xc1; 16]);
 pub(crate) const SERVER: HostId = HostId([0x5e; 16]);
@@ -51,23 +51,38 @@ pub(crate) fn identity(role: Role, host: HostId) -> Identity {
 /// What the service has seen.
 #[derive(Default)]
 pub(crate) struct Seen {
-    pub(crate) cancelled: Semaphore0,
-    pub(crate) waiting: Semaphore0,
+    pub(crate) cancelled: Events,
+    pub(crate) waiting: Events,
     pub(crate) disconnected: AtomicUsize,
-    pub(crate) release: Notify,
+    pub(crate) release: Meeting,
     pub(crate) body: Mutex<Option<Bytes>>,
 }
 
-/// Counts events that a test waits for one by one.
-pub(crate) struct Semaphore0(Semaphore);
+/// Where two threads wait for each other.
+pub(crate) struct Meeting(Barrier);
 
-impl Default for Semaphore0 {
+impl Default for Meeting {
+    fn default() -> Self {
+        Self(Barrier::new(2))
+    }
+}
+
+impl Meeting {
+    pub(crate) fn wait(&self) {
+        self.0.wait();
+    }
+}
+
+/// Counts events that a test waits for one by one.
+pub(crate) struct Events(Semaphore);
+
+impl Default for Events {
     fn default() -> Self {
         Self(Semaphore::new(0))
     }
 }
 
-impl Semaphore0 {
+impl Events {
     pub(crate) fn happened(&self) {
         self.0.add_permits(1);
     }
@@ -78,7 +93,7 @@ impl Semaphore0 {
     }
 }
 
-/// `Hello` greets, `Presence` echoes the body, `FetchMap` waits for ever, `CloseSession` waits until
+/// `Hello` greets, `Presence` echoes the body, `SyncMetadata` waits for ever, `CloseSession` waits until
 /// it is released, `OpenSession` drops the call.
 pub(crate) struct Echo {
     pub(crate) seen: Arc<Seen>,
@@ -108,17 +123,17 @@ impl Service for Echo {
                 }
                 Err(failure) => call.fail(failure).await,
             },
-            RequestKind::FetchMap => {
+            RequestKind::SyncMetadata => {
                 self.seen.waiting.happened();
                 call.cancelled().cancelled().await;
                 self.seen.cancelled.happened();
-                call.reply::<FetchMap>(&Map::default()).await;
+                call.reply::<SyncMetadata>(&Done::default()).await;
             }
             RequestKind::CloseSession => {
                 self.seen.waiting.happened();
                 let seen = Arc::clone(&self.seen);
                 drop(std::thread::spawn(move || {
-                    futures::executor::block_on(seen.release.notified());
+                    seen.release.wait();
                     call.reply_detached::<CloseSession>(&Done::default());
                 }));
             }
@@ -210,4 +225,9 @@ pub(crate) async fn echo(peer: &Peer, body: Bytes) -> Result<(), Failure> {
     let (_, back) = peer.exchange(&presence(), body.clone(), options).await?;
     assert_eq!(back.checksum(), Body::from(body).checksum());
     Ok(())
+}
+
+/// A request that is never answered.
+pub(crate) fn endless() -> SyncMetadata {
+    SyncMetadata { index: LogIndex(0) }
 }

@@ -19,10 +19,7 @@ use super::{
 };
 
 pub(super) fn all() -> Vec<Sample> {
-    [cluster(), layouts(), jobs()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [cluster(), layouts(), jobs()].into_iter().flatten().collect()
 }
 
 fn cluster() -> Vec<Sample> {
@@ -52,11 +49,7 @@ fn cluster() -> Vec<Sample> {
         version: "0.1.0".into(),
         started: Timestamp(1),
         server_time: Timestamp(2),
-        log: LogStatus {
-            applied: LogIndex(5),
-            synced: LogIndex(4),
-            size: ByteLen(1 << 20),
-        },
+        log: LogStatus { applied: LogIndex(5), synced: LogIndex(4), size: ByteLen(1 << 20) },
         map_epoch: MapEpoch(3),
         inodes: 100,
         sessions: vec![session],
@@ -65,27 +58,12 @@ fn cluster() -> Vec<Sample> {
         jobs: vec![job()],
         reclaim_entries: 6,
     };
-    let add = AddLink {
-        path: path(),
-        bucket: bucket(),
-        mode: LinkMode::Import,
-    };
+    let add = AddLink { path: path(), bucket: bucket(), mode: LinkMode::Import };
     [
         pair(&ClusterStatus {}, &status),
         pair(&add, &LinkReply { link: link() }),
-        pair(
-            &ListLinks {},
-            &LinksReply {
-                links: vec![link()],
-            },
-        ),
-        pair(
-            &RemoveLink {
-                path: path(),
-                discard: true,
-            },
-            &done(),
-        ),
+        pair(&ListLinks {}, &LinksReply { links: vec![link()] }),
+        pair(&RemoveLink { path: path(), discard: true }, &done()),
     ]
     .into_iter()
     .flatten()
@@ -119,30 +97,14 @@ fn layouts() -> Vec<Sample> {
         directory: true,
         size: ByteLen(10),
         hydrated: ByteLen(4),
-        sums: vec![StateSum {
-            state: FileState::Exported,
-            files: 3,
-            size: ByteLen(10),
-        }],
+        sums: vec![StateSum { state: FileState::Exported, files: 3, size: ByteLen(10) }],
         unlisted_directories: 2,
         origin: Some(("s3://data/train/a".into(), "\"t\"".into())),
     };
     [
-        pair(
-            &ShowLayout {
-                caller: caller(),
-                path: path(),
-            },
-            &reply,
-        ),
+        pair(&ShowLayout { caller: caller(), path: path() }, &reply),
         pair(&set, &reply),
-        pair(
-            &ShowState {
-                caller: caller(),
-                path: path(),
-            },
-            &state,
-        ),
+        pair(&ShowState { caller: caller(), path: path() }, &state),
     ]
     .into_iter()
     .flatten()
@@ -150,23 +112,13 @@ fn layouts() -> Vec<Sample> {
 }
 
 fn jobs() -> Vec<Sample> {
-    let start = StartJob {
-        caller: caller(),
-        kind: JobKind::Export,
-        path: path(),
-    };
+    let start = StartJob { caller: caller(), kind: JobKind::Export, path: path() };
     let reply = JobReply { job: job() };
     [
         pair(&start, &reply),
         pair(&ListJobs {}, &JobsReply { jobs: vec![job()] }),
         pair(&ShowJob { id: JobId(4) }, &reply),
-        pair(
-            &CancelJob {
-                caller: caller(),
-                id: JobId(4),
-            },
-            &reply,
-        ),
+        pair(&CancelJob { caller: caller(), id: JobId(4) }, &reply),
     ]
     .into_iter()
     .flatten()
@@ -178,12 +130,7 @@ fn path() -> Vec<u8> {
 }
 
 fn link() -> LinkStatus {
-    LinkStatus {
-        id: LinkId(3),
-        path: path(),
-        bucket: bucket(),
-        mode: LinkMode::ReadOnly,
-    }
+    LinkStatus { id: LinkId(3), path: path(), bucket: bucket(), mode: LinkMode::ReadOnly }
 }
 
 fn job() -> Job {

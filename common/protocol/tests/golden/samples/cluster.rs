@@ -20,10 +20,7 @@ use millrace_types::{
 use super::{Sample, content, done, layout, pair, signed};
 
 pub(super) fn all() -> Vec<Sample> {
-    [membership(), work(), uploads()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [membership(), work(), uploads()].into_iter().flatten().collect()
 }
 
 pub(super) const TARGET: TargetId = TargetId([1, 2, 3, 4, 5, 6, 7, 8]);
@@ -60,67 +57,28 @@ fn membership() -> Vec<Sample> {
             name: "store-1".into(),
             addresses: vec!["10.0.0.1:7000".into()],
         }],
-        targets: vec![Target {
-            id: TARGET,
-            host: HOST,
-        }],
+        targets: vec![Target { id: TARGET, host: HOST }],
         pools: vec![Pool {
             id: PoolId(1),
             name: "default".into(),
-            groups: vec![Group {
-                epoch: GroupEpoch(2),
-                targets: vec![TARGET],
-            }],
+            groups: vec![Group { epoch: GroupEpoch(2), targets: vec![TARGET] }],
         }],
     };
-    let keys = Keys {
-        keys: vec![SigningKey {
-            id: KeyId(2),
-            secret: [0xee; 32],
-        }],
-    };
-    let link = Link {
-        id: LinkId(3),
-        bucket: bucket(),
-        mode: LinkMode::ImportExport,
-    };
-    let entry = ReclaimEntry {
-        position: 6,
-        inode: InodeId(9),
-        generation: ContentGeneration(5),
-    };
-    let beat = Heartbeat {
-        targets: vec![report],
-        hydrated_bytes: 1 << 33,
-    };
+    let keys = Keys { keys: vec![SigningKey { id: KeyId(2), secret: [0xee; 32] }] };
+    let link = Link { id: LinkId(3), bucket: bucket(), mode: LinkMode::ImportExport };
+    let entry = ReclaimEntry { position: 6, inode: InodeId(9), generation: ContentGeneration(5) };
+    let beat = Heartbeat { targets: vec![report], hydrated_bytes: 1 << 33 };
     [
         pair(&register, &RegisterHostReply { news: news.clone() }),
         pair(&beat, &news),
         pair(&FetchMap { held: MapEpoch(2) }, &map),
         pair(&FetchKeys {}, &keys),
+        pair(&FetchLinks {}, &Links { version: 4, links: vec![link] }),
         pair(
-            &FetchLinks {},
-            &Links {
-                version: 4,
-                links: vec![link],
-            },
+            &FetchReclaim { target: TARGET, entries_max: 100 },
+            &ReclaimBatch { entries: vec![entry] },
         ),
-        pair(
-            &FetchReclaim {
-                target: TARGET,
-                entries_max: 100,
-            },
-            &ReclaimBatch {
-                entries: vec![entry],
-            },
-        ),
-        pair(
-            &AcknowledgeReclaim {
-                target: TARGET,
-                through: 6,
-            },
-            &done(),
-        ),
+        pair(&AcknowledgeReclaim { target: TARGET, through: 6 }, &done()),
     ]
     .into_iter()
     .flatten()
@@ -136,71 +94,21 @@ fn work() -> Vec<Sample> {
         write_epoch: WriteEpoch(6),
         size: 4097,
     };
-    let items = || {
-        vec![Item {
-            content: content(),
-            first: ChunkIndex(1),
-            count: 3,
-        }]
-    };
+    let items = || vec![Item { content: content(), first: ChunkIndex(1), count: 3 }];
     let failure = Failure::new(ErrorKind::BucketDenied, "why");
-    let results = ItemResults {
-        results: vec![Ok(ByteLen(65536)), Err(failure)],
-    };
-    let name = ContentName {
-        inode: InodeId(9),
-        generation: ContentGeneration(5),
-    };
-    let present = Present {
-        clean: ByteLen(1),
-        written: ByteLen(2),
-        zero: ByteLen(3),
-        end: 4,
-    };
+    let results = ItemResults { results: vec![Ok(ByteLen(65536)), Err(failure)] };
+    let name = ContentName { inode: InodeId(9), generation: ContentGeneration(5) };
+    let present = Present { clean: ByteLen(1), written: ByteLen(2), zero: ByteLen(3), end: 4 };
     [
+        pair(&trim, &TrimReply { freed: ByteLen(4096) }),
+        pair(&Hydrate { target: TARGET, items: items() }, &results),
+        pair(&Release { target: TARGET, items: items() }, &results),
+        pair(&MarkExported { target: TARGET, items: items() }, &results),
         pair(
-            &trim,
-            &TrimReply {
-                freed: ByteLen(4096),
-            },
+            &Presence { target: TARGET, contents: vec![name] },
+            &PresenceReply { present: vec![present] },
         ),
-        pair(
-            &Hydrate {
-                target: TARGET,
-                items: items(),
-            },
-            &results,
-        ),
-        pair(
-            &Release {
-                target: TARGET,
-                items: items(),
-            },
-            &results,
-        ),
-        pair(
-            &MarkExported {
-                target: TARGET,
-                items: items(),
-            },
-            &results,
-        ),
-        pair(
-            &Presence {
-                target: TARGET,
-                contents: vec![name],
-            },
-            &PresenceReply {
-                present: vec![present],
-            },
-        ),
-        pair(
-            &CheckBucket {
-                bucket: bucket(),
-                write: true,
-            },
-            &done(),
-        ),
+        pair(&CheckBucket { bucket: bucket(), write: true }, &done()),
     ]
     .into_iter()
     .flatten()
@@ -216,11 +124,7 @@ fn uploads() -> Vec<Sample> {
         link: LinkId(3),
         key: "out/model.pt".into(),
     };
-    let part = UploadPart {
-        source: source(),
-        upload_id: "u-1".into(),
-        part_number: 2,
-    };
+    let part = UploadPart { source: source(), upload_id: "u-1".into(), part_number: 2 };
     let object = UploadObject {
         source: source(),
         metadata: vec![("file-owner".into(), "1000".into())],
@@ -228,20 +132,8 @@ fn uploads() -> Vec<Sample> {
     };
     let checksum = Crc32c(0x1234_5678);
     [
-        pair(
-            &part,
-            &UploadPartReply {
-                etag: "\"b\"".into(),
-                checksum,
-            },
-        ),
-        pair(
-            &object,
-            &UploadObjectReply {
-                etag: "\"c\"".into(),
-                checksum,
-            },
-        ),
+        pair(&part, &UploadPartReply { etag: "\"b\"".into(), checksum }),
+        pair(&object, &UploadObjectReply { etag: "\"c\"".into(), checksum }),
     ]
     .into_iter()
     .flatten()

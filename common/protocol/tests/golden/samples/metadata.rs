@@ -13,20 +13,13 @@ use millrace_types::{
 use super::{Sample, caller, content, done, operation, pair, signed};
 
 pub(super) fn all() -> Vec<Sample> {
-    [names(), inodes(), xattrs()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [names(), inodes(), xattrs()].into_iter().flatten().collect()
 }
 
 fn names() -> Vec<Sample> {
     let (caller, operation, parent) = (caller(), operation(), InodeId(9));
     let page = DirectoryPage {
-        entries: vec![DirectoryEntry {
-            name: name(),
-            cookie: 17,
-            attributes: attributes(),
-        }],
+        entries: vec![DirectoryEntry { name: name(), cookie: 17, attributes: attributes() }],
         last: true,
         parent: InodeId::ROOT,
     };
@@ -49,35 +42,14 @@ fn names() -> Vec<Sample> {
         target_name: FileName::parse(b"new").expect("a name"),
         mode: RenameMode::Exchange,
     };
-    let read = ReadDirectory {
-        caller: caller.clone(),
-        inode: parent,
-        cookie: 16,
-        entries_max: 512,
-    };
-    let link = MakeLink {
-        caller: caller.clone(),
-        operation,
-        inode: InodeId(11),
-        parent,
-        name: name(),
-    };
-    let remove = Remove {
-        caller: caller.clone(),
-        operation,
-        parent,
-        name: name(),
-        directory: true,
-    };
+    let read =
+        ReadDirectory { caller: caller.clone(), inode: parent, cookie: 16, entries_max: 512 };
+    let link =
+        MakeLink { caller: caller.clone(), operation, inode: InodeId(11), parent, name: name() };
+    let remove =
+        Remove { caller: caller.clone(), operation, parent, name: name(), directory: true };
     [
-        pair(
-            &Lookup {
-                caller,
-                parent,
-                name: name(),
-            },
-            &inode_reply(),
-        ),
+        pair(&Lookup { caller, parent, name: name() }, &inode_reply()),
         pair(&read, &page),
         pair(&create, &inode_reply()),
         pair(&link, &inode_reply()),
@@ -121,37 +93,14 @@ fn inodes() -> Vec<Sample> {
         written_at: Some(Timestamp(1_700_000_000_000_000_001)),
         durable: true,
     };
-    let used = FileSystemUseReply {
-        capacity_bytes: 1 << 50,
-        used_bytes: 1 << 49,
-        inodes: 12,
-    };
+    let used = FileSystemUseReply { capacity_bytes: 1 << 50, used_bytes: 1 << 49, inodes: 12 };
     [
-        pair(
-            &GetInode {
-                caller,
-                session: Some(SessionId(7)),
-                inode,
-            },
-            &inode_reply(),
-        ),
+        pair(&GetInode { caller, session: Some(SessionId(7)), inode }, &inode_reply()),
         pair(&set, &inode_reply()),
         pair(&open, &inode_reply()),
-        pair(
-            &Close {
-                operation,
-                inode,
-                mode: OpenMode::Write,
-            },
-            &done(),
-        ),
+        pair(&Close { operation, inode, mode: OpenMode::Write }, &done()),
         pair(&commit, &inode_reply()),
-        pair(
-            &SyncMetadata {
-                index: LogIndex(55),
-            },
-            &done(),
-        ),
+        pair(&SyncMetadata { index: LogIndex(55) }, &done()),
         pair(&FileSystemUse { inode }, &used),
     ]
     .into_iter()
@@ -171,24 +120,10 @@ fn xattrs() -> Vec<Sample> {
         value: value.clone(),
         mode: XattrMode::Replace,
     };
-    let names = XattrNames {
-        names: vec![name.clone(), b"user.b".to_vec()],
-    };
-    let remove = RemoveXattr {
-        caller: caller.clone(),
-        operation,
-        inode,
-        name: name.clone(),
-    };
+    let names = XattrNames { names: vec![name.clone(), b"user.b".to_vec()] };
+    let remove = RemoveXattr { caller: caller.clone(), operation, inode, name: name.clone() };
     [
-        pair(
-            &GetXattr {
-                caller: caller.clone(),
-                inode,
-                name,
-            },
-            &XattrReply { value },
-        ),
+        pair(&GetXattr { caller: caller.clone(), inode, name }, &XattrReply { value }),
         pair(&ListXattrs { caller, inode }, &names),
         pair(&set, &done()),
         pair(&remove, &done()),

@@ -11,16 +11,10 @@ use super::{Sample, cluster::TARGET, pair, signed};
 pub(super) fn all() -> Vec<Sample> {
     let attached = AttachReply {
         session: SessionId(7),
-        loss_counts: vec![LossCount {
-            target: TARGET,
-            count: 2,
-        }],
+        loss_counts: vec![LossCount { target: TARGET, count: 2 }],
     };
     let written = WriteReply {
-        version: ChunkVersion {
-            group_epoch: GroupEpoch(2),
-            counter: 31,
-        },
+        version: ChunkVersion { group_epoch: GroupEpoch(2), counter: 31 },
         loss_count: 2,
     };
     let write = Write {
@@ -30,28 +24,12 @@ pub(super) fn all() -> Vec<Sample> {
         lowest_pending: WriteNumber(10),
         durable: true,
     };
-    let zero = Zero {
-        place: place(),
-        number: WriteNumber(13),
-        lowest_pending: WriteNumber(10),
-    };
+    let zero = Zero { place: place(), number: WriteNumber(13), lowest_pending: WriteNumber(10) };
     [
+        pair(&Attach { ticket: signed(), connection_number: 3 }, &attached),
         pair(
-            &Attach {
-                ticket: signed(),
-                connection_number: 3,
-            },
-            &attached,
-        ),
-        pair(
-            &Read {
-                place: place(),
-                sequential: true,
-            },
-            &ReadReply {
-                checksum: Crc32c(1),
-                fetched: 4096,
-            },
+            &Read { place: place(), sequential: true },
+            &ReadReply { checksum: Crc32c(1), fetched: 4096 },
         ),
         pair(&write, &written),
         pair(&zero, &written),
