@@ -195,8 +195,10 @@ impl Store {
     async fn mend(&self, view: &ChunkView, error: EngineError) -> Result<(), Failure> {
         match error {
             EngineError::NeedsFill { block, .. } => {
-                self.bring(view, block, block + 1).await.map(drop)
+                let wanted = Wanted { first: block, end: block + 1, sequential: false };
+                self.bring(view, wanted).await
             }
+
             EngineError::Corrupt { key, block, clean: true }
                 if u32::from(block) * BLOCK < view.backed =>
             {
@@ -206,20 +208,14 @@ impl Store {
         }
     }
 
-    /// Fetches blocks and waits until the engine has them; returns how many bytes that were.
-    async fn bring(&self, view: &ChunkView, first: u16, end: u16) -> Result<u64, Failure> {
-        let wanted = Wanted { first, end, sequential: false };
-        match self.hydrator.fetch(view, wanted).await? {
-            Fetched::Present => Ok(0),
-            Fetched::Segments(segments) => {
-                let mut bytes = 0;
-                for mut segment in segments {
-                    segment.installed().await?;
-                    bytes += u64::from(segment.len);
-                }
-                Ok(bytes)
+    /// Fetches blocks and waits until the engine has them.
+    async fn bring(&self, view: &ChunkView, wanted: Wanted) -> Result<(), Failure> {
+        if let Fetched::Segments(segments) = self.hydrator.fetch(view, wanted).await? {
+            for mut segment in segments {
+                segment.installed().await?;
             }
         }
+        Ok(())
     }
 
     /// Fetches everything of a chunk that is absent and backed; returns the bytes fetched. Stored
@@ -229,35 +225,22 @@ impl Store {
     /// Those of the bucket, and [`ErrorKind::NoSpace`].
     pub(crate) async fn hydrate(&self, view: &ChunkView) -> Result<ByteLen, Failure> {
         let blocks = u16::try_from(view.backed.div_ceil(BLOCK)).expect("1,024 at most");
-        let mut bytes = 0;
-        let mut block = 0;
-        while block < blocks {
+        let mut missing = None;
+        // Each round stores something, unless somebody releases at the same time.
+        for _ in 0..ATTEMPTS_MAX + usize::from(blocks) {
             let snapshot = self.engine.snapshot(view.key);
             let absent = |at: &u16| snapshot.block(*at).state == BlockState::Absent;
-            let Some(first) = (block..blocks).find(absent) else { break };
+            let bytes_of = |at: u16| (view.backed - u32::from(at) * BLOCK).min(BLOCK);
+            let bytes = (0..blocks).filter(absent).map(|at| u64::from(bytes_of(at))).sum();
+            let missing = *missing.get_or_insert(bytes);
+            let Some(first) = (0..blocks).find(absent) else { return Ok(ByteLen(missing)) };
             // A megabyte at a time bounds the buffers that wait; the stream goes on by itself.
-            let end = first + (first..blocks.min(first + 16)).take_while(absent).count() as u16;
+            let end =
+                (first..blocks.min(first + 16)).take_while(absent).last().unwrap_or(first) + 1;
             drop(snapshot);
-            bytes += self.bring_on(view, first, end).await?;
-            block = end;
+            self.bring(view, Wanted { first, end, sequential: true }).await?;
         }
-        Ok(ByteLen(bytes))
-    }
-
-    async fn bring_on(&self, view: &ChunkView, first: u16, end: u16) -> Result<u64, Failure> {
-        let wanted = Wanted { first, end, sequential: true };
-        match self.hydrator.fetch(view, wanted).await? {
-            Fetched::Present => Ok(0),
-            Fetched::Segments(segments) => {
-                let mut bytes = 0;
-                for mut segment in segments {
-                    segment.installed().await?;
-                    // A segment may reach beyond what was asked; the next round then skips it.
-                    bytes += u64::from(segment.len);
-                }
-                Ok(bytes)
-            }
-        }
+        Err(busy(view))
     }
 
     /// Notes which version of each written block an export has read.
