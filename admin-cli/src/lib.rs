@@ -10,6 +10,7 @@
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::Parser as _;
+use millrace_service::telemetry::in_words;
 
 pub mod arguments;
 mod authority;
@@ -57,7 +58,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match run(cli) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            watch::say(&format!("millrace: {error:#}"));
+            watch::say(&format!("millrace: {}", in_words(&error)));
             match error.downcast_ref::<Misuse>() {
                 Some(_) => ExitCode::from(2),
                 None => Exit::Failed.into(),

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_protocol::admin::PathBytes;
+use rustix::io::Errno;
 
 use crate::mountinfo::{self, Mount};
 
@@ -30,8 +31,7 @@ impl Place {
         if let Some(path) = cluster_path(argument)? {
             return Ok(Self::Cluster(path));
         }
-        let path =
-            canonical(argument).with_context(|| format!("cannot find {}", argument.display()))?;
+        let path = canonical(argument).with_context(|| cannot_find(argument))?;
         let mounts = mountinfo::mounts().context("cannot read /proc/self/mountinfo")?;
         let Some(mount) = mountinfo::mount_of(&mounts, &path).filter(|mount| mount.is_millrace())
         else {
@@ -71,6 +71,16 @@ fn cluster_path(argument: &Path) -> anyhow::Result<Option<PathBytes>> {
         bail!("the path is longer than {PATH_LEN_MAX} bytes");
     }
     Ok(Some(normal))
+}
+
+fn cannot_find(path: &Path) -> String {
+    let mut text = format!("cannot find {}", path.display());
+    if let Err(error) = path.metadata()
+        && Errno::from_io_error(&error) == Some(Errno::NOTCONN)
+    {
+        text.push_str(" (the daemon of its mount has died: `millrace umount --lazy`, mount again)");
+    }
+    text
 }
 
 /// The absolute path without symbolic links; the last component may be missing.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use millrace_service::telemetry::in_words;
 use serde::Serialize;
 
 use crate::{
@@ -32,7 +33,11 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
         killed: Vec::new(),
     };
     for daemon in directory.mounts(&plan) {
+        let process = daemon.process();
         unmount(Path::new(&daemon.address)).await?;
+        if process.is_some() && daemon.process().is_none() {
+            report.stopped.push(daemon.name.clone());
+        }
         stop(&daemon, &mut report)?;
     }
     for daemon in directory.targets(&plan) {
@@ -50,7 +55,7 @@ async fn unmount(mountpoint: &Path) -> anyhow::Result<()> {
         return Ok(());
     };
     if let Err(error) = end::end(&mount, false).await {
-        say(&format!("{error:#}; detaches it"));
+        say(&format!("{}; detaches it", in_words(&error)));
         if end::mount_at(mountpoint)?.is_some() {
             end::detach(mountpoint, true)?;
         }

@@ -1,6 +1,7 @@
 //! `millrace status`: health in the exit code, everything else on standard output.
 
 use millrace_protocol::admin::{ClusterStatus, Health};
+use millrace_service::telemetry::in_words;
 use millrace_types::ByteLen;
 
 use crate::{
@@ -26,9 +27,7 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
     let (report, exit) = match answer {
         Ok((report, Health::Healthy)) => (report, Exit::Done),
         Ok((report, Health::Degraded)) => (report, Exit::Failed),
-        Err(error) => {
-            (StatusReport::unreachable(&addresses, format!("{error:#}")), Exit::Unreachable)
-        }
+        Err(error) => (StatusReport::unreachable(&addresses, in_words(&error)), Exit::Unreachable),
     };
     context.output.result(&report, || words(&report))?;
     Ok(exit)

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use millrace_protocol::admin::{ClusterStatus, ClusterStatusReply, TargetState};
+use millrace_service::telemetry::in_words;
 
 use crate::{connection::Connection, dev::daemon::Started, settings::AdminSettings};
 
@@ -28,7 +29,7 @@ pub(crate) async fn wait(
                 online if online >= targets => return Ok(()),
                 online => format!("{online} of {targets} targets are online"),
             },
-            Err(error) => format!("{error:#}"),
+            Err(error) => in_words(&error),
         };
         if Instant::now() > deadline {
             let words: Vec<_> = started.iter().map(|daemon| daemon.log.last_words()).collect();

@@ -82,7 +82,7 @@ where
         }
         Err(error) => {
             let error: anyhow::Error = error.into();
-            tracing::error!(program, "fails: {error:#}");
+            tracing::error!(program, "fails: {}", telemetry::in_words(&error));
             ExitCode::FAILURE
         }
     }

@@ -64,6 +64,21 @@ fn filter(settings: &LogSettings, rust_log: Option<String>) -> Result<EnvFilter,
     })
 }
 
+/// An error with its causes in one line; a cause that an error in front of it repeats is left out.
+#[must_use]
+pub fn in_words(error: &anyhow::Error) -> String {
+    let mut words = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if words.is_empty() {
+            words = cause;
+        } else if !words.contains(&cause) {
+            words.push_str(": ");
+            words.push_str(&cause);
+        }
+    }
+    words
+}
+
 /// Logging cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -98,6 +113,13 @@ mod tests {
         assert_eq!(shown(None), "warn");
         assert_eq!(shown(Some("")), "warn");
         assert_eq!(shown(Some("debug")), "debug");
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = std::io::Error::other("no such disk");
+        let repeating = anyhow::Error::new(cause).context("reading: no such disk");
+        assert_eq!(in_words(&repeating.context("starting")), "starting: reading: no such disk");
     }
 
     #[test]
