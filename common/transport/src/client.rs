@@ -235,8 +235,13 @@ impl Peer {
         options: CallOptions,
     ) -> Result<(Bytes, Body), Failure> {
         let attempt = async {
-            let live = self.0.slot(options.lane).live(&self.0).await?;
-            live.exchange(outgoing, options.deadline).await
+            loop {
+                let live = self.0.slot(options.lane).live(&self.0).await?;
+                // None: it was closed for want of use just now.
+                if let Some(_counted) = live.begin() {
+                    return live.exchange(outgoing, options.deadline).await;
+                }
+            }
         };
         tokio::time::timeout(options.deadline, attempt)
             .await

@@ -22,12 +22,16 @@ pub struct TransportSettings {
     /// How much of a body a peer may send before the server has asked for it, in bytes per request.
     /// Larger helps a single writer over a long line; costs memory for each request in flight.
     pub stream_window_bytes: u32,
-    /// Requests that one connection may have in flight at a server, 1 to 1024.
+    /// Requests that one connection may have in flight at a server, 1 to 1024. Places of ended ones
+    /// are given back in steps of an eighth.
     pub streams_per_connection: u32,
     /// Received bytes that all connections of this node together may hold in memory.
     pub receive_budget_bytes: u64,
     /// Bytes that one connection may have sent without confirmation.
     pub send_window_bytes: u32,
+    /// Sent bytes without confirmation that all connections of a server together may hold in
+    /// memory, as long as each has 256 KiB.
+    pub send_budget_bytes: u64,
     /// Congestion window of a new connection in bytes. Large, because a data centre's switches
     /// take a burst; smaller on thin lines.
     pub initial_window_bytes: u32,
@@ -62,12 +66,13 @@ impl Default for TransportSettings {
             streams_per_connection: 64,
             receive_budget_bytes: 128 * u64::from(MIB),
             send_window_bytes: 16 * MIB,
+            send_budget_bytes: 256 * u64::from(MIB),
             initial_window_bytes: MIB,
             idle_timeout_ms: 5_000,
             linger_ms: 60_000,
             connect_timeout_ms: 1_000,
             connections_max: 1_024,
-            connections_per_host_max: 64,
+            connections_per_host_max: 256,
             handshakes_max: 128,
             handshake_timeout_ms: 5_000,
             message_timeout_ms: 10_000,
@@ -109,10 +114,12 @@ impl TransportSettings {
         within("stream_window_bytes", window, 16 * kib, 16 * mib)?;
         let streams = self.streams_per_connection.into();
         within("streams_per_connection", streams, 1, 1024)?;
-        let (budget, least) = (self.receive_budget_bytes, 4 * window);
+        let (budget, least) = (self.receive_budget_bytes, 8 * window);
         within("receive_budget_bytes", budget, least, 64 * 1024 * mib)?;
         let window = self.send_window_bytes.into();
         within("send_window_bytes", window, 64 * kib, 1024 * mib)?;
+        let budget = self.send_budget_bytes;
+        within("send_budget_bytes", budget, mib, 64 * 1024 * mib)?;
         let window = self.initial_window_bytes.into();
         within("initial_window_bytes", window, 14 * kib, 64 * mib)?;
         within("idle_timeout_ms", self.idle_timeout_ms.into(), 1_500, 600_000)?;

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use futures::future::join_all;
 use millrace_protocol::session::Role;
 use millrace_runtime::{Random, Shutdown};
 use quinn::{ClientConfig, EndpointConfig, crypto::rustls::QuicClientConfig};
@@ -14,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use super::Lane;
 use crate::{
     Identity, TransportSettings,
-    endpoint::{Endpoint, EndpointParts, Windows, transport_config},
+    endpoint::{CLOSE_PAUSE, Endpoint, EndpointParts, Windows, transport_config},
+    failure::CloseCode,
     identity::server_name,
     settings::SettingsError,
     tls::{self, TlsError},
@@ -96,6 +98,15 @@ impl ClientEndpoints {
     #[must_use]
     pub fn bulk_runtime(&self) -> &tokio::runtime::Handle {
         self.0.bulk.first().unwrap_or(&self.0.control).runtime()
+    }
+
+    /// Closes every connection and waits until the peers have been told, at most 200 ms. For
+    /// programs that end: otherwise servers keep the connections until their idle timeout.
+    pub async fn close(&self) {
+        let endpoints = || self.0.bulk.iter().chain([&self.0.control]);
+        endpoints().for_each(|endpoint| endpoint.quic().close(CloseCode::Done.code(), b""));
+        let told = endpoints().map(|endpoint| endpoint.quic().wait_idle());
+        drop(tokio::time::timeout(CLOSE_PAUSE, join_all(told)).await);
     }
 
     pub(super) fn settings(&self) -> &TransportSettings {

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -62,10 +62,10 @@ pub(super) struct Live {
     peer: PeerIdentity,
     lane: Lane,
     number: u64,
+    /// Requests out; [`ENDED`] once we have closed it while there were none.
     in_flight: AtomicUsize,
     next_request: AtomicU64,
     last_use: Mutex<Instant>,
-    ended_in_order: AtomicBool,
 }
 
 impl Live {
@@ -83,7 +83,6 @@ impl Live {
             in_flight: AtomicUsize::new(0),
             next_request: AtomicU64::new(1),
             last_use: Mutex::new(Instant::now()),
-            ended_in_order: AtomicBool::new(false),
         }
     }
 
@@ -96,16 +95,16 @@ impl Live {
     }
 
     pub(super) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Relaxed)
+        self.in_flight.load(Ordering::Acquire)
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.quic.close_reason().is_some()
+        self.ended_in_order() || self.quic.close_reason().is_some()
     }
 
-    /// Whether we closed it without requests out.
+    /// Whether we closed it while no request was out.
     pub(super) fn ended_in_order(&self) -> bool {
-        self.ended_in_order.load(Ordering::Acquire)
+        self.in_flight() >= ENDED
     }
 
     /// How long ago the last request ended.
@@ -124,10 +123,24 @@ impl Live {
         drop(self.quic.send_datagram(Bytes::from_static(&[0])));
     }
 
-    /// Closes a connection that nobody needs.
+    /// Closes a connection that nobody needs, unless a request has just begun.
     pub(super) fn end(&self) {
-        self.ended_in_order.store(true, Ordering::Release);
-        self.quic.close(CloseCode::Done.code(), b"");
+        let free = self.in_flight.compare_exchange(0, ENDED, Ordering::AcqRel, Ordering::Acquire);
+        if free.is_ok() {
+            self.quic.close(CloseCode::Done.code(), b"");
+        }
+    }
+
+    /// Closes a connection whose introduction failed.
+    pub(super) fn reject(&self) {
+        self.quic.close(CloseCode::Done.code(), b"not introduced");
+    }
+
+    /// Counts a request as out until the guard is dropped. `None`: the connection has ended.
+    pub(super) fn begin(self: &Arc<Self>) -> Option<InFlight> {
+        let more = |count: usize| (count < ENDED).then_some(count + 1);
+        self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(InFlight(Arc::clone(self)))
     }
 
     /// Sends a request and waits for the answer: message and body.
@@ -136,7 +149,6 @@ impl Live {
         outgoing: &Outgoing,
         deadline: Duration,
     ) -> Result<(Bytes, Body), Failure> {
-        let _counted = InFlight::new(self);
         let (send, receive) = self.quic.open_bi().await.map_err(|error| self.lost(&error))?;
         let mut streams = Streams { send, receive: FrameReader::new(receive), done: false };
         let outcome = self.over(&mut streams, outgoing, deadline).await;
@@ -196,21 +208,14 @@ impl Live {
     }
 }
 
-/// Counts a request while its future lives.
-struct InFlight<'a>(&'a Live);
+/// A request that is out.
+pub(super) struct InFlight(Arc<Live>);
 
-impl<'a> InFlight<'a> {
-    fn new(live: &'a Live) -> Self {
-        live.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self(live)
-    }
-}
-
-impl Drop for InFlight<'_> {
+impl Drop for InFlight {
     fn drop(&mut self) {
         let mut last_use = self.0.last_use.lock().unwrap_or_else(PoisonError::into_inner);
         *last_use = Instant::now();
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -230,6 +235,9 @@ impl Drop for Streams {
         }
     }
 }
+
+/// A count that requests never reach.
+const ENDED: usize = usize::MAX / 2;
 
 /// A new connection in the hands of its hook.
 pub struct Connected(pub(super) Arc<Live>);
@@ -263,6 +271,7 @@ impl Connected {
         options: CallOptions,
     ) -> Result<R::Reply, Failure> {
         let outgoing = Outgoing::new(request, Body::default(), options.deadline)?;
+        let _counted = self.0.begin();
         let exchange = self.0.exchange(&outgoing, options.deadline);
         let (message, _) = tokio::time::timeout(options.deadline, exchange)
             .await

@@ -189,7 +189,7 @@ async fn introduce(peer: &PeerState, live: &Arc<Live>) -> Result<(), Failure> {
         Err(Failure::new(ErrorKind::Unavailable, "the introduction was not answered"))
     });
     if outcome.is_err() {
-        live.end();
+        live.reject();
     }
     outcome
 }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     PeerIdentity, TransportSettings,
-    endpoint::{Endpoint, transport_config},
+    endpoint::{CLOSE_PAUSE, Endpoint, transport_config},
     failure::{self, CloseCode},
     identity::of_connection,
 };
@@ -106,6 +106,8 @@ impl Acceptor {
             () = self.requests.wait() => {}
             () = self.shutdown.stopped() => {}
         }
+        // For answers that were written just before the shutdown began.
+        tokio::time::sleep(DELIVERY_PAUSE).await;
         let why = b"the server shuts down";
         endpoint.quic().close(CloseCode::Shutdown.code(), why);
         drop(tokio::time::timeout(CLOSE_PAUSE, endpoint.quic().wait_idle()).await);
@@ -203,5 +205,6 @@ impl Acceptor {
 const INCOMING_BUFFER: u64 = 64 * 1024;
 const INCOMING_BUFFER_TOTAL: u64 = 8 * 1024 * 1024;
 
-/// How long the close frames may take at the end.
-const CLOSE_PAUSE: Duration = Duration::from_millis(200);
+/// What the endpoint has taken, it sends within microseconds; a lost packet is sent again within
+/// a few milliseconds.
+const DELIVERY_PAUSE: Duration = Duration::from_millis(20);

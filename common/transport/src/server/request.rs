@@ -132,9 +132,13 @@ async fn work(
             () = &mut given_up, if !cancelled.is_cancelled() => cancelled.cancel(),
         }
     }
+    if acceptor.shutdown.is_draining() && !cancelled.is_cancelled() {
+        // Closing the connection would drop what the peer has not confirmed.
+        drop(tokio::time::timeout(DELIVERY_TIMEOUT, given_up).await);
+    }
 }
 
-/// Returns when nobody waits for the answer any more.
+/// Returns when nobody waits for the answer any more: also once the peer has all of it.
 fn given_up(answer: &Answer, deadline: Instant) -> impl Future<Output = ()> + Send + 'static {
     let stopped = answer.stopped();
     async move {
@@ -147,3 +151,6 @@ const DEADLINE_DEFAULT: Duration = Duration::from_secs(60);
 
 /// The longest wait is for hydration of large files.
 const DEADLINE_MAX: Duration = Duration::from_secs(3600);
+
+/// How long the last answers of a server that shuts down may be under way.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);

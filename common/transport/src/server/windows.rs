@@ -3,7 +3,10 @@
 //! A connection's window is its share of the budget, rounded down to a power of two so that it
 //! changes rarely, and never more than all its requests can use. The number of requests that it may
 //! have in flight is that window divided by the window of one stream: so even if the service has
-//! asked for none of the bodies, no stream waits for window that another one occupies.
+//! asked for none of the bodies, no stream waits for window that another one occupies. A quarter is
+//! added because quinn announces freed window only in steps of an eighth of the whole.
+//!
+//! The memory for sent bytes without confirmation is shared out alike.
 
 use std::{
     collections::BTreeMap,
@@ -26,21 +29,39 @@ pub(super) struct WindowShares {
 #[derive(Default)]
 struct Members {
     connections: BTreeMap<ConnectionId, quinn::Connection>,
+    shares: Shares,
+}
+
+/// What one connection gets.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Shares {
     streams: u32,
+    send: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Rule {
     budget: u64,
+    send_budget: u64,
+    send_max: u64,
     stream: u32,
     streams_max: u32,
 }
 
 impl Rule {
-    /// Requests that each of `count` connections may have in flight.
-    fn streams(self, count: usize) -> u32 {
+    /// What each of `count` connections gets.
+    fn shares(self, count: usize) -> Shares {
         let count = u64::try_from(count).unwrap_or(u64::MAX).next_power_of_two();
-        let streams = self.budget / count / u64::from(self.stream);
+        let send = self.send_budget / count;
+        Shares {
+            streams: self.streams(count),
+            send: send.clamp(SEND_MIN.min(self.send_max), self.send_max),
+        }
+    }
+
+    /// Requests that each of `count` connections may have in flight.
+    fn streams(self, count: u64) -> u32 {
+        let streams = self.budget / count / (u64::from(self.stream) * 5 / 4);
         u32::try_from(streams)
             .unwrap_or(u32::MAX)
             .clamp(STREAMS_MIN.min(self.streams_max), self.streams_max)
@@ -50,7 +71,7 @@ impl Rule {
         Windows {
             streams,
             stream: self.stream,
-            connection: u64::from(streams) * u64::from(self.stream),
+            connection: u64::from(streams) * (u64::from(self.stream) * 5 / 4),
         }
     }
 }
@@ -60,6 +81,8 @@ impl WindowShares {
         Self {
             rule: Rule {
                 budget: settings.receive_budget_bytes,
+                send_budget: settings.send_budget_bytes,
+                send_max: u64::from(settings.send_window_bytes),
                 stream: settings.stream_window_bytes,
                 streams_max: settings.streams_per_connection,
             },
@@ -83,19 +106,18 @@ impl WindowShares {
         let mut members = lock(&self.members);
         members.connections.insert(id, connection.clone());
         members.share_out(self.rule);
-        apply(&connection, &self.rule.windows(members.streams));
+        apply(&connection, members.shares, self.rule);
         Share { id, rule: self.rule, members: Arc::clone(&self.members) }
     }
 }
 
 impl Members {
     fn share_out(&mut self, rule: Rule) {
-        let streams = rule.streams(self.connections.len());
-        if streams != self.streams {
-            self.streams = streams;
-            let windows = rule.windows(streams);
+        let shares = rule.shares(self.connections.len());
+        if shares != self.shares {
+            self.shares = shares;
             for connection in self.connections.values() {
-                apply(connection, &windows);
+                apply(connection, shares, rule);
             }
         }
     }
@@ -116,7 +138,9 @@ impl Drop for Share {
     }
 }
 
-fn apply(connection: &quinn::Connection, windows: &Windows) {
+fn apply(connection: &quinn::Connection, shares: Shares, rule: Rule) {
+    let windows = rule.windows(shares.streams);
+    connection.set_send_window(shares.send);
     connection.set_receive_window(var_int(windows.connection));
     connection.set_max_concurrent_bi_streams(VarInt::from_u32(windows.streams));
 }
@@ -128,6 +152,9 @@ fn lock(members: &Mutex<Members>) -> MutexGuard<'_, Members> {
 
 /// Fewer requests in flight would make every client wait for round trips.
 const STREAMS_MIN: u32 = 4;
+
+/// With less, a reply of 1 MiB would take too many round trips.
+const SEND_MIN: u64 = 256 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -152,7 +179,7 @@ mod tests {
             let shares = WindowShares::new(&settings);
             let count = count.min(shares.members_max());
             prop_assert!(count >= 1);
-            let windows = shares.rule.windows(shares.rule.streams(count));
+            let windows = shares.rule.windows(shares.rule.shares(count).streams);
             let all = windows.connection * count as u64;
             // Power-of-two rounding may only give less, except at the least share.
             prop_assert!(all <= settings.receive_budget_bytes);

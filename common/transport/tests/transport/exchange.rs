@@ -14,7 +14,8 @@ use millrace_transport::{CallOptions, Mtu, Peer, TransportSettings};
 use millrace_types::{ErrorKind, Failure, LogIndex};
 
 use crate::world::{
-    PATIENCE, close_session, echo, endless, endpoints, hello, presence, soon, world, world_with,
+    PATIENCE, close_session, echo, endless, endpoints, hello, presence, renewal, soon, world,
+    world_with,
 };
 
 const MIB: usize = 1024 * 1024;
@@ -43,6 +44,41 @@ async fn a_body_longer_than_a_frame_is_refused_before_it_is_sent() {
     let long = vec![0; MIB + 1];
     let outcome = world.peer().exchange(&presence(), long, soon()).await;
     assert_eq!(outcome.unwrap_err().kind, ErrorKind::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_body_that_the_server_does_not_want_does_not_hide_its_answer() {
+    let world = world();
+    let peer = world.peer();
+    for _ in 0..32 {
+        let body = pattern(MIB);
+        let failure = peer.exchange(&renewal(), body, soon()).await.unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::NotSupported);
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_nobody_reads_do_not_hold_up_others() {
+    let world = world();
+    let peer = world.peer();
+    let options = CallOptions::bulk(PATIENCE);
+    // Of 64 that a connection may have in flight, quinn gives back the places of ended ones only in
+    // steps of an eighth.
+    let unread: Vec<_> = (0..55)
+        .map(|_| {
+            let (peer, body) = (peer.clone(), pattern(MIB));
+            tokio::spawn(async move { peer.exchange(&endless(), body, options).await })
+        })
+        .collect();
+    for _ in &unread {
+        world.seen.waiting.next().await;
+    }
+    for _ in 0..16 {
+        echo(&peer, pattern(MIB)).await.unwrap();
+    }
+    for request in unread {
+        request.abort();
+    }
 }
 
 #[tokio::test]

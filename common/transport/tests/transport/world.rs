@@ -14,7 +14,7 @@ use bytes::Bytes;
 use millrace_protocol::{
     RequestKind,
     metadata::SyncMetadata,
-    session::{CloseSession, Done, Hello, HelloReply, Role},
+    session::{CloseSession, Done, Hello, HelloReply, RenewTicket, Role},
     target::{Presence, PresenceReply},
 };
 use millrace_runtime::Shutdown;
@@ -93,7 +93,7 @@ impl Events {
     }
 }
 
-/// `Hello` greets, `Presence` echoes the body, `SyncMetadata` waits for ever, `CloseSession` waits until
+/// `Hello` greets, `Presence` echoes the body, `SyncMetadata` is never answered, `CloseSession` waits until
 /// it is released, `OpenSession` drops the call.
 pub(crate) struct Echo {
     pub(crate) seen: Arc<Seen>,
@@ -127,7 +127,7 @@ impl Service for Echo {
                 self.seen.waiting.happened();
                 call.cancelled().cancelled().await;
                 self.seen.cancelled.happened();
-                call.reply::<SyncMetadata>(&Done::default()).await;
+                std::future::pending::<()>().await;
             }
             RequestKind::CloseSession => {
                 self.seen.waiting.happened();
@@ -230,4 +230,9 @@ pub(crate) async fn echo(peer: &Peer, body: Bytes) -> Result<(), Failure> {
 /// A request that is never answered.
 pub(crate) fn endless() -> SyncMetadata {
     SyncMetadata { index: LogIndex(0) }
+}
+
+/// A request that the service does not know.
+pub(crate) fn renewal() -> RenewTicket {
+    RenewTicket { session: SessionId(1) }
 }
