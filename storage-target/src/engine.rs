@@ -131,8 +131,8 @@ pub(crate) struct Shared {
     loss_count: AtomicU64,
     checksum_failures: AtomicU64,
     blank: bool,
-    /// Held for as long as the target is open.
-    _lock_file: File,
+    /// Keeps other processes out until the target is closed or dropped.
+    lock_file: Mutex<Option<File>>,
 }
 
 /// What changes together.
@@ -233,7 +233,9 @@ impl Engine {
     /// # Errors
     /// As [`Self::sync`]; the next start then recovers as after a kill.
     pub async fn close(&self) -> Result<(), EngineError> {
-        self.barrier.close().await
+        self.barrier.close().await?;
+        drop(self.shared.lock_file.lock().unwrap_or_else(PoisonError::into_inner).take());
+        Ok(())
     }
 
     pub(crate) fn applied(&self) -> &AppliedWrites {

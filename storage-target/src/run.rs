@@ -175,7 +175,13 @@ impl Running {
                 () = stopping.stopped() => {}
             }
         }));
-        drop(tokio::spawn(keep_gauges(Arc::clone(&daemon), pool)));
+        let (gauged, stopping) = (Arc::clone(&daemon), shutdown.clone());
+        drop(tokio::spawn(async move {
+            tokio::select! {
+                () = keep_gauges(gauged, pool) => {}
+                () = stopping.stopped() => {}
+            }
+        }));
         metrics::serve(&settings.metrics, Arc::new(metrics)).await?;
         let targets = daemon.stores.len();
         systemd::ready(&format!("serving {targets} targets on {}", server.local_addr()));

@@ -78,7 +78,7 @@ impl Engine {
             loss_count: AtomicU64::new(loss_count),
             checksum_failures: AtomicU64::new(0),
             blank,
-            _lock_file: lock_file,
+            lock_file: Mutex::new(Some(lock_file)),
         });
         // Pages that a pending record gave up may be used again only when it is durable.
         shared.state().dirty = recovered.replay_bytes > 0;

@@ -238,7 +238,8 @@ pub(super) fn pieces(record: &ChunkRecord, first: u32, pages: u32, start: usize)
     while page < first + pages {
         let (block, within) = block_of(page);
         let stored = record.block(block);
-        let left = (first + pages - page).min(u32::from(stored.pages) - within as u32);
+        let within_block = page % u32::from(BLOCK_PAGES);
+        let left = (first + pages - page).min(u32::from(stored.pages) - within_block);
         assert!(left > 0, "only stored pages are read");
         let offset = (stored.first_page + within as u64) * u64::from(PAGE_SIZE);
         let len = usize::try_from(left).expect("within a block") * PAGE;

@@ -273,7 +273,7 @@ fn read_journal(
         found.boot = Some(header.boot);
         // A stop record counts only while no later run has begun: each run syncs its first header.
         found.stopped = false;
-        let due = *next.get_or_insert(first.min(checkpoint + 1));
+        let due = *next.get_or_insert_with(|| first.min(checkpoint + 1));
         if first != due && found.gap.is_none() {
             let gap = Gap { path: path.clone(), sequence: due, commit_follows: false };
             found.gap = Some(gap);

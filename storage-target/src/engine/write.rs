@@ -360,7 +360,8 @@ impl Shared {
         let runs: Vec<Run> = runs.into_iter().filter(|run| absent(run.first_block)).collect();
         let installed: u64 = runs.iter().map(|run| run.pages() * PAGE as u64).sum();
         if !runs.is_empty() {
-            let end = u32::from(fill.first_block) * BLOCK as u32 + fill.len;
+            let start = usize::from(fill.first_block) * BLOCK;
+            let end = u32::try_from(start).expect("within a chunk") + fill.len;
             let mut change = change_of(&record, SessionId(0), WriteNumber(0), runs);
             change.length = record.length.max(end);
             change.chunk_size = fill.chunk_size;

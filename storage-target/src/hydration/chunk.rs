@@ -88,7 +88,7 @@ impl Chunk {
                             && self.segment_with(*at).is_none()
                             && !self.claims.iter().any(|claim| claim.covers(*at))
                     };
-                    let end = block + (block..reach).take_while(free).count() as u16;
+                    let end = (block..reach).take_while(free).last().unwrap_or(block) + 1;
                     self.claim(block, end, wanted.end)
                 }
             };

@@ -1,0 +1,274 @@
+//! A whole daemon over real QUIC and TLS, with a metadata server that knows only what targets ask.
+
+mod serve {
+    pub(crate) mod world;
+}
+
+use std::fs;
+
+use bytes::Bytes;
+use millrace_protocol::{
+    capability::{Rights, SYSTEM_SESSION},
+    session::Role,
+    storage::{Read, Sync, Write, Zero},
+    target::{
+        ContentName, Hydrate, Item, MarkExported, Presence, Release, Trim, UploadPart, UploadSource,
+    },
+};
+use millrace_types::{
+    BLOCK_SIZE, ChunkIndex, Crc32c, ErrorKind, GroupEpoch, InodeId, LinkId, SessionId, WriteEpoch,
+    WriteNumber,
+};
+use serve::world::{SESSION, World};
+
+const MIB: usize = 1 << 20;
+
+fn bytes(seed: u8, len: usize) -> Bytes {
+    (0..len).map(|at| (at % 251).to_le_bytes()[0] ^ seed).collect()
+}
+
+#[tokio::test]
+async fn what_a_client_writes_is_read_back_and_survives_a_restart() {
+    let mut world = World::start().await;
+    let content = world.content(1);
+    let data = bytes(3, MIB);
+    for chunk in 0..3 {
+        world.write(&content, chunk, 0, data.clone(), u64::from(chunk) + 1).await.unwrap();
+    }
+    let client = world.client(SESSION).await;
+    let sync = Sync { target: world.target };
+    assert_eq!(client.call(&sync, World::control()).await.unwrap().loss_count, 0);
+    world.restart().await;
+    for chunk in 0..3 {
+        let (reply, found) = world.read(&content, chunk, 1000, 70_000).await.unwrap();
+        assert_eq!(found, data.slice(1000..71_000));
+        assert_eq!(reply.checksum, Crc32c::of(&found));
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_repeated_write_is_answered_and_not_applied() {
+    let world = World::start().await;
+    let content = world.content(1);
+    let first = world.write(&content, 0, 0, bytes(1, 5000), 7).await.unwrap();
+    world.write(&content, 0, 0, bytes(2, 5000), 8).await.unwrap();
+    let again = world.write(&content, 0, 0, bytes(1, 5000), 7).await.unwrap();
+    assert_eq!(again.version, first.version);
+    let (_, found) = world.read(&content, 0, 0, 5000).await.unwrap();
+    assert_eq!(found, bytes(2, 5000));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn capabilities_tickets_epochs_and_roles_are_checked() {
+    let world = World::start().await;
+    let content = world.content(1);
+    world.write(&content, 0, 0, bytes(1, 5000), 1).await.unwrap();
+    let client = world.client(SESSION).await;
+    let read = |place| Read { place, sequential: false };
+    let kind = async |request: Read| {
+        let answer = client.exchange(&request, Bytes::new(), World::bulk()).await;
+        answer.map(drop).map_err(|failure| failure.kind)
+    };
+    let place = world.place(&content, 0, 0, 100, SESSION, Rights::Read);
+    assert_eq!(kind(read(place.clone())).await, Ok(()));
+
+    let mut forged = place.clone();
+    forged.capability.body[10] ^= 1;
+    assert_eq!(kind(read(forged)).await, Err(ErrorKind::Forbidden));
+    let others = world.place(&content, 0, 0, 100, SessionId(99), Rights::Read);
+    assert_eq!(kind(read(others)).await, Err(ErrorKind::Forbidden));
+    let system = world.place(&content, 0, 0, 100, SYSTEM_SESSION, Rights::Read);
+    assert_eq!(kind(read(system)).await, Err(ErrorKind::Forbidden));
+    let mut old = place.clone();
+    old.group_epoch = GroupEpoch(0);
+    assert_eq!(kind(read(old)).await, Err(ErrorKind::StaleGroup));
+    let mut long = place.clone();
+    (long.offset, long.len) = (8 << 20, 1);
+    assert_eq!(kind(read(long)).await, Err(ErrorKind::InvalidArgument));
+    let hole = world.place(&content, 5, 0, 100, SESSION, Rights::Read);
+    assert_eq!(kind(read(hole)).await, Err(ErrorKind::Lost));
+
+    let body = bytes(9, 100);
+    let write = Write {
+        place: place.clone(),
+        checksum: Crc32c::of(&body),
+        number: WriteNumber(50),
+        lowest_pending: WriteNumber(50),
+        durable: false,
+    };
+    let refused = client.exchange(&write, body, World::bulk()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Forbidden, "the capability is for reading");
+
+    let trim = Trim {
+        targets: vec![world.target],
+        inode: content.inode,
+        generation: content.generation,
+        layout: content.layout,
+        write_epoch: WriteEpoch(1),
+        size: 0,
+    };
+    let refused = client.call(&trim, World::control()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Forbidden, "clients do not trim");
+
+    let stranger = world.peer(Role::Client, None);
+    let refused = stranger.exchange(&read(place), Bytes::new(), World::bulk()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::TicketExpired, "no ticket was shown");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_damaged_body_is_refused() {
+    let world = World::start().await;
+    let content = world.content(1);
+    let place = world.place(&content, 0, 0, 4096, SESSION, Rights::ReadWrite);
+    let write = Write {
+        place,
+        checksum: Crc32c(1),
+        number: WriteNumber(1),
+        lowest_pending: WriteNumber(1),
+        durable: true,
+    };
+    let client = world.client(SESSION).await;
+    let refused = client.exchange(&write, bytes(1, 4096), World::bulk()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Corrupt);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_trim_zeroes_cuts_and_refuses_older_writers() {
+    let world = World::start().await;
+    let mut content = world.content(1);
+    world.write(&content, 0, 0, bytes(1, MIB), 1).await.unwrap();
+    world.write(&content, 1, 0, bytes(1, MIB), 2).await.unwrap();
+    let metadata = world.peer(Role::Metadata, None);
+    let trim = Trim {
+        targets: vec![world.target],
+        inode: content.inode,
+        generation: content.generation,
+        layout: content.layout,
+        write_epoch: WriteEpoch(1),
+        size: 100_000,
+    };
+    let reply = metadata.call(&trim, World::control()).await.unwrap();
+    assert!(reply.freed.0 > MIB as u64);
+    let stale = world.write(&content, 0, 0, bytes(2, 100), 3).await.unwrap_err();
+    assert_eq!(stale.kind, ErrorKind::StaleEpoch);
+    (content.write_epoch, content.sparse) = (WriteEpoch(1), true);
+    let (_, found) = world.read(&content, 0, 0, 200_000).await.unwrap();
+    assert_eq!(found[..100_000], bytes(1, 100_000));
+    assert!(found[100_000..].iter().all(|&byte| byte == 0));
+    let place = world.place(&content, 0, 10_000, 70_000, SESSION, Rights::ReadWrite);
+    let (number, lowest_pending) = (WriteNumber(9), WriteNumber(9));
+    let client = world.client(SESSION).await;
+    client.call(&Zero { place, number, lowest_pending }, World::control()).await.unwrap();
+    let (_, found) = world.read(&content, 0, 0, 100_000).await.unwrap();
+    assert!(found[10_000..80_000].iter().all(|&byte| byte == 0));
+    assert_eq!(found[80_000..], bytes(1, 100_000)[80_000..]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn imported_files_are_fetched_released_and_fetched_again() {
+    let world = World::start().await;
+    let data = bytes(5, 9 * MIB + 17);
+    fs::write(world.bucket.path().join("object"), &data).unwrap();
+    let content = world.imported(2, "object").await;
+    let (reply, found) = world.read(&content, 0, 12_345, MIB).await.unwrap();
+    assert_eq!(found, data.slice(12_345..12_345 + MIB));
+    assert_eq!(reply.fetched, u32::try_from(MIB).unwrap());
+
+    let metadata = world.peer(Role::Metadata, None);
+    let item = Item { content: content.clone(), first: ChunkIndex(0), count: u32::MAX };
+    let hydrate = Hydrate { target: world.target, items: vec![item.clone()] };
+    let hydrated = metadata.call(&hydrate, World::bulk()).await.unwrap();
+    assert!(hydrated.results[0].is_ok());
+    let name = ContentName { inode: content.inode, generation: content.generation };
+    let presence = Presence { target: world.target, contents: vec![name] };
+    let present = metadata.call(&presence, World::control()).await.unwrap().present[0];
+    assert_eq!((present.clean.0, present.end), (data.len() as u64, data.len() as u64));
+
+    let release = Release { target: world.target, items: vec![item] };
+    let released = metadata.call(&release, World::control()).await.unwrap();
+    assert!(released.results[0].as_ref().unwrap().0 >= data.len() as u64);
+    let present = metadata.call(&presence, World::control()).await.unwrap().present[0];
+    assert_eq!(present.clean.0, 0);
+    let refused = world.read(&content, 1, 0, MIB + 17).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::InvalidArgument, "more than one transfer");
+    let (_, found) = world.read(&content, 1, 17, MIB).await.unwrap();
+    assert_eq!(found, data.slice(8 * MIB + 17..9 * MIB + 17));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn parts_are_uploaded_and_what_was_exported_becomes_clean() {
+    let world = World::start().await;
+    let content = world.content(3);
+    let data = bytes(7, 3 * MIB);
+    for at in 0..3 {
+        let part = data.slice(at * MIB..(at + 1) * MIB);
+        world.write(&content, 0, at * MIB, part, at as u64 + 1).await.unwrap();
+    }
+    let bucket = world.open_bucket();
+    let none = millrace_object_source::Metadata::default();
+    let upload = bucket.create_upload("out/file", &none).await.unwrap();
+    let metadata = world.peer(Role::Metadata, None);
+    let place = world.place(&content, 0, 0, 1, SYSTEM_SESSION, Rights::Read);
+    let request = UploadPart {
+        source: UploadSource {
+            content: content.clone(),
+            capability: place.capability,
+            offset: 0,
+            len: data.len() as u64,
+            link: LinkId(1),
+            key: "out/file".to_owned(),
+        },
+        upload_id: upload.as_str().to_owned(),
+        part_number: 1,
+    };
+    let reply = metadata.call(&request, World::bulk()).await.unwrap();
+    assert_eq!(reply.checksum, Crc32c::of(&data));
+    let part = millrace_object_source::UploadedPart {
+        number: 1,
+        tag: millrace_object_source::Tag::new(reply.etag).unwrap(),
+        len: data.len() as u64,
+    };
+    let absent = millrace_object_source::Condition::Absent;
+    bucket.complete_upload("out/file", &upload, &[part], &absent).await.unwrap();
+    assert_eq!(fs::read(world.bucket.path().join("out/file")).unwrap(), data);
+
+    world.write(&content, 0, 0, bytes(8, 10), 20).await.unwrap();
+    let item = Item { content: content.clone(), first: ChunkIndex(0), count: 1 };
+    let mark = MarkExported { target: world.target, items: vec![item] };
+    let marked = metadata.call(&mark, World::control()).await.unwrap();
+    let expected = data.len() as u64 - BLOCK_SIZE;
+    assert_eq!(marked.results[0].as_ref().unwrap().0, expected, "one block changed meanwhile");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn deleted_files_are_reclaimed_from_the_queue() {
+    let world = World::start().await;
+    let content = world.content(4);
+    world.write(&content, 0, 0, bytes(1, MIB), 1).await.unwrap();
+    world.metadata.reclaim(InodeId(4), content.generation);
+    world.metadata.wait_until_reclaimed().await;
+    let stale = world.read(&content, 0, 0, 100).await.unwrap_err();
+    assert_eq!(stale.kind, ErrorKind::Lost);
+    let stale = world.write(&content, 0, 0, bytes(1, 100), 2).await.unwrap_err();
+    assert_eq!(stale.kind, ErrorKind::StaleContent);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_newer_connection_of_a_session_ends_the_older_one() {
+    let world = World::start().await;
+    let old = world.attached(SESSION, 5).await.unwrap();
+    let _new = world.attached(SESSION, 6).await.unwrap();
+    let sync = Sync { target: world.target };
+    // The old connection is cut; connecting again under the old number is refused.
+    let refused = old.call(&sync, World::control()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Unavailable, "{refused}");
+    world.stop().await;
+}
