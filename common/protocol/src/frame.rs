@@ -77,6 +77,7 @@ impl Header {
     /// # Errors
     /// [`FrameError`] when message or body is longer than a frame may carry.
     pub fn new(
+        version: ProtocolVersion,
         shape: Shape,
         request_id: u64,
         message: &[u8],
@@ -86,7 +87,7 @@ impl Header {
         let body_len = u32::try_from(body_len).unwrap_or(u32::MAX);
         check_lengths(message_len, body_len)?;
         Ok(Self {
-            version: ProtocolVersion::NEWEST,
+            version,
             shape,
             message_len,
             body_len,
@@ -153,6 +154,18 @@ impl Header {
         Ok(header)
     }
 
+    /// Checks that the peer uses the version that was negotiated.
+    ///
+    /// # Errors
+    /// [`FrameError::Version`].
+    pub fn check_version(&self, negotiated: ProtocolVersion) -> Result<(), FrameError> {
+        if self.version == negotiated {
+            Ok(())
+        } else {
+            Err(FrameError::Version { found: self.version.code() })
+        }
+    }
+
     /// Checks the message against its checksum in this header.
     ///
     /// # Errors
@@ -184,8 +197,8 @@ pub enum FrameError {
         /// What its bytes give.
         computed: u32,
     },
-    /// A version that this program does not speak.
-    #[error("version {found} at offset 8 is unknown")]
+    /// A version that this program does not speak, or not the one that was negotiated.
+    #[error("version {found} at offset 8 is not the one in use")]
     Version {
         /// What was found.
         found: u16,

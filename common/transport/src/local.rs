@@ -1,12 +1,16 @@
 //! The same frames over a Unix socket: between a command on this machine and a mount's daemon.
 //!
 //! The kernel says who calls (`SO_PEERCRED`), so no identity file is needed. A connection carries one
-//! request at a time and no bodies. Hanging up cancels the request.
+//! request at a time and no bodies. Hanging up cancels the request. Nothing is negotiated: both ends
+//! come from one installation and speak its newest version; another is refused.
 
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use millrace_protocol::frame::{HEADER_LEN, Header, Shape};
+use millrace_protocol::{
+    frame::{HEADER_LEN, Header, Shape},
+    version::ProtocolVersion,
+};
 use millrace_types::{ErrorKind, Failure};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -26,7 +30,7 @@ async fn write_frame(
     request_id: u64,
     message: &[u8],
 ) -> Result<(), Failure> {
-    let header = Header::new(shape, request_id, message, 0)
+    let header = Header::new(ProtocolVersion::NEWEST, shape, request_id, message, 0)
         .map_err(|error| Failure::new(ErrorKind::InvalidArgument, error.to_string()))?;
     let mut frame = BytesMut::with_capacity(HEADER_LEN + message.len());
     frame.extend_from_slice(&header.encode());
@@ -44,6 +48,7 @@ async fn read_frame(stream: &mut UnixStream) -> Result<Option<(Header, Bytes)>, 
     let rest = async {
         stream.read_exact(&mut header[first..]).await.map_err(|error| gone(&error))?;
         let header = Header::decode(&header)?;
+        header.check_version(ProtocolVersion::NEWEST)?;
         if header.body_len != 0 {
             let message = "a frame on a local socket has no body";
             return Err(Failure::new(ErrorKind::Protocol, message));

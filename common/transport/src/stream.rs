@@ -1,15 +1,19 @@
 //! Frames on a QUIC stream: read piece by piece as they arrive, written without copying the body.
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use millrace_protocol::frame::{HEADER_LEN, Header, Shape};
+use millrace_protocol::{
+    frame::{HEADER_LEN, Header, Shape},
+    version::ProtocolVersion,
+};
 use millrace_types::{ErrorKind, Failure};
-use quinn::{RecvStream, SendStream, WriteError};
+use quinn::{RecvStream, SendStream, WriteError, crypto::rustls::HandshakeData};
 
 use crate::{Body, failure};
 
 /// The receiving half of a stream, at some point of its one frame.
 pub(crate) struct FrameReader {
     stream: RecvStream,
+    version: ProtocolVersion,
     /// Bytes that were read together with what came before them.
     ahead: Bytes,
     /// Bytes of the body that are not read yet.
@@ -17,8 +21,8 @@ pub(crate) struct FrameReader {
 }
 
 impl FrameReader {
-    pub(crate) fn new(stream: RecvStream) -> Self {
-        Self { stream, ahead: Bytes::new(), body_left: 0 }
+    pub(crate) fn new(stream: RecvStream, version: ProtocolVersion) -> Self {
+        Self { stream, version, ahead: Bytes::new(), body_left: 0 }
     }
 
     /// Reads header and message and checks both.
@@ -26,6 +30,7 @@ impl FrameReader {
         let header = self.exactly(HEADER_LEN).await?;
         let header: &[u8; HEADER_LEN] = header.first_chunk().expect("as many bytes were asked for");
         let header = Header::decode(header)?;
+        header.check_version(self.version)?;
         let message = self.exactly(header.message_len as usize).await?;
         header.check_message(&message)?;
         self.body_left = header.body_len as usize;
@@ -97,18 +102,37 @@ impl FrameReader {
     }
 }
 
+/// What a frame says besides its contents.
+#[derive(Clone, Copy)]
+pub(crate) struct Label {
+    pub(crate) version: ProtocolVersion,
+    pub(crate) shape: Shape,
+    pub(crate) request_id: u64,
+}
+
+/// The version that the ends of a connection have negotiated.
+///
+/// Fails with `Protocol` when there is none that we speak.
+pub(crate) fn negotiated(quic: &quinn::Connection) -> Result<ProtocolVersion, Failure> {
+    let handshake = quic.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
+    handshake
+        .and_then(|data| data.protocol)
+        .and_then(|name| ProtocolVersion::from_alpn(&name))
+        .ok_or_else(|| Failure::new(ErrorKind::Protocol, "no common protocol version"))
+}
+
 /// Writes one whole frame and ends the stream.
 ///
 /// # Errors
 /// [`FrameWriteError::TooLong`] before anything is sent.
 pub(crate) async fn write_frame(
     stream: &mut SendStream,
-    shape: Shape,
-    request_id: u64,
+    label: Label,
     message: &[u8],
     body: Body,
 ) -> Result<(), FrameWriteError> {
-    let header = Header::new(shape, request_id, message, body.len())
+    let Label { version, shape, request_id } = label;
+    let header = Header::new(version, shape, request_id, message, body.len())
         .map_err(|error| FrameWriteError::TooLong(error.to_string()))?;
     let mut front = BytesMut::with_capacity(HEADER_LEN + message.len());
     front.extend_from_slice(&header.encode());

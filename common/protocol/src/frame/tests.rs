@@ -6,6 +6,7 @@ use super::*;
 
 fn request() -> Header {
     Header::new(
+        ProtocolVersion::V1,
         Shape::Request { kind: RequestKind::Read, deadline_ms: 30_000 },
         0x0102_0304_0506_0708,
         b"a message",
@@ -30,9 +31,10 @@ fn hex(bytes: &[u8]) -> String {
 #[test]
 fn the_bytes_of_version_1_are_frozen() {
     assert_eq!(hex(&request().encode()), GOLDEN_REQUEST);
-    let failure = Header::new(Shape::Failure { kind: ErrorKind::Busy }, 7, b"busy", 0);
+    let failure =
+        Header::new(ProtocolVersion::V1, Shape::Failure { kind: ErrorKind::Busy }, 7, b"busy", 0);
     assert_eq!(hex(&failure.unwrap().encode()), GOLDEN_FAILURE);
-    let reply = Header::new(Shape::Reply, 7, b"", 1024 * 1024);
+    let reply = Header::new(ProtocolVersion::V1, Shape::Reply, 7, b"", 1024 * 1024);
     assert_eq!(hex(&reply.unwrap().encode()), GOLDEN_REPLY);
 }
 
@@ -44,7 +46,7 @@ fn every_shape_reads_back() {
         Shape::Failure { kind: ErrorKind::Internal },
     ];
     for shape in shapes {
-        let header = Header::new(shape, u64::MAX, b"m", 1).unwrap();
+        let header = Header::new(ProtocolVersion::V1, shape, u64::MAX, b"m", 1).unwrap();
         assert_eq!(Header::decode(&header.encode()), Ok(header));
     }
 }
@@ -84,9 +86,9 @@ fn a_damaged_message_is_found() {
 #[test]
 fn a_message_longer_than_a_frame_is_refused_before_it_is_sent() {
     let long = vec![0; MESSAGE_LEN_MAX + 1];
-    assert!(Header::new(Shape::Reply, 0, &long, 0).is_err());
-    assert!(Header::new(Shape::Reply, 0, b"", BODY_LEN_MAX + 1).is_err());
-    assert!(Header::new(Shape::Reply, 0, &long[1..], BODY_LEN_MAX).is_ok());
+    assert!(Header::new(ProtocolVersion::V1, Shape::Reply, 0, &long, 0).is_err());
+    assert!(Header::new(ProtocolVersion::V1, Shape::Reply, 0, b"", BODY_LEN_MAX + 1).is_err());
+    assert!(Header::new(ProtocolVersion::V1, Shape::Reply, 0, &long[1..], BODY_LEN_MAX).is_ok());
 }
 
 proptest! {

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use millrace_protocol::{
     Request, RequestKind, codec,
     frame::{BODY_LEN_MAX, Shape},
+    version::ProtocolVersion,
 };
 use millrace_types::{ErrorKind, Failure};
 use quinn::SendStream;
@@ -21,7 +22,7 @@ use super::{CallOptions, Lane};
 use crate::{
     Body, PeerIdentity,
     failure::{self, CloseCode},
-    stream::{FrameReader, FrameWriteError, write_frame},
+    stream::{FrameReader, FrameWriteError, Label, write_frame},
 };
 
 /// An encoded request: encoded once however often it is sent.
@@ -59,6 +60,7 @@ impl Outgoing {
 /// A connection after its handshake.
 pub(super) struct Live {
     quic: quinn::Connection,
+    version: ProtocolVersion,
     peer: PeerIdentity,
     lane: Lane,
     number: u64,
@@ -71,12 +73,14 @@ pub(super) struct Live {
 impl Live {
     pub(super) fn new(
         quic: quinn::Connection,
+        version: ProtocolVersion,
         peer: PeerIdentity,
         lane: Lane,
         number: u64,
     ) -> Self {
         Self {
             quic,
+            version,
             peer,
             lane,
             number,
@@ -150,7 +154,8 @@ impl Live {
         deadline: Duration,
     ) -> Result<(Bytes, Body), Failure> {
         let (send, receive) = self.quic.open_bi().await.map_err(|error| self.lost(&error))?;
-        let mut streams = Streams { send, receive: FrameReader::new(receive), done: false };
+        let mut streams =
+            Streams { send, receive: FrameReader::new(receive, self.version), done: false };
         let outcome = self.over(&mut streams, outgoing, deadline).await;
         streams.done = outcome.is_ok();
         outcome
@@ -167,8 +172,9 @@ impl Live {
             kind: outgoing.kind,
             deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX).max(1),
         };
+        let label = Label { version: self.version, shape, request_id: id };
         let body = outgoing.body.clone();
-        let sent = write_frame(&mut streams.send, shape, id, &outgoing.message, body).await;
+        let sent = write_frame(&mut streams.send, label, &outgoing.message, body).await;
         match sent {
             Ok(()) => {}
             Err(FrameWriteError::TooLong(why)) => {

@@ -18,6 +18,7 @@ use futures::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
+use millrace_protocol::version::ProtocolVersion;
 use millrace_types::{ErrorKind, Failure};
 
 use super::{Connected, Lane, Live, PeerState, keep_alive};
@@ -25,6 +26,7 @@ use crate::{
     PeerIdentity,
     failure::{self, CloseCode},
     identity::of_connection,
+    stream::negotiated,
 };
 
 pub(super) struct Slot {
@@ -125,9 +127,9 @@ async fn connect(peer: &Arc<PeerState>, lane: Lane, index: usize) -> Result<Arc<
     let mut last = Failure::new(ErrorKind::Unavailable, "the peer has no address");
     for (at, &address) in target.addresses.iter().enumerate() {
         match dial(peer, lane, index, address).await {
-            Ok((quic, identity)) => {
+            Ok((quic, version, identity)) => {
                 prefer(peer, at, address);
-                let live = Arc::new(Live::new(quic, identity, lane, number));
+                let live = Arc::new(Live::new(quic, version, identity, lane, number));
                 introduce(peer, &live).await?;
                 keep_alive::start(peer, lane, index, &live);
                 return Ok(live);
@@ -156,7 +158,7 @@ async fn dial(
     lane: Lane,
     index: usize,
     address: SocketAddr,
-) -> Result<(quinn::Connection, PeerIdentity), Failure> {
+) -> Result<(quinn::Connection, ProtocolVersion, PeerIdentity), Failure> {
     let unavailable = |why: String| Failure::new(ErrorKind::Unavailable, why);
     let (endpoints, target) = (&peer.endpoints, peer.target().clone());
     let endpoint = endpoints.endpoint(lane, index);
@@ -170,12 +172,12 @@ async fn dial(
         .await
         .map_err(|_| unavailable("no answer".to_owned()))?
         .map_err(|error| failure::of_connection(&error))?;
-    let identity = of_connection(&quic)?;
+    let (version, identity) = (negotiated(&quic)?, of_connection(&quic)?);
     if target.host.is_some_and(|host| host != identity.host) {
         quic.close(CloseCode::Done.code(), b"not the host that was looked for");
         return Err(unavailable(format!("host {} answers there", identity.host)));
     }
-    Ok((quic, identity))
+    Ok((quic, version, identity))
 }
 
 /// Runs the hook.

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use millrace_protocol::version::ProtocolVersion;
 use millrace_runtime::Shutdown;
 use quinn::{ConnectionError, Incoming, ServerConfig, crypto::rustls::QuicServerConfig};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -23,6 +24,7 @@ use crate::{
     endpoint::{CLOSE_PAUSE, Endpoint, transport_config},
     failure::{self, CloseCode},
     identity::of_connection,
+    stream::negotiated,
 };
 
 /// The state that all sockets of one server share.
@@ -133,7 +135,7 @@ impl Acceptor {
         let acceptor = Arc::clone(self);
         drop(tokio::spawn(async move {
             match acceptor.handshake(incoming, config, permit).await {
-                Ok((quic, peer)) => acceptor.connection(quic, peer).await,
+                Ok((quic, version, peer)) => acceptor.connection(quic, version, peer).await,
                 Err(Some(why)) => acceptor.refusals.warn(remote, &why),
                 Err(None) => {}
             }
@@ -146,7 +148,7 @@ impl Acceptor {
         incoming: Incoming,
         config: Arc<ServerConfig>,
         _permit: OwnedSemaphorePermit,
-    ) -> Result<(quinn::Connection, PeerIdentity), Option<String>> {
+    ) -> Result<(quinn::Connection, ProtocolVersion, PeerIdentity), Option<String>> {
         let refusal = |error: ConnectionError| {
             let why = failure::handshake_refusal(&error);
             if why.is_none() {
@@ -163,16 +165,22 @@ impl Acceptor {
             quic.close(CloseCode::Refused.code(), why.as_bytes());
             Some(why)
         };
+        let version = negotiated(&quic).map_err(|failure| refuse(failure.message))?;
         let peer = of_connection(&quic).map_err(|failure| refuse(failure.message))?;
         if !self.service.allowed_roles().contains(&peer.role) {
             let role = peer.role.name();
             return Err(refuse(format!("peers of role {role} are not served here")));
         }
-        Ok((quic, peer))
+        Ok((quic, version, peer))
     }
 
     /// Serves a connection until it ends.
-    async fn connection(self: &Arc<Self>, quic: quinn::Connection, peer: PeerIdentity) {
+    async fn connection(
+        self: &Arc<Self>,
+        quic: quinn::Connection,
+        version: ProtocolVersion,
+        peer: PeerIdentity,
+    ) {
         let remote = quic.remote_address();
         let _admitted = match self.admission.enter(peer.host) {
             Ok(admitted) => admitted,
@@ -183,7 +191,7 @@ impl Acceptor {
         };
         let id = ConnectionId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let _share = self.windows.join(id, quic.clone());
-        let connection = Arc::new(Connection::new(id, quic.clone(), peer));
+        let connection = Arc::new(Connection::new(id, quic.clone(), version, peer));
         tracing::debug!(%id, %remote, role = connection.peer().role.name(), "peer connected");
         self.service.connected(&connection);
         let ended = loop {

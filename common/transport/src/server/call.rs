@@ -7,7 +7,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_protocol::{Message, Request, RequestKind, codec, frame::Shape};
+use millrace_protocol::{
+    Message, Request, RequestKind, codec, frame::Shape, version::ProtocolVersion,
+};
 use millrace_types::{ErrorKind, Failure};
 use quinn::SendStream;
 use tokio::{runtime::Handle, sync::oneshot};
@@ -17,7 +19,7 @@ use super::Connection;
 use crate::{
     Body, PeerIdentity,
     failure::CloseCode,
-    stream::{FrameReader, FrameWriteError, write_frame},
+    stream::{FrameReader, FrameWriteError, Label, write_frame},
 };
 
 /// One request that waits for its answer.
@@ -245,12 +247,17 @@ impl fmt::Debug for IncomingCall {
 /// The sending half of a request's stream, until the answer is written.
 pub(super) struct Answer {
     stream: SendStream,
+    version: ProtocolVersion,
     request_id: u64,
 }
 
 impl Answer {
-    pub(super) fn new(stream: SendStream) -> Self {
-        Self { stream, request_id: 0 }
+    pub(super) fn new(stream: SendStream, version: ProtocolVersion) -> Self {
+        Self { stream, version, request_id: 0 }
+    }
+
+    fn label(&self, shape: Shape) -> Label {
+        Label { version: self.version, shape, request_id: self.request_id }
     }
 
     pub(super) fn set_request_id(&mut self, request_id: u64) {
@@ -274,17 +281,17 @@ impl Answer {
     }
 
     async fn write(mut self, shape: Shape, message: &[u8], body: Body) {
-        let id = self.request_id;
-        let writing = write_frame(&mut self.stream, shape, id, message, body);
+        let label = self.label(shape);
+        let writing = write_frame(&mut self.stream, label, message, body);
         match tokio::time::timeout(ANSWER_TIMEOUT, writing).await {
             Ok(Ok(())) => {}
             Ok(Err(FrameWriteError::TooLong(why))) => {
                 tracing::error!(why, "answer is too long to send");
                 let failure = Failure::new(ErrorKind::Internal, why);
                 let (message, kind) = (encode_message(&failure), failure.kind);
-                let shape = Shape::Failure { kind };
+                let label = self.label(Shape::Failure { kind });
                 let body = Body::default();
-                drop(write_frame(&mut self.stream, shape, id, &message, body).await);
+                drop(write_frame(&mut self.stream, label, &message, body).await);
             }
             Ok(Err(FrameWriteError::Stream(error))) => {
                 tracing::debug!(%error, "answer not wanted");

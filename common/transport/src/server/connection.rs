@@ -7,6 +7,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use millrace_protocol::version::ProtocolVersion;
+
 use crate::{PeerIdentity, failure::CloseCode};
 
 /// Names a connection; never used twice in the life of a server process.
@@ -23,13 +25,25 @@ impl fmt::Display for ConnectionId {
 pub struct Connection {
     id: ConnectionId,
     quic: quinn::Connection,
+    version: ProtocolVersion,
     peer: PeerIdentity,
     state: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 impl Connection {
-    pub(super) fn new(id: ConnectionId, quic: quinn::Connection, peer: PeerIdentity) -> Self {
-        Self { id, quic, peer, state: Mutex::new(None) }
+    pub(super) fn new(
+        id: ConnectionId,
+        quic: quinn::Connection,
+        version: ProtocolVersion,
+        peer: PeerIdentity,
+    ) -> Self {
+        Self { id, quic, version, peer, state: Mutex::new(None) }
+    }
+
+    /// The version of the protocol that both ends speak.
+    #[must_use]
+    pub fn version(&self) -> ProtocolVersion {
+        self.version
     }
 
     /// Its number.

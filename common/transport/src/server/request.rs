@@ -37,8 +37,8 @@ pub(super) async fn serve(
     send: SendStream,
     receive: RecvStream,
 ) {
-    let mut reader = FrameReader::new(receive);
-    let mut answer = Answer::new(send);
+    let mut reader = FrameReader::new(receive, connection.version());
+    let mut answer = Answer::new(send, connection.version());
     if acceptor.shutdown.is_draining() {
         let failure = Failure::new(ErrorKind::Unavailable, "the server shuts down");
         return answer.fail(&failure).await;
