@@ -2,8 +2,8 @@
 //!
 //! The bytes are rkyv archives. A peer's archive is checked in full before anything is read from it
 //! and then copied into owned values, so that no archived type is ever seen outside this file. The
-//! check lets no two parts of a message share bytes, hence the owned value is never much larger than
-//! the message, whose length is bounded; nesting is bounded too.
+//! check lets no two parts of a message share bytes, hence the owned value is never much larger
+//! than the message, whose length is bounded; nesting is bounded too.
 
 use std::num::NonZeroUsize;
 
@@ -56,8 +56,8 @@ impl<M> Message for M where
 /// Encodes a message. Whoever sends it checks [`MESSAGE_LEN_MAX`].
 ///
 /// # Panics
-/// Never for messages of this crate: writing into memory fails only for a message of more than 2 GiB,
-/// which the types here cannot hold within their documented bounds.
+/// Never for messages of this crate: writing into memory fails only for a message of more than 2
+/// GiB, which the types here cannot hold within their documented bounds.
 #[must_use]
 pub fn encode<M: Message>(message: &M) -> Bytes {
     let bytes = to_bytes_in::<Vec<u8>, rancor::Error>(message, Vec::new())

@@ -2,26 +2,26 @@
 //!
 //! A stream carries one frame each way: header, message, body. All numbers are little-endian.
 //!
-//! | offset | bytes | field            | meaning                                                    |
-//! |-------:|------:|------------------|------------------------------------------------------------|
-//! |      0 |     4 | magic            | `MRF1`: tells a frame from stray bytes                     |
-//! |      4 |     4 | header_checksum  | crc32c of bytes 8..64: trust the header first              |
-//! |      8 |     2 | version          | [`ProtocolVersion`]                                        |
-//! |     10 |     1 | shape            | 1 request, 2 reply, 3 failure                              |
-//! |     11 |     1 | flags            | 0; none is defined yet                                     |
-//! |     12 |     2 | code             | request: [`RequestKind`]; failure: [`ErrorKind`]; reply: 0 |
-//! |     14 |     2 | reserved         | 0                                                          |
-//! |     16 |     4 | message_len      | bytes of the message, at most [`MESSAGE_LEN_MAX`]          |
-//! |     20 |     4 | body_len         | bytes of the body, at most [`BODY_LEN_MAX`]                |
-//! |     24 |     4 | message_checksum | crc32c of the message                                      |
-//! |     28 |     4 | deadline_ms      | request: how long the caller waits; otherwise 0            |
-//! |     32 |     8 | request_id       | for logs only: the same in request and answer              |
-//! |     40 |    24 | reserved         | 0; room for a trace context                                |
+//! | offset | bytes | field            | meaning                                                  |
+//! |-------:|------:|------------------|----------------------------------------------------------|
+//! |      0 |     4 | magic            | `MRF1`: tells a frame from stray bytes                   |
+//! |      4 |     4 | header_checksum  | crc32c of bytes 8..64: trust the header first            |
+//! |      8 |     2 | version          | [`ProtocolVersion`]                                      |
+//! |     10 |     1 | shape            | 1 request, 2 reply, 3 failure                            |
+//! |     11 |     1 | flags            | 0; none is defined yet                                   |
+//! |     12 |     2 | code             | [`RequestKind`]; in a failure [`ErrorKind`], reply 0    |
+//! |     14 |     2 | reserved         | 0                                                        |
+//! |     16 |     4 | message_len      | bytes of the message, at most [`MESSAGE_LEN_MAX`]        |
+//! |     20 |     4 | body_len         | bytes of the body, at most [`BODY_LEN_MAX`]              |
+//! |     24 |     4 | message_checksum | crc32c of the message                                    |
+//! |     28 |     4 | deadline_ms      | request: how long the caller waits; otherwise 0          |
+//! |     32 |     8 | request_id       | for logs only: the same in request and answer            |
+//! |     40 |    24 | reserved         | 0; room for a trace context                              |
 //!
 //! The message's checksum is here because the message must be right before it is decoded. The
 //! body's checksum is inside the message, where the part that owns the bytes puts it: a target
-//! passes on a checksum that was verified when the bytes were read from disk. A failure's message is
-//! an archived [`Failure`](millrace_types::Failure), whatever the request was; it has no body.
+//! passes on a checksum that was verified when the bytes were read from disk. A failure's message
+//! is an archived [`Failure`], whatever the request was; it has no body.
 //!
 //! Reserved bytes are checked to be zero, so that a later version can give them a meaning.
 

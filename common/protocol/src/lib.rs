@@ -1,8 +1,8 @@
 //! The wire: what the parts of Millrace say to each other, as bytes.
 //!
-//! Owns every message, its number, the frame around it and the versions of all of these. It opens no
-//! socket and reads no clock, so that it can be fuzzed and compared with golden bytes. A peer's bytes
-//! are untrusted: decoding never panics, and what it returns is bounded.
+//! Owns every message, its number, the frame around it and the versions of all of these. It opens
+//! no socket and reads no clock, so that it can be fuzzed and compared with golden bytes. A peer's
+//! bytes are untrusted: decoding never panics, and what it returns is bounded.
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`cluster`], [`storage`], [`target`],

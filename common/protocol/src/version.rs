@@ -1,8 +1,9 @@
 //! The versions of the protocol: what each changed, and how two peers agree on one.
 //!
-//! TLS negotiates the version (ALPN): a peer offers the names of all versions that it speaks, newest
-//! first, and the server picks the first of its own list that the peer offers too. The frame header
-//! repeats the version, so that bytes which were recorded can be read without the connection.
+//! TLS negotiates the version (ALPN): a peer offers the names of all versions that it speaks,
+//! newest first, and the server picks the first of its own list that the peer offers too. The frame
+//! header repeats the version, so that bytes which were recorded can be read without the
+//! connection.
 
 /// A version of the protocol, and with it the changelog of the wire.
 ///

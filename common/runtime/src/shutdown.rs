@@ -5,9 +5,9 @@
 //!  Running ─────────▶ Draining ────────────────────────────────▶ Stopped
 //! ```
 //!
-//! While draining, a daemon takes no new work and finishes what it has. When it has stopped, what is
-//! left of its tasks is told to give up. A daemon that is killed instead loses nothing that it has
-//! acknowledged; draining only spares its peers a retry.
+//! While draining, a daemon takes no new work and finishes what it has. When it has stopped, what
+//! is left of its tasks is told to give up. A daemon that is killed instead loses nothing that it
+//! has acknowledged; draining only spares its peers a retry.
 
 use std::{future::Future, io, time::Duration};
 

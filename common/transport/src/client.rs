@@ -1,18 +1,19 @@
 //! The dialling side: requests to one peer over connections that come and go by themselves.
 //!
 //! A [`Peer`] stands for one server. It connects when the first request needs it, control and bulk
-//! apart, spreads bulk over one or more sockets, keeps connections alive while requests are out, and
-//! replaces those that were lost. What to do with a request that failed meanwhile is the caller's
-//! decision; [`Peer::call_until`] makes the usual one for requests that may be repeated.
+//! apart, spreads bulk over one or more sockets, keeps connections alive while requests are out,
+//! and replaces those that were lost. What to do with a request that failed meanwhile is the
+//! caller's decision; [`Peer::call_until`] makes the usual one for requests that may be repeated.
 //!
 //! # Connection numbers
 //! A server that binds state to connections (a target to a session) must know which connections
 //! belong together, and that a lost one will not come back with late requests. All connections of
-//! one [`Peer::connection_number`] live side by side; it is raised when one of them is lost, so that
-//! the next connection shows a higher number, upon which the server ends those of lower numbers.
+//! one [`Peer::connection_number`] live side by side; it is raised when one of them is lost, so
+//! that the next connection shows a higher number, upon which the server ends those of lower
+//! numbers.
 //!
 //! # Liveness
-//! While requests are out and nothing arrives, one byte is sent every 250 ms ([`keep_alive`]). A
+//! While requests are out and nothing arrives, one byte is sent every 250 ms. A
 //! restarted server answers it with a reset at once, however far QUIC's own retransmissions have
 //! backed off; a live one confirms it, which keeps the idle timeout from striking during long
 //! requests. Without requests it is one byte a second, so that the next request finds a connection
@@ -20,9 +21,9 @@
 //! price is one packet of 40 bytes a second for each peer used within the last minute.
 //!
 //! # Cancellation
-//! Every future here may be dropped at any time. Dropping a request resets its stream, which cancels
-//! the server's work. A future that is neither polled nor dropped holds back its connection's flow
-//! control.
+//! Every future here may be dropped at any time. Dropping a request resets its stream, which
+//! cancels the server's work. A future that is neither polled nor dropped holds back its
+//! connection's flow control.
 
 use std::{
     fmt,
@@ -260,8 +261,8 @@ impl PeerState {
         }
     }
 
-    /// Notes that a connection was lost: the next one shows a higher number. Connections of an older
-    /// number are expected to end.
+    /// Notes that a connection was lost: the next one shows a higher number. Connections of an
+    /// older number are expected to end.
     fn lost(&self, live: &Live) {
         let (seen, next) = (live.number(), live.number() + 1);
         if !live.ended_in_order() {

@@ -1,8 +1,8 @@
 //! One UDP socket, its QUIC endpoint, and the thread that drives both.
 //!
-//! One endpoint is one task in quinn. Several sockets on threads of their own scale; a work-stealing
-//! runtime under one socket halves its speed (measured: 0.4 GB/s with two workers, 0.8 with one, at
-//! an MTU of 1452; 0.95 and 2.1 at 8900).
+//! One endpoint is one task in quinn. Several sockets on threads of their own scale; a
+//! work-stealing runtime under one socket halves its speed (measured: 0.4 GB/s with two workers,
+//! 0.8 with one, at an MTU of 1452; 0.95 and 2.1 at 8900).
 //!
 //! Connections may be used from any thread and any tokio runtime: timers and drivers always run on
 //! the endpoint's own.
@@ -11,9 +11,9 @@
 //! Over loopback at MTU 8900, client and server one process each on a 2-core AMD EPYC virtual
 //! machine, this workspace's development profile, other builds running beside it. 1 MiB replies, 8
 //! to 32 in flight: 3.5 GB/s at 0.28 CPU-seconds per GB at the client; one at a time: 2.6 GB/s; 1
-//! MiB bodies to the server: 3.2 GB/s. At a load of 15 the same took 0.45 CPU-seconds per GB at each
-//! end and gave 0.8 GB/s. Small requests: 98 us one at a time, 117,000 per second with 64 in flight.
-//! The server took 20 MiB of resident memory.
+//! MiB bodies to the server: 3.2 GB/s. At a load of 15 the same took 0.45 CPU-seconds per GB at
+//! each end and gave 0.8 GB/s. Small requests: 98 us one at a time, 117,000 per second with 64 in
+//! flight. The server took 20 MiB of resident memory.
 
 use std::{
     fmt, io,

@@ -1,8 +1,8 @@
 //! Requests and replies over QUIC with mutual TLS, and over a local socket.
 //!
-//! The only crate that names quinn. It owns sockets, handshakes, identities, flow control, deadlines
-//! and cancellation; it does not know what any request means. Every queue, window and wait in it has
-//! a bound, and whatever a peer sends ends in a typed failure, never in a panic.
+//! The only crate that names quinn. It owns sockets, handshakes, identities, flow control,
+//! deadlines and cancellation; it does not know what any request means. Every queue, window and
+//! wait in it has a bound, and whatever a peer sends ends in a typed failure, never in a panic.
 //!
 //! Modules, in reading order: [`identity`], [`authority`], [`settings`], [`body`], [`client`],
 //! [`server`], [`local`]; below them, private: `tls`, `socket`, `endpoint`, `stream`, `failure`.

@@ -1,8 +1,8 @@
 //! The same frames over a Unix socket: between a command on this machine and a mount's daemon.
 //!
-//! The kernel says who calls (`SO_PEERCRED`), so no identity file is needed. A connection carries one
-//! request at a time and no bodies. Hanging up cancels the request. Nothing is negotiated: both ends
-//! come from one installation and speak its newest version; another is refused.
+//! The kernel says who calls (`SO_PEERCRED`), so no identity file is needed. A connection carries
+//! one request at a time and no bodies. Hanging up cancels the request. Nothing is negotiated: both
+//! ends come from one installation and speak its newest version; another is refused.
 
 use std::time::Duration;
 

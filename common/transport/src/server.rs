@@ -1,4 +1,5 @@
-//! The listening side: connections are admitted, requests are read, checked and handed to a service.
+//! The listening side: connections are admitted, requests are read, checked and handed to a
+//! service.
 //!
 //! A peer passes three gates: TLS (a certificate of this cluster), the roles that the service
 //! allows at all, and [`Service::admits`] for each request. Every refusal is one WARN line with the
@@ -6,12 +7,12 @@
 //!
 //! # Bounds
 //! Handshakes under way, connections in all and for each host, requests for each connection, the
-//! time to send a message, the length of a message and the memory for unread bytes are all limited by
-//! [`TransportSettings`]. Only header and message are read before the service is asked. A body is
-//! read when the service asks for it; until then QUIC's flow control keeps all but
-//! `stream_window_bytes` of it at the sender. Windows are shared out so that all connections together
-//! fit `receive_budget_bytes`, and so that requests whose bodies nobody reads yet can never use up
-//! the window that the others need.
+//! time to send a message, the length of a message and the memory for unread bytes are all limited
+//! by [`TransportSettings`]. Only header and message are read before the service is asked. A body
+//! is read when the service asks for it; until then QUIC's flow control keeps all but
+//! `stream_window_bytes` of it at the sender. Windows are shared out so that all connections
+//! together fit `receive_budget_bytes`, and so that requests whose bodies nobody reads yet can
+//! never use up the window that the others need.
 //!
 //! # Threads
 //! [`Service::handle`] runs on the single thread of the socket that the request came from. It must

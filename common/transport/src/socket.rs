@@ -1,9 +1,9 @@
 //! UDP sockets with large buffers, and the cap that makes jumbo datagrams work.
 //!
-//! quinn joins up to 10 datagrams into one send (GSO). Ten times a jumbo datagram is more than UDP's
-//! 65,507 bytes; the kernel answers EMSGSIZE, which is swallowed, and the connection hangs or crawls
-//! (measured: 0.3-0.5 GB/s instead of 2.1). [`CappedSocket`] therefore tells quinn to join no more
-//! than fit.
+//! quinn joins up to 10 datagrams into one send (GSO). Ten times a jumbo datagram is more than
+//! UDP's 65,507 bytes; the kernel answers EMSGSIZE, which is swallowed, and the connection hangs or
+//! crawls (measured: 0.3-0.5 GB/s instead of 2.1). [`CappedSocket`] therefore tells quinn to join
+//! no more than fit.
 
 use std::{
     fmt,

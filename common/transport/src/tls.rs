@@ -2,7 +2,8 @@
 //!
 //! A dialler demands the name `<role>.<cluster>.millrace`, so the ordinary check of a web
 //! certificate settles authority, cluster and role of the server at once. A server demands a
-//! certificate of the cluster's authority and reads the peer's role from it. Nothing turns this off.
+//! certificate of the cluster's authority and reads the peer's role from it. Nothing turns this
+//! off.
 //!
 //! Sessions are not resumed: a handshake between machines of one site costs about a millisecond,
 //! and every connection then shows its certificate anew.

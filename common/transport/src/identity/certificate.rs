@@ -5,8 +5,8 @@
 //! | DNS | `<role>.<cluster>.millrace`: a dialler demands it, so that TLS itself checks the role |
 //! | URI | `millrace://<cluster>/<role>/<host>?subtree=<percent-encoded path>&squash_root=1` |
 //!
-//! Identifiers are in hexadecimal. The query is left out where nothing is restricted. An authority's
-//! certificate has the one URI `millrace://<cluster>`.
+//! Identifiers are in hexadecimal. The query is left out where nothing is restricted. An
+//! authority's certificate has the one URI `millrace://<cluster>`.
 
 use aws_lc_rs::digest;
 use millrace_protocol::session::Role;

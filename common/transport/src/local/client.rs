@@ -34,8 +34,8 @@ impl LocalClient {
         Ok(Self(Mutex::new(State { stream: Some(stream), next_request: 1 })))
     }
 
-    /// Sends a request and waits at most `deadline` for the answer. Dropping this future cancels the
-    /// request and ends the connection.
+    /// Sends a request and waits at most `deadline` for the answer. Dropping this future cancels
+    /// the request and ends the connection.
     ///
     /// # Errors
     /// What the daemon answered; `Unavailable` when it is gone, `DeadlineExceeded`, `Protocol`.

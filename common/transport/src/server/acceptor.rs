@@ -142,7 +142,8 @@ impl Acceptor {
         }));
     }
 
-    /// Finishes a handshake and looks at the certificate. Fails with the reason, if it is a refusal.
+    /// Finishes a handshake and looks at the certificate. Fails with the reason, if it is a
+    /// refusal.
     async fn handshake(
         &self,
         incoming: Incoming,

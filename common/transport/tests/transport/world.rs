@@ -1,4 +1,5 @@
-//! A cluster's authority, a server whose service does what a request's numbers say, and peers of it.
+//! A cluster's authority, a server whose service does what a request's numbers say, and peers of
+//! it.
 
 use std::{
     net::SocketAddr,
@@ -93,8 +94,8 @@ impl Events {
     }
 }
 
-/// `Hello` greets, `Presence` echoes the body, `SyncMetadata` is never answered, `CloseSession` waits until
-/// it is released, `OpenSession` drops the call.
+/// `Hello` greets, `Presence` echoes the body, `SyncMetadata` is never answered, `CloseSession`
+/// waits until it is released, `OpenSession` drops the call.
 pub(crate) struct Echo {
     pub(crate) seen: Arc<Seen>,
 }
