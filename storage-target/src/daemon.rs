@@ -16,7 +16,7 @@ use crate::{
     cluster::Cluster,
     links::Links,
     metrics::Counters,
-    sessions::{Session, Sessions},
+    sessions::{Attached, Sessions},
     store::Store,
 };
 
@@ -48,7 +48,7 @@ pub(crate) struct Daemon {
 pub(crate) struct Caller {
     pub(crate) role: Role,
     /// The session that was shown on the connection.
-    pub(crate) session: Option<Arc<Session>>,
+    pub(crate) session: Option<Arc<Attached>>,
 }
 
 impl Daemon {

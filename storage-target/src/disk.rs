@@ -19,7 +19,7 @@
 //! At most [`QUEUE_DEPTH`] requests are outstanding for each disk; more wait for their turn in
 //! [`DiskQueue`].
 //!
-//! Modules: [`buffer`] (the aligned pool), [`file`](self::file) (opening and growing the data file),
+//! Modules: [`buffer`] (the aligned pool), [`file`] (opening and growing the data file),
 //! [`blocking`] and [`uring`] (the two engines); `conformance` is the suite that both pass.
 
 use std::{
@@ -236,7 +236,8 @@ impl DiskQueue {
     /// Puts the pieces of `buffer` into the file.
     ///
     /// # Durability
-    /// Complete means that the kernel or device has the bytes; [`Self::sync`] makes them durable.
+    /// Complete means that the kernel or device has the bytes; [`Self::sync_and_wait`] makes them
+    /// durable.
     ///
     /// # Errors
     /// [`DiskError`]; the pages written to then hold anything.

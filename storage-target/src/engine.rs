@@ -1,7 +1,7 @@
 //! The storage engine of one target: chunks of checksummed blocks on one disk.
 //!
 //! # What it guarantees
-//! - A write that was acknowledged survives a kill of the process; after [`Engine::sync`] also a
+//! - A write that was acknowledged survives a kill of the process; after [[`Engine::sync`]] also a
 //!   loss of power, unless the loss count changed meanwhile.
 //! - A write is there as a whole or not at all. New bytes go to fresh pages; only then does a journal
 //!   record point the index to them; the old pages are not used again before that is durable.
@@ -9,17 +9,17 @@
 //! - Nothing is changed by a request that is refused.
 //!
 //! # Who owns what
-//! [`Shared`] holds the one lock of the engine, around index, allocator and journal: they change
+//! `Shared` holds the one lock of the engine, around index, allocator and journal: they change
 //! together or not at all. It is held for memory operations and one `pwrite` into the page cache,
-//! never across an await or a sync. Writers of the same block take turns ([`locks`]). One thread
-//! ([`barrier`]) makes things durable for everybody and writes checkpoints.
+//! never across an await or a sync. Writers of the same block take turns (`locks`). One thread
+//! (`barrier`) makes things durable for everybody and writes checkpoints.
 //!
 //! # Cancellation
 //! Methods that change something run in tasks of their own: a caller that goes away abandons the
 //! answer, not the work. They need a tokio runtime around them.
 //!
-//! Modules in reading order: [`index`], [`allocator`], [`journal`], [`recovery`], [`write`](mod@write),
-//! [`read`], [`remove`], [`barrier`], [`locks`], [`sessions`].
+//! Modules in reading order: `index`, `allocator`, `journal`, `recovery`, `write`,
+//! `read`, `remove`, `barrier`, `locks`, `sessions`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

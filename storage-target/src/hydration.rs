@@ -22,10 +22,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_types::{BlockState, ChunkKey, Crc32c, Failure, WriteEpoch};
+use millrace_types::{BlockState, ChunkKey, Crc32c, ErrorKind, Failure, WriteEpoch};
 use tokio::{
     runtime::Handle,
-    sync::{oneshot, watch},
+    sync::{Semaphore, oneshot, watch},
 };
 
 use crate::{
@@ -49,6 +49,10 @@ const SEGMENT_BLOCKS: u16 = 16;
 /// needs 50 ms for at the 80 MB/s that one S3 connection gives, about the time to a first byte.
 const AHEAD_BLOCKS: u16 = 64;
 
+/// Fetches that may wait for several segments at a time. Each holds two buffers of 1 MiB at most
+/// while it waits for a third: less than half of the smallest useful pool.
+const TURNS: usize = 32;
+
 /// Fetches for the chunks of one target. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Hydrator {
@@ -62,6 +66,8 @@ struct Inner {
     /// Where streams run: beside the threads that serve the network.
     runtime: Handle,
     chunks: Mutex<HashMap<FetchKey, Chunk>>,
+    /// Who waits for several segments holds buffers while it waits for more: only so many may.
+    turns: Semaphore,
     fetched_bytes: AtomicU64,
     fetches: AtomicU64,
 }
@@ -143,6 +149,7 @@ impl Hydrator {
             links,
             runtime,
             chunks: Mutex::default(),
+            turns: Semaphore::new(TURNS),
             fetched_bytes: AtomicU64::new(0),
             fetches: AtomicU64::new(0),
         };
@@ -168,33 +175,58 @@ impl Hydrator {
     pub(crate) async fn fetch(&self, view: &ChunkView, wanted: Wanted) -> Result<Fetched, Failure> {
         assert!(wanted.first < wanted.end, "something is wanted");
         assert!(u32::from(wanted.end - 1) * BLOCK < view.backed, "the bucket backs it");
-        let arrived = {
-            let mut chunks = self.inner.lock();
-            let snapshot = self.inner.engine.snapshot(view.key);
-            let fetch_key = FetchKey::of(view);
-            let chunk = chunks.entry(fetch_key.clone()).or_default();
-            let absent = |block: u16| snapshot.block(block).state == BlockState::Absent;
-            match chunk.register(wanted, view.backed.div_ceil(BLOCK), absent) {
-                chunk::Registered::Present => {
-                    if chunk.is_idle() {
-                        chunks.remove(&fetch_key);
-                    }
-                    return Ok(Fetched::Present);
-                }
+        let mut turn = None;
+        loop {
+            match self.register(view, wanted, turn.is_some()) {
+                chunk::Registered::Present => return Ok(Fetched::Present),
                 chunk::Registered::Arrived(segments) => return Ok(Fetched::Segments(segments)),
+                chunk::Registered::NeedsTurn => {
+                    let taken = self.inner.turns.acquire().await;
+                    turn = Some(taken.map_err(|_| Failure::from(ErrorKind::Unavailable))?);
+                }
                 chunk::Registered::Waiting { arrived, streams } => {
                     for stream in streams {
-                        self.inner.clone().start(view.clone(), stream);
+                        Arc::clone(&self.inner).start(view.clone(), stream);
                     }
-                    arrived
+                    let mut waiting = Waiting { hydrator: self, key: FetchKey::of(view), arrived };
+                    // Only when the daemon stops is there no answer.
+                    let unanswered = |_| Err(ErrorKind::Unavailable.into());
+                    let outcome = (&mut waiting.arrived).await.unwrap_or_else(unanswered);
+                    return outcome.map(Fetched::Segments);
                 }
             }
-        };
-        match arrived.await {
-            Ok(outcome) => outcome.map(Fetched::Segments),
-            // Only when the daemon stops.
-            Err(oneshot::error::RecvError { .. }) => {
-                Err(millrace_types::ErrorKind::Unavailable.into())
+        }
+    }
+
+    fn register(&self, view: &ChunkView, wanted: Wanted, has_turn: bool) -> chunk::Registered {
+        let mut chunks = self.inner.lock();
+        let snapshot = self.inner.engine.snapshot(view.key);
+        let key = FetchKey::of(view);
+        let chunk = chunks.entry(key.clone()).or_default();
+        let absent = |block: u16| snapshot.block(block).state == BlockState::Absent;
+        let registered = chunk.register(wanted, view.backed.div_ceil(BLOCK), has_turn, absent);
+        if chunk.is_idle() {
+            chunks.remove(&key);
+        }
+        registered
+    }
+}
+
+/// A fetch that waits; one that goes away lets go of the segments gathered for it.
+struct Waiting<'a> {
+    hydrator: &'a Hydrator,
+    key: FetchKey,
+    arrived: oneshot::Receiver<Result<Vec<Segment>, Failure>>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.arrived.close();
+        let mut chunks = self.hydrator.inner.lock();
+        if let Some(chunk) = chunks.get_mut(&self.key) {
+            chunk.forget_gone();
+            if chunk.is_idle() {
+                chunks.remove(&self.key);
             }
         }
     }

@@ -15,7 +15,7 @@ use millrace_types::{ErrorKind, Failure};
 
 use crate::{
     daemon::{Caller, Daemon},
-    sessions::{Cut, Holder, Session},
+    sessions::{Attached, Cut, Holder},
 };
 
 /// The daemon as the transport sees it.
@@ -37,7 +37,7 @@ impl TargetService {
             let holder = Holder { host: peer.host, fingerprint: peer.fingerprint };
             let cut = Arc::new(CutConnection(Arc::clone(connection)));
             let (session, reply) = self.daemon.attach(holder, cut, &request).await?;
-            connection.set_state(session);
+            connection.set_state(Arc::new(session));
             Ok(reply)
         };
         let result = attached.await;
@@ -182,8 +182,8 @@ impl Service for TargetService {
     }
 
     fn disconnected(&self, connection: &Arc<Connection>) {
-        if let Some(session) = connection.state::<Session>() {
-            self.daemon.sessions.forget(session.id, connection.id().0);
+        if let Some(session) = connection.state::<Attached>() {
+            self.daemon.sessions.forget(session.id(), connection.id().0);
         }
     }
 }
@@ -208,7 +208,7 @@ async fn respond<R: Request>(call: IncomingCall, result: Result<R::Reply, Failur
 }
 
 fn caller(call: &IncomingCall) -> Caller {
-    Caller { role: call.peer().role, session: call.connection().state::<Session>() }
+    Caller { role: call.peer().role, session: call.connection().state::<Attached>() }
 }
 
 /// Lets the sessions end a connection.

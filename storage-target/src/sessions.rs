@@ -9,7 +9,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicI64, Ordering},
+        atomic::{AtomicI64, AtomicU64, Ordering},
     },
 };
 
@@ -45,11 +45,20 @@ pub(crate) trait Cut: Send + Sync + std::fmt::Debug {
     fn cut(&self, reason: &str);
 }
 
-/// One session, remembered by each of its connections.
+/// One session.
 #[derive(Debug)]
-pub(crate) struct Session {
-    pub(crate) id: SessionId,
+struct Session {
+    id: SessionId,
     expires: AtomicI64,
+    /// The highest connection number shown.
+    newest: AtomicU64,
+}
+
+/// A session as one of its connections has shown it; remembered by the connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Attached {
+    session: Arc<Session>,
+    number: u64,
 }
 
 /// Who is at the other end of a connection, by its certificate.
@@ -59,11 +68,17 @@ pub(crate) struct Holder {
     pub(crate) fingerprint: [u8; 32],
 }
 
-impl Session {
-    /// Whether its newest ticket still counts.
+impl Attached {
+    /// The session's id.
+    pub(crate) fn id(&self) -> SessionId {
+        self.session.id
+    }
+
+    /// Whether its newest ticket still counts, and no newer connection has taken it over.
     pub(crate) fn is_live(&self, cluster: &Cluster) -> bool {
-        let expires = Timestamp(self.expires.load(Ordering::Acquire));
-        cluster.now().is_ok_and(|now| now < expires)
+        let expires = Timestamp(self.session.expires.load(Ordering::Acquire));
+        let is_newest = self.number >= self.session.newest.load(Ordering::Acquire);
+        is_newest && cluster.now().is_ok_and(|now| now < expires)
     }
 
     /// As [`Self::is_live`], in words.
@@ -90,7 +105,7 @@ impl Sessions {
         ticket: &Signed,
         number: u64,
         connection: Arc<dyn Cut>,
-    ) -> Result<Arc<Session>, Failure> {
+    ) -> Result<Attached, Failure> {
         let ticket: Ticket = cluster.verify(Purpose::Ticket, ticket).await?;
         if ticket.host != holder.host || ticket.fingerprint != holder.fingerprint {
             let words = format!("the ticket of {} was made for another node", ticket.session);
@@ -110,10 +125,15 @@ impl Sessions {
             session: Arc::new(Session {
                 id: ticket.session,
                 expires: AtomicI64::new(ticket.expires.0),
+                newest: AtomicU64::new(number),
             }),
             connections: Vec::new(),
         });
-        if entry.connections.iter().any(|(newer, _)| *newer > number) {
+        let newest = entry.session.newest.fetch_max(number, Ordering::AcqRel);
+        // With no connection left the numbers begin anew: the client may have been restarted.
+        if entry.connections.is_empty() {
+            entry.session.newest.store(number, Ordering::Release);
+        } else if newest > number {
             let words = "a newer connection has taken the session over";
             return Err(Failure::new(ErrorKind::Unavailable, words));
         }
@@ -127,7 +147,7 @@ impl Sessions {
         if !entry.connections.iter().any(|(_, held)| held.id() == connection.id()) {
             entry.connections.push((number, connection));
         }
-        Ok(Arc::clone(&entry.session))
+        Ok(Attached { session: Arc::clone(&entry.session), number })
     }
 
     /// A connection has ended.

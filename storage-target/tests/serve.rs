@@ -1,5 +1,7 @@
 //! A whole daemon over real QUIC and TLS, with a metadata server that knows only what targets ask.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, also in its helpers")]
+
 mod serve {
     pub(crate) mod world;
 }
@@ -71,15 +73,15 @@ async fn capabilities_tickets_epochs_and_roles_are_checked() {
         let answer = client.exchange(&request, Bytes::new(), World::bulk()).await;
         answer.map(drop).map_err(|failure| failure.kind)
     };
-    let place = world.place(&content, 0, 0, 100, SESSION, Rights::Read);
+    let place = world.place(&content, 0, (0, 100), (SESSION, Rights::Read));
     assert_eq!(kind(read(place.clone())).await, Ok(()));
 
     let mut forged = place.clone();
     forged.capability.body[10] ^= 1;
     assert_eq!(kind(read(forged)).await, Err(ErrorKind::Forbidden));
-    let others = world.place(&content, 0, 0, 100, SessionId(99), Rights::Read);
+    let others = world.place(&content, 0, (0, 100), (SessionId(99), Rights::Read));
     assert_eq!(kind(read(others)).await, Err(ErrorKind::Forbidden));
-    let system = world.place(&content, 0, 0, 100, SYSTEM_SESSION, Rights::Read);
+    let system = world.place(&content, 0, (0, 100), (SYSTEM_SESSION, Rights::Read));
     assert_eq!(kind(read(system)).await, Err(ErrorKind::Forbidden));
     let mut old = place.clone();
     old.group_epoch = GroupEpoch(0);
@@ -87,7 +89,7 @@ async fn capabilities_tickets_epochs_and_roles_are_checked() {
     let mut long = place.clone();
     (long.offset, long.len) = (8 << 20, 1);
     assert_eq!(kind(read(long)).await, Err(ErrorKind::InvalidArgument));
-    let hole = world.place(&content, 5, 0, 100, SESSION, Rights::Read);
+    let hole = world.place(&content, 5, (0, 100), (SESSION, Rights::Read));
     assert_eq!(kind(read(hole)).await, Err(ErrorKind::Lost));
 
     let body = bytes(9, 100);
@@ -122,7 +124,7 @@ async fn capabilities_tickets_epochs_and_roles_are_checked() {
 async fn a_damaged_body_is_refused() {
     let world = World::start().await;
     let content = world.content(1);
-    let place = world.place(&content, 0, 0, 4096, SESSION, Rights::ReadWrite);
+    let place = world.place(&content, 0, (0, 4096), (SESSION, Rights::ReadWrite));
     let write = Write {
         place,
         checksum: Crc32c(1),
@@ -159,7 +161,7 @@ async fn a_trim_zeroes_cuts_and_refuses_older_writers() {
     let (_, found) = world.read(&content, 0, 0, 200_000).await.unwrap();
     assert_eq!(found[..100_000], bytes(1, 100_000));
     assert!(found[100_000..].iter().all(|&byte| byte == 0));
-    let place = world.place(&content, 0, 10_000, 70_000, SESSION, Rights::ReadWrite);
+    let place = world.place(&content, 0, (10_000, 70_000), (SESSION, Rights::ReadWrite));
     let (number, lowest_pending) = (WriteNumber(9), WriteNumber(9));
     let client = world.client(SESSION).await;
     client.call(&Zero { place, number, lowest_pending }, World::control()).await.unwrap();
@@ -214,7 +216,7 @@ async fn parts_are_uploaded_and_what_was_exported_becomes_clean() {
     let none = millrace_object_source::Metadata::default();
     let upload = bucket.create_upload("out/file", &none).await.unwrap();
     let metadata = world.peer(Role::Metadata, None);
-    let place = world.place(&content, 0, 0, 1, SYSTEM_SESSION, Rights::Read);
+    let place = world.place(&content, 0, (0, 1), (SYSTEM_SESSION, Rights::Read));
     let request = UploadPart {
         source: UploadSource {
             content: content.clone(),

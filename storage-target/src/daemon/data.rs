@@ -17,7 +17,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::{Caller, Daemon};
 use crate::{
     engine::{Authority, WriteRequest, ZeroRequest, sessions::Admission},
-    sessions::{Cut, Holder, Session},
+    sessions::{Attached, Cut, Holder},
     store::{ReadBytes, Reader, Store},
     view::ChunkView,
 };
@@ -37,7 +37,7 @@ impl Daemon {
         holder: Holder,
         connection: Arc<dyn Cut>,
         request: &Attach,
-    ) -> Result<(Arc<Session>, AttachReply), Failure> {
+    ) -> Result<(Attached, AttachReply), Failure> {
         let attached = self.sessions.attach(
             &self.cluster,
             holder,
@@ -50,7 +50,7 @@ impl Daemon {
             .stores
             .values()
             .map(|store| LossCount { target: store.id(), count: store.engine().loss_count() });
-        let reply = AttachReply { session: session.id, loss_counts: loss_counts.collect() };
+        let reply = AttachReply { session: session.id(), loss_counts: loss_counts.collect() };
         Ok((session, reply))
     }
 
@@ -185,7 +185,7 @@ impl Daemon {
             _ => {
                 let session = session(caller)?;
                 session.check_live(&self.cluster)?;
-                session.id
+                session.id()
             }
         };
         if capability.session != holder {
@@ -213,7 +213,7 @@ impl Daemon {
     }
 }
 
-fn session(caller: &Caller) -> Result<&Arc<Session>, Failure> {
+fn session(caller: &Caller) -> Result<&Arc<Attached>, Failure> {
     caller.session.as_ref().ok_or_else(|| {
         let words = "no session ticket was shown on this connection";
         Failure::new(ErrorKind::TicketExpired, words)

@@ -40,6 +40,8 @@ pub(super) enum Registered {
     Present,
     /// They are in memory.
     Arrived(Vec<Segment>),
+    /// They would come in several segments, for which the caller has no turn. Nothing has changed.
+    NeedsTurn,
     /// They will arrive; the streams are to be started.
     Waiting { arrived: oneshot::Receiver<Result<Vec<Segment>, Failure>>, streams: Vec<Claim> },
 }
@@ -51,12 +53,16 @@ impl Chunk {
         &mut self,
         wanted: Wanted,
         backed_blocks: u32,
+        has_turn: bool,
         absent: impl Fn(u16) -> bool,
     ) -> Registered {
         let in_memory = |chunk: &Self, block: u16| chunk.segment_with(block).is_some();
         // What has been installed meanwhile is read from the disk, with the rest looked at anew.
         if (wanted.first..wanted.end).any(|block| !absent(block) && !in_memory(self, block)) {
             return Registered::Present;
+        }
+        if !has_turn && self.comes_in_pieces(wanted) {
+            return Registered::NeedsTurn;
         }
         let mut arrived = Vec::new();
         let mut streams = Vec::new();
@@ -101,6 +107,21 @@ impl Chunk {
         let (done, receiver) = oneshot::channel();
         self.waiters.push(Waiter { wanted, arrived, done });
         Registered::Waiting { arrived: receiver, streams }
+    }
+
+    /// Whether a waiter would hold some segments while it waits for others.
+    fn comes_in_pieces(&self, wanted: Wanted) -> bool {
+        let mut blocks = wanted.first..wanted.end;
+        let arrived = blocks.clone().filter(|&block| self.segment_with(block).is_some()).count();
+        let shared = blocks.any(|block| self.claims.iter().any(|claim| claim.covers(block)));
+        let all = usize::from(wanted.end - wanted.first);
+        let fresh = arrived == 0 && !shared && all <= usize::from(SEGMENT_BLOCKS);
+        !fresh && arrived < all
+    }
+
+    /// Forgets waiters that have gone away, and the segments that they held.
+    pub(super) fn forget_gone(&mut self) {
+        self.waiters.retain(|waiter| !waiter.done.is_closed());
     }
 
     fn claim(&mut self, next: u16, end: u16, asked_end: u16) -> Claim {

@@ -164,6 +164,7 @@ async fn a_read_far_ahead_of_a_stream_does_not_wait_for_it() {
     let ahead = world.read(6 << 20, 4096, Reader::Random);
     futures::future::try_join(first, ahead).await.unwrap();
     world.wait_until_stored(0, 127).await;
+    world.wait_until_stored(0, 95).await;
     assert_eq!(world.store.hydrator().fetches(), 2);
     assert_eq!(world.store.hydrator().fetched_bytes(), 8 << 20, "no byte came twice");
 }

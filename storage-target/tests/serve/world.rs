@@ -157,10 +157,8 @@ impl World {
         &self,
         content: &Content,
         chunk: u32,
-        offset: usize,
-        len: usize,
-        session: SessionId,
-        rights: Rights,
+        (offset, len): (usize, usize),
+        (session, rights): (SessionId, Rights),
     ) -> Place {
         let capability = Capability { rights, session, content: content.clone() };
         Place {
@@ -215,7 +213,7 @@ impl World {
         body: Bytes,
         number: u64,
     ) -> Result<WriteReply, Failure> {
-        let place = self.place(content, chunk, offset, body.len(), SESSION, Rights::ReadWrite);
+        let place = self.place(content, chunk, (offset, body.len()), (SESSION, Rights::ReadWrite));
         let request = Write {
             place,
             checksum: Crc32c::of(&body),
@@ -234,7 +232,7 @@ impl World {
         offset: usize,
         len: usize,
     ) -> Result<(ReadReply, Bytes), Failure> {
-        let place = self.place(content, chunk, offset, len, SESSION, Rights::Read);
+        let place = self.place(content, chunk, (offset, len), (SESSION, Rights::Read));
         let client = self.client(SESSION).await;
         let request = Read { place, sequential: true };
         let (reply, body) = client.exchange(&request, Bytes::new(), Self::bulk()).await?;
