@@ -9,7 +9,7 @@
 //! |      8 |     2 | version          | [`ProtocolVersion`]                                      |
 //! |     10 |     1 | shape            | 1 request, 2 reply, 3 failure                            |
 //! |     11 |     1 | flags            | 0; none is defined yet                                   |
-//! |     12 |     2 | code             | [`RequestKind`]; in a failure [`ErrorKind`], reply 0    |
+//! |     12 |     2 | code             | [`RequestKind`]; in a failure [`ErrorKind`], reply 0     |
 //! |     14 |     2 | reserved         | 0                                                        |
 //! |     16 |     4 | message_len      | bytes of the message, at most [`MESSAGE_LEN_MAX`]        |
 //! |     20 |     4 | body_len         | bytes of the body, at most [`BODY_LEN_MAX`]              |

@@ -50,7 +50,7 @@ mod slot;
 
 pub use endpoints::{ClientEndpoints, ClientError};
 pub use live::Connected;
-use live::{Live, Outgoing};
+use live::{Live, Outgoing, Secured};
 use slot::Slot;
 
 /// A server that this node sends requests to. Cheap to clone; clones share the connections.

@@ -5,7 +5,8 @@
 //! wait in it has a bound, and whatever a peer sends ends in a typed failure, never in a panic.
 //!
 //! Modules, in reading order: [`identity`], [`authority`], [`settings`], [`body`], [`client`],
-//! [`server`], [`local`]; below them, private: `tls`, `socket`, `endpoint`, `stream`, `failure`.
+//! [`server`], [`local`]; below them, private: `tls`, `socket`, `endpoint`, `windows`, `stream`,
+//! `failure`.
 
 pub mod authority;
 pub mod body;
@@ -19,6 +20,7 @@ pub mod settings;
 mod socket;
 mod stream;
 pub mod tls;
+mod windows;
 
 pub use authority::{Authority, Grant};
 pub use body::Body;

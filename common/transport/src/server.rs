@@ -38,7 +38,6 @@ mod call;
 mod connection;
 mod refusals;
 mod request;
-mod windows;
 
 use acceptor::Acceptor;
 pub use call::IncomingCall;

@@ -85,8 +85,9 @@ impl TransportSettings {
     #[must_use]
     pub fn metadata() -> Self {
         Self {
-            stream_window_bytes: 32 * KIB,
+            stream_window_bytes: 16 * KIB,
             streams_per_connection: 256,
+            receive_budget_bytes: 256 * u64::from(MIB),
             connections_max: 2_048,
             ..Self::default()
         }

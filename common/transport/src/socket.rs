@@ -24,6 +24,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 /// Opens a socket bound to `address`. With `shared`, several may be bound to the same one.
 pub(crate) fn open(address: SocketAddr, buffer_bytes: u32, shared: bool) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
     if shared {
         socket.set_reuse_port(true)?;
     }

@@ -15,11 +15,12 @@ use tokio_util::sync::CancellationToken;
 use super::Lane;
 use crate::{
     Identity, TransportSettings,
-    endpoint::{CLOSE_PAUSE, Endpoint, EndpointParts, Windows, transport_config},
+    endpoint::{CLOSE_PAUSE, Endpoint, EndpointParts, transport_config},
     failure::CloseCode,
     identity::server_name,
     settings::SettingsError,
     tls::{self, TlsError},
+    windows::WindowShares,
 };
 
 /// One socket for control and one or more for bulk, each with its thread. Cheap to clone.
@@ -32,6 +33,7 @@ struct Shared {
     settings: TransportSettings,
     control: Endpoint,
     bulk: Vec<Endpoint>,
+    windows: WindowShares,
     random: Random,
 }
 
@@ -74,6 +76,7 @@ impl ClientEndpoints {
         Ok(Self(Arc::new(Shared {
             identity,
             tls,
+            windows: WindowShares::of_client(&settings),
             settings,
             control,
             bulk,
@@ -113,6 +116,10 @@ impl ClientEndpoints {
         &self.0.settings
     }
 
+    pub(super) fn windows(&self) -> &WindowShares {
+        &self.0.windows
+    }
+
     pub(super) fn random(&self) -> &Random {
         &self.0.random
     }
@@ -130,14 +137,8 @@ impl ClientEndpoints {
 
     /// How to dial a peer at `address`.
     pub(super) fn config(&self, address: SocketAddr) -> ClientConfig {
-        let windows = Windows {
-            // Requests from servers to clients come with a later version.
-            streams: 0,
-            stream: REPLY_WINDOW,
-            connection: CONNECTION_WINDOW,
-        };
         let mut config = ClientConfig::new(self.0.tls.clone());
-        let transport = transport_config(&self.0.settings, address, &windows);
+        let transport = transport_config(&self.0.settings, address, &self.0.windows.least());
         config.transport_config(Arc::new(transport));
         config
     }
@@ -153,12 +154,6 @@ impl fmt::Debug for ClientEndpoints {
         f.debug_tuple("ClientEndpoints").field(&self.0.identity).finish()
     }
 }
-
-/// A whole reply with its message may be under way before the first byte is read.
-const REPLY_WINDOW: u32 = 2 * 1024 * 1024;
-
-/// Replies are read as they arrive, so this much is in memory only while the node falls behind.
-const CONNECTION_WINDOW: u64 = 16 * 1024 * 1024;
 
 /// A node cannot dial.
 #[derive(Debug, thiserror::Error)]

@@ -23,6 +23,7 @@ use crate::{
     Body, PeerIdentity,
     failure::{self, CloseCode},
     stream::{FrameReader, FrameWriteError, Label, write_frame},
+    windows::Share,
 };
 
 /// An encoded request: encoded once however often it is sent.
@@ -57,6 +58,13 @@ impl Outgoing {
     }
 }
 
+/// What a handshake gives.
+pub(super) struct Secured {
+    pub(super) quic: quinn::Connection,
+    pub(super) version: ProtocolVersion,
+    pub(super) peer: PeerIdentity,
+}
+
 /// A connection after its handshake.
 pub(super) struct Live {
     quic: quinn::Connection,
@@ -68,25 +76,21 @@ pub(super) struct Live {
     in_flight: AtomicUsize,
     next_request: AtomicU64,
     last_use: Mutex<Instant>,
+    _share: Share,
 }
 
 impl Live {
-    pub(super) fn new(
-        quic: quinn::Connection,
-        version: ProtocolVersion,
-        peer: PeerIdentity,
-        lane: Lane,
-        number: u64,
-    ) -> Self {
+    pub(super) fn new(secured: Secured, lane: Lane, number: u64, share: Share) -> Self {
         Self {
-            quic,
-            version,
-            peer,
+            quic: secured.quic,
+            version: secured.version,
+            peer: secured.peer,
             lane,
             number,
             in_flight: AtomicUsize::new(0),
             next_request: AtomicU64::new(1),
             last_use: Mutex::new(Instant::now()),
+            _share: share,
         }
     }
 
@@ -95,7 +99,8 @@ impl Live {
     }
 
     pub(super) fn remote(&self) -> SocketAddr {
-        self.quic.remote_address()
+        let remote = self.quic.remote_address();
+        SocketAddr::new(remote.ip().to_canonical(), remote.port())
     }
 
     pub(super) fn in_flight(&self) -> usize {

@@ -18,12 +18,10 @@ use futures::{
     FutureExt as _,
     future::{BoxFuture, Shared},
 };
-use millrace_protocol::version::ProtocolVersion;
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Connected, Lane, Live, PeerState, keep_alive};
+use super::{Connected, Lane, Live, PeerState, Secured, keep_alive};
 use crate::{
-    PeerIdentity,
     failure::{self, CloseCode},
     identity::of_connection,
     stream::negotiated,
@@ -127,9 +125,10 @@ async fn connect(peer: &Arc<PeerState>, lane: Lane, index: usize) -> Result<Arc<
     let mut last = Failure::new(ErrorKind::Unavailable, "the peer has no address");
     for (at, &address) in target.addresses.iter().enumerate() {
         match dial(peer, lane, index, address).await {
-            Ok((quic, version, identity)) => {
+            Ok(secured) => {
                 prefer(peer, at, address);
-                let live = Arc::new(Live::new(quic, version, identity, lane, number));
+                let share = peer.endpoints.windows().join(&secured.quic);
+                let live = Arc::new(Live::new(secured, lane, number, share));
                 introduce(peer, &live).await?;
                 keep_alive::start(peer, lane, index, &live);
                 return Ok(live);
@@ -158,7 +157,7 @@ async fn dial(
     lane: Lane,
     index: usize,
     address: SocketAddr,
-) -> Result<(quinn::Connection, ProtocolVersion, PeerIdentity), Failure> {
+) -> Result<Secured, Failure> {
     let unavailable = |why: String| Failure::new(ErrorKind::Unavailable, why);
     let (endpoints, target) = (&peer.endpoints, peer.target().clone());
     let endpoint = endpoints.endpoint(lane, index);
@@ -177,7 +176,7 @@ async fn dial(
         quic.close(CloseCode::Done.code(), b"not the host that was looked for");
         return Err(unavailable(format!("host {} answers there", identity.host)));
     }
-    Ok((quic, version, identity))
+    Ok(Secured { quic, version, peer: identity })
 }
 
 /// Runs the hook.

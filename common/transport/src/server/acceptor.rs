@@ -15,16 +15,14 @@ use quinn::{ConnectionError, Incoming, ServerConfig, crypto::rustls::QuicServerC
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
-use super::{
-    Connection, ConnectionId, Service, admission::Admission, refusals::Refusals, request,
-    windows::WindowShares,
-};
+use super::{Connection, ConnectionId, Service, admission::Admission, refusals::Refusals, request};
 use crate::{
     PeerIdentity, TransportSettings,
     endpoint::{CLOSE_PAUSE, Endpoint, transport_config},
     failure::{self, CloseCode},
     identity::of_connection,
     stream::negotiated,
+    windows::WindowShares,
 };
 
 /// The state that all sockets of one server share.
@@ -51,7 +49,7 @@ impl Acceptor {
         service: Arc<dyn Service>,
         shutdown: &Shutdown,
     ) -> Arc<Self> {
-        let windows = WindowShares::new(settings);
+        let windows = WindowShares::of_server(settings);
         let handshakes_max = settings.handshakes_max as usize;
         let mut base = ServerConfig::with_crypto(Arc::new(tls));
         base.max_incoming(handshakes_max)
@@ -191,7 +189,7 @@ impl Acceptor {
             }
         };
         let id = ConnectionId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let _share = self.windows.join(id, quic.clone());
+        let _share = self.windows.join(&quic);
         let connection = Arc::new(Connection::new(id, quic.clone(), version, peer));
         tracing::debug!(%id, %remote, role = connection.peer().role.name(), "peer connected");
         self.service.connected(&connection);
