@@ -22,7 +22,7 @@ use crate::{
     namespace::{Body, Inode, LinkedDirectory, ObjectState, permission, tree},
     store::{
         keys,
-        records::{Entry, Whiteout},
+        records::{Entry, Export, Whiteout},
     },
 };
 
@@ -51,6 +51,7 @@ pub(super) fn entries(
     let mut counts = Counts::default();
     for entry in &import.entries {
         match tree::entry(tx, parent.id, &entry.name)? {
+            Some(_) if is_whited_out(tx, parent.id, entry)? => {}
             Some(present) => refresh(tx, entry, &present, &mut counts)?,
             None => add(tx, &mut parent, entry, &mut counts)?,
         }
@@ -107,11 +108,7 @@ fn add(
     Ok(())
 }
 
-fn build(
-    tx: &Transaction<'_>,
-    parent: &Inode,
-    entry: &ImportEntry,
-) -> Result<Inode, ApplyError> {
+fn build(tx: &Transaction<'_>, parent: &Inode, entry: &ImportEntry) -> Result<Inode, ApplyError> {
     let directory = parent.directory()?;
     let Some(linked) = &directory.linked else {
         return Err(ErrorKind::InvalidArgument.into());
@@ -147,6 +144,20 @@ fn build(
     Ok(inode)
 }
 
+/// Whether the object is the one whose name was taken away here, before the present name was made:
+/// replacing it is what its owner wants.
+fn is_whited_out(
+    tx: &Transaction<'_>,
+    parent: InodeId,
+    entry: &ImportEntry,
+) -> Result<bool, ApplyError> {
+    let ImportKind::File(origin) = &entry.kind else {
+        return Ok(false);
+    };
+    let whiteout = tx.read::<Whiteout>(&keys::whiteout(parent, entry.name.as_bytes()))?;
+    Ok(whiteout.is_some_and(|whiteout| whiteout.tag == origin.tag))
+}
+
 fn refresh(
     tx: &mut Transaction<'_>,
     entry: &ImportEntry,
@@ -161,9 +172,16 @@ fn refresh(
         // A file and a prefix of one name: what was there first stays.
         return Ok(());
     }
+    if tx.read::<Export>(&keys::export(inode.id))?.is_some() {
+        // The object may be the one that this file's own upload just made: its end decides.
+        return Ok(());
+    }
     let file = inode.file_mut()?;
-    let known = file.origin.as_ref().is_some_and(|known| known.tag == origin.tag);
-    if known {
+    let settled = file.origin.as_ref().is_some_and(|known| {
+        // Under another key it is not this file's object: the file was renamed and exported.
+        known.tag == origin.tag || known.key != origin.key
+    });
+    if settled {
         return Ok(());
     }
     match file.state {

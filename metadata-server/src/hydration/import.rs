@@ -271,11 +271,31 @@ impl<E: Environment> Importer<E> {
         self.environment.execute(Command::ImportEntries(import), false).await.map(|_| ())
     }
 
-    /// Imports one object as its HEAD describes it: after an upload was refused because somebody
-    /// else changed the object, so that the file becomes a conflict.
-    pub(super) async fn object(&self, linked: &Linked, name: &FileName) -> Result<(), Failure> {
-        self.probe(linked, name).await
+    /// Asks for the object of a file again: a clean file follows it if it is another version, a dirty
+    /// one becomes a conflict. To be called when a target or an upload found that it changed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ObjectChanged`] when the object is gone; those of the bucket.
+    pub async fn object(self: &Arc<Self>, inode: InodeId) -> Result<(), Failure> {
+        let query = self.environment.read(move |view| object_of(view, inode));
+        let Some((linked, name, key)) = query.await? else { return Ok(()) };
+        self.again(&linked, &name, &key).await
     }
+}
+
+/// Where a file's object is, if it has one.
+fn object_of(
+    view: &dyn View,
+    inode: InodeId,
+) -> Result<Option<(Linked, FileName, String)>, Failure> {
+    let Some(inode) = tree::find(view, inode).map_err(broken)? else { return Ok(None) };
+    let (Body::File(body), Some(parent)) = (&inode.body, &inode.parent) else { return Ok(None) };
+    let Some(linked) = linked(view, parent.directory)? else { return Ok(None) };
+    let key = match &body.origin {
+        Some(origin) => origin.key.clone(),
+        None => key_of(&linked.prefix, &parent.name),
+    };
+    Ok(Some((linked, parent.name.clone(), key)))
 }
 
 /// Waits for the end of a listing.

@@ -212,6 +212,12 @@ impl<E: Environment> Jobs<E> {
         };
         self.report(&progress, id, Some(end)).await;
         registered(None);
+        // What was under way when it was stopped is given up, or turns out to stand.
+        if end == JobState::Cancelled
+            && let Err(failure) = settle::all(&self.environment, &self.importer).await
+        {
+            tracing::warn!(%failure, "exports of a cancelled job cannot be settled yet");
+        }
         tracing::info!(job = id.0, ?end, errors = progress.errors(), "job ends");
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A part is a whole number of chunks, so that it lies on as few targets as it can, and at least
 //! 8 MiB, so that every part is beyond S3's smallest (5 MiB). There are at most 10,000 parts, so that
-//! files beyond 80 GB get larger ones.
+//! files beyond 78 GiB get larger ones. A target gathers a part in memory, which bounds parts to
+//! 64 MiB and files to 625 GiB.
 
 use millrace_types::{ChunkIndex, ChunkSize, MIB};
 
@@ -13,8 +14,8 @@ const PART_SIZE_MIN: u64 = 8 * MIB;
 /// S3's limit.
 const PARTS_MAX: u64 = 10_000;
 
-/// The largest part: S3's limit is 5 GiB. 10,000 of them are 50 TB, S3's largest object by now.
-const PART_SIZE_MAX: u64 = 5 * 1024 * MIB;
+/// The largest part that a target uploads: a chunk of the largest size.
+const PART_SIZE_MAX: u64 = 64 * MIB;
 
 /// How a file of one size is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +39,7 @@ pub struct Part {
 }
 
 impl PartPlan {
-    /// Plans a file; `None` when it is larger than any object can be.
+    /// Plans a file; `None` when it is larger than 625 GiB.
     #[must_use]
     pub fn new(size: u64, chunk_size: ChunkSize) -> Option<Self> {
         let chunk_size = chunk_size.bytes();
@@ -93,7 +94,7 @@ impl PartPlan {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{GIB, KIB, TIB};
+    use millrace_types::{GIB, KIB};
     use proptest::prelude::*;
 
     use super::*;
@@ -101,7 +102,7 @@ mod tests {
     proptest! {
         #[test]
         fn parts_cover_the_file_once_within_the_limits_of_s3(
-            size in 0_u64..8 * TIB, chunk_power in 16_u32..=26
+            size in 0_u64..=625 * GIB, chunk_power in 16_u32..=26
         ) {
             let chunk_size = ChunkSize::new(1 << chunk_power).unwrap();
             let plan = PartPlan::new(size, chunk_size).unwrap();
@@ -142,9 +143,10 @@ mod tests {
 
     #[test]
     fn a_recorded_plan_that_cannot_be_is_refused() {
-        for (size, part_size) in [(GIB, 0), (GIB, MIB), (GIB, 9 * MIB), (TIB, 8 * MIB)] {
+        for (size, part_size) in [(GIB, 0), (GIB, MIB), (GIB, 9 * MIB), (100 * GIB, 8 * MIB)] {
             assert_eq!(PartPlan::recorded(size, part_size, ChunkSize::DEFAULT), None);
         }
-        assert_eq!(PartPlan::new(u64::MAX, ChunkSize::DEFAULT), None);
+        assert_eq!(PartPlan::new(625 * GIB + 1, ChunkSize::DEFAULT), None);
+        assert_eq!(PartPlan::new(u64::MAX, ChunkSize::MAX), None);
     }
 }

@@ -55,7 +55,12 @@ pub(super) struct Dispatcher<'a, E> {
     map: Map,
     batches: BTreeMap<Place, Batch>,
     requests: FuturesUnordered<BoxFuture<'a, Sent>>,
+    /// Files whose object is another version by now; counted as failed only without it.
+    changed: Option<Vec<InodeId>>,
 }
+
+/// Files with a changed object that are tried again; the others are counted as failed.
+const CHANGED_MAX: usize = 10_000;
 
 #[derive(Default)]
 struct Batch {
@@ -84,7 +89,18 @@ struct Sent {
 
 impl<'a, E: Environment> Dispatcher<'a, E> {
     pub(super) fn new(context: &'a Context<'a, E>, task: Task, map: Map) -> Self {
-        Self { context, task, map, batches: BTreeMap::new(), requests: FuturesUnordered::new() }
+        let batches = BTreeMap::new();
+        Self { context, task, map, batches, requests: FuturesUnordered::new(), changed: None }
+    }
+
+    /// Sets files whose object changed aside from now on, for [`Self::take_changed`].
+    pub(super) fn set_changed_aside(&mut self) {
+        self.changed = Some(Vec::new());
+    }
+
+    /// The files that were set aside. From now on, such a file has failed.
+    pub(super) fn take_changed(&mut self) -> Vec<InodeId> {
+        self.changed.take().unwrap_or_default()
     }
 
     /// Takes one file as the items that cover its first `size` bytes. Waits while too much is under
@@ -165,8 +181,16 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
 
     /// Counts a file as failed, once.
     async fn fail(&mut self, file: &File, failure: Failure) {
-        if file.failed.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.context.fail_id(file.inode, failure).await;
+        if file.failed.fetch_add(1, Ordering::Relaxed) > 0 {
+            return;
+        }
+        match &mut self.changed {
+            Some(changed)
+                if failure.kind == ErrorKind::ObjectChanged && changed.len() < CHANGED_MAX =>
+            {
+                changed.push(file.inode);
+            }
+            _ => self.context.fail_id(file.inode, failure).await,
         }
     }
 

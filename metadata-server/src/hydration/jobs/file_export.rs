@@ -22,7 +22,7 @@ use millrace_protocol::{
     capability::Content,
     cluster::{self, LinkMode},
 };
-use millrace_types::{ChangeCount, ErrorKind, Failure, FileName, InodeId, LinkId};
+use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, LinkId};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -32,15 +32,11 @@ use super::{
 };
 use crate::{
     command::{BeginExport, Command, Outcome},
-    hydration::{
-        import::{broken, key_of, linked},
-        parts::PartPlan,
-        walk::refused,
-    },
+    hydration::{import::broken, parts::PartPlan, walk::refused},
     namespace::{Body, FileBody, Inode, ObjectState, tree},
     store::{
         View, keys,
-        records::{self, LinkRecord},
+        records::{self, LinkRecord, Whiteout},
     },
 };
 
@@ -53,6 +49,8 @@ pub(super) struct Source {
     pub(super) body: FileBody,
     pub(super) content: Content,
     pub(super) destination: Destination,
+    /// Tag of the object whose name was removed here, or replaced by this file.
+    removed: Option<String>,
 }
 
 /// The object that a file or link goes to.
@@ -62,8 +60,6 @@ pub(super) struct Destination {
     pub(super) mode: LinkMode,
     pub(super) bucket: cluster::Bucket,
     pub(super) key: String,
-    directory: InodeId,
-    name: FileName,
 }
 
 /// Exports one regular file, if the bucket lacks its content.
@@ -129,7 +125,10 @@ async fn once<E: Environment>(
     check_mode(&source.destination)?;
     let size = source.inode.size;
     let plan = PartPlan::new(size, source.content.layout.chunk_size()).ok_or_else(|| {
-        Failure::new(ErrorKind::FileTooLarge, "no object can be as large as this file")
+        Failure::new(
+            ErrorKind::FileTooLarge,
+            "files beyond 625 GiB cannot be exported: 10,000 parts of 64 MiB",
+        )
     })?;
     let bucket = context.importer.bucket(&source.destination.bucket)?;
     let export = begin(context, source, plan.part_size()).await?;
@@ -146,7 +145,7 @@ async fn once<E: Environment>(
         }
         Err(failure) => match settle::look(&bucket, &export).await? {
             Some(version) => version,
-            None => return Err(lost(context, source, &bucket, &export, failure).await),
+            None => return Err(lost(context, &bucket, &export, failure).await),
         },
     };
     settle::publish(context.environment, &export, source.content.layout, version).await
@@ -174,7 +173,6 @@ async fn stored(
 /// conflict from now on.
 async fn lost<E: Environment>(
     context: &Context<'_, E>,
-    source: &Source,
     bucket: &Bucket,
     export: &Export,
     failure: Failure,
@@ -185,16 +183,8 @@ async fn lost<E: Environment>(
     if failure.kind != ErrorKind::ObjectChanged {
         return failure;
     }
-    let Destination { directory, ref name, ref key, .. } = source.destination;
-    let query = context.environment.read(move |view| linked(view, directory));
-    let imported = match query.await {
-        Ok(Some(linked)) if key_of(&linked.prefix, name) == *key => {
-            context.importer.object(&linked, name).await
-        }
-        Ok(_) => Ok(()),
-        Err(failure) => Err(failure),
-    };
-    if let Err(error) = imported {
+    let key = &export.key;
+    if let Err(error) = context.importer.object(export.inode).await {
         tracing::warn!(%key, %error, "the bucket's version of a conflict cannot be recorded");
     }
     Failure::new(
@@ -234,8 +224,14 @@ async fn begin<E: Environment>(
     Ok(Export::new(inode, query.await?))
 }
 
-/// The version that the object must still have: the one that the file came from or went to.
+/// The version that the object must still have: the one that the file came from or went to, or whose
+/// name was taken away here before this file got it (as a checkpoint is renamed over the last one).
 fn replaced(source: &Source) -> Option<String> {
+    own_version(source).or_else(|| source.removed.clone())
+}
+
+/// The version that the file came from or went to, if its object is the destination.
+fn own_version(source: &Source) -> Option<String> {
     let origin = source.body.origin.as_ref()?;
     let same = origin.key == source.destination.key && origin.link == source.destination.link;
     same.then(|| origin.tag.clone())
@@ -245,7 +241,7 @@ fn replaced(source: &Source) -> Option<String> {
 fn is_needed(source: &Source) -> bool {
     match source.body.state {
         ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict => true,
-        ObjectState::Clean | ObjectState::Exported => replaced(source).is_none(),
+        ObjectState::Clean | ObjectState::Exported => own_version(source).is_none(),
     }
 }
 
@@ -286,9 +282,18 @@ async fn read_source<E: Environment>(
             return Err(ErrorKind::InvalidArgument.into());
         };
         let destination = destination(view, &inode)?;
-        Ok(Source { body: (**body).clone(), content, destination, inode })
+        let removed = removed(view, &inode)?;
+        Ok(Source { body: (**body).clone(), content, destination, removed, inode })
     });
     query.await
+}
+
+/// The tag of the object that had the inode's name before, if the name was taken away from it here.
+fn removed(view: &dyn View, inode: &Inode) -> Result<Option<String>, Failure> {
+    let Some(parent) = &inode.parent else { return Ok(None) };
+    let key = keys::whiteout(parent.directory, parent.name.as_bytes());
+    let whiteout: Option<Whiteout> = records::read(view, &key).map_err(broken)?;
+    Ok(whiteout.map(|whiteout| whiteout.tag).filter(|tag| !tag.is_empty()))
 }
 
 /// The link above an inode, and the key that its path has there.
@@ -323,14 +328,7 @@ fn destination(view: &dyn View, inode: &Inode) -> Result<Destination, Failure> {
         }
         key.push_str(text);
     }
-    Ok(Destination {
-        link,
-        mode: record.mode,
-        bucket: record.bucket,
-        key,
-        directory: parent.directory,
-        name: parent.name,
-    })
+    Ok(Destination { link, mode: record.mode, bucket: record.bucket, key })
 }
 
 fn check_mode(destination: &Destination) -> Result<(), Failure> {

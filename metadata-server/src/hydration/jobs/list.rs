@@ -1,4 +1,5 @@
-//! The import job: lists a linked tree to its end, also what was listed before.
+//! The import job: lists a linked tree to its end, also what was listed before; of a single file it
+//! asks for the object again.
 
 use super::{Context, Environment};
 use crate::hydration::walk::{Unlisted, Walk, inode, path_of};
@@ -11,6 +12,11 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
             Ok(None) => return,
             Ok(Some(page)) => {
                 for inode in page {
+                    let top = inode.id == context.job.root && !inode.is_directory();
+                    if top && let Err(failure) = context.importer.object(inode.id).await {
+                        context.fail_id(inode.id, failure).await;
+                        continue;
+                    }
                     context.progress.found(inode.size);
                     context.progress.moved(inode.size);
                     context.progress.done();

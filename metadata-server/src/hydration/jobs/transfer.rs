@@ -1,6 +1,7 @@
 //! The hydrate and release jobs: everything that a file has in a bucket is fetched, or dropped.
 
-use millrace_protocol::admin::JobKind;
+use millrace_protocol::{admin::JobKind, capability::Content};
+use millrace_types::{ErrorKind, Failure, InodeId};
 
 use super::{
     Context, Environment,
@@ -9,7 +10,7 @@ use super::{
 use crate::{
     hydration::{
         spread::runs,
-        walk::{Unlisted, Walk},
+        walk::{Unlisted, Walk, inode},
     },
     namespace::{Body, Inode, ObjectState},
 };
@@ -28,6 +29,9 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         Err(failure) => return context.fail_id(context.job.root, failure).await,
     };
     let mut dispatcher = Dispatcher::new(context, task, map);
+    if hydrate {
+        dispatcher.set_changed_aside();
+    }
     let mut walk = Walk::new(context.job.root, unlisted);
     loop {
         match walk.next(&**context.environment, context.importer).await {
@@ -41,6 +45,26 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         }
     }
     dispatcher.finish().await;
+    // The bucket has other versions of some objects than their files know: follow it, once.
+    for id in dispatcher.take_changed() {
+        match follow(context, id).await {
+            Ok((content, size)) => dispatcher.file(id, runs(&content, size), size).await,
+            Err(failure) => context.fail_id(id, failure).await,
+        }
+    }
+    dispatcher.finish().await;
+}
+
+/// Takes the new version of a file's object: its content, and how much of it comes from there.
+async fn follow<E: Environment>(
+    context: &Context<'_, E>,
+    id: InodeId,
+) -> Result<(Content, u64), Failure> {
+    context.importer.object(id).await?;
+    let inode = inode(&**context.environment, id).await?;
+    let content = inode.content().ok_or(ErrorKind::Stale)?;
+    let size = inode.size.min(content.origin_length);
+    Ok((content, size))
 }
 
 async fn take<E: Environment>(

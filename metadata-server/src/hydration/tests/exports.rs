@@ -199,6 +199,31 @@ async fn a_renamed_file_goes_to_the_key_of_its_new_path() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_renamed_over_the_last_one_replaces_its_object() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("model.pt", b"first");
+    let data = world.find("/data").await.unwrap().id;
+    world.find("/data/model.pt").await.unwrap();
+    for content in [b"second", b"third!"] {
+        world.write("/data/model.tmp", content).await;
+        let rename = command::Rename {
+            caller: ROOT,
+            source_parent: data,
+            source_name: FileName::parse(b"model.tmp").unwrap(),
+            target_parent: data,
+            target_name: FileName::parse(b"model.pt").unwrap(),
+            mode: RenameMode::Replace,
+            readers: Vec::new(),
+        };
+        world.server.execute(Command::Rename(rename), false).await.unwrap();
+        world.job(JobKind::Import, "/data").await;
+        assert_eq!(world.state("/data/model.pt").await, ObjectState::Local, "no conflict");
+        world.export("/data").await;
+        assert_eq!(fs::read(world.object("model.pt")).unwrap(), content);
+    }
+}
+
+#[tokio::test]
 async fn only_a_link_that_exports_exports() {
     let world = World::new(LinkMode::Import).await;
     world.write("/data/file", b"1").await;

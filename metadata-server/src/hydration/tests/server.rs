@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs,
     path::{Path, PathBuf},
     sync::{
@@ -77,6 +77,8 @@ pub(super) struct TestServer {
     /// Requests for items, by the name of the request.
     pub(super) items: Mutex<Vec<(&'static str, Item)>>,
     pub(super) present: Mutex<BTreeMap<InodeId, u64>>,
+    /// Files of which targets say once that the object changed.
+    pub(super) changed: Mutex<BTreeSet<InodeId>>,
 }
 
 /// A server, hydration over it, and the directory that plays the bucket.
@@ -229,6 +231,7 @@ impl TestServer {
             faults: Mutex::default(),
             items: Mutex::default(),
             present: Mutex::default(),
+            changed: Mutex::default(),
         }
     }
 
@@ -303,7 +306,13 @@ impl TestServer {
                 }
             },
         };
-        let results = vec![Ok(ByteLen(0)); items.1.len()];
+        let results = items.1.iter().map(|item| {
+            match self.changed.lock().unwrap().remove(&item.content.inode) {
+                true => Err(ErrorKind::ObjectChanged.into()),
+                false => Ok(ByteLen(0)),
+            }
+        });
+        let results = results.collect();
         let named = items.1.into_iter().map(|item| (items.0, item));
         self.items.lock().unwrap().extend(named);
         Ok(Box::new(ItemResults { results }))

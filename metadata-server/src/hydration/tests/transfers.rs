@@ -53,3 +53,23 @@ async fn release_leaves_dirty_files_alone() {
         world.server.items_of("release").iter().map(|item| item.content.inode).collect();
     assert_eq!(released, [clean]);
 }
+
+#[tokio::test]
+async fn hydrate_follows_an_object_that_changed() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("file", b"before");
+    let before = world.find("/data/file").await.unwrap();
+    world.put("file", b"another version");
+    world.server.changed.lock().unwrap().insert(before.id);
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!((job.state, job.files_done, job.errors), (JobState::Succeeded, 1, 0));
+    let after = world.find("/data/file").await.unwrap();
+    assert_eq!((after.id, after.size), (before.id, 15));
+    let last = world.server.items_of("hydrate").pop().unwrap();
+    assert_eq!(last.content.origin, after.content().unwrap().origin);
+    std::fs::remove_file(world.object("file")).unwrap();
+    world.server.changed.lock().unwrap().insert(before.id);
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!((job.state, job.errors), (JobState::Failed, 1));
+    assert!(job.failures[0].failure.message.contains("no longer"), "{:?}", job.failures);
+}
