@@ -64,15 +64,16 @@ pub(super) fn complete(
     if file.generation != export.generation {
         return Ok(Outcome::Exported(false));
     }
-    // The tag is the condition of the next upload, whether or not the file changed meanwhile.
+    // The tag is the condition of the next upload, whether or not the file changed meanwhile. What
+    // was absent then was the bucket's, and the object has it again: it backs as much as before.
     if same {
         file.origin_length = complete.origin.size;
         file.state = ObjectState::Exported;
-        file.origin = Some(complete.origin.clone());
-    } else if let Some(origin) = &mut file.origin {
-        origin.tag.clone_from(&complete.origin.tag);
+    } else {
+        file.origin_length = file.origin_length.min(complete.origin.size);
         file.state = ObjectState::Dirty;
     }
+    file.origin = Some(complete.origin.clone());
     inode.changed = tx.time;
     tx.put_inode(&inode);
     Ok(Outcome::Exported(same))
@@ -94,9 +95,5 @@ pub(super) fn abort(
 
 fn find(tx: &Transaction<'_>, inode: InodeId, id: u128) -> Result<Export, ApplyError> {
     let export: Export = tx.read(&keys::export(inode))?.ok_or(ErrorKind::NotFound)?;
-    if export.id == id {
-        Ok(export)
-    } else {
-        Err(ErrorKind::NotFound.into())
-    }
+    if export.id == id { Ok(export) } else { Err(ErrorKind::NotFound.into()) }
 }
