@@ -35,7 +35,7 @@ fn an_unknown_setting_is_named_with_its_file() -> Result<()> {
         let mut command = Command::new(binaries().join(program));
         command.arg("--config").arg(&bad);
         if daemon.starts_with("mount") {
-            command.arg(cluster.mount_named("nowhere"));
+            command.arg("--mountpoint").arg(cluster.mount_named("nowhere"));
         }
         let said = finish(&mut command, REFUSAL)?;
         assert!(!said.succeeded(), "{program}: {said}");
@@ -52,7 +52,7 @@ fn a_missing_settings_file_is_named() -> Result<()> {
         let mut command = Command::new(binaries().join(program));
         command.args(["--config", "/no/such/file.toml"]);
         if program == "millrace-fuse" {
-            command.arg("/no/such/mount");
+            command.args(["--mountpoint", "/no/such/mount"]);
         }
         let said = finish(&mut command, REFUSAL)?;
         assert!(!said.succeeded(), "{program}: {said}");
@@ -64,15 +64,8 @@ fn a_missing_settings_file_is_named() -> Result<()> {
 
 #[test]
 fn a_full_target_gives_enospc_and_room_comes_back_with_removal() -> Result<()> {
-    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
-    cluster.restart_with("target-0", "millrace-target", |settings| {
-        let directory = settings.remove("data").context("the directory of the only target")?;
-        let mut target = toml::Table::new();
-        target.insert("directory".to_owned(), directory);
-        target.insert("capacity".to_owned(), "64MiB".into());
-        settings.insert("target".to_owned(), toml::Value::Array(vec![target.into()]));
-        Ok(())
-    })?;
+    let wish = Wish { targets: 1, capacity: Some("64MiB".to_owned()), ..Wish::default() };
+    let cluster = Cluster::start(wish)?;
     let path = cluster.mount().join("too-large");
     let mut file = OpenOptions::new().create_new(true).write(true).open(&path)?;
     let piece = vec![5; 1 << 20];

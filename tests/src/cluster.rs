@@ -6,7 +6,7 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use anyhow::{Context, Result};
@@ -24,13 +24,15 @@ use crate::{
 pub struct Wish {
     /// Number of storage targets.
     pub targets: u16,
+    /// How much each target holds at most, such as `64MiB`.
+    pub capacity: Option<String>,
     /// Variables in the environment of the daemons, such as credentials.
     pub environment: Vec<(String, String)>,
 }
 
 impl Default for Wish {
     fn default() -> Self {
-        Self { targets: 2, environment: Vec::new() }
+        Self { targets: 2, capacity: None, environment: Vec::new() }
     }
 }
 
@@ -99,7 +101,11 @@ impl Cluster {
         let targets = self.wish.targets.to_string();
         let mount = self.mount();
         let mount = mount.to_str().context("a temporary path is text")?;
-        let said = self.cli(&["dev", "up", "--targets", &targets, "--mount", mount])?;
+        let mut arguments = vec!["dev", "up", "--targets", &targets, "--mount", mount];
+        if let Some(capacity) = &self.wish.capacity {
+            arguments.extend(["--capacity", capacity]);
+        }
+        let said = self.cli(&arguments)?;
         said.ok().map(drop)
     }
 
@@ -156,34 +162,6 @@ impl Cluster {
     pub fn crash(&self, name: &str) -> Result<()> {
         self.daemon(name)?.kill()?;
         self.up()
-    }
-
-    /// Kills a daemon and starts it again with settings that `change` has changed; they hold until
-    /// the next [`up`](Self::up).
-    ///
-    /// # Errors
-    /// When it does not run, its settings are not as expected, or it does not serve again.
-    pub fn restart_with(
-        &self,
-        name: &str,
-        program: &str,
-        change: impl FnOnce(&mut toml::Table) -> Result<()>,
-    ) -> Result<()> {
-        let daemon = self.daemon(name)?;
-        daemon.kill()?;
-        let folder = self.dir().join(name);
-        let file = folder.join(program.replace("millrace-", "")).with_extension("toml");
-        let mut settings: toml::Table = fs::read_to_string(&file)?.parse()?;
-        change(&mut settings)?;
-        fs::write(&file, toml::to_string(&settings)?)?;
-        let log = fs::OpenOptions::new().append(true).open(folder.join("daemon.log"))?;
-        let mut command = Command::new(binaries().join(program));
-        command.arg("--config").arg(&file).envs(self.wish.environment.iter().cloned());
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        // Found again by the file that it names, and reaped when this test's process ends.
-        command.spawn().context("starting a daemon")?;
-        let healthy = || self.json(&["status"]).is_ok_and(|told| told["health"] == "healthy");
-        wait_for("a healthy cluster", || healthy().then_some(()))
     }
 
     /// What a daemon has logged, over all its starts.
