@@ -114,7 +114,7 @@ FIELDS
 }
 
 start_cluster() {
-    millrace dev up --targets 2 --mount "$mount" | sed 's/^/    /'
+    millrace dev up --targets 2 --mount "$mount" 2>&1 | sed 's/^/    /'
     millrace link add s3://demo/training "$mount/training" --mode import-export | sed 's/^/    /'
 }
 

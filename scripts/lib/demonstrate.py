@@ -59,7 +59,9 @@ def fill(options):
 def read(options):
     """Reads every file of a tree with several threads, as data loaders do."""
     begun = time.monotonic()
-    files = sorted(path for path in pathlib.Path(options.tree).rglob("*") if path.is_file())
+    files = sorted(
+        pathlib.Path(folder) / name for folder, _, names in os.walk(options.tree) for name in names
+    )
     sizes = sum(path.stat().st_size for path in files)
     listed = time.monotonic() - begun
     begun = time.monotonic()

@@ -132,15 +132,11 @@ def every_object_is_listed_with_its_size(run):
 
 
 def a_cold_read_reaches_its_share_of_the_buckets_rate(run):
-    command = [
-        str(pathlib.Path(run.options.binaries) / "bucket-read"), "--endpoint", run.bucket.endpoint,
-        "--bucket", BUCKET, "--key", "set/large.bin", "--parallel", "8",
-    ]
-    raw = json.loads(subprocess.run(
-        command, env=run.cluster.environment, stdin=subprocess.DEVNULL, check=True,
-        capture_output=True, text=True, timeout=300,
-    ).stdout)["mib_per_second"]
+    # What else the machine does changes from moment to moment: the bucket is measured on both
+    # sides of the mount.
+    before = bucket_rate(run)
     cold = read_rate(run.mount / "set/large.bin")
+    raw = (before + bucket_rate(run)) / 2
     again = read_rate(run.mount / "set/large.bin")
     run.facts.update(raw_mib_s=raw, cold_mib_s=cold, again_mib_s=again)
     said = f"bucket {raw:.0f}, cold {cold:.0f}, again {again:.0f} MiB/s, ratio {cold / raw:.2f}"
@@ -416,6 +412,19 @@ def wait_until_hydrated(run, path, seconds_max=120):
             return
         assert time.monotonic() < deadline, told
         time.sleep(0.2)
+
+
+def bucket_rate(run):
+    """MiB/s of 8 parallel ranged GETs over object_store, straight from the bucket."""
+    command = [
+        str(pathlib.Path(run.options.binaries) / "bucket-read"), "--endpoint", run.bucket.endpoint,
+        "--bucket", BUCKET, "--key", "set/large.bin", "--parallel", "8",
+    ]
+    said = subprocess.run(
+        command, env=run.cluster.environment, stdin=subprocess.DEVNULL, check=True,
+        capture_output=True, text=True, timeout=300,
+    )
+    return json.loads(said.stdout)["mib_per_second"]
 
 
 def read_rate(path):
