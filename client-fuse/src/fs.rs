@@ -7,7 +7,7 @@
 //! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`kept_pages`], [`open`], [`names`], [`attributes`], [`read`], [`write`], [`flush`],
+//! [`handle`], [`writers`], [`kept_pages`], [`open`], [`names`], [`attributes`], [`read`], [`write`], [`flush`],
 //! [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
 
 use std::{
@@ -43,6 +43,7 @@ pub(crate) mod readdir;
 pub(crate) mod statfs;
 pub(crate) mod upkeep;
 pub(crate) mod write;
+pub(crate) mod writers;
 pub(crate) mod xattr;
 
 /// The file system of one mount.

@@ -286,7 +286,7 @@ impl Filesystem for Adapter {
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: Number,
         offset: u64,
@@ -301,6 +301,7 @@ impl Filesystem for Adapter {
             Ok(handle) => handle,
             Err(failure) => return reply.error(errno(&failure)),
         };
+        handle.writers.record(req.pid());
         let drop_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         if !drop_privileges {
             match self.fs.try_write(&handle, offset, data) {
@@ -326,14 +327,20 @@ impl Filesystem for Adapter {
 
     fn flush(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: Number,
         _lock_owner: LockOwner,
         reply: ReplyEmpty,
     ) {
         let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(fh.0));
-        self.answer_empty(reply, async move { fs.flush(&*handle?).await });
+        match handle {
+            Ok(handle) if handle.writers.is_bystander(req.pid()) => {
+                fs.flush_aside(handle);
+                reply.ok();
+            }
+            handle => self.answer_empty(reply, async move { fs.flush(&*handle?).await }),
+        }
     }
 
     fn release(

@@ -267,6 +267,11 @@ impl State {
         self.failure = Some(failure);
     }
 
+    /// Whether the last failure was of the same kind: it has been logged.
+    pub(crate) fn has_failed_like(&self, failure: &Failure) -> bool {
+        self.failure.as_ref().is_some_and(|last| last.kind == failure.kind)
+    }
+
     /// Whether the server must still be told of an acknowledged write.
     pub(crate) fn needs_commit(&self) -> bool {
         self.stored.acknowledgements > self.committed

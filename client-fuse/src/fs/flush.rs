@@ -30,6 +30,15 @@ impl FileSystem {
         self.commit(&handle.file, false).await
     }
 
+    /// `close` by a process that only inherited the handle: the same, without waiting for it.
+    pub(crate) fn flush_aside(&self, handle: Arc<FileHandle>) {
+        self.spawn(|this| async move {
+            this.flush_file(&handle.file).await;
+            // The writer's own close commits again and reports.
+            drop(this.commit(&handle.file, false).await);
+        });
+    }
+
     /// `fsync`: everything written survives the loss of power of every server.
     ///
     /// # Errors
@@ -84,7 +93,9 @@ impl FileSystem {
         }
         let mut state = file.state();
         if let Err(failure) = outcome {
-            tracing::warn!(inode = %file.inode, %failure, "a write cannot be stored");
+            if !state.has_failed_like(&failure) {
+                tracing::warn!(inode = %file.inode, %failure, "a write cannot be stored");
+            }
             state.record_failure(failure);
         }
         let bytes = state.buffer.land(slot);

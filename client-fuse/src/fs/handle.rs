@@ -8,7 +8,7 @@ use std::sync::{
 use millrace_protocol::{metadata::OpenMode, session::Caller};
 use millrace_types::Failure;
 
-use crate::fs::file::File;
+use crate::fs::{file::File, writers::Writers};
 
 /// An open file description.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub(crate) struct FileHandle {
     pub(crate) caller: Caller,
     /// How it is used.
     pub(crate) options: HandleOptions,
+    /// Who has written through it.
+    pub(crate) writers: Writers,
     /// In which life of the metadata server it is known to be open.
     pub(crate) incarnation: AtomicU64,
     failures_seen: AtomicU64,
@@ -59,7 +61,8 @@ impl FileHandle {
     ) -> Self {
         let failures_seen = AtomicU64::new(file.state().failures);
         let incarnation = AtomicU64::new(incarnation);
-        Self { file, mode, caller, options, incarnation, failures_seen }
+        let writers = Writers::default();
+        Self { file, mode, caller, options, writers, incarnation, failures_seen }
     }
 
     /// Fails once for the failures that have been recorded since the last call.
