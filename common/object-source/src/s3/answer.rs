@@ -185,7 +185,7 @@ fn generic(error: &object_store::Error, chain: &str, document: &Document, key: &
     if wait {
         Error::Busy { message: "the bucket asks to wait".to_owned() }
     } else {
-        Error::unavailable(format!("the bucket cannot be reached: {}", innermost(error)))
+        Error::unavailable(format!("its server does not answer: {}", innermost(error)))
     }
 }
 

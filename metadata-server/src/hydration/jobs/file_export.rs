@@ -69,6 +69,7 @@ pub(super) async fn run<E: Environment>(
     inode: InodeId,
 ) -> Result<(), Failure> {
     let mut counted = false;
+    settle::earlier(context.environment, context.importer, inode).await?;
     for _ in 0..ATTEMPTS {
         let source = read_source(context, inode).await?;
         let size = source.inode.size;

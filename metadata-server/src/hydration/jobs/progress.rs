@@ -47,6 +47,12 @@ impl Progress {
         state.counts.bytes_done = state.counts.bytes_done.saturating_add(bytes);
     }
 
+    /// Bytes that were counted must be moved again.
+    pub(super) fn unmoved(&self, bytes: u64) {
+        let mut state = self.lock();
+        state.counts.bytes_done = state.counts.bytes_done.saturating_sub(bytes);
+    }
+
     /// A found file is done.
     pub(super) fn done(&self) {
         self.lock().counts.files_done += 1;

@@ -153,6 +153,22 @@ pub(super) async fn all<E: Environment>(
     Ok(())
 }
 
+/// Settles what an earlier export of one file left under way: its job was interrupted while the bucket
+/// could not be asked.
+pub(super) async fn earlier<E: Environment>(
+    environment: &Arc<E>,
+    importer: &Arc<Importer<E>>,
+    inode: InodeId,
+) -> Result<(), Failure> {
+    let query = environment.read(move |view| {
+        records::read::<records::Export>(view, &keys::export(inode)).map_err(broken)
+    });
+    match query.await? {
+        Some(record) => one(environment, importer, &Export::new(inode, record)).await,
+        None => Ok(()),
+    }
+}
+
 /// At most as many exports are under way as the job that was interrupted had.
 const LEFT_MAX: usize = 10_000;
 

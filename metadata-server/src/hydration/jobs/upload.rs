@@ -1,6 +1,12 @@
 //! Gets a frozen file's bytes into the bucket: by one put, or by parts that the targets send.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_object_source::{
@@ -71,6 +77,7 @@ pub(super) async fn run<E: Environment>(
         uploads,
         source,
         export,
+        moved: AtomicU64::new(0),
     };
     if size <= source.content.layout.chunk_size().bytes() && plan.is_single() {
         let metadata = metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
@@ -84,6 +91,8 @@ pub(super) async fn run<E: Environment>(
     };
     context.environment.execute(record, true).await?;
     let made = by_parts(&work, bucket, &upload, plan).await;
+    // The whole file is counted when it is done; parts only show that it goes on.
+    context.progress.unmoved(work.moved.load(Ordering::Relaxed));
     // After an unclear answer this may find the upload gone, which is no error; the object, if the
     // completion won after all, stays.
     if !matches!(made, Ok(End::Stored(_)))
@@ -124,6 +133,8 @@ struct Work<'a, E> {
     uploads: &'a Arc<Semaphore>,
     source: &'a Source,
     export: &'a Export,
+    /// Bytes of finished parts, as the job counts them.
+    moved: AtomicU64,
 }
 
 impl<E: Environment> Work<'_, E> {
@@ -159,6 +170,8 @@ impl<E: Environment> Work<'_, E> {
             match environment.ask(place.host, request.clone(), PART_TIMEOUT).await {
                 Ok(reply) => {
                     let tag = tag(&reply.etag)?;
+                    self.moved.fetch_add(part.len, Ordering::Relaxed);
+                    self.context.progress.moved(part.len);
                     return Ok(UploadedPart { number: part.number, tag, len: part.len });
                 }
                 Err(failure) if is_repeatable(failure.kind) && attempt < ATTEMPTS => {
