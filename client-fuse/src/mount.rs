@@ -79,10 +79,10 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let refused = |error| MountError::Mount { path: mountpoint.clone(), error };
     let mountpoint = mountpoint::prepare(mountpoint).map_err(refused)?;
     let source = format!("{}:{}", names.cluster, shown.display());
-    let options = mountpoint::options(&settings.mount, source);
     let requests = TaskTracker::new();
     let adapter = Adapter::new(Arc::clone(&fs), root, runtimes.clone(), requests.clone());
-    let session = fuser::Session::new(adapter, &mountpoint, &options).map_err(refused)?;
+    let session =
+        mountpoint::mount(adapter, &mountpoint, &settings.mount, &source).map_err(refused)?;
     let background = session.spawn().map_err(refused)?;
     let description = MountDescription {
         cluster: names.cluster.to_string(),

@@ -1,22 +1,27 @@
 //! The mount point: what is there before, what is tuned after mounting, and how it is given back.
 
 use std::{
+    ffi::CString,
     fs, io,
+    os::fd::AsRawFd as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use fuser::{MountOption, SessionACL};
+use fuser::{MountOption, Session, SessionACL};
 use rustix::{
     fs::{AtFlags, CWD, StatxFlags},
     io::Errno,
-    mount::UnmountFlags,
+    mount::{MountFlags, UnmountFlags},
 };
 
-use crate::settings::MountSettings;
+use crate::{fuse::Adapter, settings::MountSettings};
 
 /// The name that the kernel shows behind `fuse.`.
 const SUBTYPE: &str = "millrace";
+
+/// The root of a mount is a directory.
+const ROOT_MODE: u32 = libc::S_IFDIR;
 
 /// Makes sure that the directory can be mounted on: what an earlier daemon left when it was killed
 /// is taken away.
@@ -39,12 +44,61 @@ pub(crate) fn prepare(mountpoint: &Path) -> io::Result<PathBuf> {
     mountpoint.canonicalize()
 }
 
-/// How fuser is to mount: `source` is shown in mount tables.
-pub(crate) fn options(settings: &MountSettings, source: String) -> fuser::Config {
+/// Mounts `adapter` and agrees with the kernel on the terms; `source` is shown in mount tables.
+///
+/// As root the mount is made here and not by fuser, which would unmount at its end whatever lies on
+/// the mount point by then, even another daemon's mount.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(crate) fn mount(
+    adapter: Adapter,
+    mountpoint: &Path,
+    settings: &MountSettings,
+    source: &str,
+) -> io::Result<Session<Adapter>> {
+    let config = options(settings, source);
+    if !rustix::process::geteuid().is_root() {
+        return Session::new(adapter, mountpoint, &config);
+    }
+    let device = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
+    let mut data = format!(
+        "fd={},rootmode={ROOT_MODE:o},user_id=0,group_id=0,default_permissions,subtype={SUBTYPE}",
+        device.as_raw_fd()
+    );
+    if config.acl == SessionACL::All {
+        data.push_str(",allow_other");
+    }
+    let data = CString::new(data)?;
+    rustix::mount::mount(source, mountpoint, "fuse", flags(settings), Some(data.as_c_str()))?;
+    let acl = config.acl;
+    Session::from_fd(adapter, device.into(), acl, config).inspect_err(|_| {
+        if let Err(error) = detach(mountpoint) {
+            tracing::warn!(%error, "cannot take a failed mount away");
+        }
+    })
+}
+
+/// What the kernel's mount flags say.
+fn flags(settings: &MountSettings) -> MountFlags {
+    [
+        (settings.read_only, MountFlags::RDONLY),
+        (!settings.suid, MountFlags::NOSUID),
+        (!settings.dev, MountFlags::NODEV),
+        (!settings.exec, MountFlags::NOEXEC),
+    ]
+    .into_iter()
+    .filter(|(wanted, _)| *wanted)
+    // Times of reading are not kept by the kernel: the server is told of them lazily, or not at all.
+    .fold(MountFlags::NOATIME, |flags, (_, flag)| flags | flag)
+}
+
+/// The same for fuser.
+fn options(settings: &MountSettings, source: &str) -> fuser::Config {
     let pick = |on: bool, yes: MountOption, no: MountOption| if on { yes } else { no };
     let mut config = fuser::Config::default();
     config.mount_options = vec![
-        MountOption::FSName(source),
+        MountOption::FSName(source.to_owned()),
         // Passed to the kernel as it is: fuser's own option for it only reaches fusermount.
         MountOption::CUSTOM(format!("subtype={SUBTYPE}")),
         // The kernel checks mode, owner and groups for data; the server checks names again.
@@ -133,7 +187,8 @@ mod tests {
     #[test]
     fn options_of_the_settings_reach_the_kernel() {
         let settings = MountSettings { read_only: true, exec: false, ..MountSettings::default() };
-        let config = options(&settings, "c:/".to_owned());
+        let config = options(&settings, "c:/");
+        assert!(flags(&settings).contains(MountFlags::RDONLY | MountFlags::NOEXEC));
         for wanted in [MountOption::RO, MountOption::NoExec, MountOption::NoSuid] {
             assert!(config.mount_options.contains(&wanted), "{wanted:?}");
         }
