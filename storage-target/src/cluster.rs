@@ -1,7 +1,7 @@
 //! What this daemon knows of its cluster: the time, the keys, the map, and whether it may write.
 //!
-//! Written by the loop that talks to the metadata server ([`crate::member`]), read by every request.
-//! Reckons in the metadata server's time, as the last heartbeat told it.
+//! Written by the loop that talks to the metadata server ([`crate::member`]), read by every
+//! request. Reckons in the metadata server's time, as the last heartbeat told it.
 
 use std::{
     sync::{Arc, PoisonError, RwLock},

@@ -2,24 +2,24 @@
 //!
 //! # Contract
 //! - Offsets, positions within the buffer and lengths are multiples of [`ALIGNMENT`].
-//! - **The engine owns the buffer until the completion.** A buffer travels with its request and comes
-//!   back in the [`Completion`]; dropping the future that waits for it frees nothing that the kernel
-//!   may still touch.
-//! - A read or write is complete or an error: short transfers, `EINTR` and `EAGAIN` are continued by
-//!   the engine, and a read past the end of the file is an error.
+//! - **The engine owns the buffer until the completion.** A buffer travels with its request and
+//!   comes back in the [`Completion`]; dropping the future that waits for it frees nothing that the
+//!   kernel may still touch.
+//! - A read or write is complete or an error: short transfers, `EINTR` and `EAGAIN` are continued
+//!   by the engine, and a read past the end of the file is an error.
 //! - Requests may be executed in any order. A sync covers exactly the writes whose completion had
 //!   been delivered before the sync was submitted.
 //!
 //! # Cancellation
-//! A submitted request is always executed. Who drops the future only gives up the answer; pages that
-//! are being written must therefore not be reused before the completion, which is why the engine's
-//! writes run in tasks of their own.
+//! A submitted request is always executed. Who drops the future only gives up the answer; pages
+//! that are being written must therefore not be reused before the completion, which is why the
+//! engine's writes run in tasks of their own.
 //!
 //! # Bounds
 //! At most [`QUEUE_DEPTH`] requests are outstanding for each disk; more wait for their turn in
 //! [`DiskQueue`].
 //!
-//! Modules: [`buffer`] (the aligned pool), [`file`] (opening and growing the data file),
+//! Modules: [`buffer`] (the aligned pool), [`mod@file`] (opening and growing the data file),
 //! [`blocking`] and [`uring`] (the two engines); `conformance` is the suite that both pass.
 
 use std::{

@@ -3,8 +3,9 @@
 //! # What it guarantees
 //! - A write that was acknowledged survives a kill of the process; after [[`Engine::sync`]] also a
 //!   loss of power, unless the loss count changed meanwhile.
-//! - A write is there as a whole or not at all. New bytes go to fresh pages; only then does a journal
-//!   record point the index to them; the old pages are not used again before that is durable.
+//! - A write is there as a whole or not at all. New bytes go to fresh pages; only then does a
+//!   journal record point the index to them; the old pages are not used again before that is
+//!   durable.
 //! - Every page read from disk is checked against its checksum before anybody sees it.
 //! - Nothing is changed by a request that is refused.
 //!
@@ -227,8 +228,8 @@ impl Engine {
         self.barrier.wait().await
     }
 
-    /// Syncs, writes a checkpoint and the stop record, and ends the barrier's thread. Nothing may be
-    /// changed any more when it is called; reads go on until the engine is dropped.
+    /// Syncs, writes a checkpoint and the stop record, and ends the barrier's thread. Nothing may
+    /// be changed any more when it is called; reads go on until the engine is dropped.
     ///
     /// # Errors
     /// As [`Self::sync`]; the next start then recovers as after a kill.
@@ -250,7 +251,8 @@ impl Shared {
         match self.state.lock() {
             Ok(state) => state,
             Err(PoisonError { .. }) => {
-                tracing::error!(target = %self.target, "the engine's state is inconsistent; aborting");
+                let target = self.target;
+                tracing::error!(%target, "the engine's state is inconsistent; aborting");
                 std::process::abort();
             }
         }

@@ -7,11 +7,11 @@
 //!                 └───────────── waits for its blocks ◀──── deliver ──▶ engine: absent → clean
 //! ```
 //!
-//! Each chunk with fetches under way has a [`Chunk`]: which blocks are claimed by which stream, which
-//! segments have arrived and are not yet in the engine, and who waits for what. A stream begins at
-//! the first block that somebody needs and, when the reader goes on sequentially, runs to the
-//! chunk's end behind the reader's back. A request far ahead of where a stream has come takes the
-//! rest of its claim over with a stream of its own.
+//! Each chunk with fetches under way has a [`Chunk`]: which blocks are claimed by which stream,
+//! which segments have arrived and are not yet in the engine, and who waits for what. A stream
+//! begins at the first block that somebody needs and, when the reader goes on sequentially, runs to
+//! the chunk's end behind the reader's back. A request far ahead of where a stream has come takes
+//! the rest of its claim over with a stream of its own.
 //!
 //! Bounds: the bucket's own limits on requests and bytes; the buffer pool, since every segment that
 //! is in memory is a buffer of it; one entry per chunk with a fetch under way.

@@ -2,8 +2,8 @@
 //! network and bucket.
 //!
 //! Owns chunks and nothing else: it knows neither names nor directories, and believes only what the
-//! metadata server has signed or sent. A byte whose checksum does not match is never handed out, and
-//! a byte that is gone is an error, never zero.
+//! metadata server has signed or sent. A byte whose checksum does not match is never handed out,
+//! and a byte that is gone is an error, never zero.
 //!
 //! ```text
 //!   clients ──▶ server ──▶ daemon ──▶ store ──▶ engine ──▶ disk

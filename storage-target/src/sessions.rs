@@ -2,8 +2,8 @@
 //!
 //! A ticket counts until it expires, in the metadata server's time; the newest one shown on any
 //! connection counts for all connections of the session. A connection with a higher number ends
-//! those with a lower one, so that what a client sent before it lost its connection is never applied
-//! after what it sends now.
+//! those with a lower one, so that what a client sent before it lost its connection is never
+//! applied after what it sends now.
 
 use std::{
     collections::HashMap,
@@ -96,8 +96,8 @@ impl Sessions {
     ///
     /// # Errors
     /// Those of [`Cluster::verify`]; [`ErrorKind::Forbidden`] when the ticket was made for another
-    /// certificate; [`ErrorKind::TicketExpired`]; [`ErrorKind::SessionGone`] when a newer connection
-    /// has taken the session over; [`ErrorKind::Busy`] past the bound.
+    /// certificate; [`ErrorKind::TicketExpired`]; [`ErrorKind::SessionGone`] when a newer
+    /// connection has taken the session over; [`ErrorKind::Busy`] past the bound.
     pub(crate) async fn attach(
         &self,
         cluster: &Cluster,

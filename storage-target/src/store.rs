@@ -261,7 +261,8 @@ impl Store {
         exported.blocks += added;
     }
 
-    /// Turns the blocks clean that an export has read and that are still the same. The caller syncs.
+    /// Turns the blocks clean that an export has read and that are still the same. The caller
+    /// syncs.
     ///
     /// # Errors
     /// A failure of the journal.

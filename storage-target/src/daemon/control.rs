@@ -137,7 +137,8 @@ impl Daemon {
             batch.entries.iter().map(|entry| (entry.inode, entry.generation)).collect();
         let freed = self.store(target)?.engine().reclaim(&entries).await?;
         self.reclaimed_bytes.fetch_add(freed.0, Ordering::Relaxed);
-        tracing::debug!(%target, entries = entries.len(), freed_bytes = freed.0, "chunks reclaimed");
+        let (entries, freed_bytes) = (entries.len(), freed.0);
+        tracing::debug!(%target, entries, freed_bytes, "chunks reclaimed");
         Ok(Some(last))
     }
 }

@@ -1,8 +1,9 @@
 //! Uploading: parts of a multipart upload, and small objects.
 //!
-//! The bytes of chunks on this host's targets are read here; those of others come from their daemons
-//! with the capability that the metadata server gave to the system session. They are gathered in
-//! memory of their own (not in the disk's buffers, which an upload would hold for seconds).
+//! The bytes of chunks on this host's targets are read here; those of others come from their
+//! daemons with the capability that the metadata server gave to the system session. They are
+//! gathered in memory of their own (not in the disk's buffers, which an upload would hold for
+//! seconds).
 
 use std::{ops::Range, sync::Arc};
 

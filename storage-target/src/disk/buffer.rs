@@ -1,9 +1,9 @@
 //! Memory for disk transfers: aligned, recycled, and bounded as a whole.
 //!
 //! The pool's budget counts the bytes of buffers in use, wherever they travel: under the kernel, in
-//! a reply on its way to the network, or in a fill from a bucket. Whoever wants more waits, which is
-//! how pressure reaches the network. Holding a buffer while waiting for another could deadlock, so
-//! every operation takes all that it needs with one call.
+//! a reply on its way to the network, or in a fill from a bucket. Whoever wants more waits, which
+//! is how pressure reaches the network. Holding a buffer while waiting for another could deadlock,
+//! so every operation takes all that it needs with one call.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},

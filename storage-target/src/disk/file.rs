@@ -60,7 +60,8 @@ impl DataFile {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Allocates the bytes from `old_len` to `new_len`, so that writes there cannot run out of room.
+    /// Allocates the bytes from `old_len` to `new_len`, so that writes there cannot run out of
+    /// room.
     ///
     /// # Errors
     /// [`DiskError::NoSpace`] when the file system is full; nothing is then changed.

@@ -150,7 +150,7 @@ impl Worker {
                     ) => {}
                 Err(error) => {
                     // The buffers belong to the kernel: leaving here would free them under it.
-                    tracing::error!(%error, "io_uring_enter failed; the disk thread stops the process");
+                    tracing::error!(%error, "io_uring_enter failed; aborting");
                     std::process::abort();
                 }
             }

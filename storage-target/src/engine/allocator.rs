@@ -211,7 +211,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_page_is_ever_given_out_twice(ops in prop::collection::vec((0_u8..3, 1_u64..300), 1..200)) {
+        fn no_page_is_ever_given_out_twice(
+            ops in prop::collection::vec((0_u8..3, 1_u64..300), 1..200)
+        ) {
             let mut allocator = Allocator::new(2048, 4096, Vec::new()).unwrap();
             let mut held: Vec<Extent> = Vec::new();
             let mut sequence = 0;

@@ -4,8 +4,9 @@
 //! before the record), appends a commit that names the record, and syncs the journal. Only then are
 //! the waiters answered and pages freed.
 //!
-//! When the journal has grown past [`CHECKPOINT_BYTES`], the index as of the noted record is written
-//! as a checkpoint after the barrier, while new records go to a new segment; then the older files go.
+//! When the journal has grown past [`CHECKPOINT_BYTES`], the index as of the noted record is
+//! written as a checkpoint after the barrier, while new records go to a new segment; then the older
+//! files go.
 
 use std::{
     fs::{self, OpenOptions},
@@ -282,7 +283,8 @@ pub(super) fn write_checkpoint(
     fs::rename(&temporary, checkpoint_path(dir, header.sequence))?;
     sync_directory(dir)?;
     remove_covered(dir, snapshot, header.sequence)?;
-    tracing::debug!(target = %header.target, entries, through = header.sequence, "checkpoint written");
+    let (target, through) = (header.target, header.sequence);
+    tracing::debug!(%target, entries, through, "checkpoint written");
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Appending to the journal: segments of fixed size, given their space before they are used.
 //!
 //! A record that [`Journal::append`] returned from is in the kernel: it survives a kill of the
-//! process. [`Journal::unsynced`] gives what a barrier must sync to make it survive a loss of power.
+//! process. [`Journal::unsynced`] gives what a barrier must sync to make it survive a loss of
+//! power.
 //!
 //! The last part of each segment is kept for records that free space, so that a full file system
 //! can always be emptied.

@@ -21,8 +21,8 @@ pub(crate) fn append_page(so_far: Crc32c, page: Crc32c) -> Crc32c {
     Crc32c(shifted ^ page.0)
 }
 
-/// The checksum of `bytes`, of which the whole pages are known: page `n` of `checksums` covers bytes
-/// `n * 4096 - skipped` on. Only the partial pages at the ends are read.
+/// The checksum of `bytes`, of which the whole pages are known: page `n` of `checksums` covers
+/// bytes `n * 4096 - skipped` on. Only the partial pages at the ends are read.
 ///
 /// `skipped` is how far into the first page `bytes` begins.
 pub(crate) fn of_range(bytes: &[u8], skipped: usize, checksums: &[Crc32c]) -> Crc32c {

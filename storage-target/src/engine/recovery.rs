@@ -4,11 +4,11 @@
 //!
 //! - **The daemon ended in order, or was killed under the same boot**: everything that was written
 //!   is there. A torn last record was never acknowledged and ends its segment.
-//! - **The machine lost its memory** (another boot id, and no stop record at the end): records after
-//!   the last commit are *pending*. Each is kept only if the pages that it points to match their
-//!   checksums; otherwise the older version stands, whose pages were in quarantine. Records that
-//!   cannot be read end the journal. The loss count is raised, because what is missing cannot be
-//!   known, and the outcome is checkpointed at once, so that it is never decided a second time.
+//! - **The machine lost its memory** (another boot id, and no stop record at the end): records
+//!   after the last commit are *pending*. Each is kept only if the pages that it points to match
+//!   their checksums; otherwise the older version stands, whose pages were in quarantine. Records
+//!   that cannot be read end the journal. The loss count is raised, because what is missing cannot
+//!   be known, and the outcome is checkpointed at once, so that it is never decided a second time.
 
 use std::{
     fs, io,
@@ -51,8 +51,8 @@ pub enum OpenError {
     },
     /// The disk belongs to another cluster.
     #[error(
-        "{}: this target belongs to cluster {found}, not to {expected}; if that is meant, empty the \
-         directory first", path.display()
+        "{}: this target belongs to cluster {found}, not to {expected}; if that is meant, empty \
+         the directory first", path.display()
     )]
     OtherCluster {
         /// The target's directory.

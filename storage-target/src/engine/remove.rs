@@ -49,7 +49,8 @@ impl Engine {
         Ok(freed)
     }
 
-    /// Frees every chunk of each inode up to and with the generation named. Returns the bytes freed.
+    /// Frees every chunk of each inode up to and with the generation named. Returns the bytes
+    /// freed.
     ///
     /// # Errors
     /// A failure of the journal; it must then be done again.

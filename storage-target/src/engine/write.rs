@@ -129,8 +129,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError::Damaged`], [`EngineError::NeedsFill`], [`EngineError::StaleEpoch`],
-    /// [`EngineError::StaleContent`], [`EngineError::NoSpace`], or a failure of the disk; nothing is
-    /// then changed.
+    /// [`EngineError::StaleContent`], [`EngineError::NoSpace`], or a failure of the disk; nothing
+    /// is then changed.
     pub async fn write(&self, request: WriteRequest) -> Result<ChunkVersion, EngineError> {
         let shared = Arc::clone(&self.shared);
         run(async move { shared.write(request).await }).await
@@ -155,8 +155,8 @@ impl Engine {
     }
 }
 
-/// Runs a change in a task of its own, because pages under the kernel's hands must not be given back
-/// when a caller goes away.
+/// Runs a change in a task of its own, because pages under the kernel's hands must not be given
+/// back when a caller goes away.
 pub(super) async fn run<T: Send + 'static>(
     work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
 ) -> Result<T, EngineError> {

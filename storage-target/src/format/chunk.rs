@@ -11,8 +11,8 @@
 //! |      6 |          8 | first page  | in the data file; 0 if not stored                        |
 //! |     14 | 4 x pages  | checksums   | crc32c of each page stored                               |
 //!
-//! Every block of a run but the last is stored in full: 16 pages. What a stored block does not store
-//! of its 64 KiB is zero.
+//! Every block of a run but the last is stored in full: 16 pages. What a stored block does not
+//! store of its 64 KiB is zero.
 //!
 //! A *chunk record*, in a checkpoint:
 //!
