@@ -263,7 +263,8 @@ impl<E: Environment> Importer<E> {
         }
         let inodes = self.environment.reserve_inodes(found.len()).await?;
         let entries = found.iter().zip(inodes).map(|(found, inode)| {
-            let seed = self.environment.random() as u32;
+            let seed = self.environment.random() >> 32;
+            let seed = u32::try_from(seed).expect("the upper half has 32 bits");
             found.to_entry(inode, seed)
         });
         let entries: Vec<ImportEntry> = entries.collect();

@@ -55,9 +55,8 @@ impl PartPlan {
     }
 
     fn fixed(size: u64, part_size: u64, chunk_size: u64) -> Option<Self> {
-        let sound = part_size >= PART_SIZE_MIN
-            && part_size <= PART_SIZE_MAX
-            && part_size % chunk_size == 0
+        let sound = (PART_SIZE_MIN..=PART_SIZE_MAX).contains(&part_size)
+            && part_size.is_multiple_of(chunk_size)
             && size.div_ceil(part_size) <= PARTS_MAX;
         sound.then_some(Self { size, part_size, chunk_size })
     }

@@ -140,7 +140,7 @@ pub(super) async fn all<E: Environment>(
 ) -> Result<(), Failure> {
     let left = environment.read(|view| {
         let known = tree::scan::<records::Export>(view, &keys::exports(), LEFT_MAX);
-        Ok(known.map_err(broken)?)
+        known.map_err(broken)
     });
     for (key, record) in left.await? {
         let Some(id) = keys::number_at(&key, 1) else { continue };
