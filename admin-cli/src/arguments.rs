@@ -160,7 +160,7 @@ pub struct MountArguments {
     /// Comma-separated mount options
     #[arg(short = 'o', value_name = "OPTIONS", action = clap::ArgAction::Append)]
     pub options: Vec<String>,
-    /// What to mount, as HOST[:PORT][,HOST...]:/PATH [default: the whole of the configured cluster]
+    /// What to mount, as `HOST[:PORT][,HOST...]:/PATH` [default: the configured cluster]
     #[arg(long, value_name = "SOURCE")]
     pub source: Option<String>,
     /// Check the arguments, mount nothing

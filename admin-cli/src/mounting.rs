@@ -22,7 +22,7 @@ pub(crate) const HELPER_NAME: &str = "mount.millrace";
 #[derive(Parser, Debug)]
 #[command(name = HELPER_NAME, version, about = "Mounts Millrace; called by mount(8)")]
 pub(crate) struct HelperArguments {
-    /// HOST[:PORT][,HOST...]:/PATH
+    /// `HOST[:PORT][,HOST...]:/PATH`
     source: String,
     /// An existing directory
     mountpoint: PathBuf,

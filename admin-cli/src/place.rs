@@ -2,6 +2,7 @@
 
 use std::{
     ffi::OsStr,
+    io::ErrorKind,
     os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
 };
@@ -22,8 +23,8 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Resolves an argument. Symbolic links outside and inside the mount are followed; the last
-    /// component of a local path may be missing.
+    /// Resolves an argument. Symbolic links outside and inside the mount are followed; components
+    /// at the end of a local path may be missing.
     ///
     /// # Errors
     /// When a local path does not exist, or lies in no Millrace mount.
@@ -83,17 +84,18 @@ fn cannot_find(path: &Path) -> String {
     text
 }
 
-/// The absolute path without symbolic links; the last component may be missing.
+/// The absolute path without symbolic links; components at its end may be missing.
 fn canonical(path: &Path) -> std::io::Result<PathBuf> {
     let missing = match path.canonicalize() {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => error,
+        Err(error) if error.kind() == ErrorKind::NotFound => error,
         other => return other,
     };
+    // `..` behind something that is missing has no meaning.
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(missing);
     };
     let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    Ok(parent.canonicalize()?.join(name))
+    Ok(canonical(parent)?.join(name))
 }
 
 /// Where `path` lies from the root of what the mount's daemon serves.
@@ -158,18 +160,19 @@ mod tests {
     fn a_local_path_outside_a_mount_is_refused_with_the_remedy() {
         let error = Place::resolve(Path::new("/proc/self")).unwrap_err().to_string();
         assert!(error.contains("mr:/"), "{error}");
-        let error = Place::resolve(Path::new("/no/such/path")).unwrap_err().to_string();
-        assert!(error.contains("/no/such/path"), "{error}");
+        let error = Place::resolve(Path::new("/no/../such")).unwrap_err().to_string();
+        assert!(error.contains("/no/../such"), "{error}");
     }
 
     #[test]
-    fn the_last_component_may_be_missing_and_links_before_it_are_followed() {
+    fn components_at_the_end_may_be_missing_and_links_before_them_are_followed() {
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().canonicalize().unwrap().join("real");
         std::fs::create_dir(&real).unwrap();
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&real, &link).unwrap();
         assert_eq!(canonical(&link.join("new")).unwrap(), real.join("new"));
-        assert!(canonical(&link.join("new/deep")).is_err());
+        assert_eq!(canonical(&link.join("new/deep")).unwrap(), real.join("new/deep"));
+        assert!(canonical(&link.join("new/../deep")).is_err());
     }
 }
