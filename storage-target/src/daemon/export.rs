@@ -25,8 +25,8 @@ use crate::{store::Reader, view::ChunkView};
 /// The largest part or object that is gathered: a chunk of the largest size.
 const UPLOAD_LEN_MAX: u64 = 64 * 1024 * 1024;
 
-/// Bytes of all uploads in memory.
-const UPLOADS_BYTES_MAX: usize = 96 * 1024 * 1024;
+/// Bytes of all uploads in memory: one of the largest, or eight of the usual 8 MiB.
+const UPLOADS_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Reads from the daemons of other hosts.
 #[async_trait::async_trait]

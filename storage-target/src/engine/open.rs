@@ -203,8 +203,11 @@ fn make_target(options: &Options) -> Result<Superblock, OpenError> {
     let dir = &options.dir;
     let journal_dir = journal_dir(dir);
     let has_data = data_path(dir).exists() || journal_dir.exists();
-    let Some(target) = options.new_target.filter(|_| !has_data) else {
+    if has_data {
         return Err(OpenError::NoSuperblock { path: dir.clone() });
+    }
+    let Some(target) = options.new_target else {
+        return Err(OpenError::Blank { path: dir.clone() });
     };
     let superblock = Superblock {
         cluster: options.cluster,

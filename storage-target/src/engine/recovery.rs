@@ -77,6 +77,15 @@ pub enum OpenError {
         /// The target's directory.
         path: PathBuf,
     },
+    /// The directory is empty although the settings name the target that it must hold.
+    #[error(
+        "{}: the directory is empty, but a certain target is expected; mount its disk, or remove \
+         the id from the settings to begin with a blank target", path.display()
+    )]
+    Blank {
+        /// The target's directory.
+        path: PathBuf,
+    },
     /// Another process serves the target.
     #[error("{}: another process is using this target", path.display())]
     InUse {

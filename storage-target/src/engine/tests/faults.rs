@@ -207,6 +207,10 @@ async fn a_disk_of_another_cluster_a_second_process_and_lost_superblocks_are_ref
     let mut other = good.clone();
     other.cluster = ClusterId([8; 16]);
     assert!(matches!(open_error(&other), OpenError::OtherCluster { .. }));
+    let blank = tempfile::tempdir().unwrap();
+    let mut expecting = options(blank.path());
+    expecting.new_target = None;
+    assert!(matches!(open_error(&expecting), OpenError::Blank { .. }));
     fs::remove_file(dir.path().join("superblock")).unwrap();
     assert!(matches!(open_error(&good), OpenError::NoSuperblock { .. }));
 }
