@@ -2,12 +2,12 @@
 //!
 //! Owns what is asked of buckets and targets, and when. It holds nothing that must last: links,
 //! imported names, jobs and exports under way are records that commands change, so that everything
-//! here can be dropped at any moment and goes on after a restart. File data never passes through it,
-//! except of files that live in their inodes; the targets move the rest.
+//! here can be dropped at any moment and goes on after a restart. File data never passes through
+//! it, except of files that live in their inodes; the targets move the rest.
 //!
-//! Invariants: an export is recorded before the first byte of it moves; an object is made only under
-//! the condition that was recorded; what became of an unclear answer is settled by asking, never by
-//! guess; every wait has a limit, and every set of things under way a bound.
+//! Invariants: an export is recorded before the first byte of it moves; an object is made only
+//! under the condition that was recorded; what became of an unclear answer is settled by asking,
+//! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
 //! [`links`], [`parts`], [`spread`], [`state`], [`report`], [`jobs`].

@@ -5,11 +5,12 @@
 //!
 //! | attribute | FSx for Lustre | Google |
 //! |---|---|---|
-//! | type and mode | `file-permissions`: octal `st_mode` | `goog-reserved-posix-mode`: octal, no type |
+//! | mode | `file-permissions`: octal `st_mode` | `goog-reserved-posix-mode`: octal, no type |
 //! | owner, group | `file-owner`, `file-group`: decimal | `goog-reserved-posix-uid`, `-gid` |
 //! | mtime | `file-mtime`: nanoseconds and `ns` | `goog-reserved-file-mtime`: seconds |
 //!
-//! A symbolic link is an object whose mode has the type bits of one and whose content is the target.
+//! A symbolic link is an object whose mode has the type bits of one and whose content is the
+//! target.
 
 use millrace_types::Timestamp;
 

@@ -20,8 +20,8 @@ mod body;
 /// An open bucket. Cheap to share; every operation may run at the same time as any other.
 ///
 /// # Contract
-/// Keys are whole keys within the bucket (the link's prefix included). A key that is no path of file
-/// names is refused with [`Error::Invalid`].
+/// Keys are whole keys within the bucket (the link's prefix included). A key that is no path of
+/// file names is refused with [`Error::Invalid`].
 ///
 /// # Durability
 /// A put or completion that returned is stored as the bucket stores things: on S3 at once; in a
@@ -81,9 +81,10 @@ impl Bucket {
 
     /// Some entries of the directory `prefix` (empty, or ending in `/`), from where `after` says.
     ///
-    /// A key below `prefix` that goes on after a `/` is a directory. An object whose key is `prefix`
-    /// itself is the mark that some tools make for a directory, and no entry. Where `a` and `a/b`
-    /// both exist, both an object and a directory `a` are returned, perhaps on different pages.
+    /// A key below `prefix` that goes on after a `/` is a directory. An object whose key is
+    /// `prefix` itself is the mark that some tools make for a directory, and no entry. Where `a`
+    /// and `a/b` both exist, both an object and a directory `a` are returned, perhaps on different
+    /// pages.
     ///
     /// # Errors
     /// [`Error::NoBucket`]; a prefix below which nothing lies is an empty page.

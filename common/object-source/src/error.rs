@@ -96,9 +96,9 @@ impl Error {
         matches!(self, Self::Busy { .. } | Self::Unavailable { .. })
     }
 
-    /// Whether a completion or put that failed so may nevertheless have taken effect: the answer was
-    /// lost, or an earlier attempt of the same request won. Settle it by HEAD and the upload's own
-    /// mark in the object's metadata, never by guess.
+    /// Whether a completion or put that failed so may nevertheless have taken effect: the answer
+    /// was lost, or an earlier attempt of the same request won. Settle it by HEAD and the upload's
+    /// own mark in the object's metadata, never by guess.
     #[must_use]
     pub fn is_unclear(&self) -> bool {
         matches!(

@@ -39,7 +39,8 @@ impl Limits {
     }
 
     /// Waits for the right to a request that moves `bytes`. One larger than the whole limit passes
-    /// alone. Bytes first, then the request: all take them in this order, so nobody waits in a ring.
+    /// alone. Bytes first, then the request: all take them in this order, so nobody waits in a
+    /// ring.
     pub(crate) async fn acquire(&self, bytes: u64) -> Result<Permit, Error> {
         let take = async {
             let closed = "semaphores of limits are never closed";

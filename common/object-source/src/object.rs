@@ -92,8 +92,8 @@ pub struct Page {
     /// The entries.
     pub entries: Vec<Entry>,
     /// How many keys of this page are no file names here: an empty part (`a//b`), `.` or `..`, an
-    /// ASCII control character, more than 255 bytes in one part, and on `file://` symbolic links, special files
-    /// and names that are no UTF-8.
+    /// ASCII control character, more than 255 bytes in one part, and on `file://` symbolic links,
+    /// special files and names that are no UTF-8.
     pub skipped: u64,
     /// The first skipped key of this page, for the log.
     pub skipped_example: Option<String>,

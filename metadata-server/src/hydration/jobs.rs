@@ -1,8 +1,8 @@
 //! Jobs: import, hydrate, release and export of a file or tree, one after another.
 //!
-//! A job is a record in the store, moved on by commands; what it does is idempotent, so that after a
-//! crash it is simply run again. The state machine is in [`JobState`]; this module runs it, counts,
-//! and passes cancellation on. Work is done by the targets.
+//! A job is a record in the store, moved on by commands; what it does is idempotent, so that after
+//! a crash it is simply run again. The state machine is in [`JobState`]; this module runs it,
+//! counts, and passes cancellation on. Work is done by the targets.
 
 use std::{
     collections::HashMap,

@@ -1,9 +1,10 @@
-//! Into which parts a file is cut for its upload: pure arithmetic, fixed before the first byte moves.
+//! Into which parts a file is cut for its upload: pure arithmetic, fixed before the first byte
+//! moves.
 //!
 //! A part is a whole number of chunks, so that it lies on as few targets as it can, and at least
-//! 8 MiB, so that every part is beyond S3's smallest (5 MiB). There are at most 10,000 parts, so that
-//! files beyond 78 GiB get larger ones. A target gathers a part in memory, which bounds parts to
-//! 64 MiB and files to 625 GiB.
+//! 8 MiB, so that every part is beyond S3's smallest (5 MiB). There are at most 10,000 parts, so
+//! that files beyond 78 GiB get larger ones. A target gathers a part in memory, which bounds parts
+//! to 64 MiB and files to 625 GiB.
 
 use millrace_types::{ChunkIndex, ChunkSize, MIB};
 

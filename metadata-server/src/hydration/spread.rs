@@ -51,7 +51,7 @@ pub fn places_of(map: &Map, item: &Item, size: u64) -> Result<BTreeMap<Place, u6
 }
 
 /// Cuts the first `size` bytes of a content into runs, so that no target gets much more than
-/// [`RUN_BYTES_EACH`] of one.
+/// 32 MiB of one.
 pub fn runs(content: &Content, size: u64) -> impl Iterator<Item = Item> + use<> {
     let content = content.clone();
     let chunks = chunks_of(&content.layout, size);

@@ -1,4 +1,5 @@
-//! Ways through the tree that import on the way: down a path, and over everything below a directory.
+//! Ways through the tree that import on the way: down a path, and over everything below a
+//! directory.
 
 use std::{collections::VecDeque, sync::Arc};
 

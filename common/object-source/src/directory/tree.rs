@@ -53,7 +53,8 @@ impl Tree {
         }
     }
 
-    /// Opens the directory that a key lies in, made with its parents if missing, and the key's name.
+    /// Opens the directory that a key lies in, made with its parents if missing, and the key's
+    /// name.
     pub(super) fn open_parent<'k>(&self, key: &'k str) -> Result<(OwnedFd, &'k str), Error> {
         let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
         let mut directory = self.open_root()?;

@@ -53,7 +53,8 @@ pub(super) fn refusal(
             ),
         },
         (status, _) if status.is_redirection() => Error::unavailable(format!(
-            "{endpoint} sends requests for the bucket {bucket} elsewhere: name its region or endpoint"
+            "{endpoint} sends requests for the bucket {bucket} elsewhere: name its region or \
+             endpoint"
         )),
         _ => by_code(status, &document, &format!("the bucket {bucket} at {endpoint}"), key),
     }

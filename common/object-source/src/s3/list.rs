@@ -173,7 +173,8 @@ mod tests {
 <Contents><Key>d/a%26b%2B%C3%BC</Key><LastModified>2026-11-21T04:10:06.5Z</LastModified>
 <ETag>&#34;abc-2&#34;</ETag><Size>9</Size><StorageClass>STANDARD</StorageClass></Contents>
 <Contents><Key>d/..</Key><LastModified>x</LastModified><ETag>"1"</ETag><Size>1</Size></Contents>
-<Contents><Key>d/bell%07</Key><LastModified>x</LastModified><ETag>"1"</ETag><Size>1</Size></Contents>
+<Contents><Key>d/bell%07</Key><LastModified>x</LastModified>
+<ETag>"1"</ETag><Size>1</Size></Contents>
 </ListBucketResult>"#;
 
     #[test]

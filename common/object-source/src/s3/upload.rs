@@ -155,8 +155,8 @@ fn about_upload(error: Error, key: &str) -> Error {
     }
 }
 
-/// SeaweedFS goes on listing a part that was replaced, beside its successor and in no order of time.
-/// Which of them counts is unknown: neither is told, so that the part is sent again.
+/// SeaweedFS goes on listing a part that was replaced, beside its successor and in no order of
+/// time. Which of them counts is unknown: neither is told, so that the part is sent again.
 fn without_repeated(parts: Vec<UploadedPart>) -> Vec<UploadedPart> {
     parts
         .chunk_by(|a, b| a.number == b.number)

@@ -9,7 +9,8 @@ use millrace_object_source::{
 
 use crate::{contract, weed::Weed};
 
-const CREDENTIALS: &str = "[writer]\naws_access_key_id = writer\naws_secret_access_key = writer-secret\n\
+const CREDENTIALS: &str = "[writer]\naws_access_key_id = writer\n\
+     aws_secret_access_key = writer-secret\n\
      [reader]\naws_access_key_id = reader\naws_secret_access_key = reader-secret\n\
      [wrong-secret]\naws_access_key_id = writer\naws_secret_access_key = guess\n\
      [stranger]\naws_access_key_id = nobody\naws_secret_access_key = guess\n";

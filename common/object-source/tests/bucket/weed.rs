@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A running server with the identities `writer`/`writer-secret` and `reader`/`reader-secret` (which
-/// may only read the bucket `data`).
+/// A running server with the identities `writer`/`writer-secret` and `reader`/`reader-secret`
+/// (which may only read the bucket `data`).
 pub(crate) struct Weed {
     process: Child,
     port: u16,

@@ -7,9 +7,9 @@
 //!     -> CompleteExport (logged) -> MarkExported at the targets
 //! ```
 //!
-//! A file of one chunk goes by one conditional put of the target that holds it: a chunk is read as it
-//! is at one moment, so that the object is a version that existed. If the file changed meanwhile it
-//! is exported once more. Every answer that leaves open what happened is settled by HEAD and the
+//! A file of one chunk goes by one conditional put of the target that holds it: a chunk is read as
+//! it is at one moment, so that the object is a version that existed. If the file changed meanwhile
+//! it is exported once more. Every answer that leaves open what happened is settled by HEAD and the
 //! export's id in the object's metadata.
 
 use std::sync::Arc;
@@ -225,8 +225,9 @@ async fn begin<E: Environment>(
     Ok(Export::new(inode, query.await?))
 }
 
-/// The version that the object must still have: the one that the file came from or went to, or whose
-/// name was taken away here before this file got it (as a checkpoint is renamed over the last one).
+/// The version that the object must still have: the one that the file came from or went to, or
+/// whose name was taken away here before this file got it (as a checkpoint is renamed over the last
+/// one).
 fn replaced(source: &Source) -> Option<String> {
     own_version(source).or_else(|| source.removed.clone())
 }

@@ -153,8 +153,8 @@ pub(super) async fn all<E: Environment>(
     Ok(())
 }
 
-/// Settles what an earlier export of one file left under way: its job was interrupted while the bucket
-/// could not be asked.
+/// Settles what an earlier export of one file left under way: its job was interrupted while the
+/// bucket could not be asked.
 pub(super) async fn earlier<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
