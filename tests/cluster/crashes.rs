@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::Write,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -54,25 +55,26 @@ fn names_and_contents_survive_a_crash_of_the_servers_without_fsync() -> Result<(
 fn a_writer_goes_on_while_servers_crash_under_it() -> Result<()> {
     let cluster = Cluster::start(Wish::default())?;
     let path = cluster.mount().join("log");
-    let mut file = File::create_new(&path)?;
-    let writer = thread::spawn(move || -> std::io::Result<Vec<u8>> {
-        let mut written = Vec::new();
-        for round in 0..60_u32 {
-            let piece: Vec<u8> =
-                (0..50_000_u32).flat_map(|word| (word ^ round).to_le_bytes()).collect();
-            file.write_all(&piece)?;
-            written.extend_from_slice(&piece);
-            file.sync_data()?;
-        }
-        Ok(written)
-    });
+    // A process of its own: this one must have no file open on the mount while it starts others,
+    // because the copy of the descriptor that a new process closes makes it wait for the servers.
+    let mut writer = Command::new("python3").args(["-c", WRITER]).arg(&path).spawn()?;
     for name in ["target-0", "metadata", "target-1"] {
         cluster.crash(name)?;
     }
-    let written = writer.join().expect("the writer does not panic")?;
-    assert!(fs::read(&path)? == written);
+    let status = wait_for("the writer's end", || writer.try_wait().ok().flatten())?;
+    assert!(status.success(), "{status}");
+    let expected = (0..60_u8).flat_map(|round| (0..200_000).map(move |_| round));
+    assert!(fs::read(&path)?.into_iter().eq(expected));
     Ok(())
 }
+
+/// Writes 60 pieces and syncs each.
+const WRITER: &str = "import os, sys
+with open(sys.argv[1], 'xb', buffering=0) as file:
+    for number in range(60):
+        assert file.write(bytes([number]) * 200000) == 200000
+        os.fsync(file.fileno())
+";
 
 #[test]
 fn a_request_goes_on_within_a_second_of_the_metadata_servers_return() -> Result<()> {

@@ -9,8 +9,11 @@ stay there for a look.
 import argparse
 import concurrent.futures
 import contextlib
+import errno
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import shutil
@@ -350,46 +353,57 @@ class Training:
 
 
 class SyncedWriter:
-    """Writes files in a thread, each fsynced (and its directory), and remembers those."""
+    """Writes files, each fsynced (and its directory), and remembers those.
+
+    A process of its own: one that starts others must have no file open on the mount, because the
+    copy of the descriptor that the new process closes makes it wait for the servers.
+    """
 
     def __init__(self, folder, prefix="file"):
         self.folder = folder
         self.prefix = prefix
         self.synced = []
-        self.errors = []
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._write, daemon=True)
+        self.log = tempfile.NamedTemporaryFile("r", prefix="writer-")
+        processes = multiprocessing.get_context("fork")
+        self.ended = processes.Event()
+        self.process = processes.Process(target=self._write, daemon=True)
 
     def start(self):
-        self.thread.start()
+        self.process.start()
 
     def content(self, name):
-        return hashlib.sha256(name.encode()).digest() * (3_000 + len(self.folder.name) * 1_000)
+        return hashlib.sha256(name.encode()).digest() * 10_000
 
     def _write(self):
-        import errno
+        with open(self.log.name, "a", buffering=1) as log:
+            for index in itertools.count():
+                if self.ended.is_set():
+                    return
+                name = f"{self.prefix}-{index:05}"
+                try:
+                    self._write_one(name)
+                except OSError as error:
+                    print("error", errno.errorcode.get(error.errno, error.errno), file=log)
+                    return
+                print("synced", name, file=log)
 
-        index = 0
-        while not self.ended.is_set() and not self.errors:
-            name = f"{self.prefix}-{index:05}"
-            try:
-                with open(self.folder / name, "wb") as file:
-                    file.write(self.content(name))
-                    file.flush()
-                    os.fsync(file.fileno())
-                descriptor = os.open(self.folder, os.O_RDONLY)
-                os.fsync(descriptor)
-                os.close(descriptor)
-                self.synced.append(name)
-            except OSError as error:
-                self.errors.append(errno.errorcode.get(error.errno, str(error.errno)))
-            index += 1
+    def _write_one(self, name):
+        with open(self.folder / name, "wb") as file:
+            file.write(self.content(name))
+            file.flush()
+            os.fsync(file.fileno())
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
 
     def finish(self):
+        """Ends the writer; returns the errors that it saw."""
         self.ended.set()
-        self.thread.join(700)
-        assert not self.thread.is_alive(), "the writer hangs"
-        return self.errors
+        self.process.join(700)
+        assert not self.process.is_alive(), "the writer hangs"
+        told = [line.split() for line in self.log]
+        self.synced = [name for kind, name in told if kind == "synced"]
+        return [name for kind, name in told if kind == "error"]
 
     def verify(self, folder):
         for name in self.synced:
