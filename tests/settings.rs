@@ -48,8 +48,8 @@ impl File {
         Ok(Self { name, text })
     }
 
-    /// Loads the file as it stands and with its comments in force, `examples` left out: both are the
-    /// same settings.
+    /// Loads the file as it stands and with its comments in force, `examples` left out: both are
+    /// the same settings.
     fn check<S: Serialize + DeserializeOwned>(&self, examples: &[&str]) -> Result<()> {
         let plain: S = self.load(&self.text)?;
         let spelt: S = self.load(&self.with_comments_in_force(&[]))?;

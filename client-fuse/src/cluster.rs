@@ -4,9 +4,9 @@
 //! answer. Knows nothing of open files: what concerns them (old content, a session that ended) is
 //! passed up as a failure.
 //!
-//! Modules, in reading order: [`session`] (ticket and clock), [`operations`] (numbers of mutations),
-//! [`retry`], [`metadata`] (requests about names), [`routing`] (cluster map), [`storage`] (requests
-//! about bytes).
+//! Modules, in reading order: [`session`] (ticket and clock), [`operations`] (numbers of
+//! mutations), [`retry`], [`metadata`] (requests about names), [`routing`] (cluster map),
+//! [`storage`] (requests about bytes).
 
 use std::{
     collections::HashMap,

@@ -1,8 +1,8 @@
 //! The mount's local socket: what people at this host may ask without an identity of their own.
 //!
 //! The kernel tells who calls; the caller's words about that are replaced. Requests about paths are
-//! sent on to the metadata server in the caller's name, which demands read permission to look and to
-//! hydrate, and the owner or root for the rest. Everything else is refused.
+//! sent on to the metadata server in the caller's name, which demands read permission to look and
+//! to hydrate, and the owner or root for the rest. Everything else is refused.
 
 use std::{os::unix::ffi::OsStrExt as _, path::PathBuf, sync::Arc};
 

@@ -7,8 +7,8 @@
 //! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`writers`], [`kept_pages`], [`open`], [`names`], [`attributes`], [`read`], [`write`], [`flush`],
-//! [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
+//! [`handle`], [`writers`], [`kept_pages`], [`open`], [`names`], [`attributes`], [`read`],
+//! [`write`], [`flush`], [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},

@@ -6,13 +6,13 @@
 //! held over a request.
 //!
 //! Permissions: the kernel checks mode, owner and groups before every operation
-//! (`default_permissions`), with attributes that were fetched for it; the server checks every change
-//! of names again, in the caller's name. So data costs no question about users, and a client with a
-//! forged user is stopped where it matters: at the server.
+//! (`default_permissions`), with attributes that were fetched for it; the server checks every
+//! change of names again, in the caller's name. So data costs no question about users, and a client
+//! with a forged user is stopped where it matters: at the server.
 //!
 //! Modules, in reading order: [`settings`], [`mount`] (the life of a mount), `mountpoint`, `fuse`
-//! (the kernel's requests), `fs` (what they mean), `prefetch` and `cache` (bytes that are held for a
-//! moment), `cluster` (the servers), `control` (the local socket), `metrics`.
+//! (the kernel's requests), `fs` (what they mean), `prefetch` and `cache` (bytes that are held for
+//! a moment), `cluster` (the servers), `control` (the local socket), `metrics`.
 
 mod cache;
 mod caller;

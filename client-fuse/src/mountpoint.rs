@@ -89,7 +89,8 @@ fn flags(settings: &MountSettings) -> MountFlags {
     ]
     .into_iter()
     .filter(|(wanted, _)| *wanted)
-    // Times of reading are not kept by the kernel: the server is told of them lazily, or not at all.
+    // Times of reading are not kept by the kernel: the server is told of them lazily, or not at
+    // all.
     .fold(MountFlags::NOATIME, |flags, (_, flag)| flags | flag)
 }
 

@@ -1,10 +1,10 @@
 //! Bytes that programs wrote and that targets have not acknowledged yet, for one file.
 //!
-//! The file is divided into *slots* of one transfer (or one chunk, where chunks are smaller). Within
-//! a slot, written bytes are kept as extents that never touch each other. A slot is sent as a whole:
-//! its extents become *flights*, and nothing else of that slot is sent until all of them have been
-//! answered. So no block has two writes in flight, and a later write of the same bytes cannot be
-//! overtaken by an earlier one.
+//! The file is divided into *slots* of one transfer (or one chunk, where chunks are smaller).
+//! Within a slot, written bytes are kept as extents that never touch each other. A slot is sent as
+//! a whole: its extents become *flights*, and nothing else of that slot is sent until all of them
+//! have been answered. So no block has two writes in flight, and a later write of the same bytes
+//! cannot be overtaken by an earlier one.
 //!
 //! Reads look through both: flights first, then the extents written after them.
 

@@ -202,6 +202,6 @@ pub(super) async fn resolve(servers: &[ServerAddress]) -> Result<Vec<SocketAddr>
     Ok(addresses)
 }
 
-/// One attempt. Long, since the first listing of a bucket's directory waits for the bucket; a server
-/// that is gone is noticed by its connection within 2 s.
+/// One attempt. Long, since the first listing of a bucket's directory waits for the bucket; a
+/// server that is gone is noticed by its connection within 2 s.
 const DEADLINE: Duration = Duration::from_secs(60);

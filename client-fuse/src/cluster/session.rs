@@ -70,7 +70,8 @@ impl Session {
         self.read(|held| held.reply.server_time.plus(held.received.elapsed()))
     }
 
-    /// When the ticket should be renewed: after a third of the lease, so that two attempts may fail.
+    /// When the ticket should be renewed: after a third of the lease, so that two attempts may
+    /// fail.
     pub(crate) fn until_renewal(&self) -> Duration {
         self.read(|held| {
             let lease = Duration::from_millis(u64::from(held.reply.lease_ms));

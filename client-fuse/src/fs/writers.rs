@@ -1,10 +1,11 @@
 //! Which processes have written through a handle, so that a process that only inherited it need not
 //! wait when it lets go.
 //!
-//! A program that starts another one passes copies of its descriptors on for a moment, and each copy
-//! is flushed when the new program closes it, or when `exec` does. Waiting there for servers that
-//! are away would keep the new program from starting, be it the one that brings the servers back.
-//! What such a bystander leaves behind is flushed in the background, and by the writer's own close.
+//! A program that starts another one passes copies of its descriptors on for a moment, and each
+//! copy is flushed when the new program closes it, or when `exec` does. Waiting there for servers
+//! that are away would keep the new program from starting, be it the one that brings the servers
+//! back. What such a bystander leaves behind is flushed in the background, and by the writer's own
+//! close.
 
 use std::{
     fs,

@@ -15,7 +15,8 @@ impl FileSystem {
     /// Reads one attribute.
     ///
     /// # Errors
-    /// [`ErrorKind::NotSupported`] for namespaces that are not offered, and what the server answers.
+    /// [`ErrorKind::NotSupported`] for namespaces that are not offered, and what the server
+    /// answers.
     pub(crate) async fn xattr(
         &self,
         caller: Caller,

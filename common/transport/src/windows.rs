@@ -3,8 +3,8 @@
 //! A connection's window is its share of the budget, rounded down to a power of two so that it
 //! changes rarely, and never more than all its requests can use. The number of requests that a
 //! server lets it have in flight is that window divided by the window of one stream: so even if the
-//! service has asked for none of the bodies, no stream waits for window that another one occupies. A
-//! quarter is added because quinn announces freed window only in steps of an eighth of the whole.
+//! service has asked for none of the bodies, no stream waits for window that another one occupies.
+//! A quarter is added because quinn announces freed window only in steps of an eighth of the whole.
 //! A client reads every reply as it arrives, so its windows need no such relation to its requests.
 //!
 //! The memory for sent bytes without confirmation is shared out alike.
