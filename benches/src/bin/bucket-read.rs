@@ -1,6 +1,7 @@
 //! Reads one object with parallel ranged GETs and throws the bytes away: what a bucket can give.
 //!
-//! The figure that a cold read through a mount is held against, in the same run on the same machine.
+//! The figure that a cold read through a mount is held against, in the same run on the same
+//! machine.
 
 use std::{sync::Arc, time::Instant};
 
@@ -33,10 +34,7 @@ struct Arguments {
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    anyhow::ensure!(
-        arguments.parallel > 0 && arguments.part.0 > 0,
-        "nothing to do"
-    );
+    anyhow::ensure!(arguments.parallel > 0 && arguments.part.0 > 0, "nothing to do");
     let store = AmazonS3Builder::from_env()
         .with_endpoint(&arguments.endpoint)
         .with_bucket_name(&arguments.bucket)
@@ -45,23 +43,13 @@ async fn main() -> Result<()> {
         .context("opening the bucket")?;
     let store: Arc<dyn ObjectStore> = Arc::new(store);
     let key = Path::parse(&arguments.key)?;
-    let size = store
-        .head(&key)
-        .await
-        .context("asking for the object's size")?
-        .size;
+    let size = store.head(&key).await.context("asking for the object's size")?.size;
 
     let begun = Instant::now();
     let part = arguments.part.0;
     let starts = (0..size.div_ceil(part)).map(|index| index * part);
     let read: u64 = stream::iter(starts)
-        .map(|start| {
-            read_range(
-                Arc::clone(&store),
-                key.clone(),
-                start..size.min(start + part),
-            )
-        })
+        .map(|start| read_range(Arc::clone(&store), key.clone(), start..size.min(start + part)))
         .buffer_unordered(arguments.parallel)
         .try_fold(0, |sum, bytes| async move { Ok(sum + bytes) })
         .await?;
@@ -81,10 +69,7 @@ async fn read_range(
     key: Path,
     range: std::ops::Range<u64>,
 ) -> Result<u64> {
-    let options = GetOptions {
-        range: Some(range.into()),
-        ..Default::default()
-    };
+    let options = GetOptions { range: Some(range.into()), ..Default::default() };
     let mut bytes = store.get_opts(&key, options).await?.into_stream();
     let mut read = 0;
     while let Some(piece) = bytes.try_next().await? {

@@ -93,10 +93,8 @@ mod tests {
         let good = Checksummed::compute(Bytes::from_static(b"a wrong byte is never returned"));
         let checksum = good.checksum();
         assert!(good.into_bytes().is_ok());
-        let bad = Checksummed::claimed(
-            Bytes::from_static(b"b wrong byte is never returned"),
-            checksum,
-        );
+        let bad =
+            Checksummed::claimed(Bytes::from_static(b"b wrong byte is never returned"), checksum);
         assert_eq!(bad.into_bytes(), Err(ErrorKind::Corrupt));
     }
 

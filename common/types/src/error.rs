@@ -132,10 +132,7 @@ impl ErrorKind {
     /// Whether the same request may succeed later without anybody's help.
     #[must_use]
     pub fn is_transient(self) -> bool {
-        matches!(
-            self,
-            Self::Busy | Self::Unavailable | Self::DeadlineExceeded
-        )
+        matches!(self, Self::Busy | Self::Unavailable | Self::DeadlineExceeded)
     }
 }
 
@@ -208,16 +205,10 @@ impl Failure {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let mut message = message.into();
         if message.len() > MESSAGE_LEN_MAX {
-            let cut = (0..=MESSAGE_LEN_MAX)
-                .rev()
-                .find(|&at| message.is_char_boundary(at));
+            let cut = (0..=MESSAGE_LEN_MAX).rev().find(|&at| message.is_char_boundary(at));
             message.truncate(cut.unwrap_or(0));
         }
-        Self {
-            kind,
-            retry_after_ms: 0,
-            message,
-        }
+        Self { kind, retry_after_ms: 0, message }
     }
 
     /// The same failure with a hint how long to wait.
@@ -230,11 +221,7 @@ impl Failure {
 
 impl From<ErrorKind> for Failure {
     fn from(kind: ErrorKind) -> Self {
-        Self {
-            kind,
-            retry_after_ms: 0,
-            message: String::new(),
-        }
+        Self { kind, retry_after_ms: 0, message: String::new() }
     }
 }
 
@@ -272,11 +259,7 @@ mod tests {
     #[test]
     fn every_code_names_one_kind() {
         for (at, kind) in ErrorKind::ALL.iter().enumerate() {
-            assert_eq!(
-                usize::from(kind.code()),
-                at + 1,
-                "codes are dense and in order"
-            );
+            assert_eq!(usize::from(kind.code()), at + 1, "codes are dense and in order");
             assert_eq!(ErrorKind::from_code(kind.code()), Some(*kind));
             assert!(kind.errno() > 0);
         }

@@ -196,11 +196,7 @@ pub struct ChunkKey {
 
 impl fmt::Display for ChunkKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}.{}.{}.{}",
-            self.inode, self.generation, self.index, self.copy
-        )
+        write!(f, "{}.{}.{}.{}", self.inode, self.generation, self.index, self.copy)
     }
 }
 

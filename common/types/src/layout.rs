@@ -1,8 +1,8 @@
 //! Which placement group holds which chunk of a file: arithmetic on a small fixed record.
 //!
 //! A file is cut into chunks of one size. Chunk `i` belongs to placement group
-//! [`Layout::group`]`(i)`. The function needs nothing but the layout itself, never a cluster map, so
-//! that every part computes the same answer for as long as the file lives, however much the pool
+//! [`Layout::group`]`(i)`. The function needs nothing but the layout itself, never a cluster map,
+//! so that every part computes the same answer for as long as the file lives, however much the pool
 //! grows.
 //!
 //! The `width` groups of a file are `seed, seed + step, seed + 2 * step, ...` modulo the number of
@@ -56,14 +56,7 @@ impl Layout {
             return Err(ErrorKind::InvalidArgument);
         }
         let redundancy = Redundancy::None;
-        Ok(Self {
-            chunk_size,
-            width: width.min(pool_groups),
-            pool,
-            pool_groups,
-            seed,
-            redundancy,
-        })
+        Ok(Self { chunk_size, width: width.min(pool_groups), pool, pool_groups, seed, redundancy })
     }
 
     /// Checks a layout that came from a peer or a disk.
@@ -74,11 +67,7 @@ impl Layout {
         let sound = self.pool_groups > 0
             && (1..=self.pool_groups).contains(&self.width)
             && ChunkSize::new(self.chunk_size.bytes()).is_ok();
-        if sound {
-            Ok(self)
-        } else {
-            Err(ErrorKind::InvalidArgument)
-        }
+        if sound { Ok(self) } else { Err(ErrorKind::InvalidArgument) }
     }
 
     /// The group that holds chunk `index`.
@@ -126,12 +115,7 @@ impl Layout {
             let index = ChunkIndex(u32::try_from(at / size).ok()?);
             let offset_in_chunk = at % size;
             let len = (size - offset_in_chunk).min(end - at);
-            let piece = Piece {
-                index,
-                offset_in_chunk,
-                len,
-                offset_in_file: at,
-            };
+            let piece = Piece { index, offset_in_chunk, len, offset_in_file: at };
             at += len;
             Some(piece)
         })
@@ -173,9 +157,7 @@ impl ChunkSize {
         if !bytes.is_power_of_two() || !(64 * KIB..=64 * MIB).contains(&bytes) {
             return Err(ErrorKind::InvalidArgument);
         }
-        Ok(Self(
-            u8::try_from(bytes.trailing_zeros()).expect("at most 63"),
-        ))
+        Ok(Self(u8::try_from(bytes.trailing_zeros()).expect("at most 63")))
     }
 
     /// The size in bytes.
@@ -189,13 +171,8 @@ impl ChunkSize {
 /// The step between the groups of consecutive chunks: coprime to `groups`, near its golden section.
 fn stride(groups: u32) -> u32 {
     // 0.618 of the count; the section that spreads any number of consecutive points most evenly.
-    let golden = u32::try_from(u64::from(groups) * 618 / 1000)
-        .expect("below groups")
-        .max(1);
-    (golden..groups)
-        .chain(1..golden)
-        .find(|&step| coprime(step, groups))
-        .unwrap_or(1)
+    let golden = u32::try_from(u64::from(groups) * 618 / 1000).expect("below groups").max(1);
+    (golden..groups).chain(1..golden).find(|&step| coprime(step, groups)).unwrap_or(1)
 }
 
 fn coprime(mut a: u32, mut b: u32) -> bool {
@@ -254,19 +231,10 @@ mod tests {
             let interleaved = |index: u32| layout.group(ChunkIndex(index)).0 % targets;
             let in_runs = |index: u32| layout.group(ChunkIndex(index)).0 / 64;
             for index in 0..groups - 1 {
-                assert_ne!(
-                    interleaved(index),
-                    interleaved(index + 1),
-                    "{targets} targets"
-                );
+                assert_ne!(interleaved(index), interleaved(index + 1), "{targets} targets");
             }
-            let same = (0..groups - 1)
-                .filter(|&i| in_runs(i) == in_runs(i + 1))
-                .count();
-            assert!(
-                same * 4 <= groups as usize,
-                "{targets} targets in runs: {same} of {groups}"
-            );
+            let same = (0..groups - 1).filter(|&i| in_runs(i) == in_runs(i + 1)).count();
+            assert!(same * 4 <= groups as usize, "{targets} targets in runs: {same} of {groups}");
         }
     }
 
@@ -276,11 +244,7 @@ mod tests {
         assert_eq!(ChunkSize::MIN.bytes(), 64 * KIB);
         assert_eq!(ChunkSize::MAX.bytes(), 64 * MIB);
         for bytes in [0, 1, 32 * KIB, 100_000, 3 * MIB, 128 * MIB] {
-            assert_eq!(
-                ChunkSize::new(bytes),
-                Err(ErrorKind::InvalidArgument),
-                "{bytes}"
-            );
+            assert_eq!(ChunkSize::new(bytes), Err(ErrorKind::InvalidArgument), "{bytes}");
         }
     }
 

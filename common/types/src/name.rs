@@ -64,11 +64,7 @@ mod tests {
         assert!(FileName::parse(&[b'x'; 255]).is_ok());
         assert_eq!(FileName::parse(&[b'x'; 256]), Err(ErrorKind::NameTooLong));
         for bad in [&b""[..], b".", b"..", b"a/b", b"a\0b"] {
-            assert_eq!(
-                FileName::parse(bad),
-                Err(ErrorKind::InvalidArgument),
-                "{bad:?}"
-            );
+            assert_eq!(FileName::parse(bad), Err(ErrorKind::InvalidArgument), "{bad:?}");
         }
     }
 }

@@ -30,11 +30,7 @@ impl Timestamp {
     /// Joins seconds and nanoseconds, saturating at the ends of the range.
     #[must_use]
     pub fn from_parts(seconds: i64, nanoseconds: u32) -> Self {
-        Self(
-            seconds
-                .saturating_mul(NANOS_PER_SECOND)
-                .saturating_add(i64::from(nanoseconds)),
-        )
+        Self(seconds.saturating_mul(NANOS_PER_SECOND).saturating_add(i64::from(nanoseconds)))
     }
 
     /// Whole seconds, rounded towards the past, so that the nanoseconds are never negative.
@@ -52,10 +48,7 @@ impl Timestamp {
     /// This time plus `duration`, saturating.
     #[must_use]
     pub fn plus(self, duration: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_add(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)),
-        )
+        Self(self.0.saturating_add(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)))
     }
 
     /// How long after `earlier` this time lies; zero when it does not.
@@ -72,10 +65,7 @@ mod tests {
     #[test]
     fn times_before_the_epoch_keep_their_nanoseconds_positive() {
         let time = Timestamp::from_parts(-2, 500_000_000);
-        assert_eq!(
-            (time.seconds(), time.subsec_nanoseconds()),
-            (-2, 500_000_000)
-        );
+        assert_eq!((time.seconds(), time.subsec_nanoseconds()), (-2, 500_000_000));
         assert_eq!(Timestamp(5).since(Timestamp(9)), Duration::ZERO);
     }
 }
