@@ -13,8 +13,7 @@ use millrace_types::{ErrorKind, LogIndex};
 use crate::{
     command::{Command, Envelope, Outcome},
     store::{
-        Batch, StoreError, View,
-        keys,
+        Batch, StoreError, View, keys,
         records::{Applied, Record},
     },
 };
@@ -38,6 +37,7 @@ mod tests;
 mod transaction;
 mod xattr;
 
+pub(crate) use orphan::POSITION_BITS;
 use transaction::Transaction;
 
 /// The newest behaviour that this program knows.
@@ -71,10 +71,7 @@ pub fn apply(
     if let Some(operation) = envelope.operation {
         session::remember(&mut transaction, operation, &outcome)?;
     }
-    let applied = Applied {
-        index,
-        time: envelope.time,
-    };
+    let applied = Applied { index, time: envelope.time };
     transaction.put(keys::applied(), &applied);
     Ok((transaction.finish(), outcome))
 }
@@ -128,11 +125,9 @@ fn dispatch(
         Command::AddJob(job) => job::add(tx, job),
         Command::UpdateJob(update) => job::update(tx, update),
         Command::BeginExport(begin) => export::begin(tx, begin),
-        Command::RecordUpload {
-            inode,
-            export,
-            upload_id,
-        } => export::record_upload(tx, *inode, *export, upload_id),
+        Command::RecordUpload { inode, export, upload_id } => {
+            export::record_upload(tx, *inode, *export, upload_id)
+        }
         Command::CompleteExport(complete) => export::complete(tx, complete),
         Command::AbortExport { inode, export } => export::abort(tx, *inode, *export),
     }

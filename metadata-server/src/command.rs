@@ -1,11 +1,16 @@
 //! Commands: everything that ever changes the metadata, as plain values.
 //!
 //! A command carries its own time, ids and choices, so that applying it reads no clock, no random
-//! number and no network, and a replay gives the same tree. In the log stands one version byte, then
-//! the rkyv record of [`Envelope`]; a change of shape needs a new version that still reads this one.
-//! Types that the wire shares are frozen by the wire's own golden bytes.
+//! number and no network, and a replay gives the same tree. In the log stands one version byte,
+//! then the rkyv record of [`Envelope`]; a change of shape needs a new version that still reads
+//! this one. Types that the wire shares are frozen by the wire's own golden bytes.
 //!
 //! What each command does, and when it is refused, is in [`crate::apply`], a file per family.
+
+#![expect(
+    missing_docs,
+    reason = "rkyv does not carry the documentation of fields over to the twins that it derives"
+)]
 
 use millrace_protocol::{
     admin::{Job, JobFailure, JobState},
@@ -22,7 +27,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{
     namespace::LayoutDefaults,
-    store::records::{self, Record, record},
+    store::records::{Record, record},
 };
 
 /// One record of the log: a command, when it was given, and for which operation of which session.
@@ -533,7 +538,7 @@ impl Envelope {
     /// The bytes of its record in the log.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        records::Record::encode(self)
+        Record::encode(self)
     }
 
     /// Reads a record of the log; `None` when a later program wrote it or it is damaged.

@@ -5,15 +5,22 @@
 //! [`store`], which is derived state. One thread owns all of it ([`engine`]); everything else asks
 //! that thread.
 //!
-//! Modules, in reading order: [`command`], [`namespace`], [`store`], [`apply`], [`log`], [`engine`].
-
-#![expect(
-    missing_debug_implementations,
-    reason = "rkyv derives an archived twin of every record; those are never printed"
-)]
+//! Modules, in reading order: [`command`], [`namespace`], [`store`], [`apply`], [`log`],
+//! [`engine`], [`sessions`], [`targets`], [`capability`], [`ops`], [`hydration`], [`server`],
+//! [`daemon`], [`settings`], [`metrics`].
 
 pub mod apply;
+pub mod capability;
 pub mod command;
+pub mod daemon;
+pub mod engine;
+pub mod hydration;
 pub mod log;
+pub mod metrics;
 pub mod namespace;
+pub mod ops;
+pub mod server;
+pub mod sessions;
+pub mod settings;
 pub mod store;
+pub mod targets;

@@ -64,10 +64,7 @@ pub enum LogError {
 impl LogError {
     /// An error of the disk at `path`; a full disk is its own kind.
     pub(crate) fn disk(path: &std::path::Path, source: io::Error) -> Self {
-        if matches!(
-            source.kind(),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-        ) {
+        if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
             Self::NoSpace
         } else {
             let path = path.to_owned();

@@ -89,9 +89,7 @@ impl Batch {
 
     /// The changes in key order; `None` removes.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
-        self.changes
-            .iter()
-            .map(|(key, value)| (key.as_slice(), value.as_deref()))
+        self.changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()))
     }
 
     /// The changes within the bounds, in key order.

@@ -1,8 +1,6 @@
 //! Targets, groups, keys and reserved ids.
 
-use millrace_types::{
-    ErrorKind, GroupEpoch, GroupId, InodeId, KeyId, PoolId, TargetId,
-};
+use millrace_types::{ErrorKind, GroupEpoch, GroupId, InodeId, KeyId, PoolId, TargetId};
 
 use super::{ApplyError, FEATURE_LEVEL, Transaction};
 use crate::{
@@ -35,10 +33,7 @@ pub(super) fn reserve_ids(tx: &mut Transaction<'_>, limit: InodeId) -> Result<Ou
 pub(super) fn new_key(tx: &mut Transaction<'_>, new: &NewKey) -> Result<Outcome, ApplyError> {
     let id = tx.file_system()?.next_key;
     tx.change_file_system(|fs| fs.next_key = id.next())?;
-    let record = KeyRecord {
-        secret: new.secret,
-        made: tx.time,
-    };
+    let record = KeyRecord { secret: new.secret, made: tx.time };
     tx.put(keys::signing_key(id), &record);
     if let Some(old) = id.0.checked_sub(KEYS_KEPT) {
         tx.delete(keys::signing_key(KeyId(old)));
@@ -52,10 +47,7 @@ pub(super) fn register_host(
     tx: &mut Transaction<'_>,
     register: &RegisterHost,
 ) -> Result<Outcome, ApplyError> {
-    let host = HostRecord {
-        name: register.name.clone(),
-        addresses: register.addresses.clone(),
-    };
+    let host = HostRecord { name: register.name.clone(), addresses: register.addresses.clone() };
     let key = keys::host(register.host);
     let mut changed = tx.read::<HostRecord>(&key)?.as_ref() != Some(&host);
     tx.put(key, &host);
@@ -69,12 +61,7 @@ pub(super) fn register_host(
         }
         let (joined, lost_below) =
             known.map_or((tx.time, InodeId(0)), |known| (known.joined, known.lost_below));
-        let record = TargetRecord {
-            host: register.host,
-            joined,
-            capacity,
-            lost_below,
-        };
+        let record = TargetRecord { host: register.host, joined, capacity, lost_below };
         tx.put(key, &record);
     }
     join(tx, &joining)?;
@@ -107,10 +94,7 @@ fn join(tx: &mut Transaction<'_>, targets: &[TargetId]) -> Result<(), ApplyError
     };
     for _ in 0..GROUPS_PER_TARGET {
         for &target in targets {
-            let group = GroupRecord {
-                epoch: GroupEpoch(1),
-                targets: vec![target],
-            };
+            let group = GroupRecord { epoch: GroupEpoch(1), targets: vec![target] };
             tx.put(keys::group(pool, GroupId(record.groups)), &group);
             record.groups += 1;
         }
@@ -125,4 +109,3 @@ const GROUPS_PER_TARGET: u32 = 64;
 
 /// The newest key and the one before it verify.
 const KEYS_KEPT: u32 = 2;
-

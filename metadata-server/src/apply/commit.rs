@@ -15,8 +15,7 @@ pub(super) fn commit(tx: &mut Transaction<'_>, commit: &Commit) -> Result<Outcom
     let outcome = Ok(Outcome::Inode(inode.id));
     let size = inode.size;
     let file = inode.file_mut()?;
-    let current =
-        file.generation == commit.generation && file.write_epoch == commit.write_epoch;
+    let current = file.generation == commit.generation && file.write_epoch == commit.write_epoch;
     let grows = commit.end > size;
     if !current || (!grows && commit.written_at.is_none()) {
         return outcome;
@@ -141,12 +140,7 @@ fn check_may_grow(tx: &Transaction<'_>, inode: InodeId) -> Result<(), ApplyError
 
 fn check_size(file: &FileBody, size: u64) -> Result<(), ErrorKind> {
     // A chunk's index has 32 bits, an offset of the kernel 63.
-    let largest = file
-        .layout
-        .chunk_size()
-        .bytes()
-        .saturating_mul(1 << 32)
-        .min(i64::MAX as u64);
+    let largest = file.layout.chunk_size().bytes().saturating_mul(1 << 32).min(i64::MAX as u64);
     if size > largest {
         return Err(ErrorKind::FileTooLarge);
     }

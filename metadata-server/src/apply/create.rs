@@ -40,11 +40,7 @@ pub(super) fn format(tx: &mut Transaction<'_>, format: &Format) -> Result<Outcom
         links_version: 1,
     };
     tx.put(keys::file_system(), &file_system);
-    let pool = PoolRecord {
-        name: "default".to_owned(),
-        groups: 0,
-        targets: Vec::new(),
-    };
+    let pool = PoolRecord { name: "default".to_owned(), groups: 0, targets: Vec::new() };
     tx.put(keys::pool(PoolId(0)), &pool);
     let owner = (format.uid, format.gid);
     let body = directory_body(LayoutDefaults::default(), None);
@@ -71,10 +67,7 @@ pub(super) fn create(tx: &mut Transaction<'_>, create: &Create) -> Result<Outcom
     tx.put_inode(&parent);
     tx.change_file_system(|fs| fs.inodes += 1)?;
     if let (Some(session), FileKind::Regular) = (create.open, inode.kind) {
-        let opener = Opener {
-            session,
-            inode: inode.id,
-        };
+        let opener = Opener { session, inode: inode.id };
         open::register_writer(tx, opener)?;
     }
     Ok(Outcome::Inode(inode.id))
@@ -102,10 +95,7 @@ pub(super) fn make_link(tx: &mut Transaction<'_>, link: &MakeLink) -> Result<Out
     check_same_realm(tx, &first, &parent)?;
     inode.links += 1;
     inode.changed = tx.time;
-    tx.put_bytes(
-        keys::name(inode.id, parent.id, link.name.as_bytes()),
-        Vec::new(),
-    );
+    tx.put_bytes(keys::name(inode.id, parent.id, link.name.as_bytes()), Vec::new());
     insert_entry(tx, &mut parent, &inode, &link.name)?;
     tx.put_inode(&inode);
     tx.put_inode(&parent);
@@ -133,10 +123,7 @@ pub(super) fn add_name(
     name: &FileName,
 ) -> Result<(), ApplyError> {
     inode.accounting = parent.accounting;
-    inode.parent = Some(ParentLink {
-        directory: parent.id,
-        name: name.clone(),
-    });
+    inode.parent = Some(ParentLink { directory: parent.id, name: name.clone() });
     insert_entry(tx, parent, inode, name)
 }
 
@@ -150,11 +137,7 @@ pub(super) fn insert_entry(
     let directory = parent.directory_mut()?;
     let cookie = directory.next_cookie;
     directory.next_cookie += 1;
-    let entry = Entry {
-        inode: inode.id,
-        kind: inode.kind,
-        cookie,
-    };
+    let entry = Entry { inode: inode.id, kind: inode.kind, cookie };
     tx.put(keys::entry(parent.id, name.as_bytes()), &entry);
     tx.put_bytes(keys::cookie(parent.id, cookie), name.as_bytes().to_vec());
     parent.size += 1;
@@ -219,11 +202,7 @@ pub(super) fn file_body(layout: millrace_types::Layout) -> FileBody {
 
 /// The body of a new directory.
 pub(super) fn directory_body(defaults: LayoutDefaults, linked: Option<LinkedDirectory>) -> Body {
-    Body::Directory(Box::new(DirectoryBody {
-        next_cookie: 1,
-        defaults,
-        linked,
-    }))
+    Body::Directory(Box::new(DirectoryBody { next_cookie: 1, defaults, linked }))
 }
 
 fn build(tx: &Transaction<'_>, create: &Create, parent: &Inode) -> Result<Inode, ApplyError> {

@@ -27,11 +27,7 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
     job.state = JobState::Queued;
     job.started = tx.time;
     job.ended = None;
-    let record = JobRecord {
-        job,
-        caller: add.caller.clone(),
-        root: add.root,
-    };
+    let record = JobRecord { job, caller: add.caller.clone(), root: add.root };
     tx.put(keys::job(id), &record);
     Ok(Outcome::Job(id))
 }

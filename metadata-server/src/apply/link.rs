@@ -9,10 +9,7 @@ use super::{
 use crate::{
     command::{AddLink, BATCH_MAX, ForgetEntries, Outcome},
     namespace::{LinkedDirectory, tree},
-    store::{
-        keys,
-        records::LinkRecord,
-    },
+    store::{keys, records::LinkRecord},
 };
 
 /// Binds an empty directory. Links do not nest.
@@ -28,11 +25,8 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddLink) -> Result<Outcome, Ap
         return Err(ErrorKind::InvalidArgument.into());
     }
     let id = tx.file_system()?.next_link;
-    inode.directory_mut()?.linked = Some(LinkedDirectory {
-        link: id,
-        prefix: add.prefix.clone(),
-        listed: None::<Timestamp>,
-    });
+    inode.directory_mut()?.linked =
+        Some(LinkedDirectory { link: id, prefix: add.prefix.clone(), listed: None::<Timestamp> });
     inode.changed = tx.time;
     // Names that were imported through an earlier link are no reason to hide this one's.
     tx.delete_all(&keys::whiteouts(inode.id))?;

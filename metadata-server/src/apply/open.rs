@@ -13,7 +13,10 @@ use crate::{
 };
 
 /// Opens a file for writing; one with an origin is dirty from now on.
-pub(super) fn open_write(tx: &mut Transaction<'_>, open: &OpenWrite) -> Result<Outcome, ApplyError> {
+pub(super) fn open_write(
+    tx: &mut Transaction<'_>,
+    open: &OpenWrite,
+) -> Result<Outcome, ApplyError> {
     let inode = tx.inode(open.opener.inode)?;
     inode.file()?;
     if let Some(caller) = &open.caller {
@@ -38,10 +41,7 @@ pub(super) fn begin(
     commit::mark_dirty(inode.file_mut()?);
     inode.change_count = inode.change_count.next();
     tx.put_inode(&inode);
-    let opener = Opener {
-        session,
-        inode: inode.id,
-    };
+    let opener = Opener { session, inode: inode.id };
     register_writer(tx, opener)
 }
 

@@ -35,7 +35,8 @@ pub(super) fn remove(tx: &mut Transaction<'_>, remove: &Remove) -> Result<Outcom
     Ok(Outcome::Inode(id))
 }
 
-/// Checks that a directory may go: it has no entry, shows no link, and nothing is left to be listed.
+/// Checks that a directory may go: it has no entry, shows no link, and nothing is left to be
+/// listed.
 pub(super) fn check_removable(tx: &Transaction<'_>, inode: &Inode) -> Result<(), ApplyError> {
     let body = inode.directory()?;
     let unlisted = body.linked.as_ref().is_some_and(|linked| linked.listed.is_none());
@@ -103,11 +104,7 @@ pub(super) fn drop_name(
 ) -> Result<(), ApplyError> {
     inode.changed = tx.time;
     inode.change_count = inode.change_count.next();
-    inode.links = if inode.is_directory() {
-        0
-    } else {
-        inode.links.saturating_sub(1)
-    };
+    inode.links = if inode.is_directory() { 0 } else { inode.links.saturating_sub(1) };
     if inode.links == 0 {
         inode.parent = None;
         return orphan::lost_last_name(tx, &inode, readers);
@@ -124,21 +121,14 @@ pub(super) fn forget_parent(
     parent: millrace_types::InodeId,
     name: &FileName,
 ) -> Result<(), ApplyError> {
-    let gone = ParentLink {
-        directory: parent,
-        name: name.clone(),
-    };
+    let gone = ParentLink { directory: parent, name: name.clone() };
     if inode.parent.as_ref() != Some(&gone) {
         tx.delete(keys::name(inode.id, parent, name.as_bytes()));
         return Ok(());
     }
     let prefix = keys::names(inode.id);
     let end = crate::store::prefix_end(&prefix);
-    let next = tx.scan(
-        std::ops::Bound::Included(&prefix),
-        crate::store::borrow(&end),
-        1,
-    )?;
+    let next = tx.scan(std::ops::Bound::Included(&prefix), crate::store::borrow(&end), 1)?;
     inode.parent = match next.into_iter().next() {
         Some((key, _)) => {
             let next = tree::parent_of_key(&key)?;

@@ -79,12 +79,7 @@ fn side(
     let Some(entry) = tree::entry(tx, parent, name)? else {
         return Ok(None);
     };
-    Ok(Some(Side {
-        parent,
-        name: name.clone(),
-        inode: tree::named(tx, &entry)?,
-        entry,
-    }))
+    Ok(Some(Side { parent, name: name.clone(), inode: tree::named(tx, &entry)?, entry }))
 }
 
 fn check_movable(
@@ -144,12 +139,7 @@ fn replace(
     }
     take(tx, &source)?;
     let mut inode = source.inode;
-    give(
-        tx,
-        &mut inode,
-        (source.parent, &source.name),
-        (rename.target_parent, &rename.target_name),
-    )
+    give(tx, &mut inode, (source.parent, &source.name), (rename.target_parent, &rename.target_name))
 }
 
 fn exchange(tx: &mut Transaction<'_>, source: Side, target: Side) -> Result<(), ApplyError> {
@@ -181,15 +171,9 @@ fn give(
     let mut parent = tx.inode(to.0)?;
     insert_entry(tx, &mut parent, inode, to.1)?;
     tx.put_inode(&parent);
-    let old = ParentLink {
-        directory: from.0,
-        name: from.1.clone(),
-    };
+    let old = ParentLink { directory: from.0, name: from.1.clone() };
     if inode.parent.as_ref() == Some(&old) {
-        inode.parent = Some(ParentLink {
-            directory: to.0,
-            name: to.1.clone(),
-        });
+        inode.parent = Some(ParentLink { directory: to.0, name: to.1.clone() });
     } else {
         forget_parent(tx, inode, from.0, from.1)?;
         tx.put_bytes(keys::name(inode.id, to.0, to.1.as_bytes()), Vec::new());

@@ -39,17 +39,11 @@ pub(super) fn set(tx: &mut Transaction<'_>, set: &SetAttributes) -> Result<Outco
         commit::changed(tx, &mut inode);
     }
     tx.put_inode(&inode);
-    Ok(if shrunk {
-        Outcome::Shrunk(inode.id)
-    } else {
-        Outcome::Inode(inode.id)
-    })
+    Ok(if shrunk { Outcome::Shrunk(inode.id) } else { Outcome::Inode(inode.id) })
 }
 
 fn check_may_write(caller: Option<&Caller>, inode: &Inode) -> Result<(), ErrorKind> {
-    caller.map_or(Ok(()), |caller| {
-        permission::check(caller, inode, Access::Write)
-    })
+    caller.map_or(Ok(()), |caller| permission::check(caller, inode, Access::Write))
 }
 
 fn set_owner(inode: &mut Inode, caller: &Caller, set: &SetAttributes) -> Result<(), ErrorKind> {
@@ -101,9 +95,8 @@ fn set_times(
     if times.iter().flatten().any(|time| matches!(time, SetTime::At(_))) {
         permission::check_owner(caller, inode)?;
     } else if times.iter().any(Option::is_some) {
-        permission::check_owner(caller, inode).or_else(|_| {
-            permission::check(caller, inode, Access::Write)
-        })?;
+        permission::check_owner(caller, inode)
+            .or_else(|_| permission::check(caller, inode, Access::Write))?;
     }
     let at = |time: SetTime| -> Timestamp {
         match time {

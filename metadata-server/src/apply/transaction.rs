@@ -28,13 +28,7 @@ pub(super) struct Transaction<'a> {
 
 impl<'a> Transaction<'a> {
     pub(super) fn new(view: &'a dyn View, index: LogIndex, time: Timestamp) -> Self {
-        Self {
-            view,
-            batch: Batch::default(),
-            index,
-            time,
-            reclaims: 0,
-        }
+        Self { view, batch: Batch::default(), index, time, reclaims: 0 }
     }
 
     pub(super) fn finish(self) -> Batch {

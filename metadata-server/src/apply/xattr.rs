@@ -71,11 +71,7 @@ fn check_change(caller: &Caller, inode: &Inode, name: &[u8]) -> Result<(), Error
         }
         permission::check(caller, inode, Access::Write)
     } else if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
-        if permission::is_root(caller) {
-            Ok(())
-        } else {
-            Err(ErrorKind::NotPermitted)
-        }
+        if permission::is_root(caller) { Ok(()) } else { Err(ErrorKind::NotPermitted) }
     } else {
         Err(ErrorKind::NotSupported)
     }

@@ -64,8 +64,8 @@ impl std::fmt::Debug for Inner {
 }
 
 impl Syncer {
-    /// Starts the thread for a log whose records up to `synced` are on stable storage. Nothing stays
-    /// unsynced longer than `interval`.
+    /// Starts the thread for a log whose records up to `synced` are on stable storage. Nothing
+    /// stays unsynced longer than `interval`.
     ///
     /// # Errors
     /// When the system gives no thread.
@@ -83,28 +83,19 @@ impl Syncer {
             failed: false,
             stopping: false,
         };
-        let shared = Arc::new(Shared {
-            inner: Mutex::new(inner),
-            changed: Condvar::new(),
-        });
+        let shared = Arc::new(Shared { inner: Mutex::new(inner), changed: Condvar::new() });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("log-sync".to_owned())
             .spawn(move || run(&of_thread, interval))?;
-        Ok(Self {
-            shared,
-            thread: Some(thread),
-        })
+        Ok(Self { shared, thread: Some(thread) })
     }
 
     /// What is written and synced now.
     #[must_use]
     pub fn state(&self) -> SyncState {
         let inner = self.shared.lock();
-        SyncState {
-            written: inner.written,
-            synced: inner.synced,
-        }
+        SyncState { written: inner.written, synced: inner.synced }
     }
 
     /// Whether a sync has failed.
@@ -192,9 +183,8 @@ impl Inner {
         self.synced = synced.max(self.synced);
         self.unsynced_since = (self.synced < self.written).then(Instant::now);
         let reached = self.synced;
-        let (ready, waiting): (Vec<_>, Vec<_>) = mem::take(&mut self.waiters)
-            .into_iter()
-            .partition(|(index, _)| *index <= reached);
+        let (ready, waiting): (Vec<_>, Vec<_>) =
+            mem::take(&mut self.waiters).into_iter().partition(|(index, _)| *index <= reached);
         self.waiters = waiting;
         ready.into_iter().map(|(_, waiter)| waiter).collect()
     }
@@ -204,8 +194,7 @@ impl Inner {
         if !self.waiters.is_empty() || (self.stopping && self.unsynced_since.is_some()) {
             return Some(Duration::ZERO);
         }
-        self.unsynced_since
-            .map(|since| interval.saturating_sub(since.elapsed()))
+        self.unsynced_since.map(|since| interval.saturating_sub(since.elapsed()))
     }
 }
 
@@ -254,16 +243,9 @@ fn wait<'a>(
     pause: Option<Duration>,
 ) -> MutexGuard<'a, Inner> {
     match pause {
-        None => shared
-            .changed
-            .wait(inner)
-            .unwrap_or_else(PoisonError::into_inner),
+        None => shared.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
         Some(pause) => {
-            shared
-                .changed
-                .wait_timeout(inner, pause)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0
+            shared.changed.wait_timeout(inner, pause).unwrap_or_else(PoisonError::into_inner).0
         }
     }
 }

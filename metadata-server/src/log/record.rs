@@ -70,11 +70,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Header, &[u8]), Flaw> {
     let header = decode_header(bytes)?;
     let end = HEADER_LEN + header.body_len;
     let body = bytes.get(HEADER_LEN..end).ok_or(Flaw::Short)?;
-    if Crc32c::of(body) == header.body_checksum {
-        Ok((header, body))
-    } else {
-        Err(Flaw::Body)
-    }
+    if Crc32c::of(body) == header.body_checksum { Ok((header, body)) } else { Err(Flaw::Body) }
 }
 
 /// Where the next undamaged record begins in `bytes`, and its header.
@@ -104,10 +100,8 @@ pub enum Flaw {
 }
 
 fn decode_header(bytes: &[u8]) -> Result<Header, Flaw> {
-    let header: &[u8; HEADER_LEN] = bytes
-        .get(..HEADER_LEN)
-        .and_then(|bytes| bytes.try_into().ok())
-        .ok_or(Flaw::Short)?;
+    let header: &[u8; HEADER_LEN] =
+        bytes.get(..HEADER_LEN).and_then(|bytes| bytes.try_into().ok()).ok_or(Flaw::Short)?;
     let checksum = Crc32c(u32_at(header, 4));
     if header[..4] != MAGIC || checksum != Crc32c::of(&header[8..]) {
         return Err(Flaw::Header);

@@ -1,9 +1,9 @@
 //! What a start finds in the log: a torn tail is cut, damage in the middle is refused in words.
 //!
-//! Only the last segment is checked as a whole at every start; the ones before it were synced before
-//! it was made, and are checked when they are replayed. A bad record in the last segment is a torn
-//! tail, unless the log is known to have been synced past it: by a later good record that says so, or
-//! by the caller (`synced_at_least`, from a clean shutdown).
+//! Only the last segment is checked as a whole at every start; the ones before it were synced
+//! before it was made, and are checked when they are replayed. A bad record in the last segment is
+//! a torn tail, unless the log is known to have been synced past it: by a later good record that
+//! says so, or by the caller (`synced_at_least`, from a clean shutdown).
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -53,12 +53,7 @@ pub fn recover(
         bytes += metadata.len();
     }
     let Some((first, path)) = segments.pop() else {
-        let nothing = Recovered {
-            last: LogIndex(0),
-            tail: None,
-            bytes: 0,
-            torn_bytes: 0,
-        };
+        let nothing = Recovered { last: LogIndex(0), tail: None, bytes: 0, torn_bytes: 0 };
         return missing(dir, LogIndex(0), synced_at_least).map(|()| nothing);
     };
     let scan = Scan::run(&path, first, cluster, |_, _| Ok(()))?;
@@ -97,10 +92,7 @@ pub fn replay<E: From<LogError>>(
     mut visit: impl FnMut(LogIndex, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let segments = segment::list(dir)?;
-    let skip = segments
-        .iter()
-        .rposition(|(first, _)| *first <= from)
-        .unwrap_or(0);
+    let skip = segments.iter().rposition(|(first, _)| *first <= from).unwrap_or(0);
     let mut next = from;
     for (first, path) in &segments[skip..] {
         if *first > next {
@@ -155,9 +147,7 @@ fn drop_headless_tail(
     let bytes = fs::read(path).map_err(disk)?;
     if segment::check_head(&bytes, *first, cluster).is_err() {
         fs::remove_file(path).map_err(disk)?;
-        File::open(dir)
-            .and_then(|dir| dir.sync_all())
-            .map_err(disk)?;
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(disk)?;
         segments.pop();
     }
     Ok(())
@@ -198,7 +188,11 @@ impl<'a> Scan<'a> {
                     at += record::HEADER_LEN + body.len();
                 }
                 Ok((header, _)) => {
-                    flaw = Some(format!("record {} stands where {} should", header.index, last.next()));
+                    flaw = Some(format!(
+                        "record {} stands where {} should",
+                        header.index,
+                        last.next()
+                    ));
                     break;
                 }
                 Err(error) => {
@@ -207,13 +201,7 @@ impl<'a> Scan<'a> {
                 }
             }
         }
-        Ok(Self {
-            path,
-            bytes,
-            good_len: at as u64,
-            last,
-            flaw,
-        })
+        Ok(Self { path, bytes, good_len: at as u64, last, flaw })
     }
 
     /// The last segment may end in records that were never synced.

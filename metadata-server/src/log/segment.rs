@@ -59,7 +59,11 @@ pub fn list(dir: &Path) -> Result<Vec<(LogIndex, PathBuf)>, LogError> {
 ///
 /// # Errors
 /// [`LogError::NoSpace`] leaves nothing behind that a later attempt stumbles over.
-pub fn create(dir: &Path, first: LogIndex, cluster: ClusterId) -> Result<(PathBuf, File), LogError> {
+pub fn create(
+    dir: &Path,
+    first: LogIndex,
+    cluster: ClusterId,
+) -> Result<(PathBuf, File), LogError> {
     let path = path(dir, first);
     let disk = |error| LogError::disk(&path, error);
     let file = OpenOptions::new()
@@ -71,9 +75,7 @@ pub fn create(dir: &Path, first: LogIndex, cluster: ClusterId) -> Result<(PathBu
         .map_err(disk)?;
     file.write_all_at(&head(first, cluster), 0).map_err(disk)?;
     file.sync_all().map_err(disk)?;
-    File::open(dir)
-        .and_then(|dir| dir.sync_all())
-        .map_err(disk)?;
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(disk)?;
     Ok((path, file))
 }
 

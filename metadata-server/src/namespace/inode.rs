@@ -139,12 +139,7 @@ impl Default for LayoutDefaults {
     /// Over all groups with chunks of 8 MiB: a small file lies on one target, and a file grows over
     /// more groups as it grows, so that nobody must tune striping.
     fn default() -> Self {
-        Self {
-            chunk_size: ChunkSize::DEFAULT,
-            width: None,
-            pool: PoolId(0),
-            inline_bytes_max: 0,
-        }
+        Self { chunk_size: ChunkSize::DEFAULT, width: None, pool: PoolId(0), inline_bytes_max: 0 }
     }
 }
 

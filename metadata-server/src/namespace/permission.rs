@@ -1,7 +1,7 @@
 //! Who may do what: the permission bits as POSIX and Linux read them, for names and attributes.
 //!
-//! Data is checked by the client host's kernel and by capabilities; here users are checked for names.
-//! Root may do everything, except that it executes only what somebody may execute.
+//! Data is checked by the client host's kernel and by capabilities; here users are checked for
+//! names. Root may do everything, except that it executes only what somebody may execute.
 
 use millrace_protocol::session::Caller;
 use millrace_types::ErrorKind;
@@ -37,11 +37,7 @@ pub fn check(caller: &Caller, inode: &Inode, access: Access) -> Result<(), Error
         };
         (inode.mode >> shift) & (access as u16) != 0
     };
-    if allowed {
-        Ok(())
-    } else {
-        Err(ErrorKind::PermissionDenied)
-    }
+    if allowed { Ok(()) } else { Err(ErrorKind::PermissionDenied) }
 }
 
 /// Checks that names in `directory` may be added.
@@ -77,11 +73,7 @@ pub fn check_remove(caller: &Caller, directory: &Inode, inode: &Inode) -> Result
 /// # Errors
 /// [`ErrorKind::NotPermitted`].
 pub fn check_owner(caller: &Caller, inode: &Inode) -> Result<(), ErrorKind> {
-    if caller.uid == inode.uid || is_root(caller) {
-        Ok(())
-    } else {
-        Err(ErrorKind::NotPermitted)
-    }
+    if caller.uid == inode.uid || is_root(caller) { Ok(()) } else { Err(ErrorKind::NotPermitted) }
 }
 
 /// Whether the caller is the superuser (after root squash).

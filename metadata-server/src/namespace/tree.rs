@@ -148,14 +148,8 @@ pub fn parents(view: &(impl View + ?Sized), inode: &Inode) -> Result<Vec<ParentL
 pub fn parent_of_key(key: &[u8]) -> Result<ParentLink, StoreError> {
     let name = key.get(17..).and_then(|name| FileName::parse(name).ok());
     match (keys::number_at(key, 9), name) {
-        (Some(directory), Some(name)) => Ok(ParentLink {
-            directory: InodeId(directory),
-            name,
-        }),
-        _ => Err(StoreError::Damaged {
-            what: "name of an inode",
-            key: key.to_owned(),
-        }),
+        (Some(directory), Some(name)) => Ok(ParentLink { directory: InodeId(directory), name }),
+        _ => Err(StoreError::Damaged { what: "name of an inode", key: key.to_owned() }),
     }
 }
 

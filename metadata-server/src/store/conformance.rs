@@ -51,17 +51,10 @@ fn scans_in_byte_order_within_bounds(store: &mut dyn MetaStore) {
     let all = keys(Bound::Unbounded, Bound::Unbounded, 100);
     assert!(all.is_sorted() && all.len() == 6);
     assert_eq!(
-        keys(
-            Bound::Excluded(b"\x00"),
-            Bound::Excluded(b"b"),
-            usize::MAX
-        ),
+        keys(Bound::Excluded(b"\x00"), Bound::Excluded(b"b"), usize::MAX),
         [&b"\x00\x00"[..], b"a", b"a\xff"]
     );
-    assert_eq!(
-        keys(Bound::Included(b"a"), Bound::Included(b"b"), 2),
-        [&b"a"[..], b"a\xff"]
-    );
+    assert_eq!(keys(Bound::Included(b"a"), Bound::Included(b"b"), 2), [&b"a"[..], b"a\xff"]);
     assert!(keys(Bound::Included(b"b"), Bound::Included(b"a"), 9).is_empty());
     assert!(keys(Bound::Excluded(b"a"), Bound::Excluded(b"a"), 9).is_empty());
     assert!(keys(Bound::Unbounded, Bound::Unbounded, 0).is_empty());
@@ -72,9 +65,7 @@ fn scans_a_prefix_and_nothing_else(store: &mut dyn MetaStore) {
         put(store, &[(key, Some(b"v"))]);
     }
     let end = prefix_end(b"k\xff");
-    let pairs = store
-        .scan(Bound::Included(b"k\xff"), borrow(&end), 100)
-        .expect("scan");
+    let pairs = store.scan(Bound::Included(b"k\xff"), borrow(&end), 100).expect("scan");
     let keys: Vec<_> = pairs.iter().map(|(key, _)| key.as_slice()).collect();
     assert_eq!(keys, [&b"k\xff"[..], b"k\xff\xff"]);
 }
@@ -84,9 +75,8 @@ fn behaves_like_an_ordered_map(store: &mut dyn MetaStore) {
     let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move |below: u64| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     for _ in 0..300 {
@@ -104,9 +94,7 @@ fn behaves_like_an_ordered_map(store: &mut dyn MetaStore) {
         }
         store.commit(&batch).expect("commit");
     }
-    let pairs = store
-        .scan(Bound::Unbounded, Bound::Unbounded, usize::MAX)
-        .expect("scan");
+    let pairs = store.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX).expect("scan");
     assert_eq!(pairs, model.into_iter().collect::<Vec<_>>());
 }
 

@@ -46,9 +46,7 @@
 //! [`TrimRecord`]: super::records::TrimRecord
 //! [`Whiteout`]: super::records::Whiteout
 
-use millrace_types::{
-    GroupId, HostId, InodeId, JobId, KeyId, LinkId, PoolId, SessionId, TargetId,
-};
+use millrace_types::{GroupId, HostId, InodeId, JobId, KeyId, LinkId, PoolId, SessionId, TargetId};
 
 /// Builds a key from its table and its parts, each as big-endian bytes.
 macro_rules! key {

@@ -25,9 +25,7 @@ impl View for MemoryStore {
             return Ok(Vec::new());
         }
         let range = self.pairs.range::<[u8], _>((from, to)).take(limit);
-        Ok(range
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect())
+        Ok(range.map(|(key, value)| (key.clone(), value.clone())).collect())
     }
 }
 

@@ -1,8 +1,8 @@
 //! The values of the metadata store: one version byte, then an rkyv record, decoded with checks.
 //!
-//! A record's shape never changes under its version: a new shape is a new type with the next number,
-//! and [`Record::decode`] of the newest still reads the old ones. Types that the wire shares
-//! (attributes, buckets, origins) are frozen by the wire's own golden bytes.
+//! A record's shape never changes under its version: a new shape is a new type with the next
+//! number, and [`Record::decode`] of the newest still reads the old ones. Types that the wire
+//! shares (attributes, buckets, origins) are frozen by the wire's own golden bytes.
 
 use millrace_protocol::{
     admin::Job,
@@ -71,10 +71,7 @@ pub fn read<R: Record>(view: &(impl View + ?Sized), key: &[u8]) -> Result<Option
 /// # Errors
 /// [`StoreError::Damaged`] when it does not decode.
 pub fn decode<R: Record>(key: &[u8], bytes: &[u8]) -> Result<R, StoreError> {
-    R::decode(bytes).ok_or_else(|| StoreError::Damaged {
-        what: R::WHAT,
-        key: key.to_owned(),
-    })
+    R::decode(bytes).ok_or_else(|| StoreError::Damaged { what: R::WHAT, key: key.to_owned() })
 }
 
 /// What the store shows.
@@ -301,11 +298,7 @@ mod tests {
 
     #[test]
     fn a_record_reads_back_and_refuses_damage() {
-        let entry = Entry {
-            inode: InodeId(5),
-            kind: FileKind::Regular,
-            cookie: 9,
-        };
+        let entry = Entry { inode: InodeId(5), kind: FileKind::Regular, cookie: 9 };
         let bytes = entry.encode();
         assert_eq!(bytes[0], 1);
         assert_eq!(Entry::decode(&bytes), Some(entry));

@@ -79,10 +79,7 @@ impl MetaStore for SledStore {
 
     fn checkpoint(&mut self) -> Result<(), StoreError> {
         self.db.flush().map_err(broken)?;
-        sync_tree(&self.dir).map_err(|source| StoreError::Engine {
-            engine: ENGINE,
-            source,
-        })
+        sync_tree(&self.dir).map_err(|source| StoreError::Engine { engine: ENGINE, source })
     }
 }
 
@@ -109,16 +106,13 @@ fn broken(error: ::sled::Error) -> StoreError {
         ::sled::Error::Io(error) => error,
         other => io::Error::other(other.to_string()),
     };
-    StoreError::Engine {
-        engine: ENGINE,
-        source,
-    }
+    StoreError::Engine { engine: ENGINE, source }
 }
 
 const ENGINE: &str = "sled";
 
-/// How often sled hands its buffer to the kernel. What a kill of the process loses of it is replayed
-/// from the log: half a second of commands, some ten milliseconds of replay.
+/// How often sled hands its buffer to the kernel. What a kill of the process loses of it is
+/// replayed from the log: half a second of commands, some ten milliseconds of replay.
 const FLUSH_EVERY_MS: u64 = 500;
 
 #[cfg(test)]

@@ -1,0 +1,155 @@
+//! A whole metadata server in one value: for `main`, and for tests that run it in their process.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use millrace_object_source::Buckets;
+use millrace_protocol::session::Role;
+use millrace_runtime::{Drained, Random, Shutdown};
+use millrace_service::metrics::Metrics;
+use millrace_transport::{ClientEndpoints, Identity, Server};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    engine::Engine,
+    hydration::Hydration,
+    metrics::ServerMetrics,
+    server::{MetadataService, ServerEnvironment},
+    settings::Settings,
+    targets::{peers::Peers, trims::Trims},
+};
+
+/// A running metadata server.
+#[derive(Debug)]
+pub struct Daemon {
+    engine: Arc<Engine>,
+    server: Server,
+    shutdown: Shutdown,
+    drain: Duration,
+    metrics: Arc<Metrics>,
+}
+
+/// How often leases and heartbeats are looked at.
+const TICK: Duration = Duration::from_millis(250);
+
+impl Daemon {
+    /// Recovers, then listens. Must be called within a tokio runtime, on which bucket work runs.
+    ///
+    /// # Errors
+    /// With a sentence for the operator.
+    pub async fn start(settings: &Settings) -> anyhow::Result<Self> {
+        settings.check().map_err(anyhow::Error::msg)?;
+        let identity = Identity::load(&settings.identity)?;
+        anyhow::ensure!(
+            identity.peer().role == Role::Metadata,
+            "{} is the identity of a {}, not of a metadata server",
+            settings.identity.display(),
+            identity.peer().role.name(),
+        );
+        let engine_settings = settings.engine(identity.peer().cluster);
+        let starting = tokio::task::spawn_blocking(move || Engine::start(engine_settings));
+        let engine = Arc::new(starting.await??);
+        let shutdown = Shutdown::new();
+        let endpoints =
+            ClientEndpoints::start(identity.clone(), settings.network.clone(), &shutdown)?;
+        let handle = engine.handle().clone();
+        let peers = Peers::new(handle.clone(), endpoints);
+        let trims = Trims::new(handle.clone(), peers.clone());
+        let environment = ServerEnvironment::new(handle.clone(), peers, Random::system());
+        let buckets = Arc::new(Buckets::new(settings.bucket_access()));
+        let hydration = Hydration::new(Arc::new(environment), buckets);
+        let mut metrics = Metrics::new();
+        let service = MetadataService::new(
+            handle,
+            hydration.clone(),
+            trims.clone(),
+            tokio::runtime::Handle::current(),
+            ServerMetrics::register(&mut metrics),
+        );
+        let metrics = Arc::new(metrics);
+        millrace_service::metrics::serve(&settings.metrics, Arc::clone(&metrics)).await?;
+        spawn_background(&engine, &shutdown, hydration, trims);
+        let (network, listen) = (settings.network.clone(), settings.listen);
+        let server = Server::start(&identity, listen, network, Arc::new(service), &shutdown)?;
+        tracing::info!(address = %server.local_addr(), "serves");
+        Ok(Self { engine, server, shutdown, drain: settings.drain, metrics })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// The engine, for tests and tools in the same process.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Begins to drain: nothing new is let in.
+    pub fn begin_stop(&self, why: &str) {
+        self.shutdown.begin(why);
+    }
+
+    /// Waits until draining has begun.
+    pub async fn stopping(&self) {
+        self.shutdown.draining().await;
+    }
+
+    /// Finishes requests, then syncs and closes log and store.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub async fn stop(self) -> anyhow::Result<Drained> {
+        let drained = self.shutdown.finish(self.drain).await;
+        let engine = self.engine;
+        tokio::task::spawn_blocking(move || engine.stop()).await??;
+        Ok(drained)
+    }
+}
+
+fn spawn_background(
+    engine: &Arc<Engine>,
+    shutdown: &Shutdown,
+    hydration: Hydration<ServerEnvironment>,
+    trims: Trims,
+) {
+    let (ticking, stopping) = (engine.handle().clone(), shutdown.clone());
+    drop(shutdown.spawn("leases", async move {
+        let mut interval = tokio::time::interval(TICK);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = interval.tick() => {}
+                () = stopping.draining() => return,
+            }
+            if let Err(failure) = ticking.turn(|core| core.tick()).await {
+                tracing::warn!(%failure, "leases cannot be looked after");
+            }
+        }
+    }));
+    let stopping = shutdown.clone();
+    drop(shutdown.spawn("trims", async move {
+        tokio::select! {
+            () = trims.run() => {}
+            () = stopping.draining() => {}
+        }
+    }));
+    let stopping = shutdown.clone();
+    drop(shutdown.spawn("jobs", async move {
+        let stop = CancellationToken::new();
+        let running = hydration.run(stop.clone());
+        tokio::pin!(running);
+        tokio::select! {
+            () = &mut running => return,
+            () = stopping.draining() => stop.cancel(),
+        }
+        running.await;
+    }));
+}

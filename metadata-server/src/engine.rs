@@ -1,0 +1,214 @@
+//! The engine: one thread that owns the log, the store and everything that is kept beside them.
+//!
+//! Others hold a [`Handle`] and send it *turns*: closures that run on that thread one after another,
+//! read the namespace, and execute commands. A turn never waits for the network or for a sync; who
+//! needs durability waits for the log's synced index after the turn, outside of the loop. Work
+//! outside (listing a bucket, trimming at targets) sends turns as often as it needs.
+//!
+//! ```text
+//!  handler ──▶ bounded queue ──▶ turn: check ▶ apply ▶ append to the log ▶ commit to the store
+//!     ▲                                                        │
+//!     └──── reply, at once or when the index is synced ◀───────┘
+//! ```
+//!
+//! Modules: [`core`] (what the thread owns), [`clock`] (server time), [`ids`] (blocks of ids),
+//! [`startup`] (recovery), [`marker`] (clean shutdown).
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use millrace_types::{ErrorKind, Failure, LogIndex, Timestamp};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    capability::Keyring,
+    log::{SyncState, Syncer},
+};
+use clock::ServerClock;
+
+pub mod clock;
+pub mod core;
+pub mod ids;
+pub mod marker;
+pub mod startup;
+
+pub use self::core::Core;
+pub use startup::{EngineSettings, StartError, StoreKind};
+
+/// One turn of the engine.
+type Turn = Box<dyn FnOnce(&mut Core) + Send>;
+
+/// Turns that wait. Each belongs to a request, whose number the server bounds below this.
+const QUEUE_LEN: usize = 4096;
+
+/// Sends turns to the engine. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    queue: mpsc::Sender<Message>,
+    syncer: Arc<Syncer>,
+    keyring: Arc<Keyring>,
+    clock: ServerClock,
+}
+
+enum Message {
+    Turn(Turn),
+    Stop,
+}
+
+/// The engine's thread. Dropped without [`Self::stop`] it ends as after a kill, without loss.
+#[derive(Debug)]
+pub struct Engine {
+    handle: Handle,
+    thread: Mutex<Option<thread::JoinHandle<Result<(), StartError>>>>,
+}
+
+impl Engine {
+    /// Recovers what is on disk and starts the thread.
+    ///
+    /// # Errors
+    /// When the log is damaged, belongs to another cluster, or the disk fails.
+    pub fn start(settings: EngineSettings) -> Result<Self, StartError> {
+        let core = startup::open(settings)?;
+        let (sender, receiver) = mpsc::channel(QUEUE_LEN);
+        let handle = Handle {
+            queue: sender,
+            syncer: Arc::clone(core.syncer()),
+            keyring: Arc::clone(core.keyring()),
+            clock: core.clock().clone(),
+        };
+        let thread = thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || run(core, receiver))
+            .map_err(StartError::Thread)?;
+        Ok(Self { handle, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// For sending turns.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Finishes the turns that wait, syncs log and store, and marks the shutdown as clean. Blocks.
+    ///
+    /// # Errors
+    /// When the disk fails; what was acknowledged is in the log all the same.
+    pub fn stop(&self) -> Result<(), StartError> {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else {
+            return Ok(());
+        };
+        // A closed queue means that the thread is gone already; joining tells why.
+        drop(self.handle.queue.blocking_send(Message::Stop));
+        thread.join().unwrap_or(Err(StartError::Panicked))
+    }
+}
+
+impl Handle {
+    /// Runs `work` on the engine's thread and returns what it returns.
+    ///
+    /// May be dropped: work that has been sent runs all the same, and its result is lost.
+    ///
+    /// # Errors
+    /// What `work` returns; [`ErrorKind::Unavailable`] when the engine has stopped.
+    pub async fn turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (sender, receiver) = oneshot::channel();
+        let turn: Turn = Box::new(move |core| {
+            // The caller may have gone away; the work is done then all the same.
+            drop(sender.send(work(core)));
+        });
+        let stopped = || Failure::new(ErrorKind::Unavailable, "the metadata server is stopping");
+        self.queue.send(Message::Turn(turn)).await.map_err(|_| stopped())?;
+        receiver.await.map_err(|_| stopped())?
+    }
+
+    /// As [`Self::turn`]; returns only when every command of the turn, and all before it, are on
+    /// stable storage.
+    ///
+    /// # Errors
+    /// As [`Self::turn`]; [`ErrorKind::Disk`] when the log cannot be synced.
+    pub async fn durable_turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (result, index) = self
+            .turn(move |core| {
+                let result = work(core)?;
+                Ok((result, core.last_index()))
+            })
+            .await?;
+        self.synced(index).await?;
+        Ok(result)
+    }
+
+    /// Waits until `index` is on stable storage. May be dropped at any time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Disk`] when it never will be.
+    pub async fn synced(&self, index: LogIndex) -> Result<(), Failure> {
+        let (sender, receiver) = oneshot::channel();
+        self.syncer.when_synced(index, move |result| {
+            // The caller may have gone away.
+            drop(sender.send(result));
+        });
+        let failed = |text: String| Failure::new(ErrorKind::Disk, text);
+        match receiver.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(_) => Err(failed("the command log has stopped".to_owned())),
+        }
+    }
+
+    /// What is written and synced.
+    #[must_use]
+    pub fn log_state(&self) -> SyncState {
+        self.syncer.state()
+    }
+
+    /// Signs capabilities and tickets.
+    #[must_use]
+    pub fn keyring(&self) -> &Arc<Keyring> {
+        &self.keyring
+    }
+
+    /// The server's time.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+}
+
+fn run(mut core: Core, mut queue: mpsc::Receiver<Message>) -> Result<(), StartError> {
+    while let Some(message) = queue.blocking_recv() {
+        match message {
+            Message::Turn(turn) => turn(&mut core),
+            Message::Stop => {
+                queue.close();
+                while let Some(message) = queue.blocking_recv() {
+                    if let Message::Turn(turn) = message {
+                        turn(&mut core);
+                    }
+                }
+                return core.close();
+            }
+        }
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Turn(_) => "Turn",
+            Self::Stop => "Stop",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,487 @@
+//! What the engine's thread owns, and how it executes commands.
+
+use std::{collections::HashMap, fs::File, sync::Arc, time::Duration};
+
+use millrace_protocol::{
+    cluster::{Map, SigningKey},
+    session::Operation,
+};
+use millrace_types::{
+    ClusterId, ErrorKind, Failure, HostId, InodeId, KeyId, LogIndex, SessionId, Timestamp,
+};
+
+use super::{
+    clock::ServerClock,
+    ids::IdBlock,
+    marker::Marker,
+    startup::{EngineSettings, StartError, applied},
+};
+use crate::{
+    apply::{self, ApplyError},
+    capability::{Keyring, new_secret},
+    command::{Command, Envelope, NewKey, Opener, Outcome},
+    log::{LogError, Syncer, Writer},
+    namespace::tree,
+    sessions::{Expiry, Readers},
+    store::{
+        MetaStore, StoreError, View, keys,
+        records::{self, FileSystem, KeyRecord, OpenRecord, SessionRecord},
+    },
+    targets::{Registry, map},
+};
+
+/// The log, the store, and what is kept beside them. Turns get it to themselves.
+#[derive(Debug)]
+pub struct Core {
+    settings: EngineSettings,
+    log: Writer,
+    store: StoreBox,
+    clock: ServerClock,
+    ids: IdBlock,
+    keyring: Arc<Keyring>,
+    /// A key that is logged and not yet synced.
+    coming_key: Option<LogIndex>,
+    /// Leases.
+    pub(crate) expiry: Expiry,
+    /// Opens for reading.
+    pub(crate) readers: Readers,
+    /// When sessions from before the start must have declared what they read.
+    declared_by: Timestamp,
+    /// What heartbeats tell.
+    pub(crate) registry: Registry,
+    map: Arc<Map>,
+    /// The last command that changed the map.
+    map_index: LogIndex,
+    /// The last command that changed the links.
+    links_index: LogIndex,
+    sessions_by_nonce: HashMap<(HostId, u64), SessionId>,
+    incarnation: u64,
+    started: Timestamp,
+    /// Why nothing may be changed any more.
+    broken: Option<String>,
+    marker: Marker,
+    _lock: File,
+}
+
+struct StoreBox(Box<dyn MetaStore>);
+
+impl std::fmt::Debug for StoreBox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MetaStore")
+    }
+}
+
+impl Core {
+    pub(super) fn new(
+        settings: EngineSettings,
+        log: Writer,
+        store: Box<dyn MetaStore>,
+        lock: File,
+        marker: Marker,
+    ) -> Result<Self, StartError> {
+        let clock = ServerClock::new(settings.clock.clone(), applied(&*store)?.time);
+        let now = clock.now();
+        let map = Arc::new(map::read(&*store)?);
+        let registry = Registry::new(&map, clock.instant(), settings.lease);
+        let file_system = file_system(&*store)?;
+        let mut expiry = Expiry::new(settings.lease, settings.clock_error);
+        let mut sessions_by_nonce = HashMap::new();
+        for (session, record) in sessions(&*store)? {
+            // Its last ticket may have been given out just before the end.
+            expiry.handle_ticket(session, now);
+            sessions_by_nonce.insert((record.host, record.nonce), session);
+        }
+        let index = log.last();
+        let mut core = Self {
+            ids: IdBlock::after(file_system.inode_limit),
+            keyring: Arc::default(),
+            coming_key: None,
+            readers: Readers::after_restart(sessions_by_nonce.values().copied()),
+            declared_by: now.plus(settings.lease),
+            expiry,
+            registry,
+            map,
+            map_index: index,
+            links_index: index,
+            sessions_by_nonce,
+            incarnation: u64::from_le_bytes(new_secret()[..8].try_into().expect("eight bytes")),
+            started: now,
+            broken: None,
+            clock,
+            settings,
+            log,
+            store: StoreBox(store),
+            marker,
+            _lock: lock,
+        };
+        core.prepare()?;
+        Ok(core)
+    }
+
+    /// The first block of ids and the first key, durable before the first request.
+    fn prepare(&mut self) -> Result<(), StartError> {
+        self.reserve_ids();
+        if signing_keys(&*self.store.0)?.is_empty() {
+            self.make_key();
+        }
+        self.log.syncer().sync_all()?;
+        self.ids.handle_synced(self.log.state().synced);
+        self.load_keys()?;
+        Ok(())
+    }
+
+    /// Reads what the namespace shows.
+    #[must_use]
+    pub fn view(&self) -> &dyn View {
+        &*self.store.0
+    }
+
+    /// Executes a command, exactly once if it has an operation. When this returns, the command
+    /// survives a kill of the process.
+    ///
+    /// # Errors
+    /// What apply refuses it with; [`ErrorKind::NoSpace`] when the log's disk is full: nothing has
+    /// happened then.
+    pub fn execute(
+        &mut self,
+        operation: Option<Operation>,
+        command: Command,
+    ) -> Result<Outcome, Failure> {
+        if let Some(reason) = &self.broken {
+            return Err(Failure::new(ErrorKind::Disk, reason.clone()));
+        }
+        if let Some(outcome) = self.remembered(operation)? {
+            return Ok(outcome);
+        }
+        let envelope = Envelope { time: self.clock.now(), operation, command };
+        let index = self.log.last().next();
+        let (batch, outcome) = match apply::apply(&*self.store.0, index, &envelope) {
+            Ok(applied) => applied,
+            Err(error) => return Err(self.failure(error)),
+        };
+        let appended = self.log.append(&envelope.to_bytes()).map_err(log_failure)?;
+        assert_eq!(appended, index, "one owner appends");
+        if let Err(error) = self.store.0.commit(&batch) {
+            return Err(self.failure(error.into()));
+        }
+        if let Err(error) = self.observe(&envelope.command, &outcome) {
+            return Err(self.failure(error.into()));
+        }
+        Ok(outcome)
+    }
+
+    /// The outcome of an operation that was executed before.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SessionGone`].
+    pub fn remembered(&mut self, operation: Option<Operation>) -> Result<Option<Outcome>, Failure> {
+        let Some(operation) = operation else {
+            return Ok(None);
+        };
+        apply::remembered(&*self.store.0, operation).map_err(|error| self.failure(error))
+    }
+
+    /// An id for a new inode, which nobody had before.
+    ///
+    /// # Errors
+    /// When the disk of the log is full or fails.
+    pub fn new_inode_id(&mut self) -> Result<InodeId, Failure> {
+        self.ids.handle_synced(self.log.state().synced);
+        self.reserve_ids();
+        if let Some(id) = self.ids.take() {
+            return Ok(id);
+        }
+        // A burst used up the block before the background sync: rare, and one sync long.
+        self.log.syncer().sync_all().map_err(log_failure)?;
+        self.ids.handle_synced(self.log.state().synced);
+        let full = || Failure::new(ErrorKind::NoSpace, "no inode ids can be reserved");
+        self.ids.take().ok_or_else(full)
+    }
+
+    /// Makes sure that no inode gets an id up to `highest`, which a target holds chunks of.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn skip_inode_ids(&mut self, highest: InodeId) -> Result<(), Failure> {
+        if let Some(limit) = self.ids.skip(highest) {
+            tracing::warn!(%highest, "a target holds chunks of ids that were never given out");
+            self.execute(None, Command::ReserveIds(limit))?;
+            self.ids.handle_logged(limit, self.log.last());
+        }
+        Ok(())
+    }
+
+    /// Turns an error of the store or of apply into what the caller hears. A broken store stops all
+    /// changes.
+    pub fn failure(&mut self, error: ApplyError) -> Failure {
+        match error {
+            ApplyError::Refused(kind) => kind.into(),
+            ApplyError::Store(error) => {
+                let text = format!("{error}; restart the server to rebuild the store from the log");
+                if self.broken.is_none() {
+                    tracing::error!(%error, "the store is broken: nothing is changed from now on");
+                    self.broken = Some(text.clone());
+                }
+                Failure::new(ErrorKind::Disk, text)
+            }
+        }
+    }
+
+    /// Applies deadlines that have passed: leases, silent targets, keys.
+    ///
+    /// # Errors
+    /// When the log's disk is full or fails; called again, it goes on.
+    pub fn tick(&mut self) -> Result<(), Failure> {
+        let now = self.now();
+        while let Some(session) = self.expiry.poll_dead(now) {
+            tracing::warn!(%session, "session ended: its lease ran out");
+            self.end_session(session)?;
+        }
+        for (target, state) in self.registry.handle_timeout(self.clock.instant()) {
+            tracing::warn!(%target, ?state, "target is silent");
+        }
+        if now > self.declared_by && self.readers.handle_declared() {
+            self.drop_undeclared_readers()?;
+        }
+        self.rotate_key(now)
+    }
+
+    /// Ends a session and everything it holds.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn end_session(&mut self, session: SessionId) -> Result<(), Failure> {
+        self.execute(None, Command::CloseSession(session))?;
+        Ok(())
+    }
+
+    /// The session that the node opened with this number, if it is alive.
+    #[must_use]
+    pub fn session_of(&self, host: HostId, nonce: u64) -> Option<SessionId> {
+        self.sessions_by_nonce.get(&(host, nonce)).copied()
+    }
+
+    /// The clock, for those beside the engine.
+    #[must_use]
+    pub fn clock(&self) -> &ServerClock {
+        &self.clock
+    }
+
+    /// The server's time.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// The monotonic clock.
+    #[must_use]
+    pub fn instant(&self) -> std::time::Instant {
+        self.clock.instant()
+    }
+
+    /// The last command.
+    #[must_use]
+    pub fn last_index(&self) -> LogIndex {
+        self.log.last()
+    }
+
+    /// Bytes of the log.
+    #[must_use]
+    pub fn log_bytes(&self) -> u64 {
+        self.log.bytes()
+    }
+
+    /// For waiting until an index is synced.
+    #[must_use]
+    pub fn syncer(&self) -> &Arc<Syncer> {
+        self.log.syncer()
+    }
+
+    /// Signs capabilities and tickets.
+    #[must_use]
+    pub fn keyring(&self) -> &Arc<Keyring> {
+        &self.keyring
+    }
+
+    /// The cluster map, and the index that must be synced before anybody acts on it.
+    #[must_use]
+    pub fn map(&self) -> (Arc<Map>, LogIndex) {
+        (Arc::clone(&self.map), self.map_index)
+    }
+
+    /// The index that must be synced before anybody acts on the links.
+    #[must_use]
+    pub fn links_index(&self) -> LogIndex {
+        self.links_index
+    }
+
+    /// Drawn at each start.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Length of a lease.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.settings.lease
+    }
+
+    /// The cluster that the log belongs to.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.settings.cluster
+    }
+
+    /// When the server started, in its own time.
+    #[must_use]
+    pub fn started(&self) -> Timestamp {
+        self.started
+    }
+
+    /// Why nothing can be changed, if so.
+    #[must_use]
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    /// Counts and reserved ids.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub fn file_system(&mut self) -> Result<FileSystem, Failure> {
+        file_system(&*self.store.0).map_err(|error| self.failure(error.into()))
+    }
+
+    /// Syncs everything and marks the shutdown as clean.
+    pub(super) fn close(mut self) -> Result<(), StartError> {
+        self.log.syncer().sync_all()?;
+        if self.broken.is_none() {
+            self.store.0.checkpoint()?;
+            self.marker.clean = true;
+        }
+        self.marker.last = self.log.last();
+        let path = self.settings.dir.clone();
+        self.marker.save(&path).map_err(|source| StartError::Disk { path, source })
+    }
+
+    /// Keeps what is derived from the store in step with it.
+    fn observe(&mut self, command: &Command, outcome: &Outcome) -> Result<(), StoreError> {
+        match command {
+            Command::RegisterHost(_) | Command::TargetBlank(_) => {
+                let map = map::read(&*self.store.0)?;
+                if map != *self.map {
+                    self.map = Arc::new(map);
+                    self.map_index = self.log.last();
+                }
+                self.registry.handle_map(&self.map, self.clock.instant());
+            }
+            Command::OpenSession(open) => {
+                if let Outcome::Session(session) = outcome {
+                    self.sessions_by_nonce.insert((open.host, open.nonce), *session);
+                }
+            }
+            Command::CloseSession(session) => {
+                self.sessions_by_nonce.retain(|_, known| known != session);
+                self.expiry.handle_end(*session);
+                self.readers.handle_end(*session);
+            }
+            Command::AddLink(_) | Command::RemoveLink(_) => self.links_index = self.log.last(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn reserve_ids(&mut self) {
+        let Some(limit) = self.ids.poll_reservation() else {
+            return;
+        };
+        match self.execute(None, Command::ReserveIds(limit)) {
+            Ok(_) => self.ids.handle_logged(limit, self.log.last()),
+            // The block at hand goes on; the next id tries again.
+            Err(error) => tracing::warn!(%error, "cannot reserve inode ids"),
+        }
+    }
+
+    fn make_key(&mut self) {
+        let secret = new_secret();
+        match self.execute(None, Command::NewKey(NewKey { secret })) {
+            Ok(_) => self.coming_key = Some(self.log.last()),
+            Err(error) => tracing::error!(%error, "cannot make a signing key"),
+        }
+    }
+
+    /// Makes a new key when the present one is old; uses it as soon as it is synced.
+    fn rotate_key(&mut self, now: Timestamp) -> Result<(), Failure> {
+        if let Some(index) = self.coming_key {
+            if self.log.state().synced >= index {
+                self.coming_key = None;
+                self.load_keys().map_err(|error| self.failure(error.into()))?;
+            }
+            return Ok(());
+        }
+        let keys = signing_keys(&*self.store.0).map_err(|error| self.failure(error.into()))?;
+        let old = keys
+            .last()
+            .is_none_or(|(_, record)| now.since(record.made) > self.settings.key_lifetime);
+        if old {
+            tracing::info!("the signing key is replaced");
+            self.make_key();
+        }
+        Ok(())
+    }
+
+    fn load_keys(&mut self) -> Result<(), StoreError> {
+        let keys = signing_keys(&*self.store.0)?;
+        let keys = keys.into_iter().map(|(id, record)| SigningKey { id, secret: record.secret });
+        self.keyring.replace(keys.collect());
+        self.coming_key = None;
+        Ok(())
+    }
+
+    /// Sessions that had a lease's time to declare what they read do not read the rest.
+    fn drop_undeclared_readers(&mut self) -> Result<(), Failure> {
+        let opens = tree::scan::<OpenRecord>(&*self.store.0, b"O", usize::MAX);
+        let opens = opens.map_err(|error| self.failure(error.into()))?;
+        for (key, open) in opens {
+            let (Some(inode), Some(session)) = (keys::number_at(&key, 1), keys::number_at(&key, 9))
+            else {
+                continue;
+            };
+            let (inode, session) = (InodeId(inode), SessionId(session));
+            if open.reads && !self.readers.is_reading(session, inode) {
+                self.execute(None, Command::DropReader(Opener { session, inode }))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn file_system(view: &(impl View + ?Sized)) -> Result<FileSystem, StoreError> {
+    let record = records::read(view, &keys::file_system())?;
+    record.ok_or_else(|| StoreError::Inconsistent("there is no file system record".to_owned()))
+}
+
+fn sessions(view: &(impl View + ?Sized)) -> Result<Vec<(SessionId, SessionRecord)>, StoreError> {
+    let found = tree::scan::<SessionRecord>(view, &keys::sessions(), usize::MAX)?;
+    let id = |key: &[u8]| SessionId(keys::number_at(key, 1).unwrap_or_default());
+    Ok(found.into_iter().map(|(key, record)| (id(&key), record)).collect())
+}
+
+fn signing_keys(view: &(impl View + ?Sized)) -> Result<Vec<(KeyId, KeyRecord)>, StoreError> {
+    let found = tree::scan::<KeyRecord>(view, &keys::signing_keys(), usize::MAX)?;
+    let id = |key: &[u8]| {
+        let bytes = key.get(1..5).and_then(|bytes| bytes.try_into().ok());
+        KeyId(bytes.map_or(0, u32::from_be_bytes))
+    };
+    Ok(found.into_iter().map(|(key, record)| (id(&key), record)).collect())
+}
+
+fn log_failure(error: LogError) -> Failure {
+    let kind = match error {
+        LogError::NoSpace => ErrorKind::NoSpace,
+        LogError::TooLarge(_) => ErrorKind::InvalidArgument,
+        LogError::Disk { .. } | LogError::Stopped | LogError::Damaged { .. } => ErrorKind::Disk,
+    };
+    Failure::new(kind, error.to_string())
+}

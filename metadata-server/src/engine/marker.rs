@@ -1,0 +1,109 @@
+//! The file that tells whether the last shutdown was clean, and in which boot the store was open.
+//!
+//! Text, so that a person can read it: `version`, `boot`, `clean`, `last`, one `key=value` a line,
+//! and a final `checksum` (crc32c of the lines before it, hexadecimal). Replaced as a whole.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::Path,
+};
+
+use millrace_types::{Crc32c, LogIndex};
+
+/// What the file says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Marker {
+    /// The machine's boot in which the store was last open.
+    pub boot: String,
+    /// Whether log and store were synced and closed.
+    pub clean: bool,
+    /// The last index in the log, when clean.
+    pub last: LogIndex,
+}
+
+const FILE: &str = "marker";
+const VERSION: &str = "1";
+
+impl Marker {
+    /// Reads the file; `None` when it is missing or damaged, which counts as not clean.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn load(dir: &Path) -> io::Result<Option<Self>> {
+        match fs::read_to_string(dir.join(FILE)) {
+            Ok(text) => Ok(Self::parse(&text)),
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces the file, durably.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn save(&self, dir: &Path) -> io::Result<()> {
+        let new = dir.join("marker.new");
+        let mut file = File::create(&new)?;
+        file.write_all(self.print().as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, dir.join(FILE))?;
+        File::open(dir)?.sync_all()
+    }
+
+    fn print(&self) -> String {
+        let Self { boot, clean, last } = self;
+        let lines = format!("version={VERSION}\nboot={boot}\nclean={clean}\nlast={}\n", last.0);
+        let checksum = Crc32c::of(lines.as_bytes()).0;
+        format!("{lines}checksum={checksum:08x}\n")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let at = text.rfind("checksum=")?;
+        let (lines, checksum) = text.split_at(at);
+        let checksum = checksum.strip_prefix("checksum=")?.trim_end();
+        if u32::from_str_radix(checksum, 16).ok()? != Crc32c::of(lines.as_bytes()).0 {
+            return None;
+        }
+        let value =
+            |key: &str| lines.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        if value("version")? != VERSION {
+            return None;
+        }
+        Some(Self {
+            boot: value("boot")?.to_owned(),
+            clean: value("clean")?.parse().ok()?,
+            last: LogIndex(value("last")?.parse().ok()?),
+        })
+    }
+}
+
+/// Names the present boot of the machine.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn present_boot() -> io::Result<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marker_reads_back_and_damage_counts_as_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Marker::load(dir.path()).unwrap(), None);
+        let marker = Marker { boot: present_boot().unwrap(), clean: true, last: LogIndex(12) };
+        marker.save(dir.path()).unwrap();
+        assert_eq!(Marker::load(dir.path()).unwrap(), Some(marker.clone()));
+        let damaged = marker.print().replace("clean=true", "clean=false");
+        assert_eq!(Marker::parse(&damaged), None);
+        assert_eq!(Marker::parse("nonsense"), None);
+    }
+}

@@ -1,0 +1,58 @@
+//! The metadata server's program: arguments, settings, run.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use millrace_metadata_server::{daemon::Daemon, settings::Settings};
+use millrace_runtime::Drained;
+use millrace_service::{
+    daemon::{self, DaemonArguments, Ended, StopSignals},
+    systemd,
+};
+
+/// The Millrace metadata server: names, layouts, sessions, links and jobs of one file system.
+#[derive(Parser, Debug)]
+#[command(name = "millrace-metadata", version)]
+struct Arguments {
+    #[command(flatten)]
+    daemon: DaemonArguments,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    daemon::main(
+        "millrace-metadata",
+        env!("CARGO_PKG_VERSION"),
+        &arguments.daemon,
+        |settings: Settings| -> anyhow::Result<Ended> {
+            // Two threads: one for buckets and jobs, one so that leases are never behind them. The
+            // engine, the log and each socket have threads of their own.
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()?;
+            runtime.block_on(run(&settings))
+        },
+    )
+}
+
+async fn run(settings: &Settings) -> anyhow::Result<Ended> {
+    let mut signals = StopSignals::install()?;
+    let server = tokio::select! {
+        started = Daemon::start(settings) => started?,
+        // Recovery changes nothing that a second start would miss.
+        _ = signals.next() => return Ok(Ended::Drained),
+    };
+    systemd::ready(&format!("serves on {}", server.address()));
+    let why = signals.next().await;
+    systemd::stopping();
+    let stopped = tokio::select! {
+        stopped = server.stop() => stopped?,
+        _ = signals.next() => return Ok(Ended::Abandoned),
+    };
+    tracing::info!(why, "log and store are closed");
+    Ok(match stopped {
+        Drained::Cleanly => Ended::Drained,
+        Drained::GaveUp(_) => Ended::Abandoned,
+    })
+}

@@ -1,0 +1,286 @@
+//! Operations of clients, one file each: checks of the peer, then a command or a read, then the reply.
+//!
+//! An operation is a function of the engine's [`Core`]: it runs within one turn and waits for nothing.
+//! Where something outside must happen first (a linked directory listed, a shrink confirmed by the
+//! targets) it answers [`Step::Need`], and the server calls it again after that.
+//!
+//! What the peer's certificate allows is enforced here: its subtree and its root squash. POSIX
+//! permissions of changes are checked by [`crate::apply`], of reads here.
+
+use millrace_protocol::{
+    capability::Rights,
+    metadata::{FileKind, InodeReply},
+    session::{Caller, Operation, Role},
+};
+use millrace_types::{ErrorKind, Failure, FileName, HostId, InodeId, SessionId};
+
+use crate::{
+    apply::ApplyError,
+    engine::Core,
+    namespace::{Body, Inode, permission, tree},
+    store::{
+        StoreError, keys,
+        records::{self, OpenRecord, SessionRecord, TrimRecord},
+    },
+};
+
+pub mod admin;
+pub mod cluster;
+pub mod commit;
+pub mod create;
+pub mod directory;
+pub mod lookup;
+pub mod open;
+pub mod path;
+pub mod remove;
+pub mod rename;
+pub mod session;
+pub mod set_attributes;
+pub mod statfs;
+pub mod xattr;
+
+/// How far an operation came in one turn.
+#[derive(Debug)]
+pub enum Step<T> {
+    /// It is done.
+    Done(T),
+    /// Something must happen first; then it is tried again.
+    Need(Need),
+}
+
+/// What must happen before an operation can go on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Need {
+    /// A name in a linked directory that has not been listed must be asked for in the bucket.
+    Name {
+        /// The directory.
+        directory: InodeId,
+        /// The name.
+        name: FileName,
+    },
+    /// A linked directory must be listed to its end.
+    Listing(InodeId),
+    /// The targets must hear of a shrink.
+    Trim(InodeId),
+}
+
+/// Who asks: what the certificate of the connection allows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Client {
+    /// What it may be.
+    pub role: Role,
+    /// Which node it is.
+    pub host: HostId,
+    /// SHA-256 of its certificate.
+    pub fingerprint: [u8; 32],
+    /// The directory that it may see.
+    pub subtree: Option<Vec<u8>>,
+    /// Whether root on that host counts as nobody.
+    pub squash_root: bool,
+    /// What has happened for this request already, so that it is not asked for again.
+    pub settled: Vec<Need>,
+}
+
+/// The user that a squashed root becomes: Linux's overflow user.
+const NOBODY: u32 = 65_534;
+
+impl Client {
+    /// The user, after root squash.
+    #[must_use]
+    pub fn caller(&self, caller: &Caller) -> Caller {
+        let mut caller = caller.clone();
+        caller.groups.truncate(Caller::GROUPS_MAX);
+        if self.squash_root {
+            let squash = |id: &mut u32| {
+                if *id == 0 {
+                    *id = NOBODY;
+                }
+            };
+            squash(&mut caller.uid);
+            squash(&mut caller.gid);
+            caller.groups.retain(|&gid| gid != 0);
+        }
+        caller
+    }
+
+    /// The top of what the client may see. It knows it as the root.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Forbidden`] when the certificate names a directory that does not exist.
+    pub fn top(&self, core: &mut Core) -> Result<InodeId, Failure> {
+        let Some(subtree) = &self.subtree else {
+            return Ok(InodeId::ROOT);
+        };
+        match tree::resolve(core.view(), InodeId::ROOT, subtree) {
+            Ok(inode) if inode.is_directory() => Ok(inode.id),
+            Ok(_) | Err(ApplyError::Refused(_)) => Err(Failure::new(
+                ErrorKind::Forbidden,
+                "the directory that the certificate is restricted to does not exist",
+            )),
+            Err(error) => Err(core.failure(error)),
+        }
+    }
+
+    /// The inode that the client means, if it lies in its subtree.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Stale`] when it does not exist; [`ErrorKind::Forbidden`] outside of the subtree.
+    pub fn enter(&self, core: &mut Core, inode: InodeId) -> Result<Inode, Failure> {
+        let top = self.top(core)?;
+        let inode = if inode == InodeId::ROOT { top } else { inode };
+        let inode = tree::inode(core.view(), inode).map_err(|error| core.failure(error))?;
+        if top == InodeId::ROOT {
+            return Ok(inode);
+        }
+        let below = tree::is_below(core.view(), &inode, top);
+        // An inode without names has no place; who has it open was let in when it had one.
+        let orphan = inode.links == 0;
+        if orphan || below.map_err(|error| core.failure(error.into()))? {
+            Ok(inode)
+        } else {
+            Err(Failure::new(
+                ErrorKind::Forbidden,
+                "outside of the directory that the certificate is restricted to",
+            ))
+        }
+    }
+
+    /// Checks that the session of an operation was opened from this node.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SessionGone`].
+    pub fn own(&self, core: &mut Core, operation: Operation) -> Result<(), Failure> {
+        self.own_session(core, operation.session)
+    }
+
+    /// Checks that a session was opened from this node.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SessionGone`].
+    pub fn own_session(&self, core: &mut Core, session: SessionId) -> Result<(), Failure> {
+        let record: Option<SessionRecord> = read(core, &keys::session(session))?;
+        match record {
+            Some(record) if record.host == self.host => Ok(()),
+            _ => Err(ErrorKind::SessionGone.into()),
+        }
+    }
+}
+
+/// Reads a record of the store.
+pub(crate) fn read<R: records::Record>(core: &mut Core, key: &[u8]) -> Result<Option<R>, Failure> {
+    records::read(core.view(), key).map_err(|error| broken(core, error))
+}
+
+/// A failure of the store.
+pub(crate) fn broken(core: &mut Core, error: StoreError) -> Failure {
+    core.failure(error.into())
+}
+
+/// Whether targets must still hear of a shrink of the inode.
+pub(crate) fn needs_trim(core: &mut Core, inode: InodeId) -> Result<bool, Failure> {
+    Ok(read::<TrimRecord>(core, &keys::trim(inode))?.is_some())
+}
+
+/// How many opens for writing the session has on the inode.
+pub(crate) fn writes(core: &mut Core, session: SessionId, inode: InodeId) -> Result<u32, Failure> {
+    let open: Option<OpenRecord> = read(core, &keys::open(inode, session))?;
+    Ok(open.map_or(0, |open| open.writes))
+}
+
+/// The reply that shows an inode, with a capability for `session` where it may have one.
+pub(crate) fn show(
+    core: &mut Core,
+    client: &Client,
+    inode: &Inode,
+    session: Option<SessionId>,
+) -> Result<InodeReply, Failure> {
+    let mut capability = None;
+    if let (Some(session), Some(content)) = (session, inode.content())
+        && may_read_data(client, inode)
+    {
+        let rights = match writes(core, session, inode.id)? {
+            0 => Rights::Read,
+            _ => Rights::ReadWrite,
+        };
+        capability = Some(core.keyring().capability(rights, session, content)?);
+    }
+    let mut attributes = inode.attributes();
+    if client.subtree.is_some() && client.top(core)? == inode.id {
+        attributes.inode = InodeId::ROOT;
+    }
+    let (symlink, inline) = match &inode.body {
+        Body::Symlink(target) => (Some(target.clone()), None),
+        Body::File(file) => (None, file.inline.clone()),
+        Body::Directory(_) | Body::Special => (None, None),
+    };
+    Ok(InodeReply {
+        attributes,
+        content: inode.content(),
+        capability,
+        symlink,
+        inline,
+        coverage: millrace_protocol::metadata::Coverage::None,
+        index: core.last_index(),
+    })
+}
+
+/// A client without squash checks its users itself; a squashed one gets nothing that only root may
+/// read.
+fn may_read_data(client: &Client, inode: &Inode) -> bool {
+    !client.squash_root || inode.uid != 0 || inode.mode & 0o044 != 0
+}
+
+/// Fetches an inode again after a command and shows it.
+pub(crate) fn show_again(
+    core: &mut Core,
+    client: &Client,
+    inode: InodeId,
+    session: Option<SessionId>,
+) -> Result<InodeReply, Failure> {
+    let inode = tree::inode(core.view(), inode).map_err(|error| core.failure(error))?;
+    show(core, client, &inode, session)
+}
+
+/// What a directory needs before a name in it can be found missing, changed or replaced.
+pub(crate) fn need_name(client: &Client, directory: &Inode, name: &FileName) -> Option<Need> {
+    let Body::Directory(body) = &directory.body else {
+        return None;
+    };
+    let linked = body.linked.as_ref()?;
+    let need = Need::Name { directory: directory.id, name: name.clone() };
+    (linked.listed.is_none() && !client.settled.contains(&need)).then_some(need)
+}
+
+/// What a directory needs before it can be listed or removed.
+pub(crate) fn need_listing(client: &Client, directory: &Inode) -> Option<Need> {
+    let Body::Directory(body) = &directory.body else {
+        return None;
+    };
+    let linked = body.linked.as_ref()?;
+    let need = Need::Listing(directory.id);
+    (linked.listed.is_none() && !client.settled.contains(&need)).then_some(need)
+}
+
+/// Finds an entry of a directory that the caller may search.
+pub(crate) fn find(
+    core: &mut Core,
+    caller: &Caller,
+    directory: &Inode,
+    name: &FileName,
+) -> Result<Option<Inode>, Failure> {
+    directory.directory()?;
+    permission::check(caller, directory, permission::Access::Search)?;
+    let entry = tree::entry(core.view(), directory.id, name);
+    match entry.map_err(|error| broken(core, error))? {
+        None => Ok(None),
+        Some(entry) => {
+            let inode = tree::named(core.view(), &entry);
+            inode.map(Some).map_err(|error| broken(core, error))
+        }
+    }
+}
+
+/// Whether an inode is a regular file.
+pub(crate) fn is_regular(inode: &Inode) -> bool {
+    inode.kind == FileKind::Regular
+}

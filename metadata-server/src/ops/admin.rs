@@ -1,0 +1,320 @@
+//! Requests of operators that need nothing but the metadata: status, layouts, lists.
+//!
+//! What works on buckets and targets (links, jobs, states of files) is in the hydration module.
+
+use millrace_protocol::admin::{
+    ChunkPlace, ClusterStatus, ClusterStatusReply, Health, Job, JobReply, JobsReply,
+    LAYOUT_CHUNKS_MAX, LayoutReply, LinkStatus, LinksReply, ListJobs, ListLinks, LogStatus,
+    SessionStatus, SetLayout, ShowJob, ShowLayout, TargetState, TargetStatus,
+};
+use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, PoolId, SessionId};
+
+use super::{Client, Step, broken, cluster::all_links, path, read};
+use crate::{
+    command::{Command, SetDefaults},
+    engine::Core,
+    namespace::{
+        Body, Inode, LayoutDefaults,
+        permission::{self, Access},
+        tree,
+    },
+    store::{
+        keys,
+        records::{JobRecord, OpenRecord, PoolRecord, SessionRecord},
+    },
+};
+
+/// Ended jobs that a status shows.
+const ENDED_JOBS_SHOWN: usize = 5;
+
+/// State of the whole.
+///
+/// # Errors
+/// When the store is broken.
+pub fn status(
+    core: &mut Core,
+    _: &Client,
+    _: &ClusterStatus,
+) -> Result<Step<ClusterStatusReply>, Failure> {
+    let log = core.syncer().state();
+    let targets = targets(core);
+    let mut problems = problems(&targets);
+    problems.extend(core.broken().map(str::to_owned));
+    let mut jobs = jobs(core)?;
+    let mut ended = 0;
+    jobs.retain(|job| {
+        ended += usize::from(job.state.is_final());
+        !job.state.is_final() || ended <= ENDED_JOBS_SHOWN
+    });
+    let reclaim_entries = tree::scan::<crate::store::records::ReclaimRecord>(
+        core.view(),
+        &keys::reclaims(),
+        usize::MAX,
+    )
+    .map_err(|error| broken(core, error))?
+    .len() as u64;
+    Ok(Step::Done(ClusterStatusReply {
+        health: if problems.is_empty() { Health::Healthy } else { Health::Degraded },
+        problems,
+        cluster: core.cluster().to_string(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        started: core.started(),
+        server_time: core.now(),
+        log: LogStatus {
+            applied: core.last_index(),
+            synced: log.synced,
+            size: ByteLen(core.log_bytes()),
+        },
+        map_epoch: core.map().0.epoch,
+        inodes: core.file_system()?.inodes,
+        sessions: sessions(core)?,
+        targets,
+        links: link_list(core)?,
+        jobs,
+        reclaim_entries,
+    }))
+}
+
+/// The links.
+///
+/// # Errors
+/// When the store is broken.
+pub fn links(core: &mut Core, _: &Client, _: &ListLinks) -> Result<Step<LinksReply>, Failure> {
+    let links = link_list(core)?;
+    Ok(Step::Done(LinksReply { links }))
+}
+
+/// The jobs, newest first.
+///
+/// # Errors
+/// When the store is broken.
+pub fn list_jobs(core: &mut Core, _: &Client, _: &ListJobs) -> Result<Step<JobsReply>, Failure> {
+    let jobs = jobs(core)?;
+    Ok(Step::Done(JobsReply { jobs }))
+}
+
+/// One job.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`].
+pub fn show_job(core: &mut Core, _: &Client, request: &ShowJob) -> Result<Step<JobReply>, Failure> {
+    let record: Option<JobRecord> = read(core, &keys::job(request.id))?;
+    let missing = || Failure::new(ErrorKind::NotFound, format!("no job {}", request.id.0));
+    let job = record.ok_or_else(missing)?.job;
+    Ok(Step::Done(JobReply { job }))
+}
+
+/// The layout of a file, or what a directory gives new files.
+///
+/// # Errors
+/// As [`path::resolve`]; [`ErrorKind::InvalidArgument`] for other kinds of inodes.
+pub fn show_layout(
+    core: &mut Core,
+    client: &Client,
+    request: &ShowLayout,
+) -> Result<Step<LayoutReply>, Failure> {
+    let inode = match path::resolve(core, client, &request.caller, &request.path)? {
+        Step::Done(inode) => inode,
+        Step::Need(need) => return Ok(Step::Need(need)),
+    };
+    permission::check(&client.caller(&request.caller), &inode, Access::Read)?;
+    layout(core, &inode).map(Step::Done)
+}
+
+/// Sets what new files below a directory get.
+///
+/// # Errors
+/// [`ErrorKind::NotPermitted`] for others than the owner and root; [`ErrorKind::NotFound`] for a
+/// pool that does not exist.
+pub fn set_layout(
+    core: &mut Core,
+    client: &Client,
+    request: &SetLayout,
+) -> Result<Step<LayoutReply>, Failure> {
+    let inode = match path::resolve(core, client, &request.caller, &request.path)? {
+        Step::Done(inode) => inode,
+        Step::Need(need) => return Ok(Step::Need(need)),
+    };
+    let mut defaults = inode.directory()?.defaults;
+    if let Some(chunk_size) = request.chunk_size {
+        defaults.chunk_size = millrace_types::ChunkSize::new(chunk_size.bytes())?;
+    }
+    if let Some(count) = request.stripe_count {
+        defaults.width = match count {
+            -1 => None,
+            count => {
+                Some(u32::try_from(count).ok().filter(|&count| count > 0).ok_or_else(|| {
+                    Failure::new(
+                        ErrorKind::InvalidArgument,
+                        "the stripe count is at least 1, or -1 for all groups",
+                    )
+                })?)
+            }
+        };
+    }
+    if let Some(pool) = &request.pool {
+        defaults.pool = pool_named(core, pool)?;
+    }
+    let command = Command::SetDefaults(SetDefaults {
+        caller: client.caller(&request.caller),
+        directory: inode.id,
+        defaults,
+    });
+    core.execute(None, command)?;
+    let inode = tree::inode(core.view(), inode.id).map_err(|error| core.failure(error))?;
+    layout(core, &inode).map(Step::Done)
+}
+
+fn layout(core: &mut Core, inode: &Inode) -> Result<LayoutReply, Failure> {
+    let mut reply = LayoutReply {
+        inode: inode.id,
+        directory: inode.is_directory(),
+        chunk_size: LayoutDefaults::default().chunk_size,
+        stripe_count: -1,
+        pool: String::new(),
+        size: inode.size,
+        chunks: Vec::new(),
+        truncated: false,
+    };
+    let count = |width: u32| i32::try_from(width).unwrap_or(i32::MAX);
+    match &inode.body {
+        Body::Directory(directory) => {
+            let defaults = directory.defaults;
+            reply.chunk_size = defaults.chunk_size;
+            reply.stripe_count = defaults.width.map_or(-1, count);
+            reply.pool = pool_name(core, defaults.pool)?;
+        }
+        Body::File(file) => {
+            reply.chunk_size = file.layout.chunk_size();
+            reply.stripe_count = count(file.layout.width());
+            reply.pool = pool_name(core, file.layout.pool())?;
+            let chunks = inode.size.div_ceil(file.layout.chunk_size().bytes());
+            let shown = chunks.min(LAYOUT_CHUNKS_MAX as u64);
+            reply.truncated = shown < chunks;
+            let map = core.map().0;
+            for index in (0..u32::try_from(shown).unwrap_or(u32::MAX)).map(ChunkIndex) {
+                let group = file.layout.group(index);
+                let targets = map.group(file.layout.pool(), group);
+                reply.chunks.push(ChunkPlace {
+                    index,
+                    group,
+                    targets: targets.map(|group| group.targets.clone()).unwrap_or_default(),
+                });
+            }
+        }
+        Body::Symlink(_) | Body::Special => return Err(ErrorKind::InvalidArgument.into()),
+    }
+    Ok(reply)
+}
+
+fn pool_name(core: &mut Core, pool: PoolId) -> Result<String, Failure> {
+    let record: Option<PoolRecord> = read(core, &keys::pool(pool))?;
+    Ok(record.map(|record| record.name).unwrap_or_default())
+}
+
+fn pool_named(core: &mut Core, name: &str) -> Result<PoolId, Failure> {
+    let map = core.map().0;
+    let pool = map.pools.iter().find(|pool| pool.name == name);
+    let missing = || Failure::new(ErrorKind::NotFound, format!("no pool is called {name:?}"));
+    Ok(pool.ok_or_else(missing)?.id)
+}
+
+fn link_list(core: &mut Core) -> Result<Vec<LinkStatus>, Failure> {
+    let mut links = Vec::new();
+    for (id, record) in all_links(core)? {
+        let inode = tree::find(core.view(), record.directory);
+        let inode = inode.map_err(|error| broken(core, error))?;
+        let path = match inode {
+            Some(inode) => tree::path(core.view(), &inode).map_err(|error| broken(core, error))?,
+            None => None,
+        };
+        links.push(LinkStatus {
+            id,
+            path: path.unwrap_or_default(),
+            bucket: record.bucket,
+            mode: record.mode,
+        });
+    }
+    Ok(links)
+}
+
+fn jobs(core: &mut Core) -> Result<Vec<Job>, Failure> {
+    let found = tree::scan::<JobRecord>(core.view(), &keys::jobs(), usize::MAX);
+    let found = found.map_err(|error| broken(core, error))?;
+    Ok(found.into_iter().rev().map(|(_, record)| record.job).collect())
+}
+
+fn sessions(core: &mut Core) -> Result<Vec<SessionStatus>, Failure> {
+    let found = tree::scan::<SessionRecord>(core.view(), &keys::sessions(), usize::MAX);
+    let found = found.map_err(|error| broken(core, error))?;
+    let opens = tree::scan::<OpenRecord>(core.view(), b"O", usize::MAX);
+    let opens = opens.map_err(|error| broken(core, error))?;
+    let mut sessions = Vec::with_capacity(found.len());
+    for (key, record) in found {
+        let session = SessionId(keys::number_at(&key, 1).unwrap_or_default());
+        let of_session = opens.iter().filter(|(key, _)| keys::number_at(key, 9) == Some(session.0));
+        sessions.push(SessionStatus {
+            session,
+            host: record.host,
+            host_name: record.host_name,
+            expires: core.expiry.expires(session).unwrap_or_default(),
+            write_opens: of_session.map(|(_, open)| open.writes).sum(),
+        });
+    }
+    Ok(sessions)
+}
+
+fn targets(core: &mut Core) -> Vec<TargetStatus> {
+    let map = core.map().0;
+    let groups_of = |target| {
+        let groups = map.pools.iter().flat_map(|pool| &pool.groups);
+        let count = groups.filter(|group| group.targets.contains(&target)).count();
+        u32::try_from(count).unwrap_or(u32::MAX)
+    };
+    core.registry
+        .members()
+        .map(|(id, member)| {
+            let host = map.host_of(id);
+            let report = member.report.as_ref();
+            TargetStatus {
+                id,
+                host: member.host,
+                host_name: host.map(|host| host.name.clone()).unwrap_or_default(),
+                addresses: host.map(|host| host.addresses.clone()).unwrap_or_default(),
+                state: member.state(),
+                capacity: report.map(|report| report.capacity).unwrap_or_default(),
+                used: report.map(|report| report.used).unwrap_or_default(),
+                groups: groups_of(id),
+                bad_blocks: report.map(|report| report.bad_blocks).unwrap_or_default(),
+                heard: member.heard,
+            }
+        })
+        .collect()
+}
+
+fn problems(targets: &[TargetStatus]) -> Vec<String> {
+    let mut problems = Vec::new();
+    if targets.is_empty() {
+        problems.push("no storage target has registered: files cannot be made".to_owned());
+    }
+    for target in targets {
+        let name = format!("target {} on {}", target.id, target.host_name);
+        match target.state {
+            TargetState::Online => {}
+            TargetState::Joining => {
+                problems.push(format!("{name} has not been heard of since the server's start"));
+            }
+            TargetState::Suspect => problems.push(format!("{name} is late with its heartbeats")),
+            TargetState::Offline => problems.push(format!("{name} does not answer")),
+        }
+        if target.bad_blocks > 0 {
+            problems.push(format!("{name} has {} damaged blocks", target.bad_blocks));
+        }
+        // A twentieth left is when allocation and copy-on-write begin to suffer.
+        let nearly_full = target.capacity.0 - target.capacity.0 / 20;
+        if target.capacity.0 > 0 && target.used.0 >= nearly_full {
+            problems.push(format!("{name} is nearly full: {} used", target.used));
+        }
+    }
+    problems
+}

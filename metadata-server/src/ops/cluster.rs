@@ -1,0 +1,244 @@
+//! Target daemons: registration, heartbeats, the map, keys, links and the reclaim queue.
+
+use std::ops::Bound;
+
+use millrace_protocol::{
+    cluster::{
+        AcknowledgeReclaim, FetchKeys, FetchLinks, FetchMap, FetchReclaim, Heartbeat,
+        HeartbeatReply, Keys, Link, Links, Map, ReclaimBatch, ReclaimEntry, RegisterHost,
+        RegisterHostReply, TARGETS_PER_HOST_MAX,
+    },
+    session::Done,
+};
+use millrace_types::{ErrorKind, Failure, LinkId, LogIndex, TargetId};
+
+use super::{Client, Step, broken, read};
+use crate::{
+    apply::POSITION_BITS,
+    command::{self, Command},
+    engine::Core,
+    namespace::tree,
+    store::{
+        borrow, keys, prefix_end,
+        records::{self, LinkRecord, ReclaimRecord, TargetRecord},
+    },
+};
+
+/// The most entries of one reclaim batch.
+const RECLAIM_ENTRIES_MAX: usize = 4096;
+
+/// The most addresses of one daemon.
+const ADDRESSES_MAX: usize = 8;
+
+/// A daemon announces itself. The answer must wait for the sync: others act on the map.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] when the announcement makes no sense.
+pub fn register(
+    core: &mut Core,
+    client: &Client,
+    request: &RegisterHost,
+) -> Result<Step<RegisterHostReply>, Failure> {
+    check_registration(request)?;
+    for report in &request.targets {
+        core.skip_inode_ids(report.inode_max)?;
+    }
+    let known = core.map().0;
+    let is_known = |id: TargetId| known.targets.iter().any(|target| target.id == id);
+    let command = Command::RegisterHost(command::RegisterHost {
+        host: client.host,
+        name: request.host_name.clone(),
+        addresses: request.addresses.clone(),
+        targets: request.targets.iter().map(|report| (report.id, report.capacity)).collect(),
+    });
+    core.execute(None, command)?;
+    for report in &request.targets {
+        if report.blank && is_known(report.id) {
+            tracing::error!(target = %report.id, "a target came back without its data");
+            core.execute(None, Command::TargetBlank(report.id))?;
+        }
+    }
+    tracing::info!(host = %client.host, name = request.host_name,
+        targets = request.targets.len(), "target daemon registered");
+    heard(core, client, &request.targets)?;
+    let news = news(core, client)?;
+    Ok(Step::Done(RegisterHostReply { news }))
+}
+
+/// A daemon is alive.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] when it serves a target that is not registered as its own: it must
+/// register first.
+pub fn heartbeat(
+    core: &mut Core,
+    client: &Client,
+    request: &Heartbeat,
+) -> Result<Step<HeartbeatReply>, Failure> {
+    heard(core, client, &request.targets)?;
+    news(core, client).map(Step::Done)
+}
+
+/// The cluster map, and the index that must be synced before it is sent.
+///
+/// # Errors
+/// None today.
+pub fn map(core: &mut Core, _: &Client, _: &FetchMap) -> Result<(Map, LogIndex), Failure> {
+    let (map, index) = core.map();
+    Ok(((*map).clone(), index))
+}
+
+/// The signing keys; all of them are synced.
+///
+/// # Errors
+/// None today.
+pub fn signing_keys(core: &mut Core, _: &Client, _: &FetchKeys) -> Result<Step<Keys>, Failure> {
+    Ok(Step::Done(core.keyring().keys()))
+}
+
+/// The links, and the index that must be synced before they are sent.
+///
+/// # Errors
+/// When the store is broken.
+pub fn links(core: &mut Core, _: &Client, _: &FetchLinks) -> Result<(Links, LogIndex), Failure> {
+    let found = all_links(core)?;
+    let version = core.file_system()?.links_version;
+    let links =
+        found.into_iter().map(|(id, record)| Link { id, bucket: record.bucket, mode: record.mode });
+    let links = Links { version, links: links.collect() };
+    Ok((links, core.links_index()))
+}
+
+/// Every link in the order in which they were made.
+pub(crate) fn all_links(core: &mut Core) -> Result<Vec<(LinkId, LinkRecord)>, Failure> {
+    let found = tree::scan::<LinkRecord>(core.view(), &keys::links(), usize::MAX);
+    let found = found.map_err(|error| broken(core, error))?;
+    let id = |key: &[u8]| {
+        let bytes = key.get(1..5).and_then(|bytes| bytes.try_into().ok());
+        LinkId(bytes.map_or(0, u32::from_be_bytes))
+    };
+    Ok(found.into_iter().map(|(key, record)| (id(&key), record)).collect())
+}
+
+/// The first entries of a target's reclaim queue, as far as they are synced.
+///
+/// # Errors
+/// [`ErrorKind::Forbidden`] for a target of another daemon.
+pub fn reclaim(
+    core: &mut Core,
+    client: &Client,
+    request: &FetchReclaim,
+) -> Result<Step<ReclaimBatch>, Failure> {
+    check_own_target(core, client, request.target)?;
+    let limit = usize::try_from(request.entries_max).unwrap_or(usize::MAX);
+    let entries = reclaim_entries(core, request.target, limit.min(RECLAIM_ENTRIES_MAX))?;
+    Ok(Step::Done(ReclaimBatch { entries }))
+}
+
+/// Takes freed entries out of a target's queue.
+///
+/// # Errors
+/// [`ErrorKind::Forbidden`] for a target of another daemon.
+pub fn acknowledge_reclaim(
+    core: &mut Core,
+    client: &Client,
+    request: &AcknowledgeReclaim,
+) -> Result<Step<Done>, Failure> {
+    check_own_target(core, client, request.target)?;
+    // Only what was sent can be freed: never past the synced index.
+    let synced = core.syncer().state().synced;
+    let newest = ((synced.0 + 1) << POSITION_BITS) - 1;
+    let command =
+        Command::Reclaimed { target: request.target, through: request.through.min(newest) };
+    core.execute(None, command)?;
+    let index = core.last_index();
+    Ok(Step::Done(Done { index }))
+}
+
+fn reclaim_entries(
+    core: &mut Core,
+    target: TargetId,
+    limit: usize,
+) -> Result<Vec<ReclaimEntry>, Failure> {
+    let synced = core.syncer().state().synced;
+    let prefix = keys::reclaims_of(target);
+    let end = prefix_end(&prefix);
+    let found = core
+        .view()
+        .scan(Bound::Included(&prefix), borrow(&end), limit)
+        .map_err(|error| broken(core, error))?;
+    let mut entries = Vec::with_capacity(found.len());
+    for (key, value) in found {
+        let record: ReclaimRecord =
+            records::decode(&key, &value).map_err(|error| broken(core, error))?;
+        let position = keys::number_at(&key, 9).unwrap_or_default();
+        if LogIndex(position >> POSITION_BITS) > synced {
+            break;
+        }
+        entries.push(ReclaimEntry { position, inode: record.inode, generation: record.generation });
+    }
+    Ok(entries)
+}
+
+fn check_registration(request: &RegisterHost) -> Result<(), Failure> {
+    let invalid = |text: &str| Err(Failure::new(ErrorKind::InvalidArgument, text));
+    if request.targets.is_empty() || request.targets.len() > TARGETS_PER_HOST_MAX {
+        return invalid("a daemon serves 1 to 64 targets");
+    }
+    if request.addresses.is_empty() || request.addresses.len() > ADDRESSES_MAX {
+        return invalid("a daemon has 1 to 8 addresses");
+    }
+    let parse = |address: &String| address.parse::<std::net::SocketAddr>().is_ok();
+    if !request.addresses.iter().all(parse) {
+        return invalid("an address is no ip:port");
+    }
+    let mut ids: Vec<_> = request.targets.iter().map(|report| report.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    if ids.len() != request.targets.len() {
+        return invalid("a target is named twice");
+    }
+    Ok(())
+}
+
+fn check_own_target(core: &mut Core, client: &Client, target: TargetId) -> Result<(), Failure> {
+    match read::<TargetRecord>(core, &keys::target(target))? {
+        Some(record) if record.host == client.host => Ok(()),
+        _ => Err(Failure::new(
+            ErrorKind::Forbidden,
+            format!("target {target} is not registered for this daemon"),
+        )),
+    }
+}
+
+fn heard(
+    core: &mut Core,
+    client: &Client,
+    reports: &[millrace_protocol::cluster::TargetReport],
+) -> Result<(), Failure> {
+    let (now, time) = (core.instant(), core.now());
+    if core.registry.handle_report(client.host, reports, now, time) {
+        return Err(Failure::new(
+            ErrorKind::NotFound,
+            "a target is not registered for this daemon: register first",
+        ));
+    }
+    Ok(())
+}
+
+fn news(core: &mut Core, client: &Client) -> Result<HeartbeatReply, Failure> {
+    let map = core.map().0;
+    let mut reclaim_waiting = false;
+    for target in map.targets.iter().filter(|target| target.host == client.host) {
+        reclaim_waiting |= !reclaim_entries(core, target.id, 1)?.is_empty();
+    }
+    Ok(HeartbeatReply {
+        server_time: core.now(),
+        lease_ms: u32::try_from(core.lease().as_millis()).unwrap_or(u32::MAX),
+        incarnation: core.incarnation(),
+        map_epoch: map.epoch,
+        newest_key: core.keyring().newest(),
+        links_version: core.file_system()?.links_version,
+        reclaim_waiting,
+    })
+}

@@ -1,0 +1,92 @@
+//! Makes files, directories, links and nodes.
+
+use millrace_protocol::metadata::{Create, InodeReply, MakeLink, NewNode};
+use millrace_types::{ErrorKind, Failure};
+
+use super::{Client, Need, Step, broken, need_name, needs_trim, show_again};
+use crate::{
+    command::{self, Command, Outcome},
+    engine::Core,
+    namespace::tree,
+};
+
+/// Makes an inode and its name, or opens what the name has already.
+///
+/// # Errors
+/// As POSIX has it for open, mkdir, symlink and mknod.
+pub fn create(
+    core: &mut Core,
+    client: &Client,
+    request: &Create,
+) -> Result<Step<InodeReply>, Failure> {
+    client.own(core, request.operation)?;
+    let parent = client.enter(core, request.parent)?;
+    let session = request.operation.session;
+    let entry = tree::entry(core.view(), parent.id, &request.name);
+    match entry.map_err(|error| broken(core, error))? {
+        Some(entry) => {
+            if request.open && needs_trim(core, entry.inode)? {
+                return Ok(Step::Need(Need::Trim(entry.inode)));
+            }
+        }
+        None => {
+            if let Some(need) = need_name(client, &parent, &request.name) {
+                return Ok(Step::Need(need));
+            }
+        }
+    }
+    let id = core.new_inode_id()?;
+    let command = Command::Create(command::Create {
+        caller: client.caller(&request.caller),
+        parent: parent.id,
+        name: request.name.clone(),
+        node: request.node.clone(),
+        mode: request.mode,
+        inode: id,
+        seed: seed(id),
+        open: (request.open && request.node == NewNode::Regular).then_some(session),
+        exclusive: request.exclusive,
+    });
+    let outcome = core.execute(Some(request.operation), command)?;
+    let Outcome::Inode(inode) = outcome else {
+        return Err(reused());
+    };
+    show_again(core, client, inode, Some(session)).map(Step::Done)
+}
+
+/// Gives a file a further name.
+///
+/// # Errors
+/// As POSIX has it for link.
+pub fn make_link(
+    core: &mut Core,
+    client: &Client,
+    request: &MakeLink,
+) -> Result<Step<InodeReply>, Failure> {
+    client.own(core, request.operation)?;
+    let parent = client.enter(core, request.parent)?;
+    let inode = client.enter(core, request.inode)?;
+    if let Some(need) = need_name(client, &parent, &request.name) {
+        return Ok(Step::Need(need));
+    }
+    let command = Command::MakeLink(command::MakeLink {
+        caller: client.caller(&request.caller),
+        inode: inode.id,
+        parent: parent.id,
+        name: request.name.clone(),
+    });
+    core.execute(Some(request.operation), command)?;
+    show_again(core, client, inode.id, Some(request.operation.session)).map(Step::Done)
+}
+
+/// Where the layout of a new file begins: ids that follow each other begin far apart.
+#[must_use]
+pub fn seed(inode: millrace_types::InodeId) -> u32 {
+    // Fibonacci hashing: the upper half of the product with 2^64 divided by the golden ratio.
+    u32::try_from(inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).expect("32 bits are left")
+}
+
+/// The client used one operation number for two requests.
+pub(crate) fn reused() -> Failure {
+    Failure::new(ErrorKind::Protocol, "the operation number was used for another request before")
+}

@@ -1,0 +1,47 @@
+//! Finds names and shows inodes.
+
+use millrace_protocol::metadata::{GetInode, InodeReply, Lookup};
+use millrace_types::{ErrorKind, Failure};
+
+use super::{Client, Step, find, need_name, needs_trim, show, writes};
+use crate::engine::Core;
+
+/// Finds a name in a directory.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`], [`ErrorKind::NotDirectory`], [`ErrorKind::PermissionDenied`].
+pub fn lookup(
+    core: &mut Core,
+    client: &Client,
+    request: &Lookup,
+) -> Result<Step<InodeReply>, Failure> {
+    let caller = client.caller(&request.caller);
+    let parent = client.enter(core, request.parent)?;
+    match find(core, &caller, &parent, &request.name)? {
+        Some(inode) => show(core, client, &inode, None).map(Step::Done),
+        None => match need_name(client, &parent, &request.name) {
+            Some(need) => Ok(Step::Need(need)),
+            None => Err(ErrorKind::NotFound.into()),
+        },
+    }
+}
+
+/// Shows an inode, with a capability when a session is named.
+///
+/// # Errors
+/// [`ErrorKind::Stale`] when it does not exist any more.
+pub fn inode(
+    core: &mut Core,
+    client: &Client,
+    request: &GetInode,
+) -> Result<Step<InodeReply>, Failure> {
+    if let Some(session) = request.session {
+        client.own_session(core, session)?;
+        // A writer's new capability would let it write past a size that is still being trimmed.
+        if writes(core, session, request.inode)? > 0 && needs_trim(core, request.inode)? {
+            return Ok(Step::Need(super::Need::Trim(request.inode)));
+        }
+    }
+    let inode = client.enter(core, request.inode)?;
+    show(core, client, &inode, request.session).map(Step::Done)
+}

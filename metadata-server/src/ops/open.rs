@@ -1,0 +1,66 @@
+//! Opens and closes files.
+
+use millrace_protocol::{
+    metadata::{Close, InodeReply, Open, OpenMode},
+    session::Done,
+};
+use millrace_types::{ErrorKind, Failure};
+
+use super::{Client, Need, Step, is_regular, needs_trim, read, show, show_again};
+use crate::{
+    command::{Command, OpenWrite, Opener},
+    engine::Core,
+    store::{keys, records::OpenRecord},
+};
+
+/// Opens a file.
+///
+/// # Errors
+/// As POSIX has it for open.
+pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<InodeReply>, Failure> {
+    client.own(core, request.operation)?;
+    let inode = client.enter(core, request.inode)?;
+    let session = request.operation.session;
+    if request.mode == OpenMode::Read && !request.truncate {
+        if !is_regular(&inode) {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        core.readers.handle_open(request.operation, inode.id)?;
+        return show(core, client, &inode, Some(session)).map(Step::Done);
+    }
+    if needs_trim(core, inode.id)? {
+        return Ok(Step::Need(Need::Trim(inode.id)));
+    }
+    let trusted = request.reopen && !client.squash_root;
+    let command = Command::OpenWrite(OpenWrite {
+        caller: (!trusted).then(|| client.caller(&request.caller)),
+        opener: Opener { session, inode: inode.id },
+        truncate: request.truncate,
+    });
+    core.execute(Some(request.operation), command)?;
+    show_again(core, client, inode.id, Some(session)).map(Step::Done)
+}
+
+/// Ends one open.
+///
+/// # Errors
+/// [`ErrorKind::SessionGone`].
+pub fn close(core: &mut Core, client: &Client, request: &Close) -> Result<Step<Done>, Failure> {
+    client.own(core, request.operation)?;
+    let session = request.operation.session;
+    let opener = Opener { session, inode: request.inode };
+    match request.mode {
+        OpenMode::Write => {
+            core.execute(Some(request.operation), Command::CloseWrite(opener))?;
+        }
+        OpenMode::Read => {
+            let gone = core.readers.handle_close(request.operation, request.inode)?;
+            let record: Option<OpenRecord> = read(core, &keys::open(request.inode, session))?;
+            if gone && record.is_some_and(|record| record.reads) {
+                core.execute(None, Command::DropReader(opener))?;
+            }
+        }
+    }
+    let index = core.last_index();
+    Ok(Step::Done(Done { index }))
+}

@@ -1,0 +1,51 @@
+//! Removes names.
+
+use millrace_protocol::{metadata::Remove, session::Done};
+use millrace_types::Failure;
+
+use super::{Client, Step, broken, need_listing, need_name};
+use crate::{
+    command::{self, Command},
+    engine::Core,
+    namespace::tree,
+};
+
+/// unlink and rmdir.
+///
+/// # Errors
+/// As POSIX has it.
+pub fn remove(core: &mut Core, client: &Client, request: &Remove) -> Result<Step<Done>, Failure> {
+    client.own(core, request.operation)?;
+    let parent = client.enter(core, request.parent)?;
+    let entry = tree::entry(core.view(), parent.id, &request.name);
+    let entry = entry.map_err(|error| broken(core, error))?;
+    let mut readers = Vec::new();
+    match entry {
+        Some(entry) => {
+            let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;
+            if request.directory
+                && let Some(need) = need_listing(client, &inode)
+            {
+                return Ok(Step::Need(need));
+            }
+            if inode.links == 1 {
+                readers = core.readers.of(inode.id);
+            }
+        }
+        None => {
+            if let Some(need) = need_name(client, &parent, &request.name) {
+                return Ok(Step::Need(need));
+            }
+        }
+    }
+    let command = Command::Remove(command::Remove {
+        caller: client.caller(&request.caller),
+        parent: parent.id,
+        name: request.name.clone(),
+        directory: request.directory,
+        readers,
+    });
+    core.execute(Some(request.operation), command)?;
+    let index = core.last_index();
+    Ok(Step::Done(Done { index }))
+}

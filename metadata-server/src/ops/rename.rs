@@ -1,0 +1,70 @@
+//! Moves names.
+
+use millrace_protocol::{metadata::Rename, session::Done};
+use millrace_types::{Failure, FileName, InodeId};
+
+use super::{Client, Need, Step, broken, need_listing, need_name};
+use crate::{
+    command::{self, Command},
+    engine::Core,
+    namespace::{Inode, tree},
+};
+
+/// Moves a name.
+///
+/// # Errors
+/// As POSIX has it.
+pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step<Done>, Failure> {
+    client.own(core, request.operation)?;
+    let source = client.enter(core, request.source_parent)?;
+    let target = client.enter(core, request.target_parent)?;
+    if let Err(need) = named(core, client, &source, &request.source_name)? {
+        return Ok(Step::Need(need));
+    }
+    let replaced = match named(core, client, &target, &request.target_name)? {
+        Ok(replaced) => replaced,
+        Err(need) => return Ok(Step::Need(need)),
+    };
+    let mut readers = Vec::new();
+    if let Some(replaced) = replaced {
+        if let Some(need) = need_listing(client, &replaced) {
+            return Ok(Step::Need(need));
+        }
+        if replaced.links == 1 {
+            readers = core.readers.of(replaced.id);
+        }
+    }
+    let command = Command::Rename(command::Rename {
+        caller: client.caller(&request.caller),
+        source_parent: parent(&source),
+        source_name: request.source_name.clone(),
+        target_parent: parent(&target),
+        target_name: request.target_name.clone(),
+        mode: request.mode,
+        readers,
+    });
+    core.execute(Some(request.operation), command)?;
+    let index = core.last_index();
+    Ok(Step::Done(Done { index }))
+}
+
+fn parent(directory: &Inode) -> InodeId {
+    directory.id
+}
+
+/// What a name leads to, or what must happen before that is known.
+fn named(
+    core: &mut Core,
+    client: &Client,
+    directory: &Inode,
+    name: &FileName,
+) -> Result<Result<Option<Inode>, Need>, Failure> {
+    let entry = tree::entry(core.view(), directory.id, name);
+    match entry.map_err(|error| broken(core, error))? {
+        Some(entry) => {
+            let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;
+            Ok(Ok(Some(inode)))
+        }
+        None => Ok(need_name(client, directory, name).map_or(Ok(None), Err)),
+    }
+}

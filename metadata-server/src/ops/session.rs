@@ -1,0 +1,107 @@
+//! Sessions: hello, opening, renewing, ending.
+
+use millrace_protocol::session::{
+    CloseSession, Done, Hello, HelloReply, OpenSession, RenewTicket, SessionReply, Ticket,
+};
+use millrace_types::{ErrorKind, Failure, SessionId};
+
+use super::{Client, Step, create::reused};
+use crate::{
+    command::{self, Command, Outcome},
+    engine::Core,
+};
+
+/// The longest host name that is kept, in bytes.
+const HOST_NAME_LEN_MAX: usize = 255;
+
+/// Who the server is.
+///
+/// # Errors
+/// None today.
+pub fn hello(core: &mut Core, _: &Client, request: &Hello) -> Result<Step<HelloReply>, Failure> {
+    if request.seen_index > core.last_index() {
+        tracing::warn!(seen = %request.seen_index, last = %core.last_index(),
+            "a peer has seen commands that a loss of power took away");
+    }
+    Ok(Step::Done(HelloReply {
+        incarnation: core.incarnation(),
+        last_index: core.last_index(),
+        server_time: core.now(),
+        map_epoch: core.map().0.epoch,
+    }))
+}
+
+/// Begins a session, or finds the one that the same request began.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a host name that is too long.
+pub fn open(
+    core: &mut Core,
+    client: &Client,
+    request: &OpenSession,
+) -> Result<Step<SessionReply>, Failure> {
+    if request.host_name.len() > HOST_NAME_LEN_MAX {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    // A subtree that does not exist is told now, not at the first lookup.
+    client.top(core)?;
+    let session = match core.session_of(client.host, request.nonce) {
+        Some(session) => session,
+        None => {
+            let command = Command::OpenSession(command::OpenSession {
+                host: client.host,
+                host_name: request.host_name.clone(),
+                nonce: request.nonce,
+            });
+            match core.execute(None, command)? {
+                Outcome::Session(session) => session,
+                _ => return Err(reused()),
+            }
+        }
+    };
+    ticket(core, client, session).map(Step::Done)
+}
+
+/// Renews a session's ticket.
+///
+/// # Errors
+/// [`ErrorKind::SessionGone`].
+pub fn renew(
+    core: &mut Core,
+    client: &Client,
+    request: &RenewTicket,
+) -> Result<Step<SessionReply>, Failure> {
+    client.own_session(core, request.session)?;
+    ticket(core, client, request.session).map(Step::Done)
+}
+
+/// Ends a session. One that has ended already is no error.
+///
+/// # Errors
+/// When the log's disk is full or fails.
+pub fn close(
+    core: &mut Core,
+    client: &Client,
+    request: &CloseSession,
+) -> Result<Step<Done>, Failure> {
+    match client.own_session(core, request.session) {
+        Ok(()) => core.end_session(request.session)?,
+        Err(failure) if failure.kind == ErrorKind::SessionGone => {}
+        Err(failure) => return Err(failure),
+    }
+    let index = core.last_index();
+    Ok(Step::Done(Done { index }))
+}
+
+fn ticket(core: &mut Core, client: &Client, session: SessionId) -> Result<SessionReply, Failure> {
+    let now = core.now();
+    let expires = core.expiry.handle_ticket(session, now);
+    let ticket = Ticket { session, host: client.host, fingerprint: client.fingerprint, expires };
+    Ok(SessionReply {
+        session,
+        ticket: core.keyring().ticket(&ticket)?,
+        lease_ms: u32::try_from(core.lease().as_millis()).unwrap_or(u32::MAX),
+        server_time: now,
+        map_epoch: core.map().0.epoch,
+    })
+}

@@ -1,0 +1,327 @@
+//! Answers requests: each becomes turns of the engine, and what must happen between them.
+//!
+//! Runs on the transport's thread, so nothing here blocks. Buckets and targets are asked from tasks
+//! of the daemon's own runtime, which go on when the caller gives up.
+//!
+//! Modules: [`roles`] (who may send what), [`environment`] (what hydration gets from the server).
+
+use std::{sync::Arc, time::Instant};
+
+use async_trait::async_trait;
+use millrace_protocol::{
+    Request, RequestKind, admin, metadata,
+    session::{self, Role},
+};
+use millrace_transport::{IncomingCall, Service};
+use millrace_types::{ErrorKind, Failure, LogIndex};
+
+use crate::{
+    engine::{Core, Handle},
+    hydration::{Hydration, Listing},
+    metrics::ServerMetrics,
+    ops::{self, Client, Need, Step},
+    targets::trims::Trims,
+};
+
+pub mod environment;
+mod hydrate;
+mod roles;
+
+pub use environment::ServerEnvironment;
+
+/// The service behind the listening socket.
+#[derive(Debug)]
+pub struct MetadataService {
+    engine: Handle,
+    hydration: Hydration<ServerEnvironment>,
+    trims: Trims,
+    /// Where work runs that goes on when its caller gives up.
+    background: tokio::runtime::Handle,
+    metrics: ServerMetrics,
+}
+
+/// When a reply may be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Durability {
+    /// Once the record is in the kernel.
+    Written,
+    /// Once the record is on stable storage: others act on it.
+    Synced,
+}
+
+/// One operation of [`crate::ops`].
+type Operation<R> = fn(&mut Core, &Client, &R) -> Result<Step<<R as Request>::Reply>, Failure>;
+
+/// How often one request may need something before it goes on. Each is settled once; more means that
+/// others change the same names all the time.
+const NEEDS_MAX: usize = 16;
+
+impl MetadataService {
+    /// A service over a running engine.
+    #[must_use]
+    pub fn new(
+        engine: Handle,
+        hydration: Hydration<ServerEnvironment>,
+        trims: Trims,
+        background: tokio::runtime::Handle,
+        metrics: ServerMetrics,
+    ) -> Self {
+        Self { engine, hydration, trims, background, metrics }
+    }
+
+    /// Runs an operation until it is done, and answers.
+    async fn run<R>(&self, call: IncomingCall, durability: Durability, operation: Operation<R>)
+    where
+        R: Request + Sync,
+    {
+        let result = match call.decode::<R>() {
+            Ok(request) => {
+                let client = client(&call);
+                self.execute(client, Arc::new(request), durability, operation).await
+            }
+            Err(failure) => Err(failure),
+        };
+        respond::<R>(call, result).await;
+    }
+
+    async fn execute<R>(
+        &self,
+        mut client: Client,
+        request: Arc<R>,
+        durability: Durability,
+        operation: Operation<R>,
+    ) -> Result<R::Reply, Failure>
+    where
+        R: Request + Sync,
+    {
+        for _ in 0..NEEDS_MAX {
+            let (of_turn, caller) = (Arc::clone(&request), client.clone());
+            let work = move |core: &mut Core| operation(core, &caller, &of_turn);
+            let step = match durability {
+                Durability::Written => self.engine.turn(work).await?,
+                Durability::Synced => self.engine.durable_turn(work).await?,
+            };
+            match step {
+                Step::Done(reply) => return Ok(reply),
+                Step::Need(need) => {
+                    self.settle(need.clone(), 0).await?;
+                    if !matches!(need, Need::Trim(_)) {
+                        client.settled.push(need);
+                    }
+                }
+            }
+        }
+        Err(ErrorKind::Busy.into())
+    }
+
+    /// Has something happen that an operation needs. Goes on in the background when the caller gives
+    /// up.
+    async fn settle(&self, need: Need, cookie: u64) -> Result<(), Failure> {
+        let (hydration, trims) = (self.hydration.clone(), self.trims.clone());
+        let work = async move {
+            match need {
+                Need::Name { directory, name } => hydration.before_lookup(directory, &name).await,
+                Need::Listing(directory) => match hydration.before_list(directory, cookie).await? {
+                    Listing::Growing(_) | Listing::Complete => Ok(()),
+                    Listing::Failed(failure) => Err(failure),
+                },
+                Need::Trim(inode) => trims.settle(inode).await,
+            }
+        };
+        self.background.spawn(work).await.unwrap_or_else(|error| {
+            Err(Failure::new(ErrorKind::Internal, format!("background work failed: {error}")))
+        })
+    }
+
+    /// Lists a page: of a linked directory that is being listed, what there is already.
+    async fn read_directory(&self, call: IncomingCall) {
+        let result = match call.decode::<metadata::ReadDirectory>() {
+            Ok(request) => self.directory_page(client(&call), Arc::new(request)).await,
+            Err(failure) => Err(failure),
+        };
+        respond::<metadata::ReadDirectory>(call, result).await;
+    }
+
+    async fn directory_page(
+        &self,
+        mut client: Client,
+        request: Arc<metadata::ReadDirectory>,
+    ) -> Result<metadata::DirectoryPage, Failure> {
+        for _ in 0..NEEDS_MAX {
+            let (of_turn, caller) = (Arc::clone(&request), client.clone());
+            let step =
+                self.engine.turn(move |core| ops::directory::read(core, &caller, &of_turn)).await?;
+            match step {
+                // An empty page that is not the last would look like an end to a careless reader.
+                Step::Done(page) if page.entries.is_empty() && !page.last => {
+                    client.settled.clear();
+                }
+                Step::Done(page) => return Ok(page),
+                Step::Need(need) => {
+                    self.settle(need.clone(), request.cookie).await?;
+                    client.settled.push(need);
+                }
+            }
+        }
+        Err(ErrorKind::Busy.into())
+    }
+
+    /// A commit that is an fsync waits for the sync.
+    async fn commit(&self, call: IncomingCall) {
+        let result = match call.decode::<metadata::Commit>() {
+            Ok(request) => {
+                let durability =
+                    if request.durable { Durability::Synced } else { Durability::Written };
+                let request = Arc::new(request);
+                self.execute(client(&call), request, durability, ops::commit::commit).await
+            }
+            Err(failure) => Err(failure),
+        };
+        respond::<metadata::Commit>(call, result).await;
+    }
+
+    /// fsync of a directory, sync(2): everything acknowledged so far.
+    async fn sync(&self, call: IncomingCall) {
+        let result = async {
+            call.decode::<metadata::SyncMetadata>()?;
+            // Everything written here is at least what the caller has seen.
+            let index = self.engine.log_state().written;
+            self.engine.synced(index).await?;
+            Ok(session::Done { index })
+        };
+        let result = result.await;
+        respond::<metadata::SyncMetadata>(call, result).await;
+    }
+
+    /// Answers with something that others act on, once it is synced.
+    async fn run_synced<R>(
+        &self,
+        call: IncomingCall,
+        read: fn(&mut Core, &Client, &R) -> Result<(R::Reply, LogIndex), Failure>,
+    ) where
+        R: Request + Sync,
+    {
+        let result = async {
+            let request = call.decode::<R>()?;
+            let client = client(&call);
+            let (reply, index) =
+                self.engine.turn(move |core| read(core, &client, &request)).await?;
+            self.engine.synced(index).await?;
+            Ok(reply)
+        };
+        let result = result.await;
+        respond::<R>(call, result).await;
+    }
+
+    async fn dispatch(&self, call: IncomingCall) {
+        use Durability::{Synced, Written};
+        match call.kind() {
+            RequestKind::Hello => self.run(call, Written, ops::session::hello).await,
+            RequestKind::OpenSession => self.run(call, Synced, ops::session::open).await,
+            RequestKind::RenewTicket => self.run(call, Written, ops::session::renew).await,
+            RequestKind::CloseSession => self.run(call, Synced, ops::session::close).await,
+            RequestKind::RegisterHost => self.run(call, Synced, ops::cluster::register).await,
+            RequestKind::Heartbeat => self.run(call, Written, ops::cluster::heartbeat).await,
+            RequestKind::FetchMap => self.run_synced(call, ops::cluster::map).await,
+            RequestKind::FetchKeys => self.run(call, Written, ops::cluster::signing_keys).await,
+            RequestKind::FetchLinks => self.run_synced(call, ops::cluster::links).await,
+            RequestKind::FetchReclaim => self.run(call, Written, ops::cluster::reclaim).await,
+            RequestKind::AcknowledgeReclaim => {
+                self.run(call, Written, ops::cluster::acknowledge_reclaim).await;
+            }
+            RequestKind::ReadDirectory => self.read_directory(call).await,
+            RequestKind::Commit => self.commit(call).await,
+            RequestKind::SyncMetadata => self.sync(call).await,
+            _ => self.dispatch_names(call).await,
+        }
+    }
+
+    async fn dispatch_names(&self, call: IncomingCall) {
+        use Durability::Written;
+        match call.kind() {
+            RequestKind::Lookup => self.run(call, Written, ops::lookup::lookup).await,
+            RequestKind::GetInode => self.run(call, Written, ops::lookup::inode).await,
+            RequestKind::Create => self.run(call, Written, ops::create::create).await,
+            RequestKind::MakeLink => self.run(call, Written, ops::create::make_link).await,
+            RequestKind::Remove => self.run(call, Written, ops::remove::remove).await,
+            RequestKind::Rename => self.run(call, Written, ops::rename::rename).await,
+            RequestKind::SetAttributes => self.run(call, Written, ops::set_attributes::set).await,
+            RequestKind::Open => self.run(call, Written, ops::open::open).await,
+            RequestKind::Close => self.run(call, Written, ops::open::close).await,
+            RequestKind::GetXattr => self.run(call, Written, ops::xattr::get).await,
+            RequestKind::ListXattrs => self.run(call, Written, ops::xattr::list).await,
+            RequestKind::SetXattr => self.run(call, Written, ops::xattr::set).await,
+            RequestKind::RemoveXattr => self.run(call, Written, ops::xattr::remove).await,
+            RequestKind::FileSystemUse => self.run(call, Written, ops::statfs::read).await,
+            _ => self.dispatch_admin(call).await,
+        }
+    }
+
+    async fn dispatch_admin(&self, call: IncomingCall) {
+        use Durability::{Synced, Written};
+        match call.kind() {
+            RequestKind::ClusterStatus => self.run(call, Written, ops::admin::status).await,
+            RequestKind::ShowLayout => self.run(call, Written, ops::admin::show_layout).await,
+            RequestKind::SetLayout => self.run(call, Synced, ops::admin::set_layout).await,
+            RequestKind::ListLinks => self.run(call, Written, ops::admin::links).await,
+            RequestKind::ListJobs => self.run(call, Written, ops::admin::list_jobs).await,
+            RequestKind::ShowJob => self.run(call, Written, ops::admin::show_job).await,
+            RequestKind::AddLink => self.hydrate::<admin::AddLink>(call).await,
+            RequestKind::RemoveLink => self.hydrate::<admin::RemoveLink>(call).await,
+            RequestKind::StartJob => self.hydrate::<admin::StartJob>(call).await,
+            RequestKind::CancelJob => self.hydrate::<admin::CancelJob>(call).await,
+            RequestKind::ShowState => self.hydrate::<admin::ShowState>(call).await,
+            other => {
+                // `admits` lets nothing else in.
+                let text = format!("{} is no request to a metadata server", other.name());
+                call.fail(Failure::new(ErrorKind::NotSupported, text)).await;
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Service for MetadataService {
+    fn allowed_roles(&self) -> &[Role] {
+        &[Role::Target, Role::Client, Role::Admin]
+    }
+
+    fn admits(&self, role: Role, kind: RequestKind) -> bool {
+        roles::admits(role, kind)
+    }
+
+    async fn handle(&self, call: IncomingCall) {
+        let (kind, started) = (call.kind(), Instant::now());
+        let cancelled = call.cancelled().clone();
+        tokio::select! {
+            () = self.dispatch(call) => {}
+            // Nobody waits any more; a turn that was sent runs all the same.
+            () = cancelled.cancelled() => {}
+        }
+        self.metrics.answered(kind, started.elapsed());
+    }
+}
+
+/// Who asks, as the certificate of its connection says.
+fn client(call: &IncomingCall) -> Client {
+    let peer = call.peer();
+    Client {
+        role: peer.role,
+        host: peer.host,
+        fingerprint: peer.fingerprint,
+        subtree: peer.subtree.clone(),
+        squash_root: peer.squash_root,
+        settled: Vec::new(),
+    }
+}
+
+async fn respond<R: Request>(call: IncomingCall, result: Result<R::Reply, Failure>) {
+    match result {
+        Ok(reply) => call.reply::<R>(&reply).await,
+        Err(failure) => {
+            tracing::debug!(kind = call.kind().name(), peer = %call.peer().host, %failure,
+                "request refused");
+            call.fail(failure).await;
+        }
+    }
+}

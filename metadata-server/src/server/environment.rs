@@ -1,0 +1,78 @@
+//! What hydration gets from the server: the engine, and the target daemons.
+
+use std::time::Duration;
+
+use millrace_protocol::{
+    Request,
+    capability::{Content, Rights, SYSTEM_SESSION, Signed},
+    cluster::Map,
+};
+use millrace_runtime::Random;
+use millrace_types::{Failure, HostId, InodeId, Timestamp};
+
+use crate::{
+    command::{Command, Outcome},
+    engine::Handle,
+    hydration::Environment,
+    store::View,
+    targets::peers::Peers,
+};
+
+/// The engine and the connections to the target daemons.
+#[derive(Debug)]
+pub struct ServerEnvironment {
+    engine: Handle,
+    peers: Peers,
+    random: Random,
+}
+
+impl ServerEnvironment {
+    /// Over a running engine.
+    #[must_use]
+    pub fn new(engine: Handle, peers: Peers, random: Random) -> Self {
+        Self { engine, peers, random }
+    }
+}
+
+impl Environment for ServerEnvironment {
+    async fn execute(&self, command: Command, synced: bool) -> Result<Outcome, Failure> {
+        let turn = move |core: &mut crate::engine::Core| core.execute(None, command);
+        if synced { self.engine.durable_turn(turn).await } else { self.engine.turn(turn).await }
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&dyn View) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        self.engine.turn(move |core| query(core.view())).await
+    }
+
+    async fn reserve_inodes(&self, count: usize) -> Result<Vec<InodeId>, Failure> {
+        self.engine.turn(move |core| (0..count).map(|_| core.new_inode_id()).collect()).await
+    }
+
+    async fn sign_read(&self, content: Content) -> Result<Signed, Failure> {
+        Ok(self.engine.keyring().capability(Rights::Read, SYSTEM_SESSION, content)?)
+    }
+
+    async fn map(&self) -> Result<Map, Failure> {
+        Ok((*self.peers.map().await?).clone())
+    }
+
+    async fn ask<R: Request + Send + Sync + 'static>(
+        &self,
+        host: HostId,
+        request: R,
+        timeout: Duration,
+    ) -> Result<R::Reply, Failure> {
+        self.peers.ask(host, &request, timeout).await
+    }
+
+    fn now(&self) -> Timestamp {
+        self.engine.now()
+    }
+
+    fn random(&self) -> u64 {
+        self.random.number()
+    }
+}

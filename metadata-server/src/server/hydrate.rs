@@ -1,0 +1,109 @@
+//! Requests about links, jobs and states: checked, then handed to hydration.
+//!
+//! A client's paths begin at the directory that its certificate is restricted to; root is squashed
+//! as in every other request.
+
+use millrace_protocol::{
+    Request,
+    admin::{
+        AddLink, CancelJob, JobReply, LinkReply, PathBytes, RemoveLink, ShowState, StartJob,
+        StateReply,
+    },
+    session::Done,
+};
+use millrace_transport::IncomingCall;
+use millrace_types::{ErrorKind, Failure};
+
+use super::{MetadataService, ServerEnvironment, client, respond};
+use crate::{hydration::Hydration, ops::Client};
+
+/// A request that hydration answers.
+pub(super) trait Hydrated: Request + Sync {
+    /// Applies what the certificate of the caller says.
+    fn restrict(&mut self, client: &Client);
+
+    /// Answers it.
+    fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+    ) -> impl Future<Output = Result<Self::Reply, Failure>> + Send;
+}
+
+impl MetadataService {
+    /// Has hydration answer, in the background: what has begun goes on when the caller gives up.
+    pub(super) async fn hydrate<R: Hydrated>(&self, call: IncomingCall) {
+        let result = match call.decode::<R>() {
+            Ok(mut request) => {
+                request.restrict(&client(&call));
+                let work = request.answer(self.hydration.clone());
+                let done = self.background.spawn(work).await;
+                done.unwrap_or_else(|error| {
+                    let text = format!("background work failed: {error}");
+                    Err(Failure::new(ErrorKind::Internal, text))
+                })
+            }
+            Err(failure) => Err(failure),
+        };
+        respond::<R>(call, result).await;
+    }
+}
+
+impl Hydrated for AddLink {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<LinkReply, Failure> {
+        let link = hydration.add_link(&self).await?;
+        Ok(LinkReply { link })
+    }
+}
+
+impl Hydrated for RemoveLink {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<Done, Failure> {
+        hydration.remove_link(&self).await?;
+        Ok(Done::default())
+    }
+}
+
+impl Hydrated for StartJob {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+        self.path = below(client, &self.path);
+    }
+
+    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<JobReply, Failure> {
+        let job = hydration.start_job(&self).await?;
+        Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for CancelJob {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+    }
+
+    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<JobReply, Failure> {
+        let job = hydration.cancel_job(&self).await?;
+        Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for ShowState {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+        self.path = below(client, &self.path);
+    }
+
+    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<StateReply, Failure> {
+        hydration.show_state(&self).await
+    }
+}
+
+/// A client's path as one from the root of the file system; `..` is refused where it is walked.
+fn below(client: &Client, path: &[u8]) -> PathBytes {
+    match &client.subtree {
+        None => path.to_vec(),
+        Some(subtree) => [subtree.as_slice(), b"/", path].concat(),
+    }
+}

@@ -1,0 +1,77 @@
+//! Which role may send which request to the metadata server.
+
+use millrace_protocol::{RequestKind as Kind, session::Role};
+
+/// Whether a peer of `role` may send `kind`.
+pub(super) fn admits(role: Role, kind: Kind) -> bool {
+    let roles: &[Role] = match kind {
+        Kind::Hello | Kind::FetchMap => &[Role::Target, Role::Client, Role::Admin],
+        Kind::OpenSession
+        | Kind::RenewTicket
+        | Kind::CloseSession
+        | Kind::Lookup
+        | Kind::GetInode
+        | Kind::ReadDirectory
+        | Kind::Create
+        | Kind::MakeLink
+        | Kind::Remove
+        | Kind::Rename
+        | Kind::SetAttributes
+        | Kind::Open
+        | Kind::Close
+        | Kind::Commit
+        | Kind::SyncMetadata
+        | Kind::GetXattr
+        | Kind::ListXattrs
+        | Kind::SetXattr
+        | Kind::RemoveXattr
+        | Kind::FileSystemUse => &[Role::Client],
+        Kind::RegisterHost
+        | Kind::Heartbeat
+        | Kind::FetchKeys
+        | Kind::FetchReclaim
+        | Kind::AcknowledgeReclaim => &[Role::Target],
+        Kind::FetchLinks => &[Role::Target, Role::Admin],
+        Kind::ClusterStatus | Kind::AddLink | Kind::ListLinks | Kind::RemoveLink => &[Role::Admin],
+        // A mount's daemon sends these on for its users.
+        Kind::ShowLayout
+        | Kind::SetLayout
+        | Kind::StartJob
+        | Kind::ListJobs
+        | Kind::ShowJob
+        | Kind::CancelJob
+        | Kind::ShowState => &[Role::Admin, Role::Client],
+        Kind::Attach
+        | Kind::Read
+        | Kind::Write
+        | Kind::Zero
+        | Kind::Sync
+        | Kind::Trim
+        | Kind::Hydrate
+        | Kind::Release
+        | Kind::Presence
+        | Kind::UploadPart
+        | Kind::UploadObject
+        | Kind::MarkExported
+        | Kind::CheckBucket
+        | Kind::DescribeMount => &[],
+    };
+    roles.contains(&role)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_go_to_targets_alone_and_links_are_made_by_admins_alone() {
+        for role in [Role::Metadata, Role::Client, Role::Admin] {
+            assert!(!admits(role, Kind::FetchKeys), "{role:?}");
+        }
+        assert!(admits(Role::Target, Kind::FetchKeys));
+        assert!(admits(Role::Admin, Kind::AddLink));
+        assert!(!admits(Role::Client, Kind::AddLink));
+        assert!(!admits(Role::Client, Kind::RegisterHost));
+        assert!(!admits(Role::Target, Kind::Lookup));
+    }
+}

@@ -1,0 +1,13 @@
+//! Sessions beside the command log: when they run out, and who reads what.
+//!
+//! That a session exists and what it has open for writing is durable and changed by commands. What
+//! lies here is not: leases, and opens for reading, which cost no command until their inode loses
+//! its last name. After a restart every known session gets one more lease to declare itself.
+//!
+//! Modules: [`expiry`] (leases), [`readers`] (opens for reading).
+
+pub mod expiry;
+pub mod readers;
+
+pub use expiry::Expiry;
+pub use readers::Readers;

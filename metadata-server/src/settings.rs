@@ -1,0 +1,188 @@
+//! Every knob of the metadata server, with its unit, default and cost.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use millrace_service::{
+    address::METADATA_PORT, daemon::DaemonSettings, duration, metrics::MetricsSettings,
+    telemetry::LogSettings,
+};
+use millrace_transport::TransportSettings;
+use millrace_types::{ByteLen, ClusterId, MIB};
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{EngineSettings, StoreKind};
+
+/// Settings of one metadata server.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Where targets, clients and operators reach this server. Default: port 7440 of all addresses.
+    #[serde(default = "default_listen")]
+    pub listen: SocketAddr,
+    /// The identity bundle: one PEM file with certificate, key and the cluster's authority.
+    pub identity: PathBuf,
+    /// The directory of the command log and the store. The log is the file system: keep it on a disk
+    /// that is not lost easily.
+    pub data: PathBuf,
+    /// The table `[store]`.
+    #[serde(default)]
+    pub store: StoreSettings,
+    /// The table `[command_log]`.
+    #[serde(default)]
+    pub command_log: CommandLogSettings,
+    /// The table `[sessions]`.
+    #[serde(default)]
+    pub sessions: SessionSettings,
+    /// The table `[buckets]`.
+    #[serde(default)]
+    pub buckets: BucketSettings,
+    /// The table `[network]`. Defaults are those of a server of small messages.
+    #[serde(default = "TransportSettings::metadata")]
+    pub network: TransportSettings,
+    /// The table `[log]`: what is written for people.
+    #[serde(default)]
+    pub log: LogSettings,
+    /// The table `[metrics]`.
+    #[serde(default)]
+    pub metrics: MetricsSettings,
+    /// How long a stop waits for requests under way. Default 10 s.
+    #[serde(default = "default_drain", with = "duration")]
+    pub drain: Duration,
+}
+
+/// The table `[store]`.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct StoreSettings {
+    /// `sled`, or `memory`: rebuilt from the log at every start. Default `sled`.
+    pub engine: StoreKind,
+    /// Memory for pages of the store. Default 128 MiB; reads of what does not fit cost a disk read.
+    pub cache: ByteLen,
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        Self { engine: StoreKind::Sled, cache: ByteLen(128 * MIB) }
+    }
+}
+
+/// The table `[command_log]`.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct CommandLogSettings {
+    /// A segment is ended past this size, 1 MiB to 1 GiB; one segment is checked at every start.
+    /// Default 32 MiB.
+    pub segment: ByteLen,
+    /// Changes are on stable storage after so long at the latest, at most 1 s. Default 500 ms.
+    #[serde(with = "duration")]
+    pub sync_interval: Duration,
+}
+
+impl Default for CommandLogSettings {
+    fn default() -> Self {
+        Self { segment: ByteLen(32 * MIB), sync_interval: Duration::from_millis(500) }
+    }
+}
+
+/// The table `[sessions]`.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct SessionSettings {
+    /// A client that is silent for so long is cut off, 5 s to 10 min. Shorter frees a dead client's
+    /// files sooner and cuts a slow network off sooner. Default 30 s.
+    #[serde(with = "duration")]
+    pub lease: Duration,
+    /// By how much the clocks of nodes may drift apart within a lease. Default 2 s.
+    #[serde(with = "duration")]
+    pub clock_error: Duration,
+    /// The key that signs capabilities is replaced after so long, at least 1 h. Default 30 days.
+    #[serde(with = "duration")]
+    pub key_lifetime: Duration,
+}
+
+impl Default for SessionSettings {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            clock_error: Duration::from_secs(2),
+            key_lifetime: Duration::from_secs(30 * 24 * 3600),
+        }
+    }
+}
+
+/// The table `[buckets]`.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, Default)]
+#[serde(deny_unknown_fields, default)]
+pub struct BucketSettings {
+    /// The file with named credentials, read again when it changes. Default: none, so that only the
+    /// environment's are known.
+    pub credentials: Option<PathBuf>,
+}
+
+impl DaemonSettings for Settings {
+    fn log(&self) -> &LogSettings {
+        &self.log
+    }
+}
+
+impl Settings {
+    /// Checks ranges.
+    ///
+    /// # Errors
+    /// A sentence that names the key.
+    pub fn check(&self) -> Result<(), String> {
+        let segment = self.command_log.segment.0;
+        if !(MIB..=1024 * MIB).contains(&segment) {
+            return Err("command_log.segment must be 1 MiB to 1 GiB".to_owned());
+        }
+        let interval = self.command_log.sync_interval;
+        if interval.is_zero() || interval > Duration::from_secs(1) {
+            return Err("command_log.sync_interval must be above 0 and at most 1s".to_owned());
+        }
+        if !(5..=600).contains(&self.sessions.lease.as_secs()) {
+            return Err("sessions.lease must be 5s to 10min".to_owned());
+        }
+        if self.sessions.clock_error >= self.sessions.lease {
+            return Err("sessions.clock_error must be below sessions.lease".to_owned());
+        }
+        if self.sessions.key_lifetime < Duration::from_secs(3600) {
+            return Err("sessions.key_lifetime must be at least 1h".to_owned());
+        }
+        if self.store.cache.0 < 8 * MIB {
+            return Err("store.cache must be at least 8 MiB".to_owned());
+        }
+        Ok(())
+    }
+
+    /// What the engine is told.
+    #[must_use]
+    pub fn engine(&self, cluster: ClusterId) -> EngineSettings {
+        EngineSettings {
+            store: self.store.engine,
+            cache_bytes: self.store.cache.0,
+            segment_bytes: self.command_log.segment.0,
+            sync_interval: self.command_log.sync_interval,
+            lease: self.sessions.lease,
+            clock_error: self.sessions.clock_error,
+            key_lifetime: self.sessions.key_lifetime,
+            ..EngineSettings::new(self.data.clone(), cluster)
+        }
+    }
+
+    /// What bucket access is told.
+    #[must_use]
+    pub fn bucket_access(&self) -> millrace_object_source::Settings {
+        millrace_object_source::Settings {
+            credentials_file: self.buckets.credentials.clone(),
+            ..millrace_object_source::Settings::default()
+        }
+    }
+}
+
+fn default_listen() -> SocketAddr {
+    (std::net::Ipv6Addr::UNSPECIFIED, METADATA_PORT).into()
+}
+
+fn default_drain() -> Duration {
+    Duration::from_secs(10)
+}

@@ -1,0 +1,15 @@
+//! Storage targets: which there are, whether they answer, and the map that tells everybody.
+//!
+//! What must survive (targets, groups, addresses) is changed by commands; what heartbeats tell
+//! (health, use) is kept here in memory.
+//!
+//! Modules: [`liveness`] (one target), [`registry`] (all of them), [`map`] (the cluster map),
+//! [`peers`] (connections to their daemons), [`trims`] (what shrinks ask of them).
+
+pub mod liveness;
+pub mod map;
+pub mod peers;
+pub mod registry;
+pub mod trims;
+
+pub use registry::Registry;

@@ -1,0 +1,114 @@
+//! What heartbeats tell of all targets. In memory only.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use millrace_protocol::{
+    admin::TargetState,
+    cluster::{Map, TargetReport},
+};
+use millrace_types::{HostId, TargetId, Timestamp};
+
+use super::liveness::Liveness;
+
+/// Every target ever registered, with its last report.
+#[derive(Debug)]
+pub struct Registry {
+    lease: Duration,
+    targets: BTreeMap<TargetId, Member>,
+}
+
+/// One target.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// The daemon that serves it.
+    pub host: HostId,
+    /// Its last report, since the server's start.
+    pub report: Option<TargetReport>,
+    /// When the last report came, in server time.
+    pub heard: Timestamp,
+    liveness: Liveness,
+}
+
+impl Member {
+    /// Whether it answers.
+    #[must_use]
+    pub fn state(&self) -> TargetState {
+        self.liveness.state()
+    }
+}
+
+impl Registry {
+    /// Starts with the targets of the map, none of them heard of yet.
+    #[must_use]
+    pub fn new(map: &Map, now: Instant, lease: Duration) -> Self {
+        let mut registry = Self { lease, targets: BTreeMap::new() };
+        registry.handle_map(map, now);
+        registry
+    }
+
+    /// The map changed: targets may have joined or moved.
+    pub fn handle_map(&mut self, map: &Map, now: Instant) {
+        for target in &map.targets {
+            let member = self.targets.entry(target.id).or_insert_with(|| Member {
+                host: target.host,
+                report: None,
+                heard: Timestamp::default(),
+                liveness: Liveness::new(now, self.lease),
+            });
+            member.host = target.host;
+        }
+    }
+
+    /// A daemon reports. Targets that it does not serve according to the map are passed over; tells
+    /// whether there were any.
+    pub fn handle_report(
+        &mut self,
+        host: HostId,
+        reports: &[TargetReport],
+        now: Instant,
+        time: Timestamp,
+    ) -> bool {
+        let mut strangers = false;
+        for report in reports {
+            match self.targets.get_mut(&report.id) {
+                Some(member) if member.host == host => {
+                    member.liveness.handle_heartbeat(now);
+                    member.report = Some(report.clone());
+                    member.heard = time;
+                }
+                _ => strangers = true,
+            }
+        }
+        strangers
+    }
+
+    /// Applies the deadlines that have passed; returns the targets whose state changed.
+    pub fn handle_timeout(&mut self, now: Instant) -> Vec<(TargetId, TargetState)> {
+        let mut changed = Vec::new();
+        for (id, member) in &mut self.targets {
+            if member.liveness.handle_timeout(now) {
+                changed.push((*id, member.state()));
+            }
+        }
+        changed
+    }
+
+    /// Every target.
+    pub fn members(&self) -> impl Iterator<Item = (TargetId, &Member)> {
+        self.targets.iter().map(|(id, member)| (*id, member))
+    }
+
+    /// Capacity and use of all targets, by their last reports, in bytes.
+    #[must_use]
+    pub fn capacity(&self) -> (u64, u64) {
+        let reports = self.targets.values().filter_map(|member| member.report.as_ref());
+        reports.fold((0, 0), |(capacity, used), report| {
+            let capacity: u64 = capacity;
+            let used: u64 = used;
+            (capacity.saturating_add(report.capacity.0), used.saturating_add(report.used.0))
+        })
+    }
+}
