@@ -6,10 +6,13 @@ use millrace_protocol::RequestKind;
 use millrace_service::metrics::{Description, MetricUnit, Metrics, Stability, latency_histogram};
 use prometheus_client::metrics::{family::Family, histogram::Histogram};
 
+/// Names and values of a metric's labels.
+type Labels = Vec<(&'static str, &'static str)>;
+
 /// One histogram of answer times for each kind of request. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ServerMetrics {
-    requests: Family<Vec<(&'static str, &'static str)>, Histogram, fn() -> Histogram>,
+    requests: Family<Labels, Histogram, fn() -> Histogram>,
 }
 
 impl ServerMetrics {

@@ -56,6 +56,10 @@ type Operation<R> = fn(&mut Core, &Client, &R) -> Result<Step<<R as Request>::Re
 /// others change the same names all the time.
 const NEEDS_MAX: usize = 16;
 
+/// Reads something that others act on, with the log index that must be synced before the answer.
+type SyncedRead<R> =
+    fn(&mut Core, &Client, &R) -> Result<(<R as Request>::Reply, LogIndex), Failure>;
+
 impl MetadataService {
     /// A service over a running engine.
     #[must_use]
@@ -194,11 +198,8 @@ impl MetadataService {
     }
 
     /// Answers with something that others act on, once it is synced.
-    async fn run_synced<R>(
-        &self,
-        call: IncomingCall,
-        read: fn(&mut Core, &Client, &R) -> Result<(R::Reply, LogIndex), Failure>,
-    ) where
+    async fn run_synced<R>(&self, call: IncomingCall, read: SyncedRead<R>)
+    where
         R: Request + Sync,
     {
         let result = async {
