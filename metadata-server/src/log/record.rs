@@ -167,5 +167,8 @@ mod tests {
         assert!(find(&bytes[..start + 20]).is_none());
     }
 
-    const GOLDEN: &str = "";
+    const GOLDEN: &str = concat!(
+        "4d524c522ce9e0510700000000000000050000000000000007000000d1de79650100000000000000",
+        "636f6d6d616e64",
+    );
 }
