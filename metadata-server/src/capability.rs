@@ -1,7 +1,7 @@
 //! Signs capabilities and session tickets with the cluster's newest key.
 //!
-//! Owns the keys in memory. Keys are made by a command and used only once that command is synced, so
-//! that no signature outlives the key that a loss of power took away.
+//! Owns the keys in memory. Keys are made by a command and used only once that command is synced,
+//! so that no signature outlives the key that a loss of power took away.
 
 use std::sync::{PoisonError, RwLock};
 

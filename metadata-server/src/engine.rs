@@ -1,9 +1,9 @@
 //! The engine: one thread that owns the log, the store and everything that is kept beside them.
 //!
-//! Others hold a [`Handle`] and send it *turns*: closures that run on that thread one after another,
-//! read the namespace, and execute commands. A turn never waits for the network or for a sync; who
-//! needs durability waits for the log's synced index after the turn, outside of the loop. Work
-//! outside (listing a bucket, trimming at targets) sends turns as often as it needs.
+//! Others hold a [`Handle`] and send it *turns*: closures that run on that thread one after
+//! another, read the namespace, and execute commands. A turn never waits for the network or for a
+//! sync; who needs durability waits for the log's synced index after the turn, outside of the
+//! loop. Work outside (listing a bucket, trimming at targets) sends turns as often as it needs.
 //!
 //! ```text
 //!  handler ──▶ bounded queue ──▶ turn: check ▶ apply ▶ append to the log ▶ commit to the store

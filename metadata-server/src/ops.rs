@@ -1,8 +1,8 @@
-//! Operations of clients, one file each: checks of the peer, then a command or a read, then the reply.
+//! Operations of clients, one file each: check the peer, run a command or a read, reply.
 //!
-//! An operation is a function of the engine's [`Core`]: it runs within one turn and waits for nothing.
-//! Where something outside must happen first (a linked directory listed, a shrink confirmed by the
-//! targets) it answers [`Step::Need`], and the server calls it again after that.
+//! An operation is a function of the engine's [`Core`]: it runs within one turn and waits for
+//! nothing. Where something outside must happen first (a linked directory listed, a shrink
+//! confirmed by the targets) it answers [`Step::Need`], and the server calls it again after that.
 //!
 //! What the peer's certificate allows is enforced here: its subtree and its root squash. POSIX
 //! permissions of changes are checked by [`crate::apply`], of reads here.
@@ -124,7 +124,8 @@ impl Client {
     /// The inode that the client means, if it lies in its subtree.
     ///
     /// # Errors
-    /// [`ErrorKind::Stale`] when it does not exist; [`ErrorKind::Forbidden`] outside of the subtree.
+    /// [`ErrorKind::Stale`] when it does not exist; [`ErrorKind::Forbidden`] outside of the
+    /// subtree.
     pub fn enter(&self, core: &mut Core, inode: InodeId) -> Result<Inode, Failure> {
         let top = self.top(core)?;
         let inode = if inode == InodeId::ROOT { top } else { inode };

@@ -52,8 +52,8 @@ enum Durability {
 /// One operation of [`crate::ops`].
 type Operation<R> = fn(&mut Core, &Client, &R) -> Result<Step<<R as Request>::Reply>, Failure>;
 
-/// How often one request may need something before it goes on. Each is settled once; more means that
-/// others change the same names all the time.
+/// How often one request may need something before it goes on. Each is settled once; more means
+/// that others change the same names all the time.
 const NEEDS_MAX: usize = 16;
 
 /// Reads something that others act on, with the log index that must be synced before the answer.
@@ -118,8 +118,8 @@ impl MetadataService {
         Err(ErrorKind::Busy.into())
     }
 
-    /// Has something happen that an operation needs. Goes on in the background when the caller gives
-    /// up.
+    /// Has something happen that an operation needs. Goes on in the background when the caller
+    /// gives up.
     async fn settle(&self, need: Need, cookie: u64) -> Result<(), Failure> {
         let (hydration, trims) = (self.hydration.clone(), self.trims.clone());
         let work = async move {

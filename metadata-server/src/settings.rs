@@ -21,8 +21,8 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// The identity bundle: one PEM file with certificate, key and the cluster's authority.
     pub identity: PathBuf,
-    /// The directory of the command log and the store. The log is the file system: keep it on a disk
-    /// that is not lost easily.
+    /// The directory of the command log and the store. The log is the file system: keep it on a
+    /// disk that is not lost easily.
     pub data: PathBuf,
     /// The table `[store]`.
     #[serde(default)]

@@ -22,11 +22,13 @@ fail() {
 
 # Runs "$@" as a step: prints its name before and its time after.
 step() {
-    local name=$1 begun=$SECONDS
+    local name=$1 begun=$SECONDS outcome=0
     shift
     say "==> $name"
-    "$@"
-    say "    $name: $((SECONDS - begun)) s"
+    # The status is kept by hand: `set -e` is off in whatever is called behind `||`.
+    "$@" || outcome=$?
+    say "    $name: $((SECONDS - begun)) s$( ((outcome == 0)) || echo ", FAILED")"
+    return "$outcome"
 }
 
 # Installs those Debian packages of "$@" that are missing. Needs root only if one is.

@@ -1,7 +1,7 @@
 //! Gives out inode ids from blocks that a synced command reserved.
 //!
-//! An id that was given out before a loss of power may name chunks on targets although its create is
-//! gone, so it must never be given again: ids come only from below a limit that is on stable
+//! An id that was given out before a loss of power may name chunks on targets although its create
+//! is gone, so it must never be given again: ids come only from below a limit that is on stable
 //! storage, and a start begins at the limit that it finds.
 
 use millrace_types::{InodeId, LogIndex};

@@ -22,7 +22,8 @@ pub fn set(
     let inode = client.enter(core, request.inode)?;
     let session = request.operation.session;
     if needs_trim(core, inode.id)? {
-        // Also the repeated request of a shrink comes by here: it is answered when the trim is done.
+        // Also the repeated request of a shrink comes by here: it is answered when the trim is
+        // done.
         return Ok(Step::Need(Need::Trim(inode.id)));
     }
     let only_size = request.mode.is_none()

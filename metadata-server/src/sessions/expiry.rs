@@ -1,7 +1,7 @@
 //! Decides when a session is dead.
 //!
-//! Owns no clock: the engine feeds it openings, renewals and the present time, and ends the sessions
-//! that it names.
+//! Owns no clock: the engine feeds it openings, renewals and the present time, and ends the
+//! sessions that it names.
 //!
 //! ```text
 //!              renewed                 silent for a lease

@@ -101,8 +101,8 @@ impl Readers {
         }
     }
 
-    /// The lease after the restart is over: who has not declared a read does not read. Tells whether
-    /// there was anybody to wait for.
+    /// The lease after the restart is over: who has not declared a read does not read. Tells
+    /// whether there was anybody to wait for.
     pub fn handle_declared(&mut self) -> bool {
         !std::mem::take(&mut self.undeclared).is_empty()
     }
