@@ -6,9 +6,9 @@
 //! zero, so every name and every open is asked of the server; bytes that a program writes stay here
 //! until they are flushed, at latest at `close`.
 //!
-//! Modules, in reading order: [`file`] and [`files`] (the view of open files), [`handles`] and
+//! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`open`], [`names`], [`attributes`], [`read`],
-//! [`write`], [`flush`], [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
+//! [`mod@write`], [`flush`], [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},

@@ -3,7 +3,7 @@
 //! Runs on the transport's thread, so nothing here blocks. Buckets and targets are asked from tasks
 //! of the daemon's own runtime, which go on when the caller gives up.
 //!
-//! Modules: [`roles`] (who may send what), [`environment`] (what hydration gets from the server).
+//! Modules: `roles` (who may send what), `environment` (what hydration gets from the server).
 
 use std::{sync::Arc, time::Instant};
 

@@ -1,7 +1,7 @@
 //! This daemon as a member of its cluster: announces itself, beats, learns, reclaims.
 //!
 //! One loop. Each answered heartbeat says what is new; the loop fetches that, and tells the rest of
-//! the daemon through [`Cluster`] and [`Links`]. A request that misses something wakes it early.
+//! the daemon through `Cluster` and `Links`. A request that misses something wakes it early.
 
 use std::{
     net::SocketAddr,

@@ -4,7 +4,7 @@
 //! boot of the machine (a kill of the process loses nothing that the kernel had); otherwise, and
 //! when it does not open, is damaged, or shows an index that the log does not have, it is set
 //! aside and rebuilt from the log. Snapshots, once there are any, will shorten that rebuild: its
-//! first index is a parameter of [`catch_up`].
+//! first index is a parameter of `catch_up`.
 
 use std::{
     fs::{self, File},
