@@ -32,8 +32,6 @@ mod remove;
 mod rename;
 mod session;
 mod set_attributes;
-#[cfg(test)]
-mod tests;
 mod transaction;
 mod xattr;
 

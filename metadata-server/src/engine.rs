@@ -209,6 +209,3 @@ impl std::fmt::Debug for Message {
         })
     }
 }
-
-#[cfg(test)]
-mod tests;

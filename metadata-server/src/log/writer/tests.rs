@@ -1,1 +1,77 @@
+//! The log cut at every byte, and damaged below what was synced.
 
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::*;
+
+fn settings(dir: &TempDir) -> LogSettings {
+    LogSettings {
+        dir: dir.path().to_owned(),
+        cluster: ClusterId([3; 16]),
+        segment_bytes: 1 << 20,
+        sync_interval: Duration::from_secs(3600),
+    }
+}
+
+/// Writes records of different lengths; gives the only segment and where each record ends.
+fn write(dir: &TempDir) -> (PathBuf, Vec<u64>) {
+    let (mut writer, _) = Writer::open(settings(dir), LogIndex(0)).unwrap();
+    let ends = (1..=4_u8).map(|number| {
+        let index = writer.append(&vec![number; usize::from(number) * 11]).unwrap();
+        assert_eq!(index, LogIndex(u64::from(number)));
+        writer.len
+    });
+    let ends = ends.collect();
+    (writer.path.clone(), ends)
+}
+
+fn bodies(dir: &TempDir) -> Result<Vec<Vec<u8>>, LogError> {
+    let mut bodies = Vec::new();
+    crate::log::replay(dir.path(), ClusterId([3; 16]), LogIndex(1), |_, body: &[u8]| {
+        bodies.push(body.to_vec());
+        Ok::<(), LogError>(())
+    })?;
+    Ok(bodies)
+}
+
+#[test]
+fn a_log_that_was_cut_anywhere_keeps_its_whole_records_and_goes_on() {
+    let source = TempDir::new().unwrap();
+    let (path, ends) = write(&source);
+    let bytes = fs::read(&path).unwrap();
+    for cut in segment::HEAD_LEN..=bytes.len() {
+        let dir = TempDir::new().unwrap();
+        fs::write(dir.path().join(path.file_name().unwrap()), &bytes[..cut]).unwrap();
+        let whole = ends.iter().filter(|&&end| end <= cut as u64).count();
+        let (mut writer, found) = Writer::open(settings(&dir), LogIndex(0)).unwrap();
+        assert_eq!(found.last, LogIndex(whole as u64), "cut at {cut}");
+        assert_eq!(writer.append(b"next").unwrap(), LogIndex(whole as u64 + 1));
+        drop(writer);
+        let bodies = bodies(&dir).unwrap();
+        assert_eq!(bodies.len(), whole + 1, "cut at {cut}");
+        assert_eq!(bodies.last().map(Vec::as_slice), Some(&b"next"[..]));
+    }
+}
+
+#[test]
+fn damage_to_what_was_synced_is_refused_and_nothing_is_changed() {
+    let dir = TempDir::new().unwrap();
+    let (path, ends) = write(&dir);
+    let mut bytes = fs::read(&path).unwrap();
+    let at = usize::try_from(ends[1]).unwrap() - 1;
+    bytes[at] ^= 0x40;
+    fs::write(&path, &bytes).unwrap();
+    let error = Writer::open(settings(&dir), LogIndex(4)).unwrap_err();
+    assert!(matches!(error, LogError::Damaged { .. }), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn a_log_of_another_cluster_is_refused() {
+    let dir = TempDir::new().unwrap();
+    write(&dir);
+    let other = LogSettings { cluster: ClusterId([4; 16]), ..settings(&dir) };
+    assert!(Writer::open(other, LogIndex(0)).is_err());
+}
