@@ -145,8 +145,8 @@ def a_cold_read_is_measured_against_the_bucket(run):
     again = read_rate(run.mount / "set/large.bin")
     run.facts.update(raw_mib_s=raw, cold_mib_s=cold, again_mib_s=again)
     said = f"bucket {raw:.0f}, cold {cold:.0f}, again {again:.0f} MiB/s, ratio {cold / raw:.2f}"
-    # A figure for docs/performance.md, not a test: both cores are shared with everything else here.
-    assert min(raw, cold, again) > 0, said
+    # The rate is a figure for docs/performance.md, not a test: both cores are shared with everything
+    # else here. What is tested is that every read gave the whole file.
     return said if cold / raw >= RATIO_GOAL else f"{said}: BELOW THE GOAL of {RATIO_GOAL}"
 
 
@@ -452,6 +452,7 @@ def read_rate(path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while count := file.readinto(buffer):
             total += count
+        assert total == os.fstat(file.fileno()).st_size, f"{path} gave {total} bytes"
     return total / (1 << 20) / (time.monotonic() - begun)
 
 
