@@ -145,8 +145,8 @@ def a_cold_read_is_measured_against_the_bucket(run):
     again = read_rate(run.mount / "set/large.bin")
     run.facts.update(raw_mib_s=raw, cold_mib_s=cold, again_mib_s=again)
     said = f"bucket {raw:.0f}, cold {cold:.0f}, again {again:.0f} MiB/s, ratio {cold / raw:.2f}"
-    # The rate is a figure for docs/performance.md, not a test: both cores are shared with everything
-    # else here. What is tested is that every read gave the whole file.
+    # The rate is a figure for docs/performance.md, not a test: both cores are shared with
+    # everything else here. What is tested is that every read gave the whole file.
     return said if cold / raw >= RATIO_GOAL else f"{said}: BELOW THE GOAL of {RATIO_GOAL}"
 
 
