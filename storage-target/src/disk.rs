@@ -20,7 +20,8 @@
 //! [`DiskQueue`].
 //!
 //! Modules: [`buffer`] (the aligned pool), [`mod@file`] (opening and growing the data file),
-//! [`blocking`] and [`uring`] (the two engines); `conformance` is the suite that both pass.
+//! [`blocking`] and [`uring`] (the two engines), [`simulated`] (a disk for tests, which loses
+//! power); `conformance` is the suite that all of them pass.
 
 use std::{
     fmt, io,
@@ -36,6 +37,7 @@ pub mod buffer;
 #[cfg(test)]
 mod conformance;
 pub mod file;
+pub mod simulated;
 pub mod uring;
 
 pub use buffer::{AlignedBuffer, BufferPool};
@@ -95,7 +97,7 @@ pub struct Request {
     pieces: Vec<Piece>,
     buffer: Held,
     reply: Reply,
-    /// `None` for a sync, which has a turn of its own.
+    /// `None` for a sync that a thread waits for, which has a turn of its own.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -268,6 +270,15 @@ impl DiskQueue {
         answer.recv().map_err(|_| DiskError::Stopped)?.result
     }
 
+    /// As [`Self::sync_and_wait`], for tasks: takes a turn among the transfers. May be dropped at
+    /// its await.
+    ///
+    /// # Errors
+    /// As [`Self::sync_and_wait`].
+    pub async fn sync(&self) -> Result<(), DiskError> {
+        self.submit(Operation::Sync, Vec::new(), Held::Nothing).await.map(drop)
+    }
+
     async fn transfer(
         &self,
         operation: Operation,
@@ -284,6 +295,15 @@ impl DiskQueue {
             assert!(!piece.range.is_empty(), "a piece has bytes");
             assert!(piece.range.end <= len, "a piece lies in its buffer");
         }
+        self.submit(operation, pieces, buffer).await
+    }
+
+    async fn submit(
+        &self,
+        operation: Operation,
+        pieces: Vec<Piece>,
+        buffer: Held,
+    ) -> Result<Option<AlignedBuffer>, DiskError> {
         let depth = Arc::clone(&self.depth);
         let permit = depth.acquire_owned().await.map_err(|_| DiskError::Stopped)?;
         let (reply, answer) = oneshot::channel();

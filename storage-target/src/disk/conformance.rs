@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     AlignedBuffer, BufferPool, DataFile, DiskError, DiskQueue, Piece, blocking::BlockingDisk,
-    uring::UringDisk,
+    simulated::SimulatedDisk, uring::UringDisk,
 };
 
 const PAGE: usize = 4096;
@@ -24,6 +24,7 @@ impl Bench {
             benches
                 .push(Self::new(|file| DiskQueue::new(Arc::new(UringDisk::start(file).unwrap()))));
         }
+        benches.push(Self::new(|_| SimulatedDisk::new(8 << 20, 1).queue()));
         benches
     }
 

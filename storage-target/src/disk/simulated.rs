@@ -1,0 +1,374 @@
+//! A disk in memory that keeps no promise beyond the contract, and loses power on request.
+//!
+//! Everything it does follows from its seed and from the order of the requests, so that a run can
+//! be repeated.
+//!
+//! # Fault model
+//! - Until a sync covers it, a write may be lost, torn at sectors of 512 bytes, or reach the medium
+//!   in another order than it was made in. All of this shows only after a power cut: before,
+//!   reads see what was written, as with the cache of a real drive.
+//! - A sector that was being written at the cut may hold garbage.
+//! - What a sync has covered stays, except for bits that a test flips ([`SimulatedDisk::flip`]).
+//! - A cut during a sync leaves it done or not done, and nobody is told.
+//! - A request that is told to fail ([`SimulatedDisk::fail`]) may have written a part.
+//! - Requests are executed in the order of their submission and completed at once. Races between
+//!   completions are therefore not simulated.
+//!
+//! A disk whose syncs do nothing ([`Flush::Lying`]) proves that a test would notice.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use millrace_runtime::Random;
+
+use super::{ALIGNMENT, Disk, DiskError, DiskQueue, Held, Operation, Request};
+
+/// What a drive writes as a whole or not at all.
+pub const SECTOR: usize = 512;
+
+/// The disk. Clones are handles of the same one; one of them usually serves an engine through
+/// [`Self::queue`] while another plays fate.
+#[derive(Clone, Debug)]
+pub struct SimulatedDisk {
+    media: Arc<Mutex<Media>>,
+}
+
+/// Whether syncs do what they say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flush {
+    /// A sync makes completed writes durable.
+    Honest,
+    /// A sync reports success and does nothing.
+    Lying,
+}
+
+/// What the disk has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// Bytes written, durable or not.
+    pub bytes_written: u64,
+    /// Writes and syncs: the moments at which the power can be cut.
+    pub changes: u64,
+    /// Syncs.
+    pub syncs: u64,
+    /// Read requests.
+    pub reads: u64,
+}
+
+impl SimulatedDisk {
+    /// A disk of `len` bytes, all zero, whose chances follow from `seed`.
+    ///
+    /// # Panics
+    /// When `len` is no multiple of [`ALIGNMENT`].
+    #[must_use]
+    pub fn new(len: u64, seed: u64) -> Self {
+        assert!(len.is_multiple_of(ALIGNMENT as u64), "a disk has whole pages");
+        let media = Media {
+            len,
+            random: Random::seeded(seed),
+            flush: Flush::Honest,
+            durable: BTreeMap::new(),
+            cached: BTreeMap::new(),
+            pending: Vec::new(),
+            tally: Tally::default(),
+            cut_at: None,
+            off: false,
+            failure: None,
+        };
+        Self { media: Arc::new(Mutex::new(media)) }
+    }
+
+    /// The way for an engine to use the disk.
+    #[must_use]
+    pub fn queue(&self) -> DiskQueue {
+        DiskQueue::new(Arc::new(self.clone()))
+    }
+
+    /// Makes syncs honest or not.
+    pub fn set_flush(&self, flush: Flush) {
+        self.media().flush = flush;
+    }
+
+    /// Cuts the power during the `nth` write or sync from now on; 0 is the next one. From then on
+    /// every request fails until [`Self::restart`].
+    pub fn cut_power_in(&self, nth: u64) {
+        let mut media = self.media();
+        media.cut_at = Some(media.tally.changes + nth);
+    }
+
+    /// Whether the power is off.
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        self.media().off
+    }
+
+    /// Cuts the power if it is on, decides what became of unsynced writes, and turns it on again.
+    pub fn restart(&self) {
+        let mut media = self.media();
+        media.settle();
+        media.off = false;
+        media.cut_at = None;
+        media.failure = None;
+    }
+
+    /// Makes the `nth` request of this kind from now on fail with an error of the system; 0 is the
+    /// next one. A write that fails may have written any part.
+    pub fn fail(&self, operation: Operation, nth: u64, os_error: i32) {
+        self.media().failure = Some(Failure { operation, left: nth, os_error });
+    }
+
+    /// Flips one bit of what is durable, as rot does. Unsynced writes are left alone.
+    ///
+    /// # Panics
+    /// When the byte lies outside the disk.
+    pub fn flip(&self, offset: u64, bit: u8) {
+        let mut media = self.media();
+        assert!(offset < media.len, "the byte lies on the disk");
+        let (page, within) = split(offset);
+        media.durable.entry(page).or_insert_with(blank)[within] ^= 1 << (bit % 8);
+        if let Some(cached) = media.cached.get_mut(&page) {
+            cached[within] ^= 1 << (bit % 8);
+        }
+    }
+
+    /// What has been done so far.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        self.media().tally
+    }
+
+    fn media(&self) -> MutexGuard<'_, Media> {
+        self.media.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Disk for SimulatedDisk {
+    fn submit(&self, mut request: Request) {
+        let result = self.media().execute(&mut request);
+        request.complete(result);
+    }
+
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+}
+
+type Page = Box<[u8; ALIGNMENT]>;
+
+/// The medium, its volatile cache, and what fate has in store.
+#[derive(Debug)]
+struct Media {
+    len: u64,
+    random: Random,
+    flush: Flush,
+    /// What survives. A page that is not here is zero.
+    durable: BTreeMap<u64, Page>,
+    /// Pages as readers see them, where unsynced writes make a difference.
+    cached: BTreeMap<u64, Page>,
+    /// Unsynced writes, oldest first.
+    pending: Vec<Write>,
+    tally: Tally,
+    cut_at: Option<u64>,
+    off: bool,
+    failure: Option<Failure>,
+}
+
+#[derive(Clone, Debug)]
+struct Write {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Failure {
+    operation: Operation,
+    left: u64,
+    os_error: i32,
+}
+
+impl Media {
+    fn execute(&mut self, request: &mut Request) -> Result<(), DiskError> {
+        if self.off {
+            return Err(DiskError::Stopped);
+        }
+        let failure = self.failure_of(request.operation);
+        match request.operation {
+            Operation::Read => self.read(request, failure),
+            Operation::Write => self.write(request, failure),
+            Operation::Sync => self.sync(failure),
+        }
+    }
+
+    /// The error that this request shall fail with.
+    fn failure_of(&mut self, operation: Operation) -> Option<i32> {
+        let failure = self.failure.as_mut().filter(|failure| failure.operation == operation)?;
+        if failure.left > 0 {
+            failure.left -= 1;
+            return None;
+        }
+        self.failure.take().map(|failure| failure.os_error)
+    }
+
+    fn read(&mut self, request: &mut Request, failure: Option<i32>) -> Result<(), DiskError> {
+        self.tally.reads += 1;
+        let pieces = request.pieces.clone();
+        let Held::Exclusive(buffer) = &mut request.buffer else {
+            unreachable!("a read has its buffer alone")
+        };
+        for piece in pieces {
+            let bytes = &mut buffer.as_mut_slice()[piece.range.clone()];
+            let error = |source| Err(DiskError::from_io(Operation::Read, piece.offset, 0, source));
+            if let Some(os_error) = failure {
+                return error(io::Error::from_raw_os_error(os_error));
+            }
+            if piece.offset + bytes.len() as u64 > self.len {
+                return error(io::Error::from(io::ErrorKind::UnexpectedEof));
+            }
+            let (first, _) = split(piece.offset);
+            for (page, bytes) in (first..).zip(bytes.chunks_exact_mut(ALIGNMENT)) {
+                match self.cached.get(&page).or_else(|| self.durable.get(&page)) {
+                    Some(found) => bytes.copy_from_slice(&found[..]),
+                    None => bytes.fill(0),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, request: &Request, failure: Option<i32>) -> Result<(), DiskError> {
+        let cut = self.change();
+        let Held::Shared(buffer) = &request.buffer else {
+            unreachable!("a write shares its buffer")
+        };
+        for piece in &request.pieces {
+            let bytes = &buffer.as_slice()[piece.range.clone()];
+            if piece.offset + bytes.len() as u64 > self.len {
+                let source = io::Error::from_raw_os_error(libc::ENOSPC);
+                return Err(DiskError::from_io(Operation::Write, piece.offset, 0, source));
+            }
+            if let Some(os_error) = failure {
+                let sectors = (bytes.len() / SECTOR) as u64;
+                let written = usize::try_from(self.random.within(0..sectors + 1)).unwrap_or(0);
+                self.put(piece.offset, &bytes[..written * SECTOR]);
+                let source = io::Error::from_raw_os_error(os_error);
+                return Err(DiskError::from_io(Operation::Write, piece.offset, 0, source));
+            }
+            self.put(piece.offset, bytes);
+        }
+        if cut {
+            self.settle();
+            return Err(DiskError::Stopped);
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self, failure: Option<i32>) -> Result<(), DiskError> {
+        let cut = self.change();
+        self.tally.syncs += 1;
+        if let Some(os_error) = failure {
+            let source = io::Error::from_raw_os_error(os_error);
+            return Err(DiskError::from_io(Operation::Sync, 0, 0, source));
+        }
+        let done = !cut || self.random.within(0..2) == 0;
+        if done && self.flush == Flush::Honest {
+            for write in std::mem::take(&mut self.pending) {
+                self.persist(&write);
+            }
+            self.cached.clear();
+        }
+        if cut {
+            self.settle();
+            return Err(DiskError::Stopped);
+        }
+        Ok(())
+    }
+
+    /// Counts a write or sync; returns whether the power goes during it.
+    fn change(&mut self) -> bool {
+        let cut = self.cut_at == Some(self.tally.changes);
+        self.tally.changes += 1;
+        cut
+    }
+
+    fn put(&mut self, offset: u64, bytes: &[u8]) {
+        self.tally.bytes_written += bytes.len() as u64;
+        self.pending.push(Write { offset, bytes: bytes.to_vec() });
+        for (at, sector) in sectors(offset, bytes) {
+            let (page, within) = split(at);
+            let durable = &self.durable;
+            let known = || durable.get(&page).cloned().unwrap_or_else(blank);
+            let cached = self.cached.entry(page).or_insert_with(known);
+            cached[within..within + SECTOR].copy_from_slice(sector);
+        }
+    }
+
+    fn persist(&mut self, write: &Write) {
+        for (at, sector) in sectors(write.offset, &write.bytes) {
+            let (page, within) = split(at);
+            let durable = self.durable.entry(page).or_insert_with(blank);
+            durable[within..within + SECTOR].copy_from_slice(sector);
+        }
+    }
+
+    /// The power goes: what becomes of unsynced writes is decided now.
+    fn settle(&mut self) {
+        self.off = true;
+        self.cached.clear();
+        let mut writes = std::mem::take(&mut self.pending);
+        // Four kinds of disaster, because independent chances for each sector would hardly ever
+        // lose exactly one whole write, or none.
+        let kind = self.random.within(0..4);
+        self.shuffle(&mut writes);
+        let last = writes.len().saturating_sub(1);
+        for (nth, write) in writes.into_iter().enumerate() {
+            match kind {
+                0 => {}
+                1 if self.random.within(0..2) == 0 => self.persist(&write),
+                1 => {}
+                2 if nth != last => self.persist(&write),
+                _ => self.tear(&write),
+            }
+        }
+    }
+
+    /// Makes any part of a write durable, sector by sector.
+    fn tear(&mut self, write: &Write) {
+        for (nth, (at, sector)) in sectors(write.offset, &write.bytes).enumerate() {
+            let mut bytes = sector.to_vec();
+            match self.random.within(0..8) {
+                0..4 => {}
+                4 if nth == 0 => self.random.fill(&mut bytes),
+                _ => continue,
+            }
+            self.persist(&Write { offset: at, bytes });
+        }
+    }
+
+    fn shuffle(&self, writes: &mut [Write]) {
+        for at in (1..writes.len()).rev() {
+            let other = self.random.within(0..at as u64 + 1);
+            writes.swap(at, usize::try_from(other).expect("an index"));
+        }
+    }
+}
+
+fn blank() -> Page {
+    Box::new([0; ALIGNMENT])
+}
+
+/// The page that a byte lies in, and where in it.
+fn split(offset: u64) -> (u64, usize) {
+    let page = ALIGNMENT as u64;
+    (offset / page, usize::try_from(offset % page).expect("below a page"))
+}
+
+/// The sectors of a write, each with its offset.
+fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
+    (offset..).step_by(SECTOR).zip(bytes.chunks_exact(SECTOR))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! What the simulated disk may and may not do with writes.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use crate::disk::{BufferPool, DiskError, DiskQueue, Operation, Piece};
+
+use super::{Flush, SECTOR, SimulatedDisk};
+
+const PAGE: usize = 4096;
+
+async fn write(queue: &DiskQueue, offset: u64, byte: u8) -> Result<(), DiskError> {
+    let mut buffer = BufferPool::new(0).acquire(PAGE).await;
+    buffer.as_mut_slice().fill(byte);
+    queue.write(vec![Piece { offset, range: 0..PAGE }], Arc::new(buffer)).await
+}
+
+async fn read(queue: &DiskQueue, offset: u64) -> Vec<u8> {
+    let buffer = BufferPool::new(0).acquire(PAGE).await;
+    let piece = Piece { offset, range: 0..PAGE };
+    queue.read(vec![piece], buffer).await.unwrap().as_slice().to_vec()
+}
+
+#[tokio::test]
+async fn what_was_synced_survives_and_what_was_not_is_old_new_or_torn_at_sectors() {
+    let mut outcomes = BTreeSet::new();
+    for seed in 0..200 {
+        let disk = SimulatedDisk::new(1 << 20, seed);
+        let queue = disk.queue();
+        write(&queue, 0, 1).await.unwrap();
+        write(&queue, 4096, 1).await.unwrap();
+        queue.sync().await.unwrap();
+        write(&queue, 4096, 2).await.unwrap();
+        assert_eq!(read(&queue, 4096).await, [2; PAGE], "a reader sees the newest write");
+        disk.restart();
+        assert_eq!(read(&queue, 0).await, [1; PAGE], "seed {seed}");
+        let found = read(&queue, 4096).await;
+        let garbage = found[..SECTOR].iter().any(|byte| !(1..=2).contains(byte));
+        for sector in found.chunks(SECTOR).skip(usize::from(garbage)) {
+            assert!(sector == [1; SECTOR] || sector == [2; SECTOR], "seed {seed}");
+        }
+        outcomes.insert(match (garbage, found == [1; PAGE], found == [2; PAGE]) {
+            (true, ..) => "garbage",
+            (_, true, _) => "old",
+            (_, _, true) => "new",
+            _ => "torn",
+        });
+    }
+    assert_eq!(outcomes.len(), 4, "every outcome comes up: {outcomes:?}");
+}
+
+#[tokio::test]
+async fn unsynced_writes_may_arrive_in_any_order() {
+    let mut only_the_second = 0;
+    let mut the_first_won = 0;
+    for seed in 0..200 {
+        let disk = SimulatedDisk::new(1 << 20, seed);
+        let queue = disk.queue();
+        write(&queue, 0, 1).await.unwrap();
+        write(&queue, 4096, 1).await.unwrap();
+        write(&queue, 8192, 1).await.unwrap();
+        write(&queue, 8192, 2).await.unwrap();
+        disk.restart();
+        let (first, second) = (read(&queue, 0).await, read(&queue, 4096).await);
+        only_the_second += usize::from(first == [0; PAGE] && second == [1; PAGE]);
+        the_first_won += usize::from(read(&queue, 8192).await == [1; PAGE]);
+    }
+    assert!(only_the_second > 0 && the_first_won > 0);
+}
+
+#[tokio::test]
+async fn the_same_seed_and_requests_give_the_same_disk() {
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        let disk = SimulatedDisk::new(1 << 20, 77);
+        let queue = disk.queue();
+        disk.cut_power_in(30);
+        let mut at = 0;
+        while write(&queue, at % 10 * 4096, u8::try_from(at).unwrap() + 1).await.is_ok() {
+            at += 1;
+        }
+        assert_eq!(at, 30);
+        assert!(disk.is_off());
+        disk.restart();
+        let mut pages = Vec::new();
+        for page in 0..10 {
+            pages.push(read(&queue, page * 4096).await);
+        }
+        found.push(pages);
+    }
+    assert_eq!(found[0], found[1]);
+}
+
+#[tokio::test]
+async fn a_lying_flush_is_found_out_by_a_cut() {
+    let mut lost = 0;
+    for seed in 0..50 {
+        let disk = SimulatedDisk::new(1 << 20, seed);
+        let queue = disk.queue();
+        disk.set_flush(Flush::Lying);
+        write(&queue, 0, 1).await.unwrap();
+        queue.sync().await.unwrap();
+        disk.restart();
+        lost += usize::from(read(&queue, 0).await != [1; PAGE]);
+    }
+    assert!(lost > 0);
+}
+
+#[tokio::test]
+async fn errors_and_rot_come_where_they_were_asked_for() {
+    let disk = SimulatedDisk::new(1 << 20, 1);
+    let queue = disk.queue();
+    disk.fail(Operation::Write, 1, libc::ENOSPC);
+    write(&queue, 0, 1).await.unwrap();
+    assert!(matches!(write(&queue, 0, 2).await, Err(DiskError::NoSpace)));
+    write(&queue, 0, 3).await.unwrap();
+    disk.fail(Operation::Sync, 0, libc::EIO);
+    assert!(matches!(queue.sync().await, Err(DiskError::Io { operation: "sync", .. })));
+    queue.sync().await.unwrap();
+    disk.flip(100, 3);
+    let mut expected = [3; PAGE];
+    expected[100] ^= 8;
+    assert_eq!(read(&queue, 0).await, expected);
+    assert_eq!(disk.tally().changes, 5);
+}
