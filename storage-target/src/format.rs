@@ -9,13 +9,17 @@
 //! journal/<sequence>.log          changes from that sequence number on          (segment, record)
 //! ```
 //!
+//! The index on disk ([`node`], [`root`]) is not yet part of it.
+//!
 //! Everything is little-endian and carries a crc32c. The offline checker shares these modules with
 //! the server, so nothing here knows tasks, sockets or settings.
 
 pub mod checkpoint;
 pub mod chunk;
 mod fields;
+pub mod node;
 pub mod record;
+pub mod root;
 pub mod segment;
 pub mod superblock;
 

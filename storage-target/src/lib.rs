@@ -12,7 +12,8 @@
 //!   metadata ◀── member ──▶ cluster     └──▶ format (bytes on disk)
 //! ```
 //!
-//! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`engine`], `parts`
+//! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`engine`], [`index`]
+//! (an index on disk, which the engine does not use yet), `parts`
 //! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
 //! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
 //! wire), `member` (heartbeats), `metrics`, [`run`](mod@run).
@@ -20,6 +21,7 @@
 pub mod disk;
 pub mod engine;
 pub mod format;
+pub mod index;
 pub mod run;
 pub mod settings;
 

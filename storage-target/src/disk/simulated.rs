@@ -14,7 +14,7 @@
 //! - Requests are executed in the order of their submission and completed at once. Races between
 //!   completions are therefore not simulated.
 //!
-//! A disk whose syncs do nothing ([`Flush::Lying`]) proves that a test would notice.
+//! A disk whose syncs do nothing ([`Flush`]) proves that a test would notice.
 
 use std::{
     collections::BTreeMap,
@@ -43,6 +43,8 @@ pub enum Flush {
     Honest,
     /// A sync reports success and does nothing.
     Lying,
+    /// The next sync lies, the one after it is honest, and so on.
+    LyingByTurns,
 }
 
 /// What the disk has done so far.
@@ -70,6 +72,7 @@ impl SimulatedDisk {
             len,
             random: Random::seeded(seed),
             flush: Flush::Honest,
+            turn: 0,
             durable: BTreeMap::new(),
             cached: BTreeMap::new(),
             pending: Vec::new(),
@@ -89,7 +92,9 @@ impl SimulatedDisk {
 
     /// Makes syncs honest or not.
     pub fn set_flush(&self, flush: Flush) {
-        self.media().flush = flush;
+        let mut media = self.media();
+        media.flush = flush;
+        media.turn = 0;
     }
 
     /// Cuts the power during the `nth` write or sync from now on; 0 is the next one. From then on
@@ -164,6 +169,8 @@ struct Media {
     len: u64,
     random: Random,
     flush: Flush,
+    /// Syncs since `flush` was set.
+    turn: u64,
     /// What survives. A page that is not here is zero.
     durable: BTreeMap<u64, Page>,
     /// Pages as readers see them, where unsynced writes make a difference.
@@ -272,8 +279,14 @@ impl Media {
             let source = io::Error::from_raw_os_error(os_error);
             return Err(DiskError::from_io(Operation::Sync, 0, 0, source));
         }
+        self.turn += 1;
+        let honest = match self.flush {
+            Flush::Honest => true,
+            Flush::Lying => false,
+            Flush::LyingByTurns => self.turn.is_multiple_of(2),
+        };
         let done = !cut || self.random.within(0..2) == 0;
-        if done && self.flush == Flush::Honest {
+        if done && honest {
             for write in std::mem::take(&mut self.pending) {
                 self.persist(&write);
             }

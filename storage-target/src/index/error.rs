@@ -1,0 +1,33 @@
+//! Why the index fails.
+
+use crate::{disk::DiskError, format::FormatError};
+
+/// Why a request to the index failed.
+#[derive(Debug, thiserror::Error)]
+pub enum IndexError {
+    /// The disk failed.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// A page holds other bytes than it should: what lies below it cannot be told.
+    #[error("page {page} of the disk is damaged: {source}")]
+    Damaged {
+        /// The page.
+        page: u64,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+    /// None of the four root records can be read: there is no index here, or it is lost.
+    #[error("no root record of an index can be read at page {page}: {source}")]
+    NoIndex {
+        /// The first of their pages.
+        page: u64,
+        /// What is wrong with the first one.
+        source: FormatError,
+    },
+    /// No page is left for a node. Nothing was changed; extend the index, then try again.
+    #[error("the index has no free page for its next node")]
+    Full,
+    /// A checkpoint ended in the middle, and whether it counts cannot be told. Open again.
+    #[error("an earlier checkpoint ended in the middle; the index must be opened again")]
+    Uncertain,
+}

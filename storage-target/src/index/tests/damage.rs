@@ -1,0 +1,159 @@
+//! Rot, failing requests, and pages in the wrong place: an error, never a wrong answer.
+
+use std::sync::Arc;
+
+use millrace_runtime::Random;
+
+use super::{
+    Index, IndexError, Model, PAGE, assert_sound, blank_disk, change, contents, create, open,
+};
+use crate::disk::{BufferPool, DiskError, Operation, Piece, simulated::SimulatedDisk};
+
+async fn filled(seed: u64) -> (SimulatedDisk, Model) {
+    let disk = blank_disk(seed);
+    let index = create(&disk).await;
+    let random = Random::seeded(seed);
+    let mut model = Model::new();
+    for through in 1..4 {
+        (0..1500).for_each(|_| change(&index, &mut model, &random, 3000));
+        index.freeze(through);
+        index.checkpoint().await.unwrap();
+    }
+    assert_sound(&index).await;
+    (disk, model)
+}
+
+/// Every key is answered rightly or with an error that says damage; returns the errors.
+async fn errors_of_all_keys(index: &Index, model: &Model) -> usize {
+    let mut errors = 0;
+    for (key, value) in model {
+        match index.get(key).await {
+            Ok(found) => assert_eq!(found.as_ref(), Some(value)),
+            Err(IndexError::Damaged { .. }) => errors += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    errors
+}
+
+#[tokio::test]
+async fn a_flipped_bit_anywhere_is_an_error_and_never_a_wrong_answer() {
+    let random = Random::seeded(9);
+    let (mut refused, mut found) = (0, 0);
+    for seed in 0..60 {
+        let (disk, model) = filled(seed).await;
+        let nodes = open(&disk).await.unwrap().statistics().nodes;
+        // The newest nodes lie behind the older ones; aim at all of them, and at the roots.
+        disk.flip(random.within(0..(8 + 3 * nodes) * PAGE), 5);
+        match open(&disk).await {
+            Err(IndexError::Damaged { .. }) => refused += 1,
+            Err(error) => panic!("{error}"),
+            Ok(index) => {
+                let damages = index.check().await.unwrap().damages.len();
+                let errors = errors_of_all_keys(&index, &model).await;
+                assert_eq!(errors > 0, damages > 0, "the check finds what lookups find");
+                found += usize::from(damages > 0);
+            }
+        }
+    }
+    assert!(refused > 0 && found > 5, "both kinds come up: {refused}, {found}");
+}
+
+#[tokio::test]
+async fn one_copy_of_a_root_record_is_enough() {
+    for copy in [0, 1] {
+        let (disk, model) = filled(1).await;
+        // Three checkpoints after the first record: generation 4, in slots 0 and 1.
+        disk.flip(copy * PAGE + 100, 1);
+        let index = open(&disk).await.unwrap();
+        assert_eq!((index.statistics().generation, index.statistics().through), (4, 3));
+        assert_eq!(contents(&index, 100).await.unwrap(), model);
+    }
+    let (disk, _) = filled(1).await;
+    for slot in 0..4 {
+        disk.flip(slot * PAGE + 100, 1);
+    }
+    let error = open(&disk).await.unwrap_err();
+    assert!(error.to_string().contains("checksum of an index root"), "{error}");
+}
+
+/// Copies a page of the disk over another one.
+async fn copy_page(disk: &SimulatedDisk, from: u64, to: u64) {
+    let (queue, pool) = (disk.queue(), BufferPool::new(0));
+    let piece = |page: u64| vec![Piece { offset: page * PAGE, range: 0..4096 }];
+    let buffer = queue.read(piece(from), pool.acquire(4096).await).await.unwrap();
+    queue.write(piece(to), Arc::new(buffer)).await.unwrap();
+    queue.sync().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sound_page_in_the_wrong_place_is_found() {
+    let (mut refused, mut errors) = (0, 0);
+    // Every page that may hold a node is overwritten in one of three passes.
+    for pass in 1..4 {
+        let (disk, model) = filled(2).await;
+        let first = super::SEGMENT.first;
+        let nodes = open(&disk).await.unwrap().statistics().nodes;
+        for page in (first + pass..first + 3 * nodes).step_by(3) {
+            copy_page(&disk, first, page).await;
+        }
+        match open(&disk).await {
+            Err(error) => {
+                assert!(error.to_string().contains("belongs elsewhere"), "{error}");
+                refused += 1;
+            }
+            Ok(index) => {
+                assert!(!index.check().await.unwrap().damages.is_empty());
+                errors += errors_of_all_keys(&index, &model).await;
+            }
+        }
+    }
+    assert!(refused > 0 && errors > 0, "root and leaves are hit: {refused}, {errors}");
+}
+
+#[tokio::test]
+async fn a_request_that_fails_leaves_the_index_usable_or_says_open_again() {
+    let mut uncertain = 0;
+    for (operation, nth) in [Operation::Read, Operation::Write, Operation::Sync]
+        .into_iter()
+        .flat_map(|operation| (0..12).map(move |nth| (operation, nth)))
+    {
+        let (disk, mut model) = filled(3).await;
+        let before = model.clone();
+        let mut index = open(&disk).await.unwrap();
+        let random = Random::seeded(nth);
+        (0..500).for_each(|_| change(&index, &mut model, &random, 3000));
+        disk.fail(operation, nth, libc::EIO);
+        assert!(index.freeze(4));
+        let first = index.checkpoint().await;
+        // Whatever happened, what was put is still there.
+        disk.fail(Operation::Read, u64::MAX, libc::EIO);
+        assert_eq!(contents(&index, 300).await.unwrap(), model);
+        match first {
+            Ok(()) => {}
+            Err(IndexError::Disk(DiskError::Io { .. })) => {
+                index.freeze(5);
+                match index.checkpoint().await {
+                    Ok(()) => {}
+                    Err(IndexError::Uncertain) => {
+                        uncertain += 1;
+                        disk.restart();
+                        index = open(&disk).await.unwrap();
+                        let found = contents(&index, 300).await.unwrap();
+                        let through = index.statistics().through;
+                        assert_eq!(found, if through == 3 { before } else { model });
+                        continue;
+                    }
+                    Err(error) => panic!("{operation:?} {nth}: {error}"),
+                }
+            }
+            Err(error) => panic!("{operation:?} {nth}: {error}"),
+        }
+        drop(index);
+        disk.restart();
+        index = open(&disk).await.unwrap();
+        assert_eq!(contents(&index, 300).await.unwrap(), model, "{operation:?} {nth}");
+        assert_sound(&index).await;
+    }
+    assert!(uncertain > 0, "a root record was never hit");
+}
