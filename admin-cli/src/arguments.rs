@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use millrace_protocol::admin::AttributeSource;
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
 /// The operator's tool of Millrace, a parallel file system for machine learning.
@@ -73,6 +74,9 @@ pub enum Command {
     /// Free the space of what the bucket has too; names stay and reads fetch again
     #[command(after_help = JOB_HELP)]
     Release(StartArguments),
+    /// Decide a conflict: which version of a file that changed here and in its bucket stays
+    #[command(after_help = RESOLVE_HELP)]
+    Resolve(ResolveArguments),
     /// Show how a file stands against its bucket, or count the files of a directory by state
     #[command(after_help = STATE_HELP)]
     State(PathArgument),
@@ -232,6 +236,9 @@ pub enum LinkCommand {
     Add(LinkAddArguments),
     /// List the links
     List,
+    /// Set how a link follows its bucket
+    #[command(after_help = LINK_SET_HELP)]
+    Set(LinkSetArguments),
     /// Unbind a directory; the bucket is not touched
     Remove(LinkRemoveArguments),
 }
@@ -257,6 +264,50 @@ pub struct LinkAddArguments {
     /// What may be changed, and whether it goes back
     #[arg(long, value_enum, default_value_t = LinkModeName::ReadOnly)]
     pub mode: LinkModeName,
+    /// How it follows its bucket.
+    #[command(flatten)]
+    pub options: LinkOptionArguments,
+}
+
+/// Arguments of `link set`.
+#[derive(Args, Debug)]
+pub struct LinkSetArguments {
+    /// How it follows its bucket.
+    #[command(flatten)]
+    pub options: LinkOptionArguments,
+    /// The linked directory
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
+/// How a link follows its bucket.
+#[derive(Args, Debug)]
+pub struct LinkOptionArguments {
+    /// A directory listed longer ago is listed again when somebody looks; 0: only on command
+    #[arg(long, value_name = "SECONDS", help_heading = "Following the bucket")]
+    pub refresh: Option<u32>,
+    /// Where owner, mode and kind of listed objects come from
+    #[arg(long, value_enum, help_heading = "Following the bucket")]
+    pub attributes: Option<AttributesName>,
+}
+
+/// Where attributes come from.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttributesName {
+    /// From the listing alone: no further requests, the link's defaults
+    Listing,
+    /// From each new or changed object's metadata: one HEAD for each
+    Objects,
+}
+
+impl AttributesName {
+    /// The word on the wire.
+    pub(crate) fn source(self) -> AttributeSource {
+        match self {
+            Self::Listing => AttributeSource::Listing,
+            Self::Objects => AttributeSource::Objects,
+        }
+    }
 }
 
 /// The modes of a link.
@@ -290,6 +341,26 @@ pub struct StartArguments {
     /// A path inside a mount, or mr:/... for a path from the file system's root
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
+}
+
+/// Arguments of `resolve`.
+#[derive(Args, Debug)]
+pub struct ResolveArguments {
+    /// Which version stays
+    #[arg(long, value_enum)]
+    pub keep: KeepName,
+    /// A file in conflict: a path inside a mount, or mr:/... from the file system's root
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
+/// The two versions of a file in conflict.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeepName {
+    /// What was written here; the next export replaces the object that is there now
+    Local,
+    /// What the bucket has; what was written here is given up
+    Bucket,
 }
 
 /// `millrace job ...`
@@ -363,7 +434,16 @@ Examples:
   millrace --dir ~/mr status --json        a dev cluster, for a program";
 
 const MOUNT_HELP: &str = "\
-Options (-o): ro, identity=FILE, hard, acl, allow_other, and others of docs/cli.md.
+Options (-o), separated by commas; those of fstab(5), such as _netdev and nofail, are left alone:
+  ro, rw                      refuse changes, or not
+  identity=FILE               the client's identity
+  config=FILE, log=FILE       settings and log of this mount
+  path=/DIR                   the directory of the file system to show
+  hard, soft, timeout=10m     wait for ever for absent servers, or fail with EIO after a time
+  allow_other, noallow_other  let other users in; root's mounts do
+  suid, nosuid, dev, nodev, exec, noexec  as for every file system
+  memory=256MiB               for read-ahead and write-behind of all files together
+
 The command returns when the file system is mounted; the daemon then runs in the background.
 
 Examples:
@@ -390,6 +470,14 @@ Examples:
   millrace state /mnt/data/train/cat.jpg
   millrace state mr:/train --json";
 
+const RESOLVE_HELP: &str = "\
+A file is in conflict when it was changed here and its object in the bucket; `millrace state DIR`
+counts such files and `millrace status` names the first. Until it is resolved nothing is overwritten.
+
+Examples:
+  millrace resolve /mnt/data/run7/model.pt --keep local && millrace export /mnt/data/run7/model.pt
+  millrace resolve mr:/run7/model.pt --keep bucket";
+
 const INIT_HELP: &str = "\
 Writes D/authority.pem (keep it safe and off the servers: it can make any identity) and
 D/admin.pem (an operator's identity). Fails when D has a cluster already.
@@ -413,6 +501,14 @@ Examples:
   millrace dev up --dir ~/mr --targets 4 --mount ~/mnt
   millrace dev status --dir ~/mr
   millrace dev down --dir ~/mr";
+
+const LINK_SET_HELP: &str = "\
+A link is made with --refresh 0, and with --attributes objects if its mode is import-export,
+otherwise listing. What a refresh costs in requests is in docs/operations.md.
+
+Examples:
+  millrace link set mr:/train --refresh 300
+  millrace link set mr:/hub --attributes objects       symbolic links and modes come back";
 
 const STRIPE_HELP: &str = "\
 Examples:

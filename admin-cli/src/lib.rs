@@ -70,7 +70,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<Exit> {
     let context = Context::new(cli.globals);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(Box::pin(dispatch(&context, cli.command)))
+    runtime.block_on(async {
+        let ended = Box::pin(dispatch(&context, cli.command)).await;
+        context.close().await;
+        ended
+    })
 }
 
 async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
@@ -95,12 +99,16 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
             commands::link_add::run(context, arguments).await
         }
         Command::Link(LinkCommand::List) => commands::link_list::run(context).await,
+        Command::Link(LinkCommand::Set(arguments)) => {
+            commands::link_set::run(context, arguments).await
+        }
         Command::Link(LinkCommand::Remove(arguments)) => {
             commands::link_remove::run(context, arguments).await
         }
         Command::Hydrate(arguments) => commands::hydrate::run(context, arguments).await,
         Command::Export(arguments) => commands::export::run(context, arguments).await,
         Command::Release(arguments) => commands::release::run(context, arguments).await,
+        Command::Resolve(arguments) => commands::resolve::run(context, arguments).await,
         Command::State(arguments) => commands::state::run(context, arguments).await,
         Command::Job(JobCommand::List) => commands::job_list::run(context).await,
         Command::Job(JobCommand::Show(arguments)) => {

@@ -6,8 +6,8 @@
 
 use millrace_protocol::{
     admin::{
-        ClusterStatusReply, FileState, Health, Job, JobKind, JobState, LayoutReply, LinkStatus,
-        StateReply, TargetState,
+        AttributeSource, ClusterStatusReply, FileState, Health, Job, JobKind, JobState, Keep,
+        LayoutReply, LinkOptions, LinkStatus, ResolveReply, StateReply, TargetState,
     },
     cluster::LinkMode,
 };
@@ -81,6 +81,18 @@ pub(crate) struct LinkReport {
     pub(crate) endpoint: Option<String>,
     pub(crate) region: Option<String>,
     pub(crate) credentials: Option<String>,
+    /// How it follows its bucket; not part of `status`.
+    #[serde(flatten)]
+    pub(crate) options: Option<LinkOptionsReport>,
+}
+
+/// How a link follows its bucket.
+#[derive(Serialize, Debug)]
+pub(crate) struct LinkOptionsReport {
+    /// 0: only on command.
+    pub(crate) refresh_seconds: u32,
+    /// `listing` or `objects`.
+    pub(crate) attributes: &'static str,
 }
 
 /// A job.
@@ -255,8 +267,52 @@ impl From<&LinkStatus> for LinkReport {
             endpoint: link.bucket.endpoint.clone(),
             region: link.bucket.region.clone(),
             credentials: link.bucket.credentials.clone(),
+            options: None,
         }
     }
+}
+
+impl LinkReport {
+    /// The same with the options that belong to it.
+    pub(crate) fn with_options(self, known: &[LinkOptions]) -> Self {
+        let own = known.iter().find(|options| options.id.0 == self.id);
+        let options = own.map(|options| LinkOptionsReport {
+            refresh_seconds: options.refresh_seconds,
+            attributes: match options.attributes {
+                AttributeSource::Listing => "listing",
+                AttributeSource::Objects => "objects",
+            },
+        });
+        Self { options, ..self }
+    }
+}
+
+/// What `resolve` prints.
+#[derive(Serialize, Debug)]
+pub(crate) struct ResolveReport {
+    pub(crate) path: String,
+    /// `local` or `bucket`.
+    pub(crate) keep: &'static str,
+    /// Whether the file is gone, as its object is.
+    pub(crate) removed: bool,
+    pub(crate) size_bytes: u64,
+    pub(crate) origin: Option<OriginReport>,
+}
+
+impl ResolveReport {
+    /// What became of the file that was named as `path`.
+    pub(crate) fn new(path: String, keep: Keep, reply: &ResolveReply) -> Self {
+        let keep = match keep {
+            Keep::Local => "local",
+            Keep::Bucket => "bucket",
+        };
+        let (removed, size_bytes) = (reply.removed, reply.size.0);
+        Self { path, keep, removed, size_bytes, origin: origin(reply.origin.as_ref()) }
+    }
+}
+
+fn origin(origin: Option<&(String, String)>) -> Option<OriginReport> {
+    origin.map(|(url, tag)| OriginReport { url: url.clone(), tag: tag.clone() })
 }
 
 impl From<&Job> for JobReport {
@@ -298,10 +354,7 @@ impl StateReport {
             directory: reply.directory,
             states: sums.collect(),
             unlisted_directories: reply.unlisted_directories,
-            origin: reply
-                .origin
-                .as_ref()
-                .map(|(url, tag)| OriginReport { url: url.clone(), tag: tag.clone() }),
+            origin: origin(reply.origin.as_ref()),
         }
     }
 }

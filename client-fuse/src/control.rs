@@ -9,7 +9,10 @@ use std::{os::unix::ffi::OsStrExt as _, path::PathBuf, sync::Arc};
 use async_trait::async_trait;
 use millrace_protocol::{
     Request, RequestKind,
-    admin::{CancelJob, ListJobs, PathBytes, SetLayout, ShowJob, ShowLayout, ShowState, StartJob},
+    admin::{
+        CancelJob, ListJobs, PathBytes, ResolveConflict, SetLayout, ShowJob, ShowLayout, ShowState,
+        StartJob,
+    },
     control::{DescribeMount, MountDescription},
     session::Caller,
 };
@@ -99,6 +102,10 @@ impl LocalService for Control {
             }
             RequestKind::StartJob => {
                 self.forward(call, |r: &mut StartJob| named(&mut r.caller, &mut r.path)).await;
+            }
+            RequestKind::ResolveConflict => {
+                let amend = |r: &mut ResolveConflict| named(&mut r.caller, &mut r.path);
+                self.forward(call, amend).await;
             }
             RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
             RequestKind::ListJobs => self.forward(call, |_: &mut ListJobs| Ok(())).await,

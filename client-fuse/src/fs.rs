@@ -7,7 +7,7 @@
 //! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`writers`], [`kept_pages`], [`open`], [`names`], [`attributes`], [`read`],
+//! [`handle`], [`writers`], [`kept_pages`], [`changed_objects`], [`open`], [`names`], [`attributes`], [`read`],
 //! [`mod@write`], [`flush`], [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
 
 use std::{
@@ -22,14 +22,15 @@ use crate::{
     cache::budget::Budget,
     cluster::Cluster,
     fs::{
-        file::File, files::Files, handle::FileHandle, handles::Handles, kept_pages::KeptPages,
-        readdir::DirectoryHandle,
+        changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
+        handles::Handles, kept_pages::KeptPages, readdir::DirectoryHandle,
     },
     metrics::ClientMetrics,
 };
 
 pub(crate) mod allocate;
 pub(crate) mod attributes;
+pub(crate) mod changed_objects;
 pub(crate) mod file;
 pub(crate) mod files;
 pub(crate) mod flush;
@@ -57,6 +58,7 @@ pub(crate) struct FileSystem {
     handles: Handles<FileHandle>,
     directories: Handles<DirectoryHandle>,
     kept: KeptPages,
+    changed: ChangedObjects,
     budget: Budget,
     /// Where work that nobody waits for is done.
     runtime: tokio::runtime::Handle,
@@ -80,6 +82,7 @@ impl FileSystem {
             handles: Handles::new(),
             directories: Handles::new(),
             kept: KeptPages::default(),
+            changed: ChangedObjects::default(),
             budget: Budget::new(budget_bytes),
             runtime,
             this: Weak::clone(this),

@@ -26,6 +26,7 @@ mod import;
 mod job;
 mod layout;
 mod link;
+mod observe;
 mod open;
 mod orphan;
 mod remove;
@@ -128,6 +129,10 @@ fn dispatch(
         }
         Command::CompleteExport(complete) => export::complete(tx, complete),
         Command::AbortExport { inode, export } => export::abort(tx, *inode, *export),
+        Command::ObserveObject(observe) => observe::object(tx, observe),
+        Command::ResolveConflict(resolve) => observe::resolve(tx, resolve),
+        Command::SetLinkOptions(set) => link::set_options(tx, set),
+        Command::DropDirectory(drop) => observe::drop_directory(tx, drop),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

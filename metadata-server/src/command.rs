@@ -30,6 +30,12 @@ use crate::{
     store::records::{Record, record},
 };
 
+mod bucket;
+
+pub use bucket::{
+    DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetLinkOptions,
+};
+
 /// One record of the log: a command, when it was given, and for which operation of which session.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Envelope {
@@ -140,6 +146,17 @@ pub enum Command {
         /// The export.
         export: u128,
     },
+
+    // New commands stand at the end, and none is larger than `AddJob`: both are part of the bytes
+    // of those above.
+    /// What the bucket said of a file's object when it was asked again.
+    ObserveObject(ObserveObject),
+    /// Decides which version of a file in conflict stays.
+    ResolveConflict(ResolveConflict),
+    /// Sets how a link follows its bucket.
+    SetLinkOptions(SetLinkOptions),
+    /// Removes an imported directory of which the bucket has nothing left.
+    DropDirectory(DropDirectory),
 }
 
 /// Makes an empty file system.
@@ -531,6 +548,8 @@ pub enum Outcome {
     Frozen(ChangeCount),
     /// Whether the file was still the one that was frozen, and is exported now.
     Exported(bool),
+    /// What an observation of the bucket led to.
+    Observed(Observation),
 }
 record!(Outcome, 1, "outcome");
 

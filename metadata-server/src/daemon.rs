@@ -58,6 +58,7 @@ impl Daemon {
         let buckets = Arc::new(Buckets::new(settings.bucket_access()));
         let hydration = Hydration::new(Arc::new(environment), buckets);
         let mut metrics = Metrics::new();
+        hydration.register_metrics(&mut metrics);
         let service = MetadataService::new(
             handle,
             hydration.clone(),

@@ -10,21 +10,29 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], [`parts`], [`spread`], [`state`], [`report`], [`jobs`].
+//! [`links`], [`parts`], [`spread`], [`state`], [`report`], `changed`, `conflicts`, [`jobs`].
 
 use std::sync::Arc;
 
 use millrace_object_source::Buckets;
-use millrace_protocol::admin::{
-    AddLink, CancelJob, Job, LinkStatus, RemoveLink, ShowState, StartJob, StateReply,
+use millrace_protocol::{
+    admin::{
+        AddLink, CancelJob, Job, LinkOptions, LinkStatus, RemoveLink, ResolveConflict,
+        ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
+    },
+    target::ContentName,
 };
+use millrace_service::metrics::Metrics;
 use millrace_types::{Failure, FileName, InodeId, JobId};
 use tokio_util::sync::CancellationToken;
 
+mod changed;
+mod conflicts;
 pub mod environment;
 pub mod import;
 pub mod jobs;
 pub mod links;
+pub mod metrics;
 pub mod parts;
 pub mod report;
 pub mod spread;
@@ -33,6 +41,7 @@ pub mod state;
 mod tests;
 pub mod walk;
 
+use changed::Changed;
 pub use environment::Environment;
 use import::Importer;
 pub use import::Listing;
@@ -45,6 +54,7 @@ pub struct Hydration<E> {
     buckets: Arc<Buckets>,
     importer: Arc<Importer<E>>,
     jobs: Arc<Jobs<E>>,
+    changed: Arc<Changed<E>>,
 }
 
 impl<E> Clone for Hydration<E> {
@@ -54,6 +64,7 @@ impl<E> Clone for Hydration<E> {
             buckets: Arc::clone(&self.buckets),
             importer: Arc::clone(&self.importer),
             jobs: Arc::clone(&self.jobs),
+            changed: Arc::clone(&self.changed),
         }
     }
 }
@@ -64,12 +75,36 @@ impl<E: Environment> Hydration<E> {
     pub fn new(environment: Arc<E>, buckets: Arc<Buckets>) -> Self {
         let importer = Arc::new(Importer::new(Arc::clone(&environment), Arc::clone(&buckets)));
         let jobs = Arc::new(Jobs::new(Arc::clone(&environment), Arc::clone(&importer)));
-        Self { environment, buckets, importer, jobs }
+        let changed = Arc::new(Changed::new(Arc::clone(&environment), Arc::clone(&importer)));
+        Self { environment, buckets, importer, jobs, changed }
     }
 
-    /// Settles exports that were interrupted, then runs jobs until `stop`.
+    /// Settles exports that were interrupted, then runs jobs and follows reported changes until
+    /// `stop`.
     pub async fn run(&self, stop: CancellationToken) {
-        self.jobs.run(stop).await;
+        tokio::join!(self.jobs.run(stop.clone()), self.changed.run(stop));
+    }
+
+    /// Takes a target's report of objects that changed. Returns at once; files follow behind.
+    pub fn note_changed(&self, contents: &[ContentName]) {
+        self.changed.note(contents);
+    }
+
+    /// Decides which version of a file in conflict stays: see [`ResolveConflict`].
+    ///
+    /// # Errors
+    /// When the caller may not, the file is not in conflict or open for writing, or bytes of the
+    /// version to keep exist nowhere.
+    pub async fn resolve_conflict(
+        &self,
+        request: &ResolveConflict,
+    ) -> Result<ResolveReply, Failure> {
+        conflicts::resolve(&*self.environment, &self.importer, request).await
+    }
+
+    /// Registers what is counted here.
+    pub fn register_metrics(&self, metrics: &mut Metrics) {
+        self.importer.counts.register(metrics);
     }
 
     /// Call before a name is answered as missing and before one is made: see [`Importer::name`].
@@ -103,6 +138,22 @@ impl<E: Environment> Hydration<E> {
     /// That the server is busy or shutting down.
     pub async fn list_links(&self) -> Result<Vec<LinkStatus>, Failure> {
         links::list(&*self.environment).await
+    }
+
+    /// Sets how a link follows its bucket: see [`links::set_options`].
+    ///
+    /// # Errors
+    /// When the directory is not the top of a link.
+    pub async fn set_link_options(&self, request: &SetLinkOptions) -> Result<LinkOptions, Failure> {
+        links::set_options(&*self.environment, &self.importer, request).await
+    }
+
+    /// How all links follow their buckets.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_link_options(&self) -> Result<Vec<LinkOptions>, Failure> {
+        self.environment.read(links::options).await
     }
 
     /// Unbinds a directory: see [`links::remove`].

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Instant};
 
 use async_trait::async_trait;
 use millrace_protocol::{
-    Request, RequestKind, admin, metadata,
+    Request, RequestKind, admin, cluster, metadata,
     session::{self, Role},
 };
 use millrace_transport::{IncomingCall, Service};
@@ -25,6 +25,7 @@ use crate::{
 
 pub mod environment;
 mod hydrate;
+mod jobs;
 mod roles;
 
 pub use environment::ServerEnvironment;
@@ -230,6 +231,7 @@ impl MetadataService {
             RequestKind::AcknowledgeReclaim => {
                 self.run(call, Written, ops::cluster::acknowledge_reclaim).await;
             }
+            RequestKind::ReportChanged => self.hydrate::<cluster::ReportChanged>(call).await,
             RequestKind::ReadDirectory => self.read_directory(call).await,
             RequestKind::Commit => self.commit(call).await,
             RequestKind::SyncMetadata => self.sync(call).await,
@@ -265,13 +267,16 @@ impl MetadataService {
             RequestKind::ShowLayout => self.run(call, Written, ops::admin::show_layout).await,
             RequestKind::SetLayout => self.run(call, Synced, ops::admin::set_layout).await,
             RequestKind::ListLinks => self.run(call, Written, ops::admin::links).await,
-            RequestKind::ListJobs => self.run(call, Written, ops::admin::list_jobs).await,
-            RequestKind::ShowJob => self.run(call, Written, ops::admin::show_job).await,
+            RequestKind::ListJobs => self.run(call, Written, ops::job::list).await,
+            RequestKind::ShowJob => self.run(call, Written, ops::job::show).await,
             RequestKind::AddLink => self.hydrate::<admin::AddLink>(call).await,
             RequestKind::RemoveLink => self.hydrate::<admin::RemoveLink>(call).await,
-            RequestKind::StartJob => self.hydrate::<admin::StartJob>(call).await,
-            RequestKind::CancelJob => self.hydrate::<admin::CancelJob>(call).await,
+            RequestKind::StartJob => self.start_job(call).await,
+            RequestKind::CancelJob => self.cancel_job(call).await,
             RequestKind::ShowState => self.hydrate::<admin::ShowState>(call).await,
+            RequestKind::SetLinkOptions => self.hydrate::<admin::SetLinkOptions>(call).await,
+            RequestKind::ListLinkOptions => self.hydrate::<admin::ListLinkOptions>(call).await,
+            RequestKind::ResolveConflict => self.hydrate::<admin::ResolveConflict>(call).await,
             other => {
                 // `admits` lets nothing else in.
                 let text = format!("{} is no request to a metadata server", other.name());

@@ -13,6 +13,7 @@ use millrace_types::{ErrorKind, Failure, TargetId};
 use tokio::sync::Semaphore;
 
 use crate::{
+    changed::Changed,
     cluster::Cluster,
     links::Links,
     metrics::Counters,
@@ -38,6 +39,7 @@ pub(crate) struct Daemon {
     pub(crate) links: Links,
     pub(crate) exporter: Exporter,
     pub(crate) counters: Counters,
+    pub(crate) changed: Changed,
     /// One permit a byte, of [`BODIES_BYTES_MAX`].
     bodies: Arc<Semaphore>,
     pub(crate) reclaimed_bytes: AtomicU64,
@@ -66,6 +68,7 @@ impl Daemon {
             links,
             exporter,
             counters,
+            changed: Changed::default(),
             bodies: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),
             reclaimed_bytes: AtomicU64::new(0),
         }

@@ -16,7 +16,8 @@
 //! (an index on disk, which the engine does not use yet), `parts`
 //! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
 //! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
-//! wire), `member` (heartbeats), `metrics`, [`run`](mod@run).
+//! wire), `member` (heartbeats), `changed` (objects that are not what they were), `metrics`,
+//! [`run`](mod@run).
 
 pub mod disk;
 pub mod engine;
@@ -25,6 +26,7 @@ pub mod index;
 pub mod run;
 pub mod settings;
 
+mod changed;
 mod cluster;
 mod daemon;
 mod hydration;

@@ -168,9 +168,11 @@ impl Running {
         let daemon = Arc::new(Daemon::new(stores, cluster, links, exporter, counters));
         let server = serve(&identity, &settings, network, &daemon, &shutdown)?;
         let member = join(&settings, &endpoints, &server, &daemon).await?;
+        let reports = daemon.changed.clone().report(member.metadata.clone());
         let stopping = shutdown.clone();
         drop(tokio::spawn(async move {
             tokio::select! {
+                () = reports => {}
                 () = member.run() => {}
                 () = stopping.stopped() => {}
             }

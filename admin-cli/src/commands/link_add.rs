@@ -1,13 +1,13 @@
 //! `millrace link add URL PATH`: binds a directory to a bucket and prefix.
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use millrace_protocol::{
-    admin::AddLink,
+    admin::{AddLink, SetLinkOptions},
     cluster::{Bucket, LinkMode},
 };
 
 use crate::{
-    arguments::{LinkAddArguments, LinkModeName},
+    arguments::{AttributesName, LinkAddArguments, LinkModeName},
     context::Context,
     exit::{Exit, Misuse},
     report::LinkReport,
@@ -36,7 +36,15 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
         Ok(reply) => reply.link,
         Err(failure) => bail!("cannot link {}: {failure}", arguments.url),
     };
-    let report = LinkReport::from(&link);
+    let options = SetLinkOptions {
+        path: link.path.clone(),
+        refresh_seconds: arguments.options.refresh,
+        attributes: arguments.options.attributes.map(AttributesName::source),
+    };
+    // Without any of them it only tells what holds.
+    let set = connection.request(&options).await;
+    let set = set.context("the directory is linked, but its options are not set; see link set")?;
+    let report = LinkReport::from(&link).with_options(&set.links);
     context
         .output
         .result(&report, || format!("{} shows {} ({})", report.path, report.url, report.mode))?;

@@ -1,6 +1,6 @@
 //! `millrace link list`.
 
-use millrace_protocol::admin::ListLinks;
+use millrace_protocol::admin::{ListLinkOptions, ListLinks};
 
 use crate::{
     context::Context,
@@ -13,17 +13,26 @@ use crate::{
 pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
     let connection = context.cluster().await?;
     let reply = connection.request(&ListLinks {}).await?;
-    let reports: Vec<_> = reply.links.iter().map(LinkReport::from).collect();
+    let options = connection.request(&ListLinkOptions {}).await?.links;
+    let report = |link| LinkReport::from(link).with_options(&options);
+    let reports: Vec<_> = reply.links.iter().map(report).collect();
     context.output.result(&reports, || {
         if reports.is_empty() {
             return "no links; make one with `millrace link add URL PATH`".to_owned();
         }
-        let mut links = table(&["PATH", "URL", "MODE", "ENDPOINT", "CREDENTIALS"]);
+        let mut links = table(&["PATH", "URL", "MODE", "REFRESH", "ENDPOINT", "CREDENTIALS"]);
         for link in &reports {
+            let refresh = match &link.options {
+                Some(options) if options.refresh_seconds > 0 => {
+                    format!("{} s", options.refresh_seconds)
+                }
+                _ => "-".to_owned(),
+            };
             links.add_row([
                 link.path.as_str(),
                 link.url.as_str(),
                 link.mode,
+                refresh.as_str(),
                 link.endpoint.as_deref().unwrap_or("-"),
                 link.credentials.as_deref().unwrap_or("-"),
             ]);

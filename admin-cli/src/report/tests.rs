@@ -147,6 +147,25 @@ fn the_shapes_of_a_job_and_a_link_are_fixed() {
 }
 
 #[test]
+fn the_shapes_of_link_options_and_of_a_resolution_are_fixed() {
+    let options =
+        LinkOptions { id: LinkId(1), refresh_seconds: 300, attributes: AttributeSource::Objects };
+    let mut expected = link_json();
+    expected["refresh_seconds"] = json!(300);
+    expected["attributes"] = json!("objects");
+    assert_eq!(as_json(&LinkReport::from(&link()).with_options(&[options])), expected);
+    let origin = Some(("s3://bucket/train/a".into(), "t".into()));
+    let reply = ResolveReply { removed: false, size: ByteLen(5), origin };
+    assert_eq!(
+        as_json(&ResolveReport::new("/mnt/a".into(), Keep::Local, &reply)),
+        json!({
+            "path": "/mnt/a", "keep": "local", "removed": false, "size_bytes": 5,
+            "origin": {"url": "s3://bucket/train/a", "tag": "t"},
+        })
+    );
+}
+
+#[test]
 fn the_shape_of_a_state_is_fixed() {
     let reply = StateReply {
         state: None,

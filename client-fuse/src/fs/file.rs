@@ -95,6 +95,8 @@ pub(crate) struct State {
     pub(crate) failures: u64,
     /// Counts landings, so that a read can tell whether buffered bytes left while it fetched.
     pub(crate) landings: u64,
+    /// Whether handles may be open on different versions of the object, until the last is closed.
+    pub(crate) versions: bool,
     /// Handles that are open for reading only.
     pub(crate) read_opens: u32,
     /// Handles that are open for writing.
@@ -138,6 +140,7 @@ impl File {
             failure: None,
             failures: 0,
             landings: 0,
+            versions: false,
             read_opens: 0,
             write_opens: 0,
         };
@@ -295,6 +298,11 @@ impl State {
     }
 
     fn replace_access(&mut self, fresh: Access) {
+        let tag = |access: &Access| access.content.origin.as_ref().map(|origin| origin.tag.clone());
+        self.versions |= self.access.as_ref().is_some_and(|held| {
+            held.content.generation != fresh.content.generation
+                && tag(held).is_some_and(|held| tag(&fresh).is_some_and(|fresh| held != fresh))
+        });
         let weaker = self.access.as_ref().is_some_and(|held| {
             held.content == fresh.content
                 && held.rights == Rights::ReadWrite

@@ -5,8 +5,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use millrace_protocol::{metadata::OpenMode, session::Caller};
-use millrace_types::Failure;
+use millrace_protocol::{capability::Content, metadata::OpenMode, session::Caller};
+use millrace_types::{ContentGeneration, ErrorKind, Failure};
 
 use crate::fs::{file::File, writers::Writers};
 
@@ -26,6 +26,8 @@ pub(crate) struct FileHandle {
     /// In which life of the metadata server it is known to be open.
     pub(crate) incarnation: AtomicU64,
     failures_seen: AtomicU64,
+    /// The version of the object that it was opened on, if the file had one.
+    version: Option<(ContentGeneration, String)>,
 }
 
 /// Flags of `open` that matter after it.
@@ -59,10 +61,35 @@ impl FileHandle {
         options: HandleOptions,
         incarnation: u64,
     ) -> Self {
-        let failures_seen = AtomicU64::new(file.state().failures);
+        let (failures, version) = {
+            let state = file.state();
+            let version = state.access.as_ref().and_then(|access| {
+                let origin = access.content.origin.as_ref()?;
+                Some((access.content.generation, origin.tag.clone()))
+            });
+            (state.failures, version)
+        };
+        let failures_seen = AtomicU64::new(failures);
         let incarnation = AtomicU64::new(incarnation);
         let writers = Writers::default();
-        Self { file, mode, caller, options, writers, incarnation, failures_seen }
+        Self { file, mode, caller, options, writers, incarnation, failures_seen, version }
+    }
+
+    /// Checks that `content` is of the version that the handle was opened on: of a file that
+    /// followed its bucket since, this handle reads nothing more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Stale`]. A truncation, which keeps the object, and an export, which keeps the
+    /// content, are none.
+    pub(crate) fn check_version(&self, content: &Content) -> Result<(), Failure> {
+        let (Some((generation, tag)), Some(origin)) = (&self.version, &content.origin) else {
+            return Ok(());
+        };
+        if content.generation == *generation || origin.tag == *tag {
+            return Ok(());
+        }
+        let words = "the object changed in the bucket since the file was opened";
+        Err(Failure::new(ErrorKind::Stale, words))
     }
 
     /// Fails once for the failures that have been recorded since the last call.

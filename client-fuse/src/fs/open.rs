@@ -51,6 +51,7 @@ impl FileSystem {
         if truncate && let Some(file) = self.files.find(inode) {
             self.discard(&file).await;
         }
+        self.await_news(&caller, inode).await;
         let reply = self
             .cluster
             .change(|operation| Open {
@@ -145,10 +146,10 @@ impl FileSystem {
         let inode = reply.attributes.inode;
         let count = reply.attributes.change_count;
         let file = self.files.handle_open(reply, mode)?;
-        let attributes = {
+        let (attributes, versions) = {
             let mut state = file.state();
             state.caller = caller.clone();
-            state.attributes.clone()
+            (state.attributes.clone(), state.versions)
         };
         let options = HandleOptions::from_flags(flags);
         let handle = FileHandle::new(Arc::clone(&file), mode, caller, options, self.incarnation());
@@ -159,7 +160,12 @@ impl FileSystem {
         // append must not pass through it, since the kernel's idea of the end may be old.
         let only_written = flags & libc::O_ACCMODE == libc::O_WRONLY;
         let kept = self.kept.handle_open(inode, count);
-        let caching = if only_written || options.append || options.direct {
+        let caching = if versions {
+            // Handles of an older version of the object share the kernel's pages of this inode:
+            // the new version stays out of them until those are closed.
+            self.kept.forget(inode);
+            Caching::Bypass
+        } else if only_written || options.append || options.direct {
             Caching::Bypass
         } else if kept {
             Caching::Keep

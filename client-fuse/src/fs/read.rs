@@ -47,6 +47,9 @@ impl FileSystem {
     ) -> Result<Begun, Failure> {
         let file = &handle.file;
         let mut state = file.state();
+        if let Some(access) = &state.access {
+            handle.check_version(&access.content)?;
+        }
         let size = state.attributes.size;
         let range = offset.min(size)..offset.saturating_add(u64::from(len)).min(size);
         if range.is_empty() {
@@ -125,6 +128,10 @@ impl FileSystem {
         let bytes = join(taken.into_iter().map(|(_, bytes)| bytes).collect());
         let (landed, overlaid) = {
             let state = file.state();
+            if let Some(access) = &state.access {
+                // What was fetched may be of a version that was opened meanwhile.
+                handle.check_version(&access.content)?;
+            }
             let overlaid = state.buffer.overlaps(&range).then(|| {
                 let mut bytes = bytes.to_vec();
                 state.buffer.overlay(range.start, &mut bytes);
@@ -240,6 +247,10 @@ impl FileSystem {
                 ErrorKind::Forbidden | ErrorKind::SessionGone => {}
                 // Another host may have made the file sparse since its view was fetched.
                 ErrorKind::Lost if !lost => lost = true,
+                ErrorKind::ObjectChanged => {
+                    self.changed.note(file.inode, file.state().attributes.change_count);
+                    return Err(failure);
+                }
                 _ => return Err(failure),
             }
             if attempt > 0 {

@@ -454,3 +454,82 @@ pub struct StateSum {
     /// Their bytes.
     pub size: ByteLen,
 }
+
+/// Decides which version of a file in conflict stays. Nothing else leaves that state.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ResolveConflict {
+    /// For whom: the owner or root.
+    pub caller: Caller,
+    /// The file.
+    pub path: PathBytes,
+    /// Which one.
+    pub keep: Keep,
+}
+
+/// One of the two versions of a file that changed here and in the bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Keep {
+    /// What was written here: the next export replaces the object, if it is still the one that was
+    /// looked at now.
+    Local = 1,
+    /// What the bucket has: what was written here is given up. Where the object is gone, so is the
+    /// file.
+    Bucket = 2,
+}
+
+/// What became of the file.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ResolveReply {
+    /// Whether the file is gone, as its object is.
+    pub removed: bool,
+    /// Bytes that it has now.
+    pub size: ByteLen,
+    /// URL and tag of the object that it stands against now, where there is one.
+    pub origin: Option<(String, String)>,
+}
+
+/// Sets how a link follows its bucket; `None` leaves a value as it is.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct SetLinkOptions {
+    /// The directory of the link.
+    pub path: PathBytes,
+    /// A directory that was listed longer ago is listed again when somebody looks; 0: only on
+    /// command.
+    pub refresh_seconds: Option<u32>,
+    /// Which objects are asked for their attributes when they are listed.
+    pub attributes: Option<AttributeSource>,
+}
+
+/// Where the attributes of listed objects come from: a listing tells no user metadata.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum AttributeSource {
+    /// From the listing alone: size and time. Owner, mode and kind are the link's defaults.
+    Listing = 1,
+    /// One HEAD for each object and directory that is new or changed: symbolic links, owner, mode
+    /// and time come back as they were exported.
+    Objects = 2,
+}
+
+/// How one link follows its bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct LinkOptions {
+    /// The link.
+    pub id: LinkId,
+    /// Seconds after which a listing is old; 0: never.
+    pub refresh_seconds: u32,
+    /// Which objects are asked for their attributes.
+    pub attributes: AttributeSource,
+}
+
+/// Asks how the links follow their buckets.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ListLinkOptions {}
+
+/// How links follow their buckets: all of them, or the one that was set.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct LinkOptionsReply {
+    /// In the order in which the links were made.
+    pub links: Vec<LinkOptions>,
+}

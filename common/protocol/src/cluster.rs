@@ -7,6 +7,8 @@ use millrace_types::{
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::target::ContentName;
+
 /// A target daemon announces itself after each start. The same request again changes nothing.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct RegisterHost {
@@ -259,6 +261,18 @@ pub struct ReclaimEntry {
     /// This content and all before it.
     pub generation: ContentGeneration,
 }
+
+/// Tells of contents whose object is not the recorded version any more. Carries no evidence: the
+/// server looks at each object itself. Sending it twice is harmless, and it may be lost: the next
+/// fetch finds the same.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ReportChanged {
+    /// Files with the content that was fetched for; at most [`CHANGED_CONTENTS_MAX`].
+    pub contents: Vec<ContentName>,
+}
+
+/// The most contents of one report: bounds the message; what is left follows in the next.
+pub const CHANGED_CONTENTS_MAX: usize = 1024;
 
 /// Tells that the chunks are freed, durably.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

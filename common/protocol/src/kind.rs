@@ -122,6 +122,8 @@ requests! {
     FetchReclaim = 0x0306, cluster::FetchReclaim => cluster::ReclaimBatch;
     /// What has been freed.
     AcknowledgeReclaim = 0x0307, cluster::AcknowledgeReclaim => session::Done;
+    /// Contents whose object is another version by now, or gone, as a fetch found.
+    ReportChanged = 0x0308, cluster::ReportChanged => session::Done;
 
     /// Shows the session ticket to a target.
     Attach = 0x0401, storage::Attach => storage::AttachReply;
@@ -173,6 +175,12 @@ requests! {
     CancelJob = 0x060a, admin::CancelJob => admin::JobReply;
     /// State of a file, or sums of a directory.
     ShowState = 0x060b, admin::ShowState => admin::StateReply;
+    /// Decides which version of a file in conflict stays.
+    ResolveConflict = 0x060c, admin::ResolveConflict => admin::ResolveReply;
+    /// Sets how a link follows its bucket.
+    SetLinkOptions = 0x060d, admin::SetLinkOptions => admin::LinkOptionsReply;
+    /// How the links follow their buckets.
+    ListLinkOptions = 0x060e, admin::ListLinkOptions => admin::LinkOptionsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -38,6 +38,7 @@ pub(super) fn format(tx: &mut Transaction<'_>, format: &Format) -> Result<Outcom
         next_key: KeyId(1),
         map_epoch: MapEpoch(1),
         links_version: 1,
+        reclaim_entries: 0,
     };
     tx.put(keys::file_system(), &file_system);
     let pool = PoolRecord { name: "default".to_owned(), groups: 0, targets: Vec::new() };

@@ -10,7 +10,7 @@
 //! ```
 
 use millrace_protocol::{capability::Origin, metadata::FileKind};
-use millrace_types::{ErrorKind, InodeId};
+use millrace_types::{ErrorKind, InodeId, Timestamp};
 
 use super::{
     ApplyError, Transaction, commit,
@@ -186,25 +186,35 @@ fn refresh(
     }
     match file.state {
         ObjectState::Clean | ObjectState::Exported => {
-            follow(tx, inode, entry, origin)?;
+            follow(tx, inode, entry.modified, origin)?;
             counts.refreshed += 1;
         }
         ObjectState::Conflict => {}
         ObjectState::Dirty | ObjectState::Local => {
-            file.state = ObjectState::Conflict;
-            commit::changed(tx, &mut inode);
-            tx.put_inode(&inode);
+            become_conflict(tx, inode)?;
             counts.conflicts += 1;
         }
     }
     Ok(())
 }
 
-/// The file takes the object's new content; readers of the old one get ESTALE.
-fn follow(
+/// The file changed here and in the bucket: nothing is overwritten before somebody decides.
+pub(super) fn become_conflict(
     tx: &mut Transaction<'_>,
     mut inode: Inode,
-    entry: &ImportEntry,
+) -> Result<(), ApplyError> {
+    inode.file_mut()?.state = ObjectState::Conflict;
+    commit::changed(tx, &mut inode);
+    tx.put_bytes(keys::conflict(inode.id), Vec::new());
+    tx.put_inode(&inode);
+    Ok(())
+}
+
+/// The file takes the object's new content; readers of the old one get ESTALE.
+pub(super) fn follow(
+    tx: &mut Transaction<'_>,
+    mut inode: Inode,
+    modified: Timestamp,
     origin: &Origin,
 ) -> Result<(), ApplyError> {
     let id = inode.id;
@@ -217,7 +227,7 @@ fn follow(
     file.inline = None;
     file.state = ObjectState::Clean;
     inode.size = origin.size;
-    inode.modified = entry.modified;
+    inode.modified = modified;
     commit::changed(tx, &mut inode);
     tx.delete(keys::trim(id));
     tx.put_inode(&inode);

@@ -1,5 +1,6 @@
 //! Links: binding a directory to a bucket and prefix, and taking that back.
 
+use millrace_protocol::admin::AttributeSource;
 use millrace_types::{ErrorKind, LinkId, Timestamp};
 
 use super::{
@@ -7,7 +8,7 @@ use super::{
     remove::{drop_name, take_entry},
 };
 use crate::{
-    command::{AddLink, BATCH_MAX, ForgetEntries, Outcome},
+    command::{AddLink, BATCH_MAX, ForgetEntries, Outcome, SetLinkOptions},
     namespace::{LinkedDirectory, tree},
     store::{keys, records::LinkRecord},
 };
@@ -36,6 +37,8 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddLink) -> Result<Outcome, Ap
         bucket: add.bucket.clone(),
         mode: add.mode,
         removing: false,
+        refresh_seconds: 0,
+        attributes: AttributeSource::Listing,
     };
     tx.put(keys::link(id), &record);
     tx.change_file_system(|fs| {
@@ -91,6 +94,18 @@ pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, Ap
     }
     tx.delete(keys::link(id));
     tx.change_file_system(|fs| fs.links_version += 1)?;
+    Ok(Outcome::Done)
+}
+
+/// How the link follows its bucket from now on.
+pub(super) fn set_options(
+    tx: &mut Transaction<'_>,
+    set: &SetLinkOptions,
+) -> Result<Outcome, ApplyError> {
+    let mut record = find(tx, set.link)?;
+    record.refresh_seconds = set.refresh_seconds.unwrap_or(record.refresh_seconds);
+    record.attributes = set.attributes.unwrap_or(record.attributes);
+    tx.put(keys::link(set.link), &record);
     Ok(Outcome::Done)
 }
 

@@ -48,6 +48,7 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result
             reclaim(tx, inode.id, file.generation, file.layout)?;
             tx.delete(keys::trim(inode.id));
             tx.delete(keys::export(inode.id));
+            tx.delete(keys::conflict(inode.id));
         }
         Body::Directory(_) => tx.delete_all(&keys::whiteouts(inode.id))?,
         Body::Symlink(_) | Body::Special => {}
@@ -73,7 +74,9 @@ pub(super) fn reclaim(
     generation: ContentGeneration,
     layout: Layout,
 ) -> Result<(), ApplyError> {
-    for target in targets_of(tx, layout)? {
+    let targets = targets_of(tx, layout)?;
+    tx.change_file_system(|fs| fs.reclaim_entries += targets.len() as u64)?;
+    for target in targets {
         let position = (tx.index.0 << POSITION_BITS) | tx.reclaims;
         tx.reclaims += 1;
         assert!(tx.reclaims < 1 << POSITION_BITS, "a command frees a bounded number of contents");
@@ -90,8 +93,15 @@ pub(super) fn reclaimed(
 ) -> Result<Outcome, ApplyError> {
     let queue = keys::reclaims_of(target);
     let last = keys::reclaim(target, through);
-    for (key, _) in tx.scan(Bound::Included(&queue), Bound::Included(&last), usize::MAX)? {
+    let freed = tx.scan(Bound::Included(&queue), Bound::Included(&last), usize::MAX)?;
+    let count = freed.len() as u64;
+    for (key, _) in freed {
         tx.delete(key);
+    }
+    if count > 0 {
+        tx.change_file_system(|fs| {
+            fs.reclaim_entries = fs.reclaim_entries.saturating_sub(count);
+        })?;
     }
     Ok(Outcome::Done)
 }

@@ -26,8 +26,11 @@ use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
 use tokio::sync::{Semaphore, watch};
 
 use self::entries::Defaults;
-pub(super) use self::entries::{key_of, origin_of};
-use super::environment::Environment;
+pub(super) use self::{
+    entries::{key_of, origin_of},
+    object::Object,
+};
+use super::{environment::Environment, metrics::FollowCounts};
 use crate::{
     command::{BATCH_MAX, Command, ImportEntries, ImportEntry, ImportKind},
     namespace::{Body, tree},
@@ -38,6 +41,7 @@ use crate::{
 };
 
 mod entries;
+mod object;
 mod probe;
 
 /// Listings that run at the same time. Each asks for one page after another.
@@ -65,6 +69,7 @@ pub struct Importer<E> {
     running: Mutex<HashMap<InodeId, watch::Receiver<Listing>>>,
     listings: Semaphore,
     probes: Semaphore,
+    pub(super) counts: FollowCounts,
 }
 
 /// A linked directory as an import needs it.
@@ -87,6 +92,7 @@ impl<E: Environment> Importer<E> {
             running: Mutex::default(),
             listings: Semaphore::new(LISTINGS_MAX),
             probes: Semaphore::new(PROBES_MAX),
+            counts: FollowCounts::default(),
         }
     }
 
@@ -272,32 +278,6 @@ impl<E: Environment> Importer<E> {
         let import = ImportEntries { directory, entries };
         self.environment.execute(Command::ImportEntries(import), false).await.map(|_| ())
     }
-
-    /// Asks for the object of a file again: a clean file follows it if it is another version, a
-    /// dirty one becomes a conflict. To be called when a target or an upload found that it changed.
-    ///
-    /// # Errors
-    /// [`ErrorKind::ObjectChanged`] when the object is gone; those of the bucket.
-    pub async fn object(self: &Arc<Self>, inode: InodeId) -> Result<(), Failure> {
-        let query = self.environment.read(move |view| object_of(view, inode));
-        let Some((linked, name, key)) = query.await? else { return Ok(()) };
-        self.again(&linked, &name, &key).await
-    }
-}
-
-/// Where a file's object is, if it has one.
-fn object_of(
-    view: &dyn View,
-    inode: InodeId,
-) -> Result<Option<(Linked, FileName, String)>, Failure> {
-    let Some(inode) = tree::find(view, inode).map_err(broken)? else { return Ok(None) };
-    let (Body::File(body), Some(parent)) = (&inode.body, &inode.parent) else { return Ok(None) };
-    let Some(linked) = linked(view, parent.directory)? else { return Ok(None) };
-    let key = match &body.origin {
-        Some(origin) => origin.key.clone(),
-        None => key_of(&linked.prefix, &parent.name),
-    };
-    Ok(Some((linked, parent.name.clone(), key)))
 }
 
 /// Waits for the end of a listing.

@@ -4,7 +4,9 @@ use std::{fmt::Write, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream};
 use millrace_protocol::{
-    admin::{AddLink, LinkStatus, PathBytes, RemoveLink},
+    admin::{
+        AddLink, AttributeSource, LinkOptions, LinkStatus, PathBytes, RemoveLink, SetLinkOptions,
+    },
     cluster::{Bucket, Host, LinkMode},
     metadata::NewNode,
     session::Caller,
@@ -65,6 +67,12 @@ pub async fn add<E: Environment>(
         }
     })?;
     let Outcome::Link(id) = added else { return Err(ErrorKind::Internal.into()) };
+    if request.mode == LinkMode::ImportExport {
+        // What an export stores beside the bytes shall come back.
+        let attributes = Some(AttributeSource::Objects);
+        let set = command::SetLinkOptions { link: id, refresh_seconds: None, attributes };
+        environment.execute(Command::SetLinkOptions(set), true).await?;
+    }
     let links = list(environment).await?;
     links.into_iter().find(|link| link.id == id).ok_or_else(|| ErrorKind::NotFound.into())
 }
@@ -75,6 +83,53 @@ pub async fn add<E: Environment>(
 /// That the server is busy or shutting down.
 pub async fn list<E: Environment>(environment: &E) -> Result<Vec<LinkStatus>, Failure> {
     environment.read(statuses).await
+}
+
+/// Sets how a link follows its bucket, and tells how it does.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] when the directory is not the top of a link.
+pub async fn set_options<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &SetLinkOptions,
+) -> Result<LinkOptions, Failure> {
+    let link = link_at(environment, importer, &request.path).await?;
+    let SetLinkOptions { refresh_seconds, attributes, .. } = *request;
+    if refresh_seconds.is_some() || attributes.is_some() {
+        let set = command::SetLinkOptions { link, refresh_seconds, attributes };
+        environment.execute(Command::SetLinkOptions(set), true).await?;
+    }
+    let known = environment.read(options).await?;
+    known.into_iter().find(|known| known.id == link).ok_or_else(|| ErrorKind::NotFound.into())
+}
+
+/// How all links follow their buckets.
+///
+/// # Errors
+/// When the store is broken.
+pub fn options(view: &dyn View) -> Result<Vec<LinkOptions>, Failure> {
+    let records = tree::scan::<LinkRecord>(view, &keys::links(), LINKS_MAX).map_err(broken)?;
+    let options = |(key, record): (Vec<u8>, LinkRecord)| LinkOptions {
+        id: link_id(&key),
+        refresh_seconds: record.refresh_seconds,
+        attributes: record.attributes,
+    };
+    Ok(records.into_iter().map(options).collect())
+}
+
+/// The link whose top is at `path`.
+async fn link_at<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    path: &PathBytes,
+) -> Result<LinkId, Failure> {
+    let top = resolve(environment, importer, path).await?.id;
+    let found = environment.read(move |view| top_of(view, top)).await?;
+    found.ok_or_else(|| {
+        let path = path.escape_ascii();
+        Failure::new(ErrorKind::NotFound, format!("{path} is not the directory of a link"))
+    })
 }
 
 /// All links as a view shows them.

@@ -101,7 +101,7 @@ async fn count<E: Environment>(
 }
 
 /// What all targets together hold of some contents.
-async fn presence<E: Environment>(
+pub(super) async fn presence<E: Environment>(
     environment: &E,
     map: &Map,
     contents: Vec<ContentName>,

@@ -2,14 +2,16 @@
 //!
 //! What works on buckets and targets (links, jobs, states of files) is in the hydration module.
 
-use millrace_protocol::admin::{
-    ChunkPlace, ClusterStatus, ClusterStatusReply, Health, Job, JobReply, JobsReply,
-    LAYOUT_CHUNKS_MAX, LayoutReply, LinkStatus, LinksReply, ListJobs, ListLinks, LogStatus,
-    SessionStatus, SetLayout, ShowJob, ShowLayout, TargetState, TargetStatus,
-};
-use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, PoolId, SessionId};
+use std::ops::Bound;
 
-use super::{Client, Step, broken, cluster::all_links, path, read};
+use millrace_protocol::admin::{
+    ChunkPlace, ClusterStatus, ClusterStatusReply, Health, LAYOUT_CHUNKS_MAX, LayoutReply,
+    LinkStatus, LinksReply, ListLinks, LogStatus, SessionStatus, SetLayout, ShowLayout,
+    TargetState, TargetStatus,
+};
+use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, PoolId, SessionId};
+
+use super::{Client, Step, broken, cluster::all_links, job, path, read};
 use crate::{
     command::{Command, SetDefaults},
     engine::Core,
@@ -19,8 +21,8 @@ use crate::{
         tree,
     },
     store::{
-        keys,
-        records::{JobRecord, OpenRecord, PoolRecord, SessionRecord},
+        borrow, keys, prefix_end,
+        records::{OpenRecord, PoolRecord, SessionRecord},
     },
 };
 
@@ -33,26 +35,21 @@ const ENDED_JOBS_SHOWN: usize = 5;
 /// When the store is broken.
 pub fn status(
     core: &mut Core,
-    _: &Client,
+    client: &Client,
     _: &ClusterStatus,
 ) -> Result<Step<ClusterStatusReply>, Failure> {
     let log = core.syncer().state();
     let targets = targets(core);
     let mut problems = problems(&targets);
     problems.extend(core.broken().map(str::to_owned));
-    let mut jobs = jobs(core)?;
+    problems.extend(conflicts(core)?);
+    let mut jobs = job::all(core, client)?;
     let mut ended = 0;
     jobs.retain(|job| {
         ended += usize::from(job.state.is_final());
         !job.state.is_final() || ended <= ENDED_JOBS_SHOWN
     });
-    let reclaim_entries = tree::scan::<crate::store::records::ReclaimRecord>(
-        core.view(),
-        &keys::reclaims(),
-        usize::MAX,
-    )
-    .map_err(|error| broken(core, error))?
-    .len() as u64;
+    let file_system = core.file_system()?;
     Ok(Step::Done(ClusterStatusReply {
         health: if problems.is_empty() { Health::Healthy } else { Health::Degraded },
         problems,
@@ -66,12 +63,12 @@ pub fn status(
             size: ByteLen(core.log_bytes()),
         },
         map_epoch: core.map().0.epoch,
-        inodes: core.file_system()?.inodes,
+        inodes: file_system.inodes,
         sessions: sessions(core)?,
         targets,
         links: link_list(core)?,
         jobs,
-        reclaim_entries,
+        reclaim_entries: file_system.reclaim_entries,
     }))
 }
 
@@ -82,26 +79,6 @@ pub fn status(
 pub fn links(core: &mut Core, _: &Client, _: &ListLinks) -> Result<Step<LinksReply>, Failure> {
     let links = link_list(core)?;
     Ok(Step::Done(LinksReply { links }))
-}
-
-/// The jobs, newest first.
-///
-/// # Errors
-/// When the store is broken.
-pub fn list_jobs(core: &mut Core, _: &Client, _: &ListJobs) -> Result<Step<JobsReply>, Failure> {
-    let jobs = jobs(core)?;
-    Ok(Step::Done(JobsReply { jobs }))
-}
-
-/// One job.
-///
-/// # Errors
-/// [`ErrorKind::NotFound`].
-pub fn show_job(core: &mut Core, _: &Client, request: &ShowJob) -> Result<Step<JobReply>, Failure> {
-    let record: Option<JobRecord> = read(core, &keys::job(request.id))?;
-    let missing = || Failure::new(ErrorKind::NotFound, format!("no job {}", request.id.0));
-    let job = record.ok_or_else(missing)?.job;
-    Ok(Step::Done(JobReply { job }))
 }
 
 /// The layout of a file, or what a directory gives new files.
@@ -238,12 +215,6 @@ fn link_list(core: &mut Core) -> Result<Vec<LinkStatus>, Failure> {
     Ok(links)
 }
 
-fn jobs(core: &mut Core) -> Result<Vec<Job>, Failure> {
-    let found = tree::scan::<JobRecord>(core.view(), &keys::jobs(), usize::MAX);
-    let found = found.map_err(|error| broken(core, error))?;
-    Ok(found.into_iter().rev().map(|(_, record)| record.job).collect())
-}
-
 fn sessions(core: &mut Core) -> Result<Vec<SessionStatus>, Failure> {
     let found = tree::scan::<SessionRecord>(core.view(), &keys::sessions(), usize::MAX);
     let found = found.map_err(|error| broken(core, error))?;
@@ -290,6 +261,34 @@ fn targets(core: &mut Core) -> Vec<TargetStatus> {
             }
         })
         .collect()
+}
+
+/// Conflicts that a status counts: beyond it there are "more".
+const CONFLICTS_COUNTED: usize = 10_000;
+
+/// A sentence about files that changed here and in their bucket, if there are any.
+fn conflicts(core: &mut Core) -> Result<Option<String>, Failure> {
+    let prefix = keys::conflicts();
+    let end = prefix_end(&prefix);
+    let found = core.view().scan(Bound::Included(&prefix), borrow(&end), CONFLICTS_COUNTED + 1);
+    let found = found.map_err(|error| broken(core, error))?;
+    let Some((first, _)) = found.first() else { return Ok(None) };
+    let id = InodeId(keys::number_at(first, 1).unwrap_or_default());
+    let inode = tree::find(core.view(), id).map_err(|error| broken(core, error))?;
+    let path = match &inode {
+        Some(inode) => tree::path(core.view(), inode).map_err(|error| broken(core, error))?,
+        None => None,
+    };
+    let path = path.unwrap_or_else(|| id.to_string().into_bytes());
+    let count = match found.len() {
+        1 => "1 file".to_owned(),
+        count if count > CONFLICTS_COUNTED => format!("more than {CONFLICTS_COUNTED} files"),
+        count => format!("{count} files"),
+    };
+    Ok(Some(format!(
+        "{count} changed here and in the bucket (the first: {}): decide with millrace resolve",
+        String::from_utf8_lossy(&path)
+    )))
 }
 
 fn problems(targets: &[TargetStatus]) -> Vec<String> {

@@ -6,9 +6,10 @@
 use millrace_protocol::{
     Request,
     admin::{
-        AddLink, CancelJob, JobReply, LinkReply, PathBytes, RemoveLink, ShowState, StartJob,
-        StateReply,
+        AddLink, CancelJob, JobReply, LinkOptionsReply, LinkReply, ListLinkOptions, PathBytes,
+        RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
+    cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
     session::Done,
 };
 use millrace_transport::IncomingCall;
@@ -30,21 +31,24 @@ pub(super) trait Hydrated: Request + Sync {
 }
 
 impl MetadataService {
-    /// Has hydration answer, in the background: what has begun goes on when the caller gives up.
+    /// Has hydration answer.
     pub(super) async fn hydrate<R: Hydrated>(&self, call: IncomingCall) {
-        let result = match call.decode::<R>() {
-            Ok(mut request) => {
-                request.restrict(&client(&call));
-                let work = request.answer(self.hydration.clone());
-                let done = self.background.spawn(work).await;
-                done.unwrap_or_else(|error| {
-                    let text = format!("background work failed: {error}");
-                    Err(Failure::new(ErrorKind::Internal, text))
-                })
-            }
-            Err(failure) => Err(failure),
-        };
+        let result = self.hydrated::<R>(&call).await;
         respond::<R>(call, result).await;
+    }
+
+    /// What hydration answers. It works in the background: what has begun goes on when the caller
+    /// gives up.
+    pub(super) async fn hydrated<R: Hydrated>(
+        &self,
+        call: &IncomingCall,
+    ) -> Result<R::Reply, Failure> {
+        let mut request = call.decode::<R>()?;
+        request.restrict(&client(call));
+        let work = request.answer(self.hydration.clone());
+        self.background.spawn(work).await.unwrap_or_else(|error| {
+            Err(Failure::new(ErrorKind::Internal, format!("background work failed: {error}")))
+        })
     }
 }
 
@@ -97,6 +101,57 @@ impl Hydrated for ShowState {
 
     async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<StateReply, Failure> {
         hydration.show_state(&self).await
+    }
+}
+
+impl Hydrated for SetLinkOptions {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+    ) -> Result<LinkOptionsReply, Failure> {
+        let links = vec![hydration.set_link_options(&self).await?];
+        Ok(LinkOptionsReply { links })
+    }
+}
+
+impl Hydrated for ListLinkOptions {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+    ) -> Result<LinkOptionsReply, Failure> {
+        let links = hydration.list_link_options().await?;
+        Ok(LinkOptionsReply { links })
+    }
+}
+
+impl Hydrated for ResolveConflict {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+        self.path = below(client, &self.path);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+    ) -> Result<ResolveReply, Failure> {
+        hydration.resolve_conflict(&self).await
+    }
+}
+
+impl Hydrated for ReportChanged {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<Done, Failure> {
+        if self.contents.len() > CHANGED_CONTENTS_MAX {
+            let text = format!("a report names at most {CHANGED_CONTENTS_MAX} contents");
+            return Err(Failure::new(ErrorKind::InvalidArgument, text));
+        }
+        hydration.note_changed(&self.contents);
+        Ok(Done::default())
     }
 }
 

@@ -30,9 +30,15 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
         | Kind::Heartbeat
         | Kind::FetchKeys
         | Kind::FetchReclaim
-        | Kind::AcknowledgeReclaim => &[Role::Target],
+        | Kind::AcknowledgeReclaim
+        | Kind::ReportChanged => &[Role::Target],
         Kind::FetchLinks => &[Role::Target, Role::Admin],
-        Kind::ClusterStatus | Kind::AddLink | Kind::ListLinks | Kind::RemoveLink => &[Role::Admin],
+        Kind::ClusterStatus
+        | Kind::AddLink
+        | Kind::ListLinks
+        | Kind::RemoveLink
+        | Kind::SetLinkOptions
+        | Kind::ListLinkOptions => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout
@@ -40,7 +46,8 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
         | Kind::ListJobs
         | Kind::ShowJob
         | Kind::CancelJob
-        | Kind::ShowState => &[Role::Admin, Role::Client],
+        | Kind::ShowState
+        | Kind::ResolveConflict => &[Role::Admin, Role::Client],
         Kind::Attach
         | Kind::Read
         | Kind::Write

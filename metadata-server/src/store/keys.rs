@@ -23,6 +23,7 @@
 //! | `R`   | session 8, sequence 8         | [`Outcome`](crate::command::Outcome)               |
 //! | `S`   | session 8                     | [`SessionRecord`]                                  |
 //! | `T`   | target 8                      | [`TargetRecord`]                                   |
+//! | `U`   | inode 8                       | empty: a file that changed here and in its bucket  |
 //! | `V`   | inode 8                       | [`TrimRecord`]: a shrink that targets must hear of |
 //! | `W`   | directory 8, name             | [`Whiteout`]: an imported name that was removed    |
 //! | `X`   | inode 8, name                 | value of an extended attribute                     |
@@ -258,6 +259,18 @@ pub fn targets() -> Vec<u8> {
 #[must_use]
 pub fn target(target: TargetId) -> Vec<u8> {
     key!(b'T', target.0)
+}
+
+/// All files that changed here and in their bucket.
+#[must_use]
+pub fn conflicts() -> Vec<u8> {
+    key!(b'U')
+}
+
+/// One of them.
+#[must_use]
+pub fn conflict(inode: InodeId) -> Vec<u8> {
+    key!(b'U', inode.0.to_be_bytes())
 }
 
 /// All shrinks that targets must hear of.

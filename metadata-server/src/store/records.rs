@@ -1,11 +1,12 @@
 //! The values of the metadata store: one version byte, then an rkyv record, decoded with checks.
 //!
-//! A record's shape never changes under its version: a new shape is a new type with the next
-//! number, and [`Record::decode`] of the newest still reads the old ones. Types that the wire
-//! shares (attributes, buckets, origins) are frozen by the wire's own golden bytes.
+//! A record's shape never changes under its version: a new shape has the next number. The store is
+//! derived, so that one whose file system record has another version is made anew from the log.
+//! Types that the wire shares (attributes, buckets, origins) are frozen by the wire's own golden
+//! bytes.
 
 use millrace_protocol::{
-    admin::Job,
+    admin::{AttributeSource, Job},
     cluster::{Bucket, LinkMode},
     metadata::FileKind,
     session::Caller,
@@ -105,8 +106,10 @@ pub struct FileSystem {
     pub map_epoch: MapEpoch,
     /// Raised by each change of the links.
     pub links_version: u64,
+    /// Entries in the reclaim queues of all targets.
+    pub reclaim_entries: u64,
 }
-record!(FileSystem, 1, "file system record");
+record!(FileSystem, 2, "file system record");
 
 /// A name in a directory.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
@@ -227,8 +230,12 @@ pub struct LinkRecord {
     pub mode: LinkMode,
     /// The link is being removed: nothing more is imported through it.
     pub removing: bool,
+    /// Seconds after which a listing is old; 0: never.
+    pub refresh_seconds: u32,
+    /// Which objects are asked for their attributes when they are listed.
+    pub attributes: AttributeSource,
 }
-record!(LinkRecord, 1, "link");
+record!(LinkRecord, 2, "link");
 
 /// A content whose chunks may go, on one target.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]

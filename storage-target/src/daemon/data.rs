@@ -68,6 +68,7 @@ impl Daemon {
             (_, false) => Reader::Random,
         };
         let read = access.store.read(&access.view, access.range, reader).await;
+        self.changed.note(access.view.key, &read);
         let ReadBytes { body, checksum, fetched } = self.counters.note_failure(read)?;
         self.counters.read_bytes.inc_by(u64::from(request.place.len));
         Ok((ReadReply { checksum, fetched }, body))
@@ -96,6 +97,7 @@ impl Daemon {
         }
         let authority = self.check_writer(caller)?;
         let Access { store, view, range, session } = access;
+        let key = view.key;
         let write = WriteRequest {
             key: view.key,
             offset: range.start,
@@ -126,7 +128,9 @@ impl Daemon {
             }
             Ok(WriteReply { version, loss_count: store.engine().loss_count() })
         });
-        let written = self.counters.note_failure(task.await.unwrap_or_else(|_| stopped()))?;
+        let written = task.await.unwrap_or_else(|_| stopped());
+        self.changed.note(key, &written);
+        let written = self.counters.note_failure(written)?;
         self.counters.written_bytes.inc_by(len as u64);
         Ok(written)
     }
@@ -136,6 +140,7 @@ impl Daemon {
         let access = self.authorise(caller, &request.place, Rights::ReadWrite).await?;
         let authority = self.check_writer(caller)?;
         let Access { store, view, range, session } = access;
+        let key = view.key;
         let zero = ZeroRequest {
             key: view.key,
             range,
@@ -160,7 +165,9 @@ impl Daemon {
             };
             Ok(WriteReply { version, loss_count: store.engine().loss_count() })
         });
-        self.counters.note_failure(task.await.unwrap_or_else(|_| stopped()))
+        let zeroed = task.await.unwrap_or_else(|_| stopped());
+        self.changed.note(key, &zeroed);
+        self.counters.note_failure(zeroed)
     }
 
     /// Makes everything acknowledged on a target durable.

@@ -1,15 +1,16 @@
 //! What an open file believes, whatever arrives in whatever order.
 
 use millrace_protocol::{
-    capability::{Capability, Content, Rights, Signed},
+    capability::{Capability, Content, Origin, Rights, Signed},
     codec,
-    metadata::{Attributes, Coverage, FileKind, InodeReply},
+    metadata::{Attributes, Coverage, FileKind, InodeReply, OpenMode},
 };
 use millrace_types::{
-    ChangeCount, ChunkSize, ErrorKind, KeyId, Layout, LogIndex, PoolId, SessionId,
+    ChangeCount, ChunkSize, ErrorKind, KeyId, Layout, LinkId, LogIndex, PoolId, SessionId,
 };
 
 use super::*;
+use crate::fs::handle::{FileHandle, HandleOptions};
 
 const TARGET: TargetId = TargetId([1; 8]);
 
@@ -139,4 +140,48 @@ fn impossible_answers_are_refused() {
     let capability = unreadable.capability.as_mut().expect("given");
     capability.body = b"no capability".to_vec();
     assert_eq!(kind(File::new(unreadable)), Err(ErrorKind::Protocol));
+}
+
+/// The same file, imported, in content `generation` from the object version `tag`.
+fn imported(count: u64, generation: u32, tag: &str) -> InodeReply {
+    let mut reply = reply(count, 100, 1, Rights::Read);
+    let content = reply.content.as_mut().expect("a file");
+    content.generation = ContentGeneration(generation);
+    content.origin_length = 100;
+    content.origin = Some(Origin {
+        link: LinkId(1),
+        key: "key".to_owned(),
+        size: 100,
+        tag: tag.to_owned(),
+        modified: Timestamp(0),
+    });
+    let (rights, session) = (Rights::Read, SessionId(1));
+    let capability = Capability { rights, session, content: content.clone() };
+    let body = codec::encode(&capability).to_vec();
+    reply.capability = Some(Signed { key: KeyId(1), body, mac: [0; 32] });
+    reply
+}
+
+#[test]
+fn a_handle_reads_only_the_version_of_the_object_that_it_was_opened_on() {
+    let file = Arc::new(File::new(imported(5, 1, "a")).expect("a file"));
+    let open = || {
+        let options = HandleOptions::default();
+        FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, 1)
+    };
+    let content = || file.access().expect("access").content.clone();
+    let first = open();
+    assert!(first.check_version(&content()).is_ok());
+    // An export keeps the content, a truncation the object.
+    file.state().accept(imported(6, 1, "b")).expect("a sound answer");
+    assert!(first.check_version(&content()).is_ok());
+    file.state().accept(imported(7, 2, "a")).expect("a sound answer");
+    assert!(first.check_version(&content()).is_ok());
+    file.state().versions = false;
+
+    file.state().accept(imported(8, 3, "c")).expect("a sound answer");
+    assert!(file.state().versions, "the kernel's pages are of an older version");
+    let stale = first.check_version(&content()).expect_err("another version");
+    assert_eq!(stale.kind, ErrorKind::Stale);
+    assert!(open().check_version(&content()).is_ok());
 }

@@ -60,14 +60,6 @@ impl Found {
         }
     }
 
-    /// The same object under another key than its name says: its file was renamed.
-    pub(super) fn under(mut self, key: &str) -> Self {
-        if let ImportKind::File(origin) = &mut self.kind {
-            key.clone_into(&mut origin.key);
-        }
-        self
-    }
-
     /// Turns an object into the symbolic link that it stores.
     pub(super) fn into_symlink(self, target: Vec<u8>) -> Self {
         Self { kind: ImportKind::Symlink(target), mode: SYMLINK_MODE, ..self }

@@ -35,27 +35,6 @@ impl<E: Environment> Importer<E> {
             None => Ok(()),
         }
     }
-
-    /// Imports the object at `key` under a name that it has already.
-    pub(super) async fn again(
-        &self,
-        linked: &Linked,
-        name: &FileName,
-        key: &str,
-    ) -> Result<(), Failure> {
-        let _permit = self.probes.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
-        let bucket = self.bucket(&linked.bucket)?;
-        let head = bucket.head(key).await.map_err(|error| match error {
-            Error::NotFound { .. } => Failure::new(
-                ErrorKind::ObjectChanged,
-                format!("the object {key} is no longer in the bucket"),
-            ),
-            other => other.into(),
-        })?;
-        let attributes = PosixAttributes::from_metadata(&head.metadata);
-        let found = Found::object(name.clone(), &head.version, attributes, linked).under(key);
-        self.import(linked.directory, &[found]).await
-    }
 }
 
 async fn object(

@@ -1,10 +1,12 @@
 //! Messages of operators and of people at a mount.
 
 use millrace_protocol::admin::{
-    AddLink, CancelJob, ChunkPlace, ClusterStatus, ClusterStatusReply, FileState, Health, Job,
-    JobFailure, JobKind, JobReply, JobState, JobsReply, LayoutReply, LinkReply, LinkStatus,
-    LinksReply, ListJobs, ListLinks, LogStatus, RemoveLink, SessionStatus, SetLayout, ShowJob,
-    ShowLayout, ShowState, StartJob, StateReply, StateSum, TargetState, TargetStatus,
+    AddLink, AttributeSource, CancelJob, ChunkPlace, ClusterStatus, ClusterStatusReply, FileState,
+    Health, Job, JobFailure, JobKind, JobReply, JobState, JobsReply, Keep, LayoutReply,
+    LinkOptions, LinkOptionsReply, LinkReply, LinkStatus, LinksReply, ListJobs, ListLinkOptions,
+    ListLinks, LogStatus, RemoveLink, ResolveConflict, ResolveReply, SessionStatus, SetLayout,
+    SetLinkOptions, ShowJob, ShowLayout, ShowState, StartJob, StateReply, StateSum, TargetState,
+    TargetStatus,
 };
 use millrace_protocol::cluster::LinkMode;
 use millrace_types::{
@@ -19,7 +21,7 @@ use super::{
 };
 
 pub(super) fn all() -> Vec<Sample> {
-    [cluster(), layouts(), jobs()].into_iter().flatten().collect()
+    [cluster(), layouts(), jobs(), following()].into_iter().flatten().collect()
 }
 
 fn cluster() -> Vec<Sample> {
@@ -123,6 +125,27 @@ fn jobs() -> Vec<Sample> {
     .into_iter()
     .flatten()
     .collect()
+}
+
+fn following() -> Vec<Sample> {
+    let resolve = ResolveConflict { caller: caller(), path: path(), keep: Keep::Bucket };
+    let resolved = ResolveReply {
+        removed: true,
+        size: ByteLen(10),
+        origin: Some(("s3://data/train/a".into(), "\"t\"".into())),
+    };
+    let set = SetLinkOptions {
+        path: path(),
+        refresh_seconds: Some(300),
+        attributes: Some(AttributeSource::Objects),
+    };
+    let options =
+        LinkOptions { id: LinkId(3), refresh_seconds: 300, attributes: AttributeSource::Objects };
+    let options = LinkOptionsReply { links: vec![options] };
+    [pair(&resolve, &resolved), pair(&set, &options), pair(&ListLinkOptions {}, &options)]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn path() -> Vec<u8> {

@@ -4,7 +4,8 @@ use millrace_protocol::{
     cluster::{
         AcknowledgeReclaim, Bucket, FetchKeys, FetchLinks, FetchMap, FetchReclaim, Group,
         Heartbeat, HeartbeatReply, Host, Keys, Link, LinkMode, Links, Map, Pool, ReclaimBatch,
-        ReclaimEntry, RegisterHost, RegisterHostReply, SigningKey, Target, TargetReport,
+        ReclaimEntry, RegisterHost, RegisterHostReply, ReportChanged, SigningKey, Target,
+        TargetReport,
     },
     target::{
         CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, Presence,
@@ -67,6 +68,7 @@ fn membership() -> Vec<Sample> {
     let keys = Keys { keys: vec![SigningKey { id: KeyId(2), secret: [0xee; 32] }] };
     let link = Link { id: LinkId(3), bucket: bucket(), mode: LinkMode::ImportExport };
     let entry = ReclaimEntry { position: 6, inode: InodeId(9), generation: ContentGeneration(5) };
+    let changed = ContentName { inode: InodeId(9), generation: ContentGeneration(5) };
     let beat = Heartbeat { targets: vec![report], hydrated_bytes: 1 << 33 };
     [
         pair(&register, &RegisterHostReply { news: news.clone() }),
@@ -79,6 +81,7 @@ fn membership() -> Vec<Sample> {
             &ReclaimBatch { entries: vec![entry] },
         ),
         pair(&AcknowledgeReclaim { target: TARGET, through: 6 }, &done()),
+        pair(&ReportChanged { contents: vec![changed] }, &done()),
     ]
     .into_iter()
     .flatten()

@@ -1,0 +1,109 @@
+//! Decides conflicts: which of two versions of a file stays.
+
+use std::sync::Arc;
+
+use millrace_protocol::{
+    admin::{Keep, ResolveConflict, ResolveReply},
+    target::ContentName,
+};
+use millrace_types::{ByteLen, ErrorKind, Failure};
+
+use super::{
+    environment::Environment,
+    import::{Importer, Object, spec_of},
+    report::presence,
+    walk::{inode, resolve as resolve_path},
+};
+use crate::{
+    command::{self, Command, Observation, Outcome},
+    namespace::{FileBody, Inode, ObjectState, permission},
+};
+
+/// Looks at the object as it is now, and keeps one version.
+///
+/// # Errors
+/// [`ErrorKind::NotPermitted`] for others than the owner and root;
+/// [`ErrorKind::InvalidArgument`] when the file is not in conflict; [`ErrorKind::InUse`] while
+/// somebody writes what would be given up; [`ErrorKind::Lost`] when bytes that the local version
+/// needs were never fetched and exist nowhere any more.
+pub(super) async fn resolve<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &ResolveConflict,
+) -> Result<ResolveReply, Failure> {
+    let path = request.path.escape_ascii().to_string();
+    let file = resolve_path(environment, importer, &request.path).await?;
+    if !permission::is_root(&request.caller) && request.caller.uid != file.uid {
+        let text = format!("only the owner of {path} or root decides its conflict");
+        return Err(Failure::new(ErrorKind::NotPermitted, text));
+    }
+    let body = file.file().map_err(|kind| Failure::new(kind, format!("{path} is no file")))?;
+    let calm = || Failure::new(ErrorKind::InvalidArgument, format!("{path} is not in conflict"));
+    if body.state != ObjectState::Conflict {
+        return Err(calm());
+    }
+    if request.keep == Keep::Local {
+        check_whole(environment, &file, body, &path).await?;
+    }
+    let id = file.id;
+    let object = environment.read(move |view| Object::of(view, id)).await?.ok_or_else(calm)?;
+    let found = importer.head(&object).await?;
+    let origin = match &found {
+        Some(found) => {
+            let url = spec_of(&object.bucket)?.url_of(&found.origin.key);
+            Some((url, found.origin.tag.clone()))
+        }
+        None => None,
+    };
+    let (caller, keep) = (request.caller.clone(), request.keep);
+    let decide = command::ResolveConflict { caller, inode: id, keep, found };
+    let decided = environment.execute(Command::ResolveConflict(decide), true).await;
+    let Outcome::Observed(observation) = decided.map_err(|failure| in_words(failure, &path))?
+    else {
+        return Err(ErrorKind::Internal.into());
+    };
+    importer.counts.observed(observation);
+    tracing::info!(inode = %id, path, ?keep, ?observation, "a conflict is decided");
+    let removed = observation == Observation::Removed;
+    let size = if removed { 0 } else { inode(environment, id).await?.size };
+    Ok(ResolveReply { removed, size: ByteLen(size), origin })
+}
+
+/// What was written here may lie over bytes of the version that it was imported from. Those that
+/// were never fetched are gone with that version: the new object's bytes never stand in for them.
+async fn check_whole<E: Environment>(
+    environment: &E,
+    file: &Inode,
+    body: &FileBody,
+    path: &str,
+) -> Result<(), Failure> {
+    if body.origin_length == 0 || body.inline.is_some() {
+        return Ok(());
+    }
+    let name = ContentName { inode: file.id, generation: body.generation };
+    let map = environment.map().await?;
+    let present = presence(environment, &map, vec![name]).await?;
+    let held = present.get(&name).copied().unwrap_or_default();
+    let here = held.clean.0.saturating_add(held.written.0).saturating_add(held.zero.0);
+    let missing = file.size.saturating_sub(here);
+    if missing == 0 {
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorKind::Lost,
+        format!(
+            "{} of {path} were never fetched, and the version that they belong to is no longer in \
+             the bucket: copy what can be read, or keep the bucket's version",
+            ByteLen(missing)
+        ),
+    ))
+}
+
+fn in_words(failure: Failure, path: &str) -> Failure {
+    let text = match failure.kind {
+        ErrorKind::InUse => format!("{path} is open for writing: close it first"),
+        ErrorKind::InvalidArgument => format!("{path} is not in conflict any more"),
+        _ => return failure,
+    };
+    Failure::new(failure.kind, text)
+}

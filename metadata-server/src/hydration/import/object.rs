@@ -1,0 +1,116 @@
+//! One file's object asked for again, and what the file makes of the answer.
+
+use millrace_object_source::{Error, PosixAttributes};
+use millrace_protocol::cluster;
+use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId};
+
+use super::{Environment, Importer, broken, key_of, linked, origin_of};
+use crate::{
+    command::{Command, FoundObject, Observation, ObserveObject, Outcome},
+    namespace::{Body, Inode, tree},
+    store::{
+        View, keys,
+        records::{self, LinkRecord},
+    },
+};
+
+/// Where a file's object is, and which version of it the file stands against.
+#[derive(Debug, Clone)]
+pub(in crate::hydration) struct Object {
+    pub(in crate::hydration) inode: Inode,
+    pub(in crate::hydration) link: millrace_types::LinkId,
+    pub(in crate::hydration) bucket: cluster::Bucket,
+    pub(in crate::hydration) key: String,
+    pub(in crate::hydration) known: Option<String>,
+    pub(in crate::hydration) generation: ContentGeneration,
+}
+
+impl Object {
+    /// The object of a file; `None` where the file is gone or no bucket could have it.
+    pub(in crate::hydration) fn of(view: &dyn View, id: InodeId) -> Result<Option<Self>, Failure> {
+        let Some(inode) = tree::find(view, id).map_err(broken)? else { return Ok(None) };
+        let Body::File(body) = &inode.body else { return Ok(None) };
+        let generation = body.generation;
+        let (link, key, known) = match (&body.origin, &inode.parent) {
+            (Some(origin), _) => (origin.link, origin.key.clone(), Some(origin.tag.clone())),
+            (None, Some(parent)) => match linked(view, parent.directory)? {
+                Some(linked) => (linked.link, key_of(&linked.prefix, &parent.name), None),
+                None => return Ok(None),
+            },
+            (None, None) => return Ok(None),
+        };
+        let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+        let Some(record) = record.filter(|record| !record.removing) else { return Ok(None) };
+        Ok(Some(Self { inode, link, bucket: record.bucket, key, known, generation }))
+    }
+}
+
+impl<E: Environment> Importer<E> {
+    /// Asks for the object of a file again: a clean file follows it, also into nothing, and a dirty
+    /// one becomes a conflict. To be called when an upload or a job found that it changed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::ObjectChanged`] when the object is gone; those of the bucket.
+    pub async fn object(&self, inode: InodeId) -> Result<(), Failure> {
+        let query = self.environment.read(move |view| Object::of(view, inode));
+        let Some(object) = query.await? else { return Ok(()) };
+        let (_, exists) = self.observe(&object).await?;
+        if exists {
+            return Ok(());
+        }
+        let text = format!("the object {} is no longer in the bucket", object.key);
+        Err(Failure::new(ErrorKind::ObjectChanged, text))
+    }
+
+    /// Asks for an object again, and has the file follow. Says what became of the file, and whether
+    /// the object exists.
+    pub(in crate::hydration) async fn observe(
+        &self,
+        object: &Object,
+    ) -> Result<(Observation, bool), Failure> {
+        let found = self.head(object).await?;
+        let exists = found.is_some();
+        if found.as_ref().map(|found| &found.origin.tag) == object.known.as_ref() {
+            return Ok((Observation::Known, exists));
+        }
+        let inode = object.inode.id;
+        let observe = ObserveObject { inode, known: object.known.clone(), found };
+        let outcome = self.environment.execute(Command::ObserveObject(observe), false).await?;
+        let Outcome::Observed(observation) = outcome else {
+            return Err(ErrorKind::Internal.into());
+        };
+        self.counts.observed(observation);
+        let key = &object.key;
+        match observation {
+            Observation::Followed => {
+                tracing::info!(%inode, key, "an object changed in its bucket: the file follows");
+            }
+            Observation::Removed => {
+                tracing::info!(%inode, key, "an object is gone from its bucket, and its file too");
+            }
+            Observation::Conflict => tracing::warn!(%inode, key,
+                "an object changed in its bucket and its file here: decide with millrace resolve"),
+            Observation::Known | Observation::Kept => {}
+        }
+        Ok((observation, exists))
+    }
+
+    /// What the bucket has at the key of an object.
+    pub(in crate::hydration) async fn head(
+        &self,
+        object: &Object,
+    ) -> Result<Option<FoundObject>, Failure> {
+        let _permit = self.probes.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let bucket = self.bucket(&object.bucket)?;
+        match bucket.head(&object.key).await {
+            Ok(head) => {
+                let attributes = PosixAttributes::from_metadata(&head.metadata);
+                let modified = attributes.mtime.unwrap_or(head.version.modified);
+                let origin = origin_of(object.link, object.key.clone(), &head.version);
+                Ok(Some(FoundObject { origin, modified }))
+            }
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Objects that other programs overwrite and delete in the bucket: what readers, writers and the
+//! next open see, without any command by hand; and the decision when both sides changed.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    os::unix::fs::FileExt as _,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use millrace_tests::{
+    bucket::Bucket,
+    cluster::{Cluster, Wish},
+};
+use rustix::io::Errno;
+
+const ESTALE: i32 = Errno::STALE.raw_os_error();
+
+/// Bytes of which every 8 say where they are and of which version, so that a mix shows.
+fn version(number: u32, len: usize) -> Vec<u8> {
+    let words = (0..u32::try_from(len.div_ceil(8)).expect("a small test"))
+        .flat_map(|at| [at.to_le_bytes(), number.to_le_bytes()].concat());
+    words.take(len).collect()
+}
+
+fn state(cluster: &Cluster, path: &str) -> Result<String> {
+    let told = cluster.json(&["state", path])?;
+    told["state"].as_str().map(str::to_owned).with_context(|| told.to_string())
+}
+
+fn linked(bucket: &Bucket, options: &[&str]) -> Result<Cluster> {
+    let cluster = Cluster::start(Wish::default().with_bucket(bucket))?;
+    let add = [&["link", "add", "s3://data/set", "mr:/set"], options].concat();
+    cluster.cli(&add)?.ok()?;
+    Ok(cluster)
+}
+
+fn delete(bucket: &Bucket, key: &str) -> Result<()> {
+    bucket.script("client.delete_object(Bucket='data', Key=sys.argv[2])", &[key]).map(drop)
+}
+
+/// Looks until `wanted` holds, for 20 s.
+fn eventually(what: &str, mut wanted: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begun = Instant::now();
+    while !wanted()? {
+        ensure!(begun.elapsed() < Duration::from_secs(20), "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// What reading to the end gives; fails if any byte is of another version than `number`.
+fn read_all(file: &mut fs::File, number: u32, from: usize) -> std::io::Result<usize> {
+    let mut all = Vec::new();
+    let result = file.read_to_end(&mut all);
+    let expected = version(number, from + all.len());
+    assert!(all == expected[from..], "bytes of another version");
+    result
+}
+
+#[test]
+fn a_reader_of_an_overwritten_object_gets_estale_and_the_next_open_the_new_content() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.put("set/file", &version(1, 24_000_000))?;
+    let cluster = linked(&bucket, &[])?;
+    let path = cluster.mount().join("set/file");
+    // Opened, not read: between the two another client overwrites the object.
+    let mut early = fs::File::open(&path)?;
+    let mut middle = fs::File::open(&path)?;
+    let mut piece = vec![0; 100_000];
+    middle.read_exact(&mut piece)?;
+    ensure!(piece == version(1, 100_000), "the first bytes");
+    bucket.put("set/file", &version(2, 17_000_000))?;
+
+    let failed = read_all(&mut early, 1, 0).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(ESTALE), "{failed}");
+    // The very next open, while handles of the old version are still open.
+    let now = fs::read(&path)?;
+    ensure!(now == version(2, 17_000_000), "the new content, whole");
+    // Old bytes may come from what was fetched before; then ESTALE, never a byte of the new one.
+    let failed = read_all(&mut middle, 1, 100_000).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(ESTALE), "{failed}");
+    let failed = early.read_at(&mut piece, 0).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(ESTALE), "{failed}");
+    drop((early, middle));
+    ensure!(fs::read(&path)? == version(2, 17_000_000), "and again");
+    assert_eq!(state(&cluster, "mr:/set/file")?, "hydrated");
+
+    // After the close, of a file that was never read on this mount.
+    let second = cluster.mount_named("second");
+    cluster.mount_also(&second)?;
+    cluster.cli(&["release", "mr:/set", "--wait"])?.ok()?;
+    bucket.put("set/file", &version(3, 5_000_000))?;
+    let path = second.join("set/file");
+    let failed = fs::read(&path).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(ESTALE), "{failed}");
+    ensure!(fs::read(&path)? == version(3, 5_000_000), "the new content on the other mount");
+    ensure!(fs::read(cluster.mount().join("set/file"))? == version(3, 5_000_000), "and on this");
+    Ok(())
+}
+
+#[test]
+fn a_deleted_object_takes_its_clean_file_along_and_changed_files_stay() -> Result<()> {
+    let bucket = Bucket::start()?;
+    for name in ["clean", "mine", "other"] {
+        bucket.put(&format!("set/{name}"), &version(1, 300_000))?;
+    }
+    let cluster = linked(&bucket, &["--mode", "import-export"])?;
+    let root = cluster.mount().join("set");
+    assert_eq!(fs::read_dir(&root)?.count(), 3);
+    // A piece of 64 KiB at most is here; the rest of the file still is the bucket's.
+    let mut mine = fs::OpenOptions::new().write(true).open(root.join("mine"))?;
+    mine.write_all(&version(9, 65_536))?;
+    mine.sync_all()?;
+    drop(mine);
+    delete(&bucket, "set/clean")?;
+    delete(&bucket, "set/mine")?;
+
+    let failed = fs::read(root.join("clean")).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(ESTALE), "{failed}");
+    let failed = fs::read(root.join("clean")).unwrap_err();
+    assert_eq!(failed.kind(), std::io::ErrorKind::NotFound, "{failed}");
+    drop(fs::read(root.join("mine")).unwrap_err());
+    eventually("the conflict", || Ok(state(&cluster, "mr:/set/mine")? == "conflict"))?;
+    let status = cluster.cli(&["status"])?;
+    assert!(status.stdout.contains("/set/mine"), "{status}");
+    let mut names: Vec<_> = fs::read_dir(&root)?
+        .map(|entry| entry.map(|entry| entry.file_name()))
+        .collect::<Result<_, std::io::Error>>()?;
+    names.sort();
+    assert_eq!(names, ["mine", "other"]);
+
+    // What was never fetched exists nowhere any more: it is not made up.
+    let refused = cluster.cli(&["resolve", "mr:/set/mine", "--keep", "local"])?;
+    assert!(!refused.succeeded() && refused.stderr.contains("never fetched"), "{refused}");
+    // The decision for the bucket is the file's end.
+    cluster.cli(&["resolve", "mr:/set/mine", "--keep", "bucket"])?.ok()?;
+    assert!(!root.join("mine").exists());
+    cluster.cli(&["status"])?.ok()?;
+    Ok(())
+}
+
+#[test]
+fn a_conflict_is_resolved_on_a_path_inside_a_mount_either_way() -> Result<()> {
+    let bucket = Bucket::start()?;
+    for name in ["keep", "drop"] {
+        bucket.put(&format!("set/{name}"), &version(1, 200_000))?;
+    }
+    let cluster = linked(&bucket, &["--mode", "import-export"])?;
+    let root = cluster.mount().join("set");
+    for name in ["keep", "drop"] {
+        fs::write(root.join(name), version(2, 150_000))?;
+        bucket.put(&format!("set/{name}"), &version(3, 120_000))?;
+    }
+    let export = cluster.cli(&["export", "mr:/set", "--wait"])?;
+    assert!(!export.succeeded(), "{export}");
+    for name in ["keep", "drop"] {
+        assert_eq!(state(&cluster, &format!("mr:/set/{name}"))?, "conflict");
+        ensure!(bucket.get(&format!("set/{name}"))? == version(3, 120_000), "not overwritten");
+    }
+    let resolve = |path: &Path, keep: &str| {
+        let path = path.to_str().context("text")?;
+        cluster.json(&["resolve", path, "--keep", keep])
+    };
+    let kept = resolve(&root.join("keep"), "local")?;
+    assert_eq!(
+        (kept["keep"].as_str(), kept["size_bytes"].as_u64()),
+        (Some("local"), Some(150_000))
+    );
+    assert_eq!(kept["origin"]["url"].as_str(), Some("s3://data/set/keep"));
+    resolve(&root.join("drop"), "bucket")?;
+    ensure!(fs::read(root.join("drop"))? == version(3, 120_000), "the bucket's version");
+    ensure!(fs::read(root.join("keep"))? == version(2, 150_000), "the local version");
+    cluster.cli(&["export", "mr:/set", "--wait"])?.ok()?;
+    ensure!(bucket.get("set/keep")? == version(2, 150_000), "the local version is exported");
+    ensure!(bucket.get("set/drop")? == version(3, 120_000), "the other is the bucket's");
+    let calm = cluster.cli(&["resolve", "mr:/set/drop", "--keep", "bucket"])?;
+    assert!(calm.stderr.contains("not in conflict"), "{calm}");
+    Ok(())
+}
