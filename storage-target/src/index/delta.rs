@@ -12,9 +12,9 @@ use super::Key;
 /// A new value, or `None` for a key that is gone.
 pub(super) type Change = Option<Bytes>;
 
-/// What an entry costs beside the bytes of its value: key, handle, its share of the map's nodes,
-/// and what the allocator adds.
-const ENTRY_BYTES: usize = 128;
+/// What an entry costs beside the bytes of its value: key and handle in a map that is half full,
+/// the count of the value's handles, and what the allocator adds.
+const ENTRY_BYTES: usize = 192;
 
 /// Changes in the order of their keys.
 #[derive(Clone, Debug, Default)]
