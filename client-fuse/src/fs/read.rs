@@ -70,13 +70,16 @@ impl FileSystem {
             return Err(Failure::new(ErrorKind::PermissionDenied, "no right to the content"));
         };
         let chunk_size = access.content.layout.chunk_size().bytes();
-        let parts = self.claim(file, &mut state.pieces, &range, chunk_size);
         // What is buffered elsewhere in the file is not at the targets yet: nothing is read ahead
         // there, and a reader that passes `O_DIRECT` knows what it wants.
         let advised = !handle.options.direct && state.buffer.held_bytes() == 0;
-        if advised {
+        let advice = advised.then(|| {
             let window_max = self.window_max(&state.streams);
-            let advice = state.streams.handle_read(range.clone(), size, window_max);
+            state.streams.handle_read(range.clone(), size, window_max)
+        });
+        let sequential = advice.as_ref().is_some_and(|advice| advice.sequential);
+        let parts = self.claim(file, &mut state.pieces, &range, chunk_size, sequential);
+        if let Some(advice) = advice {
             self.fetch_ahead(file, &mut state.pieces, &advice.ahead, range.end, chunk_size);
         }
         if let Some(ready) = take_ready(&parts) {
@@ -171,6 +174,7 @@ impl FileSystem {
         pieces: &mut crate::cache::pieces::Pieces,
         range: &Range<u64>,
         chunk_size: u64,
+        sequential: bool,
     ) -> Vec<Part> {
         let now = Instant::now();
         let mut claimed = Vec::new();
@@ -184,7 +188,7 @@ impl FileSystem {
             };
             for request in queue::requests(missing.clone(), missing.start, chunk_size) {
                 let piece = pieces.begin(request.clone(), false, None, now);
-                self.spawn_fetch(file, &piece);
+                self.spawn_fetch(file, &piece, sequential);
                 claimed.push(Part::Held { piece, range: request });
             }
         }
@@ -210,16 +214,16 @@ impl FileSystem {
                     return;
                 };
                 let piece = pieces.begin(request, true, Some(permit), now);
-                self.spawn_fetch(file, &piece);
+                self.spawn_fetch(file, &piece, true);
             }
         }
     }
 
-    fn spawn_fetch(&self, file: &Arc<File>, piece: &Arc<Piece>) {
+    fn spawn_fetch(&self, file: &Arc<File>, piece: &Arc<Piece>, sequential: bool) {
         let file = Arc::clone(file);
         let piece = Arc::clone(piece);
         self.spawn(|this| async move {
-            let outcome = this.fetch(&file, piece.range(), piece.is_ahead()).await;
+            let outcome = this.fetch(&file, piece.range(), sequential).await;
             let failed = outcome.is_err();
             piece.complete(outcome);
             if failed {
@@ -269,10 +273,12 @@ impl FileSystem {
         Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be read"))
     }
 
-    /// All streams together may fill three quarters of the budget.
+    /// How far one of the running streams may read ahead: all of them together half of the budget,
+    /// so that what was fetched and is not yet read, and writes, have the rest. By default 64 MiB
+    /// for a single stream: eight default chunks, as many connections to a bucket at a time.
     fn window_max(&self, streams: &crate::prefetch::window::Streams) -> u64 {
         let running = u64::try_from(streams.running().max(1)).expect("a few streams");
-        (self.budget.limit() / 4 / running).max(1)
+        (self.budget.limit() / 2 / running).max(1)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use millrace_types::Failure;
 use tokio::sync::oneshot;
 
-use super::{AHEAD_BLOCKS, SEGMENT_BLOCKS, Segment, Wanted};
+use super::{AHEAD_BLOCKS, SEGMENT_BLOCKS, STREAM_BLOCKS, Segment, Wanted};
 
 /// The fetches of one chunk.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Chunk {
                 continue;
             }
             let claim = match self.claims.iter().position(|claim| claim.covers(block)) {
-                Some(at) if block - self.claims[at].next < AHEAD_BLOCKS => {
+                Some(at) if wanted.sequential || block - self.claims[at].next < AHEAD_BLOCKS => {
                     block = self.claims[at].end;
                     continue;
                 }
@@ -85,7 +85,7 @@ impl Chunk {
                 None => {
                     let limit = u16::try_from(backed_blocks).expect("1,024 blocks at most");
                     let reach = match wanted.sequential {
-                        true => limit,
+                        true => (block + 1).next_multiple_of(STREAM_BLOCKS).min(limit),
                         // What a reader asks for is rounded up to what one transfer moves well.
                         false => wanted.end.next_multiple_of(SEGMENT_BLOCKS).min(limit),
                     };

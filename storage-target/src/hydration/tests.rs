@@ -150,6 +150,15 @@ async fn a_sequential_read_fetches_the_chunk_once_and_the_second_pass_nothing() 
 }
 
 #[tokio::test]
+async fn read_ahead_of_a_whole_chunk_at_once_is_one_fetch() {
+    let world = World::new().await;
+    let reads = (0..8).map(|at| world.read(at << 20, 1 << 20, Reader::Sequential));
+    futures::future::try_join_all(reads).await.unwrap();
+    assert_eq!(world.store.hydrator().fetches(), 1);
+    assert_eq!(world.store.hydrator().fetched_bytes(), 8 << 20);
+}
+
+#[tokio::test]
 async fn readers_of_one_range_at_the_same_time_share_one_fetch() {
     let world = World::new().await;
     let reads = (0..32).map(|at| world.read(at * 7000, 4096, Reader::Random));
