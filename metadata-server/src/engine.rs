@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Modules: [`core`] (what the thread owns), [`clock`] (server time), [`ids`] (blocks of ids),
-//! [`startup`] (recovery), [`marker`] (clean shutdown).
+//! [`startup`] (recovery), [`marker`] (clean shutdown), `room` (a disk that fills up).
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -32,6 +32,7 @@ pub mod clock;
 pub mod core;
 pub mod ids;
 pub mod marker;
+mod room;
 pub mod startup;
 
 pub use self::core::Core;

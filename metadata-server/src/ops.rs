@@ -29,6 +29,7 @@ pub mod cluster;
 pub mod commit;
 pub mod create;
 pub mod directory;
+pub mod job;
 pub mod lookup;
 pub mod open;
 pub mod path;
@@ -175,6 +176,12 @@ pub(crate) fn read<R: records::Record>(core: &mut Core, key: &[u8]) -> Result<Op
 /// A failure of the store.
 pub(crate) fn broken(core: &mut Core, error: StoreError) -> Failure {
     core.failure(error.into())
+}
+
+/// Whether the operation was executed before. Its answer then depends on nothing that may have
+/// changed since, such as the directory that it worked in.
+pub(crate) fn is_repeated(core: &mut Core, operation: Operation) -> Result<bool, Failure> {
+    Ok(core.remembered(Some(operation))?.is_some())
 }
 
 /// Whether targets must still hear of a shrink of the inode.

@@ -8,7 +8,7 @@ use millrace_service::{
 };
 use millrace_transport::TransportSettings;
 use millrace_types::{ByteLen, ClusterId, MIB};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::engine::{EngineSettings, StoreKind};
 
@@ -36,8 +36,9 @@ pub struct Settings {
     /// The table `[buckets]`.
     #[serde(default)]
     pub buckets: BucketSettings,
-    /// The table `[network]`. Defaults are those of a server of small messages.
-    #[serde(default = "TransportSettings::metadata")]
+    /// The table `[network]`. Defaults, also of what a table leaves out, are those of a server of
+    /// small messages.
+    #[serde(default = "TransportSettings::metadata", deserialize_with = "network")]
     pub network: TransportSettings,
     /// The table `[log]`: what is written for people.
     #[serde(default)]
@@ -116,7 +117,7 @@ impl Default for SessionSettings {
 pub struct BucketSettings {
     /// The file with named credentials, read again when it changes. Default: none, so that only the
     /// environment's are known.
-    pub credentials: Option<PathBuf>,
+    pub credentials_file: Option<PathBuf>,
 }
 
 impl DaemonSettings for Settings {
@@ -151,7 +152,7 @@ impl Settings {
         if self.store.cache.0 < 8 * MIB {
             return Err("store.cache must be at least 8 MiB".to_owned());
         }
-        Ok(())
+        self.network.check().map_err(|error| format!("[network]: {error}"))
     }
 
     /// What the engine is told.
@@ -173,10 +174,20 @@ impl Settings {
     #[must_use]
     pub fn bucket_access(&self) -> millrace_object_source::Settings {
         millrace_object_source::Settings {
-            credentials_file: self.buckets.credentials.clone(),
+            credentials_file: self.buckets.credentials_file.clone(),
             ..millrace_object_source::Settings::default()
         }
     }
+}
+
+/// Lays what the table names over the defaults of this daemon; the type's own are those of a server
+/// of bulk bytes.
+fn network<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TransportSettings, D::Error> {
+    let named = toml::Table::deserialize(deserializer)?;
+    let mut whole =
+        toml::Table::try_from(TransportSettings::metadata()).map_err(D::Error::custom)?;
+    whole.extend(named);
+    whole.try_into().map_err(D::Error::custom)
 }
 
 fn default_listen() -> SocketAddr {
@@ -185,4 +196,43 @@ fn default_listen() -> SocketAddr {
 
 fn default_drain() -> Duration {
     Duration::from_secs(10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: &str = "identity = \"/i.pem\"\ndata = \"/d\"\n";
+
+    fn parse(network: &str) -> Result<Settings, toml::de::Error> {
+        toml::from_str(&format!("{LEAST}{network}"))
+    }
+
+    #[test]
+    fn a_network_table_keeps_the_defaults_of_this_daemon_for_what_it_does_not_name() {
+        let metadata = TransportSettings::metadata();
+        assert_eq!(parse("").unwrap().network, metadata);
+        assert_eq!(parse("[network]").unwrap().network, metadata);
+        let settings = parse("[network]\nmtu = 1452\nhandshakes_max = 9").unwrap();
+        let named = TransportSettings { handshakes_max: 9, ..metadata };
+        let named = TransportSettings { mtu: millrace_transport::Mtu::Bytes(1452), ..named };
+        assert_eq!(settings.network, named);
+    }
+
+    #[test]
+    fn an_unknown_or_wrong_key_of_the_network_table_is_refused_by_name() {
+        let unknown = parse("[network]\nbulk_socket = 2").unwrap_err().to_string();
+        assert!(unknown.contains("bulk_socket"), "{unknown}");
+        assert!(parse("[network]\nmtu = \"big\"").is_err());
+        let settings = parse("[network]\nbulk_sockets = 9").unwrap();
+        let refused = settings.check().unwrap_err();
+        assert!(refused.contains("bulk_sockets"), "{refused}");
+    }
+
+    #[test]
+    fn effective_settings_read_back() {
+        let settings = parse("[network]\nserver_sockets = 2").unwrap();
+        let printed = toml::to_string(&settings).unwrap();
+        assert_eq!(toml::from_str::<Settings>(&printed).unwrap(), settings);
+    }
 }

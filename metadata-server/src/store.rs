@@ -134,6 +134,19 @@ pub enum StoreError {
     Inconsistent(String),
 }
 
+impl StoreError {
+    /// Whether it came of a disk without room.
+    #[must_use]
+    pub fn is_full_disk(&self) -> bool {
+        match self {
+            Self::Engine { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            Self::Damaged { .. } | Self::Inconsistent(_) => false,
+        }
+    }
+}
+
 /// Where the keys with this prefix end: the smallest key above all of them.
 #[must_use]
 pub fn prefix_end(prefix: &[u8]) -> Bound<Vec<u8>> {

@@ -14,6 +14,7 @@ use super::{
     clock::ServerClock,
     ids::IdBlock,
     marker::Marker,
+    room::Room,
     startup::{EngineSettings, StartError, applied},
 };
 use crate::{
@@ -29,6 +30,10 @@ use crate::{
     },
     targets::{Registry, map},
 };
+
+mod repair;
+
+use repair::Repair;
 
 /// The log, the store, and what is kept beside them. Turns get it to themselves.
 #[derive(Debug)]
@@ -58,7 +63,9 @@ pub struct Core {
     incarnation: u64,
     started: Timestamp,
     /// Why nothing may be changed any more.
-    broken: Option<String>,
+    broken: Option<Failure>,
+    repair: Repair,
+    room: Room,
     marker: Marker,
     _lock: File,
 }
@@ -107,6 +114,8 @@ impl Core {
             incarnation: u64::from_le_bytes(new_secret()[..8].try_into().expect("eight bytes")),
             started: now,
             broken: None,
+            repair: Repair::new(now),
+            room: Room::new(settings.dir.clone(), settings.reserve_bytes),
             clock,
             settings,
             log,
@@ -147,8 +156,8 @@ impl Core {
         operation: Option<Operation>,
         command: Command,
     ) -> Result<Outcome, Failure> {
-        if let Some(reason) = &self.broken {
-            return Err(Failure::new(ErrorKind::Disk, reason.clone()));
+        if let Some(failure) = &self.broken {
+            return Err(failure.clone());
         }
         if let Some(outcome) = self.remembered(operation)? {
             return Ok(outcome);
@@ -159,7 +168,11 @@ impl Core {
             Ok(applied) => applied,
             Err(error) => return Err(self.failure(error)),
         };
-        let appended = self.log.append(&envelope.to_bytes()).map_err(log_failure)?;
+        let record = envelope.to_bytes();
+        if !self.room.admits(record.len()) {
+            return Err(log_failure(LogError::NoSpace));
+        }
+        let appended = self.log.append(&record).map_err(log_failure)?;
         assert_eq!(appended, index, "one owner appends");
         if let Err(error) = self.store.0.commit(&batch) {
             return Err(self.failure(error.into()));
@@ -212,33 +225,40 @@ impl Core {
     }
 
     /// Turns an error of the store or of apply into what the caller hears. A broken store stops all
-    /// changes.
+    /// changes until [`Self::tick`] has made it anew.
     pub fn failure(&mut self, error: ApplyError) -> Failure {
         match error {
             ApplyError::Refused(kind) => kind.into(),
             ApplyError::Store(error) => {
-                let text = format!("{error}; restart the server to rebuild the store from the log");
+                let kind = if error.is_full_disk() { ErrorKind::NoSpace } else { ErrorKind::Disk };
+                let text = format!("{error}; it is made anew from the command log");
+                let failure = Failure::new(kind, text);
                 if self.broken.is_none() {
-                    tracing::error!(%error, "the store is broken: nothing is changed from now on");
-                    self.broken = Some(text.clone());
+                    tracing::error!(%error, "the store is broken: nothing is changed for now");
+                    self.broken = Some(failure.clone());
+                    self.distrust_store();
                 }
-                Failure::new(ErrorKind::Disk, text)
+                failure
             }
         }
     }
 
-    /// Applies deadlines that have passed: leases, silent targets, keys.
+    /// Applies deadlines that have passed: leases, silent targets, keys; repairs a broken store.
     ///
     /// # Errors
     /// When the log's disk is full or fails; called again, it goes on.
     pub fn tick(&mut self) -> Result<(), Failure> {
+        for (target, state) in self.registry.handle_timeout(self.clock.instant()) {
+            tracing::warn!(%target, ?state, "target is silent");
+        }
+        self.repair(self.now());
+        if self.broken.is_some() {
+            return Ok(());
+        }
         let now = self.now();
         while let Some(session) = self.expiry.poll_dead(now) {
             tracing::warn!(%session, "session ended: its lease ran out");
             self.end_session(session)?;
-        }
-        for (target, state) in self.registry.handle_timeout(self.clock.instant()) {
-            tracing::warn!(%target, ?state, "target is silent");
         }
         if now > self.declared_by && self.readers.handle_declared() {
             self.drop_undeclared_readers()?;
@@ -342,7 +362,7 @@ impl Core {
     /// Why nothing can be changed, if so.
     #[must_use]
     pub fn broken(&self) -> Option<&str> {
-        self.broken.as_deref()
+        self.broken.as_ref().map(|failure| failure.message.as_str())
     }
 
     /// Counts and reserved ids.
@@ -353,13 +373,22 @@ impl Core {
         file_system(&*self.store.0).map_err(|error| self.failure(error.into()))
     }
 
+    /// Has the next start rebuild the store, also within this boot of the machine.
+    fn distrust_store(&self) {
+        if let Err(error) = Marker::forget(&self.settings.dir) {
+            tracing::error!(%error, "remove the directory `store` before the next start: it is \
+                broken, and the marker that vouches for it cannot be removed");
+        }
+    }
+
     /// Syncs everything and marks the shutdown as clean.
     pub(super) fn close(mut self) -> Result<(), StartError> {
         self.log.syncer().sync_all()?;
-        if self.broken.is_none() {
-            self.store.0.checkpoint()?;
-            self.marker.clean = true;
+        if self.broken.is_some() {
+            return Ok(());
         }
+        self.store.0.checkpoint()?;
+        self.marker.clean = true;
         self.marker.last = self.log.last();
         let path = self.settings.dir.clone();
         self.marker.save(&path).map_err(|source| StartError::Disk { path, source })

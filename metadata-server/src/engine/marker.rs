@@ -55,6 +55,18 @@ impl Marker {
         File::open(dir)?.sync_all()
     }
 
+    /// Takes the file away: the next start then trusts no store. Works on a full disk.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn forget(dir: &Path) -> io::Result<()> {
+        match fs::remove_file(dir.join(FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => File::open(dir)?.sync_all(),
+        }
+    }
+
     fn print(&self) -> String {
         let Self { boot, clean, last } = self;
         let lines = format!("version={VERSION}\nboot={boot}\nclean={clean}\nlast={}\n", last.0);

@@ -9,6 +9,7 @@
 use std::{
     fs::{self, File},
     io,
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -27,7 +28,7 @@ use crate::{
     store::{
         MetaStore, StoreError, keys,
         memory::MemoryStore,
-        records::{self, Applied},
+        records::{self, Applied, FileSystem},
         sled::SledStore,
     },
 };
@@ -35,7 +36,7 @@ use crate::{
 /// How the engine works.
 #[derive(Debug, Clone)]
 pub struct EngineSettings {
-    /// Where log, store and marker are; made if missing.
+    /// Where log, store and marker are; made if missing, and of mode 0700 from then on.
     pub dir: PathBuf,
     /// The cluster that the log belongs to.
     pub cluster: ClusterId,
@@ -45,6 +46,8 @@ pub struct EngineSettings {
     pub cache_bytes: u64,
     /// Bytes after which a segment of the log is ended.
     pub segment_bytes: u64,
+    /// Changes are refused when the disk has fewer free bytes: the store needs them.
+    pub reserve_bytes: u64,
     /// Nothing in the log stays unsynced for longer.
     pub sync_interval: Duration,
     /// Length of a session's lease.
@@ -79,6 +82,8 @@ impl EngineSettings {
             store: StoreKind::Sled,
             cache_bytes: 128 << 20,
             segment_bytes: 32 << 20,
+            // Many times what the store writes between two looks at the disk.
+            reserve_bytes: 16 << 20,
             sync_interval: Duration::from_millis(500),
             lease: Duration::from_secs(30),
             clock_error: Duration::from_secs(2),
@@ -136,7 +141,7 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
     let started = Instant::now();
     let dir = &settings.dir;
     let disk = |source| StartError::Disk { path: dir.clone(), source };
-    fs::create_dir_all(dir).map_err(disk)?;
+    make_private(dir).map_err(disk)?;
     let lock = lock(dir)?;
     let boot = present_boot().map_err(disk)?;
     let marker = Marker::load(dir).map_err(disk)?;
@@ -165,7 +170,7 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
 }
 
 /// Opens the store and replays what it misses; makes it anew when it cannot be trusted.
-fn recover_store(
+pub(super) fn recover_store(
     settings: &EngineSettings,
     last: LogIndex,
     trusted: bool,
@@ -205,6 +210,11 @@ fn try_present(
     let mut store: Box<dyn MetaStore> =
         Box::new(SledStore::open(path, settings.cache_bytes).map_err(|error| error.to_string())?);
     let applied = applied(&*store).map_err(|error| error.to_string())?.index;
+    if applied > LogIndex(0) {
+        // One that an older program made does not decode.
+        let file_system = records::read::<FileSystem>(&*store, &keys::file_system());
+        file_system.map_err(|error| error.to_string())?;
+    }
     if applied > last {
         return Err(format!("it shows index {applied}, but the log ends at {last}"));
     }
@@ -254,6 +264,28 @@ fn format(
     store.commit(&batch)?;
     Ok(())
 }
+
+/// Makes the state directory if it is missing, and closes it to others than its owner: the log holds
+/// the keys that sign capabilities.
+fn make_private(dir: &Path) -> io::Result<()> {
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match fs::DirBuilder::new().mode(PRIVATE).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    let mode = fs::metadata(dir)?.permissions().mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        tracing::warn!(dir = %dir.display(), mode = format!("{mode:o}"),
+            "the state directory was open to others: its mode is set to 0700");
+        fs::set_permissions(dir, fs::Permissions::from_mode(PRIVATE))?;
+    }
+    Ok(())
+}
+
+/// What only the owner may enter and read.
+const PRIVATE: u32 = 0o700;
 
 /// Keeps a second server off the directory for as long as the file is open.
 fn lock(dir: &Path) -> Result<File, StartError> {

@@ -1,9 +1,9 @@
 //! A writer's proposal of size and time.
 
 use millrace_protocol::metadata::{Commit, InodeReply};
-use millrace_types::Failure;
+use millrace_types::{ErrorKind, Failure};
 
-use super::{Client, Need, Step, needs_trim, show_again};
+use super::{Client, Need, Step, is_repeated, needs_trim, show, show_again, writes};
 use crate::{
     command::{self, Command},
     engine::Core,
@@ -12,7 +12,8 @@ use crate::{
 /// Takes it, and shows the inode as it is then.
 ///
 /// # Errors
-/// [`millrace_types::ErrorKind::Stale`] when the file is gone.
+/// [`ErrorKind::Stale`] when the file is gone; [`ErrorKind::NotPermitted`] when the session does not
+/// have it open for writing: only opening checks whether it may change.
 pub fn commit(
     core: &mut Core,
     client: &Client,
@@ -20,6 +21,14 @@ pub fn commit(
 ) -> Result<Step<InodeReply>, Failure> {
     client.own(core, request.operation)?;
     let inode = client.enter(core, request.inode)?;
+    let session = request.operation.session;
+    if is_repeated(core, request.operation)? {
+        return show(core, client, &inode, Some(session)).map(Step::Done);
+    }
+    if writes(core, session, inode.id)? == 0 {
+        let text = "only who has a file open for writing proposes its size";
+        return Err(Failure::new(ErrorKind::NotPermitted, text));
+    }
     if needs_trim(core, inode.id)? {
         return Ok(Step::Need(Need::Trim(inode.id)));
     }
@@ -31,5 +40,5 @@ pub fn commit(
         written_at: request.written_at,
     });
     core.execute(Some(request.operation), command)?;
-    show_again(core, client, inode.id, Some(request.operation.session)).map(Step::Done)
+    show_again(core, client, inode.id, Some(session)).map(Step::Done)
 }

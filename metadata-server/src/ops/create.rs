@@ -1,7 +1,10 @@
 //! Makes files, directories, links and nodes.
 
-use millrace_protocol::metadata::{Create, InodeReply, MakeLink, NewNode};
-use millrace_types::{ErrorKind, Failure};
+use millrace_protocol::{
+    metadata::{Create, InodeReply, MakeLink, NewNode},
+    session::Operation,
+};
+use millrace_types::{ErrorKind, Failure, InodeId};
 
 use super::{Client, Need, Step, broken, need_name, needs_trim, show_again};
 use crate::{
@@ -20,8 +23,11 @@ pub fn create(
     request: &Create,
 ) -> Result<Step<InodeReply>, Failure> {
     client.own(core, request.operation)?;
-    let parent = client.enter(core, request.parent)?;
     let session = request.operation.session;
+    if let Some(inode) = made(core, request.operation)? {
+        return show_again(core, client, inode, Some(session)).map(Step::Done);
+    }
+    let parent = client.enter(core, request.parent)?;
     let entry = tree::entry(core.view(), parent.id, &request.name);
     match entry.map_err(|error| broken(core, error))? {
         Some(entry) => {
@@ -64,6 +70,10 @@ pub fn make_link(
     request: &MakeLink,
 ) -> Result<Step<InodeReply>, Failure> {
     client.own(core, request.operation)?;
+    let session = request.operation.session;
+    if let Some(inode) = made(core, request.operation)? {
+        return show_again(core, client, inode, Some(session)).map(Step::Done);
+    }
     let parent = client.enter(core, request.parent)?;
     let inode = client.enter(core, request.inode)?;
     if let Some(need) = need_name(client, &parent, &request.name) {
@@ -76,12 +86,21 @@ pub fn make_link(
         name: request.name.clone(),
     });
     core.execute(Some(request.operation), command)?;
-    show_again(core, client, inode.id, Some(request.operation.session)).map(Step::Done)
+    show_again(core, client, inode.id, Some(session)).map(Step::Done)
+}
+
+/// What the operation made, if it was executed before.
+fn made(core: &mut Core, operation: Operation) -> Result<Option<InodeId>, Failure> {
+    match core.remembered(Some(operation))? {
+        None => Ok(None),
+        Some(Outcome::Inode(inode)) => Ok(Some(inode)),
+        Some(_) => Err(reused()),
+    }
 }
 
 /// Where the layout of a new file begins: ids that follow each other begin far apart.
 #[must_use]
-pub fn seed(inode: millrace_types::InodeId) -> u32 {
+pub fn seed(inode: InodeId) -> u32 {
     // Fibonacci hashing: the upper half of the product with 2^64 divided by the golden ratio.
     u32::try_from(inode.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).expect("32 bits are left")
 }

@@ -3,7 +3,7 @@
 use millrace_protocol::{metadata::Remove, session::Done};
 use millrace_types::Failure;
 
-use super::{Client, Step, broken, need_listing, need_name};
+use super::{Client, Step, broken, is_repeated, need_listing, need_name};
 use crate::{
     command::{self, Command},
     engine::Core,
@@ -16,6 +16,9 @@ use crate::{
 /// As POSIX has it.
 pub fn remove(core: &mut Core, client: &Client, request: &Remove) -> Result<Step<Done>, Failure> {
     client.own(core, request.operation)?;
+    if is_repeated(core, request.operation)? {
+        return Ok(Step::Done(Done { index: core.last_index() }));
+    }
     let parent = client.enter(core, request.parent)?;
     let entry = tree::entry(core.view(), parent.id, &request.name);
     let entry = entry.map_err(|error| broken(core, error))?;

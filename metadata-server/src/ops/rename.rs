@@ -3,7 +3,7 @@
 use millrace_protocol::{metadata::Rename, session::Done};
 use millrace_types::{Failure, FileName, InodeId};
 
-use super::{Client, Need, Step, broken, need_listing, need_name};
+use super::{Client, Need, Step, broken, is_repeated, need_listing, need_name};
 use crate::{
     command::{self, Command},
     engine::Core,
@@ -16,6 +16,9 @@ use crate::{
 /// As POSIX has it.
 pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step<Done>, Failure> {
     client.own(core, request.operation)?;
+    if is_repeated(core, request.operation)? {
+        return Ok(Step::Done(Done { index: core.last_index() }));
+    }
     let source = client.enter(core, request.source_parent)?;
     let target = client.enter(core, request.target_parent)?;
     if let Err(need) = named(core, client, &source, &request.source_name)? {

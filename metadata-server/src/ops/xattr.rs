@@ -10,7 +10,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Client, Step, broken};
+use super::{Client, Step, broken, is_repeated};
 use crate::{
     command::{self, Command},
     engine::Core,
@@ -75,6 +75,9 @@ pub fn list(
 /// As `setxattr(2)` has it.
 pub fn set(core: &mut Core, client: &Client, request: &SetXattr) -> Result<Step<Done>, Failure> {
     client.own(core, request.operation)?;
+    if is_repeated(core, request.operation)? {
+        return Ok(Step::Done(Done { index: core.last_index() }));
+    }
     let inode = client.enter(core, request.inode)?;
     let command = Command::SetXattr(command::SetXattr {
         caller: client.caller(&request.caller),
@@ -98,6 +101,9 @@ pub fn remove(
     request: &RemoveXattr,
 ) -> Result<Step<Done>, Failure> {
     client.own(core, request.operation)?;
+    if is_repeated(core, request.operation)? {
+        return Ok(Step::Done(Done { index: core.last_index() }));
+    }
     let inode = client.enter(core, request.inode)?;
     let command = Command::RemoveXattr(command::RemoveXattr {
         caller: client.caller(&request.caller),

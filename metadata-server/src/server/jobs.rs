@@ -1,0 +1,36 @@
+//! Starting and cancelling jobs: what a client may do with them, and how it sees them.
+
+use millrace_protocol::admin::{CancelJob, JobReply, StartJob};
+use millrace_transport::IncomingCall;
+use millrace_types::{Failure, JobId};
+
+use super::{MetadataService, client, respond};
+use crate::ops::job;
+
+impl MetadataService {
+    pub(super) async fn start_job(&self, call: IncomingCall) {
+        let result = match self.hydrated::<StartJob>(&call).await {
+            Ok(reply) => self.seen(&call, reply.job.id).await,
+            Err(failure) => Err(failure),
+        };
+        respond::<StartJob>(call, result).await;
+    }
+
+    pub(super) async fn cancel_job(&self, call: IncomingCall) {
+        let result = async {
+            let id = call.decode::<CancelJob>()?.id;
+            // One that the client may not see is not there for it.
+            self.seen(&call, id).await?;
+            self.hydrated::<CancelJob>(&call).await?;
+            self.seen(&call, id).await
+        };
+        let result = result.await;
+        respond::<CancelJob>(call, result).await;
+    }
+
+    async fn seen(&self, call: &IncomingCall, id: JobId) -> Result<JobReply, Failure> {
+        let client = client(call);
+        let job = self.engine.turn(move |core| job::find(core, &client, id)).await?;
+        Ok(JobReply { job })
+    }
+}

@@ -1,0 +1,82 @@
+//! Commands on sessions, targets, keys and ids.
+
+use millrace_metadata_server::{
+    apply::FEATURE_LEVEL,
+    command::{Command, Format, NewKey, OpenSession, RegisterHost},
+    store::{
+        View, keys,
+        records::{ReclaimRecord, TrimRecord},
+    },
+};
+use millrace_types::{ByteLen, GIB, InodeId, TargetId, WriteEpoch};
+
+use super::Commands;
+use crate::chance::percent;
+
+impl Commands {
+    pub(super) fn register_host(&mut self) -> Command {
+        let host = self.host();
+        // A host's own targets, and rarely one that belongs to another.
+        let own = TargetId([host.0[0]; 8]);
+        let second = if percent(&self.random, 20) { self.target() } else { own };
+        let mut targets = vec![(own, ByteLen(GIB)), (second, ByteLen(2 * GIB))];
+        targets.dedup_by_key(|(id, _)| *id);
+        let addresses = vec![format!("10.0.0.{}:7441", self.random.within(1..4))];
+        Command::RegisterHost(RegisterHost { host, name: "storage".to_owned(), addresses, targets })
+    }
+
+    pub(super) fn open_session(&mut self) -> Command {
+        let nonce = self.random.within(0..8);
+        let host_name = "client".to_owned();
+        Command::OpenSession(OpenSession { host: self.host(), host_name, nonce })
+    }
+
+    pub(super) fn of_sessions(&mut self, view: &dyn View) -> Command {
+        match percent(&self.random, 70) {
+            true => self.open_session(),
+            false => Command::CloseSession(self.any_session(view)),
+        }
+    }
+
+    pub(super) fn of_cluster(&mut self, view: &dyn View) -> Command {
+        match self.random.within(0..20) {
+            0 => self.register_host(),
+            1 => Command::TargetBlank(self.target()),
+            2 => {
+                let mut secret = [0; 32];
+                self.random.fill(&mut secret);
+                Command::NewKey(NewKey { secret })
+            }
+            3 => Command::ReserveIds(InodeId(self.random.within(0..1 << 30))),
+            4 => Command::SetFeatureLevel(FEATURE_LEVEL),
+            5 => Command::SetFeatureLevel(FEATURE_LEVEL + 1),
+            6 => Command::Format(Format { uid: 0, gid: 0, mode: 0o755 }),
+            7..12 => self.trimmed(view),
+            _ => self.reclaimed(view),
+        }
+    }
+
+    fn trimmed(&self, view: &dyn View) -> Command {
+        match self.record::<TrimRecord>(view, &keys::trims()) {
+            Some((inode, trim)) => {
+                let late = u32::from(percent(&self.random, 20));
+                let write_epoch = WriteEpoch(trim.write_epoch.0 - late);
+                Command::Trimmed { inode: InodeId(inode), write_epoch }
+            }
+            None => Command::Trimmed { inode: self.file(view).id, write_epoch: WriteEpoch(1) },
+        }
+    }
+
+    fn reclaimed(&self, view: &dyn View) -> Command {
+        let entry = self.pair(view, &keys::reclaims());
+        match entry {
+            Some((key, value)) => {
+                let _: ReclaimRecord =
+                    millrace_metadata_server::store::records::decode(&key, &value).unwrap();
+                let target = TargetId(key[1..9].try_into().unwrap());
+                Command::Reclaimed { target, through: keys::number_at(&key, 9).unwrap() }
+            }
+            None => Command::Reclaimed { target: self.target(), through: 0 },
+        }
+    }
+}

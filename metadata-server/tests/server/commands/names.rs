@@ -1,0 +1,193 @@
+//! Commands on names, attributes and contents.
+
+use std::time::Duration;
+
+use millrace_metadata_server::{
+    command::{
+        Command, Commit, Create, MakeLink, OpenWrite, Opener, Remove, RemoveXattr, Rename,
+        SetAttributes, SetDefaults, SetTime, SetXattr,
+    },
+    namespace::{Inode, LayoutDefaults},
+    store::{View, keys, records::OpenRecord},
+};
+use millrace_protocol::metadata::{NewNode, RenameMode, XattrMode};
+use millrace_types::{
+    ChunkSize, ContentGeneration, InodeId, MIB, PoolId, SessionId, Timestamp, WriteEpoch,
+};
+
+use super::Commands;
+use crate::chance::{percent, pick};
+
+impl Commands {
+    pub(super) fn create(&mut self, view: &dyn View) -> Command {
+        let node = match self.random.within(0..20) {
+            0..7 => NewNode::Directory,
+            7 => NewNode::Symlink(b"../elsewhere".to_vec()),
+            8 => NewNode::Fifo,
+            9 => NewNode::CharDevice(0x0103),
+            10 => NewNode::Socket,
+            _ => NewNode::Regular,
+        };
+        let open = percent(&self.random, 40).then(|| self.any_session(view));
+        Command::Create(Create {
+            caller: self.caller(),
+            parent: self.directory(view),
+            name: self.name(),
+            node,
+            mode: *pick(&self.random, &[0o755, 0o777, 0o1777, 0o2775, 0o640]).unwrap(),
+            inode: self.new_inode(),
+            seed: self.seed(),
+            open,
+            exclusive: percent(&self.random, 50),
+        })
+    }
+
+    pub(super) fn make_link(&mut self, view: &dyn View) -> Command {
+        Command::MakeLink(MakeLink {
+            caller: self.caller(),
+            inode: self.file(view).id,
+            parent: self.directory(view),
+            name: self.name(),
+        })
+    }
+
+    pub(super) fn remove(&mut self, view: &dyn View) -> Command {
+        let (parent, name) = self.entry(view);
+        Command::Remove(Remove {
+            caller: self.caller(),
+            parent,
+            name,
+            directory: percent(&self.random, 40),
+            readers: self.readers(view),
+        })
+    }
+
+    pub(super) fn rename(&mut self, view: &dyn View) -> Command {
+        let (source_parent, source_name) = self.entry(view);
+        let (target_parent, target_name) = match percent(&self.random, 50) {
+            true => self.entry(view),
+            false => (self.directory(view), self.name()),
+        };
+        let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
+        Command::Rename(Rename {
+            caller: self.caller(),
+            source_parent,
+            source_name,
+            target_parent,
+            target_name,
+            mode: *pick(&self.random, &modes).unwrap(),
+            readers: self.readers(view),
+        })
+    }
+
+    pub(super) fn set_attributes(&mut self, view: &dyn View) -> Command {
+        let sizes = [0, 1, 4096, 100_000, 20 * MIB, u64::MAX];
+        let random = &self.random;
+        let mut set = SetAttributes {
+            caller: percent(random, 90).then(|| self.caller()),
+            inode: self.inode(view, |_| true).id,
+            ..SetAttributes::default()
+        };
+        match random.within(0..6) {
+            0 => set.mode = Some(0o600),
+            1 => (set.uid, set.gid) = (Some(1000), Some(7)),
+            2 => set.modified = Some(SetTime::At(Timestamp(-5))),
+            3 => set.accessed = Some(SetTime::Now),
+            _ => {
+                set.inode = self.file(view).id;
+                set.size = pick(random, &sizes).copied();
+            }
+        }
+        set.make_sparse = percent(random, 10);
+        Command::SetAttributes(set)
+    }
+
+    pub(super) fn open_write(&mut self, view: &dyn View) -> Command {
+        let opener = Opener { session: self.any_session(view), inode: self.file(view).id };
+        let caller = percent(&self.random, 80).then(|| self.caller());
+        Command::OpenWrite(OpenWrite { caller, opener, truncate: percent(&self.random, 20) })
+    }
+
+    pub(super) fn close_write(&mut self, view: &dyn View) -> Command {
+        Command::CloseWrite(self.opener(view))
+    }
+
+    pub(super) fn drop_reader(&mut self, view: &dyn View) -> Command {
+        Command::DropReader(self.opener(view))
+    }
+
+    pub(super) fn commit(&mut self, view: &dyn View) -> Command {
+        let inode = self.file(view);
+        let version = inode.file().map(|file| (file.generation, file.write_epoch));
+        let (generation, write_epoch) = version
+            .ok()
+            .filter(|_| percent(&self.random, 90))
+            .unwrap_or((ContentGeneration(1), WriteEpoch(1)));
+        let written = inode.modified.plus(Duration::from_secs(self.random.within(0..90)));
+        Command::Commit(Commit {
+            inode: inode.id,
+            generation,
+            write_epoch,
+            end: self.random.within(0..40 * MIB),
+            written_at: percent(&self.random, 80).then_some(written),
+        })
+    }
+
+    pub(super) fn set_xattr(&mut self, view: &dyn View) -> Command {
+        let lengths = [0, 10, 300, 60_000, 70_000];
+        let modes = [XattrMode::Any, XattrMode::Create, XattrMode::Replace];
+        Command::SetXattr(SetXattr {
+            caller: self.caller(),
+            inode: self.inode(view, |_| true).id,
+            name: self.xattr(),
+            value: vec![b'v'; *pick(&self.random, &lengths).unwrap()],
+            mode: *pick(&self.random, &modes).unwrap(),
+        })
+    }
+
+    pub(super) fn remove_xattr(&mut self, view: &dyn View) -> Command {
+        let inode = self.inode(view, |inode: &Inode| inode.xattr_bytes > 0).id;
+        Command::RemoveXattr(RemoveXattr { caller: self.caller(), inode, name: self.xattr() })
+    }
+
+    pub(super) fn set_defaults(&mut self, view: &dyn View) -> Command {
+        let sizes = [ChunkSize::MIN, ChunkSize::DEFAULT];
+        let defaults = LayoutDefaults {
+            chunk_size: *pick(&self.random, &sizes).unwrap(),
+            width: *pick(&self.random, &[None, Some(0), Some(1), Some(3)]).unwrap(),
+            pool: PoolId(u16::from(percent(&self.random, 10))),
+            inline_bytes_max: 0,
+        };
+        let directory = self.directory(view);
+        Command::SetDefaults(SetDefaults { caller: self.caller(), directory, defaults })
+    }
+
+    fn xattr(&self) -> Vec<u8> {
+        let names = [&b"user.a"[..], b"user.b", b"trusted.c", b"other"];
+        pick(&self.random, &names).unwrap().to_vec()
+    }
+
+    fn readers(&self, view: &dyn View) -> Vec<SessionId> {
+        match percent(&self.random, 30) {
+            true => vec![self.any_session(view)],
+            false => Vec::new(),
+        }
+    }
+
+    /// Somebody who has something open, mostly.
+    fn opener(&self, view: &dyn View) -> Opener {
+        match self.record::<OpenRecord>(view, b"O") {
+            Some((inode, _)) if percent(&self.random, 95) => {
+                let session = self.opening_session(view, InodeId(inode));
+                Opener { session, inode: InodeId(inode) }
+            }
+            _ => Opener { session: self.any_session(view), inode: self.file(view).id },
+        }
+    }
+
+    fn opening_session(&self, view: &dyn View, inode: InodeId) -> SessionId {
+        let prefix = keys::opens(inode);
+        let session = self.pair(view, &prefix).and_then(|(key, _)| keys::number_at(&key, 9));
+        session.map_or_else(|| self.any_session(view), SessionId)
+    }
+}

@@ -1,0 +1,155 @@
+//! A running engine on a directory, whose clock stands still between commands.
+
+use std::{
+    ops::Bound,
+    path::{Path, PathBuf},
+};
+
+use millrace_metadata_server::{
+    apply,
+    command::Envelope,
+    engine::{Core, Engine, EngineSettings, StartError, StoreKind},
+    log::{self, LogError},
+    store::{MetaStore, Pair, View, memory::MemoryStore},
+};
+use millrace_runtime::{Clock, VirtualTime};
+use millrace_types::{ClusterId, Failure, LogIndex, Timestamp};
+
+pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
+
+/// An engine that can be stopped and started again. Its first start makes the file system.
+pub(crate) struct Server {
+    pub(crate) settings: EngineSettings,
+    pub(crate) time: VirtualTime,
+    engine: Option<Engine>,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// Settings with small segments and a clock that only the test moves.
+pub(crate) fn settings(dir: &Path, store: StoreKind) -> (EngineSettings, VirtualTime) {
+    let (clock, time) = Clock::manual(Timestamp::from_parts(1_800_000_000, 0));
+    let settings = EngineSettings {
+        store,
+        cache_bytes: 8 << 20,
+        segment_bytes: 64 << 10,
+        clock,
+        ..EngineSettings::new(dir.to_owned(), CLUSTER)
+    };
+    (settings, time)
+}
+
+impl Server {
+    pub(crate) fn start(dir: &Path, store: StoreKind) -> Self {
+        let (settings, time) = settings(dir, store);
+        Self::start_with(settings, time)
+    }
+
+    pub(crate) fn start_with(settings: EngineSettings, time: VirtualTime) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut server = Self { settings, time, engine: None, runtime };
+        server.begin();
+        server
+    }
+
+    /// Starts it again after [`Self::stop`].
+    pub(crate) fn begin(&mut self) {
+        self.try_begin().unwrap();
+    }
+
+    pub(crate) fn try_begin(&mut self) -> Result<(), StartError> {
+        assert!(self.engine.is_none(), "it is stopped");
+        self.engine = Some(Engine::start(self.settings.clone())?);
+        Ok(())
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.try_stop().unwrap();
+    }
+
+    pub(crate) fn try_stop(&mut self) -> Result<(), StartError> {
+        self.engine.take().expect("it runs").stop()
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.stop();
+        self.begin();
+    }
+
+    /// Runs `work` on the engine's thread.
+    pub(crate) fn turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Core) -> T + Send + 'static,
+    ) -> T {
+        self.try_turn(move |core| Ok(work(core))).expect("the engine runs")
+    }
+
+    pub(crate) fn try_turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let handle = self.engine.as_ref().expect("it runs").handle();
+        self.runtime.block_on(handle.turn(work))
+    }
+
+    /// Everything that the store shows.
+    pub(crate) fn contents(&self) -> Contents {
+        self.turn(|core| contents(core.view()))
+    }
+
+    pub(crate) fn store_dir(&self) -> PathBuf {
+        self.settings.dir.join("store")
+    }
+
+    pub(crate) fn log_dir(&self) -> PathBuf {
+        self.settings.dir.join("log")
+    }
+}
+
+/// All pairs of a store, in order.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Contents(pub(crate) Vec<Pair>);
+
+pub(crate) fn contents(view: &(impl View + ?Sized)) -> Contents {
+    Contents(view.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX).unwrap())
+}
+
+/// What the log alone gives, applied to an empty store without the engine.
+pub(crate) fn rebuilt(log_dir: &Path) -> Contents {
+    let mut store = MemoryStore::default();
+    log::replay(log_dir, CLUSTER, LogIndex(1), |index, body| {
+        let envelope = Envelope::from_bytes(body).expect("the engine's own record decodes");
+        let (batch, _) = apply::apply(&store, index, &envelope).expect("what is logged applies");
+        store.commit(&batch).unwrap();
+        Ok::<(), LogError>(())
+    })
+    .unwrap();
+    contents(&store)
+}
+
+/// The records of a log, by index.
+pub(crate) fn records(log_dir: &Path) -> Vec<(LogIndex, Vec<u8>)> {
+    let mut found = Vec::new();
+    log::replay(log_dir, CLUSTER, LogIndex(1), |index, body| {
+        found.push((index, body.to_vec()));
+        Ok::<(), LogError>(())
+    })
+    .unwrap();
+    found
+}
+
+impl Contents {
+    /// Compares key by key; shows the first difference.
+    pub(crate) fn assert_equal(&self, other: &Self, what: &str) {
+        for (left, right) in self.0.iter().zip(&other.0) {
+            assert!(left == right, "{what}: {} is not {}", shown(left), shown(right));
+        }
+        let (left, right) = (self.0.len(), other.0.len());
+        let more = self.0.get(right).or_else(|| other.0.get(left));
+        assert!(left == right, "{what}: {left} and {right} keys, first {:?}", more.map(shown));
+    }
+}
+
+fn shown((key, value): &Pair) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("{}{} = {}", key[0].escape_ascii(), hex(&key[1..]), hex(value))
+}

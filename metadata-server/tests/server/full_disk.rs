@@ -1,0 +1,249 @@
+//! A disk that is really full: a small tmpfs under the state directory.
+//!
+//! What does not fit is refused as such and leaves no trace; what was acknowledged stands; reads go
+//! on; and when there is room, so do changes. Mounting needs root: without it these tests say so
+//! and pass.
+
+use std::{
+    env, fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use millrace_metadata_server::{
+    engine::{EngineSettings, StoreKind},
+    log::{LogError, LogSettings, Writer},
+};
+use millrace_protocol::metadata::NewNode;
+use millrace_types::{ErrorKind, InodeId, LogIndex};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tempfile::TempDir;
+
+use crate::{
+    engine::{CLUSTER, Server, rebuilt, settings},
+    hosts::{Host, register_targets},
+};
+
+/// A file system in memory of its own size, with a file that fills it up.
+struct SmallDisk {
+    dir: TempDir,
+}
+
+impl SmallDisk {
+    /// Nothing when mounting is not permitted here.
+    fn mount(bytes: u64) -> Option<Self> {
+        // Where the script that runs the tests looks for mounts that a killed test has left.
+        let parent = env::var_os("MILLRACE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from);
+        let dir = TempDir::new_in(parent).unwrap();
+        let size = std::ffi::CString::new(format!("size={bytes},mode=0700")).unwrap();
+        match mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), size.as_c_str()) {
+            Ok(()) => Some(Self { dir }),
+            Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS) => {
+                skipped();
+                None
+            }
+            Err(error) => panic!("cannot mount a tmpfs: {error}"),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Takes all room but `left` bytes.
+    fn fill_but(&self, left: u64) {
+        let mut ballast =
+            fs::File::options().create(true).append(true).open(self.path("ballast")).unwrap();
+        loop {
+            match ballast.write(&[0x55; 4096]) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let len = ballast.metadata().unwrap().len();
+        ballast.set_len(len.saturating_sub(left)).unwrap();
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.path("ballast")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Detached, because a test that failed may still have files open on it.
+        if let Err(error) = unmount(self.dir.path(), UnmountFlags::DETACH) {
+            left_behind(&error);
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "a destructor cannot fail the test")]
+fn left_behind(error: &rustix::io::Errno) {
+    eprintln!("a tmpfs stays mounted: {error}");
+}
+
+#[expect(clippy::print_stderr, reason = "a test that is passed over must not look like a success")]
+fn skipped() {
+    eprintln!("SKIPPED: mounting is not permitted here, so no disk can be filled up");
+}
+
+fn log_settings(dir: &Path, segment_bytes: u64) -> LogSettings {
+    LogSettings {
+        dir: dir.to_owned(),
+        cluster: CLUSTER,
+        segment_bytes,
+        sync_interval: Duration::from_millis(10),
+    }
+}
+
+fn bodies(dir: &Path) -> Vec<Vec<u8>> {
+    crate::engine::records(dir).into_iter().map(|(_, body)| body).collect()
+}
+
+/// Each record is larger than a page, so that the kernel takes a part of it before it says no.
+#[test]
+fn a_record_that_only_fits_in_part_leaves_no_trace_in_the_log() {
+    for segment_bytes in [1 << 30, 64 << 10] {
+        let Some(disk) = SmallDisk::mount(2 << 20) else { return };
+        let log = disk.path("log");
+        let (mut writer, _) = Writer::open(log_settings(&log, segment_bytes), LogIndex(0)).unwrap();
+        let mut expected = Vec::new();
+        for round in 0..4_u8 {
+            disk.fill_but(40_000);
+            let full = loop {
+                let body = vec![round; 9_000];
+                match writer.append(&body) {
+                    Ok(_) => expected.push(body),
+                    Err(error) => break error,
+                }
+            };
+            assert!(matches!(full, LogError::NoSpace), "{full}");
+            assert!(matches!(writer.append(&[0; 9_000]), Err(LogError::NoSpace)));
+            assert_eq!(writer.last(), LogIndex(expected.len() as u64));
+            assert_eq!(bodies(&log), expected, "round {round}");
+            disk.make_room();
+            let body = vec![b'r'; 5_000];
+            writer.append(&body).unwrap();
+            expected.push(body);
+        }
+        writer.syncer().sync_all().unwrap();
+        drop(writer);
+        let (_, found) = Writer::open(log_settings(&log, segment_bytes), LogIndex(0)).unwrap();
+        assert_eq!((found.last.0, found.torn_bytes), (expected.len() as u64, 0));
+        assert_eq!(bodies(&log), expected);
+    }
+}
+
+/// Something that takes a page of the log.
+const LARGE: usize = 4_000;
+
+fn make(server: &Server, host: &mut Host, name: &str) -> Result<InodeId, ErrorKind> {
+    let node = NewNode::Symlink(vec![b'x'; LARGE]);
+    host.make(server, InodeId::ROOT, name, node).map(|reply| reply.attributes.inode)
+}
+
+/// What was made, by name.
+type Made = Vec<(String, InodeId)>;
+
+/// Makes names until one is refused.
+fn fill(server: &Server, host: &mut Host, made: &mut Made) -> ErrorKind {
+    loop {
+        let name = format!("file{}", made.len());
+        match make(server, host, &name) {
+            Ok(inode) => made.push((name, inode)),
+            Err(kind) => return kind,
+        }
+    }
+}
+
+fn still_reads(server: &Server, host: &Host, made: &Made) {
+    for (name, inode) in made {
+        let found = host.lookup(server, InodeId::ROOT, name).unwrap();
+        assert_eq!(found.attributes.inode, *inode);
+    }
+}
+
+/// The server itself is what fills the disk: it stops in time.
+#[test]
+fn changes_are_refused_while_the_store_still_has_room() {
+    for store in [StoreKind::Memory, StoreKind::Sled] {
+        let Some(disk) = SmallDisk::mount(32 << 20) else { return };
+        let mut server = Server::start(&disk.path("metadata"), store);
+        register_targets(&server);
+        let mut host = Host::open(&server, 1);
+        let mut made = Vec::new();
+        for round in 0..3 {
+            disk.fill_but(server.settings.reserve_bytes + (1 << 20));
+            let full = fill(&server, &mut host, &mut made);
+            assert_eq!((full, full.errno()), (ErrorKind::NoSpace, 28), "{store:?}, round {round}");
+            assert!(server.turn(|core| core.broken().is_none()), "{store:?}, round {round}");
+            still_reads(&server, &host, &made);
+            disk.make_room();
+            let name = format!("room{round}");
+            let inode = make(&server, &mut host, &name).unwrap();
+            made.push((name, inode));
+        }
+        assert!(made.len() > 30, "the disk was filled a little at a time");
+        server.contents().assert_equal(&rebuilt(&server.log_dir()), "with room");
+        server.restart();
+        still_reads(&server, &host, &made);
+    }
+}
+
+/// Somebody else fills the disk up to its last byte: the log stands it, and a store that does not
+/// is made anew from the log as soon as there is room.
+#[test]
+fn a_server_goes_on_when_there_is_room_again_whatever_the_full_disk_did_to_its_store() {
+    for store in [StoreKind::Memory, StoreKind::Sled] {
+        let Some(disk) = SmallDisk::mount(24 << 20) else { return };
+        let (settings, time) = settings(&disk.path("metadata"), store);
+        let settings = EngineSettings { reserve_bytes: 0, ..settings };
+        let mut server = Server::start_with(settings, time.clone());
+        register_targets(&server);
+        let mut host = Host::open(&server, 1);
+        let mut made = Vec::new();
+        for round in 0..2 {
+            disk.fill_but(200_000);
+            let full = fill(&server, &mut host, &mut made);
+            assert_eq!((full, full.errno()), (ErrorKind::NoSpace, 28), "{store:?}, round {round}");
+            let refused = make(&server, &mut host, "refused");
+            assert_eq!(refused, Err(ErrorKind::NoSpace), "{store:?}, round {round}");
+            still_reads(&server, &host, &made);
+            disk.make_room();
+            time.advance(Duration::from_secs(2));
+            server.try_turn(|core| core.tick()).unwrap();
+            assert!(server.turn(|core| core.broken().is_none()), "{store:?}, round {round}");
+            let name = format!("room{round}");
+            let inode = make(&server, &mut host, &name).unwrap();
+            made.push((name, inode));
+            server.contents().assert_equal(&rebuilt(&server.log_dir()), "with room");
+        }
+        server.restart();
+        still_reads(&server, &host, &made);
+    }
+}
+
+/// Also without the repair: the next start does not trust a store that failed, although the machine
+/// has not gone down in between.
+#[test]
+fn a_store_that_failed_is_made_anew_at_the_next_start() {
+    let Some(disk) = SmallDisk::mount(24 << 20) else { return };
+    let (settings, time) = settings(&disk.path("metadata"), StoreKind::Sled);
+    let settings = EngineSettings { reserve_bytes: 0, ..settings };
+    let mut server = Server::start_with(settings, time);
+    register_targets(&server);
+    let mut host = Host::open(&server, 1);
+    let mut made = Vec::new();
+    disk.fill_but(200_000);
+    fill(&server, &mut host, &mut made);
+    let broken = server.turn(|core| core.broken().map(str::to_owned));
+    assert!(broken.is_some_and(|text| text.contains("sled")), "sled does not stand a full disk");
+    disk.make_room();
+    server.stop();
+    server.begin();
+    server.contents().assert_equal(&rebuilt(&server.log_dir()), "after the start");
+    still_reads(&server, &host, &made);
+}

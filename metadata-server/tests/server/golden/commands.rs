@@ -1,0 +1,327 @@
+//! One value of every command, with each field different from its default.
+
+use millrace_metadata_server::{
+    command::{
+        AddJob, AddLink, BeginExport, Command, Commit, CompleteExport, Create, DropDirectory,
+        Envelope, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
+        JobCounts, MakeLink, NewKey, ObserveObject, OpenSession, OpenWrite, Opener, RegisterHost,
+        Remove, RemoveXattr, Rename, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions,
+        SetTime, SetXattr, UpdateJob,
+    },
+    namespace::LayoutDefaults,
+};
+use millrace_protocol::{
+    admin::{AttributeSource, Job, JobFailure, JobKind, JobState, Keep},
+    capability::Origin,
+    cluster::{Bucket, LinkMode},
+    metadata::{NewNode, RenameMode, XattrMode},
+    session::{Caller, Operation},
+};
+use millrace_types::{
+    ByteLen, ChunkSize, ContentGeneration, ErrorKind, Failure, FileName, HostId, InodeId, JobId,
+    LinkId, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
+};
+
+use super::Sample;
+use crate::variants::command_name;
+
+pub(super) fn samples() -> Vec<Sample> {
+    let mut counts = std::collections::BTreeMap::<_, u32>::new();
+    let named = all().into_iter().map(|envelope| {
+        let name = command_name(&envelope.command);
+        let count = counts.entry(name).or_default();
+        *count += 1;
+        Sample::of(format!("{name}.{count}"), &envelope)
+    });
+    named.collect()
+}
+
+/// Every command once or, where a part of it has several shapes, once a shape.
+pub(super) fn all() -> Vec<Envelope> {
+    let mut commands = of_cluster();
+    commands.extend(of_names());
+    commands.extend(of_attributes());
+    commands.extend(of_buckets());
+    commands.extend(of_jobs());
+    commands.extend(of_changes_in_buckets());
+    let operation =
+        Operation { session: SessionId(0x0a0b), sequence: 0x0c0d, lowest_pending: 0x0e0f };
+    let time = Timestamp(1_700_000_000_123_456_789);
+    let enveloped = commands.into_iter().enumerate().map(|(number, command)| {
+        let operation = (number % 2 == 1).then_some(operation);
+        Envelope { time, operation, command }
+    });
+    enveloped.collect()
+}
+
+pub(super) fn name() -> FileName {
+    FileName::parse(b"cat \xff.jpg").unwrap()
+}
+
+pub(super) fn caller() -> Caller {
+    Caller { uid: 1000, gid: 100, groups: vec![7, 8] }
+}
+
+pub(super) fn bucket() -> Bucket {
+    Bucket {
+        url: "s3://photos".to_owned(),
+        endpoint: Some("http://127.0.0.1:8333".to_owned()),
+        region: Some("eu-central-1".to_owned()),
+        credentials: Some("lab".to_owned()),
+    }
+}
+
+pub(super) fn origin() -> Origin {
+    Origin {
+        link: LinkId(3),
+        key: "train/cat/0001.jpg".to_owned(),
+        size: 123_456,
+        tag: "\"d41d8cd98f00b204\"".to_owned(),
+        modified: Timestamp(1_600_000_000_000_000_000),
+    }
+}
+
+pub(super) fn job() -> Job {
+    let failure = Failure::new(ErrorKind::Conflict, "changed on both sides");
+    Job {
+        id: JobId(1),
+        kind: JobKind::Export,
+        path: b"/train".to_vec(),
+        state: JobState::Running,
+        files_done: 2,
+        files_total: 3,
+        bytes_done: 4,
+        bytes_total: 5,
+        errors: 6,
+        failures: vec![JobFailure { path: b"/train/x".to_vec(), failure }],
+        started: Timestamp(7),
+        ended: Some(Timestamp(8)),
+    }
+}
+
+fn opener() -> Opener {
+    Opener { session: SessionId(17), inode: InodeId(18) }
+}
+
+fn of_cluster() -> Vec<Command> {
+    let targets = vec![(TargetId([1; 8]), ByteLen(1 << 40)), (TargetId([2; 8]), ByteLen(5))];
+    vec![
+        Command::Format(Format { uid: 1, gid: 2, mode: 0o1755 }),
+        Command::SetFeatureLevel(1),
+        Command::ReserveIds(InodeId(65_538)),
+        Command::OpenSession(OpenSession {
+            host: HostId([5; 16]),
+            host_name: "gpu-17".to_owned(),
+            nonce: 0x0102_0304_0506_0708,
+        }),
+        Command::CloseSession(SessionId(9)),
+        Command::NewKey(NewKey { secret: [0xab; 32] }),
+        Command::RegisterHost(RegisterHost {
+            host: HostId([4; 16]),
+            name: "storage-4".to_owned(),
+            addresses: vec!["10.0.0.4:7441".to_owned(), "[fd00::4]:7441".to_owned()],
+            targets,
+        }),
+        Command::TargetBlank(TargetId([1; 8])),
+        Command::Reclaimed { target: TargetId([2; 8]), through: 0x1112_1314 },
+        Command::Trimmed { inode: InodeId(10), write_epoch: WriteEpoch(11) },
+    ]
+}
+
+fn of_names() -> Vec<Command> {
+    let create = |node, open| {
+        Command::Create(Create {
+            caller: caller(),
+            parent: InodeId(12),
+            name: name(),
+            node,
+            mode: 0o2750,
+            inode: InodeId(13),
+            seed: 0x0e0f_1011,
+            open,
+            exclusive: true,
+        })
+    };
+    let rename = |mode| {
+        Command::Rename(Rename {
+            caller: caller(),
+            source_parent: InodeId(14),
+            source_name: name(),
+            target_parent: InodeId(15),
+            target_name: FileName::parse(b"dog.jpg").unwrap(),
+            mode,
+            readers: vec![SessionId(16)],
+        })
+    };
+    vec![
+        create(NewNode::Regular, Some(SessionId(17))),
+        create(NewNode::Directory, None),
+        create(NewNode::Symlink(b"../target".to_vec()), None),
+        create(NewNode::Fifo, None),
+        create(NewNode::Socket, None),
+        create(NewNode::CharDevice(0x0103), None),
+        create(NewNode::BlockDevice(0x0803), None),
+        Command::MakeLink(MakeLink {
+            caller: caller(),
+            inode: InodeId(18),
+            parent: InodeId(19),
+            name: name(),
+        }),
+        Command::Remove(Remove {
+            caller: caller(),
+            parent: InodeId(20),
+            name: name(),
+            directory: true,
+            readers: vec![SessionId(21), SessionId(22)],
+        }),
+        rename(RenameMode::Replace),
+        rename(RenameMode::NoReplace),
+        rename(RenameMode::Exchange),
+    ]
+}
+
+fn of_attributes() -> Vec<Command> {
+    let defaults = LayoutDefaults {
+        chunk_size: ChunkSize::MIN,
+        width: Some(4),
+        pool: PoolId(1),
+        inline_bytes_max: 4096,
+    };
+    let xattr = |mode| {
+        let (name, value) = (b"user.comment".to_vec(), b"value \xff".to_vec());
+        Command::SetXattr(SetXattr { caller: caller(), inode: InodeId(31), name, value, mode })
+    };
+    vec![
+        Command::SetAttributes(SetAttributes {
+            caller: Some(caller()),
+            inode: InodeId(23),
+            mode: Some(0o640),
+            uid: Some(24),
+            gid: Some(25),
+            size: Some(26),
+            accessed: Some(SetTime::Now),
+            modified: Some(SetTime::At(Timestamp(27))),
+            make_sparse: true,
+        }),
+        Command::SetAttributes(SetAttributes { inode: InodeId(28), ..SetAttributes::default() }),
+        Command::OpenWrite(OpenWrite { caller: Some(caller()), opener: opener(), truncate: true }),
+        Command::OpenWrite(OpenWrite { caller: None, opener: opener(), truncate: false }),
+        Command::CloseWrite(opener()),
+        Command::DropReader(opener()),
+        Command::Commit(Commit {
+            inode: InodeId(29),
+            generation: ContentGeneration(2),
+            write_epoch: WriteEpoch(3),
+            end: 30,
+            written_at: Some(Timestamp(1_700_000_000_000_000_000)),
+        }),
+        xattr(XattrMode::Any),
+        xattr(XattrMode::Create),
+        xattr(XattrMode::Replace),
+        Command::RemoveXattr(RemoveXattr {
+            caller: caller(),
+            inode: InodeId(32),
+            name: b"user.comment".to_vec(),
+        }),
+        Command::SetDefaults(SetDefaults { caller: caller(), directory: InodeId(33), defaults }),
+    ]
+}
+
+fn of_buckets() -> Vec<Command> {
+    let entry = |kind| ImportEntry {
+        name: name(),
+        inode: InodeId(41),
+        seed: 42,
+        mode: 0o640,
+        uid: 1000,
+        gid: 100,
+        modified: Timestamp(43),
+        kind,
+    };
+    let link = |mode| {
+        Command::AddLink(AddLink {
+            directory: InodeId(44),
+            bucket: bucket(),
+            prefix: "train/".to_owned(),
+            mode,
+        })
+    };
+    vec![
+        link(LinkMode::ReadOnly),
+        link(LinkMode::Import),
+        link(LinkMode::ImportExport),
+        Command::BeginLinkRemoval(LinkId(45)),
+        Command::ForgetEntries(ForgetEntries {
+            link: LinkId(46),
+            directory: InodeId(47),
+            names: vec![name(), FileName::parse(b"dog.jpg").unwrap()],
+        }),
+        Command::RemoveLink(LinkId(48)),
+        Command::ImportEntries(ImportEntries {
+            directory: InodeId(49),
+            entries: vec![
+                entry(ImportKind::Directory),
+                entry(ImportKind::File(origin())),
+                entry(ImportKind::Symlink(b"../target".to_vec())),
+            ],
+        }),
+        Command::MarkDirectoryListed(InodeId(50)),
+    ]
+}
+
+fn of_jobs() -> Vec<Command> {
+    let counts =
+        JobCounts { files_done: 1, files_total: 2, bytes_done: 3, bytes_total: 4, errors: 5 };
+    let export = 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10;
+    vec![
+        Command::AddJob(AddJob { job: job(), caller: caller(), root: InodeId(51) }),
+        Command::UpdateJob(UpdateJob {
+            id: JobId(52),
+            state: Some(JobState::Failed),
+            counts,
+            failures: job().failures,
+        }),
+        Command::BeginExport(BeginExport {
+            inode: InodeId(53),
+            job: JobId(54),
+            export,
+            link: LinkId(55),
+            key: "out/checkpoint.pt".to_owned(),
+            replaces: Some("\"d41d8cd98f00b204\"".to_owned()),
+            part_size: 8 << 20,
+        }),
+        Command::RecordUpload { inode: InodeId(56), export, upload_id: "upload-57".to_owned() },
+        Command::CompleteExport(CompleteExport { inode: InodeId(58), export, origin: origin() }),
+        Command::AbortExport { inode: InodeId(59), export },
+    ]
+}
+
+fn of_changes_in_buckets() -> Vec<Command> {
+    vec![
+        Command::ObserveObject(ObserveObject {
+            inode: InodeId(60),
+            known: Some("\"t60\"".to_owned()),
+            found: Some(found()),
+        }),
+        Command::ResolveConflict(ResolveConflict {
+            caller: caller(),
+            inode: InodeId(61),
+            keep: Keep::Bucket,
+            found: Some(found()),
+        }),
+        Command::SetLinkOptions(SetLinkOptions {
+            link: LinkId(62),
+            refresh_seconds: Some(300),
+            attributes: Some(AttributeSource::Objects),
+        }),
+        Command::DropDirectory(DropDirectory {
+            parent: InodeId(63),
+            name: name(),
+            inode: InodeId(64),
+        }),
+    ]
+}
+
+fn found() -> FoundObject {
+    FoundObject { origin: origin(), modified: Timestamp(1_700_000_000_000_000_065) }
+}

@@ -1,0 +1,41 @@
+//! One key of every table; numbers differ in every byte that they have.
+
+use millrace_metadata_server::store::keys;
+use millrace_types::{GroupId, HostId, InodeId, JobId, KeyId, LinkId, PoolId, SessionId, TargetId};
+
+use super::Sample;
+
+const INODE: InodeId = InodeId(0x0102_0304_0506_0708);
+const PARENT: InodeId = InodeId(0x1112_1314_1516_1718);
+const SESSION: SessionId = SessionId(0x2122_2324_2526_2728);
+const TARGET: TargetId = TargetId([0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37, 0x38]);
+const NUMBER: u64 = 0x4142_4344_4546_4748;
+
+pub(super) fn samples() -> Vec<Sample> {
+    let pool = PoolId(0x5152);
+    vec![
+        Sample::key("applied", keys::applied()),
+        Sample::key("cookie", keys::cookie(INODE, NUMBER)),
+        Sample::key("entry", keys::entry(INODE, b"name \xff")),
+        Sample::key("export", keys::export(INODE)),
+        Sample::key("file_system", keys::file_system()),
+        Sample::key("group", keys::group(pool, GroupId(0x6162_6364))),
+        Sample::key("host", keys::host(HostId([0x71; 16]))),
+        Sample::key("inode", keys::inode(INODE)),
+        Sample::key("job", keys::job(JobId(NUMBER))),
+        Sample::key("signing_key", keys::signing_key(KeyId(0x8182_8384))),
+        Sample::key("link", keys::link(LinkId(0x9192_9394))),
+        Sample::key("name", keys::name(INODE, PARENT, b"name \xff")),
+        Sample::key("open", keys::open(INODE, SESSION)),
+        Sample::key("pool", keys::pool(pool)),
+        Sample::key("reclaim", keys::reclaim(TARGET, NUMBER)),
+        Sample::key("outcome", keys::outcome(SESSION, NUMBER)),
+        Sample::key("session", keys::session(SESSION)),
+        Sample::key("target", keys::target(TARGET)),
+        Sample::key("conflict", keys::conflict(INODE)),
+        Sample::key("trim", keys::trim(INODE)),
+        Sample::key("whiteout", keys::whiteout(INODE, b"name \xff")),
+        Sample::key("xattr", keys::xattr(INODE, b"user.name")),
+        Sample::key("opened", keys::opened(SESSION, INODE)),
+    ]
+}

@@ -1,0 +1,25 @@
+//! The metadata server from outside: the engine with its log and stores, the operations that
+//! requests become, and a whole server with clients over the network.
+//!
+//! The random tests take their seeds and lengths from the environment:
+//!
+//! | variable                  | meaning                                                       |
+//! |---------------------------|---------------------------------------------------------------|
+//! | `MILLRACE_TEST_SEED`      | the one seed to run; a failure prints which it was            |
+//! | `MILLRACE_TEST_ROUNDS`    | how many seeds to run, from 1 on; without it one              |
+//! | `MILLRACE_TEST_LENGTH`    | how many times as many commands or operations a seed; else 1  |
+//! | `MILLRACE_BLESS`          | writes the golden bytes of what is new                        |
+
+mod chance;
+mod commands;
+mod end_to_end;
+mod engine;
+mod full_disk;
+mod golden;
+mod hosts;
+mod namespace;
+mod once;
+mod replay;
+mod state_directory;
+mod status;
+mod variants;

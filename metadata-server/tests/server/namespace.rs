@@ -1,0 +1,278 @@
+//! Random operations through the server's operations layer, with a model beside it: every answer
+//! is the model's, and what must always hold does.
+
+mod invariants;
+mod model;
+mod names;
+mod rename;
+mod requests;
+mod xattr;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use millrace_metadata_server::{engine::StoreKind, ops};
+use millrace_protocol::{
+    capability::{Capability, Rights},
+    codec,
+    metadata::{DirectoryPage, FileKind, InodeReply, ReadDirectory},
+    session::Caller,
+};
+use millrace_runtime::Random;
+use millrace_types::{ChangeCount, ErrorKind, FileName, InodeId, TargetId};
+use tempfile::TempDir;
+
+use self::model::{Answer, Model, Node};
+use crate::{
+    chance::{for_each_seed, percent, pick, stretched},
+    engine::{Server, rebuilt},
+    hosts::{Host, Run, register_targets},
+};
+
+const OPERATIONS: usize = 2_500;
+
+/// Two client hosts, the server that they use, and the model of it.
+struct Test {
+    random: Random,
+    server: Server,
+    hosts: [Host; 2],
+    model: Model,
+    /// The last change counts that were seen.
+    counts: BTreeMap<InodeId, ChangeCount>,
+    /// A listing is under way that is compared with changes.
+    listing: bool,
+    /// Inodes that there were once.
+    gone: Vec<InodeId>,
+    _dir: TempDir,
+}
+
+#[test]
+fn every_answer_is_the_models() {
+    for_each_seed(|random| {
+        let mut test = Test::start(random);
+        for number in 0..stretched(OPERATIONS) {
+            test.step();
+            if number % 250 == 0 {
+                test.check();
+            }
+        }
+        test.check();
+        test.compare_all();
+        test.server.restart();
+        test.compare_all();
+        test.server.contents().assert_equal(&rebuilt(&test.server.log_dir()), "in the end");
+    });
+}
+
+impl Test {
+    fn start(random: Random) -> Self {
+        let dir = TempDir::new().unwrap();
+        let server = Server::start(&dir.path().join("metadata"), StoreKind::Memory);
+        register_targets(&server);
+        let hosts = [Host::open(&server, 1), Host::open(&server, 2)];
+        let shown = hosts[0].show(&server, InodeId::ROOT).unwrap().attributes;
+        let model = Model::new(Node::new(FileKind::Directory, 0o755, (0, 0), shown.born));
+        let (counts, gone, listing) = (BTreeMap::new(), Vec::new(), false);
+        let mut test = Self { random, server, hosts, model, counts, listing, gone, _dir: dir };
+        // Everybody may begin.
+        test.open_root();
+        test
+    }
+
+    /// The clock goes on, and one operation happens.
+    fn step(&mut self) {
+        self.server.time.advance(Duration::from_millis(self.random.within(1..3_000)));
+        self.model.now = self.server.turn(|core| core.now());
+        self.any();
+    }
+
+    /// Runs a request at the server; sometimes twice, because a client that heard nothing sends it
+    /// again.
+    fn run<R, T>(&mut self, host: usize, request: &R, operation: Run<R, T>) -> Answer<T>
+    where
+        R: Clone + Send + 'static,
+        T: PartialEq + std::fmt::Debug + Send + 'static,
+    {
+        let answer = self.hosts[host].run(&self.server, request.clone(), operation);
+        if percent(&self.random, 15) {
+            let again = self.hosts[host].run(&self.server, request.clone(), operation);
+            assert_eq!(answer, again, "the same request again");
+        }
+        answer
+    }
+
+    /// Compares an answer that shows an inode.
+    fn expect_inode(&mut self, want: Answer<InodeId>, got: Answer<InodeReply>, what: &str) {
+        match (want, got) {
+            (Ok(id), Ok(reply)) => self.compare(id, &reply),
+            (want, got) => assert_eq!(got.map(drop), want.map(drop), "{what}"),
+        }
+    }
+
+    fn compare(&mut self, id: InodeId, reply: &InodeReply) {
+        let (attributes, node) = (&reply.attributes, &self.model.nodes[&id]);
+        let got = (attributes.inode, attributes.kind, attributes.mode, attributes.device);
+        assert_eq!(got, (id, node.kind, node.mode, node.device), "{id}");
+        let got = (attributes.uid, attributes.gid, attributes.links, attributes.size);
+        let want = (node.uid, node.gid, self.model.links(id), self.model.size(id));
+        assert_eq!(got, want, "owner, group, links and size of {id}");
+        let got = (attributes.accessed, attributes.modified, attributes.changed, attributes.born);
+        assert_eq!(got, (node.accessed, node.modified, node.changed, node.born), "times of {id}");
+        assert_eq!(reply.symlink, node.target, "{id}");
+        let content = reply.content.as_ref().map(|content| {
+            assert_eq!((content.inode, content.origin_length), (id, 0));
+            (content.generation.0, content.write_epoch.0, content.sparse)
+        });
+        let regular = node.kind == FileKind::Regular;
+        let want = (node.generation, node.write_epoch, node.sparse);
+        assert_eq!(content, regular.then_some(want), "content of {id}");
+        if let Some(signed) = &reply.capability {
+            let capability: Capability = codec::decode(&signed.body).unwrap();
+            let writes = node.writers.contains_key(&capability.session);
+            let rights = if writes { Rights::ReadWrite } else { Rights::Read };
+            assert_eq!(capability.rights, rights, "{id}");
+            assert_eq!(Some(&capability.content), reply.content.as_ref());
+        }
+        let last = self.counts.insert(id, attributes.change_count).unwrap_or_default();
+        assert!(last <= attributes.change_count, "the change count of {id} went back");
+    }
+
+    /// The invariants, the queues of contents to free, and what the model has.
+    fn check(&mut self) {
+        let queues = self.server.turn(|core| {
+            invariants::check(core.view());
+            [1, 2].map(|number| invariants::queue(core.view(), TargetId([number; 8])))
+        });
+        for queue in queues {
+            assert_eq!(queue, self.model.freed, "exactly what was given up is to be freed");
+        }
+    }
+
+    /// Every inode and every listing.
+    fn compare_all(&mut self) {
+        let ids: Vec<_> = self.model.nodes.keys().copied().collect();
+        for id in ids {
+            let got = self.hosts[0].show(&self.server, id);
+            self.expect_inode(Ok(id), got, "everything that there is");
+            if self.model.nodes[&id].kind == FileKind::Directory {
+                self.list(id, &Caller::ROOT);
+            }
+        }
+        for &id in &self.gone {
+            let got = self.hosts[0].show(&self.server, id).map(drop);
+            assert_eq!(got, Err(ErrorKind::Stale), "{id} is gone");
+        }
+    }
+
+    /// Lists a directory in pages of any size and compares names, order and attributes.
+    fn list(&mut self, id: InodeId, caller: &Caller) {
+        let mut listed = Vec::new();
+        let mut cookie = 0;
+        let want = self.model.directory(id).map(|node| node.names.clone());
+        let want = want.and_then(|names| self.model.may_read(caller, id).map(|()| names));
+        loop {
+            let page = match self.page(id, caller, cookie) {
+                Ok(page) => page,
+                Err(kind) => {
+                    assert_eq!(want.map(drop), Err(kind), "the listing of {id}");
+                    return;
+                }
+            };
+            let parent = self.model.parent(id).unwrap_or(InodeId::ROOT);
+            assert_eq!(page.parent, parent, "`..` of {id}");
+            for entry in &page.entries {
+                assert!(entry.cookie > cookie, "cookies grow");
+                cookie = entry.cookie;
+                listed.push((entry.name.clone(), entry.attributes.inode));
+                let shown = self.hosts[0].show(&self.server, entry.attributes.inode).unwrap();
+                assert_eq!(shown.attributes, entry.attributes, "a listing shows what stat does");
+            }
+            if page.last {
+                break;
+            }
+            assert!(!page.entries.is_empty(), "a page that is not the last has entries");
+        }
+        assert_eq!(Ok(listed), want, "the listing of {id}");
+    }
+
+    fn page(&self, inode: InodeId, caller: &Caller, cookie: u64) -> Answer<DirectoryPage> {
+        let entries_max = u32::try_from(self.random.within(1..8)).unwrap();
+        let request = ReadDirectory { caller: caller.clone(), inode, cookie, entries_max };
+        self.hosts[0].run(&self.server, request, ops::directory::read)
+    }
+
+    /// While a directory is listed it changes: what is there all the time appears exactly once.
+    fn list_while_it_changes(&mut self, id: InodeId) {
+        let Ok(before) = self.model.directory(id).map(|node| node.names.clone()) else { return };
+        let (mut seen, mut cookie): (Vec<(FileName, InodeId)>, _) = (Vec::new(), 0);
+        let mut moved = Vec::new();
+        loop {
+            let Ok(page) = self.page(id, &Caller::ROOT, cookie) else { return };
+            cookie = page.entries.last().map_or(cookie, |entry| entry.cookie);
+            let entries = page.entries.into_iter();
+            seen.extend(entries.map(|entry| (entry.name, entry.attributes.inode)));
+            if page.last {
+                break;
+            }
+            let names = |test: &Self| {
+                test.model.nodes.get(&id).map(|node| node.names.clone()).unwrap_or_default()
+            };
+            let earlier = names(self);
+            self.step();
+            // A name that was taken and given again stands at the end.
+            let later = names(self);
+            moved.extend(earlier.iter().filter(|&name| !later.contains(name)).cloned());
+            moved.extend(later.into_iter().filter(|name| !earlier.contains(name)));
+            let still: Vec<_> = names(self);
+            let order = |list: &[(FileName, InodeId)]| {
+                list.iter().filter(|name| still.contains(name)).cloned().collect::<Vec<_>>()
+            };
+            let (left, right) = (order(&earlier), order(&still));
+            moved.extend(left.into_iter().zip(right).filter(|(a, b)| a != b).map(|(a, _)| a));
+        }
+        for name in before.iter().filter(|name| !moved.contains(name)) {
+            let times = seen.iter().filter(|other| *other == name).count();
+            assert_eq!(times, 1, "{name:?} was there all the time");
+        }
+    }
+
+    fn host(&self) -> usize {
+        usize::from(percent(&self.random, 40))
+    }
+
+    fn caller(&self) -> Caller {
+        match self.random.within(0..10) {
+            0..3 => Caller { uid: 1000, gid: 100, groups: vec![7] },
+            3..5 => Caller { uid: 1001, gid: 7, groups: vec![] },
+            _ => Caller::ROOT,
+        }
+    }
+
+    /// An inode of that kind, or rarely any other, or one that is gone.
+    fn inode(&self, kind: FileKind) -> InodeId {
+        if percent(&self.random, 3)
+            && let Some(gone) = pick(&self.random, &self.gone)
+        {
+            return *gone;
+        }
+        let any = percent(&self.random, 5);
+        let all = self.model.nodes.iter();
+        let fit: Vec<_> =
+            all.filter(|(_, node)| any || node.kind == kind).map(|(id, _)| *id).collect();
+        *pick(&self.random, &fit).unwrap_or(&InodeId::ROOT)
+    }
+
+    /// One of few names, so that they meet.
+    fn name(&self) -> FileName {
+        FileName::parse(&[b'a' + u8::try_from(self.random.within(0..8)).unwrap()]).unwrap()
+    }
+
+    /// A name that exists, mostly.
+    fn place(&self) -> (InodeId, FileName) {
+        let directory = self.inode(FileKind::Directory);
+        let names = self.model.nodes.get(&directory).map(|node| node.names.as_slice());
+        match pick(&self.random, names.unwrap_or_default()) {
+            Some((name, _)) if percent(&self.random, 90) => (directory, name.clone()),
+            _ => (directory, self.name()),
+        }
+    }
+}

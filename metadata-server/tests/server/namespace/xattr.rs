@@ -1,0 +1,78 @@
+//! The model's extended attributes.
+
+use millrace_protocol::{
+    metadata::{FileKind, RemoveXattr, SetXattr, XattrMode},
+    session::Caller,
+};
+use millrace_types::{
+    ErrorKind::{Exists, NoData, NoSpace, NotPermitted, NotSupported},
+    InodeId,
+};
+
+use super::model::{Answer, Model};
+
+/// Linux's limit for one value, and for the names and values of one inode here.
+const VALUE_MAX: usize = 64 << 10;
+const ALL_MAX: usize = (64 << 10) + 255;
+
+impl Model {
+    pub(super) fn set_xattr(&mut self, request: &SetXattr) -> Answer<()> {
+        self.may_change(&request.caller, request.inode, &request.name)?;
+        let xattrs = &self.nodes[&request.inode].xattrs;
+        if request.value.len() > VALUE_MAX {
+            return Err(NoSpace);
+        }
+        match (xattrs.contains_key(&request.name), request.mode) {
+            (true, XattrMode::Create) => return Err(Exists),
+            (false, XattrMode::Replace) => return Err(NoData),
+            _ => {}
+        }
+        let mut after = xattrs.clone();
+        after.insert(request.name.clone(), request.value.clone());
+        if after.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > ALL_MAX {
+            return Err(NoSpace);
+        }
+        self.nodes.get_mut(&request.inode).unwrap().xattrs = after;
+        self.mark_changed(request.inode);
+        Ok(())
+    }
+
+    pub(super) fn remove_xattr(&mut self, request: &RemoveXattr) -> Answer<()> {
+        self.may_change(&request.caller, request.inode, &request.name)?;
+        let node = self.nodes.get_mut(&request.inode).unwrap();
+        node.xattrs.remove(&request.name).ok_or(NoData)?;
+        self.mark_changed(request.inode);
+        Ok(())
+    }
+
+    pub(super) fn xattr(&self, caller: &Caller, id: InodeId, name: &[u8]) -> Answer<Vec<u8>> {
+        let node = self.node(id)?;
+        match name {
+            name if name.starts_with(b"user.") => self.may_read(caller, id)?,
+            name if name.starts_with(b"trusted.") && caller.uid == 0 => {}
+            name if name.starts_with(b"trusted.") => return Err(NoData),
+            _ => return Err(NotSupported),
+        }
+        node.xattrs.get(name).cloned().ok_or(NoData)
+    }
+
+    pub(super) fn xattr_names(&self, caller: &Caller, id: InodeId) -> Answer<Vec<Vec<u8>>> {
+        let names = self.node(id)?.xattrs.keys();
+        let shown = names.filter(|name| caller.uid == 0 || !name.starts_with(b"trusted."));
+        Ok(shown.cloned().collect())
+    }
+
+    fn may_change(&self, caller: &Caller, id: InodeId, name: &[u8]) -> Answer<()> {
+        let kind = self.node(id)?.kind;
+        if name.starts_with(b"user.") {
+            match kind {
+                FileKind::Regular | FileKind::Directory => self.may_write(caller, id),
+                _ => Err(NotPermitted),
+            }
+        } else if name.starts_with(b"trusted.") {
+            if caller.uid == 0 { Ok(()) } else { Err(NotPermitted) }
+        } else {
+            Err(NotSupported)
+        }
+    }
+}
