@@ -12,6 +12,7 @@ import pathlib
 import platform
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -84,13 +85,23 @@ def many_files(cluster, mount, count):
         f"serves again in {restart:.2f} s, a waiting request is answered {late:.2f} s later"
 
 
-def write_report(path, lines):
+def commit():
+    """The commit that was tested, with a word when the tree differed from it."""
+    said = [
+        subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.strip()
+        for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain"])
+    ]
+    return said[0] + (" with uncommitted changes" if said[1] else "")
+
+
+def write_report(path, lines, seed):
     """Replaces what stands between the marks, or appends it."""
     text = path.read_text()
     today = datetime.date.today().isoformat()
     body = "\n".join(f"- {line}" for line in lines)
     machine = f"{os.cpu_count()} CPUs, kernel {platform.release()}"
-    section = f"{BEGIN}\n\nOn {today}, {machine}:\n\n{body}\n\n{END}"
+    what = f"On {today}, commit {commit()}, seed {seed}, {machine}:"
+    section = f"{BEGIN}\n\n{what}\n\n{body}\n\n{END}"
     if BEGIN in text and END in text:
         before, rest = text.split(BEGIN, 1)
         text = before + section + rest.split(END, 1)[1]
@@ -126,7 +137,7 @@ def main():
         cluster.take_down()
         shutil.rmtree(directory, ignore_errors=True)
     if options.report:
-        write_report(pathlib.Path(options.report), lines)
+        write_report(pathlib.Path(options.report), lines, options.seed)
     print("2 passed, 0 failed")
 
 
