@@ -54,18 +54,10 @@ impl Cluster {
         let mut attempts = self.patience.begin(Instant::now());
         let mut damaged = 0;
         loop {
-            let aim = match self.aim(access, &range) {
-                Ok(aim) => aim,
-                Err(failure) => {
-                    self.after(failure, None, &mut attempts).await?;
-                    continue;
-                }
-            };
+            let aim = self.aim_once_known(access, &range, &mut attempts).await?;
             let request = storage::Read { place: aim.place, sequential };
-            let answer = aim
-                .peer
-                .exchange(&request, Body::default(), CallOptions::bulk(READ_DEADLINE))
-                .await;
+            let options = CallOptions::bulk(attempts.deadline(READ_DEADLINE, Instant::now()));
+            let answer = aim.peer.exchange(&request, Body::default(), options).await;
             let failure = match answer
                 .and_then(|(reply, body)| check(body, u64::from(request.place.len), reply.checksum))
             {
@@ -100,18 +92,12 @@ impl Cluster {
         let number = self.writes.begin();
         let mut attempts = self.patience.begin(Instant::now());
         loop {
-            let aim = match self.aim(access, &range) {
-                Ok(aim) => aim,
-                Err(failure) => {
-                    self.after(failure, None, &mut attempts).await?;
-                    continue;
-                }
-            };
+            let aim = self.aim_once_known(access, &range, &mut attempts).await?;
             let (number, lowest_pending) = number.write();
             let place = aim.place;
             let request =
                 storage::Write { place, checksum, number, lowest_pending, durable: false };
-            let options = CallOptions::bulk(WRITE_DEADLINE);
+            let options = CallOptions::bulk(attempts.deadline(WRITE_DEADLINE, Instant::now()));
             let answer = aim.peer.exchange(&request, data.clone(), options).await;
             match answer {
                 Ok((reply, _)) => {
@@ -137,16 +123,11 @@ impl Cluster {
         let number = self.writes.begin();
         let mut attempts = self.patience.begin(Instant::now());
         loop {
-            let aim = match self.aim(access, &range) {
-                Ok(aim) => aim,
-                Err(failure) => {
-                    self.after(failure, None, &mut attempts).await?;
-                    continue;
-                }
-            };
+            let aim = self.aim_once_known(access, &range, &mut attempts).await?;
             let (number, lowest_pending) = number.write();
             let request = storage::Zero { place: aim.place, number, lowest_pending };
-            match aim.peer.call(&request, CallOptions::bulk(WRITE_DEADLINE)).await {
+            let options = CallOptions::bulk(attempts.deadline(WRITE_DEADLINE, Instant::now()));
+            match aim.peer.call(&request, options).await {
                 Ok(reply) => {
                     let target = aim.route.target;
                     return Ok(Written { target, loss_count: reply.loss_count });
@@ -173,7 +154,8 @@ impl Cluster {
                 continue;
             };
             let request = storage::Sync { target };
-            match peer.call(&request, CallOptions::bulk(WRITE_DEADLINE)).await {
+            let options = CallOptions::bulk(attempts.deadline(WRITE_DEADLINE, Instant::now()));
+            match peer.call(&request, options).await {
                 Ok(reply) => return Ok(reply.loss_count),
                 Err(failure) => {
                     self.after(failure, Some(&peer), &mut attempts).await?;
@@ -202,6 +184,21 @@ impl Cluster {
         for (&host, peer) in targets.iter() {
             if let Some(known) = self.routing.host(host) {
                 peer.set_addresses(addresses(&known.addresses));
+            }
+        }
+    }
+
+    /// Whom to ask about `range`, once the map says it.
+    async fn aim_once_known(
+        &self,
+        access: &Access,
+        range: &Range<u64>,
+        attempts: &mut Attempts,
+    ) -> Result<Aim, Failure> {
+        loop {
+            match self.aim(access, range) {
+                Ok(aim) => return Ok(aim),
+                Err(failure) => self.after(failure, None, attempts).await?,
             }
         }
     }

@@ -7,11 +7,11 @@ use millrace_protocol::{
     capability::{Capability, Purpose, Rights, SYSTEM_SESSION},
     session::Role,
     storage::{
-        Attach, AttachReply, LossCount, Place, Read, ReadReply, Sync, SyncReply, TRANSFER_LEN_MAX,
-        Write, WriteReply, Zero,
+        Attach, AttachReply, ChunkVersion, LossCount, Place, Read, ReadReply, Sync, SyncReply,
+        TRANSFER_LEN_MAX, Write, WriteReply, Zero,
     },
 };
-use millrace_types::{ErrorKind, Failure, SessionId};
+use millrace_types::{ErrorKind, Failure, SessionId, WriteNumber};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Caller, Daemon};
@@ -114,19 +114,12 @@ impl Daemon {
         let (number, lowest) = (request.number, request.lowest_pending);
         let durable = request.durable;
         let task = tokio::spawn(async move {
-            let applied = store.engine().applied();
-            let version = match applied.admit(session, number, lowest).await {
-                Admission::Repeated(version) => version,
-                Admission::New(running) => {
-                    let version = store.write(&view, write).await?;
-                    running.applied(version);
-                    version
-                }
-            };
+            let change = async { store.write(&view, write).await };
+            let reply = apply_once(&store, session, (number, lowest), change).await?;
             if durable {
                 store.engine().sync().await?;
             }
-            Ok(WriteReply { version, loss_count: store.engine().loss_count() })
+            Ok(reply)
         });
         let written = task.await.unwrap_or_else(|_| stopped());
         self.changed.note(key, &written);
@@ -154,16 +147,8 @@ impl Daemon {
         };
         let (number, lowest) = (request.number, request.lowest_pending);
         let task = tokio::spawn(async move {
-            let applied = store.engine().applied();
-            let version = match applied.admit(session, number, lowest).await {
-                Admission::Repeated(version) => version,
-                Admission::New(running) => {
-                    let version = store.zero(&view, zero).await?;
-                    running.applied(version);
-                    version
-                }
-            };
-            Ok(WriteReply { version, loss_count: store.engine().loss_count() })
+            let change = async { store.zero(&view, zero).await };
+            apply_once(&store, session, (number, lowest), change).await
         });
         let zeroed = task.await.unwrap_or_else(|_| stopped());
         self.changed.note(key, &zeroed);
@@ -218,6 +203,27 @@ impl Daemon {
         let cluster = self.cluster.clone();
         Ok(Authority::new(move || session.is_live(&cluster) && cluster.may_write()))
     }
+}
+
+/// Applies a numbered change, unless it is a repetition of one that has been applied: then the
+/// answer is that one's. `numbers` are its own and the lowest that its session still waits for.
+async fn apply_once(
+    store: &Store,
+    session: SessionId,
+    numbers: (WriteNumber, WriteNumber),
+    change: impl Future<Output = Result<ChunkVersion, Failure>>,
+) -> Result<WriteReply, Failure> {
+    let (number, lowest_pending) = numbers;
+    let applied = store.engine().applied();
+    let version = match applied.admit(session, number, lowest_pending).await {
+        Admission::Repeated(version) => version,
+        Admission::New(running) => {
+            let version = change.await?;
+            running.applied(version);
+            version
+        }
+    };
+    Ok(WriteReply { version, loss_count: store.engine().loss_count() })
 }
 
 fn session(caller: &Caller) -> Result<&Arc<Attached>, Failure> {
