@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 #[test]
 fn the_metadata_servers_file_is_accepted_and_shows_the_defaults() -> Result<()> {
-    let examples = ["credentials", "address"];
+    let examples = ["credentials_file", "address"];
     let file = File::of("metadata-server.toml")?;
     file.check::<millrace_metadata_server::settings::Settings>(&examples)
 }
@@ -25,7 +25,7 @@ fn the_storage_targets_file_is_accepted_and_shows_the_defaults() -> Result<()> {
 
 #[test]
 fn the_mounts_file_is_accepted_and_shows_the_defaults() -> Result<()> {
-    let examples = ["mountpoint", "allow_other", "threads", "address"];
+    let examples = ["mountpoint", "source", "allow_other", "threads", "address"];
     File::of("client-fuse.toml")?.check::<millrace_client_fuse::settings::Settings>(&examples)
 }
 

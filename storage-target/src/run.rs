@@ -152,7 +152,7 @@ impl Running {
         let mut metrics = Metrics::new();
         let counters = Counters::register(&mut metrics);
         let pool = BufferPool::new(usize::try_from(settings.buffer_memory.0).unwrap_or(usize::MAX));
-        let links = Links::new(settings.bucket.object_source());
+        let links = Links::new(settings.buckets.object_source());
         let mut stores = Vec::new();
         for engine in open_all(&settings, peer.cluster, &pool).await? {
             let engine = Arc::new(engine);

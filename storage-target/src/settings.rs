@@ -45,7 +45,7 @@ pub struct Settings {
     pub target: Vec<TargetSettings>,
     /// How buckets are reached.
     #[serde(default)]
-    pub bucket: BucketSettings,
+    pub buckets: BucketSettings,
     /// The network.
     #[serde(default)]
     pub network: TransportSettings,
@@ -73,7 +73,7 @@ pub struct TargetSettings {
     pub id: Option<TargetId>,
 }
 
-/// The table `[bucket]`.
+/// The table `[buckets]`.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct BucketSettings {

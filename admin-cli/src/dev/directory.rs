@@ -172,7 +172,7 @@ fn settings_of_metadata(directory: &Path, plan: &Plan) -> Table {
     settings.insert("identity".into(), text(&directory.join(IDENTITY_FILE)));
     settings.insert("data".into(), text(&directory.join(DATA)));
     if let Some(file) = &plan.credentials {
-        settings.insert("buckets".into(), table([("credentials", text(file))]));
+        settings.insert("buckets".into(), buckets(file));
     }
     settings
 }
@@ -189,10 +189,15 @@ fn settings_of_target(directory: &Path, plan: &Plan, name: &str, port: u16) -> T
         target.insert("capacity".into(), Value::String(bytes.to_string()));
     }
     if let Some(file) = &plan.credentials {
-        settings.insert("bucket".into(), table([("credentials_file", text(file))]));
+        settings.insert("buckets".into(), buckets(file));
     }
     settings.insert("target".into(), Value::Array(vec![Value::Table(target)]));
     settings
+}
+
+/// The same table for every daemon that reaches buckets.
+fn buckets(credentials: &Path) -> Value {
+    table([("credentials_file", text(credentials))])
 }
 
 fn cluster(plan: &Plan, identity: &Path) -> Value {
