@@ -10,11 +10,11 @@ use millrace_protocol::{
     session::{Hello, HelloReply, Role},
 };
 use millrace_runtime::Shutdown;
-use millrace_service::cluster::ClusterSettings;
+use millrace_service::{cluster::ClusterSettings, control_socket};
 use millrace_transport::{
     CallOptions, ClientEndpoints, Identity, LocalClient, Peer, PeerTarget, TransportSettings,
 };
-use millrace_types::{Failure, LogIndex};
+use millrace_types::{ErrorKind, Failure, LogIndex};
 
 use crate::mountinfo::Mount;
 
@@ -24,7 +24,15 @@ pub(crate) enum Connection {
     /// The metadata server.
     Cluster(ClusterConnection),
     /// A mount's daemon, by its control socket.
-    Mount(PathBuf),
+    Mount(MountDaemon),
+}
+
+/// How a mount's daemon is found; whether it is there shows at each request.
+#[derive(Debug)]
+pub(crate) struct MountDaemon {
+    mountpoint: PathBuf,
+    device: (u32, u32),
+    user: u32,
 }
 
 /// A connection to a metadata server that has answered once.
@@ -33,16 +41,17 @@ pub(crate) struct ClusterConnection {
     peer: Peer,
     address: String,
     cluster: String,
-    // Their threads drive the connection.
-    _endpoints: ClientEndpoints,
 }
 
 impl Connection {
-    /// Connects to the first metadata server that answers.
+    /// Connects to the first metadata server that answers. The endpoints drive the connection:
+    /// they are kept while it is used, and closed after.
     ///
     /// # Errors
     /// When none does, or the identity cannot be used; the message says what was tried.
-    pub(crate) async fn to_cluster(settings: &ClusterSettings) -> anyhow::Result<Self> {
+    pub(crate) async fn to_cluster(
+        settings: &ClusterSettings,
+    ) -> anyhow::Result<(Self, ClientEndpoints)> {
         let identity = Identity::load(&settings.identity)
             .context("cannot use the operator's identity; `millrace cluster invite` makes one")?;
         let cluster = identity.peer().cluster.to_string();
@@ -61,12 +70,9 @@ impl Connection {
             let peer = Peer::new(&endpoints, target);
             match hello(&peer).await {
                 Ok(_) => {
-                    return Ok(Self::Cluster(ClusterConnection {
-                        peer,
-                        address: server.to_string(),
-                        cluster,
-                        _endpoints: endpoints,
-                    }));
+                    let address = server.to_string();
+                    let connection = ClusterConnection { peer, address, cluster };
+                    return Ok((Self::Cluster(connection), endpoints));
                 }
                 Err(failure) => problems.push(format!("{server}: {failure}")),
             }
@@ -79,7 +85,11 @@ impl Connection {
 
     /// The daemon of a mount; whether it answers shows at the first request.
     pub(crate) fn to_mount(mount: &Mount) -> Self {
-        Self::Mount(socket_of(mount))
+        Self::Mount(MountDaemon {
+            mountpoint: mount.mountpoint.clone(),
+            device: (mount.major, mount.minor),
+            user: mount.user,
+        })
     }
 
     /// Asks, and waits for the answer at most for [`DEADLINE`].
@@ -91,14 +101,8 @@ impl Connection {
             Self::Cluster(cluster) => {
                 cluster.peer.call(request, CallOptions::control(DEADLINE)).await
             }
-            Self::Mount(socket) => {
-                // A connection for each request: a mount's daemon may be started anew between two.
-                let daemon = match LocalClient::connect(socket).await {
-                    Ok(daemon) => daemon,
-                    Err(failure) => return Err(with_remedy(failure)),
-                };
-                daemon.call(request, DEADLINE).await
-            }
+            // A connection for each request: a mount's daemon may be started anew between two.
+            Self::Mount(daemon) => daemon.connect().await?.call(request, DEADLINE).await,
         }
     }
 
@@ -127,19 +131,34 @@ impl Connection {
     }
 }
 
-/// The control socket of a mount's daemon.
-pub(crate) fn socket_of(mount: &Mount) -> PathBuf {
-    let name = format!("mount-{}-{}.sock", mount.major, mount.minor);
-    PathBuf::from(CONTROL_DIRECTORY).join(name)
-}
-
-/// A mount whose daemon has died answers nothing, and only a person can take it away.
-fn with_remedy(failure: Failure) -> Failure {
-    let message = format!(
-        "{}; if the mount's daemon has died, `millrace umount --lazy` and mount again",
-        failure.message
-    );
-    Failure { message, ..failure }
+impl MountDaemon {
+    /// Connects to the daemon in the first of its places where it listens.
+    ///
+    /// # Errors
+    /// When it listens in none, or the caller may not connect; the message says what to do.
+    async fn connect(&self) -> Result<LocalClient, Failure> {
+        let mut kind = ErrorKind::Unavailable;
+        let mut problems = Vec::new();
+        for place in control_socket::places(self.device, self.user) {
+            match LocalClient::connect(&place).await {
+                Ok(daemon) if daemon.owner() == self.user => return Ok(daemon),
+                Ok(_) => problems.push(format!("at {} listens somebody else", place.display())),
+                Err(failure) => {
+                    if failure.kind == ErrorKind::PermissionDenied {
+                        kind = failure.kind;
+                    }
+                    problems.push(failure.message);
+                }
+            }
+        }
+        let message = format!(
+            "no daemon can be asked about {}: {}; if the daemon has died, `millrace umount --lazy \
+             {0}` and mount again; if only its user may reach it, ask as that user",
+            self.mountpoint.display(),
+            problems.join("; ")
+        );
+        Err(Failure::new(kind, message))
+    }
 }
 
 async fn hello(peer: &Peer) -> Result<HelloReply, Failure> {
@@ -147,9 +166,6 @@ async fn hello(peer: &Peer) -> Result<HelloReply, Failure> {
     peer.call_until(&request, CallOptions::control(HELLO_DEADLINE)).await
 }
 
-/// Where mounts' daemons listen; their setting `mount.control_directory` can say otherwise only for
-/// mounts that this tool need not find.
-const CONTROL_DIRECTORY: &str = "/run/millrace";
 /// The longest request: adding a link asks every host to reach the bucket, each within 30 s.
 const DEADLINE: Duration = Duration::from_secs(90);
 /// Longer than a restart of the server, and as long as a person waits without a word.

@@ -1,9 +1,15 @@
 //! What every command gets: the global options, the output, and ways to connect.
 
-use std::path::{Path, PathBuf};
+use std::{
+    cell::RefCell,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context as _;
+use futures::future::join_all;
 use millrace_protocol::session::Caller;
+use millrace_service::cluster::ClusterSettings;
+use millrace_transport::ClientEndpoints;
 
 use crate::{
     arguments::Globals, connection::Connection, output::Output, place::Place,
@@ -17,12 +23,31 @@ pub(crate) struct Context {
     pub(crate) globals: Globals,
     /// Standard output.
     pub(crate) output: Output,
+    /// What has to be closed at the end.
+    opened: RefCell<Vec<ClientEndpoints>>,
 }
 
 impl Context {
     /// The context of one invocation.
     pub(crate) fn new(globals: Globals) -> Self {
-        Self { output: Output::new(globals.json), globals }
+        Self { output: Output::new(globals.json), globals, opened: RefCell::default() }
+    }
+
+    /// Connects to the first metadata server of `settings` that answers.
+    ///
+    /// # Errors
+    /// As [`Connection::to_cluster`].
+    pub(crate) async fn connect(&self, settings: &ClusterSettings) -> anyhow::Result<Connection> {
+        let (connection, endpoints) = Connection::to_cluster(settings).await?;
+        self.opened.borrow_mut().push(endpoints);
+        Ok(connection)
+    }
+
+    /// Tells the servers that this command has ended; otherwise they would hold its connections
+    /// until their idle timeout, and log them as lost.
+    pub(crate) async fn close(&self) {
+        let opened = self.opened.take();
+        join_all(opened.iter().map(ClientEndpoints::close)).await;
     }
 
     /// The directory of `--dir`, which the commands `cluster` and `dev` cannot do without.
@@ -40,7 +65,7 @@ impl Context {
     /// # Errors
     /// When no cluster is configured, or it cannot be reached.
     pub(crate) async fn cluster(&self) -> anyhow::Result<Connection> {
-        Connection::to_cluster(&AdminSettings::load(&self.globals)?.cluster).await
+        self.connect(&AdminSettings::load(&self.globals)?.cluster).await
     }
 
     /// A connection that serves requests about `path`, and the path for those requests: the mount
@@ -92,7 +117,7 @@ impl Context {
                 };
             }
         };
-        Connection::to_cluster(&settings.cluster).await
+        self.connect(&settings.cluster).await
     }
 }
 

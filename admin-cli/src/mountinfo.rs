@@ -24,6 +24,8 @@ pub(crate) struct Mount {
     pub(crate) fs_type: String,
     /// What was mounted.
     pub(crate) source: String,
+    /// Of a FUSE mount, the user who made it; otherwise 0.
+    pub(crate) user: u32,
 }
 
 impl Mount {
@@ -66,6 +68,8 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     fields.find(|field| *field == b"-")?;
     let fs_type = String::from_utf8(fields.next()?.to_vec()).ok()?;
     let source = unescape(fields.next()?);
+    let options = std::str::from_utf8(fields.next()?).ok()?;
+    let user = options.split(',').find_map(|option| option.strip_prefix("user_id="));
     Some(Mount {
         major: major.parse().ok()?,
         minor: minor.parse().ok()?,
@@ -73,6 +77,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         mountpoint,
         fs_type,
         source: source.to_string_lossy().into_owned(),
+        user: user.and_then(|user| user.parse().ok()).unwrap_or(0),
     })
 }
 
@@ -108,7 +113,7 @@ mod tests {
 22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
 30 22 0:25 / /run rw,nosuid shared:2 master:7 - tmpfs tmpfs rw
 61 22 0:52 / /mnt/my\\040data rw,nosuid,nodev - fuse.millrace meta-1:/ rw,user_id=0
-62 22 0:52 /train /srv/train ro - fuse.millrace meta-1:/ rw,user_id=0
+62 22 0:52 /train /srv/train ro - fuse.millrace meta-1:/ rw,user_id=1000,group_id=0
 63 22 0:53 / /mnt/my\\040data rw - fuse.millrace meta-2:/x rw
 not a line
 ";
@@ -122,6 +127,7 @@ not a line
         assert_eq!(mounts[2].mountpoint, Path::new("/mnt/my data"));
         assert_eq!((mounts[2].major, mounts[2].minor), (0, 52));
         assert_eq!(mounts[3].root, Path::new("/train"));
+        assert_eq!((mounts[0].user, mounts[3].user), (0, 1000));
         assert_eq!(mounts[4].source, "meta-2:/x");
     }
 

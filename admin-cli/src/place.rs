@@ -148,6 +148,7 @@ mod tests {
             mountpoint: "/srv/t".into(),
             fs_type: mountinfo::FS_TYPE.into(),
             source: "meta:/".into(),
+            user: 0,
         };
         assert_eq!(path_in(&mount, Path::new("/srv/t/a/b")), b"/train/a/b");
         assert_eq!(path_in(&mount, Path::new("/srv/t")), b"/train");

@@ -8,7 +8,10 @@ use std::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millrace_protocol::admin::{Job, JobState, ShowJob};
 use millrace_types::{ByteLen, JobId};
-use tokio::time::Instant;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::Instant,
+};
 
 use crate::{
     connection::Connection,
@@ -107,19 +110,24 @@ enum Followed {
 
 async fn follow(connection: &Connection, job: Job) -> anyhow::Result<Followed> {
     let id = job.id;
+    // Listens from here to the end: a Ctrl-C between two waits would otherwise be lost.
+    let mut interrupts = signal(SignalKind::interrupt())?;
     let mut view = View::new(&job);
     let mut job = job;
     let mut heard = Instant::now();
     while !job.state.is_final() {
-        tokio::select! {
-            signal = tokio::signal::ctrl_c() => {
-                signal?;
+        let asked = async {
+            tokio::time::sleep(POLL).await;
+            connection.request(&ShowJob { id }).await
+        };
+        let answer = tokio::select! {
+            _ = interrupts.recv() => {
                 view.end();
                 return Ok(Followed::Interrupted(id));
             }
-            () = tokio::time::sleep(POLL) => {}
-        }
-        match connection.request(&ShowJob { id }).await {
+            answer = asked => answer,
+        };
+        match answer {
             Ok(reply) => {
                 heard = Instant::now();
                 job = reply.job;

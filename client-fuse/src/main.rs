@@ -30,6 +30,9 @@ struct Arguments {
     /// The metadata servers.
     #[arg(long, value_name = "HOST[:PORT],...", value_parser = Servers::parse)]
     metadata: Option<Servers>,
+    /// What mount tables show as the source, as fstab has it.
+    #[arg(long, value_name = "TEXT")]
+    source: Option<String>,
     /// Mount options: ro, allow_other, suid, dev, noexec, hard, timeout=, memory=, path=.
     #[arg(short = 'o', long = "options", value_name = "OPTION,...")]
     options: Vec<String>,
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
     let overrides = Overrides {
         mountpoint: arguments.mountpoint,
         identity: arguments.identity,
+        source: arguments.source,
         servers: arguments.metadata.map(|servers| servers.0).unwrap_or_default(),
         options: arguments.options,
     };

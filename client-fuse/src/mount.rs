@@ -22,6 +22,7 @@ use millrace_protocol::{
 };
 use millrace_runtime::Shutdown;
 use millrace_service::{
+    control_socket,
     daemon::{Ended, until_stopped},
     metrics::{self, Metrics},
     systemd,
@@ -78,7 +79,8 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let shown = shown_path(&path, names.subtree.as_deref());
     let refused = |error| MountError::Mount { path: mountpoint.clone(), error };
     let mountpoint = mountpoint::prepare(mountpoint).map_err(refused)?;
-    let source = format!("{}:{}", names.cluster, shown.display());
+    let own_name = || format!("{}:{}", names.cluster, shown.display());
+    let source = settings.mount.source.clone().unwrap_or_else(own_name);
     let requests = TaskTracker::new();
     let adapter = Adapter::new(Arc::clone(&fs), root, runtimes.clone(), requests.clone());
     let session =
@@ -92,8 +94,12 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
         process: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    let control = Control::new(Arc::clone(&cluster), description, path);
-    let _control = equip(&mountpoint, &settings.mount.control_directory, control, &shutdown);
+    let control = Arc::new(Control::new(Arc::clone(&cluster), description, path));
+    if let Err(error) = equip(&mountpoint, control, &shutdown) {
+        drop(tokio::task::spawn_blocking(move || mountpoint::unmount(&mountpoint)).await);
+        cluster.close_session().await;
+        return Err(error);
+    }
     if let Err(error) = metrics::serve(&settings.metrics, Arc::new(registry)).await {
         tracing::warn!(%error, "no metrics");
     }
@@ -142,29 +148,31 @@ fn begin_upkeep(fs: &Arc<FileSystem>, names: &Handle, bytes: &Handle) -> Upkeep 
     ])
 }
 
-/// Tunes the mount and opens its control socket. Neither is worth failing for.
+/// Tunes the mount, which is not worth failing for, and opens its control socket: a mount that
+/// nobody can ask about its state would puzzle people later.
 fn equip(
     mountpoint: &Path,
-    directory: &Path,
-    control: Control,
+    control: Arc<Control>,
     shutdown: &Shutdown,
-) -> Option<LocalServer> {
-    let device = match mountpoint::device(mountpoint) {
-        Ok(device) => device,
-        Err(error) => {
-            tracing::warn!(%error, "cannot find the device number of the mount");
-            return None;
-        }
-    };
+) -> Result<LocalServer, MountError> {
+    let refused = |error| MountError::Mount { path: mountpoint.to_owned(), error };
+    let device = mountpoint::device(mountpoint).map_err(refused)?;
     mountpoint::raise_read_ahead(device);
-    let path = directory.join(format!("mount-{}-{}.sock", device.0, device.1));
-    let started = std::fs::create_dir_all(directory)
-        .and_then(|()| LocalServer::start(&path, Arc::new(control), shutdown));
-    started
-        .inspect_err(|error| {
-            tracing::warn!(path = %path.display(), %error, "no control socket");
-        })
-        .ok()
+    let user = rustix::process::geteuid().as_raw();
+    let mut problems = Vec::new();
+    for path in control_socket::places(device, user) {
+        let directory = path.parent().expect("a place is a file in a directory");
+        let started = control_socket::make_directory(directory, user)
+            .and_then(|()| LocalServer::start(&path, Arc::clone(&control) as _, shutdown));
+        match started {
+            Ok(server) => {
+                tracing::debug!(path = %path.display(), "control socket");
+                return Ok(server);
+            }
+            Err(error) => problems.push(format!("{}: {error}", path.display())),
+        }
+    }
+    Err(MountError::Control(problems.join("; ")))
 }
 
 /// Unmounting waits for the kernel, which may wait for requests: never on a runtime's thread.
@@ -256,6 +264,9 @@ pub enum MountError {
         /// Why.
         error: io::Error,
     },
+    /// No place for the control socket.
+    #[error("no place for the mount's control socket; make one of these directories writable: {0}")]
+    Control(String),
     /// The system gives no thread, runtime or signal handler.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),

@@ -38,6 +38,8 @@ pub struct MountSettings {
     /// The directory of the file system to show. Default `/`; a certificate for a subtree begins
     /// at that subtree.
     pub path: PathBuf,
+    /// What mount tables show as the source. Default: the cluster's id and the directory.
+    pub source: Option<String>,
     /// Refuse every change. Default false.
     pub read_only: bool,
     /// Let other users in, with the permissions of the files. Default: when mounted by root.
@@ -56,8 +58,6 @@ pub struct MountSettings {
     pub hard: bool,
     /// Threads that take requests from the kernel, 1 to 64. Default: one a processor, at most 4.
     pub threads: Option<u16>,
-    /// The directory of the control sockets. Default `/run/millrace`.
-    pub control_directory: PathBuf,
 }
 
 impl Default for MountSettings {
@@ -65,6 +65,7 @@ impl Default for MountSettings {
         Self {
             mountpoint: None,
             path: PathBuf::from("/"),
+            source: None,
             read_only: false,
             allow_other: None,
             suid: false,
@@ -73,7 +74,6 @@ impl Default for MountSettings {
             timeout: Duration::from_secs(600),
             hard: false,
             threads: None,
-            control_directory: PathBuf::from("/run/millrace"),
         }
     }
 }
@@ -111,6 +111,8 @@ pub struct Overrides {
     pub identity: Option<PathBuf>,
     /// The metadata servers.
     pub servers: Vec<ServerAddress>,
+    /// What mount tables show as the source.
+    pub source: Option<String>,
     /// Options as of mount(8), separated by commas.
     pub options: Vec<String>,
 }
@@ -124,6 +126,7 @@ impl Settings {
         if let Some(mountpoint) = overrides.mountpoint {
             self.mount.mountpoint = Some(mountpoint);
         }
+        self.mount.source = overrides.source.or(self.mount.source);
         let mut identity = overrides.identity;
         for options in &overrides.options {
             for option in options.split(',').map(str::trim).filter(|option| !option.is_empty()) {
@@ -281,6 +284,7 @@ mod tests {
             mountpoint: Some("/mnt".into()),
             identity: Some("client.pem".into()),
             servers: parse_servers("meta-1,meta-2:9").expect("two addresses"),
+            source: None,
             options: vec![options.to_owned()],
         }
     }

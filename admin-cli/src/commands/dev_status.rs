@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use crate::{
-    connection::Connection,
     context::Context,
     dev::{daemon::Daemon, directory::Directory, health, plan::Plan},
     exit::Exit,
@@ -49,7 +48,7 @@ pub(crate) async fn show(
     let mounts = directory.mounts(plan);
     let report = DevReport {
         dir: directory.root().display().to_string(),
-        health: health_of(directory, plan).await,
+        health: health_of(context, directory, plan).await,
         daemons: daemons.iter().chain(&mounts).map(daemon_report).collect(),
         mounts: mounts.iter().map(|daemon| daemon.address.clone()).collect(),
     };
@@ -59,12 +58,12 @@ pub(crate) async fn show(
     Ok(if good { Exit::Done } else { Exit::Failed })
 }
 
-async fn health_of(directory: &Directory, plan: &Plan) -> &'static str {
+async fn health_of(context: &Context, directory: &Directory, plan: &Plan) -> &'static str {
     if directory.metadata(plan).process().is_none() {
         return "unreachable";
     }
     let settings = directory.admin_settings(plan);
-    let Ok(connection) = Connection::to_cluster(&settings.cluster).await else {
+    let Ok(connection) = context.connect(&settings.cluster).await else {
         return "unreachable";
     };
     let asked = connection.request(&millrace_protocol::admin::ClusterStatus {}).await;

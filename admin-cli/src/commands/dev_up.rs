@@ -34,7 +34,7 @@ pub(crate) async fn run(context: &Context, arguments: UpArguments) -> anyhow::Re
     for daemon in &targets {
         start_missing(daemon, &mut started)?;
     }
-    health::wait(&settings, targets.len(), &mut started).await?;
+    health::wait(context, &settings, targets.len(), &mut started).await?;
     for daemon in directory.mounts(&plan) {
         mount(&daemon).await?;
     }

@@ -28,7 +28,7 @@ pub(crate) async fn run(context: &Context, arguments: MountArguments) -> anyhow:
     let source = arguments.source.as_deref().map(Source::parse).transpose()?;
     let config = config(&context.globals);
     let log = log_file(&arguments.mountpoint)?;
-    let request = Request::new(options, source.as_ref(), &arguments.mountpoint, config, log)?;
+    let request = Request::new(options, source, &arguments.mountpoint, config, log)?;
     if arguments.fake {
         return Ok(Exit::Done);
     }

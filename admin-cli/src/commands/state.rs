@@ -33,7 +33,7 @@ fn words(report: &StateReport) -> String {
     if let Some(origin) = &report.origin {
         text.push_str(&format!("\nfrom {} (tag {})", origin.url, origin.tag));
     }
-    if report.directory {
+    if !report.states.is_empty() {
         let mut sums = table(&["STATE", "FILES", "SIZE"]);
         for sum in &report.states {
             sums.add_row([

@@ -5,7 +5,6 @@ use millrace_service::telemetry::in_words;
 use millrace_types::ByteLen;
 
 use crate::{
-    connection::Connection,
     context::Context,
     exit::Exit,
     output::{counted, render, table},
@@ -20,7 +19,7 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
         Ok(settings) => {
             let servers = &settings.cluster.servers;
             let addresses = servers.iter().map(ToString::to_string).collect();
-            (addresses, ask(&settings).await)
+            (addresses, ask(context, &settings).await)
         }
         Err(error) => (Vec::new(), Err(error)),
     };
@@ -33,8 +32,11 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-async fn ask(settings: &AdminSettings) -> anyhow::Result<(StatusReport, Health)> {
-    let connection = Connection::to_cluster(&settings.cluster).await?;
+async fn ask(
+    context: &Context,
+    settings: &AdminSettings,
+) -> anyhow::Result<(StatusReport, Health)> {
+    let connection = context.connect(&settings.cluster).await?;
     let reply = connection.request(&ClusterStatus {}).await?;
     let health = reply.health;
     Ok((StatusReport::new(&reply, connection.peer().to_owned()), health))

@@ -6,7 +6,9 @@ use anyhow::{Context as _, bail};
 use millrace_protocol::admin::{ClusterStatus, ClusterStatusReply, TargetState};
 use millrace_service::telemetry::in_words;
 
-use crate::{connection::Connection, dev::daemon::Started, settings::AdminSettings};
+use crate::{
+    connection::Connection, context::Context, dev::daemon::Started, settings::AdminSettings,
+};
 
 /// Waits until the metadata server answers and `targets` targets are online.
 ///
@@ -14,6 +16,7 @@ use crate::{connection::Connection, dev::daemon::Started, settings::AdminSetting
 /// When one of `started` ends, or [`PATIENCE`] passes; the message holds the daemon's last words,
 /// or what is missing.
 pub(crate) async fn wait(
+    context: &Context,
     settings: &AdminSettings,
     targets: usize,
     started: &mut [Started],
@@ -24,7 +27,7 @@ pub(crate) async fn wait(
         for daemon in started.iter_mut() {
             daemon.check()?;
         }
-        let missing = match ask(settings, &mut connection).await {
+        let missing = match ask(context, settings, &mut connection).await {
             Ok(status) => match online(&status) {
                 online if online >= targets => return Ok(()),
                 online => format!("{online} of {targets} targets are online"),
@@ -53,12 +56,13 @@ pub(crate) fn online(status: &ClusterStatusReply) -> usize {
 }
 
 async fn ask(
+    context: &Context,
     settings: &AdminSettings,
     connection: &mut Option<Connection>,
 ) -> anyhow::Result<ClusterStatusReply> {
     let open = match connection.take() {
         Some(open) => open,
-        None => Connection::to_cluster(&settings.cluster).await?,
+        None => context.connect(&settings.cluster).await?,
     };
     let status = open.request(&ClusterStatus {}).await;
     let status = status.context("the metadata server does not tell its status")?;

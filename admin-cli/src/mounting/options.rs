@@ -58,12 +58,14 @@ fn is_for_mount(key: &str) -> bool {
 }
 
 /// What to mount: `HOST[:PORT][,HOST...]:/PATH`.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Source {
     /// The metadata servers.
     pub(crate) servers: Vec<ServerAddress>,
     /// The directory of the file system, from its root.
     pub(crate) path: String,
+    /// As it was given: mount(8) compares it with fstab to tell what is mounted already.
+    pub(crate) text: String,
 }
 
 impl Source {
@@ -80,7 +82,7 @@ impl Source {
             .map(|host| ServerAddress::parse_with_port(host, METADATA_PORT))
             .collect::<Result<_, _>>()
             .map_err(|error| Misuse(format!("{text}: {error}")))?;
-        Ok(Self { servers, path: format!("/{path}") })
+        Ok(Self { servers, path: format!("/{path}"), text: text.to_owned() })
     }
 }
 

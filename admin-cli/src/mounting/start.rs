@@ -23,7 +23,7 @@ pub(crate) struct Request {
     /// Its settings, where there is a file.
     pub(crate) config: Option<PathBuf>,
     /// The metadata servers and the path, instead of those in the settings.
-    pub(crate) source: Option<(String, String)>,
+    pub(crate) source: Option<Source>,
     /// The identity, instead of that in the settings.
     pub(crate) identity: Option<PathBuf>,
     /// Words of `-o`.
@@ -41,15 +41,11 @@ impl Request {
     /// When the mount point is no directory.
     pub(crate) fn new(
         options: MountOptions,
-        source: Option<&Source>,
+        source: Option<Source>,
         mountpoint: &Path,
         config: Option<PathBuf>,
         log: PathBuf,
     ) -> anyhow::Result<Self> {
-        let source = source.map(|source| {
-            let servers: Vec<_> = source.servers.iter().map(ToString::to_string).collect();
-            (servers.join(","), source.path.clone())
-        });
         Ok(Self {
             config: options.config.or(config),
             source,
@@ -74,11 +70,13 @@ impl Request {
             add("--identity", identity.as_os_str());
         }
         let mut options = self.options.clone();
-        if let Some((servers, path)) = &self.source {
-            add("--metadata", servers.as_ref());
+        if let Some(source) = &self.source {
+            let servers: Vec<_> = source.servers.iter().map(ToString::to_string).collect();
+            add("--metadata", servers.join(",").as_ref());
+            add("--source", source.text.as_ref());
             // The root is the default, which for a restricted client is its subtree.
-            if path != "/" {
-                options.push(format!("path={path}"));
+            if source.path != "/" {
+                options.push(format!("path={}", source.path));
             }
         }
         add("--mountpoint", self.mountpoint.as_os_str());
@@ -193,7 +191,7 @@ mod tests {
         let source = Source::parse("meta-1,meta-2:/train").unwrap();
         let config = Some(PathBuf::from("/c.toml"));
         let request =
-            Request::new(options, Some(&source), &mountpoint, config, "/default.log".into());
+            Request::new(options, Some(source), &mountpoint, config, "/default.log".into());
         let request = request.unwrap();
         assert_eq!(request.log, Path::new("/l"));
         let arguments: Vec<_> = request
@@ -211,6 +209,8 @@ mod tests {
                 "/i.pem",
                 "--metadata",
                 "meta-1:7440,meta-2:7440",
+                "--source",
+                "meta-1,meta-2:/train",
                 "--mountpoint",
                 mountpoint,
                 "-o",

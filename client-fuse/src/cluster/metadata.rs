@@ -26,7 +26,8 @@ impl Cluster {
     pub(crate) async fn ask<R: Request + Sync>(&self, request: &R) -> Result<R::Reply, Failure> {
         let mut attempts = self.patience.begin(Instant::now());
         loop {
-            let answer = self.metadata.call(request, CallOptions::control(DEADLINE)).await;
+            let deadline = attempts.deadline(DEADLINE, Instant::now());
+            let answer = self.metadata.call(request, CallOptions::control(deadline)).await;
             let failure = match answer {
                 Ok(reply) => return Ok(reply),
                 Err(failure) => failure,
@@ -69,7 +70,8 @@ impl Cluster {
         let mut attempts = self.patience.begin(Instant::now());
         loop {
             let request = make(number.operation(session));
-            let answer = self.metadata.call(&request, CallOptions::control(DEADLINE)).await;
+            let deadline = attempts.deadline(DEADLINE, Instant::now());
+            let answer = self.metadata.call(&request, CallOptions::control(deadline)).await;
             let failure = match answer {
                 Ok(reply) => {
                     self.handle_index(reply.index());

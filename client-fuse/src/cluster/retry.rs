@@ -32,6 +32,13 @@ impl Attempts {
         self.pause >= PAUSE_MAX
     }
 
+    /// How long an attempt that begins at `now` may take: `most`, or what is left of the patience.
+    pub(crate) fn deadline(&self, most: Duration, now: Instant) -> Duration {
+        let waited = now.saturating_duration_since(self.began);
+        let left = self.limit.map_or(most, |limit| limit.saturating_sub(waited));
+        left.clamp(ATTEMPT_MIN, most.max(ATTEMPT_MIN))
+    }
+
     /// What to do after `failure` of an attempt that ended at `now`: wait this long and try again.
     ///
     /// # Errors
@@ -61,6 +68,9 @@ impl Attempts {
 
 /// A lost packet or a server that is just starting: try again almost at once.
 const PAUSE_FIRST: Duration = Duration::from_millis(5);
+
+/// Shorter, an attempt would fail although the server answers.
+const ATTEMPT_MIN: Duration = Duration::from_millis(100);
 
 /// Four attempts a second, so that a request goes on within a second of a server's return.
 const PAUSE_MAX: Duration = Duration::from_millis(250);
@@ -102,6 +112,18 @@ mod tests {
         assert!(attempts.handle_failure(ErrorKind::DeadlineExceeded.into(), year).is_ok());
         let last = attempts.handle_failure(ErrorKind::NoSpace.into(), began);
         assert_eq!(last.map_err(|failure| failure.kind), Err(ErrorKind::NoSpace));
+    }
+
+    #[test]
+    fn an_attempt_takes_no_longer_than_the_patience_lasts() {
+        let (began, minute) = (Instant::now(), Duration::from_secs(60));
+        let attempts = Patience { limit: Some(Duration::from_secs(2)) }.begin(began);
+        assert_eq!(attempts.deadline(minute, began), Duration::from_secs(2));
+        let late = began + Duration::from_millis(1990);
+        assert_eq!(attempts.deadline(minute, late), ATTEMPT_MIN);
+        let long = Patience { limit: Some(10 * minute) }.begin(began);
+        assert_eq!(long.deadline(minute, began), minute);
+        assert_eq!(Patience { limit: None }.begin(began).deadline(minute, late), minute);
     }
 
     #[test]

@@ -5,11 +5,12 @@
 //! never on a data path.
 //!
 //! Modules, in reading order: [`daemon`] (the skeleton of a `main`), [`config`], [`address`],
-//! [`cluster`], [`duration`], [`telemetry`], [`metrics`], [`systemd`].
+//! [`cluster`], [`control_socket`], [`duration`], [`telemetry`], [`metrics`], [`systemd`].
 
 pub mod address;
 pub mod cluster;
 pub mod config;
+pub mod control_socket;
 pub mod daemon;
 pub mod duration;
 pub mod metrics;

@@ -9,7 +9,10 @@ use tokio::{net::UnixStream, sync::Mutex};
 use super::{gone, read_frame, write_frame};
 
 /// A connection to a daemon on this machine. Requests wait for one another.
-pub struct LocalClient(Mutex<State>);
+pub struct LocalClient {
+    owner: u32,
+    state: Mutex<State>,
+}
 
 struct State {
     /// `None` after a request that was given up: its answer would pass for the next one's.
@@ -24,14 +27,23 @@ impl LocalClient {
     /// [`Unavailable`](ErrorKind::Unavailable) when nobody listens there, `PermissionDenied` when
     /// the caller may not connect.
     pub async fn connect(path: &Path) -> Result<Self, Failure> {
-        let stream = UnixStream::connect(path).await.map_err(|error| {
+        let refused = |error: std::io::Error| {
             let kind = match error.kind() {
                 std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
                 _ => ErrorKind::Unavailable,
             };
             Failure::new(kind, format!("cannot connect to {}: {error}", path.display()))
-        })?;
-        Ok(Self(Mutex::new(State { stream: Some(stream), next_request: 1 })))
+        };
+        let stream = UnixStream::connect(path).await.map_err(refused)?;
+        let owner = stream.peer_cred().map_err(refused)?.uid();
+        Ok(Self { owner, state: Mutex::new(State { stream: Some(stream), next_request: 1 }) })
+    }
+
+    /// The effective user of the daemon when it began to listen, as the kernel says: whoever else
+    /// listens at a known path is not that daemon.
+    #[must_use]
+    pub fn owner(&self) -> u32 {
+        self.owner
     }
 
     /// Sends a request and waits at most `deadline` for the answer. Dropping this future cancels
@@ -58,7 +70,7 @@ impl LocalClient {
         deadline: Duration,
     ) -> Result<R::Reply, Failure> {
         let ended = || Failure::new(ErrorKind::Unavailable, "the daemon has hung up");
-        let mut state = self.0.lock().await;
+        let mut state = self.state.lock().await;
         let mut stream = state.stream.take().ok_or_else(ended)?;
         let id = state.next_request;
         state.next_request += 1;

@@ -1,6 +1,10 @@
 //! A daemon and its callers on one machine.
 
-use std::{os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc};
+use std::{
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use millrace_protocol::{
@@ -57,6 +61,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 async fn the_daemon_learns_who_calls() {
     let world = world();
     let client = LocalClient::connect(&world.path).await.unwrap();
+    assert_eq!(client.owner(), std::fs::metadata(&world.path).unwrap().uid());
     for _ in 0..2 {
         let reply = client.call(&DescribeMount {}, PATIENCE).await.unwrap();
         assert_eq!(reply.process, std::process::id());
