@@ -46,30 +46,41 @@ need_debian() {
         { tail -n 20 "$target_dir/apt.log" >&2; fail "cannot install: ${missing[*]}"; }
 }
 
-# A compiler and the toolchain that rust-toolchain.toml names.
+# A C compiler, and Rust: the toolchain that rust-toolchain.toml names, or else an installed one
+# that is new enough. Rust itself is not downloaded: that is for people to decide, and many machines
+# reach package registries alone.
 need_rust() {
     need_debian build-essential ca-certificates
-    if ! command -v cargo >/dev/null; then
-        [[ -x $HOME/.cargo/bin/cargo ]] || install_rust
-        export PATH=$HOME/.cargo/bin:$PATH
-    fi
-    (cd "$repository" && cargo --version >/dev/null) ||
-        fail "the toolchain of rust-toolchain.toml cannot be installed; is rustup there?"
+    command -v cargo >/dev/null || export PATH=$HOME/.cargo/bin:$PATH
+    export RUSTUP_AUTO_INSTALL=0
+    rust_is_new_enough && return 0
+    local name channel
+    while read -r name _; do
+        if RUSTUP_TOOLCHAIN=$name rust_is_new_enough; then
+            export RUSTUP_TOOLCHAIN=$name
+            say "using the installed toolchain $name"
+            return 0
+        fi
+    done < <(rustup toolchain list 2>/dev/null)
+    channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' "$repository/rust-toolchain.toml")
+    fail "Rust $(rust_wanted) or newer is needed and is not installed here. With rustup:
+    rustup toolchain install $channel
+Without rustup, unpack Rust's standalone installer and put cargo and rustc on PATH.
+Then run this again."
 }
 
-install_rust() {
-    need_debian curl
-    if apt-cache show rustup >/dev/null 2>&1; then
-        need_debian rustup
-        return 0
-    fi
-    say "installing Rust with rustup"
-    curl --proto '=https' --tlsv1.2 --silent --show-error --fail https://sh.rustup.rs |
-        sh -s -- -y --profile minimal --default-toolchain none >/dev/null ||
-        fail "no cargo here, and rustup could not be fetched: install Rust, then run this again"
-    # shellcheck source=/dev/null
-    source "$HOME/.cargo/env"
-    (cd "$repository" && rustup toolchain install >/dev/null)
+# The oldest version that the workspace compiles with.
+rust_wanted() {
+    sed -n 's/^rust-version = "\(.*\)"/\1/p' "$repository/Cargo.toml"
+}
+
+rust_is_new_enough() {
+    local found
+    found=$({ cd "$repository" && cargo --version && rustc --version; } 2>/dev/null) || return 1
+    found=${found##*rustc }
+    found=${found%%[- ]*}
+    [[ $(printf '%s\n' "$(rust_wanted)" "$found" | sort --version-sort | head -n 1) == \
+        "$(rust_wanted)" ]]
 }
 
 # A virtual environment over Debian's Python with the S3 server, an independent S3 client and the
