@@ -113,9 +113,11 @@ impl Tree {
         open(&self.root, flags, Mode::empty()).map_err(|error| {
             let root = self.root.display();
             match error {
-                Errno::NOENT => {
-                    Error::NoBucket { message: format!("the directory {root} does not exist here") }
-                }
+                Errno::NOENT => Error::NoBucket {
+                    message: format!(
+                        "the directory {root} does not exist here: make it, or mount it"
+                    ),
+                },
                 Errno::NOTDIR => Error::NoBucket { message: format!("{root} is no directory") },
                 error => self.io_error(&error.into(), ""),
             }

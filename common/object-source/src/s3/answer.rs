@@ -64,7 +64,9 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
     let key = key.to_owned();
     match document.code.as_str() {
         "NoSuchBucket" => {
-            return Error::NoBucket { message: format!("{bucket} does not exist") };
+            return Error::NoBucket {
+                message: format!("{bucket} does not exist: check its name and the endpoint"),
+            };
         }
         "NoSuchUpload" => return Error::NoUpload { key },
         "NoSuchKey" => return Error::NotFound { key },
@@ -118,7 +120,7 @@ pub(super) fn transport(error: &HttpError, endpoint: &str) -> Error {
     let why = if lower.contains("dns error") || lower.contains("failed to lookup address") {
         "its name cannot be resolved: check the endpoint and this host's DNS".to_owned()
     } else if lower.contains("connection refused") {
-        "nobody listens there (connection refused)".to_owned()
+        "nobody listens there (connection refused): check the endpoint".to_owned()
     } else if lower.contains("certificate") || lower.contains("tls") {
         format!("its TLS certificate is not accepted: {}", innermost(error))
     } else if error.kind() == HttpErrorKind::Timeout {
