@@ -4,7 +4,17 @@
 mod bad_input;
 #[path = "cluster/buckets.rs"]
 mod buckets;
+#[path = "cluster/changes.rs"]
+mod changes;
 #[path = "cluster/crashes.rs"]
 mod crashes;
+#[path = "cluster/full_disk.rs"]
+mod full_disk;
+#[path = "cluster/interrupts.rs"]
+mod interrupts;
+#[path = "cluster/patience.rs"]
+mod patience;
 #[path = "cluster/peers.rs"]
 mod peers;
+#[path = "cluster/restricted.rs"]
+mod restricted;

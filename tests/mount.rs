@@ -1,8 +1,12 @@
 //! The file system as programs see it, through the kernel.
 
+#[path = "mount/options.rs"]
+mod options;
 #[path = "mount/posix.rs"]
 mod posix;
 #[path = "mount/programs.rs"]
 mod programs;
+#[path = "mount/system.rs"]
+mod system;
 #[path = "mount/two_mounts.rs"]
 mod two_mounts;

@@ -1,15 +1,23 @@
-//! Peers that do not belong: garbage, no certificate, another cluster's certificate, a wrong role.
+//! Peers that do not belong: garbage, floods, no certificate, another cluster's certificate, a
+//! wrong role.
 
 use std::{fs, net::UdpSocket, path::Path, process::Command, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     cluster::{Cluster, Wish},
     program::{Said, binaries, finish},
+    stranger::Stranger,
 };
 
 /// A refused peer must hear so, and not wait for a timeout of its own.
 const REFUSAL: Duration = Duration::from_secs(60);
+
+/// Handshakes that are begun and never ended, at each server: many times what it keeps at once.
+const HALF_OPEN: usize = 3_000;
+
+/// What a daemon may take for itself, whoever knocks.
+const RESIDENT_BYTES_MAX: u64 = 512 << 20;
 
 #[test]
 fn garbage_on_every_port_harms_nothing() -> Result<()> {
@@ -35,6 +43,73 @@ fn garbage_on_every_port_harms_nothing() -> Result<()> {
     fs::write(&path, "after")?;
     assert_eq!(fs::read(&path)?, b"after");
     assert_eq!(cluster.daemons(), before, "no daemon has died");
+    Ok(())
+}
+
+#[test]
+fn a_flood_of_half_open_handshakes_harms_nothing() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let path = cluster.mount().join("file");
+    fs::write(&path, "before")?;
+    let before = cluster.daemons();
+    let ours = fs::read_to_string(cluster.invite("client", &[])?)?;
+    let stranger = Stranger::new(&cluster.id()?, &ours, None)?;
+    for (name, role) in [("metadata", "metadata"), ("target-0", "target")] {
+        let flights = stranger.first_flights(role, HALF_OPEN)?;
+        let address = cluster.address(name)?;
+        for part in flights.chunks(100) {
+            // Each part comes from a port of its own, whose answers nobody reads.
+            let socket = UdpSocket::bind("127.0.0.1:0")?;
+            socket.connect(&address)?;
+            for datagram in part {
+                // A full socket buffer drops a datagram, which is as good.
+                drop(socket.send(datagram));
+            }
+        }
+    }
+    // New connections and old ones are served while the handshakes wait for their other half.
+    assert_eq!(cluster.json(&["status"])?["health"], "healthy");
+    let second = cluster.mount_named("second");
+    cluster.mount_also(&second)?;
+    fs::write(&path, "after")?;
+    assert_eq!(fs::read(second.join("file"))?, b"after");
+    for daemon in before {
+        ensure!(daemon.is_alive(), "{} has died", daemon.name);
+        let resident = daemon.resident_bytes_max()?;
+        ensure!(resident < RESIDENT_BYTES_MAX, "{} took {resident} bytes", daemon.name);
+        let lines = cluster.log(&daemon.name).lines().count();
+        ensure!(lines < HALF_OPEN / 4, "{} has logged {lines} lines", daemon.name);
+    }
+    Ok(())
+}
+
+#[test]
+fn who_does_not_belong_is_refused_by_every_server_and_its_log_says_why() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let id = cluster.id()?;
+    let ours = fs::read_to_string(cluster.invite("client", &[])?)?;
+    let elsewhere = tempfile::tempdir()?;
+    let dir = elsewhere.path().join("authority");
+    millrace(&["cluster", "init", "--dir", text(&dir)?])?.ok()?;
+    let theirs = fs::read_to_string(invite(&dir, "client", &elsewhere.path().join("x.pem"))?)?;
+    let admin = fs::read_to_string(cluster.invite("admin", &[])?)?;
+    let server = fs::read_to_string(cluster.invite("metadata", &[])?)?;
+    for (name, role, wrong_role, of_role) in
+        [("metadata", "metadata", &server, "metadata"), ("target-0", "target", &admin, "admin")]
+    {
+        let address = cluster.address(name)?;
+        for (shown, reason) in [
+            (None, "the peer shows no certificate".to_owned()),
+            (Some(&theirs), "the peer's certificate is of another cluster".to_owned()),
+            (Some(wrong_role), format!("peers of role {of_role} are not served here")),
+        ] {
+            let stranger = Stranger::new(&id, &ours, shown.map(String::as_str))?;
+            stranger.knock(role, &address).with_context(|| format!("{name}: {reason}"))?;
+            let remote = format!("127.0.0.1:{}", stranger.port()?);
+            cluster.wait_for_log(name, &["WARN", "peer refused", &reason, &remote])?;
+        }
+    }
+    fs::write(cluster.mount().join("file"), "served")?;
     Ok(())
 }
 

@@ -59,10 +59,17 @@ impl Cluster {
     /// # Errors
     /// Whatever `millrace dev up` says.
     pub fn start(wish: Wish) -> Result<Self> {
-        let directory = working_directory("cluster-")?;
-        let cluster = Self { directory, wish };
+        let cluster = Self::prepare(wish)?;
         cluster.up().context("starting a cluster")?;
         Ok(cluster)
+    }
+
+    /// A cluster that is not started yet: [`Self::up`] does.
+    ///
+    /// # Errors
+    /// When there is no directory for it.
+    pub fn prepare(wish: Wish) -> Result<Self> {
+        Ok(Self { directory: working_directory("cluster-")?, wish })
     }
 
     /// Where its state is.
@@ -116,6 +123,63 @@ impl Cluster {
     pub fn mount_also(&self, mountpoint: &Path) -> Result<()> {
         let mount = mountpoint.to_str().context("a temporary path is text")?;
         self.cli(&["dev", "up", "--mount", mount])?.ok().map(drop)
+    }
+
+    /// Mounts as an operator does, with `millrace mount`: another identity, other options. The
+    /// daemon is then named `name`, as its mount point is.
+    ///
+    /// # Errors
+    /// When it cannot be tried; what the program says and how it ends is in the answer.
+    pub fn mount_as(&self, name: &str, identity: &Path, options: &str) -> Result<Said> {
+        let folder = self.dir().join(name);
+        let (mountpoint, settings) = (self.mount_named(name), folder.join("mount.toml"));
+        fs::create_dir_all(&folder)?;
+        fs::create_dir_all(&mountpoint)?;
+        let (server, identity) = (self.address("metadata")?, identity.display());
+        let cluster = format!("[cluster]\nservers = ['{server}']\nidentity = '{identity}'\n");
+        fs::write(&settings, cluster)?;
+        let (settings, log) = (settings.display(), folder.join("daemon.log"));
+        let mut all = format!("config={settings},log={}", log.display());
+        if !options.is_empty() {
+            all.push(',');
+            all.push_str(options);
+        }
+        let mut command = Command::new(binaries().join("millrace"));
+        command.args(["mount", "-o", &all]).arg(mountpoint);
+        finish(&mut command, PATIENCE)
+    }
+
+    /// Issues an identity of this cluster in the test's own directory.
+    ///
+    /// # Errors
+    /// Whatever `millrace cluster invite` says.
+    pub fn invite(&self, role: &str, more: &[&str]) -> Result<PathBuf> {
+        let kept = self.scratch()?.join(format!("{role}-{}.pem", more.concat().replace('/', "_")));
+        let out = kept.to_str().context("a temporary path is text")?;
+        let mut arguments = vec!["cluster", "invite", "--role", role, "--out", out];
+        arguments.extend(more);
+        self.cli(&arguments)?.ok()?;
+        Ok(kept)
+    }
+
+    /// The cluster's id.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn id(&self) -> Result<String> {
+        let status = self.json(&["status"])?;
+        status["cluster"].as_str().map(str::to_owned).context("status names the cluster")
+    }
+
+    /// Waits for a line in a daemon's log that has all of `words`.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub fn wait_for_log(&self, name: &str, words: &[&str]) -> Result<()> {
+        let has = |line: &str| words.iter().all(|word| line.contains(word));
+        wait_for(&format!("a line with {words:?} in the log of {name}"), || {
+            self.log(name).lines().any(has).then_some(())
+        })
     }
 
     /// Runs `millrace --dir DIR ARGUMENTS` with the cluster's environment.

@@ -42,6 +42,15 @@ impl Daemon {
         }
     }
 
+    /// Stops it (SIGSTOP) until the answer is dropped: a server that is there and says nothing.
+    ///
+    /// # Errors
+    /// When it may not be signalled.
+    pub fn pause(&self) -> Result<Paused> {
+        self.signal(Signal::STOP)?;
+        Ok(Paused(self.clone()))
+    }
+
     /// Whether the process is there and not merely waiting to be reaped.
     #[must_use]
     pub fn is_alive(&self) -> bool {
@@ -62,6 +71,16 @@ impl Daemon {
             .trim()
             .parse()?;
         Ok(kib * 1024)
+    }
+}
+
+/// A stopped process. Dropping this lets it go on.
+#[derive(Debug)]
+pub struct Paused(Daemon);
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        drop(self.0.signal(Signal::CONT));
     }
 }
 

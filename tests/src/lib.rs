@@ -9,3 +9,4 @@ pub mod cluster;
 pub mod daemon;
 pub mod program;
 pub mod proxy;
+pub mod stranger;

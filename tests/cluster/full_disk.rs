@@ -1,0 +1,85 @@
+//! A target whose disk is full although its settings say that there is room.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use millrace_tests::{
+    cluster::{Cluster, Wish},
+    program::{run, wait_for},
+};
+use rustix::io::Errno;
+
+/// A small file system in memory. Dropping it unmounts it.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(path: PathBuf, size: &str) -> Result<Self> {
+        fs::create_dir_all(&path)?;
+        let size = format!("size={size}");
+        run("mount", &[&"-t", &"tmpfs", &"-o", &size, &"millrace-test", &path])?.ok()?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        drop(run("umount", &[&"--lazy", &self.0]));
+    }
+}
+
+#[test]
+fn a_disk_that_is_really_full_gives_enospc_and_harms_nothing() -> Result<()> {
+    let wish = Wish { targets: 1, capacity: Some("64MiB".to_owned()), ..Wish::default() };
+    let cluster = Cluster::prepare(wish)?;
+    let disk = SmallDisk::mount(cluster.dir().join("target-0/data"), "128m")?;
+    cluster.up()?;
+    let mount = cluster.mount();
+    let body: Vec<u8> = (0..10_000_000_u32).map(|index| index.to_be_bytes()[3]).collect();
+    write(&mount.join("before"), &body)?;
+
+    let filler = disk.0.join("filler");
+    let filled = fill(&filler);
+    assert_eq!(Errno::from_io_error(&filled), Some(Errno::NOSPC), "{filled}");
+    // The target itself has room for five of these.
+    let error = (0..3)
+        .find_map(|index| write(&mount.join(format!("more-{index}")), &body).err())
+        .context("30 MB went onto a full disk")?;
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSPC), "{error}");
+    assert!(fs::read(mount.join("before"))? == body, "what was stored is there");
+    assert_eq!(cluster.json(&["status"])?["targets"][0]["state"], "online");
+    for daemon in ["metadata", "target-0", "mount-0"] {
+        assert!(cluster.daemon(daemon)?.is_alive(), "{daemon}");
+    }
+
+    fs::remove_file(&filler)?;
+    wait_for("room", || write(&mount.join("after"), &body).ok())?;
+    assert!(fs::read(mount.join("after"))? == body);
+    cluster.crash("target-0")?;
+    assert!(fs::read(mount.join("before"))? == body, "also after a restart");
+    assert!(fs::read(mount.join("after"))? == body);
+    Ok(())
+}
+
+fn write(path: &Path, body: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(body)?;
+    file.sync_all()
+}
+
+/// Takes all the room that there is.
+fn fill(path: &Path) -> io::Error {
+    let piece = vec![1; 1 << 16];
+    let mut file = match File::create(path) {
+        Ok(file) => file,
+        Err(error) => return error,
+    };
+    loop {
+        if let Err(error) = file.write_all(&piece) {
+            return error;
+        }
+    }
+}

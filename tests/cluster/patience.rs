@@ -1,0 +1,75 @@
+//! Servers that are there and say nothing: how long programs on a mount wait, and what they get.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use millrace_tests::{
+    cluster::{Cluster, Wish},
+    program::PATIENCE,
+};
+use rustix::io::Errno;
+
+/// The patience of the mount under test.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A reader's one call may cost the kernel two requests, and machines under test are busy.
+const TIMEOUT_MAX: Duration = Duration::from_secs(15);
+
+#[test]
+fn a_mount_with_a_timeout_gives_eio_in_time_and_a_hard_one_waits() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let body = vec![7; 3_000_000];
+    fs::write(cluster.mount().join("file"), &body)?;
+    let identity = cluster.dir().join("client.pem");
+    cluster.mount_as("soft", &identity, "timeout=1s")?.ok()?;
+    cluster.mount_as("hard", &identity, "hard")?.ok()?;
+    let (soft, hard) = (cluster.mount_named("soft"), cluster.mount_named("hard"));
+
+    let paused = cluster.daemon("metadata")?.pause()?;
+    let names = hard.clone();
+    let waiting = aside(move || fs::metadata(names.join("file")).map(|found| found.len()));
+    gives_eio(|| fs::metadata(soft.join("file")))?;
+    gives_eio(|| fs::create_dir(soft.join("new")))?;
+    assert!(waiting.try_recv().is_err(), "a hard mount waits");
+    drop(paused);
+    assert_eq!(waiting.recv_timeout(PATIENCE)??, 3_000_000, "and goes on by itself");
+    assert_eq!(fs::metadata(soft.join("file"))?.len(), 3_000_000, "so does the other");
+
+    let read = File::open(soft.join("file"))?;
+    let written = File::create(soft.join("written"))?;
+    let paused = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
+    let names = hard.join("file");
+    let waiting = aside(move || fs::read(names));
+    gives_eio(|| read.read_exact_at(&mut [0; 1_000_000], 0))?;
+    gives_eio(|| written.write_all_at(&body, 0).and_then(|()| written.sync_all()))?;
+    assert!(waiting.try_recv().is_err(), "a hard mount waits");
+    drop(paused);
+    assert!(waiting.recv_timeout(PATIENCE)?? == body, "and goes on by itself");
+    assert!(fs::read(soft.join("file"))? == body, "so does the other");
+    Ok(())
+}
+
+/// Does something in a thread of its own, which a test that fails leaves behind.
+fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> mpsc::Receiver<io::Result<T>> {
+    let (answer, answered) = mpsc::channel();
+    thread::spawn(move || drop(answer.send(work())));
+    answered
+}
+
+fn gives_eio<T>(operation: impl FnOnce() -> io::Result<T>) -> Result<()> {
+    let begun = Instant::now();
+    let error = operation().err().context("it went well without servers")?;
+    let took = begun.elapsed();
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::IO), "{error}");
+    assert!(took >= TIMEOUT && took < TIMEOUT_MAX, "{took:?}");
+    Ok(())
+}

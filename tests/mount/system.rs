@@ -1,0 +1,127 @@
+//! Mounting as the system does: mount(8), fstab(5), and users who are not root.
+
+use std::{fs, process::Command};
+
+use anyhow::{Context, Result};
+use millrace_tests::{
+    cluster::{Cluster, Wish},
+    program::{PATIENCE, Said, binaries, finish},
+};
+
+/// Runs a shell script in a mount namespace of its own: what it puts over directories of the
+/// system is seen by nobody else, and gone with it. `$PLACE` is a directory for it.
+fn alone(cluster: &Cluster, script: &str) -> Result<Said> {
+    let place = cluster.scratch()?;
+    let mut shell = Command::new("unshare");
+    shell.args(["--mount", "--propagation", "private", "sh", "-euc", script]);
+    shell.env("PLACE", &place).env("BINARIES", binaries());
+    shell.env("SERVER", cluster.address("metadata")?);
+    shell.env("IDENTITY", cluster.dir().join("client.pem"));
+    finish(&mut shell, PATIENCE)
+}
+
+/// Puts the helper among the system's programs.
+const WITH_HELPER: &str = "mkdir $PLACE/old $PLACE/new $PLACE/point
+mount --bind /usr/sbin $PLACE/old
+ln -s $PLACE/old/* $PLACE/new/
+ln -s $BINARIES/millrace $PLACE/new/mount.millrace
+mount --bind $PLACE/new /usr/sbin
+cd $PLACE
+";
+
+#[test]
+fn mount_8_and_fstab_mount_through_the_helper() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    fs::create_dir(cluster.mount().join("team"))?;
+    fs::write(cluster.mount().join("team/file"), "of the team\n")?;
+    let script = [
+        WITH_HELPER,
+        "options=identity=$IDENTITY,log=$PLACE/log
+        mount -t millrace $SERVER:/team point -o ro,$options
+        cat point/file
+        ! touch point/new 2>&1
+        umount point
+        echo \"$SERVER:/ $PLACE/point millrace $options,_netdev,nofail 0 0\" >fstab
+        mount -T fstab point
+        echo changed >point/team/file
+        umount point
+        mount -T fstab --all
+        mount -T fstab --all
+        findmnt --noheadings --output FSTYPE,SOURCE point
+        umount point
+        ! mount -t millrace $SERVER:/ point -o nonsense,$options 2>&1
+        ! mount -t millrace nowhere point -o $options 2>&1",
+    ]
+    .concat();
+    let said = alone(&cluster, &script)?;
+    let text = said.clone().ok()?;
+    assert!(text.starts_with("of the team\n"), "{said}");
+    assert!(text.contains("Read-only file system"), "{said}");
+    let source = format!("fuse.millrace {}:/", cluster.address("metadata")?);
+    assert!(text.contains(&source), "{said}");
+    assert!(text.contains("unknown mount option \"nonsense\""), "{said}");
+    assert!(text.contains("HOST[:PORT][,HOST...]:/PATH"), "{said}");
+    assert_eq!(fs::read(cluster.mount().join("team/file"))?, b"changed\n");
+    Ok(())
+}
+
+#[test]
+fn a_user_mounts_asks_about_files_and_unmounts_without_root() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    fs::write(cluster.mount().join("file"), "for everybody\n")?;
+    // Where /dev/fuse and the programs are for root alone, and no login session has begun.
+    let script = "umask 022
+        mount -t tmpfs -o mode=755 none /mnt
+        mkdir /mnt/bin /mnt/home /mnt/home/point
+        mknod /mnt/fuse c 10 229
+        chmod 666 /mnt/fuse
+        mount --bind /mnt/fuse /dev/fuse
+        mount --bind $BINARIES /mnt/bin
+        cp $IDENTITY /mnt/home/client.pem
+        chown -R nobody /mnt/home
+        cd /mnt/home
+        export PATH=/mnt/bin:$PATH HOME=/mnt/home
+        setpriv --reuid nobody --regid nogroup --clear-groups sh -euc '
+            millrace mount --source $SERVER:/ -o identity=$HOME/client.pem point
+            cat point/file
+            ls /tmp/millrace-$(id -u)/
+            millrace state point/file
+            millrace umount point
+            cat $HOME/.local/state/millrace/mount-mnt-home-point.log'
+        rmdir /tmp/millrace-$(id -u nobody)";
+    let said = alone(&cluster, script)?;
+    let text = said.clone().ok()?;
+    assert!(text.starts_with("for everybody\nmount-"), "{said}");
+    assert!(text.contains("point/file: dirty"), "{said}");
+    assert!(text.contains("is unmounted"), "{said}");
+    assert!(text.contains("mounted mountpoint=/mnt/home/point"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn root_mounts_where_the_usual_place_of_control_sockets_is_read_only() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let script = "mkdir -p /run/millrace $PLACE/point
+        mount -t tmpfs -o ro none /run/millrace
+        cd $PLACE
+        options=identity=$IDENTITY,log=$PLACE/log
+        $BINARIES/millrace mount --source $SERVER:/ -o $options point
+        ls /run/user/0/millrace/*.sock /tmp/millrace-0/*.sock 2>/dev/null || true
+        $BINARIES/millrace state point
+        $BINARIES/millrace umount point
+        for directory in /run/user/0/millrace /tmp/millrace-0; do
+            mkdir $directory 2>/dev/null || true
+            ! test -d $directory || mount -t tmpfs -o ro none $directory
+        done
+        ! $BINARIES/millrace mount --source $SERVER:/ -o $options point 2>&1
+        ! mountpoint point
+        umount /tmp/millrace-0
+        rmdir /run/user/0/millrace /tmp/millrace-0 2>/dev/null || true";
+    let said = alone(&cluster, script)?;
+    let text = said.clone().ok()?;
+    let (mounted, refused) = text.split_once("point is unmounted").context(said.to_string())?;
+    assert_eq!(mounted.matches(".sock").count(), 1, "{said}");
+    assert!(refused.contains("make one of these directories writable: /run/millrace/"), "{said}");
+    assert!(refused.contains("is not a mountpoint"), "{said}");
+    Ok(())
+}
