@@ -4,13 +4,13 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use millrace_object_source::Buckets;
 use millrace_protocol::session::Role;
-use millrace_runtime::{Drained, Random, Shutdown};
+use millrace_runtime::{Clock, Drained, Random, Shutdown};
 use millrace_service::metrics::Metrics;
 use millrace_transport::{ClientEndpoints, Identity, Server};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    engine::Engine,
+    engine::{Engine, EngineSettings},
     hydration::Hydration,
     metrics::ServerMetrics,
     server::{MetadataService, ServerEnvironment},
@@ -37,6 +37,14 @@ impl Daemon {
     /// # Errors
     /// With a sentence for the operator.
     pub async fn start(settings: &Settings) -> anyhow::Result<Self> {
+        Self::start_by(settings, Clock::system()).await
+    }
+
+    /// As [`Self::start`], with leases and times by another clock than the machine's.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_by(settings: &Settings, clock: Clock) -> anyhow::Result<Self> {
         settings.check().map_err(anyhow::Error::msg)?;
         let identity = Identity::load(&settings.identity)?;
         anyhow::ensure!(
@@ -45,7 +53,7 @@ impl Daemon {
             settings.identity.display(),
             identity.peer().role.name(),
         );
-        let engine_settings = settings.engine(identity.peer().cluster);
+        let engine_settings = EngineSettings { clock, ..settings.engine(identity.peer().cluster) };
         let starting = tokio::task::spawn_blocking(move || Engine::start(engine_settings));
         let engine = Arc::new(starting.await??);
         let shutdown = Shutdown::new();

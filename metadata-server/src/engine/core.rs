@@ -25,7 +25,7 @@ use crate::{
     namespace::tree,
     sessions::{Expiry, Readers},
     store::{
-        MetaStore, StoreError, View, keys,
+        Batch, MetaStore, StoreError, View, keys,
         records::{self, FileSystem, KeyRecord, OpenRecord, SessionRecord},
     },
     targets::{Registry, map},
@@ -156,6 +156,7 @@ impl Core {
         operation: Option<Operation>,
         command: Command,
     ) -> Result<Outcome, Failure> {
+        self.repair();
         if let Some(failure) = &self.broken {
             return Err(failure.clone());
         }
@@ -166,7 +167,7 @@ impl Core {
         let index = self.log.last().next();
         let (batch, outcome) = match apply::apply(&*self.store.0, index, &envelope) {
             Ok(applied) => applied,
-            Err(error) => return Err(self.failure(error)),
+            Err(error) => self.apply_after(error, index, &envelope)?,
         };
         let record = envelope.to_bytes();
         if !self.room.admits(record.len()) {
@@ -175,12 +176,33 @@ impl Core {
         let appended = self.log.append(&record).map_err(log_failure)?;
         assert_eq!(appended, index, "one owner appends");
         if let Err(error) = self.store.0.commit(&batch) {
-            return Err(self.failure(error.into()));
+            let failure = self.failure(error.into());
+            self.repair();
+            // Made anew from the log, the store has this command too.
+            if self.broken.is_some() {
+                return Err(failure);
+            }
         }
         if let Err(error) = self.observe(&envelope.command, &outcome) {
             return Err(self.failure(error.into()));
         }
         Ok(outcome)
+    }
+
+    /// Applies a command that was not applied for `error`, if a repair can have mended that.
+    fn apply_after(
+        &mut self,
+        error: ApplyError,
+        index: LogIndex,
+        envelope: &Envelope,
+    ) -> Result<(Batch, Outcome), Failure> {
+        let refused = matches!(error, ApplyError::Refused(_));
+        let failure = self.failure(error);
+        self.repair();
+        if refused || self.broken.is_some() {
+            return Err(failure);
+        }
+        apply::apply(&*self.store.0, index, envelope).map_err(|error| self.failure(error))
     }
 
     /// The outcome of an operation that was executed before.
@@ -251,7 +273,7 @@ impl Core {
         for (target, state) in self.registry.handle_timeout(self.clock.instant()) {
             tracing::warn!(%target, ?state, "target is silent");
         }
-        self.repair(self.now());
+        self.repair();
         if self.broken.is_some() {
             return Ok(());
         }

@@ -1,1 +1,6 @@
-//! placeholder
+//! A whole server in this process, and peers with certificates of their own over QUIC.
+
+mod cluster;
+mod jobs;
+mod restricted;
+mod sessions;

@@ -1,6 +1,7 @@
 //! A running engine on a directory, whose clock stands still between commands.
 
 use std::{
+    fs,
     ops::Bound,
     path::{Path, PathBuf},
 };
@@ -152,4 +153,18 @@ impl Contents {
 fn shown((key, value): &Pair) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     format!("{}{} = {}", key[0].escape_ascii(), hex(&key[1..]), hex(value))
+}
+
+/// Copies a directory with everything in it.
+pub(crate) fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
 }

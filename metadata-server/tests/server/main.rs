@@ -21,5 +21,4 @@ mod namespace;
 mod once;
 mod replay;
 mod state_directory;
-mod status;
 mod variants;

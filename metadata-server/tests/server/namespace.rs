@@ -8,7 +8,10 @@ mod rename;
 mod requests;
 mod xattr;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    time::Duration,
+};
 
 use millrace_metadata_server::{engine::StoreKind, ops};
 use millrace_protocol::{
@@ -30,6 +33,23 @@ use crate::{
 
 const OPERATIONS: usize = 2_500;
 
+/// What POSIX refuses requests with, as far as it can happen here.
+const REFUSALS: [ErrorKind; 13] = [
+    ErrorKind::NotFound,
+    ErrorKind::Exists,
+    ErrorKind::NotDirectory,
+    ErrorKind::IsDirectory,
+    ErrorKind::NotEmpty,
+    ErrorKind::PermissionDenied,
+    ErrorKind::NotPermitted,
+    ErrorKind::InvalidArgument,
+    ErrorKind::NoSpace,
+    ErrorKind::FileTooLarge,
+    ErrorKind::NoData,
+    ErrorKind::NotSupported,
+    ErrorKind::Stale,
+];
+
 /// Two client hosts, the server that they use, and the model of it.
 struct Test {
     random: Random,
@@ -38,6 +58,9 @@ struct Test {
     model: Model,
     /// The last change counts that were seen.
     counts: BTreeMap<InodeId, ChangeCount>,
+    /// The kinds of requests that were executed, and what others were refused with.
+    executed: BTreeSet<&'static str>,
+    refused: HashSet<ErrorKind>,
     /// A listing is under way that is compared with changes.
     listing: bool,
     /// Inodes that there were once.
@@ -60,6 +83,7 @@ fn every_answer_is_the_models() {
         test.server.restart();
         test.compare_all();
         test.server.contents().assert_equal(&rebuilt(&test.server.log_dir()), "in the end");
+        test.check_coverage();
     });
 }
 
@@ -71,8 +95,18 @@ impl Test {
         let hosts = [Host::open(&server, 1), Host::open(&server, 2)];
         let shown = hosts[0].show(&server, InodeId::ROOT).unwrap().attributes;
         let model = Model::new(Node::new(FileKind::Directory, 0o755, (0, 0), shown.born));
-        let (counts, gone, listing) = (BTreeMap::new(), Vec::new(), false);
-        let mut test = Self { random, server, hosts, model, counts, listing, gone, _dir: dir };
+        let mut test = Self {
+            random,
+            server,
+            hosts,
+            model,
+            counts: BTreeMap::new(),
+            executed: BTreeSet::new(),
+            refused: HashSet::new(),
+            listing: false,
+            gone: Vec::new(),
+            _dir: dir,
+        };
         // Everybody may begin.
         test.open_root();
         test
@@ -93,6 +127,10 @@ impl Test {
         T: PartialEq + std::fmt::Debug + Send + 'static,
     {
         let answer = self.hosts[host].run(&self.server, request.clone(), operation);
+        match &answer {
+            Ok(_) => drop(self.executed.insert(std::any::type_name::<R>())),
+            Err(kind) => drop(self.refused.insert(*kind)),
+        }
         if percent(&self.random, 15) {
             let again = self.hosts[host].run(&self.server, request.clone(), operation);
             assert_eq!(answer, again, "the same request again");
@@ -161,6 +199,14 @@ impl Test {
             let got = self.hosts[0].show(&self.server, id).map(drop);
             assert_eq!(got, Err(ErrorKind::Stale), "{id} is gone");
         }
+    }
+
+    /// The run is worth something only if it reached every request and every refusal.
+    fn check_coverage(&self) {
+        assert_eq!(self.executed.len(), 13, "executed: {:?}", self.executed);
+        let missing: Vec<_> = REFUSALS.iter().filter(|kind| !self.refused.contains(kind)).collect();
+        assert!(missing.is_empty(), "nothing was refused with {missing:?}");
+        assert!(self.model.nodes.len() > 20 && self.gone.len() > 20, "names come and go");
     }
 
     /// Lists a directory in pages of any size and compares names, order and attributes.

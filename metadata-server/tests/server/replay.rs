@@ -11,15 +11,17 @@ use millrace_metadata_server::{
     command::Outcome,
     engine::{StoreKind, marker::Marker},
     log::{record, segment},
+    store::{Batch, MetaStore as _, keys, sled::SledStore},
 };
 use millrace_runtime::Random;
-use millrace_types::{ErrorKind, LogIndex};
+use millrace_types::{ErrorKind, InodeId, LogIndex};
 use tempfile::TempDir;
 
 use crate::{
     chance::{for_each_seed, stretched},
     commands::{Commands, Given},
-    engine::{Server, rebuilt, records},
+    engine::{Server, copy, rebuilt, records},
+    hosts::Host,
     variants::{COMMANDS, command_name},
 };
 
@@ -67,6 +69,50 @@ fn both_stores_hold_the_same_however_they_came_to_it() {
         pair.go_on("going on after a loss of power");
         pair.check_coverage();
     });
+}
+
+/// Its counts have another version.
+#[test]
+fn a_store_of_an_older_program_is_made_anew() {
+    let dir = TempDir::new().unwrap();
+    let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
+    server.stop();
+    overwrite(&server, keys::file_system());
+    server.begin();
+    server.contents().assert_equal(&rebuilt(&server.log_dir()), "after the start");
+}
+
+/// Damage shows when it is read. The server then makes the store anew, and so does the next start,
+/// although the machine has not gone down in between.
+#[test]
+fn a_damaged_store_is_made_anew_by_the_running_server_and_by_the_next_start() {
+    for restart in [false, true] {
+        let dir = TempDir::new().unwrap();
+        let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
+        server.stop();
+        overwrite(&server, keys::inode(InodeId::ROOT));
+        server.begin();
+        let host = Host::open(&server, 1);
+        let damaged = host.show(&server, InodeId::ROOT).unwrap_err();
+        assert_eq!(damaged, ErrorKind::Disk);
+        assert!(server.turn(|core| core.broken().is_some()), "nothing is changed any more");
+        if restart {
+            server.restart();
+        } else {
+            server.try_turn(|core| core.tick()).unwrap();
+        }
+        assert!(host.show(&server, InodeId::ROOT).is_ok());
+        server.contents().assert_equal(&rebuilt(&server.log_dir()), "made anew");
+    }
+}
+
+/// Puts what is no record there, with the server stopped.
+fn overwrite(server: &Server, key: Vec<u8>) {
+    let mut store = SledStore::open(&server.store_dir(), 8 << 20).unwrap();
+    let mut batch = Batch::default();
+    batch.put(key, vec![1; 60]);
+    store.commit(&batch).unwrap();
+    store.checkpoint().unwrap();
 }
 
 #[test]
@@ -225,17 +271,4 @@ fn leave_marker(dir: &Path, boot: &str) {
 fn replace(from: &Path, to: &Path) {
     fs::remove_dir_all(to).unwrap();
     copy(from, to);
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }

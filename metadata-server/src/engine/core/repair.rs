@@ -29,9 +29,9 @@ impl Repair {
 }
 
 impl Core {
-    /// Repairs a broken store, if there is room for it.
-    pub(super) fn repair(&mut self, now: Timestamp) {
-        if self.broken.is_none() || now < self.repair.at || !self.room.is_enough() {
+    /// Repairs a broken store, if it is time and there is room for it.
+    pub(super) fn repair(&mut self) {
+        if self.broken.is_none() || self.now() < self.repair.at || !self.room.is_enough() {
             return;
         }
         match self.rebuild() {

@@ -1,0 +1,195 @@
+//! A cluster's authority, its metadata server, and hosts that talk to it.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use millrace_metadata_server::{daemon::Daemon, settings::Settings};
+use millrace_protocol::{
+    Request,
+    cluster::{RegisterHost, TargetReport},
+    metadata::{Create, GetInode, InodeReply, Lookup, NewNode},
+    session::{Caller, OpenSession, Operation, Role, SessionReply},
+};
+use millrace_runtime::{Clock, Shutdown, VirtualTime};
+use millrace_transport::{
+    Authority, CallOptions, ClientEndpoints, Grant, Identity, Peer, PeerTarget, TransportSettings,
+    identity::write_private,
+};
+use millrace_types::{
+    ByteLen, ClusterId, ErrorKind, Failure, FileName, GIB, HostId, InodeId, SessionId, TargetId,
+    Timestamp,
+};
+use tempfile::TempDir;
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) struct Cluster {
+    pub(super) authority: Authority,
+    pub(super) time: VirtualTime,
+    daemon: Option<Daemon>,
+    settings: Settings,
+    clock: Clock,
+    _dir: TempDir,
+}
+
+/// A node that sends requests; clients have a session.
+pub(super) struct Node {
+    pub(super) peer: Peer,
+    pub(super) identity: Identity,
+    pub(super) session: SessionId,
+    sequence: u64,
+    // Its sockets live as long as this.
+    _endpoints: ClientEndpoints,
+}
+
+impl Cluster {
+    /// A running server with two targets, whose clock only the test moves.
+    pub(super) async fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let authority = Authority::create(ClusterId([0xc1; 16])).unwrap();
+        let identity = dir.path().join("metadata.pem");
+        let bundle = authority.issue(&grant(Role::Metadata, 0x5e)).unwrap();
+        write_private(&identity, &bundle).unwrap();
+        let settings = settings(identity, dir.path().join("data"));
+        let (clock, time) = Clock::manual(Timestamp::from_parts(1_800_000_000, 0));
+        let daemon = Daemon::start_by(&settings, clock.clone()).await.unwrap();
+        let daemon = Some(daemon);
+        let cluster = Self { authority, time, daemon, settings, clock, _dir: dir };
+        cluster.register_targets().await;
+        cluster
+    }
+
+    /// Stops the server and starts it again; it listens elsewhere then.
+    pub(super) async fn restart(&mut self) {
+        self.daemon.take().expect("it runs").stop().await.unwrap();
+        self.daemon = Some(Daemon::start_by(&self.settings, self.clock.clone()).await.unwrap());
+    }
+
+    pub(super) async fn stop(mut self) {
+        self.daemon.take().expect("it runs").stop().await.unwrap();
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.daemon.as_ref().expect("it runs").address()
+    }
+
+    /// Applies every deadline that has passed by the test's clock.
+    pub(super) async fn tick(&self) {
+        let engine = self.daemon.as_ref().expect("it runs").engine();
+        engine.handle().turn(|core| core.tick()).await.unwrap();
+    }
+
+    pub(super) fn node(&self, grant: &Grant) -> Node {
+        let identity = Identity::from_pem(&self.authority.issue(grant).unwrap()).unwrap();
+        let settings = TransportSettings::default();
+        let endpoints =
+            ClientEndpoints::start(identity.clone(), settings, &Shutdown::new()).unwrap();
+        let addresses = vec![self.address()];
+        let target = PeerTarget { role: Role::Metadata, host: None, addresses };
+        let peer = Peer::new(&endpoints, target);
+        Node { peer, identity, session: SessionId(0), sequence: 0, _endpoints: endpoints }
+    }
+
+    /// A client with a session.
+    pub(super) async fn client(&self, grant: &Grant) -> Node {
+        let mut node = self.node(grant);
+        node.session = node.open_session(1).await.unwrap().session;
+        node
+    }
+
+    async fn register_targets(&self) {
+        let report = |number| TargetReport {
+            id: TargetId([number; 8]),
+            capacity: ByteLen(GIB),
+            used: ByteLen(0),
+            inode_max: InodeId(0),
+            loss_count: 0,
+            bad_blocks: 0,
+            blank: false,
+        };
+        let register = RegisterHost {
+            addresses: vec!["127.0.0.1:1".to_owned()],
+            host_name: "storage".to_owned(),
+            targets: vec![report(1), report(2)],
+        };
+        self.node(&grant(Role::Target, 0x7a)).ask(&register).await.unwrap();
+    }
+}
+
+pub(super) fn grant(role: Role, host: u8) -> Grant {
+    Grant { role, host: HostId([host; 16]), subtree: None, squash_root: false }
+}
+
+fn settings(identity: PathBuf, data: PathBuf) -> Settings {
+    let text = format!(
+        "listen = \"127.0.0.1:0\"\nidentity = {:?}\ndata = {:?}\n[store]\ncache = \"8MiB\"\n",
+        identity, data
+    );
+    toml::from_str(&text).unwrap()
+}
+
+pub(super) fn user(uid: u32) -> Caller {
+    Caller { uid, gid: uid, groups: Vec::new() }
+}
+
+pub(super) fn name(text: &str) -> FileName {
+    FileName::parse(text.as_bytes()).unwrap()
+}
+
+impl Node {
+    pub(super) async fn ask<R: Request + Sync>(&self, request: &R) -> Result<R::Reply, Failure> {
+        self.peer.call(request, CallOptions::control(PATIENCE)).await
+    }
+
+    /// What the request is refused with.
+    pub(super) async fn refusal<R: Request + Sync>(&self, request: &R) -> ErrorKind {
+        match self.ask(request).await {
+            Ok(_) => panic!("{} was let through", R::KIND.name()),
+            Err(failure) => failure.kind,
+        }
+    }
+
+    pub(super) async fn open_session(&self, nonce: u64) -> Result<SessionReply, Failure> {
+        self.ask(&OpenSession { nonce, host_name: "client".to_owned() }).await
+    }
+
+    pub(super) fn operation(&mut self) -> Operation {
+        self.sequence += 1;
+        let (sequence, lowest_pending) = (self.sequence, self.sequence);
+        Operation { session: self.session, sequence, lowest_pending }
+    }
+
+    pub(super) fn create(
+        &mut self,
+        caller: Caller,
+        parent: InodeId,
+        text: &str,
+        node: NewNode,
+        mode: u16,
+    ) -> Create {
+        let operation = self.operation();
+        let (open, exclusive) = (false, true);
+        Create { caller, operation, parent, name: name(text), node, mode, open, exclusive }
+    }
+
+    /// Makes something of root's.
+    pub(super) async fn make(
+        &mut self,
+        parent: InodeId,
+        text: &str,
+        node: NewNode,
+        mode: u16,
+    ) -> InodeId {
+        let request = self.create(Caller::ROOT, parent, text, node, mode);
+        self.ask(&request).await.unwrap().attributes.inode
+    }
+
+    pub(super) async fn lookup(&self, parent: InodeId, text: &str) -> Result<InodeReply, Failure> {
+        self.ask(&Lookup { caller: Caller::ROOT, parent, name: name(text) }).await
+    }
+
+    pub(super) async fn show(&self, inode: InodeId) -> Result<InodeReply, Failure> {
+        let session = Some(self.session);
+        self.ask(&GetInode { caller: Caller::ROOT, session, inode }).await
+    }
+}
