@@ -9,11 +9,12 @@
 //! journal/<sequence>.log          changes from that sequence number on          (segment, record)
 //! ```
 //!
-//! The index on disk ([`node`], [`root`]) is not yet part of it.
+//! The index on disk ([`node`], [`root`]) and the ring of [`batch`]es are not yet part of it.
 //!
 //! Everything is little-endian and carries a crc32c. The offline checker shares these modules with
 //! the server, so nothing here knows tasks, sockets or settings.
 
+pub mod batch;
 pub mod checkpoint;
 pub mod chunk;
 mod fields;

@@ -12,8 +12,8 @@
 //!   metadata ◀── member ──▶ cluster     └──▶ format (bytes on disk)
 //! ```
 //!
-//! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`engine`], [`index`]
-//! (an index on disk, which the engine does not use yet), `parts`
+//! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`engine`],
+//! [`index`] and [`journal`] (both on disk; the engine does not use them yet), `parts`
 //! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
 //! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
 //! wire), `member` (heartbeats), `changed` (objects that are not what they were), `metrics`,
@@ -23,6 +23,7 @@ pub mod disk;
 pub mod engine;
 pub mod format;
 pub mod index;
+pub mod journal;
 pub mod run;
 pub mod settings;
 

@@ -1,0 +1,328 @@
+//! A journal in a ring of pages: records in order, many to a write, many writes to a sync.
+//!
+//! # What it guarantees
+//! - Records survive in order and without a gap: after a loss of power those that are there are the
+//!   first ones appended, up to some record that is not below the last one that
+//!   [`Journal::sync`] returned for.
+//! - A record for which [`Journal::write`] returned survives a kill of the process.
+//! - A record that was durable and cannot be read is told from one that never arrived, as soon as a
+//!   later batch has carried the news ([`JournalError::Damaged`]).
+//!
+//! # How records become durable
+//! [`Journal::append`] gives a record its sequence and returns at once. Whoever then waits for it
+//! takes a turn: the one whose turn it is writes everything that was appended so far as one batch
+//! and, if that is what it waits for, syncs; the others find their records done. So the more wait,
+//! the more share one write and one sync.
+//!
+//! # What it never does
+//! It does not know what records mean, and holds none of them once they are written. It frees
+//! nothing by itself: its owner says from where on it is still needed ([`Journal::release`]).
+//!
+//! Modules: `ring` (places, pure), `replay` (reading at a start).
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use millrace_types::TargetId;
+
+use crate::{
+    disk::{BufferPool, DiskError, DiskQueue, Piece},
+    format::{
+        batch::{BATCH_LEN_MAX, BatchHeader, Position, RECORD_LEN_MAX, batch_len, encode_batch},
+        chunk::PAGE_SIZE,
+        segment::BootId,
+    },
+};
+
+mod replay;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+pub use replay::Replayed;
+pub use ring::Ring;
+
+/// Where a journal lies, and what it may use.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whose journal it is.
+    pub target: TargetId,
+    /// The kernel's boot.
+    pub boot: BootId,
+    /// The disk.
+    pub disk: DiskQueue,
+    /// Memory for transfers: 256 KiB for the batch being written, 1 MiB while it is being opened.
+    pub pool: BufferPool,
+    /// The pages.
+    pub ring: Ring,
+}
+
+/// Why the journal failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The disk failed. What of the records that were not durable is there cannot be told: the
+    /// journal takes no more until it has been opened again.
+    #[error("the journal cannot be written: {0}")]
+    Disk(Arc<DiskError>),
+    /// An earlier request failed; see [`Self::Disk`].
+    #[error("the journal failed earlier and must be opened again")]
+    Failed,
+    /// The ring has no room. Nothing was appended; release some, then try again.
+    #[error("the journal's ring is full")]
+    Full,
+    /// A record that had been durable cannot be read.
+    #[error("record {sequence} of the journal is damaged, although it had been durable")]
+    Damaged {
+        /// The first record that is missing.
+        sequence: u64,
+    },
+}
+
+impl From<DiskError> for JournalError {
+    fn from(error: DiskError) -> Self {
+        Self::Disk(Arc::new(error))
+    }
+}
+
+/// The writing end. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Journal {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: Options,
+    state: Mutex<State>,
+    /// One batch is written at a time.
+    write_turn: tokio::sync::Mutex<()>,
+    /// One sync at a time.
+    sync_turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Appended and not written, or being written.
+    pending: VecDeque<Bytes>,
+    /// Pages that these would take, each in a batch of its own.
+    pending_pages: u64,
+    /// What the next batch will be, or the one being written is.
+    head: Position,
+    /// From here on batches are still needed.
+    tail: u64,
+    /// Pages between tail and head, with those skipped at the ring's end.
+    used_pages: u64,
+    /// Every record below is durable.
+    durable_end: u64,
+    failed: bool,
+}
+
+impl Journal {
+    /// Opens the journal and reads the records that begin at `start`: what the owner stored last, or
+    /// [`Ring::start`] for a journal without records.
+    ///
+    /// # Errors
+    /// [`JournalError::Disk`], [`JournalError::Damaged`].
+    pub async fn open(options: Options, start: Position) -> Result<(Self, Replayed), JournalError> {
+        let replayed = replay::replay(&options, start).await?;
+        let state = State {
+            pending: VecDeque::new(),
+            pending_pages: 0,
+            head: replayed.end,
+            tail: start.page,
+            used_pages: options.ring.distance(start.page, replayed.end.page),
+            durable_end: replayed.committed_end,
+            failed: false,
+        };
+        let shared = Shared {
+            options,
+            state: Mutex::new(state),
+            write_turn: tokio::sync::Mutex::new(()),
+            sync_turn: tokio::sync::Mutex::new(()),
+        };
+        Ok((Self { shared: Arc::new(shared) }, replayed))
+    }
+
+    /// Appends a record, in memory; returns its sequence.
+    ///
+    /// # Errors
+    /// [`JournalError::Full`], [`JournalError::Failed`]; it was not appended then.
+    ///
+    /// # Panics
+    /// When it is longer than [`RECORD_LEN_MAX`].
+    pub fn append(&self, record: Bytes) -> Result<u64, JournalError> {
+        assert!(record.len() <= RECORD_LEN_MAX, "a record keeps within its bound");
+        let mut state = self.shared.state();
+        if state.failed {
+            return Err(JournalError::Failed);
+        }
+        // As if every record took a batch of its own, and with what is skipped at the ring's end.
+        let pages = pages_of([record.len()]);
+        let needed = state.pending_pages + pages + 2 * pages_of_longest();
+        if state.used_pages + needed > self.shared.options.ring.pages {
+            return Err(JournalError::Full);
+        }
+        let sequence = state.head.sequence + state.pending.len() as u64;
+        state.pending.push_back(record);
+        state.pending_pages += pages;
+        Ok(sequence)
+    }
+
+    /// Waits until a record is on the device, so that it survives a kill of the process. May be
+    /// dropped at its await.
+    ///
+    /// # Errors
+    /// [`JournalError::Disk`] to who had the turn, [`JournalError::Failed`] to the others.
+    pub async fn write(&self, sequence: u64) -> Result<(), JournalError> {
+        if self.shared.state().written_end()? > sequence {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        // In a task of its own: a batch under the device's hands must be finished.
+        let task = tokio::spawn(async move { shared.write(sequence).await });
+        task.await.unwrap_or(Err(JournalError::Failed))
+    }
+
+    /// Waits until a record is durable, and everything before it. May be dropped at its await.
+    ///
+    /// # Durability
+    /// It survives a loss of power on return, as does every write to the same disk that had been
+    /// completed before the call.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub async fn sync(&self, sequence: u64) -> Result<(), JournalError> {
+        let shared = Arc::clone(&self.shared);
+        let task = tokio::spawn(async move { shared.sync(sequence).await });
+        task.await.unwrap_or(Err(JournalError::Failed))
+    }
+
+    /// A place from which on every record is found that is not on the device yet. To be stored by
+    /// the owner together with what the records before it have done.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.shared.state().head
+    }
+
+    /// The sequence that the next record will have.
+    #[must_use]
+    pub fn next_sequence(&self) -> u64 {
+        let state = self.shared.state();
+        state.head.sequence + state.pending.len() as u64
+    }
+
+    /// Gives back the ring before `position`, which the owner has stored durably.
+    pub fn release(&self, position: Position) {
+        let mut state = self.shared.state();
+        state.tail = position.page;
+        state.used_pages = self.shared.options.ring.distance(position.page, state.head.page);
+    }
+
+    /// Pages of the ring that are needed at a start.
+    #[must_use]
+    pub fn used_pages(&self) -> u64 {
+        self.shared.state().used_pages
+    }
+}
+
+impl Shared {
+    async fn write(&self, sequence: u64) -> Result<(), JournalError> {
+        while self.state().written_end()? <= sequence {
+            let _turn = self.write_turn.lock().await;
+            if self.state().written_end()? <= sequence {
+                self.write_batch().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what was appended, as far as it fits one batch. The caller has the turn.
+    async fn write_batch(&self) -> Result<(), JournalError> {
+        let Options { target, boot, disk, pool, ring } = &self.options;
+        let (position, committed, records) = self.state().next_batch(*ring);
+        let header = BatchHeader { target: *target, position, committed, boot: *boot };
+        let (bytes, checksum) = encode_batch(&header, &records);
+        let mut buffer = pool.acquire(bytes.len()).await;
+        buffer.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
+        let offset = position.page * u64::from(PAGE_SIZE);
+        let piece = Piece { offset, range: 0..bytes.len() };
+        let written = disk.write(vec![piece], Arc::new(buffer)).await;
+        let mut state = self.state();
+        if let Err(error) = written {
+            state.failed = true;
+            return Err(error.into());
+        }
+        state.pending.drain(..records.len());
+        state.pending_pages -= records.iter().map(|record| pages_of([record.len()])).sum::<u64>();
+        let pages = bytes.len() as u64 / u64::from(PAGE_SIZE);
+        let head = Position {
+            page: ring.after(position.page, pages),
+            sequence: position.sequence + records.len() as u64,
+            previous: checksum,
+        };
+        state.head = head;
+        state.used_pages = ring.distance(state.tail, head.page);
+        Ok(())
+    }
+
+    async fn sync(&self, sequence: u64) -> Result<(), JournalError> {
+        let _turn = self.sync_turn.lock().await;
+        if self.state().durable_end > sequence {
+            return Ok(());
+        }
+        // Everything that was appended while others had the turn comes along.
+        let newest = {
+            let state = self.state();
+            (state.head.sequence + state.pending.len() as u64).saturating_sub(1)
+        };
+        self.write(newest.max(sequence)).await?;
+        let written_end = self.state().written_end()?;
+        let synced = self.options.disk.sync().await;
+        let mut state = self.state();
+        if let Err(error) = synced {
+            state.failed = true;
+            return Err(error.into());
+        }
+        state.durable_end = state.durable_end.max(written_end);
+        Ok(())
+    }
+
+    /// A panic elsewhere leaves the state whole: every change of it is one step.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Every record below is on the device.
+    fn written_end(&self) -> Result<u64, JournalError> {
+        if self.failed { Err(JournalError::Failed) } else { Ok(self.head.sequence) }
+    }
+
+    /// Place, `committed` and records of the next batch.
+    fn next_batch(&self, ring: Ring) -> (Position, u64, Vec<Bytes>) {
+        let mut records: Vec<Bytes> = Vec::new();
+        let mut len = batch_len([]);
+        for record in &self.pending {
+            len += record.len() + 4;
+            if len > BATCH_LEN_MAX {
+                break;
+            }
+            records.push(record.clone());
+        }
+        let pages = pages_of(records.iter().map(Bytes::len));
+        let position = Position { page: ring.place(self.head.page, pages), ..self.head };
+        (position, self.durable_end.saturating_sub(1), records)
+    }
+}
+
+fn pages_of(record_lens: impl IntoIterator<Item = usize>) -> u64 {
+    (batch_len(record_lens) as u64).div_ceil(u64::from(PAGE_SIZE))
+}
+
+fn pages_of_longest() -> u64 {
+    BATCH_LEN_MAX as u64 / u64::from(PAGE_SIZE)
+}
