@@ -55,9 +55,14 @@ run_end_to_end() {
     "$python" tests/e2e/train.py --binaries "$binaries" --directory "$work"
 }
 
+# Programs that only the long runs need; nothing of them is linked or shipped.
+install_suites() {
+    cargo install --quiet --root "$target_dir/tools" fsx@0.3.2 pjdfstest@0.2.2
+}
+
 run_long() {
     "$python" tests/e2e/endure.py --binaries "$binaries" --directory "$work" \
-        --report docs/reliability.md
+        --tools "$target_dir/tools/bin" --report docs/reliability.md
 }
 
 # Whatever a test that was killed has left: processes that name a file of ours, mounts, files.
@@ -91,6 +96,7 @@ if [[ -z $quick ]]; then
     step "end to end" run_end_to_end || status=1
 fi
 if [[ -n $long ]]; then
+    step "test suites of others" install_suites
     step "long runs" run_long || status=1
 fi
 ((status == 0)) || fail "some tests failed: see above"

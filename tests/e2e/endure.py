@@ -1,4 +1,4 @@
-"""Long runs: crashes for minutes under load, and the restart of a cluster with 100,000 files.
+"""Long runs: a restart with 100,000 files, two test suites of others, crashes under load.
 
 Writes what it saw into a document between two marks, so that the figures there come from a run.
 The sequence of crashes follows from the seed.
@@ -22,6 +22,7 @@ from train import SyncedWriter
 
 BEGIN = "<!-- begin of the last long run -->"
 END = "<!-- end of the last long run -->"
+HERE = pathlib.Path(__file__).parent
 RESTART_SECONDS_MAX = 2.0
 REQUEST_SECONDS_MAX = 1.0
 SERVERS = ("metadata", "target-0", "target-1")
@@ -51,6 +52,55 @@ def crashes(cluster, mount, minutes, seed):
     files = sum(len(writer.synced) for writer in writers)
     return f"{kills} kills of servers in {minutes:g} min under 4 writers: {files} files synced, " \
         "all whole, no error seen by a writer"
+
+
+def fsx(cluster, mount, tools, operations, seed):
+    """Four exercisers at a time, each with a file and a seed of its own, while servers are killed.
+
+    Each compares every read, mapped ones too, with what it has written.
+    """
+    folder = mount / "fsx"
+    folder.mkdir()
+    cluster.cli("stripe", "set", "--chunk-size", "64KiB", folder)
+    settings = HERE / "suites" / "fsx.toml"
+    logs = tempfile.TemporaryDirectory(prefix="fsx-", dir=cluster.directory.parent)
+    running, kills, generator = [], 0, random.Random(seed)
+    try:
+        for index in range(4):
+            with open(pathlib.Path(logs.name) / f"{index}.log", "w", encoding="utf-8") as log:
+                command = [tools / "fsx", "-f", settings, "-N", operations // 4]
+                command += ["-S", seed + index, "-P", logs.name, folder / str(index)]
+                running.append(subprocess.Popen([str(word) for word in command], stdout=log,
+                                                stderr=log, stdin=subprocess.DEVNULL))
+        while any(process.poll() is None for process in running):
+            time.sleep(generator.uniform(0.5, 4.0))
+            cluster.kill(generator.choice(SERVERS))
+            cluster.up()
+            kills += 1
+        for index, process in enumerate(running):
+            said = (pathlib.Path(logs.name) / f"{index}.log").read_text(errors="replace")
+            assert process.returncode == 0, f"seed {seed + index}: {said[-4000:]}"
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+        logs.cleanup()
+    return f"fsx: {operations // 4 * 4} operations on 4 files (mapped reads and writes, " \
+        f"truncate, fallocate, holes and copy_file_range too), {kills} kills of servers: no difference"
+
+
+def pjdfstest(mount, tools):
+    """The POSIX test suite; its last line counts."""
+    folder = mount / "pjdfstest"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    command = [tools / "pjdfstest", "-c", HERE / "suites" / "pjdfstest.toml", "-p", folder]
+    said = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=900)
+    assert said.returncode == 0, said.stdout[-8000:] + said.stderr[-2000:]
+    summary = [line for line in said.stdout.splitlines() if line.startswith("Summary:")]
+    assert summary and " 0 failed" in summary[-1], said.stdout[-2000:]
+    return "pjdfstest: " + summary[-1].removeprefix("Summary: ")
 
 
 def many_files(cluster, mount, count):
@@ -116,20 +166,30 @@ def main():
     arguments.add_argument("--directory", help="where to work [default: a temporary directory]")
     arguments.add_argument("--minutes", type=float, default=10.0)
     arguments.add_argument("--files", type=int, default=100_000)
+    arguments.add_argument("--tools", type=pathlib.Path, required=True,
+                           help="where the programs fsx and pjdfstest lie")
+    arguments.add_argument("--operations", type=int, default=100_000, help="of fsx, in all")
     arguments.add_argument("--seed", type=int, default=int(time.time()))
     arguments.add_argument("--report", help="document to write the figures into")
     options = arguments.parse_args()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="endure-", dir=options.directory))
+    # Other users, whom pjdfstest acts for, must be able to reach the mount.
+    for above in (directory, directory.parent):
+        above.chmod(above.stat().st_mode | 0o011)
     mount = directory / "mount"
     cluster = Cluster(options.binaries, directory / "state", {})
     print(f"seed {options.seed}", flush=True)
     lines = []
     try:
         cluster.up(targets=2, mount=mount)
-        lines.append(many_files(cluster, mount, options.files))
-        print(lines[-1], flush=True)
-        lines.append(crashes(cluster, mount, options.minutes, options.seed))
-        print(lines[-1], flush=True)
+        for run in (
+            lambda: many_files(cluster, mount, options.files),
+            lambda: pjdfstest(mount, options.tools),
+            lambda: fsx(cluster, mount, options.tools, options.operations, options.seed),
+            lambda: crashes(cluster, mount, options.minutes, options.seed),
+        ):
+            lines.append(run())
+            print(lines[-1], flush=True)
     except BaseException:
         print(cluster.log_tails(), flush=True)
         raise
@@ -138,7 +198,7 @@ def main():
         shutil.rmtree(directory, ignore_errors=True)
     if options.report:
         write_report(pathlib.Path(options.report), lines, options.seed)
-    print("2 passed, 0 failed")
+    print(f"{len(lines)} passed, 0 failed")
 
 
 if __name__ == "__main__":
