@@ -86,7 +86,8 @@ def fsx(cluster, mount, tools, operations, seed):
             process.wait()
         logs.cleanup()
     return f"fsx: {operations // 4 * 4} operations on 4 files (mapped reads and writes, " \
-        f"truncate, fallocate, holes and copy_file_range too), {kills} kills of servers: no difference"
+        "truncate, fallocate, holes and copy_file_range too), " \
+        f"{kills} kills of servers: no difference"
 
 
 def pjdfstest(mount, tools):
