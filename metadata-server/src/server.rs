@@ -5,7 +5,7 @@
 //!
 //! Modules: `roles` (who may send what), `environment` (what hydration gets from the server).
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use millrace_protocol::{
@@ -297,14 +297,13 @@ impl Service for MetadataService {
     }
 
     async fn handle(&self, call: IncomingCall) {
-        let (kind, started) = (call.kind(), Instant::now());
+        let _running = self.metrics.begin(call.kind());
         let cancelled = call.cancelled().clone();
         tokio::select! {
             () = self.dispatch(call) => {}
             // Nobody waits any more; a turn that was sent runs all the same.
             () = cancelled.cancelled() => {}
         }
-        self.metrics.answered(kind, started.elapsed());
     }
 }
 

@@ -1,8 +1,10 @@
 //! What the daemon counts.
 
-use millrace_service::metrics::{Description, MetricUnit, Metrics, Stability, latency_histogram};
+use millrace_service::metrics::{
+    Description, MetricUnit, Metrics, RequestMetricNames, RequestMetrics, Stability,
+};
 use millrace_types::{ErrorKind, Failure};
-use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
 /// The daemon's counters. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -14,7 +16,7 @@ pub(crate) struct Counters {
     pub(crate) corrupt_replies: Counter,
     pub(crate) lost_replies: Counter,
     pub(crate) no_space_replies: Counter,
-    pub(crate) request_latency: Histogram,
+    pub(crate) requests: RequestMetrics,
     pub(crate) hydrated_bytes: Gauge,
     pub(crate) bucket_fetches: Gauge,
     pub(crate) capacity_bytes: Gauge,
@@ -29,7 +31,7 @@ pub(crate) struct Counters {
 impl Counters {
     /// Registers everything.
     pub(crate) fn register(metrics: &mut Metrics) -> Self {
-        use MetricUnit::{Bytes, Count, Seconds};
+        use MetricUnit::{Bytes, Count};
         let mut counter =
             |name, help, unit| metrics.register(describe(name, help, unit), Counter::default());
         let read_bytes = counter("target_read", "Bytes that clients have read", Bytes);
@@ -55,8 +57,11 @@ impl Counters {
             gauge("target_loss_count", "How often unsynced writes may have been lost", Count);
         let buffer_bytes = gauge("target_buffers", "Bytes of disk buffers in use", Bytes);
         let reclaimed_bytes = gauge("target_reclaimed", "Bytes freed for deleted files", Bytes);
-        let latency = describe("target_request_latency", "Time to answer a request", Seconds);
-        let request_latency = metrics.register(latency, latency_histogram());
+        let names = RequestMetricNames {
+            duration: "target_request_duration",
+            running: "target_requests_running",
+        };
+        let requests = RequestMetrics::register(metrics, names);
         Self {
             read_bytes,
             written_bytes,
@@ -65,7 +70,7 @@ impl Counters {
             corrupt_replies,
             lost_replies,
             no_space_replies,
-            request_latency,
+            requests,
             hydrated_bytes,
             bucket_fetches,
             capacity_bytes,

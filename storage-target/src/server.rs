@@ -1,6 +1,6 @@
 //! Between the wire and the daemon: which peer may ask what, decoding, answering.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use millrace_protocol::{
     Request, RequestKind,
@@ -160,8 +160,8 @@ impl Service for TargetService {
     }
 
     async fn handle(&self, call: IncomingCall) {
-        let begun = Instant::now();
         let kind = call.kind();
+        let _running = self.daemon.counters.requests.begin(kind.name());
         let given_up = call.cancelled().clone();
         let work = async {
             match kind {
@@ -177,8 +177,6 @@ impl Service for TargetService {
             () = work => {}
             () = given_up.cancelled() => {}
         }
-        let latency = begun.elapsed();
-        self.daemon.counters.request_latency.observe(latency.as_secs_f64());
     }
 
     fn disconnected(&self, connection: &Arc<Connection>) {

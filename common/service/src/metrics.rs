@@ -13,8 +13,10 @@ use prometheus_client::{
 };
 
 mod endpoint;
+mod requests;
 
 pub use endpoint::{BindError, MetricsSettings, serve};
+pub use requests::{RequestMetricNames, RequestMetrics, RunningRequest};
 
 /// How much a metric's name and meaning may change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
