@@ -6,6 +6,8 @@ mod options;
 mod posix;
 #[path = "mount/programs.rs"]
 mod programs;
+#[path = "mount/promises.rs"]
+mod promises;
 #[path = "mount/system.rs"]
 mod system;
 #[path = "mount/two_mounts.rs"]

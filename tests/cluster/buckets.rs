@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     bucket::Bucket,
     cluster::{Cluster, Wish},
@@ -111,22 +111,42 @@ fn a_hydrated_tree_is_read_while_the_bucket_is_away() -> Result<()> {
 }
 
 #[test]
-fn a_forbidden_an_absent_and_an_unreachable_bucket_are_refused_at_once() -> Result<()> {
+fn a_forbidden_an_absent_and_an_unreachable_bucket_are_refused_with_what_to_do() -> Result<()> {
     let bucket = Bucket::start()?;
     let allowed = Cluster::start(Wish::default().with_bucket(&bucket))?;
-    let absent = allowed.cli(&["link", "add", "s3://no-such-bucket/x", "mr:/x"])?;
-    assert!(!absent.succeeded(), "{absent}");
-    assert!(absent.stderr.contains("no-such-bucket"), "{absent}");
-    let away = "http://127.0.0.1:9";
-    let unreachable = allowed.cli(&["link", "add", "s3://data/x", "mr:/x", "--endpoint", away])?;
-    assert!(!unreachable.succeeded(), "{unreachable}");
-    assert!(unreachable.stderr.contains("127.0.0.1:9"), "{unreachable}");
-    assert!(!allowed.mount().join("x").exists(), "nothing is linked");
+    let refused = |cluster: &Cluster, url: &str, options: &[&str], words: &[&str]| -> Result<()> {
+        let said = cluster.cli(&[&["link", "add", url, "mr:/x"], options].concat())?;
+        ensure!(said.code == Some(1), "{said}");
+        for word in words.iter().chain(&["metadata server", "target-0", "target-1"]) {
+            ensure!(said.stderr.contains(word), "no {word:?} in: {said}");
+        }
+        ensure!(!cluster.mount().join("x").exists(), "nothing is linked");
+        Ok(())
+    };
+    let words = ["no-such-bucket", "does not exist: check its name and the endpoint"];
+    refused(&allowed, "s3://no-such-bucket/x", &[], &words)?;
+    let away = ["--endpoint", "http://127.0.0.1:9"];
+    let words = ["127.0.0.1:9", "nobody listens there", "check the endpoint"];
+    refused(&allowed, "s3://data/x", &away, &words)?;
+    refused(&allowed, "file:///no/such/directory", &[], &["/no/such/directory", "make it"])?;
+    let named = ["--credentials", "team-a"];
+    refused(&allowed, "s3://data/x", &named, &["\"team-a\"", "[buckets] credentials_file"])?;
     drop(allowed);
 
-    let wish = Wish { environment: bucket.denied_environment(), ..Wish::default() };
+    // The environment's keys may do nothing, those of a section of the file may do everything.
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("credentials.toml");
+    bucket.write_credentials(&file, "team-a")?;
+    let environment = bucket.denied_environment();
+    let wish = Wish { environment, credentials: Some(file.clone()), ..Wish::default() };
     let denied = Cluster::start(wish)?;
-    let forbidden = denied.cli(&["link", "add", "s3://data/x", "mr:/x"])?;
-    assert!(!forbidden.succeeded(), "{forbidden}");
+    let words = ["refuses access: check the credentials and their policy"];
+    refused(&denied, "s3://data/x", &[], &words)?;
+    let other = ["--credentials", "team-b"];
+    let path = file.to_str().context("a temporary path is text")?;
+    refused(&denied, "s3://data/x", &other, &["team-b", path])?;
+    denied.cli(&["link", "add", "s3://data/x", "mr:/x", "--credentials", "team-a"])?.ok()?;
+    bucket.put("x/object", b"body")?;
+    assert_eq!(fs::read(denied.mount().join("x/object"))?, b"body");
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result};
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::PATIENCE,
+    program::{PATIENCE, run},
 };
 use rustix::io::Errno;
 
@@ -44,11 +44,16 @@ fn a_mount_with_a_timeout_gives_eio_in_time_and_a_hard_one_waits() -> Result<()>
 
     let read = File::open(soft.join("file"))?;
     let written = File::create(soft.join("written"))?;
+    let source = cluster.scratch()?.join("source");
+    fs::write(&source, &body)?;
     let paused = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
     let names = hard.join("file");
     let waiting = aside(move || fs::read(names));
     gives_eio(|| read.read_exact_at(&mut [0; 1_000_000], 0))?;
     gives_eio(|| written.write_all_at(&body, 0).and_then(|()| written.sync_all()))?;
+    // It never syncs, so that only its close can tell.
+    let copied = run("cp", &[&source, &soft.join("copied")])?;
+    assert!(!copied.succeeded() && copied.stderr.contains("Input/output error"), "{copied}");
     assert!(waiting.try_recv().is_err(), "a hard mount waits");
     drop(paused);
     assert!(waiting.recv_timeout(PATIENCE)?? == body, "and goes on by itself");

@@ -134,6 +134,20 @@ fn an_identity_of_the_wrong_role_is_refused() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_command_that_ends_takes_leave_of_its_server() -> Result<()> {
+    let logs = ("RUST_LOG".to_owned(), "info,millrace_transport=debug".to_owned());
+    let cluster = Cluster::start(Wish { environment: vec![logs], ..Wish::default() })?;
+    cluster.json(&["status"])?;
+    let log = cluster.log("metadata");
+    let joined = log.lines().rfind(|line| line.contains("connected") && line.contains("admin"));
+    let joined = joined.context("an operator's connection")?;
+    let id = joined.split_whitespace().find(|word| word.starts_with("id=")).context("its id")?;
+    // Otherwise it would be "timed out", the idle timeout later.
+    let words = ["peer disconnected", &format!("{id} "), "closed by peer"];
+    cluster.wait_for_log("metadata", &words)
+}
+
 fn text(path: &Path) -> Result<&str> {
     path.to_str().context("a temporary path is text")
 }

@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    env,
+    env, fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    path::PathBuf,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -66,6 +67,18 @@ impl Bucket {
         self.credentials(&self.text("denied_access_key"), &self.text("denied_secret_key"))
     }
 
+    /// Writes a file in which the section `name` holds credentials that may do everything.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_credentials(&self, path: &Path, name: &str) -> Result<()> {
+        let (key, secret) = (self.text("access_key"), self.text("secret_key"));
+        let text =
+            format!("[{name}]\naws_access_key_id = '{key}'\naws_secret_access_key = '{secret}'\n");
+        fs::write(path, text)?;
+        Ok(fs::set_permissions(path, fs::Permissions::from_mode(0o600))?)
+    }
+
     fn credentials(&self, key: &str, secret: &str) -> Vec<(String, String)> {
         [
             ("AWS_ACCESS_KEY_ID", key),
@@ -84,7 +97,7 @@ impl Bucket {
     /// What the server answers.
     pub fn put(&self, key: &str, body: &[u8]) -> Result<()> {
         let file = tempfile::NamedTempFile::new()?;
-        std::fs::write(file.path(), body)?;
+        fs::write(file.path(), body)?;
         let path = file.path().to_str().context("a temporary path is text")?;
         let put = "client.upload_file(sys.argv[3], 'data', sys.argv[2])";
         self.script(put, &[key, path]).map(drop)
@@ -99,7 +112,7 @@ impl Bucket {
         let path = file.path().to_str().context("a temporary path is text")?;
         let get = "client.download_file('data', sys.argv[2], sys.argv[3])";
         self.script(get, &[key, path])?;
-        Ok(std::fs::read(file.path())?)
+        Ok(fs::read(file.path())?)
     }
 
     /// Runs Python with a boto3 `client`; `arguments` are `sys.argv[2:]`.

@@ -28,11 +28,13 @@ pub struct Wish {
     pub capacity: Option<String>,
     /// Variables in the environment of the daemons, such as credentials.
     pub environment: Vec<(String, String)>,
+    /// A file with named credentials.
+    pub credentials: Option<PathBuf>,
 }
 
 impl Default for Wish {
     fn default() -> Self {
-        Self { targets: 2, capacity: None, environment: Vec::new() }
+        Self { targets: 2, capacity: None, environment: Vec::new(), credentials: None }
     }
 }
 
@@ -111,6 +113,11 @@ impl Cluster {
         let mut arguments = vec!["dev", "up", "--targets", &targets, "--mount", mount];
         if let Some(capacity) = &self.wish.capacity {
             arguments.extend(["--capacity", capacity]);
+        }
+        let credentials = self.wish.credentials.as_deref().map(Path::display);
+        let credentials = credentials.map(|path| path.to_string());
+        if let Some(file) = &credentials {
+            arguments.extend(["--credentials", file]);
         }
         let said = self.cli(&arguments)?;
         said.ok().map(drop)

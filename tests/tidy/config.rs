@@ -1,8 +1,10 @@
 //! Every file in `config/` can be read by what reads it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, process::Command};
 
-use crate::files::texts;
+use millrace_tests::program::{PATIENCE, binaries, finish, run};
+
+use crate::files::{expect_none, texts};
 
 #[test]
 fn every_settings_file_is_toml_and_says_what_its_settings_mean() {
@@ -23,6 +25,30 @@ fn every_unit_waits_for_readiness_and_restarts() {
         assert!(service["ExecStart"].starts_with('/'), "{}", path.display());
         assert!(unit.contains_key("Unit") && unit.contains_key("Install"), "{}", path.display());
     }
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_with_the_units() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let programs = format!("{}/", binaries().display());
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--man=no"]);
+    for (path, text) in texts(&["service"]).iter().filter(|(path, _)| path.starts_with("config")) {
+        // Programs are where they were built, and a template needs an instance.
+        let name = path.file_name().expect("a file").to_string_lossy().replace('@', "@mnt-data");
+        let unit = directory.path().join(name);
+        std::fs::write(&unit, text.replace("/usr/bin/", &programs)).expect("it is written");
+        verify.arg(unit);
+    }
+    if run("sh", &[&"-c", &"command -v systemd-analyze"]).is_ok_and(|said| !said.succeeded()) {
+        return; // Not every machine has it; the test above has read the units.
+    }
+    let said = finish(&mut verify, PATIENCE).expect("systemd-analyze runs");
+    // It also complains about units of the machine itself.
+    let of_ours = |line: &&str| line.contains(directory.path().to_str().expect("text"));
+    let complaints: Vec<_> = said.stderr.lines().filter(of_ours).map(str::to_owned).collect();
+    expect_none(&complaints);
+    assert!(said.succeeded(), "{said}");
 }
 
 /// Sections of a unit file, or the first line that belongs to none.
