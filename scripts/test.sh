@@ -60,6 +60,13 @@ install_suites() {
     cargo install --quiet --root "$target_dir/tools" fsx@0.3.2 pjdfstest@0.2.2
 }
 
+# The tests that draw their commands at random, with more of them and other seeds.
+run_random() {
+    MILLRACE_TEST_ROUNDS=10 MILLRACE_TEST_LENGTH=4 \
+        cargo test --locked --package millrace-metadata-server --test server --quiet -- \
+        replay namespace
+}
+
 run_long() {
     "$python" tests/e2e/endure.py --binaries "$binaries" --directory "$work" \
         --tools "$target_dir/tools/bin" --report docs/reliability.md
@@ -97,6 +104,7 @@ if [[ -z $quick ]]; then
 fi
 if [[ -n $long ]]; then
     step "test suites of others" install_suites
+    step "random commands" run_random || status=1
     step "long runs" run_long || status=1
 fi
 ((status == 0)) || fail "some tests failed: see above"

@@ -133,6 +133,7 @@ fn dispatch(
         Command::ResolveConflict(resolve) => observe::resolve(tx, resolve),
         Command::SetLinkOptions(set) => link::set_options(tx, set),
         Command::DropDirectory(drop) => observe::drop_directory(tx, drop),
+        Command::KeepReader(opener) => open::keep_reader(tx, *opener),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

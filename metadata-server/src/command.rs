@@ -157,6 +157,8 @@ pub enum Command {
     SetLinkOptions(SetLinkOptions),
     /// Removes an imported directory of which the bucket has nothing left.
     DropDirectory(DropDirectory),
+    /// A session reads an inode that has no name any more.
+    KeepReader(Opener),
 }
 
 /// Makes an empty file system.

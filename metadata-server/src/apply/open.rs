@@ -47,12 +47,24 @@ pub(super) fn begin(
 
 /// Counts one more open for writing.
 pub(super) fn register_writer(tx: &mut Transaction<'_>, opener: Opener) -> Result<(), ApplyError> {
+    record(tx, opener, |open| {
+        open.writes = open.writes.checked_add(1).ok_or(ErrorKind::Busy)?;
+        Ok(())
+    })
+}
+
+/// Changes what a session keeps open, in both tables.
+fn record(
+    tx: &mut Transaction<'_>,
+    opener: Opener,
+    change: impl FnOnce(&mut OpenRecord) -> Result<(), ErrorKind>,
+) -> Result<(), ApplyError> {
     if tx.read::<SessionRecord>(&keys::session(opener.session))?.is_none() {
         return Err(ErrorKind::SessionGone.into());
     }
     let key = keys::open(opener.inode, opener.session);
     let mut open = tx.read::<OpenRecord>(&key)?.unwrap_or_default();
-    open.writes = open.writes.checked_add(1).ok_or(ErrorKind::Busy)?;
+    change(&mut open)?;
     tx.put(key, &open);
     tx.put_bytes(keys::opened(opener.session, opener.inode), Vec::new());
     Ok(())
@@ -61,6 +73,19 @@ pub(super) fn register_writer(tx: &mut Transaction<'_>, opener: Opener) -> Resul
 /// Ends one open for writing. One that is not known was ended before.
 pub(super) fn close_write(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
     change(tx, opener, |open| open.writes = open.writes.saturating_sub(1))
+}
+
+/// The session reads an inode that lost its last name before: it stays while the session does. What
+/// has a name needs no record.
+pub(super) fn keep_reader(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
+    if tx.inode(opener.inode)?.links > 0 {
+        return Ok(Outcome::Done);
+    }
+    record(tx, opener, |open| {
+        open.reads = true;
+        Ok(())
+    })?;
+    Ok(Outcome::Done)
 }
 
 /// The session no longer reads an inode that has lost its last name.

@@ -26,6 +26,9 @@ pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<Ino
             return Err(ErrorKind::InvalidArgument.into());
         }
         core.readers.handle_open(request.operation, inode.id)?;
+        if inode.links == 0 {
+            keep(core, Opener { session, inode: inode.id })?;
+        }
         return show(core, client, &inode, Some(session)).map(Step::Done);
     }
     if needs_trim(core, inode.id)? {
@@ -39,6 +42,16 @@ pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<Ino
     });
     core.execute(Some(request.operation), command)?;
     show_again(core, client, inode.id, Some(session)).map(Step::Done)
+}
+
+/// Records who reads what has no name any more; readers of what has names are recorded when it loses
+/// the last one.
+fn keep(core: &mut Core, opener: Opener) -> Result<(), Failure> {
+    let record: Option<OpenRecord> = read(core, &keys::open(opener.inode, opener.session))?;
+    if !record.is_some_and(|record| record.reads) {
+        core.execute(None, Command::KeepReader(opener))?;
+    }
+    Ok(())
 }
 
 /// Ends one open.

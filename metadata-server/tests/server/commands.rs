@@ -39,6 +39,9 @@ pub(crate) struct Commands {
     made: u64,
 }
 
+/// Makes one kind of command.
+type Make = fn(&mut Commands, &dyn View) -> Command;
+
 impl Commands {
     pub(crate) fn new(random: Random) -> Self {
         Self { random, next_inode: 1 << 20, sequence: 0, made: 0 }
@@ -58,7 +61,7 @@ impl Commands {
     }
 
     fn any(&mut self, view: &dyn View) -> Command {
-        let weights: [(u64, fn(&mut Self, &dyn View) -> Command); 23] = [
+        let weights: [(u64, Make); 23] = [
             (20, Self::create),
             (6, Self::make_link),
             (12, Self::remove),

@@ -10,6 +10,8 @@
 //! | `MILLRACE_TEST_LENGTH`    | how many times as many commands or operations a seed; else 1  |
 //! | `MILLRACE_BLESS`          | writes the golden bytes of what is new                        |
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
 mod chance;
 mod commands;
 mod end_to_end;

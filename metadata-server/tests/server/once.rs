@@ -343,6 +343,31 @@ fn an_open_for_reading_is_counted_once() {
     assert_eq!(world.host.show(&world.server, file).unwrap_err(), ErrorKind::Stale);
 }
 
+/// As through `/proc/self/fd`: the file has no name, and is opened again before it is closed.
+#[test]
+fn what_has_no_name_is_kept_for_who_opens_it_again() {
+    for meanwhile in MEANWHILES {
+        let mut world = world(StoreKind::Sled);
+        let file = world.make(InodeId::ROOT, "file", NewNode::Regular);
+        let write = world.host.open_write(file, false);
+        world.host.run(&world.server, write, ops::open::open).unwrap();
+        let remove = world.host.remove(InodeId::ROOT, "file", false);
+        world.host.run(&world.server, remove, ops::remove::remove).unwrap();
+        let mut read = world.host.open_write(file, false);
+        read.mode = OpenMode::Read;
+        world.host.run(&world.server, read, ops::open::open).unwrap();
+        let close = world.host.close_write(file);
+        world.host.run(&world.server, close, ops::open::close).unwrap();
+        world.happen(meanwhile);
+        assert!(world.host.show(&world.server, file).is_ok(), "it is read: {meanwhile:?}");
+        let operation = world.host.operation();
+        let close = Close { operation, inode: file, mode: OpenMode::Read };
+        world.host.run(&world.server, close, ops::open::close).unwrap();
+        let gone = world.host.show(&world.server, file);
+        assert_eq!(gone.unwrap_err(), ErrorKind::Stale, "{meanwhile:?}");
+    }
+}
+
 #[test]
 fn the_same_request_for_a_session_gives_the_same_session_also_after_a_restart() {
     for meanwhile in MEANWHILES {

@@ -60,6 +60,7 @@ variants!(
         ResolveConflict,
         SetLinkOptions,
         DropDirectory,
+        KeepReader,
     }
 );
 

@@ -149,7 +149,7 @@ impl Commands {
         let known = self.record::<Export>(view, &keys::exports());
         let (inode, id) = known
             .filter(|_| percent(&self.random, 95))
-            .map_or((self.file(view).id, 1), |(inode, export)| (InodeId(inode), export.id));
+            .map_or_else(|| (self.file(view).id, 1), |(inode, export)| (InodeId(inode), export.id));
         match self.random.within(0..4) {
             0 => Command::AbortExport { inode, export: id },
             1 => Command::RecordUpload { inode, export: id, upload_id: "upload-7".to_owned() },

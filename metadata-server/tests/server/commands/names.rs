@@ -113,7 +113,11 @@ impl Commands {
     }
 
     pub(super) fn drop_reader(&mut self, view: &dyn View) -> Command {
-        Command::DropReader(self.opener(view))
+        let opener = self.opener(view);
+        match percent(&self.random, 50) {
+            true => Command::DropReader(opener),
+            false => Command::KeepReader(opener),
+        }
     }
 
     pub(super) fn commit(&mut self, view: &dyn View) -> Command {

@@ -38,18 +38,19 @@ pub(super) fn samples() -> Vec<Sample> {
 
 /// Every command once or, where a part of it has several shapes, once a shape.
 pub(super) fn all() -> Vec<Envelope> {
-    let mut commands = of_cluster();
-    commands.extend(of_names());
-    commands.extend(of_attributes());
-    commands.extend(of_buckets());
-    commands.extend(of_jobs());
-    commands.extend(of_changes_in_buckets());
     let operation =
         Operation { session: SessionId(0x0a0b), sequence: 0x0c0d, lowest_pending: 0x0e0f };
+    let families = [
+        (of_cluster(), None),
+        (of_names(), Some(operation)),
+        (of_attributes(), Some(operation)),
+        (of_buckets(), None),
+        (of_jobs(), None),
+        (of_changes_in_buckets(), None),
+    ];
     let time = Timestamp(1_700_000_000_123_456_789);
-    let enveloped = commands.into_iter().enumerate().map(|(number, command)| {
-        let operation = (number % 2 == 1).then_some(operation);
-        Envelope { time, operation, command }
+    let enveloped = families.into_iter().flat_map(|(commands, operation)| {
+        commands.into_iter().map(move |command| Envelope { time, operation, command })
     });
     enveloped.collect()
 }
@@ -208,6 +209,7 @@ fn of_attributes() -> Vec<Command> {
         Command::OpenWrite(OpenWrite { caller: None, opener: opener(), truncate: false }),
         Command::CloseWrite(opener()),
         Command::DropReader(opener()),
+        Command::KeepReader(opener()),
         Command::Commit(Commit {
             inode: InodeId(29),
             generation: ContentGeneration(2),
