@@ -68,6 +68,9 @@ pub enum Command {
     /// Fetch a file or tree from its bucket before somebody reads it
     #[command(after_help = JOB_HELP)]
     Hydrate(StartArguments),
+    /// List a linked tree again: new, changed and deleted objects are followed
+    #[command(after_help = JOB_HELP)]
+    Import(StartArguments),
     /// Write changed files of a tree back to their bucket
     #[command(after_help = JOB_HELP)]
     Export(StartArguments),
@@ -80,7 +83,7 @@ pub enum Command {
     /// Show how a file stands against its bucket, or count the files of a directory by state
     #[command(after_help = STATE_HELP)]
     State(PathArgument),
-    /// List, show and cancel jobs (hydrate, export, release)
+    /// List, show and cancel jobs (import, hydrate, export, release)
     #[command(subcommand)]
     Job(JobCommand),
 }

@@ -8,6 +8,7 @@ pub(crate) mod dev_status;
 pub(crate) mod dev_up;
 pub(crate) mod export;
 pub(crate) mod hydrate;
+pub(crate) mod import;
 pub(crate) mod job_cancel;
 pub(crate) mod job_list;
 pub(crate) mod job_show;

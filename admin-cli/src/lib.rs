@@ -106,6 +106,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
             commands::link_remove::run(context, arguments).await
         }
         Command::Hydrate(arguments) => commands::hydrate::run(context, arguments).await,
+        Command::Import(arguments) => commands::import::run(context, arguments).await,
         Command::Export(arguments) => commands::export::run(context, arguments).await,
         Command::Release(arguments) => commands::release::run(context, arguments).await,
         Command::Resolve(arguments) => commands::resolve::run(context, arguments).await,

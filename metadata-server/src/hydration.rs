@@ -124,6 +124,12 @@ impl<E: Environment> Hydration<E> {
         self.importer.entries(directory, cookie).await
     }
 
+    /// Call before a lookup or listing is answered from a listing that is older than the link
+    /// allows: see [`Importer::fresh`].
+    pub async fn refresh(&self, directory: InodeId, name: Option<&FileName>) {
+        self.importer.fresh(directory, name).await;
+    }
+
     /// Binds a directory to a bucket that every host reaches: see [`links::add`].
     ///
     /// # Errors

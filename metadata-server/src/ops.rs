@@ -17,10 +17,11 @@ use millrace_types::{ErrorKind, Failure, FileName, HostId, InodeId, SessionId};
 use crate::{
     apply::ApplyError,
     engine::Core,
+    hydration::import::is_old,
     namespace::{Body, Inode, permission, tree},
     store::{
         StoreError, keys,
-        records::{self, OpenRecord, SessionRecord, TrimRecord},
+        records::{self, LinkRecord, OpenRecord, SessionRecord, TrimRecord},
     },
 };
 
@@ -61,6 +62,13 @@ pub enum Need {
     },
     /// A linked directory must be listed to its end.
     Listing(InodeId),
+    /// A directory was listed longer ago than its link allows: news are worth a short wait.
+    Fresh {
+        /// The directory.
+        directory: InodeId,
+        /// The name that is looked up; `None` for a listing.
+        name: Option<FileName>,
+    },
     /// The targets must hear of a shrink.
     Trim(InodeId),
 }
@@ -267,6 +275,27 @@ pub(crate) fn need_listing(client: &Client, directory: &Inode) -> Option<Need> {
     let linked = body.linked.as_ref()?;
     let need = Need::Listing(directory.id);
     (linked.listed.is_none() && !client.settled.contains(&need)).then_some(need)
+}
+
+/// What a directory needs before it is answered from a listing that may be old.
+pub(crate) fn need_fresh(
+    core: &mut Core,
+    client: &Client,
+    directory: &Inode,
+    name: Option<&FileName>,
+) -> Result<Option<Need>, Failure> {
+    let Body::Directory(body) = &directory.body else { return Ok(None) };
+    let Some(linked) = &body.linked else { return Ok(None) };
+    if linked.listed.is_none() {
+        return Ok(None);
+    }
+    let link: Option<LinkRecord> = read(core, &keys::link(linked.link))?;
+    let refresh = link.map_or(0, |link| link.refresh_seconds);
+    if !is_old(linked.listed, refresh, core.now()) {
+        return Ok(None);
+    }
+    let need = Need::Fresh { directory: directory.id, name: name.cloned() };
+    Ok((!client.settled.contains(&need)).then_some(need))
 }
 
 /// Finds an entry of a directory that the caller may search.

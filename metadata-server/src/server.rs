@@ -130,6 +130,10 @@ impl MetadataService {
                     Listing::Growing(_) | Listing::Complete => Ok(()),
                     Listing::Failed(failure) => Err(failure),
                 },
+                Need::Fresh { directory, name } => {
+                    hydration.refresh(directory, name.as_ref()).await;
+                    Ok(())
+                }
                 Need::Trim(inode) => trims.settle(inode).await,
             }
         };

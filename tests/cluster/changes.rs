@@ -180,3 +180,90 @@ fn a_conflict_is_resolved_on_a_path_inside_a_mount_either_way() -> Result<()> {
     assert!(calm.stderr.contains("not in conflict"), "{calm}");
     Ok(())
 }
+
+#[test]
+fn a_refreshed_directory_follows_new_changed_and_deleted_keys_by_itself() -> Result<()> {
+    let bucket = Bucket::start()?;
+    for name in ["changed", "deleted", "same", "sub/deep/file"] {
+        bucket.put(&format!("set/{name}"), &version(1, 300_000))?;
+    }
+    let cluster = linked(&bucket, &["--refresh", "1"])?;
+    let root = cluster.mount().join("set");
+    let listing = cluster.json(&["link", "list"])?;
+    assert_eq!(listing[0]["refresh_seconds"].as_u64(), Some(1), "{listing}");
+    // Read to the end and closed: nobody would ask the bucket for these bytes again.
+    for name in ["changed", "deleted", "same", "sub/deep/file"] {
+        ensure!(fs::read(root.join(name))? == version(1, 300_000), "{name}");
+    }
+    bucket.put("set/changed", &version(2, 200_000))?;
+    bucket.put("set/new", &version(1, 100))?;
+    delete(&bucket, "set/deleted")?;
+    delete(&bucket, "set/sub/deep/file")?;
+    std::thread::sleep(Duration::from_millis(1_100));
+    // The first look at each name after its age, by a lookup or by a listing.
+    ensure!(fs::read(root.join("changed"))? == version(2, 200_000), "the new content");
+    ensure!(fs::read(root.join("new"))? == version(1, 100), "the new name");
+    let gone = fs::read(root.join("deleted")).unwrap_err();
+    assert_eq!(gone.kind(), std::io::ErrorKind::NotFound, "{gone}");
+    let gone = root.join("sub/deep/file");
+    eventually("a file in a directory that is listed behind", || Ok(!gone.exists()))?;
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&root)? {
+        names.push(entry?.file_name());
+    }
+    names.sort();
+    // This S3 server goes on listing the prefix of a folder that once held something.
+    names.retain(|name| name != "sub");
+    assert_eq!(names, ["changed", "new", "same"]);
+
+    // Only on command: nothing is asked however long it is looked at; then the command is enough.
+    cluster.cli(&["link", "set", "mr:/set", "--refresh", "0"])?.ok()?;
+    bucket.put("set/later", b"later")?;
+    std::thread::sleep(Duration::from_millis(1_100));
+    let before = bucket.requests()?;
+    assert!(!root.join("later").exists());
+    assert_eq!(bucket.requests()?, before);
+    cluster.cli(&["import", "mr:/set", "--wait"])?.ok()?;
+    assert_eq!(fs::read(root.join("later"))?, b"later");
+    Ok(())
+}
+
+#[test]
+fn links_modes_and_empty_directories_go_to_the_bucket_and_come_back_by_a_listing() -> Result<()> {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+    let bucket = Bucket::start()?;
+    let cluster = linked(&bucket, &["--mode", "import-export"])?;
+    let root = cluster.mount().join("set");
+    fs::create_dir_all(root.join("hub/empty"))?;
+    fs::create_dir(root.join("hub/private"))?;
+    fs::set_permissions(root.join("hub/private"), fs::Permissions::from_mode(0o700))?;
+    fs::set_permissions(root.join("hub/empty"), fs::Permissions::from_mode(0o750))?;
+    fs::write(root.join("hub/private/model"), version(1, 100_000))?;
+    fs::set_permissions(root.join("hub/private/model"), fs::Permissions::from_mode(0o600))?;
+    symlink("private/model", root.join("hub/latest"))?;
+    let modified = fs::metadata(root.join("hub/private/model"))?.mtime();
+    cluster.cli(&["export", "mr:/set", "--wait"])?.ok()?;
+    cluster.cli(&["export", "mr:/set", "--wait"])?.ok()?;
+
+    let before = bucket.requests()?;
+    let add = ["link", "add", "s3://data/set", "mr:/copy", "--attributes", "objects"];
+    cluster.cli(&add)?.ok()?;
+    let copy = cluster.mount().join("copy");
+    // Listed, not looked up: the import lists every directory.
+    cluster.cli(&["import", "mr:/copy", "--wait"])?.ok()?;
+    let asked = bucket.requests()?;
+    let kinds: Vec<_> = ["GET", "HEAD", "LIST", "PUT"]
+        .into_iter()
+        .map(|kind| asked.get(kind).unwrap_or(&0) - before.get(kind).unwrap_or(&0))
+        .collect();
+    // A HEAD for each of hub, empty, latest, private and model, and the link's target; the rest is
+    // the check of the new link.
+    assert!(kinds[0] + kinds[1] <= 8, "GET, HEAD, LIST, PUT: {kinds:?}");
+    assert_eq!(fs::read_link(copy.join("hub/latest"))?, Path::new("private/model"));
+    ensure!(fs::read(copy.join("hub/latest"))? == version(1, 100_000), "through the link");
+    // (This S3 server stores the object of a directory, but not its metadata.)
+    assert_eq!(fs::metadata(copy.join("hub/private/model"))?.mode() & 0o777, 0o600);
+    assert_eq!(fs::metadata(copy.join("hub/private/model"))?.mtime(), modified);
+    assert_eq!(fs::read_dir(copy.join("hub/empty"))?.count(), 0);
+    Ok(())
+}

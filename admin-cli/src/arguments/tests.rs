@@ -54,6 +54,7 @@ fn every_documented_form_parses() {
         "millrace link list --json",
         "millrace link remove mr:/p --discard",
         "millrace hydrate mr:/p --wait",
+        "millrace import mr:/p --wait",
         "millrace export --wait mr:/p",
         "millrace release mr:/p",
         "millrace state mr:/p --json",

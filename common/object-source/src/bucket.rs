@@ -127,6 +127,40 @@ impl Bucket {
         }
     }
 
+    /// Metadata of the object that marks the directory `prefix` (ending in `/`), if it has one.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when no object has this very key.
+    pub async fn head_directory(&self, prefix: &str) -> Result<Metadata, Error> {
+        check_prefix(prefix)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.head_directory(prefix).await,
+            Kind::Directory(directory) => directory.head_directory(prefix).await,
+        }
+    }
+
+    /// Marks `prefix` (ending in `/`) as a directory, by an empty object of this very key, so that
+    /// it exists with nothing in it. One that is marked already stays as it is.
+    ///
+    /// # Errors
+    /// Those of access.
+    pub async fn mark_directory(&self, prefix: &str, metadata: &Metadata) -> Result<(), Error> {
+        check_prefix(prefix)?;
+        if prefix.is_empty() {
+            return Ok(());
+        }
+        let _permit = self.limits.acquire(0).await?;
+        let made = match &self.kind {
+            Kind::S3(s3) => s3.mark_directory(prefix, metadata).await,
+            Kind::Directory(directory) => directory.mark_directory(prefix, metadata).await,
+        };
+        match made {
+            Err(Error::Changed { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Bytes of one version of an object, handed on as they arrive. `range` must lie within the
     /// object. An interrupted body is continued where it stopped, of the same version.
     ///

@@ -55,6 +55,21 @@ impl Directory {
         self.blocking(RequestClass::Head, move |tree| read::head(tree, &key)).await
     }
 
+    pub(crate) async fn head_directory(&self, prefix: &str) -> Result<Metadata, Error> {
+        let prefix = prefix.to_owned();
+        self.blocking(RequestClass::Head, move |tree| read::directory(tree, &prefix)).await
+    }
+
+    pub(crate) async fn mark_directory(
+        &self,
+        prefix: &str,
+        metadata: &Metadata,
+    ) -> Result<(), Error> {
+        let (prefix, metadata) = (prefix.to_owned(), metadata.clone());
+        let work = move |tree: &Tree| write::directory(tree, &prefix, &metadata);
+        self.blocking(RequestClass::Put, work).await
+    }
+
     pub(crate) async fn get_range(
         &self,
         key: &str,

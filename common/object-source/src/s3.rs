@@ -30,6 +30,7 @@ use crate::{
 mod address;
 mod answer;
 mod check;
+mod directory;
 mod list;
 mod metered;
 mod signed;

@@ -10,29 +10,32 @@
 //!   skipped. Keys that cannot be file names are skipped too (see [`Page::skipped`]); each listing
 //!   that skipped something says so in the log, with an example.
 //!
-//! Only HEAD tells POSIX attributes, so names found by listing get the link's defaults: the owner
-//! of the linked directory, 0755 for directories and 0644 for files, and the object's time.
+//! Only HEAD tells POSIX attributes. Names found by listing get the link's defaults (the owner of
+//! the linked directory, 0755 for directories and 0644 for files, the object's time), unless the
+//! link asks for each object's own (`attributes`). Directories listed before are looked at again in
+//! `again`, single objects in `object`.
 //!
 //! [`Page::skipped`]: millrace_object_source::Page::skipped
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use millrace_object_source::{Bucket, Buckets, Error as BucketError, LinkSpec};
-use millrace_protocol::cluster;
-use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
+use millrace_protocol::{admin::AttributeSource, cluster};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId, Timestamp};
 use tokio::sync::{Semaphore, watch};
 
-use self::entries::Defaults;
+use self::{again::Seen, entries::Found};
 pub(super) use self::{
-    entries::{key_of, origin_of},
+    entries::{Defaults, key_of, origin_of},
     object::Object,
 };
 use super::{environment::Environment, metrics::FollowCounts};
 use crate::{
-    command::{BATCH_MAX, Command, ImportEntries, ImportEntry, ImportKind},
+    command::{BATCH_MAX, Command, ImportEntries, ImportEntry, ImportKind, Outcome},
     namespace::{Body, tree},
     store::{
         View, keys,
@@ -40,6 +43,8 @@ use crate::{
     },
 };
 
+mod again;
+mod attributes;
 mod entries;
 mod object;
 mod probe;
@@ -69,6 +74,8 @@ pub struct Importer<E> {
     running: Mutex<HashMap<InodeId, watch::Receiver<Listing>>>,
     listings: Semaphore,
     probes: Semaphore,
+    /// Directories whose refresh failed, and until when lookups do without.
+    put_off: Mutex<HashMap<InodeId, Instant>>,
     pub(super) counts: FollowCounts,
 }
 
@@ -78,7 +85,9 @@ pub(super) struct Linked {
     pub(super) directory: InodeId,
     pub(super) link: LinkId,
     pub(super) prefix: String,
-    pub(super) listed: bool,
+    pub(super) listed: Option<Timestamp>,
+    pub(super) refresh_seconds: u32,
+    pub(super) attributes: AttributeSource,
     pub(super) bucket: cluster::Bucket,
     pub(super) defaults: Defaults,
 }
@@ -92,6 +101,7 @@ impl<E: Environment> Importer<E> {
             running: Mutex::default(),
             listings: Semaphore::new(LISTINGS_MAX),
             probes: Semaphore::new(PROBES_MAX),
+            put_off: Mutex::default(),
             counts: FollowCounts::default(),
         }
     }
@@ -109,7 +119,8 @@ impl<E: Environment> Importer<E> {
     ) -> Result<(), Failure> {
         let wanted = name.clone();
         let known = self.environment.read(move |view| {
-            let Some(linked) = linked(view, directory)?.filter(|linked| !linked.listed) else {
+            let Some(linked) = linked(view, directory)?.filter(|linked| linked.listed.is_none())
+            else {
                 return Ok(None);
             };
             let exists = tree::entry(view, directory, &wanted).map_err(broken)?.is_some();
@@ -140,7 +151,7 @@ impl<E: Environment> Importer<E> {
     ) -> Result<Listing, Failure> {
         loop {
             let found = self.environment.read(move |view| {
-                let linked = linked(view, directory)?.filter(|linked| !linked.listed);
+                let linked = linked(view, directory)?.filter(|linked| linked.listed.is_none());
                 let behind = tree::list(view, directory, cookie, 1).map_err(broken)?;
                 Ok((linked, !behind.is_empty()))
             });
@@ -174,7 +185,7 @@ impl<E: Environment> Importer<E> {
     pub async fn whole(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
-            Some(linked) if !linked.listed => self.wait_for(&linked).await,
+            Some(linked) if linked.listed.is_none() => self.wait_for(&linked).await,
             _ => Ok(()),
         }
     }
@@ -223,6 +234,9 @@ impl<E: Environment> Importer<E> {
                 Err(failure) => {
                     tracing::warn!(directory = %linked.directory, prefix = %linked.prefix, %failure,
                         "a linked directory cannot be listed");
+                    if linked.listed.is_some() {
+                        importer.put_off(linked.directory);
+                    }
                     Listing::Failed(failure)
                 }
             };
@@ -236,18 +250,29 @@ impl<E: Environment> Importer<E> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&directory);
     }
 
-    async fn list(&self, linked: &Linked, told: &watch::Sender<Listing>) -> Result<(), Failure> {
-        let _permit = self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+    async fn list(
+        self: &Arc<Self>,
+        linked: &Linked,
+        told: &watch::Sender<Listing>,
+    ) -> Result<(), Failure> {
+        let permit = self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         let bucket = self.bucket(&linked.bucket)?;
+        let again = linked.listed.is_some();
         let (mut after, mut total, mut skipped, mut example) = (None, 0, 0, None);
+        let mut seen = Seen::default();
         loop {
             let page = bucket.list_directory(&linked.prefix, after.as_ref()).await?;
-            let (found, shadowed) = entries::of_page(&page, linked);
+            let (mut found, shadowed) = entries::of_page(&page, linked);
             skipped += page.skipped + shadowed;
             example = example.or(page.skipped_example);
             total += found.len() as u64;
-            for batch in found.chunks(BATCH_MAX) {
-                self.import(linked.directory, batch).await?;
+            if again {
+                seen.add(&found);
+            }
+            while !found.is_empty() {
+                let rest = found.split_off(found.len().min(BATCH_MAX));
+                let batch = std::mem::replace(&mut found, rest);
+                self.import_page(&bucket, linked, batch).await?;
             }
             after = page.next;
             if after.is_none() {
@@ -259,12 +284,35 @@ impl<E: Environment> Importer<E> {
             tracing::warn!(link = %linked.link, prefix = %linked.prefix, skipped, example,
                 "keys that cannot be file names are left out");
         }
+        // Subdirectories are listed for it too: with permits of their own.
+        drop(permit);
+        if again {
+            self.counts.refreshes.inc();
+            self.follow_missing(linked, seen).await?;
+        }
         let listed = Command::MarkDirectoryListed(linked.directory);
         self.environment.execute(listed, false).await.map(|_| ())
     }
 
+    /// Imports what a listing found, as far as it is new.
+    async fn import_page(
+        &self,
+        bucket: &Bucket,
+        linked: &Linked,
+        mut found: Vec<Found>,
+    ) -> Result<(), Failure> {
+        let objects = linked.attributes == AttributeSource::Objects;
+        if linked.listed.is_some() || objects {
+            found = self.news(linked.directory, found).await?;
+        }
+        if objects {
+            found = self.complete(bucket, linked, found).await?;
+        }
+        self.import(linked.directory, &found).await
+    }
+
     /// Gives ids to found names and makes them a command.
-    async fn import(&self, directory: InodeId, found: &[entries::Found]) -> Result<(), Failure> {
+    async fn import(&self, directory: InodeId, found: &[Found]) -> Result<(), Failure> {
         if found.is_empty() {
             return Ok(());
         }
@@ -276,8 +324,28 @@ impl<E: Environment> Importer<E> {
         });
         let entries: Vec<ImportEntry> = entries.collect();
         let import = ImportEntries { directory, entries };
-        self.environment.execute(Command::ImportEntries(import), false).await.map(|_| ())
+        let outcome = self.environment.execute(Command::ImportEntries(import), false).await?;
+        if let Outcome::Imported { refreshed, conflicts, .. } = outcome
+            && refreshed + conflicts > 0
+        {
+            self.counts.imported(refreshed, conflicts);
+            tracing::info!(%directory, refreshed, conflicts, "objects changed in their bucket");
+        }
+        Ok(())
     }
+}
+
+impl Linked {
+    /// Whether its listing is older than its link allows.
+    fn is_old(&self, now: Timestamp) -> bool {
+        is_old(self.listed, self.refresh_seconds, now)
+    }
+}
+
+/// Whether a directory that was listed then is due again, under a link with this age.
+pub fn is_old(listed: Option<Timestamp>, refresh_seconds: u32, now: Timestamp) -> bool {
+    let age = Duration::from_secs(refresh_seconds.into());
+    refresh_seconds > 0 && listed.is_some_and(|listed| listed.plus(age) <= now)
 }
 
 /// Waits for the end of a listing.
@@ -303,7 +371,9 @@ pub(super) fn linked(view: &dyn View, directory: InodeId) -> Result<Option<Linke
         directory,
         link: linked.link,
         prefix: linked.prefix.clone(),
-        listed: linked.listed.is_some(),
+        listed: linked.listed,
+        refresh_seconds: record.refresh_seconds,
+        attributes: record.attributes,
         bucket: record.bucket,
         defaults: Defaults { uid, gid },
     }))

@@ -34,6 +34,7 @@ use crate::{
     },
 };
 
+mod directory_export;
 mod dispatch;
 mod export;
 mod file_export;

@@ -32,6 +32,12 @@ impl FollowCounts {
         }
     }
 
+    /// Counts what a listing found changed.
+    pub(super) fn imported(&self, followed: u32, conflicts: u32) {
+        self.followed.inc_by(followed.into());
+        self.conflicts.inc_by(conflicts.into());
+    }
+
     /// Registers all of them.
     pub(super) fn register(&self, metrics: &mut Metrics) {
         let mut counter = |name, help, counter: &Counter| {

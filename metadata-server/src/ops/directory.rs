@@ -5,7 +5,7 @@ use millrace_protocol::metadata::{
 };
 use millrace_types::{ErrorKind, Failure, InodeId};
 
-use super::{Client, Step, broken, need_listing};
+use super::{Client, Step, broken, need_fresh, need_listing};
 use crate::{
     engine::Core,
     namespace::{
@@ -30,6 +30,11 @@ pub fn read(
     directory.directory()?;
     permission::check(&client.caller(&request.caller), &directory, Access::Read)?;
     if let Some(need) = need_listing(client, &directory) {
+        return Ok(Step::Need(need));
+    }
+    if request.cookie == 0
+        && let Some(need) = need_fresh(core, client, &directory, None)?
+    {
         return Ok(Step::Need(need));
     }
     let limit = usize::try_from(request.entries_max.min(DIRECTORY_PAGE_MAX)).unwrap_or(1);

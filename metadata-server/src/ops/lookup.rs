@@ -3,7 +3,7 @@
 use millrace_protocol::metadata::{GetInode, InodeReply, Lookup};
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Client, Step, find, need_name, needs_trim, show, writes};
+use super::{Client, Step, find, need_fresh, need_name, needs_trim, show, writes};
 use crate::engine::Core;
 
 /// Finds a name in a directory.
@@ -17,7 +17,12 @@ pub fn lookup(
 ) -> Result<Step<InodeReply>, Failure> {
     let caller = client.caller(&request.caller);
     let parent = client.enter(core, request.parent)?;
-    match find(core, &caller, &parent, &request.name)? {
+    let fresh = need_fresh(core, client, &parent, Some(&request.name))?;
+    let found = find(core, &caller, &parent, &request.name)?;
+    if let Some(need) = fresh {
+        return Ok(Step::Need(need));
+    }
+    match found {
         Some(inode) => show(core, client, &inode, None).map(Step::Done),
         None => match need_name(client, &parent, &request.name) {
             Some(need) => Ok(Step::Need(need)),

@@ -32,6 +32,13 @@ pub(super) fn head(tree: &Tree, key: &str) -> Result<Head, Error> {
     Ok(Head { version, metadata: metadata(&file) })
 }
 
+/// User metadata of the directory of a prefix.
+pub(super) fn directory(tree: &Tree, prefix: &str) -> Result<Metadata, Error> {
+    let missing = || Error::NotFound { key: prefix.to_owned() };
+    let directory = tree.open_directory(prefix)?.ok_or_else(missing)?;
+    Ok(metadata(&File::from(directory)))
+}
+
 /// The version that an open file is.
 pub(super) fn version(file: &File) -> std::io::Result<ObjectVersion> {
     let metadata = file.metadata()?;

@@ -7,7 +7,10 @@
 
 use std::{
     fs::File,
-    os::{fd::OwnedFd, unix::fs::FileExt},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     sync::{Mutex, PoisonError},
 };
 
@@ -55,16 +58,37 @@ pub(super) fn create(tree: &Tree, key: &str, metadata: &Metadata) -> Result<Uplo
     let temporary = temporary_name(name, &id);
     let file =
         create_file(&directory, &temporary).map_err(|error| tree.io_error(&error.into(), key))?;
+    set_metadata(&file, metadata).map_err(|error| tree.io_error(&error.into(), key))?;
+    UploadId::new(id)
+}
+
+fn set_metadata(file: impl AsFd, metadata: &Metadata) -> Result<(), Errno> {
     for (key, value) in metadata.iter() {
         let attribute = format!("{XATTR_PREFIX}{key}");
         match fsetxattr(&file, &attribute, value.as_bytes(), XattrFlags::empty()) {
             Ok(()) => {}
             // Without extended attributes the content is still worth having.
             Err(Errno::OPNOTSUPP | Errno::NOSPC | Errno::PERM) => break,
-            Err(error) => return Err(tree.io_error(&error.into(), key)),
+            Err(error) => return Err(error),
         }
     }
-    UploadId::new(id)
+    Ok(())
+}
+
+/// Makes a directory with its parents; one that carries metadata already stays as it is.
+pub(super) fn directory(tree: &Tree, prefix: &str, metadata: &Metadata) -> Result<(), Error> {
+    let known = match read::directory(tree, prefix) {
+        Ok(known) => known,
+        Err(Error::NotFound { .. }) => Metadata::default(),
+        Err(error) => return Err(error),
+    };
+    if known != Metadata::default() {
+        return Ok(());
+    }
+    // Of a key below it the directory is the parent.
+    let below = format!("{prefix}x");
+    let (directory, _) = tree.open_parent(&below)?;
+    set_metadata(&directory, metadata).map_err(|error| tree.io_error(&error.into(), prefix))
 }
 
 pub(super) fn part(

@@ -64,7 +64,17 @@ impl Signer {
         (|| self.send_once(ask)).retry(self.backoff).when(refused).await
     }
 
+    /// As [`Self::send`], for an answer that is in its headers.
+    pub(super) async fn send_for_headers(&self, ask: &Ask<'_>) -> Result<HeaderMap, Error> {
+        let exchanged = (|| self.exchange(ask)).retry(self.backoff).when(Error::is_transient);
+        Ok(exchanged.await?.0)
+    }
+
     pub(super) async fn send_once(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
+        Ok(self.exchange(ask).await?.1)
+    }
+
+    async fn exchange(&self, ask: &Ask<'_>) -> Result<(HeaderMap, Bytes), Error> {
         let key = ask.key.unwrap_or_default();
         let request = self.request(ask).await?;
         let answer = self
@@ -88,7 +98,7 @@ impl Signer {
         let bytes = bytes.freeze();
         // S3 begins a long completion with 200 and may end it with an error in the body.
         if head.status.is_success() && !answer::is_error(&bytes) {
-            return Ok(bytes);
+            return Ok((head.headers, bytes));
         }
         Err(answer::refusal(head.status, &head.headers, &bytes, &self.address, key))
     }

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use futures::TryStreamExt;
 use millrace_object_source::{
-    Bucket, Condition, EntryKind, Error, Metadata, PosixAttributes, RequestClass, Tag, UploadId,
-    UploadedPart,
+    Bucket, Condition, EntryKind, Error, Metadata, Page, PosixAttributes, RequestClass, Tag,
+    UploadId, UploadedPart,
 };
 use millrace_types::{MIB, Timestamp};
 
@@ -18,6 +18,7 @@ pub(crate) async fn holds(bucket: &Bucket, other: &Bucket, prefix: &str) {
     uploads_that_are_over(bucket, prefix).await;
     listings(bucket, prefix).await;
     bad_keys(bucket).await;
+    directories(bucket, prefix).await;
 }
 
 pub(crate) async fn read(bucket: &Bucket, key: &str, from: u64, to: u64, tag: &Tag) -> Vec<u8> {
@@ -217,6 +218,23 @@ pub(crate) async fn pages(bucket: &Bucket, prefix: &str, count: usize) {
     assert!(pages > 1, "one page holds all {count}");
     let expected: Vec<_> = (0..count).map(|at| format!("{at:06}")).collect();
     assert_eq!(seen, expected);
+}
+
+async fn directories(bucket: &Bucket, prefix: &str) {
+    let marked = format!("{prefix}marked/");
+    assert!(matches!(bucket.head_directory(&marked).await, Err(Error::NotFound { .. })));
+    let pair = |value: &str| [("file-permissions".to_owned(), value.to_owned())];
+    let first = Metadata::new(pair("040700")).unwrap();
+    bucket.mark_directory(&marked, &first).await.unwrap();
+    bucket.mark_directory(&marked, &Metadata::new(pair("040755")).unwrap()).await.unwrap();
+    assert!(bucket.has_below(&marked).await.unwrap());
+    assert_eq!(bucket.list_directory(&marked, None).await.unwrap(), Page::default());
+    // Some servers keep the object and drop its metadata; none takes the second mark's.
+    let kept = bucket.head_directory(&marked).await.unwrap();
+    assert!(kept.value("file-permissions").is_none_or(|mode| mode == "040700"), "{kept:?}");
+    let page = bucket.list_directory(prefix, None).await.unwrap();
+    let entry = page.entries.iter().find(|entry| entry.name.as_bytes() == b"marked");
+    assert_eq!(entry.unwrap().kind, EntryKind::Directory);
 }
 
 async fn bad_keys(bucket: &Bucket) {

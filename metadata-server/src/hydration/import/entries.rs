@@ -15,6 +15,11 @@ pub(in crate::hydration) struct Defaults {
     pub(in crate::hydration) gid: u32,
 }
 
+impl Defaults {
+    /// The mode of directories.
+    pub(in crate::hydration) const DIRECTORY_MODE: u16 = 0o755;
+}
+
 /// A name that a bucket has, before it gets an id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
@@ -26,7 +31,6 @@ pub(super) struct Found {
     gid: u32,
 }
 
-const DIRECTORY_MODE: u16 = 0o755;
 const FILE_MODE: u16 = 0o644;
 const SYMLINK_MODE: u16 = 0o777;
 
@@ -39,7 +43,14 @@ impl Found {
     pub(super) fn directory(name: FileName, linked: &Linked) -> Self {
         let Defaults { uid, gid } = linked.defaults;
         let modified = Timestamp(0);
-        Self { name, kind: ImportKind::Directory, modified, mode: DIRECTORY_MODE, uid, gid }
+        Self {
+            name,
+            kind: ImportKind::Directory,
+            modified,
+            mode: Defaults::DIRECTORY_MODE,
+            uid,
+            gid,
+        }
     }
 
     /// An object, with what its metadata say, if anybody asked.
@@ -57,6 +68,25 @@ impl Found {
             mode: attributes.mode.map_or(FILE_MODE, permissions),
             uid: attributes.uid.unwrap_or(linked.defaults.uid),
             gid: attributes.gid.unwrap_or(linked.defaults.gid),
+        }
+    }
+
+    pub(super) fn name(&self) -> &FileName {
+        &self.name
+    }
+
+    pub(super) fn kind(&self) -> &ImportKind {
+        &self.kind
+    }
+
+    /// A directory with what the metadata of its own object say. Its time stays that of an imported
+    /// directory that nobody has changed here.
+    pub(super) fn with_mark(self, mark: PosixAttributes) -> Self {
+        Self {
+            mode: mark.mode.map_or(self.mode, permissions),
+            uid: mark.uid.unwrap_or(self.uid),
+            gid: mark.gid.unwrap_or(self.gid),
+            ..self
         }
     }
 
@@ -133,7 +163,7 @@ fn permissions(mode: u32) -> u16 {
 #[cfg(test)]
 mod tests {
     use millrace_object_source::Tag;
-    use millrace_protocol::cluster::Bucket;
+    use millrace_protocol::{admin::AttributeSource, cluster::Bucket};
 
     use super::*;
 
@@ -142,7 +172,9 @@ mod tests {
             directory: InodeId(2),
             link: LinkId(1),
             prefix: "data/".to_owned(),
-            listed: false,
+            listed: None,
+            refresh_seconds: 0,
+            attributes: AttributeSource::Listing,
             bucket: Bucket {
                 url: "s3://b/data".to_owned(),
                 endpoint: None,

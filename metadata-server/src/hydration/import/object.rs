@@ -7,7 +7,7 @@ use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId};
 use super::{Environment, Importer, broken, key_of, linked, origin_of};
 use crate::{
     command::{Command, FoundObject, Observation, ObserveObject, Outcome},
-    namespace::{Body, Inode, tree},
+    namespace::{Body, Inode, ObjectState, tree},
     store::{
         View, keys,
         records::{self, LinkRecord},
@@ -42,6 +42,13 @@ impl Object {
         let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
         let Some(record) = record.filter(|record| !record.removing) else { return Ok(None) };
         Ok(Some(Self { inode, link, bucket: record.bucket, key, known, generation }))
+    }
+}
+
+impl Object {
+    /// Whether the file changed here and in the bucket.
+    pub(in crate::hydration) fn is_conflict(&self) -> bool {
+        matches!(&self.inode.body, Body::File(body) if body.state == ObjectState::Conflict)
     }
 }
 

@@ -37,7 +37,8 @@ impl<E: Environment> Importer<E> {
     }
 }
 
-async fn object(
+/// What HEAD told of an object; the target of one that stores a symbolic link is fetched.
+pub(super) async fn object(
     bucket: &Bucket,
     key: &str,
     name: &FileName,

@@ -1,8 +1,9 @@
 //! The export job: every file that the bucket lacks or has in another version is uploaded.
 //!
 //! Several files at a time, and in them several parts, within one limit of requests. A directory is
-//! walked once; what is made behind the walk waits for the next export. Empty directories have no
-//! object. A symbolic link is an object that holds its target.
+//! walked once; what is made behind the walk waits for the next export. A symbolic link is an object
+//! that holds its target. A directory with nothing in it, or with another owner or mode than an
+//! import would give it, is marked by an empty object `name/`, unless it is already.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_types::{ErrorKind, Failure, InodeId};
 use tokio::sync::Semaphore;
 
-use super::{Context, Environment, file_export};
+use super::{Context, Environment, directory_export, file_export};
 use crate::{
     hydration::walk::{Unlisted, Walk},
     namespace::{Body, Inode},
@@ -22,10 +23,17 @@ const FILES_MAX: usize = 16;
 /// Parts and small objects that targets upload at the same time, over all files.
 const UPLOADS_MAX: usize = 32;
 
-/// How one file ended.
+/// How one file, link or directory ended.
 struct Ended {
     inode: InodeId,
-    result: Result<(), Failure>,
+    result: Result<Counted, Failure>,
+}
+
+/// Whether something was counted as found.
+#[derive(PartialEq, Eq)]
+pub(super) enum Counted {
+    Yes,
+    No,
 }
 
 /// Works through the job's file or tree.
@@ -64,22 +72,32 @@ fn begin<'a, E: Environment>(
         Body::File(_) => Some(Box::pin(async move {
             let id = inode.id;
             let result = file_export::run(context, &uploads, id).await;
-            Ended { inode: id, result }
+            Ended { inode: id, result: result.map(|()| Counted::Yes) }
         })),
         Body::Symlink(_) => Some(Box::pin(async move {
             context.progress.found(0);
             let id = inode.id;
             let result = file_export::symlink(context, &inode).await;
-            Ended { inode: id, result }
+            Ended { inode: id, result: result.map(|()| Counted::Yes) }
         })),
-        Body::Directory(_) | Body::Special => None,
+        Body::Directory(body) => {
+            // Of what was never listed here nothing is known that the bucket has not.
+            body.linked.as_ref().filter(|linked| linked.listed.is_some())?;
+            Some(Box::pin(async move {
+                let id = inode.id;
+                let result = directory_export::run(context, &inode).await;
+                Ended { inode: id, result }
+            }))
+        }
+        Body::Special => None,
     }
 }
 
 async fn take<E: Environment>(context: &Context<'_, E>, ended: Option<Ended>) {
     match ended {
         None => {}
-        Some(Ended { result: Ok(()), .. }) => context.progress.done(),
+        Some(Ended { result: Ok(Counted::No), .. }) => {}
+        Some(Ended { result: Ok(Counted::Yes), .. }) => context.progress.done(),
         // Removed since the walk saw it: nothing is missing in the bucket.
         Some(Ended { result: Err(failure), .. }) if failure.kind == ErrorKind::Stale => {
             context.progress.done();

@@ -117,6 +117,19 @@ pub(super) async fn symlink<E: Environment>(
     }
 }
 
+/// Refuses what lies below a link that does not export.
+pub(super) async fn check_exports<E: Environment>(
+    context: &Context<'_, E>,
+    inode: &Inode,
+) -> Result<(), Failure> {
+    let id = inode.id;
+    let destination = context.environment.read(move |view| {
+        let inode = tree::inode(view, id).map_err(refused)?;
+        destination(view, &inode)
+    });
+    check_mode(&destination.await?)
+}
+
 /// One attempt. False when the file changed meanwhile.
 async fn once<E: Environment>(
     context: &Context<'_, E>,
@@ -264,6 +277,7 @@ pub(super) async fn is_unchanged<E: Environment>(
 pub(super) fn attributes(inode: &Inode) -> PosixAttributes {
     let kind = match &inode.body {
         Body::Symlink(_) => 0o120_000,
+        Body::Directory(_) => 0o040_000,
         _ => 0o100_000,
     };
     PosixAttributes {

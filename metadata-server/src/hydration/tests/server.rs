@@ -69,6 +69,8 @@ pub(super) enum Fault {
 pub(super) struct TestServer {
     store: Mutex<MemoryStore>,
     time: AtomicU64,
+    /// Nanoseconds that have passed besides one a command.
+    passed: AtomicU64,
     random: AtomicU64,
     ids: AtomicU64,
     buckets: Arc<Buckets>,
@@ -109,8 +111,12 @@ impl World {
 
     /// Links `/data` to the bucket.
     pub(super) async fn link(&self, mode: LinkMode) -> Result<LinkId, Failure> {
+        self.link_at("/data", mode).await
+    }
+
+    pub(super) async fn link_at(&self, path: &str, mode: LinkMode) -> Result<LinkId, Failure> {
         let bucket = bucket_of(self.bucket_dir.path());
-        let request = AddLink { path: b"/data".to_vec(), bucket, mode };
+        let request = AddLink { path: path.as_bytes().to_vec(), bucket, mode };
         self.hydration.add_link(&request).await.map(|link| link.id)
     }
 
@@ -224,6 +230,7 @@ impl TestServer {
         Self {
             store: Mutex::default(),
             time: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
             random: AtomicU64::new(0),
             ids: AtomicU64::new(2),
             buckets,
@@ -251,6 +258,22 @@ impl TestServer {
         let open = command::OpenSession { host: HOST, host_name: "client".to_owned(), nonce: 1 };
         let opened = self.execute(Command::OpenSession(open), true).await.unwrap();
         assert_eq!(opened, Outcome::Session(SESSION));
+    }
+
+    /// Lets time pass.
+    pub(super) fn pass(&self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap();
+        self.passed.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    fn moment(&self, commands: u64) -> Timestamp {
+        let passed = self.passed.load(Ordering::Relaxed);
+        Timestamp(i64::try_from(commands + passed).unwrap())
+    }
+
+    /// Commands so far.
+    pub(super) fn commands(&self) -> u64 {
+        self.time.load(Ordering::Relaxed)
     }
 
     fn next_id(&self) -> InodeId {
@@ -395,7 +418,7 @@ impl Environment for TestServer {
     async fn execute(&self, command: Command, _synced: bool) -> Result<Outcome, Failure> {
         let mut store = self.store.lock().unwrap();
         let number = self.time.fetch_add(1, Ordering::Relaxed) + 1;
-        let time = Timestamp(i64::try_from(number).unwrap());
+        let time = self.moment(number);
         let envelope = Envelope { time, operation: None, command };
         let (batch, outcome) = apply(&*store, LogIndex(number), &envelope).map_err(refused)?;
         store.commit(&batch).unwrap();
@@ -433,7 +456,7 @@ impl Environment for TestServer {
     }
 
     fn now(&self) -> Timestamp {
-        Timestamp(i64::try_from(self.time.load(Ordering::Relaxed)).unwrap())
+        self.moment(self.time.load(Ordering::Relaxed))
     }
 
     fn random(&self) -> u64 {

@@ -1,0 +1,44 @@
+//! The empty objects that mark directories: their keys end in a slash, which object_store's paths
+//! cannot, so that these requests are signed here.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+
+use super::{S3, signed::Ask};
+use crate::{Error, Metadata};
+
+const METADATA_PREFIX: &str = "x-amz-meta-";
+
+impl S3 {
+    /// User metadata of the object `prefix`.
+    pub(crate) async fn head_directory(&self, prefix: &str) -> Result<Metadata, Error> {
+        let (query, headers, body) = (Vec::new(), HeaderMap::new(), Bytes::new());
+        let ask = Ask { method: Method::HEAD, key: Some(prefix), query, headers, body };
+        let headers = self.signer.send_for_headers(&ask).await?;
+        let pairs = headers.iter().filter_map(|(name, value)| {
+            let key = name.as_str().strip_prefix(METADATA_PREFIX)?;
+            Some((key.to_owned(), value.to_str().ok()?.to_owned()))
+        });
+        Ok(Metadata::received(pairs))
+    }
+
+    /// Makes the empty object `prefix`, unless there is one.
+    pub(crate) async fn mark_directory(
+        &self,
+        prefix: &str,
+        metadata: &Metadata,
+    ) -> Result<(), Error> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
+        for (key, value) in metadata.iter() {
+            let name = HeaderName::from_bytes(format!("{METADATA_PREFIX}{key}").as_bytes());
+            let value = HeaderValue::from_str(value);
+            if let (Ok(name), Ok(value)) = (name, value) {
+                headers.insert(name, value);
+            }
+        }
+        let (query, body) = (Vec::new(), Bytes::new());
+        let ask = Ask { method: Method::PUT, key: Some(prefix), query, headers, body };
+        self.signer.send(&ask).await.map(drop)
+    }
+}

@@ -1,0 +1,287 @@
+//! Listed directories looked at again: on command, and when their listing is older than the link
+//! allows and somebody looks.
+//!
+//! A listing of what is known costs one request a page and no command. New and changed keys are
+//! imported as by the first listing. A name that the bucket does not list any more is asked for
+//! alone before it goes: listings may be stale or out of order, and what is in use must not vanish
+//! by mistake. A subdirectory below which nothing lies is listed too, which empties it, and goes if
+//! it was imported and nobody changed it here.
+//!
+//! Lookups wait for what they need and not longer: for the answer about their own name or for the
+//! listing, whichever comes first, two seconds at most. A bucket that is away costs them nothing
+//! for a while: they are answered from what is known.
+
+use std::{
+    collections::hash_map::DefaultHasher,
+    hash::{Hash, Hasher},
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt, future::BoxFuture, stream};
+use millrace_protocol::metadata::FileKind;
+use millrace_types::{Failure, FileName, InodeId, Timestamp};
+
+use super::{
+    Environment, ImportKind, Importer, Linked, Object, broken, entries::Found, finished, key_of,
+    linked,
+};
+use crate::{
+    command::{BATCH_MAX, Command, DropDirectory, Observation, Outcome},
+    namespace::{Body, ObjectState, tree},
+    store::View,
+};
+
+/// The longest that a lookup or listing waits for news of a bucket.
+const NEWS_WAIT: Duration = Duration::from_secs(2);
+
+/// After a failed refresh of a directory, lookups there wait for nothing for this time.
+const PUT_OFF: Duration = Duration::from_secs(10);
+
+/// Directories that are put off at a time; beyond it they are tried sooner.
+const PUT_OFF_MAX: usize = 10_000;
+
+/// Names of one directory that are remembered to find deleted ones: 16 MiB. In a larger directory
+/// deletions are found by lookups and reads.
+const SEEN_MAX: usize = 2_000_000;
+
+/// Missing names that are asked for alone at the same time, in one directory.
+const CHECKS_MAX: usize = 16;
+
+/// The names of one listing, as hashes: two names with one hash hide a deletion from a listing,
+/// never make one up.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    hashes: Vec<u64>,
+    overflow: bool,
+}
+
+impl Seen {
+    pub(super) fn add(&mut self, found: &[Found]) {
+        if self.hashes.len() + found.len() > SEEN_MAX {
+            self.overflow = true;
+            self.hashes = Vec::new();
+        }
+        if !self.overflow {
+            self.hashes.extend(found.iter().map(|found| hash(found.name())));
+        }
+    }
+
+    fn has(&self, name: &FileName) -> bool {
+        self.hashes.binary_search(&hash(name)).is_ok()
+    }
+}
+
+fn hash(name: &FileName) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.as_bytes().hash(&mut hasher);
+    hasher.finish()
+}
+
+/// A name of the tree that the bucket does not list.
+#[derive(Debug)]
+enum Missing {
+    File(Box<Object>),
+    Directory { name: FileName, inode: InodeId, prefix: String },
+}
+
+impl<E: Environment> Importer<E> {
+    /// Called for a lookup of `name`, or a listing, in a directory whose listing is old: begins
+    /// another, and waits for the news that the caller needs. Fails never: what is known is the
+    /// answer then.
+    pub async fn fresh(self: &Arc<Self>, directory: InodeId, name: Option<&FileName>) {
+        let now = self.environment.now();
+        let query = self.environment.read(move |view| linked(view, directory));
+        let Ok(Some(linked)) = query.await else { return };
+        if !linked.is_old(now) || self.is_put_off(directory) {
+            return;
+        }
+        let mut listing = self.listing(&linked);
+        let news = async {
+            match name {
+                None => drop(finished(&mut listing).await),
+                Some(name) => tokio::select! {
+                    looked = self.look_again(&linked, name) => if let Err(failure) = looked {
+                        tracing::debug!(%directory, %name, %failure, "a name cannot be looked at");
+                    },
+                    _ = finished(&mut listing) => {}
+                },
+            }
+        };
+        drop(tokio::time::timeout(NEWS_WAIT, news).await);
+    }
+
+    /// Asks for one name alone.
+    async fn look_again(&self, linked: &Linked, name: &FileName) -> Result<(), Failure> {
+        let (directory, wanted) = (linked.directory, name.clone());
+        let query = self.environment.read(move |view| {
+            let entry = tree::entry(view, directory, &wanted).map_err(broken)?;
+            let Some(entry) = entry else { return Ok(None) };
+            Object::of(view, entry.inode).map(Some)
+        });
+        match query.await? {
+            None => self.probe(linked, name).await,
+            Some(Some(object)) if object.known.is_some() => self.observe(&object).await.map(drop),
+            // Of directories, links and files without an object only a listing tells.
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// What of a batch is not known as it is.
+    pub(super) async fn news(
+        &self,
+        directory: InodeId,
+        found: Vec<Found>,
+    ) -> Result<Vec<Found>, Failure> {
+        let query = self.environment.read(move |view| {
+            let mut news = Vec::new();
+            for found in found {
+                if !is_known(view, directory, &found)? {
+                    news.push(found);
+                }
+            }
+            Ok(news)
+        });
+        query.await
+    }
+
+    /// Follows names that a listing did not show. Boxed, because it lists subdirectories.
+    pub(super) fn follow_missing<'a>(
+        self: &'a Arc<Self>,
+        linked: &'a Linked,
+        mut seen: Seen,
+    ) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(async move {
+            if seen.overflow {
+                tracing::info!(directory = %linked.directory, names = SEEN_MAX,
+                    "too many names to look for deleted ones; reads and lookups find them");
+                return Ok(());
+            }
+            seen.hashes.sort_unstable();
+            let seen = Arc::new(seen);
+            let mut cookie = 0;
+            loop {
+                let (of_query, linked_directory) = (Arc::clone(&seen), linked.clone());
+                let query = self
+                    .environment
+                    .read(move |view| missing(view, &linked_directory, cookie, &of_query));
+                let (missing, last) = query.await?;
+                let checks = missing.into_iter().map(|missing| self.follow_one(linked, missing));
+                let mut checks = stream::iter(checks).buffer_unordered(CHECKS_MAX);
+                while let Some(checked) = checks.next().await {
+                    checked?;
+                }
+                match last {
+                    Some(last) => cookie = last,
+                    None => return Ok(()),
+                }
+            }
+        })
+    }
+
+    async fn follow_one(
+        self: &Arc<Self>,
+        linked: &Linked,
+        missing: Missing,
+    ) -> Result<(), Failure> {
+        let (name, inode, prefix) = match missing {
+            Missing::File(object) => return self.observe(&object).await.map(drop),
+            Missing::Directory { name, inode, prefix } => (name, inode, prefix),
+        };
+        if self.bucket(&linked.bucket)?.has_below(&prefix).await? {
+            return Ok(());
+        }
+        self.refresh(inode).await?;
+        let drop = DropDirectory { parent: linked.directory, name, inode };
+        let outcome = self.environment.execute(Command::DropDirectory(drop), false).await?;
+        if outcome == Outcome::Observed(Observation::Removed) {
+            self.counts.observed(Observation::Removed);
+            tracing::info!(%inode, prefix, "a directory is gone from its bucket, and here too");
+        }
+        Ok(())
+    }
+
+    fn is_put_off(&self, directory: InodeId) -> bool {
+        let mut put_off = self.put_off.lock().unwrap_or_else(PoisonError::into_inner);
+        match put_off.get(&directory) {
+            Some(until) if Instant::now() < *until => true,
+            Some(_) => {
+                put_off.remove(&directory);
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// A listing failed: lookups do without for a while.
+    pub(super) fn put_off(&self, directory: InodeId) {
+        let now = Instant::now();
+        let mut put_off = self.put_off.lock().unwrap_or_else(PoisonError::into_inner);
+        if put_off.len() >= PUT_OFF_MAX {
+            put_off.retain(|_, until| now < *until);
+        }
+        if put_off.len() < PUT_OFF_MAX {
+            put_off.insert(directory, now + PUT_OFF);
+        }
+    }
+}
+
+/// Whether importing what was found would change nothing.
+fn is_known(view: &dyn View, directory: InodeId, found: &Found) -> Result<bool, Failure> {
+    let Some(entry) = tree::entry(view, directory, found.name()).map_err(broken)? else {
+        return Ok(false);
+    };
+    let origin = match (found.kind(), entry.kind) {
+        (ImportKind::Directory, FileKind::Directory) => return Ok(true),
+        (ImportKind::File(origin), FileKind::Regular) => origin,
+        // What was there first stays, whatever else has its name.
+        _ => return Ok(true),
+    };
+    let inode = tree::named(view, &entry).map_err(broken)?;
+    let Body::File(body) = &inode.body else { return Ok(false) };
+    let own = body.origin.as_ref();
+    Ok(body.state == ObjectState::Conflict
+        || own.is_some_and(|own| own.tag == origin.tag || own.key != origin.key))
+}
+
+/// The imported names of one page of a directory that were not seen, and where the next begins.
+fn missing(
+    view: &dyn View,
+    linked: &Linked,
+    cookie: u64,
+    seen: &Seen,
+) -> Result<(Vec<Missing>, Option<u64>), Failure> {
+    let page = tree::list(view, linked.directory, cookie, BATCH_MAX).map_err(broken)?;
+    let last = (page.len() == BATCH_MAX).then(|| page.last().map(|(_, entry)| entry.cookie));
+    let mut missing = Vec::new();
+    for (name, entry) in page {
+        if seen.has(&name) {
+            continue;
+        }
+        match entry.kind {
+            FileKind::Regular => {
+                let Some(object) = Object::of(view, entry.inode)? else { continue };
+                let own = object.link == linked.link && object.key == key_of(&linked.prefix, &name);
+                // A conflict stays one, whatever becomes of the object.
+                if own && object.known.is_some() && !object.is_conflict() {
+                    missing.push(Missing::File(Box::new(object)));
+                }
+            }
+            FileKind::Directory => {
+                let inode = tree::named(view, &entry).map_err(broken)?;
+                let Body::Directory(body) = &inode.body else { continue };
+                let Some(below) = &body.linked else { continue };
+                // An empty one that was made or changed here stays, whatever the bucket has.
+                if inode.size == 0 && inode.modified != Timestamp(0) {
+                    continue;
+                }
+                let prefix = format!("{}/", key_of(&linked.prefix, &name));
+                if below.link == linked.link && below.prefix == prefix {
+                    missing.push(Missing::Directory { name, inode: inode.id, prefix });
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok((missing, last.flatten()))
+}

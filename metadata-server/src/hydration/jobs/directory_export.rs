@@ -1,0 +1,37 @@
+//! The mark of a directory: an empty object `name/` with its attributes.
+
+use millrace_types::Failure;
+
+use super::{Context, Environment, export::Counted, file_export};
+use crate::{
+    hydration::import::{Defaults, linked},
+    namespace::Inode,
+};
+
+/// Marks a directory in the bucket if an import could not make it out of its files.
+pub(super) async fn run<E: Environment>(
+    context: &Context<'_, E>,
+    inode: &Inode,
+) -> Result<Counted, Failure> {
+    let id = inode.id;
+    let Some(parent) = inode.parent.as_ref().map(|parent| parent.directory) else {
+        return Ok(Counted::No);
+    };
+    let query =
+        context.environment.read(move |view| Ok((linked(view, id)?, linked(view, parent)?)));
+    let (Some(own), Some(above)) = query.await? else {
+        // The directory of a link itself, or a link that is being removed.
+        return Ok(Counted::No);
+    };
+    let Defaults { uid, gid } = above.defaults;
+    let guessed = (inode.mode, inode.uid, inode.gid) == (Defaults::DIRECTORY_MODE, uid, gid);
+    if own.link != above.link || (inode.size > 0 && guessed) {
+        return Ok(Counted::No);
+    }
+    context.progress.found(0);
+    file_export::check_exports(context, inode).await?;
+    let bucket = context.importer.bucket(&own.bucket)?;
+    let metadata = file_export::attributes(inode).to_metadata(None)?;
+    bucket.mark_directory(&own.prefix, &metadata).await?;
+    Ok(Counted::Yes)
+}
