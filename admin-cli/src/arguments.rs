@@ -475,7 +475,7 @@ Examples:
 
 const RESOLVE_HELP: &str = "\
 A file is in conflict when it was changed here and its object in the bucket; `millrace state DIR`
-counts such files and `millrace status` names the first. Until it is resolved nothing is overwritten.
+counts such files, `millrace status` names the first. Nothing is overwritten before it is resolved.
 
 Examples:
   millrace resolve /mnt/data/run7/model.pt --keep local && millrace export /mnt/data/run7/model.pt

@@ -7,8 +7,9 @@
 //! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`writers`], [`kept_pages`], [`changed_objects`], [`open`], [`names`], [`attributes`], [`read`],
-//! [`mod@write`], [`flush`], [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
+//! [`handle`], [`writers`], [`kept_pages`], [`changed_objects`], [`open`], [`names`],
+//! [`attributes`], [`read`], [`mod@write`], [`flush`], [`allocate`], [`readdir`], [`xattr`],
+//! [`statfs`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},

@@ -102,6 +102,22 @@ fn a_reader_of_an_overwritten_object_gets_estale_and_the_next_open_the_new_conte
 }
 
 #[test]
+fn a_change_that_is_met_while_the_metadata_server_is_away_is_told_when_it_is_back() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.put("set/file", &version(1, 12_000_000))?;
+    let cluster = linked(&bucket, &[])?;
+    let path = cluster.mount().join("set/file");
+    let mut file = fs::File::open(&path)?;
+    bucket.put("set/file", &version(2, 3_000_000))?;
+    cluster.daemon("metadata")?.kill()?;
+    let failed = read_all(&mut file, 1, 0).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(ESTALE), "{failed}");
+    cluster.up()?;
+    ensure!(fs::read(&path)? == version(2, 3_000_000), "the new content");
+    Ok(())
+}
+
+#[test]
 fn a_deleted_object_takes_its_clean_file_along_and_changed_files_stay() -> Result<()> {
     let bucket = Bucket::start()?;
     for name in ["clean", "mine", "other"] {

@@ -178,14 +178,17 @@ impl<E: Environment> Importer<E> {
         }
     }
 
-    /// Lists `directory` to its end, unless it is.
+    /// Lists `directory` to its end, unless it is, and not longer ago than its link allows.
     ///
     /// # Errors
     /// Those of the bucket.
     pub async fn whole(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
+        let now = self.environment.now();
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
-            Some(linked) if linked.listed.is_none() => self.wait_for(&linked).await,
+            Some(linked) if linked.listed.is_none() || linked.is_old(now) => {
+                self.wait_for(&linked).await
+            }
             _ => Ok(()),
         }
     }

@@ -1,9 +1,9 @@
 //! The export job: every file that the bucket lacks or has in another version is uploaded.
 //!
 //! Several files at a time, and in them several parts, within one limit of requests. A directory is
-//! walked once; what is made behind the walk waits for the next export. A symbolic link is an object
-//! that holds its target. A directory with nothing in it, or with another owner or mode than an
-//! import would give it, is marked by an empty object `name/`, unless it is already.
+//! walked once; what is made behind the walk waits for the next export. A symbolic link is an
+//! object that holds its target. A directory with nothing in it, or with another owner or mode than
+//! an import would give it, is marked by an empty object `name/`, unless it is already.
 
 use std::sync::Arc;
 

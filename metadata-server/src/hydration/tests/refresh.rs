@@ -133,6 +133,21 @@ async fn without_an_age_only_an_import_looks_again() {
     assert_eq!(names(&world, dir).await, ["two"]);
 }
 
+#[tokio::test]
+async fn a_hydration_takes_what_the_bucket_has_now_where_the_listing_is_old() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("one", b"1");
+    set(&world, "/data", 60, None).await;
+    let data = list(&world, "/data").await;
+    world.put("two", b"22");
+    world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!(names(&world, data).await, ["one"]);
+    world.server.pass(AGE);
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!(job.bytes_total, 3, "{job:?}");
+    assert_eq!(names(&world, data).await, ["one", "two"]);
+}
+
 async fn symlink(world: &World, path: &str, target: &str) {
     let (directory, text) = path.rsplit_once('/').unwrap();
     let parent = world.find(directory).await.unwrap().id;
