@@ -120,7 +120,7 @@ fn root_mounts_where_the_usual_place_of_control_sockets_is_read_only() -> Result
     let said = alone(&cluster, script)?;
     let text = said.clone().ok()?;
     let (mounted, refused) = text.split_once("point is unmounted").context(said.to_string())?;
-    assert_eq!(mounted.matches(".sock").count(), 1, "{said}");
+    assert!(mounted.contains(".sock"), "{said}");
     assert!(refused.contains("make one of these directories writable: /run/millrace/"), "{said}");
     assert!(refused.contains("is not a mountpoint"), "{said}");
     Ok(())

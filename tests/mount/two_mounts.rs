@@ -2,7 +2,8 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::Write,
+    io::{Read, Write},
+    os::unix::fs::FileExt,
 };
 
 use anyhow::Result;
@@ -48,5 +49,29 @@ fn a_file_that_both_append_to_in_turn_keeps_every_line() -> Result<()> {
     }
     assert_eq!(fs::read_to_string(one.join("log"))?, expected);
     assert_eq!(fs::read_to_string(two.join("log"))?, expected);
+    Ok(())
+}
+
+#[test]
+fn an_open_sees_what_was_synced_elsewhere_although_older_bytes_are_cached() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount().join("file"), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    let two = two.join("file");
+    fs::write(&one, vec![b'a'; 300_000])?;
+    // Stays open and keeps its pages in the kernel's cache.
+    let mut before = File::open(&two)?;
+    let mut old = vec![0; 300_000];
+    before.read_exact(&mut old)?;
+    let mut writer = OpenOptions::new().write(true).open(&one)?;
+    writer.write_all(b"changed")?;
+    writer.sync_all()?;
+    assert_eq!(&fs::read(&two)?[..9], b"changedaa", "not closed, but synced");
+    let mut begun = [0; 7];
+    before.read_exact_at(&mut begun, 0)?;
+    assert_eq!(&begun, b"changed", "the open of another program renews what this one reads");
+    writer.set_len(3)?;
+    assert_eq!((before.metadata()?.len(), fs::metadata(&two)?.len()), (3, 3));
+    assert_eq!(fs::read(&two)?, b"cha");
     Ok(())
 }
