@@ -111,7 +111,9 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let served = async {
         kernel.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))?;
         requests.close();
-        requests.wait().await;
+        // Nobody waits for an answer any more. A read of a server that is away would go on asking
+        // for the mount's whole patience; what closes have left to store is flushed below.
+        drop(tokio::time::timeout(ANSWERS_MAX, requests.wait()).await);
         Ok::<(), io::Error>(())
     };
     let ended = until_stopped(served, || unmount_aside(mountpoint), DRAIN_MAX).await;
@@ -162,8 +164,12 @@ fn equip(
     let mut problems = Vec::new();
     for path in control_socket::places(device, user) {
         let directory = path.parent().expect("a place is a file in a directory");
-        let started = control_socket::make_directory(directory, user)
-            .and_then(|()| LocalServer::start(&path, Arc::clone(&control) as _, shutdown));
+        let started = control_socket::make_directory(directory, user).and_then(|()| {
+            // The kernel gave this number to this mount. Whoever else still listens under it
+            // serves one that is gone: a daemon that was detached, or writes its last bytes.
+            drop(std::fs::remove_file(&path));
+            LocalServer::start(&path, Arc::clone(&control) as _, shutdown)
+        });
         match started {
             Ok(server) => {
                 tracing::debug!(path = %path.display(), "control socket");
@@ -225,6 +231,10 @@ pub fn tell_ready(descriptor: u32) {
         tracing::debug!(descriptor, %error, "nobody waits for the mount");
     }
 }
+
+/// How long requests may still run once the kernel has let go of the mount: the last closes, which
+/// are messages of a few milliseconds when their server is there.
+const ANSWERS_MAX: Duration = Duration::from_secs(3);
 
 /// How long the end of a mount may take: what is buffered is flushed within seconds unless servers
 /// are away, and then the budget of 128 MiB is what can be lost.

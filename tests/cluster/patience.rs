@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     io,
     os::unix::fs::FileExt,
+    process::{Command, Stdio},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -12,12 +13,15 @@ use std::{
 use anyhow::{Context, Result};
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::{PATIENCE, run},
+    program::{PATIENCE, run, wait_for},
 };
 use rustix::io::Errno;
 
 /// The patience of the mount under test.
 const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A mount ends within this time: what it may wait for answers, and much more for a busy machine.
+const END_MAX: Duration = Duration::from_secs(15);
 
 /// A reader's one call may cost the kernel two requests, and machines under test are busy.
 const TIMEOUT_MAX: Duration = Duration::from_secs(15);
@@ -58,6 +62,30 @@ fn a_mount_with_a_timeout_gives_eio_in_time_and_a_hard_one_waits() -> Result<()>
     drop(paused);
     assert!(waiting.recv_timeout(PATIENCE)?? == body, "and goes on by itself");
     assert!(fs::read(soft.join("file"))? == body, "so does the other");
+    Ok(())
+}
+
+#[test]
+fn a_mount_whose_servers_are_silent_can_be_ended() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    // Beyond the first megabytes, which the reader may get before the pause is felt.
+    fs::write(cluster.mount().join("file"), vec![7; 64_000_000])?;
+    cluster.cli(&["umount", &cluster.mount().display().to_string()])?.ok()?;
+    cluster.up()?;
+    let file = File::open(cluster.mount().join("file"))?;
+    let paused = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
+    let mut reader = Command::new("cat").stdin(file).stdout(Stdio::null()).spawn()?;
+    wait_for("a reader that waits", || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", reader.id())).ok()?;
+        stat.contains(" (cat) D ").then_some(())
+    })?;
+    reader.kill()?;
+    reader.wait()?;
+    let begun = Instant::now();
+    cluster.cli(&["umount", &cluster.mount().display().to_string()])?.ok()?;
+    assert!(begun.elapsed() < END_MAX, "{:?}", begun.elapsed());
+    assert!(cluster.daemon("mount-0").is_err(), "its daemon has ended");
+    drop(paused);
     Ok(())
 }
 
