@@ -265,8 +265,8 @@ fn format(
     Ok(())
 }
 
-/// Makes the state directory if it is missing, and closes it to others than its owner: the log holds
-/// the keys that sign capabilities.
+/// Makes the state directory if it is missing, and closes it to others than its owner: the log
+/// holds the keys that sign capabilities.
 fn make_private(dir: &Path) -> io::Result<()> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent)?;

@@ -12,8 +12,8 @@ use crate::{
 /// Takes it, and shows the inode as it is then.
 ///
 /// # Errors
-/// [`ErrorKind::Stale`] when the file is gone; [`ErrorKind::NotPermitted`] when the session does not
-/// have it open for writing: only opening checks whether it may change.
+/// [`ErrorKind::Stale`] when the file is gone; [`ErrorKind::NotPermitted`] when the session does
+/// not have it open for writing: only opening checks whether it may change.
 pub fn commit(
     core: &mut Core,
     client: &Client,

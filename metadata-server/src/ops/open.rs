@@ -44,8 +44,8 @@ pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<Ino
     show_again(core, client, inode.id, Some(session)).map(Step::Done)
 }
 
-/// Records who reads what has no name any more; readers of what has names are recorded when it loses
-/// the last one.
+/// Records who reads what has no name any more; readers of what has names are recorded when it
+/// loses the last one.
 fn keep(core: &mut Core, opener: Opener) -> Result<(), Failure> {
     let record: Option<OpenRecord> = read(core, &keys::open(opener.inode, opener.session))?;
     if !record.is_some_and(|record| record.reads) {

@@ -214,7 +214,8 @@ async fn ordinary_users_may_what_the_permission_bits_say() {
     cluster.stop().await;
 }
 
-/// Only opening checks whether a file may change, so that only who has it open says how large it is.
+/// Only opening checks whether a file may change, so that only who has it open says how large it
+/// is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_size_is_taken_only_from_who_has_the_file_open_for_writing() {
     let cluster = Cluster::start().await;
