@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 use anyhow::{Context, Result};
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::{PATIENCE, Said, binaries, finish},
+    program::{PATIENCE, Said, binaries, finish, run},
 };
 
 /// Runs a shell script in a mount namespace of its own: what it puts over directories of the
@@ -123,5 +123,22 @@ fn root_mounts_where_the_usual_place_of_control_sockets_is_read_only() -> Result
     assert!(mounted.contains(".sock"), "{said}");
     assert!(refused.contains("make one of these directories writable: /run/millrace/"), "{said}");
     assert!(refused.contains("is not a mountpoint"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_mount_answers_although_the_daemon_of_one_that_is_gone_still_listens_under_its_number()
+-> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let identity = cluster.dir().join("client.pem");
+    cluster.mount_as("gone", &identity, "")?.ok()?;
+    let paused = cluster.daemon("gone")?.pause()?;
+    run("umount", &[&"--lazy", &cluster.mount_named("gone")])?.ok()?;
+    // The kernel gives the lowest number that is free, which is usually the same.
+    cluster.mount_as("here", &identity, "")?.ok()?;
+    let here = cluster.mount_named("here");
+    let told = cluster.json(&["state", here.to_str().context("a temporary path is text")?])?;
+    assert_eq!(told["directory"], true, "{told}");
+    drop(paused);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, fs, io,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -138,8 +138,9 @@ impl LocalServer {
         shutdown: &Shutdown,
     ) -> io::Result<Self> {
         let listener = bind(path)?;
+        let file = SocketFile { path: path.to_owned(), inode: inode(path)? };
         let server = Self { path: path.to_owned() };
-        let serve = serve(listener, server.path.clone(), service, shutdown.clone());
+        let serve = serve(listener, file, service, shutdown.clone());
         drop(shutdown.spawn("local socket", serve));
         Ok(server)
     }
@@ -166,9 +167,28 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// The name in the file system. Dropping it removes the name, unless another daemon has taken it
+/// meanwhile.
+struct SocketFile {
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if inode(&self.path).is_ok_and(|found| found == self.inode) {
+            drop(fs::remove_file(&self.path));
+        }
+    }
+}
+
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
 async fn serve(
     listener: UnixListener,
-    path: PathBuf,
+    _file: SocketFile,
     service: Arc<dyn LocalService>,
     shutdown: Shutdown,
 ) {
@@ -198,8 +218,6 @@ async fn serve(
             }
         }
     }
-    // Another daemon may have taken the place already.
-    drop(fs::remove_file(&path));
 }
 
 /// Serves one connection until the caller hangs up.

@@ -118,3 +118,16 @@ async fn the_file_goes_with_the_daemon() {
     let failure = LocalClient::connect(&world.path).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::Unavailable);
 }
+
+#[tokio::test]
+async fn a_name_that_another_daemon_has_taken_stays_when_the_first_ends() {
+    let world = world();
+    std::fs::remove_file(&world.path).unwrap();
+    let second = Shutdown::new();
+    LocalServer::start(&world.path, Arc::new(Mount), &second).unwrap();
+    world.shutdown.finish(PATIENCE).await;
+    let client = LocalClient::connect(&world.path).await.unwrap();
+    client.call(&DescribeMount {}, PATIENCE).await.unwrap();
+    second.finish(PATIENCE).await;
+    assert!(!world.path.exists());
+}
