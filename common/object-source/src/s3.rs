@@ -182,7 +182,7 @@ fn named(settings: &Settings, section: &str) -> Result<AwsCredentialProvider, Er
     let path = settings.credentials_file.as_deref().ok_or_else(|| Error::Denied {
         message: format!(
             "credentials {section:?} are asked for, but this host has no credentials \
-             file: name one in the daemon's settings"
+             file: name one in the daemon's setting [buckets] credentials_file"
         ),
     })?;
     Ok(Arc::new(SectionCredentials::open(path, section)?))
