@@ -5,8 +5,8 @@
 //! - **A checkpoint is whole or absent.** After a loss of power at any moment the index is that of
 //!   the newest checkpoint that returned, or of the one that was being written. Which one it is,
 //!   [`Statistics::through`] says: the journal is replayed from there.
-//! - **Nothing wrong is ever returned.** Every node carries its place and a checksum, and its parent
-//!   holds that checksum too; what does not match is an error, never an absent key.
+//! - **Nothing wrong is ever returned.** Every node carries its place and a checksum, and its
+//!   parent holds that checksum too; what does not match is an error, never an absent key.
 //! - **Memory is bounded** by the cache's budget and the changes since the last checkpoint, however
 //!   many entries there are.
 //!

@@ -121,8 +121,8 @@ struct State {
 }
 
 impl Journal {
-    /// Opens the journal and reads the records that begin at `start`: what the owner stored last, or
-    /// [`Ring::start`] for a journal without records.
+    /// Opens the journal and reads the records that begin at `start`: what the owner stored last,
+    /// or [`Ring::start`] for a journal without records.
     ///
     /// # Errors
     /// [`JournalError::Disk`], [`JournalError::Damaged`].

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`engine`],
-//! [`index`] and [`journal`] (both on disk; the engine does not use them yet), `parts`
+//! [`index`], [`journal`] and [`space`] (which the engine does not use yet), `parts`
 //! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
 //! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
 //! wire), `member` (heartbeats), `changed` (objects that are not what they were), `metrics`,
@@ -26,6 +26,7 @@ pub mod index;
 pub mod journal;
 pub mod run;
 pub mod settings;
+pub mod space;
 
 mod changed;
 mod cluster;

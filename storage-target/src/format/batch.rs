@@ -1,20 +1,20 @@
 //! A batch of journal records in the ring: whole pages of 4,096 bytes, written with one request.
 //!
-//! | offset | bytes | field          | meaning                                                     |
-//! |-------:|------:|----------------|-------------------------------------------------------------|
-//! |      0 |     4 | magic          | `MRJB`                                                      |
-//! |      4 |     4 | checksum       | crc32c of bytes 8..length                                   |
-//! |      8 |     8 | target         | as in the superblock                                        |
-//! |     16 |     8 | page           | where this batch lies                                       |
-//! |     24 |     8 | first sequence | of its first record; the others follow one by one           |
-//! |     32 |     8 | committed      | the newest record that was durable when this was written    |
-//! |     40 |    16 | boot id        | of the kernel that ran                                      |
-//! |     56 |     4 | previous       | the checksum of the batch before                            |
-//! |     60 |     4 | count          | of records; at least 1                                      |
-//! |     64 |     4 | length         | of header and records, 72 to 262,144                        |
-//! |     68 |     4 | zero           |                                                             |
-//! |     72 |       | records        | each a length (4) and that many bytes                       |
-//! |        |       | zero           | to the end of the page                                      |
+//! | offset | bytes | field          | meaning                                                    |
+//! |-------:|------:|----------------|------------------------------------------------------------|
+//! |      0 |     4 | magic          | `MRJB`                                                     |
+//! |      4 |     4 | checksum       | crc32c of bytes 8..length                                  |
+//! |      8 |     8 | target         | as in the superblock                                       |
+//! |     16 |     8 | page           | where this batch lies                                      |
+//! |     24 |     8 | first sequence | of its first record; the others follow one by one          |
+//! |     32 |     8 | committed      | the newest record that was durable when this was written   |
+//! |     40 |    16 | boot id        | of the kernel that ran                                     |
+//! |     56 |     4 | previous       | the checksum of the batch before                           |
+//! |     60 |     4 | count          | of records; at least 1                                     |
+//! |     64 |     4 | length         | of header and records, 72 to 262,144                       |
+//! |     68 |     4 | zero           |                                                            |
+//! |     72 |       | records        | each a length (4) and that many bytes                      |
+//! |        |       | zero           | to the end of the page                                     |
 //!
 //! A batch follows another one if it begins with the next sequence *and* names its checksum. The
 //! second condition matters after a loss of power: batches 10 and 11 were being written, 11 arrived

@@ -1,29 +1,29 @@
 //! A node of the index: one page of 4,096 bytes.
 //!
-//! | offset | bytes     | field      | meaning                                                      |
-//! |-------:|----------:|------------|--------------------------------------------------------------|
-//! |      0 |         4 | magic      | `MRND`                                                       |
-//! |      4 |         4 | checksum   | crc32c of bytes 8..4096                                      |
-//! |      8 |         8 | target     | as in the superblock                                         |
-//! |     16 |         8 | page       | where this node lies: finds a misdirected or swapped page    |
-//! |     24 |         8 | generation | of the checkpoint that wrote it                              |
-//! |     32 |         1 | level      | 0 for a leaf, else one more than its children                |
-//! |     33 |         1 | zero       |                                                              |
-//! |     34 |         2 | count      | of entries; at least 1                                       |
-//! |     36 |         4 | zero       |                                                              |
-//! |     40 | 2 x count | offsets    | of each entry, from the page's start                         |
-//! |        |           | entries    | one after the other, without gaps, keys strictly ascending   |
-//! |        |           | zero       | to the end of the page                                       |
+//! | offset | bytes     | field      | meaning                                                    |
+//! |-------:|----------:|------------|------------------------------------------------------------|
+//! |      0 |         4 | magic      | `MRND`                                                     |
+//! |      4 |         4 | checksum   | crc32c of bytes 8..4096                                    |
+//! |      8 |         8 | target     | as in the superblock                                       |
+//! |     16 |         8 | page       | where this node lies: finds a misdirected or swapped page  |
+//! |     24 |         8 | generation | of the checkpoint that wrote it                            |
+//! |     32 |         1 | level      | 0 for a leaf, else one more than its children              |
+//! |     33 |         1 | zero       |                                                            |
+//! |     34 |         2 | count      | of entries; at least 1                                     |
+//! |     36 |         4 | zero       |                                                            |
+//! |     40 | 2 x count | offsets    | of each entry, from the page's start                       |
+//! |        |           | entries    | one after the other, without gaps, keys strictly ascending |
+//! |        |           | zero       | to the end of the page                                     |
 //!
 //! An entry:
 //!
-//! | offset | bytes | field        | meaning                                                       |
-//! |-------:|------:|--------------|---------------------------------------------------------------|
-//! |      0 |     1 | key length   | 1 to 32                                                       |
-//! |      1 |     2 | value length | 0 to 1,920; 12 in an inner node                               |
-//! |      3 |     k | key          | compared byte by byte                                         |
-//! |  3 + k |     v | value        | in a leaf the caller's bytes; in an inner node a *reference*: |
-//! |        |       |              | the child's page (8) and the checksum of the child (4)        |
+//! | offset | bytes | field        | meaning                                                      |
+//! |-------:|------:|--------------|--------------------------------------------------------------|
+//! |      0 |     1 | key length   | 1 to 32                                                      |
+//! |      1 |     2 | value length | 0 to 1,920; 12 in an inner node                              |
+//! |      3 |     k | key          | compared byte by byte                                        |
+//! |  3 + k |     v | value        | a leaf: the caller's bytes; an inner node: a *reference*,    |
+//! |        |       |              | the child's page (8) and the checksum of the child (4)       |
 //!
 //! An inner entry's key is not above any key below it, and not below any key of the entry before,
 //! except that the first entry also stands for all smaller keys. Because a reference holds the

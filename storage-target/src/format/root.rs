@@ -1,22 +1,22 @@
 //! The root record of the index: one page of 4,096 bytes, in two copies for each of two
 //! generations.
 //!
-//! | offset | bytes  | field           | meaning                                                    |
-//! |-------:|-------:|-----------------|------------------------------------------------------------|
-//! |      0 |      8 | magic           | `MRIXROOT`                                                 |
-//! |      8 |      4 | checksum        | crc32c of bytes 12..4096                                   |
-//! |     12 |      4 | version         | 1                                                          |
-//! |     16 |      8 | target          | as in the superblock                                       |
-//! |     24 |      8 | generation      | one more than the record before it; the first is 1         |
-//! |     32 |      8 | through         | the newest journal record that is contained                |
-//! |     40 |     12 | root            | reference to the highest node (`node`); zero when empty    |
-//! |     52 |      1 | height          | levels of the tree; 0 when it is empty                     |
-//! |     53 |      1 | zero            |                                                            |
-//! |     54 |      2 | segments        | how many follow                                            |
-//! |     56 |      8 | entries         | in all leaves                                              |
-//! |     64 |      8 | nodes           | in the tree                                                |
-//! |     72 | 12 x n | the segments    | first page 8, pages 4: where nodes lie; apart, not empty   |
-//! |        |        | zero            | to the end of the page                                     |
+//! | offset | bytes  | field           | meaning                                                  |
+//! |-------:|-------:|-----------------|----------------------------------------------------------|
+//! |      0 |      8 | magic           | `MRIXROOT`                                               |
+//! |      8 |      4 | checksum        | crc32c of bytes 12..4096                                 |
+//! |     12 |      4 | version         | 1                                                        |
+//! |     16 |      8 | target          | as in the superblock                                     |
+//! |     24 |      8 | generation      | one more than the record before it; the first is 1       |
+//! |     32 |      8 | through         | the newest journal record that is contained              |
+//! |     40 |     12 | root            | reference to the highest node (`node`); zero when empty  |
+//! |     52 |      1 | height          | levels of the tree; 0 when it is empty                   |
+//! |     53 |      1 | zero            |                                                          |
+//! |     54 |      2 | segments        | how many follow                                          |
+//! |     56 |      8 | entries         | in all leaves                                            |
+//! |     64 |      8 | nodes           | in the tree                                              |
+//! |     72 | 12 x n | the segments    | first page 8, pages 4: where nodes lie; apart, not empty |
+//! |        |        | zero            | to the end of the page                                   |
 //!
 //! There are four slots of one page. Generation `g` goes to slots `2 * (g % 2)` and the one after
 //! it, the same bytes twice, after everything that it refers to has been synced. A loss of power

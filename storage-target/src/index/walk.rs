@@ -78,8 +78,8 @@ pub(super) async fn used_nodes(
 }
 
 impl Index {
-    /// Reads every node of the newest checkpoint from the disk or the cache, and checks that each is
-    /// where and what its parent says, that keys lie where a lookup goes, and that the record's
+    /// Reads every node of the newest checkpoint from the disk or the cache, and checks that each
+    /// is where and what its parent says, that keys lie where a lookup goes, and that the record's
     /// counts are right. Damage is reported and gone round. May be dropped at its await.
     ///
     /// # Errors

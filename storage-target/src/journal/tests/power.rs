@@ -1,6 +1,6 @@
 //! Journal and index together, as an engine uses them: every change is a record and an entry;
-//! checkpoints move the journal's start. After a cut of power or a kill at any moment what is there is
-//! a prefix of the history, and no shorter than what was promised.
+//! checkpoints move the journal's start. After a cut of power or a kill at any moment what is there
+//! is a prefix of the history, and no shorter than what was promised.
 //!
 //! A failure names its seed; `MILLRACE_SEED=n` runs that one alone, `MILLRACE_SEEDS=n` as many.
 
