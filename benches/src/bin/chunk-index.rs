@@ -1,8 +1,8 @@
 //! The storage target's index by itself: rates, memory, and how long a restart takes.
 //!
-//! Fills an index with entries of the size of a small chunk's record, through the disk engine that a
-//! target would use, with a checkpoint whenever the changes since the last one reach the bound; then
-//! overwrites some, looks some up, ends as a kill would (nothing is closed) and opens again.
+//! Fills an index with entries of the size of a small chunk's record, through the disk engine that
+//! a target would use, with a checkpoint whenever the changes since the last one reach the bound;
+//! then overwrites some, looks some up, ends as a kill would (nothing is closed) and opens again.
 
 #![expect(clippy::print_stdout, reason = "the result of the program")]
 
