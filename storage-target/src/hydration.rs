@@ -9,11 +9,11 @@
 //!
 //! Each chunk with fetches under way has a [`Chunk`]: which blocks are claimed by which stream,
 //! which segments have arrived and are not yet in the engine, and who waits for what. A stream
-//! begins at the first block that somebody needs and, when the reader goes on sequentially, runs on
-//! behind the reader's back, 8 MiB at most: a longer chunk is brought by several streams at a time.
-//! A random read far ahead of where a stream has come takes the rest of its claim over with a stream
-//! of its own; a sequential one waits, because what a stream gives up has been asked of the bucket
-//! already and costs a connection.
+//! begins at the first block that somebody needs and, when the reader goes on sequentially, runs
+//! on behind the reader's back, 8 MiB at most: a longer chunk is brought by several streams at a
+//! time. A random read far ahead of where a stream has come takes the rest of its claim over with a
+//! stream of its own; a sequential one waits, because what a stream gives up has been asked of the
+//! bucket already and costs a connection.
 //!
 //! Bounds: the bucket's own limits on requests and bytes; the buffer pool, since every segment that
 //! is in memory is a buffer of it; one entry per chunk with a fetch under way.
@@ -47,8 +47,8 @@ use chunk::Chunk;
 /// Blocks of one segment: 1 MiB, what one disk write moves best.
 const SEGMENT_BLOCKS: u16 = 16;
 
-/// Blocks of one sequential stream: 8 MiB, a default chunk, at which the first byte's delay and the
-/// bucket's price of a request no longer count (a GET of 1 MiB costs the bucket twice the CPU).
+/// Blocks of one sequential stream: 8 MiB, a default chunk, at which the first byte's delay and
+/// the bucket's price of a request no longer count (a GET of 1 MiB costs the bucket twice the CPU).
 const STREAM_BLOCKS: u16 = 128;
 
 /// How far ahead of a stream a random read must lie to get a stream of its own: 4 MiB, which a stream
