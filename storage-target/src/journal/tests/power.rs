@@ -16,7 +16,10 @@ use crate::{
         BufferPool,
         simulated::{Flush, SimulatedDisk},
     },
-    format::{batch::Position, root::Segment},
+    format::{
+        batch::Position,
+        root::{RootRecord, Segment},
+    },
     index::{self, Index, Key},
 };
 
@@ -270,5 +273,29 @@ async fn syncs_that_do_nothing_are_found_out() {
             found_out += usize::from(live(seed, flush).await.is_err());
         }
         assert!(found_out > 15, "the test would not notice {flush:?}: {found_out} of 30");
+    }
+}
+
+#[tokio::test]
+async fn a_root_that_rotted_in_both_copies_is_made_good_by_the_journal() {
+    for seed in 0..20 {
+        let random = Random::seeded(seed);
+        let disk = SimulatedDisk::new(16 << 20, seed);
+        let store = Store::create(&disk).await;
+        let mut history = History::default();
+        history.grow(&store, &random, 40 + 40 * seed).await.unwrap();
+        store.checkpoint().await.unwrap();
+        history.grow(&store, &random, 5).await.unwrap();
+        store.journal.sync(store.journal.next_sequence() - 1).await.unwrap();
+        let slot = RootRecord::slot(store.index.statistics().generation);
+        drop(store);
+        for copy in [slot, slot + 1] {
+            disk.flip(copy * 4096 + 50, 1);
+        }
+        // The older root stands, and the place in the journal that it knows. The records from there
+        // on are still in the ring, which is never filled to more than half between checkpoints.
+        let (store, _) = Store::open(&disk).await.unwrap();
+        let expected = history.state(history.changes.len());
+        assert_eq!(store.contents().await.unwrap(), expected, "seed {seed}");
     }
 }
