@@ -48,11 +48,13 @@ use chunk::Chunk;
 const SEGMENT_BLOCKS: u16 = 16;
 
 /// Blocks of one sequential stream: 8 MiB, a default chunk, at which the first byte's delay and
-/// the bucket's price of a request no longer count (a GET of 1 MiB costs the bucket twice the CPU).
+/// the bucket's price of a request no longer count (a GET of 1 MiB costs the bucket's server twice
+/// the CPU).
 const STREAM_BLOCKS: u16 = 128;
 
-/// How far ahead of a stream a random read must lie to get a stream of its own: 4 MiB, which a stream
-/// needs 50 ms for at the 80 MB/s that one S3 connection gives, about the time to a first byte.
+/// How far ahead of a stream a random read must lie to get a stream of its own: 4 MiB, which a
+/// stream needs 50 ms for at the 80 MB/s that one S3 connection gives, about the time to a first
+/// byte.
 const AHEAD_BLOCKS: u16 = 64;
 
 /// Fetches that may wait for several segments at a time. Each holds two buffers of 1 MiB at most
