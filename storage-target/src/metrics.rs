@@ -89,7 +89,13 @@ impl Counters {
             match failure.kind {
                 ErrorKind::Corrupt => drop(self.corrupt_replies.inc()),
                 ErrorKind::Lost => drop(self.lost_replies.inc()),
-                ErrorKind::NoSpace => drop(self.no_space_replies.inc()),
+                ErrorKind::NoSpace => {
+                    // A full target refuses every write: the log gets the 1st, 2nd, 4th, 8th...
+                    let count = self.no_space_replies.inc() + 1;
+                    if count.is_power_of_two() {
+                        tracing::warn!(%failure, count, "refused for lack of space");
+                    }
+                }
                 _ => {}
             }
         }

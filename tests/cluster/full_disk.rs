@@ -50,10 +50,19 @@ fn a_disk_that_is_really_full_gives_enospc_and_harms_nothing() -> Result<()> {
         .context("30 MB went onto a full disk")?;
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSPC), "{error}");
     assert!(fs::read(mount.join("before"))? == body, "what was stored is there");
+    cluster.wait_for_log("target-0", &["refused for lack of space"])?;
     assert_eq!(cluster.json(&["status"])?["targets"][0]["state"], "online");
     for daemon in ["metadata", "target-0", "mount-0"] {
         assert!(cluster.daemon(daemon)?.is_alive(), "{daemon}");
     }
+    // Started again, twice, because the first start takes what the one before had put by.
+    for _ in 0..2 {
+        assert_eq!(Errno::from_io_error(&fill(&filler)), Some(Errno::NOSPC));
+        cluster.crash("target-0")?;
+        assert!(fs::read(mount.join("before"))? == body, "what was stored is served");
+    }
+    // Removing files needs room in the journal, and gets it.
+    fs::remove_file(mount.join("more-0"))?;
 
     fs::remove_file(&filler)?;
     wait_for("room", || write(&mount.join("after"), &body).ok())?;
@@ -73,7 +82,7 @@ fn write(path: &Path, body: &[u8]) -> io::Result<()> {
 /// Takes all the room that there is.
 fn fill(path: &Path) -> io::Error {
     let piece = vec![1; 1 << 16];
-    let mut file = match File::create(path) {
+    let mut file = match File::options().create(true).append(true).open(path) {
         Ok(file) => file,
         Err(error) => return error,
     };

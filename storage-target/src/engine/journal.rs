@@ -72,7 +72,7 @@ impl Journal {
         sequence: u64,
         replay_bytes: u64,
     ) -> io::Result<Self> {
-        let (segment, segment_path) = create_segment(dir, identity, sequence + 1)?;
+        let (segment, segment_path) = obtain_segment(dir, identity, sequence + 1, None)?;
         // The header tells the next start under which boot this run was, so it must be there.
         segment.sync_all()?;
         sync_directory(dir)?;
@@ -136,7 +136,8 @@ impl Journal {
         if self.offset == SEGMENT_HEADER_LEN as u64 {
             return Ok(());
         }
-        let (segment, path) = create_segment(&self.dir, self.identity, self.sequence + 1)?;
+        let present = Some(self.segment_path.as_path());
+        let (segment, path) = obtain_segment(&self.dir, self.identity, self.sequence + 1, present)?;
         let full = std::mem::replace(&mut self.segment, segment);
         self.segment_path = path;
         self.offset = SEGMENT_HEADER_LEN as u64;
@@ -219,16 +220,52 @@ pub(super) fn numbered_files(dir: &Path, extension: &str) -> io::Result<Vec<(u64
     Ok(files)
 }
 
+/// Creates a segment, also when the file system is full: then older segments give up the space
+/// that they were given and have not used, and the new one may get less. A full target can so be
+/// started, and emptied, however often it is killed. The segment in use keeps its reserve.
+fn obtain_segment(
+    dir: &Path,
+    identity: Identity,
+    first_sequence: u64,
+    in_use: Option<&Path>,
+) -> io::Result<(Arc<File>, PathBuf)> {
+    let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+    let mut outcome = create_segment(dir, identity, first_sequence, SEGMENT_LEN);
+    for len in [SEGMENT_LEN, SEGMENT_LEN / 4, RESERVE_LEN, RESERVE_LEN / 16] {
+        match &outcome {
+            Err(error) if full(error) => {}
+            _ => break,
+        }
+        trim_segments(dir, in_use)?;
+        outcome = create_segment(dir, identity, first_sequence, len);
+        if outcome.is_ok() {
+            tracing::warn!(dir = %dir.display(), len, "the disk is full; a short journal segment");
+        }
+    }
+    outcome
+}
+
+/// Gives back the space behind the end of each segment but the one in use.
+fn trim_segments(dir: &Path, in_use: Option<&Path>) -> io::Result<()> {
+    let old = |(_, path): &(u64, PathBuf)| Some(path.as_path()) != in_use;
+    for (_, path) in numbered_files(dir, "log")?.into_iter().filter(old) {
+        let file = OpenOptions::new().write(true).open(path)?;
+        file.set_len(file.metadata()?.len())?;
+    }
+    Ok(())
+}
+
 fn create_segment(
     dir: &Path,
     identity: Identity,
     first_sequence: u64,
+    len: u64,
 ) -> io::Result<(Arc<File>, PathBuf)> {
     let path = segment_path(dir, first_sequence);
     // A segment of this name can only be one that a stop left without a record.
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path)?;
-    let filled = match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, SEGMENT_LEN) {
+    let filled = match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len) {
         Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         other => other.map_err(io::Error::from),
     };
