@@ -223,8 +223,12 @@ pub(crate) const MTU_MIN: u16 = 1200;
 /// Sizes from 16,384 trip an assertion in quinn.
 pub(crate) const MTU_JUMBO: u16 = 8900;
 
-/// The largest payload that a node accepts.
+/// The largest payload that the settings may name.
 pub(crate) const MTU_MAX: u16 = 9000;
+
+/// What loopback carries in one piece, with room below quinn's limit of 16,384: two daemons of one
+/// host spend less on packets. It is also the largest payload that a node accepts.
+pub(crate) const MTU_LOOPBACK: u16 = 16_000;
 
 const KIB: u32 = 1024;
 const MIB: u32 = 1024 * 1024;

@@ -2,8 +2,8 @@
 //!
 //! quinn joins up to 10 datagrams into one send (GSO). Ten times a jumbo datagram is more than
 //! UDP's 65,507 bytes; the kernel answers EMSGSIZE, which is swallowed, and the connection hangs or
-//! crawls (measured: 0.3-0.5 GB/s instead of 2.1). [`CappedSocket`] therefore tells quinn to join
-//! no more than fit.
+//! crawls (measured: 0.3-0.5 GB/s instead of 2.1). [`CappedSocket`] therefore sends what quinn has
+//! joined in as many parts as it takes.
 
 use std::{
     fmt,
@@ -43,18 +43,17 @@ pub(crate) fn open(address: SocketAddr, buffer_bytes: u32, shared: bool) -> io::
     Ok(socket.into())
 }
 
-/// A socket that never joins more datagrams of `payload_max` bytes than UDP can carry.
+/// A socket that never joins more datagrams than UDP can carry.
 pub(crate) struct CappedSocket {
     inner: Arc<dyn AsyncUdpSocket>,
-    send_segments_max: usize,
     receive_segments_max: usize,
 }
 
 impl CappedSocket {
+    /// Datagrams that arrive have `payload_max` bytes at most.
     pub(crate) fn new(inner: Arc<dyn AsyncUdpSocket>, payload_max: u16) -> Self {
         let payload = usize::from(payload_max);
         Self {
-            send_segments_max: (UDP_PAYLOAD_MAX / payload).max(1),
             // quinn allocates this many times the payload per receive slot, though the kernel
             // joins at most 64 KiB; without the limit an endpoint takes 18 MiB for it.
             receive_segments_max: (64 * 1024_usize).div_ceil(payload),
@@ -63,13 +62,30 @@ impl CappedSocket {
     }
 }
 
+/// Bytes of each part of a batch of `len` bytes in datagrams of `segment` bytes: as few parts as UDP
+/// allows, of about the same length.
+fn part_len(len: usize, segment: usize) -> usize {
+    assert!(segment > 0, "a datagram has bytes");
+    let segments = len.div_ceil(segment);
+    let fitting = (UDP_PAYLOAD_MAX / segment).max(1);
+    segments.div_ceil(segments.div_ceil(fitting).max(1)) * segment
+}
+
 impl AsyncUdpSocket for CappedSocket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
         Arc::clone(&self.inner).create_io_poller()
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        self.inner.try_send(transmit)
+        let Some(segment) = transmit.segment_size else { return self.inner.try_send(transmit) };
+        let part = part_len(transmit.contents.len(), segment);
+        for contents in transmit.contents.chunks(part.max(1)) {
+            let segment_size = (contents.len() > segment).then_some(segment);
+            // When a later part finds the socket full, quinn sends all of it again: the peer drops
+            // datagrams that it has seen.
+            self.inner.try_send(&Transmit { contents, segment_size, ..*transmit })?;
+        }
+        Ok(())
     }
 
     fn poll_recv(
@@ -86,7 +102,7 @@ impl AsyncUdpSocket for CappedSocket {
     }
 
     fn max_transmit_segments(&self) -> usize {
-        self.inner.max_transmit_segments().min(self.send_segments_max)
+        self.inner.max_transmit_segments()
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -101,10 +117,28 @@ impl AsyncUdpSocket for CappedSocket {
 impl fmt::Debug for CappedSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CappedSocket")
-            .field("send_segments_max", &self.send_segments_max)
             .finish_non_exhaustive()
     }
 }
 
 /// The most that one UDP send can carry over IPv4.
 const UDP_PAYLOAD_MAX: usize = 65_507;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_goes_out_in_the_fewest_parts_that_udp_carries() {
+        assert_eq!(part_len(10 * 1452, 1452), 10 * 1452, "all at once");
+        assert_eq!(part_len(10 * 8900, 8900), 5 * 8900, "two of the same length");
+        assert_eq!(part_len(10 * 16_000, 16_000), 4 * 16_000, "three");
+        assert_eq!(part_len(9 * 8900 + 17, 8900), 5 * 8900, "the last datagram may be short");
+        for segment in [1, 1200, 8900, 16_000, 65_507] {
+            for segments in 1..=10 {
+                let part = part_len(segments * segment, segment);
+                assert!(part <= UDP_PAYLOAD_MAX && part.is_multiple_of(segment), "{part}");
+            }
+        }
+    }
+}
