@@ -116,8 +116,7 @@ impl AsyncUdpSocket for CappedSocket {
 
 impl fmt::Debug for CappedSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CappedSocket")
-            .finish_non_exhaustive()
+        f.debug_struct("CappedSocket").finish_non_exhaustive()
     }
 }
 
