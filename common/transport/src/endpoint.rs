@@ -8,12 +8,12 @@
 //! the endpoint's own.
 //!
 //! # Figures
-//! Over loopback at MTU 8900 (16,000 now), client and server one process each on a 2-core AMD EPYC virtual
-//! machine, this workspace's development profile, other builds running beside it. 1 MiB replies, 8
-//! to 32 in flight: 3.5 GB/s at 0.28 CPU-seconds per GB at the client; one at a time: 2.6 GB/s; 1
-//! MiB bodies to the server: 3.2 GB/s. At a load of 15 the same took 0.45 CPU-seconds per GB at
-//! each end and gave 0.8 GB/s. Small requests: 98 us one at a time, 117,000 per second with 64 in
-//! flight. The server took 20 MiB of resident memory.
+//! Over loopback at MTU 8900 (16,000 now), client and server one process each on a 2-core AMD EPYC
+//! virtual machine, this workspace's development profile, other builds running beside it. 1 MiB
+//! replies, 8 to 32 in flight: 3.5 GB/s at 0.28 CPU-seconds per GB at the client; one at a time:
+//! 2.6 GB/s; 1 MiB bodies to the server: 3.2 GB/s. At a load of 15 the same took 0.45 CPU-seconds
+//! per GB at each end and gave 0.8 GB/s. Small requests: 98 us one at a time, 117,000 per second
+//! with 64 in flight. The server took 20 MiB of resident memory.
 
 use std::{
     fmt, io,

@@ -62,8 +62,8 @@ impl CappedSocket {
     }
 }
 
-/// Bytes of each part of a batch of `len` bytes in datagrams of `segment` bytes: as few parts as UDP
-/// allows, of about the same length.
+/// Bytes of each part of a batch of `len` bytes in datagrams of `segment` bytes: as few parts as
+/// UDP allows, of about the same length.
 fn part_len(len: usize, segment: usize) -> usize {
     assert!(segment > 0, "a datagram has bytes");
     let segments = len.div_ceil(segment);
