@@ -7,6 +7,7 @@ The sequence of crashes follows from the seed.
 import argparse
 import concurrent.futures
 import datetime
+import itertools
 import os
 import pathlib
 import platform
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 
 from cluster import Cluster
@@ -150,7 +152,8 @@ def write_report(path, lines, seed):
     """Replaces what stands between the marks, or appends it."""
     text = path.read_text()
     today = datetime.date.today().isoformat()
-    body = "\n".join(f"- {line}" for line in lines)
+    wrapped = (textwrap.wrap(f"- {line}", 100, subsequent_indent="  ") for line in lines)
+    body = "\n".join(itertools.chain.from_iterable(wrapped))
     machine = f"{os.cpu_count()} CPUs, kernel {platform.release()}"
     what = f"On {today}, commit {commit()}, seed {seed}, {machine}:"
     section = f"{BEGIN}\n\n{what}\n\n{body}\n\n{END}"
