@@ -154,7 +154,8 @@ def write_report(path, lines, seed):
     today = datetime.date.today().isoformat()
     wrapped = (textwrap.wrap(f"- {line}", 100, subsequent_indent="  ") for line in lines)
     body = "\n".join(itertools.chain.from_iterable(wrapped))
-    machine = f"{os.cpu_count()} CPUs, kernel {platform.release().split("-")[0]}"
+    kernel, _, _ = platform.release().partition("-")
+    machine = f"{os.cpu_count()} CPUs, kernel {kernel}"
     what = f"On {today}, commit {commit()}, seed {seed}, {machine}:"
     section = f"{BEGIN}\n\n{what}\n\n{body}\n\n{END}"
     if BEGIN in text and END in text:
