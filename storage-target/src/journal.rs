@@ -117,6 +117,10 @@ struct State {
     used_pages: u64,
     /// Every record below is durable.
     durable_end: u64,
+    /// Every record below is durable, and the newest batch on the device says so.
+    carried_end: u64,
+    /// The same, of the newest batch that is durable itself.
+    announced_end: u64,
     failed: bool,
 }
 
@@ -135,6 +139,8 @@ impl Journal {
             tail: start.page,
             used_pages: options.ring.distance(start.page, replayed.end.page),
             durable_end: replayed.committed_end,
+            carried_end: replayed.committed_end,
+            announced_end: replayed.committed_end,
             failed: false,
         };
         let shared = Shared {
@@ -214,11 +220,30 @@ impl Journal {
         state.head.sequence + state.pending.len() as u64
     }
 
+    /// Every record below is durable.
+    #[must_use]
+    pub fn durable_end(&self) -> u64 {
+        self.shared.state().durable_end
+    }
+
+    /// Every record below is durable, and a batch that is durable itself says so: a later start
+    /// takes these records for certain, and looks at nothing that they have replaced.
+    #[must_use]
+    pub fn announced_end(&self) -> u64 {
+        self.shared.state().announced_end
+    }
+
     /// Gives back the ring before `position`, which the owner has stored durably.
     pub fn release(&self, position: Position) {
         let mut state = self.shared.state();
         state.tail = position.page;
         state.used_pages = self.shared.options.ring.distance(position.page, state.head.page);
+    }
+
+    /// Pages of the whole ring.
+    #[must_use]
+    pub fn ring_pages(&self) -> u64 {
+        self.shared.options.ring.pages
     }
 
     /// Pages of the ring that are needed at a start.
@@ -264,6 +289,7 @@ impl Shared {
             previous: checksum,
         };
         state.head = head;
+        state.carried_end = committed + 1;
         state.used_pages = ring.distance(state.tail, head.page);
         Ok(())
     }
@@ -279,7 +305,10 @@ impl Shared {
             (state.head.sequence + state.pending.len() as u64).saturating_sub(1)
         };
         self.write(newest.max(sequence)).await?;
-        let written_end = self.state().written_end()?;
+        let (written_end, carried_end) = {
+            let state = self.state();
+            (state.written_end()?, state.carried_end)
+        };
         let synced = self.options.disk.sync().await;
         let mut state = self.state();
         if let Err(error) = synced {
@@ -287,6 +316,7 @@ impl Shared {
             return Err(error.into());
         }
         state.durable_end = state.durable_end.max(written_end);
+        state.announced_end = state.announced_end.max(carried_end);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::{io, sync::Arc};
 
 use millrace_types::{ChunkKey, ErrorKind, Failure};
 
-use crate::disk::DiskError;
+use crate::{disk::DiskError, index::IndexError, journal::JournalError};
 
 /// Why a request to the engine failed. Cheap to clone, because one read serves several callers.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -18,6 +18,9 @@ pub enum EngineError {
     /// The journal cannot be written.
     #[error("the journal cannot be written: {0}")]
     Journal(Arc<io::Error>),
+    /// The index on disk cannot be read or written.
+    #[error(transparent)]
+    Index(Arc<IndexError>),
     /// Bytes on disk do not match their checksum.
     #[error("block {block} of chunk {key} does not match its checksum")]
     Corrupt {
@@ -61,6 +64,12 @@ impl EngineError {
             Self::NoSpace => ErrorKind::NoSpace,
             Self::Disk(error) => error.kind(),
             Self::Journal(_) => ErrorKind::Disk,
+            Self::Index(error) => match &**error {
+                IndexError::Disk(error) => error.kind(),
+                IndexError::Full => ErrorKind::NoSpace,
+                IndexError::Damaged { .. } | IndexError::NoIndex { .. } => ErrorKind::Corrupt,
+                IndexError::Uncertain => ErrorKind::Disk,
+            },
             Self::Corrupt { .. } | Self::Damaged => ErrorKind::Corrupt,
             Self::NeedsFill { .. } => ErrorKind::Internal,
             Self::StaleEpoch => ErrorKind::StaleEpoch,
@@ -83,6 +92,21 @@ impl From<DiskError> for EngineError {
         match error {
             DiskError::NoSpace => Self::NoSpace,
             other => Self::Disk(Arc::new(other)),
+        }
+    }
+}
+
+impl From<IndexError> for EngineError {
+    fn from(error: IndexError) -> Self {
+        Self::Index(Arc::new(error))
+    }
+}
+
+impl From<JournalError> for EngineError {
+    fn from(error: JournalError) -> Self {
+        match error {
+            JournalError::Disk(error) => Self::Disk(error),
+            other => Self::Journal(Arc::new(io::Error::other(other))),
         }
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 /// Who holds which blocks.
 #[derive(Clone, Debug, Default)]
-pub(super) struct BlockLocks {
+pub(crate) struct BlockLocks {
     held: Arc<Mutex<HashMap<ChunkKey, Vec<Held>>>>,
 }
 
@@ -27,7 +27,7 @@ struct Held {
 
 impl BlockLocks {
     /// Waits until no other holder has any of `blocks`. May be dropped at its await.
-    pub(super) async fn lock(&self, key: ChunkKey, blocks: RangeInclusive<u16>) -> BlockGuard {
+    pub(crate) async fn lock(&self, key: ChunkKey, blocks: RangeInclusive<u16>) -> BlockGuard {
         loop {
             let conflict = {
                 let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +52,7 @@ fn overlap(left: &RangeInclusive<u16>, right: &RangeInclusive<u16>) -> bool {
 
 /// Holds blocks until dropped.
 #[derive(Debug)]
-pub(super) struct BlockGuard {
+pub(crate) struct BlockGuard {
     locks: BlockLocks,
     key: ChunkKey,
     released: Arc<Notify>,

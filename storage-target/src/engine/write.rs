@@ -41,7 +41,7 @@ impl Authority {
         Self(Some(Arc::new(stands)))
     }
 
-    fn stands(&self) -> bool {
+    pub(crate) fn stands(&self) -> bool {
         self.0.as_ref().is_none_or(|stands| stands())
     }
 }
