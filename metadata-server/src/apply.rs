@@ -36,6 +36,8 @@ mod set_attributes;
 mod transaction;
 mod xattr;
 
+#[cfg(test)]
+pub(crate) use cluster::GROUPS_PER_TARGET;
 pub(crate) use orphan::POSITION_BITS;
 use transaction::Transaction;
 

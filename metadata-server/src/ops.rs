@@ -7,6 +7,8 @@
 //! What the peer's certificate allows is enforced here: its subtree and its root squash. POSIX
 //! permissions of changes are checked by [`crate::apply`], of reads here.
 
+use std::time::Duration;
+
 use millrace_protocol::{
     capability::Rights,
     metadata::{FileKind, InodeReply},
@@ -90,6 +92,9 @@ pub struct Client {
     pub settled: Vec<Need>,
 }
 
+/// How long a client that is too far ahead of its oldest operation waits before it tries again.
+const SPAN_PAUSE: Duration = Duration::from_millis(100);
+
 /// The user that a squashed root becomes: Linux's overflow user.
 const NOBODY: u32 = 65_534;
 
@@ -155,12 +160,27 @@ impl Client {
         }
     }
 
-    /// Checks that the session of an operation was opened from this node.
+    /// Checks that the session of an operation was opened from this node, and that its number is
+    /// near enough to the lowest that the client waits for.
     ///
     /// # Errors
-    /// [`ErrorKind::SessionGone`].
+    /// [`ErrorKind::SessionGone`]; [`ErrorKind::Busy`] past [`Operation::SPAN_MAX`].
     pub fn own(&self, core: &mut Core, operation: Operation) -> Result<(), Failure> {
-        self.own_session(core, operation.session)
+        self.own_session(core, operation.session)?;
+        if operation.is_within_span() {
+            return Ok(());
+        }
+        // Here and not in apply: a log from before this bound still replays. What is refused is
+        // never logged, so that the log decides all the same what the store holds.
+        let text = format!(
+            "operation {} is {} or more numbers past {}, which {} still waits for: that one must \
+             be answered or given up first",
+            operation.sequence,
+            Operation::SPAN_MAX,
+            operation.lowest_pending,
+            operation.session,
+        );
+        Err(Failure::new(ErrorKind::Busy, text).retry_after(SPAN_PAUSE))
     }
 
     /// Checks that a session was opened from this node.

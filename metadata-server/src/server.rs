@@ -5,7 +5,7 @@
 //!
 //! Modules: `roles` (who may send what), `environment` (what hydration gets from the server).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use millrace_protocol::{
@@ -14,6 +14,7 @@ use millrace_protocol::{
 };
 use millrace_transport::{IncomingCall, Service};
 use millrace_types::{ErrorKind, Failure, LogIndex};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     engine::{Core, Handle},
@@ -38,6 +39,8 @@ pub struct MetadataService {
     trims: Trims,
     /// Where work runs that goes on when its caller gives up.
     background: tokio::runtime::Handle,
+    /// Bounds that work.
+    rooms: Arc<Semaphore>,
     metrics: ServerMetrics,
 }
 
@@ -57,6 +60,15 @@ type Operation<R> = fn(&mut Core, &Client, &R) -> Result<Step<<R as Request>::Re
 /// that others change the same names all the time.
 const NEEDS_MAX: usize = 16;
 
+/// How long an operation waits for a bucket in one attempt. A client that hears then that nothing
+/// was executed gives it a new number, so that those that overtake it are not held up: see
+/// [`session::Operation::SPAN_MAX`].
+const BUCKET_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Requests that wait for buckets and targets at the same time, with those whose callers gave up:
+/// as many as wait for the engine. Each holds a few KiB.
+const BACKGROUND_MAX: usize = 4096;
+
 /// Reads something that others act on, with the log index that must be synced before the answer.
 type SyncedRead<R> =
     fn(&mut Core, &Client, &R) -> Result<(<R as Request>::Reply, LogIndex), Failure>;
@@ -71,7 +83,8 @@ impl MetadataService {
         background: tokio::runtime::Handle,
         metrics: ServerMetrics,
     ) -> Self {
-        Self { engine, hydration, trims, background, metrics }
+        let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
+        Self { engine, hydration, trims, background, rooms, metrics }
     }
 
     /// Runs an operation until it is done, and answers.
@@ -99,6 +112,7 @@ impl MetadataService {
     where
         R: Request + Sync,
     {
+        let mut trimmed = false;
         for _ in 0..NEEDS_MAX {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());
             let work = move |core: &mut Core| operation(core, &caller, &of_turn);
@@ -110,20 +124,34 @@ impl MetadataService {
                 Step::Done(reply) => return Ok(reply),
                 Step::Need(need) => {
                     self.settle(need.clone(), 0).await?;
+                    trimmed |= matches!(need, Need::Trim(_));
                     if !matches!(need, Need::Trim(_)) {
                         client.settled.push(need);
                     }
                 }
             }
         }
-        Err(ErrorKind::Busy.into())
+        // Only who was certainly not executed is told that the server is busy.
+        Err(if trimmed { ErrorKind::Unavailable } else { ErrorKind::Busy }.into())
     }
 
     /// Has something happen that an operation needs. Goes on in the background when the caller
     /// gives up.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when a bucket keeps the operation, which is not executed yet, waiting
+    /// for [`BUCKET_WAIT_MAX`]; those of the bucket and the targets.
     async fn settle(&self, need: Need, cookie: u64) -> Result<(), Failure> {
+        let waits = matches!(need, Need::Trim(_));
+        let listing = matches!(need, Need::Listing(_));
+        let room = self.room().map_err(|failure| match waits {
+            // The operation may have been executed.
+            true => Failure { kind: ErrorKind::Unavailable, ..failure },
+            false => failure,
+        })?;
         let (hydration, trims) = (self.hydration.clone(), self.trims.clone());
         let work = async move {
+            let _room = room;
             match need {
                 Need::Name { directory, name } => hydration.before_lookup(directory, &name).await,
                 Need::Listing(directory) => match hydration.before_list(directory, cookie).await? {
@@ -137,8 +165,29 @@ impl MetadataService {
                 Need::Trim(inode) => trims.settle(inode).await,
             }
         };
-        self.background.spawn(work).await.unwrap_or_else(|error| {
+        let mut task = self.background.spawn(work);
+        let ended = if waits {
+            task.await
+        } else {
+            let Ok(ended) = tokio::time::timeout(BUCKET_WAIT_MAX, &mut task).await else {
+                if listing {
+                    // The listing itself goes on: this only waited for it.
+                    task.abort();
+                }
+                let text = "the bucket has not answered yet; it goes on being asked";
+                return Err(Failure::new(ErrorKind::Busy, text));
+            };
+            ended
+        };
+        ended.unwrap_or_else(|error| {
             Err(Failure::new(ErrorKind::Internal, format!("background work failed: {error}")))
+        })
+    }
+
+    /// A place for work in the background.
+    fn room(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        Arc::clone(&self.rooms).try_acquire_owned().map_err(|_| {
+            Failure::new(ErrorKind::Busy, "too many requests wait for buckets and targets")
         })
     }
 

@@ -64,7 +64,7 @@ impl Cluster {
     where
         R: Request<Reply: Indexed> + Sync,
     {
-        let number = self.operations.begin();
+        let mut number = self.operations.begin();
         let mut session = self.session();
         let mut sent_without_answer = false;
         let mut attempts = self.patience.begin(Instant::now());
@@ -87,7 +87,11 @@ impl Cluster {
                 session = self.session();
                 continue;
             }
-            sent_without_answer |= failure.kind != ErrorKind::Busy;
+            if failure.kind != ErrorKind::Busy {
+                sent_without_answer = true;
+            } else if !sent_without_answer {
+                number.renew();
+            }
             self.metrics.retries.inc();
             tokio::time::sleep(attempts.handle_failure(failure, Instant::now())?).await;
         }

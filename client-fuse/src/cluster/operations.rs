@@ -40,6 +40,17 @@ impl Numbers {
 }
 
 impl Number {
+    /// Takes the next number instead: of a mutation that was certainly not executed. However long
+    /// that one has to be tried, it does not hold back the mark of those that overtake it, which
+    /// the server lets run ahead by [`Operation::SPAN_MAX`] only.
+    pub(crate) fn renew(&mut self) {
+        let mut pending = lock(&self.shared);
+        pending.out.remove(&self.value);
+        pending.last += 1;
+        self.value = pending.last;
+        pending.out.insert(self.value);
+    }
+
     /// It names a mutation of `session` at the metadata server.
     pub(crate) fn operation(&self, session: SessionId) -> Operation {
         Operation { session, sequence: self.value, lowest_pending: self.lowest_pending() }
@@ -83,5 +94,20 @@ mod tests {
         assert_eq!(second.write(), (WriteNumber(2), WriteNumber(2)));
         drop(second);
         assert_eq!(numbers.begin().operation(session).lowest_pending, 3);
+    }
+
+    #[test]
+    fn what_is_tried_for_long_and_never_executed_holds_nobody_back() {
+        let numbers = Numbers::default();
+        let session = SessionId(9);
+        let mut slow = numbers.begin();
+        for _ in 0..2 * Operation::SPAN_MAX {
+            let quick = numbers.begin();
+            if !quick.operation(session).is_within_span() {
+                slow.renew();
+            }
+            assert!(quick.operation(session).is_within_span());
+            assert!(slow.operation(session).is_within_span());
+        }
     }
 }

@@ -71,7 +71,8 @@ pub struct HelloReply {
     pub map_epoch: MapEpoch,
 }
 
-/// Begins a session for one mount.
+/// Begins a session for one mount. Answered [`ErrorKind::Busy`](millrace_types::ErrorKind::Busy)
+/// while the host has [`SESSIONS_PER_HOST_MAX`] sessions, or the cluster [`SESSIONS_MAX`].
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct OpenSession {
     /// A random number drawn by the caller: the same request again gives the same session.
@@ -79,6 +80,14 @@ pub struct OpenSession {
     /// The host's name, for people; at most 255 bytes.
     pub host_name: String,
 }
+
+/// Sessions of one host: as many as the connections that a server holds for it by default, of which
+/// each mount needs one. A node of Kubernetes runs 110 pods by default, so that a mount for each of
+/// them, and another for each that was just killed and whose lease has not run out, fit.
+pub const SESSIONS_PER_HOST_MAX: usize = 256;
+
+/// Sessions in all: 16 mounts on each of 1,000 hosts.
+pub const SESSIONS_MAX: usize = 16_384;
 
 /// Renews the ticket; answered [`ErrorKind::SessionGone`](millrace_types::ErrorKind::SessionGone)
 /// when the session has ended.
@@ -152,4 +161,22 @@ pub struct Operation {
     pub sequence: u64,
     /// The lowest sequence whose answer the client still waits for; older outcomes are forgotten.
     pub lowest_pending: u64,
+}
+
+impl Operation {
+    /// A sequence number lies by less than this above the lowest that is pending; a request beyond
+    /// is answered [`ErrorKind::Busy`](millrace_types::ErrorKind::Busy) and not executed. So the
+    /// server keeps this many outcomes of a session at most, of about 80 bytes each.
+    ///
+    /// A connection carries at most 1,024 requests at once, so that only an operation that is
+    /// overtaken for long comes near it. It holds what a mount finishes (up to 5,000 operations a
+    /// second) during the 10 s after which the server answers `Busy` to an operation that waits for
+    /// a bucket; a client gives such a one, which was not executed, a new number.
+    pub const SPAN_MAX: u64 = 65_536;
+
+    /// Whether the sequence number is as near to the lowest pending one as it has to be.
+    #[must_use]
+    pub fn is_within_span(&self) -> bool {
+        self.sequence.saturating_sub(self.lowest_pending) < Self::SPAN_MAX
+    }
 }

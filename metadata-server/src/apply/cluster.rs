@@ -105,7 +105,7 @@ fn join(tx: &mut Transaction<'_>, targets: &[TargetId]) -> Result<(), ApplyError
 }
 
 /// So many groups does a target bring: enough that growth can move small shares of it.
-const GROUPS_PER_TARGET: u32 = 64;
+pub(crate) const GROUPS_PER_TARGET: u32 = 64;
 
 /// The newest key and the one before it verify.
 const KEYS_KEPT: u32 = 2;

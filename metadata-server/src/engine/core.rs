@@ -277,15 +277,32 @@ impl Core {
         if self.broken.is_some() {
             return Ok(());
         }
+        self.end_dead_sessions()?;
+        let now = self.now();
+        if now > self.declared_by && self.readers.handle_declared() {
+            self.drop_undeclared_readers()?;
+        }
+        self.rotate_key(now)
+    }
+
+    /// Ends every session whose lease ran out, the oldest first.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn end_dead_sessions(&mut self) -> Result<(), Failure> {
         let now = self.now();
         while let Some(session) = self.expiry.poll_dead(now) {
             tracing::warn!(%session, "session ended: its lease ran out");
             self.end_session(session)?;
         }
-        if now > self.declared_by && self.readers.handle_declared() {
-            self.drop_undeclared_readers()?;
-        }
-        self.rotate_key(now)
+        Ok(())
+    }
+
+    /// How many sessions the host has, and how many there are.
+    #[must_use]
+    pub fn session_counts(&self, host: HostId) -> (usize, usize) {
+        let of_host = self.sessions_by_nonce.keys().filter(|(of, _)| *of == host).count();
+        (of_host, self.sessions_by_nonce.len())
     }
 
     /// Ends a session and everything it holds.
@@ -367,6 +384,12 @@ impl Core {
     #[must_use]
     pub fn lease(&self) -> Duration {
         self.settings.lease
+    }
+
+    /// How long a session stands after its last renewal.
+    #[must_use]
+    pub fn session_end(&self) -> Duration {
+        self.settings.lease + self.settings.clock_error
     }
 
     /// The cluster that the log belongs to.

@@ -52,6 +52,13 @@ mod probe;
 /// Listings that run at the same time. Each asks for one page after another.
 const LISTINGS_MAX: usize = 16;
 
+/// Listings that run or wait for their turn: who looks names up in a million directories would
+/// otherwise queue as many. Each costs a task of a few KiB.
+const LISTINGS_WAITING_MAX: usize = 4096;
+
+/// How long who needs one more listing waits before asking again.
+const LISTINGS_PAUSE: Duration = Duration::from_millis(250);
+
 /// Names that are asked for alone at the same time.
 const PROBES_MAX: usize = 64;
 
@@ -127,7 +134,10 @@ impl<E: Environment> Importer<E> {
             Ok(Some(linked).filter(|_| !exists))
         });
         let Some(linked) = known.await? else { return Ok(()) };
-        let mut listing = self.listing(&linked);
+        let Ok(mut listing) = self.listing(&linked) else {
+            // Too many directories are being listed: this one has its turn with a later look.
+            return self.probe(&linked, name).await;
+        };
         tokio::select! {
             probed = self.probe(&linked, name) => probed,
             // Whichever is first: a small directory is listed as fast as a name is found.
@@ -156,7 +166,7 @@ impl<E: Environment> Importer<E> {
                 Ok((linked, !behind.is_empty()))
             });
             let (Some(linked), behind) = found.await? else { return Ok(Listing::Complete) };
-            let mut listing = self.listing(&linked);
+            let mut listing = self.listing(&linked)?;
             let now = listing.borrow_and_update().clone();
             if let Listing::Growing(count) = now {
                 if behind {
@@ -211,7 +221,13 @@ impl<E: Environment> Importer<E> {
     }
 
     async fn wait_for(self: &Arc<Self>, linked: &Linked) -> Result<(), Failure> {
-        let mut listing = self.listing(linked);
+        // A walk has time: it waits for its turn.
+        let mut listing = loop {
+            match self.listing(linked) {
+                Ok(listing) => break listing,
+                Err(_) => tokio::time::sleep(LISTINGS_PAUSE).await,
+            }
+        };
         match finished(&mut listing).await {
             Listing::Complete => Ok(()),
             Listing::Failed(failure) => Err(failure),
@@ -220,10 +236,17 @@ impl<E: Environment> Importer<E> {
     }
 
     /// The listing of a directory: the one that runs, or a new one.
-    fn listing(self: &Arc<Self>, linked: &Linked) -> watch::Receiver<Listing> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while [`LISTINGS_WAITING_MAX`] directories run or wait for their turn.
+    fn listing(self: &Arc<Self>, linked: &Linked) -> Result<watch::Receiver<Listing>, Failure> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(listing) = running.get(&linked.directory) {
-            return listing.clone();
+            return Ok(listing.clone());
+        }
+        if running.len() >= LISTINGS_WAITING_MAX {
+            let text = "too many directories wait for being listed";
+            return Err(Failure::new(ErrorKind::Busy, text).retry_after(LISTINGS_PAUSE));
         }
         let (sender, receiver) = watch::channel(Listing::Growing(0));
         running.insert(linked.directory, receiver.clone());
@@ -246,7 +269,7 @@ impl<E: Environment> Importer<E> {
             importer.forget(linked.directory);
             sender.send_replace(end);
         }));
-        receiver
+        Ok(receiver)
     }
 
     fn forget(&self, directory: InodeId) {

@@ -27,19 +27,27 @@ use crate::{
 /// The most entries of one reclaim batch.
 const RECLAIM_ENTRIES_MAX: usize = 4096;
 
+/// The most targets of a cluster, and the most daemons: their map travels in one message.
+const TARGETS_MAX: usize = 512;
+
+/// The longest host name that is kept, in bytes.
+const HOST_NAME_LEN_MAX: usize = 255;
+
 /// The most addresses of one daemon.
 const ADDRESSES_MAX: usize = 8;
 
 /// A daemon announces itself. The answer must wait for the sync: others act on the map.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] when the announcement makes no sense.
+/// [`ErrorKind::InvalidArgument`] when the announcement makes no sense; [`ErrorKind::NoSpace`] when
+/// the cluster map would become larger than a message.
 pub fn register(
     core: &mut Core,
     client: &Client,
     request: &RegisterHost,
 ) -> Result<Step<RegisterHostReply>, Failure> {
     check_registration(request)?;
+    check_room(core, client, request)?;
     for report in &request.targets {
         core.skip_inode_ids(report.inode_max)?;
     }
@@ -188,6 +196,9 @@ fn check_registration(request: &RegisterHost) -> Result<(), Failure> {
     if request.addresses.is_empty() || request.addresses.len() > ADDRESSES_MAX {
         return invalid("a daemon has 1 to 8 addresses");
     }
+    if request.host_name.len() > HOST_NAME_LEN_MAX {
+        return invalid("a host's name has at most 255 bytes");
+    }
     let parse = |address: &String| address.parse::<std::net::SocketAddr>().is_ok();
     if !request.addresses.iter().all(parse) {
         return invalid("an address is no ip:port");
@@ -199,6 +210,21 @@ fn check_registration(request: &RegisterHost) -> Result<(), Failure> {
         return invalid("a target is named twice");
     }
     Ok(())
+}
+
+/// Refuses targets and daemons that the cluster map cannot hold.
+fn check_room(core: &Core, client: &Client, request: &RegisterHost) -> Result<(), Failure> {
+    let map = core.map().0;
+    let is_new = |id: TargetId| map.targets.iter().all(|target| target.id != id);
+    let joining = request.targets.iter().filter(|report| is_new(report.id)).count();
+    let new_host = map.hosts.iter().all(|host| host.id != client.host);
+    let fits = map.targets.len() + joining <= TARGETS_MAX
+        && map.hosts.len() + usize::from(new_host) <= TARGETS_MAX;
+    if fits {
+        return Ok(());
+    }
+    let text = format!("a cluster has at most {TARGETS_MAX} targets, with those that are gone");
+    Err(Failure::new(ErrorKind::NoSpace, text))
 }
 
 fn check_own_target(core: &mut Core, client: &Client, target: TargetId) -> Result<(), Failure> {
@@ -241,4 +267,40 @@ fn news(core: &mut Core, client: &Client) -> Result<HeartbeatReply, Failure> {
         links_version: core.file_system()?.links_version,
         reclaim_waiting,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::{
+        cluster::{Group, Host, Pool, Target},
+        codec::{self, MESSAGE_LEN_MAX},
+    };
+    use millrace_types::{GroupEpoch, HostId, MapEpoch};
+
+    use super::*;
+    use crate::apply::GROUPS_PER_TARGET;
+
+    #[test]
+    fn the_map_of_the_largest_cluster_fits_into_a_message() {
+        let numbers = 0..u8::try_from(TARGETS_MAX / 2 - 1).unwrap();
+        let hosts = numbers.clone().cycle().take(TARGETS_MAX).map(|number| Host {
+            id: HostId([number; 16]),
+            name: "n".repeat(64),
+            addresses: vec!["[2001:0db8:85a3:0000:0000:8a2e:0370:7334]:65535".to_owned(); 2],
+        });
+        let targets = numbers
+            .cycle()
+            .take(TARGETS_MAX)
+            .map(|number| Target { id: TargetId([number; 8]), host: HostId([number; 16]) });
+        let group = Group { epoch: GroupEpoch(1), targets: vec![TargetId([1; 8])] };
+        let groups = vec![group; TARGETS_MAX * GROUPS_PER_TARGET as usize];
+        let map = Map {
+            epoch: MapEpoch(1),
+            hosts: hosts.collect(),
+            targets: targets.collect(),
+            pools: vec![Pool { id: millrace_types::PoolId(0), name: "default".to_owned(), groups }],
+        };
+        let len = codec::encode(&map).len();
+        assert!(len <= MESSAGE_LEN_MAX, "{len} bytes");
+    }
 }

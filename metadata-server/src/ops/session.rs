@@ -1,9 +1,12 @@
 //! Sessions: hello, opening, renewing, ending.
 
+use std::time::Duration;
+
 use millrace_protocol::session::{
-    CloseSession, Done, Hello, HelloReply, OpenSession, RenewTicket, SessionReply, Ticket,
+    CloseSession, Done, Hello, HelloReply, OpenSession, RenewTicket, SESSIONS_MAX,
+    SESSIONS_PER_HOST_MAX, SessionReply, Ticket,
 };
-use millrace_types::{ErrorKind, Failure, SessionId};
+use millrace_types::{ErrorKind, Failure, HostId, SessionId};
 
 use super::{Client, Step, create::reused};
 use crate::{
@@ -34,7 +37,8 @@ pub fn hello(core: &mut Core, _: &Client, request: &Hello) -> Result<Step<HelloR
 /// Begins a session, or finds the one that the same request began.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for a host name that is too long.
+/// [`ErrorKind::InvalidArgument`] for a host name that is too long; [`ErrorKind::Busy`] while the
+/// host, or the cluster, has as many sessions as it may.
 pub fn open(
     core: &mut Core,
     client: &Client,
@@ -48,6 +52,7 @@ pub fn open(
     let session = match core.session_of(client.host, request.nonce) {
         Some(session) => session,
         None => {
+            check_room(core, client)?;
             let command = Command::OpenSession(command::OpenSession {
                 host: client.host,
                 host_name: request.host_name.clone(),
@@ -61,6 +66,32 @@ pub fn open(
     };
     ticket(core, client, session).map(Step::Done)
 }
+
+/// Makes sure that there is room for one more session: where there is none, those whose lease has
+/// run out go first, the oldest before the others.
+fn check_room(core: &mut Core, client: &Client) -> Result<(), Failure> {
+    let full = |core: &Core| full(client.host, core.session_counts(client.host));
+    if full(core).is_none() {
+        return Ok(());
+    }
+    core.end_dead_sessions()?;
+    let Some(text) = full(core) else { return Ok(()) };
+    let lease = core.session_end().as_secs();
+    let text = format!("{text}; those that were killed count for {lease} s at most");
+    Err(Failure::new(ErrorKind::Busy, text).retry_after(ROOM_PAUSE))
+}
+
+/// Why there is no room beside so many sessions of the host, and in all.
+fn full(host: HostId, (of_host, all): (usize, usize)) -> Option<String> {
+    if of_host >= SESSIONS_PER_HOST_MAX {
+        return Some(format!("host {host} has {of_host} mounts, which is the most: unmount some"));
+    }
+    (all >= SESSIONS_MAX)
+        .then(|| format!("the cluster has {all} mounts, which is the most: unmount some"))
+}
+
+/// How long a host without room for a session waits before it asks again.
+const ROOM_PAUSE: Duration = Duration::from_secs(1);
 
 /// Renews a session's ticket.
 ///
@@ -104,4 +135,17 @@ fn ticket(core: &mut Core, client: &Client, session: SessionId) -> Result<Sessio
         server_time: now,
         map_epoch: core.map().0.epoch,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_and_the_cluster_have_a_most_of_sessions() {
+        let host = HostId([1; 16]);
+        assert_eq!(full(host, (SESSIONS_PER_HOST_MAX - 1, SESSIONS_MAX - 1)), None);
+        assert!(full(host, (SESSIONS_PER_HOST_MAX, 300)).is_some_and(|text| text.contains("host")));
+        assert!(full(host, (0, SESSIONS_MAX)).is_some_and(|text| text.contains("cluster")));
+    }
 }

@@ -45,7 +45,11 @@ impl MetadataService {
     ) -> Result<R::Reply, Failure> {
         let mut request = call.decode::<R>()?;
         request.restrict(&client(call));
-        let work = request.answer(self.hydration.clone());
+        let (room, hydration) = (self.room()?, self.hydration.clone());
+        let work = async move {
+            let _room = room;
+            request.answer(hydration).await
+        };
         self.background.spawn(work).await.unwrap_or_else(|error| {
             Err(Failure::new(ErrorKind::Internal, format!("background work failed: {error}")))
         })

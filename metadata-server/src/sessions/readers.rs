@@ -10,6 +10,8 @@ use millrace_types::{ErrorKind, InodeId, SessionId};
 pub struct Readers {
     by_inode: HashMap<InodeId, BTreeMap<SessionId, u32>>,
     by_session: HashMap<SessionId, SessionReads>,
+    /// Pairs of a session and an inode.
+    opens: usize,
     /// Sessions from before a restart that have not had a lease's time to declare what they read.
     undeclared: BTreeSet<SessionId>,
 }
@@ -17,16 +19,19 @@ pub struct Readers {
 #[derive(Debug, Default)]
 struct SessionReads {
     inodes: BTreeSet<InodeId>,
-    /// Operations that were counted, so that a repeated one is not counted again.
+    /// Operations that were counted, so that a repeated one is not counted again. Those below
+    /// `lowest` nobody waits for.
     counted: BTreeSet<u64>,
+    lowest: u64,
 }
 
-/// What one session may have open for reading: above any host's limit of open files that was seen,
-/// and 100 MB of memory here for a thousand such hosts.
+/// What one session may have open for reading: as many as Linux lets one process have by far
+/// (`fs.nr_open`).
 const OPENS_MAX: usize = 1 << 20;
 
-/// Unanswered operations of one session at a time.
-const COUNTED_MAX: usize = 1 << 16;
+/// What all sessions together may have open for reading: 1,000 hosts with 4,000 files each. Costs
+/// 800 MB here if no two read the same file.
+const OPENS_OF_ALL_MAX: usize = 1 << 22;
 
 impl Readers {
     /// Starts after a restart with the sessions that were known before it.
@@ -38,16 +43,21 @@ impl Readers {
     /// Counts an open for reading once, however often the request arrives.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] past the limits.
+    /// [`ErrorKind::Busy`] past the limits; [`ErrorKind::InvalidArgument`] for an operation that
+    /// the client has said not to wait for any more.
     pub fn handle_open(&mut self, operation: Operation, inode: InodeId) -> Result<(), ErrorKind> {
         let reads = self.by_session.entry(operation.session).or_default();
-        if reads.inodes.len() >= OPENS_MAX {
-            return Err(ErrorKind::Busy);
-        }
-        if !reads.count(operation)? {
+        if reads.is_counted(operation)? {
             return Ok(());
         }
-        reads.inodes.insert(inode);
+        if !reads.inodes.contains(&inode) {
+            if reads.inodes.len() >= OPENS_MAX || self.opens >= OPENS_OF_ALL_MAX {
+                return Err(ErrorKind::Busy);
+            }
+            reads.inodes.insert(inode);
+            self.opens += 1;
+        }
+        reads.counted.insert(operation.sequence);
         let sessions = self.by_inode.entry(inode).or_default();
         let opens = sessions.entry(operation.session).or_default();
         *opens = opens.saturating_add(1);
@@ -57,16 +67,18 @@ impl Readers {
     /// Takes one open back; tells whether the session does not read the inode any more.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] past the limits.
+    /// [`ErrorKind::InvalidArgument`] as [`Self::handle_open`].
     pub fn handle_close(
         &mut self,
         operation: Operation,
         inode: InodeId,
     ) -> Result<bool, ErrorKind> {
         let session = operation.session;
-        if !self.by_session.entry(session).or_default().count(operation)? {
+        let reads = self.by_session.entry(session).or_default();
+        if reads.is_counted(operation)? {
             return Ok(!self.is_reading(session, inode));
         }
+        reads.counted.insert(operation.sequence);
         if let Some(sessions) = self.by_inode.get_mut(&inode) {
             if let Some(opens) = sessions.get_mut(&session) {
                 *opens = opens.saturating_sub(1);
@@ -79,8 +91,10 @@ impl Readers {
             }
         }
         let reading = self.is_reading(session, inode);
-        if let (false, Some(reads)) = (reading, self.by_session.get_mut(&session)) {
-            reads.inodes.remove(&inode);
+        if let (false, Some(reads)) = (reading, self.by_session.get_mut(&session))
+            && reads.inodes.remove(&inode)
+        {
+            self.opens -= 1;
         }
         Ok(!reading)
     }
@@ -91,6 +105,7 @@ impl Readers {
         let Some(reads) = self.by_session.remove(&session) else {
             return;
         };
+        self.opens -= reads.inodes.len();
         for inode in reads.inodes {
             if let Some(sessions) = self.by_inode.get_mut(&inode) {
                 sessions.remove(&session);
@@ -124,13 +139,17 @@ impl Readers {
 }
 
 impl SessionReads {
-    /// Whether the operation is a new one.
-    fn count(&mut self, operation: Operation) -> Result<bool, ErrorKind> {
-        self.counted = self.counted.split_off(&operation.lowest_pending);
-        if self.counted.len() >= COUNTED_MAX {
-            return Err(ErrorKind::Busy);
+    /// Whether the operation was counted before; forgets what nobody waits for any more. What stays
+    /// spans less than [`Operation::SPAN_MAX`] numbers, because each operation does.
+    fn is_counted(&mut self, operation: Operation) -> Result<bool, ErrorKind> {
+        if operation.lowest_pending > self.lowest {
+            self.lowest = operation.lowest_pending;
+            self.counted = self.counted.split_off(&self.lowest);
         }
-        Ok(self.counted.insert(operation.sequence))
+        if operation.sequence < self.lowest {
+            return Err(ErrorKind::InvalidArgument);
+        }
+        Ok(self.counted.contains(&operation.sequence))
     }
 }
 
@@ -154,6 +173,25 @@ mod tests {
         assert_eq!(readers.handle_close(operation(4), inode), Ok(true));
         assert_eq!(readers.handle_close(operation(4), inode), Ok(true));
         assert!(readers.of(inode).is_empty());
+    }
+
+    #[test]
+    fn what_is_remembered_of_a_session_follows_its_mark() {
+        let mut readers = Readers::default();
+        for sequence in 1..1000 {
+            readers.handle_open(operation(sequence), InodeId(sequence % 7)).unwrap();
+        }
+        let late = Operation { lowest_pending: 1, ..operation(990) };
+        assert_eq!(readers.handle_open(late, InodeId(5)), Err(ErrorKind::InvalidArgument));
+        let reads = &readers.by_session[&SessionId(1)];
+        assert_eq!((reads.counted.len(), reads.inodes.len(), readers.opens), (4, 7, 7));
+        for sequence in 1000..2100 {
+            readers.handle_close(operation(sequence), InodeId(sequence % 7)).unwrap();
+        }
+        assert_eq!(readers.opens, 0);
+        readers.handle_open(operation(2100), InodeId(1)).unwrap();
+        readers.handle_end(SessionId(1));
+        assert_eq!((readers.opens, readers.by_inode.len(), readers.by_session.len()), (0, 0, 0));
     }
 
     #[test]

@@ -68,6 +68,9 @@ impl Trims {
         if Arc::strong_count(&turn) == 2 {
             under_way.remove(&inode);
         }
+        // Before the lock is given back: of two that end together the second must find two.
+        drop(turn);
+        drop(under_way);
         result
     }
 

@@ -12,6 +12,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod bounds;
 mod chance;
 mod commands;
 mod end_to_end;

@@ -96,7 +96,8 @@ impl<E: Environment> Importer<E> {
         if !linked.is_old(now) || self.is_put_off(directory) {
             return;
         }
-        let mut listing = self.listing(&linked);
+        // With too many listings under way, lookups do without the news.
+        let Ok(mut listing) = self.listing(&linked) else { return };
         let news = async {
             match name {
                 None => drop(finished(&mut listing).await),
