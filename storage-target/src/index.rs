@@ -22,7 +22,7 @@
 //! It gives no durability between checkpoints, which is the journal's part; it knows neither chunks
 //! nor space beyond the segments that it was given.
 //!
-//! Modules in reading order: `key`, `delta`, `nodes` (free pages), `store` (reading and caching),
+//! Modules in reading order: `delta`, `nodes` (free pages), `store` (reading and caching),
 //! `merge` (pure), `checkpoint`, `scan`, `walk` (opening and checking), `error`.
 
 use std::{
@@ -45,7 +45,6 @@ use crate::{
 mod checkpoint;
 mod delta;
 mod error;
-mod key;
 mod merge;
 mod nodes;
 mod scan;
@@ -54,8 +53,8 @@ mod store;
 mod tests;
 mod walk;
 
+pub use crate::format::key::Key;
 pub use error::IndexError;
-pub use key::Key;
 pub use scan::Scan;
 pub use walk::Checked;
 

@@ -14,29 +14,14 @@
 //! large ones; a region that becomes empty serves any. Within a class the region is taken whose
 //! longest run is the shortest that suffices.
 //!
-//! Modules: `region` (one map), `allocator`.
+//! Modules: `allocator`.
 
 mod allocator;
-mod region;
 #[cfg(test)]
 mod tests;
 
-pub use allocator::{Allocator, Class, Refusal};
-pub use region::{REGION_MAP_LEN, REGION_PAGES, RegionMap};
-
-/// Consecutive pages, counted from the first region's start.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Extent {
-    /// The first page.
-    pub first: u64,
-    /// How many.
-    pub pages: u64,
-}
-
-impl Extent {
-    /// One past the last page.
-    #[must_use]
-    pub fn end(self) -> u64 {
-        self.first + self.pages
-    }
-}
+pub use crate::format::{
+    extent::Extent,
+    free_map::{Class, REGION_MAP_LEN, REGION_PAGES, RegionMap},
+};
+pub use allocator::{Allocator, Refusal};

@@ -20,6 +20,12 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
+    pub(super) fn slice(&mut self, len: usize) -> Result<&'a [u8], FormatError> {
+        let taken = self.rest.split_at_checked(len).ok_or(FormatError::Truncated(self.what))?;
+        self.rest = taken.1;
+        Ok(taken.0)
+    }
+
     pub(super) fn u8(&mut self) -> Result<u8, FormatError> {
         Ok(self.array::<1>()?[0])
     }

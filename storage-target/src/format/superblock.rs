@@ -28,6 +28,9 @@ pub const SUPERBLOCK_LEN: usize = 4096;
 /// The format that this program reads and writes.
 pub const FORMAT_VERSION: u32 = 1;
 
+/// The superblock of format 2, under which a target is one linear space of pages.
+pub mod linear;
+
 const MAGIC: &[u8; 8] = b"MRTARGET";
 const WHAT: &str = "the superblock";
 

@@ -2,26 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Extent, REGION_PAGES, RegionMap};
+use crate::format::{
+    extent::Extent,
+    free_map::{Class, REGION_PAGES, RegionMap, Summary},
+};
 
 /// Pages of a block: below it a run is worth nothing to large reads.
 const BLOCK_PAGES: u32 = 16;
 
 /// Pages of a section, the largest part of a chunk that one index record describes.
 const SECTION_PAGES: u32 = 128;
-
-/// What a region holds.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Class {
-    /// Files below a block.
-    Small,
-    /// Pictures, records, ends of chunks: from a block on.
-    Medium,
-    /// From a section on.
-    Large,
-    /// Nothing yet.
-    Empty,
-}
 
 impl Class {
     fn of(pages: u64) -> Self {
@@ -67,29 +57,12 @@ pub struct Allocator {
     free_pages: u64,
 }
 
-/// What is known of a region without its map.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Summary {
-    free: u32,
-    longest: u32,
-    class: Class,
-}
-
-impl Summary {
-    fn of(map: &RegionMap, class: Class) -> Self {
-        let free = map.free_pages();
-        let class = if free == REGION_PAGES { Class::Empty } else { class };
-        Self { free, longest: map.longest_run(), class }
-    }
-}
-
 impl Allocator {
     /// So many regions, all free.
     #[must_use]
     pub fn new(regions: u32) -> Self {
-        let empty = Summary { free: REGION_PAGES, longest: REGION_PAGES, class: Class::Empty };
         Self {
-            summaries: vec![empty; usize::try_from(regions).expect("32 bits fit")],
+            summaries: vec![Summary::EMPTY; usize::try_from(regions).expect("32 bits fit")],
             order: (0..regions).map(|region| (Class::Empty, REGION_PAGES, region)).collect(),
             maps: BTreeMap::new(),
             changed: BTreeSet::new(),

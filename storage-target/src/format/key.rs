@@ -1,4 +1,4 @@
-//! Keys: 1 to 32 bytes, in the order of their bytes.
+//! Keys of the index: 1 to 32 bytes, in the order of their bytes.
 
 use std::{
     cmp::Ordering,
@@ -6,7 +6,7 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-use crate::format::node::KEY_LEN_MAX;
+use super::node::KEY_LEN_MAX;
 
 /// A key. Kept inline, so that a delta of many keys is one allocation a value.
 #[derive(Clone, Copy)]

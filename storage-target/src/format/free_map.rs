@@ -1,17 +1,41 @@
-//! The free map of one region.
+//! Which pages of a region are in use, and what is known of a region without its map.
 //!
-//! As a value of the index it is 1,024 bytes: bit `n` of byte `m` (counted from the lowest) is set
-//! when page `8 * m + n` of the region is in use. A region without a map is free.
+//! A *free map* is a value of the index, of 1,024 bytes, under the key `03` and the region's number
+//! (4, big-endian): bit `n` of byte `m` (counted from the lowest) is set when page `8 * m + n` of
+//! the region is in use. A region without a map is free.
+//!
+//! *Summaries* are values too, of 256 regions each, under the key `04` and the number of the first
+//! region divided by 256 (4, big-endian): 4 bytes a region, in order, until the last that is not
+//! free.
+//!
+//! | offset | bytes | field   | meaning                                                         |
+//! |-------:|------:|---------|-----------------------------------------------------------------|
+//! |      0 |     2 | free    | bits 0..14: free pages; 14..16: class, 0 small, 1 medium,       |
+//! |        |       |         | 2 large, 3 empty                                                |
+//! |      2 |     2 | longest | pages of the longest free run                                   |
+//!
+//! A region is empty if and only if all its 8,192 pages are free. A group without a value is empty.
+//! Both are of the same moment as the records in the same checkpoint: pages that no record names
+//! yet count as free, and so do pages that the last record that named them has given up.
 
 use std::ops::Range;
 
-use crate::format::FormatError;
+use super::{
+    FormatError,
+    fields::{Put, Reader},
+};
 
 /// Pages of a region: 32 MiB.
 pub const REGION_PAGES: u32 = 8192;
 
 /// Bytes of a map.
 pub const REGION_MAP_LEN: usize = REGION_PAGES as usize / 8;
+
+/// Regions of which one value holds the summaries.
+pub const SUMMARY_GROUP: u32 = 256;
+
+const WHAT: &str = "a group of region summaries";
+const MAP: &str = "the free map of a region";
 
 const WORDS: usize = REGION_PAGES as usize / 64;
 
@@ -40,7 +64,7 @@ impl RegionMap {
     /// [`FormatError`] when their length is another.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         if bytes.len() != REGION_MAP_LEN {
-            return Err(FormatError::Truncated("the free map of a region"));
+            return Err(FormatError::Truncated(MAP));
         }
         let mut map = Self::default();
         for (word, bytes) in map.words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -96,6 +120,16 @@ impl RegionMap {
         self.flip(pages, true);
     }
 
+    /// Whether all pages of a range are in use, or none is.
+    ///
+    /// # Panics
+    /// When the range is empty or leaves the region.
+    #[must_use]
+    pub fn is_all(&self, used: bool, pages: Range<u32>) -> bool {
+        assert!(pages.start < pages.end && pages.end <= REGION_PAGES, "pages of the region");
+        self.next(pages.start, !used).is_none_or(|other| other >= pages.end)
+    }
+
     fn flip(&mut self, pages: Range<u32>, were_used: bool) {
         assert!(pages.start < pages.end && pages.end <= REGION_PAGES, "pages of the region");
         let mut at = pages.start;
@@ -125,6 +159,108 @@ impl RegionMap {
         }
         None
     }
+}
+
+/// What a region holds.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum Class {
+    /// Files below a block.
+    Small = 0,
+    /// Pictures, records, ends of chunks: from a block on.
+    Medium = 1,
+    /// From a section on.
+    Large = 2,
+    /// Nothing yet.
+    Empty = 3,
+}
+
+/// What is known of a region without its map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Summary {
+    /// Free pages.
+    pub free: u32,
+    /// Pages of the longest free run.
+    pub longest: u32,
+    /// What the region holds.
+    pub class: Class,
+}
+
+impl Summary {
+    /// Of a region that is free.
+    pub const EMPTY: Self = Self { free: REGION_PAGES, longest: REGION_PAGES, class: Class::Empty };
+
+    /// Of a region that has served this class, unless it is empty.
+    #[must_use]
+    pub fn of(map: &RegionMap, class: Class) -> Self {
+        let free = map.free_pages();
+        let class = if free == REGION_PAGES { Class::Empty } else { class };
+        Self { free, longest: map.longest_run(), class }
+    }
+}
+
+/// The bytes of a group's summaries; `None` when all are empty, and the index has no value then.
+///
+/// # Panics
+/// When there are more than [`SUMMARY_GROUP`], or one is impossible.
+#[must_use]
+pub fn encode_summaries(summaries: &[Summary]) -> Option<Vec<u8>> {
+    assert!(summaries.len() <= index_of(SUMMARY_GROUP), "summaries of a group");
+    let count = summaries.iter().rposition(|summary| *summary != Summary::EMPTY)? + 1;
+    let mut bytes = Vec::with_capacity(4 * count);
+    for summary in &summaries[..count] {
+        assert!(is_possible(*summary), "counts of a region: {summary:?}");
+        let free = u16::try_from(summary.free).expect("at most 8,192");
+        bytes.put_u16(free | (summary.class as u16) << 14);
+        bytes.put_u16(u16::try_from(summary.longest).expect("at most 8,192"));
+    }
+    Some(bytes)
+}
+
+/// Reads the summaries of a group; those that are left out are empty.
+///
+/// # Errors
+/// [`FormatError`] when one is impossible, or there are too many.
+pub fn decode_summaries(bytes: &[u8]) -> Result<Vec<Summary>, FormatError> {
+    let mut reader = Reader::new(bytes, WHAT);
+    let count = bytes.len() / 4;
+    if count == 0 || count > index_of(SUMMARY_GROUP) {
+        return Err(reader.impossible("count"));
+    }
+    let mut summaries = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (bits, longest) = (reader.u16()?, u32::from(reader.u16()?));
+        let class = match bits >> 14 {
+            0 => Class::Small,
+            1 => Class::Medium,
+            2 => Class::Large,
+            _ => Class::Empty,
+        };
+        let summary = Summary { free: u32::from(bits & 0x3FFF), longest, class };
+        if !is_possible(summary) {
+            return Err(reader.impossible("summary"));
+        }
+        summaries.push(summary);
+    }
+    if summaries.last() == Some(&Summary::EMPTY) {
+        return Err(reader.impossible("summary at the end"));
+    }
+    reader.finish()?;
+    Ok(summaries)
+}
+
+fn is_possible(summary: Summary) -> bool {
+    let Summary { free, longest, class } = summary;
+    let empty = class == Class::Empty;
+    longest <= free
+        && free <= REGION_PAGES
+        && (longest > 0) == (free > 0)
+        && (empty == (free == REGION_PAGES))
+        && (!empty || longest == REGION_PAGES)
+}
+
+fn index_of(number: u32) -> usize {
+    usize::try_from(number).expect("32 bits fit")
 }
 
 #[cfg(test)]
