@@ -1,0 +1,189 @@
+//! Facts about a target as a whole: values of the index, under the key `06` and their number (1).
+//!
+//! | number | fact             | value                                                         |
+//! |-------:|------------------|---------------------------------------------------------------|
+//! |      1 | loss count       | 8: raised when acknowledged writes may be gone                |
+//! |      2 | totals           | clean pages 8, written pages 8: of all section records        |
+//! |      3 | highest inode    | 8: that ever had a section or a mark here                     |
+//! |      4 | scrub            | pass 8 (from 1), begun 8, ended 8 (of the pass before; times  |
+//! |        |                  | in nanoseconds since 1970), pages checked 8, findings 8 (both |
+//! |        |                  | in this pass), then where it goes on: nothing at the start,   |
+//! |        |                  | or the 18 bytes of a section's key                            |
+//! |      5 | features         | 8: a bit for each optional part of the format in use; an      |
+//! |        |                  | unknown one is refused; none is known                         |
+//! |      6 | journal position | 20: where replay begins (`batch`)                             |
+//!
+//! Numbers are never used again. Totals, highest inode and journal position are of the same moment
+//! as the records in the same checkpoint; replay goes on from there.
+
+use millrace_types::{InodeId, Timestamp};
+
+use super::{
+    FormatError,
+    batch::Position,
+    fields::{Put, Reader},
+    section::SectionKey,
+};
+
+const WHAT: &str = "a fact";
+
+/// One fact.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Fact {
+    /// Raised when acknowledged writes may be gone.
+    LossCount(u64),
+    /// What all section records use.
+    Totals(StateTotals),
+    /// The highest inode that ever had a section or a mark here.
+    HighestInode(InodeId),
+    /// How far the scrub is.
+    Scrub(ScrubProgress),
+    /// Optional parts of the format in use, a bit each.
+    Features(u64),
+    /// Where replay of the journal begins.
+    JournalPosition(Position),
+}
+
+/// Names a fact.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum FactNumber {
+    /// [`Fact::LossCount`].
+    LossCount = 1,
+    /// [`Fact::Totals`].
+    Totals = 2,
+    /// [`Fact::HighestInode`].
+    HighestInode = 3,
+    /// [`Fact::Scrub`].
+    Scrub = 4,
+    /// [`Fact::Features`].
+    Features = 5,
+    /// [`Fact::JournalPosition`].
+    JournalPosition = 6,
+}
+
+/// Pages that section records name, by the state of their blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StateTotals {
+    /// The bucket's bytes.
+    pub clean_pages: u64,
+    /// Bytes that somebody wrote.
+    pub written_pages: u64,
+}
+
+/// How far the scrub is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ScrubProgress {
+    /// Which pass it is, from 1; 0 when there has been none.
+    pub pass: u64,
+    /// When the pass began.
+    pub begun: Timestamp,
+    /// When the pass before ended; zero when there was none.
+    pub ended: Timestamp,
+    /// Pages checked in this pass.
+    pub pages: u64,
+    /// Bad blocks found in this pass.
+    pub findings: u64,
+    /// The section with which it goes on; `None` at the start.
+    pub cursor: Option<SectionKey>,
+}
+
+impl FactNumber {
+    /// Reads the number.
+    #[must_use]
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::LossCount,
+            2 => Self::Totals,
+            3 => Self::HighestInode,
+            4 => Self::Scrub,
+            5 => Self::Features,
+            6 => Self::JournalPosition,
+            _ => return None,
+        })
+    }
+}
+
+impl Fact {
+    /// Which fact it is.
+    #[must_use]
+    pub fn number(&self) -> FactNumber {
+        match self {
+            Self::LossCount(_) => FactNumber::LossCount,
+            Self::Totals(_) => FactNumber::Totals,
+            Self::HighestInode(_) => FactNumber::HighestInode,
+            Self::Scrub(_) => FactNumber::Scrub,
+            Self::Features(_) => FactNumber::Features,
+            Self::JournalPosition(_) => FactNumber::JournalPosition,
+        }
+    }
+
+    /// The bytes of the value.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        match self {
+            Self::LossCount(number) | Self::Features(number) => bytes.put_u64(*number),
+            Self::Totals(totals) => {
+                bytes.put_u64(totals.clean_pages);
+                bytes.put_u64(totals.written_pages);
+            }
+            Self::HighestInode(inode) => bytes.put_u64(inode.0),
+            Self::Scrub(progress) => {
+                bytes.put_u64(progress.pass);
+                bytes.extend_from_slice(&progress.begun.0.to_le_bytes());
+                bytes.extend_from_slice(&progress.ended.0.to_le_bytes());
+                bytes.put_u64(progress.pages);
+                bytes.put_u64(progress.findings);
+                if let Some(cursor) = progress.cursor {
+                    cursor.put(&mut bytes);
+                }
+            }
+            Self::JournalPosition(position) => return position.encode(),
+        }
+        bytes
+    }
+
+    /// Reads the value of the fact with this number.
+    ///
+    /// # Errors
+    /// [`FormatError`] when no program writes these bytes for that fact.
+    pub fn decode(number: FactNumber, bytes: &[u8]) -> Result<Self, FormatError> {
+        let mut reader = Reader::new(bytes, WHAT);
+        let fact = match number {
+            FactNumber::LossCount => Self::LossCount(reader.u64()?),
+            FactNumber::Totals => {
+                let (clean_pages, written_pages) = (reader.u64()?, reader.u64()?);
+                // Far beyond any disk; the bound keeps sums from wrapping.
+                if clean_pages >= 1 << 48 || written_pages >= 1 << 48 {
+                    return Err(reader.impossible("total"));
+                }
+                Self::Totals(StateTotals { clean_pages, written_pages })
+            }
+            FactNumber::HighestInode => Self::HighestInode(InodeId(reader.u64()?)),
+            FactNumber::Scrub => {
+                let mut progress = ScrubProgress {
+                    pass: reader.u64()?,
+                    begun: Timestamp(i64::from_le_bytes(reader.array()?)),
+                    ended: Timestamp(i64::from_le_bytes(reader.array()?)),
+                    pages: reader.u64()?,
+                    findings: reader.u64()?,
+                    cursor: None,
+                };
+                if bytes.len() > SCRUB_LEN {
+                    progress.cursor = Some(SectionKey::take(&mut reader)?);
+                }
+                Self::Scrub(progress)
+            }
+            FactNumber::Features => Self::Features(reader.u64()?),
+            FactNumber::JournalPosition => {
+                return Position::decode(bytes).map(Self::JournalPosition);
+            }
+        };
+        reader.finish()?;
+        Ok(fact)
+    }
+}
+
+/// Bytes of a scrub's progress in front of its cursor.
+const SCRUB_LEN: usize = 40;
