@@ -37,6 +37,12 @@ impl TargetService {
             let holder = Holder { host: peer.host, fingerprint: peer.fingerprint };
             let cut = Arc::new(CutConnection(Arc::clone(connection)));
             let (session, reply) = self.daemon.attach(holder, cut, &request).await?;
+            // A client whose session ended shows the next one on the connection that it has.
+            if let Some(before) = connection.state::<Attached>()
+                && before.id() != session.id()
+            {
+                self.daemon.sessions.forget(before.id(), connection.id().0);
+            }
             connection.set_state(Arc::new(session));
             Ok(reply)
         };

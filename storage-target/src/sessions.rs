@@ -4,6 +4,11 @@
 //! connection counts for all connections of the session. A connection with a higher number ends
 //! those with a lower one, so that what a client sent before it lost its connection is never
 //! applied after what it sends now.
+//!
+//! # Bounds
+//! The metadata server gives tickets to [`SESSIONS_MAX`] sessions at a time. As many are known
+//! here; past it those go whose ticket has run out, then those without a connection. A connection
+//! shows one session at a time, so that a server's bounds on connections bound those kept here.
 
 use std::{
     collections::HashMap,
@@ -15,14 +20,11 @@ use std::{
 
 use millrace_protocol::{
     capability::{Purpose, Signed},
-    session::Ticket,
+    session::{SESSIONS_MAX, Ticket},
 };
 use millrace_types::{ErrorKind, Failure, HostId, SessionId, Timestamp};
 
 use crate::cluster::Cluster;
-
-/// Sessions known at most: 16 mounts on each of 1,000 hosts.
-const SESSIONS_MAX: usize = 16_384;
 
 /// All sessions.
 #[derive(Debug, Default)]
@@ -114,12 +116,11 @@ impl Sessions {
         if cluster.now()? >= ticket.expires {
             return Err(ErrorKind::TicketExpired.into());
         }
+        let now = cluster.now()?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if !known.contains_key(&ticket.session) && known.len() >= SESSIONS_MAX {
-            known.retain(|_, known| !known.connections.is_empty());
-            if known.len() >= SESSIONS_MAX {
-                return Err(Failure::new(ErrorKind::Busy, "too many sessions on this host"));
-            }
+        if !known.contains_key(&ticket.session) && !make_room(&mut known, now) {
+            let words = "this host knows as many sessions as it may";
+            return Err(Failure::new(ErrorKind::Busy, words));
         }
         let entry = known.entry(ticket.session).or_insert_with(|| Known {
             session: Arc::new(Session {
@@ -150,11 +151,91 @@ impl Sessions {
         Ok(Attached { session: Arc::clone(&entry.session), number })
     }
 
-    /// A connection has ended.
+    /// A connection has ended, or shows another session now.
     pub(crate) fn forget(&self, session: SessionId, connection: u64) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = known.get_mut(&session) {
             entry.connections.retain(|(_, held)| held.id() != connection);
         }
+    }
+}
+
+/// Whether there is room for one more session: made, if need be, at the cost of those whose ticket
+/// has run out, and then of those without a connection.
+fn make_room(known: &mut HashMap<SessionId, Known>, now: Timestamp) -> bool {
+    if known.len() < SESSIONS_MAX {
+        return true;
+    }
+    let expired = |known: &Known| known.session.expires.load(Ordering::Acquire) <= now.0;
+    forget_where(known, expired);
+    if known.len() >= SESSIONS_MAX {
+        forget_where(known, |known| known.connections.is_empty());
+    }
+    known.len() < SESSIONS_MAX
+}
+
+/// Forgets sessions. What is still at work for one of them is refused from now on: nobody here
+/// would know that it was overtaken.
+fn forget_where(known: &mut HashMap<SessionId, Known>, which: impl Fn(&Known) -> bool) {
+    known.retain(|_, known| {
+        let goes = which(known);
+        if goes {
+            known.session.expires.store(i64::MIN, Ordering::Release);
+        }
+        !goes
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Connection;
+
+    impl Cut for Connection {
+        fn id(&self) -> u64 {
+            1
+        }
+
+        fn cut(&self, _: &str) {}
+    }
+
+    fn session(id: u64, expires: i64, connected: bool) -> (SessionId, Known) {
+        let session = Session {
+            id: SessionId(id),
+            expires: AtomicI64::new(expires),
+            newest: AtomicU64::new(1),
+        };
+        let connection: Arc<dyn Cut> = Arc::new(Connection);
+        let connections = if connected { vec![(1, connection)] } else { Vec::new() };
+        (SessionId(id), Known { session: Arc::new(session), connections })
+    }
+
+    fn full(expires: i64, connected: bool) -> HashMap<SessionId, Known> {
+        (0..SESSIONS_MAX as u64).map(|id| session(id, expires, connected)).collect()
+    }
+
+    #[test]
+    fn a_full_table_forgets_what_has_expired_although_its_connection_lives() {
+        let mut known = full(100, true);
+        let (id, live) = session(7, 101, true);
+        known.insert(id, live);
+        let dead = Arc::clone(&known[&SessionId(8)].session);
+        assert!(!make_room(&mut known, Timestamp(99)), "all are in use");
+        assert_eq!(known.len(), SESSIONS_MAX);
+        assert!(make_room(&mut known, Timestamp(100)));
+        assert_eq!(known.keys().collect::<Vec<_>>(), [&SessionId(7)]);
+        // Whatever is still at work for it sees that it has ended.
+        assert_eq!(dead.expires.load(Ordering::Acquire), i64::MIN);
+    }
+
+    #[test]
+    fn a_full_table_forgets_sessions_without_a_connection_before_it_refuses() {
+        let mut known = full(100, false);
+        let (id, live) = session(7, 100, true);
+        known.insert(id, live);
+        assert!(make_room(&mut known, Timestamp(99)));
+        assert_eq!(known.keys().collect::<Vec<_>>(), [&SessionId(7)]);
     }
 }
