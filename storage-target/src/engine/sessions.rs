@@ -222,12 +222,13 @@ mod tests {
                 writes.remember(oldest, number, VERSION);
             }
         }
-        let sessions = writes.lock();
-        assert!(sessions.known.len() <= SESSIONS_MAX, "{}", sessions.known.len());
-        assert_eq!(sessions.writes, sessions.known.len() - 1, "one each, but the slow one");
-        assert!(sessions.known.contains_key(&SessionId(3 * most - 1)));
-        assert!(!sessions.known.contains_key(&SessionId(3)));
-        drop(sessions);
+        {
+            let sessions = writes.lock();
+            assert!(sessions.known.len() <= SESSIONS_MAX, "{}", sessions.known.len());
+            assert_eq!(sessions.writes, sessions.known.len() - 1, "one each, but the slow one");
+            assert!(sessions.known.contains_key(&SessionId(3 * most - 1)));
+            assert!(!sessions.known.contains_key(&SessionId(3)));
+        }
         let again = writes.admit(oldest, number, number).await;
         assert!(matches!(again, Admission::Repeated(VERSION)));
         let mut second = Box::pin(writes.admit(slow, number, number));
