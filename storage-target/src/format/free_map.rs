@@ -20,10 +20,7 @@
 
 use std::ops::Range;
 
-use super::{
-    FormatError,
-    fields::{Put, Reader},
-};
+use super::{FormatError, fields::Reader};
 
 /// Pages of a region: 32 MiB.
 pub const REGION_PAGES: u32 = 8192;
@@ -112,6 +109,26 @@ impl RegionMap {
         self.flip(pages, false);
     }
 
+    /// Marks pages as in use, whether they are or not; returns how many were not.
+    ///
+    /// # Panics
+    /// When one of them lies outside the region.
+    pub fn cover(&mut self, pages: Range<u32>) -> u32 {
+        assert!(pages.start < pages.end && pages.end <= REGION_PAGES, "pages of the region");
+        let free: Vec<Range<u32>> = self
+            .free_runs()
+            .map(|run| run.start.max(pages.start)..run.end.min(pages.end))
+            .filter(|run| !run.is_empty())
+            .collect();
+        free.into_iter()
+            .map(|run| {
+                let count = run.end - run.start;
+                self.take(run);
+                count
+            })
+            .sum()
+    }
+
     /// Marks pages as free.
     ///
     /// # Panics
@@ -197,6 +214,35 @@ impl Summary {
         let class = if free == REGION_PAGES { Class::Empty } else { class };
         Self { free, longest: map.longest_run(), class }
     }
+
+    /// The four bytes.
+    ///
+    /// # Panics
+    /// When the counts are impossible.
+    #[must_use]
+    pub fn encode(self) -> [u8; 4] {
+        assert!(is_possible(self), "counts of a region: {self:?}");
+        let free = u16::try_from(self.free).expect("at most 8,192");
+        let longest = u16::try_from(self.longest).expect("at most 8,192");
+        let [a, b] = (free | (self.class as u16) << 14).to_le_bytes();
+        let [c, d] = longest.to_le_bytes();
+        [a, b, c, d]
+    }
+
+    /// Reads the four bytes; `None` when the counts are impossible.
+    #[must_use]
+    pub fn decode([a, b, c, d]: [u8; 4]) -> Option<Self> {
+        let bits = u16::from_le_bytes([a, b]);
+        let class = match bits >> 14 {
+            0 => Class::Small,
+            1 => Class::Medium,
+            2 => Class::Large,
+            _ => Class::Empty,
+        };
+        let longest = u32::from(u16::from_le_bytes([c, d]));
+        let summary = Self { free: u32::from(bits & 0x3FFF), longest, class };
+        is_possible(summary).then_some(summary)
+    }
 }
 
 /// The bytes of a group's summaries; `None` when all are empty, and the index has no value then.
@@ -207,14 +253,7 @@ impl Summary {
 pub fn encode_summaries(summaries: &[Summary]) -> Option<Vec<u8>> {
     assert!(summaries.len() <= index_of(SUMMARY_GROUP), "summaries of a group");
     let count = summaries.iter().rposition(|summary| *summary != Summary::EMPTY)? + 1;
-    let mut bytes = Vec::with_capacity(4 * count);
-    for summary in &summaries[..count] {
-        assert!(is_possible(*summary), "counts of a region: {summary:?}");
-        let free = u16::try_from(summary.free).expect("at most 8,192");
-        bytes.put_u16(free | (summary.class as u16) << 14);
-        bytes.put_u16(u16::try_from(summary.longest).expect("at most 8,192"));
-    }
-    Some(bytes)
+    Some(summaries[..count].iter().flat_map(|summary| summary.encode()).collect())
 }
 
 /// Reads the summaries of a group; those that are left out are empty.
@@ -229,18 +268,8 @@ pub fn decode_summaries(bytes: &[u8]) -> Result<Vec<Summary>, FormatError> {
     }
     let mut summaries = Vec::with_capacity(count);
     for _ in 0..count {
-        let (bits, longest) = (reader.u16()?, u32::from(reader.u16()?));
-        let class = match bits >> 14 {
-            0 => Class::Small,
-            1 => Class::Medium,
-            2 => Class::Large,
-            _ => Class::Empty,
-        };
-        let summary = Summary { free: u32::from(bits & 0x3FFF), longest, class };
-        if !is_possible(summary) {
-            return Err(reader.impossible("summary"));
-        }
-        summaries.push(summary);
+        let summary = Summary::decode(reader.array()?);
+        summaries.push(summary.ok_or_else(|| reader.impossible("summary"))?);
     }
     if summaries.last() == Some(&Summary::EMPTY) {
         return Err(reader.impossible("summary at the end"));

@@ -13,6 +13,9 @@ const BLOCK_PAGES: u32 = 16;
 /// Pages of a section, the largest part of a chunk that one index record describes.
 const SECTION_PAGES: u32 = 128;
 
+/// Empty regions looked at for one that stands alone.
+const LOOK_AT: usize = 64;
+
 impl Class {
     fn of(pages: u64) -> Self {
         match pages {
@@ -48,26 +51,83 @@ pub enum Refusal {
 /// The regions of a disk.
 #[derive(Debug)]
 pub struct Allocator {
+    /// The first page of the first region.
+    first_page: u64,
     summaries: Vec<Summary>,
     /// Every region that has free pages, by class, longest run and number.
     order: BTreeSet<(Class, u32, u32)>,
+    /// Empty regions whose next one is empty too: where a chunk of 64 MiB is in one piece.
+    pairs: BTreeSet<u32>,
     maps: BTreeMap<u32, RegionMap>,
-    /// Regions whose map has changed since [`Self::take_changed`].
-    changed: BTreeSet<u32>,
     free_pages: u64,
 }
 
 impl Allocator {
-    /// So many regions, all free.
+    /// So many regions from a page of the disk on, all free.
     #[must_use]
-    pub fn new(regions: u32) -> Self {
-        Self {
-            summaries: vec![Summary::EMPTY; usize::try_from(regions).expect("32 bits fit")],
-            order: (0..regions).map(|region| (Class::Empty, REGION_PAGES, region)).collect(),
+    pub fn new(first_page: u64, regions: u32) -> Self {
+        Self::restore(first_page, &vec![Summary::EMPTY; index_of(regions)])
+    }
+
+    /// Regions of which the summaries are known, and no map is in memory.
+    ///
+    /// # Panics
+    /// When there are more than 2^32.
+    #[must_use]
+    pub fn restore(first_page: u64, summaries: &[Summary]) -> Self {
+        let mut allocator = Self {
+            first_page,
+            summaries: Vec::new(),
+            order: BTreeSet::new(),
+            pairs: BTreeSet::new(),
             maps: BTreeMap::new(),
-            changed: BTreeSet::new(),
-            free_pages: u64::from(regions) * u64::from(REGION_PAGES),
+            free_pages: 0,
+        };
+        allocator.append(summaries);
+        allocator
+    }
+
+    /// Adds regions behind the last one, all free.
+    ///
+    /// # Panics
+    /// When there are more than 2^32.
+    pub fn grow(&mut self, regions: u32) {
+        self.append(&vec![Summary::EMPTY; index_of(regions)]);
+    }
+
+    fn append(&mut self, summaries: &[Summary]) {
+        let first = self.regions();
+        self.summaries.extend_from_slice(summaries);
+        for (region, summary) in (first..).zip(summaries) {
+            if summary.longest > 0 {
+                self.order.insert((summary.class, summary.longest, region));
+            }
+            self.free_pages += u64::from(summary.free);
+            self.pair(region);
         }
+    }
+
+    /// How many regions there are.
+    #[must_use]
+    pub fn regions(&self) -> u32 {
+        u32::try_from(self.summaries.len()).expect("numbers of regions have 32 bits")
+    }
+
+    /// What is known of a region now.
+    ///
+    /// # Panics
+    /// When there is no such region.
+    #[must_use]
+    pub fn summary(&self, region: u32) -> Summary {
+        self.summaries[index_of(region)]
+    }
+
+    /// The map of a region, if it is in memory; an empty region has one without any having been
+    /// brought.
+    #[must_use]
+    pub fn map(&self, region: u32) -> Option<RegionMap> {
+        let empty = || (self.summary(region).class == Class::Empty).then(RegionMap::default);
+        self.maps.get(&region).cloned().or_else(empty)
     }
 
     /// Pages that are free.
@@ -152,27 +212,101 @@ impl Allocator {
         Ok(())
     }
 
-    /// Brings a region's map, as the index has it. What is in memory already is newer and stays.
-    pub fn bring(&mut self, region: u32, map: RegionMap) {
-        self.maps.entry(region).or_insert(map);
+    /// Takes those pages of an extent that are free; returns how many.
+    ///
+    /// # Errors
+    /// [`Refusal::Needs`]; nothing is changed.
+    pub fn cover(&mut self, extent: Extent) -> Result<u64, Refusal> {
+        let parts = self.parts(extent);
+        self.need(&parts)?;
+        let mut covered = 0;
+        for (region, pages) in parts {
+            self.change(region, Class::of(extent.pages), |map| {
+                covered += u64::from(map.cover(pages));
+            });
+        }
+        self.free_pages -= covered;
+        Ok(covered)
     }
 
-    /// The regions whose maps have changed since the last call, with the maps: what a checkpoint
-    /// must store.
-    pub fn take_changed(&mut self) -> Vec<(u32, RegionMap)> {
-        let changed = std::mem::take(&mut self.changed);
-        changed.into_iter().map(|region| (region, self.maps[&region].clone())).collect()
+    /// Brings a region's map. What is in memory already is newer and stays. Returns false, and
+    /// takes nothing, when the map has other counts than the summary.
+    #[must_use]
+    pub fn bring(&mut self, region: u32, map: RegionMap) -> bool {
+        let known = self.summary(region);
+        if !self.maps.contains_key(&region) {
+            if Summary::of(&map, known.class) != known {
+                return false;
+            }
+            self.maps.insert(region, map);
+        }
+        true
     }
 
-    /// Drops maps that have not changed until at most `count` are left.
-    pub fn shrink(&mut self, count: usize) {
+    /// Drops maps until at most `count` are left, or all that are left must be kept: of those the
+    /// index has another version, or none.
+    pub fn shrink(&mut self, count: usize, keep: impl Fn(u32) -> bool) {
         let mut surplus = self.maps.len().saturating_sub(count);
-        let changed = &self.changed;
-        self.maps.retain(|region, _| {
-            let keep = surplus == 0 || changed.contains(region);
-            surplus -= usize::from(!keep);
-            keep
+        self.maps.retain(|&region, _| {
+            let kept = surplus == 0 || keep(region);
+            surplus -= usize::from(!kept);
+            kept
         });
+    }
+
+    /// How many maps are in memory.
+    #[must_use]
+    pub fn maps(&self) -> usize {
+        self.maps.len()
+    }
+
+    /// Whether all pages of an extent are in use, or none is; an extent beyond the regions is
+    /// neither.
+    ///
+    /// # Errors
+    /// [`Refusal::Needs`].
+    pub fn is_all(&mut self, used: bool, extent: Extent) -> Result<bool, Refusal> {
+        if extent.pages == 0 || extent.first < self.first_page || extent.end() > self.end_page() {
+            return Ok(false);
+        }
+        let parts = self.parts(extent);
+        self.need(&parts)?;
+        let is_all =
+            |(region, pages): (u32, std::ops::Range<u32>)| self.maps[&region].is_all(used, pages);
+        Ok(parts.into_iter().all(is_all))
+    }
+
+    /// The pages of each region that an extent lies in.
+    ///
+    /// # Panics
+    /// When it is empty or leaves the regions.
+    #[must_use]
+    pub fn parts(&self, extent: Extent) -> Vec<(u32, std::ops::Range<u32>)> {
+        let inside = extent.first >= self.first_page && extent.end() <= self.end_page();
+        assert!(extent.pages > 0 && inside, "pages of the regions: {extent:?}");
+        let size = u64::from(REGION_PAGES);
+        let number = |value: u64| u32::try_from(value).expect("within a region");
+        let (first, end) = (extent.first - self.first_page, extent.end() - self.first_page);
+        (first / size..=(end - 1) / size)
+            .map(|region| {
+                let start = first.max(region * size) - region * size;
+                let end = end.min((region + 1) * size) - region * size;
+                (number(region), number(start)..number(end))
+            })
+            .collect()
+    }
+
+    /// One past the last page of the last region.
+    #[must_use]
+    pub fn end_page(&self) -> u64 {
+        self.first_page + self.total_pages()
+    }
+
+    /// The pages of a region.
+    #[must_use]
+    pub fn region(&self, region: u32) -> Extent {
+        let size = u64::from(REGION_PAGES);
+        Extent { first: self.first_page + u64::from(region) * size, pages: size }
     }
 
     /// Takes up to `pages` pages in one run.
@@ -183,36 +317,55 @@ impl Allocator {
         after: Option<u64>,
     ) -> Result<Extent, Refusal> {
         let wanted = u32::try_from(pages).unwrap_or(u32::MAX).min(REGION_PAGES);
-        let (region, count) = self.choose(class, wanted, after);
-        if self.summaries[index_of(region)].class == Class::Empty {
+        let (region, count) = match self.whole_region(pages, after) {
+            Some(region) => (region, wanted),
+            None => self.choose(class, wanted),
+        };
+        if self.summary(region).class == Class::Empty {
             // Without a map in the index, and needing none.
             self.maps.entry(region).or_default();
         }
         let map = self.maps.get(&region).ok_or(Refusal::Needs(region))?;
         let run = map.best_run(count).expect("the summary says that there is one");
         let run = run.start..run.start + count;
-        let first = u64::from(region) * u64::from(REGION_PAGES) + u64::from(run.start);
+        let first = self.region(region).first + u64::from(run.start);
         self.change(region, class, |map| map.take(run));
         self.free_pages -= u64::from(count);
         Ok(Extent { first, pages: u64::from(count) })
     }
 
-    /// The region to take a run from, and its length. There are free pages.
-    fn choose(&self, class: Class, wanted: u32, after: Option<u64>) -> (u32, u32) {
-        // What goes on from region to region stays in one piece.
-        let next = after.filter(|after| after.is_multiple_of(u64::from(REGION_PAGES)));
-        let next = next.and_then(|after| u32::try_from(after / u64::from(REGION_PAGES)).ok());
-        let is_empty = |region: &u32| {
-            let summary = self.summaries.get(index_of(*region));
-            summary.is_some_and(|summary| summary.class == Class::Empty)
-        };
-        if let Some(next) = next.filter(is_empty) {
-            return (next, wanted);
+    /// An empty region for what should go on from region to region in one piece: the one after the
+    /// last, or one whose next is empty too.
+    fn whole_region(&self, pages: u64, after: Option<u64>) -> Option<u32> {
+        let size = u64::from(REGION_PAGES);
+        let place = after.map(|after| after - self.first_page);
+        if let Some(place) = place.filter(|place| place.is_multiple_of(size)) {
+            let next = u32::try_from(place / size).ok()?;
+            let summary = self.summaries.get(index_of(next));
+            if summary.is_some_and(|summary| summary.class == Class::Empty) {
+                return Some(next);
+            }
         }
+        if pages > size { self.pairs.first().copied() } else { None }
+    }
+
+    /// The region to take a run from, and its length. There are free pages.
+    fn choose(&self, class: Class, wanted: u32) -> (u32, u32) {
         let in_class = |among: Class| {
-            self.order.range((among, wanted, 0)..=(among, u32::MAX, u32::MAX)).next()
+            let mut found =
+                self.order.range((among, wanted, 0)..=(among, u32::MAX, u32::MAX)).map(|e| e.2);
+            let first = found.next()?;
+            if among != Class::Empty {
+                return Some(first);
+            }
+            // One that stands alone, if it is near: pairs are kept for what needs two.
+            let alone = |region: &u32| {
+                !self.pairs.contains(region)
+                    && region.checked_sub(1).is_none_or(|before| !self.pairs.contains(&before))
+            };
+            Some(std::iter::once(first).chain(found).take(LOOK_AT).find(alone).unwrap_or(first))
         };
-        if let Some(&(_, _, region)) = class.order().into_iter().find_map(in_class) {
+        if let Some(region) = class.order().into_iter().find_map(in_class) {
             return (region, wanted);
         }
         // None is long enough: the longest there is, in whole blocks while there are any.
@@ -225,24 +378,9 @@ impl Allocator {
         (region, if blocks > 0 { blocks } else { longest })
     }
 
-    /// The pages of each region that an extent lies in.
-    fn parts(&self, extent: Extent) -> Vec<(u32, std::ops::Range<u32>)> {
-        assert!(extent.pages > 0 && extent.end() <= self.total_pages(), "pages of the disk");
-        let size = u64::from(REGION_PAGES);
-        let number = |value: u64| u32::try_from(value).expect("within a region");
-        let regions = extent.first / size..=(extent.end() - 1) / size;
-        regions
-            .map(|region| {
-                let start = extent.first.max(region * size) - region * size;
-                let end = extent.end().min((region + 1) * size) - region * size;
-                (number(region), number(start)..number(end))
-            })
-            .collect()
-    }
-
     fn need(&mut self, parts: &[(u32, std::ops::Range<u32>)]) -> Result<(), Refusal> {
         for &(region, _) in parts {
-            if self.summaries[index_of(region)].class == Class::Empty {
+            if self.summary(region).class == Class::Empty {
                 self.maps.entry(region).or_default();
             } else if !self.maps.contains_key(&region) {
                 return Err(Refusal::Needs(region));
@@ -262,7 +400,21 @@ impl Allocator {
         if summary.longest > 0 {
             self.order.insert((summary.class, summary.longest, region));
         }
-        self.changed.insert(region);
+        self.pair(region);
+    }
+
+    /// Notes whether a region and its neighbours are pairs of empty ones.
+    fn pair(&mut self, region: u32) {
+        let is_empty = |region: Option<u32>| {
+            let summary = region.and_then(|region| self.summaries.get(index_of(region)));
+            summary.is_some_and(|summary| summary.class == Class::Empty)
+        };
+        for first in [region.checked_sub(1), Some(region)].into_iter().flatten() {
+            match is_empty(Some(first)) && is_empty(first.checked_add(1)) {
+                true => self.pairs.insert(first),
+                false => self.pairs.remove(&first),
+            };
+        }
     }
 }
 

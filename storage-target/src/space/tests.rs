@@ -46,7 +46,7 @@ fn size(random: &Random) -> u64 {
 fn no_page_is_given_out_twice_and_the_counts_are_exact_whatever_is_in_memory() {
     for seed in 0..10 {
         let random = Random::seeded(seed);
-        let mut allocator = Allocator::new(8);
+        let mut allocator = Allocator::new(0, 8);
         let mut stored: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
         let mut held: Vec<Extent> = Vec::new();
         let mut used = vec![false; usize::try_from(allocator.total_pages()).unwrap()];
@@ -92,7 +92,7 @@ fn no_page_is_given_out_twice_and_the_counts_are_exact_whatever_is_in_memory() {
 
 #[test]
 fn a_chunk_of_64_mib_is_one_run_and_lengths_keep_apart() {
-    let mut allocator = Allocator::new(8);
+    let mut allocator = Allocator::new(0, 8);
     let small = allocator.allocate(3).unwrap();
     let chunk = allocator.allocate(2 * REGION).unwrap();
     assert_eq!(chunk.len(), 1, "{chunk:?}");
@@ -108,7 +108,7 @@ fn a_chunk_of_64_mib_is_one_run_and_lengths_keep_apart() {
 
 #[test]
 fn what_a_journal_says_is_taken_and_given_back_over_the_borders_of_regions() {
-    let mut allocator = Allocator::new(3);
+    let mut allocator = Allocator::new(0, 3);
     let extent = Extent { first: REGION - 10, pages: REGION + 20 };
     allocator.take(extent).unwrap();
     assert_eq!(allocator.free_pages(), 3 * REGION - extent.pages);
@@ -131,7 +131,7 @@ fn pieces(objects: &[Vec<Extent>], lens: std::ops::Range<u64>) -> f64 {
 /// worst pieces per object of the three classes before that.
 fn churn(fill_percent: u64) -> [f64; 3] {
     let random = Random::seeded(5);
-    let mut allocator = Allocator::new(REGIONS);
+    let mut allocator = Allocator::new(0, REGIONS);
     let stored = BTreeMap::new();
     let mut objects: Vec<Vec<Extent>> = Vec::new();
     let least_free = allocator.total_pages() * (100 - fill_percent) / 100;

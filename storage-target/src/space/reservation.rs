@@ -1,0 +1,75 @@
+//! Pages promised to a change before anything is changed.
+
+use super::{Extent, Refusal, Space};
+
+/// What pages are wanted for, which decides how far the last of them go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Purpose {
+    /// Bytes of clients and buckets: not from the 1/64 that is kept back.
+    Store,
+    /// To free more than it takes, as the end of a truncation does: down to half of what is kept
+    /// back.
+    Free,
+    /// Nodes of the index: down to the last page.
+    Index,
+}
+
+/// Pages promised to a change, and those of them that it was given. Dropped, it gives back all that
+/// no record has taken.
+#[derive(Debug)]
+pub struct Reservation {
+    space: Space,
+    /// Under which number its pages are held.
+    owner: u64,
+    /// Promised, and not given out yet.
+    promised: u64,
+    extents: Vec<Extent>,
+}
+
+impl Reservation {
+    pub(super) fn new(space: Space, owner: u64, promised: u64) -> Self {
+        Self { space, owner, promised, extents: Vec::new() }
+    }
+
+    /// Gives out pages of those promised: in as few extents as can be had.
+    ///
+    /// # Errors
+    /// [`Refusal::Needs`]; nothing is changed.
+    ///
+    /// # Panics
+    /// When fewer are promised, or `pages` is 0.
+    pub fn place(&mut self, pages: u64) -> Result<&[Extent], Refusal> {
+        assert!(pages <= self.promised, "pages are promised before they are given out");
+        let new = self.space.state().place(pages, self.owner)?;
+        self.promised -= pages;
+        let start = self.extents.len();
+        self.extents.extend(new);
+        Ok(&self.extents[start..])
+    }
+
+    /// All extents given out, in that order.
+    #[must_use]
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// Pages promised and not given out yet.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
+        self.promised
+    }
+
+    /// The pages become nodes of the index; returns them. What is only promised is given back.
+    #[must_use]
+    pub fn into_index(mut self) -> Vec<Extent> {
+        let extents = std::mem::take(&mut self.extents);
+        self.space.state().hand_to_index(&extents, self.owner);
+        extents
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.space.state().give_back(&self.extents, self.promised, self.owner);
+    }
+}
