@@ -187,3 +187,71 @@ impl Fact {
 
 /// Bytes of a scrub's progress in front of its cursor.
 const SCRUB_LEN: usize = 40;
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, Crc32c};
+
+    use super::*;
+
+    fn samples() -> Vec<(Fact, Vec<u8>)> {
+        let number = |low: u8| [low, 0, 0, 0, 0, 0, 0, 0];
+        let chunk = ChunkKey {
+            inode: InodeId(0x0102),
+            generation: ContentGeneration(3),
+            index: ChunkIndex(4),
+            copy: CopyIndex(5),
+        };
+        let mut progress = ScrubProgress {
+            pass: 1,
+            begun: Timestamp(2),
+            ended: Timestamp(-1),
+            pages: 4,
+            findings: 5,
+            cursor: None,
+        };
+        let mut scrub = [number(1), number(2), [0xFF; 8], number(4), number(5)].concat();
+        let start = (Fact::Scrub(progress), scrub.clone());
+        progress.cursor = Some(SectionKey { chunk, section: 6 });
+        scrub.extend([0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 0, 3, 0, 0, 0, 4, 5, 6]);
+        let position = Position { page: 1, sequence: 2, previous: Crc32c(3) };
+        vec![
+            (Fact::LossCount(7), number(7).to_vec()),
+            (
+                Fact::Totals(StateTotals { clean_pages: 1, written_pages: 2 }),
+                [number(1), number(2)].concat(),
+            ),
+            (Fact::HighestInode(InodeId(9)), number(9).to_vec()),
+            start,
+            (Fact::Scrub(progress), scrub),
+            (Fact::Features(1), number(1).to_vec()),
+            (Fact::JournalPosition(position), [&number(1)[..], &number(2), &[3, 0, 0, 0]].concat()),
+        ]
+    }
+
+    #[test]
+    fn the_bytes_never_change() {
+        for (fact, bytes) in samples() {
+            assert_eq!(fact.encode(), bytes, "{fact:?}");
+            assert_eq!(FactNumber::from_byte(fact.number() as u8), Some(fact.number()));
+            assert_eq!(Fact::decode(fact.number(), &bytes), Ok(fact));
+        }
+        let numbers: Vec<u8> = (0..=255).filter(|&n| FactNumber::from_byte(n).is_some()).collect();
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn other_lengths_and_impossible_values_are_refused() {
+        for (fact, bytes) in samples() {
+            for len in (0..bytes.len()).filter(|&len| len != SCRUB_LEN) {
+                assert!(Fact::decode(fact.number(), &bytes[..len]).is_err(), "{fact:?} {len}");
+            }
+            let longer = [&bytes[..], &[0]].concat();
+            assert!(Fact::decode(fact.number(), &longer).is_err(), "{fact:?}");
+        }
+        assert!(Fact::decode(FactNumber::Totals, &[0xFF; 16]).is_err());
+        let (_, mut scrub) = samples().remove(4);
+        scrub[57] = 128;
+        assert!(Fact::decode(FactNumber::Scrub, &scrub).is_err(), "a section past the chunk");
+    }
+}

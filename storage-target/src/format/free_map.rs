@@ -312,6 +312,45 @@ mod tests {
     }
 
     #[test]
+    fn the_bytes_of_summaries_never_change() {
+        let small = Summary { free: 0x0203, longest: 0x0102, class: Class::Small };
+        let full = Summary { free: 0, longest: 0, class: Class::Large };
+        let bytes = encode_summaries(&[small, Summary::EMPTY, full, Summary::EMPTY]).unwrap();
+        assert_eq!(bytes, [0x03, 0x02, 0x02, 0x01, 0, 0xE0, 0, 0x20, 0, 0x80, 0, 0]);
+        assert_eq!(decode_summaries(&bytes), Ok(vec![small, Summary::EMPTY, full]));
+        assert_eq!(encode_summaries(&[Summary::EMPTY; 256]), None);
+        assert_eq!(encode_summaries(&[full; 256]).unwrap().len(), 1024);
+    }
+
+    #[test]
+    fn impossible_summaries_are_refused() {
+        let bad: [&[u8]; 8] = [
+            &[],
+            &[0; 3],
+            &[0; 5],
+            &[0; 1028],
+            &[1, 0, 2, 0],       // longer than what is free
+            &[1, 0, 0, 0],       // free, and no run
+            &[1, 0xC0, 1, 0],    // empty, and not free
+            &[0, 0xE0, 0, 0x20], // empty, at the end
+        ];
+        for bytes in bad {
+            assert!(decode_summaries(bytes).is_err(), "{bytes:?}");
+        }
+        assert_eq!(Summary::decode([0, 0x20, 0, 0x20]), None, "free, and not empty");
+    }
+
+    #[test]
+    fn covering_takes_what_is_free() {
+        let mut map = RegionMap::default();
+        map.take(100..200);
+        assert_eq!(map.cover(50..250), 100);
+        assert_eq!(map.cover(50..250), 0);
+        assert!(map.is_all(true, 50..250) && map.is_all(false, 0..50));
+        assert!(!map.is_all(true, 49..51) && !map.is_all(false, 249..251));
+    }
+
+    #[test]
     #[should_panic(expected = "taken once")]
     fn a_page_in_use_is_not_taken() {
         let mut map = RegionMap::default();

@@ -221,3 +221,125 @@ fn after(key: Key) -> Key {
     bytes.push(0);
     Key::new(&bytes).expect("at most 21 bytes")
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{BlockState, ChunkSize, Crc32c, Timestamp, WriteEpoch};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::format::{fact::StateTotals, finding::Fault, free_map::Class};
+
+    fn chunk() -> ChunkKey {
+        ChunkKey {
+            inode: InodeId(0x0102_0304_0506_0708),
+            generation: ContentGeneration(0x1112_1314),
+            index: ChunkIndex(0x2122_2324),
+            copy: CopyIndex(0x31),
+        }
+    }
+
+    fn samples() -> Vec<(Entry, Vec<u8>)> {
+        let key = SectionKey { chunk: chunk(), section: 0x41 };
+        let mut section = Section::blank(ChunkSize::MAX);
+        section.set_state(0..1, BlockState::Zero);
+        let bytes =
+            [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24, 0x31, 0x41];
+        let finding = Finding {
+            time: Timestamp(1),
+            page: 2,
+            within: 40,
+            expected: Crc32c(3),
+            fault: Fault::Unreadable,
+        };
+        let mark = Mark { generation: ContentGeneration(1), write_epoch: WriteEpoch(2) };
+        let summary = Summary { free: 5, longest: 4, class: Class::Medium };
+        let mut map = RegionMap::default();
+        map.take(4..9);
+        let block = BlockKey { section: key, block: 2 };
+        vec![
+            (Entry::Section(key, section), [&[1][..], &bytes].concat()),
+            (Entry::Mark(key.chunk.inode, mark), [&[2], &bytes[..8]].concat()),
+            (Entry::FreeMap(0x0102, map), vec![3, 0, 0, 1, 2]),
+            (Entry::Summaries(3, vec![summary]), vec![4, 0, 0, 0, 3]),
+            (Entry::Finding(block, finding), [&[5][..], &bytes, &[2]].concat()),
+            (Entry::Fact(Fact::Totals(StateTotals::default())), vec![6, 2]),
+            (Entry::Lost(GroupId(9), LostMark { below: InodeId(8) }), vec![7, 0, 0, 0, 9]),
+        ]
+    }
+
+    #[test]
+    fn the_keys_never_change_and_entries_read_back() {
+        for (entry, key) in samples() {
+            let (found, value) = entry.encode();
+            assert_eq!(found.as_slice(), key, "{entry:?}");
+            assert_eq!(TableKey::decode(&key).unwrap().encode(), found);
+            assert_eq!(Entry::decode(&key, &value), Ok(entry.clone()));
+            for len in 0..key.len() {
+                assert!(Entry::decode(&key[..len], &value).is_err(), "{entry:?} {len}");
+            }
+            assert!(Entry::decode(&[&key[..], &[0]].concat(), &value).is_err(), "{entry:?}");
+        }
+        assert!(TableKey::decode(&[0]).is_err() && TableKey::decode(&[8, 0]).is_err());
+        assert!(TableKey::decode(&[6, 0]).is_err(), "no such fact");
+    }
+
+    #[test]
+    fn ranges_hold_what_they_name_and_nothing_else() {
+        let key = |chunk, section| TableKey::Section(SectionKey { chunk, section }).encode();
+        let holds = |range: KeyRange, key: Key| range.from <= key && key < range.until;
+        let this = chunk();
+        let next = ChunkKey { index: this.index.next(), ..this };
+        let other = ChunkKey { generation: this.generation.next(), ..this };
+        let last = ChunkKey { index: ChunkIndex(u32::MAX), copy: CopyIndex(u8::MAX), ..this };
+        let range = KeyRange::chunk(this);
+        assert!(holds(range, key(this, 0)) && holds(range, key(this, 127)));
+        assert!(!holds(range, key(next, 0)));
+        let range = KeyRange::content(this.inode, this.generation, next.index);
+        assert!(!holds(range, key(this, 127)) && holds(range, key(last, 127)));
+        assert!(!holds(range, key(other, 0)));
+        let range = KeyRange::inode(this.inode, this.generation);
+        assert!(holds(range, key(this, 0)) && holds(range, key(last, 127)));
+        assert!(!holds(range, key(other, 0)));
+        let foreign = ChunkKey { inode: this.inode.next(), ..this };
+        let range = KeyRange::inode(this.inode, ContentGeneration(u32::MAX));
+        assert!(holds(range, key(other, 0)) && !holds(range, key(foreign, 0)));
+        let block = |chunk, section, block| {
+            TableKey::Finding(BlockKey { section: SectionKey { chunk, section }, block }).encode()
+        };
+        let range = KeyRange::findings(this);
+        assert!(holds(range, block(this, 0, 0)) && holds(range, block(this, 127, 7)));
+        assert!(!holds(range, block(next, 0, 0)) && !holds(range, key(this, 0)));
+        assert!(
+            holds(KeyRange::table(1), key(this, 0)) && !holds(KeyRange::table(2), key(this, 0))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_decoder_panic(
+            table in 0_u8..9,
+            rest in prop::collection::vec(any::<u8>(), 0..24),
+            value: Vec<u8>,
+        ) {
+            let key = [&[table][..], &rest].concat();
+            if let Ok(entry) = Entry::decode(&key, &value) {
+                let (found, bytes) = entry.encode();
+                prop_assert_eq!((found.as_slice(), &bytes[..]), (&key[..], &value[..]));
+            }
+        }
+
+        #[test]
+        fn keys_sort_as_what_they_name(one: (u64, u32, u32, u8), other: (u64, u32, u32, u8)) {
+            let chunk = |(inode, generation, index, copy)| ChunkKey {
+                inode: InodeId(inode),
+                generation: ContentGeneration(generation),
+                index: ChunkIndex(index),
+                copy: CopyIndex(copy),
+            };
+            let key = |parts| SectionKey { chunk: chunk(parts), section: 3 };
+            let encoded = |parts| TableKey::Section(key(parts)).encode();
+            prop_assert_eq!(key(one).cmp(&key(other)), encoded(one).cmp(&encoded(other)));
+        }
+    }
+}

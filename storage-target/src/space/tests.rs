@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use millrace_runtime::Random;
 
+mod model;
+mod reservations;
+
 use super::{Allocator, Extent, REGION_PAGES, Refusal};
 
 const REGION: u64 = REGION_PAGES as u64;
@@ -30,7 +33,7 @@ fn free(allocator: &mut Allocator, stored: &BTreeMap<u32, Vec<u8>>, extent: Exte
 }
 
 fn bring(allocator: &mut Allocator, stored: &BTreeMap<u32, Vec<u8>>, region: u32) {
-    allocator.bring(region, super::RegionMap::decode(&stored[&region]).unwrap());
+    assert!(allocator.bring(region, super::RegionMap::decode(&stored[&region]).unwrap()));
 }
 
 /// Sizes of what a training cluster stores, in pages: small files, pictures, parts of large files.
@@ -79,10 +82,13 @@ fn no_page_is_given_out_twice_and_the_counts_are_exact_whatever_is_in_memory() {
                 used[range(&extent)].fill(false);
             }
             if random.within(0..20) == 0 {
-                for (region, map) in allocator.take_changed() {
-                    stored.insert(region, map.encode());
+                for region in 0..allocator.regions() {
+                    if let Some(map) = allocator.map(region) {
+                        stored.insert(region, map.encode());
+                    }
                 }
-                allocator.shrink(1);
+                allocator.shrink(1, |_| false);
+                assert!(allocator.maps() <= 1);
             }
             let count = used.iter().filter(|used| !**used).count() as u64;
             assert_eq!(allocator.free_pages(), count, "seed {seed}");
@@ -107,12 +113,56 @@ fn a_chunk_of_64_mib_is_one_run_and_lengths_keep_apart() {
 }
 
 #[test]
+fn empty_neighbours_are_kept_for_what_needs_two() {
+    let mut allocator = Allocator::new(100, 6);
+    // 1 and 4 are in use: 0 stands alone, 2 and 3 are a pair, 5 stands alone.
+    for region in [1, 4] {
+        allocator.take(allocator.region(region)).unwrap();
+    }
+    let single = |allocator: &mut Allocator| allocator.allocate(5000).unwrap()[0].first;
+    assert_eq!(single(&mut allocator), allocator.region(0).first);
+    assert_eq!(single(&mut allocator), allocator.region(5).first);
+    let chunk = allocator.allocate(2 * REGION - 100).unwrap();
+    assert_eq!(chunk, [Extent { first: allocator.region(2).first, pages: 2 * REGION - 100 }]);
+    assert!(allocator.is_all(true, chunk[0]).unwrap());
+}
+
+#[test]
+fn chunks_of_64_mib_stay_in_one_piece_as_long_as_there_are_neighbours() {
+    let random = Random::seeded(3);
+    let mut allocator = Allocator::new(0, 64);
+    let mut chunks: Vec<Vec<Extent>> = Vec::new();
+    let mut others: Vec<Vec<Extent>> = Vec::new();
+    for round in 0..200 {
+        // Small and medium ones come and go in between, on an eighth of the disk.
+        while others.iter().flatten().map(|extent| extent.pages).sum::<u64>() < 8 * REGION {
+            others.push(allocator.allocate(random.within(1..120)).unwrap());
+        }
+        for _ in 0..others.len() / 2 {
+            let at = random.within(0..others.len() as u64);
+            let gone = others.swap_remove(usize::try_from(at).unwrap());
+            gone.into_iter().for_each(|extent| allocator.free(extent).unwrap());
+        }
+        while chunks.len() < 20 {
+            chunks.push(allocator.allocate(2 * REGION).unwrap());
+        }
+        let pieces: usize = chunks.iter().map(Vec::len).sum();
+        assert_eq!(pieces, chunks.len(), "round {round}");
+        for _ in 0..random.within(1..20) {
+            let at = random.within(0..chunks.len() as u64);
+            let gone = chunks.swap_remove(usize::try_from(at).unwrap());
+            gone.into_iter().for_each(|extent| allocator.free(extent).unwrap());
+        }
+    }
+}
+
+#[test]
 fn what_a_journal_says_is_taken_and_given_back_over_the_borders_of_regions() {
     let mut allocator = Allocator::new(0, 3);
     let extent = Extent { first: REGION - 10, pages: REGION + 20 };
     allocator.take(extent).unwrap();
     assert_eq!(allocator.free_pages(), 3 * REGION - extent.pages);
-    assert_eq!(allocator.take_changed().len(), 3);
+    assert_eq!(allocator.is_all(true, extent), Ok(true));
     allocator.free(extent).unwrap();
     assert_eq!(allocator.allocate(3 * REGION).unwrap(), [Extent { first: 0, pages: 3 * REGION }]);
 }

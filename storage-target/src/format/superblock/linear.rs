@@ -282,3 +282,128 @@ impl Superblock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CLUSTER: ClusterId = ClusterId([0xC1; 16]);
+    const TARGET: TargetId = TargetId([0x7A; 8]);
+
+    fn sample() -> Superblock {
+        let layout = Layout::new(1 << 20).unwrap();
+        Superblock { cluster: CLUSTER, target: TARGET, writes: 3, layout }
+    }
+
+    fn resign(bytes: &mut [u8]) {
+        let checksum = Crc32c::of(&bytes[12..]).0.to_le_bytes();
+        bytes[8..12].copy_from_slice(&checksum);
+    }
+
+    #[test]
+    fn the_bytes_never_change() {
+        let bytes = sample().encode(1);
+        let number = |low: u64| low.to_le_bytes();
+        let mut expected = b"MRTARGET".to_vec();
+        expected.extend_from_slice(&bytes[8..12]);
+        expected.extend_from_slice(&[2, 0, 0, 0]);
+        expected.extend_from_slice(&[0xC1; 16]);
+        expected.extend_from_slice(&[0x7A; 8]);
+        expected.extend_from_slice(&[0, 0x10, 0, 0, 0, 0, 1, 0, 0, 0, 0x10, 0, 0, 0, 0, 0]);
+        expected.extend_from_slice(&[0, 0, 8, 0, 0, 0x20, 0, 0]);
+        for field in [32, 3, 16, 256, 16_384, 16_640] {
+            expected.extend_from_slice(&number(field));
+        }
+        assert_eq!(bytes[..FIELDS_LEN], expected);
+        assert_eq!(Crc32c(u32::from_le_bytes(*bytes[8..].first_chunk().unwrap())), GOLDEN);
+        assert_eq!(bytes.len(), SUPERBLOCK_LEN);
+        assert_eq!(Superblock::decode(&bytes, 1), Ok(sample()));
+    }
+
+    /// The checksum of the sample's copy B.
+    const GOLDEN: Crc32c = Crc32c(0x60d1_cc05);
+
+    #[test]
+    fn damage_and_the_place_of_the_other_copy_are_refused() {
+        let good = sample().encode(0);
+        for at in 0..SUPERBLOCK_LEN {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            assert!(Superblock::decode(&bad, 0).is_err(), "byte {at}");
+        }
+        assert!(Superblock::decode(&good, 1).is_err());
+        assert!(Superblock::decode(&good[..4095], 0).is_err());
+    }
+
+    #[test]
+    fn another_cluster_target_or_version_is_refused_by_name() {
+        let other = ClusterId([0xC2; 16]);
+        let error = sample().check(other, None).unwrap_err();
+        assert_eq!(error, SuperblockError::OtherCluster { found: CLUSTER, expected: other });
+        assert!(error.to_string().contains(&CLUSTER.to_string()), "{error}");
+        assert!(error.to_string().contains(&other.to_string()), "{error}");
+        let other = TargetId([1; 8]);
+        let error = sample().check(CLUSTER, Some(other)).unwrap_err();
+        assert_eq!(error, SuperblockError::OtherTarget { found: TARGET, expected: other });
+        assert!(error.to_string().contains(&TARGET.to_string()), "{error}");
+        assert_eq!(sample().check(CLUSTER, Some(TARGET)), Ok(()));
+        assert_eq!(sample().check(CLUSTER, None), Ok(()));
+
+        let old =
+            super::super::Superblock { cluster: CLUSTER, target: TARGET, capacity_bytes: 1 << 40 };
+        let error = Superblock::decode(&old.encode(), 0).unwrap_err();
+        assert_eq!(error, SuperblockError::Version1);
+        assert!(error.to_string().contains("version 1"), "{error}");
+        let error = super::super::Superblock::decode(&sample().encode(0)).unwrap_err();
+        assert!(error.to_string().contains("format version 2"), "{error}");
+        let mut later = sample().encode(0);
+        later[12] = 3;
+        resign(&mut later);
+        let error = Superblock::decode(&later, 0).unwrap_err();
+        assert!(error.to_string().contains("upgrade"), "{error}");
+    }
+
+    #[test]
+    fn the_newer_copy_counts_and_the_other_one_is_to_be_written_again() {
+        let newer = Superblock { writes: 4, ..sample() };
+        let both = Superblock::newest([&sample().encode(0), &sample().encode(1)]).unwrap();
+        assert_eq!((both.superblock, both.stale), (sample(), vec![]));
+        let cut = Superblock::newest([&newer.encode(0), &sample().encode(1)]).unwrap();
+        assert_eq!((cut.superblock, cut.stale), (newer.clone(), vec![1]));
+        let rot = Superblock::newest([&[0; SUPERBLOCK_LEN], &newer.encode(1)]).unwrap();
+        assert_eq!((rot.superblock, rot.stale), (newer.clone(), vec![0]));
+        let stale = Superblock::newest([&sample().encode(0), &newer.encode(1)]).unwrap();
+        assert_eq!((stale.superblock, stale.stale), (newer, vec![0]));
+        assert!(Superblock::newest([&[0; SUPERBLOCK_LEN], &[0; 9]]).is_err());
+    }
+
+    #[test]
+    fn a_layout_fits_its_disk() {
+        assert_eq!(Layout::new(256 + 4096 + 8191), None);
+        let least = Layout::new(256 + 4096 + 8192).unwrap();
+        assert_eq!((least.region_count(), least.fixed_pages()), (1, 256 + 4096));
+        let large = Layout::new(4 << 28).unwrap();
+        assert_eq!(large.journal_pages, JOURNAL_PAGES_MAX);
+        let regions = u64::from(large.region_count()) * u64::from(REGION_PAGES);
+        assert_eq!(large.fixed_pages() + regions, large.capacity);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_decoder_panic(
+            noise in prop::collection::vec((12_usize..FIELDS_LEN, any::<u8>()), 0..12),
+        ) {
+            let mut bytes = sample().encode(0);
+            for (at, byte) in noise {
+                bytes[at] = byte;
+            }
+            resign(&mut bytes);
+            if let Ok(superblock) = Superblock::decode(&bytes, 0) {
+                prop_assert!(superblock.layout.region_count() > 0);
+                prop_assert_eq!(superblock.encode(0), bytes);
+            }
+        }
+    }
+}
