@@ -74,9 +74,15 @@ impl Filesystem for Adapter {
         self.fs.forget(self.inode(ino));
     }
 
-    fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<Number>, reply: ReplyAttr) {
+    fn getattr(&self, req: &Request, ino: INodeNo, fh: Option<Number>, reply: ReplyAttr) {
         let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
-        self.answer_attr(reply, async move { fs.attributes(caller, inode).await });
+        let handle = fh.and_then(|number| self.fs.handle(number.0).ok());
+        self.answer_attr(reply, async move {
+            match handle {
+                Some(handle) => fs.attributes_of(caller, &handle).await,
+                None => fs.attributes(caller, inode).await,
+            }
+        });
     }
 
     fn setattr(

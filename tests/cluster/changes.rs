@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
+    io::{Read as _, Seek as _, SeekFrom, Write as _},
     os::unix::fs::FileExt as _,
     path::Path,
     time::{Duration, Instant},
@@ -98,6 +98,52 @@ fn a_reader_of_an_overwritten_object_gets_estale_and_the_next_open_the_new_conte
     assert_eq!(failed.raw_os_error(), Some(ESTALE), "{failed}");
     ensure!(fs::read(&path)? == version(3, 5_000_000), "the new content on the other mount");
     ensure!(fs::read(cluster.mount().join("set/file"))? == version(3, 5_000_000), "and on this");
+    Ok(())
+}
+
+#[test]
+fn the_end_of_a_shorter_object_is_never_taken_for_that_of_the_one_that_is_open() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.put("set/file", &version(1, 24_000_000))?;
+    bucket.put("set/looked-at", &version(1, 9_000_000))?;
+    let cluster = linked(&bucket, &["--refresh", "1"])?;
+    let path = cluster.mount().join("set/file");
+    let mut piece = vec![0; 100_000];
+    let stale = |result: std::io::Result<u64>, what: &str| {
+        let failed = result.expect_err(what);
+        assert_eq!(failed.raw_os_error(), Some(ESTALE), "{what}: {failed}");
+    };
+    // One that has read, in the page cache and past it, and one that has not.
+    let mut reader = fs::File::open(&path)?;
+    reader.read_exact(&mut piece)?;
+    let fresh = fs::File::open(&path)?;
+    let direct = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECT;
+    let direct: fs::File = rustix::fs::open(&path, direct, rustix::fs::Mode::empty())?.into();
+    let other = fs::File::open(cluster.mount().join("set/looked-at"))?;
+    bucket.put("set/file", &version(2, 3_000_000))?;
+    bucket.put("set/looked-at", &version(2, 50))?;
+    std::thread::sleep(Duration::from_millis(1_100));
+    // Another program opens the new version; of the other file, somebody only looks at the size.
+    ensure!(fs::read(&path)? == version(2, 3_000_000), "the new content");
+    ensure!(fs::metadata(cluster.mount().join("set/looked-at"))?.len() == 50, "the new size");
+
+    for (file, name) in [(&reader, "reader"), (&fresh, "fresh"), (&direct, "direct")] {
+        for offset in [2_999_808, 3_000_320, 12_000_256, 23_999_488, 30_000_128] {
+            let read = file.read_at(&mut piece[..4096], offset).map(|len| len as u64);
+            stale(read, &format!("{name} at {offset}"));
+        }
+    }
+    // A program that goes on where it was, to the end; and one that asks where the end is.
+    reader.seek(SeekFrom::Start(20_000_000))?;
+    stale(read_all(&mut reader, 1, 20_000_000).map(|len| len as u64), "going on");
+    stale(reader.seek(SeekFrom::End(0)), "the end");
+    for offset in [50, 4_096, 8_999_999] {
+        stale(other.read_at(&mut piece, offset).map(|len| len as u64), "after a look");
+    }
+    ensure!(reader.metadata()?.len() == 3_000_000, "fstat shows the new version");
+    // A new open is not concerned, nor is the look at the path.
+    ensure!(fs::read(&path)? == version(2, 3_000_000), "and again");
+    ensure!(fs::metadata(&path)?.len() == 3_000_000, "the new size");
     Ok(())
 }
 

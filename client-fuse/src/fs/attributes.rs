@@ -39,6 +39,23 @@ impl FileSystem {
         self.present(reply)
     }
 
+    /// As [`Self::attributes`], for an open file: the kernel asks so before it reads past the end
+    /// that it knows, or seeks from it, and answers with the end of the file by itself if the new
+    /// end lies before.
+    ///
+    /// # Errors
+    /// What the server answers; [`millrace_types::ErrorKind::Stale`] when the handle was opened on an older version
+    /// of the object, whose end this is not.
+    pub(crate) async fn attributes_of(
+        &self,
+        caller: Caller,
+        handle: &FileHandle,
+    ) -> Result<Attributes, Failure> {
+        let attributes = self.attributes(caller, handle.file.inode).await?;
+        handle.check_version(&handle.file.state())?;
+        Ok(attributes)
+    }
+
     /// Changes attributes. Writes that are buffered are committed first where that matters: before
     /// a change of size or times, which would otherwise be undone by them.
     ///

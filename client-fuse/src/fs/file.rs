@@ -65,6 +65,9 @@ pub(crate) struct State {
     pub(crate) attributes: Attributes,
     /// The way to the bytes; `None` where the caller has no right to them.
     pub(crate) access: Option<Arc<Access>>,
+    /// The content as the server last told it. Newer than that of `access` after an answer without
+    /// a capability, as to a stat.
+    pub(crate) content: Option<Content>,
     /// The bytes, where they live in the inode.
     pub(crate) inline: Option<Vec<u8>>,
     /// Fetched and not yet handed out.
@@ -125,6 +128,7 @@ impl File {
         let mut state = State {
             attributes: reply.attributes.clone(),
             access: None,
+            content: None,
             inline: None,
             pieces: Pieces::default(),
             streams: Streams::default(),
@@ -192,9 +196,10 @@ impl State {
             self.pieces.clear();
             self.streams.handle_invalidation();
         }
-        if let (Some(content), Some(capability)) = (content, reply.capability) {
-            self.replace_access(Access::new(content, capability)?);
+        if let (Some(content), Some(capability)) = (&content, reply.capability) {
+            self.replace_access(Access::new(content.clone(), capability)?);
         }
+        self.content = content;
         self.attributes = reply.attributes;
         self.inline = reply.inline;
         self.show_own_writes();

@@ -5,10 +5,13 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use millrace_protocol::{capability::Content, metadata::OpenMode, session::Caller};
+use millrace_protocol::{metadata::OpenMode, session::Caller};
 use millrace_types::{ContentGeneration, ErrorKind, Failure};
 
-use crate::fs::{file::File, writers::Writers};
+use crate::fs::{
+    file::{File, State},
+    writers::Writers,
+};
 
 /// An open file description.
 #[derive(Debug)]
@@ -75,13 +78,15 @@ impl FileHandle {
         Self { file, mode, caller, options, writers, incarnation, failures_seen, version }
     }
 
-    /// Checks that `content` is of the version that the handle was opened on: of a file that
-    /// followed its bucket since, this handle reads nothing more.
+    /// Checks that what `state` shows of the file is of the version that the handle was opened on:
+    /// of a file that followed its bucket since, this handle reads nothing more. To be asked before
+    /// the size is looked at, which is that of the version that is shown.
     ///
     /// # Errors
     /// [`ErrorKind::Stale`]. A truncation, which keeps the object, and an export, which keeps the
     /// content, are none.
-    pub(crate) fn check_version(&self, content: &Content) -> Result<(), Failure> {
+    pub(crate) fn check_version(&self, state: &State) -> Result<(), Failure> {
+        let Some(content) = &state.content else { return Ok(()) };
         let (Some((generation, tag)), Some(origin)) = (&self.version, &content.origin) else {
             return Ok(());
         };

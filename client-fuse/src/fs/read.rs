@@ -38,7 +38,8 @@ impl FileSystem {
     /// Begins to read `len` bytes at `offset`. Never blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::PermissionDenied`] when the server gave no right to the content.
+    /// [`ErrorKind::PermissionDenied`] when the server gave no right to the content;
+    /// [`ErrorKind::Stale`] when the handle was opened on an older version of the object.
     pub(crate) fn begin_read(
         &self,
         handle: &FileHandle,
@@ -47,9 +48,8 @@ impl FileSystem {
     ) -> Result<Begun, Failure> {
         let file = &handle.file;
         let mut state = file.state();
-        if let Some(access) = &state.access {
-            handle.check_version(&access.content)?;
-        }
+        // First: the end of a new version is not the end of the one that is read here.
+        handle.check_version(&state)?;
         let size = state.attributes.size;
         let range = offset.min(size)..offset.saturating_add(u64::from(len)).min(size);
         if range.is_empty() {
@@ -110,7 +110,7 @@ impl FileSystem {
         if flush_first {
             self.flush_file(file).await;
             handle.report()?;
-            return self.read_again(file, range).await;
+            return self.read_again(handle, range).await;
         }
         let mut taken: Vec<(Range<u64>, Bytes)> = Vec::with_capacity(parts.len());
         for part in parts {
@@ -131,10 +131,8 @@ impl FileSystem {
         let bytes = join(taken.into_iter().map(|(_, bytes)| bytes).collect());
         let (landed, overlaid) = {
             let state = file.state();
-            if let Some(access) = &state.access {
-                // What was fetched may be of a version that was opened meanwhile.
-                handle.check_version(&access.content)?;
-            }
+            // What was fetched may be of a version that was opened meanwhile.
+            handle.check_version(&state)?;
             let overlaid = state.buffer.overlaps(&range).then(|| {
                 let mut bytes = bytes.to_vec();
                 state.buffer.overlay(range.start, &mut bytes);
@@ -144,13 +142,18 @@ impl FileSystem {
         };
         if landed {
             // Writes were stored while this fetch was on its way: it may be older than they are.
-            return self.read_again(file, range).await;
+            return self.read_again(handle, range).await;
         }
         Ok(overlaid.unwrap_or(bytes))
     }
 
-    async fn read_again(&self, file: &Arc<File>, range: Range<u64>) -> Result<Bytes, Failure> {
-        let size = file.state().attributes.size;
+    async fn read_again(&self, handle: &FileHandle, range: Range<u64>) -> Result<Bytes, Failure> {
+        let file = &handle.file;
+        let size = {
+            let state = file.state();
+            handle.check_version(&state)?;
+            state.attributes.size
+        };
         let range = range.start.min(size)..range.end.min(size);
         let chunk_size = file.access()?.content.layout.chunk_size().bytes();
         let mut parts = Vec::new();

@@ -169,19 +169,33 @@ fn a_handle_reads_only_the_version_of_the_object_that_it_was_opened_on() {
         let options = HandleOptions::default();
         FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, 1)
     };
-    let content = || file.access().expect("access").content.clone();
     let first = open();
-    assert!(first.check_version(&content()).is_ok());
+    assert!(first.check_version(&file.state()).is_ok());
     // An export keeps the content, a truncation the object.
     file.state().accept(imported(6, 1, "b")).expect("a sound answer");
-    assert!(first.check_version(&content()).is_ok());
+    assert!(first.check_version(&file.state()).is_ok());
     file.state().accept(imported(7, 2, "a")).expect("a sound answer");
-    assert!(first.check_version(&content()).is_ok());
+    assert!(first.check_version(&file.state()).is_ok());
     file.state().versions = false;
 
     file.state().accept(imported(8, 3, "c")).expect("a sound answer");
     assert!(file.state().versions, "the kernel's pages are of an older version");
-    let stale = first.check_version(&content()).expect_err("another version");
+    let stale = first.check_version(&file.state()).expect_err("another version");
     assert_eq!(stale.kind, ErrorKind::Stale);
-    assert!(open().check_version(&content()).is_ok());
+    assert!(open().check_version(&file.state()).is_ok());
+}
+
+#[test]
+fn the_end_of_a_newer_version_is_not_that_of_the_one_that_is_read() {
+    let file = Arc::new(File::new(imported(5, 1, "a")).expect("a file"));
+    let options = HandleOptions::default();
+    let handle = FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, 1);
+    // As a stat by anybody is answered: without a capability.
+    let mut stat = imported(6, 2, "b");
+    stat.attributes.size = 10;
+    stat.capability = None;
+    file.state().accept(stat).expect("a sound answer");
+    assert_eq!(file.state().attributes.size, 10);
+    let stale = handle.check_version(&file.state()).expect_err("another version");
+    assert_eq!(stale.kind, ErrorKind::Stale);
 }
