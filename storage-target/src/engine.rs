@@ -47,7 +47,7 @@ mod barrier;
 mod error;
 mod index;
 mod journal;
-mod locks;
+pub(crate) mod locks;
 mod open;
 pub(crate) mod page_checksum;
 mod read;

@@ -250,6 +250,12 @@ impl Index {
         Ok(())
     }
 
+    /// Where nodes lie, with what was added since the last checkpoint.
+    #[must_use]
+    pub fn segments(&self) -> Vec<Segment> {
+        self.state().space.segments()
+    }
+
     /// The index's figures now.
     #[must_use]
     pub fn statistics(&self) -> Statistics {

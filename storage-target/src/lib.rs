@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`engine`],
-//! [`index`], [`journal`] and [`space`] (which the engine does not use yet), `parts`
+//! [`index`], [`journal`], [`space`] and [`volume`] (the engine that will use these), `parts`
 //! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
 //! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
 //! wire), `member` (heartbeats), `changed` (objects that are not what they were), `metrics`,
@@ -27,6 +27,7 @@ pub mod journal;
 pub mod run;
 pub mod settings;
 pub mod space;
+pub mod volume;
 
 mod changed;
 mod cluster;

@@ -67,7 +67,9 @@ impl EngineError {
             Self::Index(error) => match &**error {
                 IndexError::Disk(error) => error.kind(),
                 IndexError::Full => ErrorKind::NoSpace,
-                IndexError::Damaged { .. } | IndexError::NoIndex { .. } => ErrorKind::Corrupt,
+                IndexError::Damaged { .. }
+                | IndexError::Value { .. }
+                | IndexError::NoIndex { .. } => ErrorKind::Corrupt,
                 IndexError::Uncertain => ErrorKind::Disk,
             },
             Self::Corrupt { .. } | Self::Damaged => ErrorKind::Corrupt,

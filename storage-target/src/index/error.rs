@@ -16,6 +16,12 @@ pub enum IndexError {
         /// What is wrong with it.
         source: FormatError,
     },
+    /// A value in a sound leaf is none that a program writes.
+    #[error("a value of the index is impossible: {source}")]
+    Value {
+        /// What is wrong with it.
+        source: FormatError,
+    },
     /// None of the four root records can be read: there is no index here, or it is lost.
     #[error("no root record of an index can be read at page {page}: {source}")]
     NoIndex {

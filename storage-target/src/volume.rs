@@ -1,0 +1,287 @@
+//! The storage engine of one target on one linear space of pages: chunks in an index, changes in a
+//! journal, bytes in regions. To replace [`crate::engine`], whose operations it offers with the
+//! same meanings; the store does not use it yet.
+//!
+//! # What it guarantees
+//! - A change that was acknowledged survives a kill of the process; after [`Volume::sync`] also a
+//!   loss of power, unless the loss count changed meanwhile.
+//! - A change is there as a whole or not at all. New bytes go to pages that nothing points to; only
+//!   then does a journal record point there; the pages given up are not used again before no later
+//!   start can ask for them.
+//! - Every page read from disk is checked against its checksum before anybody sees it, also before
+//!   a part of it is overwritten.
+//! - Nothing is changed by a request that is refused, by a full disk or for any other reason.
+//!
+//! # How a change is made
+//! 1. *Lock* the blocks (`crate::engine::locks`), so that one writer at a time replaces bytes.
+//! 2. *Look* at the section records, read the pages of which a part stays, reserve pages
+//!    (`room`), write the bytes.
+//! 3. *Install* (`install`): with the inode's turn (shared; who removes has it alone) and the
+//!    sections' locks held, the records are read again, changed by a pure function, encoded under
+//!    the number that the journal's next record will have, appended, and put into the index. The
+//!    last three happen under `state`, the one lock that keeps journal, index, space and figures
+//!    together; it is held for memory operations only.
+//! 4. *Wait* until the record is on the device (a kill), or durable (a loss of power). Who waits at
+//!    the same time shares one write and one sync: that is the journal's part.
+//!
+//! Locks are taken in this order: blocks, inode, sections, state. Nobody waits for memory of a pool
+//! while holding the inode's turn or a section, except from the pool of index and journal, whose
+//! holders wait for nothing but the disk.
+//!
+//! # When pages are free again
+//! Pages that a record gives up stay in quarantine until (a) the record is *announced*: durable,
+//! and a durable batch of the journal says so, so that no later start wants to look at the pages of
+//! an older record to find out whether it counts; and (b) no reader is left that began before.
+//! Until then they count as used. To a checkpoint they are free: it contains the record.
+//!
+//! # Checkpoints
+//! When the changes in memory or the ring grow (`checkpoint`), the maps of the regions that
+//! records touched, the figures and the place in the journal are put into the index, all as of one
+//! record; everything up to it is synced, the index writes its tree, and the ring before the place
+//! is given back. Writers go on meanwhile, and wait only when the ring is half full or the delta
+//! has twice its bound.
+//!
+//! # After a stop
+//! See `recovery`: records are applied in order; after a loss of power those that no batch knows to
+//! be durable are believed only if their pages match.
+//!
+//! # Cancellation
+//! Methods that change something run in tasks of their own: a caller that goes away abandons the
+//! answer, not the work. They need a tokio runtime around them.
+//!
+//! Modules in reading order: `open`, `recovery`, `room`, `sections` (pure), `read`, `install`,
+//! `write`, `zero`, `ends`, `remove`, `commit`, `checkpoint`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use millrace_protocol::storage::ChunkVersion;
+use millrace_types::{ChunkKey, ClusterId, Crc32c, InodeId, SessionId, TargetId, WriteNumber};
+use tokio::{sync::Notify, task::JoinHandle};
+
+use crate::{
+    disk::{BufferPool, DiskQueue},
+    engine::{
+        EngineError,
+        locks::BlockLocks,
+        sessions::{Admission, AppliedWrites},
+    },
+    format::{segment::BootId, superblock::linear::Layout},
+    index::Index,
+    journal::Journal,
+    space::{Space, Totals},
+};
+
+mod checkpoint;
+mod commit;
+mod ends;
+mod install;
+mod open;
+mod read;
+mod recovery;
+mod remove;
+mod room;
+mod sections;
+#[cfg(test)]
+mod tests;
+mod write;
+mod zero;
+
+pub use open::OpenError;
+pub use read::{Loaded, Snapshot};
+pub use remove::ExportedBlocks;
+
+use read::Flights;
+
+/// Bad blocks listed at most; more than that is a dead disk.
+const BAD_BLOCKS_MAX: usize = 65_536;
+
+/// Turns of inodes: more than requests run at once, so that two inodes seldom share one.
+const INODE_TURNS: usize = 256;
+
+/// How a target is opened.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The cluster that it must belong to.
+    pub cluster: ClusterId,
+    /// What a blank disk becomes. `None` refuses one.
+    pub blank: Option<Blank>,
+    /// The disk.
+    pub disk: DiskQueue,
+    /// Memory for data.
+    pub pool: BufferPool,
+    /// Bytes of index nodes kept in memory.
+    pub cache_bytes: usize,
+    /// Longest time that an acknowledged write stays unsynced.
+    pub sync_interval: Duration,
+    /// The kernel's boot id.
+    pub boot: BootId,
+}
+
+/// What a blank disk becomes.
+#[derive(Clone, Copy, Debug)]
+pub struct Blank {
+    /// The target's id.
+    pub target: TargetId,
+    /// Where its parts lie.
+    pub layout: Layout,
+}
+
+/// The engine of one target. Dropping it ends it as a kill would; [`Self::close`] ends it in order.
+#[derive(Debug)]
+pub struct Volume {
+    shared: Arc<Shared>,
+    upkeep: Upkeep,
+}
+
+/// Syncs now and then, and writes checkpoints when they are due.
+#[derive(Debug)]
+struct Upkeep(JoinHandle<()>);
+
+/// What the engine's tasks share.
+#[derive(Debug)]
+struct Shared {
+    target: TargetId,
+    disk: DiskQueue,
+    pool: BufferPool,
+    index: Index,
+    journal: Journal,
+    space: Space,
+    state: Mutex<State>,
+    /// One writer for each block.
+    locks: BlockLocks,
+    /// One change for each section at the moment of installing; the numbers are sections.
+    section_locks: BlockLocks,
+    inode_turns: Box<[tokio::sync::RwLock<()>]>,
+    flights: Flights,
+    applied: AppliedWrites,
+    /// One checkpoint at a time.
+    checkpoint_turn: tokio::sync::Mutex<()>,
+    checkpoint_due: Notify,
+    /// Maps of regions are read and dropped by one at a time.
+    map_turn: tokio::sync::Mutex<()>,
+    loss_count: AtomicU64,
+    /// Whether the journal has failed.
+    lost: AtomicBool,
+    checksum_failures: AtomicU64,
+    /// The checksum of a page of zeros.
+    zero_page: Crc32c,
+    blank: bool,
+}
+
+/// What changes together with journal and index.
+#[derive(Debug)]
+struct State {
+    /// How many readers began after which record.
+    readers: BTreeMap<u64, u32>,
+    inode_max: InodeId,
+    /// Blocks whose checksum failed, until they are replaced.
+    bad: BTreeSet<(ChunkKey, u16)>,
+}
+
+/// A target's figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Statistics {
+    /// What every page is used for.
+    pub space: Totals,
+    /// The highest inode id seen.
+    pub inode_max: InodeId,
+    /// How often unsynced writes may have been lost.
+    pub loss_count: u64,
+    /// Blocks whose checksum failed and that nobody has replaced.
+    pub bad_blocks: u64,
+    /// Checksum failures since the start.
+    pub checksum_failures: u64,
+    /// Whether the target was made at this start.
+    pub blank: bool,
+}
+
+impl Volume {
+    /// The target's id.
+    #[must_use]
+    pub fn target(&self) -> TargetId {
+        self.shared.target
+    }
+
+    /// The disk engine in use.
+    #[must_use]
+    pub fn disk_name(&self) -> &'static str {
+        self.shared.disk.name()
+    }
+
+    /// The pool that the buffers of data come from.
+    #[must_use]
+    pub fn pool(&self) -> &BufferPool {
+        &self.shared.pool
+    }
+
+    /// How often unsynced writes may have been lost.
+    #[must_use]
+    pub fn loss_count(&self) -> u64 {
+        self.shared.loss_count.load(Ordering::Acquire)
+    }
+
+    /// The target's figures now.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        let state = self.shared.state();
+        Statistics {
+            space: self.shared.space.totals(),
+            inode_max: state.inode_max,
+            loss_count: self.loss_count(),
+            bad_blocks: state.bad.len() as u64,
+            checksum_failures: self.shared.checksum_failures.load(Ordering::Relaxed),
+            blank: self.shared.blank,
+        }
+    }
+
+    /// The version that a session's write made, if it is remembered from before the start. Waits
+    /// while it is being applied. May be dropped at its await.
+    pub async fn applied(&self, session: SessionId, number: WriteNumber) -> Option<ChunkVersion> {
+        match self.shared.applied.admit(session, number, WriteNumber(0)).await {
+            Admission::Repeated(version) => Some(version),
+            Admission::New(_) => None,
+        }
+    }
+}
+
+impl Drop for Upkeep {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while the lock was held may have left the parts apart: what is on disk is sound,
+        // so ending the process and recovering is the way out.
+        match self.state.lock() {
+            Ok(state) => state,
+            Err(PoisonError { .. }) => {
+                let target = self.target;
+                tracing::error!(%target, "the engine's state is inconsistent; aborting");
+                std::process::abort();
+            }
+        }
+    }
+
+    /// The turn of an inode: shared by who changes sections, alone for who removes them.
+    fn inode_turn(&self, inode: InodeId) -> &tokio::sync::RwLock<()> {
+        let turns = self.inode_turns.len() as u64;
+        &self.inode_turns[usize::try_from(inode.0 % turns).expect("an index")]
+    }
+}
+
+/// Runs a change in a task of its own, because pages under the kernel's hands must not be given
+/// back when a caller goes away.
+async fn run<T: Send + 'static>(
+    work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
+) -> Result<T, EngineError> {
+    tokio::spawn(work).await.unwrap_or(Err(EngineError::Stopped))
+}

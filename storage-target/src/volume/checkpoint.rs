@@ -1,0 +1,194 @@
+//! When checkpoints are written, and in which order.
+//!
+//! 1. Under the lock of the state: a note is appended (so that the ring behind the place holds a
+//!    batch of this boot), the maps of all regions that records touched, the figures and the
+//!    place where the journal goes on are put into the index, and its changes are set aside as
+//!    those up to the note.
+//! 2. The journal is synced up to the note: the index never holds what is not durable.
+//! 3. The index writes its tree and its root.
+//! 4. The ring before the place is free.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use bytes::Bytes;
+
+use super::{Shared, State, Volume, run};
+use crate::{
+    engine::EngineError,
+    format::{batch::Position, change::Change, fact::Fact, key::Key, root::Segment, table::Entry},
+    index::IndexError,
+    journal::JournalError,
+    space::Refusal,
+};
+
+/// Changes in memory at which a checkpoint is due; at twice that, writers wait.
+const DELTA_BYTES: usize = 32 * 1024 * 1024;
+
+/// The ring is this many times as long as what may fill before a checkpoint is due. Writers wait
+/// at twice that, so that an older root finds its part of the journal complete.
+const RING_PARTS: u64 = 4;
+
+/// How often the index gets more room during one checkpoint; each time it grows by an eighth.
+const GROWTHS_MAX: usize = 16;
+
+/// Pages that the index grows by at least, where the disk is large enough: 4 MiB.
+pub(super) const INDEX_STEP: u64 = 1024;
+
+/// Maps of regions that may stay in memory without need: 4 MiB.
+const MAPS_MAX: usize = 4096;
+
+impl Volume {
+    /// Syncs, writes a checkpoint and the stop record, and ends the upkeep. Nothing may be changed
+    /// any more when it is called; reads go on until the volume is dropped.
+    ///
+    /// # Errors
+    /// As [`Volume::sync`]; the next start then recovers as after a kill.
+    pub async fn close(&self) -> Result<(), EngineError> {
+        self.upkeep.0.abort();
+        let shared = Arc::clone(&self.shared);
+        run(async move {
+            shared.checkpoint().await?;
+            shared.settle().await?;
+            shared.commit(|_| Ok(Change::Stop)).await?;
+            shared.sync().await?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Shared {
+    /// Waits while too much is waiting for a checkpoint; asks for one when it is time.
+    pub(super) async fn await_room_for_records(&self) -> Result<(), EngineError> {
+        let used = self.journal.used_pages() * RING_PARTS;
+        let delta = self.index.statistics().delta_bytes;
+        let ring = self.journal.ring_pages();
+        if used > 2 * ring || delta > 2 * DELTA_BYTES {
+            self.checkpoint().await?;
+        } else if used > ring || delta > DELTA_BYTES {
+            self.checkpoint_due.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Writes a checkpoint, or waits for one that somebody else began after the call.
+    pub(super) async fn checkpoint(&self) -> Result<(), EngineError> {
+        let begun = self.index.statistics().generation;
+        let _turn = self.checkpoint_turn.lock().await;
+        if self.index.statistics().generation > begun {
+            return Ok(());
+        }
+        self.write_checkpoint().await
+    }
+
+    async fn write_checkpoint(&self) -> Result<(), EngineError> {
+        self.grow_index_if_small().await?;
+        for _ in 0..GROWTHS_MAX {
+            let Frozen { through, position } = self.freeze_with_maps().await?;
+            self.journal.sync(through).await.map_err(|error| self.failed(error))?;
+            match self.index.checkpoint().await {
+                Ok(()) => {
+                    self.journal.release(position);
+                    tracing::debug!(target = %self.target, through, "checkpoint written");
+                    self.release_quarantine().await?;
+                    let _turn = self.map_turn.lock().await;
+                    self.space.shrink(MAPS_MAX);
+                    return Ok(());
+                }
+                Err(IndexError::Full) => self.grow_index().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(EngineError::NoSpace)
+    }
+
+    async fn freeze_with_maps(&self) -> Result<Frozen, EngineError> {
+        loop {
+            match self.freeze()? {
+                Ok(frozen) => return Ok(frozen),
+                Err(region) => self.bring_map(region).await?,
+            }
+        }
+    }
+
+    /// Sets the changes so far aside, with everything that follows from them; returns the newest
+    /// record contained and where the journal goes on, or the region whose map must be brought
+    /// first.
+    fn freeze(&self) -> Result<Result<Frozen, u32>, EngineError> {
+        let state = self.state();
+        let entries = match self.space.checkpoint() {
+            Ok(entries) => entries,
+            Err(Refusal::Needs(region)) => return Ok(Err(region)),
+            Err(Refusal::Full) => unreachable!("a checkpoint needs no space here"),
+        };
+        let note = Change::Fact(Fact::LossCount(self.loss_count.load(Ordering::Acquire)));
+        let through = match self.journal.append(note.encode()) {
+            Ok(through) => through,
+            // The ring holds something else to tell the boot by, or the next start counts a loss.
+            Err(JournalError::Full) => self.journal.next_sequence() - 1,
+            Err(error) => {
+                drop(state);
+                return Err(self.failed(error));
+            }
+        };
+        let position = self.journal.position();
+        self.put_state(&state, entries, position);
+        assert!(self.index.freeze(through), "one checkpoint at a time");
+        Ok(Ok(Frozen { through, position }))
+    }
+
+    /// Puts into the index what follows from the records so far. The caller has the lock.
+    pub(super) fn put_state(
+        &self,
+        state: &State,
+        space: Vec<(Key, Option<Bytes>)>,
+        position: Position,
+    ) {
+        for (key, value) in space {
+            match value {
+                Some(value) => self.index.put(key, value),
+                None => self.index.remove(key),
+            }
+        }
+        let facts = [
+            Fact::LossCount(self.loss_count.load(Ordering::Acquire)),
+            Fact::HighestInode(state.inode_max),
+            Fact::JournalPosition(position),
+        ];
+        for fact in facts {
+            let (key, value) = Entry::Fact(fact).encode();
+            self.index.put(key, value);
+        }
+    }
+
+    async fn grow_index_if_small(&self) -> Result<(), EngineError> {
+        let figures = self.index.statistics();
+        let least = figures.delta_bytes as u64 / 4096 + figures.nodes / 8 + 32;
+        if figures.free_nodes < least { self.grow_index().await } else { Ok(()) }
+    }
+
+    /// Gives the index more pages.
+    pub(super) async fn grow_index(&self) -> Result<(), EngineError> {
+        let totals = self.space.totals();
+        let step = INDEX_STEP.min(totals.capacity / 64).max(self.index.statistics().nodes / 8);
+        let pages = step.min(totals.free);
+        if pages == 0 {
+            return Err(EngineError::NoSpace);
+        }
+        let reservation = self.reserve_for_index(pages).await?;
+        for extent in reservation.into_index() {
+            let pages = u32::try_from(extent.pages).expect("a part of the index");
+            let segment = Segment { first: extent.first, pages };
+            // Past the most segments that a root names the pages are lost until the next start.
+            self.index.extend(segment).map_err(|_| IndexError::Full)?;
+        }
+        Ok(())
+    }
+}
+
+/// What has been set aside for a checkpoint.
+#[derive(Clone, Copy, Debug)]
+struct Frozen {
+    through: u64,
+    position: Position,
+}

@@ -1,0 +1,195 @@
+//! Appending a change to the journal and applying it, in one step; and waiting for it.
+
+use std::sync::atomic::Ordering;
+
+use millrace_types::{ChunkKey, InodeId};
+
+use super::{Shared, State, Volume, sections::split_block};
+use crate::{
+    engine::EngineError,
+    format::{
+        change::{Change, Effects, effects},
+        extent::page_count,
+        fact::Fact,
+        mark::Mark,
+        section::{Section, SectionKey},
+        table::TableKey,
+    },
+    index::IndexError,
+    journal::JournalError,
+    space::Refusal,
+};
+
+/// A change that has been appended and applied.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Committed {
+    /// Its record's.
+    pub(super) sequence: u64,
+    /// Pages that it gives up.
+    pub(super) given_up: u64,
+}
+
+/// How often a change waits for a checkpoint to make room in the ring. One suffices, unless others
+/// fill the ring at the same time.
+const ATTEMPTS_MAX: usize = 64;
+
+impl Volume {
+    /// Makes everything acknowledged so far durable; returns the loss count. Callers that wait at
+    /// the same time share one sync. May be dropped at its await.
+    ///
+    /// # Errors
+    /// [`EngineError::Disk`] or [`EngineError::Journal`]: what was unsynced may be gone, and the
+    /// loss count has changed.
+    pub async fn sync(&self) -> Result<u64, EngineError> {
+        self.shared.sync().await
+    }
+}
+
+impl Shared {
+    /// Appends a change and applies it. `make` makes it for the sequence that it will have; it is
+    /// called under the lock of the state, and again when the ring was full meanwhile.
+    ///
+    /// # Errors
+    /// Those of `make`, and failures of journal and index; nothing is then changed.
+    pub(super) async fn commit(
+        &self,
+        mut make: impl FnMut(u64) -> Result<Change, EngineError> + Send,
+    ) -> Result<Committed, EngineError> {
+        for _ in 0..ATTEMPTS_MAX {
+            if let Some(committed) = self.try_commit(&mut make)? {
+                return Ok(committed);
+            }
+            self.checkpoint().await?;
+        }
+        Err(self.failed(JournalError::Full))
+    }
+
+    /// `None` when the ring is full.
+    fn try_commit(
+        &self,
+        make: &mut (impl FnMut(u64) -> Result<Change, EngineError> + Send),
+    ) -> Result<Option<Committed>, EngineError> {
+        let mut state = self.state();
+        // Whoever appends holds the state's lock.
+        let sequence = self.journal.next_sequence();
+        let change = make(sequence)?;
+        match self.journal.append(change.encode()) {
+            Ok(appended) => {
+                assert_eq!(appended, sequence, "records are appended under the state's lock");
+                let effects = effects(&change);
+                let given_up = page_count(&effects.given_up);
+                self.apply(&mut state, sequence, effects);
+                Ok(Some(Committed { sequence, given_up }))
+            }
+            Err(JournalError::Full) => Ok(None),
+            Err(error) => {
+                drop(state);
+                Err(self.failed(error))
+            }
+        }
+    }
+
+    /// What a change does to index, space and figures.
+    fn apply(&self, state: &mut State, sequence: u64, effects: Effects) {
+        state.bad.retain(|&(key, block)| !replaces(&effects, key, block));
+        self.space.commit(sequence, &effects);
+        for (key, value) in effects.entries {
+            match value {
+                Some(value) => self.index.put(key, value),
+                None => self.index.remove(key),
+            }
+        }
+        state.inode_max = state.inode_max.max(effects.inode.unwrap_or_default());
+    }
+
+    /// Waits until a record is on the device: a kill cannot undo it any more.
+    pub(super) async fn written(&self, sequence: u64) -> Result<(), EngineError> {
+        self.journal.write(sequence).await.map_err(|error| self.failed(error))
+    }
+
+    pub(super) async fn sync(&self) -> Result<u64, EngineError> {
+        let newest = self.journal.next_sequence() - 1;
+        if self.journal.durable_end() <= newest {
+            self.journal.sync(newest).await.map_err(|error| self.failed(error))?;
+        }
+        self.release_quarantine().await?;
+        Ok(self.loss_count.load(Ordering::Acquire))
+    }
+
+    /// Syncs unless everything is durable.
+    pub(super) async fn sync_if_needed(&self) -> Result<(), EngineError> {
+        match self.journal.next_sequence() > self.journal.durable_end() {
+            true => self.sync().await.map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes everything durable and says so in the journal, so that every page in quarantine is
+    /// free that no reader holds.
+    pub(super) async fn settle(&self) -> Result<(), EngineError> {
+        self.sync().await?;
+        let loss_count = self.loss_count.load(Ordering::Acquire);
+        self.commit(|_| Ok(Change::Fact(Fact::LossCount(loss_count)))).await?;
+        self.sync().await?;
+        Ok(())
+    }
+
+    /// Frees what no later start looks at and no reader holds.
+    pub(super) async fn release_quarantine(&self) -> Result<(), EngineError> {
+        loop {
+            let outcome = {
+                let state = self.state();
+                let announced = self.journal.announced_end();
+                let oldest = state.readers.keys().next().map_or(u64::MAX, |oldest| oldest + 1);
+                self.space.release(announced.min(oldest))
+            };
+            match outcome {
+                Ok(_) => return Ok(()),
+                Err(Refusal::Needs(region)) => self.bring_map(region).await?,
+                Err(Refusal::Full) => unreachable!("freeing needs no space"),
+            }
+        }
+    }
+
+    /// Notes that the journal takes no more: whatever was not durable may be gone after the next
+    /// start, so clients must see another loss count.
+    pub(super) fn failed(&self, error: JournalError) -> EngineError {
+        if !matches!(error, JournalError::Full) && !self.lost.swap(true, Ordering::AcqRel) {
+            let loss_count = self.loss_count.fetch_add(1, Ordering::AcqRel) + 1;
+            tracing::error!(target = %self.target, %error, loss_count, "the journal has failed");
+        }
+        error.into()
+    }
+
+    /// What is accepted of an inode.
+    pub(super) async fn mark(&self, inode: InodeId) -> Result<Mark, EngineError> {
+        let Some(value) = self.index.get(&TableKey::Mark(inode).encode()).await? else {
+            return Ok(Mark::default());
+        };
+        Mark::decode(&value).map_err(unreadable)
+    }
+
+    /// The record of a section.
+    pub(super) async fn section(
+        &self,
+        key: ChunkKey,
+        section: u8,
+    ) -> Result<(u8, Option<Section>), EngineError> {
+        let name = TableKey::Section(SectionKey { chunk: key, section }).encode();
+        let Some(value) = self.index.get(&name).await? else { return Ok((section, None)) };
+        let record = Section::decode(&value, section).map_err(unreadable)?;
+        Ok((section, Some(record)))
+    }
+}
+
+/// A value whose leaf was sound and that no program writes.
+pub(super) fn unreadable(source: crate::format::FormatError) -> EngineError {
+    EngineError::from(IndexError::Value { source })
+}
+
+/// Whether a change puts other bytes, or none, in the place of a block.
+fn replaces(effects: &Effects, key: ChunkKey, block: u16) -> bool {
+    let (section, _) = split_block(block);
+    let name = TableKey::Section(SectionKey { chunk: key, section }).encode();
+    effects.entries.iter().any(|(changed, _)| *changed == name)
+}

@@ -1,0 +1,319 @@
+//! Reading stored pages, each checked against its checksum, once for all who ask at the same time.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::{Range, RangeInclusive},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+};
+
+use bytes::Bytes;
+use futures::future::try_join_all;
+use millrace_types::{BlockState, ChunkKey, Crc32c};
+use tokio::sync::watch;
+
+use super::{
+    BAD_BLOCKS_MAX, Shared, Volume,
+    sections::{Sections, block_of_page, split_block},
+};
+use crate::{
+    disk::Piece,
+    engine::{EngineError, page_checksum::PAGE},
+    format::section::StoredPage,
+};
+
+/// Part of a chunk as it was at one moment. Its pages stay where they are for as long as this
+/// lives, which should therefore be short.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    sections: Arc<Sections>,
+    _pin: Arc<Pin>,
+}
+
+impl Snapshot {
+    /// The chunk.
+    #[must_use]
+    pub fn key(&self) -> ChunkKey {
+        self.sections.key()
+    }
+
+    /// Where the bytes of a block come from.
+    ///
+    /// # Panics
+    /// When the block is none of those that were asked for.
+    #[must_use]
+    pub fn state(&self, block: u16) -> BlockState {
+        self.sections.state(block)
+    }
+
+    /// One past the last page of a block that lies on the disk; 0 when none does. What lies behind
+    /// it is zero, if the block is stored.
+    ///
+    /// # Panics
+    /// As [`Self::state`].
+    #[must_use]
+    pub fn stored_pages(&self, block: u16) -> u32 {
+        self.sections.stored_pages(block)
+    }
+
+    /// A number that another version of the block does not have.
+    ///
+    /// # Panics
+    /// As [`Self::state`].
+    #[must_use]
+    pub fn fingerprint(&self, block: u16) -> u64 {
+        self.sections.fingerprint(block)
+    }
+
+    pub(super) fn sections(&self) -> &Sections {
+        &self.sections
+    }
+}
+
+/// Keeps pages in quarantine that were given up after it was made.
+#[derive(Debug)]
+pub(super) struct Pin {
+    shared: Arc<Shared>,
+    sequence: u64,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        let count = state.readers.get_mut(&self.sequence).expect("every pin is counted");
+        *count -= 1;
+        if *count == 0 {
+            state.readers.remove(&self.sequence);
+        }
+    }
+}
+
+/// Verified pages.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Whole pages.
+    pub bytes: Bytes,
+    /// The checksum of each.
+    pub checksums: Arc<[Crc32c]>,
+}
+
+impl Loaded {
+    fn slice(&self, first: usize, pages: usize) -> Self {
+        if first == 0 && pages == self.checksums.len() {
+            return self.clone();
+        }
+        Self {
+            bytes: self.bytes.slice(first * PAGE..(first + pages) * PAGE),
+            checksums: self.checksums[first..first + pages].into(),
+        }
+    }
+}
+
+/// Disk reads under way.
+#[derive(Debug, Default)]
+pub(super) struct Flights {
+    flying: Mutex<HashMap<ChunkKey, Vec<Flight>>>,
+}
+
+type Outcome = Option<Result<Loaded, EngineError>>;
+
+#[derive(Debug)]
+struct Flight {
+    first: u32,
+    pages: u32,
+    /// Only equal versions are shared.
+    sections: Arc<Sections>,
+    outcome: watch::Receiver<Outcome>,
+}
+
+impl Volume {
+    /// The blocks of a chunk as they are now. May be dropped at its await.
+    ///
+    /// # Errors
+    /// [`EngineError::Index`].
+    ///
+    /// # Panics
+    /// When the range is empty or goes past the largest chunk.
+    pub async fn snapshot(
+        &self,
+        key: ChunkKey,
+        blocks: Range<u16>,
+    ) -> Result<Snapshot, EngineError> {
+        self.shared.snapshot(key, blocks.start..=blocks.end - 1).await
+    }
+
+    /// Reads `pages` pages from page `first` of the chunk on, all of which belong to stored blocks
+    /// of the snapshot. May be dropped at its await.
+    ///
+    /// # Errors
+    /// [`EngineError::Corrupt`] when a page is not what was written; it has then been logged,
+    /// counted and listed. [`EngineError::Disk`].
+    ///
+    /// # Panics
+    /// When there are more pages than fit one buffer, or some that the snapshot does not have.
+    pub async fn load(
+        &self,
+        snapshot: &Snapshot,
+        first: u32,
+        pages: u32,
+    ) -> Result<Loaded, EngineError> {
+        let key = snapshot.key();
+        let (mut outcome, skipped) = {
+            let flights = &self.shared.flights.flying;
+            let mut flying = flights.lock().unwrap_or_else(PoisonError::into_inner);
+            let same = flying.entry(key).or_default();
+            let found = same.iter().find(|flight| {
+                flight.first <= first
+                    && first + pages <= flight.first + flight.pages
+                    && flight.sections.are_as(&snapshot.sections, first..first + pages)
+            });
+            if let Some(flight) = found {
+                (flight.outcome.clone(), first - flight.first)
+            } else {
+                let (land, outcome) = watch::channel(None);
+                let sections = Arc::clone(&snapshot.sections);
+                same.push(Flight { first, pages, sections, outcome: outcome.clone() });
+                let shared = Arc::clone(&self.shared);
+                let snapshot = snapshot.clone();
+                tokio::spawn(async move { shared.fly(snapshot, first, pages, land).await });
+                (outcome, 0)
+            }
+        };
+        let landed = outcome.wait_for(Option::is_some).await;
+        let landed = landed.map_err(|_| EngineError::Stopped)?.clone();
+        let loaded = landed.expect("waited for")?;
+        Ok(loaded.slice(skipped as usize, pages as usize))
+    }
+}
+
+impl Shared {
+    /// Holds back pages that are given up from now on.
+    fn pin(self: &Arc<Self>) -> Arc<Pin> {
+        let mut state = self.state();
+        let sequence = self.journal.next_sequence() - 1;
+        *state.readers.entry(sequence).or_default() += 1;
+        drop(state);
+        Arc::new(Pin { shared: Arc::clone(self), sequence })
+    }
+
+    pub(super) async fn snapshot(
+        self: &Arc<Self>,
+        key: ChunkKey,
+        blocks: RangeInclusive<u16>,
+    ) -> Result<Snapshot, EngineError> {
+        // First the pin: whatever version is found then, its pages are held back.
+        let pin = self.pin();
+        let numbers = split_block(*blocks.start()).0..=split_block(*blocks.end()).0;
+        let sections = self.sections(key, numbers).await?;
+        Ok(Snapshot { sections: Arc::new(sections), _pin: pin })
+    }
+
+    /// The records of some sections as the index has them.
+    pub(super) async fn sections(
+        &self,
+        key: ChunkKey,
+        numbers: RangeInclusive<u8>,
+    ) -> Result<Sections, EngineError> {
+        let records = numbers.map(|number| self.section(key, number));
+        let records: BTreeMap<_, _> = try_join_all(records).await?.into_iter().collect();
+        Ok(Sections::new(key, records))
+    }
+
+    async fn fly(
+        self: Arc<Self>,
+        snapshot: Snapshot,
+        first: u32,
+        pages: u32,
+        land: watch::Sender<Outcome>,
+    ) {
+        let outcome = self.read_pages(snapshot.sections(), first, pages).await;
+        let key = snapshot.key();
+        let mut flying = self.flights.flying.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(same) = flying.get_mut(&key) {
+            same.retain(|flight| {
+                (flight.first, flight.pages) != (first, pages)
+                    || !Arc::ptr_eq(&flight.sections, &snapshot.sections)
+            });
+            if same.is_empty() {
+                flying.remove(&key);
+            }
+        }
+        drop(flying);
+        drop(snapshot);
+        // Nobody waiting any more is no error.
+        drop(land.send(Some(outcome)));
+    }
+
+    async fn read_pages(
+        &self,
+        sections: &Sections,
+        first: u32,
+        pages: u32,
+    ) -> Result<Loaded, EngineError> {
+        let len = pages as usize * PAGE;
+        let places: Vec<Option<StoredPage>> =
+            (first..first + pages).map(|page| sections.page(page)).collect();
+        let mut buffer = self.pool.acquire(len).await;
+        let pieces = pieces(&places);
+        if !pieces.is_empty() {
+            buffer = self.disk.read(pieces, buffer).await?;
+        }
+        let mut checksums = Vec::with_capacity(places.len());
+        let bytes = &mut buffer.as_mut_slice()[..len];
+        for ((page, place), bytes) in (first..).zip(&places).zip(bytes.chunks_exact_mut(PAGE)) {
+            match place {
+                Some(place) if Crc32c::of(bytes) != place.checksum => {
+                    return Err(self.corrupt(sections, page, place.page));
+                }
+                Some(place) => checksums.push(place.checksum),
+                None => {
+                    bytes.fill(0);
+                    checksums.push(self.zero_page);
+                }
+            }
+        }
+        Ok(Loaded { bytes: buffer.freeze().slice(..len), checksums: checksums.into() })
+    }
+
+    /// Notes that a page is not what was written.
+    pub(super) fn corrupt(&self, sections: &Sections, page: u32, disk_page: u64) -> EngineError {
+        let key = sections.key();
+        let block = block_of_page(page);
+        let block_state = sections.state(block);
+        self.checksum_failures.fetch_add(1, Ordering::Relaxed);
+        let mut state = self.state();
+        if state.bad.len() < BAD_BLOCKS_MAX {
+            state.bad.insert((key, block));
+        }
+        drop(state);
+        tracing::error!(
+            target = %self.target,
+            chunk = %key,
+            block,
+            page,
+            disk_page,
+            state = ?block_state,
+            "a page on disk does not match its checksum"
+        );
+        EngineError::Corrupt { key, block, clean: block_state == BlockState::Clean }
+    }
+}
+
+/// The transfer of those pages that lie on the disk, each into its place in a buffer, joined where
+/// they adjoin.
+pub(super) fn pieces(places: &[Option<StoredPage>]) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (nth, place) in places.iter().enumerate() {
+        let Some(place) = place else { continue };
+        let offset = place.page * PAGE as u64;
+        let at = nth * PAGE;
+        match pieces.last_mut() {
+            Some(last)
+                if last.range.end == at && last.offset + last.range.len() as u64 == offset =>
+            {
+                last.range.end += PAGE;
+            }
+            _ => pieces.push(Piece { offset, range: at..at + PAGE }),
+        }
+    }
+    pieces
+}

@@ -1,0 +1,299 @@
+//! Bringing a target back after a stop of any kind.
+//!
+//! The index is that of the newest checkpoint; the journal's records after it are applied in order.
+//!
+//! - **The daemon ended in order, or was killed under the same boot**: everything that was written
+//!   is there, and the records say what each page is.
+//! - **The machine lost its memory** (another boot id, and no stop record at the end): records that
+//!   no batch knows to be durable are *pending*. Each is believed only if every page that it would
+//!   bring in matches its checksum; otherwise the older version stands, whose pages were in
+//!   quarantine. Against what it is held is the version that stands by then, so that what a later
+//!   record takes and gives up is right also when an earlier one was dropped. The loss count is
+//!   raised, because what is missing cannot be known, and the outcome becomes a checkpoint before
+//!   any batch names the present boot, so that it is never decided a second time.
+//!
+//! A record that is durable is never looked at that way: its pages may have been used again, but
+//! only after a durable batch said that it is durable (see the module above).
+
+use bytes::Bytes;
+use millrace_types::{ChunkSize, Crc32c, InodeId};
+
+use super::{
+    Shared,
+    open::{OpenError, Parts, ring},
+};
+use crate::{
+    disk::{DiskError, Piece},
+    engine::{EngineError, page_checksum::PAGE, sessions::AppliedWrites},
+    format::{
+        change::{Change, Removal, SectionsChange, effects},
+        extent::Extent,
+        fact::{Fact, FactNumber, StateTotals},
+        free_map::RegionMap,
+        section::{Section, SectionKey, StoredPage},
+        superblock::linear::Superblock,
+        table::{KeyRange, TableKey},
+    },
+    index::{Index, IndexError},
+    journal::Journal,
+    space::{Refusal, ReplayError, Space, StoredSummaries},
+};
+
+/// Entries of the index looked at with one request.
+const SCAN_ENTRIES: usize = 256;
+
+/// Pages compared with one request.
+const PAGES_PER_READ: usize = 256;
+
+/// The table of summaries.
+const SUMMARIES: u8 = 4;
+
+/// What was found.
+#[derive(Debug)]
+pub(super) struct Recovered {
+    pub(super) index: Index,
+    pub(super) journal: Journal,
+    pub(super) space: Space,
+    pub(super) inode_max: InodeId,
+    pub(super) loss_count: u64,
+    pub(super) applied: AppliedWrites,
+    /// Whether unsynced writes may be gone; the outcome must then become a checkpoint.
+    pub(super) lossy: bool,
+    /// Pending records that were dropped because their data is not there.
+    pub(super) dropped: usize,
+}
+
+/// Reads index and journal, and applies the records that the index does not have.
+pub(super) async fn recover(
+    parts: &Parts<'_>,
+    superblock: &Superblock,
+) -> Result<Recovered, OpenError> {
+    let index = Index::open(parts.index(superblock)).await?;
+    let through = index.statistics().through;
+    let start = match fact(&index, FactNumber::JournalPosition).await? {
+        Some(Fact::JournalPosition(position)) => position,
+        _ => ring(&superblock.layout).start(),
+    };
+    let (journal, replayed) = Journal::open(parts.journal(superblock), start).await?;
+    let stopped = match replayed.records.last() {
+        Some((_, record)) => Change::decode(record)? == Change::Stop,
+        None => false,
+    };
+    // A checkpoint that counts has a batch of its boot behind it, unless it is the first one, or
+    // one that a start has written after a loss of power and before it served anybody.
+    let same_boot = replayed.boot.map_or(through == 0, |boot| boot == parts.options.boot);
+    let lossy = !same_boot && !stopped;
+    let totals = match fact(&index, FactNumber::Totals).await? {
+        Some(Fact::Totals(totals)) => totals,
+        _ => StateTotals::default(),
+    };
+    let inode_max = match fact(&index, FactNumber::HighestInode).await? {
+        Some(Fact::HighestInode(inode)) => inode,
+        _ => InodeId::default(),
+    };
+    let layout = superblock.layout;
+    let summaries = summaries(&index).await?;
+    let space = Space::restore(layout, layout.region_count(), summaries, totals)?;
+    let applied = AppliedWrites::default();
+    let mut replay = Replay { parts, index, space, inode_max, applied, dropped: 0 };
+    for (sequence, record) in &replayed.records {
+        if *sequence > through {
+            let pending = lossy && *sequence >= replayed.committed_end;
+            replay.apply(*sequence, &Change::decode(record)?, pending).await?;
+        }
+    }
+    for segment in replay.index.segments() {
+        let extent = Extent { first: segment.first, pages: u64::from(segment.pages) };
+        replay.until_brought(|space| space.claim_index(extent)).await?;
+    }
+    let loss_count = match fact(&replay.index, FactNumber::LossCount).await? {
+        Some(Fact::LossCount(count)) => count,
+        _ => 0,
+    };
+    let Replay { index, space, inode_max, applied, dropped, .. } = replay;
+    if lossy {
+        tracing::warn!(
+            target = %superblock.target,
+            dropped_writes = dropped,
+            "the machine stopped with unsynced writes; what clients still hold is sent again"
+        );
+    }
+    let loss_count = loss_count + u64::from(lossy);
+    Ok(Recovered { index, journal, space, inode_max, loss_count, applied, lossy, dropped })
+}
+
+/// Records being applied.
+struct Replay<'a> {
+    parts: &'a Parts<'a>,
+    index: Index,
+    space: Space,
+    inode_max: InodeId,
+    applied: AppliedWrites,
+    dropped: usize,
+}
+
+impl Replay<'_> {
+    async fn apply(
+        &mut self,
+        sequence: u64,
+        change: &Change,
+        pending: bool,
+    ) -> Result<(), OpenError> {
+        let believed = match pending {
+            true => self.believed(change).await?,
+            false => Some(change.clone()),
+        };
+        let Some(change) = believed else {
+            self.dropped += 1;
+            return Ok(());
+        };
+        if let Change::Sections(change) = &change
+            && change.session.0 != 0
+        {
+            let sections = change.sections().iter().filter_map(|(_, section)| section.as_ref());
+            if let Some(version) = sections.map(|section| section.version).max() {
+                self.applied.remember(change.session, change.number, version);
+            }
+        }
+        let effects = effects(&change);
+        self.until_brought(|space| space.replay(sequence, &effects)).await?;
+        for (key, value) in effects.entries {
+            match value {
+                Some(value) => self.index.put(key, value),
+                None => self.index.remove(key),
+            }
+        }
+        self.inode_max = self.inode_max.max(effects.inode.unwrap_or_default());
+        Ok(())
+    }
+
+    /// Does something with the space, bringing the maps that it asks for.
+    async fn until_brought(
+        &self,
+        work: impl Fn(&Space) -> Result<(), ReplayError>,
+    ) -> Result<(), OpenError> {
+        loop {
+            match work(&self.space) {
+                Ok(()) => return Ok(()),
+                Err(ReplayError::Needs(region)) => {
+                    let value = self.index.get(&TableKey::FreeMap(region).encode()).await?;
+                    let map = value.map(|value| RegionMap::decode(&value)).transpose()?;
+                    self.space.bring(region, map)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// A pending change against the version that stands; `None` when its data is not there.
+    async fn believed(&self, change: &Change) -> Result<Option<Change>, OpenError> {
+        match change {
+            Change::Sections(change) => {
+                let mut held = SectionsChange::new(change.session, change.number);
+                for (key, new) in change.sections() {
+                    let old = self.section(*key).await?;
+                    let new = new.clone().unwrap_or_else(|| Section::blank(ChunkSize::DEFAULT));
+                    held.put(*key, old.as_ref(), new);
+                }
+                let pages: Vec<StoredPage> = held.new_pages().collect();
+                Ok(self.all_match(&pages).await?.then_some(Change::Sections(held)))
+            }
+            Change::Remove(removal) => {
+                let mut held = Removal::default();
+                for key in removal.sections() {
+                    if let Some(section) = self.section(*key).await?
+                        && !held.push(*key, &section)
+                    {
+                        // Another version of the sections, in more pieces, does not fit a record.
+                        return Ok(None);
+                    }
+                }
+                Ok(Some(Change::Remove(held)))
+            }
+            other => Ok(Some(other.clone())),
+        }
+    }
+
+    async fn section(&self, key: SectionKey) -> Result<Option<Section>, OpenError> {
+        let value = self.index.get(&TableKey::Section(key).encode()).await?;
+        Ok(value.map(|value| Section::decode(&value, key.section)).transpose()?)
+    }
+
+    async fn all_match(&self, pages: &[StoredPage]) -> Result<bool, OpenError> {
+        for some in pages.chunks(PAGES_PER_READ) {
+            let len = some.len() * PAGE;
+            let buffer = self.parts.options.pool.acquire(len).await;
+            let pieces = some.iter().enumerate().map(|(nth, stored)| Piece {
+                offset: stored.page * PAGE as u64,
+                range: nth * PAGE..(nth + 1) * PAGE,
+            });
+            let buffer = match self.parts.options.disk.read(pieces.collect(), buffer).await {
+                Ok(buffer) => buffer,
+                // A page that was never written, or cannot be read, is no page that matches.
+                Err(DiskError::Io { .. }) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            };
+            let bytes = buffer.as_slice()[..len].chunks_exact(PAGE);
+            if some.iter().zip(bytes).any(|(stored, bytes)| Crc32c::of(bytes) != stored.checksum) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Shared {
+    /// Makes what was found after a loss of power a checkpoint.
+    pub(super) async fn checkpoint_what_was_found(&self) -> Result<(), EngineError> {
+        loop {
+            let missing = {
+                let state = self.state();
+                match self.space.checkpoint() {
+                    Ok(entries) => {
+                        // Nothing waits to be written: the place is behind every record.
+                        let position = self.journal.position();
+                        self.put_state(&state, entries, position);
+                        let frozen = self.index.freeze(position.sequence - 1);
+                        assert!(frozen, "one checkpoint at a time");
+                        None
+                    }
+                    Err(Refusal::Needs(region)) => Some(region),
+                    Err(Refusal::Full) => unreachable!("a checkpoint needs no space here"),
+                }
+            };
+            if let Some(region) = missing {
+                self.bring_map(region).await?;
+                continue;
+            }
+            match self.index.checkpoint().await {
+                Ok(()) => break,
+                Err(IndexError::Full) => self.grow_index().await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.journal.release(self.journal.position());
+        Ok(())
+    }
+}
+
+async fn fact(index: &Index, number: FactNumber) -> Result<Option<Fact>, OpenError> {
+    let value: Option<Bytes> = index.get(&TableKey::Fact(number).encode()).await?;
+    Ok(value.map(|value| Fact::decode(number, &value)).transpose()?)
+}
+
+/// What the checkpoint says of all regions.
+async fn summaries(index: &Index) -> Result<StoredSummaries, OpenError> {
+    let mut stored = StoredSummaries::default();
+    let range = KeyRange::table(SUMMARIES);
+    let mut from = Some(range.from);
+    while let Some(at) = from {
+        let scan = index.scan(at, Some(range.until), SCAN_ENTRIES).await?;
+        for (key, value) in &scan.entries {
+            if let TableKey::Summaries(group) = TableKey::decode(key.as_slice())? {
+                stored.add(group, value)?;
+            }
+        }
+        from = scan.next;
+    }
+    Ok(stored)
+}
