@@ -66,16 +66,16 @@ pub enum Command {
     #[command(subcommand)]
     Link(LinkCommand),
     /// Fetch a file or tree from its bucket before somebody reads it
-    #[command(after_help = JOB_HELP)]
+    #[command(after_help = HYDRATE_HELP)]
     Hydrate(StartArguments),
     /// List a linked tree again: new, changed and deleted objects are followed
-    #[command(after_help = JOB_HELP)]
+    #[command(after_help = IMPORT_HELP)]
     Import(StartArguments),
     /// Write changed files of a tree back to their bucket
-    #[command(after_help = JOB_HELP)]
+    #[command(after_help = EXPORT_HELP)]
     Export(StartArguments),
     /// Free the space of what the bucket has too; names stay and reads fetch again
-    #[command(after_help = JOB_HELP)]
+    #[command(after_help = RELEASE_HELP)]
     Release(StartArguments),
     /// Decide a conflict: which version of a file that changed here and in its bucket stays
     #[command(after_help = RESOLVE_HELP)]
@@ -457,13 +457,47 @@ Examples:
 In /etc/fstab:
   meta-1:/train  /mnt/train  millrace  ro,identity=/etc/millrace/client.pem,_netdev  0 0";
 
-const JOB_HELP: &str = "\
+/// The help of a command that starts a job: what it does besides, and examples.
+macro_rules! job_help {
+    ($what:literal, $examples:literal) => {
+        concat!(
+            $what,
+            "\n\n\
 The job runs in the cluster: it goes on when this command is interrupted, and after a restart of the
 servers. With --wait the exit code is the job's result: 0 when every file is done, 1 otherwise.
+Without, watch it with `millrace job show ID`.
 
-Examples:
-  millrace hydrate /mnt/data/train --wait
-  millrace export mr:/out --json           prints the job; watch it with `millrace job show ID`";
+Examples:\n",
+            $examples
+        )
+    };
+}
+
+const HYDRATE_HELP: &str = job_help!(
+    "Afterwards reads ask the bucket for nothing. What was changed here stays as it is.",
+    "  millrace hydrate /mnt/data/train --wait
+  millrace hydrate mr:/train --json        prints the job"
+);
+
+const IMPORT_HELP: &str = job_help!(
+    "Only names, sizes and times are fetched; files that were not changed here follow their objects.
+Of a single file its object is asked for.",
+    "  millrace import /mnt/data/train --wait
+  millrace import mr:/train/cat.jpg"
+);
+
+const EXPORT_HELP: &str = job_help!(
+    "An object that was changed in the bucket meanwhile is never overwritten: the file is in conflict
+then (`millrace resolve`). Files that are open for writing are left out and reported.",
+    "  millrace export /mnt/data/run7 --wait && millrace release /mnt/data/run7
+  millrace export mr:/out --json           prints the job"
+);
+
+const RELEASE_HELP: &str = job_help!(
+    "What was changed here and not exported stays.",
+    "  millrace release /mnt/data/train --wait
+  millrace release mr:/train"
+);
 
 const STATE_HELP: &str = "\
 released: only the name is here; partial: some bytes are; hydrated: all are; dirty: differs from the

@@ -1,4 +1,5 @@
-//! One file for each command: it asks, and prints the answer. Nothing is decided here that a server
+//! One file for each command (for the four that start a job one together): it asks, and prints the
+//! answer. Nothing is decided here that a server
 //! could decide.
 
 pub(crate) mod cluster_init;
@@ -6,9 +7,6 @@ pub(crate) mod cluster_invite;
 pub(crate) mod dev_down;
 pub(crate) mod dev_status;
 pub(crate) mod dev_up;
-pub(crate) mod export;
-pub(crate) mod hydrate;
-pub(crate) mod import;
 pub(crate) mod job_cancel;
 pub(crate) mod job_list;
 pub(crate) mod job_show;
@@ -17,8 +15,8 @@ pub(crate) mod link_list;
 pub(crate) mod link_remove;
 pub(crate) mod link_set;
 pub(crate) mod mount;
-pub(crate) mod release;
 pub(crate) mod resolve;
+pub(crate) mod start_job;
 pub(crate) mod state;
 pub(crate) mod status;
 pub(crate) mod stripe_set;

@@ -10,6 +10,7 @@
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::Parser as _;
+use millrace_protocol::admin::JobKind;
 use millrace_service::telemetry::in_words;
 
 pub mod arguments;
@@ -105,10 +106,18 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Link(LinkCommand::Remove(arguments)) => {
             commands::link_remove::run(context, arguments).await
         }
-        Command::Hydrate(arguments) => commands::hydrate::run(context, arguments).await,
-        Command::Import(arguments) => commands::import::run(context, arguments).await,
-        Command::Export(arguments) => commands::export::run(context, arguments).await,
-        Command::Release(arguments) => commands::release::run(context, arguments).await,
+        Command::Hydrate(arguments) => {
+            commands::start_job::run(context, JobKind::Hydrate, arguments).await
+        }
+        Command::Import(arguments) => {
+            commands::start_job::run(context, JobKind::Import, arguments).await
+        }
+        Command::Export(arguments) => {
+            commands::start_job::run(context, JobKind::Export, arguments).await
+        }
+        Command::Release(arguments) => {
+            commands::start_job::run(context, JobKind::Release, arguments).await
+        }
         Command::Resolve(arguments) => commands::resolve::run(context, arguments).await,
         Command::State(arguments) => commands::state::run(context, arguments).await,
         Command::Job(JobCommand::List) => commands::job_list::run(context).await,

@@ -71,6 +71,24 @@ fn every_documented_form_parses() {
 }
 
 #[test]
+fn every_command_that_starts_a_job_teaches_its_own_form() {
+    for verb in ["import", "hydrate", "export", "release"] {
+        let mut command = Cli::command();
+        let command = command.find_subcommand_mut(verb).expect(verb);
+        let help = command.render_long_help().to_string();
+        let (_, examples) = help.split_once("Examples:\n").expect(verb);
+        assert!(examples.starts_with(&format!("  millrace {verb} ")), "{help}");
+        for line in examples.lines().filter_map(|line| line.split("  ").nth(1)) {
+            for line in line.split(" && ") {
+                assert!(parse(line).is_ok(), "{verb}: {line}");
+            }
+        }
+        assert!(help.contains("it goes on when this command is interrupted"), "{help}");
+        assert!(help.lines().all(|line| line.len() <= 100), "{help}");
+    }
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_what_would() {
     for (line, remedy) in [
         ("millrace stripe set mr:/d", "--chunk-size"),

@@ -1,4 +1,7 @@
-//! `millrace release PATH [--wait]`: frees what the bucket has too.
+//! `millrace import|hydrate|export|release PATH [--wait]`: has the cluster work on a file or tree.
+//!
+//! The verbs differ in the job that they start, and in their help (`arguments`); all the rest is
+//! here.
 
 use anyhow::Context as _;
 use millrace_protocol::admin::{JobKind, StartJob};
@@ -11,9 +14,13 @@ use crate::{
 };
 
 /// Starts the job, and follows it when asked to.
-pub(crate) async fn run(context: &Context, arguments: StartArguments) -> anyhow::Result<Exit> {
+pub(crate) async fn run(
+    context: &Context,
+    kind: JobKind,
+    arguments: StartArguments,
+) -> anyhow::Result<Exit> {
     let (connection, path) = context.at(&arguments.path).await?;
-    let request = StartJob { caller: CALLER, kind: JobKind::Release, path };
+    let request = StartJob { caller: CALLER, kind, path };
     let reply = connection.request(&request).await.context(at(&arguments.path))?;
     watch::report(context, &connection, reply.job, arguments.wait).await
 }
