@@ -20,8 +20,9 @@
 //! [`DiskQueue`].
 //!
 //! Modules: [`buffer`] (the aligned pool), [`mod@file`] (opening and growing the data file),
-//! [`blocking`] and [`uring`] (the two engines), [`simulated`] (a disk for tests, which loses
-//! power); `conformance` is the suite that all of them pass.
+//! [`blocking`] and [`uring`] (the two engines), [`directory`] (what else a target's directory
+//! holds), [`simulated`] (a disk and a directory for tests, which lose power); `conformance` is the
+//! suite that all disks pass.
 
 use std::{
     fmt, io,
@@ -36,11 +37,13 @@ pub mod blocking;
 pub mod buffer;
 #[cfg(test)]
 mod conformance;
+pub mod directory;
 pub mod file;
 pub mod simulated;
 pub mod uring;
 
 pub use buffer::{AlignedBuffer, BufferPool};
+pub use directory::{Directory, LocalDirectory};
 pub use file::DataFile;
 
 /// Direct I/O wants offsets, lengths and memory aligned to the device's logical block; 4 KiB is the

@@ -24,8 +24,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -38,7 +37,7 @@ use millrace_types::{ByteLen, ChunkKey, ClusterId, InodeId, TargetId};
 use tokio::sync::oneshot;
 
 use crate::{
-    disk::{self, BufferPool, DataFile, DiskEngine, DiskQueue},
+    disk::{BufferPool, Directory, DiskEngine, DiskQueue, directory::Data},
     format::{chunk::PAGE_SIZE, record::Record, segment::BootId},
 };
 
@@ -61,6 +60,7 @@ mod write;
 
 pub use error::EngineError;
 pub use index::StateBytes;
+pub use journal::JournalSizes;
 pub use read::{Loaded, Snapshot};
 pub use recovery::OpenError;
 pub use remove::ExportedBlocks;
@@ -118,8 +118,10 @@ pub(crate) struct Shared {
     cluster: ClusterId,
     target: TargetId,
     dir: PathBuf,
+    directory: Arc<dyn Directory>,
     disk: DiskQueue,
-    data: DataFile,
+    data: Arc<dyn Data>,
+    sizes: JournalSizes,
     pool: BufferPool,
     state: Mutex<State>,
     locks: BlockLocks,
@@ -132,8 +134,6 @@ pub(crate) struct Shared {
     loss_count: AtomicU64,
     checksum_failures: AtomicU64,
     blank: bool,
-    /// Keeps other processes out until the target is closed or dropped.
-    lock_file: Mutex<Option<File>>,
 }
 
 /// What changes together.
@@ -235,7 +235,7 @@ impl Engine {
     /// As [`Self::sync`]; the next start then recovers as after a kill.
     pub async fn close(&self) -> Result<(), EngineError> {
         self.barrier.close().await?;
-        drop(self.shared.lock_file.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.shared.directory.unlock();
         Ok(())
     }
 
@@ -306,10 +306,4 @@ fn journal_dir(dir: &Path) -> PathBuf {
 
 fn superblock_path(dir: &Path) -> PathBuf {
     dir.join("superblock")
-}
-
-/// Starts the disk engine on the data file.
-fn start_disk(options: &Options, data: &DataFile) -> Result<DiskQueue, OpenError> {
-    let path = data_path(&options.dir);
-    disk::start(options.disk_engine, data).map_err(OpenError::io(&path))
 }

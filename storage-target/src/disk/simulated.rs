@@ -11,10 +11,14 @@
 //! - What a sync has covered stays, except for bits that a test flips ([`SimulatedDisk::flip`]).
 //! - A cut during a sync leaves it done or not done, and nobody is told.
 //! - A request that is told to fail ([`SimulatedDisk::fail`]) may have written a part.
+//! - A process that is killed ([`SimulatedDisk::kill_in`]) loses nothing of what it has written;
+//!   the write at that moment may be done in part.
 //! - Requests are executed in the order of their submission and completed at once. Races between
 //!   completions are therefore not simulated.
 //!
 //! A disk whose syncs do nothing ([`Flush`]) proves that a test would notice.
+//!
+//! [`SimulatedDirectory`] is such a disk with files and names beside it, which lose power together.
 
 use std::{
     collections::BTreeMap,
@@ -25,6 +29,12 @@ use std::{
 use millrace_runtime::Random;
 
 use super::{ALIGNMENT, Disk, DiskError, DiskQueue, Held, Operation, Request};
+
+mod directory;
+mod power;
+
+pub use directory::SimulatedDirectory;
+use power::{Ending, Power};
 
 /// What a drive writes as a whole or not at all.
 pub const SECTOR: usize = 512;
@@ -67,9 +77,15 @@ impl SimulatedDisk {
     /// When `len` is no multiple of [`ALIGNMENT`].
     #[must_use]
     pub fn new(len: u64, seed: u64) -> Self {
+        Self::powered(len, seed, Arc::default())
+    }
+
+    /// A disk that loses power together with others.
+    fn powered(len: u64, seed: u64, power: Arc<Power>) -> Self {
         assert!(len.is_multiple_of(ALIGNMENT as u64), "a disk has whole pages");
         let media = Media {
             len,
+            power,
             random: Random::seeded(seed),
             flush: Flush::Honest,
             turn: 0,
@@ -77,8 +93,6 @@ impl SimulatedDisk {
             cached: BTreeMap::new(),
             pending: Vec::new(),
             tally: Tally::default(),
-            cut_at: None,
-            off: false,
             failure: None,
         };
         Self { media: Arc::new(Mutex::new(media)) }
@@ -100,22 +114,33 @@ impl SimulatedDisk {
     /// Cuts the power during the `nth` write or sync from now on; 0 is the next one. From then on
     /// every request fails until [`Self::restart`].
     pub fn cut_power_in(&self, nth: u64) {
-        let mut media = self.media();
-        media.cut_at = Some(media.tally.changes + nth);
+        self.media().power.end_in(nth, Ending::Cut);
     }
 
-    /// Whether the power is off.
+    /// Ends the process that uses the disk during the `nth` write or sync from now on: from then on
+    /// every request fails until [`Self::resume`].
+    pub fn kill_in(&self, nth: u64) {
+        self.media().power.end_in(nth, Ending::Kill);
+    }
+
+    /// Whether requests fail because the power is off or the process was killed.
     #[must_use]
     pub fn is_off(&self) -> bool {
-        self.media().off
+        self.media().power.is_off()
     }
 
     /// Cuts the power if it is on, decides what became of unsynced writes, and turns it on again.
     pub fn restart(&self) {
         let mut media = self.media();
         media.settle();
-        media.off = false;
-        media.cut_at = None;
+        media.power.turn_on();
+        media.failure = None;
+    }
+
+    /// Serves the next process; nothing that was written is lost.
+    pub fn resume(&self) {
+        let mut media = self.media();
+        media.power.turn_on();
         media.failure = None;
     }
 
@@ -142,7 +167,8 @@ impl SimulatedDisk {
     /// What has been done so far.
     #[must_use]
     pub fn tally(&self) -> Tally {
-        self.media().tally
+        let media = self.media();
+        Tally { changes: media.power.changes(), ..media.tally }
     }
 
     fn media(&self) -> MutexGuard<'_, Media> {
@@ -167,6 +193,7 @@ type Page = Box<[u8; ALIGNMENT]>;
 #[derive(Debug)]
 struct Media {
     len: u64,
+    power: Arc<Power>,
     random: Random,
     flush: Flush,
     /// Syncs since `flush` was set.
@@ -178,8 +205,6 @@ struct Media {
     /// Unsynced writes, oldest first.
     pending: Vec<Write>,
     tally: Tally,
-    cut_at: Option<u64>,
-    off: bool,
     failure: Option<Failure>,
 }
 
@@ -198,7 +223,7 @@ struct Failure {
 
 impl Media {
     fn execute(&mut self, request: &mut Request) -> Result<(), DiskError> {
-        if self.off {
+        if self.power.is_off() {
             return Err(DiskError::Stopped);
         }
         let failure = self.failure_of(request.operation);
@@ -207,6 +232,15 @@ impl Media {
             Operation::Write => self.write(request, failure),
             Operation::Sync => self.sync(failure),
         }
+    }
+
+    /// A sync that is no request of a queue.
+    fn sync_now(&mut self) -> Result<(), DiskError> {
+        if self.power.is_off() {
+            return Err(DiskError::Stopped);
+        }
+        let failure = self.failure_of(Operation::Sync);
+        self.sync(failure)
     }
 
     /// The error that this request shall fail with.
@@ -234,19 +268,24 @@ impl Media {
             if piece.offset + bytes.len() as u64 > self.len {
                 return error(io::Error::from(io::ErrorKind::UnexpectedEof));
             }
-            let (first, _) = split(piece.offset);
-            for (page, bytes) in (first..).zip(bytes.chunks_exact_mut(ALIGNMENT)) {
-                match self.cached.get(&page).or_else(|| self.durable.get(&page)) {
-                    Some(found) => bytes.copy_from_slice(&found[..]),
-                    None => bytes.fill(0),
-                }
-            }
+            self.peek(piece.offset, bytes);
         }
         Ok(())
     }
 
+    /// What readers see of whole pages.
+    fn peek(&self, offset: u64, bytes: &mut [u8]) {
+        let (first, _) = split(offset);
+        for (page, bytes) in (first..).zip(bytes.chunks_mut(ALIGNMENT)) {
+            match self.cached.get(&page).or_else(|| self.durable.get(&page)) {
+                Some(found) => bytes.copy_from_slice(&found[..bytes.len()]),
+                None => bytes.fill(0),
+            }
+        }
+    }
+
     fn write(&mut self, request: &Request, failure: Option<i32>) -> Result<(), DiskError> {
-        let cut = self.change();
+        let ending = self.power.change();
         let Held::Shared(buffer) = &request.buffer else {
             unreachable!("a write shares its buffer")
         };
@@ -263,17 +302,34 @@ impl Media {
                 let source = io::Error::from_raw_os_error(os_error);
                 return Err(DiskError::from_io(Operation::Write, piece.offset, 0, source));
             }
-            self.put(piece.offset, bytes);
+            self.put_until(ending, piece.offset, bytes);
         }
-        if cut {
-            self.settle();
-            return Err(DiskError::Stopped);
+        self.end(ending)
+    }
+
+    /// Puts bytes, or a part of them if this is the moment at which the process ends.
+    fn put_until(&mut self, ending: Option<Ending>, offset: u64, bytes: &[u8]) {
+        let sectors = (bytes.len() / SECTOR) as u64;
+        let written = match ending {
+            Some(Ending::Kill) => self.random.within(0..sectors + 1),
+            Some(Ending::Cut) | None => sectors,
+        };
+        let written = usize::try_from(written).expect("at most what there is");
+        self.put(offset, &bytes[..written * SECTOR]);
+    }
+
+    /// Ends the request, and everything else if its turn has come.
+    fn end(&mut self, ending: Option<Ending>) -> Result<(), DiskError> {
+        match ending {
+            None => return Ok(()),
+            Some(Ending::Cut) => self.settle(),
+            Some(Ending::Kill) => {}
         }
-        Ok(())
+        Err(DiskError::Stopped)
     }
 
     fn sync(&mut self, failure: Option<i32>) -> Result<(), DiskError> {
-        let cut = self.change();
+        let ending = self.power.change();
         self.tally.syncs += 1;
         if let Some(os_error) = failure {
             let source = io::Error::from_raw_os_error(os_error);
@@ -285,25 +341,14 @@ impl Media {
             Flush::Lying => false,
             Flush::LyingByTurns => self.turn.is_multiple_of(2),
         };
-        let done = !cut || self.random.within(0..2) == 0;
+        let done = ending.is_none() || self.random.within(0..2) == 0;
         if done && honest {
             for write in std::mem::take(&mut self.pending) {
                 self.persist(&write);
             }
             self.cached.clear();
         }
-        if cut {
-            self.settle();
-            return Err(DiskError::Stopped);
-        }
-        Ok(())
-    }
-
-    /// Counts a write or sync; returns whether the power goes during it.
-    fn change(&mut self) -> bool {
-        let cut = self.cut_at == Some(self.tally.changes);
-        self.tally.changes += 1;
-        cut
+        self.end(ending)
     }
 
     fn put(&mut self, offset: u64, bytes: &[u8]) {
@@ -328,7 +373,6 @@ impl Media {
 
     /// The power goes: what becomes of unsynced writes is decided now.
     fn settle(&mut self) {
-        self.off = true;
         self.cached.clear();
         let mut writes = std::mem::take(&mut self.pending);
         // Four kinds of disaster, because independent chances for each sector would hardly ever

@@ -4,14 +4,12 @@
 //! before the record), appends a commit that names the record, and syncs the journal. Only then are
 //! the waiters answered and pages freed.
 //!
-//! When the journal has grown past [`CHECKPOINT_BYTES`], the index as of the noted record is
+//! When the journal has grown past its bound for a checkpoint, the index as of the noted record is
 //! written as a checkpoint after the barrier, while new records go to a new segment; then the older
 //! files go.
 
 use std::{
-    fs::{self, OpenOptions},
-    io::{self, BufWriter, Write},
-    os::unix::fs::OpenOptionsExt,
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, PoisonError, atomic::Ordering},
     thread::{self, JoinHandle},
@@ -23,16 +21,23 @@ use tokio::sync::oneshot;
 use super::{
     EngineError, Shared, Waiter,
     index::Index,
-    journal::{Purpose, checkpoint_path, numbered_files, sync_directory},
+    journal::{Purpose, checkpoint_path, numbered_files},
     journal_dir,
 };
-use crate::format::{
-    checkpoint::{CheckpointHeader, put_chunk, put_end, put_mark},
-    record::Record,
+use crate::{
+    disk::Directory,
+    format::{
+        checkpoint::{CheckpointHeader, put_chunk, put_end, put_mark},
+        record::Record,
+    },
 };
 
-/// Journal beyond the checkpoint at most; a start reads about twice as much in 0.2 s.
-const CHECKPOINT_BYTES: u64 = 32 * 1024 * 1024;
+/// A checkpoint is written in pieces of this size.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// What a failed sync adds to the loss count. A loss of power adds 1, and may take the news of
+/// failed syncs along: the count that it leaves must be none that clients have seen before.
+const FAILED_SYNC: u64 = 1 << 32;
 
 /// The thread and those who wait for it.
 #[derive(Debug)]
@@ -168,7 +173,7 @@ pub(super) fn run(shared: &Shared, checkpoint: bool) -> Result<u64, EngineError>
     if let Err(error) = &outcome {
         // The kernel reports a failed write-back once and then forgets the pages: from here on
         // nobody can say what of the unsynced writes is on the disk.
-        let count = shared.loss_count.fetch_add(1, Ordering::AcqRel) + 1;
+        let count = shared.loss_count.fetch_add(FAILED_SYNC, Ordering::AcqRel) + FAILED_SYNC;
         tracing::error!(target = %shared.target, %error, loss_count = count, "barrier failed");
         let mut state = shared.state();
         if let Err(error) = state.commit(&[Record::Loss(count)], Purpose::Free) {
@@ -188,7 +193,7 @@ fn try_run(shared: &Shared, checkpoint: bool) -> Result<u64, EngineError> {
         }
         state.dirty = false;
         let through = state.journal.sequence();
-        let due = checkpoint || state.journal.replay_bytes() > CHECKPOINT_BYTES;
+        let due = checkpoint || state.journal.replay_bytes() > shared.sizes.checkpoint_bytes;
         let snapshot = match due.then(|| state.journal.rotate()) {
             Some(Ok(())) => Some(Snapshot {
                 index: state.index.clone(),
@@ -220,7 +225,7 @@ fn try_run(shared: &Shared, checkpoint: bool) -> Result<u64, EngineError> {
             sequence: through,
             loss_count: shared.loss_count.load(Ordering::Acquire),
         };
-        match write_checkpoint(&journal_dir(&shared.dir), &header, &snapshot) {
+        match write_checkpoint(&*shared.directory, &journal_dir(&shared.dir), &header, &snapshot) {
             Ok(()) => shared.state().journal.checkpointed(snapshot.covered_bytes),
             Err(error) if checkpoint => return Err(EngineError::journal(error)),
             Err(error) => tracing::warn!(target = %shared.target, %error, "checkpoint failed"),
@@ -234,6 +239,7 @@ fn make_durable(shared: &Shared, through: u64) -> Result<(), EngineError> {
     let unsynced = {
         let mut state = shared.state();
         state.journal.append(&[Record::Commit(through)], Purpose::Free)?;
+        state.journal.end_sector();
         state.journal.unsynced()
     };
     let synced = unsynced.sync();
@@ -253,51 +259,55 @@ pub(super) struct Snapshot {
 
 /// Writes a checkpoint, and then removes what it makes superfluous. Everything in it is durable.
 pub(super) fn write_checkpoint(
+    directory: &dyn Directory,
     dir: &Path,
     header: &CheckpointHeader,
     snapshot: &Snapshot,
 ) -> io::Result<()> {
     let temporary = dir.join("checkpoint.new");
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    let mut writer = BufWriter::with_capacity(1 << 20, &file);
-    writer.write_all(&header.encode())?;
+    let file = directory.create(&temporary)?;
+    let mut written = 0;
     let mut entries = 0_u64;
-    let mut bytes = Vec::new();
+    let mut bytes = header.encode();
     for record in snapshot.index.chunks() {
-        bytes.clear();
         put_chunk(record, &mut bytes);
-        writer.write_all(&bytes)?;
         entries += 1;
+        if bytes.len() >= PIECE_BYTES {
+            file.write_at(written, &bytes)?;
+            written += bytes.len() as u64;
+            bytes.clear();
+        }
     }
-    bytes.clear();
     for mark in snapshot.index.marks() {
         put_mark(mark, &mut bytes);
         entries += 1;
     }
     put_end(entries, &mut bytes);
-    writer.write_all(&bytes)?;
-    writer.flush()?;
-    drop(writer);
-    file.sync_all()?;
-    fs::rename(&temporary, checkpoint_path(dir, header.sequence))?;
-    sync_directory(dir)?;
-    remove_covered(dir, snapshot, header.sequence)?;
+    file.write_at(written, &bytes)?;
+    file.sync()?;
+    directory.rename(&temporary, &checkpoint_path(dir, header.sequence))?;
+    directory.sync_names(dir)?;
+    remove_covered(directory, dir, snapshot, header.sequence)?;
     let (target, through) = (header.target, header.sequence);
     tracing::debug!(%target, entries, through, "checkpoint written");
     Ok(())
 }
 
 /// Removes the segments and checkpoints that the new checkpoint makes superfluous.
-fn remove_covered(dir: &Path, snapshot: &Snapshot, through: u64) -> io::Result<()> {
-    for (_, path) in numbered_files(dir, "log")? {
+fn remove_covered(
+    directory: &dyn Directory,
+    dir: &Path,
+    snapshot: &Snapshot,
+    through: u64,
+) -> io::Result<()> {
+    for (_, path) in numbered_files(directory, dir, "log")? {
         if snapshot.first_kept.as_ref().is_none_or(|kept| path < *kept) {
-            fs::remove_file(&path)?;
+            directory.remove(&path)?;
         }
     }
-    for (number, path) in numbered_files(dir, "checkpoint")? {
+    for (number, path) in numbered_files(directory, dir, "checkpoint")? {
         if number < through {
-            fs::remove_file(&path)?;
+            directory.remove(&path)?;
         }
     }
     Ok(())
@@ -305,7 +315,7 @@ fn remove_covered(dir: &Path, snapshot: &Snapshot, through: u64) -> io::Result<(
 
 /// The last barrier, a checkpoint if the journal is worth one, and the stop record.
 fn close(shared: &Shared) -> Result<u64, EngineError> {
-    let worth = shared.state().journal.replay_bytes() > CHECKPOINT_BYTES / 8;
+    let worth = shared.state().journal.replay_bytes() > shared.sizes.checkpoint_bytes / 8;
     let loss_count = run(shared, worth)?;
     let unsynced = {
         let mut state = shared.state();

@@ -8,27 +8,46 @@
 //! can always be emptied.
 
 use std::{
-    fs::{self, File, OpenOptions},
     io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use millrace_types::{ClusterId, TargetId};
-use rustix::fs::FallocateFlags;
 
 use super::error::EngineError;
-use crate::format::{
-    record::Record,
-    segment::{BootId, SEGMENT_HEADER_LEN, SegmentHeader},
+use crate::{
+    disk::{Directory, directory::PlainFile},
+    format::{
+        record::Record,
+        segment::{BootId, SEGMENT_HEADER_LEN, SegmentHeader},
+    },
 };
 
-/// Bytes of a segment. A record of a 1 MiB write has 1.2 KiB, so one segment stands for 13 GiB.
-const SEGMENT_LEN: u64 = 16 * 1024 * 1024;
+/// Records that are appended after a sync begin in a sector of their own: the one that is being
+/// written when the power goes may be lost with everything in it.
+pub(super) const SECTOR: usize = 512;
+const _: () = assert!(SEGMENT_HEADER_LEN <= SECTOR);
 
-/// The part of a segment for records that free space.
-const RESERVE_LEN: u64 = 1024 * 1024;
+/// How large the journal's parts are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct JournalSizes {
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// The part of a segment for records that free space.
+    pub reserve_bytes: u64,
+    /// Journal beyond the checkpoint at most.
+    pub checkpoint_bytes: u64,
+}
+
+impl Default for JournalSizes {
+    /// A record of a 1 MiB write has 1.2 KiB, so one segment stands for 13 GiB. A start reads
+    /// about twice the bytes of a checkpoint in 0.2 s.
+    fn default() -> Self {
+        const MIB: u64 = 1024 * 1024;
+        Self { segment_bytes: 16 * MIB, reserve_bytes: MIB, checkpoint_bytes: 32 * MIB }
+    }
+}
 
 /// Whose journal it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,9 +67,11 @@ pub(super) enum Purpose {
 /// The journal's writing end.
 #[derive(Debug)]
 pub(super) struct Journal {
+    directory: Arc<dyn Directory>,
     dir: PathBuf,
     identity: Identity,
-    segment: Arc<File>,
+    sizes: JournalSizes,
+    segment: Arc<dyn PlainFile>,
     segment_path: PathBuf,
     /// Where the next record goes.
     offset: u64,
@@ -58,7 +79,7 @@ pub(super) struct Journal {
     /// Bytes of records in all segments that no checkpoint covers.
     replay_bytes: u64,
     /// Full segments that no barrier has synced.
-    unsynced: Vec<Arc<File>>,
+    unsynced: Vec<Arc<dyn PlainFile>>,
     directory_changed: bool,
     scratch: Vec<u8>,
 }
@@ -67,21 +88,31 @@ impl Journal {
     /// Begins a segment after `sequence`, the newest record so far. `replay_bytes` is what the
     /// older segments hold beyond the newest checkpoint.
     pub(super) fn begin(
+        directory: &Arc<dyn Directory>,
         dir: &Path,
         identity: Identity,
+        sizes: JournalSizes,
         sequence: u64,
         replay_bytes: u64,
     ) -> io::Result<Self> {
-        let (segment, segment_path) = obtain_segment(dir, identity, sequence + 1, None)?;
+        // What a killed process has appended may still be in memory only: nobody else syncs it, and
+        // the next commit promises it.
+        for (_, path) in numbered_files(&**directory, dir, "log")? {
+            directory.open(&path)?.sync()?;
+        }
+        let (segment, segment_path) =
+            obtain_segment(&**directory, dir, identity, sizes, sequence + 1, None)?;
         // The header tells the next start under which boot this run was, so it must be there.
-        segment.sync_all()?;
-        sync_directory(dir)?;
+        segment.sync()?;
+        directory.sync_names(dir)?;
         Ok(Self {
+            directory: Arc::clone(directory),
             dir: dir.to_owned(),
             identity,
+            sizes,
             segment,
             segment_path,
-            offset: SEGMENT_HEADER_LEN as u64,
+            offset: SECTOR as u64,
             sequence,
             replay_bytes,
             unsynced: Vec::new(),
@@ -112,10 +143,10 @@ impl Journal {
         }
         let len = self.scratch.len() as u64;
         let limit = match purpose {
-            Purpose::Store => SEGMENT_LEN - RESERVE_LEN,
-            Purpose::Free => SEGMENT_LEN,
+            Purpose::Store => self.sizes.segment_bytes - self.sizes.reserve_bytes,
+            Purpose::Free => self.sizes.segment_bytes,
         };
-        if self.offset + len > SEGMENT_LEN - RESERVE_LEN
+        if self.offset + len > self.sizes.segment_bytes - self.sizes.reserve_bytes
             && let Err(error) = self.rotate()
         {
             let fits = self.offset + len <= limit;
@@ -124,23 +155,32 @@ impl Journal {
             }
         }
         // A failed write leaves bytes that the next one overwrites: nothing ever points past them.
-        self.segment.write_all_at(&self.scratch, self.offset).map_err(EngineError::journal)?;
+        self.segment.write_at(self.offset, &self.scratch).map_err(EngineError::journal)?;
         self.offset += len;
         self.replay_bytes += len;
         self.sequence += records.len() as u64;
         Ok(self.sequence)
     }
 
+    /// Ends the sector, because what is in it is about to be synced.
+    pub(super) fn end_sector(&mut self) {
+        let end = self.offset.next_multiple_of(SECTOR as u64);
+        self.replay_bytes += end - self.offset;
+        self.offset = end;
+    }
+
     /// Ends the segment and begins another.
     pub(super) fn rotate(&mut self) -> io::Result<()> {
-        if self.offset == SEGMENT_HEADER_LEN as u64 {
+        if self.offset == SECTOR as u64 {
             return Ok(());
         }
         let present = Some(self.segment_path.as_path());
-        let (segment, path) = obtain_segment(&self.dir, self.identity, self.sequence + 1, present)?;
+        let next = self.sequence + 1;
+        let (segment, path) =
+            obtain_segment(&*self.directory, &self.dir, self.identity, self.sizes, next, present)?;
         let full = std::mem::replace(&mut self.segment, segment);
         self.segment_path = path;
-        self.offset = SEGMENT_HEADER_LEN as u64;
+        self.offset = SECTOR as u64;
         self.unsynced.push(full);
         self.directory_changed = true;
         Ok(())
@@ -151,13 +191,14 @@ impl Journal {
     pub(super) fn unsynced(&mut self) -> Unsynced {
         let mut files = std::mem::take(&mut self.unsynced);
         files.push(Arc::clone(&self.segment));
-        let directory = std::mem::take(&mut self.directory_changed).then(|| self.dir.clone());
-        Unsynced { files, directory }
+        let changed = std::mem::take(&mut self.directory_changed);
+        let names = changed.then(|| (Arc::clone(&self.directory), self.dir.clone()));
+        Unsynced { files, names }
     }
 
     /// Takes back what could not be synced.
     pub(super) fn still_unsynced(&mut self, unsynced: Unsynced) {
-        self.directory_changed |= unsynced.directory.is_some();
+        self.directory_changed |= unsynced.names.is_some();
         let current = &self.segment;
         let full = unsynced.files.into_iter().filter(|file| !Arc::ptr_eq(file, current));
         self.unsynced.extend(full);
@@ -177,20 +218,15 @@ impl Journal {
 /// Files to sync, and the directory if it changed.
 #[derive(Debug)]
 pub(super) struct Unsynced {
-    files: Vec<Arc<File>>,
-    directory: Option<PathBuf>,
+    files: Vec<Arc<dyn PlainFile>>,
+    names: Option<(Arc<dyn Directory>, PathBuf)>,
 }
 
 impl Unsynced {
     pub(super) fn sync(&self) -> io::Result<()> {
-        self.files.iter().try_for_each(|file| file.sync_data())?;
-        self.directory.as_deref().map_or(Ok(()), sync_directory)
+        self.files.iter().try_for_each(|file| file.sync())?;
+        self.names.as_ref().map_or(Ok(()), |(directory, path)| directory.sync_names(path))
     }
-}
-
-/// Makes the names in a directory durable.
-pub(super) fn sync_directory(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 /// The name of the segment that begins with `sequence`. Sixteen digits sort as numbers do.
@@ -204,10 +240,13 @@ pub(super) fn checkpoint_path(dir: &Path, sequence: u64) -> PathBuf {
 }
 
 /// The files of a kind in `dir` with the number in their names, lowest first.
-pub(super) fn numbered_files(dir: &Path, extension: &str) -> io::Result<Vec<(u64, PathBuf)>> {
+pub(super) fn numbered_files(
+    directory: &dyn Directory,
+    dir: &Path,
+    extension: &str,
+) -> io::Result<Vec<(u64, PathBuf)>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
+    for path in directory.list(dir)? {
         if path.extension().is_none_or(|found| found != extension) {
             continue;
         }
@@ -224,20 +263,23 @@ pub(super) fn numbered_files(dir: &Path, extension: &str) -> io::Result<Vec<(u64
 /// that they were given and have not used, and the new one may get less. A full target can so be
 /// started, and emptied, however often it is killed. The segment in use keeps its reserve.
 fn obtain_segment(
+    directory: &dyn Directory,
     dir: &Path,
     identity: Identity,
+    sizes: JournalSizes,
     first_sequence: u64,
     in_use: Option<&Path>,
-) -> io::Result<(Arc<File>, PathBuf)> {
+) -> io::Result<(Arc<dyn PlainFile>, PathBuf)> {
     let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
-    let mut outcome = create_segment(dir, identity, first_sequence, SEGMENT_LEN);
-    for len in [SEGMENT_LEN, SEGMENT_LEN / 4, RESERVE_LEN, RESERVE_LEN / 16] {
+    let (segment, reserve) = (sizes.segment_bytes, sizes.reserve_bytes);
+    let mut outcome = create_segment(directory, dir, identity, first_sequence, segment);
+    for len in [segment, segment / 4, reserve, reserve / 16] {
         match &outcome {
             Err(error) if full(error) => {}
             _ => break,
         }
-        trim_segments(dir, in_use)?;
-        outcome = create_segment(dir, identity, first_sequence, len);
+        trim_segments(directory, dir, in_use)?;
+        outcome = create_segment(directory, dir, identity, first_sequence, len);
         if outcome.is_ok() {
             tracing::warn!(dir = %dir.display(), len, "the disk is full; a short journal segment");
         }
@@ -246,40 +288,35 @@ fn obtain_segment(
 }
 
 /// Gives back the space behind the end of each segment but the one in use.
-fn trim_segments(dir: &Path, in_use: Option<&Path>) -> io::Result<()> {
+fn trim_segments(directory: &dyn Directory, dir: &Path, in_use: Option<&Path>) -> io::Result<()> {
     let old = |(_, path): &(u64, PathBuf)| Some(path.as_path()) != in_use;
-    for (_, path) in numbered_files(dir, "log")?.into_iter().filter(old) {
-        let file = OpenOptions::new().write(true).open(path)?;
-        file.set_len(file.metadata()?.len())?;
+    for (_, path) in numbered_files(directory, dir, "log")?.into_iter().filter(old) {
+        directory.open(&path)?.give_back_room()?;
     }
     Ok(())
 }
 
 fn create_segment(
+    directory: &dyn Directory,
     dir: &Path,
     identity: Identity,
     first_sequence: u64,
     len: u64,
-) -> io::Result<(Arc<File>, PathBuf)> {
+) -> io::Result<(Arc<dyn PlainFile>, PathBuf)> {
     let path = segment_path(dir, first_sequence);
     // A segment of this name can only be one that a stop left without a record.
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path)?;
-    let filled = match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len) {
-        Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
-        other => other.map_err(io::Error::from),
-    };
+    let file = directory.create(&path)?;
     let header = SegmentHeader {
         cluster: identity.cluster,
         target: identity.target,
         first_sequence,
         boot: identity.boot,
     };
-    let written = filled.and_then(|()| file.write_all_at(&header.encode(), 0));
+    let written = file.allocate(len).and_then(|()| file.write_at(0, &header.encode()));
     if let Err(error) = written {
         // Half a segment would look like damage at the next start.
-        drop(fs::remove_file(&path));
+        drop(directory.remove(&path));
         return Err(error);
     }
-    Ok((Arc::new(file), path))
+    Ok((file, path))
 }

@@ -2,32 +2,29 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
+    io,
     path::Path,
     sync::{Arc, Mutex, atomic::AtomicU64},
 };
 
 use millrace_types::MIB;
-use rustix::fs::FlockOperation;
 
 use super::{
-    Engine, OpenError, Options, Shared, State,
+    Engine, JournalSizes, OpenError, Options, Shared, State,
     allocator::Allocator,
     barrier::{self, Barrier},
     data_path,
     index::used_pages,
-    journal::{Identity, Journal, sync_directory},
+    journal::{Identity, Journal},
     journal_dir,
     locks::BlockLocks,
     read::Flights,
     recovery::{Expected, Recovered, recover},
     sessions::AppliedWrites,
-    start_disk, superblock_path,
+    superblock_path,
 };
 use crate::{
-    disk::{BufferPool, DataFile},
+    disk::{BufferPool, Directory, LocalDirectory, directory::Data},
     format::{checkpoint::CheckpointHeader, chunk::PAGE_SIZE, superblock::Superblock},
 };
 
@@ -42,32 +39,57 @@ impl Engine {
     /// [`OpenError`]; nothing on the disk is then changed.
     pub fn open(options: &Options, pool: BufferPool) -> Result<Self, OpenError> {
         let dir = &options.dir;
-        let lock_file = lock(dir)?;
-        let (superblock, blank) = read_or_make_superblock(options)?;
-        let data = DataFile::open(&data_path(dir)).map_err(OpenError::io(&data_path(dir)))?;
+        let directory = LocalDirectory::lock(dir).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => OpenError::InUse { path: dir.clone() },
+            _ => OpenError::io(dir)(error),
+        })?;
+        Self::open_on(Arc::new(directory), options, JournalSizes::default(), pool)
+    }
+
+    /// As [`Self::open`], on any directory; that of `options` is not looked at.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_on(
+        directory: Arc<dyn Directory>,
+        options: &Options,
+        sizes: JournalSizes,
+        pool: BufferPool,
+    ) -> Result<Self, OpenError> {
+        let dir = &directory.path().to_owned();
+        let (superblock, blank) = read_or_make_superblock(&*directory, options)?;
+        // Also when a stop came just after the superblock was written. A journal that is missing
+        // beside data is damage.
+        let blank =
+            blank || !(directory.exists(&journal_dir(dir)) || directory.exists(&data_path(dir)));
+        if blank {
+            make_journal(&*directory).map_err(OpenError::io(&journal_dir(dir)))?;
+        }
+        let data = directory.data(&data_path(dir)).map_err(OpenError::io(&data_path(dir)))?;
         let expected =
             Expected { cluster: options.cluster, target: superblock.target, boot: options.boot };
         let applied = AppliedWrites::default();
         let journal_dir = journal_dir(dir);
-        // Through the page cache, which needs no aligned memory.
-        let plain = File::open(data_path(dir)).map_err(OpenError::io(&data_path(dir)))?;
-        let mut recovered = recover(&journal_dir, expected, &applied, |first_page, bytes| {
-            plain.read_exact_at(bytes, first_page * u64::from(PAGE_SIZE))
-        })?;
+        let mut recovered =
+            recover(&*directory, &journal_dir, expected, &applied, |first_page, bytes| {
+                data.read_at(first_page * u64::from(PAGE_SIZE), bytes)
+            })?;
         if recovered.lossy {
-            settle_loss(&journal_dir, expected, &plain, &mut recovered)
+            settle_loss(&*directory, &journal_dir, expected, &*data, &mut recovered)
                 .map_err(OpenError::io(&journal_dir))?;
         }
         let identity =
             Identity { cluster: options.cluster, target: superblock.target, boot: options.boot };
-        let state = build_state(options, &data, identity, &recovered)?;
+        let state = build_state(&directory, options, sizes, &*data, identity, &recovered)?;
         let loss_count = recovered.loss_count;
         let shared = Arc::new(Shared {
             cluster: options.cluster,
             target: superblock.target,
             dir: dir.clone(),
-            disk: start_disk(options, &data)?,
+            disk: data.start(options.disk_engine).map_err(OpenError::io(&data_path(dir)))?,
+            directory,
             data,
+            sizes,
             pool,
             state: Mutex::new(state),
             locks: BlockLocks::default(),
@@ -78,7 +100,6 @@ impl Engine {
             loss_count: AtomicU64::new(loss_count),
             checksum_failures: AtomicU64::new(0),
             blank,
-            lock_file: Mutex::new(Some(lock_file)),
         });
         // Pages that a pending record gave up may be used again only when it is durable.
         shared.state().dirty = recovered.replay_bytes > 0;
@@ -104,9 +125,10 @@ impl Engine {
 /// Makes the outcome of a lossy recovery durable before a new segment names the present boot, so
 /// that what was dropped is never taken for sound by a later start.
 fn settle_loss(
+    directory: &dyn Directory,
     journal_dir: &Path,
     expected: Expected,
-    data: &File,
+    data: &dyn Data,
     recovered: &mut Recovered,
 ) -> io::Result<()> {
     tracing::warn!(
@@ -114,7 +136,7 @@ fn settle_loss(
         dropped_writes = recovered.dropped,
         "the machine stopped with unsynced writes; what clients still hold is sent again"
     );
-    data.sync_data()?;
+    data.sync()?;
     recovered.loss_count += 1;
     let header = CheckpointHeader {
         cluster: expected.cluster,
@@ -124,31 +146,36 @@ fn settle_loss(
     };
     let index = recovered.index.clone();
     let snapshot = barrier::Snapshot { index, covered_bytes: 0, first_kept: None };
-    barrier::write_checkpoint(journal_dir, &header, &snapshot)?;
+    barrier::write_checkpoint(directory, journal_dir, &header, &snapshot)?;
     recovered.replay_bytes = 0;
     Ok(())
 }
 
 fn build_state(
+    directory: &Arc<dyn Directory>,
     options: &Options,
-    data: &DataFile,
+    sizes: JournalSizes,
+    data: &dyn Data,
     identity: Identity,
     recovered: &Recovered,
 ) -> Result<State, OpenError> {
-    let dir = &options.dir;
+    let dir = directory.path();
     let page = u64::from(PAGE_SIZE);
     let total = data.len_bytes().map_err(OpenError::io(&data_path(dir)))? / page;
     let capacity = match options.capacity {
         Some(capacity) => capacity.0 / page,
-        None => total + free_bytes(dir).map_err(OpenError::io(dir))? / page,
+        None => {
+            let free = directory.free_bytes().map_err(OpenError::io(dir))?;
+            total + free.saturating_sub(METADATA_RESERVE) / page
+        }
     };
     let used = recovered.index.chunks().flat_map(|record| used_pages(record)).collect();
     let allocator = Allocator::new(total, capacity, used)
-        .map_err(|page| OpenError::Overlap { path: dir.clone(), page })?;
+        .map_err(|page| OpenError::Overlap { path: dir.to_owned(), page })?;
     let journal_dir = journal_dir(dir);
-    let journal =
-        Journal::begin(&journal_dir, identity, recovered.sequence, recovered.replay_bytes)
-            .map_err(OpenError::io(&journal_dir))?;
+    let (sequence, replay_bytes) = (recovered.sequence, recovered.replay_bytes);
+    let journal = Journal::begin(directory, &journal_dir, identity, sizes, sequence, replay_bytes)
+        .map_err(OpenError::io(&journal_dir))?;
     Ok(State {
         index: recovered.index.clone(),
         allocator,
@@ -160,30 +187,16 @@ fn build_state(
     })
 }
 
-/// Bytes that unprivileged processes may still store on the file system, less the reserve.
-fn free_bytes(dir: &Path) -> io::Result<u64> {
-    let figures = rustix::fs::statvfs(dir)?;
-    let free = figures.f_bavail.saturating_mul(figures.f_frsize);
-    Ok(free.saturating_sub(METADATA_RESERVE))
-}
-
-/// Keeps a second process out; the lock ends with the process, however it ends.
-fn lock(dir: &Path) -> Result<File, OpenError> {
-    let directory = File::open(dir).map_err(OpenError::io(dir))?;
-    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(directory),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::InUse { path: dir.to_owned() }),
-        Err(error) => Err(OpenError::io(dir)(error.into())),
-    }
-}
-
-fn read_or_make_superblock(options: &Options) -> Result<(Superblock, bool), OpenError> {
-    let dir = &options.dir;
+fn read_or_make_superblock(
+    directory: &dyn Directory,
+    options: &Options,
+) -> Result<(Superblock, bool), OpenError> {
+    let dir = directory.path();
     let path = superblock_path(dir);
-    let bytes = match fs::read(&path) {
+    let bytes = match directory.read(&path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return make_target(options).map(|superblock| (superblock, true));
+            return make_target(directory, options).map(|superblock| (superblock, true));
         }
         Err(error) => return Err(OpenError::io(&path)(error)),
     };
@@ -191,7 +204,7 @@ fn read_or_make_superblock(options: &Options) -> Result<(Superblock, bool), Open
         .map_err(|source| OpenError::Format { path: path.clone(), source })?;
     if superblock.cluster != options.cluster {
         return Err(OpenError::OtherCluster {
-            path: dir.clone(),
+            path: dir.to_owned(),
             found: superblock.cluster,
             expected: options.cluster,
         });
@@ -199,35 +212,38 @@ fn read_or_make_superblock(options: &Options) -> Result<(Superblock, bool), Open
     Ok((superblock, false))
 }
 
-fn make_target(options: &Options) -> Result<Superblock, OpenError> {
-    let dir = &options.dir;
+fn make_target(directory: &dyn Directory, options: &Options) -> Result<Superblock, OpenError> {
+    let dir = directory.path();
     let journal_dir = journal_dir(dir);
-    let has_data = data_path(dir).exists() || journal_dir.exists();
+    let has_data = directory.exists(&data_path(dir)) || directory.exists(&journal_dir);
     if has_data {
-        return Err(OpenError::NoSuperblock { path: dir.clone() });
+        return Err(OpenError::NoSuperblock { path: dir.to_owned() });
     }
     let Some(target) = options.new_target else {
-        return Err(OpenError::Blank { path: dir.clone() });
+        return Err(OpenError::Blank { path: dir.to_owned() });
     };
     let superblock = Superblock {
         cluster: options.cluster,
         target,
         capacity_bytes: options.capacity.map_or(0, |capacity| capacity.0),
     };
-    // The superblock comes first: a stop between the two leaves an empty journal to be made again.
-    write_superblock(dir, &superblock).map_err(OpenError::io(dir))?;
-    DirBuilder::new().mode(0o700).create(&journal_dir).map_err(OpenError::io(&journal_dir))?;
-    sync_directory(dir).map_err(OpenError::io(dir))?;
+    // The superblock comes first; whoever finds it alone makes the rest.
+    write_superblock(directory, &superblock).map_err(OpenError::io(dir))?;
     tracing::info!(%target, dir = %dir.display(), "made a blank target");
     Ok(superblock)
 }
 
-fn write_superblock(dir: &Path, superblock: &Superblock) -> io::Result<()> {
+fn make_journal(directory: &dyn Directory) -> io::Result<()> {
+    directory.make_directory(&journal_dir(directory.path()))?;
+    directory.sync_names(directory.path())
+}
+
+fn write_superblock(directory: &dyn Directory, superblock: &Superblock) -> io::Result<()> {
+    let dir = directory.path();
     let temporary = dir.join("superblock.new");
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(&superblock.encode())?;
-    file.sync_all()?;
-    fs::rename(&temporary, superblock_path(dir))?;
-    sync_directory(dir)
+    let file = directory.create(&temporary)?;
+    file.write_at(0, &superblock.encode())?;
+    file.sync()?;
+    directory.rename(&temporary, &superblock_path(dir))?;
+    directory.sync_names(dir)
 }

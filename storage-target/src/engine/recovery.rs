@@ -11,7 +11,7 @@
 //!   be known, and the outcome is checkpointed at once, so that it is never decided a second time.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
@@ -19,15 +19,18 @@ use millrace_types::{ClusterId, TargetId};
 
 use super::{
     index::Index,
-    journal::{checkpoint_path, numbered_files},
+    journal::{SECTOR, checkpoint_path, numbered_files},
     page_checksum::{PAGE, of_pages},
     sessions::AppliedWrites,
 };
-use crate::format::{
-    FormatError,
-    checkpoint::{CHECKPOINT_HEADER_LEN, CheckpointHeader, Entry, take_entry},
-    record::Record,
-    segment::{BootId, SEGMENT_HEADER_LEN, SegmentHeader},
+use crate::{
+    disk::Directory,
+    format::{
+        FormatError,
+        checkpoint::{CHECKPOINT_HEADER_LEN, CheckpointHeader, Entry, take_entry},
+        record::Record,
+        segment::{BootId, SEGMENT_HEADER_LEN, SegmentHeader},
+    },
 };
 
 /// Why a target cannot be opened. Nothing on its disk has been changed.
@@ -148,13 +151,14 @@ pub(super) struct Expected {
 
 /// Reads checkpoint and journal in `dir`. `read_pages` reads pages of the data file.
 pub(super) fn recover(
+    directory: &dyn Directory,
     dir: &Path,
     expected: Expected,
     applied: &AppliedWrites,
     mut read_pages: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
 ) -> Result<Recovered, OpenError> {
-    let (mut index, checkpoint, mut loss_count) = load_checkpoint(dir, expected)?;
-    let journal = read_journal(dir, expected, checkpoint)?;
+    let (mut index, checkpoint, mut loss_count) = load_checkpoint(directory, dir, expected)?;
+    let journal = read_journal(directory, dir, expected, checkpoint)?;
     let lossy = journal.boot.is_some_and(|boot| boot != expected.boot) && !journal.stopped;
     if let Some(gap) = &journal.gap
         && (!lossy || gap.commit_follows)
@@ -210,12 +214,16 @@ fn is_intact(
     })
 }
 
-fn load_checkpoint(dir: &Path, expected: Expected) -> Result<(Index, u64, u64), OpenError> {
+fn load_checkpoint(
+    directory: &dyn Directory,
+    dir: &Path,
+    expected: Expected,
+) -> Result<(Index, u64, u64), OpenError> {
     let mut index = Index::default();
-    let found = numbered_files(dir, "checkpoint").map_err(OpenError::io(dir))?;
+    let found = numbered_files(directory, dir, "checkpoint").map_err(OpenError::io(dir))?;
     let Some((number, path)) = found.into_iter().next_back() else { return Ok((index, 0, 0)) };
     debug_assert_eq!(path, checkpoint_path(dir, number));
-    let bytes = fs::read(&path).map_err(OpenError::io(&path))?;
+    let bytes = directory.read(&path).map_err(OpenError::io(&path))?;
     let header = CheckpointHeader::decode(&bytes).map_err(OpenError::format(&path))?;
     if header.cluster != expected.cluster || header.target != expected.target {
         return Err(OpenError::OtherTarget { path });
@@ -260,16 +268,17 @@ struct Gap {
 }
 
 fn read_journal(
+    directory: &dyn Directory,
     dir: &Path,
     expected: Expected,
     checkpoint: u64,
 ) -> Result<FoundJournal, OpenError> {
     let mut found = FoundJournal::default();
     let mut next = None;
-    let segments = numbered_files(dir, "log").map_err(OpenError::io(dir))?;
+    let segments = numbered_files(directory, dir, "log").map_err(OpenError::io(dir))?;
     let last = segments.len().wrapping_sub(1);
     for (at, (first, path)) in segments.into_iter().enumerate() {
-        let bytes = fs::read(&path).map_err(OpenError::io(&path))?;
+        let bytes = directory.read(&path).map_err(OpenError::io(&path))?;
         let header = match SegmentHeader::decode(&bytes) {
             Ok(header) => header,
             // A segment whose header never reached the disk holds nothing either.
@@ -295,13 +304,17 @@ fn read_journal(
 /// Reads the records of one segment; returns the sequence that must follow.
 fn read_segment(bytes: &[u8], first: u64, checkpoint: u64, found: &mut FoundJournal) -> u64 {
     let mut next = first;
-    let mut rest = &bytes[SEGMENT_HEADER_LEN..];
-    while let Ok((record, sequence, len)) = Record::decode(rest) {
-        if sequence != next {
-            // Bytes of an earlier use of the same blocks: the journal ends before them.
-            break;
-        }
-        rest = &rest[len..];
+    let mut at = SEGMENT_HEADER_LEN;
+    loop {
+        // A record follows the one before it, or begins the next sector. Another sequence means
+        // bytes of an earlier use of the same blocks: the journal ends before them.
+        let places = [at, at.next_multiple_of(SECTOR)];
+        let found_at = places.into_iter().find_map(|place| {
+            let decoded = Record::decode(bytes.get(place..)?).ok()?;
+            (decoded.1 == next).then_some((place, decoded))
+        });
+        let Some((place, (record, sequence, len))) = found_at else { break };
+        at = place + len;
         next += 1;
         if let Some(gap) = &mut found.gap {
             gap.commit_follows |= matches!(record, Record::Commit(_));

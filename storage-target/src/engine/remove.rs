@@ -172,13 +172,14 @@ impl Shared {
             _ => self.cut(key, within, trim.write_epoch).await?,
         };
         let first_gone = if within == 0 { boundary } else { ChunkIndex(boundary.0 + 1) };
-        let mut state = self.state();
-        let before = state.allocator.quarantined();
         let mut records = Vec::new();
+        // Before the lock, because a reservation that is given back takes it.
         let kept = tail.map(|(change, reservation)| {
             records.push(Record::Blocks(change));
             reservation
         });
+        let mut state = self.state();
+        let before = state.allocator.quarantined();
         let removal = Removal { inode, first: generation, last: generation, index: first_gone };
         if state.index.holds_any(&removal) {
             records.push(Record::Remove(removal));

@@ -139,7 +139,8 @@ impl Engine {
     /// Turns part of a chunk into zeros: whole blocks give up their pages, the ends are rewritten.
     ///
     /// # Errors
-    /// As [`Self::write`].
+    /// As [`Self::write`], except that a failure or want of space may leave one of the ends zeroed
+    /// already; asking again does the rest.
     pub async fn zero(&self, request: ZeroRequest) -> Result<ChunkVersion, EngineError> {
         let shared = Arc::clone(&self.shared);
         run(async move { shared.zero(request).await }).await
@@ -318,6 +319,10 @@ impl Shared {
         let _guard = self.locks.lock(request.key, blocks.clone()).await;
         self.accepts(request.key, request.write_epoch)?;
         let record = self.snapshot(request.key).record().clone();
+        for block in blocks.clone() {
+            // What must be fetched is asked for before anything is changed.
+            keeps(&record, block, &range, request.backed)?;
+        }
         let mut version = record.version;
         let mut zeroed: Vec<Run> = Vec::new();
         for block in blocks {

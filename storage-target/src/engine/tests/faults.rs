@@ -173,7 +173,7 @@ async fn damage_in_the_middle_of_the_journal_is_refused_in_words() {
     let segment = newest_segment(dir.path());
     drop(engine);
     drop(open(&options));
-    overwrite(&segment, 80, &[0xEE; 4]);
+    overwrite(&segment, 528, &[0xEE; 4]);
     let error = Engine::open(&options, BufferPool::new(0)).unwrap_err();
     assert!(matches!(error, OpenError::JournalGap { .. }), "{error}");
 }

@@ -1,0 +1,433 @@
+//! The volume under test on its simulated disk, behind the same operations as the other engine.
+
+use std::{cell::RefCell, sync::Arc, thread, time::Duration};
+
+use bytes::Bytes;
+use millrace_protocol::target::ContentName;
+use millrace_storage_target::{
+    disk::{
+        BufferPool,
+        simulated::{Flush, SimulatedDisk},
+    },
+    engine::{Authority, EngineError, Fill, JournalSizes, WriteRequest, ZeroRequest},
+    format::{segment::BootId, superblock::linear::Layout},
+    volume::{Blank, ExportedBlocks, OpenError, Options, Volume},
+};
+use millrace_types::{
+    BlockState, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
+    InodeId, SessionId, TargetId, WriteEpoch, WriteNumber,
+};
+
+use super::model::{BLOCK, BLOCKS, CHUNK, PAGE, State};
+
+/// The inode of the data that makes a large disk small.
+const BALLAST: u64 = 1 << 40;
+
+/// Bytes of one chunk of it.
+const BALLAST_CHUNK: usize = 1 << 20;
+
+/// Which chunk, and what its caller believes about the file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) inode: u64,
+    pub(crate) generation: u32,
+    pub(crate) index: usize,
+    pub(crate) epoch: u32,
+    /// How many bytes of the chunk are in the bucket.
+    pub(crate) backed: usize,
+}
+
+impl Chunk {
+    fn key(&self) -> ChunkKey {
+        ChunkKey {
+            inode: InodeId(self.inode),
+            generation: ContentGeneration(self.generation),
+            index: ChunkIndex(u32::try_from(self.index).unwrap()),
+            copy: CopyIndex(0),
+        }
+    }
+}
+
+/// Why nothing was changed.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    NoSpace,
+    /// The block must be filled first.
+    NeedsFill(usize),
+    /// Bytes on disk are not what was written.
+    Corrupt,
+    /// Content or write epoch are older than what the target accepts.
+    Stale,
+    /// The disk failed or is off.
+    Failed(#[expect(dead_code, reason = "shown in failures")] String),
+}
+
+impl From<EngineError> for Refused {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::NoSpace => Self::NoSpace,
+            EngineError::NeedsFill { block, .. } => Self::NeedsFill(block.into()),
+            EngineError::Corrupt { .. } => Self::Corrupt,
+            EngineError::StaleEpoch | EngineError::StaleContent => Self::Stale,
+            other => Self::Failed(other.to_string()),
+        }
+    }
+}
+
+/// What is found in a block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    pub(crate) state: State,
+    /// All bytes of the block; none if it is absent.
+    pub(crate) bytes: Vec<u8>,
+    /// The pages that are refused as corrupt, by bit; their bytes are zero here.
+    pub(crate) rot: u16,
+    /// Pages that it takes on the disk.
+    pub(crate) pages: u64,
+}
+
+/// How the target is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) capacity: u64,
+    pub(crate) sizes: JournalSizes,
+}
+
+/// Everything of a volume is on one disk.
+pub(crate) struct Directory(SimulatedDisk);
+
+impl Directory {
+    pub(crate) fn data_disk(&self) -> &SimulatedDisk {
+        &self.0
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.0.is_off()
+    }
+
+    pub(crate) fn resume(&self) {
+        self.0.resume();
+    }
+
+    pub(crate) fn kill_in(&self, nth: u64) {
+        self.0.kill_in(nth);
+    }
+
+    pub(crate) fn cut_power_in(&self, nth: u64) {
+        self.0.cut_power_in(nth);
+    }
+}
+
+/// The volume, open or not.
+pub(crate) struct Subject {
+    pub(crate) directory: Directory,
+    layout: Layout,
+    /// Bytes that the run may use.
+    room: u64,
+    pool: BufferPool,
+    boot: u64,
+    volume: RefCell<Option<Arc<Volume>>>,
+    has_ballast: bool,
+}
+
+impl Subject {
+    pub(crate) fn new(seed: u64, shape: Shape) -> Self {
+        // The shortest ring holds two of the longest batches beside what is in it.
+        let journal_pages = if shape.sizes.segment_bytes > 32 * 1024 { 512 } else { 200 };
+        let regions = 256 + journal_pages;
+        let capacity = regions + 8192;
+        let layout = Layout { capacity, roots: 16, journal: 256, journal_pages, regions };
+        Self {
+            directory: Directory(SimulatedDisk::new(capacity * PAGE as u64, seed)),
+            layout,
+            room: shape.capacity,
+            pool: BufferPool::new(16 << 20),
+            boot: 1,
+            volume: RefCell::new(None),
+            has_ballast: false,
+        }
+    }
+
+    /// Opens the target, or makes it.
+    pub(crate) fn open(&mut self) -> Result<(), OpenError> {
+        self.reopen()?;
+        if !self.has_ballast && !self.directory.is_off() {
+            self.has_ballast = self.take_ballast()?;
+        }
+        Ok(())
+    }
+
+    /// Fills the disk but for the room that a run shall have.
+    fn take_ballast(&self) -> Result<bool, OpenError> {
+        let volume = self.volume();
+        let available = volume.statistics().space.available() * PAGE as u64;
+        let (mut left, mut index) = (available.saturating_sub(self.room), 0);
+        apart(async move {
+            while left > 0 {
+                let len = usize::try_from(left).unwrap().min(BALLAST_CHUNK);
+                let chunk = Chunk { inode: BALLAST, generation: 1, index, epoch: 0, backed: 0 };
+                let bytes = vec![index.to_le_bytes()[0]; len];
+                let request = write_request(chunk, 0, bytes, BALLAST_CHUNK);
+                if volume.write(request).await.is_err() {
+                    return Ok(false);
+                }
+                (left, index) = (left - len as u64, index + 1);
+            }
+            Ok(volume.sync().await.is_ok())
+        })
+    }
+
+    fn reopen(&self) -> Result<(), OpenError> {
+        *self.volume.borrow_mut() = None;
+        let mut boot = [0; 16];
+        boot[..8].copy_from_slice(&self.boot.to_le_bytes());
+        let options = Options {
+            cluster: ClusterId([9; 16]),
+            blank: Some(Blank { target: TargetId([7; 8]), layout: self.layout }),
+            disk: self.directory.0.queue(),
+            pool: self.pool.clone(),
+            cache_bytes: 64 * 1024,
+            // Longer than any run: only what the test asks for happens.
+            sync_interval: Duration::from_secs(3600),
+            boot: BootId(boot),
+        };
+        let volume = apart(async move { Volume::open(&options).await })?;
+        *self.volume.borrow_mut() = Some(Arc::new(volume));
+        Ok(())
+    }
+
+    /// Ends the process at once; what it has written stays.
+    pub(crate) fn kill(&mut self) {
+        *self.volume.borrow_mut() = None;
+        self.directory.resume();
+    }
+
+    /// Cuts the power and turns it on again.
+    pub(crate) fn cut(&mut self) {
+        *self.volume.borrow_mut() = None;
+        self.directory.0.restart();
+        self.boot += 1;
+    }
+
+    /// Breaks the promise of syncs; one disk holds everything.
+    pub(crate) fn lie(&self, data: Flush, _files: Flush) {
+        self.directory.0.set_flush(data);
+    }
+
+    fn volume(&self) -> Arc<Volume> {
+        Arc::clone(self.volume.borrow().as_ref().expect("open"))
+    }
+
+    /// A volume whose journal has failed is opened again, as its daemon would be.
+    fn after(&self, error: EngineError) -> Refused {
+        if self.volume().has_failed() && !self.directory.is_off() {
+            let opened = self.reopen();
+            assert!(opened.is_ok() || self.directory.is_off(), "after {error}: {opened:?}");
+        }
+        error.into()
+    }
+
+    pub(crate) fn loss_count(&self) -> u64 {
+        self.volume().loss_count()
+    }
+
+    /// Bytes used by chunks of the run, and what it can use.
+    pub(crate) fn space(&self) -> (u64, u64) {
+        let volume = self.volume();
+        let content = ContentName { inode: InodeId(BALLAST), generation: ContentGeneration(1) };
+        let ballast = apart(volume.presence(&[content])).unwrap()[0].written.0;
+        let space = volume.statistics().space;
+        let page = PAGE as u64;
+        assert_eq!(space.reserved, 0, "nothing is under way");
+        ((space.clean + space.written) * page - ballast, space.available() * page)
+    }
+
+    pub(crate) async fn close(&self) -> Result<(), Refused> {
+        let closed = self.volume().close().await;
+        closed.map_err(|error| self.after(error))
+    }
+
+    pub(crate) async fn sync(&self) -> Result<u64, Refused> {
+        let synced = self.volume().sync().await;
+        synced.map_err(|error| self.after(error))
+    }
+
+    pub(crate) async fn write(
+        &self,
+        chunk: Chunk,
+        offset: usize,
+        bytes: Vec<u8>,
+    ) -> Result<(), Refused> {
+        let done = self.volume().write(write_request(chunk, offset, bytes, CHUNK)).await;
+        done.map(drop).map_err(|error| self.after(error))
+    }
+
+    pub(crate) async fn zero(
+        &self,
+        chunk: Chunk,
+        range: std::ops::Range<usize>,
+    ) -> Result<(), Refused> {
+        let request = ZeroRequest {
+            key: chunk.key(),
+            range: u32::try_from(range.start).unwrap()..u32::try_from(range.end).unwrap(),
+            group_epoch: GroupEpoch(1),
+            write_epoch: WriteEpoch(chunk.epoch),
+            chunk_size: u32::try_from(CHUNK).unwrap(),
+            backed: u32::try_from(chunk.backed).unwrap(),
+            session: SessionId(0),
+            number: WriteNumber(0),
+            authority: Authority::default(),
+        };
+        let done = self.volume().zero(request).await;
+        done.map(drop).map_err(|error| self.after(error))
+    }
+
+    pub(crate) async fn fill(
+        &self,
+        chunk: Chunk,
+        first_block: usize,
+        bytes: &[u8],
+    ) -> Result<(), Refused> {
+        let mut buffer = self.pool.acquire(bytes.len()).await;
+        buffer.as_mut_slice().fill(0);
+        buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+        let checksums: Vec<_> = buffer.as_slice().chunks(PAGE).map(Crc32c::of).collect();
+        let fill = Fill {
+            key: chunk.key(),
+            first_block: u16::try_from(first_block).unwrap(),
+            buffer: Arc::new(buffer),
+            len: u32::try_from(bytes.len()).unwrap(),
+            checksums: checksums.into(),
+            write_epoch: WriteEpoch(chunk.epoch),
+            chunk_size: u32::try_from(CHUNK).unwrap(),
+        };
+        let done = self.volume().fill(fill).await;
+        done.map(drop).map_err(|error| self.after(error))
+    }
+
+    pub(crate) async fn release(&self, chunk: Chunk) -> Result<(), Refused> {
+        let done = self.volume().release(chunk.key()).await;
+        done.map(drop).map_err(|error| self.after(error))
+    }
+
+    pub(crate) async fn drop_clean(&self, chunk: Chunk, block: usize) -> Result<(), Refused> {
+        let done = self.volume().drop_clean(chunk.key(), u16::try_from(block).unwrap()).await;
+        done.map_err(|error| self.after(error))
+    }
+
+    /// The blocks that an export would take, with what it must know of them.
+    pub(crate) fn exportable(&self, chunk: Chunk) -> ExportedBlocks {
+        let blocks = u16::try_from(BLOCKS).unwrap();
+        let volume = self.volume();
+        let snapshot = apart(volume.snapshot(chunk.key(), 0..blocks)).unwrap();
+        (0..blocks)
+            .filter(|&block| snapshot.state(block) == BlockState::Written)
+            .map(|block| (block, snapshot.fingerprint(block)))
+            .collect()
+    }
+
+    pub(crate) async fn mark_exported(
+        &self,
+        chunk: Chunk,
+        exported: &ExportedBlocks,
+    ) -> Result<(), Refused> {
+        let done = self.volume().mark_exported(chunk.key(), exported).await;
+        done.map(drop).map_err(|error| self.after(error))
+    }
+
+    /// Cuts the file of `chunk` at `size`; older epochs than that of `chunk` are refused then.
+    pub(crate) async fn trim(&self, chunk: Chunk, size: usize) -> Result<(), Refused> {
+        let key = chunk.key();
+        let content = ContentName { inode: key.inode, generation: key.generation };
+        let epoch = WriteEpoch(chunk.epoch);
+        let done = self.volume().trim(content, CHUNK as u64, size as u64, epoch).await;
+        done.map(drop).map_err(|error| self.after(error))
+    }
+
+    pub(crate) async fn reclaim(&self, inode: u64, generation: u32) -> Result<(), Refused> {
+        let entry = (InodeId(inode), ContentGeneration(generation));
+        let done = self.volume().reclaim(&[entry]).await;
+        done.map(drop).map_err(|error| self.after(error))
+    }
+
+    /// Whether the target holds any chunk of a content.
+    pub(crate) fn holds_any(&self, inode: u64, generation: u32) -> bool {
+        let generation = ContentGeneration(generation);
+        let content = ContentName { inode: InodeId(inode), generation };
+        let volume = self.volume();
+        !apart(volume.chunks(content, ChunkIndex(0), u32::MAX)).unwrap().is_empty()
+    }
+
+    /// All blocks of a chunk.
+    pub(crate) async fn look(&self, chunk: Chunk) -> Result<Vec<Found>, Refused> {
+        let volume = self.volume();
+        let blocks = u16::try_from(BLOCKS).unwrap();
+        let snapshot = volume.snapshot(chunk.key(), 0..blocks).await?;
+        let mut found = Vec::with_capacity(BLOCKS);
+        for at in 0..blocks {
+            let state = match snapshot.state(at) {
+                BlockState::Absent => State::Absent,
+                BlockState::Clean => State::Clean,
+                BlockState::Written | BlockState::Zero => State::Own,
+            };
+            let len = if state == State::Absent { 0 } else { BLOCK };
+            let pages = snapshot.page_count(at);
+            let mut this = Found { state, bytes: vec![0; len], rot: 0, pages };
+            if pages > 0 {
+                let first = u32::from(at) * 16;
+                for page in 0..16 {
+                    let start = usize::try_from(page).unwrap() * PAGE;
+                    match volume.load(&snapshot, first + page, 1).await {
+                        Ok(loaded) => {
+                            this.bytes[start..start + PAGE].copy_from_slice(&loaded.bytes);
+                        }
+                        Err(EngineError::Corrupt { .. }) => this.rot |= 1 << page,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+            }
+            found.push(this);
+        }
+        Ok(found)
+    }
+
+    /// Flips a bit of a stored page, which must be durable; returns whether the page is stored.
+    pub(crate) fn flip(&self, chunk: Chunk, block: usize, page: usize, bit: usize) -> bool {
+        let volume = self.volume();
+        let block = u16::try_from(block).unwrap();
+        let snapshot = apart(volume.snapshot(chunk.key(), block..block + 1)).unwrap();
+        let page = u32::from(block) * 16 + u32::try_from(page).unwrap();
+        let Some(place) = snapshot.disk_page(page) else { return false };
+        let offset = place * PAGE as u64 + (bit / 8) as u64;
+        self.directory.0.flip(offset, u8::try_from(bit % 8).unwrap());
+        true
+    }
+}
+
+fn write_request(chunk: Chunk, offset: usize, bytes: Vec<u8>, chunk_size: usize) -> WriteRequest {
+    WriteRequest {
+        key: chunk.key(),
+        offset: u32::try_from(offset).unwrap(),
+        checksum: Crc32c::of(&bytes),
+        body: vec![Bytes::from(bytes)],
+        group_epoch: GroupEpoch(1),
+        write_epoch: WriteEpoch(chunk.epoch),
+        chunk_size: u32::try_from(chunk_size).unwrap(),
+        backed: u32::try_from(chunk.backed).unwrap(),
+        session: SessionId(0),
+        number: WriteNumber(0),
+        authority: Authority::default(),
+    }
+}
+
+/// Runs something to its end on a runtime of its own, because a run opens its target from code
+/// that is not asynchronous. The volume's upkeep ends with it: nothing happens unasked.
+fn apart<T: Send>(work: impl Future<Output = T> + Send) -> T {
+    thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            runtime.unwrap().block_on(work)
+        });
+        running.join().unwrap()
+    })
+}
