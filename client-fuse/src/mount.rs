@@ -32,7 +32,7 @@ use millrace_transport::{
     local::LocalServer,
 };
 use millrace_types::{Failure, FileName, InodeId};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -108,14 +108,7 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     ready();
     tracing::info!(mountpoint = %mountpoint.display(), "mounted");
     let kernel = tokio::task::spawn_blocking(move || background.join());
-    let served = async {
-        kernel.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))?;
-        requests.close();
-        // Nobody waits for an answer any more. A read of a server that is away would go on asking
-        // for the mount's whole patience; what closes have left to store is flushed below.
-        drop(tokio::time::timeout(ANSWERS_MAX, requests.wait()).await);
-        Ok::<(), io::Error>(())
-    };
+    let served = serve_kernel(kernel, &requests, &fs);
     let ended = until_stopped(served, || unmount_aside(mountpoint), DRAIN_MAX).await;
     let flushed = tokio::time::timeout(DRAIN_MAX, fs.flush_all()).await.is_ok();
     upkeep.abort_all();
@@ -128,8 +121,38 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     }
 }
 
+/// Ends when the kernel has let go of the mount and nothing is left to do for it.
+///
+/// Then nobody waits for an answer any more. Writes are stored, however long their server is away;
+/// a read would only go on asking it for the mount's whole patience.
+async fn serve_kernel(
+    kernel: JoinHandle<io::Result<()>>,
+    requests: &TaskTracker,
+    fs: &FileSystem,
+) -> io::Result<()> {
+    kernel.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))?;
+    requests.close();
+    tokio::select! {
+        () = requests.wait() => {}
+        () = nothing_to_store(fs) => {}
+    }
+    Ok(())
+}
+
+/// Waits until requests have had time to end and nothing that was written is still unstored.
+async fn nothing_to_store(fs: &FileSystem) {
+    let mut ticks = tokio::time::interval(ANSWERS_MAX);
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        if !fs.holds_writes() {
+            return;
+        }
+    }
+}
+
 /// What runs beside the requests.
-struct Upkeep(Vec<tokio::task::JoinHandle<()>>);
+struct Upkeep(Vec<JoinHandle<()>>);
 
 impl Upkeep {
     fn abort_all(&self) {
@@ -232,8 +255,8 @@ pub fn tell_ready(descriptor: u32) {
     }
 }
 
-/// How long requests may still run once the kernel has let go of the mount: the last closes, which
-/// are messages of a few milliseconds when their server is there.
+/// How long requests that store nothing may still run once the kernel has let go of the mount: the
+/// last closes are messages of a few milliseconds when their server is there.
 const ANSWERS_MAX: Duration = Duration::from_secs(3);
 
 /// How long the end of a mount may take: what is buffered is flushed within seconds unless servers

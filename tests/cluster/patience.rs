@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, Read, Write},
     os::unix::fs::FileExt,
     process::{Command, Stdio},
     sync::mpsc,
@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result};
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::{PATIENCE, run, wait_for},
+    program::{PATIENCE, Said, run, wait_for},
 };
 use rustix::io::Errno;
 
@@ -22,6 +22,9 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A mount ends within this time: what it may wait for answers, and much more for a busy machine.
 const END_MAX: Duration = Duration::from_secs(15);
+
+/// Longer than a mount that ends waits for requests that store nothing.
+const QUIET_MAX: Duration = Duration::from_secs(5);
 
 /// A reader's one call may cost the kernel two requests, and machines under test are busy.
 const TIMEOUT_MAX: Duration = Duration::from_secs(15);
@@ -88,6 +91,57 @@ fn a_mount_whose_servers_are_silent_can_be_ended() -> Result<()> {
     drop(paused);
     Ok(())
 }
+
+#[test]
+fn what_was_written_through_a_mapping_is_stored_however_long_the_targets_are_silent() -> Result<()>
+{
+    let cluster = Cluster::start(Wish::default())?;
+    let file = cluster.mount().join("file");
+    fs::write(&file, vec![7; 1_000_000])?;
+    let mut program = Command::new("python3")
+        .args(["-c", WRITES_THROUGH_A_MAPPING])
+        .arg(&file)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    program.stdout.take().context("its output")?.read_exact(&mut [0; 6])?;
+    let paused = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
+    // It ends without a close that could wait: only the mount knows these bytes now.
+    program.stdin.take().context("its input")?.write_all(b"\n")?;
+    assert!(program.wait()?.success());
+    let mountpoint = cluster.mount().display().to_string();
+    let (told, ended) = mpsc::channel();
+    thread::scope(|scope| -> Result<()> {
+        scope.spawn(|| drop(told.send(cluster.cli(&["umount", &mountpoint]).and_then(Said::ok))));
+        let early = ended.recv_timeout(QUIET_MAX);
+        drop(paused);
+        assert!(early.is_err(), "the mount ended before the bytes were stored: {early:?}");
+        ended.recv_timeout(PATIENCE)??;
+        Ok(())
+    })?;
+    cluster.up()?;
+    assert!(fs::read(&file)? == vec![9; 1_000_000], "what was written is there");
+    Ok(())
+}
+
+/// Maps a file, closes it, reads it (a page is read before it is written), waits for a line, writes
+/// the whole of it and ends without a word. (A map of Python's own keeps the file open, and its
+/// close would wait until the bytes are stored.)
+const WRITES_THROUGH_A_MAPPING: &str = "\
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+file = os.open(sys.argv[1], os.O_RDWR)
+size = os.fstat(file).st_size
+view = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+os.close(file)
+ctypes.string_at(view, size)
+print('ready', flush=True)
+sys.stdin.readline()
+ctypes.memset(view, 9, size)
+os._exit(0)
+";
 
 /// Does something in a thread of its own, which a test that fails leaves behind.
 fn aside<T: Send + 'static>(

@@ -71,8 +71,10 @@ impl FileSystem {
         };
         let chunk_size = access.content.layout.chunk_size().bytes();
         // What is buffered elsewhere in the file is not at the targets yet: nothing is read ahead
-        // there, and a reader that passes `O_DIRECT` knows what it wants.
-        let advised = !handle.options.direct && state.buffer.held_bytes() == 0;
+        // there. A reader that passes `O_DIRECT` knows what it wants, except that a bucket serves
+        // large requests only at a decent price.
+        let exact = handle.options.direct && access.content.origin.is_none();
+        let advised = !exact && state.buffer.held_bytes() == 0;
         let advice = advised.then(|| {
             let window_max = self.window_max(&state.streams);
             state.streams.handle_read(range.clone(), size, window_max)

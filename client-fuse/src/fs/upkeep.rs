@@ -67,6 +67,11 @@ impl FileSystem {
         }
     }
 
+    /// Whether something that was written is not stored yet.
+    pub(crate) fn holds_writes(&self) -> bool {
+        !self.dirty_files().is_empty()
+    }
+
     fn dirty_files(&self) -> Vec<Arc<File>> {
         let mut dirty = self.files.all();
         dirty.retain(|file| file.state().is_dirty());
