@@ -149,7 +149,14 @@ impl Space {
     /// # Errors
     /// [`Refusal::Needs`]: what was freed before that stays free; ask again.
     pub fn release(&self, end: u64) -> Result<u64, Refusal> {
-        self.state().release(end)
+        let mut freed = 0;
+        loop {
+            let (some, all) = self.state().release(end)?;
+            freed += some;
+            if all {
+                return Ok(freed);
+            }
+        }
     }
 
     /// Applies a record of the journal at a start. Pages that it gives up are in quarantine as

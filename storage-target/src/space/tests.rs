@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use millrace_runtime::Random;
 
+mod churn;
 mod model;
 mod reservations;
 

@@ -33,28 +33,56 @@ struct World {
     grown: u32,
     /// As of the newest checkpoint.
     stored: Stored,
-    /// All records that ever counted; the sequence of the first is 1.
-    records: Vec<Effects>,
+    /// All records that count; the sequence of the first is 1.
+    records: Vec<Record>,
+    /// Pages that they name, and what was written there.
+    used: BTreeMap<u64, u64>,
+    /// What was written to each page last: the number of a reservation.
+    contents: BTreeMap<u64, u64>,
+    written: u64,
     /// How many of them the newest checkpoint contains.
     through: usize,
     /// Records below this will be there after any stop.
     released: u64,
     reservations: Vec<Reservation>,
     index: Vec<Extent>,
+    defect: Option<Defect>,
+}
+
+#[derive(Clone, Debug)]
+struct Record {
+    effects: Effects,
+    /// What was written to the pages taken.
+    written: u64,
+}
+
+/// What an owner of the space must not do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Defect {
+    /// The index is frozen with a record that came after its maps had been taken.
+    RecordBetween,
+    /// The pages of the index are not claimed.
+    IndexNotClaimed,
+    /// The quarantine is freed before the records are durable.
+    FreedTooEarly,
 }
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, defect: Option<Defect>) -> Self {
         Self {
             random: Random::seeded(seed),
             space: Space::new(layout(), 2),
             grown: 2,
             stored: Stored::new(),
             records: Vec::new(),
+            used: BTreeMap::new(),
+            contents: BTreeMap::new(),
+            written: 0,
             through: 0,
             released: 0,
             reservations: Vec::new(),
             index: Vec::new(),
+            defect,
         }
     }
 
@@ -83,25 +111,26 @@ impl World {
         }
     }
 
-    /// Pages that records name, after the first `count` of them.
-    fn used(&self, count: usize) -> BTreeSet<u64> {
-        let mut used = BTreeSet::new();
-        for record in &self.records[..count] {
-            for page in record.given_up.iter().flat_map(|extent| extent.numbers()) {
-                assert!(used.remove(&page));
-            }
-            used.extend(record.taken.iter().flat_map(|extent| extent.numbers()));
+    fn use_pages(&mut self, record: &Record) {
+        for page in record.effects.given_up.iter().flat_map(|extent| extent.numbers()) {
+            assert!(self.used.remove(&page).is_some(), "what is given up is in use");
         }
-        used
+        for page in record.effects.taken.iter().flat_map(|extent| extent.numbers()) {
+            let before = self.used.insert(page, record.written);
+            assert!(before.is_none(), "what is taken is not in use");
+        }
     }
 
     fn by_state(&self, count: usize) -> StateTotals {
         let sum = |more: fn(&Effects) -> i64| {
-            u64::try_from(self.records[..count].iter().map(more).sum::<i64>()).unwrap()
+            u64::try_from(
+                self.records[..count].iter().map(|record| more(&record.effects)).sum::<i64>(),
+            )
+            .unwrap()
         };
         StateTotals {
-            clean_pages: sum(|record| record.clean_pages_more),
-            written_pages: sum(|record| record.written_pages_more),
+            clean_pages: sum(|effects| effects.clean_pages_more),
+            written_pages: sum(|effects| effects.written_pages_more),
         }
     }
 
@@ -109,13 +138,13 @@ impl World {
         match self.random.within(0..100) {
             0..30 => self.reserve(),
             30..60 => self.commit(),
-            60..70 => drop(self.take_reservation()),
-            70..78 => self.release(),
-            78..84 => self.checkpoint(),
+            60..66 => drop(self.take_reservation()),
+            66..80 => self.release(),
+            80..84 => self.checkpoint(),
             84..88 => self.space.shrink(usize::try_from(self.random.within(0..3)).unwrap()),
             88..90 => self.grow(),
             90..92 => self.extend_index(),
-            92..94 => self.restart(),
+            92..96 => self.restart(),
             _ => self.check(),
         }
     }
@@ -137,6 +166,10 @@ impl World {
                     self.ask(|| reservation.place(placed).map(drop)).unwrap();
                 }
                 assert_eq!(reservation.promised(), pages - placed);
+                self.written += 1;
+                for page in reservation.extents().iter().flat_map(|extent| extent.numbers()) {
+                    self.contents.insert(page, self.written);
+                }
                 self.reservations.push(reservation);
             }
             Err(refusal) => {
@@ -164,11 +197,12 @@ impl World {
             clean = i64::try_from(taken.len()).unwrap() / 2;
             effects.taken = join(taken);
         }
-        let used: Vec<u64> = self.used(self.records.len()).into_iter().collect();
         let mut given_up = Vec::new();
-        if let Some(at) = self.pick(&used).filter(|_| self.chance(60)) {
-            let count = usize::try_from(self.random.within(1..3000)).unwrap();
-            given_up.extend(used[at..].iter().take(count));
+        if self.chance(60) {
+            let last = self.used.last_key_value().map_or(0, |(&page, _)| page);
+            let from = self.random.within(layout().regions..last.max(layout().regions) + 1);
+            let count = usize::try_from(self.random.within(1..1200)).unwrap();
+            given_up.extend(self.used.range(from..).map(|(&page, _)| page).take(count));
         }
         let by_state = self.by_state(self.records.len());
         let gone = i64::try_from(given_up.len()).unwrap();
@@ -178,15 +212,22 @@ impl World {
         let taken: u64 = effects.taken.iter().map(|extent| extent.pages).sum();
         effects.written_pages_more =
             i64::try_from(taken).unwrap() - gone - effects.clean_pages_more;
-        self.records.push(effects.clone());
-        self.space.commit(self.records.len() as u64, &effects);
+        let first = effects.taken.first().map_or(0, |extent| extent.first);
+        let written = self.contents.get(&first).copied().unwrap_or_default();
+        let record = Record { effects, written };
+        self.use_pages(&record);
+        self.space.commit(self.records.len() as u64 + 1, &record.effects);
+        self.records.push(record);
         // What the record has not taken is free again.
         drop(reservation);
     }
 
     fn release(&mut self) {
-        let end = self.random.within(0..self.records.len() as u64 + 2);
-        self.released = self.released.max(end.min(self.records.len() as u64 + 1));
+        let len = self.records.len() as u64;
+        let end = self.random.within(len.saturating_sub(8)..len + 2);
+        if self.defect != Some(Defect::FreedTooEarly) {
+            self.released = self.released.max(end.min(self.records.len() as u64 + 1));
+        }
         self.ask(|| self.space.release(end)).unwrap();
     }
 
@@ -198,8 +239,11 @@ impl World {
                 None => self.stored.remove(&key),
             };
         }
-        self.through = self.records.len();
         assert_eq!(self.space.changed_regions(), 0);
+        if self.defect == Some(Defect::RecordBetween) {
+            self.commit();
+        }
+        self.through = self.records.len();
     }
 
     fn grow(&mut self) {
@@ -221,8 +265,13 @@ impl World {
     fn restart(&mut self) {
         self.reservations.clear();
         let least = self.through.max(usize::try_from(self.released).unwrap().saturating_sub(1));
-        let count = least + (self.records.len() - least) / (1 + usize::from(self.chance(50)));
+        let lost = self.random.within(0..(self.records.len() - least) as u64 + 1);
+        let count = self.records.len() - usize::try_from(lost).unwrap();
         self.records.truncate(count);
+        self.used.clear();
+        for record in self.records.clone() {
+            self.use_pages(&record);
+        }
         let mut summaries = StoredSummaries::default();
         let range = KeyRange::table(4);
         for (key, value) in self.stored.range(range.from..range.until) {
@@ -240,12 +289,13 @@ impl World {
         assert_eq!(totals, self.by_state(self.through));
         self.space = Space::restore(layout(), self.grown, summaries, totals).unwrap();
         for at in self.through..count {
-            while let Err(error) = self.space.replay(at as u64 + 1, &self.records[at]) {
+            while let Err(error) = self.space.replay(at as u64 + 1, &self.records[at].effects) {
                 let ReplayError::Needs(region) = error else { panic!("{error}") };
                 self.bring(region);
             }
         }
-        for &extent in &self.index {
+        let index = self.index.iter().filter(|_| self.defect != Some(Defect::IndexNotClaimed));
+        for &extent in index {
             while let Err(error) = self.space.claim_index(extent) {
                 let ReplayError::Needs(region) = error else { panic!("{error}") };
                 self.bring(region);
@@ -257,17 +307,20 @@ impl World {
     /// Every page is where the model has it.
     fn check(&self) {
         let totals = self.space.totals();
-        let used = self.used(self.records.len());
+        let used = &self.used;
         let by_state = self.by_state(self.records.len());
         assert_eq!((totals.clean, totals.written), (by_state.clean_pages, by_state.written_pages));
         let index: BTreeSet<u64> = self.index.iter().flat_map(|extent| extent.numbers()).collect();
         assert_eq!(totals.index, index.len() as u64);
-        assert!(used.is_disjoint(&index), "no page has two owners");
+        let free_of = |pages: &BTreeSet<u64>| pages.iter().all(|page| !used.contains_key(page));
+        assert!(free_of(&index), "no page has two owners");
+        let as_written = |(page, written): (&u64, &u64)| self.contents.get(page) == Some(written);
+        assert!(used.iter().all(as_written), "what a record names is not written again");
         let promised: u64 = self.reservations.iter().map(Reservation::promised).sum();
         let held = self.reservations.iter().flat_map(Reservation::extents);
         let held: BTreeSet<u64> = held.flat_map(|extent| extent.numbers()).collect();
         assert_eq!(totals.reserved, promised + held.len() as u64);
-        assert!(used.is_disjoint(&held) && index.is_disjoint(&held), "no page has two owners");
+        assert!(free_of(&held) && index.is_disjoint(&held), "no page has two owners");
     }
 
     /// Ends everything that is under way, and finds every page free that no record names.
@@ -277,7 +330,7 @@ impl World {
         self.ask(|| self.space.release(u64::MAX)).unwrap();
         self.check();
         let totals = self.space.totals();
-        let used = self.used(self.records.len()).len() + page_count(&self.index);
+        let used = self.used.len() + page_count(&self.index);
         let in_regions = u64::from(self.grown) * u64::from(REGION_PAGES);
         assert_eq!(totals.free, in_regions - used as u64, "nothing has leaked");
         let Totals { quarantined, reserved, .. } = totals;
@@ -289,16 +342,38 @@ fn page_count(extents: &[Extent]) -> usize {
     usize::try_from(crate::format::extent::page_count(extents)).unwrap()
 }
 
+fn run(seed: u64, defect: Option<Defect>) {
+    let mut world = World::new(seed, defect);
+    for _ in 0..250 {
+        world.step();
+    }
+    world.finish();
+    world.checkpoint();
+    world.restart();
+    world.finish();
+}
+
 #[test]
 fn space_agrees_with_plain_sets_of_pages_over_checkpoints_stops_and_lost_ends() {
-    for seed in 0..40 {
-        let mut world = World::new(seed);
-        for _ in 0..250 {
-            world.step();
-        }
-        world.finish();
-        world.checkpoint();
-        world.restart();
-        world.finish();
-    }
+    (0..40).for_each(|seed| run(seed, None));
+}
+
+/// A test of the test: what the owner must not do is found.
+fn is_found(defect: Defect) -> bool {
+    (0..200).any(|seed| std::panic::catch_unwind(|| run(seed, Some(defect))).is_err())
+}
+
+#[test]
+fn a_record_between_maps_and_freeze_is_found() {
+    assert!(is_found(Defect::RecordBetween));
+}
+
+#[test]
+fn pages_of_the_index_that_nobody_claimed_are_found() {
+    assert!(is_found(Defect::IndexNotClaimed));
+}
+
+#[test]
+fn pages_freed_before_their_record_is_durable_are_found() {
+    assert!(is_found(Defect::FreedTooEarly));
 }
