@@ -90,16 +90,18 @@ impl<E: Environment> Hydration<E> {
         self.changed.note(contents);
     }
 
-    /// Decides which version of a file in conflict stays: see [`ResolveConflict`].
+    /// Decides which version of a file in conflict stays: see [`ResolveConflict`]. The path begins
+    /// at `top`.
     ///
     /// # Errors
     /// When the caller may not, the file is not in conflict or open for writing, or bytes of the
     /// version to keep exist nowhere.
     pub async fn resolve_conflict(
         &self,
+        top: &[u8],
         request: &ResolveConflict,
     ) -> Result<ResolveReply, Failure> {
-        conflicts::resolve(&*self.environment, &self.importer, request).await
+        conflicts::resolve(&*self.environment, &self.importer, top, request).await
     }
 
     /// Registers what is counted here.
@@ -170,20 +172,20 @@ impl<E: Environment> Hydration<E> {
         links::remove(&*self.environment, &self.importer, request).await
     }
 
-    /// The state of a file or tree: see [`report::show`].
+    /// The state of a file or tree, whose path begins at `top`: see [`report::show`].
     ///
     /// # Errors
     /// When the caller may not read it, or a target does not answer.
-    pub async fn show_state(&self, request: &ShowState) -> Result<StateReply, Failure> {
-        report::show(&*self.environment, &self.importer, request).await
+    pub async fn show_state(&self, top: &[u8], request: &ShowState) -> Result<StateReply, Failure> {
+        report::show(&*self.environment, &self.importer, top, request).await
     }
 
-    /// Takes a job: see [`Jobs::start`].
+    /// Takes a job; its path begins at `top`: see [`Jobs::start`].
     ///
     /// # Errors
     /// When the caller may not, the path leads nowhere, or the queue is full.
-    pub async fn start_job(&self, request: &StartJob) -> Result<Job, Failure> {
-        self.jobs.start(request).await
+    pub async fn start_job(&self, top: &[u8], request: &StartJob) -> Result<Job, Failure> {
+        self.jobs.start(top, request).await
     }
 
     /// Jobs, newest first.

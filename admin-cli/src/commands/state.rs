@@ -47,7 +47,8 @@ fn words(report: &StateReport) -> String {
     }
     if report.unlisted_directories > 0 {
         text.push_str(&format!(
-            "\nnot counted: {} directories that nobody has listed yet",
+            "\nnot counted: {} directories that nobody has listed yet, or that you \
+             may not read",
             report.unlisted_directories
         ));
     }

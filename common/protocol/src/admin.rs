@@ -438,7 +438,8 @@ pub struct StateReply {
     pub hydrated: ByteLen,
     /// For a directory: files and bytes in each state.
     pub sums: Vec<StateSum>,
-    /// Directories below that have not been listed yet: their files are not in the sums.
+    /// Directories below that have not been listed yet, or that the caller may not read and search:
+    /// their files are not in the sums.
     pub unlisted_directories: u64,
     /// The object's URL and tag, where there is one.
     pub origin: Option<(String, String)>,

@@ -12,16 +12,18 @@ use super::{
     environment::Environment,
     import::{Importer, Object, spec_of},
     report::presence,
-    walk::{inode, resolve as resolve_path},
+    walk::{Viewpoint, inode, resolve as resolve_path},
 };
 use crate::{
     command::{self, Command, Observation, Outcome},
     namespace::{FileBody, Inode, ObjectState, permission},
 };
 
-/// Looks at the object as it is now, and keeps one version.
+/// Looks at the object as it is now, and keeps one version of the file at a path, whose beginning
+/// is `top`.
 ///
 /// # Errors
+/// [`ErrorKind::PermissionDenied`] when the caller may not search the way to it;
 /// [`ErrorKind::NotPermitted`] for others than the owner and root;
 /// [`ErrorKind::InvalidArgument`] when the file is not in conflict; [`ErrorKind::InUse`] while
 /// somebody writes what would be given up; [`ErrorKind::Lost`] when bytes that the local version
@@ -29,10 +31,12 @@ use crate::{
 pub(super) async fn resolve<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
+    top: &[u8],
     request: &ResolveConflict,
 ) -> Result<ResolveReply, Failure> {
     let path = request.path.escape_ascii().to_string();
-    let file = resolve_path(environment, importer, &request.path).await?;
+    let from = Viewpoint { top, caller: &request.caller };
+    let file = resolve_path(environment, importer, from, &request.path).await?;
     if !permission::is_root(&request.caller) && request.caller.uid != file.uid {
         let text = format!("only the owner of {path} or root decides its conflict");
         return Err(Failure::new(ErrorKind::NotPermitted, text));

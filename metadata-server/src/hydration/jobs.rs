@@ -19,7 +19,7 @@ use self::progress::Progress;
 use super::{
     environment::Environment,
     import::{Importer, broken},
-    walk::{path_of, resolve},
+    walk::{Viewpoint, path_of, resolve},
 };
 use crate::{
     command::{AddJob, Command, Outcome, UpdateJob},
@@ -73,13 +73,14 @@ impl<E: Environment> Jobs<E> {
         Self { environment, importer, waiting: Notify::new(), running: Mutex::default() }
     }
 
-    /// Takes a job into the queue.
+    /// Takes a job into the queue. The request's path begins at `top`.
     ///
     /// # Errors
     /// [`ErrorKind::PermissionDenied`] or [`ErrorKind::NotPermitted`] when the caller may not; a
     /// path that leads nowhere; [`ErrorKind::Busy`] when the queue is full.
-    pub async fn start(&self, request: &StartJob) -> Result<Job, Failure> {
-        let top = resolve(&*self.environment, &self.importer, &request.path).await?;
+    pub async fn start(&self, top: &[u8], request: &StartJob) -> Result<Job, Failure> {
+        let from = Viewpoint { top, caller: &request.caller };
+        let top = resolve(&*self.environment, &self.importer, from, &request.path).await?;
         check_caller(request, &top)?;
         let job = Job {
             id: JobId(0),

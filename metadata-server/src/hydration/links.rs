@@ -17,7 +17,7 @@ use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
 use super::{
     environment::Environment,
     import::{Importer, broken, spec_of},
-    walk::{Unlisted, Walk, child, inode, resolve},
+    walk::{Unlisted, Viewpoint, Walk, child, inode, resolve},
 };
 use crate::{
     command::{self, BATCH_MAX, Command, ForgetEntries, Outcome},
@@ -124,7 +124,7 @@ async fn link_at<E: Environment>(
     importer: &Arc<Importer<E>>,
     path: &PathBytes,
 ) -> Result<LinkId, Failure> {
-    let top = resolve(environment, importer, path).await?.id;
+    let top = resolve(environment, importer, Viewpoint::OPERATOR, path).await?.id;
     let found = environment.read(move |view| top_of(view, top)).await?;
     found.ok_or_else(|| {
         let path = path.escape_ascii();
@@ -161,7 +161,7 @@ pub async fn remove<E: Environment>(
     importer: &Arc<Importer<E>>,
     request: &RemoveLink,
 ) -> Result<(), Failure> {
-    let top = resolve(environment, importer, &request.path).await?;
+    let top = resolve(environment, importer, Viewpoint::OPERATOR, &request.path).await?;
     let id = top.id;
     let found = environment.read(move |view| top_of(view, id)).await?;
     let link = found.ok_or_else(|| {

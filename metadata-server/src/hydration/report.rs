@@ -15,7 +15,7 @@ use super::{
     import::{Importer, broken, spec_of},
     spread::Place,
     state::{self, Sums},
-    walk::{Unlisted, Walk, resolve},
+    walk::{Unlisted, Viewpoint, Walk, may_list, resolve},
 };
 use crate::{
     namespace::{
@@ -34,23 +34,37 @@ const PRESENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Targets that are asked at the same time.
 const TARGETS_AT_ONCE: usize = 64;
 
-/// The state of the file or tree at a path.
+/// The state of the file or tree at a path, whose beginning is `top`. Directories below that the
+/// caller may not read count as unlisted.
 ///
 /// # Errors
-/// [`ErrorKind::PermissionDenied`] when the caller may not read it; a target that does not answer.
+/// [`ErrorKind::PermissionDenied`] when the caller may not read it or not search the way to it; a
+/// target that does not answer.
 pub async fn show<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
+    top: &[u8],
     request: &ShowState,
 ) -> Result<StateReply, Failure> {
-    let top = resolve(environment, importer, &request.path).await?;
-    permission::check(&request.caller, &top, Access::Read)?;
+    let caller = &request.caller;
+    let top = resolve(environment, importer, Viewpoint { top, caller }, &request.path).await?;
+    permission::check(caller, &top, Access::Read)?;
     let mut sums = Sums::default();
     let mut unlisted = 0;
-    let mut walk = Walk::new(top.id, Unlisted::Leave);
+    let mut walk = Walk::new(top.id, Unlisted::Leave).seen_by(caller);
     let map = environment.map().await?;
-    while let Some(page) = walk.next(environment, importer).await.map_err(|(_, failure)| failure)? {
-        unlisted += page.iter().filter(|inode| is_unlisted(inode)).count() as u64;
+    loop {
+        let page = match walk.next(environment, importer).await {
+            Ok(Some(page)) => page,
+            Ok(None) => break,
+            Err((_, failure)) if failure.kind == ErrorKind::PermissionDenied => {
+                unlisted += 1;
+                continue;
+            }
+            Err((_, failure)) => return Err(failure),
+        };
+        let untold = |inode: &&Inode| is_unlisted(inode) && may_list(caller, inode);
+        unlisted += page.iter().filter(untold).count() as u64;
         count(environment, &map, page.into(), &mut sums).await?;
     }
     Ok(StateReply {

@@ -4,6 +4,7 @@
 mod conflicts;
 mod exports;
 mod imports;
+mod permissions;
 mod refresh;
 mod removal;
 mod server;

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use millrace_protocol::admin::PathBytes;
+use millrace_protocol::{admin::PathBytes, session::Caller};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
 use super::{
@@ -12,23 +12,56 @@ use super::{
 };
 use crate::{
     apply::ApplyError,
-    namespace::{Inode, tree},
+    namespace::{
+        Inode,
+        permission::{self, Access},
+        tree,
+    },
 };
 
-/// Finds the inode at `path`, asking buckets for names that are not imported yet.
+/// For whom a path is walked, and from where.
+#[derive(Debug, Clone, Copy)]
+pub struct Viewpoint<'a> {
+    /// The directory that the asking client's certificate is restricted to, where the path begins;
+    /// the way to there is open to its users whatever lies on it. Empty for the root.
+    pub top: &'a [u8],
+    /// The user, after root squash.
+    pub caller: &'a Caller,
+}
+
+impl Viewpoint<'static> {
+    /// An operator, who may enter everything.
+    pub const OPERATOR: Self = Self { top: b"", caller: &Caller::ROOT };
+}
+
+/// Finds the inode at `path`, asking buckets for names that are not imported yet. The caller must
+/// be allowed to search every directory on the way, as in a lookup.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`] and the like, or those of the bucket.
+/// [`ErrorKind::NotFound`], [`ErrorKind::NotDirectory`], [`ErrorKind::PermissionDenied`], or those
+/// of the bucket.
 pub async fn resolve<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
+    from: Viewpoint<'_>,
     path: &[u8],
 ) -> Result<Inode, Failure> {
-    let mut at = inode(environment, InodeId::ROOT).await?;
+    let top = descend(environment, importer, InodeId::ROOT, from.top, &Caller::ROOT).await?;
+    descend(environment, importer, top.id, path, from.caller).await
+}
+
+async fn descend<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    top: InodeId,
+    path: &[u8],
+    caller: &Caller,
+) -> Result<Inode, Failure> {
+    let mut at = inode(environment, top).await?;
     for name in tree::components(path)? {
-        if !at.is_directory() {
-            return Err(ErrorKind::NotDirectory.into());
-        }
+        at.directory()?;
+        // Before anything is asked about the name, so that nothing is learned by the way either.
+        permission::check(caller, &at, Access::Search)?;
         importer.name(at.id, &name).await?;
         at = child(environment, at.id, name.clone()).await?.ok_or_else(|| {
             Failure::new(ErrorKind::NotFound, format!("{name} in {}", path.escape_ascii()))
@@ -86,12 +119,15 @@ pub struct Walk {
     top: Option<InodeId>,
     open: Vec<Position>,
     unlisted: Unlisted,
+    caller: Option<Caller>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Position {
     directory: InodeId,
     cookie: u64,
+    /// The caller may not see what is in it.
+    closed: bool,
 }
 
 /// Entries of one page: keeps a query of the store short.
@@ -104,7 +140,14 @@ impl Walk {
     /// Begins at `top`.
     #[must_use]
     pub fn new(top: InodeId, unlisted: Unlisted) -> Self {
-        Self { top: Some(top), open: Vec::new(), unlisted }
+        Self { top: Some(top), open: Vec::new(), unlisted, caller: None }
+    }
+
+    /// The same walk for a user: a directory that they may not read and search is an error
+    /// ([`ErrorKind::PermissionDenied`]).
+    #[must_use]
+    pub fn seen_by(self, caller: &Caller) -> Self {
+        Self { caller: Some(caller.clone()), ..self }
     }
 
     /// Some more inodes, or `None` at the end. A directory that cannot be listed is an error, after
@@ -123,7 +166,11 @@ impl Walk {
             return Ok(Some(VecDeque::from([inode])));
         }
         while let Some(position) = self.open.last_mut() {
-            let Position { directory, cookie } = *position;
+            let Position { directory, cookie, closed } = *position;
+            if closed {
+                self.open.pop();
+                return Err((directory, ErrorKind::PermissionDenied.into()));
+            }
             if cookie == 0
                 && let Err(failure) = list(self.unlisted, importer, directory).await
             {
@@ -153,9 +200,16 @@ impl Walk {
 
     fn enter(&mut self, inode: &Inode) {
         if inode.is_directory() && self.open.len() < DEPTH_MAX + PAGE_ENTRIES {
-            self.open.push(Position { directory: inode.id, cookie: 0 });
+            let closed = self.caller.as_ref().is_some_and(|caller| !may_list(caller, inode));
+            self.open.push(Position { directory: inode.id, cookie: 0, closed });
         }
     }
+}
+
+/// Whether the user may see what is in a directory.
+pub(super) fn may_list(caller: &Caller, directory: &Inode) -> bool {
+    let may = |access| permission::check(caller, directory, access).is_ok();
+    may(Access::Read) && may(Access::Search)
 }
 
 async fn list<E: Environment>(

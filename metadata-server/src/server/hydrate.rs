@@ -1,7 +1,7 @@
 //! Requests about links, jobs and states: checked, then handed to hydration.
 //!
-//! A client's paths begin at the directory that its certificate is restricted to; root is squashed
-//! as in every other request.
+//! A client's paths begin at the directory that its certificate is restricted to; root is squashed,
+//! and users may search directories, as in every other request.
 
 use millrace_protocol::{
     Request,
@@ -23,10 +23,11 @@ pub(super) trait Hydrated: Request + Sync {
     /// Applies what the certificate of the caller says.
     fn restrict(&mut self, client: &Client);
 
-    /// Answers it.
+    /// Answers it; paths begin at `top`.
     fn answer(
         self,
         hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
     ) -> impl Future<Output = Result<Self::Reply, Failure>> + Send;
 }
 
@@ -44,11 +45,13 @@ impl MetadataService {
         call: &IncomingCall,
     ) -> Result<R::Reply, Failure> {
         let mut request = call.decode::<R>()?;
-        request.restrict(&client(call));
+        let client = client(call);
+        request.restrict(&client);
+        let top = client.subtree.unwrap_or_default();
         let (room, hydration) = (self.room()?, self.hydration.clone());
         let work = async move {
             let _room = room;
-            request.answer(hydration).await
+            request.answer(hydration, top).await
         };
         self.background.spawn(work).await.unwrap_or_else(|error| {
             Err(Failure::new(ErrorKind::Internal, format!("background work failed: {error}")))
@@ -59,7 +62,11 @@ impl MetadataService {
 impl Hydrated for AddLink {
     fn restrict(&mut self, _: &Client) {}
 
-    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<LinkReply, Failure> {
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<LinkReply, Failure> {
         let link = hydration.add_link(&self).await?;
         Ok(LinkReply { link })
     }
@@ -68,7 +75,11 @@ impl Hydrated for AddLink {
 impl Hydrated for RemoveLink {
     fn restrict(&mut self, _: &Client) {}
 
-    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<Done, Failure> {
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<Done, Failure> {
         hydration.remove_link(&self).await?;
         Ok(Done::default())
     }
@@ -77,11 +88,14 @@ impl Hydrated for RemoveLink {
 impl Hydrated for StartJob {
     fn restrict(&mut self, client: &Client) {
         self.caller = client.caller(&self.caller);
-        self.path = below(client, &self.path);
     }
 
-    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<JobReply, Failure> {
-        let job = hydration.start_job(&self).await?;
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
+    ) -> Result<JobReply, Failure> {
+        let job = hydration.start_job(&top, &self).await?;
         Ok(JobReply { job })
     }
 }
@@ -91,7 +105,11 @@ impl Hydrated for CancelJob {
         self.caller = client.caller(&self.caller);
     }
 
-    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<JobReply, Failure> {
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<JobReply, Failure> {
         let job = hydration.cancel_job(&self).await?;
         Ok(JobReply { job })
     }
@@ -100,11 +118,14 @@ impl Hydrated for CancelJob {
 impl Hydrated for ShowState {
     fn restrict(&mut self, client: &Client) {
         self.caller = client.caller(&self.caller);
-        self.path = below(client, &self.path);
     }
 
-    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<StateReply, Failure> {
-        hydration.show_state(&self).await
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
+    ) -> Result<StateReply, Failure> {
+        hydration.show_state(&top, &self).await
     }
 }
 
@@ -114,6 +135,7 @@ impl Hydrated for SetLinkOptions {
     async fn answer(
         self,
         hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
     ) -> Result<LinkOptionsReply, Failure> {
         let links = vec![hydration.set_link_options(&self).await?];
         Ok(LinkOptionsReply { links })
@@ -126,6 +148,7 @@ impl Hydrated for ListLinkOptions {
     async fn answer(
         self,
         hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
     ) -> Result<LinkOptionsReply, Failure> {
         let links = hydration.list_link_options().await?;
         Ok(LinkOptionsReply { links })
@@ -135,34 +158,30 @@ impl Hydrated for ListLinkOptions {
 impl Hydrated for ResolveConflict {
     fn restrict(&mut self, client: &Client) {
         self.caller = client.caller(&self.caller);
-        self.path = below(client, &self.path);
     }
 
     async fn answer(
         self,
         hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
     ) -> Result<ResolveReply, Failure> {
-        hydration.resolve_conflict(&self).await
+        hydration.resolve_conflict(&top, &self).await
     }
 }
 
 impl Hydrated for ReportChanged {
     fn restrict(&mut self, _: &Client) {}
 
-    async fn answer(self, hydration: Hydration<ServerEnvironment>) -> Result<Done, Failure> {
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<Done, Failure> {
         if self.contents.len() > CHANGED_CONTENTS_MAX {
             let text = format!("a report names at most {CHANGED_CONTENTS_MAX} contents");
             return Err(Failure::new(ErrorKind::InvalidArgument, text));
         }
         hydration.note_changed(&self.contents);
         Ok(Done::default())
-    }
-}
-
-/// A client's path as one from the root of the file system; `..` is refused where it is walked.
-fn below(client: &Client, path: &[u8]) -> PathBytes {
-    match &client.subtree {
-        None => path.to_vec(),
-        Some(subtree) => [subtree.as_slice(), b"/", path].concat(),
     }
 }

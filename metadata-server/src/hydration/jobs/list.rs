@@ -4,9 +4,9 @@
 use super::{Context, Environment};
 use crate::hydration::walk::{Unlisted, Walk, inode, path_of};
 
-/// Lists everything below the job's directory.
+/// Lists everything below the job's directory that its caller may see.
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
-    let mut walk = Walk::new(context.job.root, Unlisted::Refresh);
+    let mut walk = Walk::new(context.job.root, Unlisted::Refresh).seen_by(&context.job.caller);
     loop {
         match walk.next(&**context.environment, context.importer).await {
             Ok(None) => return,

@@ -33,6 +33,10 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         dispatcher.set_changed_aside();
     }
     let mut walk = Walk::new(context.job.root, unlisted);
+    if hydrate {
+        // To read is enough for it; the owner of a tree may release all of it.
+        walk = walk.seen_by(&context.job.caller);
+    }
     loop {
         match walk.next(&**context.environment, context.importer).await {
             Ok(None) => break,

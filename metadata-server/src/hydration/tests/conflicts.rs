@@ -52,7 +52,7 @@ async fn report(world: &World, content: ContentName, done: impl Fn(Option<Inode>
 
 async fn resolve(world: &World, path: &str, keep: Keep) -> Result<ResolveReply, Failure> {
     let request = ResolveConflict { caller: ROOT, path: path.as_bytes().to_vec(), keep };
-    world.hydration.resolve_conflict(&request).await
+    world.hydration.resolve_conflict(b"", &request).await
 }
 
 async fn conflicts(world: &World) -> usize {
@@ -212,7 +212,7 @@ async fn only_the_owner_and_root_decide() {
     let stranger = Caller { uid: 1000, gid: 1000, groups: Vec::new() };
     let path = b"/data/file".to_vec();
     let request = ResolveConflict { caller: stranger, path, keep: Keep::Bucket };
-    let failure = world.hydration.resolve_conflict(&request).await.unwrap_err();
+    let failure = world.hydration.resolve_conflict(b"", &request).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::NotPermitted);
     assert_eq!(world.state("/data/file").await, ObjectState::Conflict);
 }

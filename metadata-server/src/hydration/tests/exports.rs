@@ -240,9 +240,10 @@ async fn only_the_owner_starts_and_cancels() {
     let stranger = Caller { uid: 1000, gid: 1000, groups: Vec::new() };
     let start =
         |caller: &Caller, kind| StartJob { caller: caller.clone(), kind, path: b"/data".to_vec() };
-    let refused = world.hydration.start_job(&start(&stranger, JobKind::Export)).await.unwrap_err();
+    let refused =
+        world.hydration.start_job(b"", &start(&stranger, JobKind::Export)).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::NotPermitted);
-    let job = world.hydration.start_job(&start(&stranger, JobKind::Hydrate)).await.unwrap();
+    let job = world.hydration.start_job(b"", &start(&stranger, JobKind::Hydrate)).await.unwrap();
     let other = Caller { uid: 1001, ..stranger.clone() };
     let cancel = |caller: &Caller| CancelJob { caller: caller.clone(), id: job.id };
     let refused = world.hydration.cancel_job(&cancel(&other)).await.unwrap_err();

@@ -127,7 +127,7 @@ async fn states_are_told_for_files_and_summed_for_directories() {
     let show = |path: &str| {
         let request = ShowState { caller: ROOT, path: path.as_bytes().to_vec() };
         let hydration = world.hydration.clone();
-        async move { hydration.show_state(&request).await.unwrap() }
+        async move { hydration.show_state(b"", &request).await.unwrap() }
     };
     list_all(&world, world.find("/data").await.unwrap().id).await;
     assert_eq!(show("/data").await.unlisted_directories, 1);

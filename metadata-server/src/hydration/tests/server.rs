@@ -39,7 +39,7 @@ use crate::{
     hydration::{
         Environment, Hydration,
         import::spec_of,
-        walk::{refused, resolve},
+        walk::{Viewpoint, refused, resolve},
     },
     namespace::{Body, Inode, ObjectState},
     store::{
@@ -133,7 +133,7 @@ impl World {
 
     pub(super) async fn find(&self, path: &str) -> Result<Inode, Failure> {
         let importer = &self.hydration.importer;
-        resolve(&*self.server, importer, path.as_bytes()).await
+        resolve(&*self.server, importer, Viewpoint::OPERATOR, path.as_bytes()).await
     }
 
     pub(super) async fn state(&self, path: &str) -> ObjectState {
@@ -187,7 +187,7 @@ impl World {
     /// Runs a job to its end.
     pub(super) async fn job(&self, kind: JobKind, path: &str) -> Job {
         let request = StartJob { caller: ROOT, kind, path: path.as_bytes().to_vec() };
-        let id = self.hydration.start_job(&request).await.unwrap().id;
+        let id = self.hydration.start_job(b"", &request).await.unwrap().id;
         self.run_until(|job| job.id == id && job.state.is_final()).await
     }
 
