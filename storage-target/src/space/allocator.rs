@@ -1,6 +1,6 @@
 //! Giving out pages of all regions.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use crate::format::{
     extent::Extent,
@@ -234,11 +234,11 @@ impl Allocator {
     #[must_use]
     pub fn bring(&mut self, region: u32, map: RegionMap) -> bool {
         let known = self.summary(region);
-        if !self.maps.contains_key(&region) {
+        if let Entry::Vacant(place) = self.maps.entry(region) {
             if Summary::of(&map, known.class) != known {
                 return false;
             }
-            self.maps.insert(region, map);
+            place.insert(map);
         }
         true
     }
