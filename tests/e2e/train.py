@@ -13,6 +13,7 @@ import errno
 import hashlib
 import itertools
 import json
+import mmap
 import multiprocessing
 import os
 import pathlib
@@ -138,24 +139,29 @@ def every_object_is_listed_with_its_size(run):
 
 
 def a_cold_read_is_measured_against_the_bucket(run):
-    """What a round takes depends on what else the machine does, so there are several."""
+    """What a round takes depends on what else the machine does, so there are several.
+
+    Each round reads the released file through the page cache and, released again, with O_DIRECT.
+    """
     large, rounds = run.mount / "set/large.bin", []
-    for index in range(COLD_ROUNDS):
-        if index:
+    for _ in range(COLD_ROUNDS):
+        rates, before = [], bucket_rate(run)
+        for flags in (0, os.O_DIRECT):
             run.cluster.cli("release", large, "--wait")
             assert run.cluster.json("state", large)["state"] == "released"
-        before = bucket_rate(run)
-        touch_memory()
-        cold = read_rate(large)
+            touch_memory()
+            rates.append(read_rate(large, flags))
         raw = (before + bucket_rate(run)) / 2
-        rounds.append((cold / raw, f"{cold:.0f} of {raw:.0f}"))
+        rounds.append((*rates, raw))
     again = read_rate(large)
-    best = max(ratio for ratio, _ in rounds)
-    said = f"{', '.join(words for _, words in rounds)} MiB/s, again {again:.0f}; " \
-        f"best ratio {best:.2f}"
+    said = "; ".join(f"{one:.0f} and {direct:.0f} of {raw:.0f}" for one, direct, raw in rounds)
+    cached = max(one / raw for one, _, raw in rounds)
+    direct = max(one / raw for _, one, raw in rounds)
+    said = (f"through the page cache and O_DIRECT {said} MiB/s, again {again:.0f}; "
+            f"best ratios {cached:.2f} and {direct:.2f}")
     # The rate is a figure for docs/performance.md, not a test: both cores are shared with
     # everything else here. What is tested is that every read gave the whole file.
-    return said if best >= RATIO_GOAL else f"{said}: BELOW THE GOAL of {RATIO_GOAL}"
+    return said if cached >= RATIO_GOAL else f"{said}: BELOW THE GOAL of {RATIO_GOAL}"
 
 
 def the_large_file_is_the_buckets(run):
@@ -462,11 +468,12 @@ def touch_memory():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-def read_rate(path):
+def read_rate(path, flags=0):
     """Reads a file from its begin to its end and returns MiB/s."""
-    buffer = bytearray(READ_BYTES)
+    # A map's memory is aligned, as O_DIRECT wants it.
+    buffer = mmap.mmap(-1, READ_BYTES)
     begun, total = time.monotonic(), 0
-    with open(path, "rb", buffering=0) as file:
+    with open(os.open(path, os.O_RDONLY | flags), "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while count := file.readinto(buffer):
             total += count
