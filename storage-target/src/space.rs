@@ -79,7 +79,9 @@ pub enum ReplayError {
     Needs(u32),
     /// The record takes pages that are in use, gives up pages that are not, or names pages that are
     /// in no region: it is not of this disk's history.
-    #[error("a record takes or gives up {} pages from page {}, and cannot", extent.pages, extent.first)]
+    #[error(
+        "a record takes or gives up {} pages from page {}, and cannot", extent.pages, extent.first
+    )]
     Impossible {
         /// The pages.
         extent: Extent,

@@ -1,14 +1,14 @@
 //! The tables of the index: what each key names, and what its value is.
 //!
-//! | first byte | key after it                                              | value                |
-//! |-----------:|-----------------------------------------------------------|----------------------|
-//! |          1 | inode 8, generation 4, index 4, copy 1, section 1         | `section`            |
-//! |          2 | inode 8                                                   | `mark`               |
-//! |          3 | region 4                                                  | free map, `free_map` |
-//! |          4 | group of regions 4                                        | summaries, the same  |
-//! |          5 | inode 8, generation 4, index 4, copy 1, section 1, block 1 | `finding`           |
-//! |          6 | number 1                                                  | `fact`               |
-//! |          7 | placement group 4                                         | lost mark, `mark`    |
+//! | first byte | key after it                                               | value       |
+//! |-----------:|------------------------------------------------------------|-------------|
+//! |          1 | inode 8, generation 4, index 4, copy 1, section 1          | `section`   |
+//! |          2 | inode 8                                                    | `mark`      |
+//! |          3 | region 4                                                   | `free_map`  |
+//! |          4 | group of regions 4                                         | `free_map`  |
+//! |          5 | inode 8, generation 4, index 4, copy 1, section 1, block 1 | `finding`   |
+//! |          6 | number 1                                                   | `fact`      |
+//! |          7 | placement group 4                                          | `mark`      |
 //!
 //! Numbers in keys are big-endian, so that bytes order as numbers do.
 

@@ -210,12 +210,12 @@ proptest! {
                     Change::Remove(removal)
                 }
                 _ => {
-                    match kind {
-                        0 | 1 => drop(new.replace(first, &[place], &checksums, BlockState::Clean)),
-                        2 | 3 => drop(new.replace(first, &[place], &checksums, BlockState::Written)),
-                        4 => drop(new.set_state(0..first / 16, BlockState::Clean)),
-                        _ => drop(new.truncate(first)),
-                    }
+                    let state = if kind < 2 { BlockState::Clean } else { BlockState::Written };
+                    drop(match kind {
+                        0..4 => new.replace(first, &[place], &checksums, state),
+                        4 => new.set_state(0..first / 16, BlockState::Clean),
+                        _ => new.truncate(first),
+                    });
                     let mut change = SectionsChange::new(SessionId(0), WriteNumber(0));
                     change.put(key(number), old.as_ref(), new.clone());
                     match new.is_blank() {
