@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     bucket::Bucket,
     cluster::{Cluster, Wish},
+    proxy::{Proxy, Weather},
 };
 use rustix::io::Errno;
 
@@ -329,5 +330,34 @@ fn links_modes_and_empty_directories_go_to_the_bucket_and_come_back_by_a_listing
     assert_eq!(fs::metadata(copy.join("hub/private/model"))?.mode() & 0o777, 0o600);
     assert_eq!(fs::metadata(copy.join("hub/private/model"))?.mtime(), modified);
     assert_eq!(fs::read_dir(copy.join("hub/empty"))?.count(), 0);
+    Ok(())
+}
+
+/// The metadata server lets an operation wait for a bucket for 10 s, and then has it sent again.
+#[test]
+fn an_operation_waits_for_a_slow_bucket_while_others_go_on() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.put("set/sub/file", b"1")?;
+    let proxy = Proxy::for_endpoint(&bucket.endpoint())?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let (endpoint, root) = (proxy.endpoint(), cluster.mount().to_owned());
+    let add = ["link", "add", "s3://data/set", "mr:/set", "--endpoint", &endpoint];
+    cluster.cli(&[&add[..], &["--mode", "import-export"]].concat())?.ok()?;
+    assert_eq!(fs::read_dir(root.join("set"))?.count(), 1);
+    // Nobody has looked into `sub`: what it holds decides whether it can be removed.
+    proxy.set(Weather::Slow(Duration::from_secs(12)));
+    let begun = Instant::now();
+    let sub = root.join("set/sub");
+    let slow = std::thread::spawn(move || fs::remove_dir(sub));
+    let mut others = 0;
+    while !slow.is_finished() {
+        fs::create_dir(root.join(format!("other{others}")))?;
+        others += 1;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let refused = slow.join().expect("the remover ends").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(Errno::NOTEMPTY.raw_os_error()), "{refused}");
+    ensure!(begun.elapsed() > Duration::from_secs(11), "the bucket was asked");
+    ensure!(others > 50, "only {others} others went on");
     Ok(())
 }
