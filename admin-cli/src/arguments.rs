@@ -480,8 +480,8 @@ const HYDRATE_HELP: &str = job_help!(
 );
 
 const IMPORT_HELP: &str = job_help!(
-    "Only names, sizes and times are fetched; files that were not changed here follow their objects.
-Of a single file its object is asked for.",
+    "Only names, sizes and times are fetched; files that were not changed here follow their
+objects. Of a single file its object is asked for.",
     "  millrace import /mnt/data/train --wait
   millrace import mr:/train/cat.jpg"
 );

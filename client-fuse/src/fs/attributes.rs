@@ -44,8 +44,8 @@ impl FileSystem {
     /// end lies before.
     ///
     /// # Errors
-    /// What the server answers; [`millrace_types::ErrorKind::Stale`] when the handle was opened on an older version
-    /// of the object, whose end this is not.
+    /// What the server answers; [`millrace_types::ErrorKind::Stale`] when the handle was opened on
+    /// an older version of the object, whose end this is not.
     pub(crate) async fn attributes_of(
         &self,
         caller: Caller,
