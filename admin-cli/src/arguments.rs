@@ -487,8 +487,8 @@ objects. Of a single file its object is asked for.",
 );
 
 const EXPORT_HELP: &str = job_help!(
-    "An object that was changed in the bucket meanwhile is never overwritten: the file is in conflict
-then (`millrace resolve`). Files that are open for writing are left out and reported.",
+    "An object that was changed in the bucket meanwhile is never overwritten: the file is in
+conflict then (`millrace resolve`). Files that are open for writing are left out and reported.",
     "  millrace export /mnt/data/run7 --wait && millrace release /mnt/data/run7
   millrace export mr:/out --json           prints the job"
 );
