@@ -72,7 +72,10 @@ use crate::{
         locks::BlockLocks,
         sessions::{Admission, AppliedWrites},
     },
-    format::{segment::BootId, superblock::linear::Layout},
+    format::{
+        segment::BootId,
+        superblock::linear::{Layout, Superblock},
+    },
     index::Index,
     journal::Journal,
     space::{Space, Totals},
@@ -148,6 +151,7 @@ struct Upkeep(JoinHandle<()>);
 #[derive(Debug)]
 struct Shared {
     target: TargetId,
+    superblock: Superblock,
     disk: DiskQueue,
     pool: BufferPool,
     index: Index,
@@ -225,6 +229,13 @@ impl Volume {
     #[must_use]
     pub fn loss_count(&self) -> u64 {
         self.shared.loss_count.load(Ordering::Acquire)
+    }
+
+    /// Whether the journal has failed: nothing can be changed any more until the target has been
+    /// opened again. Reading goes on.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.shared.lost.load(Ordering::Acquire)
     }
 
     /// The target's figures now.

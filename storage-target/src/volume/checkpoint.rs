@@ -8,7 +8,7 @@
 //! 3. The index writes its tree and its root.
 //! 4. The ring before the place is free.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -85,7 +85,9 @@ impl Shared {
         self.grow_index_if_small().await?;
         for _ in 0..GROWTHS_MAX {
             let Frozen { through, position } = self.freeze_with_maps().await?;
-            self.journal.sync(through).await.map_err(|error| self.failed(error))?;
+            if let Err(error) = self.journal.sync(through).await {
+                return Err(self.failed(error).await);
+            }
             match self.index.checkpoint().await {
                 Ok(()) => {
                     self.journal.release(position);
@@ -104,9 +106,10 @@ impl Shared {
 
     async fn freeze_with_maps(&self) -> Result<Frozen, EngineError> {
         loop {
-            match self.freeze()? {
-                Ok(frozen) => return Ok(frozen),
-                Err(region) => self.bring_map(region).await?,
+            match self.freeze() {
+                Ok(Ok(frozen)) => return Ok(frozen),
+                Ok(Err(region)) => self.bring_map(region).await?,
+                Err(error) => return Err(self.failed(error).await),
             }
         }
     }
@@ -114,22 +117,19 @@ impl Shared {
     /// Sets the changes so far aside, with everything that follows from them; returns the newest
     /// record contained and where the journal goes on, or the region whose map must be brought
     /// first.
-    fn freeze(&self) -> Result<Result<Frozen, u32>, EngineError> {
+    fn freeze(&self) -> Result<Result<Frozen, u32>, JournalError> {
         let state = self.state();
         let entries = match self.space.checkpoint() {
             Ok(entries) => entries,
             Err(Refusal::Needs(region)) => return Ok(Err(region)),
             Err(Refusal::Full) => unreachable!("a checkpoint needs no space here"),
         };
-        let note = Change::Fact(Fact::LossCount(self.loss_count.load(Ordering::Acquire)));
+        let note = Change::Fact(self.losses());
         let through = match self.journal.append(note.encode()) {
             Ok(through) => through,
             // The ring holds something else to tell the boot by, or the next start counts a loss.
             Err(JournalError::Full) => self.journal.next_sequence() - 1,
-            Err(error) => {
-                drop(state);
-                return Err(self.failed(error));
-            }
+            Err(error) => return Err(error),
         };
         let position = self.journal.position();
         self.put_state(&state, entries, position);
@@ -150,11 +150,8 @@ impl Shared {
                 None => self.index.remove(key),
             }
         }
-        let facts = [
-            Fact::LossCount(self.loss_count.load(Ordering::Acquire)),
-            Fact::HighestInode(state.inode_max),
-            Fact::JournalPosition(position),
-        ];
+        let facts =
+            [self.losses(), Fact::HighestInode(state.inode_max), Fact::JournalPosition(position)];
         for fact in facts {
             let (key, value) = Entry::Fact(fact).encode();
             self.index.put(key, value);

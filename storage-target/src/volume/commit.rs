@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering;
 
 use millrace_types::{ChunkKey, InodeId};
 
-use super::{Shared, State, Volume, sections::split_block};
+use super::{Shared, State, Volume, open::write_superblock, sections::split_block};
 use crate::{
+    disk::DiskError,
     engine::EngineError,
     format::{
         change::{Change, Effects, effects},
@@ -13,6 +14,7 @@ use crate::{
         fact::Fact,
         mark::Mark,
         section::{Section, SectionKey},
+        superblock::linear::COPIES,
         table::TableKey,
     },
     index::IndexError,
@@ -56,19 +58,20 @@ impl Shared {
         mut make: impl FnMut(u64) -> Result<Change, EngineError> + Send,
     ) -> Result<Committed, EngineError> {
         for _ in 0..ATTEMPTS_MAX {
-            if let Some(committed) = self.try_commit(&mut make)? {
-                return Ok(committed);
+            match self.try_commit(&mut make)? {
+                Ok(committed) => return Ok(committed),
+                Err(JournalError::Full) => self.checkpoint().await?,
+                Err(error) => return Err(self.failed(error).await),
             }
-            self.checkpoint().await?;
         }
-        Err(self.failed(JournalError::Full))
+        Err(JournalError::Full.into())
     }
 
-    /// `None` when the ring is full.
+    /// The outer error is that of `make`.
     fn try_commit(
         &self,
         make: &mut (impl FnMut(u64) -> Result<Change, EngineError> + Send),
-    ) -> Result<Option<Committed>, EngineError> {
+    ) -> Result<Result<Committed, JournalError>, EngineError> {
         let mut state = self.state();
         // Whoever appends holds the state's lock.
         let sequence = self.journal.next_sequence();
@@ -79,13 +82,9 @@ impl Shared {
                 let effects = effects(&change);
                 let given_up = page_count(&effects.given_up);
                 self.apply(&mut state, sequence, effects);
-                Ok(Some(Committed { sequence, given_up }))
+                Ok(Ok(Committed { sequence, given_up }))
             }
-            Err(JournalError::Full) => Ok(None),
-            Err(error) => {
-                drop(state);
-                Err(self.failed(error))
-            }
+            Err(error) => Ok(Err(error)),
         }
     }
 
@@ -104,13 +103,18 @@ impl Shared {
 
     /// Waits until a record is on the device: a kill cannot undo it any more.
     pub(super) async fn written(&self, sequence: u64) -> Result<(), EngineError> {
-        self.journal.write(sequence).await.map_err(|error| self.failed(error))
+        match self.journal.write(sequence).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.failed(error).await),
+        }
     }
 
     pub(super) async fn sync(&self) -> Result<u64, EngineError> {
         let newest = self.journal.next_sequence() - 1;
-        if self.journal.durable_end() <= newest {
-            self.journal.sync(newest).await.map_err(|error| self.failed(error))?;
+        if self.journal.durable_end() <= newest
+            && let Err(error) = self.journal.sync(newest).await
+        {
+            return Err(self.failed(error).await);
         }
         self.release_quarantine().await?;
         Ok(self.loss_count.load(Ordering::Acquire))
@@ -128,8 +132,7 @@ impl Shared {
     /// free that no reader holds.
     pub(super) async fn settle(&self) -> Result<(), EngineError> {
         self.sync().await?;
-        let loss_count = self.loss_count.load(Ordering::Acquire);
-        self.commit(|_| Ok(Change::Fact(Fact::LossCount(loss_count)))).await?;
+        self.commit(|_| Ok(Change::Fact(self.losses()))).await?;
         self.sync().await?;
         Ok(())
     }
@@ -151,14 +154,33 @@ impl Shared {
         }
     }
 
+    /// The losses that are not counted in the superblock.
+    pub(super) fn losses(&self) -> Fact {
+        let in_superblock = self.superblock.writes.saturating_sub(1);
+        Fact::LossCount(self.loss_count.load(Ordering::Acquire).saturating_sub(in_superblock))
+    }
+
     /// Notes that the journal takes no more: whatever was not durable may be gone after the next
-    /// start, so clients must see another loss count.
-    pub(super) fn failed(&self, error: JournalError) -> EngineError {
-        if !matches!(error, JournalError::Full) && !self.lost.swap(true, Ordering::AcqRel) {
+    /// start, so clients must see another loss count, then as now. The journal cannot say so any
+    /// more; the superblocks do, as far as the disk still writes.
+    pub(super) async fn failed(&self, error: JournalError) -> EngineError {
+        if !self.lost.swap(true, Ordering::AcqRel) {
             let loss_count = self.loss_count.fetch_add(1, Ordering::AcqRel) + 1;
             tracing::error!(target = %self.target, %error, loss_count, "the journal has failed");
+            if let Err(error) = self.count_loss_in_superblocks().await {
+                tracing::error!(target = %self.target, %error, "the loss cannot be recorded");
+            }
         }
         error.into()
+    }
+
+    async fn count_loss_in_superblocks(&self) -> Result<(), DiskError> {
+        let mut superblock = self.superblock.clone();
+        superblock.writes += 1;
+        for copy in 0..COPIES.len() {
+            write_superblock(&self.disk, &self.pool, &superblock, copy).await?;
+        }
+        Ok(())
     }
 
     /// What is accepted of an inode.

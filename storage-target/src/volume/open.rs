@@ -140,7 +140,7 @@ impl Parts<'_> {
         let newest = Superblock::newest([&copies[0], &copies[1]])?;
         for &copy in &newest.stale {
             tracing::warn!(copy, "a copy of the superblock is damaged or old; written anew");
-            self.write_superblock(&newest.superblock, copy).await?;
+            write_superblock(self.disk(), &self.pool, &newest.superblock, copy).await?;
         }
         Ok(Some(newest.superblock))
     }
@@ -169,23 +169,10 @@ impl Parts<'_> {
         assert!(index.freeze(0), "nothing was before");
         index.checkpoint().await?;
         for copy in 0..COPIES.len() {
-            self.write_superblock(&superblock, copy).await?;
+            write_superblock(self.disk(), &self.pool, &superblock, copy).await?;
         }
         tracing::info!(%target, "made a blank target");
         Ok(superblock)
-    }
-
-    async fn write_superblock(
-        &self,
-        superblock: &Superblock,
-        copy: usize,
-    ) -> Result<(), OpenError> {
-        let mut buffer = self.pool.acquire(PAGE).await;
-        buffer.as_mut_slice()[..PAGE].copy_from_slice(&superblock.encode(copy));
-        let piece = Piece { offset: COPIES[copy] * PAGE as u64, range: 0..PAGE };
-        self.disk().write(vec![piece], Arc::new(buffer)).await?;
-        self.disk().sync().await?;
-        Ok(())
     }
 
     async fn read_page(&self, page: u64) -> Result<Bytes, OpenError> {
@@ -194,6 +181,20 @@ impl Parts<'_> {
         let buffer = self.disk().read(vec![piece], buffer).await?;
         Ok(Bytes::copy_from_slice(&buffer.as_slice()[..PAGE]))
     }
+}
+
+/// Writes and syncs a copy of the superblock.
+pub(super) async fn write_superblock(
+    disk: &DiskQueue,
+    pool: &BufferPool,
+    superblock: &Superblock,
+    copy: usize,
+) -> Result<(), DiskError> {
+    let mut buffer = pool.acquire(PAGE).await;
+    buffer.as_mut_slice()[..PAGE].copy_from_slice(&superblock.encode(copy));
+    let piece = Piece { offset: COPIES[copy] * PAGE as u64, range: 0..PAGE };
+    disk.write(vec![piece], Arc::new(buffer)).await?;
+    disk.sync().await
 }
 
 /// The journal's pages.
@@ -211,6 +212,7 @@ fn shared_of(
     let state = State { readers: BTreeMap::new(), inode_max, bad: BTreeSet::new() };
     Shared {
         target: superblock.target,
+        superblock: superblock.clone(),
         disk: options.disk.clone(),
         pool: options.pool.clone(),
         index,
@@ -225,7 +227,8 @@ fn shared_of(
         checkpoint_turn: tokio::sync::Mutex::new(()),
         checkpoint_due: tokio::sync::Notify::new(),
         map_turn: tokio::sync::Mutex::new(()),
-        loss_count: AtomicU64::new(loss_count),
+        // Failures of the journal are counted in the superblock (`failed`), from 1 on.
+        loss_count: AtomicU64::new(loss_count + superblock.writes.saturating_sub(1)),
         lost: AtomicBool::new(false),
         checksum_failures: AtomicU64::new(0),
         zero_page: Crc32c::of(&[0; PAGE]),

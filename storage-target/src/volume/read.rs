@@ -55,6 +55,24 @@ impl Snapshot {
         self.sections.stored_pages(block)
     }
 
+    /// How many pages of a block lie on the disk.
+    ///
+    /// # Panics
+    /// As [`Self::state`].
+    #[must_use]
+    pub fn page_count(&self, block: u16) -> u64 {
+        self.sections.pages_of(block).count() as u64
+    }
+
+    /// Where on the disk a page of the chunk lies; `None` when it does not.
+    ///
+    /// # Panics
+    /// As [`Self::state`].
+    #[must_use]
+    pub fn disk_page(&self, page: u32) -> Option<u64> {
+        self.sections.page(page).map(|stored| stored.page)
+    }
+
     /// A number that another version of the block does not have.
     ///
     /// # Panics

@@ -8,12 +8,15 @@
 //!   no batch knows to be durable are *pending*. Each is believed only if every page that it would
 //!   bring in matches its checksum; otherwise the older version stands, whose pages were in
 //!   quarantine. Against what it is held is the version that stands by then, so that what a later
-//!   record takes and gives up is right also when an earlier one was dropped. The loss count is
-//!   raised, because what is missing cannot be known, and the outcome becomes a checkpoint before
-//!   any batch names the present boot, so that it is never decided a second time.
+//!   record takes and gives up is right also when an earlier one was dropped. A mark, which says
+//!   that a trim or a reclaim is done, is not believed after a dropped record of the same inode.
+//!   The loss count is raised, because what is missing cannot be known, and the outcome becomes a
+//!   checkpoint before any batch names the present boot, so that it is never decided a second time.
 //!
 //! A record that is durable is never looked at that way: its pages may have been used again, but
 //! only after a durable batch said that it is durable (see the module above).
+
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use millrace_types::{ChunkSize, Crc32c, InodeId};
@@ -95,7 +98,8 @@ pub(super) async fn recover(
     let summaries = summaries(&index).await?;
     let space = Space::restore(layout, layout.region_count(), summaries, totals)?;
     let applied = AppliedWrites::default();
-    let mut replay = Replay { parts, index, space, inode_max, applied, dropped: 0 };
+    let mut replay =
+        Replay { parts, index, space, inode_max, applied, dropped: 0, incomplete: BTreeSet::new() };
     for (sequence, record) in &replayed.records {
         if *sequence > through {
             let pending = lossy && *sequence >= replayed.committed_end;
@@ -130,6 +134,8 @@ struct Replay<'a> {
     inode_max: InodeId,
     applied: AppliedWrites,
     dropped: usize,
+    /// Inodes of which a record was dropped.
+    incomplete: BTreeSet<InodeId>,
 }
 
 impl Replay<'_> {
@@ -145,6 +151,12 @@ impl Replay<'_> {
         };
         let Some(change) = believed else {
             self.dropped += 1;
+            match change {
+                Change::Remove(removal) => {
+                    self.incomplete.extend(removal.sections().iter().map(|key| key.chunk.inode));
+                }
+                other => self.incomplete.extend(effects(other).inode),
+            }
             return Ok(());
         };
         if let Change::Sections(change) = &change
@@ -204,12 +216,15 @@ impl Replay<'_> {
                     if let Some(section) = self.section(*key).await?
                         && !held.push(*key, &section)
                     {
-                        // Another version of the sections, in more pieces, does not fit a record.
+                        // An older version of the sections is in more pieces than fit a record.
                         return Ok(None);
                     }
                 }
                 Ok(Some(Change::Remove(held)))
             }
+            // It says that what came before is done: a trim whose own changes were dropped must be
+            // done again.
+            Change::Mark(inode, _) if self.incomplete.contains(inode) => Ok(None),
             other => Ok(Some(other.clone())),
         }
     }
