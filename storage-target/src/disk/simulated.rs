@@ -31,6 +31,7 @@ use millrace_runtime::Random;
 use super::{ALIGNMENT, Disk, DiskError, DiskQueue, Held, Operation, Request};
 
 mod directory;
+mod gate;
 mod power;
 
 pub use directory::SimulatedDirectory;

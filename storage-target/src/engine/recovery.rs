@@ -11,6 +11,7 @@
 //!   be known, and the outcome is checkpointed at once, so that it is never decided a second time.
 
 use std::{
+    collections::BTreeSet,
     io,
     path::{Path, PathBuf},
 };
@@ -175,6 +176,7 @@ pub(super) fn recover(
         .next_back()
         .unwrap_or(checkpoint);
     let mut dropped = 0;
+    let mut dropped_of = BTreeSet::new();
     let mut sequence = checkpoint;
     for (record, number) in &journal.records {
         sequence = *number;
@@ -184,11 +186,20 @@ pub(super) fn recover(
         if let Record::Blocks(change) = record {
             if lossy && *number > committed && !is_intact(record, &mut read_pages) {
                 dropped += 1;
+                dropped_of.insert(change.key.inode);
                 continue;
             }
             if change.session.0 != 0 {
                 applied.remember(change.session, change.number, change.version);
             }
+        }
+        // A mark says that a trim is done, which it is not without its last block. Nobody was told,
+        // and whoever asked asks again.
+        if let Record::Mark(mark) = record
+            && *number > committed
+            && dropped_of.contains(&mark.inode)
+        {
+            continue;
         }
         index.apply(record, *number);
     }

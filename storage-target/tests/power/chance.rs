@@ -5,13 +5,14 @@ use std::{env, sync::atomic::AtomicU64, sync::atomic::Ordering, thread};
 use millrace_runtime::Random;
 
 /// Runs `test` with many seeds on all processors: as many as the environment says, otherwise
-/// `rounds`, and other ones each time. The first failure ends it and names its seed.
+/// `rounds`, and other ones each time; with one if `rounds` is 1. A failure names its seed.
 pub(crate) fn for_each_seed(rounds: u64, test: impl Fn(u64) -> anyhow::Result<()> + Sync) {
     if let Some(seed) = number("MILLRACE_TEST_SEED") {
         return run(seed, &test);
     }
-    let first = Random::system().number() >> 16;
-    let rounds = number("MILLRACE_TEST_ROUNDS").unwrap_or(rounds);
+    let first = any_seed();
+    let wanted = number("MILLRACE_TEST_ROUNDS").filter(|_| rounds > 1);
+    let rounds = wanted.unwrap_or(rounds);
     let next = AtomicU64::new(0);
     let worker = || {
         loop {
@@ -32,6 +33,11 @@ pub(crate) fn for_each_seed(rounds: u64, test: impl Fn(u64) -> anyhow::Result<()
             }
         }
     });
+}
+
+/// Short enough to be typed.
+fn any_seed() -> u64 {
+    Random::system().number() >> 16
 }
 
 fn run(seed: u64, test: &impl Fn(u64) -> anyhow::Result<()>) {

@@ -1,6 +1,6 @@
 //! One run: random operations on the engine and on the model, with every kind of end.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
 use millrace_runtime::Random;
@@ -15,21 +15,17 @@ use super::{
     subject::{Chunk, Refused, Shape, Subject},
 };
 
-/// Changes on the disk until an end that was ordered comes, at most: a write is 2 of them, a sync
-/// about 3, a start about 5.
-const CHANGES_AHEAD: u64 = 24;
-
 /// The engine and what it must hold.
 pub(crate) struct World {
-    random: Random,
-    subject: Subject,
-    model: Model,
+    pub(super) random: Random,
+    pub(super) subject: Subject,
+    pub(super) model: Model,
     /// What clients have heard last.
-    loss_count: u64,
+    pub(super) loss_count: u64,
     /// How the run ends when an end was ordered.
-    ordered: Option<Ending>,
+    pub(super) ordered: Option<Ending>,
     /// Whether a sync failed just before the end.
-    failed_sync: bool,
+    pub(super) failed_sync: bool,
     /// What has happened, for whoever reads of a failure.
     history: String,
 }
@@ -78,7 +74,7 @@ impl World {
         }
     }
 
-    fn note(&mut self, text: &str) {
+    pub(super) fn note(&mut self, text: &str) {
         let changes = self.subject.directory.data_disk().tally().changes;
         self.history.push_str(&format!("\nat change {changes}: {text}"));
     }
@@ -129,6 +125,9 @@ impl World {
             Operation::Reclaim { file } => self.reclaim(file).await?,
             Operation::Stale { file, chunk } => self.stale(file, chunk).await?,
             Operation::Sync => self.sync().await?,
+            Operation::SyncBeside { file, chunk, pages } => {
+                self.sync_beside(file, chunk, pages).await?;
+            }
             Operation::FailSync => self.fail_sync().await?,
             Operation::FailWrite { file, chunk, os_error } => {
                 self.fail_write(file, chunk, os_error).await?;
@@ -144,18 +143,6 @@ impl World {
             self.recover(None).await?;
         }
         Ok(())
-    }
-
-    /// Orders a kill or a cut in the middle of what comes.
-    fn order(&mut self) {
-        let nth = self.random.within(0..CHANGES_AHEAD);
-        self.ordered = Some(if percent(&self.random, 30) {
-            self.subject.directory.kill_in(nth);
-            Ending::Kill
-        } else {
-            self.subject.directory.cut_power_in(nth);
-            Ending::Cut
-        });
     }
 
     /// Takes note of a change that was asked for. Returns whether it was made.
@@ -316,7 +303,7 @@ impl World {
         Box::pin(self.reclaim(file)).await
     }
 
-    async fn reclaim(&mut self, file: usize) -> Result<()> {
+    pub(super) async fn reclaim(&mut self, file: usize) -> Result<()> {
         for attempt in 0..100 {
             let Chunk { inode, generation, .. } = self.model.chunk(file, 0);
             let change = self.model.reclaim(file);
@@ -356,9 +343,52 @@ impl World {
         }
     }
 
-    async fn sync(&mut self) -> Result<()> {
+    pub(super) async fn sync(&mut self) -> Result<()> {
         match self.subject.sync().await {
             Ok(count) if count == self.loss_count => self.model.promise(),
+            Ok(count) => bail!("the loss count is {count}, and nobody was told"),
+            Err(refused) => self.expect_off(Some(refused))?,
+        }
+        Ok(())
+    }
+
+    /// Writes while a sync is under way, which promises only what was acknowledged before it.
+    async fn sync_beside(&mut self, file: usize, chunk: usize, pages: Vec<usize>) -> Result<()> {
+        let (used, capacity) = self.subject.space();
+        // A write that waited for room would wait for the sync that is held.
+        if used > capacity / 3 {
+            return self.sync().await;
+        }
+        // Something to sync.
+        let before = self.model.newest();
+        self.write(file, chunk, 0..BLOCK).await?;
+        if self.model.newest() == before || self.subject.directory.is_off() {
+            return Ok(());
+        }
+        let through = self.model.newest();
+        let done = {
+            let syncing = self.subject.begin_sync().await;
+            for page in pages {
+                let bytes = vec![u8::try_from(page).unwrap(); PAGE];
+                let change = self.model.write(file, chunk, page * PAGE, &bytes);
+                let terms = self.model.chunk(file, chunk);
+                let done = self.subject.write(terms, page * PAGE, bytes).await;
+                match done {
+                    Ok(()) => self.model.acknowledge(change),
+                    Err(Refused::Failed(_)) if self.subject.directory.is_off() => {
+                        self.model.interrupt(change);
+                        break;
+                    }
+                    // Nothing was changed; what it needs must wait until the sync is over.
+                    Err(Refused::NeedsFill(_) | Refused::Corrupt | Refused::NoSpace) => break,
+                    Err(refused) => bail!("beside a sync: {refused:?}"),
+                }
+            }
+            self.subject.directory.release_sync();
+            syncing.await
+        };
+        match done {
+            Ok(count) if count == self.loss_count => self.model.promise_through(through),
             Ok(count) => bail!("the loss count is {count}, and nobody was told"),
             Err(refused) => self.expect_off(Some(refused))?,
         }
@@ -398,14 +428,17 @@ impl World {
         let change = self.model.write(file, chunk, 0, &bytes);
         let done = self.subject.write(self.model.chunk(file, chunk), 0, bytes).await;
         disk.fail(DiskOperation::Write, u64::MAX, os_error);
+        // If it was a journal's write, everybody is told that something may be lost.
         if self.subject.directory.is_off() {
+            self.failed_sync = true;
             return self.conclude(change, done).map(drop);
         }
+        self.loss_count = self.subject.loss_count();
         ensure!(done.is_err(), "a write that failed is acknowledged");
         self.look(file, chunk).await
     }
 
-    async fn look(&self, file: usize, chunk: usize) -> Result<()> {
+    pub(super) async fn look(&self, file: usize, chunk: usize) -> Result<()> {
         let found = self.subject.look(self.model.chunk(file, chunk)).await;
         let Ok(found) = found else { return self.expect_off(found.err()) };
         for (block, found) in found.iter().enumerate() {
@@ -414,7 +447,7 @@ impl World {
         Ok(())
     }
 
-    fn expect_off(&self, refused: Option<Refused>) -> Result<()> {
+    pub(super) fn expect_off(&self, refused: Option<Refused>) -> Result<()> {
         ensure!(self.subject.directory.is_off(), "refused: {refused:?}");
         Ok(())
     }
@@ -433,128 +466,6 @@ impl World {
             self.model.flip(place, page);
         }
         self.look(place.file, place.chunk).await
-    }
-
-    async fn close(&mut self) -> Result<()> {
-        match self.subject.close().await {
-            Ok(()) => self.model.promise(),
-            Err(refused) => return self.expect_off(Some(refused)),
-        }
-        let before = self.loss_count;
-        let ending = if percent(&self.random, 50) { Ending::Cut } else { Ending::Kill };
-        if self.subject.directory.is_off() {
-            return self.recover(None).await;
-        }
-        // The machine may go off after an orderly end: nothing is lost by that.
-        self.subject.directory.resume();
-        self.recover_undisturbed(ending).await?;
-        ensure!(self.loss_count == before, "an orderly end counts as a loss");
-        Ok(())
-    }
-
-    async fn recover_undisturbed(&mut self, ending: Ending) -> Result<()> {
-        self.end(ending);
-        self.subject.open().context("after an orderly end")?;
-        self.settle(ending).await
-    }
-
-    fn end(&mut self, ending: Ending) {
-        match ending {
-            Ending::Kill => self.subject.kill(),
-            Ending::Cut => self.subject.cut(),
-        }
-    }
-
-    /// Ends the run, as was ordered if nothing else is said, and opens the target again, which may
-    /// be ended too.
-    async fn recover(&mut self, ending: Option<Ending>) -> Result<()> {
-        let mut ending = ending.or(self.ordered).expect("an end was ordered");
-        let mut worst = Ending::Kill;
-        loop {
-            self.note(&format!("end by {ending:?}"));
-            if ending == Ending::Cut {
-                worst = Ending::Cut;
-            }
-            self.end(ending);
-            self.ordered = None;
-            if percent(&self.random, 40) {
-                self.order();
-            }
-            match self.subject.open() {
-                Ok(()) if !self.subject.directory.is_off() => break,
-                Err(error) if !self.subject.directory.is_off() => {
-                    return Err(error).context("the target cannot be opened");
-                }
-                _ => ending = self.ordered.expect("an end was ordered"),
-            }
-        }
-        self.subject.directory.resume();
-        self.ordered = None;
-        self.settle(worst).await
-    }
-
-    /// Looks at everything after a start.
-    async fn settle(&mut self, ending: Ending) -> Result<()> {
-        let mut found = BTreeMap::new();
-        let mut pages = 0;
-        for file in 0..FILES {
-            for chunk in 0..CHUNKS {
-                let look = self.subject.look(self.model.chunk(file, chunk)).await;
-                let look = look.map_err(|refused| anyhow::anyhow!("cannot look: {refused:?}"))?;
-                for (block, this) in look.into_iter().enumerate() {
-                    pages += this.pages;
-                    found.insert(Place { file, chunk, block }, this);
-                }
-            }
-        }
-        let lost = self.model.settle(ending, &found)?;
-        let count = self.subject.loss_count();
-        ensure!(!lost || count != self.loss_count, "writes were lost, and the loss count stays");
-        let failed_sync = std::mem::take(&mut self.failed_sync);
-        ensure!(
-            failed_sync || ending == Ending::Cut || count == self.loss_count,
-            "a kill changes the loss count from {} to {count}",
-            self.loss_count
-        );
-        self.loss_count = count;
-        let (used, _) = self.subject.space();
-        ensure!(
-            used == pages * PAGE as u64,
-            "{used} bytes are used, and {pages} pages are in chunks"
-        );
-        Ok(())
-    }
-
-    /// Everything is given up, and then the target is as empty as when it was made.
-    async fn finish(&mut self) -> Result<()> {
-        self.recover(Some(Ending::Kill)).await?;
-        for file in 0..FILES {
-            self.reclaim(file).await?;
-        }
-        for file in 0..FILES {
-            for chunk in 0..CHUNKS {
-                self.look(file, chunk).await?;
-            }
-        }
-        self.sync().await?;
-        let (used, capacity) = self.subject.space();
-        ensure!(used == 0, "{used} bytes are still in use when everything was given up");
-        // Every page of it can be used.
-        let mut room = capacity;
-        for inode in 100.. {
-            let len = usize::try_from(room.min(CHUNK as u64))?;
-            if len == 0 {
-                break;
-            }
-            let chunk = Chunk { inode, generation: 1, index: 0, epoch: 0, backed: 0 };
-            let done = self.subject.write(chunk, 0, vec![3; len]).await;
-            done.map_err(|refused| anyhow::anyhow!("{room} bytes of room: {refused:?}"))?;
-            room -= len as u64;
-        }
-        let chunk = Chunk { inode: 1000, generation: 1, index: 0, epoch: 0, backed: 0 };
-        let full = self.subject.write(chunk, 0, vec![3; PAGE]).await;
-        ensure!(matches!(full, Err(Refused::NoSpace)), "a full target says {full:?}");
-        Ok(())
     }
 }
 

@@ -333,14 +333,24 @@ impl Model {
 
     /// Everything acknowledged is durable, but for what is in doubt.
     pub(crate) fn promise(&mut self) {
+        self.promise_through(self.events);
+    }
+
+    /// The change that was acknowledged last.
+    pub(crate) fn newest(&self) -> u64 {
+        self.events
+    }
+
+    /// Everything acknowledged up to a change is durable, but for what is in doubt.
+    pub(crate) fn promise_through(&mut self, through: u64) {
         for versions in self.histories.values_mut() {
-            let last = versions.last().expect("never empty").clone();
-            if last.event > self.doubtful {
-                *versions = vec![last];
+            let promised = versions.iter().rposition(|version| version.event <= through);
+            if let Some(at) = promised.filter(|&at| versions[at].event > self.doubtful) {
+                versions.drain(..at);
             }
         }
         if self.doubtful == 0 {
-            self.whole.clear();
+            self.whole.retain(|&event, _| event > through);
         }
     }
 

@@ -65,6 +65,12 @@ pub(crate) enum Operation {
         chunk: usize,
     },
     Sync,
+    /// A sync, and writes of pages that come while it is under way.
+    SyncBeside {
+        file: usize,
+        chunk: usize,
+        pages: Vec<usize>,
+    },
     /// A sync that the disk refuses.
     FailSync,
     /// A write that the disk refuses.
@@ -122,7 +128,12 @@ impl Operation {
             54..58 => Self::Trim { file, size: random_size(random) },
             58..60 => Self::Reclaim { file },
             60..62 => Self::Stale { file, chunk },
-            62..74 => Self::Sync,
+            62..71 => Self::Sync,
+            71..74 => {
+                let count = 1 + below(random, 3);
+                let pages = (0..count).map(|_| below(random, CHUNK / PAGE)).collect();
+                Self::SyncBeside { file, chunk, pages }
+            }
             74..75 => Self::FailWrite { file, chunk, os_error: [5, 28][below(random, 2)] },
             75..82 => Self::Look { file, chunk },
             82..84 => {

@@ -1,7 +1,7 @@
 //! The engine under test on its simulated directory, as the model sees it: named places, plain
 //! bytes, and few ways to be refused. Another engine is put behind the same operations here.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use millrace_protocol::target::ContentName;
@@ -169,6 +169,17 @@ impl Subject {
 
     pub(crate) async fn sync(&self) -> Result<u64, Refused> {
         Ok(self.engine().sync().await?)
+    }
+
+    /// Begins a sync and holds it before it has done anything. There must be something to sync.
+    pub(crate) async fn begin_sync(
+        &self,
+    ) -> Pin<Box<dyn Future<Output = Result<u64, Refused>> + '_>> {
+        self.directory.hold_sync();
+        let mut syncing = Box::pin(self.sync());
+        assert!(futures::poll!(&mut syncing).is_pending(), "the sync is held");
+        assert!(self.directory.wait_for_held_sync(), "there is something to sync");
+        syncing
     }
 
     pub(crate) async fn write(

@@ -18,7 +18,7 @@ use std::{
 
 use millrace_runtime::Random;
 
-use super::{Ending, Flush, Power, SECTOR, SimulatedDisk};
+use super::{Ending, Flush, Power, SECTOR, SimulatedDisk, gate::Gate};
 use crate::disk::{
     ALIGNMENT, Directory, Disk, DiskEngine, DiskError, DiskQueue, Operation, Request,
     directory::{Data, PlainFile},
@@ -40,6 +40,7 @@ struct Shared {
     power: Arc<Power>,
     random: Random,
     data: SimulatedFile,
+    gate: Arc<Gate>,
     names: Mutex<Names>,
 }
 
@@ -92,11 +93,12 @@ impl SimulatedDirectory {
             pending: Vec::new(),
             flush: Flush::Honest,
         };
-        let data = SimulatedFile::on(disk);
+        let gate: Arc<Gate> = Arc::default();
+        let data = SimulatedFile { gate: Some(Arc::clone(&gate)), ..SimulatedFile::on(disk) };
         let names = Mutex::new(names);
         Self {
             path: PathBuf::from("/simulated"),
-            shared: Arc::new(Shared { power, random, data, names }),
+            shared: Arc::new(Shared { power, random, data, gate, names }),
         }
     }
 
@@ -121,9 +123,27 @@ impl SimulatedDirectory {
     pub fn set_file_flush(&self, flush: Flush) {
         let mut names = self.names();
         names.flush = flush;
-        for file in names.present.values().flatten() {
+        let others = |file: &&SimulatedFile| file.gate.is_none();
+        for file in names.present.values().flatten().filter(others) {
             file.disk.set_flush(flush);
         }
+    }
+
+    /// Holds the next sync of the data file that a queue is asked for, before it does anything,
+    /// until [`Self::release_sync`].
+    pub fn hold_sync(&self) {
+        self.shared.gate.shut();
+    }
+
+    /// Waits for the sync that shall be held; returns whether it came.
+    #[must_use]
+    pub fn wait_for_held_sync(&self) -> bool {
+        self.shared.gate.wait_until_held()
+    }
+
+    /// Lets the sync that is held go on.
+    pub fn release_sync(&self) {
+        self.shared.gate.open();
     }
 
     /// Cuts the power during the `nth` change from now on: a write or sync of data or another file,
@@ -284,6 +304,8 @@ impl Directory for SimulatedDirectory {
 struct SimulatedFile {
     disk: SimulatedDisk,
     lengths: Arc<Mutex<Lengths>>,
+    /// Of the data file.
+    gate: Option<Arc<Gate>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -294,7 +316,7 @@ struct Lengths {
 
 impl SimulatedFile {
     fn on(disk: SimulatedDisk) -> Self {
-        Self { disk, lengths: Arc::default() }
+        Self { disk, lengths: Arc::default(), gate: None }
     }
 
     fn lengths(&self) -> MutexGuard<'_, Lengths> {
@@ -411,6 +433,9 @@ struct FileDisk(SimulatedFile);
 impl Disk for FileDisk {
     fn submit(&self, mut request: Request) {
         let is_sync = request.operation == Operation::Sync;
+        if is_sync && let Some(gate) = &self.0.gate {
+            gate.pass();
+        }
         let result = self.0.disk.media().execute(&mut request);
         if is_sync && result.is_ok() {
             self.0.synced();
