@@ -42,7 +42,8 @@ pub const SEGMENTS_MAX: usize = (ROOT_LEN - FIXED_LEN) / SEGMENT_LEN;
 
 const FIXED_LEN: usize = 72;
 const SEGMENT_LEN: usize = 12;
-const MAGIC: &[u8; 8] = b"MRIXROOT";
+/// What every root record begins with.
+pub const ROOT_MAGIC: &[u8; 8] = b"MRIXROOT";
 const VERSION: u32 = 1;
 const WHAT: &str = "an index root";
 
@@ -100,7 +101,7 @@ impl RootRecord {
         assert!(self.segments.len() <= SEGMENTS_MAX, "the segments fit the page");
         assert_eq!(self.root.is_some(), self.height > 0, "an empty tree has no levels");
         let mut bytes = Vec::with_capacity(ROOT_LEN);
-        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(ROOT_MAGIC);
         bytes.put_u32(0);
         bytes.put_u32(VERSION);
         bytes.extend_from_slice(&self.target.0);
@@ -129,7 +130,7 @@ impl RootRecord {
     pub fn decode(bytes: &[u8], target: TargetId) -> Result<Self, FormatError> {
         let bytes = bytes.get(..ROOT_LEN).ok_or(FormatError::Truncated(WHAT))?;
         let mut reader = Reader::new(bytes, WHAT);
-        if reader.array()? != *MAGIC {
+        if reader.array()? != *ROOT_MAGIC {
             return Err(FormatError::Magic(WHAT));
         }
         if Crc32c(reader.u32()?) != Crc32c::of(&bytes[12..]) {

@@ -24,7 +24,8 @@ use crate::{
     engine::{EngineError, locks::BlockLocks, page_checksum::PAGE},
     format::{
         FormatError,
-        root::Segment,
+        batch::claimed_len,
+        root::{ROOT_MAGIC, ROOT_SLOTS, Segment},
         superblock::linear::{COPIES, Layout, Superblock, SuperblockError},
     },
     index::{self, Index, IndexError},
@@ -47,6 +48,12 @@ pub enum OpenError {
          from the settings to begin with a blank target"
     )]
     Blank,
+    /// There is a journal, and both copies of the superblock are gone.
+    #[error(
+        "there is data but no superblock; restore the superblock, or empty the disk to begin with \
+         a blank target"
+    )]
+    NoSuperblock,
     /// The disk failed.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -134,15 +141,32 @@ impl Parts<'_> {
         for page in COPIES {
             copies.push(self.read_page(page).await?);
         }
-        if copies.iter().all(|copy| copy.iter().all(|&byte| byte == 0)) {
-            return Ok(None);
-        }
-        let newest = Superblock::newest([&copies[0], &copies[1]])?;
+        let is_zero = |copy: &Bytes| copy.iter().all(|&byte| byte == 0);
+        let newest = match Superblock::newest([&copies[0], &copies[1]]) {
+            Ok(newest) => newest,
+            Err(_) if is_zero(&copies[1]) && self.is_unmade(is_zero(&copies[0])).await? => {
+                return Ok(None);
+            }
+            Err(_) if copies.iter().all(is_zero) => return Err(OpenError::NoSuperblock),
+            Err(error) => return Err(error.into()),
+        };
         for &copy in &newest.stale {
             tracing::warn!(copy, "a copy of the superblock is damaged or old; written anew");
             write_superblock(self.disk(), &self.pool, &newest.superblock, copy).await?;
         }
         Ok(Some(newest.superblock))
+    }
+
+    /// Whether a disk without a sound superblock is blank, or one on which a target was being made
+    /// when the power went: it has roots then, and none that was ever opened has an empty ring.
+    async fn is_unmade(&self, no_superblock: bool) -> Result<bool, OpenError> {
+        let Some(Blank { layout, .. }) = self.options.blank else { return Ok(no_superblock) };
+        let mut has_root = false;
+        for slot in 0..ROOT_SLOTS {
+            has_root |= self.read_page(layout.roots + slot).await?.starts_with(ROOT_MAGIC);
+        }
+        let has_batch = claimed_len(&self.read_page(layout.journal).await?).is_some();
+        Ok(!has_batch && (no_superblock || has_root))
     }
 
     /// Makes a target. The superblock comes last: a stop before leaves a blank disk.

@@ -14,7 +14,7 @@ use millrace_types::{
 
 use super::{Blank, OpenError, Options, Volume};
 use crate::{
-    disk::{BufferPool, simulated::SimulatedDisk},
+    disk::{BufferPool, Piece, simulated::SimulatedDisk},
     engine::{Authority, EngineError, Fill, WriteRequest, ZeroRequest, page_checksum::of_pages},
     format::{segment::BootId, superblock::linear::Layout},
 };
@@ -153,6 +153,13 @@ async fn assert_holds(volume: &Volume, key: ChunkKey, start: usize, expected: &[
     let expected: Vec<_> = expected.iter().copied().map(Some).collect();
     let found = &found[skipped..skipped + expected.len()];
     assert!(found == expected, "the bytes at {start} of {key} are others");
+}
+
+async fn erase(disk: &SimulatedDisk, page: u64) {
+    let mut buffer = BufferPool::new(0).acquire(4096).await;
+    buffer.as_mut_slice().fill(0);
+    let piece = Piece { offset: page * 4096, range: 0..4096 };
+    disk.queue().write(vec![piece], Arc::new(buffer)).await.unwrap();
 }
 
 /// Nothing may be promised, held or quarantined when nothing is under way; returns pages in use.
@@ -365,6 +372,13 @@ async fn other_disks_are_refused() {
     drop(open(&disk).await);
     let other = Options { cluster: ClusterId([8; 16]), ..options(&disk, 1) };
     assert!(matches!(Volume::open(&other).await, Err(OpenError::Superblock(_))));
+    let lost = new_disk(3);
+    drop(open(&lost).await);
+    for page in [0, 32] {
+        erase(&lost, page).await;
+    }
+    let error = Volume::open(&options(&lost, 1)).await.unwrap_err();
+    assert!(matches!(error, OpenError::NoSuperblock), "{error}");
     let blank = Options { blank: None, ..options(&new_disk(2), 1) };
     assert!(matches!(Volume::open(&blank).await, Err(OpenError::Blank)));
     disk.flip(32 * 4096 + 100, 1);

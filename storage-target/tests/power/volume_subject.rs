@@ -1,6 +1,12 @@
 //! The volume under test on its simulated disk, behind the same operations as the other engine.
 
-use std::{cell::RefCell, sync::Arc, thread, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    pin::Pin,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use millrace_protocol::target::ContentName;
@@ -116,6 +122,10 @@ impl Directory {
     pub(crate) fn cut_power_in(&self, nth: u64) {
         self.0.cut_power_in(nth);
     }
+
+    /// A volume's sync is tasks among others, which are not held.
+    #[expect(clippy::unused_self, reason = "the other engine's directory holds its syncs")]
+    pub(crate) fn release_sync(&self) {}
 }
 
 /// The volume, open or not.
@@ -128,6 +138,8 @@ pub(crate) struct Subject {
     boot: u64,
     volume: RefCell<Option<Arc<Volume>>>,
     has_ballast: bool,
+    /// Marks made, so that a sync has something to tell.
+    announcements: Cell<u32>,
 }
 
 impl Subject {
@@ -145,6 +157,7 @@ impl Subject {
             boot: 1,
             volume: RefCell::new(None),
             has_ballast: false,
+            announcements: Cell::new(0),
         }
     }
 
@@ -250,6 +263,16 @@ impl Subject {
     pub(crate) async fn sync(&self) -> Result<u64, Refused> {
         let synced = self.volume().sync().await;
         synced.map_err(|error| self.after(error))
+    }
+
+    /// Begins a sync, which goes on while others write.
+    #[expect(clippy::unused_async, reason = "the other engine's sync must be waited for")]
+    pub(crate) async fn begin_sync(
+        &self,
+    ) -> Pin<Box<dyn Future<Output = Result<u64, Refused>> + '_>> {
+        let volume = self.volume();
+        let syncing = tokio::spawn(async move { volume.sync().await });
+        Box::pin(async move { syncing.await.unwrap().map_err(|error| self.after(error)) })
     }
 
     pub(crate) async fn write(
@@ -394,6 +417,16 @@ impl Subject {
     /// Flips a bit of a stored page, which must be durable; returns whether the page is stored.
     pub(crate) fn flip(&self, chunk: Chunk, block: usize, page: usize, bit: usize) -> bool {
         let volume = self.volume();
+        // The journal must know that the page is durable. Until then damage looks like a write that
+        // never arrived, which is a limit of the format.
+        let inode = InodeId(BALLAST + 1);
+        let content = ContentName { inode, generation: ContentGeneration(1) };
+        self.announcements.set(self.announcements.get() + 1);
+        let epoch = WriteEpoch(self.announcements.get());
+        if let Err(error) = apart(volume.trim(content, CHUNK as u64, 0, epoch)) {
+            self.after(error);
+            return false;
+        }
         let block = u16::try_from(block).unwrap();
         let snapshot = apart(volume.snapshot(chunk.key(), block..block + 1)).unwrap();
         let page = u32::from(block) * 16 + u32::try_from(page).unwrap();
