@@ -65,6 +65,10 @@ run_random() {
     MILLRACE_TEST_ROUNDS=10 MILLRACE_TEST_LENGTH=4 \
         cargo test --locked --package millrace-metadata-server --test server --quiet -- \
         replay namespace
+    MILLRACE_TEST_LENGTH=10 \
+        cargo test --locked --package millrace-storage-target --test power --quiet -- any_operations
+    MILLRACE_TEST_ROUNDS=10000 \
+        cargo test --locked --package millrace-storage-target --test power --quiet -- after_any_end
 }
 
 run_long() {
