@@ -6,9 +6,14 @@ use std::{
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
 };
 
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::{
+    fs::{FallocateFlags, FlockOperation},
+    io::Errno,
+};
 
 use super::{Data, Directory, PlainFile};
 use crate::disk::{self, DataFile, DiskEngine, DiskError, DiskQueue};
@@ -23,16 +28,31 @@ pub struct LocalDirectory {
 }
 
 impl LocalDirectory {
-    /// Takes the directory at `path`.
+    /// Takes the directory at `path`. Blocks for 5 seconds at most while another process has it:
+    /// one that was killed keeps its files until the last of its threads has left the disk.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when another process has it; otherwise what the system says.
+    /// [`io::ErrorKind::WouldBlock`] when another process keeps it; otherwise what the system says.
     pub fn lock(path: &Path) -> io::Result<Self> {
         let directory = File::open(path)?;
-        rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+        let deadline = Instant::now() + LEAVING_MAX;
+        loop {
+            match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LEAVING_TICK),
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(Self { path: path.to_owned(), lock: Mutex::new(Some(directory)) })
     }
 }
+
+/// How long a killed process may still leave: its requests to the disk end within tens of
+/// milliseconds, and a busy machine is generous.
+const LEAVING_MAX: Duration = Duration::from_secs(5);
+
+/// How often is looked whether it has left.
+const LEAVING_TICK: Duration = Duration::from_millis(10);
 
 impl Directory for LocalDirectory {
     fn path(&self) -> &Path {
@@ -101,7 +121,7 @@ impl Directory for LocalDirectory {
 impl PlainFile for File {
     fn allocate(&self, len: u64) -> io::Result<()> {
         match rustix::fs::fallocate(self, FallocateFlags::KEEP_SIZE, 0, len) {
-            Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            Err(Errno::OPNOTSUPP) => Ok(()),
             other => other.map_err(io::Error::from),
         }
     }
@@ -148,5 +168,22 @@ impl Data for LocalData {
 
     fn start(&self, engine: DiskEngine) -> io::Result<DiskQueue> {
         disk::start(engine, &self.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_leaving_is_waited_for() {
+        let home = tempfile::tempdir().expect("a directory");
+        let leaving = LocalDirectory::lock(home.path()).expect("it is free");
+        thread::scope(|scope| {
+            let next = scope.spawn(|| LocalDirectory::lock(home.path()).map(drop));
+            thread::sleep(10 * LEAVING_TICK); // What leaving takes it.
+            drop(leaving);
+            next.join().expect("no panic").expect("it is free again");
+        });
     }
 }
