@@ -5,7 +5,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::AtomicU64},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use millrace_protocol::{cluster::TargetReport, session::Role};
@@ -43,6 +46,8 @@ pub(crate) struct Daemon {
     /// One permit a byte, of [`BODIES_BYTES_MAX`].
     bodies: Arc<Semaphore>,
     pub(crate) reclaimed_bytes: AtomicU64,
+    /// The cluster has been told of the targets: none of them is blank to it any more.
+    pub(crate) introduced: AtomicBool,
 }
 
 /// Who asks.
@@ -71,6 +76,7 @@ impl Daemon {
             changed: Changed::default(),
             bodies: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),
             reclaimed_bytes: AtomicU64::new(0),
+            introduced: AtomicBool::new(false),
         }
     }
 
@@ -87,6 +93,7 @@ impl Daemon {
 
     /// The state of every target, for the metadata server.
     pub(crate) fn reports(&self) -> Vec<TargetReport> {
+        let introduced = self.introduced.load(Ordering::Relaxed);
         self.stores
             .values()
             .map(|store| {
@@ -98,7 +105,7 @@ impl Daemon {
                     inode_max: statistics.inode_max,
                     loss_count: statistics.loss_count,
                     bad_blocks: statistics.bad_blocks,
-                    blank: statistics.blank,
+                    blank: statistics.blank && !introduced,
                 }
             })
             .collect()

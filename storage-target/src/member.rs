@@ -112,7 +112,10 @@ impl Member {
             host_name: self.name.clone(),
             targets: self.daemon.reports(),
         };
-        self.call(&request).await.map(|reply| reply.news)
+        let reply = self.call(&request).await?;
+        // A metadata server that starts again is registered with again, and nothing is lost by it.
+        self.daemon.introduced.store(true, Ordering::Relaxed);
+        Ok(reply.news)
     }
 
     async fn beat(&self) -> Result<HeartbeatReply, Failure> {
