@@ -92,6 +92,8 @@ fn a_request_goes_on_within_a_second_of_the_metadata_servers_return() -> Result<
     assert_eq!(read?, b"here");
     let late = answered.saturating_duration_since(returned);
     assert!(late < Duration::from_secs(1), "{late:?} after the server was back");
+    let log = cluster.log("metadata");
+    assert!(!log.contains("came back without its data"), "the targets were there all the time");
     Ok(())
 }
 
