@@ -120,11 +120,14 @@ impl World {
         self.hydration.add_link(&request).await.map(|link| link.id)
     }
 
-    /// Puts a file into the bucket behind everybody's back.
+    /// Puts a file into the bucket behind everybody's back: whole at once, as buckets do, because
+    /// listings run meanwhile.
     pub(super) fn put(&self, key: &str, bytes: &[u8]) {
         let path = self.object(key);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, bytes).unwrap();
+        let whole = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&whole, bytes).unwrap();
+        whole.persist(path).unwrap();
     }
 
     pub(super) fn object(&self, key: &str) -> PathBuf {
