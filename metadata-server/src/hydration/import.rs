@@ -45,7 +45,7 @@ use crate::{
 
 mod again;
 mod attributes;
-mod entries;
+pub(super) mod entries;
 mod object;
 mod probe;
 
@@ -287,6 +287,7 @@ impl<E: Environment> Importer<E> {
         let (mut after, mut total, mut skipped, mut example) = (None, 0, 0, None);
         let mut seen = Seen::default();
         loop {
+            let asked = self.environment.now();
             let page = bucket.list_directory(&linked.prefix, after.as_ref()).await?;
             let (mut found, shadowed) = entries::of_page(&page, linked);
             skipped += page.skipped + shadowed;
@@ -298,7 +299,7 @@ impl<E: Environment> Importer<E> {
             while !found.is_empty() {
                 let rest = found.split_off(found.len().min(BATCH_MAX));
                 let batch = std::mem::replace(&mut found, rest);
-                self.import_page(&bucket, linked, batch).await?;
+                self.import_page(&bucket, linked, asked, batch).await?;
             }
             after = page.next;
             if after.is_none() {
@@ -325,6 +326,7 @@ impl<E: Environment> Importer<E> {
         &self,
         bucket: &Bucket,
         linked: &Linked,
+        asked: Timestamp,
         mut found: Vec<Found>,
     ) -> Result<(), Failure> {
         let objects = linked.attributes == AttributeSource::Objects;
@@ -334,11 +336,20 @@ impl<E: Environment> Importer<E> {
         if objects {
             found = self.complete(bucket, linked, found).await?;
         }
-        self.import(linked.directory, &found).await
+        self.import(linked.directory, asked, &found).await
     }
 
-    /// Gives ids to found names and makes them a command.
-    async fn import(&self, directory: InodeId, found: &[Found]) -> Result<(), Failure> {
+    /// Gives ids to names that were found when the bucket was `asked`, and makes them a command. Of
+    /// a file that changed here since then (by an export, or by a younger answer) the answer may be
+    /// old: it is left alone, and the next look tells.
+    pub(super) async fn import(
+        &self,
+        directory: InodeId,
+        asked: Timestamp,
+        found: &[Found],
+    ) -> Result<(), Failure> {
+        let settled = self.changed_since(directory, asked, found).await?;
+        let found: Vec<_> = found.iter().filter(|found| !settled.contains(found.name())).collect();
         if found.is_empty() {
             return Ok(());
         }

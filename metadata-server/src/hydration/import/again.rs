@@ -12,7 +12,7 @@
 //! for a while: they are answered from what is known.
 
 use std::{
-    collections::hash_map::DefaultHasher,
+    collections::{HashSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::{Arc, PoisonError},
     time::{Duration, Instant},
@@ -200,6 +200,30 @@ impl<E: Environment> Importer<E> {
             tracing::info!(%inode, prefix, "a directory is gone from its bucket, and here too");
         }
         Ok(())
+    }
+
+    /// Those of the names that are of files which changed after a moment.
+    pub(super) async fn changed_since(
+        &self,
+        directory: InodeId,
+        moment: Timestamp,
+        found: &[Found],
+    ) -> Result<HashSet<FileName>, Failure> {
+        let names: Vec<_> = found.iter().map(|found| found.name().clone()).collect();
+        let query = self.environment.read(move |view| {
+            let mut changed = HashSet::new();
+            for name in names {
+                let entry = tree::entry(view, directory, &name).map_err(broken)?;
+                let Some(entry) = entry.filter(|entry| entry.kind == FileKind::Regular) else {
+                    continue;
+                };
+                if tree::named(view, &entry).map_err(broken)?.changed > moment {
+                    changed.insert(name);
+                }
+            }
+            Ok(changed)
+        });
+        query.await
     }
 
     fn is_put_off(&self, directory: InodeId) -> bool {

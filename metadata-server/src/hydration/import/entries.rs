@@ -22,7 +22,7 @@ impl Defaults {
 
 /// A name that a bucket has, before it gets an id.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
+pub(in crate::hydration) struct Found {
     name: FileName,
     kind: ImportKind,
     modified: Timestamp,
@@ -137,7 +137,7 @@ pub(in crate::hydration) fn key_of(prefix: &str, name: &FileName) -> String {
 
 /// The names of a page, and how many objects were left out because a directory has their name. What
 /// lies on another page is settled when it is applied, in the same way.
-pub(super) fn of_page(page: &Page, linked: &Linked) -> (Vec<Found>, u64) {
+pub(in crate::hydration) fn of_page(page: &Page, linked: &Linked) -> (Vec<Found>, u64) {
     let is_directory = |entry: &&Entry| entry.kind == EntryKind::Directory;
     let directories: HashSet<&FileName> =
         page.entries.iter().filter(is_directory).map(|entry| &entry.name).collect();

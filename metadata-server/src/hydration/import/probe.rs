@@ -21,6 +21,7 @@ impl<E: Environment> Importer<E> {
         let bucket = self.bucket(&linked.bucket)?;
         let below = format!("{}{text}/", linked.prefix);
         let key = key_of(&linked.prefix, name);
+        let asked = self.environment.now();
         let (head, is_directory) = tokio::join!(bucket.head(&key), bucket.has_below(&below));
         let found = match (head, is_directory) {
             // A key that no bucket can have is no error: the name just is not there.
@@ -31,7 +32,7 @@ impl<E: Environment> Importer<E> {
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
         };
         match found {
-            Some(found) => self.import(linked.directory, &[found]).await,
+            Some(found) => self.import(linked.directory, asked, &[found]).await,
             None => Ok(()),
         }
     }

@@ -13,7 +13,10 @@ use millrace_types::{ErrorKind, FileName, InodeId};
 use super::server::{ROOT, World};
 use crate::{
     command::{self, Command},
-    hydration::Environment,
+    hydration::{
+        Environment,
+        import::{entries, linked},
+    },
     namespace::{Body, ObjectState, tree},
 };
 
@@ -78,6 +81,34 @@ async fn an_old_directory_is_listed_again_when_somebody_looks_and_not_before() {
     world.hydration.refresh(data, None).await;
     assert_eq!(world.bucket.counters().requests_total() - asked, 1, "one page");
     assert_eq!(world.server.commands() - commands, 1, "that it was listed");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_older_than_what_the_file_knows_changes_nothing() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for key in ["clean", "dirty"] {
+        world.put(key, b"before");
+    }
+    let data = list(&world, "/data").await;
+    let query = world.server.read(move |view| linked(view, data));
+    let linked = query.await.unwrap().unwrap();
+    let importer = &world.hydration.importer;
+    let old = world.bucket.list_directory("", None).await.unwrap();
+    let asked = world.server.now();
+    for key in ["clean", "dirty"] {
+        world.put(key, b"after it");
+        importer.object(world.find(&format!("/data/{key}")).await.unwrap().id).await.unwrap();
+    }
+    world.write("/data/dirty", b"written here").await;
+
+    let (found, _) = entries::of_page(&old, &linked);
+    importer.import(data, asked, &found).await.unwrap();
+    assert_eq!(world.find("/data/clean").await.unwrap().size, 8);
+    assert_eq!(world.state("/data/dirty").await, ObjectState::Dirty, "no conflict");
+    // The same answer, had it come later, would count.
+    importer.import(data, world.server.now(), &found).await.unwrap();
+    assert_eq!(world.find("/data/clean").await.unwrap().size, 6);
+    assert_eq!(world.state("/data/dirty").await, ObjectState::Conflict);
 }
 
 #[tokio::test]
