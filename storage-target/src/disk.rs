@@ -19,7 +19,8 @@
 //! At most [`QUEUE_DEPTH`] requests are outstanding for each disk; more wait for their turn in
 //! [`DiskQueue`].
 //!
-//! Modules: [`buffer`] (the aligned pool), [`mod@file`] (opening and growing the data file),
+//! Modules: [`buffer`] (the aligned pool), [`place`] (where a target lies: directory, device or
+//! image), [`backing`] (how it grows), [`mod@file`] (opening and growing the data file), `lock`,
 //! [`blocking`] and [`uring`] (the two engines), [`directory`] (what else a target's directory
 //! holds), [`simulated`] (a disk and a directory for tests, which lose power); `conformance` is the
 //! suite that all disks pass.
@@ -33,18 +34,23 @@ use std::{
 use millrace_types::{ErrorKind, Failure};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+pub mod backing;
 pub mod blocking;
 pub mod buffer;
 #[cfg(test)]
 mod conformance;
 pub mod directory;
 pub mod file;
+mod lock;
+pub mod place;
 pub mod simulated;
 pub mod uring;
 
+pub use backing::Backing;
 pub use buffer::{AlignedBuffer, BufferPool};
 pub use directory::{Directory, LocalDirectory};
 pub use file::DataFile;
+pub use place::{Place, PlaceError};
 
 /// Direct I/O wants offsets, lengths and memory aligned to the device's logical block; 4 KiB is the
 /// largest in use, and the size of the pages that carry checksums.

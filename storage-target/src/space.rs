@@ -60,7 +60,7 @@ pub use crate::format::{
 pub use allocator::{Allocator, Refusal};
 pub use reservation::{Purpose, Reservation};
 pub use stored::StoredSummaries;
-pub use totals::Totals;
+pub use totals::{Totals, kept_back};
 
 use state::State;
 
@@ -208,7 +208,19 @@ impl Space {
         self.state().shrink(count);
     }
 
-    /// Adds regions that have been taken from the file system and written.
+    /// How many pages a promise of so many lacks; 0 when it would be given.
+    #[must_use]
+    pub fn missing(&self, pages: u64, purpose: Purpose) -> u64 {
+        self.state().missing(pages, purpose)
+    }
+
+    /// Says how many more regions can be taken from the file system now, for the figures. Before
+    /// it is said, all can.
+    pub fn set_growable(&self, regions: u32) {
+        self.state().set_growable(regions);
+    }
+
+    /// Adds regions that have been taken from the file system.
     ///
     /// # Panics
     /// When there are not as many.

@@ -49,7 +49,7 @@
 //! Methods that change something run in tasks of their own: a caller that goes away abandons the
 //! answer, not the work. They need a tokio runtime around them.
 //!
-//! Modules in reading order: `open`, `recovery`, `room`, `sections` (pure), `read`, `install`,
+//! Modules in reading order: `place`, `open`, `recovery`, `room`, `sections` (pure), `read`, `install`,
 //! `write`, `zero`, `ends`, `remove`, `commit`, `checkpoint`.
 
 use std::{
@@ -62,11 +62,13 @@ use std::{
 };
 
 use millrace_protocol::storage::ChunkVersion;
-use millrace_types::{ChunkKey, ClusterId, Crc32c, InodeId, SessionId, TargetId, WriteNumber};
+use millrace_types::{
+    ByteLen, ChunkKey, ClusterId, Crc32c, InodeId, SessionId, TargetId, WriteNumber,
+};
 use tokio::{sync::Notify, task::JoinHandle};
 
 use crate::{
-    disk::{BufferPool, DiskQueue},
+    disk::{Backing, BufferPool, DiskQueue},
     engine::{
         EngineError,
         locks::BlockLocks,
@@ -86,6 +88,7 @@ mod commit;
 mod ends;
 mod install;
 mod open;
+mod place;
 mod read;
 mod recovery;
 mod remove;
@@ -97,6 +100,7 @@ mod write;
 mod zero;
 
 pub use open::OpenError;
+pub use place::PlaceOptions;
 pub use read::{Loaded, Snapshot};
 pub use remove::ExportedBlocks;
 
@@ -117,6 +121,8 @@ pub struct Options {
     pub blank: Option<Blank>,
     /// The disk.
     pub disk: DiskQueue,
+    /// What it lies on. `None`: it is as long as its target's layout says, for ever.
+    pub growth: Option<Growth>,
     /// Memory for data.
     pub pool: BufferPool,
     /// Bytes of index nodes kept in memory.
@@ -125,6 +131,16 @@ pub struct Options {
     pub sync_interval: Duration,
     /// The kernel's boot id.
     pub boot: BootId,
+}
+
+/// What a disk lies on, and how far it may grow.
+#[derive(Clone, Debug)]
+pub struct Growth {
+    /// What it lies on.
+    pub backing: Arc<dyn Backing>,
+    /// Pages that the space may have from now on. More than it was made for raises its capacity
+    /// for good; fewer bound what it takes from now on.
+    pub capacity: u64,
 }
 
 /// What a blank disk becomes.
@@ -165,6 +181,9 @@ struct Shared {
     inode_turns: Box<[tokio::sync::RwLock<()>]>,
     flights: Flights,
     applied: AppliedWrites,
+    growth: Option<Growth>,
+    /// One growth at a time.
+    growth_turn: tokio::sync::Mutex<()>,
     /// One checkpoint at a time.
     checkpoint_turn: tokio::sync::Mutex<()>,
     checkpoint_due: Notify,
@@ -194,6 +213,13 @@ struct State {
 pub struct Statistics {
     /// What every page is used for.
     pub space: Totals,
+    /// Bytes that the target can hold, with what its index takes.
+    pub capacity: ByteLen,
+    /// Bytes in use, with those being written. What waits to be free again is not counted.
+    pub used: ByteLen,
+    /// Bytes that can still be written: what the space has, or what the file system under it can
+    /// give, if that is less.
+    pub free: ByteLen,
     /// The highest inode id seen.
     pub inode_max: InodeId,
     /// How often unsynced writes may have been lost.
@@ -241,9 +267,15 @@ impl Volume {
     /// The target's figures now.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
+        self.shared.look_for_room();
         let state = self.shared.state();
+        let space = self.shared.space.totals();
+        let (capacity, used, free) = self.shared.figures(&space);
         Statistics {
-            space: self.shared.space.totals(),
+            space,
+            capacity,
+            used,
+            free,
             inode_max: state.inode_max,
             loss_count: self.loss_count(),
             bad_blocks: state.bad.len() as u64,

@@ -1,14 +1,14 @@
-//! The data file: opened for direct I/O where the file system can, and grown in steps.
+//! The data file or device: opened for direct I/O where the file system can, and grown in steps.
 
 use std::{
     fs::{File, OpenOptions},
-    io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    io::{self, Seek, SeekFrom},
+    os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
     path::Path,
     sync::Arc,
 };
 
-use rustix::fs::FallocateFlags;
+use rustix::{fs::FallocateFlags, io::Errno};
 
 use super::{ALIGNMENT, DiskError, Operation};
 
@@ -32,18 +32,38 @@ impl DataFile {
             // The probe below needs something to read.
             plain.set_len(ALIGNMENT as u64)?;
         }
-        let direct = options.custom_flags(libc::O_DIRECT).open(path);
-        match direct {
-            Ok(file) if takes_direct_reads(&file)? => {
-                Ok(Self { file: Arc::new(file), direct: true })
-            }
-            // EINVAL from open or read is how a file system says that it has no direct I/O.
-            Ok(_) => Ok(Self { file: Arc::new(plain), direct: false }),
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                Ok(Self { file: Arc::new(plain), direct: false })
-            }
-            Err(error) => Err(error),
-        }
+        Self::open_direct(path, 0)
+    }
+
+    /// Opens a file that is there, likewise, and changes nothing of it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open_existing(path: &Path) -> io::Result<Self> {
+        Self::open_direct(path, 0)
+    }
+
+    /// Opens a block device, likewise, which neither a mount nor another program may then have.
+    ///
+    /// # Errors
+    /// What the system says; `EBUSY` when somebody has it.
+    pub fn open_device(path: &Path) -> io::Result<Self> {
+        Self::open_direct(path, libc::O_EXCL)
+    }
+
+    fn open_direct(path: &Path, flags: i32) -> io::Result<Self> {
+        let open = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
+        // EINVAL from open or read is how a file system says that it has no direct I/O.
+        let direct = match open(flags | libc::O_DIRECT) {
+            Ok(file) if takes_direct_reads(&file)? => Some(file),
+            Ok(_) => None,
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => None,
+            Err(error) => return Err(error),
+        };
+        let is_direct = direct.is_some();
+        // The first one is closed by now: a device opens for one at a time.
+        let file = direct.map_or_else(|| open(flags), Ok)?;
+        Ok(Self { file: Arc::new(file), direct: is_direct })
     }
 
     /// Whether transfers bypass the page cache.
@@ -52,35 +72,51 @@ impl DataFile {
         self.direct
     }
 
-    /// Bytes of the file.
+    /// Bytes of the file or device.
     ///
     /// # Errors
     /// What the system says.
     pub fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.len())
+        let about = self.file.metadata()?;
+        match about.file_type().is_block_device() {
+            // A device has its length at its end; transfers do not depend on the position.
+            true => (&*self.file).seek(SeekFrom::End(0)),
+            false => Ok(about.len()),
+        }
     }
 
-    /// Allocates the bytes from `old_len` to `new_len`, so that writes there cannot run out of
-    /// room.
+    /// Allocates the bytes from `old_len`, the file's end, to `new_len`, so that writes there
+    /// cannot run out of room. They read as zeros.
     ///
     /// # Errors
-    /// [`DiskError::NoSpace`] when the file system is full; nothing is then changed.
+    /// [`DiskError::NoSpace`] when the file system is full, or cannot have so long a file; nothing
+    /// is then changed.
     pub fn grow(&self, old_len: u64, new_len: u64) -> Result<(), DiskError> {
         let len = new_len.saturating_sub(old_len);
-        let grown = match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), old_len, len)
-        {
-            // Without preallocation a sparse file serves; a full disk then shows at the write.
-            Err(rustix::io::Errno::OPNOTSUPP) => self.file.set_len(new_len),
-            other => other.map_err(io::Error::from),
+        let grown = loop {
+            match rustix::fs::fallocate(&*self.file, FallocateFlags::empty(), old_len, len) {
+                Err(Errno::INTR) => {}
+                // Without preallocation a sparse file serves; a full disk then shows at the write.
+                Err(Errno::OPNOTSUPP) => break self.file.set_len(new_len),
+                other => break other.map_err(io::Error::from),
+            }
         };
-        grown.map_err(|source| match source.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => DiskError::NoSpace,
-            _ => DiskError::Io {
-                operation: "grow",
-                offset: old_len,
-                len: usize::try_from(len).unwrap_or(usize::MAX),
-                source,
-            },
+        grown.map_err(|source| {
+            // What was allocated before the room ran out is given back.
+            if self.len_bytes().is_ok_and(|len| len > old_len)
+                && let Err(error) = self.file.set_len(old_len)
+            {
+                tracing::warn!(%error, "the part of a growth that failed cannot be given back");
+            }
+            match source.raw_os_error() {
+                Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => DiskError::NoSpace,
+                _ => DiskError::Io {
+                    operation: "grow",
+                    offset: old_len,
+                    len: usize::try_from(len).unwrap_or(usize::MAX),
+                    source,
+                },
+            }
         })
     }
 

@@ -42,6 +42,8 @@ pub(super) struct State {
     newest: u64,
     index: u64,
     used: StateTotals,
+    /// Of the regions that have not grown, how many can.
+    growable: u32,
 }
 
 impl State {
@@ -52,11 +54,13 @@ impl State {
         used: StateTotals,
     ) -> Result<Self, FormatError> {
         assert!(grown <= layout.region_count(), "no more regions than the layout has");
-        let mut summaries = stored.into_summaries();
         let count = index_of(grown);
-        if summaries.len() > count {
+        let is_too_long = stored.regions() > grown;
+        let mut summaries = stored.into_summaries();
+        if is_too_long {
             return Err(FormatError::Impossible { what: "a region's summary", field: "place" });
         }
+        // Also what a checkpoint says of empty ones that a loss of power has taken away.
         summaries.resize(count, Summary::EMPTY);
         let allocator = Allocator::restore(layout.regions, &summaries);
         let recorded = summaries.into_iter().map(Summary::encode).collect();
@@ -80,24 +84,29 @@ impl State {
             newest: 0,
             index,
             used,
+            growable: layout.region_count() - grown,
         })
     }
 
     pub(super) fn promise(&mut self, pages: u64, purpose: Purpose) -> Result<u64, Refusal> {
-        let kept = kept_back(self.layout.capacity);
-        let kept = match purpose {
-            Purpose::Store => kept,
-            Purpose::Free => kept / 2,
-            Purpose::Index => 0,
-        };
-        let left = self.allocator.free_pages() - self.promised;
-        if left.saturating_sub(kept) < pages {
+        if self.missing(pages, purpose) > 0 {
             return Err(Refusal::Full);
         }
         self.promised += pages;
         self.next_owner += 1;
         self.check();
         Ok(self.next_owner)
+    }
+
+    pub(super) fn missing(&self, pages: u64, purpose: Purpose) -> u64 {
+        // Of what has grown: so much is there also when nothing more can be had.
+        let kept = kept_back(self.allocator.total_pages());
+        let kept = match purpose {
+            Purpose::Store => kept,
+            Purpose::Free => kept / 2,
+            Purpose::Index => 0,
+        };
+        (pages + kept).saturating_sub(self.allocator.free_pages() - self.promised)
     }
 
     pub(super) fn place(&mut self, pages: u64, owner: u64) -> Result<Vec<Extent>, Refusal> {
@@ -288,7 +297,12 @@ impl State {
         assert!(count <= self.layout.region_count(), "no more regions than the layout has");
         self.allocator.grow(regions);
         self.recorded.resize(index_of(count), Summary::EMPTY.encode());
+        self.growable = self.growable.saturating_sub(regions);
         self.check();
+    }
+
+    pub(super) fn set_growable(&mut self, regions: u32) {
+        self.growable = regions.min(self.layout.region_count() - self.allocator.regions());
     }
 
     pub(super) fn regions(&self) -> u32 {
@@ -301,17 +315,19 @@ impl State {
 
     pub(super) fn totals(&self) -> Totals {
         let all = u64::from(self.layout.region_count()) * u64::from(super::REGION_PAGES);
+        let growable = u64::from(self.growable) * u64::from(super::REGION_PAGES);
         Totals {
             capacity: self.layout.capacity,
             fixed: self.layout.fixed_pages(),
             ungrown: all - self.allocator.total_pages(),
+            growable,
             free: self.allocator.free_pages() - self.promised,
             reserved: self.promised + self.held.pages(),
             quarantined: self.quarantined.pages(),
             index: self.index,
             clean: self.used.clean_pages,
             written: self.used.written_pages,
-            kept_back: kept_back(self.layout.capacity),
+            kept_back: kept_back(self.allocator.total_pages() + growable),
         }
     }
 

@@ -32,6 +32,13 @@ impl StoredSummaries {
         Ok(())
     }
 
+    /// Regions up to the last one that is in use.
+    #[must_use]
+    pub fn regions(&self) -> u32 {
+        let used = self.summaries.iter().rposition(|summary| *summary != Summary::EMPTY);
+        u32::try_from(used.map_or(0, |last| last + 1)).unwrap_or(u32::MAX)
+    }
+
     pub(super) fn into_summaries(self) -> Vec<Summary> {
         self.summaries
     }

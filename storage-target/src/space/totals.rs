@@ -9,6 +9,8 @@ pub struct Totals {
     pub fixed: u64,
     /// Not taken from the file system yet.
     pub ungrown: u64,
+    /// Of those, how many can be taken now: no setting and no full file system is in the way.
+    pub growable: u64,
     /// Free, and promised to nobody.
     pub free: u64,
     /// Promised to or held by changes that are under way.
@@ -21,7 +23,8 @@ pub struct Totals {
     pub clean: u64,
     /// Bytes that somebody wrote.
     pub written: u64,
-    /// Of the free pages, those that serve only what frees space, and the index.
+    /// Of the free pages, those that serve only what frees space, and the index, once everything
+    /// that can be taken has been.
     pub kept_back: u64,
 }
 
@@ -30,7 +33,7 @@ impl Totals {
     /// grown.
     #[must_use]
     pub fn available(&self) -> u64 {
-        (self.free + self.ungrown + self.quarantined).saturating_sub(self.kept_back)
+        (self.free + self.growable + self.quarantined).saturating_sub(self.kept_back)
     }
 
     /// # Panics
@@ -42,9 +45,9 @@ impl Totals {
     }
 }
 
-/// How many pages of a target are kept back from clients' writes: 1/64, 8 MiB at least, so that a
+/// How many of so many pages are kept back from clients' writes: 1/64, 8 MiB at least, so that a
 /// full target can always be emptied.
 #[must_use]
-pub(super) fn kept_back(capacity: u64) -> u64 {
-    (capacity / 64).max(2048)
+pub fn kept_back(pages: u64) -> u64 {
+    (pages / 64).max(2048)
 }

@@ -18,7 +18,7 @@ use crate::{
     format::{batch::Position, change::Change, fact::Fact, key::Key, root::Segment, table::Entry},
     index::IndexError,
     journal::JournalError,
-    space::Refusal,
+    space::{Purpose, Refusal},
 };
 
 /// Changes in memory at which a checkpoint is due; at twice that, writers wait.
@@ -38,8 +38,9 @@ pub(super) const INDEX_STEP: u64 = 1024;
 const MAPS_MAX: usize = 4096;
 
 impl Volume {
-    /// Syncs, writes a checkpoint and the stop record, and ends the upkeep. Nothing may be changed
-    /// any more when it is called; reads go on until the volume is dropped.
+    /// Syncs, writes a checkpoint and the stop record, ends the upkeep, and lets others have the
+    /// target's place. Nothing may be changed any more when it is called; reads go on until the
+    /// volume is dropped.
     ///
     /// # Errors
     /// As [`Volume::sync`]; the next start then recovers as after a kill.
@@ -51,6 +52,9 @@ impl Volume {
             shared.settle().await?;
             shared.commit(|_| Ok(Change::Stop)).await?;
             shared.sync().await?;
+            if let Some(growth) = &shared.growth {
+                growth.backing.unlock();
+            }
             Ok(())
         })
         .await
@@ -166,9 +170,13 @@ impl Shared {
 
     /// Gives the index more pages.
     pub(super) async fn grow_index(&self) -> Result<(), EngineError> {
-        let totals = self.space.totals();
-        let step = INDEX_STEP.min(totals.capacity / 64).max(self.index.statistics().nodes / 8);
-        let pages = step.min(totals.free);
+        let least = INDEX_STEP.min(self.space.totals().capacity / 64);
+        let step = least.max(self.index.statistics().nodes / 8);
+        // As much as is free; if that is nothing, as much as a region more has.
+        if self.space.totals().free < step {
+            self.grow(step, Purpose::Index).await?;
+        }
+        let pages = step.min(self.space.totals().free);
         if pages == 0 {
             return Err(EngineError::NoSpace);
         }

@@ -156,7 +156,7 @@ impl Shared {
 
     /// The losses that are not counted in the superblock.
     pub(super) fn losses(&self) -> Fact {
-        let in_superblock = self.superblock.writes.saturating_sub(1);
+        let in_superblock = self.superblock.losses;
         Fact::LossCount(self.loss_count.load(Ordering::Acquire).saturating_sub(in_superblock))
     }
 
@@ -177,6 +177,7 @@ impl Shared {
     async fn count_loss_in_superblocks(&self) -> Result<(), DiskError> {
         let mut superblock = self.superblock.clone();
         superblock.writes += 1;
+        superblock.losses += 1;
         for copy in 0..COPIES.len() {
             write_superblock(&self.disk, &self.pool, &superblock, copy).await?;
         }

@@ -2,6 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
+    path::PathBuf,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64},
@@ -9,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use millrace_types::Crc32c;
+use bytes::{Bytes, BytesMut};
+use millrace_types::{ByteLen, Crc32c};
 
 use super::{
     Blank, INODE_TURNS, Options, Shared, State, Upkeep, Volume,
@@ -20,13 +22,14 @@ use super::{
     run,
 };
 use crate::{
-    disk::{BufferPool, DiskError, DiskQueue, Piece},
+    disk::{BufferPool, DiskError, DiskQueue, Piece, PlaceError},
     engine::{EngineError, locks::BlockLocks, page_checksum::PAGE},
     format::{
         FormatError,
         batch::claimed_len,
+        free_map::REGION_PAGES,
         root::{ROOT_MAGIC, ROOT_SLOTS, Segment},
-        superblock::linear::{COPIES, Layout, Superblock, SuperblockError},
+        superblock::linear::{COPIES, JOURNAL, Layout, ROOTS, Superblock, SuperblockError},
     },
     index::{self, Index, IndexError},
     journal::{self, JournalError, Ring},
@@ -35,6 +38,9 @@ use crate::{
 
 /// Memory for the transfers of index and journal.
 const METADATA_POOL: usize = 16 * 1024 * 1024;
+
+/// Pages written with one request while a target is made.
+const PAGES_PER_WRITE: usize = 256;
 
 /// Why a target cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +54,20 @@ pub enum OpenError {
          from the settings to begin with a blank target"
     )]
     Blank,
+    /// The disk's length cannot be told.
+    #[error("its length cannot be told: {0}")]
+    Length(#[source] io::Error),
+    /// The disk is shorter than what lies on it.
+    #[error(
+        "it has {found}, and its target needs {needed}: it was cut off, or this is a part of it; \
+         restore it as a whole"
+    )]
+    Short {
+        /// Bytes of the disk.
+        found: ByteLen,
+        /// Bytes up to the end of what is in use.
+        needed: ByteLen,
+    },
     /// There is a journal, and both copies of the superblock are gone.
     #[error(
         "there is data but no superblock; restore the superblock, or empty the disk to begin with \
@@ -69,6 +89,20 @@ pub enum OpenError {
     /// Journal and free maps disagree.
     #[error(transparent)]
     Space(#[from] ReplayError),
+    /// The place cannot be had.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// No disk engine can be started.
+    #[error("no disk engine can be started: {0}")]
+    Start(#[source] io::Error),
+    /// Something of the above, and where.
+    #[error("{}: {source}", path.display())]
+    At {
+        /// The place.
+        path: PathBuf,
+        /// What.
+        source: Box<OpenError>,
+    },
     /// The state that was found could not be made durable.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -87,9 +121,12 @@ impl Volume {
             None => (parts.make().await?, true),
         };
         superblock.check(options.cluster, None)?;
-        let recovered = recover(&parts, &superblock).await?;
+        let superblock = parts.raise_capacity(superblock).await?;
+        let regions = parts.regions(&superblock.layout)?;
+        let recovered = recover(&parts, &superblock, regions).await?;
         let (lossy, dropped) = (recovered.lossy, recovered.dropped);
         let shared = Arc::new(shared_of(options, &superblock, recovered, blank));
+        shared.look_for_room();
         if lossy {
             // Before any batch names the present boot, so that it is never decided again.
             shared.checkpoint_what_was_found().await?;
@@ -137,17 +174,14 @@ impl Parts<'_> {
 
     /// The superblock; `None` when the disk is blank. Makes a damaged copy good.
     async fn read_superblock(&self) -> Result<Option<Superblock>, OpenError> {
-        let mut copies = Vec::new();
-        for page in COPIES {
-            copies.push(self.read_page(page).await?);
-        }
-        let is_zero = |copy: &Bytes| copy.iter().all(|&byte| byte == 0);
-        let newest = match Superblock::newest([&copies[0], &copies[1]]) {
+        let head = self.read_head().await?;
+        let copies = COPIES.map(|page| page_of(&head, page));
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
+        let newest = match Superblock::newest(copies) {
             Ok(newest) => newest,
-            Err(_) if is_zero(&copies[1]) && self.is_unmade(is_zero(&copies[0])).await? => {
-                return Ok(None);
-            }
-            Err(_) if copies.iter().all(is_zero) => return Err(OpenError::NoSuperblock),
+            Err(_) if is_zero(&head) => return Ok(None),
+            Err(_) if is_zero(copies[1]) && self.is_unmade(&head).await? => return Ok(None),
+            Err(_) if copies.into_iter().all(is_zero) => return Err(OpenError::NoSuperblock),
             Err(error) => return Err(error.into()),
         };
         for &copy in &newest.stale {
@@ -157,24 +191,29 @@ impl Parts<'_> {
         Ok(Some(newest.superblock))
     }
 
-    /// Whether a disk without a sound superblock is blank, or one on which a target was being made
-    /// when the power went: it has roots then, and none that was ever opened has an empty ring.
-    async fn is_unmade(&self, no_superblock: bool) -> Result<bool, OpenError> {
-        let Some(Blank { layout, .. }) = self.options.blank else { return Ok(no_superblock) };
-        let mut has_root = false;
-        for slot in 0..ROOT_SLOTS {
-            has_root |= self.read_page(layout.roots + slot).await?.starts_with(ROOT_MAGIC);
-        }
-        let has_batch = claimed_len(&self.read_page(layout.journal).await?).is_some();
+    /// Whether a disk without a sound superblock is one on which a target was being made when it
+    /// stopped: nothing is there, or roots are, and no target that was ever opened has an empty
+    /// ring.
+    async fn is_unmade(&self, head: &[u8]) -> Result<bool, OpenError> {
+        let no_superblock = page_of(head, COPIES[0]).iter().all(|&byte| byte == 0);
+        let has_root =
+            (0..ROOT_SLOTS).any(|slot| page_of(head, ROOTS + slot).starts_with(ROOT_MAGIC));
+        let has_batch = match self.pages()? > JOURNAL {
+            true => claimed_len(&self.read(JOURNAL, 1).await?).is_some(),
+            false => false,
+        };
         Ok(!has_batch && (no_superblock || has_root))
     }
 
     /// Makes a target. The superblock comes last: a stop before leaves a blank disk.
     async fn make(&self) -> Result<Superblock, OpenError> {
         let Blank { target, layout } = self.options.blank.ok_or(OpenError::Blank)?;
-        let superblock = Superblock { cluster: self.options.cluster, target, writes: 1, layout };
-        let space = Space::new(layout, layout.region_count());
-        let pages = INDEX_STEP.min(layout.capacity / 64);
+        let cluster = self.options.cluster;
+        let superblock = Superblock { cluster, target, writes: 1, losses: 0, layout };
+        self.grow_to(layout.end_of(1)).await?;
+        self.zero_ring(&layout).await?;
+        let space = Space::new(layout, 1);
+        let pages = INDEX_STEP.min(layout.capacity / 64).min(u64::from(REGION_PAGES) / 4);
         let no_space = |_| EngineError::NoSpace;
         let mut reservation = space.reserve(pages, Purpose::Index).map_err(no_space)?;
         reservation.place(pages).map_err(no_space)?;
@@ -199,12 +238,91 @@ impl Parts<'_> {
         Ok(superblock)
     }
 
-    async fn read_page(&self, page: u64) -> Result<Bytes, OpenError> {
-        let buffer = self.pool.acquire(PAGE).await;
-        let piece = Piece { offset: page * PAGE as u64, range: 0..PAGE };
-        let buffer = self.disk().read(vec![piece], buffer).await?;
-        Ok(Bytes::copy_from_slice(&buffer.as_slice()[..PAGE]))
+    /// Writes zeros to the whole ring, and syncs. Space that was only allocated would make each
+    /// sync dear, and batches of a target that lay here before could be taken for this one's.
+    async fn zero_ring(&self, layout: &Layout) -> Result<(), OpenError> {
+        let mut zeros = self.pool.acquire(PAGES_PER_WRITE * PAGE).await;
+        zeros.as_mut_slice().fill(0);
+        let zeros = Arc::new(zeros);
+        let end = layout.journal + layout.journal_pages;
+        for first in (layout.journal..end).step_by(PAGES_PER_WRITE) {
+            let pages = usize::try_from(end - first).unwrap_or(usize::MAX).min(PAGES_PER_WRITE);
+            let piece = Piece { offset: first * PAGE as u64, range: 0..pages * PAGE };
+            self.disk().write(vec![piece], Arc::clone(&zeros)).await?;
+        }
+        Ok(self.disk().sync().await?)
     }
+
+    /// Makes the disk so many pages long at least.
+    async fn grow_to(&self, pages: u64) -> Result<(), OpenError> {
+        let Some(growth) = &self.options.growth else { return Ok(()) };
+        let backing = Arc::clone(&growth.backing);
+        let len = backing.len_bytes().map_err(OpenError::Length)?;
+        if len < pages * PAGE as u64 {
+            backing.grow(len, pages * PAGE as u64).await?;
+        }
+        Ok(())
+    }
+
+    /// Records that the space may be larger than it was made for, if that is so now.
+    async fn raise_capacity(&self, superblock: Superblock) -> Result<Superblock, OpenError> {
+        let capacity = self.options.growth.as_ref().map_or(0, |growth| growth.capacity);
+        let Some(layout) = superblock.layout.raised(capacity) else { return Ok(superblock) };
+        let (before, now) = (superblock.layout.capacity, layout.capacity);
+        let raised = Superblock { writes: superblock.writes + 1, layout, ..superblock };
+        for copy in 0..COPIES.len() {
+            write_superblock(self.disk(), &self.pool, &raised, copy).await?;
+        }
+        let [before, now] = [before, now].map(bytes);
+        tracing::info!(target = %raised.target, %before, %now, "the target's capacity was raised");
+        Ok(raised)
+    }
+
+    /// How many regions the disk has now.
+    fn regions(&self, layout: &Layout) -> Result<u32, OpenError> {
+        if self.options.growth.is_none() {
+            return Ok(layout.region_count());
+        }
+        let pages = self.pages()?;
+        if pages < layout.end_of(1) {
+            return Err(OpenError::Short { found: bytes(pages), needed: bytes(layout.end_of(1)) });
+        }
+        Ok(layout.regions_before(pages))
+    }
+
+    /// Pages of the disk now.
+    fn pages(&self) -> Result<u64, OpenError> {
+        let Some(growth) = &self.options.growth else { return Ok(u64::MAX) };
+        Ok(growth.backing.len_bytes().map_err(OpenError::Length)? / PAGE as u64)
+    }
+
+    /// Everything before the journal; what the disk does not have yet is zero.
+    async fn read_head(&self) -> Result<Bytes, OpenError> {
+        let pages = self.pages()?.min(JOURNAL);
+        let mut head = match pages {
+            0 => BytesMut::new(),
+            pages => BytesMut::from(self.read(0, pages).await?),
+        };
+        head.resize(usize::try_from(JOURNAL).expect("1 MiB") * PAGE, 0);
+        Ok(head.freeze())
+    }
+
+    async fn read(&self, first: u64, pages: u64) -> Result<Bytes, OpenError> {
+        let len = usize::try_from(pages).expect("at most 1 MiB") * PAGE;
+        let buffer = self.pool.acquire(len).await;
+        let piece = Piece { offset: first * PAGE as u64, range: 0..len };
+        let buffer = self.disk().read(vec![piece], buffer).await?;
+        Ok(Bytes::copy_from_slice(&buffer.as_slice()[..len]))
+    }
+}
+
+fn page_of(head: &[u8], page: u64) -> &[u8] {
+    let start = usize::try_from(page).expect("before the journal") * PAGE;
+    &head[start..start + PAGE]
+}
+
+pub(super) fn bytes(pages: u64) -> ByteLen {
+    ByteLen(pages.saturating_mul(PAGE as u64))
 }
 
 /// Writes and syncs a copy of the superblock.
@@ -248,11 +366,13 @@ fn shared_of(
         inode_turns: (0..INODE_TURNS).map(|_| tokio::sync::RwLock::new(())).collect(),
         flights: Flights::default(),
         applied,
+        growth: options.growth.clone(),
+        growth_turn: tokio::sync::Mutex::new(()),
         checkpoint_turn: tokio::sync::Mutex::new(()),
         checkpoint_due: tokio::sync::Notify::new(),
         map_turn: tokio::sync::Mutex::new(()),
         // Failures of the journal are counted in the superblock (`failed`), from 1 on.
-        loss_count: AtomicU64::new(loss_count + superblock.writes.saturating_sub(1)),
+        loss_count: AtomicU64::new(loss_count + superblock.losses),
         lost: AtomicBool::new(false),
         checksum_failures: AtomicU64::new(0),
         zero_page: Crc32c::of(&[0; PAGE]),

@@ -23,7 +23,7 @@ use millrace_types::{ChunkSize, Crc32c, InodeId};
 
 use super::{
     Shared,
-    open::{OpenError, Parts, ring},
+    open::{OpenError, Parts, bytes, ring},
 };
 use crate::{
     disk::{DiskError, Piece},
@@ -66,10 +66,12 @@ pub(super) struct Recovered {
     pub(super) dropped: usize,
 }
 
-/// Reads index and journal, and applies the records that the index does not have.
+/// Reads index and journal, and applies the records that the index does not have. The disk has so
+/// many regions.
 pub(super) async fn recover(
     parts: &Parts<'_>,
     superblock: &Superblock,
+    regions: u32,
 ) -> Result<Recovered, OpenError> {
     let index = Index::open(parts.index(superblock)).await?;
     let through = index.statistics().through;
@@ -96,7 +98,11 @@ pub(super) async fn recover(
     };
     let layout = superblock.layout;
     let summaries = summaries(&index).await?;
-    let space = Space::restore(layout, layout.region_count(), summaries, totals)?;
+    if summaries.regions() > regions {
+        let [found, needed] = [regions, summaries.regions()].map(|end| bytes(layout.end_of(end)));
+        return Err(OpenError::Short { found, needed });
+    }
+    let space = Space::restore(layout, regions, summaries, totals)?;
     let applied = AppliedWrites::default();
     let mut replay =
         Replay { parts, index, space, inode_max, applied, dropped: 0, incomplete: BTreeSet::new() };

@@ -1,34 +1,102 @@
-//! Getting pages from the space: maps that it misses are brought, and what is in quarantine is
-//! freed by making durable what gave it up.
+//! Getting pages from the space: maps that it misses are brought, the disk grows, and what is in
+//! quarantine is freed by making durable what gave it up.
 
-use super::{Shared, commit::unreadable};
+use std::sync::Arc;
+
+use millrace_types::ByteLen;
+
+use super::{Shared, commit::unreadable, open::bytes};
 use crate::{
-    disk::Piece,
+    disk::{DiskError, Piece},
     engine::{EngineError, page_checksum::PAGE},
-    format::{extent::Extent, free_map::RegionMap, table::TableKey},
-    space::{Purpose, Refusal, Reservation},
+    format::{
+        extent::Extent,
+        free_map::{REGION_PAGES, RegionMap},
+        table::TableKey,
+    },
+    space::{Purpose, Refusal, Reservation, Totals, kept_back},
 };
 
 impl Shared {
-    /// Reserves pages, waiting for a sync to free some if there are too few.
+    /// Reserves pages. If there are too few the disk grows, and then a sync frees some.
     ///
     /// # Errors
-    /// [`EngineError::NoSpace`]; failures of index and journal.
+    /// [`EngineError::NoSpace`]; failures of disk, index and journal.
     pub(super) async fn reserve(
         &self,
         pages: u64,
         purpose: Purpose,
     ) -> Result<Reservation, EngineError> {
-        let mut reservation = match self.space.reserve(pages, purpose) {
-            Ok(reservation) => reservation,
+        let reserved = self.space.reserve(pages, purpose);
+        let reserved = match reserved {
+            Err(_) => {
+                self.grow(pages, purpose).await?;
+                self.space.reserve(pages, purpose)
+            }
+            some => some,
+        };
+        let reserved = match reserved {
             Err(_) if self.space.totals().quarantined > 0 => {
                 self.settle().await?;
-                self.space.reserve(pages, purpose).map_err(|_| EngineError::NoSpace)?
+                self.space.reserve(pages, purpose)
             }
-            Err(_) => return Err(EngineError::NoSpace),
+            other => other,
         };
+        let mut reservation = reserved.map_err(|_| EngineError::NoSpace)?;
         self.place(&mut reservation).await?;
         Ok(reservation)
+    }
+
+    /// Takes regions from what lies under the disk until a promise of so many pages can be given,
+    /// or no more can be had.
+    ///
+    /// # Errors
+    /// [`EngineError::Disk`] when the disk fails; that it is full is none.
+    pub(super) async fn grow(&self, pages: u64, purpose: Purpose) -> Result<(), EngineError> {
+        let Some(growth) = &self.growth else { return Ok(()) };
+        let _turn = self.growth_turn.lock().await;
+        self.look_for_room();
+        // Others may have grown meanwhile; and in vain nothing is taken.
+        while (1..=self.space.totals().growable).contains(&self.space.missing(pages, purpose)) {
+            let regions = self.space.regions();
+            let layout = &self.superblock.layout;
+            let [from, to] = [regions, regions + 1].map(|end| layout.end_of(end) * PAGE as u64);
+            match Arc::clone(&growth.backing).grow(from, to).await {
+                Ok(()) => self.space.grow(1),
+                Err(DiskError::NoSpace) => {
+                    self.space.set_growable(0);
+                    tracing::warn!(target = %self.target, "the file system under the target is full");
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks how much more can be taken from what lies under the disk.
+    pub(super) fn look_for_room(&self) {
+        let Some(growth) = &self.growth else { return };
+        let room = growth.backing.room_bytes().unwrap_or_else(|error| {
+            tracing::warn!(target = %self.target, %error, "the room under the target is unknown");
+            0
+        });
+        let room = room / (u64::from(REGION_PAGES) * PAGE as u64);
+        let bound = self.superblock.layout.regions_before(growth.capacity);
+        let left = bound.saturating_sub(self.space.regions());
+        self.space.set_growable(left.min(u32::try_from(room).unwrap_or(u32::MAX)));
+    }
+
+    /// Capacity, what is used, and what is free, in bytes.
+    pub(super) fn figures(&self, space: &Totals) -> (ByteLen, ByteLen, ByteLen) {
+        let layout = &self.superblock.layout;
+        let bound = self.growth.as_ref().map_or(u64::MAX, |growth| growth.capacity);
+        let regions = layout.regions_before(bound).max(self.space.regions());
+        let all = u64::from(regions) * u64::from(REGION_PAGES);
+        let capacity = all - kept_back(all);
+        let used = space.index + space.clean + space.written + space.reserved;
+        let free = space.available().min(capacity.saturating_sub(used));
+        (bytes(capacity), bytes(used.min(capacity)), bytes(free))
     }
 
     /// Reserves pages of those that are free now, for the index. A checkpoint needs them, so this

@@ -35,6 +35,7 @@ fn options(disk: &SimulatedDisk, boot: u8) -> Options {
         cluster: ClusterId([9; 16]),
         blank: Some(Blank { target: TargetId([7; 8]), layout: LAYOUT }),
         disk: disk.queue(),
+        growth: None,
         pool: BufferPool::new(16 << 20),
         cache_bytes: 1 << 20,
         // Long, so that only explicit syncs make anything durable.

@@ -198,6 +198,7 @@ impl Subject {
             cluster: ClusterId([9; 16]),
             blank: Some(Blank { target: TargetId([7; 8]), layout: self.layout }),
             disk: self.directory.0.queue(),
+            growth: None,
             pool: self.pool.clone(),
             cache_bytes: 64 * 1024,
             // Longer than any run: only what the test asks for happens.

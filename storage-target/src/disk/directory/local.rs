@@ -6,17 +6,12 @@ use std::{
     os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    thread,
-    time::{Duration, Instant},
 };
 
-use rustix::{
-    fs::{FallocateFlags, FlockOperation},
-    io::Errno,
-};
+use rustix::{fs::FallocateFlags, io::Errno};
 
 use super::{Data, Directory, PlainFile};
-use crate::disk::{self, DataFile, DiskEngine, DiskError, DiskQueue};
+use crate::disk::{self, DataFile, DiskEngine, DiskError, DiskQueue, lock};
 
 /// The directory, which this process has to itself.
 #[derive(Debug)]
@@ -35,24 +30,10 @@ impl LocalDirectory {
     /// [`io::ErrorKind::WouldBlock`] when another process keeps it; otherwise what the system says.
     pub fn lock(path: &Path) -> io::Result<Self> {
         let directory = File::open(path)?;
-        let deadline = Instant::now() + LEAVING_MAX;
-        loop {
-            match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => break,
-                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(LEAVING_TICK),
-                Err(error) => return Err(error.into()),
-            }
-        }
+        lock::lock(&directory)?;
         Ok(Self { path: path.to_owned(), lock: Mutex::new(Some(directory)) })
     }
 }
-
-/// How long a killed process may still leave: its requests to the disk end within tens of
-/// milliseconds, and a busy machine is generous.
-const LEAVING_MAX: Duration = Duration::from_secs(5);
-
-/// How often is looked whether it has left.
-const LEAVING_TICK: Duration = Duration::from_millis(10);
 
 impl Directory for LocalDirectory {
     fn path(&self) -> &Path {
@@ -173,7 +154,10 @@ impl Data for LocalData {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
+    use crate::disk::lock::LEAVING_TICK;
 
     #[test]
     fn a_process_that_is_leaving_is_waited_for() {

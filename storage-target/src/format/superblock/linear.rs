@@ -18,7 +18,8 @@
 //! |     88 |     8 | journal         | first page of the ring                                   |
 //! |     96 |     8 | journal pages   |                                                          |
 //! |    104 |     8 | regions         | first page of the first region                           |
-//! |    112 |  3984 | zero            |                                                          |
+//! |    112 |     8 | losses          | how often the journal failed: a part of the loss count   |
+//! |    120 |  3976 | zero            |                                                          |
 //!
 //! Magic, checksum, version, cluster and target stand where version 1 has them, so that each
 //! program refuses the other's disk by name. Copy B is written and synced after copy A has been, so
@@ -46,16 +47,18 @@ pub const COPIES: [u64; 2] = [0, 32];
 /// Pages of the smallest ring: 16 MiB.
 pub const JOURNAL_PAGES_MIN: u64 = 4096;
 
-/// Pages of the largest ring: 256 MiB.
-pub const JOURNAL_PAGES_MAX: u64 = 65_536;
+/// Pages of the largest ring: 64 MiB, of which a start replays a half at most.
+pub const JOURNAL_PAGES_MAX: u64 = 16_384;
 
-/// The first page of the roots, and of the journal, on a new disk.
-const ROOTS: u64 = 16;
-const JOURNAL: u64 = 256;
+/// The first page of the roots, on a new disk.
+pub const ROOTS: u64 = 16;
+/// The first page of the journal, likewise.
+pub const JOURNAL: u64 = 256;
 
-const MAGIC: &[u8; 8] = b"MRTARGET";
+/// What the superblock of any version begins with.
+pub const MAGIC: &[u8; 8] = b"MRTARGET";
 const WHAT: &str = "the superblock";
-const FIELDS_LEN: usize = 112;
+const FIELDS_LEN: usize = 120;
 
 /// Who a target is, and where its parts lie.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,6 +69,8 @@ pub struct Superblock {
     pub target: TargetId,
     /// Raised by each change.
     pub writes: u64,
+    /// How often the journal failed, which the journal itself could not record.
+    pub losses: u64,
     /// Where its parts lie.
     pub layout: Layout,
 }
@@ -96,6 +101,30 @@ impl Layout {
         layout.is_possible().then_some(layout)
     }
 
+    /// The same with more room for regions behind those that there are; `None` when that is too
+    /// little for another one, or more than can be named.
+    #[must_use]
+    pub fn raised(&self, capacity: u64) -> Option<Self> {
+        let raised = Self { capacity, ..*self };
+        let larger = capacity > self.capacity
+            && raised.is_possible()
+            && raised.region_count() > self.region_count();
+        larger.then_some(raised)
+    }
+
+    /// One past the last page of so many regions.
+    #[must_use]
+    pub fn end_of(&self, regions: u32) -> u64 {
+        self.regions + u64::from(regions) * u64::from(REGION_PAGES)
+    }
+
+    /// How many whole regions lie before a page, of those that there are at most.
+    #[must_use]
+    pub fn regions_before(&self, page: u64) -> u32 {
+        let whole = page.saturating_sub(self.regions) / u64::from(REGION_PAGES);
+        u32::try_from(whole).unwrap_or(u32::MAX).min(self.region_count())
+    }
+
     /// How many regions there are at most: whole ones.
     #[must_use]
     pub fn region_count(&self) -> u32 {
@@ -106,6 +135,12 @@ impl Layout {
     #[must_use]
     pub fn fixed_pages(&self) -> u64 {
         self.capacity - u64::from(self.region_count()) * u64::from(REGION_PAGES)
+    }
+
+    /// The pages of the smallest target.
+    #[must_use]
+    pub const fn capacity_min() -> u64 {
+        JOURNAL + JOURNAL_PAGES_MIN + REGION_PAGES as u64
     }
 
     /// Whether the parts follow each other, are apart from the superblocks, and have room for a
@@ -192,6 +227,7 @@ impl Superblock {
         bytes.put_u64(layout.journal);
         bytes.put_u64(layout.journal_pages);
         bytes.put_u64(layout.regions);
+        bytes.put_u64(self.losses);
         bytes.resize(SUPERBLOCK_LEN, 0);
         let checksum = Crc32c::of(&bytes[12..]);
         bytes[8..12].copy_from_slice(&checksum.0.to_le_bytes());
@@ -242,7 +278,8 @@ impl Superblock {
         if !layout.is_possible() {
             return Err(reader.impossible("layout").into());
         }
-        Ok(Self { cluster, target, writes, layout })
+        let losses = reader.u64()?;
+        Ok(Self { cluster, target, writes, losses, layout })
     }
 
     /// The one that counts of two copies, as they were read.
@@ -294,7 +331,7 @@ mod tests {
 
     fn sample() -> Superblock {
         let layout = Layout::new(1 << 20).unwrap();
-        Superblock { cluster: CLUSTER, target: TARGET, writes: 3, layout }
+        Superblock { cluster: CLUSTER, target: TARGET, writes: 3, losses: 5, layout }
     }
 
     fn resign(bytes: &mut [u8]) {
@@ -313,7 +350,7 @@ mod tests {
         expected.extend_from_slice(&[0x7A; 8]);
         expected.extend_from_slice(&[0, 0x10, 0, 0, 0, 0, 1, 0, 0, 0, 0x10, 0, 0, 0, 0, 0]);
         expected.extend_from_slice(&[0, 0, 8, 0, 0, 0x20, 0, 0]);
-        for field in [32, 3, 16, 256, 16_384, 16_640] {
+        for field in [32, 3, 16, 256, 16_384, 16_640, 5] {
             expected.extend_from_slice(&number(field));
         }
         assert_eq!(bytes[..FIELDS_LEN], expected);
@@ -323,7 +360,7 @@ mod tests {
     }
 
     /// The checksum of the sample's copy B.
-    const GOLDEN: Crc32c = Crc32c(0x60d1_cc05);
+    const GOLDEN: Crc32c = Crc32c(0x56bc_ef66);
 
     #[test]
     fn damage_and_the_place_of_the_other_copy_are_refused() {
@@ -382,12 +419,25 @@ mod tests {
     #[test]
     fn a_layout_fits_its_disk() {
         assert_eq!(Layout::new(256 + 4096 + 8191), None);
+        assert_eq!(Layout::capacity_min(), 256 + 4096 + 8192);
         let least = Layout::new(256 + 4096 + 8192).unwrap();
         assert_eq!((least.region_count(), least.fixed_pages()), (1, 256 + 4096));
         let large = Layout::new(4 << 28).unwrap();
         assert_eq!(large.journal_pages, JOURNAL_PAGES_MAX);
         let regions = u64::from(large.region_count()) * u64::from(REGION_PAGES);
         assert_eq!(large.fixed_pages() + regions, large.capacity);
+    }
+
+    #[test]
+    fn a_layout_grows_by_whole_regions_and_never_shrinks() {
+        let layout = Layout::new(256 + 4096 + 8192).unwrap();
+        assert_eq!(layout.raised(layout.capacity + 8191), None);
+        assert_eq!(layout.raised(layout.capacity - 1), None);
+        let raised = layout.raised(layout.capacity + 8192).unwrap();
+        assert_eq!((raised.region_count(), raised.regions), (2, layout.regions));
+        assert_eq!((raised.regions_before(raised.end_of(1)), raised.regions_before(0)), (1, 0));
+        assert_eq!(raised.regions_before(raised.end_of(1) - 1), 0);
+        assert_eq!(raised.regions_before(u64::MAX), 2);
     }
 
     proptest! {
