@@ -23,7 +23,8 @@
 //! nor space beyond the segments that it was given.
 //!
 //! Modules in reading order: `delta`, `nodes` (free pages), `store` (reading and caching),
-//! `merge` (pure), `checkpoint`, `scan`, `walk` (opening and checking), `error`.
+//! `merge` (pure), `checkpoint`, `scan`, `survey` (for the scrub), `walk` (opening and checking),
+//! `error`.
 
 use std::{
     collections::VecDeque,
@@ -49,6 +50,7 @@ mod merge;
 mod nodes;
 mod scan;
 mod store;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -56,6 +58,7 @@ mod walk;
 pub use crate::format::key::Key;
 pub use error::IndexError;
 pub use scan::Scan;
+pub use survey::{NodeDamage, Survey};
 pub use walk::Checked;
 
 use delta::{Change, Delta};

@@ -24,7 +24,7 @@
 //! 4. *Wait* until the record is on the device (a kill), or durable (a loss of power). Who waits at
 //!    the same time shares one write and one sync: that is the journal's part.
 //!
-//! Locks are taken in this order: blocks, inode, sections, state. Nobody waits for memory of a pool
+//! Locks are taken in this order: the turn of checks, blocks, inode, sections, state. Nobody waits for memory of a pool
 //! while holding the inode's turn or a section, except from the pool of index and journal, whose
 //! holders wait for nothing but the disk.
 //!
@@ -50,10 +50,11 @@
 //! answer, not the work. They need a tokio runtime around them.
 //!
 //! Modules in reading order: `place`, `open`, `recovery`, `room`, `sections` (pure), `read`, `install`,
-//! `write`, `zero`, `ends`, `remove`, `commit`, `checkpoint`.
+//! `write`, `zero`, `ends`, `remove`, `commit`, `checkpoint`; `inspect`, `findings`, `scrub`,
+//! `gather`.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -62,9 +63,8 @@ use std::{
 };
 
 use millrace_protocol::storage::ChunkVersion;
-use millrace_types::{
-    ByteLen, ChunkKey, ClusterId, Crc32c, InodeId, SessionId, TargetId, WriteNumber,
-};
+use millrace_runtime::Clock;
+use millrace_types::{ByteLen, ClusterId, Crc32c, InodeId, SessionId, TargetId, WriteNumber};
 use tokio::{sync::Notify, task::JoinHandle};
 
 use crate::{
@@ -75,6 +75,7 @@ use crate::{
         sessions::{Admission, AppliedWrites},
     },
     format::{
+        finding::{BlockKey, Finding},
         segment::BootId,
         superblock::linear::{Layout, Superblock},
     },
@@ -86,6 +87,9 @@ use crate::{
 mod checkpoint;
 mod commit;
 mod ends;
+mod findings;
+mod gather;
+mod inspect;
 mod install;
 mod open;
 mod place;
@@ -93,6 +97,7 @@ mod read;
 mod recovery;
 mod remove;
 mod room;
+mod scrub;
 mod sections;
 #[cfg(test)]
 mod tests;
@@ -103,8 +108,12 @@ pub use open::OpenError;
 pub use place::PlaceOptions;
 pub use read::{Loaded, Snapshot};
 pub use remove::ExportedBlocks;
+pub use scrub::{ScrubActivity, ScrubCommand, ScrubSettings, ScrubStatus};
 
+use findings::Finder;
+use inspect::Inspection;
 use read::Flights;
+use scrub::Scrub;
 
 /// Bad blocks listed at most; more than that is a dead disk.
 const BAD_BLOCKS_MAX: usize = 65_536;
@@ -157,6 +166,8 @@ pub struct Blank {
 pub struct Volume {
     shared: Arc<Shared>,
     upkeep: Upkeep,
+    _finder: Finder,
+    scrub: Mutex<Option<scrub::Task>>,
 }
 
 /// Syncs now and then, and writes checkpoints when they are due.
@@ -193,6 +204,9 @@ struct Shared {
     /// Whether the journal has failed.
     lost: AtomicBool,
     checksum_failures: AtomicU64,
+    inspection: Inspection,
+    scrub: Scrub,
+    clock: Clock,
     /// The checksum of a page of zeros.
     zero_page: Crc32c,
     blank: bool,
@@ -204,8 +218,8 @@ struct State {
     /// How many readers began after which record.
     readers: BTreeMap<u64, u32>,
     inode_max: InodeId,
-    /// Blocks whose checksum failed, until they are replaced.
-    bad: BTreeSet<(ChunkKey, u16)>,
+    /// Blocks that are not what was written, until they are replaced.
+    bad: BTreeMap<BlockKey, Finding>,
 }
 
 /// A target's figures.
@@ -224,7 +238,7 @@ pub struct Statistics {
     pub inode_max: InodeId,
     /// How often unsynced writes may have been lost.
     pub loss_count: u64,
-    /// Blocks whose checksum failed and that nobody has replaced.
+    /// Blocks found bad that nobody has replaced, and nodes of the index.
     pub bad_blocks: u64,
     /// Checksum failures since the start.
     pub checksum_failures: u64,
@@ -261,7 +275,7 @@ impl Volume {
     /// opened again. Reading goes on.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.shared.lost.load(Ordering::Acquire)
+        self.shared.has_failed()
     }
 
     /// The target's figures now.
@@ -301,6 +315,10 @@ impl Drop for Upkeep {
 }
 
 impl Shared {
+    fn has_failed(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic while the lock was held may have left the parts apart: what is on disk is sound,
         // so ending the process and recovering is the way out.

@@ -21,7 +21,7 @@
 //! [`SimulatedDirectory`] is such a disk with files and names beside it, which lose power together.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -95,6 +95,7 @@ impl SimulatedDisk {
             pending: Vec::new(),
             tally: Tally::default(),
             failure: None,
+            unreadable: BTreeSet::new(),
         };
         Self { media: Arc::new(Mutex::new(media)) }
     }
@@ -149,6 +150,16 @@ impl SimulatedDisk {
     /// next one. A write that fails may have written any part.
     pub fn fail(&self, operation: Operation, nth: u64, os_error: i32) {
         self.media().failure = Some(Failure { operation, left: nth, os_error });
+    }
+
+    /// Makes every read of a page fail, as a bad sector does, or no more.
+    pub fn set_unreadable(&self, page: u64, unreadable: bool) {
+        let pages = &mut self.media().unreadable;
+        if unreadable {
+            pages.insert(page)
+        } else {
+            pages.remove(&page)
+        };
     }
 
     /// Flips one bit of what is durable, as rot does. Unsynced writes are left alone.
@@ -207,6 +218,8 @@ struct Media {
     pending: Vec<Write>,
     tally: Tally,
     failure: Option<Failure>,
+    /// Pages that no read gets.
+    unreadable: BTreeSet<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -268,6 +281,10 @@ impl Media {
             }
             if piece.offset + bytes.len() as u64 > self.len {
                 return error(io::Error::from(io::ErrorKind::UnexpectedEof));
+            }
+            let (first, count) = (split(piece.offset).0, (bytes.len() / ALIGNMENT) as u64);
+            if self.unreadable.range(first..first + count).next().is_some() {
+                return error(io::Error::from_raw_os_error(libc::EIO));
             }
             self.peek(piece.offset, bytes);
         }

@@ -5,10 +5,11 @@
 //! |      1 | loss count       | 8: raised when acknowledged writes may be gone                |
 //! |      2 | totals           | clean pages 8, written pages 8: of all section records        |
 //! |      3 | highest inode    | 8: that ever had a section or a mark here                     |
-//! |      4 | scrub            | pass 8 (from 1), begun 8, ended 8 (of the pass before; times  |
-//! |        |                  | in nanoseconds since 1970), pages checked 8, findings 8 (both |
-//! |        |                  | in this pass), then where it goes on: nothing at the start,   |
-//! |        |                  | or the 18 bytes of a section's key                            |
+//! |      4 | scrub            | pass 8 (from 1), begun 8, ended 8 (of the newest pass that is |
+//! |        |                  | done; times in nanoseconds since 1970), pages checked 8,      |
+//! |        |                  | findings 8 (both in this pass), then where it goes on:        |
+//! |        |                  | nothing at the start, or the 18 bytes of a section's key. A   |
+//! |        |                  | pass is under way when `ended` is before `begun`              |
 //! |      5 | features         | 8: a bit for each optional part of the format in use; an      |
 //! |        |                  | unknown one is refused; none is known                         |
 //! |      6 | journal position | 20: where replay begins (`batch`)                             |
@@ -76,9 +77,9 @@ pub struct StateTotals {
 pub struct ScrubProgress {
     /// Which pass it is, from 1; 0 when there has been none.
     pub pass: u64,
-    /// When the pass began.
+    /// When the pass began; of pass 0, when the target was first opened.
     pub begun: Timestamp,
-    /// When the pass before ended; zero when there was none.
+    /// When the newest pass that is done ended. Before `begun`: the pass is under way.
     pub ended: Timestamp,
     /// Pages checked in this pass.
     pub pages: u64,
@@ -86,6 +87,14 @@ pub struct ScrubProgress {
     pub findings: u64,
     /// The section with which it goes on; `None` at the start.
     pub cursor: Option<SectionKey>,
+}
+
+impl ScrubProgress {
+    /// Whether a pass has begun and not ended.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        self.ended < self.begun
+    }
 }
 
 impl FactNumber {

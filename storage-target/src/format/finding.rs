@@ -8,11 +8,16 @@
 //! |      0 |     8 | time     | when it was found, nanoseconds since 1970, signed              |
 //! |      8 |     6 | page     | on the disk                                                    |
 //! |     14 |     1 | within   | the page in the section, 0 to 127                              |
-//! |     15 |     1 | kind     | 1 the checksum is another, 2 the disk cannot read the page     |
-//! |     16 |     4 | expected | the checksum in the record                                     |
-//! |     20 |     4 | seen     | the checksum of what was read; 0 for kind 2                    |
+//! |     15 |     1 | kind     | 1 the checksum is another, 2 the disk cannot read the page,    |
+//! |        |       | 3 a node of the index                                          |
+//! |     16 |     4 | expected | the checksum in the record, or in the node's parent            |
+//! |     20 |     4 | seen     | the checksum of what was read; 0 for kinds 2 and 3             |
 //!
 //! Of several bad pages of a block the first one found is kept.
+//!
+//! A node of the index that cannot be read (kind 3) is named after the first section that belongs
+//! into it, with block 0; one that holds other tables after the section of zeros, with the number
+//! of the table as block. `page` is the node's, `within` the first of the block.
 
 use millrace_types::{Crc32c, Timestamp};
 
@@ -36,6 +41,12 @@ pub struct BlockKey {
 }
 
 impl BlockKey {
+    /// The block's number in its chunk.
+    #[must_use]
+    pub fn in_chunk(self) -> u16 {
+        u16::from(self.section.section) * u16::from(SECTION_BLOCKS) + u16::from(self.block)
+    }
+
     pub(super) fn put(self, bytes: &mut Vec<u8>) {
         assert!(self.block < SECTION_BLOCKS, "a block of a section");
         self.section.put(bytes);
@@ -61,6 +72,8 @@ pub enum Fault {
     },
     /// The disk says that it cannot read it.
     Unreadable,
+    /// It is a node of the index and cannot be read: whatever is recorded in it is not known.
+    Index,
 }
 
 /// What was found.
@@ -93,6 +106,7 @@ impl Finding {
         let (kind, seen) = match self.fault {
             Fault::Checksum { seen } => (1, seen),
             Fault::Unreadable => (2, Crc32c(0)),
+            Fault::Index => (3, Crc32c(0)),
         };
         bytes.put_u8(kind);
         bytes.put_u32(self.expected.0);
@@ -117,6 +131,7 @@ impl Finding {
         let fault = match (kind, seen) {
             (1, seen) => Fault::Checksum { seen },
             (2, Crc32c(0)) => Fault::Unreadable,
+            (3, Crc32c(0)) => Fault::Index,
             _ => return Err(reader.impossible("kind")),
         };
         reader.finish()?;
@@ -148,8 +163,13 @@ mod tests {
         for cut in 0..bytes.len() {
             assert!(Finding::decode(&bytes[..cut], 1).is_err(), "cut at {cut}");
         }
-        let mut bad = bytes;
-        bad[15] = 2;
-        assert!(Finding::decode(&bad, 1).is_err(), "nothing is seen of an unreadable page");
+        let node = Finding { fault: Fault::Index, ..finding };
+        assert_eq!(node.encode()[15..], [3, 0xD4, 0xC3, 0xB2, 0xA1, 0, 0, 0, 0]);
+        assert_eq!(Finding::decode(&node.encode(), 1), Ok(node));
+        for kind in [0, 2, 3, 4] {
+            let mut bad = bytes.clone();
+            bad[15] = kind;
+            assert!(Finding::decode(&bad, 1).is_err(), "kind {kind} with something seen");
+        }
     }
 }

@@ -21,7 +21,7 @@ use super::{
     store::NodeStore,
 };
 use crate::{
-    disk::Piece,
+    disk::{DiskError, Piece},
     format::{
         FormatError,
         node::{NODE_LEN, Node, NodeHeader, Reference, encode_node},
@@ -231,7 +231,10 @@ impl<'a> Attempt<'a> {
                 at += 1;
                 continue;
             }
-            let low = if at + 1 < children.len() { at } else { at - 1 };
+            let Some(low) = self.pair(children, at, level).await? else {
+                at += 1;
+                continue;
+            };
             let high = children.remove(low + 1);
             let (_, more) = self.take(high, level).await?;
             let kept = std::mem::replace(&mut children[low], Child::Changed(key_of(&more), more));
@@ -243,6 +246,29 @@ impl<'a> Attempt<'a> {
             at = low;
         }
         Ok(())
+    }
+
+    /// The lower one of a child and the neighbour that it can be joined with: one that is damaged
+    /// stays where it is, and says so to who asks for its keys.
+    async fn pair(
+        &self,
+        children: &[Child],
+        at: usize,
+        level: u8,
+    ) -> Result<Option<usize>, IndexError> {
+        let neighbours = [at + 1, at.wrapping_sub(1)];
+        for other in neighbours.into_iter().filter(|&other| other < children.len()) {
+            if let Child::Kept(_, reference) = children[other] {
+                match self.index.store.load(reference, level).await {
+                    Err(IndexError::Damaged { .. } | IndexError::Disk(DiskError::Io { .. })) => {
+                        continue;
+                    }
+                    loaded => drop(loaded?),
+                }
+            }
+            return Ok(Some(at.min(other)));
+        }
+        Ok(None)
     }
 
     /// The entries of a child, which is then written anew or not at all.

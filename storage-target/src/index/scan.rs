@@ -78,7 +78,7 @@ impl Index {
 impl State {
     /// The tree, and the changes over it from `from` on: at most `limit` of them, and if there are
     /// more, the key at which they were cut off.
-    fn overlay(
+    pub(super) fn overlay(
         &self,
         from: Key,
         until: Option<Key>,
@@ -105,7 +105,7 @@ impl State {
 }
 
 /// Moves the changes below `end` to the entries.
-fn take_below(
+pub(super) fn take_below(
     overlay: &mut BTreeMap<Key, Change>,
     end: Option<Key>,
     entries: &mut Vec<(Key, Bytes)>,

@@ -86,7 +86,12 @@ impl NodeStore {
         Err(IndexError::Damaged { page: reference.page, source })
     }
 
-    async fn read_node(&self, reference: Reference, level: u8) -> Result<Node, IndexError> {
+    /// Reads a node from the disk, whether the cache has it or not.
+    pub(super) async fn read_node(
+        &self,
+        reference: Reference,
+        level: u8,
+    ) -> Result<Node, IndexError> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let bytes = self.read(reference.page, 1).await?;
         Node::decode(bytes, self.target, reference, level)
@@ -120,6 +125,11 @@ impl NodeStore {
             reference = node.child(at);
         }
         Ok(Some((self.load(reference, 0).await?, next)))
+    }
+
+    /// A node, if the cache has it.
+    pub(super) fn cached(&self, reference: Reference) -> Option<Node> {
+        self.cache.get(&reference)
     }
 
     /// Keeps a node that has just been written.

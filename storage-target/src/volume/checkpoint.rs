@@ -48,6 +48,7 @@ impl Volume {
         self.upkeep.0.abort();
         let shared = Arc::clone(&self.shared);
         run(async move {
+            shared.end_inspection().await;
             shared.checkpoint().await?;
             shared.settle().await?;
             shared.commit(|_| Ok(Change::Stop)).await?;

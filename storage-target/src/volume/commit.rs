@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use millrace_types::{ChunkKey, InodeId};
 
-use super::{Shared, State, Volume, open::write_superblock, sections::split_block};
+use super::{Shared, State, Volume, open::write_superblock};
 use crate::{
     disk::DiskError,
     engine::EngineError,
@@ -82,6 +82,7 @@ impl Shared {
                 let effects = effects(&change);
                 let given_up = page_count(&effects.given_up);
                 self.apply(&mut state, sequence, effects);
+                self.follow(&mut state, &change);
                 Ok(Ok(Committed { sequence, given_up }))
             }
             Err(error) => Ok(Err(error)),
@@ -89,8 +90,7 @@ impl Shared {
     }
 
     /// What a change does to index, space and figures.
-    fn apply(&self, state: &mut State, sequence: u64, effects: Effects) {
-        state.bad.retain(|&(key, block)| !replaces(&effects, key, block));
+    pub(super) fn apply(&self, state: &mut State, sequence: u64, effects: Effects) {
         self.space.commit(sequence, &effects);
         for (key, value) in effects.entries {
             match value {
@@ -193,13 +193,25 @@ impl Shared {
     }
 
     /// The record of a section.
+    ///
+    /// # Errors
+    /// [`EngineError::Index`]; a damaged leaf is then looked at again, and listed.
     pub(super) async fn section(
         &self,
         key: ChunkKey,
         section: u8,
     ) -> Result<(u8, Option<Section>), EngineError> {
-        let name = TableKey::Section(SectionKey { chunk: key, section }).encode();
-        let Some(value) = self.index.get(&name).await? else { return Ok((section, None)) };
+        let name = SectionKey { chunk: key, section };
+        let value = match self.index.get(&TableKey::Section(name).encode()).await {
+            Ok(value) => value,
+            Err(error) => {
+                if matches!(error, IndexError::Damaged { .. }) {
+                    self.inspection.suspect(name);
+                }
+                return Err(error.into());
+            }
+        };
+        let Some(value) = value else { return Ok((section, None)) };
         let record = Section::decode(&value, section).map_err(unreadable)?;
         Ok((section, Some(record)))
     }
@@ -208,11 +220,4 @@ impl Shared {
 /// A value whose leaf was sound and that no program writes.
 pub(super) fn unreadable(source: crate::format::FormatError) -> EngineError {
     EngineError::from(IndexError::Value { source })
-}
-
-/// Whether a change puts other bytes, or none, in the place of a block.
-fn replaces(effects: &Effects, key: ChunkKey, block: u16) -> bool {
-    let (section, _) = split_block(block);
-    let name = TableKey::Section(SectionKey { chunk: key, section }).encode();
-    effects.entries.iter().any(|(changed, _)| *changed == name)
 }

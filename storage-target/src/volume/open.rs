@@ -1,7 +1,7 @@
 //! Opening a target's disk, or making one.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io,
     path::PathBuf,
     sync::{
@@ -12,14 +12,18 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
+use millrace_runtime::Clock;
 use millrace_types::{ByteLen, Crc32c};
 
 use super::{
     Blank, INODE_TURNS, Options, Shared, State, Upkeep, Volume,
     checkpoint::INDEX_STEP,
+    findings::Finder,
+    inspect::Inspection,
     read::Flights,
     recovery::{Recovered, recover},
     run,
+    scrub::Scrub,
 };
 use crate::{
     disk::{BufferPool, DiskError, DiskQueue, Piece, PlaceError},
@@ -131,12 +135,14 @@ impl Volume {
             // Before any batch names the present boot, so that it is never decided again.
             shared.checkpoint_what_was_found().await?;
         }
+        shared.load_findings().await?;
         shared.settle().await?;
         let loss_count = shared.loss_count.load(std::sync::atomic::Ordering::Acquire);
         let (target, disk) = (superblock.target, options.disk.name());
         tracing::info!(%target, disk, dropped_writes = dropped, loss_count, "target opened");
         let upkeep = Upkeep(tokio::spawn(upkeep(Arc::clone(&shared), options.sync_interval)));
-        Ok(Self { shared, upkeep })
+        let finder = Finder::start(Arc::clone(&shared));
+        Ok(Self { shared, upkeep, _finder: finder, scrub: Mutex::default() })
     }
 }
 
@@ -351,7 +357,7 @@ fn shared_of(
     blank: bool,
 ) -> Shared {
     let Recovered { index, journal, space, inode_max, loss_count, applied, .. } = recovered;
-    let state = State { readers: BTreeMap::new(), inode_max, bad: BTreeSet::new() };
+    let state = State { readers: BTreeMap::new(), inode_max, bad: BTreeMap::new() };
     Shared {
         target: superblock.target,
         superblock: superblock.clone(),
@@ -375,6 +381,9 @@ fn shared_of(
         loss_count: AtomicU64::new(loss_count + superblock.losses),
         lost: AtomicBool::new(false),
         checksum_failures: AtomicU64::new(0),
+        inspection: Inspection::default(),
+        scrub: Scrub::default(),
+        clock: Clock::system(),
         zero_page: Crc32c::of(&[0; PAGE]),
         blank,
     }

@@ -12,7 +12,7 @@ use millrace_types::{BlockState, ChunkKey, Crc32c};
 use tokio::sync::watch;
 
 use super::{
-    BAD_BLOCKS_MAX, Shared, Volume,
+    Shared, Volume,
     sections::{Sections, block_of_page, split_block},
 };
 use crate::{
@@ -205,7 +205,7 @@ impl Volume {
 
 impl Shared {
     /// Holds back pages that are given up from now on.
-    fn pin(self: &Arc<Self>) -> Arc<Pin> {
+    pub(super) fn pin(self: &Arc<Self>) -> Arc<Pin> {
         let mut state = self.state();
         let sequence = self.journal.next_sequence() - 1;
         *state.readers.entry(sequence).or_default() += 1;
@@ -273,7 +273,14 @@ impl Shared {
         let mut buffer = self.pool.acquire(len).await;
         let pieces = pieces(&places);
         if !pieces.is_empty() {
-            buffer = self.disk.read(pieces, buffer).await?;
+            buffer = match self.disk.read(pieces, buffer).await {
+                Ok(buffer) => buffer,
+                Err(error) => {
+                    self.suspect(sections.key(), block_of_page(first));
+                    self.suspect(sections.key(), block_of_page(first + pages - 1));
+                    return Err(error.into());
+                }
+            };
         }
         let mut checksums = Vec::with_capacity(places.len());
         let bytes = &mut buffer.as_mut_slice()[..len];
@@ -298,11 +305,7 @@ impl Shared {
         let block = block_of_page(page);
         let block_state = sections.state(block);
         self.checksum_failures.fetch_add(1, Ordering::Relaxed);
-        let mut state = self.state();
-        if state.bad.len() < BAD_BLOCKS_MAX {
-            state.bad.insert((key, block));
-        }
-        drop(state);
+        self.suspect(key, block);
         tracing::error!(
             target = %self.target,
             chunk = %key,

@@ -231,6 +231,8 @@ impl Replay<'_> {
             // It says that what came before is done: a trim whose own changes were dropped must be
             // done again.
             Change::Mark(inode, _) if self.incomplete.contains(inode) => Ok(None),
+            // What replaced a bad page may be what was dropped.
+            Change::Mended(key) if self.incomplete.contains(&key.section.chunk.inode) => Ok(None),
             other => Ok(Some(other.clone())),
         }
     }

@@ -4,6 +4,7 @@
 
 use std::{collections::HashMap, ops::RangeInclusive, sync::Arc};
 
+use bytes::Bytes;
 use millrace_protocol::target::{ContentName, Present};
 use millrace_types::{
     BlockState, ByteLen, ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, InodeId, WriteEpoch,
@@ -26,7 +27,7 @@ use crate::{
         section::{SECTIONS_MAX, Section, SectionKey},
         table::{Entry, KeyRange},
     },
-    index::Key,
+    index::{IndexError, Key},
     space::Purpose,
 };
 
@@ -186,6 +187,22 @@ impl Volume {
     }
 }
 
+/// What a removal does where it meets a damaged leaf of the index.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum AtDamage {
+    /// Nothing more: the file is there, and its bytes would be too.
+    Fail,
+    /// What is recorded in the leaf is lost in any case, and so are its pages until the target is
+    /// made anew; the rest is removed, or nothing could be reclaimed any more.
+    GoRound,
+}
+
+impl AtDamage {
+    fn may_pass(self, error: &IndexError) -> bool {
+        self == Self::GoRound && matches!(error, IndexError::Damaged { .. })
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Trim {
     content: ContentName,
@@ -221,7 +238,8 @@ impl Shared {
             first_gone = boundary.0.checked_add(1).map(ChunkIndex);
         }
         if let Some(first) = first_gone {
-            freed += self.remove(KeyRange::content(inode, generation, first)).await?;
+            let range = KeyRange::content(inode, generation, first);
+            freed += self.remove(range, AtDamage::Fail).await?;
         }
         // The mark comes last: a trim that was cut short is done again as a whole.
         self.commit(|_| Ok(Change::Mark(inode, mark))).await?;
@@ -268,11 +286,16 @@ impl Shared {
 
     /// Removes the sections of some keys. The caller holds the inode's turn alone. Returns the
     /// pages freed.
-    async fn remove(&self, range: KeyRange) -> Result<u64, EngineError> {
+    async fn remove(&self, range: KeyRange, damage: AtDamage) -> Result<u64, EngineError> {
         let mut freed = 0;
         let mut from = Some(range.from);
         while let Some(at) = from {
-            let page = self.page(at, range.until).await?;
+            let page = match self.page(at, range.until).await {
+                Err(EngineError::Index(error)) if damage.may_pass(&error) => {
+                    self.page_around(at, range.until).await?
+                }
+                other => other?,
+            };
             from = page.next;
             let mut sections = page.sections.iter().peekable();
             while sections.peek().is_some() {
@@ -292,7 +315,7 @@ impl Shared {
     async fn reclaim(&self, inode: InodeId, last: ContentGeneration) -> Result<u64, EngineError> {
         self.await_room_for_records().await?;
         let _turn = self.inode_turn(inode).write().await;
-        let freed = self.remove(KeyRange::inode(inode, last)).await?;
+        let freed = self.remove(KeyRange::inode(inode, last), AtDamage::GoRound).await?;
         // Nothing of these generations is accepted any more, however late it arrives.
         let generation = ContentGeneration(last.0.saturating_add(1));
         let mark = Mark { generation, write_epoch: WriteEpoch(0) };
@@ -303,7 +326,7 @@ impl Shared {
     }
 
     /// Gives blocks another state without touching their bytes; returns the bytes concerned.
-    async fn restate(
+    pub(super) async fn restate(
         self: &Arc<Self>,
         key: ChunkKey,
         numbers: RangeInclusive<u8>,
@@ -357,19 +380,34 @@ impl Shared {
         Ok(given_up)
     }
 
+    /// As [`Self::page`], of what can be read of the leaf to which the key belongs.
+    async fn page_around(&self, from: Key, until: Key) -> Result<Page, EngineError> {
+        let survey = self.index.survey(from, SCAN_ENTRIES).await?;
+        if let Some(damage) = &survey.damage {
+            let (target, page) = (self.target, damage.reference.page);
+            tracing::error!(%target, page, "a removal goes round a damaged node of the index");
+        }
+        let entries = survey.entries.into_iter().filter(|(key, _)| *key < until).collect();
+        Ok(Page { sections: sections_of(entries)?, next: survey.next.filter(|next| *next < until) })
+    }
+
     /// Section records from a key on.
     pub(super) async fn page(&self, from: Key, until: Key) -> Result<Page, EngineError> {
         let scan = self.index.scan(from, Some(until), SCAN_ENTRIES).await?;
-        let mut sections = Vec::with_capacity(scan.entries.len());
-        for (key, value) in scan.entries {
-            if let Entry::Section(key, section) =
-                Entry::decode(key.as_slice(), &value).map_err(unreadable)?
-            {
-                sections.push((key, section));
-            }
-        }
-        Ok(Page { sections, next: scan.next })
+        Ok(Page { sections: sections_of(scan.entries)?, next: scan.next })
     }
+}
+
+fn sections_of(entries: Vec<(Key, Bytes)>) -> Result<Vec<(SectionKey, Section)>, EngineError> {
+    let mut sections = Vec::with_capacity(entries.len());
+    for (key, value) in entries {
+        if let Entry::Section(key, section) =
+            Entry::decode(key.as_slice(), &value).map_err(unreadable)?
+        {
+            sections.push((key, section));
+        }
+    }
+    Ok(sections)
 }
 
 fn add(present: &mut Present, key: SectionKey, section: &Section) {

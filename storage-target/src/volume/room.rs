@@ -108,7 +108,8 @@ impl Shared {
         Ok(reservation)
     }
 
-    async fn place(&self, reservation: &mut Reservation) -> Result<(), EngineError> {
+    /// Gives out what is promised.
+    pub(super) async fn place(&self, reservation: &mut Reservation) -> Result<(), EngineError> {
         let pages = reservation.promised();
         loop {
             let Err(refusal) = reservation.place(pages) else { return Ok(()) };

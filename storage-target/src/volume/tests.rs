@@ -2,6 +2,7 @@
 //! disk, and with damage.
 
 mod model;
+mod scrub;
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -280,6 +281,7 @@ async fn a_damaged_page_is_an_error_and_never_bytes_also_under_an_overwrite() {
     assert_eq!(volume.load(&snapshot, 0, 1).await.unwrap().bytes, pattern(1, 0, 4096));
     let error = volume.write(write_request(key(1, 0), 5000, vec![1; 10])).await.unwrap_err();
     assert!(matches!(error, EngineError::Corrupt { .. }), "{error}");
+    assert_eq!(volume.take_second_looks().await.unwrap(), 1);
     assert_eq!(volume.statistics().bad_blocks, 1);
     // As a whole it can be replaced.
     write(&volume, key(1, 0), 4096, pattern(3, 0, 4096)).await;

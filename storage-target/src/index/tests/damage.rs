@@ -5,9 +5,10 @@ use std::sync::Arc;
 use millrace_runtime::Random;
 
 use super::{
-    Index, IndexError, Model, PAGE, assert_sound, blank_disk, change, contents, create, open,
+    Index, IndexError, Key, Model, PAGE, assert_sound, blank_disk, change, contents, create, open,
 };
 use crate::disk::{BufferPool, DiskError, Operation, Piece, simulated::SimulatedDisk};
+use crate::index::NodeDamage;
 
 async fn filled(seed: u64) -> (SimulatedDisk, Model) {
     let disk = blank_disk(seed);
@@ -156,4 +157,86 @@ async fn a_request_that_fails_leaves_the_index_usable_or_says_open_again() {
         assert_sound(&index).await;
     }
     assert!(uncertain > 0, "a root record was never hit");
+}
+
+#[tokio::test]
+async fn a_survey_finds_what_the_cache_hides_and_goes_round_it() {
+    let random = Random::seeded(4);
+    for seed in 0..30 {
+        let (disk, mut model) = filled(seed).await;
+        let index = open(&disk).await.unwrap();
+        // Over the tree, changes that no checkpoint has.
+        (0..200).for_each(|_| change(&index, &mut model, &random, 3000));
+        let (found, damages) = surveyed(&index).await;
+        assert!(damages.is_empty(), "{damages:?}");
+        assert_eq!(found, model);
+        let nodes = index.statistics().nodes;
+        disk.flip(random.within(8..8 + 3 * nodes) * PAGE + 700, 5);
+        // Everything is in the cache by now or can be read; only the disk is looked at.
+        contents(&index, 100).await.ok();
+        let (found, damages) = surveyed(&index).await;
+        for (key, value) in &found {
+            assert_eq!(model.get(key), Some(value), "never a wrong answer");
+        }
+        assert!(found.len() + 150 >= model.len(), "one leaf at most is missing");
+        let fresh = open(&disk).await;
+        let damaged_leaf = match fresh {
+            Ok(fresh) => fresh.check().await.unwrap().damages.len(),
+            Err(IndexError::Damaged { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(damages.len(), damaged_leaf, "{damages:?}");
+    }
+}
+
+/// Everything, a leaf at a time.
+async fn surveyed(index: &Index) -> (Model, Vec<NodeDamage>) {
+    let (mut found, mut damages) = (Model::new(), Vec::new());
+    let mut at = Key::new(&[0]);
+    while let Some(from) = at {
+        let survey = index.survey(from, 50).await.unwrap();
+        for (key, value) in survey.entries {
+            assert!(found.last_key_value().is_none_or(|(last, _)| *last < key), "keys ascend");
+            found.insert(key, value);
+        }
+        damages.extend(survey.damage);
+        at = survey.next;
+        assert!(at.is_none_or(|next| next > from), "a survey gets on");
+    }
+    damages.dedup();
+    (found, damages)
+}
+
+#[tokio::test]
+async fn a_checkpoint_leaves_a_damaged_leaf_alone_that_it_need_not_write() {
+    let (disk, model) = filled(2).await;
+    let nodes = open(&disk).await.unwrap().statistics().nodes;
+    let mut checked = 0;
+    for page in 8..8 + 3 * nodes {
+        disk.flip(page * PAGE + 700, 5);
+        if let Ok(index) = open(&disk).await
+            && let [damage] = &surveyed(&index).await.1[..]
+            && let Some(low) = damage.low
+        {
+            // Everything around it goes: its neighbours become too small to stay alone.
+            let mut lost = 0;
+            for key in model.keys() {
+                match index.get(key).await {
+                    Ok(_) => index.remove(*key),
+                    Err(_) => lost += 1,
+                }
+            }
+            index.freeze(4);
+            index.checkpoint().await.unwrap();
+            assert_eq!(index.statistics().entries, lost, "only what cannot be read is left");
+            assert!(index.get(&low).await.is_err());
+            checked += 1;
+            drop(index);
+            disk.flip(page * PAGE + 700, 5);
+            break;
+        }
+        disk.flip(page * PAGE + 700, 5);
+    }
+    assert_eq!(checked, 1);
+    assert_sound(&open(&disk).await.unwrap()).await;
 }
