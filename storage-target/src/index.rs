@@ -59,7 +59,7 @@ pub use crate::format::key::Key;
 pub use error::IndexError;
 pub use scan::Scan;
 pub use survey::{NodeDamage, Survey};
-pub use walk::Checked;
+pub use walk::{Checked, Due, Walk};
 
 use delta::{Change, Delta};
 use nodes::NodeSpace;

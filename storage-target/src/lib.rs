@@ -17,16 +17,19 @@
 //! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
 //! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
 //! wire), `member` (heartbeats), `changed` (objects that are not what they were), `metrics`,
-//! [`run`](mod@run).
+//! [`run`](mod@run). Beside them the offline tools, which use [`format`](mod@format) and the walk
+//! of [`index`] alone: [`image`] (a target's bytes, opened for reading) and [`verify`].
 
 pub mod disk;
 pub mod engine;
 pub mod format;
+pub mod image;
 pub mod index;
 pub mod journal;
 pub mod run;
 pub mod settings;
 pub mod space;
+pub mod verify;
 pub mod volume;
 
 mod changed;

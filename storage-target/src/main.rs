@@ -2,19 +2,38 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use millrace_service::daemon::{self, DaemonArguments};
+use millrace_storage_target::verify;
 
-/// The storage target daemon of Millrace: keeps chunks on the local disks of one host.
+/// The storage target daemon of Millrace: keeps chunks on the local disks of one host. Without a
+/// command it serves.
 #[derive(Parser, Debug)]
-#[command(name = "millrace-target", version, about)]
+#[command(name = "millrace-target", version, about, args_conflicts_with_subcommands = true)]
 struct Arguments {
     #[command(flatten)]
     daemon: DaemonArguments,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Serve the targets that the settings name (the default).
+    Serve(DaemonArguments),
+    Verify(verify::command::Arguments),
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    match arguments.command {
+        None => serve(&arguments.daemon),
+        Some(Command::Serve(arguments)) => serve(&arguments),
+        Some(Command::Verify(arguments)) => verify::command::run(&arguments),
+    }
+}
+
+fn serve(arguments: &DaemonArguments) -> ExitCode {
     let version = env!("CARGO_PKG_VERSION");
-    daemon::main("millrace-target", version, &arguments.daemon, millrace_storage_target::run)
+    daemon::main("millrace-target", version, arguments, millrace_storage_target::run)
 }
