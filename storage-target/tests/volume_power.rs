@@ -8,6 +8,8 @@ mod power {
     pub(crate) mod chance;
     pub(crate) mod driver;
     mod ending;
+    #[path = "simulated_ground.rs"]
+    pub(crate) mod ground;
     pub(crate) mod model;
     pub(crate) mod operation;
     #[path = "volume_subject.rs"]

@@ -13,6 +13,8 @@
 //! - A request that is told to fail ([`SimulatedDisk::fail`]) may have written a part.
 //! - A process that is killed ([`SimulatedDisk::kill_in`]) loses nothing of what it has written;
 //!   the write at that moment may be done in part.
+//! - A disk that grows ([`SimulatedDisk::growing`]) has after a cut the length of its last sync, or
+//!   any that it has had since; what was written beyond is gone.
 //! - Requests are executed in the order of their submission and completed at once. Races between
 //!   completions are therefore not simulated.
 //!
@@ -26,9 +28,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use futures::future::BoxFuture;
 use millrace_runtime::Random;
 
-use super::{ALIGNMENT, Disk, DiskError, DiskQueue, Held, Operation, Request};
+use super::{ALIGNMENT, Backing, Disk, DiskError, DiskQueue, Held, Operation, Request};
 
 mod directory;
 mod gate;
@@ -86,6 +89,8 @@ impl SimulatedDisk {
         assert!(len.is_multiple_of(ALIGNMENT as u64), "a disk has whole pages");
         let media = Media {
             len,
+            len_max: len,
+            lengths: vec![len],
             power,
             random: Random::seeded(seed),
             flush: Flush::Honest,
@@ -98,6 +103,14 @@ impl SimulatedDisk {
             unreadable: BTreeSet::new(),
         };
         Self { media: Arc::new(Mutex::new(media)) }
+    }
+
+    /// A disk without any bytes that can grow until it has `len_max`: a file on a file system.
+    #[must_use]
+    pub fn growing(len_max: u64, seed: u64) -> Self {
+        let disk = Self::new(0, seed);
+        disk.media().len_max = len_max;
+        disk
     }
 
     /// The way for an engine to use the disk.
@@ -188,6 +201,28 @@ impl SimulatedDisk {
     }
 }
 
+impl Backing for SimulatedDisk {
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.media().len)
+    }
+
+    fn room_bytes(&self) -> io::Result<u64> {
+        let media = self.media();
+        Ok(media.len_max - media.len)
+    }
+
+    fn grow(
+        self: Arc<Self>,
+        old_len: u64,
+        new_len: u64,
+    ) -> BoxFuture<'static, Result<(), DiskError>> {
+        let grown = self.media().grow(old_len, new_len);
+        Box::pin(async move { grown })
+    }
+
+    fn unlock(&self) {}
+}
+
 impl Disk for SimulatedDisk {
     fn submit(&self, mut request: Request) {
         let result = self.media().execute(&mut request);
@@ -205,6 +240,10 @@ type Page = Box<[u8; ALIGNMENT]>;
 #[derive(Debug)]
 struct Media {
     len: u64,
+    /// How long it can become.
+    len_max: u64,
+    /// The length of the last sync, and all since.
+    lengths: Vec<u64>,
     power: Arc<Power>,
     random: Random,
     flush: Flush,
@@ -365,6 +404,7 @@ impl Media {
                 self.persist(&write);
             }
             self.cached.clear();
+            self.lengths = vec![self.len];
         }
         self.end(ending)
     }
@@ -407,6 +447,35 @@ impl Media {
                 _ => self.tear(&write),
             }
         }
+        self.lose_growth();
+    }
+
+    fn grow(&mut self, old_len: u64, new_len: u64) -> Result<(), DiskError> {
+        if self.power.is_off() {
+            return Err(DiskError::Stopped);
+        }
+        assert!(
+            old_len == self.len && new_len.is_multiple_of(ALIGNMENT as u64),
+            "it grows in order"
+        );
+        let ending = self.power.change();
+        if new_len > self.len_max {
+            return self.end(ending).and(Err(DiskError::NoSpace));
+        }
+        self.len = new_len;
+        self.lengths.push(new_len);
+        self.end(ending)
+    }
+
+    /// The power goes: which of the lengths since the last sync it has is decided now.
+    fn lose_growth(&mut self) {
+        if let [_, _, ..] = self.lengths[..] {
+            let nth = self.random.within(0..self.lengths.len() as u64);
+            self.len = self.lengths[usize::try_from(nth).expect("an index")];
+        }
+        self.lengths = vec![self.len];
+        let end = self.len / ALIGNMENT as u64;
+        self.durable.retain(|&page, _| page < end);
     }
 
     /// Makes any part of a write durable, sector by sector.

@@ -1,29 +1,26 @@
-//! The volume under test on its simulated disk, behind the same operations as the other engine.
+//! The volume under test, wherever it lies, behind the same operations as the other engine.
 
 use std::{
     cell::{Cell, RefCell},
     pin::Pin,
     sync::Arc,
     thread,
-    time::Duration,
 };
 
 use bytes::Bytes;
 use millrace_protocol::target::ContentName;
 use millrace_storage_target::{
-    disk::{
-        BufferPool,
-        simulated::{Flush, SimulatedDisk},
-    },
+    disk::{BufferPool, simulated::Flush},
     engine::{Authority, EngineError, Fill, JournalSizes, WriteRequest, ZeroRequest},
-    format::{segment::BootId, superblock::linear::Layout},
-    volume::{Blank, ExportedBlocks, OpenError, Options, Volume},
+    format::segment::BootId,
+    volume::{ExportedBlocks, OpenError, Volume},
 };
 use millrace_types::{
-    BlockState, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
-    InodeId, SessionId, TargetId, WriteEpoch, WriteNumber,
+    BlockState, ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, Crc32c, GroupEpoch, InodeId,
+    SessionId, WriteEpoch, WriteNumber,
 };
 
+use super::ground::Directory;
 use super::model::{BLOCK, BLOCKS, CHUNK, PAGE, State};
 
 /// The inode of the data that makes a large disk small.
@@ -99,39 +96,9 @@ pub(crate) struct Shape {
     pub(crate) sizes: JournalSizes,
 }
 
-/// Everything of a volume is on one disk.
-pub(crate) struct Directory(SimulatedDisk);
-
-impl Directory {
-    pub(crate) fn data_disk(&self) -> &SimulatedDisk {
-        &self.0
-    }
-
-    pub(crate) fn is_off(&self) -> bool {
-        self.0.is_off()
-    }
-
-    pub(crate) fn resume(&self) {
-        self.0.resume();
-    }
-
-    pub(crate) fn kill_in(&self, nth: u64) {
-        self.0.kill_in(nth);
-    }
-
-    pub(crate) fn cut_power_in(&self, nth: u64) {
-        self.0.cut_power_in(nth);
-    }
-
-    /// A volume's sync is tasks among others, which are not held.
-    #[expect(clippy::unused_self, reason = "the other engine's directory holds its syncs")]
-    pub(crate) fn release_sync(&self) {}
-}
-
 /// The volume, open or not.
 pub(crate) struct Subject {
     pub(crate) directory: Directory,
-    layout: Layout,
     /// Bytes that the run may use.
     room: u64,
     pool: BufferPool,
@@ -144,14 +111,8 @@ pub(crate) struct Subject {
 
 impl Subject {
     pub(crate) fn new(seed: u64, shape: Shape) -> Self {
-        // The shortest ring holds two of the longest batches beside what is in it.
-        let journal_pages = if shape.sizes.segment_bytes > 32 * 1024 { 512 } else { 200 };
-        let regions = 256 + journal_pages;
-        let capacity = regions + 8192;
-        let layout = Layout { capacity, roots: 16, journal: 256, journal_pages, regions };
         Self {
-            directory: Directory(SimulatedDisk::new(capacity * PAGE as u64, seed)),
-            layout,
+            directory: Directory::new(seed, shape),
             room: shape.capacity,
             pool: BufferPool::new(16 << 20),
             boot: 1,
@@ -173,8 +134,11 @@ impl Subject {
     /// Fills the disk but for the room that a run shall have.
     fn take_ballast(&self) -> Result<bool, OpenError> {
         let volume = self.volume();
-        let available = volume.statistics().space.available() * PAGE as u64;
-        let (mut left, mut index) = (available.saturating_sub(self.room), 0);
+        let Some(room) = self.directory.room(self.room) else { return Ok(true) };
+        let totals = volume.statistics().space;
+        // Without what it will grow by.
+        let available = (totals.available() - totals.growable) * PAGE as u64;
+        let (mut left, mut index) = (available.saturating_sub(room), 0);
         apart(async move {
             while left > 0 {
                 let len = usize::try_from(left).unwrap().min(BALLAST_CHUNK);
@@ -194,18 +158,8 @@ impl Subject {
         *self.volume.borrow_mut() = None;
         let mut boot = [0; 16];
         boot[..8].copy_from_slice(&self.boot.to_le_bytes());
-        let options = Options {
-            cluster: ClusterId([9; 16]),
-            blank: Some(Blank { target: TargetId([7; 8]), layout: self.layout }),
-            disk: self.directory.0.queue(),
-            growth: None,
-            pool: self.pool.clone(),
-            cache_bytes: 64 * 1024,
-            // Longer than any run: only what the test asks for happens.
-            sync_interval: Duration::from_secs(3600),
-            boot: BootId(boot),
-        };
-        let volume = apart(async move { Volume::open(&options).await })?;
+        let (boot, pool) = (BootId(boot), self.pool.clone());
+        let volume = apart(self.directory.open(boot, pool))?;
         *self.volume.borrow_mut() = Some(Arc::new(volume));
         Ok(())
     }
@@ -219,13 +173,13 @@ impl Subject {
     /// Cuts the power and turns it on again.
     pub(crate) fn cut(&mut self) {
         *self.volume.borrow_mut() = None;
-        self.directory.0.restart();
+        self.directory.restart();
         self.boot += 1;
     }
 
     /// Breaks the promise of syncs; one disk holds everything.
     pub(crate) fn lie(&self, data: Flush, _files: Flush) {
-        self.directory.0.set_flush(data);
+        self.directory.set_flush(data);
     }
 
     fn volume(&self) -> Arc<Volume> {
@@ -433,7 +387,7 @@ impl Subject {
         let page = u32::from(block) * 16 + u32::try_from(page).unwrap();
         let Some(place) = snapshot.disk_page(page) else { return false };
         let offset = place * PAGE as u64 + (bit / 8) as u64;
-        self.directory.0.flip(offset, u8::try_from(bit % 8).unwrap());
+        self.directory.flip(offset, u8::try_from(bit % 8).unwrap());
         true
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use crate::disk::{BufferPool, DiskError, DiskQueue, Operation, Piece};
+use crate::disk::{Backing, BufferPool, DiskError, DiskQueue, Operation, Piece};
 
 use super::{Flush, SECTOR, SimulatedDisk};
 
@@ -121,4 +121,35 @@ async fn errors_and_rot_come_where_they_were_asked_for() {
     expected[100] ^= 8;
     assert_eq!(read(&queue, 0).await, expected);
     assert_eq!(disk.tally().changes, 5);
+}
+
+#[tokio::test]
+async fn a_growth_that_no_sync_covered_may_be_lost_with_what_was_written_there() {
+    let mut lengths = BTreeSet::new();
+    for seed in 0..100 {
+        let disk = Arc::new(SimulatedDisk::growing(4 << 12, seed));
+        let queue = disk.queue();
+        let grow = |pages: u64| Arc::clone(&disk).grow((pages - 1) << 12, pages << 12);
+        grow(1).await.unwrap();
+        write(&queue, 0, 1).await.unwrap();
+        queue.sync().await.unwrap();
+        grow(2).await.unwrap();
+        grow(3).await.unwrap();
+        write(&queue, 8192, 1).await.unwrap();
+        disk.restart();
+        let len = disk.len_bytes().unwrap();
+        lengths.insert(len >> 12);
+        assert_eq!(read(&queue, 0).await, [1; PAGE]);
+        if len < 3 << 12 {
+            for pages in (len >> 12) + 1..=3 {
+                grow(pages).await.unwrap();
+            }
+            assert_eq!(read(&queue, 8192).await, [0; PAGE], "what is new reads as zeros");
+        }
+        grow(4).await.unwrap();
+        assert_eq!(disk.room_bytes().unwrap(), 0);
+        assert!(matches!(grow(5).await, Err(DiskError::NoSpace)));
+        assert_eq!(disk.len_bytes().unwrap(), 4 << 12, "nothing is changed");
+    }
+    assert_eq!(lengths, BTreeSet::from([1, 2, 3]), "each length comes up");
 }
