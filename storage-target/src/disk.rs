@@ -22,8 +22,8 @@
 //! Modules: [`buffer`] (the aligned pool), [`place`] (where a target lies: directory, device or
 //! image), [`backing`] (how it grows), [`mod@file`] (opening and growing the data file), `lock`,
 //! [`blocking`] and [`uring`] (the two engines), [`directory`] (what else a target's directory
-//! holds), [`simulated`] (a disk and a directory for tests, which lose power); `conformance` is the
-//! suite that all disks pass.
+//! holds), [`simulated`] (a disk and a directory for tests, which lose power), [`faulty`] (faults on
+//! request, before any disk); `conformance` is the suite that all disks pass.
 
 use std::{
     fmt, io,
@@ -40,6 +40,7 @@ pub mod buffer;
 #[cfg(test)]
 mod conformance;
 pub mod directory;
+pub mod faulty;
 pub mod file;
 mod lock;
 pub mod place;
@@ -188,6 +189,13 @@ impl DiskError {
         match source.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace,
             _ => Self::Io { operation: operation.verb(), offset, len, source },
+        }
+    }
+
+    fn growing(offset: u64, len: usize, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => Self::NoSpace,
+            _ => Self::Io { operation: "grow", offset, len, source },
         }
     }
 

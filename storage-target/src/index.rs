@@ -259,6 +259,13 @@ impl Index {
         self.state().space.segments()
     }
 
+    /// Whether a root record may or may not be on the disk: there is no further checkpoint before
+    /// the index has been opened again. Reading goes on.
+    #[must_use]
+    pub fn is_uncertain(&self) -> bool {
+        self.state().uncertain
+    }
+
     /// The index's figures now.
     #[must_use]
     pub fn statistics(&self) -> Statistics {

@@ -271,8 +271,8 @@ impl Volume {
         self.shared.loss_count.load(Ordering::Acquire)
     }
 
-    /// Whether the journal has failed: nothing can be changed any more until the target has been
-    /// opened again. Reading goes on.
+    /// Whether the journal has failed, or the end of a checkpoint is unknown: nothing can be
+    /// changed any more until the target has been opened again. Reading goes on.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.shared.has_failed()
@@ -316,7 +316,7 @@ impl Drop for Upkeep {
 
 impl Shared {
     fn has_failed(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
+        self.lost.load(Ordering::Acquire) || self.index.is_uncertain()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

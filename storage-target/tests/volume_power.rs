@@ -8,16 +8,32 @@ mod power {
     pub(crate) mod chance;
     pub(crate) mod driver;
     mod ending;
-    #[path = "simulated_ground.rs"]
+    pub(crate) mod faults;
     pub(crate) mod ground;
     pub(crate) mod model;
     pub(crate) mod operation;
+    pub(crate) mod real_ground;
+    mod simulated_ground;
     #[path = "volume_subject.rs"]
     pub(crate) mod subject;
 }
 
-use millrace_storage_target::disk::simulated::Flush;
-use power::{chance, driver, operation::Weights};
+use std::collections::BTreeSet;
+
+use millrace_storage_target::{
+    disk::{DiskEngine, place::PlaceKind, simulated::Flush},
+    engine::JournalSizes,
+};
+use power::{
+    chance,
+    driver::{self, World},
+    faults,
+    ground::Directory,
+    model::Ending,
+    operation::{Operation, Weights},
+    real_ground::Real,
+    subject::{Shape, Subject},
+};
 
 /// Operations of a run: several ends, with something to lose before each.
 const LENGTH: usize = 50;
@@ -49,4 +65,99 @@ fn any_operations_leave_what_the_model_holds() {
     const OPERATIONS: usize = 10_000;
     let endless = Weights { cuts: false, ..ANY_END };
     chance::for_each_seed(1, |seed| driver::run(seed, chance::stretched(OPERATIONS), &endless));
+}
+
+/// Each call to the disk fails in a run of its own, until there is none left to fail; or each
+/// `stride`th of them.
+fn calls_fail(os_error: i32, stride: usize, ground: impl Fn() -> Option<Directory>) {
+    let endless = Weights { cuts: false, ..ANY_END };
+    let mut calls = BTreeSet::new();
+    for nth in (chance::any_seed() % stride as u64..).step_by(stride) {
+        let Some(directory) = ground() else { return };
+        let world = World::new(1, &endless, |_, shape| Subject::on(directory, shape));
+        match faults::run(world, nth, os_error) {
+            Ok(None) => break,
+            Ok(Some(call)) => drop(calls.insert(format!("{call:?}"))),
+            Err(error) => panic!("{error:#}"),
+        }
+    }
+    assert!(calls.len() >= 2, "several kinds of calls fail: {calls:?}");
+    assert!(calls.len() == 4 || stride > 1, "reads, writes, syncs and growths fail: {calls:?}");
+}
+
+/// A disk that grows by a region during the scenario.
+#[expect(clippy::unnecessary_wraps, reason = "a real one may not be there")]
+fn growing() -> Option<Directory> {
+    let sizes = JournalSizes { segment_bytes: 0, reserve_bytes: 0, checkpoint_bytes: 0 };
+    Some(Directory::simulated(1, Shape { capacity: 1 << 20, sizes }))
+}
+
+#[test]
+fn a_call_that_fails_loses_nothing() {
+    calls_fail(EIO, 1, growing);
+}
+
+#[test]
+fn a_call_without_room_loses_nothing() {
+    calls_fail(ENOSPC, 1, growing);
+}
+
+/// Some of them on real disks, where a run takes longer; each run begins with another.
+#[test]
+fn a_call_that_fails_on_a_real_disk_loses_nothing() {
+    const STRIDE: usize = 41;
+    calls_fail(EIO, STRIDE, || Real::blank(PlaceKind::Directory, DiskEngine::Auto));
+    calls_fail(EIO, STRIDE, || Real::blank(PlaceKind::Device, DiskEngine::Blocking));
+}
+
+/// Input or output error, and no space left, by their numbers on Linux.
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
+/// The same operations, with kills, on real disks: 10,000 of them, `MILLRACE_TEST_LENGTH=10` makes
+/// them 100,000.
+fn on_a_real_disk(kind: PlaceKind, engine: DiskEngine) {
+    const OPERATIONS: usize = 2_000;
+    let endless = Weights { cuts: false, ..ANY_END };
+    chance::for_each_seed(1, |seed| {
+        let Some(directory) = Real::blank(kind, engine) else { return Ok(()) };
+        let mut world = World::new(seed, &endless, move |_, shape| Subject::on(directory, shape));
+        world.run(async |world| {
+            for nth in 0..chance::stretched(OPERATIONS) {
+                let operation = match world.random.within(0..200) {
+                    0 => Operation::Kill,
+                    1 => Operation::Close,
+                    _ => Operation::random(&world.random, &endless),
+                };
+                world.note(&format!("{nth}: {operation:?}"));
+                world.apply(operation).await?;
+            }
+            world.recover(Some(Ending::Kill)).await
+        })
+    });
+}
+
+#[test]
+fn a_directory_with_io_uring_holds_what_the_model_holds() {
+    on_a_real_disk(PlaceKind::Directory, DiskEngine::Auto);
+}
+
+#[test]
+fn a_directory_with_threads_holds_what_the_model_holds() {
+    on_a_real_disk(PlaceKind::Directory, DiskEngine::Blocking);
+}
+
+#[test]
+fn a_loop_device_with_io_uring_holds_what_the_model_holds() {
+    on_a_real_disk(PlaceKind::Device, DiskEngine::Auto);
+}
+
+#[test]
+fn a_loop_device_with_threads_holds_what_the_model_holds() {
+    on_a_real_disk(PlaceKind::Device, DiskEngine::Blocking);
+}
+
+#[test]
+fn an_image_file_holds_what_the_model_holds() {
+    on_a_real_disk(PlaceKind::Image, DiskEngine::Auto);
 }

@@ -2,10 +2,11 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Seek, SeekFrom},
+    io::{self, ErrorKind, Seek, SeekFrom},
     os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt},
     path::Path,
     sync::Arc,
+    thread,
 };
 
 use rustix::{fs::FallocateFlags, io::Errno};
@@ -108,15 +109,7 @@ impl DataFile {
             {
                 tracing::warn!(%error, "the part of a growth that failed cannot be given back");
             }
-            match source.raw_os_error() {
-                Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => DiskError::NoSpace,
-                _ => DiskError::Io {
-                    operation: "grow",
-                    offset: old_len,
-                    len: usize::try_from(len).unwrap_or(usize::MAX),
-                    source,
-                },
-            }
+            DiskError::growing(old_len, usize::try_from(len).unwrap_or(usize::MAX), source)
         })
     }
 
@@ -126,20 +119,54 @@ impl DataFile {
 
     /// Fills all of `bytes`, continuing after short reads and interruptions.
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), DiskError> {
-        let result = self.file.read_exact_at(bytes, offset);
-        result.map_err(|error| DiskError::from_io(Operation::Read, offset, bytes.len(), error))
+        let len = bytes.len();
+        let result =
+            all_of(len, |done| self.file.read_at(&mut bytes[done..], offset + done as u64));
+        result.map_err(|error| DiskError::from_io(Operation::Read, offset, len, error))
     }
 
     /// Writes all of `bytes`, likewise.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {
-        let result = self.file.write_all_at(bytes, offset);
+        let result =
+            all_of(bytes.len(), |done| self.file.write_at(&bytes[done..], offset + done as u64));
         result.map_err(|error| DiskError::from_io(Operation::Write, offset, bytes.len(), error))
     }
 
     pub(super) fn sync(&self) -> Result<(), DiskError> {
-        let result = self.file.sync_data();
+        let result = all_of(1, |_| self.file.sync_data().map(|()| 1));
         result.map_err(|error| DiskError::from_io(Operation::Sync, 0, 0, error))
     }
+}
+
+/// Repeats a transfer, which is told how much is done and says how much more is, until all of `len`
+/// bytes are.
+fn all_of(len: usize, mut transfer: impl FnMut(usize) -> io::Result<usize>) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        match transfer(done) {
+            Ok(count) => done = after(done, count, len)?,
+            Err(error) if is_passing(&error) => thread::yield_now(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// How much is done after a transfer of `count` bytes more. Direct I/O goes on at whole pages only,
+/// so that a part of one is transferred again.
+///
+/// # Errors
+/// When that is no more than before: the end of the file, or of the device.
+pub(super) fn after(done: usize, count: usize, len: usize) -> io::Result<usize> {
+    let now = done + count;
+    assert!(now <= len, "the kernel moves no more than asked for");
+    let whole = if now == len { now } else { now / ALIGNMENT * ALIGNMENT };
+    if whole > done { Ok(whole) } else { Err(ErrorKind::UnexpectedEof.into()) }
+}
+
+/// Whether the same call may work the next time.
+pub(super) fn is_passing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN))
 }
 
 /// Tries one direct read: some file systems accept the flag at open and fail at the first transfer.
@@ -151,5 +178,40 @@ fn takes_direct_reads(file: &File) -> io::Result<bool> {
         Ok(_) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_transfers_and_interruptions_are_continued_at_whole_pages() {
+        let os = io::Error::from_raw_os_error;
+        let mut answers = vec![
+            (0, Err(os(libc::EINTR))),
+            (0, Ok(5000)),
+            (4096, Err(os(libc::EAGAIN))),
+            (4096, Ok(4096)),
+            (8192, Ok(4096)),
+        ]
+        .into_iter();
+        let continued = all_of(3 * 4096, |done| {
+            let (expected, answer) = answers.next().expect("as many as that");
+            assert_eq!(done, expected);
+            answer
+        });
+        continued.unwrap();
+        assert!(answers.next().is_none());
+    }
+
+    #[test]
+    fn the_end_and_a_failure_end_a_transfer() {
+        let end = all_of(8192, |done| Ok(if done == 0 { 4096 } else { 0 })).unwrap_err();
+        assert_eq!(end.kind(), ErrorKind::UnexpectedEof);
+        let part = all_of(8192, |done| Ok(if done == 0 { 4096 } else { 100 })).unwrap_err();
+        assert_eq!(part.kind(), ErrorKind::UnexpectedEof, "a file ends within a page");
+        let failed = all_of(1, |_| Err(io::Error::from_raw_os_error(libc::EIO))).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(libc::EIO));
     }
 }

@@ -19,7 +19,10 @@ use std::{
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
 
-use super::{DataFile, Disk, DiskError, Operation, QUEUE_DEPTH, Request};
+use super::{
+    DataFile, Disk, DiskError, Operation, QUEUE_DEPTH, Request,
+    file::{after, is_passing},
+};
 
 /// Entries of the submission ring; pieces beyond wait in the thread's own queue.
 const RING_ENTRIES: u32 = 128;
@@ -284,18 +287,66 @@ impl InFlight {
         };
         let failure = match usize::try_from(result) {
             Ok(_) if operation == Operation::Sync => return true,
-            Ok(0) => io::Error::from(io::ErrorKind::UnexpectedEof),
-            Ok(count) => {
-                self.done[piece] += count;
-                assert!(self.done[piece] <= len, "the kernel moves no more than asked for");
-                return self.done[piece] == len;
-            }
+            Ok(count) => match after(self.done[piece], count, len) {
+                Ok(done) => {
+                    self.done[piece] = done;
+                    return done == len;
+                }
+                Err(error) => error,
+            },
             Err(_) => io::Error::from_raw_os_error(-result),
         };
-        if matches!(failure.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
+        if is_passing(&failure) {
             return false;
         }
         self.error = Some(DiskError::from_io(operation, offset, len, failure));
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::disk::{BufferPool, Held, Piece, Reply};
+
+    async fn in_flight(operation: Operation) -> InFlight {
+        let buffer = BufferPool::new(0).acquire(3 * 4096).await;
+        let pieces = match operation {
+            Operation::Sync => Vec::new(),
+            _ => vec![Piece { offset: 0, range: 0..3 * 4096 }],
+        };
+        let (reply, _) = oneshot::channel();
+        let (buffer, reply) = (Held::Exclusive(buffer), Reply::Task(reply));
+        let request = Request { operation, pieces, buffer, reply, _permit: None };
+        InFlight { request, done: vec![0], outstanding: 1, error: None }
+    }
+
+    #[tokio::test]
+    async fn short_transfers_and_interruptions_are_continued_at_whole_pages() {
+        let mut read = in_flight(Operation::Read).await;
+        let answers = [(-libc::EINTR, 0), (5000, 4096), (-libc::EAGAIN, 4096), (4096, 8192)];
+        for (answer, done) in answers {
+            assert!(!read.record(0, answer), "{answer}");
+            assert_eq!(read.done[0], done);
+        }
+        assert!(read.record(0, 4096) && read.error.is_none());
+        let mut sync = in_flight(Operation::Sync).await;
+        assert!(!sync.record(0, -libc::EINTR));
+        assert!(sync.record(0, 0) && sync.error.is_none());
+    }
+
+    #[tokio::test]
+    async fn the_end_and_a_failure_end_a_transfer() {
+        for answer in [0, 100] {
+            let mut read = in_flight(Operation::Read).await;
+            assert!(!read.record(0, 4096));
+            assert!(read.record(0, answer), "{answer}");
+            assert!(matches!(read.error, Some(DiskError::Io { operation: "read", .. })));
+        }
+        let mut write = in_flight(Operation::Write).await;
+        assert!(write.record(0, -libc::ENOSPC));
+        assert!(matches!(write.error, Some(DiskError::NoSpace)));
     }
 }

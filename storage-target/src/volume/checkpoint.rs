@@ -87,6 +87,9 @@ impl Shared {
     }
 
     async fn write_checkpoint(&self) -> Result<(), EngineError> {
+        if self.index.is_uncertain() {
+            return Err(IndexError::Uncertain.into());
+        }
         self.grow_index_if_small().await?;
         for _ in 0..GROWTHS_MAX {
             let Frozen { through, position } = self.freeze_with_maps().await?;
@@ -103,7 +106,15 @@ impl Shared {
                     return Ok(());
                 }
                 Err(IndexError::Full) => self.grow_index().await?,
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    if self.index.is_uncertain() {
+                        tracing::error!(
+                            target = %self.target, %error,
+                            "a checkpoint has failed at its end; the target must be opened again"
+                        );
+                    }
+                    return Err(error.into());
+                }
             }
         }
         Err(EngineError::NoSpace)

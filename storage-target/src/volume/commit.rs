@@ -72,6 +72,9 @@ impl Shared {
         &self,
         make: &mut (impl FnMut(u64) -> Result<Change, EngineError> + Send),
     ) -> Result<Result<Committed, JournalError>, EngineError> {
+        if self.index.is_uncertain() {
+            return Err(IndexError::Uncertain.into());
+        }
         let mut state = self.state();
         // Whoever appends holds the state's lock.
         let sequence = self.journal.next_sequence();

@@ -105,7 +105,7 @@ pub enum OpenError {
         /// The place.
         path: PathBuf,
         /// What.
-        source: Box<OpenError>,
+        source: Box<Self>,
     },
     /// The state that was found could not be made durable.
     #[error(transparent)]

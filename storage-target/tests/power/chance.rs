@@ -36,7 +36,7 @@ pub(crate) fn for_each_seed(rounds: u64, test: impl Fn(u64) -> anyhow::Result<()
 }
 
 /// Short enough to be typed.
-fn any_seed() -> u64 {
+pub(crate) fn any_seed() -> u64 {
     Random::system().number() >> 16
 }
 

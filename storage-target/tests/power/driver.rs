@@ -17,7 +17,7 @@ use super::{
 
 /// The engine and what it must hold.
 pub(crate) struct World {
-    pub(super) random: Random,
+    pub(crate) random: Random,
     pub(super) subject: Subject,
     pub(super) model: Model,
     /// What clients have heard last.
@@ -26,29 +26,42 @@ pub(crate) struct World {
     pub(super) ordered: Option<Ending>,
     /// Whether a sync failed just before the end.
     pub(super) failed_sync: bool,
+    weights: Weights,
     /// What has happened, for whoever reads of a failure.
     history: String,
 }
 
 /// Runs `length` operations from `seed`; the error says what the engine did wrong, and after what.
 pub(crate) fn run(seed: u64, length: usize, weights: &Weights) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    let mut world = World::new(seed, weights);
-    let outcome = runtime.block_on(async {
-        world.make(weights).await?;
+    let mut world = World::new(seed, weights, Subject::new);
+    world.run(async |world| {
         for nth in 0..length {
             let operation = Operation::random(&world.random, weights);
             world.note(&format!("{nth}: {operation:?}"));
             world.apply(operation).await?;
         }
-        world.note("the end");
-        world.finish().await
-    });
-    outcome.with_context(|| format!("{}\n", world.history))
+        Ok(())
+    })
 }
 
 impl World {
-    fn new(seed: u64, weights: &Weights) -> Self {
+    /// Makes the target, runs `work`, and gives everything up.
+    pub(crate) fn run(&mut self, work: impl AsyncFnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        let outcome = runtime.block_on(async {
+            self.make().await?;
+            work(self).await?;
+            self.note("the end");
+            self.finish().await
+        });
+        outcome.with_context(|| format!("{}\n", self.history))
+    }
+
+    pub(crate) fn new(
+        seed: u64,
+        weights: &Weights,
+        subject: impl FnOnce(u64, Shape) -> Subject,
+    ) -> Self {
         let random = Random::seeded(seed);
         let capacity = [1 << 20, 2 << 20, 6 << 20][below(&random, 3)];
         let checkpoint = [6, 24, 4096][below(&random, 3)] * 1024;
@@ -62,7 +75,7 @@ impl World {
             },
         };
         let backed = [(); FILES].map(|()| random_backed(&random));
-        let subject = Subject::new(random.number(), shape);
+        let subject = subject(random.number(), shape);
         Self {
             random,
             subject,
@@ -70,17 +83,19 @@ impl World {
             loss_count: 0,
             ordered: None,
             failed_sync: false,
+            weights: *weights,
             history: String::new(),
         }
     }
 
-    pub(super) fn note(&mut self, text: &str) {
+    pub(crate) fn note(&mut self, text: &str) {
         let changes = self.subject.directory.data_disk().tally().changes;
         self.history.push_str(&format!("\nat change {changes}: {text}"));
     }
 
     /// Makes the target; sometimes it takes several attempts.
-    async fn make(&mut self, weights: &Weights) -> Result<()> {
+    async fn make(&mut self) -> Result<()> {
+        let weights = self.weights;
         if weights.cuts && percent(&self.random, 20) {
             self.order();
         }
@@ -96,7 +111,7 @@ impl World {
         Ok(())
     }
 
-    async fn apply(&mut self, operation: Operation) -> Result<()> {
+    pub(crate) async fn apply(&mut self, operation: Operation) -> Result<()> {
         match operation {
             Operation::Write { file, chunk, range } => self.write(file, chunk, range).await?,
             Operation::Append { file, chunk, len } => {

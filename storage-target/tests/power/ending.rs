@@ -28,7 +28,7 @@ impl World {
         });
     }
 
-    pub(super) async fn close(&mut self) -> Result<()> {
+    pub(crate) async fn close(&mut self) -> Result<()> {
         match self.subject.close().await {
             Ok(()) => self.model.promise(),
             Err(refused) => return self.expect_off(Some(refused)),
@@ -60,7 +60,7 @@ impl World {
 
     /// Ends the run, as was ordered if nothing else is said, and opens the target again, which may
     /// be ended too.
-    pub(super) async fn recover(&mut self, ending: Option<Ending>) -> Result<()> {
+    pub(crate) async fn recover(&mut self, ending: Option<Ending>) -> Result<()> {
         let mut ending = ending.or(self.ordered).expect("an end was ordered");
         let mut worst = Ending::Kill;
         loop {
@@ -87,7 +87,7 @@ impl World {
     }
 
     /// Looks at everything after a start.
-    async fn settle(&mut self, ending: Ending) -> Result<()> {
+    pub(super) async fn settle(&mut self, ending: Ending) -> Result<()> {
         let mut found = BTreeMap::new();
         let mut pages = 0;
         for file in 0..FILES {

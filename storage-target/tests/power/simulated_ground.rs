@@ -1,18 +1,22 @@
-//! Where the volume lies: on a simulated disk, of one length or growing.
+//! A simulated disk, of one length or growing.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use millrace_storage_target::{
     disk::{
-        BufferPool,
+        Operation,
         simulated::{Flush, SimulatedDisk},
     },
-    format::{segment::BootId, superblock::linear::Layout},
-    volume::{Blank, Growth, OpenError, Options, Volume},
+    format::superblock::linear::Layout,
+    volume::{Blank, OpenError},
 };
-use millrace_types::{ClusterId, TargetId};
+use millrace_types::TargetId;
 
-use super::{model::PAGE, subject::Shape};
+use super::{
+    ground::{Ground, Parts},
+    model::PAGE,
+    subject::Shape,
+};
 
 /// Pages of a region.
 const REGION: u64 = 8192;
@@ -20,14 +24,14 @@ const REGION: u64 = 8192;
 /// Bytes that a run has until a growing disk must grow: few, so that most runs see it.
 const ROOM_BEFORE_GROWTH: u64 = 1 << 20;
 
-/// Everything of a volume is on one disk.
-pub(crate) struct Directory {
+/// The disk, and how its target is made.
+pub(crate) struct Simulated {
     disk: SimulatedDisk,
     layout: Layout,
     grows: bool,
 }
 
-impl Directory {
+impl Simulated {
     /// Of three seeds one has a disk that grows by a region, and one a disk whose file system has
     /// not got it.
     pub(crate) fn new(seed: u64, shape: Shape) -> Self {
@@ -48,62 +52,55 @@ impl Directory {
         };
         Self { disk, layout, grows: seed % 3 == 1 }
     }
+}
 
-    /// Bytes of a run that may use `room` and must not grow before; the rest is ballast.
-    #[expect(clippy::unnecessary_wraps, reason = "real disks have no ballast")]
-    pub(crate) fn room(&self, room: u64) -> Option<u64> {
+impl Ground for Simulated {
+    fn parts(&self) -> Result<Parts, OpenError> {
+        Ok(Parts {
+            disk: self.disk.queue(),
+            backing: Arc::new(self.disk.clone()),
+            capacity: self.layout.capacity,
+            blank: Blank { target: TargetId([7; 8]), layout: self.layout },
+        })
+    }
+
+    fn room(&self, room: u64) -> Option<u64> {
         Some(if self.grows { ROOM_BEFORE_GROWTH } else { room })
     }
 
-    pub(crate) async fn open(&self, boot: BootId, pool: BufferPool) -> Result<Volume, OpenError> {
-        let backing = Arc::new(self.disk.clone());
-        let options = Options {
-            cluster: ClusterId([9; 16]),
-            blank: Some(Blank { target: TargetId([7; 8]), layout: self.layout }),
-            disk: self.disk.queue(),
-            growth: Some(Growth { backing, capacity: self.layout.capacity }),
-            pool,
-            cache_bytes: 64 * 1024,
-            // Longer than any run: only what the test asks for happens.
-            sync_interval: Duration::from_secs(3600),
-            boot,
-        };
-        Volume::open(&options).await
+    fn changes(&self) -> u64 {
+        self.disk.tally().changes
     }
 
-    pub(crate) fn data_disk(&self) -> &SimulatedDisk {
-        &self.disk
+    fn fail(&self, operation: Operation, nth: u64, os_error: i32) {
+        self.disk.fail(operation, nth, os_error);
     }
 
-    pub(crate) fn is_off(&self) -> bool {
-        self.disk.is_off()
-    }
-
-    pub(crate) fn resume(&self) {
-        self.disk.resume();
-    }
-
-    pub(crate) fn restart(&self) {
-        self.disk.restart();
-    }
-
-    pub(crate) fn kill_in(&self, nth: u64) {
-        self.disk.kill_in(nth);
-    }
-
-    pub(crate) fn cut_power_in(&self, nth: u64) {
-        self.disk.cut_power_in(nth);
-    }
-
-    pub(crate) fn set_flush(&self, flush: Flush) {
-        self.disk.set_flush(flush);
-    }
-
-    pub(crate) fn flip(&self, offset: u64, bit: u8) {
+    fn flip(&self, offset: u64, bit: u8) {
         self.disk.flip(offset, bit);
     }
 
-    /// A volume's sync is tasks among others, which are not held.
-    #[expect(clippy::unused_self, reason = "the other engine's directory holds its syncs")]
-    pub(crate) fn release_sync(&self) {}
+    fn is_off(&self) -> bool {
+        self.disk.is_off()
+    }
+
+    fn resume(&self) {
+        self.disk.resume();
+    }
+
+    fn restart(&self) {
+        self.disk.restart();
+    }
+
+    fn kill_in(&self, nth: u64) {
+        self.disk.kill_in(nth);
+    }
+
+    fn cut_power_in(&self, nth: u64) {
+        self.disk.cut_power_in(nth);
+    }
+
+    fn set_flush(&self, flush: Flush) {
+        self.disk.set_flush(flush);
+    }
 }

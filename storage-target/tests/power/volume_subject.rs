@@ -13,7 +13,7 @@ use millrace_storage_target::{
     disk::{BufferPool, simulated::Flush},
     engine::{Authority, EngineError, Fill, JournalSizes, WriteRequest, ZeroRequest},
     format::segment::BootId,
-    volume::{ExportedBlocks, OpenError, Volume},
+    volume::{ExportedBlocks, OpenError, Snapshot, Volume},
 };
 use millrace_types::{
     BlockState, ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, Crc32c, GroupEpoch, InodeId,
@@ -107,18 +107,24 @@ pub(crate) struct Subject {
     has_ballast: bool,
     /// Marks made, so that a sync has something to tell.
     announcements: Cell<u32>,
+    reopened: Cell<bool>,
 }
 
 impl Subject {
     pub(crate) fn new(seed: u64, shape: Shape) -> Self {
+        Self::on(Directory::simulated(seed, shape), shape)
+    }
+
+    pub(crate) fn on(directory: Directory, shape: Shape) -> Self {
         Self {
-            directory: Directory::new(seed, shape),
+            directory,
             room: shape.capacity,
             pool: BufferPool::new(16 << 20),
             boot: 1,
             volume: RefCell::new(None),
             has_ballast: false,
             announcements: Cell::new(0),
+            reopened: Cell::new(false),
         }
     }
 
@@ -190,9 +196,22 @@ impl Subject {
     fn after(&self, error: EngineError) -> Refused {
         if self.volume().has_failed() && !self.directory.is_off() {
             let opened = self.reopen();
+            self.reopened.set(true);
             assert!(opened.is_ok() || self.directory.is_off(), "after {error}: {opened:?}");
         }
         error.into()
+    }
+
+    /// Whether the volume has been opened again since the last call.
+    pub(crate) fn take_reopened(&self) -> bool {
+        self.reopened.take()
+    }
+
+    /// Pages that are neither free nor in the use of the index or of any section, when nothing is
+    /// under way and what was given up has been freed.
+    pub(crate) fn lost_pages(&self) -> u64 {
+        let space = self.volume().statistics().space;
+        space.reserved + space.quarantined
     }
 
     pub(crate) fn loss_count(&self) -> u64 {
@@ -203,7 +222,7 @@ impl Subject {
     pub(crate) fn space(&self) -> (u64, u64) {
         let volume = self.volume();
         let content = ContentName { inode: InodeId(BALLAST), generation: ContentGeneration(1) };
-        let ballast = apart(volume.presence(&[content])).unwrap()[0].written.0;
+        let ballast = twice(|| volume.presence(std::slice::from_ref(&content)))[0].written.0;
         let space = volume.statistics().space;
         let page = PAGE as u64;
         assert_eq!(space.reserved, 0, "nothing is under way");
@@ -297,7 +316,7 @@ impl Subject {
     pub(crate) fn exportable(&self, chunk: Chunk) -> ExportedBlocks {
         let blocks = u16::try_from(BLOCKS).unwrap();
         let volume = self.volume();
-        let snapshot = apart(volume.snapshot(chunk.key(), 0..blocks)).unwrap();
+        let snapshot = twice(|| volume.snapshot(chunk.key(), 0..blocks));
         (0..blocks)
             .filter(|&block| snapshot.state(block) == BlockState::Written)
             .map(|block| (block, snapshot.fingerprint(block)))
@@ -353,15 +372,12 @@ impl Subject {
             let mut this = Found { state, bytes: vec![0; len], rot: 0, pages };
             if pages > 0 {
                 let first = u32::from(at) * 16;
-                for page in 0..16 {
-                    let start = usize::try_from(page).unwrap() * PAGE;
-                    match volume.load(&snapshot, first + page, 1).await {
-                        Ok(loaded) => {
-                            this.bytes[start..start + PAGE].copy_from_slice(&loaded.bytes);
-                        }
-                        Err(EngineError::Corrupt { .. }) => this.rot |= 1 << page,
-                        Err(error) => return Err(error.into()),
+                match volume.load(&snapshot, first, 16).await {
+                    Ok(loaded) => this.bytes.copy_from_slice(&loaded.bytes),
+                    Err(EngineError::Corrupt { .. }) => {
+                        look_at_pages(&volume, &snapshot, first, &mut this).await?;
                     }
+                    Err(error) => return Err(error.into()),
                 }
             }
             found.push(this);
@@ -392,6 +408,23 @@ impl Subject {
     }
 }
 
+/// Looks at the pages of a block one by one.
+async fn look_at_pages(
+    volume: &Volume,
+    snapshot: &Snapshot,
+    first: u32,
+    found: &mut Found,
+) -> Result<(), Refused> {
+    for (page, bytes) in (0..).zip(found.bytes.chunks_exact_mut(PAGE)) {
+        match volume.load(snapshot, first + page, 1).await {
+            Ok(loaded) => bytes.copy_from_slice(&loaded.bytes),
+            Err(EngineError::Corrupt { .. }) => found.rot |= 1 << page,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 fn write_request(chunk: Chunk, offset: usize, bytes: Vec<u8>, chunk_size: usize) -> WriteRequest {
     WriteRequest {
         key: chunk.key(),
@@ -406,6 +439,19 @@ fn write_request(chunk: Chunk, offset: usize, bytes: Vec<u8>, chunk_size: usize)
         number: WriteNumber(0),
         authority: Authority::default(),
     }
+}
+
+/// What the test itself asks for; a fault that was meant for something else may be in its way, once.
+fn twice<T: Send, F>(ask: impl Fn() -> F + Sync) -> T
+where
+    F: Future<Output = Result<T, EngineError>> + Send,
+{
+    apart(async {
+        match ask().await {
+            Ok(found) => found,
+            Err(_) => ask().await.unwrap(),
+        }
+    })
 }
 
 /// Runs something to its end on a runtime of its own, because a run opens its target from code

@@ -1,0 +1,147 @@
+//! Where the volume lies: on a simulated disk, or on a real one. Faults stand before both.
+
+use std::{sync::Arc, time::Duration};
+
+use millrace_storage_target::{
+    disk::{
+        Backing, BufferPool, DiskQueue, Operation,
+        faulty::Faults,
+        simulated::{Flush, Tally},
+    },
+    format::segment::BootId,
+    volume::{Blank, Growth, OpenError, Options, Volume},
+};
+use millrace_types::ClusterId;
+
+use super::{simulated_ground::Simulated, subject::Shape};
+
+/// What is opened.
+pub(crate) struct Parts {
+    pub(crate) disk: DiskQueue,
+    pub(crate) backing: Arc<dyn Backing>,
+    pub(crate) capacity: u64,
+    pub(crate) blank: Blank,
+}
+
+/// A disk under test. Those that are real are never off, and do nothing about power.
+pub(crate) trait Ground: Send + Sync {
+    /// Opens it for the next process.
+    fn parts(&self) -> Result<Parts, OpenError>;
+
+    /// Bytes of a run that may use `room` and must not grow before; the rest is ballast. `None`:
+    /// there is none.
+    fn room(&self, _room: u64) -> Option<u64> {
+        None
+    }
+
+    fn changes(&self) -> u64;
+
+    /// Lets the `nth` request of this kind fail.
+    fn fail(&self, operation: Operation, nth: u64, os_error: i32);
+
+    fn flip(&self, offset: u64, bit: u8);
+
+    fn is_off(&self) -> bool {
+        false
+    }
+
+    fn resume(&self) {}
+
+    fn restart(&self) {}
+
+    fn kill_in(&self, _nth: u64) {}
+
+    fn cut_power_in(&self, _nth: u64) {}
+
+    fn set_flush(&self, _flush: Flush) {}
+}
+
+/// Everything of a volume is on one disk.
+pub(crate) struct Directory {
+    ground: Arc<dyn Ground>,
+    faults: Faults,
+}
+
+impl Directory {
+    pub(crate) fn simulated(seed: u64, shape: Shape) -> Self {
+        Self::on(Arc::new(Simulated::new(seed, shape)), Faults::default())
+    }
+
+    pub(crate) fn on(ground: Arc<dyn Ground>, faults: Faults) -> Self {
+        Self { ground, faults }
+    }
+
+    pub(crate) async fn open(&self, boot: BootId, pool: BufferPool) -> Result<Volume, OpenError> {
+        let Parts { disk, backing, capacity, blank } = self.ground.parts()?;
+        let options = Options {
+            cluster: ClusterId([9; 16]),
+            blank: Some(blank),
+            disk: self.faults.before(&disk),
+            growth: Some(Growth { backing: self.faults.before_growth(backing), capacity }),
+            pool,
+            cache_bytes: 64 * 1024,
+            // Longer than any run: only what the test asks for happens.
+            sync_interval: Duration::from_secs(3600),
+            boot,
+        };
+        Volume::open(&options).await
+    }
+
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    pub(crate) fn room(&self, room: u64) -> Option<u64> {
+        self.ground.room(room)
+    }
+
+    pub(crate) fn data_disk(&self) -> DataDisk {
+        DataDisk(Arc::clone(&self.ground))
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.ground.is_off()
+    }
+
+    pub(crate) fn resume(&self) {
+        self.ground.resume();
+    }
+
+    pub(crate) fn restart(&self) {
+        self.ground.restart();
+    }
+
+    pub(crate) fn kill_in(&self, nth: u64) {
+        self.ground.kill_in(nth);
+    }
+
+    pub(crate) fn cut_power_in(&self, nth: u64) {
+        self.ground.cut_power_in(nth);
+    }
+
+    pub(crate) fn set_flush(&self, flush: Flush) {
+        self.ground.set_flush(flush);
+    }
+
+    pub(crate) fn flip(&self, offset: u64, bit: u8) {
+        self.ground.flip(offset, bit);
+    }
+
+    /// A volume's sync is tasks among others, which are not held.
+    #[expect(clippy::unused_self, reason = "the other engine's directory holds its syncs")]
+    pub(crate) fn release_sync(&self) {}
+}
+
+/// What plays fate.
+#[derive(Clone)]
+pub(crate) struct DataDisk(Arc<dyn Ground>);
+
+impl DataDisk {
+    pub(crate) fn tally(&self) -> Tally {
+        Tally { changes: self.0.changes(), ..Tally::default() }
+    }
+
+    pub(crate) fn fail(&self, operation: Operation, nth: u64, os_error: i32) {
+        self.0.fail(operation, nth, os_error);
+    }
+}
