@@ -1,8 +1,18 @@
-//! A target in a directory and in an image file: what opening makes, refuses and remembers.
+//! A target in a directory, in an image file and on a loop device: what opening makes, refuses and
+//! remembers.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-use std::{fs, fs::File, os::unix::fs::FileExt, path::Path, time::Duration};
+#[path = "power/loop_device.rs"]
+mod loop_device;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::fs::FileExt,
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use millrace_storage_target::{
@@ -15,6 +25,8 @@ use millrace_types::{
     ByteLen, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
     InodeId, MIB, SessionId, TargetId, WriteEpoch, WriteNumber,
 };
+
+use loop_device::LoopDevice;
 
 /// Bytes of one write.
 const PIECE: usize = 1 << 20;
@@ -183,4 +195,93 @@ async fn a_wiped_image_becomes_a_new_target_although_an_old_journal_lies_there()
     assert!(volume.statistics().blank);
     let snapshot = volume.snapshot(key(3), 0..1).await.unwrap();
     assert_eq!(snapshot.page_count(0), 0, "nothing of the old target comes back");
+}
+
+#[tokio::test]
+async fn a_file_system_without_room_is_no_damage_and_goes_on_when_it_has_some() {
+    let home = tempfile::tempdir().unwrap();
+    let Some(mounted) = Mounted::tmpfs(home.path(), 100) else { return };
+    // The setting is more than there is.
+    let volume = open(home.path(), Some(17 * MIB + 4 * REGION)).await.unwrap();
+    let blank = volume.statistics();
+    assert_eq!(blank.capacity, ByteLen(4 * REGION - 8 * MIB));
+    assert_eq!(blank.free, ByteLen(2 * REGION - 8 * MIB - blank.used.0), "one more fits");
+    let chunks = fill(&volume).await;
+    assert_eq!(chunks, blank.free.0 / MIB, "what was promised is what there is");
+    assert!(volume.statistics().free.0 < MIB);
+    assert!(!volume.has_failed());
+    mounted.resize(200);
+    assert!(volume.statistics().free.0 > REGION, "it is seen at once");
+    write(&volume, chunks).await.unwrap();
+    drop(volume);
+    let volume = open(home.path(), Some(17 * MIB + 4 * REGION)).await.unwrap();
+    for index in 0..=chunks {
+        assert_holds(&volume, index).await;
+    }
+    volume.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_system_on_a_device_is_refused_by_name_until_it_is_wiped() {
+    let home = tempfile::tempdir().unwrap();
+    let image = home.path().join("image");
+    File::create(&image).unwrap().set_len(81 * MIB).unwrap();
+    let Some(device) = LoopDevice::attach(&image) else { return };
+    let makers = [("mkfs.ext4", "an ext2, ext3 or ext4 file system"), ("mkswap", "swap space")];
+    for (maker, name) in makers {
+        let made = Command::new(maker).arg(&device.0).output().unwrap();
+        assert!(made.status.success(), "{maker}: {made:?}");
+        let before = fs::read(&device.0).unwrap();
+        let error = open(&device.0, None).await.unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+        assert!(error.to_string().contains(device.0.to_str().unwrap()), "{error}");
+        assert!(fs::read(&device.0).unwrap() == before, "nothing is changed");
+        let disk = OpenOptions::new().write(true).open(&device.0).unwrap();
+        disk.write_all_at(&vec![0; 1 << 20], 0).unwrap();
+        disk.sync_all().unwrap();
+    }
+    let volume = open(&device.0, None).await.unwrap();
+    assert_eq!(volume.statistics().capacity, ByteLen(2 * REGION - 8 * MIB));
+    write(&volume, 1).await.unwrap();
+    let in_use = open(&device.0, None).await.unwrap_err();
+    assert!(matches!(in_use, OpenError::Place(PlaceError::InUse { .. })), "{in_use}");
+    drop(volume);
+    let volume = open(&device.0, None).await.unwrap();
+    assert_holds(&volume, 1).await;
+    volume.close().await.unwrap();
+}
+
+/// A file system of its own, unmounted when it is dropped.
+struct Mounted<'a>(&'a Path);
+
+impl<'a> Mounted<'a> {
+    /// `None` where nobody may mount, which is said.
+    #[expect(clippy::print_stderr, reason = "who reads the test's output learns what was skipped")]
+    fn tmpfs(at: &'a Path, mib: u32) -> Option<Self> {
+        let size = format!("size={mib}m");
+        let done =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).output();
+        if done.as_ref().is_ok_and(|done| done.status.success()) {
+            return Some(Self(at));
+        }
+        eprintln!("skipped: no file system can be mounted here: {done:?}");
+        None
+    }
+
+    fn resize(&self, mib: u32) {
+        let size = format!("remount,size={mib}m");
+        let done = Command::new("mount").args(["-o", &size]).arg(self.0).status();
+        assert!(done.unwrap().success());
+    }
+}
+
+impl Drop for Mounted<'_> {
+    #[expect(clippy::print_stderr, reason = "a mount that stays must be seen")]
+    fn drop(&mut self) {
+        // What is still open in it goes with the process.
+        let done = Command::new("umount").arg("--lazy").arg(self.0).status();
+        if !done.is_ok_and(|status| status.success()) {
+            eprintln!("{} is still mounted", self.0.display());
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod power {
     mod ending;
     pub(crate) mod faults;
     pub(crate) mod ground;
+    mod loop_device;
     pub(crate) mod model;
     pub(crate) mod operation;
     pub(crate) mod real_ground;

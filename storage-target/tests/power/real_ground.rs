@@ -1,10 +1,9 @@
 //! Real disks: a directory, an image file, and a loop device, which needs root and `losetup`.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{File, OpenOptions},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    process::Command,
     sync::Arc,
 };
 
@@ -18,6 +17,7 @@ use tempfile::TempDir;
 
 use super::{
     ground::{Directory, Ground, Parts},
+    loop_device::LoopDevice,
     model::PAGE,
 };
 
@@ -93,32 +93,4 @@ impl Ground for Real {
 fn made(image: &Path) -> PathBuf {
     File::create(image).unwrap().set_len(LEN).unwrap();
     image.to_owned()
-}
-
-/// A loop device, detached when it is dropped, whatever became of the test.
-struct LoopDevice(PathBuf);
-
-impl LoopDevice {
-    #[expect(clippy::print_stderr, reason = "who reads the test's output learns what was skipped")]
-    fn attach(image: &Path) -> Option<Self> {
-        if !fs::exists("/dev/loop-control").unwrap() {
-            eprintln!("skipped: no /dev/loop-control, so no loop devices");
-            return None;
-        }
-        let attached = Command::new("losetup").args(["--find", "--show"]).arg(image).output();
-        let attached = attached.expect("losetup of util-linux");
-        assert!(attached.status.success(), "losetup: {attached:?}");
-        let path = String::from_utf8(attached.stdout).unwrap();
-        Some(Self(PathBuf::from(path.trim_end())))
-    }
-}
-
-impl Drop for LoopDevice {
-    #[expect(clippy::print_stderr, reason = "a device that stays attached must be seen")]
-    fn drop(&mut self) {
-        let detached = Command::new("losetup").arg("--detach").arg(&self.0).status();
-        if !detached.is_ok_and(|status| status.success()) {
-            eprintln!("{} is still attached", self.0.display());
-        }
-    }
 }
