@@ -6,6 +6,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValuePars
 use millrace_protocol::admin::AttributeSource;
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
+mod target;
+
+pub use target::{ScrubArguments, TargetArgument, TargetCommand};
+
 /// The operator's tool of Millrace, a parallel file system for machine learning.
 #[derive(Parser, Debug)]
 #[command(
@@ -83,6 +87,9 @@ pub enum Command {
     /// Show how a file stands against its bucket, or count the files of a directory by state
     #[command(after_help = STATE_HELP)]
     State(PathArgument),
+    /// List storage targets, check what is on them, tell whether one can go
+    #[command(subcommand)]
+    Target(TargetCommand),
     /// List, show and cancel jobs (import, hydrate, export, release)
     #[command(subcommand)]
     Job(JobCommand),

@@ -31,7 +31,9 @@ mod watch;
 
 pub use settings::AdminSettings;
 
-use arguments::{Cli, ClusterCommand, Command, DevCommand, JobCommand, LinkCommand, StripeCommand};
+use arguments::{
+    Cli, ClusterCommand, Command, DevCommand, JobCommand, LinkCommand, StripeCommand, TargetCommand,
+};
 use context::Context;
 use exit::{Exit, Misuse};
 
@@ -120,12 +122,24 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         }
         Command::Resolve(arguments) => commands::resolve::run(context, arguments).await,
         Command::State(arguments) => commands::state::run(context, arguments).await,
+        Command::Target(command) => dispatch_target(context, command).await,
         Command::Job(JobCommand::List) => commands::job_list::run(context).await,
         Command::Job(JobCommand::Show(arguments)) => {
             commands::job_show::run(context, arguments).await
         }
         Command::Job(JobCommand::Cancel(arguments)) => {
             commands::job_cancel::run(context, arguments).await
+        }
+    }
+}
+
+async fn dispatch_target(context: &Context, command: TargetCommand) -> anyhow::Result<Exit> {
+    match command {
+        TargetCommand::List => commands::target_list::run(context).await,
+        TargetCommand::Show(arguments) => commands::target_show::run(context, arguments).await,
+        TargetCommand::Scrub(arguments) => commands::target_scrub::run(context, arguments).await,
+        TargetCommand::DrainCheck(arguments) => {
+            commands::target_drain_check::run(context, arguments).await
         }
     }
 }

@@ -15,6 +15,13 @@ use serde::Serialize;
 
 use crate::output::{path_text, time_text};
 
+mod target;
+
+pub(crate) use target::{
+    DetailReport, DrainReport, FindingReport, ScrubReport, TargetDetailReport, TargetScrubReport,
+    TargetShowReport,
+};
+
 /// What `status` prints.
 #[derive(Serialize, Debug)]
 pub(crate) struct StatusReport {

@@ -15,7 +15,7 @@ use crate::{
     metrics::ServerMetrics,
     server::{MetadataService, ServerEnvironment},
     settings::Settings,
-    targets::{peers::Peers, trims::Trims},
+    targets::{peers::Peers, trims::Trims, upkeep::Upkeep},
 };
 
 /// A running metadata server.
@@ -62,6 +62,7 @@ impl Daemon {
         let handle = engine.handle().clone();
         let peers = Peers::new(handle.clone(), endpoints);
         let trims = Trims::new(handle.clone(), peers.clone());
+        let upkeep = Upkeep::new(handle.clone(), peers.clone());
         let environment = ServerEnvironment::new(handle.clone(), peers, Random::system());
         let buckets = Arc::new(Buckets::new(settings.bucket_access()));
         let hydration = Hydration::new(Arc::new(environment), buckets);
@@ -71,6 +72,7 @@ impl Daemon {
             handle,
             hydration.clone(),
             trims.clone(),
+            upkeep,
             tokio::runtime::Handle::current(),
             ServerMetrics::register(&mut metrics),
         );

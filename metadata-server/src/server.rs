@@ -21,13 +21,14 @@ use crate::{
     hydration::{Hydration, Listing},
     metrics::ServerMetrics,
     ops::{self, Client, Need, Step},
-    targets::trims::Trims,
+    targets::{trims::Trims, upkeep::Upkeep},
 };
 
 pub mod environment;
 mod hydrate;
 mod jobs;
 mod roles;
+mod upkeep;
 
 pub use environment::ServerEnvironment;
 
@@ -37,6 +38,7 @@ pub struct MetadataService {
     engine: Handle,
     hydration: Hydration<ServerEnvironment>,
     trims: Trims,
+    upkeep: Upkeep,
     /// Where work runs that goes on when its caller gives up.
     background: tokio::runtime::Handle,
     /// Bounds that work.
@@ -80,11 +82,12 @@ impl MetadataService {
         engine: Handle,
         hydration: Hydration<ServerEnvironment>,
         trims: Trims,
+        upkeep: Upkeep,
         background: tokio::runtime::Handle,
         metrics: ServerMetrics,
     ) -> Self {
         let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
-        Self { engine, hydration, trims, background, rooms, metrics }
+        Self { engine, hydration, trims, upkeep, background, rooms, metrics }
     }
 
     /// Runs an operation until it is done, and answers.
@@ -330,6 +333,10 @@ impl MetadataService {
             RequestKind::SetLinkOptions => self.hydrate::<admin::SetLinkOptions>(call).await,
             RequestKind::ListLinkOptions => self.hydrate::<admin::ListLinkOptions>(call).await,
             RequestKind::ResolveConflict => self.hydrate::<admin::ResolveConflict>(call).await,
+            RequestKind::ListTargets
+            | RequestKind::ShowTarget
+            | RequestKind::ScrubTargets
+            | RequestKind::CheckDrain => self.dispatch_upkeep(call).await,
             other => {
                 // `admits` lets nothing else in.
                 let text = format!("{} is no request to a metadata server", other.name());

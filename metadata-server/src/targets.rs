@@ -4,12 +4,14 @@
 //! (health, use) is kept here in memory.
 //!
 //! Modules: [`liveness`] (one target), [`registry`] (all of them), [`map`] (the cluster map),
-//! [`peers`] (connections to their daemons), [`trims`] (what shrinks ask of them).
+//! [`peers`] (connections to their daemons), [`trims`] (what shrinks ask of them), [`upkeep`] (what
+//! operators ask of them).
 
 pub mod liveness;
 pub mod map;
 pub mod peers;
 pub mod registry;
 pub mod trims;
+pub mod upkeep;
 
 pub use registry::Registry;

@@ -51,7 +51,7 @@
 //!
 //! Modules in reading order: `place`, `open`, `recovery`, `room`, `sections` (pure), `read`, `install`,
 //! `write`, `zero`, `ends`, `remove`, `commit`, `checkpoint`; `inspect`, `findings`, `scrub`,
-//! `gather`.
+//! `gather`, `describe`.
 
 use std::{
     collections::BTreeMap,
@@ -86,6 +86,7 @@ use crate::{
 
 mod checkpoint;
 mod commit;
+mod describe;
 mod ends;
 mod findings;
 mod gather;

@@ -37,6 +37,12 @@ fn every_documented_form_parses() {
         "millrace cluster invite --dir D --role client --subtree /a --squash-root --out F",
         "millrace cluster invite --dir D --role metadata --out F",
         "millrace dev up --dir D --targets 3 --mount M",
+        "millrace target list",
+        "millrace target show 0011223344556677",
+        "millrace target scrub --all",
+        "millrace target scrub 0011223344556677 8899aabbccddeeff --start --wait",
+        "millrace target scrub 0011223344556677 --rate 0",
+        "millrace target drain-check 0011223344556677",
         "millrace dev up --dir D",
         "millrace dev down --dir D",
         "millrace dev status --dir D",
@@ -121,4 +127,17 @@ fn sizes_and_counts_arrive_as_values() {
         panic!("another command");
     };
     assert_eq!(add.mode, LinkModeName::ReadOnly);
+}
+
+#[test]
+fn a_scrub_needs_targets_and_at_most_one_action() {
+    for line in [
+        "millrace target scrub",
+        "millrace target scrub 0011223344556677 --all",
+        "millrace target scrub --all --start --pause",
+        "millrace target scrub --all --rate 1MiB --start",
+        "millrace target show 00112233",
+    ] {
+        assert!(parse(line).is_err(), "{line}");
+    }
 }

@@ -61,7 +61,7 @@ macro_rules! requests {
     };
 }
 
-use crate::{admin, cluster, control, metadata, session, storage, target};
+use crate::{admin, cluster, control, metadata, session, storage, target, upkeep};
 
 requests! {
     /// First message on a connection to the metadata server.
@@ -152,6 +152,10 @@ requests! {
     MarkExported = 0x0507, target::MarkExported => target::ItemResults;
     /// Tells whether this host can reach a bucket.
     CheckBucket = 0x0508, target::CheckBucket => session::Done;
+    /// Everything about a target, with what was found bad on it.
+    DescribeTarget = 0x0509, upkeep::DescribeTarget => upkeep::TargetDetail;
+    /// Starts, pauses, resumes a target's scrub, or sets its rate.
+    ControlScrub = 0x050a, upkeep::ControlScrub => upkeep::ScrubReport;
 
     /// Health, servers, targets, links and jobs.
     ClusterStatus = 0x0601, admin::ClusterStatus => admin::ClusterStatusReply;
@@ -181,6 +185,14 @@ requests! {
     SetLinkOptions = 0x060d, admin::SetLinkOptions => admin::LinkOptionsReply;
     /// How the links follow their buckets.
     ListLinkOptions = 0x060e, admin::ListLinkOptions => admin::LinkOptionsReply;
+    /// The targets, each with its space and its scrub.
+    ListTargets = 0x060f, upkeep::ListTargets => upkeep::TargetsReply;
+    /// Everything about a target, with what was found bad on it and the files concerned.
+    ShowTarget = 0x0610, upkeep::ShowTarget => upkeep::TargetReply;
+    /// Starts, pauses, resumes the scrubs of targets, or sets their rate.
+    ScrubTargets = 0x0611, upkeep::ScrubTargets => upkeep::ScrubsReply;
+    /// What would be lost if a target went away now.
+    CheckDrain = 0x0612, upkeep::CheckDrain => upkeep::DrainReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -6,7 +6,7 @@
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`cluster`], [`storage`], [`target`],
-//! [`admin`], [`control`].
+//! [`admin`], [`upkeep`], [`control`].
 
 pub mod admin;
 pub mod capability;
@@ -19,6 +19,7 @@ pub mod metadata;
 pub mod session;
 pub mod storage;
 pub mod target;
+pub mod upkeep;
 pub mod version;
 
 pub use codec::Message;

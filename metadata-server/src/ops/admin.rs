@@ -235,7 +235,8 @@ fn sessions(core: &mut Core) -> Result<Vec<SessionStatus>, Failure> {
     Ok(sessions)
 }
 
-fn targets(core: &mut Core) -> Vec<TargetStatus> {
+/// Every target ever registered, by its id.
+pub(crate) fn targets(core: &mut Core) -> Vec<TargetStatus> {
     let map = core.map().0;
     let groups_of = |target| {
         let groups = map.pools.iter().flat_map(|pool| &pool.groups);

@@ -38,7 +38,11 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
         | Kind::ListLinks
         | Kind::RemoveLink
         | Kind::SetLinkOptions
-        | Kind::ListLinkOptions => &[Role::Admin],
+        | Kind::ListLinkOptions
+        | Kind::ListTargets
+        | Kind::ShowTarget
+        | Kind::ScrubTargets
+        | Kind::CheckDrain => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout
@@ -61,6 +65,8 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
         | Kind::UploadObject
         | Kind::MarkExported
         | Kind::CheckBucket
+        | Kind::DescribeTarget
+        | Kind::ControlScrub
         | Kind::DescribeMount => &[],
     };
     roles.contains(&role)
@@ -80,5 +86,9 @@ mod tests {
         assert!(!admits(Role::Client, Kind::AddLink));
         assert!(!admits(Role::Client, Kind::RegisterHost));
         assert!(!admits(Role::Target, Kind::Lookup));
+        assert!(admits(Role::Admin, Kind::ScrubTargets));
+        for role in [Role::Metadata, Role::Client, Role::Target] {
+            assert!(!admits(role, Kind::ShowTarget) && !admits(role, Kind::ScrubTargets));
+        }
     }
 }

@@ -4,6 +4,7 @@ mod admin;
 mod cluster;
 mod metadata;
 mod storage;
+mod upkeep;
 
 use millrace_protocol::{
     Message, Request,
@@ -34,6 +35,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(cluster::all());
     samples.extend(storage::all());
     samples.extend(admin::all());
+    samples.extend(upkeep::all());
     samples
 }
 

@@ -111,6 +111,15 @@ async fn a_pass_finds_what_is_damaged_and_nothing_else() {
     assert_eq!(volume.scrub_status().progress.findings, 2);
     assert_eq!(volume.findings(None, 1)[0].1, finding, "since when it is known");
     assert_eq!(volume.statistics().bad_blocks, 2);
+    // The same in the words of the wire, a page at a time.
+    let told = volume.describe(None, 1);
+    assert_eq!((told.findings_total, told.findings.len()), (2, 1));
+    assert_eq!((told.scrub.pass, told.scrub.findings, told.scrub.under_way), (3, 2, false));
+    assert_eq!(told.space.written.0, 8 * 171 * 4096);
+    let place = told.findings[0].place;
+    assert_eq!((place.chunk, place.block, told.findings[0].page), (key(3, 0), 8, finding.page));
+    let rest = volume.describe(Some(place), u32::MAX).findings;
+    assert_eq!((rest.len(), rest[0].place.chunk), (1, key(7, 0)));
 }
 
 #[tokio::test]

@@ -1,0 +1,100 @@
+//! `millrace target ...`
+
+use clap::{ArgGroup, Args, Subcommand};
+use millrace_protocol::upkeep::ScrubAction;
+use millrace_types::{ByteLen, TargetId};
+
+/// `millrace target ...`
+#[derive(Subcommand, Debug)]
+pub enum TargetCommand {
+    /// List the targets with their space, damage and scrubs
+    List,
+    /// Show everything about a target, with each damaged block and its file
+    #[command(after_help = SHOW_HELP)]
+    Show(TargetArgument),
+    /// Show, start, pause and resume the check of everything on a target, or set its rate
+    #[command(after_help = SCRUB_HELP)]
+    Scrub(ScrubArguments),
+    /// Tell what would be lost if a target went away now
+    #[command(after_help = DRAIN_HELP)]
+    DrainCheck(TargetArgument),
+}
+
+/// A target.
+#[derive(Args, Debug)]
+pub struct TargetArgument {
+    /// The target, as `target list` shows it
+    #[arg(value_name = "ID", value_parser = target_id)]
+    pub id: TargetId,
+}
+
+/// Arguments of `target scrub`.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("which").required(true).args(["ids", "all"]))]
+#[command(group = ArgGroup::new("action").args(["start", "pause", "resume", "rate"]))]
+pub struct ScrubArguments {
+    /// Targets, as `target list` shows them
+    #[arg(value_name = "ID", value_parser = target_id)]
+    pub ids: Vec<TargetId>,
+    /// Every target
+    #[arg(long)]
+    pub all: bool,
+    /// Begin a pass now; one that is under way goes on
+    #[arg(long)]
+    pub start: bool,
+    /// Stop reading, until --resume or the daemon's next start
+    #[arg(long)]
+    pub pause: bool,
+    /// Go on
+    #[arg(long)]
+    pub resume: bool,
+    /// Read at most that much a second, until the daemon's next start; 0: off
+    #[arg(long, value_name = "SIZE")]
+    pub rate: Option<ByteLen>,
+    /// Stay until the pass ends, with its progress; exit code 1 when it finds damage
+    #[arg(long)]
+    pub wait: bool,
+}
+
+impl ScrubArguments {
+    /// What is asked for.
+    pub(crate) fn action(&self) -> ScrubAction {
+        match self.rate {
+            Some(rate) => ScrubAction::SetRate(rate.0),
+            None if self.start => ScrubAction::Start,
+            None if self.pause => ScrubAction::Pause,
+            None if self.resume => ScrubAction::Resume,
+            None => ScrubAction::Show,
+        }
+    }
+}
+
+fn target_id(text: &str) -> Result<TargetId, String> {
+    TargetId::parse(text)
+        .map_err(|_| "use the 16 digits that `millrace target list` shows".to_owned())
+}
+
+const SHOW_HELP: &str = "\
+A damaged block is never read as data: whoever asks for it gets an error until the file is
+overwritten there or removed. What a bucket has too is dropped and fetched again, and not listed.
+
+Examples:
+  millrace target show 3f0a51c2b7e94d68
+  millrace target show 3f0a51c2b7e94d68 --json";
+
+const SCRUB_HELP: &str = "\
+A pass reads everything on the target and checks it. It begins every week unless the settings of the
+daemon ([scrub]) say otherwise, goes on where it was after a restart, and reads at most 32 MiB/s.
+
+Examples:
+  millrace target scrub --all                          how far each one is
+  millrace target scrub 3f0a51c2b7e94d68 --start --wait
+  millrace target scrub 3f0a51c2b7e94d68 --rate 200MiB";
+
+const DRAIN_HELP: &str = "\
+Exit codes: 0 nothing would be lost, 1 something would, or nobody can tell. Files that a bucket has
+as they are could not be read either until the target is back, but they are not lost. What would be
+lost is saved by `millrace export`, where there is a bucket, or by copying the files elsewhere.
+
+Example:
+  millrace target drain-check 3f0a51c2b7e94d68";
