@@ -67,6 +67,8 @@ run_random() {
         replay namespace
     MILLRACE_TEST_LENGTH=10 \
         cargo test --locked --package millrace-storage-target --test power --quiet -- any_operations
+    MILLRACE_TEST_LENGTH=10 \
+        cargo test --locked --package millrace-storage-target --test formats --quiet
     MILLRACE_TEST_ROUNDS=10000 \
         cargo test --locked --package millrace-storage-target --test power --quiet -- after_any_end
 }

@@ -22,8 +22,8 @@
 //! Modules: [`buffer`] (the aligned pool), [`place`] (where a target lies: directory, device or
 //! image), [`backing`] (how it grows), [`mod@file`] (opening and growing the data file), `lock`,
 //! [`blocking`] and [`uring`] (the two engines), [`directory`] (what else a target's directory
-//! holds), [`simulated`] (a disk and a directory for tests, which lose power), [`faulty`] (faults
-//! on request, before any disk); `conformance` is the suite that all disks pass.
+//! holds), [`simulated`] (a disk and a directory for tests, which lose power), [`faulty`] (faults on
+//! request, before any disk); `conformance` is the suite that all disks pass.
 
 use std::{
     fmt, io,

@@ -18,9 +18,11 @@
 //! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
 //! wire), `member` (heartbeats), `changed` (objects that are not what they were), `metrics`,
 //! [`run`](mod@run). Beside them the offline tools, which use [`format`](mod@format) and the walk
-//! of [`index`] alone: [`image`] (a target's bytes, opened for reading) and [`verify`].
+//! of [`index`] alone: [`image`] (a target's bytes, opened for reading), [`verify`] and
+//! [`dump`].
 
 pub mod disk;
+pub mod dump;
 pub mod engine;
 pub mod format;
 pub mod image;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use millrace_service::daemon::{self, DaemonArguments};
-use millrace_storage_target::verify;
+use millrace_storage_target::{dump, verify};
 
 /// The storage target daemon of Millrace: keeps chunks on the local disks of one host. Without a
 /// command it serves.
@@ -22,6 +22,7 @@ enum Command {
     /// Serve the targets that the settings name (the default).
     Serve(DaemonArguments),
     Verify(verify::command::Arguments),
+    Dump(dump::command::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         None => serve(&arguments.daemon),
         Some(Command::Serve(arguments)) => serve(&arguments),
         Some(Command::Verify(arguments)) => verify::command::run(&arguments),
+        Some(Command::Dump(arguments)) => dump::command::run(&arguments),
     }
 }
 

@@ -6,6 +6,7 @@
 mod verify {
     mod command;
     mod damage;
+    mod dump;
     mod snapshot;
     mod sound;
     mod target;

@@ -65,8 +65,7 @@ impl Shared {
                 Ok(()) => self.space.grow(1),
                 Err(DiskError::NoSpace) => {
                     self.space.set_growable(0);
-                    let target = self.target;
-                    tracing::warn!(%target, "the file system under the target is full");
+                    tracing::warn!(target = %self.target, "the file system under the target is full");
                     return Ok(());
                 }
                 Err(error) => return Err(error.into()),

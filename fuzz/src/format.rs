@@ -1,0 +1,1 @@
+../../storage-target/src/format.rs
