@@ -302,7 +302,7 @@ impl<'a> Contents<'a> {
                      below {} is lost",
                     group.0, mark.below.0
                 );
-                let remedy = "reads of it fail with EIO; `millrace target lost` lists the files";
+                let remedy = "reads of it fail with EIO; `millrace fsck start` tells the files";
                 self.report.note(Kind::Lost, None, text, remedy);
             }
             Entry::Mark(..) | Entry::FreeMap(..) | Entry::Summaries(..) | Entry::Fact(..) => {}
