@@ -9,7 +9,7 @@ use millrace_storage_target::format::{
     node::{NODE_LEN, Node, NodeHeader, Reference, encode_node},
     root::{ROOT_LEN, RootRecord},
     section::{SECTION_PAGES, Section},
-    superblock::linear::Superblock,
+    superblock::Superblock,
     table::Entry,
 };
 use millrace_types::{Crc32c, TargetId};

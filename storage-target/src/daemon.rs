@@ -30,7 +30,7 @@ mod export;
 
 pub(crate) use export::{Exporter, Remote};
 
-/// Bodies of writes in memory before they are copied into the engine's buffers.
+/// Bodies of writes in memory before they are copied into the volume's buffers.
 const BODIES_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Everything that requests need.
@@ -97,7 +97,7 @@ impl Daemon {
         self.stores
             .values()
             .map(|store| {
-                let statistics = store.engine().statistics();
+                let statistics = store.volume().statistics();
                 TargetReport {
                     id: store.id(),
                     capacity: statistics.capacity,

@@ -21,9 +21,9 @@
 //!
 //! Modules: [`buffer`] (the aligned pool), [`place`] (where a target lies: directory, device or
 //! image), [`backing`] (how it grows), [`mod@file`] (opening and growing the data file), `lock`,
-//! [`blocking`] and [`uring`] (the two engines), [`directory`] (what else a target's directory
-//! holds), [`simulated`] (a disk and a directory for tests, which lose power), [`faulty`] (faults on
-//! request, before any disk); `conformance` is the suite that all disks pass.
+//! [`blocking`] and [`uring`] (the two engines), [`simulated`] (a disk for tests, which loses
+//! power), [`faulty`] (faults on request, before any disk); `conformance` is the suite that all
+//! disks pass.
 
 use std::{
     fmt, io,
@@ -39,7 +39,6 @@ pub mod blocking;
 pub mod buffer;
 #[cfg(test)]
 mod conformance;
-pub mod directory;
 pub mod faulty;
 pub mod file;
 mod lock;
@@ -49,7 +48,6 @@ pub mod uring;
 
 pub use backing::Backing;
 pub use buffer::{AlignedBuffer, BufferPool};
-pub use directory::{Directory, LocalDirectory};
 pub use file::DataFile;
 pub use place::{Place, PlaceError};
 

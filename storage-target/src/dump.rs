@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use crate::{
     format::{
         root::{ROOT_SLOTS, RootRecord},
-        superblock::linear::{COPIES, Superblock},
+        superblock::{COPIES, Superblock},
     },
     image::{PageSource, Tree},
     verify::Unreadable,

@@ -1,26 +1,15 @@
 //! What lies on a target's disk, as bytes. No input or output happens here.
 //!
-//! A target is a directory:
-//!
-//! ```text
-//! superblock                      who this target is                            (superblock)
-//! data                            pages of 4 KiB; which are in use, the index says
-//! journal/<sequence>.checkpoint   the whole index as of that sequence number    (checkpoint)
-//! journal/<sequence>.log          changes from that sequence number on          (segment, record)
-//! ```
-//!
-//! Of format 2, which targets do not have yet, are: the superblock
-//! ([`linear`](superblock::linear)), the ring of [`batch`]es and the [`change`]s in it, the index
-//! ([`root`], [`node`], [`key`]) and its [`table`]s: [`section`], [`mark`], [`free_map`],
-//! [`finding`], [`fact`].
+//! A target is one linear space of pages of 4 KiB: two copies of the [`superblock`], the ring of
+//! [`batch`]es with the [`change`]s in it, and regions, in which lie bytes of chunks and the nodes
+//! of the index ([`root`], [`node`], [`key`]) with its [`table`]s: [`section`], [`mark`],
+//! [`free_map`], [`finding`], [`fact`]. [`units`] says what is counted in what.
 //!
 //! Everything is little-endian and carries a crc32c. The offline checker shares these modules with
 //! the server, so nothing here knows tasks, sockets or settings.
 
 pub mod batch;
 pub mod change;
-pub mod checkpoint;
-pub mod chunk;
 pub mod extent;
 pub mod fact;
 mod fields;
@@ -29,12 +18,11 @@ pub mod free_map;
 pub mod key;
 pub mod mark;
 pub mod node;
-pub mod record;
 pub mod root;
 pub mod section;
-pub mod segment;
 pub mod superblock;
 pub mod table;
+pub mod units;
 
 /// Bytes on disk are not what the format says.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

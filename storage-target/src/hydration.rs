@@ -4,11 +4,11 @@
 //!  reader ──▶ fetch(blocks) ──▶ claimed by a stream? ── no ──▶ new stream: one conditional GET
 //!                 ▲                    │ yes                     │
 //!                 │                    ▼                         ▼ segment by segment
-//!                 └───────────── waits for its blocks ◀──── deliver ──▶ engine: absent → clean
+//!                 └───────────── waits for its blocks ◀──── deliver ──▶ volume: absent → clean
 //! ```
 //!
 //! Each chunk with fetches under way has a [`Chunk`]: which blocks are claimed by which stream,
-//! which segments have arrived and are not yet in the engine, and who waits for what. A stream
+//! which segments have arrived and are not yet in the volume, and who waits for what. A stream
 //! begins at the first block that somebody needs and, when the reader goes on sequentially, runs
 //! on behind the reader's back, 8 MiB at most: a longer chunk is brought by several streams at a
 //! time. A random read far ahead of where a stream has come takes the rest of its claim over with a
@@ -30,12 +30,7 @@ use tokio::{
     sync::{Semaphore, oneshot, watch},
 };
 
-use crate::{
-    engine::{Engine, EngineError},
-    links::Links,
-    parts::BLOCK,
-    view::ChunkView,
-};
+use crate::{links::Links, parts::BLOCK, view::ChunkView, volume::EngineError, volume::Volume};
 
 mod chunk;
 mod stream;
@@ -69,7 +64,7 @@ pub(crate) struct Hydrator {
 
 #[derive(Debug)]
 struct Inner {
-    engine: Arc<Engine>,
+    volume: Arc<Volume>,
     links: Links,
     /// Where streams run: beside the threads that serve the network.
     runtime: Handle,
@@ -109,7 +104,7 @@ pub(crate) struct Segment {
     pub(crate) bytes: Bytes,
     /// The checksum of each page.
     pub(crate) checksums: Arc<[Crc32c]>,
-    /// Whether the engine has it, once that is known.
+    /// Whether the volume has it, once that is known.
     installed: watch::Receiver<Option<Result<(), EngineError>>>,
 }
 
@@ -119,7 +114,7 @@ impl Segment {
         self.first_block + self.blocks
     }
 
-    /// Waits until the engine has the bytes. May be dropped at its await.
+    /// Waits until the volume has the bytes. May be dropped at its await.
     ///
     /// # Errors
     /// Why it has not, such as [`EngineError::NoSpace`].
@@ -135,7 +130,7 @@ impl Segment {
 pub(crate) enum Fetched {
     /// Segments that cover the blocks asked for.
     Segments(Vec<Segment>),
-    /// The blocks are in the engine meanwhile: look again.
+    /// The blocks are in the volume meanwhile: look again.
     Present,
 }
 
@@ -149,11 +144,19 @@ pub(crate) struct Wanted {
     pub(crate) sequential: bool,
 }
 
+impl Wanted {
+    /// One past the last block that a fetch for these may bring, of `backed` that there are.
+    fn reach(self, backed: u16) -> u16 {
+        let step = if self.sequential { STREAM_BLOCKS } else { SEGMENT_BLOCKS };
+        self.end.next_multiple_of(step).min(backed)
+    }
+}
+
 impl Hydrator {
     /// Streams run on `runtime`.
-    pub(crate) fn new(engine: Arc<Engine>, links: Links, runtime: Handle) -> Self {
+    pub(crate) fn new(volume: Arc<Volume>, links: Links, runtime: Handle) -> Self {
         let inner = Inner {
-            engine,
+            volume,
             links,
             runtime,
             chunks: Mutex::default(),
@@ -179,13 +182,13 @@ impl Hydrator {
     ///
     /// # Errors
     /// [`millrace_types::ErrorKind::ObjectChanged`] when the object is another version by now, and
-    /// the bucket's other refusals.
+    /// the bucket's other refusals; those of the volume's index.
     pub(crate) async fn fetch(&self, view: &ChunkView, wanted: Wanted) -> Result<Fetched, Failure> {
         assert!(wanted.first < wanted.end, "something is wanted");
         assert!(u32::from(wanted.end - 1) * BLOCK < view.backed, "the bucket backs it");
         let mut turn = None;
         loop {
-            match self.register(view, wanted, turn.is_some()) {
+            match self.register(view, wanted, turn.is_some()).await? {
                 chunk::Registered::Present => return Ok(Fetched::Present),
                 chunk::Registered::Arrived(segments) => return Ok(Fetched::Segments(segments)),
                 chunk::Registered::NeedsTurn => {
@@ -206,17 +209,58 @@ impl Hydrator {
         }
     }
 
-    fn register(&self, view: &ChunkView, wanted: Wanted, has_turn: bool) -> chunk::Registered {
-        let mut chunks = self.inner.lock();
-        let snapshot = self.inner.engine.snapshot(view.key);
-        let key = FetchKey::of(view);
-        let chunk = chunks.entry(key.clone()).or_default();
-        let absent = |block: u16| snapshot.block(block).state == BlockState::Absent;
-        let registered = chunk.register(wanted, view.backed.div_ceil(BLOCK), has_turn, absent);
-        if chunk.is_idle() {
-            chunks.remove(&key);
+    async fn register(
+        &self,
+        view: &ChunkView,
+        wanted: Wanted,
+        has_turn: bool,
+    ) -> Result<chunk::Registered, EngineError> {
+        let backed = u16::try_from(view.backed.div_ceil(BLOCK)).expect("1,024 blocks at most");
+        let reach = wanted.reach(backed);
+        let looking = Looking::begin(&self.inner, FetchKey::of(view));
+        loop {
+            let seen = looking.with_chunk(|chunk| chunk.installs());
+            let snapshot = self.inner.volume.snapshot(view.key, wanted.first..reach).await?;
+            let absent = |block: u16| snapshot.state(block) == BlockState::Absent;
+            let registered = looking.with_chunk(|chunk| {
+                // What the volume got meanwhile is no longer in memory, and not in the snapshot.
+                let is_current = chunk.installs() == seen;
+                is_current.then(|| chunk.register(wanted, backed, has_turn, absent))
+            });
+            if let Some(registered) = registered {
+                return Ok(registered);
+            }
         }
-        registered
+    }
+}
+
+/// Keeps the entry of a chunk while somebody looks at what the volume has of it.
+struct Looking<'a> {
+    inner: &'a Inner,
+    key: FetchKey,
+}
+
+impl<'a> Looking<'a> {
+    fn begin(inner: &'a Inner, key: FetchKey) -> Self {
+        inner.lock().entry(key.clone()).or_default().begin_look();
+        Self { inner, key }
+    }
+
+    fn with_chunk<T>(&self, work: impl FnOnce(&mut Chunk) -> T) -> T {
+        let mut chunks = self.inner.lock();
+        work(chunks.get_mut(&self.key).expect("an entry that is looked at stays"))
+    }
+}
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        let mut chunks = self.inner.lock();
+        if let Some(chunk) = chunks.get_mut(&self.key) {
+            chunk.end_look();
+            if chunk.is_idle() {
+                chunks.remove(&self.key);
+            }
+        }
     }
 }
 

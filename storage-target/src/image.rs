@@ -23,7 +23,7 @@ use crate::{
     disk::place::STORE,
     format::{
         node::NODE_LEN,
-        superblock::linear::{Superblock, SuperblockError},
+        superblock::{Superblock, SuperblockError},
     },
 };
 

@@ -31,9 +31,9 @@ use millrace_types::TargetId;
 use crate::{
     disk::{BufferPool, DiskError, DiskQueue, Piece},
     format::{
+        batch::BootId,
         batch::{BATCH_LEN_MAX, BatchHeader, Position, RECORD_LEN_MAX, batch_len, encode_batch},
-        chunk::PAGE_SIZE,
-        segment::BootId,
+        units::PAGE_SIZE,
     },
 };
 

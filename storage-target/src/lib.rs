@@ -6,14 +6,14 @@
 //! and a byte that is gone is an error, never zero.
 //!
 //! ```text
-//!   clients ──▶ server ──▶ daemon ──▶ store ──▶ engine ──▶ disk
+//!   clients ──▶ server ──▶ daemon ──▶ store ──▶ volume ──▶ disk
 //!   metadata ─▶   (wire)   (answers)    │  └──▶ hydration ──▶ bucket
 //!                             ▲         │
 //!   metadata ◀── member ──▶ cluster     └──▶ format (bytes on disk)
 //! ```
 //!
-//! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`engine`],
-//! [`index`], [`journal`], [`space`] and [`volume`] (the engine that will use these), `parts`
+//! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`index`],
+//! [`journal`], [`space`], [`volume`] (the engine on these), `page_checksum`, `parts`
 //! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
 //! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
 //! wire), `member` (heartbeats), `changed` (objects that are not what they were), `metrics`,
@@ -23,7 +23,6 @@
 
 pub mod disk;
 pub mod dump;
-pub mod engine;
 pub mod format;
 pub mod image;
 pub mod index;
@@ -41,6 +40,7 @@ mod hydration;
 mod links;
 mod member;
 mod metrics;
+mod page_checksum;
 mod parts;
 mod server;
 mod sessions;

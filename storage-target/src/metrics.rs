@@ -4,7 +4,12 @@ use millrace_service::metrics::{
     Description, MetricUnit, Metrics, RequestMetricNames, RequestMetrics, Stability,
 };
 use millrace_types::{ErrorKind, Failure};
-use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+
+use crate::{format::units::PAGE_SIZE, space::Totals};
+
+/// Names and values of a metric's labels.
+type Labels = Vec<(&'static str, &'static str)>;
 
 /// The daemon's counters. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -21,9 +26,10 @@ pub(crate) struct Counters {
     pub(crate) bucket_fetches: Gauge,
     pub(crate) capacity_bytes: Gauge,
     pub(crate) used_bytes: Gauge,
-    pub(crate) chunks: Gauge,
+    space: Family<Labels, Gauge>,
     pub(crate) bad_blocks: Gauge,
     pub(crate) loss_count: Gauge,
+    pub(crate) failed: Gauge,
     pub(crate) buffer_bytes: Gauge,
     pub(crate) reclaimed_bytes: Gauge,
 }
@@ -50,13 +56,21 @@ impl Counters {
         let bucket_fetches = gauge("target_bucket_fetches", "Ranged GETs sent to buckets", Count);
         let capacity_bytes = gauge("target_capacity", "Bytes that all targets can hold", Bytes);
         let used_bytes = gauge("target_used", "Bytes in use on all targets", Bytes);
-        let chunks = gauge("target_chunks", "Chunks on all targets", Count);
         let bad_blocks =
             gauge("target_bad_blocks", "Blocks whose checksum failed, not replaced", Count);
         let loss_count =
             gauge("target_loss_count", "How often unsynced writes may have been lost", Count);
+        let failed = gauge("target_failed", "Targets that take no change before a restart", Count);
         let buffer_bytes = gauge("target_buffers", "Bytes of disk buffers in use", Bytes);
         let reclaimed_bytes = gauge("target_reclaimed", "Bytes freed for deleted files", Bytes);
+        let space = metrics.register(
+            describe(
+                "target_space",
+                "Bytes of all targets' disks, by what they are used for",
+                Bytes,
+            ),
+            Family::default(),
+        );
         let names = RequestMetricNames {
             duration: "target_request_duration",
             running: "target_requests_running",
@@ -75,11 +89,26 @@ impl Counters {
             bucket_fetches,
             capacity_bytes,
             used_bytes,
-            chunks,
+            space,
             bad_blocks,
             loss_count,
+            failed,
             buffer_bytes,
             reclaimed_bytes,
+        }
+    }
+
+    /// Shows what all pages of the targets are used for.
+    pub(crate) fn set_space<'a>(&self, targets: impl Iterator<Item = &'a Totals>) {
+        let mut sums = by_use(&Totals::default());
+        for totals in targets {
+            for (sum, one) in sums.iter_mut().zip(by_use(totals)) {
+                sum.1 += one.1;
+            }
+        }
+        for (name, pages) in sums {
+            let bytes = i64::try_from(pages * u64::from(PAGE_SIZE)).unwrap_or(i64::MAX);
+            self.space.get_or_create(&vec![("use", name)]).set(bytes);
         }
     }
 
@@ -101,6 +130,22 @@ impl Counters {
         }
         result
     }
+}
+
+/// The pages of a target by what they are used for: together all of them.
+fn by_use(totals: &Totals) -> [(&'static str, u64); 9] {
+    let kept_back = totals.free.min(totals.kept_back);
+    [
+        ("fixed", totals.fixed),
+        ("ungrown", totals.ungrown),
+        ("free", totals.free - kept_back),
+        ("kept back", kept_back),
+        ("reserved", totals.reserved),
+        ("quarantined", totals.quarantined),
+        ("index", totals.index),
+        ("clean", totals.clean),
+        ("written", totals.written),
+    ]
 }
 
 fn describe(name: &'static str, help: &'static str, unit: MetricUnit) -> Description {

@@ -7,18 +7,19 @@ use std::ops::Range;
 
 use millrace_types::{BlockState, ErrorKind};
 
-use crate::{
-    engine::page_checksum::PAGE,
-    format::chunk::{BLOCK_PAGES, ChunkRecord},
-};
+use crate::{format::units::BLOCK_PAGES, page_checksum::PAGE, volume::Snapshot};
 
 /// Bytes of a block.
 pub(crate) const BLOCK: u32 = 64 * 1024;
 
+/// Bytes of a page.
+const PAGE_LEN: u32 = BLOCK / BLOCK_PAGES as u32;
+
 /// One stretch of a read, in order; ranges are bytes within the chunk.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Part {
-    /// On the disk; lies within consecutive stored pages.
+    /// On the disk; lies within stored blocks, and begins and ends in pages that are stored. Pages
+    /// between them may be holes, which read as zeros: less than a block of them at a time.
     Stored(Range<u32>),
     /// Zeros.
     Zeros(Range<u32>),
@@ -26,11 +27,22 @@ pub(crate) enum Part {
     Missing(Range<u32>),
 }
 
-impl Part {
-    pub(crate) fn range(&self) -> &Range<u32> {
-        match self {
-            Self::Stored(range) | Self::Zeros(range) | Self::Missing(range) => range,
-        }
+/// What is known of the blocks of a chunk.
+pub(crate) trait Blocks {
+    /// Where the bytes of a block come from.
+    fn state(&self, block: u16) -> BlockState;
+
+    /// Whether a page of the chunk, in a stored block, is on the disk; if not it is zero.
+    fn has_page(&self, page: u32) -> bool;
+}
+
+impl Blocks for Snapshot {
+    fn state(&self, block: u16) -> BlockState {
+        Self::state(self, block)
+    }
+
+    fn has_page(&self, page: u32) -> bool {
+        self.disk_page(page).is_some()
     }
 }
 
@@ -40,7 +52,7 @@ impl Part {
 /// # Errors
 /// [`ErrorKind::Lost`] when a byte is absent, not backed, and cannot be a hole.
 pub(crate) fn parts(
-    record: &ChunkRecord,
+    blocks: &impl Blocks,
     range: Range<u32>,
     backed: u32,
     sparse: bool,
@@ -51,71 +63,80 @@ pub(crate) fn parts(
         let index = at / BLOCK;
         let start = index * BLOCK;
         let end = range.end.min(start + BLOCK);
-        let block = record.block(u16::try_from(index).expect("a chunk has 1,024 blocks at most"));
-        let part = match block.state {
-            BlockState::Clean | BlockState::Written => {
-                let page_len = u32::try_from(PAGE).expect("4 KiB");
-                let stored_end = start + u32::from(block.pages) * page_len;
-                if at < stored_end {
-                    Part::Stored(at..end.min(stored_end))
-                } else {
-                    Part::Zeros(at..end)
-                }
-            }
-            BlockState::Zero => Part::Zeros(at..end),
-            BlockState::Absent if start < backed => Part::Missing(at..end),
-            BlockState::Absent if sparse => Part::Zeros(at..end),
+        let state = blocks.state(u16::try_from(index).expect("a chunk has 1,024 blocks at most"));
+        match state {
+            BlockState::Clean | BlockState::Written => add_pages(&mut parts, blocks, at..end),
+            BlockState::Zero => add(&mut parts, Part::Zeros(at..end)),
+            BlockState::Absent if start < backed => add(&mut parts, Part::Missing(at..end)),
+            BlockState::Absent if sparse => add(&mut parts, Part::Zeros(at..end)),
             BlockState::Absent => return Err(ErrorKind::Lost),
-        };
-        at = part.range().end;
-        join(&mut parts, part);
+        }
+        at = end;
     }
     Ok(parts)
 }
 
-fn join(parts: &mut Vec<Part>, part: Part) {
-    match (parts.last_mut(), &part) {
-        (Some(Part::Stored(last)), Part::Stored(next))
-        | (Some(Part::Zeros(last)), Part::Zeros(next))
-        | (Some(Part::Missing(last)), Part::Missing(next)) => last.end = next.end,
+/// Adds bytes of a stored block, page by page.
+fn add_pages(parts: &mut Vec<Part>, blocks: &impl Blocks, range: Range<u32>) {
+    let mut at = range.start;
+    while at < range.end {
+        let page = at / PAGE_LEN;
+        let end = range.end.min((page + 1) * PAGE_LEN);
+        match blocks.has_page(page) {
+            true => add(parts, Part::Stored(at..end)),
+            false => add(parts, Part::Zeros(at..end)),
+        }
+        at = end;
+    }
+}
+
+/// Adds the next part, joined with the last one where that is of the same kind. Stored bytes are
+/// also joined over a hole of less than a block: one transfer with a gap costs less than two. Such
+/// a hole lies in stored blocks as a whole, because any other is one block long at least.
+fn add(parts: &mut Vec<Part>, mut part: Part) {
+    match (parts.as_mut_slice(), &mut part) {
+        ([.., Part::Stored(last)], Part::Stored(next))
+        | ([.., Part::Zeros(last)], Part::Zeros(next))
+        | ([.., Part::Missing(last)], Part::Missing(next)) => last.end = next.end,
+        ([.., Part::Stored(last), Part::Zeros(hole)], Part::Stored(next))
+            if hole.end - hole.start < BLOCK =>
+        {
+            last.end = next.end;
+            parts.pop();
+        }
         _ => parts.push(part),
     }
 }
 
-const _: () = assert!(BLOCK as usize == BLOCK_PAGES as usize * PAGE);
+const _: () = assert!(PAGE_LEN as usize == PAGE);
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, Crc32c, InodeId};
+    use std::collections::BTreeMap;
 
     use super::*;
-    use crate::format::chunk::Run;
 
-    fn record(runs: &[Run]) -> ChunkRecord {
-        let mut record = ChunkRecord::new(ChunkKey {
-            inode: InodeId(1),
-            generation: ContentGeneration(0),
-            index: ChunkIndex(0),
-            copy: CopyIndex(0),
-        });
-        runs.iter().for_each(|run| record.put(run, 1));
-        record
+    /// The state of each block with the pages that are stored, by bit. What is not named is absent.
+    struct Known(BTreeMap<u16, (BlockState, u16)>);
+
+    impl Blocks for Known {
+        fn state(&self, block: u16) -> BlockState {
+            self.0.get(&block).map_or(BlockState::Absent, |&(state, _)| state)
+        }
+
+        fn has_page(&self, page: u32) -> bool {
+            let block = u16::try_from(page / 16).unwrap();
+            self.0[&block].1 >> (page % 16) & 1 == 1
+        }
     }
 
-    fn stored(first_block: u16, tail_pages: u8) -> Run {
-        Run {
-            first_block,
-            blocks: 1,
-            state: BlockState::Written,
-            tail_pages,
-            first_page: 0,
-            checksums: vec![Crc32c(0); usize::from(tail_pages)],
-        }
+    fn written(pages: u16) -> (BlockState, u16) {
+        (BlockState::Written, pages)
     }
 
     #[test]
     fn absent_is_fetched_or_a_hole_or_lost_but_never_silently_zero() {
-        let blank = record(&[]);
+        let blank = Known(BTreeMap::new());
         let all = 0..2 * BLOCK;
         assert_eq!(parts(&blank, all.clone(), 0, false), Err(ErrorKind::Lost));
         assert_eq!(parts(&blank, all.clone(), 0, true), Ok(vec![Part::Zeros(all.clone())]));
@@ -128,10 +149,38 @@ mod tests {
 
     #[test]
     fn what_a_stored_block_does_not_store_is_zero() {
-        let record = record(&[stored(0, 16), stored(1, 2)]);
+        let two = Known(BTreeMap::from([(0, written(0xFFFF)), (1, written(0b11))]));
         assert_eq!(
-            parts(&record, 100..2 * BLOCK, 0, false),
+            parts(&two, 100..2 * BLOCK, 0, false),
             Ok(vec![Part::Stored(100..BLOCK + 8192), Part::Zeros(BLOCK + 8192..2 * BLOCK)])
+        );
+        let middle = Known(BTreeMap::from([(0, written(0b100)), (1, written(0))]));
+        assert_eq!(
+            parts(&middle, 100..2 * BLOCK, 0, false),
+            Ok(vec![
+                Part::Zeros(100..8192),
+                Part::Stored(8192..12_288),
+                Part::Zeros(12_288..2 * BLOCK)
+            ])
+        );
+    }
+
+    #[test]
+    fn a_short_hole_is_read_over_and_a_block_of_zeros_is_not() {
+        let short = Known(BTreeMap::from([(0, written(1 << 4)), (1, written(1 << 3))]));
+        assert_eq!(
+            parts(&short, 16_384..2 * BLOCK, 0, false),
+            Ok(vec![Part::Stored(16_384..BLOCK + 16_384), Part::Zeros(BLOCK + 16_384..2 * BLOCK)])
+        );
+        let zero = (BlockState::Zero, 0);
+        let long = Known(BTreeMap::from([(0, written(1 << 15)), (1, zero), (2, written(1))]));
+        assert_eq!(
+            parts(&long, 61_440..2 * BLOCK + 10, 0, false),
+            Ok(vec![
+                Part::Stored(61_440..BLOCK),
+                Part::Zeros(BLOCK..2 * BLOCK),
+                Part::Stored(2 * BLOCK..2 * BLOCK + 10)
+            ])
         );
     }
 }

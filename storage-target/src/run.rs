@@ -20,13 +20,12 @@ use millrace_service::{
 use millrace_transport::{
     CallOptions, ClientEndpoints, Identity, Peer, PeerTarget, Server, TransportSettings,
 };
-use millrace_types::{Crc32c, Failure, HostId};
+use millrace_types::{ClusterId, Crc32c, Failure, HostId};
 
 use crate::{
     cluster::Cluster,
     daemon::{Daemon, Exporter, Remote},
     disk::BufferPool,
-    engine::{self, Engine, OpenError, Options},
     hydration::Hydrator,
     links::Links,
     member::{self, Member},
@@ -34,15 +33,16 @@ use crate::{
     server::TargetService,
     settings::{Settings, TargetSettings},
     store::Store,
+    volume::{self, OpenError, PlaceOptions, Statistics, Volume},
 };
 
 /// Longest time that an acknowledged write stays unsynced without anybody asking.
-const BARRIER_INTERVAL: Duration = Duration::from_secs(1);
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long requests may take to finish when the daemon stops.
 const DRAIN: Duration = Duration::from_secs(20);
 
-/// How long all of stopping may take, with the last barrier.
+/// How long all of stopping may take, with the last checkpoint.
 const STOP: Duration = Duration::from_secs(45);
 
 /// How often the gauges are brought up to date.
@@ -66,11 +66,11 @@ pub enum StartError {
     /// The identity cannot be used.
     #[error(transparent)]
     Identity(#[from] millrace_transport::identity::IdentityError),
-    /// A target's directory is not there and cannot be made.
-    #[error("the target directory {} cannot be used: {source}; make it, or mount its disk",
+    /// There is nothing where a target should be, and no directory can be made there.
+    #[error("the target {} cannot be used: {source}; make it, or mount or attach its disk",
             path.display())]
     Directory {
-        /// The directory.
+        /// The directory, device or image file.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -78,10 +78,10 @@ pub enum StartError {
     /// A target cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A directory holds another target than the settings say.
+    /// A disk holds another target than the settings say.
     #[error("{}: holds target {found}, but the settings expect {expected}", path.display())]
     OtherTarget {
-        /// The directory.
+        /// The directory, device or image file.
         path: PathBuf,
         /// What is there.
         found: millrace_types::TargetId,
@@ -154,10 +154,10 @@ impl Running {
         let pool = BufferPool::new(usize::try_from(settings.buffer_memory.0).unwrap_or(usize::MAX));
         let links = Links::new(settings.buckets.object_source());
         let mut stores = Vec::new();
-        for engine in open_all(&settings, peer.cluster, &pool).await? {
-            let engine = Arc::new(engine);
-            let hydrator = Hydrator::new(Arc::clone(&engine), links.clone(), buckets.clone());
-            stores.push(Store::new(engine, hydrator));
+        for volume in open_all(&settings, peer.cluster, &pool).await? {
+            let volume = Arc::new(volume);
+            let hydrator = Hydrator::new(Arc::clone(&volume), links.clone(), buckets.clone());
+            stores.push(Store::new(volume, hydrator));
         }
         let shutdown = Shutdown::new();
         let network = settings.network.clone();
@@ -212,7 +212,7 @@ impl Running {
             tracing::warn!(?tasks, "requests were cut off");
         }
         for store in self.daemon.stores.values() {
-            if let Err(error) = store.engine().close().await {
+            if let Err(error) = store.volume().close().await {
                 tracing::error!(target = %store.id(), %error, "the target is not closed in order");
             }
         }
@@ -280,54 +280,60 @@ fn host_name() -> String {
 
 async fn open_all(
     settings: &Settings,
-    cluster: millrace_types::ClusterId,
+    cluster: ClusterId,
     pool: &BufferPool,
-) -> Result<Vec<Engine>, StartError> {
+) -> Result<Vec<Volume>, StartError> {
     let targets = settings.targets();
     if targets.is_empty() {
         return Err(StartError::NoTarget);
     }
-    let boot = engine::boot_id()?;
+    let boot = volume::boot_id()?;
     let mut opening = Vec::new();
     for target in targets {
-        let options = Options {
-            dir: target.directory.clone(),
+        let options = PlaceOptions {
+            path: target.directory.clone(),
             cluster,
             new_target: target.id.is_none().then(|| Random::system().target_id()),
             capacity: target.capacity,
             disk_engine: settings.disk_engine,
-            barrier_interval: BARRIER_INTERVAL,
+            sync_interval: SYNC_INTERVAL,
             boot,
+            cache_bytes: usize::try_from(settings.index_cache.0).unwrap_or(usize::MAX),
         };
-        let pool = pool.clone();
         // All disks at once: each start reads its journal.
-        opening.push(tokio::task::spawn_blocking(move || open(&target, &options, pool)));
+        opening.push(tokio::spawn(open(target, options, pool.clone())));
     }
-    let mut engines = Vec::new();
+    let mut volumes = Vec::new();
     for task in opening {
-        engines.push(task.await.map_err(io::Error::other)??);
+        volumes.push(task.await.map_err(io::Error::other)??);
     }
-    Ok(engines)
+    Ok(volumes)
 }
 
-fn open(
-    target: &TargetSettings,
-    options: &Options,
+async fn open(
+    target: TargetSettings,
+    options: PlaceOptions,
     pool: BufferPool,
-) -> Result<Engine, StartError> {
-    make_directory(&target.directory)?;
-    let engine = Engine::open(options, pool)?;
-    match target.id.filter(|&expected| expected != engine.target()) {
-        None => Ok(engine),
+) -> Result<Volume, StartError> {
+    if target.id.is_none() {
+        make_directory(&target.directory)?;
+    }
+    let volume = Volume::open_at(&options, pool).await?;
+    match target.id.filter(|&expected| expected != volume.target()) {
+        None => Ok(volume),
         Some(expected) => {
-            let path = target.directory.clone();
-            Err(StartError::OtherTarget { path, found: engine.target(), expected })
+            let path = target.directory;
+            Err(StartError::OtherTarget { path, found: volume.target(), expected })
         }
     }
 }
 
-/// Makes the last part of the path only: a missing parent means a disk that is not mounted.
+/// Makes the last part of the path only: a missing parent means a disk that is not mounted. Where a
+/// device should be nothing is made.
 fn make_directory(path: &Path) -> Result<(), StartError> {
+    if path.starts_with("/dev") {
+        return Ok(());
+    }
     match std::fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(StartError::Directory { path: path.to_owned(), source: error })
@@ -340,12 +346,15 @@ async fn keep_gauges(daemon: Arc<Daemon>, pool: BufferPool) {
     let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     loop {
         let counters = &daemon.counters;
-        let all: Vec<_> = daemon.stores.values().map(|store| store.engine().statistics()).collect();
-        counters.capacity_bytes.set(gauge(all.iter().map(|one| one.capacity.0).sum()));
-        counters.used_bytes.set(gauge(all.iter().map(|one| one.used.0).sum()));
-        counters.chunks.set(gauge(all.iter().map(|one| one.chunks).sum()));
-        counters.bad_blocks.set(gauge(all.iter().map(|one| one.bad_blocks).sum()));
-        counters.loss_count.set(gauge(all.iter().map(|one| one.loss_count).sum()));
+        let all: Vec<_> = daemon.stores.values().map(|store| store.volume().statistics()).collect();
+        let sum = |figure: fn(&Statistics) -> u64| gauge(all.iter().map(figure).sum());
+        counters.capacity_bytes.set(sum(|one| one.capacity.0));
+        counters.used_bytes.set(sum(|one| one.used.0));
+        counters.bad_blocks.set(sum(|one| one.bad_blocks));
+        let failed = daemon.stores.values().filter(|store| store.volume().has_failed()).count();
+        counters.failed.set(gauge(failed as u64));
+        counters.loss_count.set(sum(|one| one.loss_count));
+        counters.set_space(all.iter().map(|one| &one.space));
         counters.hydrated_bytes.set(gauge(daemon.hydrated_bytes()));
         let fetches = daemon.stores.values().map(|store| store.hydrator().fetches()).sum();
         counters.bucket_fetches.set(gauge(fetches));

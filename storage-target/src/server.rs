@@ -104,7 +104,7 @@ impl TargetService {
                 answer::<Release, _>(call, async |request| daemon.release(&request).await).await;
             }
             RequestKind::Presence => {
-                answer::<Presence, _>(call, async |request| daemon.presence(&request)).await;
+                answer::<Presence, _>(call, async |request| daemon.presence(&request).await).await;
             }
             RequestKind::UploadPart => {
                 answer::<UploadPart, _>(call, async |request| daemon.upload_part(request).await)

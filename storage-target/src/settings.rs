@@ -1,14 +1,14 @@
 //! Every knob of the daemon: unit, default, cost.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf};
 
 use millrace_service::{
     address::TARGET_PORT, cluster::ClusterSettings, daemon::DaemonSettings,
     metrics::MetricsSettings, telemetry::LogSettings,
 };
 use millrace_transport::TransportSettings;
-use millrace_types::{ByteLen, MIB, TargetId};
-use serde::{Deserialize, Serialize};
+use millrace_types::{ByteLen, GIB, MIB, TargetId};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use crate::disk::DiskEngine;
 
@@ -27,7 +27,8 @@ pub struct Settings {
     /// The name that people see. Default: the host's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The directory of the only target, for hosts with one disk; see `target` for more.
+    /// Where the only target lies, for hosts with one disk: a directory, a block device or an image
+    /// file; see `target` for more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<PathBuf>,
     /// The disk engine of all targets: `"auto"` takes io_uring where the kernel allows it,
@@ -38,6 +39,11 @@ pub struct Settings {
     /// each MiB is a transfer under way, and 8 transfers for each NVMe drive keep it busy.
     #[serde(default = "default_buffer_memory")]
     pub buffer_memory: ByteLen,
+    /// Memory for the index of each target, 1 MiB to 64 GiB. Default 64 MiB. What it does not hold
+    /// costs one more read of 4 KiB: 64 MiB hold that of 40 GiB in large files, or of
+    /// half a million small ones.
+    #[serde(default = "default_index_cache", deserialize_with = "index_cache")]
+    pub index_cache: ByteLen,
     /// How the cluster is found.
     pub cluster: ClusterSettings,
     /// The targets, one for each disk.
@@ -61,14 +67,16 @@ pub struct Settings {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct TargetSettings {
-    /// A directory on a file system of its own. An empty one becomes a new target; one of another
-    /// cluster is refused.
+    /// A directory on a file system of its own, a block device or an image file. An empty one
+    /// becomes a new target; one of another cluster is refused.
     pub directory: PathBuf,
-    /// The most bytes of data. Default: what the file system has free, less 256 MiB.
+    /// The most bytes that it takes of its disk, 49 MiB at least: the journal has 1/64 of it, 16 to
+    /// 64 MiB, and the rest is given out 32 MiB at a time. Default: what the file system has free,
+    /// less 256 MiB; all of a device or image file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ByteLen>,
-    /// The id that the directory must hold: a safeguard against disks mounted in the wrong place,
-    /// and against an empty directory where a disk should be.
+    /// The id that the disk must hold: a safeguard against disks in the wrong place, and against
+    /// an empty directory where a disk should be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<TargetId>,
 }
@@ -134,4 +142,19 @@ fn default_listen() -> SocketAddr {
 
 fn default_buffer_memory() -> ByteLen {
     ByteLen(160 * MIB)
+}
+
+fn default_index_cache() -> ByteLen {
+    ByteLen(64 * MIB)
+}
+
+/// Less than 1 MiB would read the inner nodes again with each look-up.
+const INDEX_CACHE: RangeInclusive<u64> = MIB..=64 * GIB;
+
+fn index_cache<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ByteLen, D::Error> {
+    let bytes = ByteLen::deserialize(deserializer)?;
+    match INDEX_CACHE.contains(&bytes.0) {
+        true => Ok(bytes),
+        false => Err(D::Error::custom(format!("{bytes} is out of range; 1 MiB to 64 GiB"))),
+    }
 }

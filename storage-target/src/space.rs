@@ -55,7 +55,7 @@ mod totals;
 pub use crate::format::{
     extent::Extent,
     free_map::{Class, REGION_MAP_LEN, REGION_PAGES, RegionMap, Summary},
-    superblock::linear::Layout,
+    superblock::Layout,
 };
 pub use allocator::{Allocator, Refusal};
 pub use reservation::{Purpose, Reservation};

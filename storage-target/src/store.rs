@@ -1,7 +1,7 @@
-//! One target: its engine with the bucket behind it.
+//! One target: its volume with the bucket behind it.
 //!
 //! Here meet what is on the disk, what the bucket backs, and what may be zeros. Everything that
-//! serves peers goes through a [`Store`], never to the engine alone.
+//! serves peers goes through a [`Store`], never to the volume alone.
 
 use std::{
     collections::HashMap,
@@ -14,11 +14,12 @@ use millrace_protocol::storage::ChunkVersion;
 use millrace_types::{BlockState, ByteLen, ChunkKey, Crc32c, ErrorKind, Failure, TargetId};
 
 use crate::{
-    engine::page_checksum::{PAGE, of_range},
-    engine::{Engine, EngineError, ExportedBlocks, Snapshot, WriteRequest, ZeroRequest},
     hydration::{Fetched, Hydrator, Segment, Wanted},
+    page_checksum::{PAGE, of_range},
     parts::{BLOCK, Part, parts},
     view::ChunkView,
+    volume::{EngineError, WriteRequest, ZeroRequest},
+    volume::{ExportedBlocks, Snapshot, Volume},
 };
 
 /// How often a request looks again because the chunk changed under it. Each time somebody else got
@@ -31,7 +32,7 @@ const EXPORTED_BLOCKS_MAX: usize = 1 << 20;
 /// One target. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
-    engine: Arc<Engine>,
+    volume: Arc<Volume>,
     hydrator: Hydrator,
     exported: Arc<Mutex<Exported>>,
 }
@@ -65,16 +66,16 @@ pub(crate) enum Reader {
 }
 
 impl Store {
-    pub(crate) fn new(engine: Arc<Engine>, hydrator: Hydrator) -> Self {
-        Self { engine, hydrator, exported: Arc::default() }
+    pub(crate) fn new(volume: Arc<Volume>, hydrator: Hydrator) -> Self {
+        Self { volume, hydrator, exported: Arc::default() }
     }
 
     pub(crate) fn id(&self) -> TargetId {
-        self.engine.target()
+        self.volume.target()
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+    pub(crate) fn volume(&self) -> &Arc<Volume> {
+        &self.volume
     }
 
     pub(crate) fn hydrator(&self) -> &Hydrator {
@@ -92,10 +93,12 @@ impl Store {
         reader: Reader,
     ) -> Result<ReadBytes, Failure> {
         for _ in 0..ATTEMPTS_MAX {
-            let snapshot = self.engine.snapshot(view.key);
-            let cut = parts(snapshot.record(), range.clone(), view.backed, view.sparse).map_err(
-                |kind| Failure::new(kind, format!("part of chunk {} is gone", view.key)),
-            )?;
+            let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
+            let snapshot = self.volume.snapshot(view.key, blocks).await?;
+            let cut =
+                parts(&snapshot, range.clone(), view.backed, view.sparse).map_err(|kind| {
+                    Failure::new(kind, format!("part of chunk {} is gone", view.key))
+                })?;
             match self.collect(view, &snapshot, cut, reader).await {
                 Ok(Some(read)) => {
                     if reader == Reader::Export {
@@ -104,13 +107,13 @@ impl Store {
                     return Ok(read);
                 }
                 Ok(None) => {}
-                Err(ReadError::Engine(EngineError::Corrupt { key, block, clean: true }))
+                Err(ReadError::Volume(EngineError::Corrupt { key, block, clean: true }))
                     if u32::from(block) * BLOCK < view.backed =>
                 {
                     // The bucket has the same bytes: drop the damaged ones and fetch again.
-                    self.engine.drop_clean(key, block).await?;
+                    self.volume.drop_clean(key, block).await?;
                 }
-                Err(ReadError::Engine(error)) => return Err(error.into()),
+                Err(ReadError::Volume(error)) => return Err(error.into()),
                 Err(ReadError::Bucket(failure)) => return Err(failure),
             }
         }
@@ -132,8 +135,8 @@ impl Store {
                 Part::Stored(range) => {
                     let page = page_of(range.start);
                     let pages = page_of(range.end - 1) + 1 - page;
-                    let loaded = self.engine.load(snapshot, page, pages).await;
-                    let loaded = loaded.map_err(ReadError::Engine)?;
+                    let loaded = self.volume.load(snapshot, page, pages).await;
+                    let loaded = loaded.map_err(ReadError::Volume)?;
                     let skipped = range.start as usize % PAGE;
                     let bytes = loaded.bytes.slice(skipped..skipped + range.len());
                     read.push(bytes, skipped, &loaded.checksums);
@@ -158,14 +161,14 @@ impl Store {
     /// goes on when the caller goes away.
     ///
     /// # Errors
-    /// Those of the engine, and of the bucket.
+    /// Those of the volume, and of the bucket.
     pub(crate) async fn write(
         &self,
         view: &ChunkView,
         request: WriteRequest,
     ) -> Result<ChunkVersion, Failure> {
         for _ in 0..ATTEMPTS_MAX {
-            match self.engine.write(request.clone()).await {
+            match self.volume.write(request.clone()).await {
                 Err(error) => self.mend(view, error).await?,
                 Ok(version) => return Ok(version),
             }
@@ -183,7 +186,7 @@ impl Store {
         request: ZeroRequest,
     ) -> Result<ChunkVersion, Failure> {
         for _ in 0..ATTEMPTS_MAX {
-            match self.engine.zero(request.clone()).await {
+            match self.volume.zero(request.clone()).await {
                 Err(error) => self.mend(view, error).await?,
                 Ok(version) => return Ok(version),
             }
@@ -202,13 +205,13 @@ impl Store {
             EngineError::Corrupt { key, block, clean: true }
                 if u32::from(block) * BLOCK < view.backed =>
             {
-                Ok(self.engine.drop_clean(key, block).await?)
+                Ok(self.volume.drop_clean(key, block).await?)
             }
             other => Err(other.into()),
         }
     }
 
-    /// Fetches blocks and waits until the engine has them.
+    /// Fetches blocks and waits until the volume has them.
     async fn bring(&self, view: &ChunkView, wanted: Wanted) -> Result<(), Failure> {
         if let Fetched::Segments(segments) = self.hydrator.fetch(view, wanted).await? {
             for mut segment in segments {
@@ -225,11 +228,14 @@ impl Store {
     /// Those of the bucket, and [`ErrorKind::NoSpace`].
     pub(crate) async fn hydrate(&self, view: &ChunkView) -> Result<ByteLen, Failure> {
         let blocks = u16::try_from(view.backed.div_ceil(BLOCK)).expect("1,024 at most");
+        if blocks == 0 {
+            return Ok(ByteLen(0));
+        }
         let mut missing = None;
         // Each round stores something, unless somebody releases at the same time.
         for _ in 0..ATTEMPTS_MAX + usize::from(blocks) {
-            let snapshot = self.engine.snapshot(view.key);
-            let absent = |at: &u16| snapshot.block(*at).state == BlockState::Absent;
+            let snapshot = self.volume.snapshot(view.key, 0..blocks).await?;
+            let absent = |at: &u16| snapshot.state(*at) == BlockState::Absent;
             let bytes_of = |at: u16| (view.backed - u32::from(at) * BLOCK).min(BLOCK);
             let bytes = (0..blocks).filter(absent).map(|at| u64::from(bytes_of(at))).sum();
             let missing = *missing.get_or_insert(bytes);
@@ -251,11 +257,10 @@ impl Store {
             *exported = Exported::default();
         }
         let mut added = 0;
-        let chunk = exported.chunks.entry(snapshot.record().key).or_default();
+        let chunk = exported.chunks.entry(snapshot.key()).or_default();
         for block in block_of(range.start)..=block_of(range.end - 1) {
-            let found = snapshot.block(block);
-            if found.state == BlockState::Written {
-                added += usize::from(chunk.insert(block, found.sequence).is_none());
+            if snapshot.state(block) == BlockState::Written {
+                added += usize::from(chunk.insert(block, snapshot.fingerprint(block)).is_none());
             }
         }
         exported.blocks += added;
@@ -273,12 +278,12 @@ impl Store {
             exported.blocks -= noted.len();
             noted
         };
-        Ok(self.engine.mark_exported(key, &noted).await?)
+        Ok(self.volume.mark_exported(key, &noted).await?)
     }
 }
 
 enum ReadError {
-    Engine(EngineError),
+    Volume(EngineError),
     Bucket(Failure),
 }
 

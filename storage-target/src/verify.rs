@@ -22,12 +22,12 @@ use serde::Serialize;
 
 use crate::{
     format::{
+        batch::BootId,
         batch::Position,
         change::Change,
         fact::{Fact, FactNumber},
         root::RootRecord,
-        segment::BootId,
-        superblock::linear::{Superblock, SuperblockError},
+        superblock::{Superblock, SuperblockError},
         table::TableKey,
     },
     image::{PageSource, Tree},
@@ -327,5 +327,5 @@ impl Check<'_> {
 /// # Errors
 /// What the system says.
 pub fn this_boot() -> io::Result<BootId> {
-    crate::engine::boot_id()
+    crate::volume::boot_id()
 }

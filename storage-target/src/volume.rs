@@ -1,6 +1,5 @@
 //! The storage engine of one target on one linear space of pages: chunks in an index, changes in a
-//! journal, bytes in regions. To replace [`crate::engine`], whose operations it offers with the
-//! same meanings; the store does not use it yet.
+//! journal, bytes in regions.
 //!
 //! # What it guarantees
 //! - A change that was acknowledged survives a kill of the process; after [`Volume::sync`] also a
@@ -13,7 +12,7 @@
 //! - Nothing is changed by a request that is refused, by a full disk or for any other reason.
 //!
 //! # How a change is made
-//! 1. *Lock* the blocks (`crate::engine::locks`), so that one writer at a time replaces bytes.
+//! 1. *Lock* the blocks (`locks`), so that one writer at a time replaces bytes.
 //! 2. *Look* at the section records, read the pages of which a part stays, reserve pages
 //!    (`room`), write the bytes.
 //! 3. *Install* (`install`): with the inode's turn (shared; who removes has it alone) and the
@@ -49,9 +48,9 @@
 //! Methods that change something run in tasks of their own: a caller that goes away abandons the
 //! answer, not the work. They need a tokio runtime around them.
 //!
-//! Modules in reading order: `place`, `open`, `recovery`, `room`, `sections` (pure), `read`, `install`,
-//! `write`, `zero`, `ends`, `remove`, `commit`, `checkpoint`; `inspect`, `findings`, `scrub`,
-//! `gather`, `describe`.
+//! Modules in reading order: `request`, `error`, `place`, `open`, `recovery`, `room`, `sections`
+//! (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `commit`, `checkpoint`; `inspect`,
+//! `findings`, `scrub`, `gather`, `describe`.
 
 use std::{
     collections::BTreeMap,
@@ -69,52 +68,57 @@ use tokio::{sync::Notify, task::JoinHandle};
 
 use crate::{
     disk::{Backing, BufferPool, DiskQueue},
-    engine::{
-        EngineError,
-        locks::BlockLocks,
-        sessions::{Admission, AppliedWrites},
-    },
     format::{
+        batch::BootId,
         finding::{BlockKey, Finding},
-        segment::BootId,
-        superblock::linear::{Layout, Superblock},
+        superblock::{Layout, Superblock},
     },
     index::Index,
     journal::Journal,
     space::{Space, Totals},
 };
 
+mod boot;
 mod checkpoint;
 mod commit;
 mod describe;
 mod ends;
+mod error;
 mod findings;
 mod gather;
 mod inspect;
 mod install;
+mod locks;
 mod open;
 mod place;
 mod read;
 mod recovery;
 mod remove;
+mod request;
 mod room;
 mod scrub;
 mod sections;
+pub(crate) mod sessions;
 #[cfg(test)]
 mod tests;
 mod write;
 mod zero;
 
+pub use boot::boot_id;
+pub use error::EngineError;
 pub use open::OpenError;
 pub use place::PlaceOptions;
 pub use read::{Loaded, Snapshot};
 pub use remove::ExportedBlocks;
+pub use request::{Authority, Fill, WriteRequest, ZeroRequest};
 pub use scrub::{ScrubActivity, ScrubCommand, ScrubSettings, ScrubStatus};
 
 use findings::Finder;
 use inspect::Inspection;
+use locks::BlockLocks;
 use read::Flights;
 use scrub::Scrub;
+use sessions::{Admission, AppliedWrites};
 
 /// Bad blocks listed at most; more than that is a dead disk.
 const BAD_BLOCKS_MAX: usize = 65_536;
@@ -297,6 +301,11 @@ impl Volume {
             checksum_failures: self.shared.checksum_failures.load(Ordering::Relaxed),
             blank: self.shared.blank,
         }
+    }
+
+    /// Which numbered writes have been applied.
+    pub(crate) fn applied_writes(&self) -> &AppliedWrites {
+        &self.shared.applied
     }
 
     /// The version that a session's write made, if it is remembered from before the start. Waits

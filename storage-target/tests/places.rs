@@ -17,8 +17,8 @@ use std::{
 use bytes::Bytes;
 use millrace_storage_target::{
     disk::{BufferPool, DiskEngine, PlaceError},
-    engine::{Authority, EngineError, WriteRequest},
-    format::segment::BootId,
+    format::batch::BootId,
+    volume::{Authority, EngineError, WriteRequest},
     volume::{OpenError, PlaceOptions, Volume},
 };
 use millrace_types::{

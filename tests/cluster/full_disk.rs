@@ -33,7 +33,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_disk_that_is_really_full_gives_enospc_and_harms_nothing() -> Result<()> {
-    let wish = Wish { targets: 1, capacity: Some("64MiB".to_owned()), ..Wish::default() };
+    let wish = Wish { targets: 1, capacity: Some("1GiB".to_owned()), ..Wish::default() };
     let cluster = Cluster::prepare(wish)?;
     let disk = SmallDisk::mount(cluster.dir().join("target-0/data"), "128m")?;
     cluster.up()?;
@@ -44,7 +44,7 @@ fn a_disk_that_is_really_full_gives_enospc_and_harms_nothing() -> Result<()> {
     let filler = disk.0.join("filler");
     let filled = fill(&filler);
     assert_eq!(Errno::from_io_error(&filled), Some(Errno::NOSPC), "{filled}");
-    // The target itself has room for five of these.
+    // The target's settings have room for a hundred of these; its file does not get longer.
     let error = (0..3)
         .find_map(|index| write(&mount.join(format!("more-{index}")), &body).err())
         .context("30 MB went onto a full disk")?;

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use clap::Parser;
 use millrace_storage_target::{
     disk::{self, BufferPool, DataFile, DiskEngine, DiskQueue, Piece},
-    format::segment::BootId,
+    format::batch::BootId,
     journal::{Journal, JournalError, Options, Ring},
 };
 use millrace_types::TargetId;

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, stream};
 use millrace_protocol::{
     cluster::ReclaimBatch,
     session::Done,
@@ -31,9 +31,9 @@ impl Daemon {
         let content = ContentName { inode: request.inode, generation: request.generation };
         let mut freed = 0;
         for &target in &request.targets {
-            let engine = self.store(target)?.engine();
+            let volume = self.store(target)?.volume();
             let size = layout.chunk_size().bytes();
-            freed += engine.trim(content, size, request.size, request.write_epoch).await?.0;
+            freed += volume.trim(content, size, request.size, request.write_epoch).await?.0;
         }
         Ok(TrimReply { freed: ByteLen(freed) })
     }
@@ -74,15 +74,12 @@ impl Daemon {
     pub(crate) async fn release(&self, request: &Release) -> Result<ItemResults, Failure> {
         check_items(request.items.len())?;
         self.cluster.check_may_write()?;
-        let engine = self.store(request.target)?.engine();
+        let store = self.store(request.target)?;
         let mut results = Vec::new();
         for item in &request.items {
-            let keys = engine.chunks(name_of(item), item.first, item.count);
-            let freed = stream::iter(keys.into_iter().map(Ok::<_, Failure>))
-                .try_fold(0, |sum, key| async move { Ok(sum + engine.release(key).await?.0) });
-            results.push(freed.await.map(ByteLen));
+            results.push(release_item(store, item).await);
         }
-        engine.sync().await?;
+        store.volume().sync().await?;
         Ok(ItemResults { results })
     }
 
@@ -96,22 +93,20 @@ impl Daemon {
         let store = self.store(request.target)?;
         let mut results = Vec::new();
         for item in &request.items {
-            let keys = store.engine().chunks(name_of(item), item.first, item.count);
-            let marked = stream::iter(keys.into_iter().map(Ok::<_, Failure>))
-                .try_fold(0, |sum, key| async move { Ok(sum + store.mark_exported(key).await?.0) });
-            results.push(marked.await.map(ByteLen));
+            results.push(mark_item_exported(store, item).await);
         }
-        store.engine().sync().await?;
+        store.volume().sync().await?;
         Ok(ItemResults { results })
     }
 
     /// Tells how much is present.
-    pub(crate) fn presence(&self, request: &Presence) -> Result<PresenceReply, Failure> {
+    pub(crate) async fn presence(&self, request: &Presence) -> Result<PresenceReply, Failure> {
         if request.contents.len() > CONTENTS_MAX {
             let words = format!("more than {CONTENTS_MAX} contents in one request");
             return Err(Failure::new(ErrorKind::InvalidArgument, words));
         }
-        let present = self.store(request.target)?.engine().presence(&request.contents);
+        let volume = self.store(request.target)?.volume();
+        let present = volume.presence(&request.contents).await?;
         Ok(PresenceReply { present })
     }
 
@@ -135,12 +130,28 @@ impl Daemon {
         };
         let entries: Vec<_> =
             batch.entries.iter().map(|entry| (entry.inode, entry.generation)).collect();
-        let freed = self.store(target)?.engine().reclaim(&entries).await?;
+        let freed = self.store(target)?.volume().reclaim(&entries).await?;
         self.reclaimed_bytes.fetch_add(freed.0, Ordering::Relaxed);
         let (entries, freed_bytes) = (entries.len(), freed.0);
         tracing::debug!(%target, entries, freed_bytes, "chunks reclaimed");
         Ok(Some(last))
     }
+}
+
+async fn release_item(store: &Store, item: &Item) -> Result<ByteLen, Failure> {
+    let mut freed = 0;
+    for key in store.volume().chunks(name_of(item), item.first, item.count).await? {
+        freed += store.volume().release(key).await?.0;
+    }
+    Ok(ByteLen(freed))
+}
+
+async fn mark_item_exported(store: &Store, item: &Item) -> Result<ByteLen, Failure> {
+    let mut marked = 0;
+    for key in store.volume().chunks(name_of(item), item.first, item.count).await? {
+        marked += store.mark_exported(key).await?.0;
+    }
+    Ok(ByteLen(marked))
 }
 
 fn name_of(item: &Item) -> ContentName {

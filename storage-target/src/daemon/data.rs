@@ -16,10 +16,10 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Caller, Daemon};
 use crate::{
-    engine::{Authority, WriteRequest, ZeroRequest, sessions::Admission},
     sessions::{Attached, Cut, Holder},
     store::{ReadBytes, Reader, Store},
     view::ChunkView,
+    volume::{Authority, WriteRequest, ZeroRequest, sessions::Admission},
 };
 
 /// What an authorised request is about.
@@ -49,7 +49,7 @@ impl Daemon {
         let loss_counts = self
             .stores
             .values()
-            .map(|store| LossCount { target: store.id(), count: store.engine().loss_count() });
+            .map(|store| LossCount { target: store.id(), count: store.volume().loss_count() });
         let reply = AttachReply { session: session.id(), loss_counts: loss_counts.collect() };
         Ok((session, reply))
     }
@@ -117,7 +117,7 @@ impl Daemon {
             let change = async { store.write(&view, write).await };
             let reply = apply_once(&store, session, (number, lowest), change).await?;
             if durable {
-                store.engine().sync().await?;
+                store.volume().sync().await?;
             }
             Ok(reply)
         });
@@ -158,7 +158,7 @@ impl Daemon {
     /// Makes everything acknowledged on a target durable.
     pub(crate) async fn sync(&self, caller: &Caller, request: &Sync) -> Result<SyncReply, Failure> {
         session(caller)?;
-        let loss_count = self.store(request.target)?.engine().sync().await?;
+        let loss_count = self.store(request.target)?.volume().sync().await?;
         self.counters.syncs.inc();
         Ok(SyncReply { loss_count })
     }
@@ -214,7 +214,7 @@ async fn apply_once(
     change: impl Future<Output = Result<ChunkVersion, Failure>>,
 ) -> Result<WriteReply, Failure> {
     let (number, lowest_pending) = numbers;
-    let applied = store.engine().applied();
+    let applied = store.volume().applied_writes();
     let version = match applied.admit(session, number, lowest_pending).await {
         Admission::Repeated(version) => version,
         Admission::New(running) => {
@@ -223,7 +223,7 @@ async fn apply_once(
             version
         }
     };
-    Ok(WriteReply { version, loss_count: store.engine().loss_count() })
+    Ok(WriteReply { version, loss_count: store.volume().loss_count() })
 }
 
 fn session(caller: &Caller) -> Result<&Arc<Attached>, Failure> {

@@ -19,8 +19,6 @@
 //!   completions are therefore not simulated.
 //!
 //! A disk whose syncs do nothing ([`Flush`]) proves that a test would notice.
-//!
-//! [`SimulatedDirectory`] is such a disk with files and names beside it, which lose power together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,11 +31,8 @@ use millrace_runtime::Random;
 
 use super::{ALIGNMENT, Backing, Disk, DiskError, DiskQueue, Held, Operation, Request};
 
-mod directory;
-mod gate;
 mod power;
 
-pub use directory::SimulatedDirectory;
 use power::{Ending, Power};
 
 /// What a drive writes as a whole or not at all.
@@ -285,15 +280,6 @@ impl Media {
             Operation::Write => self.write(request, failure),
             Operation::Sync => self.sync(failure),
         }
-    }
-
-    /// A sync that is no request of a queue.
-    fn sync_now(&mut self) -> Result<(), DiskError> {
-        if self.power.is_off() {
-            return Err(DiskError::Stopped);
-        }
-        let failure = self.failure_of(Operation::Sync);
-        self.sync(failure)
     }
 
     /// The error that this request shall fail with.

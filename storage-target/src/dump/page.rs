@@ -9,7 +9,7 @@ use crate::{
         batch::{BATCH_LEN_MAX, Batch},
         node::{Node, Reference},
         section::{Section, SectionKey},
-        superblock::linear::COPIES,
+        superblock::COPIES,
         table::Entry,
     },
     image::{PAGE, Tree, Words, area, byte_in_chunk, checksum},

@@ -28,9 +28,8 @@ use millrace_types::{Crc32c, TargetId};
 
 use super::{
     FormatError,
-    chunk::PAGE_SIZE,
     fields::{Put, Reader},
-    segment::BootId,
+    units::PAGE_SIZE,
 };
 
 /// Bytes in front of the records.
@@ -83,6 +82,11 @@ impl Position {
         Ok(position)
     }
 }
+
+/// Names one boot of a machine: it tells a killed process from a machine that lost its memory. With
+/// the same one everything that was written is there, synced or not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BootId(pub [u8; 16]);
 
 /// What a batch says beside its records.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -23,10 +23,10 @@ use millrace_types::{Crc32c, Timestamp};
 
 use super::{
     FormatError,
-    chunk::BLOCK_PAGES,
     extent::{put_page, take_page},
     fields::{Put, Reader},
     section::{SECTION_BLOCKS, SECTION_PAGES, SectionKey},
+    units::BLOCK_PAGES,
 };
 
 const WHAT: &str = "a finding";

@@ -48,10 +48,10 @@ use millrace_types::{
 
 use super::{
     FormatError,
-    chunk::{BLOCK_PAGES, PAGE_SIZE},
     extent::{PAGE_NUMBER_END, put_page, take_page},
     fields::{Put, Reader},
     node::VALUE_LEN_MAX,
+    units::{BLOCK_PAGES, PAGE_SIZE},
 };
 
 mod edit;
@@ -244,10 +244,8 @@ impl Section {
             return Err(reader.impossible("extent"));
         }
         let stored: usize = extents.iter().map(|extent| usize::from(extent.pages)).sum();
-        let mut checksums = Vec::with_capacity(stored);
-        for _ in 0..stored {
-            checksums.push(Crc32c(reader.u32()?));
-        }
+        let checksums = reader.slice(4 * stored)?.as_chunks().0;
+        let checksums = checksums.iter().map(|&sum| Crc32c(u32::from_le_bytes(sum))).collect();
         reader.finish()?;
         let section = Self {
             version,
@@ -285,23 +283,31 @@ impl Section {
         if end > 0 && start + (end - 1) * u64::from(PAGE_SIZE) >= u64::from(self.length) {
             return Some("page past the length");
         }
-        let is_stored = |at: u8| self.states[usize::from(at / BLOCK_PAGES)].is_stored();
-        let covered = |extent: &Placed| (extent.first..extent.end()).all(is_stored);
+        let is_stored = |block: u8| self.states[usize::from(block)].is_stored();
+        let covered = |extent: &Placed| {
+            let last = (extent.end() - 1) / BLOCK_PAGES;
+            (extent.first / BLOCK_PAGES..=last).all(is_stored)
+        };
         if !self.extents.iter().all(covered) {
             return Some("page of a block that stores nothing");
         }
-        let mut places: Vec<(u64, u64)> = self.extents.iter().map(on_disk).collect();
-        places.sort_unstable();
-        if places.windows(2).any(|pair| pair[0].1 > pair[1].0) {
-            return Some("page that stands for two");
-        }
-        None
+        overlap_on_disk(&self.extents).then_some("page that stands for two")
     }
 }
 
 /// First and end of an extent on the disk.
 fn on_disk(extent: &Placed) -> (u64, u64) {
     (extent.page, extent.page + u64::from(extent.pages))
+}
+
+fn overlap_on_disk(extents: &[Placed]) -> bool {
+    // Most sections are in one piece, or in pieces that follow each other.
+    if extents.windows(2).all(|pair| on_disk(&pair[0]).1 <= pair[1].page) {
+        return false;
+    }
+    let mut places: Vec<(u64, u64)> = extents.iter().map(on_disk).collect();
+    places.sort_unstable();
+    places.windows(2).any(|pair| pair[0].1 > pair[1].0)
 }
 
 /// Whether extents lie in the section, in order and apart, and none could be joined with the next.

@@ -12,9 +12,13 @@ use super::{AHEAD_BLOCKS, SEGMENT_BLOCKS, STREAM_BLOCKS, Segment, Wanted};
 pub(super) struct Chunk {
     claims: Vec<Claim>,
     next_claim: u64,
-    /// Arrived, but perhaps not yet in the engine.
+    /// Arrived, but perhaps not yet in the volume.
     segments: BTreeMap<u16, Segment>,
     waiters: Vec<Waiter>,
+    /// Who looks at what the volume has of the chunk, to register then.
+    looking: usize,
+    /// How many segments have gone from memory to the volume.
+    installs: u64,
 }
 
 /// The blocks that one stream still has to bring: it is at `next` and goes to `end`.
@@ -36,7 +40,7 @@ struct Waiter {
 
 /// What registering for blocks led to.
 pub(super) enum Registered {
-    /// They are in the engine.
+    /// They are in the volume.
     Present,
     /// They are in memory.
     Arrived(Vec<Segment>),
@@ -48,11 +52,11 @@ pub(super) enum Registered {
 
 impl Chunk {
     /// Registers for blocks. The bucket backs the first `backed_blocks`; `absent` says what the
-    /// engine lacks.
+    /// volume lacks of the blocks up to the reach of those wanted.
     pub(super) fn register(
         &mut self,
         wanted: Wanted,
-        backed_blocks: u32,
+        backed_blocks: u16,
         has_turn: bool,
         absent: impl Fn(u16) -> bool,
     ) -> Registered {
@@ -83,11 +87,10 @@ impl Chunk {
                     self.claim(block, end, wanted.end)
                 }
                 None => {
-                    let limit = u16::try_from(backed_blocks).expect("1,024 blocks at most");
                     let reach = match wanted.sequential {
-                        true => (block + 1).next_multiple_of(STREAM_BLOCKS).min(limit),
+                        true => (block + 1).next_multiple_of(STREAM_BLOCKS).min(backed_blocks),
                         // What a reader asks for is rounded up to what one transfer moves well.
-                        false => wanted.end.next_multiple_of(SEGMENT_BLOCKS).min(limit),
+                        false => wanted.end.next_multiple_of(SEGMENT_BLOCKS).min(backed_blocks),
                     };
                     let free = |at: &u16| {
                         absent(*at)
@@ -169,9 +172,24 @@ impl Chunk {
         }
     }
 
-    /// The engine has a segment, or will never have it.
+    /// The volume has a segment, or will never have it.
     pub(super) fn forget_segment(&mut self, first_block: u16) {
         self.segments.remove(&first_block);
+        self.installs += 1;
+    }
+
+    /// Changes whenever a segment has left the memory.
+    pub(super) fn installs(&self) -> u64 {
+        self.installs
+    }
+
+    /// Somebody looks at what the volume has: the entry stays until the end of that.
+    pub(super) fn begin_look(&mut self) {
+        self.looking += 1;
+    }
+
+    pub(super) fn end_look(&mut self) {
+        self.looking -= 1;
     }
 
     /// Ends a stream. With a failure, whoever still waits for one of its blocks gets it.
@@ -196,7 +214,8 @@ impl Chunk {
 
     /// Whether nothing is under way.
     pub(super) fn is_idle(&self) -> bool {
-        self.claims.is_empty() && self.segments.is_empty() && self.waiters.is_empty()
+        let nothing_comes = self.claims.is_empty() && self.segments.is_empty();
+        nothing_comes && self.waiters.is_empty() && self.looking == 0
     }
 
     fn segment_with(&self, block: u16) -> Option<&Segment> {

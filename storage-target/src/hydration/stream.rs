@@ -10,10 +10,7 @@ use tokio::sync::watch;
 
 use super::{FetchKey, Inner, Segment, chunk::Claim};
 use crate::{
-    disk::AlignedBuffer,
-    engine::{Fill, page_checksum::of_pages},
-    parts::BLOCK,
-    view::ChunkView,
+    disk::AlignedBuffer, page_checksum::of_pages, parts::BLOCK, view::ChunkView, volume::Fill,
 };
 
 impl Inner {
@@ -50,7 +47,7 @@ impl Inner {
             let Some((first, end)) = next else { return Ok(()) };
             let start = u32::from(first) * BLOCK;
             let len = (u32::from(end) * BLOCK).min(view.backed) - start;
-            let buffer = self.engine.pool().acquire(len as usize).await;
+            let buffer = self.volume.pool().acquire(len as usize).await;
             let buffer = source.fill(buffer, len as usize).await?;
             self.fetched_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
             self.deliver(view, claim.id, (first, end - first), (buffer, len));
@@ -69,7 +66,7 @@ impl Inner {
         Ok(Source { body, rest: Bytes::new() })
     }
 
-    /// Hands a segment to who waits, and to the engine.
+    /// Hands a segment to who waits, and to the volume.
     fn deliver(
         self: &Arc<Self>,
         view: &ChunkView,
@@ -104,7 +101,7 @@ impl Inner {
         let fetch_key = FetchKey::of(view);
         let inner = Arc::clone(self);
         drop(self.runtime.spawn(async move {
-            let outcome = inner.engine.fill(fill).await.map(drop);
+            let outcome = inner.volume.fill(fill).await.map(drop);
             if let Err(error) = &outcome {
                 // The readers have their bytes; the next ones will fetch again.
                 tracing::debug!(chunk = %fetch_key.chunk, %error, "fetched bytes are not stored");
@@ -161,7 +158,7 @@ impl Source {
     }
 }
 
-/// Lets readers see a buffer that the engine is writing to the disk.
+/// Lets readers see a buffer that the volume is writing to the disk.
 struct SharedBuffer(Arc<AlignedBuffer>);
 
 impl AsRef<[u8]> for SharedBuffer {

@@ -15,12 +15,13 @@ use millrace_types::{
 
 use crate::{
     disk::{BufferPool, DiskEngine},
-    engine::{Authority, Engine, Options, WriteRequest},
-    format::segment::BootId,
+    format::batch::BootId,
     hydration::Hydrator,
     links::Links,
     store::{Reader, Store},
     view::ChunkView,
+    volume::{Authority, WriteRequest},
+    volume::{PlaceOptions, Volume},
 };
 
 const OBJECT_LEN: usize = 10_000_001;
@@ -37,17 +38,18 @@ fn object() -> Vec<u8> {
     (0..OBJECT_LEN).map(|at| (at % 251).to_le_bytes()[0] ^ (at >> 16).to_le_bytes()[0]).collect()
 }
 
-fn open(dir: &Path) -> Arc<Engine> {
-    let options = Options {
-        dir: dir.to_owned(),
+async fn open(dir: &Path) -> Arc<Volume> {
+    let options = PlaceOptions {
+        path: dir.to_owned(),
         cluster: ClusterId([1; 16]),
         new_target: Some(TargetId([2; 8])),
         capacity: Some(ByteLen(64 * MIB)),
         disk_engine: DiskEngine::Auto,
-        barrier_interval: Duration::from_secs(3600),
+        sync_interval: Duration::from_secs(3600),
         boot: BootId([1; 16]),
+        cache_bytes: 1 << 20,
     };
-    Arc::new(Engine::open(&options, BufferPool::new(64 << 20)).unwrap())
+    Arc::new(Volume::open_at(&options, BufferPool::new(64 << 20)).await.unwrap())
 }
 
 impl World {
@@ -84,10 +86,10 @@ impl World {
             origin_length: version.size,
             sparse: false,
         };
-        let engine = open(disk.path());
+        let volume = open(disk.path()).await;
         let runtime = tokio::runtime::Handle::current();
-        let hydrator = Hydrator::new(Arc::clone(&engine), links, runtime);
-        Self { store: Store::new(engine, hydrator), content, bucket, disk, bytes }
+        let hydrator = Hydrator::new(Arc::clone(&volume), links, runtime);
+        Self { store: Store::new(volume, hydrator), content, bucket, disk, bytes }
     }
 
     fn view(&self, index: u32) -> ChunkView {
@@ -109,8 +111,9 @@ impl World {
 
     async fn wait_until_stored(&self, chunk: u32, block: u16) {
         loop {
-            let snapshot = self.store.engine().snapshot(self.view(chunk).key);
-            if snapshot.block(block).state == BlockState::Clean {
+            let key = self.view(chunk).key;
+            let snapshot = self.store.volume().snapshot(key, block..block + 1).await.unwrap();
+            if snapshot.state(block) == BlockState::Clean {
                 return;
             }
             tokio::task::yield_now().await;
@@ -194,8 +197,8 @@ async fn a_write_into_a_block_that_is_only_in_the_bucket_fetches_it_first() {
     world.store.write(&world.view(0), request).await.unwrap();
     world.bytes[100_000..100_010].fill(9);
     world.read(0, 1 << 20, Reader::Sequential).await.unwrap();
-    let snapshot = world.store.engine().snapshot(world.view(0).key);
-    assert_eq!(snapshot.block(1).state, BlockState::Written);
+    let snapshot = world.store.volume().snapshot(world.view(0).key, 1..2).await.unwrap();
+    assert_eq!(snapshot.state(1), BlockState::Written);
 }
 
 #[tokio::test]
@@ -214,14 +217,15 @@ async fn a_damaged_clean_block_is_fetched_again() {
     use std::os::unix::fs::FileExt;
     let world = World::new().await;
     world.store.hydrate(&world.view(0)).await.unwrap();
-    let page = world.store.engine().snapshot(world.view(0).key).block(3).first_page;
-    let data = fs::OpenOptions::new().write(true).open(world.disk.path().join("data")).unwrap();
-    data.write_all_at(&[0xA5; 100], page * 4096).unwrap();
-    data.sync_all().unwrap();
+    let snapshot = world.store.volume().snapshot(world.view(0).key, 3..4).await.unwrap();
+    let page = snapshot.disk_page(3 * 16).unwrap();
+    let store = fs::OpenOptions::new().write(true).open(world.disk.path().join("store")).unwrap();
+    store.write_all_at(&[0xA5; 100], page * 4096).unwrap();
+    store.sync_all().unwrap();
     world.read(0, 1 << 20, Reader::Random).await.unwrap();
-    assert_eq!(world.store.engine().statistics().checksum_failures, 1);
+    assert_eq!(world.store.volume().statistics().checksum_failures, 1);
     world.wait_until_stored(0, 3).await;
-    assert_eq!(world.store.engine().statistics().bad_blocks, 0);
+    assert_eq!(world.store.volume().statistics().bad_blocks, 0);
 }
 
 #[tokio::test]
@@ -244,7 +248,7 @@ async fn a_full_target_still_serves_what_it_cannot_store() {
     loop {
         full.key.inode = InodeId(inode);
         full.backed = 0;
-        if world.store.engine().write(full.clone()).await.is_err() {
+        if world.store.volume().write(full.clone()).await.is_err() {
             break;
         }
         inode += 1;

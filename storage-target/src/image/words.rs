@@ -11,7 +11,7 @@ use crate::format::{
     finding::BlockKey,
     root::ROOT_SLOTS,
     section::{SECTION_SIZE, SectionKey},
-    superblock::linear::{COPIES, Layout},
+    superblock::{COPIES, Layout},
     table::TableKey,
 };
 

@@ -6,9 +6,9 @@ use super::{JournalError, Options};
 use crate::{
     disk::Piece,
     format::{
+        batch::BootId,
         batch::{BATCH_HEADER_LEN, Batch, Position, claimed_len},
-        chunk::PAGE_SIZE,
-        segment::BootId,
+        units::PAGE_SIZE,
     },
 };
 

@@ -8,7 +8,7 @@ use millrace_types::TargetId;
 use super::{Journal, JournalError, Options, Replayed, Ring};
 use crate::{
     disk::{BufferPool, Operation, simulated::SimulatedDisk},
-    format::{batch::Position, segment::BootId},
+    format::{batch::BootId, batch::Position},
 };
 
 const RING: Ring = Ring { first: 8, pages: 256 };

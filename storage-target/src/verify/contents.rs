@@ -20,7 +20,7 @@ use crate::{
         key::Key,
         root::RootRecord,
         section::{Section, SectionKey},
-        superblock::linear::Superblock,
+        superblock::Superblock,
         table::Entry,
     },
     image::{Damaged, Leaf, Tree, Words, area, checksum},

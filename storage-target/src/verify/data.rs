@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{
     format::{
-        chunk::BLOCK_PAGES,
         section::{Section, SectionKey, StoredPage},
+        units::BLOCK_PAGES,
     },
     image::{PAGE, PageSource, Words, byte_in_chunk, checksum, in_parallel},
 };

@@ -9,9 +9,9 @@ use super::{
 };
 use crate::{
     format::{
+        batch::BootId,
         batch::{BATCH_HEADER_LEN, BATCH_LEN_MAX, Batch, Position, claimed_len},
-        segment::BootId,
-        superblock::linear::Superblock,
+        superblock::Superblock,
     },
     image::{PAGE, PageSource},
 };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::format::{
     extent::{Extent, join},
     free_map::{REGION_PAGES, RegionMap},
-    superblock::linear::Layout,
+    superblock::Layout,
 };
 
 /// The pages in use.

@@ -11,7 +11,7 @@ use crate::{
         FormatError,
         free_map::REGION_PAGES,
         root::{ROOT_SLOTS, RootRecord},
-        superblock::linear::Superblock,
+        superblock::Superblock,
     },
     image::{PAGE, PageSource},
 };

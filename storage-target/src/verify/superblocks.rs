@@ -11,7 +11,7 @@ use super::{
 use crate::{
     format::{
         FormatError,
-        superblock::linear::{COPIES, Superblock, SuperblockError},
+        superblock::{COPIES, Superblock, SuperblockError},
     },
     image::PageSource,
 };

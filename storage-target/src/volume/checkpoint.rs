@@ -12,9 +12,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Shared, State, Volume, run};
+use super::{EngineError, Shared, State, Volume, run};
 use crate::{
-    engine::EngineError,
     format::{batch::Position, change::Change, fact::Fact, key::Key, root::Segment, table::Entry},
     index::IndexError,
     journal::JournalError,

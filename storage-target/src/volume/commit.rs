@@ -4,17 +4,16 @@ use std::sync::atomic::Ordering;
 
 use millrace_types::{ChunkKey, InodeId};
 
-use super::{Shared, State, Volume, open::write_superblock};
+use super::{EngineError, Shared, State, Volume, open::write_superblock};
 use crate::{
     disk::DiskError,
-    engine::EngineError,
     format::{
         change::{Change, Effects, effects},
         extent::page_count,
         fact::Fact,
         mark::Mark,
         section::{Section, SectionKey},
-        superblock::linear::COPIES,
+        superblock::COPIES,
         table::TableKey,
     },
     index::IndexError,

@@ -10,11 +10,11 @@ use millrace_types::ByteLen;
 
 use super::{ScrubActivity, ScrubCommand, ScrubStatus, Volume, sections::split_block};
 use crate::{
-    engine::page_checksum::PAGE,
     format::{
         finding::{BlockKey, Fault, Finding},
         section::SectionKey,
     },
+    page_checksum::PAGE,
 };
 
 impl Volume {

@@ -6,18 +6,15 @@ use std::{ops::Range, sync::Arc};
 use millrace_types::{BlockState, Crc32c};
 
 use super::{
-    Shared,
+    EngineError, Shared,
     read::pieces,
     room::pieces_of,
     sections::{Sections, within},
     write::{cut, edges, page_number},
 };
 use crate::{
-    engine::{
-        EngineError,
-        page_checksum::{PAGE, of_pages},
-    },
     format::section::{Section, StoredPage},
+    page_checksum::{PAGE, of_pages},
     space::{Purpose, Reservation},
 };
 

@@ -11,9 +11,8 @@ use std::sync::{Arc, atomic::Ordering};
 use millrace_types::ChunkKey;
 use tokio::task::JoinHandle;
 
-use super::{BAD_BLOCKS_MAX, Shared, State, Volume, commit::unreadable};
+use super::{BAD_BLOCKS_MAX, EngineError, Shared, State, Volume, commit::unreadable};
 use crate::{
-    engine::EngineError,
     format::{
         change::{Change, effects},
         fact::{Fact, FactNumber},
@@ -207,7 +206,7 @@ impl Shared {
         let finding = Finding {
             time: self.clock.timestamp(),
             page: damage.reference.page,
-            within: key.block * crate::format::chunk::BLOCK_PAGES,
+            within: key.block * crate::format::units::BLOCK_PAGES,
             expected: damage.reference.checksum,
             fault: Fault::Index,
         };

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use millrace_types::{BlockState, Crc32c};
 
 use super::{
-    Shared, inspect::Stored, install::Cause, room::pieces_of, sections::Sections, write::cut,
+    EngineError, Shared, inspect::Stored, install::Cause, room::pieces_of, sections::Sections,
+    write::cut,
 };
 use crate::{
     disk::AlignedBuffer,
-    engine::EngineError,
     format::{
-        chunk::BLOCK_PAGES,
         section::{Section, SectionKey, StoredPage},
+        units::BLOCK_PAGES,
     },
     space::Purpose,
 };

@@ -15,15 +15,15 @@ use std::{
 use millrace_types::{BlockState, Crc32c};
 use tokio::sync::Notify;
 
-use super::{Shared, findings::is_about, read::pieces, run, sections::Sections};
+use super::{EngineError, Shared, findings::is_about, read::pieces, run, sections::Sections};
 use crate::{
     disk::{AlignedBuffer, BufferPool, DiskError},
-    engine::{EngineError, page_checksum::PAGE},
     format::{
-        chunk::BLOCK_PAGES,
         finding::{BlockKey, Fault, Finding},
         section::{Section, SectionKey, StoredPage},
+        units::BLOCK_PAGES,
     },
+    page_checksum::PAGE,
 };
 
 /// Sections that wait for a second look; the scrub finds what is more than that.

@@ -6,14 +6,14 @@ use std::ops::RangeInclusive;
 use millrace_protocol::storage::ChunkVersion;
 use millrace_types::{ChunkKey, ChunkSize, GroupEpoch, SessionId, WriteEpoch, WriteNumber};
 
-use super::{Shared, commit::Committed, sections::Sections, write::chunk_size};
-use crate::{
-    engine::{Authority, EngineError, Fill, WriteRequest, ZeroRequest},
-    format::{
-        change::{Change, SectionsChange},
-        mark::Mark,
-        section::{Section, SectionKey},
-    },
+use super::{
+    Authority, EngineError, Fill, Shared, WriteRequest, ZeroRequest, commit::Committed,
+    sections::Sections, write::chunk_size,
+};
+use crate::format::{
+    change::{Change, SectionsChange},
+    mark::Mark,
+    section::{Section, SectionKey},
 };
 
 /// Who wants a change, and what it must agree with.

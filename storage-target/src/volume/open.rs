@@ -16,10 +16,11 @@ use millrace_runtime::Clock;
 use millrace_types::{ByteLen, Crc32c};
 
 use super::{
-    Blank, INODE_TURNS, Options, Shared, State, Upkeep, Volume,
+    Blank, EngineError, INODE_TURNS, Options, Shared, State, Upkeep, Volume,
     checkpoint::INDEX_STEP,
     findings::Finder,
     inspect::Inspection,
+    locks::BlockLocks,
     read::Flights,
     recovery::{Recovered, recover},
     run,
@@ -27,16 +28,16 @@ use super::{
 };
 use crate::{
     disk::{BufferPool, DiskError, DiskQueue, Piece, PlaceError},
-    engine::{EngineError, locks::BlockLocks, page_checksum::PAGE},
     format::{
         FormatError,
         batch::claimed_len,
         free_map::REGION_PAGES,
         root::{ROOT_MAGIC, ROOT_SLOTS, Segment},
-        superblock::linear::{COPIES, JOURNAL, Layout, ROOTS, Superblock, SuperblockError},
+        superblock::{COPIES, JOURNAL, Layout, ROOTS, Superblock, SuperblockError},
     },
     index::{self, Index, IndexError},
     journal::{self, JournalError, Ring},
+    page_checksum::PAGE,
     space::{Purpose, ReplayError, Space},
 };
 

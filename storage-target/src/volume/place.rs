@@ -7,8 +7,8 @@ use millrace_types::{ByteLen, ClusterId, MIB, TargetId};
 use super::{Blank, Growth, OpenError, Options, Volume, open::bytes};
 use crate::{
     disk::{Backing, BufferPool, DiskEngine, Place, PlaceError, place::PlaceKind},
-    engine::page_checksum::PAGE,
-    format::{segment::BootId, superblock::linear::Layout},
+    format::{batch::BootId, superblock::Layout},
+    page_checksum::PAGE,
 };
 
 /// What is left to others when the capacity is taken from the file system.

@@ -12,14 +12,10 @@ use millrace_types::{BlockState, ChunkKey, Crc32c};
 use tokio::sync::watch;
 
 use super::{
-    Shared, Volume,
+    EngineError, Shared, Volume,
     sections::{Sections, block_of_page, split_block},
 };
-use crate::{
-    disk::Piece,
-    engine::{EngineError, page_checksum::PAGE},
-    format::section::StoredPage,
-};
+use crate::{disk::Piece, format::section::StoredPage, page_checksum::PAGE};
 
 /// Part of a chunk as it was at one moment. Its pages stay where they are for as long as this
 /// lives, which should therefore be short.
@@ -231,8 +227,15 @@ impl Shared {
         key: ChunkKey,
         numbers: RangeInclusive<u8>,
     ) -> Result<Sections, EngineError> {
-        let records = numbers.map(|number| self.section(key, number));
-        let records: BTreeMap<_, _> = try_join_all(records).await?.into_iter().collect();
+        let (&first, &last) = (numbers.start(), numbers.end());
+        // Most requests lie in one section: no need to wait for several at a time.
+        let records = match first == last {
+            true => BTreeMap::from([self.section(key, first).await?]),
+            false => {
+                let records = numbers.map(|number| self.section(key, number));
+                try_join_all(records).await?.into_iter().collect()
+            }
+        };
         Ok(Sections::new(key, records))
     }
 

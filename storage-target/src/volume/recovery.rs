@@ -22,23 +22,24 @@ use bytes::Bytes;
 use millrace_types::{ChunkSize, Crc32c, InodeId};
 
 use super::{
-    Shared,
+    EngineError, Shared,
     open::{OpenError, Parts, bytes, ring},
+    sessions::AppliedWrites,
 };
 use crate::{
     disk::{DiskError, Piece},
-    engine::{EngineError, page_checksum::PAGE, sessions::AppliedWrites},
     format::{
         change::{Change, Removal, SectionsChange, effects},
         extent::Extent,
         fact::{Fact, FactNumber, StateTotals},
         free_map::RegionMap,
         section::{Section, SectionKey, StoredPage},
-        superblock::linear::Superblock,
+        superblock::Superblock,
         table::{KeyRange, TableKey},
     },
     index::{Index, IndexError},
     journal::Journal,
+    page_checksum::PAGE,
     space::{Refusal, ReplayError, Space, StoredSummaries},
 };
 

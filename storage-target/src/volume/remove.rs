@@ -11,7 +11,7 @@ use millrace_types::{
 };
 
 use super::{
-    Shared, Volume,
+    EngineError, Shared, Volume,
     commit::unreadable,
     install::Cause,
     run,
@@ -19,15 +19,15 @@ use super::{
     write::page_number,
 };
 use crate::{
-    engine::{EngineError, page_checksum::PAGE},
     format::{
         change::{Change, Removal},
-        chunk::BLOCKS_MAX,
         mark::Mark,
         section::{SECTIONS_MAX, Section, SectionKey},
         table::{Entry, KeyRange},
+        units::BLOCKS_MAX,
     },
     index::{IndexError, Key},
+    page_checksum::PAGE,
     space::Purpose,
 };
 

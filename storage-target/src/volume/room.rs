@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use millrace_types::ByteLen;
 
-use super::{Shared, commit::unreadable, open::bytes};
+use super::{EngineError, Shared, commit::unreadable, open::bytes};
 use crate::{
     disk::{DiskError, Piece},
-    engine::{EngineError, page_checksum::PAGE},
     format::{
         extent::Extent,
         free_map::{REGION_PAGES, RegionMap},
         table::TableKey,
     },
+    page_checksum::PAGE,
     space::{Purpose, Refusal, Reservation, Totals, kept_back},
 };
 

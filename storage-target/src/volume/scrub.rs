@@ -29,9 +29,8 @@ use millrace_runtime::Clock;
 use millrace_types::Timestamp;
 use tokio::{sync::watch, task::JoinHandle};
 
-use super::{Shared, Volume};
+use super::{EngineError, Shared, Volume};
 use crate::{
-    engine::{EngineError, page_checksum::PAGE},
     format::{
         change::Change,
         fact::{Fact, ScrubProgress},
@@ -41,6 +40,7 @@ use crate::{
         table::{Entry, KeyRange, TableKey},
     },
     index::IndexError,
+    page_checksum::PAGE,
 };
 
 /// The table of sections, which is the first.

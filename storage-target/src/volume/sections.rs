@@ -10,8 +10,8 @@ use millrace_protocol::storage::ChunkVersion;
 use millrace_types::{BlockState, ChunkKey, ChunkSize, GroupEpoch};
 
 use crate::format::{
-    chunk::BLOCK_PAGES,
     section::{SECTION_BLOCKS, SECTION_PAGES, Section, StoredPage},
+    units::BLOCK_PAGES,
 };
 
 /// Some sections of a chunk as they were at one moment.

@@ -3,6 +3,7 @@
 
 mod model;
 mod scrub;
+mod stops;
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -13,11 +14,13 @@ use millrace_types::{
     InodeId, SessionId, TargetId, WriteEpoch, WriteNumber,
 };
 
-use super::{Blank, OpenError, Options, Volume};
+use super::{
+    Authority, Blank, EngineError, Fill, OpenError, Options, Volume, WriteRequest, ZeroRequest,
+};
 use crate::{
     disk::{BufferPool, Piece, simulated::SimulatedDisk},
-    engine::{Authority, EngineError, Fill, WriteRequest, ZeroRequest, page_checksum::of_pages},
-    format::{segment::BootId, superblock::linear::Layout},
+    format::{batch::BootId, superblock::Layout},
+    page_checksum::of_pages,
 };
 
 const BLOCK: usize = 64 * 1024;

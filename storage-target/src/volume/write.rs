@@ -11,7 +11,7 @@ use millrace_protocol::storage::ChunkVersion;
 use millrace_types::{BlockState, ChunkSize, Crc32c};
 
 use super::{
-    Shared, Volume,
+    EngineError, Fill, Shared, Volume, WriteRequest,
     install::{Cause, Decision, Outcome},
     read::pieces,
     room::pieces_of,
@@ -20,15 +20,12 @@ use super::{
 };
 use crate::{
     disk::AlignedBuffer,
-    engine::{
-        EngineError, Fill, WriteRequest,
-        page_checksum::{PAGE, of_pages, of_range},
-    },
     format::{
-        chunk::BLOCK_PAGES,
         extent::Extent,
         section::{Section, StoredPage},
+        units::BLOCK_PAGES,
     },
+    page_checksum::{PAGE, of_pages, of_range},
     space::Purpose,
 };
 

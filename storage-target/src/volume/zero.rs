@@ -7,18 +7,18 @@ use millrace_protocol::storage::ChunkVersion;
 use millrace_types::BlockState;
 
 use super::{
-    Shared, Volume,
+    EngineError, Shared, Volume, ZeroRequest,
     install::{Cause, Decision, Outcome},
     run,
     sections::{Sections, sections_of_pages, within},
     write::{ATTEMPTS_MAX, BLOCK, blocks_of, edges, needs_fill, page_number},
 };
 use crate::{
-    engine::{EngineError, ZeroRequest, page_checksum::PAGE},
     format::{
-        chunk::BLOCK_PAGES,
         section::{SECTION_SIZE, Section},
+        units::BLOCK_PAGES,
     },
+    page_checksum::PAGE,
     space::Purpose,
 };
 

@@ -8,6 +8,7 @@ use millrace_protocol::{
     version::ProtocolVersion,
 };
 use millrace_storage_target::format::{
+    batch::BootId,
     batch::{BatchHeader, Position, encode_batch},
     change::{Change, Removal, SectionsChange},
     extent::Extent,
@@ -18,8 +19,7 @@ use millrace_storage_target::format::{
     node::{NODE_LEN, NodeHeader, Reference, encode_node},
     root::{RootRecord, Segment},
     section::{Section, SectionKey},
-    segment::BootId,
-    superblock::linear::{Layout, Superblock},
+    superblock::{Layout, Superblock},
     table::Entry,
 };
 use millrace_types::{

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
 use millrace_runtime::Random;
-use millrace_storage_target::{disk::Operation as DiskOperation, engine::JournalSizes};
+use millrace_storage_target::disk::Operation as DiskOperation;
 
 use super::{
     chance::{below, percent},
@@ -64,16 +64,10 @@ impl World {
     ) -> Self {
         let random = Random::seeded(seed);
         let capacity = [1 << 20, 2 << 20, 6 << 20][below(&random, 3)];
-        let checkpoint = [6, 24, 4096][below(&random, 3)] * 1024;
-        let segment = [16, 64][below(&random, 2)] * 1024;
-        let shape = Shape {
-            capacity: if weights.cuts { capacity } else { 6 << 20 },
-            sizes: JournalSizes {
-                segment_bytes: segment,
-                reserve_bytes: segment / 4,
-                checkpoint_bytes: checkpoint,
-            },
-        };
+        // The shortest ring holds two of the longest batches beside what is in it.
+        let journal_pages = [200, 512][below(&random, 2)];
+        let capacity = if weights.cuts { capacity } else { 6 << 20 };
+        let shape = Shape { capacity, journal_pages };
         let backed = [(); FILES].map(|()| random_backed(&random));
         let subject = subject(random.number(), shape);
         Self {

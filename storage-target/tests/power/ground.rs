@@ -8,7 +8,7 @@ use millrace_storage_target::{
         faulty::Faults,
         simulated::{Flush, Tally},
     },
-    format::segment::BootId,
+    format::batch::BootId,
     volume::{Blank, Growth, OpenError, Options, Volume},
 };
 use millrace_types::ClusterId;

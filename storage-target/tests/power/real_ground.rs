@@ -9,7 +9,7 @@ use std::{
 
 use millrace_storage_target::{
     disk::{Backing, DiskEngine, Operation, Place, faulty::Faults, place::PlaceKind},
-    format::superblock::linear::Layout,
+    format::superblock::Layout,
     volume::{Blank, OpenError},
 };
 use millrace_types::TargetId;

@@ -7,7 +7,7 @@ use millrace_storage_target::{
         Operation,
         simulated::{Flush, SimulatedDisk},
     },
-    format::superblock::linear::Layout,
+    format::superblock::Layout,
     volume::{Blank, OpenError},
 };
 use millrace_types::TargetId;
@@ -35,8 +35,7 @@ impl Simulated {
     /// Of three seeds one has a disk that grows by a region, and one a disk whose file system has
     /// not got it.
     pub(crate) fn new(seed: u64, shape: Shape) -> Self {
-        // The shortest ring holds two of the longest batches beside what is in it.
-        let journal_pages = if shape.sizes.segment_bytes > 32 * 1024 { 512 } else { 200 };
+        let journal_pages = shape.journal_pages;
         let regions = 256 + journal_pages;
         let one = regions + REGION;
         let (capacity, len_max) = match seed % 3 {

@@ -1,27 +1,35 @@
-//! The engine under test on its simulated directory, as the model sees it: named places, plain
-//! bytes, and few ways to be refused. Another engine is put behind the same operations here.
+//! The volume under test, wherever it lies, behind few and plain operations.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    pin::Pin,
+    sync::Arc,
+    thread,
+};
 
 use bytes::Bytes;
 use millrace_protocol::target::ContentName;
 use millrace_storage_target::{
-    disk::{
-        BufferPool, DiskEngine,
-        simulated::{Flush, SimulatedDirectory},
+    disk::{BufferPool, simulated::Flush},
+    format::batch::BootId,
+    volume::{
+        Authority, EngineError, ExportedBlocks, Fill, OpenError, Snapshot, Volume, WriteRequest,
+        ZeroRequest,
     },
-    engine::{
-        Authority, Engine, EngineError, ExportedBlocks, Fill, JournalSizes, OpenError, Options,
-        WriteRequest, ZeroRequest,
-    },
-    format::segment::BootId,
 };
 use millrace_types::{
-    BlockState, ByteLen, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c,
-    GroupEpoch, InodeId, SessionId, TargetId, WriteEpoch, WriteNumber,
+    BlockState, ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, Crc32c, GroupEpoch, InodeId,
+    SessionId, WriteEpoch, WriteNumber,
 };
 
+use super::ground::Directory;
 use super::model::{BLOCK, BLOCKS, CHUNK, PAGE, State};
+
+/// The inode of the data that makes a large disk small.
+const BALLAST: u64 = 1 << 40;
+
+/// Bytes of one chunk of it.
+const BALLAST_CHUNK: usize = 1 << 20;
 
 /// Which chunk, and what its caller believes about the file.
 #[derive(Clone, Copy, Debug)]
@@ -87,99 +95,161 @@ pub(crate) struct Found {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) capacity: u64,
-    pub(crate) sizes: JournalSizes,
+    /// Of the ring.
+    pub(crate) journal_pages: u64,
 }
 
-/// The engine, open or not.
+/// The volume, open or not.
 pub(crate) struct Subject {
-    pub(crate) directory: SimulatedDirectory,
-    shape: Shape,
+    pub(crate) directory: Directory,
+    /// Bytes that the run may use.
+    room: u64,
     pool: BufferPool,
     boot: u64,
-    engine: Option<Engine>,
+    volume: RefCell<Option<Arc<Volume>>>,
+    has_ballast: bool,
+    /// Marks made, so that a sync has something to tell.
+    announcements: Cell<u32>,
+    reopened: Cell<bool>,
 }
 
 impl Subject {
     pub(crate) fn new(seed: u64, shape: Shape) -> Self {
+        Self::on(Directory::simulated(seed, shape), shape)
+    }
+
+    pub(crate) fn on(directory: Directory, shape: Shape) -> Self {
         Self {
-            directory: SimulatedDirectory::new(shape.capacity, seed),
-            shape,
+            directory,
+            room: shape.capacity,
             pool: BufferPool::new(16 << 20),
             boot: 1,
-            engine: None,
+            volume: RefCell::new(None),
+            has_ballast: false,
+            announcements: Cell::new(0),
+            reopened: Cell::new(false),
         }
     }
 
     /// Opens the target, or makes it.
     pub(crate) fn open(&mut self) -> Result<(), OpenError> {
+        self.reopen()?;
+        if !self.has_ballast && !self.directory.is_off() {
+            self.has_ballast = self.take_ballast()?;
+        }
+        Ok(())
+    }
+
+    /// Fills the disk but for the room that a run shall have.
+    fn take_ballast(&self) -> Result<bool, OpenError> {
+        let volume = self.volume();
+        let Some(room) = self.directory.room(self.room) else { return Ok(true) };
+        let totals = volume.statistics().space;
+        // Without what it will grow by.
+        let available = (totals.available() - totals.growable) * PAGE as u64;
+        let (mut left, mut index) = (available.saturating_sub(room), 0);
+        apart(async move {
+            while left > 0 {
+                let len = usize::try_from(left).unwrap().min(BALLAST_CHUNK);
+                let chunk = Chunk { inode: BALLAST, generation: 1, index, epoch: 0, backed: 0 };
+                let bytes = vec![index.to_le_bytes()[0]; len];
+                let request = write_request(chunk, 0, bytes, BALLAST_CHUNK);
+                if volume.write(request).await.is_err() {
+                    return Ok(false);
+                }
+                (left, index) = (left - len as u64, index + 1);
+            }
+            Ok(volume.sync().await.is_ok())
+        })
+    }
+
+    fn reopen(&self) -> Result<(), OpenError> {
+        *self.volume.borrow_mut() = None;
         let mut boot = [0; 16];
         boot[..8].copy_from_slice(&self.boot.to_le_bytes());
-        let options = Options {
-            dir: "/simulated".into(),
-            cluster: ClusterId([9; 16]),
-            new_target: Some(TargetId([7; 8])),
-            capacity: Some(ByteLen(self.shape.capacity)),
-            disk_engine: DiskEngine::Auto,
-            // Longer than any run: only what the test asks for happens.
-            barrier_interval: Duration::from_secs(3600),
-            boot: BootId(boot),
-        };
-        let directory = Arc::new(self.directory.clone());
-        let engine = Engine::open_on(directory, &options, self.shape.sizes, self.pool.clone())?;
-        self.engine = Some(engine);
+        let (boot, pool) = (BootId(boot), self.pool.clone());
+        let volume = apart(self.directory.open(boot, pool))?;
+        *self.volume.borrow_mut() = Some(Arc::new(volume));
         Ok(())
     }
 
     /// Ends the process at once; what it has written stays.
     pub(crate) fn kill(&mut self) {
-        self.engine = None;
+        *self.volume.borrow_mut() = None;
         self.directory.resume();
     }
 
     /// Cuts the power and turns it on again.
     pub(crate) fn cut(&mut self) {
-        self.engine = None;
+        *self.volume.borrow_mut() = None;
         self.directory.restart();
         self.boot += 1;
     }
 
-    /// Breaks the promise of syncs.
-    pub(crate) fn lie(&self, data: Flush, files: Flush) {
-        self.directory.set_data_flush(data);
-        self.directory.set_file_flush(files);
+    /// Breaks the promise of syncs; one disk holds everything.
+    pub(crate) fn lie(&self, data: Flush, _files: Flush) {
+        self.directory.set_flush(data);
     }
 
-    fn engine(&self) -> &Engine {
-        self.engine.as_ref().expect("open")
+    fn volume(&self) -> Arc<Volume> {
+        Arc::clone(self.volume.borrow().as_ref().expect("open"))
+    }
+
+    /// A volume whose journal has failed is opened again, as its daemon would be.
+    fn after(&self, error: EngineError) -> Refused {
+        if self.volume().has_failed() && !self.directory.is_off() {
+            let opened = self.reopen();
+            self.reopened.set(true);
+            assert!(opened.is_ok() || self.directory.is_off(), "after {error}: {opened:?}");
+        }
+        error.into()
+    }
+
+    /// Whether the volume has been opened again since the last call.
+    pub(crate) fn take_reopened(&self) -> bool {
+        self.reopened.take()
+    }
+
+    /// Pages that are neither free nor in the use of the index or of any section, when nothing is
+    /// under way and what was given up has been freed.
+    pub(crate) fn lost_pages(&self) -> u64 {
+        let space = self.volume().statistics().space;
+        space.reserved + space.quarantined
     }
 
     pub(crate) fn loss_count(&self) -> u64 {
-        self.engine().loss_count()
+        self.volume().loss_count()
     }
 
-    /// Bytes used, and the capacity.
+    /// Bytes used by chunks of the run, and what it can use.
     pub(crate) fn space(&self) -> (u64, u64) {
-        let statistics = self.engine().statistics();
-        (statistics.used.0, statistics.capacity.0)
+        let volume = self.volume();
+        let content = ContentName { inode: InodeId(BALLAST), generation: ContentGeneration(1) };
+        let ballast = twice(|| volume.presence(std::slice::from_ref(&content)))[0].written.0;
+        let space = volume.statistics().space;
+        let page = PAGE as u64;
+        assert_eq!(space.reserved, 0, "nothing is under way");
+        ((space.clean + space.written) * page - ballast, space.available() * page)
     }
 
     pub(crate) async fn close(&self) -> Result<(), Refused> {
-        Ok(self.engine().close().await?)
+        let closed = self.volume().close().await;
+        closed.map_err(|error| self.after(error))
     }
 
     pub(crate) async fn sync(&self) -> Result<u64, Refused> {
-        Ok(self.engine().sync().await?)
+        let synced = self.volume().sync().await;
+        synced.map_err(|error| self.after(error))
     }
 
-    /// Begins a sync and holds it before it has done anything. There must be something to sync.
+    /// Begins a sync, which goes on while others write.
+    #[expect(clippy::unused_async, reason = "the other engine's sync must be waited for")]
     pub(crate) async fn begin_sync(
         &self,
     ) -> Pin<Box<dyn Future<Output = Result<u64, Refused>> + '_>> {
-        self.directory.hold_sync();
-        let mut syncing = Box::pin(self.sync());
-        assert!(futures::poll!(&mut syncing).is_pending(), "the sync is held");
-        assert!(self.directory.wait_for_held_sync(), "there is something to sync");
-        syncing
+        let volume = self.volume();
+        let syncing = tokio::spawn(async move { volume.sync().await });
+        Box::pin(async move { syncing.await.unwrap().map_err(|error| self.after(error)) })
     }
 
     pub(crate) async fn write(
@@ -188,21 +258,8 @@ impl Subject {
         offset: usize,
         bytes: Vec<u8>,
     ) -> Result<(), Refused> {
-        let request = WriteRequest {
-            key: chunk.key(),
-            offset: u32::try_from(offset).unwrap(),
-            checksum: Crc32c::of(&bytes),
-            body: vec![Bytes::from(bytes)],
-            group_epoch: GroupEpoch(1),
-            write_epoch: WriteEpoch(chunk.epoch),
-            chunk_size: u32::try_from(CHUNK).unwrap(),
-            backed: u32::try_from(chunk.backed).unwrap(),
-            session: SessionId(0),
-            number: WriteNumber(0),
-            authority: Authority::default(),
-        };
-        self.engine().write(request).await?;
-        Ok(())
+        let done = self.volume().write(write_request(chunk, offset, bytes, CHUNK)).await;
+        done.map(drop).map_err(|error| self.after(error))
     }
 
     pub(crate) async fn zero(
@@ -221,8 +278,8 @@ impl Subject {
             number: WriteNumber(0),
             authority: Authority::default(),
         };
-        self.engine().zero(request).await?;
-        Ok(())
+        let done = self.volume().zero(request).await;
+        done.map(drop).map_err(|error| self.after(error))
     }
 
     pub(crate) async fn fill(
@@ -244,26 +301,28 @@ impl Subject {
             write_epoch: WriteEpoch(chunk.epoch),
             chunk_size: u32::try_from(CHUNK).unwrap(),
         };
-        self.engine().fill(fill).await?;
-        Ok(())
+        let done = self.volume().fill(fill).await;
+        done.map(drop).map_err(|error| self.after(error))
     }
 
     pub(crate) async fn release(&self, chunk: Chunk) -> Result<(), Refused> {
-        self.engine().release(chunk.key()).await?;
-        Ok(())
+        let done = self.volume().release(chunk.key()).await;
+        done.map(drop).map_err(|error| self.after(error))
     }
 
     pub(crate) async fn drop_clean(&self, chunk: Chunk, block: usize) -> Result<(), Refused> {
-        Ok(self.engine().drop_clean(chunk.key(), u16::try_from(block).unwrap()).await?)
+        let done = self.volume().drop_clean(chunk.key(), u16::try_from(block).unwrap()).await;
+        done.map_err(|error| self.after(error))
     }
 
     /// The blocks that an export would take, with what it must know of them.
     pub(crate) fn exportable(&self, chunk: Chunk) -> ExportedBlocks {
-        let snapshot = self.engine().snapshot(chunk.key());
-        (0..u16::try_from(BLOCKS).unwrap())
-            .map(|block| (block, snapshot.block(block)))
-            .filter(|(_, found)| found.state == BlockState::Written)
-            .map(|(block, found)| (block, found.sequence))
+        let blocks = u16::try_from(BLOCKS).unwrap();
+        let volume = self.volume();
+        let snapshot = twice(|| volume.snapshot(chunk.key(), 0..blocks));
+        (0..blocks)
+            .filter(|&block| snapshot.state(block) == BlockState::Written)
+            .map(|block| (block, snapshot.fingerprint(block)))
             .collect()
     }
 
@@ -272,8 +331,8 @@ impl Subject {
         chunk: Chunk,
         exported: &ExportedBlocks,
     ) -> Result<(), Refused> {
-        self.engine().mark_exported(chunk.key(), exported).await?;
-        Ok(())
+        let done = self.volume().mark_exported(chunk.key(), exported).await;
+        done.map(drop).map_err(|error| self.after(error))
     }
 
     /// Cuts the file of `chunk` at `size`; older epochs than that of `chunk` are refused then.
@@ -281,53 +340,45 @@ impl Subject {
         let key = chunk.key();
         let content = ContentName { inode: key.inode, generation: key.generation };
         let epoch = WriteEpoch(chunk.epoch);
-        self.engine().trim(content, CHUNK as u64, size as u64, epoch).await?;
-        Ok(())
+        let done = self.volume().trim(content, CHUNK as u64, size as u64, epoch).await;
+        done.map(drop).map_err(|error| self.after(error))
     }
 
     pub(crate) async fn reclaim(&self, inode: u64, generation: u32) -> Result<(), Refused> {
         let entry = (InodeId(inode), ContentGeneration(generation));
-        self.engine().reclaim(&[entry]).await?;
-        Ok(())
+        let done = self.volume().reclaim(&[entry]).await;
+        done.map(drop).map_err(|error| self.after(error))
     }
 
     /// Whether the target holds any chunk of a content.
     pub(crate) fn holds_any(&self, inode: u64, generation: u32) -> bool {
         let generation = ContentGeneration(generation);
         let content = ContentName { inode: InodeId(inode), generation };
-        !self.engine().chunks(content, ChunkIndex(0), u32::MAX).is_empty()
+        let volume = self.volume();
+        !apart(volume.chunks(content, ChunkIndex(0), u32::MAX)).unwrap().is_empty()
     }
 
     /// All blocks of a chunk.
     pub(crate) async fn look(&self, chunk: Chunk) -> Result<Vec<Found>, Refused> {
-        let snapshot = self.engine().snapshot(chunk.key());
+        let volume = self.volume();
+        let blocks = u16::try_from(BLOCKS).unwrap();
+        let snapshot = volume.snapshot(chunk.key(), 0..blocks).await?;
         let mut found = Vec::with_capacity(BLOCKS);
-        for at in 0..BLOCKS {
-            let block = snapshot.block(u16::try_from(at).unwrap());
-            let state = match block.state {
+        for at in 0..blocks {
+            let state = match snapshot.state(at) {
                 BlockState::Absent => State::Absent,
                 BlockState::Clean => State::Clean,
                 BlockState::Written | BlockState::Zero => State::Own,
             };
             let len = if state == State::Absent { 0 } else { BLOCK };
-            let pages = u64::from(block.pages);
+            let pages = snapshot.page_count(at);
             let mut this = Found { state, bytes: vec![0; len], rot: 0, pages };
-            let first = u32::try_from(at * BLOCK / PAGE).unwrap();
-            let count = u32::from(block.pages);
-            if count > 0 {
-                match self.engine().load(&snapshot, first, count).await {
-                    Ok(loaded) => this.bytes[..loaded.bytes.len()].copy_from_slice(&loaded.bytes),
+            if pages > 0 {
+                let first = u32::from(at) * 16;
+                match volume.load(&snapshot, first, 16).await {
+                    Ok(loaded) => this.bytes.copy_from_slice(&loaded.bytes),
                     Err(EngineError::Corrupt { .. }) => {
-                        for page in 0..count {
-                            let start = usize::try_from(page).unwrap() * PAGE;
-                            match self.engine().load(&snapshot, first + page, 1).await {
-                                Ok(loaded) => {
-                                    this.bytes[start..start + PAGE].copy_from_slice(&loaded.bytes)
-                                }
-                                Err(EngineError::Corrupt { .. }) => this.rot |= 1 << page,
-                                Err(error) => return Err(error.into()),
-                            }
-                        }
+                        look_at_pages(&volume, &snapshot, first, &mut this).await?;
                     }
                     Err(error) => return Err(error.into()),
                 }
@@ -339,13 +390,81 @@ impl Subject {
 
     /// Flips a bit of a stored page, which must be durable; returns whether the page is stored.
     pub(crate) fn flip(&self, chunk: Chunk, block: usize, page: usize, bit: usize) -> bool {
-        let snapshot = self.engine().snapshot(chunk.key());
-        let stored = snapshot.block(u16::try_from(block).unwrap());
-        if page >= usize::from(stored.pages) {
+        let volume = self.volume();
+        // The journal must know that the page is durable. Until then damage looks like a write that
+        // never arrived, which is a limit of the format.
+        let inode = InodeId(BALLAST + 1);
+        let content = ContentName { inode, generation: ContentGeneration(1) };
+        self.announcements.set(self.announcements.get() + 1);
+        let epoch = WriteEpoch(self.announcements.get());
+        if let Err(error) = apart(volume.trim(content, CHUNK as u64, 0, epoch)) {
+            self.after(error);
             return false;
         }
-        let offset = (stored.first_page + page as u64) * PAGE as u64 + (bit / 8) as u64;
-        self.directory.data_disk().flip(offset, u8::try_from(bit % 8).unwrap());
+        let block = u16::try_from(block).unwrap();
+        let snapshot = apart(volume.snapshot(chunk.key(), block..block + 1)).unwrap();
+        let page = u32::from(block) * 16 + u32::try_from(page).unwrap();
+        let Some(place) = snapshot.disk_page(page) else { return false };
+        let offset = place * PAGE as u64 + (bit / 8) as u64;
+        self.directory.flip(offset, u8::try_from(bit % 8).unwrap());
         true
     }
+}
+
+/// Looks at the pages of a block one by one.
+async fn look_at_pages(
+    volume: &Volume,
+    snapshot: &Snapshot,
+    first: u32,
+    found: &mut Found,
+) -> Result<(), Refused> {
+    for (page, bytes) in (0..).zip(found.bytes.chunks_exact_mut(PAGE)) {
+        match volume.load(snapshot, first + page, 1).await {
+            Ok(loaded) => bytes.copy_from_slice(&loaded.bytes),
+            Err(EngineError::Corrupt { .. }) => found.rot |= 1 << page,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn write_request(chunk: Chunk, offset: usize, bytes: Vec<u8>, chunk_size: usize) -> WriteRequest {
+    WriteRequest {
+        key: chunk.key(),
+        offset: u32::try_from(offset).unwrap(),
+        checksum: Crc32c::of(&bytes),
+        body: vec![Bytes::from(bytes)],
+        group_epoch: GroupEpoch(1),
+        write_epoch: WriteEpoch(chunk.epoch),
+        chunk_size: u32::try_from(chunk_size).unwrap(),
+        backed: u32::try_from(chunk.backed).unwrap(),
+        session: SessionId(0),
+        number: WriteNumber(0),
+        authority: Authority::default(),
+    }
+}
+
+/// What the test itself asks for; a fault that was meant for something else may be in its way, once.
+fn twice<T: Send, F>(ask: impl Fn() -> F + Sync) -> T
+where
+    F: Future<Output = Result<T, EngineError>> + Send,
+{
+    apart(async {
+        match ask().await {
+            Ok(found) => found,
+            Err(_) => ask().await.unwrap(),
+        }
+    })
+}
+
+/// Runs something to its end on a runtime of its own, because a run opens its target from code
+/// that is not asynchronous. The volume's upkeep ends with it: nothing happens unasked.
+fn apart<T: Send>(work: impl Future<Output = T> + Send) -> T {
+    thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            runtime.unwrap().block_on(work)
+        });
+        running.join().unwrap()
+    })
 }

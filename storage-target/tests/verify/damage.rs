@@ -4,6 +4,7 @@
 use millrace_protocol::storage::ChunkVersion;
 use millrace_storage_target::{
     format::{
+        batch::BootId,
         batch::{Batch, claimed_len},
         change::Change,
         extent::Extent,
@@ -12,7 +13,6 @@ use millrace_storage_target::{
         node::Reference,
         root::RootRecord,
         section::{Section, SectionKey},
-        segment::BootId,
         table::{Entry, TableKey},
     },
     verify::{

@@ -8,7 +8,7 @@ use millrace_storage_target::{
     format::{
         node::{Node, NodeHeader, Reference, encode_node},
         root::{ROOT_SLOTS, RootRecord},
-        superblock::linear::Superblock,
+        superblock::Superblock,
     },
     image::PageSource,
 };

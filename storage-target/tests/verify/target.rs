@@ -12,14 +12,13 @@ use millrace_protocol::target::ContentName;
 use millrace_runtime::Random;
 use millrace_storage_target::{
     disk::{BufferPool, simulated::SimulatedDisk},
-    engine::{Authority, Fill, WriteRequest, ZeroRequest},
-    format::{segment::BootId, superblock::linear::Layout},
+    format::{batch::BootId, superblock::Layout},
     verify::{
         Options as VerifyOptions, Summary, Unreadable,
         report::{Observer, Remark, Severity},
         verify,
     },
-    volume::{Blank, OpenError, Options, Volume},
+    volume::{Authority, Blank, Fill, OpenError, Options, Volume, WriteRequest, ZeroRequest},
 };
 use millrace_types::{
     BlockState, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,

@@ -9,7 +9,7 @@ use crate::{
     disk::ALIGNMENT,
     format::{
         root::{ROOT_MAGIC, ROOT_SLOTS},
-        superblock::linear::{COPIES, MAGIC, ROOTS},
+        superblock::{COPIES, MAGIC, ROOTS},
     },
 };
 

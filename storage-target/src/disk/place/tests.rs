@@ -1,5 +1,5 @@
 use super::*;
-use crate::format::superblock::linear::{Layout, Superblock};
+use crate::format::superblock::{Layout, Superblock};
 use millrace_types::{ClusterId, MIB, TargetId};
 
 fn refused(path: &Path, make: bool) -> PlaceError {

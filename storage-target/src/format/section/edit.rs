@@ -7,8 +7,8 @@ use millrace_types::{BlockState, Crc32c};
 
 use super::{Placed, SECTION_PAGES, Section, StoredPage};
 use crate::format::{
-    chunk::BLOCK_PAGES,
     extent::{Extent, join, page_count},
+    units::BLOCK_PAGES,
 };
 
 /// Every page of a section by its number.

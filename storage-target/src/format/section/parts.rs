@@ -6,8 +6,8 @@ use millrace_types::{BLOCK_SIZE, BlockState, ByteLen, Crc32c};
 
 use super::{SECTION_BLOCKS, SECTION_PAGES, SECTION_SIZE, Section, StoredPage};
 use crate::format::{
-    chunk::BLOCK_PAGES,
     extent::{Extent, join},
+    units::BLOCK_PAGES,
 };
 
 /// Consecutive pages of a section that come from one place.

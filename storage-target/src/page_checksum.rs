@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use millrace_types::Crc32c;
 
-use crate::format::chunk::PAGE_SIZE;
+use crate::format::units::PAGE_SIZE;
 
 /// Bytes of a page.
 pub(crate) const PAGE: usize = PAGE_SIZE as usize;

@@ -80,13 +80,6 @@ impl EngineError {
             Self::Stopped => ErrorKind::Unavailable,
         }
     }
-
-    pub(super) fn journal(error: io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace,
-            _ => Self::Journal(Arc::new(error)),
-        }
-    }
 }
 
 impl From<DiskError> for EngineError {

@@ -1,0 +1,166 @@
+//! How runs end, and what is there afterwards: kills, cuts of power, a torn journal.
+
+use millrace_protocol::target::ContentName;
+use millrace_types::{ContentGeneration, InodeId, WriteEpoch};
+
+use super::{
+    BLOCK, LAYOUT, OpenError, Volume, assert_holds, erase, key, new_disk, open, options, pattern,
+    write, write_request,
+};
+use crate::volume::EngineError;
+
+#[tokio::test]
+async fn bytes_damaged_on_the_way_are_refused_and_change_nothing() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, 10_000)).await;
+    let mut request = write_request(key(1, 0), 5_000, pattern(2, 0, 9_000));
+    request.checksum.0 ^= 1;
+    let refused = volume.write(request).await;
+    assert!(matches!(refused, Err(EngineError::Damaged)), "{refused:?}");
+    assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, 10_000)).await;
+}
+
+#[tokio::test]
+async fn overwriting_on_a_full_disk_waits_for_a_sync_and_not_for_ever() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    // Nothing is left for the second version until the first is free again.
+    for index in 0..20 {
+        write(&volume, key(1, index), 0, pattern(1, 0, 1 << 20)).await;
+    }
+    for round in 0..30 {
+        write(&volume, key(1, 0), 0, pattern(round, 0, 1 << 20)).await;
+        assert_holds(&volume, key(1, 0), 0, &pattern(round, 0, 1 << 20)).await;
+    }
+}
+
+#[tokio::test]
+async fn after_a_cut_synced_writes_stand_and_torn_ones_leave_the_older_version() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, 4 * BLOCK)).await;
+    write(&volume, key(2, 0), 0, pattern(2, 0, BLOCK)).await;
+    volume.sync().await.unwrap();
+    write(&volume, key(1, 0), BLOCK, pattern(3, 0, 2 * BLOCK)).await;
+    write(&volume, key(3, 0), 0, pattern(4, 0, BLOCK)).await;
+    let torn = volume.snapshot(key(1, 0), 2..3).await.unwrap().disk_page(2 * 16 + 2).unwrap();
+    drop(volume);
+    // The journal's record of the write reached the disk, one page of its data did not.
+    erase(&disk, torn).await;
+
+    let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+    assert_eq!(volume.loss_count(), 1);
+    assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, 4 * BLOCK)).await;
+    assert_holds(&volume, key(2, 0), 0, &pattern(2, 0, BLOCK)).await;
+    assert_holds(&volume, key(3, 0), 0, &pattern(4, 0, BLOCK)).await;
+    // A kill right after the recovery must not bring the torn record back.
+    drop(volume);
+    let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+    assert_eq!(volume.loss_count(), 1);
+    assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, 4 * BLOCK)).await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_journal_that_never_reached_the_disk_is_a_loss_and_no_damage() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+    volume.sync().await.unwrap();
+    let last = volume.shared.journal.position().page;
+    write(&volume, key(1, 0), 0, pattern(2, 0, BLOCK)).await;
+    drop(volume);
+    disk.flip(last * 4096 + 200, 5);
+
+    let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+    assert_eq!(volume.loss_count(), 1);
+    assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
+}
+
+#[tokio::test]
+async fn damage_in_the_middle_of_the_journal_is_refused() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    for round in 0..3 {
+        write(&volume, key(1, 0), 0, pattern(round, 0, BLOCK)).await;
+        volume.sync().await.unwrap();
+    }
+    drop(volume);
+    disk.flip((LAYOUT.journal + 1) * 4096 + 200, 5);
+    let error = Volume::open(&options(&disk, 1)).await.unwrap_err();
+    assert!(matches!(error, OpenError::Journal(_)), "{error}");
+}
+
+#[tokio::test]
+async fn an_orderly_end_loses_nothing_whatever_the_boot() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+    volume.close().await.unwrap();
+    drop(volume);
+    let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+    assert_eq!(volume.loss_count(), 0);
+    assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
+    drop(volume);
+    // The run that was just killed wrote nothing, but nobody can prove that after a reboot.
+    assert_eq!(Volume::open(&options(&disk, 3)).await.unwrap().loss_count(), 1);
+}
+
+#[tokio::test]
+async fn pages_that_an_export_marked_clean_stay_where_they_are() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, 3 * BLOCK)).await;
+    let snapshot = volume.snapshot(key(1, 0), 0..3).await.unwrap();
+    let exported = (0..3).map(|block| (block, snapshot.fingerprint(block))).collect();
+    drop(snapshot);
+    write(&volume, key(1, 0), BLOCK, pattern(2, 0, BLOCK)).await;
+    let marked = volume.mark_exported(key(1, 0), &exported).await.unwrap();
+    assert_eq!(marked.0, 2 * BLOCK as u64);
+    volume.sync().await.unwrap();
+    write(&volume, key(2, 0), 0, pattern(5, 0, 8 * BLOCK)).await;
+    assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
+    assert_eq!(volume.release(key(1, 0)).await.unwrap().0, 2 * BLOCK as u64);
+    assert_holds(&volume, key(1, 0), BLOCK, &pattern(2, 0, BLOCK)).await;
+}
+
+#[tokio::test]
+async fn a_reclaim_or_a_trim_that_is_done_again_frees_nothing_more() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    let content = ContentName { inode: InodeId(1), generation: ContentGeneration(1) };
+    write(&volume, key(1, 0), 0, pattern(1, 0, 3 * BLOCK)).await;
+    for freed in [2 * BLOCK as u64, 0] {
+        let trimmed = volume.trim(content, 1 << 20, BLOCK as u64, WriteEpoch(1)).await.unwrap();
+        assert_eq!(trimmed.0, freed);
+    }
+    for freed in [BLOCK as u64, 0] {
+        let entry = (InodeId(1), ContentGeneration(1));
+        assert_eq!(volume.reclaim(&[entry]).await.unwrap().0, freed);
+    }
+}
+
+/// Replay reads nothing but the journal: its cost is the processor's.
+#[test]
+fn twenty_thousand_changes_after_a_checkpoint_are_replayed_in_well_under_a_second() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let disk = new_disk(1);
+        let volume = open(&disk).await;
+        for number in 0..20_000_u64 {
+            write(&volume, key(number % 4000, 0), 0, pattern(number, 0, 100)).await;
+        }
+        drop(volume);
+        let begun = cpu_time();
+        let volume = open(&disk).await;
+        let taken = cpu_time() - begun;
+        assert_holds(&volume, key(3999, 0), 0, &pattern(19_999, 0, 100)).await;
+        assert!(taken < 1.0, "{taken} s of CPU");
+    });
+}
+
+/// Seconds of CPU that this thread has used: a busy machine must not fail the test.
+fn cpu_time() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
