@@ -23,9 +23,9 @@
 //! 4. *Wait* until the record is on the device (a kill), or durable (a loss of power). Who waits at
 //!    the same time shares one write and one sync: that is the journal's part.
 //!
-//! Locks are taken in this order: the turn of checks, blocks, inode, sections, state. Nobody waits for memory of a pool
-//! while holding the inode's turn or a section, except from the pool of index and journal, whose
-//! holders wait for nothing but the disk.
+//! Locks are taken in this order: the turn of checks, blocks, inode, sections, state. Nobody waits
+//! for memory of a pool while holding the inode's turn or a section, except from the pool of index
+//! and journal, whose holders wait for nothing but the disk.
 //!
 //! # When pages are free again
 //! Pages that a record gives up stay in quarantine until (a) the record is *announced*: durable,

@@ -37,7 +37,8 @@ pub struct TargetDetail {
     pub loss_count: u64,
     /// Whether it was made at the daemon's start.
     pub blank: bool,
-    /// Whether its journal has failed: it can be read and not changed until the daemon starts again.
+    /// Whether its journal has failed: it can be read and not changed until the daemon starts
+    /// again.
     pub failed: bool,
     /// Checksums that were wrong since the daemon's start.
     pub checksum_failures: u64,

@@ -1,6 +1,6 @@
 //! Entries of the index, a line each.
 
-use std::{fmt::Write as _, io};
+use std::io;
 
 use millrace_types::BlockState;
 
@@ -147,8 +147,7 @@ pub(super) fn of_section(section: &Section) -> String {
         while stored.next_if(|(_, next)| next.page == place.page + pages).is_some() {
             pages += 1;
         }
-        // Writing to a string cannot fail.
-        let _ = write!(text, " {first}+{pages}@{}", place.page);
+        text.push_str(&format!(" {first}+{pages}@{}", place.page));
     }
     text
 }

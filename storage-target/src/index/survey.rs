@@ -1,5 +1,5 @@
-//! Reading the tree for a check of the disk: a leaf at a time, from the disk and not from the cache,
-//! and going round what cannot be read.
+//! Reading the tree for a check of the disk: a leaf at a time, from the disk and not from the
+//! cache, and going round what cannot be read.
 
 use bytes::Bytes;
 

@@ -1,8 +1,8 @@
 //! Checking what is on the disk, for the scrub and for readers that have met damage.
 //!
 //! What is found bad is looked at twice before it counts: the first look may have met pages that
-//! somebody was replacing. The second one holds them back while it reads, and what it finds is noted
-//! only while the section's record still names the same pages.
+//! somebody was replacing. The second one holds them back while it reads, and what it finds is
+//! noted only while the section's record still names the same pages.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

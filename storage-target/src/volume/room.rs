@@ -65,7 +65,8 @@ impl Shared {
                 Ok(()) => self.space.grow(1),
                 Err(DiskError::NoSpace) => {
                     self.space.set_growable(0);
-                    tracing::warn!(target = %self.target, "the file system under the target is full");
+                    let target = self.target;
+                    tracing::warn!(%target, "the file system under the target is full");
                     return Ok(());
                 }
                 Err(error) => return Err(error.into()),

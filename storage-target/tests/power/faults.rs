@@ -144,7 +144,8 @@ impl Run {
         bail!("it is refused again and again")
     }
 
-    /// Nothing is changed, or the volume has been opened again, and then the change is there or not.
+    /// Nothing is changed, or the volume has been opened again, and then the change is there or
+    /// not.
     async fn after_a_refusal(&mut self, step: &Step, change: Option<Change>) -> Result<()> {
         let reopened = self.world.subject.take_reopened();
         let in_parts = matches!(step, Step::Zero(..) | Step::Trim(..) | Step::Reclaim(..));

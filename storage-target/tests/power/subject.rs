@@ -444,7 +444,8 @@ fn write_request(chunk: Chunk, offset: usize, bytes: Vec<u8>, chunk_size: usize)
     }
 }
 
-/// What the test itself asks for; a fault that was meant for something else may be in its way, once.
+/// What the test itself asks for; a fault that was meant for something else may be in its way,
+/// once.
 fn twice<T: Send, F>(ask: impl Fn() -> F + Sync) -> T
 where
     F: Future<Output = Result<T, EngineError>> + Send,
