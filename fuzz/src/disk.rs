@@ -52,11 +52,11 @@ pub fn node(bytes: &[u8]) {
     let decoded = Node::decode(Bytes::copy_from_slice(&bytes), target, reference, level);
     let Ok(node) = decoded else { return };
     let values: Vec<Bytes> = (0..node.count()).map(|at| node.value(at)).collect();
-    for at in 0..node.count() {
+    for (at, value) in values.iter().enumerate() {
         assert_eq!(node.find(node.key(at)), Ok(at));
         assert_eq!(node.route(node.key(at)), at);
         if level > 0 {
-            assert_eq!(node.child(at).encode()[..], values[at][..]);
+            assert_eq!(node.child(at).encode()[..], value[..]);
         }
     }
     let header = NodeHeader { target, page: reference.page, generation: node.generation(), level };

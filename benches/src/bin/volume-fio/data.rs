@@ -1,0 +1,101 @@
+//! A target with data, and the requests that go to it.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::Result;
+use bytes::Bytes;
+use millrace_storage_target::{
+    disk::{BufferPool, DiskEngine},
+    format::batch::BootId,
+    volume::{Authority, PlaceOptions, Volume, WriteRequest},
+};
+use millrace_types::{
+    ByteLen, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
+    InodeId, MIB, SessionId, TargetId, WriteEpoch, WriteNumber,
+};
+
+/// All index nodes of the data set stay in memory.
+pub(crate) const CACHE_LARGE: usize = 64 << 20;
+
+/// Inner nodes stay, and next to no leaf.
+pub(crate) const CACHE_SMALL: usize = 64 << 10;
+
+/// Bytes of a chunk.
+pub(crate) const CHUNK: u64 = 8 * MIB;
+
+/// Memory for transfers, as the daemon's default.
+const POOL: usize = 160 << 20;
+
+/// What is stored: one file of chunks.
+#[derive(Debug)]
+pub(crate) struct DataSet {
+    pub(crate) chunks: u64,
+    body: Bytes,
+    checksum: Crc32c,
+}
+
+impl DataSet {
+    pub(crate) fn new(mib: u64) -> Self {
+        let body: Vec<u8> =
+            (0..MIB).map(|at| (at.wrapping_mul(at) >> 7).to_le_bytes()[0]).collect();
+        Self { chunks: mib * MIB / CHUNK, checksum: Crc32c::of(&body), body: Bytes::from(body) }
+    }
+
+    /// A write of the first `len` bytes of the pattern at an offset of the data.
+    pub(crate) fn write(&self, at: u64, len: usize) -> WriteRequest {
+        let body = self.body.slice(..len);
+        let checksum = if len == self.body.len() { self.checksum } else { Crc32c::of(&body) };
+        WriteRequest {
+            key: key(at / CHUNK),
+            offset: u32::try_from(at % CHUNK).expect("within a chunk"),
+            checksum,
+            body: vec![body],
+            group_epoch: GroupEpoch(1),
+            write_epoch: WriteEpoch(0),
+            chunk_size: u32::try_from(CHUNK).expect("8 MiB"),
+            backed: 0,
+            session: SessionId(0),
+            number: WriteNumber(0),
+            authority: Authority::default(),
+        }
+    }
+}
+
+/// The chunk of that number.
+pub(crate) fn key(chunk: u64) -> ChunkKey {
+    ChunkKey {
+        inode: InodeId(1 << 20),
+        generation: ContentGeneration(1),
+        index: ChunkIndex(u32::try_from(chunk).expect("few chunks")),
+        copy: CopyIndex(0),
+    }
+}
+
+/// An open target.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) volume: std::sync::Arc<Volume>,
+}
+
+impl Opened {
+    pub(crate) async fn new(place: &Path, cache_bytes: usize) -> Result<Self> {
+        std::fs::create_dir_all(place)?;
+        let options = PlaceOptions {
+            path: place.to_owned(),
+            cluster: ClusterId([1; 16]),
+            new_target: Some(TargetId([1; 8])),
+            capacity: Some(ByteLen(64 << 30)),
+            disk_engine: DiskEngine::Auto,
+            sync_interval: Duration::from_secs(1),
+            boot: BootId([1; 16]),
+            cache_bytes,
+        };
+        let volume = Volume::open_at(&options, BufferPool::new(POOL)).await?;
+        Ok(Self { volume: std::sync::Arc::new(volume) })
+    }
+
+    /// Ends it in order.
+    pub(crate) async fn close(self) -> Result<()> {
+        Ok(self.volume.close().await?)
+    }
+}
