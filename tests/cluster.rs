@@ -18,3 +18,5 @@ mod patience;
 mod peers;
 #[path = "cluster/restricted.rs"]
 mod restricted;
+#[path = "cluster/targets.rs"]
+mod targets;

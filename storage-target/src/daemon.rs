@@ -1,7 +1,7 @@
 //! The daemon's answers, one method for each request; knows no transport.
 //!
 //! [`data`] serves clients (and other targets that export), [`control`] the metadata server,
-//! [`export`] uploads. [`crate::server`] translates between these and the wire.
+//! [`export`] uploads, [`upkeep`] operators. [`crate::server`] translates between these and the wire.
 
 use std::{
     collections::BTreeMap,
@@ -27,6 +27,7 @@ use crate::{
 mod control;
 mod data;
 mod export;
+mod upkeep;
 
 pub(crate) use export::{Exporter, Remote};
 

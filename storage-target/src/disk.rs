@@ -28,7 +28,7 @@
 use std::{
     fmt, io,
     ops::Range,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
 };
 
 use millrace_types::{ErrorKind, Failure};
@@ -42,6 +42,7 @@ mod conformance;
 pub mod faulty;
 pub mod file;
 mod lock;
+pub mod meter;
 pub mod place;
 pub mod simulated;
 pub mod uring;
@@ -49,7 +50,10 @@ pub mod uring;
 pub use backing::Backing;
 pub use buffer::{AlignedBuffer, BufferPool};
 pub use file::DataFile;
+pub use meter::DiskMeter;
 pub use place::{Place, PlaceError};
+
+use meter::Metered;
 
 /// Direct I/O wants offsets, lengths and memory aligned to the device's logical block; 4 KiB is the
 /// largest in use, and the size of the pages that carry checksums.
@@ -221,6 +225,7 @@ pub struct DiskQueue {
     depth: Arc<Semaphore>,
     /// One sync at a time, beside the other requests: a barrier never waits for a full queue.
     sync_turn: Arc<Mutex<()>>,
+    meter: Arc<OnceLock<DiskMeter>>,
 }
 
 impl DiskQueue {
@@ -228,13 +233,18 @@ impl DiskQueue {
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>) -> Self {
         let depth = Arc::new(Semaphore::new(QUEUE_DEPTH));
-        Self { disk, depth, sync_turn: Arc::default() }
+        Self { disk, depth, sync_turn: Arc::default(), meter: Arc::default() }
     }
 
     /// Which engine it is, for logs and metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.disk.name()
+    }
+
+    /// Counts on these figures from now on; later calls change nothing.
+    pub fn measure(&self, meter: DiskMeter) {
+        self.meter.get_or_init(|| meter);
     }
 
     /// Fills the pieces of `buffer` from the file.
@@ -319,12 +329,16 @@ impl DiskQueue {
         pieces: Vec<Piece>,
         buffer: Held,
     ) -> Result<Option<AlignedBuffer>, DiskError> {
+        let mut metered = Metered::new(self.meter.get(), operation);
+        let bytes = pieces.iter().map(|piece| piece.range.len()).sum();
         let depth = Arc::clone(&self.depth);
         let permit = depth.acquire_owned().await.map_err(|_| DiskError::Stopped)?;
         let (reply, answer) = oneshot::channel();
         let reply = Reply::Task(reply);
+        metered.hand_over();
         self.disk.submit(Request { operation, pieces, buffer, reply, _permit: Some(permit) });
         let completion = answer.await.map_err(|_| DiskError::Stopped)?;
+        metered.complete(bytes);
         completion.result?;
         Ok(completion.buffer)
     }

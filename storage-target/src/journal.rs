@@ -22,7 +22,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use bytes::Bytes;
@@ -37,11 +37,13 @@ use crate::{
     },
 };
 
+mod meter;
 mod replay;
 mod ring;
 #[cfg(test)]
 mod tests;
 
+pub use meter::JournalMeter;
 pub use replay::Replayed;
 pub use ring::Ring;
 
@@ -101,6 +103,7 @@ struct Shared {
     write_turn: tokio::sync::Mutex<()>,
     /// One sync at a time.
     sync_turn: tokio::sync::Mutex<()>,
+    meter: OnceLock<JournalMeter>,
 }
 
 #[derive(Debug)]
@@ -148,8 +151,14 @@ impl Journal {
             state: Mutex::new(state),
             write_turn: tokio::sync::Mutex::new(()),
             sync_turn: tokio::sync::Mutex::new(()),
+            meter: OnceLock::new(),
         };
         Ok((Self { shared: Arc::new(shared) }, replayed))
+    }
+
+    /// Counts on these figures from now on; later calls change nothing.
+    pub fn measure(&self, meter: JournalMeter) {
+        self.shared.meter.get_or_init(|| meter);
     }
 
     /// Appends a record, in memory; returns its sequence.
@@ -275,6 +284,9 @@ impl Shared {
         let offset = position.page * u64::from(PAGE_SIZE);
         let piece = Piece { offset, range: 0..bytes.len() };
         let written = disk.write(vec![piece], Arc::new(buffer)).await;
+        if let Some(meter) = self.meter.get() {
+            meter.written(records.len(), bytes.len());
+        }
         let mut state = self.state();
         if let Err(error) = written {
             state.failed = true;
@@ -314,6 +326,9 @@ impl Shared {
         if let Err(error) = synced {
             state.failed = true;
             return Err(error.into());
+        }
+        if let Some(meter) = self.meter.get() {
+            meter.flushed(written_end.saturating_sub(state.durable_end));
         }
         state.durable_end = state.durable_end.max(written_end);
         state.announced_end = state.announced_end.max(carried_end);

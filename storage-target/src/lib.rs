@@ -48,4 +48,4 @@ mod store;
 mod view;
 
 pub use run::{Running, StartError, run};
-pub use settings::{BucketSettings, Settings, TargetSettings};
+pub use settings::{BucketSettings, ScrubTable, Settings, TargetSettings};

@@ -8,6 +8,10 @@ use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge}
 
 use crate::{format::units::PAGE_SIZE, space::Totals};
 
+mod upkeep;
+
+pub(crate) use upkeep::UpkeepMetrics;
+
 /// Names and values of a metric's labels.
 type Labels = Vec<(&'static str, &'static str)>;
 
@@ -32,6 +36,7 @@ pub(crate) struct Counters {
     pub(crate) failed: Gauge,
     pub(crate) buffer_bytes: Gauge,
     pub(crate) reclaimed_bytes: Gauge,
+    pub(crate) upkeep: UpkeepMetrics,
 }
 
 impl Counters {
@@ -76,6 +81,7 @@ impl Counters {
             running: "target_requests_running",
         };
         let requests = RequestMetrics::register(metrics, names);
+        let upkeep = UpkeepMetrics::register(metrics);
         Self {
             read_bytes,
             written_bytes,
@@ -95,6 +101,7 @@ impl Counters {
             failed,
             buffer_bytes,
             reclaimed_bytes,
+            upkeep,
         }
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use millrace_protocol::{session::Role, storage::Read};
-use millrace_runtime::{Drained, Random, Shutdown};
+use millrace_runtime::{Clock, Drained, Random, Shutdown};
 use millrace_service::{
     daemon::{Ended, until_stopped},
     metrics::{self, Metrics},
@@ -156,6 +156,8 @@ impl Running {
         let mut stores = Vec::new();
         for volume in open_all(&settings, peer.cluster, &pool).await? {
             let volume = Arc::new(volume);
+            volume.measure(counters.upkeep.disk.clone(), counters.upkeep.journal.clone());
+            volume.start_scrub(settings.scrub.scrub(), Clock::system());
             let hydrator = Hydrator::new(Arc::clone(&volume), links.clone(), buckets.clone());
             stores.push(Store::new(volume, hydrator));
         }
@@ -355,6 +357,9 @@ async fn keep_gauges(daemon: Arc<Daemon>, pool: BufferPool) {
         counters.failed.set(gauge(failed as u64));
         counters.loss_count.set(sum(|one| one.loss_count));
         counters.set_space(all.iter().map(|one| &one.space));
+        let details: Vec<_> =
+            daemon.stores.values().map(|store| store.volume().describe(None, 0)).collect();
+        counters.upkeep.set(&details);
         counters.hydrated_bytes.set(gauge(daemon.hydrated_bytes()));
         let fetches = daemon.stores.values().map(|store| store.hydrator().fetches()).sum();
         counters.bucket_fetches.set(gauge(fetches));

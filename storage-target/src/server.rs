@@ -9,6 +9,7 @@ use millrace_protocol::{
     target::{
         CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadPart,
     },
+    upkeep::{ControlScrub, DescribeTarget},
 };
 use millrace_transport::{Connection, IncomingCall, Service};
 use millrace_types::{ErrorKind, Failure};
@@ -126,6 +127,14 @@ impl TargetService {
                 answer::<CheckBucket, _>(call, async |request| daemon.check_bucket(&request).await)
                     .await;
             }
+            RequestKind::DescribeTarget => {
+                answer::<DescribeTarget, _>(call, async |request| daemon.describe_target(&request))
+                    .await;
+            }
+            RequestKind::ControlScrub => {
+                answer::<ControlScrub, _>(call, async |request| daemon.control_scrub(&request))
+                    .await;
+            }
             // `admits` lets nothing else in.
             _ => call.fail(ErrorKind::NotSupported).await,
         }
@@ -160,6 +169,8 @@ impl Service for TargetService {
                     | RequestKind::UploadObject
                     | RequestKind::MarkExported
                     | RequestKind::CheckBucket
+                    | RequestKind::DescribeTarget
+                    | RequestKind::ControlScrub
             ),
             Role::Admin => false,
         }

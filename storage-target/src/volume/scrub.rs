@@ -31,6 +31,7 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use super::{EngineError, Shared, Volume};
 use crate::{
+    disk::DiskMeter,
     format::{
         change::Change,
         fact::{Fact, ScrubProgress},
@@ -40,6 +41,7 @@ use crate::{
         table::{Entry, KeyRange, TableKey},
     },
     index::IndexError,
+    journal::JournalMeter,
     page_checksum::PAGE,
 };
 
@@ -187,6 +189,12 @@ impl Volume {
         let worker = Worker::new(Arc::clone(&self.shared), clock);
         let task = Task(tokio::spawn(worker.run()));
         *self.scrub.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+    }
+
+    /// Counts what disk and journal do on these figures from now on.
+    pub fn measure(&self, disk: DiskMeter, journal: JournalMeter) {
+        self.shared.disk.measure(disk);
+        self.shared.journal.measure(journal);
     }
 
     /// Does what an operator asks.

@@ -1,0 +1,198 @@
+//! Damage on a target's disk, as an operator and as readers see it, through the real daemons.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use millrace_tests::{
+    bucket::Bucket,
+    cluster::{Cluster, Wish},
+    program::wait_for,
+};
+use rustix::io::Errno;
+use serde_json::Value;
+
+const PAGE: usize = 4096;
+const LEN: usize = 300_000;
+
+/// Bytes of which every 16 say where they are and in which file.
+fn body(file: u64) -> Vec<u8> {
+    let words = (0..LEN.div_ceil(16) as u64).flat_map(|at| [at, file].map(u64::to_le_bytes));
+    words.flatten().take(LEN).collect()
+}
+
+fn write(path: &Path, body: &[u8]) -> Result<()> {
+    let file = File::create(path)?;
+    file.write_all_at(body, 0)?;
+    file.sync_all()?;
+    Ok(())
+}
+
+/// A cluster with one target, a file that a bucket has, and one that none has.
+struct World {
+    cluster: Cluster,
+    id: String,
+    _bucket: Bucket,
+}
+
+impl World {
+    fn start() -> Result<Self> {
+        let bucket = Bucket::start()?;
+        bucket.put("set/clean", &body(1))?;
+        let wish = Wish { targets: 1, capacity: Some("256MiB".to_owned()), ..Wish::default() };
+        let cluster = Cluster::start(wish.with_bucket(&bucket))?;
+        cluster.cli(&["link", "add", "s3://data/set", "mr:/set"])?.ok()?;
+        cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+        write(&cluster.mount().join("dirty"), &body(2))?;
+        let listed = cluster.json(&["target", "list"])?;
+        let id = listed[0]["id"].as_str().context("one target")?.to_owned();
+        Ok(Self { cluster, id, _bucket: bucket })
+    }
+
+    /// The file that the target keeps its bytes in.
+    fn store(&self) -> PathBuf {
+        self.cluster.dir().join("target-0/data/store")
+    }
+
+    /// Flips a bit of a page of a file, where it lies on the target's disk.
+    fn damage(&self, file: u64, page: usize) -> Result<()> {
+        let wanted = &body(file)[page * PAGE..(page + 1) * PAGE];
+        let store = fs::read(self.store())?;
+        let found = store.chunks_exact(PAGE).position(|page| page == wanted);
+        let place = found.context("the page is on the disk")? * PAGE;
+        let disk = File::options().write(true).open(self.store())?;
+        disk.write_all_at(&[wanted[9] ^ 4], place as u64 + 9)?;
+        Ok(disk.sync_all()?)
+    }
+
+    fn show(&self) -> Result<Value> {
+        self.cluster.json(&["target", "show", &self.id])
+    }
+
+    /// Scrubs; the exit code.
+    fn scrub(&self) -> Result<Option<i32>> {
+        let said = self.cluster.cli(&["target", "scrub", &self.id, "--start", "--wait"])?;
+        ensure!(said.stdout.contains(&self.id), "{said}");
+        Ok(said.code)
+    }
+
+    /// Opens a file in a mount that has read nothing yet.
+    fn fresh(&self, mount: &str, file: &str) -> Result<File> {
+        let mountpoint = self.cluster.mount_named(mount);
+        if !mountpoint.join("dirty").exists() {
+            self.cluster.mount_also(&mountpoint)?;
+        }
+        Ok(File::open(mountpoint.join(file))?)
+    }
+
+    fn drain_check(&self) -> Result<(Option<i32>, Value)> {
+        let said = self.cluster.cli(&["--json", "target", "drain-check", &self.id])?;
+        let told = serde_json::from_str(&said.stdout).with_context(|| said.to_string())?;
+        Ok((said.code, told))
+    }
+}
+
+fn read_page(file: &File, page: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; PAGE];
+    file.read_exact_at(&mut bytes, (page * PAGE) as u64)?;
+    Ok(bytes)
+}
+
+#[test]
+fn damage_is_found_by_a_scrub_outlives_restarts_and_goes_with_the_bytes() -> Result<()> {
+    let world = World::start()?;
+    let cluster = &world.cluster;
+    assert_eq!(world.scrub()?, Some(0), "nothing is damaged yet");
+    assert_eq!(world.show()?["findings"], serde_json::json!([]));
+    world.damage(1, 30)?;
+    world.damage(2, 20)?;
+    assert_eq!(world.scrub()?, Some(1), "the scrub says that it found something");
+
+    // What the bucket has is dropped, the rest is listed with its file.
+    let shown = world.show()?;
+    assert_eq!(
+        (&shown["scrub"]["findings"], &shown["scrub"]["dropped_blocks"]),
+        (&2.into(), &1.into())
+    );
+    let findings = shown["findings"].as_array().context("a list")?.clone();
+    assert_eq!((findings.len(), &shown["findings_total"]), (1, &1.into()));
+    assert_eq!((&findings[0]["path"], &findings[0]["block"]), (&"/dirty".into(), &1.into()));
+    assert_eq!(findings[0]["fault"], "checksum");
+    cluster.wait_for_log("target-0", &["a block is damaged"])?;
+    // The cluster is degraded by it, which is the exit code.
+    wait_for("the heartbeat that tells of it", || {
+        let said = cluster.cli(&["--json", "status"]).ok()?;
+        let told: Value = serde_json::from_str(&said.stdout).ok()?;
+        (said.code == Some(1) && told["targets"][0]["bad_blocks"] == 1).then_some(())
+    })?;
+
+    // It is never served; what is around it is; and what the bucket has is fetched silently.
+    let dirty = world.fresh("second", "dirty")?;
+    let refused = read_page(&dirty, 20).unwrap_err();
+    assert_eq!(Errno::from_io_error(&refused), Some(Errno::IO), "{refused}");
+    ensure!(read_page(&dirty, 40)? == body(2)[40 * PAGE..41 * PAGE], "another block");
+    ensure!(fs::read(cluster.mount_named("second").join("set/clean"))? == body(1), "fetched again");
+
+    cluster.crash("target-0")?;
+    let after = || world.show().ok().filter(|shown| shown["error"].is_null());
+    let after = wait_for("the target", after)?;
+    assert_eq!(after["findings"].as_array(), Some(&findings), "the same, since the same time");
+    let refused = read_page(&world.fresh("third", "dirty")?, 20).unwrap_err();
+    assert_eq!(Errno::from_io_error(&refused), Some(Errno::IO), "{refused}");
+
+    // Overwritten, it is gone.
+    write(&cluster.mount().join("dirty"), &body(3))?;
+    assert_eq!(world.show()?["findings"], serde_json::json!([]));
+    ensure!(read_page(&world.fresh("third", "dirty")?, 20)? == body(3)[20 * PAGE..21 * PAGE]);
+    assert_eq!(world.scrub()?, Some(0));
+    Ok(())
+}
+
+#[test]
+fn an_operator_sees_what_would_be_lost_and_steers_the_scrub() -> Result<()> {
+    let world = World::start()?;
+    let cluster = &world.cluster;
+    let (code, told) = world.drain_check()?;
+    assert_eq!((code, &told["safe"], &told["lost_files"]), (Some(1), &false.into(), &1.into()));
+    assert_eq!(told["paths"], serde_json::json!(["/dirty"]));
+    assert_eq!((&told["backed_files"], &told["lost_bytes"]), (&1.into(), &LEN.into()));
+    ensure!(told["written_bytes"].as_u64() >= Some(LEN as u64), "{told}");
+
+    let scrub = |action: &[&str]| -> Result<Value> {
+        Ok(cluster.json(&[&["target", "scrub", "--all"], action].concat())?[0]["scrub"].clone())
+    };
+    assert_eq!(scrub(&["--pause"])?["state"], "paused");
+    let refused = cluster.cli(&["target", "scrub", "--all", "--rate", "0"])?;
+    ensure!(refused.succeeded() && refused.stdout.contains("off"), "{refused}");
+    let waits = cluster.cli(&["target", "scrub", &world.id, "--start", "--wait"])?;
+    ensure!(waits.code == Some(1) && waits.stderr.contains("is off"), "{waits}");
+    assert_eq!(scrub(&["--rate", "64MiB"])?["bytes_per_second"], 64 << 20);
+    assert_eq!(world.scrub()?, Some(0));
+
+    // Without its daemon nobody can tell, and everything says so.
+    cluster.daemon("target-0")?.kill()?;
+    let list = cluster.json(&["target", "list"])?;
+    ensure!(list[0]["error"].is_string() && list[0]["id"] == world.id.as_str(), "{list}");
+    let show = cluster.cli(&["target", "show", &world.id])?;
+    ensure!(show.code == Some(1) && show.stdout.contains("does not tell more"), "{show}");
+    let drain = cluster.cli(&["target", "drain-check", &world.id])?;
+    ensure!(drain.code == Some(1) && drain.stdout.is_empty(), "{drain}");
+    let unknown = cluster.cli(&["target", "show", "00000000000000aa"])?;
+    ensure!(
+        unknown.code == Some(1) && unknown.stderr.contains("no target has the id"),
+        "{unknown}"
+    );
+    cluster.up()?;
+
+    // Without the file that no bucket has, nothing would be lost.
+    fs::remove_file(cluster.mount().join("dirty"))?;
+    wait_for("the bytes to be freed", || {
+        let (code, told) = world.drain_check().ok()?;
+        (code == Some(0) && told["safe"] == true).then_some(())
+    })?;
+    Ok(())
+}
