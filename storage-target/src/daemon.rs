@@ -1,7 +1,8 @@
 //! The daemon's answers, one method for each request; knows no transport.
 //!
 //! [`data`] serves clients (and other targets that export), [`control`] the metadata server,
-//! [`export`] uploads, [`upkeep`] operators. [`crate::server`] translates between these and the wire.
+//! [`export`] uploads, [`upkeep`] operators. [`crate::server`] translates between these and the
+//! wire.
 
 use std::{
     collections::BTreeMap,

@@ -99,8 +99,8 @@ fn detail_words(detail: &DetailReport) -> String {
     let mut text = format!("\n\n{}\n", render(&lines));
     let (index, scrub) = (&detail.index, &detail.scrub);
     text.push_str(&format!(
-        "\nindex: entries {} in {}, levels {}; {} cached, {} of changes in memory\njournal: {} of {} \
-         in use\ndisk: {}, {} since the daemon's start\n",
+        "\nindex: entries {} in {}, levels {}; {} cached, {} of changes in memory\njournal: {} of \
+         {} in use\ndisk: {}, {} since the daemon's start\n",
         index.entries,
         counted(index.nodes, "node"),
         index.height,

@@ -1,8 +1,8 @@
 //! The storage target's engine by itself, held against what fio gets from the same disk in the same
 //! run.
 //!
-//! Each figure is the median of several rounds; a round measures fio, then the engine. Ratios are to
-//! be trusted, absolute figures of different runs are not.
+//! Each figure is the median of several rounds; a round measures fio, then the engine. Ratios are
+//! to be trusted, absolute figures of different runs are not.
 
 #![expect(clippy::print_stdout, reason = "the result of the program")]
 
