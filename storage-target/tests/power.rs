@@ -9,7 +9,7 @@
 //! | variable               | meaning                                                           |
 //! |------------------------|-------------------------------------------------------------------|
 //! | `MILLRACE_TEST_SEED`   | the one seed to run; a failure prints which it was                |
-//! | `MILLRACE_TEST_ROUNDS` | how many seeds to run; without it 300; other ones each time       |
+//! | `MILLRACE_TEST_ROUNDS` | how many seeds to run; without it 1,000; others each time         |
 //! | `MILLRACE_TEST_LENGTH` | how many times as many operations a seed; else 1                  |
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
@@ -46,7 +46,7 @@ use power::{
 const LENGTH: usize = 50;
 
 /// Seeds of each run of the tests.
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 1_000;
 
 const ANY_END: Weights =
     Weights { cuts: true, data_flush: Flush::Honest, file_flush: Flush::Honest };
