@@ -66,7 +66,8 @@ run_random() {
         cargo test --locked --package millrace-metadata-server --test server --quiet -- \
         replay namespace
     MILLRACE_TEST_LENGTH=10 \
-        cargo test --locked --package millrace-storage-target --test power --quiet -- any_operations
+        cargo test --locked --package millrace-storage-target --test power --quiet -- \
+        what_the_model_holds
     MILLRACE_TEST_LENGTH=10 \
         cargo test --locked --package millrace-storage-target --test formats --quiet
     MILLRACE_TEST_ROUNDS=10000 \

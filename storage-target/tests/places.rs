@@ -182,6 +182,33 @@ async fn an_image_has_the_length_that_it_has() {
 }
 
 #[tokio::test]
+async fn another_clusters_disk_and_a_blank_one_for_a_known_target_are_refused_and_not_changed() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("image");
+    let image = OpenOptions::new().create_new(true).read(true).write(true).open(&path).unwrap();
+    image.set_len(81 * MIB).unwrap();
+    let mut expecting = options(&path, None);
+    expecting.new_target = None;
+    let error = Volume::open_at(&expecting, BufferPool::new(0)).await.unwrap_err().to_string();
+    assert!(error.contains(path.to_str().unwrap()) && error.contains("is blank"), "{error}");
+
+    let volume = open(&path, None).await.unwrap();
+    write(&volume, 3).await.unwrap();
+    volume.close().await.unwrap();
+    drop(volume);
+    // Copy B is damaged, which its own cluster would mend.
+    image.write_all_at(&[0; 4096], 32 * 4096).unwrap();
+    let before = fs::read(&path).unwrap();
+    let mut other = options(&path, None);
+    other.cluster = ClusterId([8; 16]);
+    let error = Volume::open_at(&other, BufferPool::new(0)).await.unwrap_err().to_string();
+    let names = [ClusterId([8; 16]).to_string(), ClusterId([9; 16]).to_string()];
+    assert!(names.iter().all(|name| error.contains(name)), "{error}");
+    assert!(fs::read(&path).unwrap() == before, "not a byte is another one");
+    assert_holds(&open(&path, None).await.unwrap(), 3).await;
+}
+
+#[tokio::test]
 async fn a_wiped_image_becomes_a_new_target_although_an_old_journal_lies_there() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("image");

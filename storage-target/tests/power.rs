@@ -120,8 +120,8 @@ fn a_call_that_fails_on_a_real_disk_loses_nothing() {
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// The same operations, with kills, on real disks: 10,000 of them, `MILLRACE_TEST_LENGTH=10` makes
-/// them 100,000.
+/// The same operations, with kills, on real disks: 10,000 in all five tests, which
+/// `MILLRACE_TEST_LENGTH=10` makes 100,000.
 fn on_a_real_disk(kind: PlaceKind, engine: DiskEngine) {
     const OPERATIONS: usize = 2_000;
     let endless = Weights { cuts: false, ..ANY_END };

@@ -125,7 +125,6 @@ impl Volume {
             Some(superblock) => (superblock, false),
             None => (parts.make().await?, true),
         };
-        superblock.check(options.cluster, None)?;
         let superblock = parts.raise_capacity(superblock).await?;
         let regions = parts.regions(&superblock.layout)?;
         let recovered = recover(&parts, &superblock, regions).await?;
@@ -191,6 +190,8 @@ impl Parts<'_> {
             Err(_) if copies.into_iter().all(is_zero) => return Err(OpenError::NoSuperblock),
             Err(error) => return Err(error.into()),
         };
+        // Of another cluster's disk nothing is changed, not for the better either.
+        newest.superblock.check(self.options.cluster, None)?;
         for &copy in &newest.stale {
             tracing::warn!(copy, "a copy of the superblock is damaged or old; written anew");
             write_superblock(self.disk(), &self.pool, &newest.superblock, copy).await?;
