@@ -88,7 +88,7 @@ fn calls_fail(os_error: i32, stride: usize, ground: impl Fn() -> Option<Director
             Err(error) => panic!("{error:#}"),
         }
     }
-    assert!(calls.len() >= 2, "several kinds of calls fail: {calls:?}");
+    assert!(!calls.is_empty(), "no call failed");
     assert!(calls.len() == 4 || stride > 1, "reads, writes, syncs and growths fail: {calls:?}");
 }
 
@@ -108,10 +108,11 @@ fn a_call_without_room_loses_nothing() {
     calls_fail(ENOSPC, 1, growing);
 }
 
-/// Some of them on real disks, where a run takes longer; each run begins with another.
+/// Some of them on real disks, where a run takes longer; each run begins with another, and chance
+/// may pick calls of one kind only.
 #[test]
 fn a_call_that_fails_on_a_real_disk_loses_nothing() {
-    const STRIDE: usize = 41;
+    const STRIDE: usize = 17;
     calls_fail(EIO, STRIDE, || Real::blank(PlaceKind::Directory, DiskEngine::Auto));
     calls_fail(EIO, STRIDE, || Real::blank(PlaceKind::Device, DiskEngine::Blocking));
 }
