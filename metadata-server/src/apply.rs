@@ -8,7 +8,7 @@
 //! [`FileSystem::feature_level`](crate::store::records::FileSystem).
 
 use millrace_protocol::session::Operation;
-use millrace_types::{ErrorKind, LogIndex};
+use millrace_types::{ErrorKind, InodeId, LogIndex};
 
 use crate::{
     command::{Command, Envelope, Outcome},
@@ -55,15 +55,23 @@ pub enum ApplyError {
     Store(#[from] StoreError),
 }
 
+/// What a command does.
+#[derive(Debug)]
+pub struct Effect {
+    /// What changes in the store.
+    pub batch: Batch,
+    /// What the caller is answered.
+    pub outcome: Outcome,
+    /// Inodes whose content has another generation or write epoch. Nobody may hear of one before
+    /// the command is on stable storage: after a loss of power it would be given again.
+    pub raised: Vec<InodeId>,
+}
+
 /// What `envelope` as record `index` changes in `view`, and what it answers.
 ///
 /// # Errors
 /// [`ApplyError::Refused`] with the kind that the caller is told.
-pub fn apply(
-    view: &dyn View,
-    index: LogIndex,
-    envelope: &Envelope,
-) -> Result<(Batch, Outcome), ApplyError> {
+pub fn apply(view: &dyn View, index: LogIndex, envelope: &Envelope) -> Result<Effect, ApplyError> {
     let mut transaction = Transaction::new(view, index, envelope.time);
     if let Some(operation) = envelope.operation {
         session::check_operation(&transaction, operation)?;
@@ -74,7 +82,8 @@ pub fn apply(
     }
     let applied = Applied { index, time: envelope.time };
     transaction.put(keys::applied(), &applied);
-    Ok((transaction.finish(), outcome))
+    let (batch, raised) = transaction.finish();
+    Ok(Effect { batch, outcome, raised })
 }
 
 /// What was answered to `operation`, if it was executed.

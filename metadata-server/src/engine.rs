@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Modules: [`core`] (what the thread owns), [`clock`] (server time), [`ids`] (blocks of ids),
-//! [`startup`] (recovery), [`marker`] (clean shutdown), `room` (a disk that fills up).
+//! [`names`] (answers that wait for a content's name), [`startup`] (recovery), [`marker`] (clean
+//! shutdown), `room` (a disk that fills up).
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -32,6 +33,7 @@ pub mod clock;
 pub mod core;
 pub mod ids;
 pub mod marker;
+pub mod names;
 mod room;
 pub mod startup;
 
@@ -108,24 +110,33 @@ impl Engine {
 }
 
 impl Handle {
-    /// Runs `work` on the engine's thread and returns what it returns.
+    /// Runs `work` on the engine's thread and returns what it returns; where that names a content
+    /// whose name is not on stable storage ([`Core::note_name`]), once it is.
     ///
     /// May be dropped: work that has been sent runs all the same, and its result is lost.
     ///
     /// # Errors
-    /// What `work` returns; [`ErrorKind::Unavailable`] when the engine has stopped.
+    /// What `work` returns; [`ErrorKind::Unavailable`] when the engine has stopped;
+    /// [`ErrorKind::Disk`] when a name never will be on stable storage.
     pub async fn turn<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         let (sender, receiver) = oneshot::channel();
         let turn: Turn = Box::new(move |core| {
+            let result = work(core);
+            let hold = core.poll_hold();
             // The caller may have gone away; the work is done then all the same.
-            drop(sender.send(work(core)));
+            drop(sender.send((result, hold)));
         });
         let stopped = || Failure::new(ErrorKind::Unavailable, "the metadata server is stopping");
         self.queue.send(Message::Turn(turn)).await.map_err(|_| stopped())?;
-        receiver.await.map_err(|_| stopped())?
+        let (result, hold) = receiver.await.map_err(|_| stopped())?;
+        let result = result?;
+        if let Some(index) = hold {
+            self.synced(index).await?;
+        }
+        Ok(result)
     }
 
     /// As [`Self::turn`]; returns only when every command of the turn, and all before it, are on

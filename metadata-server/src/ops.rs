@@ -230,6 +230,9 @@ pub(crate) fn show(
     inode: &Inode,
     session: Option<SessionId>,
 ) -> Result<InodeReply, Failure> {
+    if inode.kind == FileKind::Regular {
+        core.note_name(inode.id);
+    }
     let mut capability = None;
     if let (Some(session), Some(content)) = (session, inode.content())
         && may_read_data(client, inode)

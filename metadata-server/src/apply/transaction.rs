@@ -7,7 +7,7 @@ use millrace_types::{ErrorKind, InodeId, LinkId, LogIndex, Timestamp};
 
 use super::{ApplyError, encode};
 use crate::{
-    namespace::{Body, Inode, tree},
+    namespace::{Body, FileBody, Inode, tree},
     store::{
         Batch, Pair, StoreError, View, borrow, keys, prefix_end,
         records::{self, FileSystem, LinkRecord, Record},
@@ -24,15 +24,30 @@ pub(super) struct Transaction<'a> {
     pub(super) time: Timestamp,
     /// How many reclaim entries it has made.
     pub(super) reclaims: u64,
+    /// Inodes whose content got another name.
+    raised: Vec<InodeId>,
 }
 
 impl<'a> Transaction<'a> {
     pub(super) fn new(view: &'a dyn View, index: LogIndex, time: Timestamp) -> Self {
-        Self { view, batch: Batch::default(), index, time, reclaims: 0 }
+        Self { view, batch: Batch::default(), index, time, reclaims: 0, raised: Vec::new() }
     }
 
-    pub(super) fn finish(self) -> Batch {
-        self.batch
+    /// The changes, and the inodes whose content got another name.
+    pub(super) fn finish(self) -> (Batch, Vec<InodeId>) {
+        (self.batch, self.raised)
+    }
+
+    /// Names another content of the inode: the only place where a generation is raised.
+    pub(super) fn raise_generation(&mut self, inode: InodeId, file: &mut FileBody) {
+        file.generation = file.generation.next();
+        self.raised.push(inode);
+    }
+
+    /// Begins another write epoch: the only place where one is.
+    pub(super) fn raise_write_epoch(&mut self, inode: InodeId, file: &mut FileBody) {
+        file.write_epoch = file.write_epoch.next();
+        self.raised.push(inode);
     }
 
     pub(super) fn put(&mut self, key: Vec<u8>, record: &impl Record) {

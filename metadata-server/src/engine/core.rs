@@ -14,18 +14,19 @@ use super::{
     clock::ServerClock,
     ids::IdBlock,
     marker::Marker,
+    names::Names,
     room::Room,
     startup::{EngineSettings, StartError, applied},
 };
 use crate::{
-    apply::{self, ApplyError},
+    apply::{self, ApplyError, Effect},
     capability::{Keyring, new_secret},
     command::{Command, Envelope, NewKey, Opener, Outcome},
     log::{LogError, Syncer, Writer},
     namespace::tree,
     sessions::{Expiry, Readers},
     store::{
-        Batch, MetaStore, StoreError, View, keys,
+        MetaStore, StoreError, View, keys,
         records::{self, FileSystem, KeyRecord, OpenRecord, SessionRecord},
     },
     targets::{Registry, map},
@@ -43,6 +44,8 @@ pub struct Core {
     store: StoreBox,
     clock: ServerClock,
     ids: IdBlock,
+    /// Answers that must wait for the name of a content.
+    names: Names,
     keyring: Arc<Keyring>,
     /// A key that is logged and not yet synced.
     coming_key: Option<LogIndex>,
@@ -101,6 +104,7 @@ impl Core {
         let index = log.last();
         let mut core = Self {
             ids: IdBlock::after(file_system.inode_limit),
+            names: Names::default(),
             keyring: Arc::default(),
             coming_key: None,
             readers: Readers::after_restart(sessions_by_nonce.values().copied()),
@@ -165,7 +169,7 @@ impl Core {
         }
         let envelope = Envelope { time: self.clock.now(), operation, command };
         let index = self.log.last().next();
-        let (batch, outcome) = match apply::apply(&*self.store.0, index, &envelope) {
+        let effect = match apply::apply(&*self.store.0, index, &envelope) {
             Ok(applied) => applied,
             Err(error) => self.apply_after(error, index, &envelope)?,
         };
@@ -175,6 +179,8 @@ impl Core {
         }
         let appended = self.log.append(&record).map_err(log_failure)?;
         assert_eq!(appended, index, "one owner appends");
+        self.note_raises(&effect, index);
+        let Effect { batch, outcome, .. } = effect;
         if let Err(error) = self.store.0.commit(&batch) {
             let failure = self.failure(error.into());
             self.repair();
@@ -195,7 +201,7 @@ impl Core {
         error: ApplyError,
         index: LogIndex,
         envelope: &Envelope,
-    ) -> Result<(Batch, Outcome), Failure> {
+    ) -> Result<Effect, Failure> {
         let refused = matches!(error, ApplyError::Refused(_));
         let failure = self.failure(error);
         self.repair();
@@ -231,6 +237,28 @@ impl Core {
         self.ids.handle_synced(self.log.state().synced);
         let full = || Failure::new(ErrorKind::NoSpace, "no inode ids can be reserved");
         self.ids.take().ok_or_else(full)
+    }
+
+    /// The answer of this turn names the present content of `inode`: it goes out once that name is
+    /// on stable storage, so that a loss of power never gives it to other bytes.
+    pub fn note_name(&mut self, inode: InodeId) {
+        self.names.handle_synced(self.log.state().synced);
+        self.names.note(inode);
+    }
+
+    /// What must be synced before the answer of the turn that ends here.
+    pub(super) fn poll_hold(&mut self) -> Option<LogIndex> {
+        self.names.poll_hold()
+    }
+
+    fn note_raises(&mut self, effect: &Effect, index: LogIndex) {
+        if effect.raised.is_empty() {
+            return;
+        }
+        self.names.handle_synced(self.log.state().synced);
+        for &inode in &effect.raised {
+            self.names.handle_raise(inode, index);
+        }
     }
 
     /// Makes sure that no inode gets an id up to `highest`, which a target holds chunks of.

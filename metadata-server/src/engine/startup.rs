@@ -231,11 +231,11 @@ fn catch_up(
     let dir = settings.dir.join("log");
     log::replay(&dir, settings.cluster, applied.next(), |index, body| {
         let envelope = Envelope::from_bytes(body).ok_or(StartError::Unreadable(index))?;
-        let (batch, _) = apply::apply(&*store, index, &envelope).map_err(|error| match error {
+        let effect = apply::apply(&*store, index, &envelope).map_err(|error| match error {
             ApplyError::Refused(kind) => StartError::Disagrees { index, kind },
             ApplyError::Store(error) => StartError::Store(error),
         })?;
-        store.commit(&batch).map_err(StartError::Store)
+        store.commit(&effect.batch).map_err(StartError::Store)
     })
 }
 
@@ -256,12 +256,12 @@ fn format(
         command: Command::Format(settings.root.clone()),
     };
     let index = log.last().next();
-    let (batch, _) = apply::apply(store, index, &envelope).map_err(|error| match error {
+    let effect = apply::apply(store, index, &envelope).map_err(|error| match error {
         ApplyError::Refused(kind) => StartError::Disagrees { index, kind },
         ApplyError::Store(error) => StartError::Store(error),
     })?;
     log.append(&envelope.to_bytes())?;
-    store.commit(&batch)?;
+    store.commit(&effect.batch)?;
     Ok(())
 }
 

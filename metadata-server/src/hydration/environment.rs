@@ -52,10 +52,19 @@ pub trait Environment: Send + Sync + 'static {
         count: usize,
     ) -> impl Future<Output = Result<Vec<InodeId>, Failure>> + Send;
 
-    /// A capability to read `content`, for target daemons among themselves (the system session).
+    /// Waits until the names of the present contents of `inodes` (generation and write epoch) are
+    /// on stable storage. Before that no target may hear of them: after a loss of power the same
+    /// name would be given to other bytes.
     ///
     /// # Errors
-    /// That there is no key yet.
+    /// That the log cannot be synced, or that the server is busy or shutting down.
+    fn named(&self, inodes: Vec<InodeId>) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// A capability to read `content`, for target daemons among themselves (the system session).
+    /// Its name is on stable storage then, as with [`Self::named`].
+    ///
+    /// # Errors
+    /// That there is no key yet; as [`Self::named`].
     fn sign_read(&self, content: Content) -> impl Future<Output = Result<Signed, Failure>> + Send;
 
     /// The cluster map as it is now.

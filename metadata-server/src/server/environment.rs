@@ -51,7 +51,16 @@ impl Environment for ServerEnvironment {
         self.engine.turn(move |core| (0..count).map(|_| core.new_inode_id()).collect()).await
     }
 
+    async fn named(&self, inodes: Vec<InodeId>) -> Result<(), Failure> {
+        let note = move |core: &mut crate::engine::Core| {
+            inodes.into_iter().for_each(|inode| core.note_name(inode));
+            Ok(())
+        };
+        self.engine.turn(note).await
+    }
+
     async fn sign_read(&self, content: Content) -> Result<Signed, Failure> {
+        self.named(vec![content.inode]).await?;
         Ok(self.engine.keyring().capability(Rights::Read, SYSTEM_SESSION, content)?)
     }
 

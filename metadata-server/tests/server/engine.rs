@@ -10,7 +10,7 @@ use millrace_metadata_server::{
     apply,
     command::Envelope,
     engine::{Core, Engine, EngineSettings, StartError, StoreKind},
-    log::{self, LogError},
+    log::{self, LogError, SyncState},
     store::{MetaStore, Pair, View, memory::MemoryStore},
 };
 use millrace_runtime::{Clock, VirtualTime};
@@ -92,6 +92,11 @@ impl Server {
         self.runtime.block_on(handle.turn(work))
     }
 
+    /// What of the log is written and what is on stable storage.
+    pub(crate) fn log_state(&self) -> SyncState {
+        self.engine.as_ref().expect("it runs").handle().log_state()
+    }
+
     /// Everything that the store shows.
     pub(crate) fn contents(&self) -> Contents {
         self.turn(|core| contents(core.view()))
@@ -119,8 +124,8 @@ pub(crate) fn rebuilt(log_dir: &Path) -> Contents {
     let mut store = MemoryStore::default();
     log::replay(log_dir, CLUSTER, LogIndex(1), |index, body| {
         let envelope = Envelope::from_bytes(body).expect("the engine's own record decodes");
-        let (batch, _) = apply::apply(&store, index, &envelope).expect("what is logged applies");
-        store.commit(&batch).unwrap();
+        let effect = apply::apply(&store, index, &envelope).expect("what is logged applies");
+        store.commit(&effect.batch).unwrap();
         Ok::<(), LogError>(())
     })
     .unwrap();

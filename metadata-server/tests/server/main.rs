@@ -20,6 +20,7 @@ mod engine;
 mod full_disk;
 mod golden;
 mod hosts;
+mod lost_names;
 mod namespace;
 mod once;
 mod replay;

@@ -59,7 +59,7 @@ fn both_stores_hold_the_same_however_they_came_to_it() {
 
         pair.stop();
         let lost = 1 + random.within(0..400);
-        pair.each(|server| cut_back(&server.settings.dir, lost));
+        pair.each(|server| lose_last(&server.settings.dir, lost));
         pair.begin("with a store that is ahead");
         pair.go_on("going on from a store that was ahead");
 
@@ -239,10 +239,15 @@ fn execute(
 /// Takes the last `count` records from the log, as a loss of power does with what was not synced,
 /// and leaves the marker of a killed server of this boot: the store is then trusted until it shows
 /// too much.
-fn cut_back(dir: &Path, count: u64) {
-    let segments = segment::list(&dir.join("log")).unwrap();
+fn lose_last(dir: &Path, count: u64) {
     let last = records(&dir.join("log")).last().unwrap().0;
-    let keep = LogIndex(last.0.saturating_sub(count).max(3));
+    cut_back(dir, LogIndex(last.0.saturating_sub(count).max(3)));
+    leave_marker(dir, &millrace_metadata_server::engine::marker::present_boot().unwrap());
+}
+
+/// Takes every record behind `keep` from the log.
+pub(crate) fn cut_back(dir: &Path, keep: LogIndex) {
+    let segments = segment::list(&dir.join("log")).unwrap();
     for (first, path) in segments {
         if first > keep {
             fs::remove_file(path).unwrap();
@@ -260,10 +265,9 @@ fn cut_back(dir: &Path, count: u64) {
         file.set_len(at as u64).unwrap();
     }
     assert_eq!(records(&dir.join("log")).last().unwrap().0, keep);
-    leave_marker(dir, &millrace_metadata_server::engine::marker::present_boot().unwrap());
 }
 
-fn leave_marker(dir: &Path, boot: &str) {
+pub(crate) fn leave_marker(dir: &Path, boot: &str) {
     let marker = Marker { boot: boot.to_owned(), clean: false, last: LogIndex(0) };
     marker.save(dir).unwrap();
 }

@@ -209,6 +209,7 @@ pub(super) async fn ask<E: Environment>(
     task: Task,
     items: Vec<Item>,
 ) -> Result<ItemResults, Failure> {
+    environment.named(items.iter().map(|item| item.content.inode).collect()).await?;
     let target = place.target;
     let mut pause = PAUSE;
     let mut attempt = 1;

@@ -79,6 +79,8 @@ pub(super) struct TestServer {
     /// Requests for items, by the name of the request.
     pub(super) items: Mutex<Vec<(&'static str, Item)>>,
     pub(super) present: Mutex<BTreeMap<InodeId, u64>>,
+    /// Contents whose present names are on stable storage, so that targets may hear of them.
+    named: Mutex<BTreeSet<InodeId>>,
     /// Files of which targets say once that the object changed.
     pub(super) changed: Mutex<BTreeSet<InodeId>>,
 }
@@ -241,6 +243,7 @@ impl TestServer {
             faults: Mutex::default(),
             items: Mutex::default(),
             present: Mutex::default(),
+            named: Mutex::default(),
             changed: Mutex::default(),
         }
     }
@@ -332,6 +335,10 @@ impl TestServer {
                 }
             },
         };
+        for item in &items.1 {
+            let inode = item.content.inode;
+            assert!(self.named.lock().unwrap().contains(&inode), "{inode} was not named for good");
+        }
         let results = items.1.iter().map(|item| {
             match self.changed.lock().unwrap().remove(&item.content.inode) {
                 true => Err(ErrorKind::ObjectChanged.into()),
@@ -423,9 +430,11 @@ impl Environment for TestServer {
         let number = self.time.fetch_add(1, Ordering::Relaxed) + 1;
         let time = self.moment(number);
         let envelope = Envelope { time, operation: None, command };
-        let (batch, outcome) = apply(&*store, LogIndex(number), &envelope).map_err(refused)?;
-        store.commit(&batch).unwrap();
-        Ok(outcome)
+        let effect = apply(&*store, LogIndex(number), &envelope).map_err(refused)?;
+        store.commit(&effect.batch).unwrap();
+        let mut named = self.named.lock().unwrap();
+        named.retain(|inode| !effect.raised.contains(inode));
+        Ok(effect.outcome)
     }
 
     async fn read<T: Send + 'static>(
@@ -437,6 +446,11 @@ impl Environment for TestServer {
 
     async fn reserve_inodes(&self, count: usize) -> Result<Vec<InodeId>, Failure> {
         Ok((0..count).map(|_| self.next_id()).collect())
+    }
+
+    async fn named(&self, inodes: Vec<InodeId>) -> Result<(), Failure> {
+        self.named.lock().unwrap().extend(inodes);
+        Ok(())
     }
 
     async fn sign_read(&self, _content: Content) -> Result<Signed, Failure> {
