@@ -16,6 +16,8 @@ mod interrupts;
 mod patience;
 #[path = "cluster/peers.rs"]
 mod peers;
+#[path = "cluster/reclaim.rs"]
+mod reclaim;
 #[path = "cluster/restricted.rs"]
 mod restricted;
 #[path = "cluster/targets.rs"]

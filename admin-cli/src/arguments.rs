@@ -6,8 +6,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValuePars
 use millrace_protocol::admin::AttributeSource;
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
+mod fsck;
 mod target;
 
+pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
 pub use target::{ScrubArguments, TargetArgument, TargetCommand};
 
 /// The operator's tool of Millrace, a parallel file system for machine learning.
@@ -93,6 +95,9 @@ pub enum Command {
     /// List, show and cancel jobs (import, hydrate, export, release)
     #[command(subcommand)]
     Job(JobCommand),
+    /// Check the targets against the namespace: free orphans, report what files lack
+    #[command(subcommand)]
+    Fsck(FsckCommand),
 }
 
 /// `millrace cluster ...`

@@ -7,6 +7,7 @@ pub(crate) mod cluster_invite;
 pub(crate) mod dev_down;
 pub(crate) mod dev_status;
 pub(crate) mod dev_up;
+pub(crate) mod fsck;
 pub(crate) mod job_cancel;
 pub(crate) mod job_list;
 pub(crate) mod job_show;

@@ -123,6 +123,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Resolve(arguments) => commands::resolve::run(context, arguments).await,
         Command::State(arguments) => commands::state::run(context, arguments).await,
         Command::Target(command) => dispatch_target(context, command).await,
+        Command::Fsck(command) => commands::fsck::run(context, command).await,
         Command::Job(JobCommand::List) => commands::job_list::run(context).await,
         Command::Job(JobCommand::Show(arguments)) => {
             commands::job_show::run(context, arguments).await

@@ -15,8 +15,10 @@ use serde::Serialize;
 
 use crate::output::{path_text, time_text};
 
+mod fsck;
 mod target;
 
+pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use target::{
     DetailReport, DrainReport, FindingReport, ScrubReport, TargetDetailReport, TargetScrubReport,
     TargetShowReport,

@@ -34,6 +34,7 @@ mod rename;
 mod session;
 mod set_attributes;
 mod transaction;
+mod trust;
 mod xattr;
 
 #[cfg(test)]
@@ -145,6 +146,10 @@ fn dispatch(
         Command::SetLinkOptions(set) => link::set_options(tx, set),
         Command::DropDirectory(drop) => observe::drop_directory(tx, drop),
         Command::KeepReader(opener) => open::keep_reader(tx, *opener),
+        Command::BeginRun(incarnation) => trust::begin_run(tx, *incarnation),
+        Command::Distrust(reason) => trust::distrust(tx, reason),
+        Command::Trust => trust::trust(tx),
+        Command::ReclaimOrphans(orphans) => orphan::reclaim_orphans(tx, orphans),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

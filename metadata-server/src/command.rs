@@ -31,10 +31,12 @@ use crate::{
 };
 
 mod bucket;
+mod trust;
 
 pub use bucket::{
     DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetLinkOptions,
 };
+pub use trust::ReclaimOrphans;
 
 /// One record of the log: a command, when it was given, and for which operation of which session.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
@@ -159,6 +161,15 @@ pub enum Command {
     DropDirectory(DropDirectory),
     /// A session reads an inode that has no name any more.
     KeepReader(Opener),
+    /// The server began to run, under this number.
+    BeginRun(u64),
+    /// The namespace may have lost files whose chunks targets still hold, for this reason: nothing
+    /// is freed as an orphan until [`Self::Trust`].
+    Distrust(String),
+    /// An operator says that the namespace is the right one.
+    Trust,
+    /// Frees contents on a target that no file has.
+    ReclaimOrphans(ReclaimOrphans),
 }
 
 /// Makes an empty file system.
@@ -552,6 +563,8 @@ pub enum Outcome {
     Exported(bool),
     /// What an observation of the bucket led to.
     Observed(Observation),
+    /// So many contents were put into a reclaim queue.
+    Queued(u32),
 }
 record!(Outcome, 1, "outcome");
 

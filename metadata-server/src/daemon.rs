@@ -13,6 +13,7 @@ use crate::{
     engine::{Engine, EngineSettings},
     hydration::Hydration,
     metrics::ServerMetrics,
+    reconcile::Reconciliation,
     server::{MetadataService, ServerEnvironment},
     settings::Settings,
     targets::{peers::Peers, trims::Trims, upkeep::Upkeep},
@@ -63,22 +64,26 @@ impl Daemon {
         let peers = Peers::new(handle.clone(), endpoints);
         let trims = Trims::new(handle.clone(), peers.clone());
         let upkeep = Upkeep::new(handle.clone(), peers.clone());
-        let environment = ServerEnvironment::new(handle.clone(), peers, Random::system());
+        let environment = ServerEnvironment::new(handle.clone(), peers.clone(), Random::system());
         let buckets = Arc::new(Buckets::new(settings.bucket_access()));
         let hydration = Hydration::new(Arc::new(environment), buckets);
+        let reconciliation =
+            Reconciliation::new(handle.clone(), Arc::new(peers), settings.fsck.clone());
         let mut metrics = Metrics::new();
         hydration.register_metrics(&mut metrics);
+        reconciliation.register_metrics(&mut metrics);
         let service = MetadataService::new(
             handle,
             hydration.clone(),
             trims.clone(),
             upkeep,
+            reconciliation.clone(),
             tokio::runtime::Handle::current(),
             ServerMetrics::register(&mut metrics),
         );
         let metrics = Arc::new(metrics);
         millrace_service::metrics::serve(&settings.metrics, Arc::clone(&metrics)).await?;
-        spawn_background(&engine, &shutdown, hydration, trims);
+        spawn_background(&engine, &shutdown, hydration, trims, reconciliation);
         let (network, listen) = (settings.network.clone(), settings.listen);
         let server = Server::start(&identity, listen, network, Arc::new(service), &shutdown)?;
         tracing::info!(address = %server.local_addr(), "serves");
@@ -130,6 +135,7 @@ fn spawn_background(
     shutdown: &Shutdown,
     hydration: Hydration<ServerEnvironment>,
     trims: Trims,
+    reconciliation: Reconciliation,
 ) {
     let (ticking, stopping) = (engine.handle().clone(), shutdown.clone());
     drop(shutdown.spawn("leases", async move {
@@ -149,6 +155,13 @@ fn spawn_background(
     drop(shutdown.spawn("trims", async move {
         tokio::select! {
             () = trims.run() => {}
+            () = stopping.draining() => {}
+        }
+    }));
+    let stopping = shutdown.clone();
+    drop(shutdown.spawn("fsck", async move {
+        tokio::select! {
+            () = reconciliation.run() => {}
             () = stopping.draining() => {}
         }
     }));

@@ -19,6 +19,7 @@ pub mod log;
 pub mod metrics;
 pub mod namespace;
 pub mod ops;
+pub mod reconcile;
 pub mod server;
 pub mod sessions;
 pub mod settings;

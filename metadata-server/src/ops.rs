@@ -32,6 +32,7 @@ pub mod cluster;
 pub mod commit;
 pub mod create;
 pub mod directory;
+pub mod fsck;
 pub mod job;
 pub mod lookup;
 pub mod open;

@@ -21,10 +21,12 @@ use crate::{
     hydration::{Hydration, Listing},
     metrics::ServerMetrics,
     ops::{self, Client, Need, Step},
+    reconcile::Reconciliation,
     targets::{trims::Trims, upkeep::Upkeep},
 };
 
 pub mod environment;
+mod fsck;
 mod hydrate;
 mod jobs;
 mod roles;
@@ -39,6 +41,7 @@ pub struct MetadataService {
     hydration: Hydration<ServerEnvironment>,
     trims: Trims,
     upkeep: Upkeep,
+    reconciliation: Reconciliation,
     /// Where work runs that goes on when its caller gives up.
     background: tokio::runtime::Handle,
     /// Bounds that work.
@@ -83,11 +86,12 @@ impl MetadataService {
         hydration: Hydration<ServerEnvironment>,
         trims: Trims,
         upkeep: Upkeep,
+        reconciliation: Reconciliation,
         background: tokio::runtime::Handle,
         metrics: ServerMetrics,
     ) -> Self {
         let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
-        Self { engine, hydration, trims, upkeep, background, rooms, metrics }
+        Self { engine, hydration, trims, upkeep, reconciliation, background, rooms, metrics }
     }
 
     /// Runs an operation until it is done, and answers.
@@ -287,6 +291,7 @@ impl MetadataService {
             RequestKind::AcknowledgeReclaim => {
                 self.run(call, Written, ops::cluster::acknowledge_reclaim).await;
             }
+            RequestKind::CompareLog => self.run(call, Synced, ops::fsck::compare_log).await,
             RequestKind::ReportChanged => self.hydrate::<cluster::ReportChanged>(call).await,
             RequestKind::ReadDirectory => self.read_directory(call).await,
             RequestKind::Commit => self.commit(call).await,
@@ -337,6 +342,10 @@ impl MetadataService {
             | RequestKind::ShowTarget
             | RequestKind::ScrubTargets
             | RequestKind::CheckDrain => self.dispatch_upkeep(call).await,
+            RequestKind::StartFsck
+            | RequestKind::ShowFsck
+            | RequestKind::CancelFsck
+            | RequestKind::TrustNamespace => self.fsck(call).await,
             other => {
                 // `admits` lets nothing else in.
                 let text = format!("{} is no request to a metadata server", other.name());

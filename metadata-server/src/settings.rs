@@ -33,6 +33,9 @@ pub struct Settings {
     /// The table `[sessions]`.
     #[serde(default)]
     pub sessions: SessionSettings,
+    /// The table `[fsck]`.
+    #[serde(default)]
+    pub fsck: FsckSettings,
     /// The table `[buckets]`.
     #[serde(default)]
     pub buckets: BucketSettings,
@@ -111,6 +114,31 @@ impl Default for SessionSettings {
     }
 }
 
+/// The table `[fsck]`: comparing what targets hold with what the namespace expects.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct FsckSettings {
+    /// A check starts so long after the end of the one before; `0s`: only on command. Default 24 h.
+    #[serde(with = "duration")]
+    pub interval: Duration,
+    /// The first starts so long after the server. Default 15 min: targets are back by then.
+    #[serde(with = "duration")]
+    pub first_after: Duration,
+    /// Inodes and contents compared in a second, from 1 on. Default 20,000: costs a few percent of
+    /// the server's thread.
+    pub contents_per_second: u64,
+}
+
+impl Default for FsckSettings {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(24 * 3600),
+            first_after: Duration::from_secs(15 * 60),
+            contents_per_second: 20_000,
+        }
+    }
+}
+
 /// The table `[buckets]`.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, Default)]
 #[serde(deny_unknown_fields, default)]
@@ -148,6 +176,9 @@ impl Settings {
         }
         if self.sessions.key_lifetime < Duration::from_secs(3600) {
             return Err("sessions.key_lifetime must be at least 1h".to_owned());
+        }
+        if self.fsck.contents_per_second == 0 {
+            return Err("fsck.contents_per_second must be at least 1".to_owned());
         }
         if self.store.cache.0 < 8 * MIB {
             return Err("store.cache must be at least 8 MiB".to_owned());

@@ -34,6 +34,9 @@ const BEAT_MIN: Duration = Duration::from_millis(50);
 /// How long one request to the metadata server may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Between two looks at how far the metadata server's log is.
+const COMPARE: Duration = Duration::from_secs(10);
+
 /// Reclaim entries asked for at once.
 const RECLAIM_ENTRIES: u32 = 4096;
 
@@ -53,6 +56,7 @@ impl Member {
     pub(crate) async fn run(self) {
         let mut incarnation = None;
         let mut failing = false;
+        let mut compared = None;
         loop {
             let sent = Instant::now();
             let reply = match incarnation {
@@ -73,6 +77,7 @@ impl Member {
                     incarnation = (!restarted).then_some(news.incarnation);
                     self.daemon.cluster.handle_heartbeat(&news, sent, Instant::now());
                     self.learn(&news).await;
+                    self.compare_log(&news, &mut compared).await;
                     if restarted {
                         continue;
                     }
@@ -141,6 +146,27 @@ impl Member {
         }
     }
 
+    /// Shows the server what the targets have seen of its log, once a run of the server and now and
+    /// then. Only after it has looked at that do they remember something newer.
+    async fn compare_log(&self, news: &HeartbeatReply, compared: &mut Option<(u64, Instant)>) {
+        let due = compared.is_none_or(|(incarnation, at)| {
+            incarnation != news.incarnation || at.elapsed() >= COMPARE
+        });
+        if !due {
+            return;
+        }
+        let shown = async {
+            let point = self.call(&self.daemon.log_witnesses().await?).await?;
+            self.daemon.note_log(point).await?;
+            Ok::<_, Failure>(point.incarnation)
+        };
+        match shown.await {
+            Ok(incarnation) => *compared = Some((incarnation, Instant::now())),
+            // The next heartbeat tries again.
+            Err(failure) => tracing::debug!(%failure, "the command log cannot be compared"),
+        }
+    }
+
     async fn fetch(&self, news: &HeartbeatReply) -> Result<(), Failure> {
         let cluster = &self.daemon.cluster;
         if cluster.newest_key() != Some(news.newest_key) {
@@ -195,7 +221,6 @@ impl Reclaimer {
                 tracing::warn!(%target, %failure, "reclaiming is put off");
             }
         }
-        self.running.store(false, Ordering::Release);
     }
 
     async fn reclaim(&self, target: TargetId) -> Result<(), Failure> {
@@ -209,5 +234,12 @@ impl Reclaimer {
             let Some(through) = self.daemon.reclaim(target, &batch).await? else { return Ok(()) };
             self.metadata.call(&AcknowledgeReclaim { target, through }, options).await?;
         }
+    }
+}
+
+/// However it ends: the next one begins with a heartbeat.
+impl Drop for Reclaimer {
+    fn drop(&mut self) {
+        self.running.store(false, Ordering::Release);
     }
 }

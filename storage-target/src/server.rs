@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use millrace_protocol::{
     Request, RequestKind,
+    fsck::ListContents,
     session::Role,
     storage::{Attach, Read, Sync, Write, Zero},
     target::{
@@ -107,6 +108,12 @@ impl TargetService {
             RequestKind::Presence => {
                 answer::<Presence, _>(call, async |request| daemon.presence(&request).await).await;
             }
+            RequestKind::ListContents => {
+                answer::<ListContents, _>(call, async |request| {
+                    daemon.list_contents(&request).await
+                })
+                .await;
+            }
             RequestKind::UploadPart => {
                 answer::<UploadPart, _>(call, async |request| daemon.upload_part(request).await)
                     .await;
@@ -165,6 +172,7 @@ impl Service for TargetService {
                     | RequestKind::Hydrate
                     | RequestKind::Release
                     | RequestKind::Presence
+                    | RequestKind::ListContents
                     | RequestKind::UploadPart
                     | RequestKind::UploadObject
                     | RequestKind::MarkExported

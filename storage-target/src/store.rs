@@ -10,7 +10,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_protocol::storage::ChunkVersion;
+use millrace_protocol::{
+    cluster::LogPoint,
+    fsck::{ContentPosition, ContentsPage},
+    storage::ChunkVersion,
+};
 use millrace_types::{BlockState, ByteLen, ChunkKey, Crc32c, ErrorKind, Failure, TargetId};
 
 use crate::{
@@ -80,6 +84,34 @@ impl Store {
 
     pub(crate) fn hydrator(&self) -> &Hydrator {
         &self.hydrator
+    }
+
+    /// What lies on the target from a place on, at most `limit` chunks.
+    ///
+    /// # Errors
+    /// A damaged index.
+    pub(crate) async fn contents(
+        &self,
+        from: ContentPosition,
+        limit: u32,
+    ) -> Result<ContentsPage, Failure> {
+        Ok(self.volume.contents(from, limit).await?)
+    }
+
+    /// The newest point of the cluster's command log that the target was told.
+    ///
+    /// # Errors
+    /// A damaged index.
+    pub(crate) async fn log_seen(&self) -> Result<Option<LogPoint>, Failure> {
+        Ok(self.volume.log_seen().await?)
+    }
+
+    /// Keeps a newer point.
+    ///
+    /// # Errors
+    /// A failure of the journal.
+    pub(crate) async fn note_log(&self, point: LogPoint) -> Result<(), Failure> {
+        Ok(self.volume.note_log(point).await?)
     }
 
     /// Reads bytes of a chunk, at most 1 MiB. May be dropped at its await.

@@ -49,8 +49,8 @@
 //! answer, not the work. They need a tokio runtime around them.
 //!
 //! Modules in reading order: `request`, `error`, `place`, `open`, `recovery`, `room`, `sections`
-//! (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `commit`, `checkpoint`; `inspect`,
-//! `findings`, `scrub`, `gather`, `describe`.
+//! (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `contents`, `commit`, `checkpoint`;
+//! `inspect`, `findings`, `scrub`, `gather`, `describe`.
 
 use std::{
     collections::BTreeMap,
@@ -81,6 +81,7 @@ use crate::{
 mod boot;
 mod checkpoint;
 mod commit;
+mod contents;
 mod describe;
 mod ends;
 mod error;

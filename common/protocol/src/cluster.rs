@@ -2,8 +2,8 @@
 //! metadata server.
 
 use millrace_types::{
-    ByteLen, ContentGeneration, GroupEpoch, GroupId, HostId, InodeId, KeyId, LinkId, MapEpoch,
-    PoolId, TargetId, Timestamp,
+    ByteLen, ContentGeneration, GroupEpoch, GroupId, HostId, InodeId, KeyId, LinkId, LogIndex,
+    MapEpoch, PoolId, TargetId, Timestamp,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -281,4 +281,30 @@ pub struct AcknowledgeReclaim {
     pub target: TargetId,
     /// Entries up to and with this position.
     pub through: u64,
+}
+
+/// Shows what a daemon's targets have seen of the command log, after each registration and now and
+/// then. A log that was put back from an older copy, or lost its end, does not know what they saw.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CompareLog {
+    /// One for each target of the daemon.
+    pub targets: Vec<LogWitness>,
+}
+
+/// What one target has seen of the command log.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogWitness {
+    /// The target.
+    pub target: TargetId,
+    /// The newest point that it was told; `None` before the first.
+    pub seen: Option<LogPoint>,
+}
+
+/// A point of the command log that is on stable storage.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogPoint {
+    /// The run of the metadata server that told it.
+    pub incarnation: u64,
+    /// The newest synced record at that time.
+    pub index: LogIndex,
 }

@@ -61,7 +61,7 @@ macro_rules! requests {
     };
 }
 
-use crate::{admin, cluster, control, metadata, session, storage, target, upkeep};
+use crate::{admin, cluster, control, fsck, metadata, session, storage, target, upkeep};
 
 requests! {
     /// First message on a connection to the metadata server.
@@ -124,6 +124,8 @@ requests! {
     AcknowledgeReclaim = 0x0307, cluster::AcknowledgeReclaim => session::Done;
     /// Contents whose object is another version by now, or gone, as a fetch found.
     ReportChanged = 0x0308, cluster::ReportChanged => session::Done;
+    /// What targets have seen of the command log: tells the log from an older copy of it.
+    CompareLog = 0x0309, cluster::CompareLog => cluster::LogPoint;
 
     /// Shows the session ticket to a target.
     Attach = 0x0401, storage::Attach => storage::AttachReply;
@@ -156,6 +158,8 @@ requests! {
     DescribeTarget = 0x0509, upkeep::DescribeTarget => upkeep::TargetDetail;
     /// Starts, pauses, resumes a target's scrub, or sets its rate.
     ControlScrub = 0x050a, upkeep::ControlScrub => upkeep::ScrubReport;
+    /// What lies on a target, a page at a time.
+    ListContents = 0x0510, fsck::ListContents => fsck::ContentsPage;
 
     /// Health, servers, targets, links and jobs.
     ClusterStatus = 0x0601, admin::ClusterStatus => admin::ClusterStatusReply;
@@ -193,6 +197,14 @@ requests! {
     ScrubTargets = 0x0611, upkeep::ScrubTargets => upkeep::ScrubsReply;
     /// What would be lost if a target went away now.
     CheckDrain = 0x0612, upkeep::CheckDrain => upkeep::DrainReply;
+    /// Starts a check of the targets against the namespace.
+    StartFsck = 0x0620, fsck::StartFsck => fsck::FsckReply;
+    /// The check that runs, or the last one.
+    ShowFsck = 0x0621, fsck::ShowFsck => fsck::FsckReply;
+    /// Ends the check that runs.
+    CancelFsck = 0x0622, fsck::CancelFsck => fsck::FsckReply;
+    /// Declares the namespace to be the right one.
+    TrustNamespace = 0x0623, fsck::TrustNamespace => fsck::FsckReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -6,7 +6,7 @@
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`cluster`], [`storage`], [`target`],
-//! [`admin`], [`upkeep`], [`control`].
+//! [`admin`], [`upkeep`], [`fsck`], [`control`].
 
 pub mod admin;
 pub mod capability;
@@ -14,6 +14,7 @@ pub mod cluster;
 pub mod codec;
 pub mod control;
 pub mod frame;
+pub mod fsck;
 pub mod kind;
 pub mod metadata;
 pub mod session;

@@ -2,15 +2,18 @@
 
 use std::ops::Bound;
 
-use millrace_types::{ContentGeneration, InodeId, Layout, SessionId, TargetId};
+use millrace_protocol::target::ContentName;
+use millrace_types::{ContentGeneration, ErrorKind, InodeId, Layout, SessionId, TargetId};
 
 use super::{ApplyError, Transaction};
 use crate::{
-    command::Outcome,
+    command::{BATCH_MAX, Outcome, ReclaimOrphans},
     namespace::{Body, Inode, tree},
     store::{
         View, borrow, keys, prefix_end,
-        records::{GroupRecord, OpenRecord, PoolRecord, ReclaimRecord},
+        records::{
+            DistrustRecord, GroupRecord, OpenRecord, PoolRecord, ReclaimRecord, TargetRecord,
+        },
     },
 };
 
@@ -75,14 +78,65 @@ pub(super) fn reclaim(
     layout: Layout,
 ) -> Result<(), ApplyError> {
     let targets = targets_of(tx, layout)?;
-    tx.change_file_system(|fs| fs.reclaim_entries += targets.len() as u64)?;
     for target in targets {
-        let position = (tx.index.0 << POSITION_BITS) | tx.reclaims;
-        tx.reclaims += 1;
-        assert!(tx.reclaims < 1 << POSITION_BITS, "a command frees a bounded number of contents");
-        tx.put(keys::reclaim(target, position), &ReclaimRecord { inode, generation });
+        queue(tx, target, ReclaimRecord { inode, generation })?;
     }
     Ok(())
+}
+
+/// Puts one content into the queue of one target.
+fn queue(
+    tx: &mut Transaction<'_>,
+    target: TargetId,
+    record: ReclaimRecord,
+) -> Result<(), ApplyError> {
+    let position = (tx.index.0 << POSITION_BITS) | tx.reclaims;
+    tx.reclaims += 1;
+    assert!(tx.reclaims < 1 << POSITION_BITS, "a command frees a bounded number of contents");
+    tx.put(keys::reclaim(target, position), &record);
+    tx.change_file_system(|fs| fs.reclaim_entries += 1)
+}
+
+/// Frees contents that a check found on a target and in no file. The last word is here, where
+/// nothing can change any more between the look and the entry: a content that a file has, or may
+/// still get, is passed over, whatever the check believed.
+pub(super) fn reclaim_orphans(
+    tx: &mut Transaction<'_>,
+    orphans: &ReclaimOrphans,
+) -> Result<Outcome, ApplyError> {
+    if orphans.contents.len() > BATCH_MAX {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    if tx.read::<TargetRecord>(&keys::target(orphans.target))?.is_none() {
+        return Err(ErrorKind::NotFound.into());
+    }
+    if tx.read::<DistrustRecord>(&keys::distrust())?.is_some() {
+        return Err(ErrorKind::NotPermitted.into());
+    }
+    let mut queued = 0;
+    for content in &orphans.contents {
+        if is_orphan(tx, *content)? {
+            let ContentName { inode, generation } = *content;
+            queue(tx, orphans.target, ReclaimRecord { inode, generation })?;
+            queued += 1;
+        }
+    }
+    Ok(Outcome::Queued(queued))
+}
+
+/// Whether no file has this content, nor one before it, and none ever will.
+fn is_orphan(tx: &Transaction<'_>, content: ContentName) -> Result<bool, ApplyError> {
+    // An id from the limit on may yet be given to a new file.
+    if content.inode >= tx.file_system()?.inode_limit {
+        return Ok(false);
+    }
+    Ok(match tree::find(tx, content.inode)?.map(|inode| inode.body) {
+        // Ids are never used twice.
+        None => true,
+        Some(Body::File(file)) => content.generation < file.generation,
+        // Something that never had chunks has none: the namespace is another one than it was.
+        Some(Body::Directory(_) | Body::Symlink(_) | Body::Special) => false,
+    })
 }
 
 /// A target has freed, durably, what its queue named.

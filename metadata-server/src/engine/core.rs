@@ -33,8 +33,10 @@ use crate::{
 };
 
 mod repair;
+mod trust;
 
 use repair::Repair;
+use trust::Doubt;
 
 /// The log, the store, and what is kept beside them. Turns get it to themselves.
 #[derive(Debug)]
@@ -68,6 +70,7 @@ pub struct Core {
     /// Why nothing may be changed any more.
     broken: Option<Failure>,
     repair: Repair,
+    doubt: Doubt,
     room: Room,
     marker: Marker,
     _lock: File,
@@ -88,6 +91,7 @@ impl Core {
         store: Box<dyn MetaStore>,
         lock: File,
         marker: Marker,
+        rebuilt: Option<String>,
     ) -> Result<Self, StartError> {
         let clock = ServerClock::new(settings.clock.clone(), applied(&*store)?.time);
         let now = clock.now();
@@ -115,10 +119,11 @@ impl Core {
             map_index: index,
             links_index: index,
             sessions_by_nonce,
-            incarnation: u64::from_le_bytes(new_secret()[..8].try_into().expect("eight bytes")),
+            incarnation: settings.random.number(),
             started: now,
             broken: None,
             repair: Repair::new(now),
+            doubt: Doubt::new(rebuilt),
             room: Room::new(settings.dir.clone(), settings.reserve_bytes),
             clock,
             settings,
@@ -133,6 +138,7 @@ impl Core {
 
     /// The first block of ids and the first key, durable before the first request.
     fn prepare(&mut self) -> Result<(), StartError> {
+        self.begin_run();
         self.reserve_ids();
         if signing_keys(&*self.store.0)?.is_empty() {
             self.make_key();
@@ -140,6 +146,7 @@ impl Core {
         self.log.syncer().sync_all()?;
         self.ids.handle_synced(self.log.state().synced);
         self.load_keys()?;
+        self.settle_doubt();
         Ok(())
     }
 
@@ -267,7 +274,9 @@ impl Core {
     /// As [`Self::execute`].
     pub fn skip_inode_ids(&mut self, highest: InodeId) -> Result<(), Failure> {
         if let Some(limit) = self.ids.skip(highest) {
-            tracing::warn!(%highest, "a target holds chunks of ids that were never given out");
+            self.distrust(format!(
+                "a target holds chunks of {highest}, an id that was never given out"
+            ));
             self.execute(None, Command::ReserveIds(limit))?;
             self.ids.handle_logged(limit, self.log.last());
         }
@@ -305,6 +314,7 @@ impl Core {
         if self.broken.is_some() {
             return Ok(());
         }
+        self.settle_doubt();
         self.end_dead_sessions()?;
         let now = self.now();
         if now > self.declared_by && self.readers.handle_declared() {
@@ -457,7 +467,7 @@ impl Core {
     /// Syncs everything and marks the shutdown as clean.
     pub(super) fn close(mut self) -> Result<(), StartError> {
         self.log.syncer().sync_all()?;
-        if self.broken.is_some() {
+        if self.broken.is_some() || self.doubt.is_pending() {
             return Ok(());
         }
         self.store.0.checkpoint()?;

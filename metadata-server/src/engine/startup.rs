@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_runtime::Clock;
+use millrace_runtime::{Clock, Random};
 use millrace_types::{ClusterId, ErrorKind, LogIndex};
 
 use super::{
@@ -60,6 +60,8 @@ pub struct EngineSettings {
     pub root: Format,
     /// Where time comes from.
     pub clock: Clock,
+    /// Where the numbers of runs come from.
+    pub random: Random,
 }
 
 /// Which engine keeps the store.
@@ -90,6 +92,7 @@ impl EngineSettings {
             key_lifetime: Duration::from_secs(30 * 24 * 3600),
             root: Format { uid: 0, gid: 0, mode: 0o755 },
             clock: Clock::system(),
+            random: Random::system(),
         }
     }
 }
@@ -159,14 +162,25 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
     };
     let (mut log, found) = Writer::open(log_settings, synced_at_least)?;
     let trusted = clean || same_boot;
-    let mut store = recover_store(&settings, found.last, trusted)?;
+    let Recovered { mut store, rebuilt } = recover_store(&settings, found.last, trusted)?;
     let marker = Marker { boot, clean: false, last: LogIndex(0) };
-    marker.save(dir).map_err(disk)?;
+    match rebuilt {
+        None => marker.save(dir).map_err(disk)?,
+        // It comes back when the log says that the store was made anew.
+        Some(_) => Marker::forget(dir).map_err(disk)?,
+    }
     if found.last == LogIndex(0) {
         format(&settings, &mut log, &mut *store)?;
     }
     tracing::info!(last = %log.last(), took = ?started.elapsed(), clean, "recovered");
-    Core::new(settings, log, store, lock, marker)
+    Core::new(settings, log, store, lock, marker, rebuilt)
+}
+
+/// A store that shows what the log says.
+pub(super) struct Recovered {
+    pub(super) store: Box<dyn MetaStore>,
+    /// Why it was made anew although there had been one.
+    pub(super) rebuilt: Option<String>,
 }
 
 /// Opens the store and replays what it misses; makes it anew when it cannot be trusted.
@@ -174,23 +188,25 @@ pub(super) fn recover_store(
     settings: &EngineSettings,
     last: LogIndex,
     trusted: bool,
-) -> Result<Box<dyn MetaStore>, StartError> {
+) -> Result<Recovered, StartError> {
     let path = settings.dir.join("store");
     if settings.store == StoreKind::Memory {
         let mut store: Box<dyn MetaStore> = Box::new(MemoryStore::default());
         catch_up(settings, &mut *store, LogIndex(0))?;
-        return Ok(store);
+        return Ok(Recovered { store, rebuilt: None });
     }
-    if trusted {
+    let reason = if trusted {
         match try_present(settings, &path, last) {
-            Ok(store) => return Ok(store),
-            Err(reason) => {
-                tracing::warn!(%reason, "the store is rebuilt from the command log");
-            }
+            Ok(store) => return Ok(Recovered { store, rebuilt: None }),
+            Err(reason) => reason,
         }
-    } else if path.exists() {
-        tracing::info!("the machine went down; the store is rebuilt from the command log");
-    }
+    } else {
+        "the machine went down, or the store failed".to_owned()
+    };
+    let rebuilt = (last > LogIndex(0)).then(|| {
+        tracing::warn!(reason, "the store is rebuilt from the command log");
+        format!("the store was made anew from the command log: {reason}")
+    });
     let disk = |source| StartError::Disk { path: path.clone(), source };
     if path.exists() {
         fs::remove_dir_all(&path).map_err(disk)?;
@@ -198,7 +214,7 @@ pub(super) fn recover_store(
     let mut store: Box<dyn MetaStore> = Box::new(SledStore::open(&path, settings.cache_bytes)?);
     catch_up(settings, &mut *store, LogIndex(0))?;
     store.checkpoint()?;
-    Ok(store)
+    Ok(Recovered { store, rebuilt })
 }
 
 /// The store as it is, caught up with the log; or in words why it cannot be used.
@@ -217,6 +233,9 @@ fn try_present(
     }
     if applied > last {
         return Err(format!("it shows index {applied}, but the log ends at {last}"));
+    }
+    if applied == LogIndex(0) && last > LogIndex(0) {
+        return Err("it is missing or empty".to_owned());
     }
     catch_up(settings, &mut *store, applied).map_err(|error| error.to_string())?;
     Ok(store)

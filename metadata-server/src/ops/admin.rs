@@ -43,6 +43,7 @@ pub fn status(
     let mut problems = problems(&targets);
     problems.extend(core.broken().map(str::to_owned));
     problems.extend(conflicts(core)?);
+    problems.extend_from_slice(core.noted_problems());
     let mut jobs = job::all(core, client)?;
     let mut ended = 0;
     jobs.retain(|job| {

@@ -227,7 +227,12 @@ fn check_room(core: &Core, client: &Client, request: &RegisterHost) -> Result<()
     Err(Failure::new(ErrorKind::NoSpace, text))
 }
 
-fn check_own_target(core: &mut Core, client: &Client, target: TargetId) -> Result<(), Failure> {
+/// Refuses a target that is registered for another daemon.
+pub(super) fn check_own_target(
+    core: &mut Core,
+    client: &Client,
+    target: TargetId,
+) -> Result<(), Failure> {
     match read::<TargetRecord>(core, &keys::target(target))? {
         Some(record) if record.host == client.host => Ok(()),
         _ => Err(Failure::new(

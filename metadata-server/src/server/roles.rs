@@ -31,7 +31,8 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
         | Kind::FetchKeys
         | Kind::FetchReclaim
         | Kind::AcknowledgeReclaim
-        | Kind::ReportChanged => &[Role::Target],
+        | Kind::ReportChanged
+        | Kind::CompareLog => &[Role::Target],
         Kind::FetchLinks => &[Role::Target, Role::Admin],
         Kind::ClusterStatus
         | Kind::AddLink
@@ -42,7 +43,11 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
         | Kind::ListTargets
         | Kind::ShowTarget
         | Kind::ScrubTargets
-        | Kind::CheckDrain => &[Role::Admin],
+        | Kind::CheckDrain
+        | Kind::StartFsck
+        | Kind::ShowFsck
+        | Kind::CancelFsck
+        | Kind::TrustNamespace => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout
@@ -67,6 +72,7 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
         | Kind::CheckBucket
         | Kind::DescribeTarget
         | Kind::ControlScrub
+        | Kind::ListContents
         | Kind::DescribeMount => &[],
     };
     roles.contains(&role)

@@ -6,6 +6,7 @@
 //! | table | key after the first byte      | value                                              |
 //! |-------|-------------------------------|----------------------------------------------------|
 //! | `A`   |                               | [`Applied`]: the log index that the store shows    |
+//! | `B`   | index 8                       | [`RunRecord`]: a run of the server, by its start   |
 //! | `C`   | directory 8, cookie 8         | name of the entry at that position                 |
 //! | `D`   | directory 8, name             | [`Entry`]: inode, kind, cookie                     |
 //! | `E`   | inode 8                       | [`Export`]: an upload under way                    |
@@ -16,6 +17,7 @@
 //! | `J`   | job 8                         | [`JobRecord`]                                      |
 //! | `K`   | key 4                         | [`KeyRecord`]: a signing key                       |
 //! | `L`   | link 4                        | [`LinkRecord`]                                     |
+//! | `M`   |                               | [`DistrustRecord`]: why the namespace is doubted   |
 //! | `N`   | inode 8, parent 8, name       | empty: a further name of an inode                  |
 //! | `O`   | inode 8, session 8            | [`OpenRecord`]: who keeps an inode open            |
 //! | `P`   | pool 2                        | [`PoolRecord`]                                     |
@@ -30,6 +32,7 @@
 //! | `Y`   | session 8, inode 8            | empty: what a session keeps open, for its end      |
 //!
 //! [`Applied`]: super::records::Applied
+//! [`DistrustRecord`]: super::records::DistrustRecord
 //! [`Entry`]: super::records::Entry
 //! [`Export`]: super::records::Export
 //! [`FileSystem`]: super::records::FileSystem
@@ -42,12 +45,15 @@
 //! [`OpenRecord`]: super::records::OpenRecord
 //! [`PoolRecord`]: super::records::PoolRecord
 //! [`ReclaimRecord`]: super::records::ReclaimRecord
+//! [`RunRecord`]: super::records::RunRecord
 //! [`SessionRecord`]: super::records::SessionRecord
 //! [`TargetRecord`]: super::records::TargetRecord
 //! [`TrimRecord`]: super::records::TrimRecord
 //! [`Whiteout`]: super::records::Whiteout
 
-use millrace_types::{GroupId, HostId, InodeId, JobId, KeyId, LinkId, PoolId, SessionId, TargetId};
+use millrace_types::{
+    GroupId, HostId, InodeId, JobId, KeyId, LinkId, LogIndex, PoolId, SessionId, TargetId,
+};
 
 /// Builds a key from its table and its parts, each as big-endian bytes.
 macro_rules! key {
@@ -67,6 +73,24 @@ pub fn applied() -> Vec<u8> {
 #[must_use]
 pub fn file_system() -> Vec<u8> {
     key!(b'F')
+}
+
+/// All runs of the server that are remembered.
+#[must_use]
+pub fn runs() -> Vec<u8> {
+    key!(b'B')
+}
+
+/// The run of the server that began with this record of the log.
+#[must_use]
+pub fn run(begun: LogIndex) -> Vec<u8> {
+    key!(b'B', begun.0.to_be_bytes())
+}
+
+/// Why the namespace is doubted.
+#[must_use]
+pub fn distrust() -> Vec<u8> {
+    key!(b'M')
 }
 
 /// All positions of a directory.
@@ -127,6 +151,12 @@ pub fn hosts() -> Vec<u8> {
 #[must_use]
 pub fn host(host: HostId) -> Vec<u8> {
     key!(b'H', host.0)
+}
+
+/// All inodes.
+#[must_use]
+pub fn inodes() -> Vec<u8> {
+    key!(b'I')
 }
 
 /// One inode.

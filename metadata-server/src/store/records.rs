@@ -261,6 +261,24 @@ pub struct TrimRecord {
 }
 record!(TrimRecord, 1, "pending trim");
 
+/// A run of the server, from one start to the next.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RunRecord {
+    /// The number that it drew, and told to everybody.
+    pub incarnation: u64,
+}
+record!(RunRecord, 1, "run of the server");
+
+/// Why the namespace may have lost files whose chunks targets still hold.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct DistrustRecord {
+    /// Since when.
+    pub since: Timestamp,
+    /// One sentence.
+    pub reason: String,
+}
+record!(DistrustRecord, 1, "distrust");
+
 /// A job with what its continuation needs.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct JobRecord {

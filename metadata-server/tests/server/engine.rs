@@ -13,7 +13,7 @@ use millrace_metadata_server::{
     log::{self, LogError, SyncState},
     store::{MetaStore, Pair, View, memory::MemoryStore},
 };
-use millrace_runtime::{Clock, VirtualTime};
+use millrace_runtime::{Clock, Random, VirtualTime};
 use millrace_types::{ClusterId, Failure, LogIndex, Timestamp};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
@@ -34,6 +34,7 @@ pub(crate) fn settings(dir: &Path, store: StoreKind) -> (EngineSettings, Virtual
         cache_bytes: 8 << 20,
         segment_bytes: 64 << 10,
         clock,
+        random: Random::seeded(7),
         ..EngineSettings::new(dir.to_owned(), CLUSTER)
     };
     (settings, time)

@@ -25,4 +25,5 @@ mod namespace;
 mod once;
 mod replay;
 mod state_directory;
+mod trust;
 mod variants;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use millrace_metadata_server::{
-    command::Outcome,
+    command::{Command, Outcome},
     engine::{StoreKind, marker::Marker},
     log::{record, segment},
     store::{Batch, MetaStore as _, keys, sled::SledStore},
@@ -136,14 +136,16 @@ impl Pair {
         first.stop();
         copy(&paths[0], &paths[1]);
         let [memory, sled] = paths;
-        Self {
+        let mut pair = Self {
             memory: Server::start(&memory, StoreKind::Memory),
             sled: Server::start(&sled, StoreKind::Sled),
             commands: Some(Commands::new(random)),
             accepted: BTreeSet::new(),
             refused: 0,
             _dir: dir,
-        }
+        };
+        pair.doubt();
+        pair
     }
 
     fn each(&mut self, mut visit: impl FnMut(&mut Server)) {
@@ -157,7 +159,20 @@ impl Pair {
 
     fn begin(&mut self, what: &str) {
         self.each(Server::begin);
+        self.doubt();
         self.check(what);
+    }
+
+    /// A store on disk that was made anew is a reason for doubt, and one in memory is none.
+    fn doubt(&mut self) {
+        let (ahead, reason) =
+            self.sled.turn(|core| (core.last_index(), core.distrusted().unwrap()));
+        self.memory.turn(move |core| {
+            if core.last_index() < ahead {
+                let reason = reason.expect("nothing else is logged at a start").reason;
+                core.execute(None, Command::Distrust(reason)).unwrap();
+            }
+        });
     }
 
     fn restart(&mut self, what: &str) {

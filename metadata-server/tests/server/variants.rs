@@ -61,11 +61,28 @@ variants!(
         SetLinkOptions,
         DropDirectory,
         KeepReader,
+        BeginRun,
+        Distrust,
+        Trust,
+        ReclaimOrphans,
     }
 );
 
 variants!(
     outcome_name,
     OUTCOMES,
-    Outcome { Done, Inode, Shrunk, Session, Key, Link, Job, Imported, Frozen, Exported, Observed }
+    Outcome {
+        Done,
+        Inode,
+        Shrunk,
+        Session,
+        Key,
+        Link,
+        Job,
+        Imported,
+        Frozen,
+        Exported,
+        Observed,
+        Queued
+    }
 );

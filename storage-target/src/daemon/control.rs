@@ -1,11 +1,12 @@
-//! Requests of the metadata server: trim, hydrate, release, presence, marks, bucket checks; and the
-//! reclaim queue, which this daemon asks for itself.
+//! Requests of the metadata server: trim, hydrate, release, presence, lists, marks, bucket checks;
+//! and the reclaim queue, which this daemon asks for itself.
 
 use std::sync::atomic::Ordering;
 
 use futures::{StreamExt, stream};
 use millrace_protocol::{
-    cluster::ReclaimBatch,
+    cluster::{CompareLog, LogPoint, LogWitness, ReclaimBatch},
+    fsck::{ContentsPage, LISTED_CHUNKS_MAX, ListContents},
     session::Done,
     target::{
         CheckBucket, ContentName, Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported, Presence,
@@ -108,6 +109,35 @@ impl Daemon {
         let volume = self.store(request.target)?.volume();
         let present = volume.presence(&request.contents).await?;
         Ok(PresenceReply { present })
+    }
+
+    /// Lists what lies on a target.
+    pub(crate) async fn list_contents(
+        &self,
+        request: &ListContents,
+    ) -> Result<ContentsPage, Failure> {
+        let limit = request.chunks_max.clamp(1, LISTED_CHUNKS_MAX);
+        self.store(request.target)?.contents(request.from, limit).await
+    }
+
+    /// What all targets have seen of the cluster's command log.
+    pub(crate) async fn log_witnesses(&self) -> Result<CompareLog, Failure> {
+        let mut targets = Vec::with_capacity(self.stores.len());
+        for (&target, store) in &self.stores {
+            targets.push(LogWitness { target, seen: store.log_seen().await? });
+        }
+        Ok(CompareLog { targets })
+    }
+
+    /// Keeps what the metadata server has said of its log, after it was shown what the targets saw
+    /// before.
+    pub(crate) async fn note_log(&self, point: LogPoint) -> Result<(), Failure> {
+        for store in self.stores.values() {
+            if store.log_seen().await? != Some(point) {
+                store.note_log(point).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Tells whether this host can reach a bucket.

@@ -194,5 +194,8 @@ pub(super) fn of_fact(fact: &Fact) -> String {
             position.sequence,
             checksum(position.previous)
         ),
+        Fact::LogSeen(point) => {
+            format!("run {:x} record {}", point.incarnation, point.index.0)
+        }
     }
 }

@@ -13,11 +13,14 @@
 //! |      5 | features         | 8: a bit for each optional part of the format in use; an      |
 //! |        |                  | unknown one is refused; none is known                         |
 //! |      6 | journal position | 20: where replay begins (`batch`)                             |
+//! |      7 | log seen         | run of the metadata server 8, index 8: the newest point of    |
+//! |        |                  | its command log that the target was told                      |
 //!
 //! Numbers are never used again. Totals, highest inode and journal position are of the same moment
 //! as the records in the same checkpoint; replay goes on from there.
 
-use millrace_types::{InodeId, Timestamp};
+use millrace_protocol::cluster::LogPoint;
+use millrace_types::{InodeId, LogIndex, Timestamp};
 
 use super::{
     FormatError,
@@ -43,6 +46,8 @@ pub enum Fact {
     Features(u64),
     /// Where replay of the journal begins.
     JournalPosition(Position),
+    /// The newest point of the cluster's command log that the target was told.
+    LogSeen(LogPoint),
 }
 
 /// Names a fact.
@@ -61,6 +66,8 @@ pub enum FactNumber {
     Features = 5,
     /// [`Fact::JournalPosition`].
     JournalPosition = 6,
+    /// [`Fact::LogSeen`].
+    LogSeen = 7,
 }
 
 /// Pages that section records name, by the state of their blocks.
@@ -108,6 +115,7 @@ impl FactNumber {
             4 => Self::Scrub,
             5 => Self::Features,
             6 => Self::JournalPosition,
+            7 => Self::LogSeen,
             _ => return None,
         })
     }
@@ -124,6 +132,7 @@ impl Fact {
             Self::Scrub(_) => FactNumber::Scrub,
             Self::Features(_) => FactNumber::Features,
             Self::JournalPosition(_) => FactNumber::JournalPosition,
+            Self::LogSeen(_) => FactNumber::LogSeen,
         }
     }
 
@@ -149,6 +158,10 @@ impl Fact {
                 }
             }
             Self::JournalPosition(position) => return position.encode(),
+            Self::LogSeen(point) => {
+                bytes.put_u64(point.incarnation);
+                bytes.put_u64(point.index.0);
+            }
         }
         bytes
     }
@@ -188,6 +201,10 @@ impl Fact {
             FactNumber::JournalPosition => {
                 return Position::decode(bytes).map(Self::JournalPosition);
             }
+            FactNumber::LogSeen => Self::LogSeen(LogPoint {
+                incarnation: reader.u64()?,
+                index: LogIndex(reader.u64()?),
+            }),
         };
         reader.finish()?;
         Ok(fact)
@@ -235,6 +252,10 @@ mod tests {
             (Fact::Scrub(progress), scrub),
             (Fact::Features(1), number(1).to_vec()),
             (Fact::JournalPosition(position), [&number(1)[..], &number(2), &[3, 0, 0, 0]].concat()),
+            (
+                Fact::LogSeen(LogPoint { incarnation: 5, index: LogIndex(6) }),
+                [number(5), number(6)].concat(),
+            ),
         ]
     }
 
@@ -246,7 +267,7 @@ mod tests {
             assert_eq!(Fact::decode(fact.number(), &bytes), Ok(fact));
         }
         let numbers: Vec<u8> = (0..=255).filter(|&n| FactNumber::from_byte(n).is_some()).collect();
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7]);
     }
 
     #[test]

@@ -45,6 +45,7 @@ impl fmt::Display for Words<FactNumber> {
             FactNumber::Scrub => "scrub",
             FactNumber::Features => "features",
             FactNumber::JournalPosition => "journal position",
+            FactNumber::LogSeen => "log seen",
         })
     }
 }

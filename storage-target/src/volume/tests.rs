@@ -1,6 +1,7 @@
 //! The volume on a simulated disk: against plain bytes, through kills and cuts of power, on a full
 //! disk, and with damage.
 
+mod contents;
 mod model;
 mod scrub;
 mod stops;

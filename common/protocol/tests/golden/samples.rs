@@ -2,6 +2,7 @@
 
 mod admin;
 mod cluster;
+mod fsck;
 mod metadata;
 mod storage;
 mod upkeep;
@@ -36,6 +37,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(storage::all());
     samples.extend(admin::all());
     samples.extend(upkeep::all());
+    samples.extend(fsck::all());
     samples
 }
 

@@ -46,12 +46,12 @@ impl Core {
     fn rebuild(&mut self) -> Result<(), StartError> {
         // The old one lets go of its files first.
         self.store = StoreBox(Box::new(NoStore));
-        let store = startup::recover_store(&self.settings, self.log.last(), false)?;
-        self.store = StoreBox(store);
+        let recovered = startup::recover_store(&self.settings, self.log.last(), false)?;
+        self.store = StoreBox(recovered.store);
         self.catch_up()?;
-        let path = self.settings.dir.clone();
-        self.marker.save(&path).map_err(|source| StartError::Disk { path, source })?;
         self.broken = None;
+        // The marker comes back with that: a start before it makes the store anew, and doubts too.
+        self.distrust("the store failed and was made anew from the command log".to_owned());
         Ok(())
     }
 

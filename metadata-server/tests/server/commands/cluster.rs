@@ -2,13 +2,14 @@
 
 use millrace_metadata_server::{
     apply::FEATURE_LEVEL,
-    command::{Command, Format, NewKey, OpenSession, RegisterHost},
+    command::{Command, Format, NewKey, OpenSession, ReclaimOrphans, RegisterHost},
     store::{
         View, keys,
         records::{ReclaimRecord, TrimRecord},
     },
 };
-use millrace_types::{ByteLen, GIB, InodeId, TargetId, WriteEpoch};
+use millrace_protocol::target::ContentName;
+use millrace_types::{ByteLen, ContentGeneration, GIB, InodeId, TargetId, WriteEpoch};
 
 use super::Commands;
 use crate::chance::percent;
@@ -39,7 +40,7 @@ impl Commands {
     }
 
     pub(super) fn of_cluster(&mut self, view: &dyn View) -> Command {
-        match self.random.within(0..20) {
+        match self.random.within(0..24) {
             0 => self.register_host(),
             1 => Command::TargetBlank(self.target()),
             2 => {
@@ -52,8 +53,23 @@ impl Commands {
             5 => Command::SetFeatureLevel(FEATURE_LEVEL + 1),
             6 => Command::Format(Format { uid: 0, gid: 0, mode: 0o755 }),
             7..12 => self.trimmed(view),
+            12 => Command::BeginRun(self.random.number()),
+            13 => Command::Distrust("an older copy".to_owned()),
+            14 | 15 => Command::Trust,
+            16 => self.reclaim_orphans(view),
             _ => self.reclaimed(view),
         }
+    }
+
+    /// Contents that a file has, had, or never had.
+    fn reclaim_orphans(&self, view: &dyn View) -> Command {
+        let inode = match percent(&self.random, 50) {
+            true => self.file(view).id,
+            false => InodeId(self.random.within(2..1000)),
+        };
+        let generation = ContentGeneration(u32::try_from(self.random.within(0..3)).unwrap());
+        let contents = vec![ContentName { inode, generation }];
+        Command::ReclaimOrphans(ReclaimOrphans { target: self.target(), contents })
     }
 
     fn trimmed(&self, view: &dyn View) -> Command {

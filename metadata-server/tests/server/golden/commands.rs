@@ -4,9 +4,9 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddLink, BeginExport, Command, Commit, CompleteExport, Create, DropDirectory,
         Envelope, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
-        JobCounts, MakeLink, NewKey, ObserveObject, OpenSession, OpenWrite, Opener, RegisterHost,
-        Remove, RemoveXattr, Rename, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions,
-        SetTime, SetXattr, UpdateJob,
+        JobCounts, MakeLink, NewKey, ObserveObject, OpenSession, OpenWrite, Opener, ReclaimOrphans,
+        RegisterHost, Remove, RemoveXattr, Rename, ResolveConflict, SetAttributes, SetDefaults,
+        SetLinkOptions, SetTime, SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -16,6 +16,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
     metadata::{NewNode, RenameMode, XattrMode},
     session::{Caller, Operation},
+    target::ContentName,
 };
 use millrace_types::{
     ByteLen, ChunkSize, ContentGeneration, ErrorKind, Failure, FileName, HostId, InodeId, JobId,
@@ -210,6 +211,13 @@ fn of_attributes() -> Vec<Command> {
         Command::CloseWrite(opener()),
         Command::DropReader(opener()),
         Command::KeepReader(opener()),
+        Command::BeginRun(0x0102_0304_0506_0708),
+        Command::Distrust("an older copy".to_owned()),
+        Command::Trust,
+        Command::ReclaimOrphans(ReclaimOrphans {
+            target: TargetId([36; 8]),
+            contents: vec![ContentName { inode: InodeId(37), generation: ContentGeneration(38) }],
+        }),
         Command::Commit(Commit {
             inode: InodeId(29),
             generation: ContentGeneration(2),

@@ -1,7 +1,9 @@
 //! One key of every table; numbers differ in every byte that they have.
 
 use millrace_metadata_server::store::keys;
-use millrace_types::{GroupId, HostId, InodeId, JobId, KeyId, LinkId, PoolId, SessionId, TargetId};
+use millrace_types::{
+    GroupId, HostId, InodeId, JobId, KeyId, LinkId, LogIndex, PoolId, SessionId, TargetId,
+};
 
 use super::Sample;
 
@@ -36,6 +38,8 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("trim", keys::trim(INODE)),
         Sample::key("whiteout", keys::whiteout(INODE, b"name \xff")),
         Sample::key("xattr", keys::xattr(INODE, b"user.name")),
+        Sample::key("run", keys::run(LogIndex(NUMBER))),
+        Sample::key("distrust", keys::distrust()),
         Sample::key("opened", keys::opened(SESSION, INODE)),
     ]
 }

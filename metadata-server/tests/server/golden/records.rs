@@ -7,9 +7,9 @@ use millrace_metadata_server::{
         ParentLink,
     },
     store::records::{
-        Applied, Entry, Export, FileSystem, GroupRecord, HostRecord, JobRecord, KeyRecord,
-        LinkRecord, OpenRecord, PoolRecord, ReclaimRecord, SessionRecord, TargetRecord, TrimRecord,
-        Whiteout,
+        Applied, DistrustRecord, Entry, Export, FileSystem, GroupRecord, HostRecord, JobRecord,
+        KeyRecord, LinkRecord, OpenRecord, PoolRecord, ReclaimRecord, RunRecord, SessionRecord,
+        TargetRecord, TrimRecord, Whiteout,
     },
 };
 use millrace_protocol::{admin::AttributeSource, cluster::LinkMode, metadata::FileKind};
@@ -35,6 +35,11 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::of("TrimRecord", &trim()),
         Sample::of("Export", &export()),
         Sample::of("Export.single", &Export { replaces: None, upload_id: None, ..export() }),
+        Sample::of("RunRecord", &RunRecord { incarnation: 0x0102_0304_0506_0708 }),
+        Sample::of(
+            "DistrustRecord",
+            &DistrustRecord { since: Timestamp(-7), reason: "an older copy".to_owned() },
+        ),
         Sample::of("JobRecord", &JobRecord { job: job(), caller: caller(), root: InodeId(11) }),
     ];
     samples.extend(of_cluster());
@@ -61,6 +66,7 @@ pub(super) fn outcomes() -> Vec<Outcome> {
         Outcome::Frozen(ChangeCount(10)),
         Outcome::Exported(true),
         Outcome::Observed(Observation::Removed),
+        Outcome::Queued(10),
     ]
 }
 

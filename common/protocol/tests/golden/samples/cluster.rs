@@ -2,10 +2,10 @@
 
 use millrace_protocol::{
     cluster::{
-        AcknowledgeReclaim, Bucket, FetchKeys, FetchLinks, FetchMap, FetchReclaim, Group,
-        Heartbeat, HeartbeatReply, Host, Keys, Link, LinkMode, Links, Map, Pool, ReclaimBatch,
-        ReclaimEntry, RegisterHost, RegisterHostReply, ReportChanged, SigningKey, Target,
-        TargetReport,
+        AcknowledgeReclaim, Bucket, CompareLog, FetchKeys, FetchLinks, FetchMap, FetchReclaim,
+        Group, Heartbeat, HeartbeatReply, Host, Keys, Link, LinkMode, Links, LogPoint, LogWitness,
+        Map, Pool, ReclaimBatch, ReclaimEntry, RegisterHost, RegisterHostReply, ReportChanged,
+        SigningKey, Target, TargetReport,
     },
     target::{
         CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, Presence,
@@ -15,7 +15,7 @@ use millrace_protocol::{
 };
 use millrace_types::{
     ByteLen, ChunkIndex, ContentGeneration, Crc32c, ErrorKind, Failure, GroupEpoch, HostId,
-    InodeId, KeyId, LinkId, MapEpoch, PoolId, TargetId, Timestamp, WriteEpoch,
+    InodeId, KeyId, LinkId, LogIndex, MapEpoch, PoolId, TargetId, Timestamp, WriteEpoch,
 };
 
 use super::{Sample, content, done, layout, pair, signed};
@@ -69,6 +69,7 @@ fn membership() -> Vec<Sample> {
     let link = Link { id: LinkId(3), bucket: bucket(), mode: LinkMode::ImportExport };
     let entry = ReclaimEntry { position: 6, inode: InodeId(9), generation: ContentGeneration(5) };
     let changed = ContentName { inode: InodeId(9), generation: ContentGeneration(5) };
+    let point = LogPoint { incarnation: 5, index: LogIndex(99) };
     let beat = Heartbeat { targets: vec![report], hydrated_bytes: 1 << 33 };
     [
         pair(&register, &RegisterHostReply { news: news.clone() }),
@@ -82,6 +83,10 @@ fn membership() -> Vec<Sample> {
         ),
         pair(&AcknowledgeReclaim { target: TARGET, through: 6 }, &done()),
         pair(&ReportChanged { contents: vec![changed] }, &done()),
+        pair(
+            &CompareLog { targets: vec![LogWitness { target: TARGET, seen: Some(point) }] },
+            &point,
+        ),
     ]
     .into_iter()
     .flatten()

@@ -1,0 +1,133 @@
+//! The JSON of `millrace fsck`.
+
+use millrace_protocol::fsck::{FsckCount, FsckFinding, FsckReport, FsckTarget};
+use serde::Serialize;
+
+use crate::output::{path_text, time_text};
+
+/// What `fsck` prints.
+#[derive(Serialize, Debug)]
+pub(crate) struct CheckReport {
+    /// Which check since the server's start; 0: none yet.
+    pub(crate) run: u64,
+    /// `never`, `listing`, `waiting`, `confirming`, `done`, `cancelled` or `failed`.
+    pub(crate) state: &'static str,
+    pub(crate) failure: Option<String>,
+    pub(crate) automatic: bool,
+    pub(crate) report_only: bool,
+    /// Why nothing is freed, whatever was asked for.
+    pub(crate) distrust: Option<String>,
+    pub(crate) distrusted_since: Option<String>,
+    pub(crate) started: Option<String>,
+    pub(crate) ended: Option<String>,
+    pub(crate) next: Option<String>,
+    /// Ids compared, and the id at which the first pass ends.
+    pub(crate) position: u64,
+    pub(crate) high_water: u64,
+    pub(crate) files: u64,
+    pub(crate) chunks: u64,
+    pub(crate) targets: Vec<CheckedTarget>,
+    pub(crate) orphans: CountReport,
+    pub(crate) queued: CountReport,
+    pub(crate) missing: CountReport,
+    pub(crate) misplaced: CountReport,
+    pub(crate) newer: CountReport,
+    pub(crate) findings: Vec<FindingReport>,
+    /// Whether the next check may find more.
+    pub(crate) truncated: bool,
+}
+
+/// What a check did with one target.
+#[derive(Serialize, Debug)]
+pub(crate) struct CheckedTarget {
+    pub(crate) id: String,
+    pub(crate) host: String,
+    pub(crate) chunks: u64,
+    /// Why it was not looked at to the end.
+    pub(crate) not_checked: Option<String>,
+}
+
+/// A number of contents.
+#[derive(Serialize, Debug)]
+pub(crate) struct CountReport {
+    pub(crate) contents: u64,
+    pub(crate) chunks: u64,
+    pub(crate) size_bytes: u64,
+}
+
+/// What is wrong with one content on one target.
+#[derive(Serialize, Debug)]
+pub(crate) struct FindingReport {
+    /// `orphan`, `missing`, `misplaced` or `newer`.
+    pub(crate) kind: &'static str,
+    pub(crate) target: String,
+    pub(crate) inode: u64,
+    pub(crate) generation: u32,
+    pub(crate) path: Option<String>,
+    pub(crate) chunks: u64,
+    pub(crate) first_chunk: u32,
+    pub(crate) size_bytes: u64,
+}
+
+impl From<&FsckReport> for CheckReport {
+    fn from(report: &FsckReport) -> Self {
+        let distrust = report.distrust.as_ref();
+        Self {
+            run: report.run,
+            state: report.state.name(),
+            failure: report.failure.as_ref().map(ToString::to_string),
+            automatic: report.automatic,
+            report_only: report.report_only,
+            distrust: distrust.map(|distrust| distrust.reason.clone()),
+            distrusted_since: distrust.map(|distrust| time_text(distrust.since)),
+            started: report.started.map(time_text),
+            ended: report.ended.map(time_text),
+            next: report.next.map(time_text),
+            position: report.position.0,
+            high_water: report.high_water.0,
+            files: report.files,
+            chunks: report.chunks,
+            targets: report.targets.iter().map(CheckedTarget::from).collect(),
+            orphans: report.orphans.into(),
+            queued: report.queued.into(),
+            missing: report.missing.into(),
+            misplaced: report.misplaced.into(),
+            newer: report.newer.into(),
+            findings: report.findings.iter().map(FindingReport::from).collect(),
+            truncated: report.truncated,
+        }
+    }
+}
+
+impl From<&FsckTarget> for CheckedTarget {
+    fn from(target: &FsckTarget) -> Self {
+        Self {
+            id: target.target.to_string(),
+            host: target.host_name.clone(),
+            chunks: target.chunks,
+            not_checked: target.not_checked.clone(),
+        }
+    }
+}
+
+impl From<FsckCount> for CountReport {
+    fn from(count: FsckCount) -> Self {
+        let FsckCount { contents, chunks, bytes } = count;
+        Self { contents, chunks, size_bytes: bytes.0 }
+    }
+}
+
+impl From<&FsckFinding> for FindingReport {
+    fn from(finding: &FsckFinding) -> Self {
+        Self {
+            kind: finding.kind.name(),
+            target: finding.target.to_string(),
+            inode: finding.content.inode.0,
+            generation: finding.content.generation.0,
+            path: finding.path.as_deref().map(path_text),
+            chunks: finding.chunks,
+            first_chunk: finding.first.0,
+            size_bytes: finding.bytes.0,
+        }
+    }
+}

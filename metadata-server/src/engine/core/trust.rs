@@ -1,0 +1,192 @@
+//! Whether the namespace may have lost something: then nothing is freed because no file has it.
+//!
+//! Doubt comes up when the store is made anew, and when a target knows something of the log that
+//! the log does not know. It is a command, so that it outlives every restart until an operator ends
+//! it. As long as that command cannot be logged (a full disk) it is kept here, nothing is freed
+//! either, and the marker that vouches for the store is away: the next start doubts too.
+
+use std::collections::BTreeSet;
+
+use millrace_protocol::{
+    cluster::{LogPoint, LogWitness},
+    fsck::Distrust,
+};
+use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, TargetId};
+
+use super::Core;
+use crate::{
+    command::{Command, Outcome},
+    namespace::tree,
+    store::{
+        StoreError, View, keys,
+        records::{self, DistrustRecord, RunRecord},
+    },
+};
+
+/// What is known in this run.
+#[derive(Debug, Default)]
+pub(super) struct Doubt {
+    /// Why, where the command is not logged yet.
+    pending: Option<String>,
+    /// What the last check of the targets found wrong, in sentences.
+    problems: Vec<String>,
+    /// Targets that have shown what they saw of the log.
+    compared: BTreeSet<TargetId>,
+}
+
+impl Doubt {
+    pub(super) fn new(rebuilt: Option<String>) -> Self {
+        Self { pending: rebuilt, ..Self::default() }
+    }
+
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending.is_some()
+    }
+}
+
+impl Core {
+    /// Why the namespace is not trusted, if so.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub fn distrusted(&mut self) -> Result<Option<Distrust>, Failure> {
+        if let Some(reason) = self.doubt.pending.clone() {
+            return Ok(Some(Distrust { since: self.started, reason }));
+        }
+        let record = records::read::<DistrustRecord>(self.view(), &keys::distrust());
+        let record = record.map_err(|error| self.failure(error.into()))?;
+        Ok(record.map(|DistrustRecord { since, reason }| Distrust { since, reason }))
+    }
+
+    /// The namespace may have lost something, for this reason.
+    pub(super) fn distrust(&mut self, reason: String) {
+        self.doubt.pending.get_or_insert(reason);
+        self.settle_doubt();
+    }
+
+    /// Logs a doubt that is not logged yet, and vouches for the store again after that.
+    pub(super) fn settle_doubt(&mut self) {
+        let Some(reason) = self.doubt.pending.clone() else { return };
+        if self.broken.is_some() {
+            return;
+        }
+        tracing::error!(
+            reason,
+            "the namespace may have lost files: nothing is freed as an orphan \
+            until `millrace fsck trust`"
+        );
+        // One doubt is enough.
+        let known = records::read::<DistrustRecord>(self.view(), &keys::distrust());
+        let logged = match known {
+            Ok(Some(_)) => Ok(Outcome::Done),
+            _ => self.execute(None, Command::Distrust(reason.clone())),
+        };
+        let saved = logged.and_then(|_| {
+            let path = self.settings.dir.clone();
+            self.marker.save(&path).map_err(|error| {
+                Failure::new(ErrorKind::Disk, format!("{}: {error}", path.display()))
+            })
+        });
+        match saved {
+            Ok(()) => {
+                self.doubt.pending = None;
+                tracing::error!(
+                    reason,
+                    "the namespace may have lost files: nothing is freed as \
+                    an orphan until `millrace fsck trust`"
+                );
+            }
+            Err(failure) => tracing::warn!(%failure, "the doubt cannot be logged yet"),
+        }
+    }
+
+    /// Whether a doubt is not logged yet.
+    #[must_use]
+    pub fn is_doubt_pending(&self) -> bool {
+        self.doubt.is_pending()
+    }
+
+    /// An operator trusts the namespace.
+    ///
+    /// # Errors
+    /// As [`Core::execute`].
+    pub fn trust(&mut self) -> Result<(), Failure> {
+        self.settle_doubt();
+        if self.doubt.is_pending() {
+            let text = "the reason for the doubt cannot be logged yet";
+            return Err(Failure::new(ErrorKind::Unavailable, text));
+        }
+        self.execute(None, Command::Trust).map(drop)
+    }
+
+    /// Compares what a target saw of the log with the log.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub fn compare_log(&mut self, witness: LogWitness) -> Result<(), Failure> {
+        if let Some(seen) = witness.seen {
+            let known = knows(self.view(), seen, self.last_index());
+            if !known.map_err(|error| self.failure(error.into()))? {
+                self.distrust(format!(
+                    "target {} has seen record {} of the command log in a run of this server that \
+                     the log does not know so long: it was put back from an older copy, or lost \
+                     its end",
+                    witness.target, seen.index
+                ));
+            }
+        }
+        self.doubt.compared.insert(witness.target);
+        Ok(())
+    }
+
+    /// Whether the target has shown what it saw of the log since the server's start.
+    #[must_use]
+    pub fn has_compared(&self, target: TargetId) -> bool {
+        self.doubt.compared.contains(&target)
+    }
+
+    /// Keeps what a check of the targets found wrong.
+    pub fn note_problems(&mut self, problems: Vec<String>) {
+        self.doubt.problems = problems;
+    }
+
+    /// What the last check of the targets found wrong, in sentences.
+    #[must_use]
+    pub fn noted_problems(&self) -> &[String] {
+        &self.doubt.problems
+    }
+
+    /// The newest synced point of the log.
+    #[must_use]
+    pub fn log_point(&self) -> LogPoint {
+        LogPoint { incarnation: self.incarnation, index: self.log.state().synced }
+    }
+
+    /// One past the highest inode id that may have been given out.
+    #[must_use]
+    pub fn high_water(&self) -> InodeId {
+        self.ids.high_water()
+    }
+
+    /// Remembers this run in the log. Without room there it goes on all the same: targets that saw
+    /// this run are then a reason for doubt in a later one.
+    pub(super) fn begin_run(&mut self) {
+        if let Err(failure) = self.execute(None, Command::BeginRun(self.incarnation)) {
+            tracing::warn!(%failure, "the log cannot take the start of this run");
+        }
+    }
+}
+
+/// Whether the log that `view` shows, which ends at `last`, is the one in which `seen` was.
+fn knows(view: &dyn View, seen: LogPoint, last: LogIndex) -> Result<bool, StoreError> {
+    let runs = tree::scan::<RunRecord>(view, &keys::runs(), usize::MAX)?;
+    let begins = |key: &[u8]| LogIndex(keys::number_at(key, 1).unwrap_or_default());
+    let Some(at) = runs.iter().rposition(|(_, run)| run.incarnation == seen.incarnation) else {
+        return Ok(false);
+    };
+    // The record that began the next run follows the last one of this.
+    Ok(match runs.get(at + 1) {
+        Some((next, _)) => seen.index < begins(next),
+        None => seen.index <= last,
+    })
+}

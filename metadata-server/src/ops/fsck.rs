@@ -1,0 +1,34 @@
+//! What targets have seen of the command log.
+
+use millrace_protocol::cluster::{CompareLog, LogPoint, TARGETS_PER_HOST_MAX};
+use millrace_types::{ErrorKind, Failure};
+
+use super::{Client, Step, cluster::check_own_target};
+use crate::engine::Core;
+
+/// A daemon shows what its targets have seen of the log. The answer must wait for the sync: the
+/// targets forget what they saw before.
+///
+/// # Errors
+/// [`ErrorKind::Forbidden`] for a target of another daemon; [`ErrorKind::Unavailable`] when a doubt
+/// cannot be logged.
+pub fn compare_log(
+    core: &mut Core,
+    client: &Client,
+    request: &CompareLog,
+) -> Result<Step<LogPoint>, Failure> {
+    if request.targets.len() > TARGETS_PER_HOST_MAX {
+        return Err(Failure::new(ErrorKind::InvalidArgument, "a daemon serves 1 to 64 targets"));
+    }
+    for witness in &request.targets {
+        check_own_target(core, client, witness.target)?;
+    }
+    for witness in &request.targets {
+        core.compare_log(*witness)?;
+    }
+    if core.is_doubt_pending() {
+        let text = "the command log cannot take what the targets have shown";
+        return Err(Failure::new(ErrorKind::Unavailable, text));
+    }
+    Ok(Step::Done(core.log_point()))
+}

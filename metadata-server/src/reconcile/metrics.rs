@@ -1,0 +1,76 @@
+//! What checks count.
+
+use millrace_protocol::fsck::FsckReport;
+use millrace_service::metrics::{Description, MetricUnit, Metrics, Stability};
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
+
+/// Figures of the last check that ended, and sums since the process began.
+#[derive(Debug, Clone, Default)]
+pub(super) struct FsckMetrics {
+    orphans: Gauge,
+    orphan_bytes: Gauge,
+    missing_chunks: Gauge,
+    unchecked_targets: Gauge,
+    ended: Gauge,
+    freed_bytes: Counter,
+}
+
+impl FsckMetrics {
+    /// A check has ended, in whatever way.
+    pub(super) fn ended(&self, report: &FsckReport) {
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let unchecked = report.targets.iter().filter(|target| target.not_checked.is_some());
+        self.orphans.set(gauge(report.orphans.contents));
+        self.orphan_bytes.set(gauge(report.orphans.bytes.0));
+        self.missing_chunks.set(gauge(report.missing.chunks));
+        self.unchecked_targets.set(gauge(unchecked.count() as u64));
+        self.ended.set(report.ended.map_or(0, millrace_types::Timestamp::seconds));
+        self.freed_bytes.inc_by(report.queued.bytes.0);
+    }
+
+    /// Registers all of them.
+    pub(super) fn register(&self, metrics: &mut Metrics) {
+        let stability = Stability::Experimental;
+        let mut gauge = |name, help, unit, gauge: &Gauge| {
+            let description = Description { name, help, unit, stability };
+            drop(metrics.register(description, gauge.clone()));
+        };
+        gauge(
+            "metadata_fsck_orphans",
+            "Contents on targets that no file has, as the last check found",
+            MetricUnit::Count,
+            &self.orphans,
+        );
+        gauge(
+            "metadata_fsck_orphan",
+            "Space of these contents",
+            MetricUnit::Bytes,
+            &self.orphan_bytes,
+        );
+        gauge(
+            "metadata_fsck_missing_chunks",
+            "Chunks that files lack on their targets, as the last check found",
+            MetricUnit::Count,
+            &self.missing_chunks,
+        );
+        gauge(
+            "metadata_fsck_unchecked_targets",
+            "Targets that the last check could not look at, or not to the end",
+            MetricUnit::Count,
+            &self.unchecked_targets,
+        );
+        gauge(
+            "metadata_fsck_ended",
+            "When the last check ended, since 1970; 0: none has",
+            MetricUnit::Seconds,
+            &self.ended,
+        );
+        let description = Description {
+            name: "metadata_fsck_freed",
+            help: "Space of orphans that checks queued for freeing",
+            unit: MetricUnit::Bytes,
+            stability,
+        };
+        drop(metrics.register(description, self.freed_bytes.clone()));
+    }
+}

@@ -1,0 +1,129 @@
+//! Doubt about the namespace: what raises it, that it lasts, and that it comes in time.
+
+use std::fs;
+
+use millrace_metadata_server::{command::Command, engine::StoreKind};
+use millrace_protocol::cluster::{LogPoint, LogWitness};
+use millrace_types::{InodeId, LogIndex, TargetId};
+
+use crate::engine::{Server, copy};
+
+const TARGET: TargetId = TargetId([3; 8]);
+
+/// Why the namespace is doubted.
+fn doubt(server: &Server) -> Option<String> {
+    server.turn(|core| core.distrusted()).unwrap().map(|doubt| doubt.reason)
+}
+
+fn show(server: &Server, seen: LogPoint) {
+    let witness = LogWitness { target: TARGET, seen: Some(seen) };
+    server.turn(move |core| core.compare_log(witness)).unwrap();
+}
+
+fn point(server: &Server) -> LogPoint {
+    server.turn(|core| {
+        core.syncer().sync_all().unwrap();
+        core.log_point()
+    })
+}
+
+/// So many records for the log, which change nothing.
+fn go_on(server: &Server, records: u32) {
+    server.turn(move |core| {
+        for _ in 0..records {
+            core.execute(None, Command::ReserveIds(InodeId(1))).unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_a_target_saw_of_this_log_raises_no_doubt_however_often_the_server_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), StoreKind::Sled);
+    let mut seen = vec![point(&server)];
+    for round in 0..3 {
+        go_on(&server, round);
+        seen.push(point(&server));
+        server.restart();
+    }
+    for point in seen {
+        show(&server, point);
+    }
+    assert_eq!(doubt(&server), None);
+    assert!(server.turn(|core| core.has_compared(TARGET)));
+}
+
+#[test]
+fn an_older_copy_of_the_directory_is_known_by_what_targets_saw_and_the_doubt_stays() {
+    for begin_again_first in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (state, older) = (dir.path().join("state"), dir.path().join("older"));
+        let mut server = Server::start(&state, StoreKind::Sled);
+        server.stop();
+        copy(&state, &older);
+        server.begin();
+        go_on(&server, 1);
+        if begin_again_first {
+            // A run of which the copy knows nothing.
+            server.restart();
+        }
+        let seen = point(&server);
+        server.stop();
+        fs::remove_dir_all(&state).unwrap();
+        fs::rename(&older, &state).unwrap();
+        server.begin();
+        // However far it has gone on by itself: the target was away all the time.
+        go_on(&server, 100);
+        assert!(point(&server).index > seen.index, "the log is longer than what was seen");
+        assert_eq!(doubt(&server), None, "nobody has told yet");
+        show(&server, seen);
+        let reason = doubt(&server).unwrap();
+        assert!(reason.contains("older copy") && reason.contains(&TARGET.to_string()), "{reason}");
+        server.restart();
+        assert_eq!(doubt(&server).as_deref(), Some(reason.as_str()));
+        server.turn(|core| core.trust()).unwrap();
+        server.restart();
+        assert_eq!(doubt(&server), None);
+    }
+}
+
+#[test]
+fn a_log_that_lost_its_end_is_known_also_within_one_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), StoreKind::Memory);
+    let seen = point(&server);
+    server.restart();
+    // Of the run before, record `seen` was the newest; one that is said to be behind it is gone.
+    show(&server, seen);
+    assert_eq!(doubt(&server), None);
+    let gone = LogPoint { index: LogIndex(seen.index.0 + 100), ..seen };
+    show(&server, gone);
+    assert!(doubt(&server).unwrap().contains("lost its end"));
+}
+
+#[test]
+fn a_store_that_is_made_anew_raises_a_doubt_before_anybody_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(dir.path(), StoreKind::Sled);
+    assert_eq!(doubt(&server), None, "a new file system");
+    server.stop();
+    fs::remove_dir_all(dir.path().join("store")).unwrap();
+    server.begin();
+    let reason = doubt(&server).unwrap();
+    assert!(reason.contains("made anew"), "{reason}");
+    // The doubt stays although the next start finds the store in order.
+    server.restart();
+    assert_eq!(doubt(&server), Some(reason));
+}
+
+#[test]
+fn a_target_with_ids_that_were_never_given_out_raises_a_doubt() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), StoreKind::Memory);
+    server.turn(|core| core.skip_inode_ids(InodeId::ROOT)).unwrap();
+    assert_eq!(doubt(&server), None);
+    server.turn(|core| core.skip_inode_ids(InodeId(5_000_000))).unwrap();
+    assert!(doubt(&server).unwrap().contains("never given out"));
+    let next = server.turn(|core| core.new_inode_id()).unwrap();
+    assert!(next > InodeId(5_000_000));
+}
