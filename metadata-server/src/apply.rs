@@ -41,6 +41,7 @@ mod xattr;
 pub(crate) use cluster::GROUPS_PER_TARGET;
 pub(crate) use orphan::POSITION_BITS;
 use transaction::Transaction;
+pub(crate) use trust::unnamed;
 
 /// The newest behaviour that this program knows.
 pub const FEATURE_LEVEL: u32 = 1;

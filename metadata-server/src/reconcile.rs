@@ -6,20 +6,52 @@
 //! mark that a target no longer had, a log that lost its end in a power cut.
 //!
 //! # Why it cannot free what a file has
-//! 1. Only ids below the high-water mark at its start are judged.
-//! 2. The target's list is made first, the namespace is read after it ([`compare`]): what has no
-//!    file then never has one again. Inodes that are only open are in the namespace too.
-//! 3. It looks twice, longer apart than any session's ticket lives, at the same contents.
-//! 4. The command that queues them looks a third time, where nothing can come between, and is
-//!    refused while the namespace is not trusted (`engine::core::trust`): after a restore, and
-//!    after the store was made anew.
-//! 5. Freeing is the targets' ordinary way: a synced entry of the queue, done as often as needed.
+//! A content is freed as (inode, generation), by a command that puts it into the reclaim queue of
+//! a target. **The command itself looks whether a file has the content**, in the one thread that
+//! changes the namespace: between its look and its entry there is nothing. What it finds dead stays
+//! dead, because ids are never given out twice and generations only rise. So the two passes do not
+//! make it safe; they find what the command is asked about. In the order of what may happen beside:
 //!
-//! What it knows is in memory. A restart in the middle forgets it, and the next check begins anew;
-//! what was queued by then was right.
+//! - *A file is made and written.* The inode is in the namespace before the first capability for
+//!   it is signed, so before its first chunk. An id from the limit of ids on may still be given
+//!   out: the command passes it over, and the check all from its own start on.
+//! - *A file is open and has no name.* It is in the namespace until the last close.
+//! - *A chunk is fetched from a bucket.* It carries the generation of a capability: the present
+//!   one, which is never named, or an older one, whose bytes are no file's.
+//! - *An import replaces the object; a file is emptied; a conflict is resolved.* The command that
+//!   does that raises the generation. What still arrives for the old one is an orphan from then on.
+//! - *The entry is worked off late, twice, or after the target was restarted.* It names what was
+//!   dead when it was made; generations up to that one go, never a newer.
+//! - *A target is restarted or registers again, maybe with another copy of its disk.* What it lists
+//!   is names, judged as all others. Until it has shown again what it saw of the log, nothing is
+//!   queued for it ([`Core::forget_compared`](crate::engine::Core::forget_compared)).
+//! - *The server is killed.* What a check knows is in memory; the next one begins anew. What was
+//!   queued by then was right, and is in the synced log.
+//! - *The store fails.* Then nothing can be read from it, and the check ends as failed.
+//!
+//! What is left is that **the namespace itself is the wrong one**: the log lost its end, or was put
+//! back from an older copy. Its orphans would be files. Three things raise a doubt, a command that
+//! outlives restarts, and with a doubt the command frees nothing until an operator trusts the
+//! namespace (`engine::core::trust`, `apply::trust`):
+//! - A target saw a point of the log that this log does not have. Targets are told every 10 s.
+//! - A target holds an id beyond all that this log has reserved; told when it registers.
+//! - An orphan has an id that was reserved before a start of the server, and that no inode had at
+//!   that start: ids of a lost end of the log are of this kind, also when no target has seen it.
+//!   (Ids of files that were removed just before a start are too: then the doubt is in vain.)
+//!
+//! And the store was made anew from the log: after a loss of power it is, and the log may be short.
+//!
+//! Last, the **brake** ([`free`]): what goes wrong in a way that nobody has thought of makes many
+//! orphans. Where they are more of a target than rare events leave behind, nothing of it is freed
+//! until an operator has looked and says so.
+//!
+//! # What it costs
+//! What it knows is in memory: at most 32,768 suspicions of each kind, and of each target one page.
+//! A restart in the middle forgets it.
 //!
 //! Modules: [`compare`] (pure), `listing` (a target's contents), `namespace` (the server's side),
-//! `check` (the two passes), `metrics`.
+//! `check` (the first pass), `suspects`, `confirm` (the second pass), `free` (the brake and the
+//! queue), `tally`, `pace`, `metrics`.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -37,9 +69,14 @@ use metrics::FsckMetrics;
 
 mod check;
 mod compare;
+mod confirm;
+mod free;
 mod listing;
 mod metrics;
 mod namespace;
+mod pace;
+mod suspects;
+mod tally;
 
 pub use listing::Targets;
 
@@ -142,7 +179,8 @@ impl Reconciliation {
             tokio::select! {
                 () = shared.wanted.notified() => {}
                 () = due => {
-                    let all = StartFsck { targets: Vec::new(), report_only: false };
+                    let all =
+                        StartFsck { targets: Vec::new(), report_only: false, free_many: false };
                     // One that was asked for at the same moment goes first.
                     drop(shared.take(all, true));
                 }
@@ -217,8 +255,12 @@ impl Shared {
             missing = report.missing.contents,
             "the check of the targets has ended"
         );
+        if report.state != FsckState::Done {
+            // What the one before has found wrong is still so.
+            return;
+        }
         self.metrics.ended(&report);
-        let problems = check::problems(&report);
+        let problems = tally::problems(&report);
         // A server that is stopping tells nobody any more.
         drop(self.engine.turn(move |core| Ok(core.note_problems(problems))).await);
     }
@@ -234,7 +276,11 @@ impl Shared {
     }
 
     fn update(&self, change: impl FnOnce(&mut FsckReport)) {
-        change(&mut self.state().report);
+        self.change(change);
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut FsckReport) -> T) -> T {
+        change(&mut self.state().report)
     }
 }
 

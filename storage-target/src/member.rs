@@ -60,7 +60,11 @@ impl Member {
         loop {
             let sent = Instant::now();
             let reply = match incarnation {
-                None => self.register().await,
+                None => {
+                    // Until it has shown again what it saw of the log, it is not checked.
+                    compared = None;
+                    self.register().await
+                }
                 Some(_) => self.beat().await,
             };
             match reply {

@@ -1,23 +1,30 @@
 //! Space comes back, also what nobody remembers; and what a target lacks is told by its path.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
 };
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
+    bucket::Bucket,
     cluster::{Cluster, Wish},
     program::wait_for,
 };
+use rustix::io::Errno;
 use serde_json::Value;
 
 /// A cluster of one target, so that it has part of every file, with short leases, for which checks
 /// wait.
 fn cluster() -> Result<Cluster> {
-    let environment = vec![("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned())];
-    Cluster::start(Wish { targets: 1, environment, ..Wish::default() })
+    Cluster::start(Wish { targets: 1, environment: short_lease(), ..Wish::default() })
+}
+
+fn short_lease() -> Vec<(String, String)> {
+    vec![("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned())]
 }
 
 /// Runs a check to its end and returns what it prints, whatever it found.
@@ -115,5 +122,116 @@ fn what_a_target_lost_is_reported_with_the_paths_of_the_files_that_need_it() -> 
     assert_eq!(report["findings"][0]["path"], "/run7/model.pt", "{report}");
     let status = cluster.cli(&["status"])?;
     assert!(status.stdout.contains("/run7/model.pt"), "{}", status.stdout);
+    Ok(())
+}
+
+#[test]
+fn an_object_is_replaced_while_it_is_fetched_and_checked_and_nothing_in_use_is_freed() -> Result<()>
+{
+    const LEN: usize = 40_000_000;
+    let bucket = Bucket::start()?;
+    bucket.put("set/file", &vec![1; LEN])?;
+    let wish = Wish { environment: short_lease(), ..Wish::default() };
+    let cluster = Cluster::start(wish.with_bucket(&bucket))?;
+    cluster.cli(&["link", "add", "s3://data/set", "mr:/set", "--refresh", "1"])?.ok()?;
+    let path = cluster.mount().join("set/file");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| -> Result<()> {
+        let reader = scope.spawn(|| read_until(&stop, &path, LEN));
+        let replaced = replace_during_checks(&cluster, &bucket, LEN);
+        stop.store(true, Ordering::Relaxed);
+        let whole = reader.join().expect("the reader fails in words")?;
+        ensure!(whole > 0, "some reads saw a whole version");
+        replaced
+    })?;
+    let last = vec![LAST; LEN];
+    wait_for("the last version", || fs::read(&path).ok().filter(|read| *read == last))?;
+    let report = check(&cluster, &[])?;
+    assert_eq!(report["missing"]["contents"], 0, "{report}");
+    assert_eq!(check(&cluster, &[])?["orphans"]["contents"], 0, "nothing is left behind");
+    // From here on a freed chunk would be gone for good.
+    cluster.cli(&["link", "set", "mr:/set", "--refresh", "0"])?.ok()?;
+    drop(bucket);
+    let second = cluster.mount_named("second");
+    cluster.mount_also(&second)?;
+    ensure!(fs::read(second.join("set/file"))? == last, "all of it is on the targets");
+    Ok(())
+}
+
+/// What the object holds in the end.
+const LAST: u8 = 4;
+
+/// Replaces the object in each state of a check.
+fn replace_during_checks(cluster: &Cluster, bucket: &Bucket, len: usize) -> Result<()> {
+    for (version, state) in (2..=LAST).zip(["listing", "waiting", "confirming"]) {
+        wait_for("a check", || cluster.cli(&["fsck", "start"]).ok()?.succeeded().then_some(()))?;
+        wait_for(state, || {
+            // A check that is past it, or so fast that it was not seen there, is as good.
+            let now = cluster.json(&["fsck", "show"]).ok()?["state"].as_str()?.to_owned();
+            (now == state || now == "done").then_some(())
+        })?;
+        bucket.put("set/file", &vec![version; len])?;
+        let ended = cluster.cli(&["--json", "fsck", "show", "--wait"])?;
+        let report: Value = serde_json::from_str(&ended.stdout)?;
+        ensure!(report["missing"]["contents"] == 0, "{report}");
+    }
+    Ok(())
+}
+
+/// Reads the file again and again: whole versions, or ESTALE. Returns how often it was whole.
+fn read_until(stop: &AtomicBool, path: &Path, len: usize) -> Result<u32> {
+    let mut whole = 0;
+    while !stop.load(Ordering::Relaxed) {
+        match fs::read(path) {
+            Ok(read) => {
+                ensure!(read.len() == len && read.iter().all(|byte| *byte == read[0]), "a mix");
+                whole += 1;
+            }
+            Err(error) if is_stale(&error) => {}
+            Err(error) => return Err(error).context("reading"),
+        }
+    }
+    Ok(whole)
+}
+
+fn is_stale(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::STALE.raw_os_error())
+}
+
+#[test]
+fn a_check_in_which_each_daemon_is_killed_is_made_again_and_harms_no_file() -> Result<()> {
+    let cluster = cluster()?;
+    let mount = cluster.mount();
+    fs::write(mount.join("removed"), vec![7; 12_000_000])?;
+    fs::write(mount.join("kept"), vec![8; 9_000_000])?;
+    fs::File::open(mount.join("kept"))?.sync_all()?;
+    cluster.cli(&["dev", "down"])?.ok()?;
+    let (disk, older) = (data(&cluster, "target-0"), cluster.scratch()?.join("older"));
+    copy(&disk, &older)?;
+    cluster.up()?;
+    let before = used(&cluster)?;
+    fs::remove_file(mount.join("removed"))?;
+    wait_for("the space", || (used(&cluster).ok()? + 12_000_000 <= before).then_some(()))?;
+    cluster.cli(&["dev", "down"])?.ok()?;
+    // The target comes back with what it has freed: nobody remembers that.
+    restore(&older, &disk)?;
+    cluster.up()?;
+    for daemon in ["metadata", "target-0"] {
+        wait_for("a second look", || {
+            drop(cluster.cli(&["fsck", "start"]));
+            let state = cluster.json(&["fsck", "show"]).ok()?["state"].as_str()?.to_owned();
+            (state == "waiting").then_some(())
+        })?;
+        cluster.crash(daemon)?;
+    }
+    wait_for("the check", || {
+        let state = cluster.json(&["fsck", "show"]).ok()?["state"].as_str()?.to_owned();
+        (!["listing", "waiting", "confirming"].contains(&state.as_str())).then_some(())
+    })?;
+    // The one before may have freed it already: its target was back in time.
+    check(&cluster, &[])?;
+    wait_for("the space", || (used(&cluster).ok()? + 12_000_000 <= before).then_some(()))?;
+    assert_eq!(check(&cluster, &[])?["orphans"]["contents"], 0);
+    assert_eq!(fs::read(mount.join("kept"))?, vec![8; 9_000_000]);
     Ok(())
 }

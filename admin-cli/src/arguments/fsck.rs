@@ -27,6 +27,9 @@ pub struct FsckStartArguments {
     /// Free nothing, only report
     #[arg(long)]
     pub report_only: bool,
+    /// Free orphans also when they are more than 256 chunks and 1 % of a target
+    #[arg(long, conflicts_with = "report_only")]
+    pub free_many: bool,
     /// How long to stay.
     #[command(flatten)]
     pub wait: FsckShowArguments,
@@ -47,9 +50,10 @@ fn target_id(text: &str) -> Result<TargetId, String> {
 const START_HELP: &str = "\
 Orphans are contents on targets that no file has any more; they are freed after two looks, longer
 apart than a session's lease. Nothing is freed while the namespace is not trusted: after a restore,
-and after the server's store was made anew (`millrace fsck trust`). Missing are chunks that a file
-needs and its target does not have; nothing is done about them. The cluster runs a check by itself
-once a day.
+and after the server's store was made anew (`millrace fsck trust`). Of a target on which more than
+256 chunks and more than 1 % of all are orphans, nothing is freed without --free-many: look first
+whether these files are meant to be gone. Missing are chunks that a file needs and its target does
+not have; nothing is done about them. The cluster runs a check by itself once a day.
 
 Examples:
   millrace fsck start --wait

@@ -8,7 +8,7 @@ use millrace_protocol::fsck::{
 use millrace_types::ByteLen;
 
 use crate::{
-    arguments::FsckCommand,
+    arguments::{FsckCommand, FsckStartArguments},
     connection::Connection,
     context::Context,
     exit::Exit,
@@ -24,9 +24,9 @@ pub(crate) async fn run(context: &Context, command: FsckCommand) -> anyhow::Resu
     let connection = context.cluster().await?;
     let (reply, wait) = match command {
         FsckCommand::Start(arguments) => {
-            let (targets, report_only) = (arguments.targets, arguments.report_only);
-            let reply = connection.request(&StartFsck { targets, report_only }).await?;
-            (reply, arguments.wait.wait)
+            let FsckStartArguments { targets, report_only, free_many, wait } = arguments;
+            let start = StartFsck { targets, report_only, free_many };
+            (connection.request(&start).await?, wait.wait)
         }
         FsckCommand::Show(arguments) => (connection.request(&ShowFsck {}).await?, arguments.wait),
         FsckCommand::Cancel => (connection.request(&CancelFsck {}).await?, true),
@@ -56,7 +56,10 @@ async fn ended(connection: &Connection, report: FsckReport) -> anyhow::Result<Fs
 fn exit_of(report: &FsckReport) -> Exit {
     let sound = report.state == FsckState::Done
         && report.missing.contents + report.misplaced.contents + report.newer.contents == 0
-        && report.targets.iter().all(|target| target.not_checked.is_none());
+        && report
+            .targets
+            .iter()
+            .all(|target| target.not_checked.is_none() && target.held_back.is_none());
     if sound { Exit::Done } else { Exit::Failed }
 }
 
@@ -84,6 +87,11 @@ fn words(report: &CheckReport) -> String {
     }
     if report.truncated {
         text.push_str("\n  there is more than one check follows up: run another");
+    }
+    for target in &report.targets {
+        if let Some(why) = &target.held_back {
+            text.push_str(&format!("\norphans on target {} are not freed: {why}", target.id));
+        }
     }
     text.push_str("\n\n");
     text.push_str(&targets(report));
@@ -128,14 +136,15 @@ fn in_words(count: &CountReport) -> String {
 }
 
 fn targets(report: &CheckReport) -> String {
-    let mut lines = table(&["TARGET", "HOST", "CHUNKS", "CHECKED"]);
+    let mut lines = table(&["TARGET", "HOST", "CHUNKS", "ORPHANS", "CHECKED"]);
     for target in &report.targets {
         let checked = match &target.not_checked {
             Some(why) => format!("no: {why}"),
             None if report.state == "done" => "yes".to_owned(),
             None => "not to the end".to_owned(),
         };
-        lines.add_row([&target.id, &target.host, &target.chunks.to_string(), &checked]);
+        let (chunks, orphans) = (target.chunks.to_string(), target.orphans.chunks.to_string());
+        lines.add_row([&target.id, &target.host, &chunks, &orphans, &checked]);
     }
     render(&lines)
 }

@@ -45,6 +45,9 @@ pub(crate) struct CheckedTarget {
     pub(crate) chunks: u64,
     /// Why it was not looked at to the end.
     pub(crate) not_checked: Option<String>,
+    pub(crate) orphans: CountReport,
+    /// Why they are not freed: they are too many.
+    pub(crate) held_back: Option<String>,
 }
 
 /// A number of contents.
@@ -106,6 +109,8 @@ impl From<&FsckTarget> for CheckedTarget {
             host: target.host_name.clone(),
             chunks: target.chunks,
             not_checked: target.not_checked.clone(),
+            orphans: target.orphans.into(),
+            held_back: target.held_back.clone(),
         }
     }
 }

@@ -96,6 +96,8 @@ pub struct StartFsck {
     pub targets: Vec<TargetId>,
     /// Whether orphans are only reported, never freed.
     pub report_only: bool,
+    /// Whether orphans are freed also when they are more of a target than a check frees unasked.
+    pub free_many: bool,
 }
 
 /// Asks for the check that runs, or the last one.
@@ -236,6 +238,10 @@ pub struct FsckTarget {
     pub chunks: u64,
     /// Why it was not looked at, or not to the end: nothing is said about what it lacks.
     pub not_checked: Option<String>,
+    /// What no file has any more, seen in both passes.
+    pub orphans: FsckCount,
+    /// Why none of that is freed although it was asked for: it is too much of the target.
+    pub held_back: Option<String>,
 }
 
 /// A number of contents with their chunks and bytes.

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use millrace_protocol::target::ContentName;
 use millrace_types::{ContentGeneration, ErrorKind, InodeId, Layout, SessionId, TargetId};
 
-use super::{ApplyError, Transaction};
+use super::{ApplyError, Transaction, trust};
 use crate::{
     command::{BATCH_MAX, Outcome, ReclaimOrphans},
     namespace::{Body, Inode, tree},
@@ -113,9 +113,11 @@ pub(super) fn reclaim_orphans(
     if tx.read::<DistrustRecord>(&keys::distrust())?.is_some() {
         return Err(ErrorKind::NotPermitted.into());
     }
+    let unnamed = trust::unnamed(tx)?;
+    let is_unnamed = |inode| unnamed.iter().any(|ids| ids.contains(&inode));
     let mut queued = 0;
     for content in &orphans.contents {
-        if is_orphan(tx, *content)? {
+        if !is_unnamed(content.inode) && is_orphan(tx, *content)? {
             let ContentName { inode, generation } = *content;
             queue(tx, orphans.target, ReclaimRecord { inode, generation })?;
             queued += 1;

@@ -68,6 +68,10 @@ pub fn register(
     }
     tracing::info!(host = %client.host, name = request.host_name,
         targets = request.targets.len(), "target daemon registered");
+    for report in &request.targets {
+        // What comes back may be another copy of the disk: it has to show what it saw of the log.
+        core.forget_compared(report.id);
+    }
     heard(core, client, &request.targets)?;
     let news = news(core, client)?;
     Ok(Step::Done(RegisterHostReply { news }))
@@ -140,10 +144,16 @@ pub fn reclaim(
     check_own_target(core, client, request.target)?;
     let limit = usize::try_from(request.entries_max).unwrap_or(usize::MAX);
     let entries = reclaim_entries(core, request.target, limit.min(RECLAIM_ENTRIES_MAX))?;
+    if let Some(last) = entries.last() {
+        core.registry.handle_reclaim_told(request.target, last.position);
+    }
     Ok(Step::Done(ReclaimBatch { entries }))
 }
 
-/// Takes freed entries out of a target's queue.
+/// Takes freed entries out of a target's queue: those that this run of the server has told the
+/// target. An answer to another run may be about a log that was put back from an older copy since,
+/// where other entries stand at the same positions. What is not taken out is told once more, and
+/// freed once more, which changes nothing.
 ///
 /// # Errors
 /// [`ErrorKind::Forbidden`] for a target of another daemon.
@@ -153,12 +163,10 @@ pub fn acknowledge_reclaim(
     request: &AcknowledgeReclaim,
 ) -> Result<Step<Done>, Failure> {
     check_own_target(core, client, request.target)?;
-    // Only what was sent can be freed: never past the synced index.
-    let synced = core.syncer().state().synced;
-    let newest = ((synced.0 + 1) << POSITION_BITS) - 1;
-    let command =
-        Command::Reclaimed { target: request.target, through: request.through.min(newest) };
-    core.execute(None, command)?;
+    if let Some(told) = core.registry.reclaim_told(request.target) {
+        let through = request.through.min(told);
+        core.execute(None, Command::Reclaimed { target: request.target, through })?;
+    }
     let index = core.last_index();
     Ok(Step::Done(Done { index }))
 }

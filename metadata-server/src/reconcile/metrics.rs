@@ -11,12 +11,13 @@ pub(super) struct FsckMetrics {
     orphan_bytes: Gauge,
     missing_chunks: Gauge,
     unchecked_targets: Gauge,
+    held_back_targets: Gauge,
     ended: Gauge,
     freed_bytes: Counter,
 }
 
 impl FsckMetrics {
-    /// A check has ended, in whatever way.
+    /// A check has come to its end.
     pub(super) fn ended(&self, report: &FsckReport) {
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         let unchecked = report.targets.iter().filter(|target| target.not_checked.is_some());
@@ -24,6 +25,8 @@ impl FsckMetrics {
         self.orphan_bytes.set(gauge(report.orphans.bytes.0));
         self.missing_chunks.set(gauge(report.missing.chunks));
         self.unchecked_targets.set(gauge(unchecked.count() as u64));
+        let held_back = report.targets.iter().filter(|target| target.held_back.is_some());
+        self.held_back_targets.set(gauge(held_back.count() as u64));
         self.ended.set(report.ended.map_or(0, millrace_types::Timestamp::seconds));
         self.freed_bytes.inc_by(report.queued.bytes.0);
     }
@@ -58,6 +61,12 @@ impl FsckMetrics {
             "Targets that the last check could not look at, or not to the end",
             MetricUnit::Count,
             &self.unchecked_targets,
+        );
+        gauge(
+            "metadata_fsck_held_back_targets",
+            "Targets of which the last check freed nothing, because it would have been too much",
+            MetricUnit::Count,
+            &self.held_back_targets,
         );
         gauge(
             "metadata_fsck_ended",

@@ -1,7 +1,10 @@
 //! Whole checks: a real engine, and targets that list what the test put on them.
 
+mod replaced;
+
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
+    pin::Pin,
     sync::atomic::{AtomicU32, Ordering},
 };
 
@@ -33,11 +36,22 @@ const CHUNK: u64 = 8 << 20;
 const ROOT: Caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
 
 /// What is on the targets, listed a few chunks at a time.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shelf {
     chunks: Mutex<BTreeMap<(TargetId, ContentPosition), u64>>,
     /// Answers until one fails; 0: none does.
     fails_after: AtomicU32,
+    /// What happens before each of the next answers.
+    meanwhile: Mutex<VecDeque<Meanwhile>>,
+}
+
+/// Something that comes in between.
+type Meanwhile = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl std::fmt::Debug for Shelf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Shelf")
+    }
 }
 
 /// Chunks of a page: contents go on over several pages.
@@ -46,6 +60,7 @@ const PAGE: usize = 3;
 #[async_trait]
 impl Targets for Shelf {
     async fn list(&self, _: HostId, request: ListContents) -> Result<ContentsPage, Failure> {
+        self.go_on().await;
         if self.fails_after.load(Ordering::Relaxed) > 0
             && self.fails_after.fetch_sub(1, Ordering::Relaxed) == 1
         {
@@ -68,6 +83,7 @@ impl Targets for Shelf {
     }
 
     async fn presence(&self, _: HostId, request: Presence) -> Result<PresenceReply, Failure> {
+        self.go_on().await;
         let chunks = self.chunks.lock().unwrap();
         let present = |content: &ContentName| {
             let of_content = chunks.iter().filter(|((target, at), _)| {
@@ -82,6 +98,13 @@ impl Targets for Shelf {
 }
 
 impl Shelf {
+    async fn go_on(&self) {
+        let next = self.meanwhile.lock().unwrap().pop_front();
+        if let Some(next) = next {
+            next.await;
+        }
+    }
+
     fn put(&self, target: TargetId, inode: InodeId, generation: u32, chunk: u32) {
         let generation = ContentGeneration(generation);
         let at = ContentPosition { inode, generation, chunk: ChunkIndex(chunk) };
@@ -119,21 +142,7 @@ impl World {
         let handle = engine.handle().clone();
         let checks = Reconciliation::new(handle, shelf.clone(), FsckSettings::default());
         let world = Self { _dir: dir, engine, shelf, checks };
-        let report = |id| TargetReport {
-            id,
-            capacity: ByteLen(1 << 40),
-            used: ByteLen(0),
-            inode_max: InodeId(0),
-            loss_count: 0,
-            bad_blocks: 0,
-            blank: false,
-        };
-        let register = RegisterHost {
-            addresses: vec!["127.0.0.1:7000".to_owned()],
-            host_name: "store-1".to_owned(),
-            targets: TARGETS.map(report).to_vec(),
-        };
-        world.turn(move |core| ops::cluster::register(core, &client(), &register)).await;
+        world.turn(|core| ops::cluster::register(core, &client(), &register())).await;
         for target in TARGETS {
             world.turn(move |core| core.compare_log(LogWitness { target, seen: None })).await;
         }
@@ -149,6 +158,11 @@ impl World {
 
     async fn execute(&self, command: Command) -> Result<Outcome, Failure> {
         self.engine.handle().turn(move |core| core.execute(None, command)).await
+    }
+
+    /// Lets something happen before one of the next answers of a target.
+    fn meanwhile(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.shelf.meanwhile.lock().unwrap().push_back(Box::pin(work));
     }
 
     /// An id that was given out for a file of which the log knows nothing.
@@ -201,7 +215,7 @@ impl World {
 
     /// Runs a check to its end.
     async fn check(&self) -> FsckReport {
-        self.check_as(StartFsck { targets: Vec::new(), report_only: false }).await
+        self.check_as(all()).await
     }
 
     async fn check_as(&self, request: StartFsck) -> FsckReport {
@@ -221,6 +235,28 @@ impl World {
         });
         let queue = queue.await.into_iter();
         queue.map(|(_, record)| (record.inode, record.generation.0)).collect()
+    }
+}
+
+/// A check of all targets.
+fn all() -> StartFsck {
+    StartFsck { targets: Vec::new(), report_only: false, free_many: false }
+}
+
+fn register() -> RegisterHost {
+    let report = |id| TargetReport {
+        id,
+        capacity: ByteLen(1 << 40),
+        used: ByteLen(0),
+        inode_max: InodeId(0),
+        loss_count: 0,
+        bad_blocks: 0,
+        blank: false,
+    };
+    RegisterHost {
+        addresses: vec!["127.0.0.1:7000".to_owned()],
+        host_name: "store-1".to_owned(),
+        targets: TARGETS.map(report).to_vec(),
     }
 }
 
@@ -328,7 +364,7 @@ async fn a_target_that_goes_away_is_not_checked_and_lacks_nothing() {
         world.shelf.put(TARGETS[0], lost, 1, chunk);
     }
     world.shelf.fails_after.store(4, Ordering::Relaxed);
-    let request = StartFsck { targets: vec![TARGETS[0]], report_only: false };
+    let request = StartFsck { targets: vec![TARGETS[0]], ..all() };
     let report = world.check_as(request).await;
     assert_eq!(report.targets.len(), 1);
     assert_eq!(report.targets[0].not_checked.as_deref(), Some("the target went away"));
@@ -361,9 +397,71 @@ async fn a_check_that_shall_only_report_frees_nothing() {
     let world = World::new().await;
     let lost = world.lost_id().await;
     world.shelf.put(TARGETS[0], lost, 1, 0);
-    let report = world.check_as(StartFsck { targets: Vec::new(), report_only: true }).await;
+    let report = world.check_as(StartFsck { report_only: true, ..all() }).await;
     assert_eq!((report.orphans.contents, report.queued.contents), (1, 0));
     assert!(world.queue(TARGETS[0]).await.is_empty());
+}
+
+#[tokio::test]
+async fn many_orphans_are_held_back_until_an_operator_says_that_they_may_go() {
+    let world = World::new().await;
+    let freely = u32::try_from(free::freed_freely(0)).unwrap();
+    let abandoned = world.lost_id().await;
+    for chunk in 0..freely {
+        world.shelf.put(TARGETS[0], abandoned, 1, chunk);
+    }
+    let one_more = world.lost_id().await;
+    world.shelf.put(TARGETS[0], one_more, 1, 0);
+    let few = world.lost_id().await;
+    world.shelf.put(TARGETS[1], few, 1, 0);
+    let told = world.check_as(StartFsck { report_only: true, ..all() }).await;
+    assert!(told.targets[0].held_back.is_some(), "an operator learns it beforehand: {told:?}");
+    let report = world.check().await;
+    assert_eq!((report.orphans.contents, report.queued.contents), (3, 1), "{report:?}");
+    let why = report.targets[0].held_back.as_deref().unwrap();
+    assert!(why.contains("257 of its 257 chunks") && why.contains("--free-many"), "{why}");
+    assert_eq!((&report.targets[1].held_back, report.targets[1].orphans.chunks), (&None, 1));
+    assert!(world.queue(TARGETS[0]).await.is_empty());
+    assert_eq!(world.queue(TARGETS[1]).await, [(few, 1)]);
+    let problems = world.turn(|core| Ok(core.noted_problems().to_vec())).await;
+    assert!(problems.iter().any(|problem| problem.contains("--free-many")), "{problems:?}");
+    let report = world.check_as(StartFsck { free_many: true, ..all() }).await;
+    assert_eq!((report.queued.chunks, &report.targets[0].held_back), (257, &None));
+    assert_eq!(world.queue(TARGETS[0]).await, [(abandoned, 1), (one_more, 1)]);
+}
+
+#[test]
+fn the_brake_is_a_hundredth_of_a_target_and_never_less_than_what_a_few_clients_leave_behind() {
+    assert_eq!(
+        [0, 1000, 25_600, 25_700, 10_000_000].map(free::freed_freely),
+        [256, 256, 256, 257, 100_000]
+    );
+}
+
+#[tokio::test]
+async fn a_target_that_registers_again_during_the_check_gets_nothing_queued() {
+    let world = World::new().await;
+    let lost = world.lost_id().await;
+    world.shelf.put(TARGETS[0], lost, 1, 0);
+    let handle = world.engine.handle().clone();
+    // The first look, and the second, of each target; then how large the orphan is.
+    for _ in 0..3 {
+        world.meanwhile(async {});
+    }
+    world.meanwhile(async move {
+        let again = |core: &mut Core| ops::cluster::register(core, &client(), &register());
+        handle.turn(again).await.unwrap();
+    });
+    let report = world.check().await;
+    assert_eq!((report.orphans.contents, report.queued.contents), (1, 0), "{report:?}");
+    let why = report.targets[0].not_checked.as_deref().unwrap();
+    assert!(why.contains("registered again"), "{why}");
+    assert!(world.queue(TARGETS[0]).await.is_empty());
+    let report = world.check().await;
+    assert!(report.targets[0].not_checked.as_deref().unwrap().contains("command log"));
+    let witness = LogWitness { target: TARGETS[0], seen: None };
+    world.turn(move |core| core.compare_log(witness)).await;
+    assert_eq!(world.check().await.queued.contents, 1);
 }
 
 #[tokio::test]
@@ -371,7 +469,6 @@ async fn one_check_runs_at_a_time_and_can_be_cancelled() {
     let world = World::new().await;
     let lost = world.lost_id().await;
     world.shelf.put(TARGETS[0], lost, 1, 0);
-    let all = || StartFsck { targets: Vec::new(), report_only: false };
     world.checks.start(all()).await.unwrap();
     let refused = world.checks.start(all()).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::InUse);
@@ -379,7 +476,7 @@ async fn one_check_runs_at_a_time_and_can_be_cancelled() {
     world.checks.shared.run_one().await;
     let report = world.checks.show().await.unwrap();
     assert_eq!((report.state, report.queued.contents), (FsckState::Cancelled, 0));
-    let unknown = StartFsck { targets: vec![TargetId([9; 8])], report_only: false };
+    let unknown = StartFsck { targets: vec![TargetId([9; 8])], ..all() };
     assert_eq!(world.checks.start(unknown).await.unwrap_err().kind, ErrorKind::NotFound);
     assert_eq!(world.check().await.queued.contents, 1);
 }

@@ -266,6 +266,11 @@ record!(TrimRecord, 1, "pending trim");
 pub struct RunRecord {
     /// The number that it drew, and told to everybody.
     pub incarnation: u64,
+    /// Ids from here on are those of no inode at its start,
+    pub unnamed_from: InodeId,
+    /// and were reserved before it, up to here: given out in a run before and gone, or never given
+    /// out by this log. Empty after an operator has vouched for the namespace.
+    pub unnamed_until: InodeId,
 }
 record!(RunRecord, 1, "run of the server");
 

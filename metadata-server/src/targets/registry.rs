@@ -29,6 +29,8 @@ pub struct Member {
     pub report: Option<TargetReport>,
     /// When the last report came, in server time.
     pub heard: Timestamp,
+    /// The last entry of its reclaim queue that it was told, since the server's start.
+    reclaim_told: Option<u64>,
     liveness: Liveness,
 }
 
@@ -56,6 +58,7 @@ impl Registry {
                 host: target.host,
                 report: None,
                 heard: Timestamp::default(),
+                reclaim_told: None,
                 liveness: Liveness::new(now, self.lease),
             });
             member.host = target.host;
@@ -83,6 +86,19 @@ impl Registry {
             }
         }
         strangers
+    }
+
+    /// A target is told its reclaim queue up to and with this position.
+    pub fn handle_reclaim_told(&mut self, target: TargetId, position: u64) {
+        if let Some(member) = self.targets.get_mut(&target) {
+            member.reclaim_told = member.reclaim_told.max(Some(position));
+        }
+    }
+
+    /// The last position of its reclaim queue that a target was told in this run of the server.
+    #[must_use]
+    pub fn reclaim_told(&self, target: TargetId) -> Option<u64> {
+        self.targets.get(&target)?.reclaim_told
     }
 
     /// Applies the deadlines that have passed; returns the targets whose state changed.

@@ -23,6 +23,7 @@ mod hosts;
 mod lost_names;
 mod namespace;
 mod once;
+mod reclaim;
 mod replay;
 mod state_directory;
 mod trust;

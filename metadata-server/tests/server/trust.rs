@@ -2,9 +2,15 @@
 
 use std::fs;
 
-use millrace_metadata_server::{command::Command, engine::StoreKind};
-use millrace_protocol::cluster::{LogPoint, LogWitness};
-use millrace_types::{InodeId, LogIndex, TargetId};
+use millrace_metadata_server::{
+    command::{Command, Outcome, ReclaimOrphans, RegisterHost},
+    engine::StoreKind,
+};
+use millrace_protocol::{
+    cluster::{LogPoint, LogWitness},
+    target::ContentName,
+};
+use millrace_types::{ByteLen, ContentGeneration, HostId, InodeId, LogIndex, TargetId};
 
 use crate::engine::{Server, copy};
 
@@ -126,4 +132,47 @@ fn a_target_with_ids_that_were_never_given_out_raises_a_doubt() {
     assert!(doubt(&server).unwrap().contains("never given out"));
     let next = server.turn(|core| core.new_inode_id()).unwrap();
     assert!(next > InodeId(5_000_000));
+}
+
+/// Makes the target known.
+fn register(server: &Server) {
+    let register = RegisterHost {
+        host: HostId([4; 16]),
+        name: "store-1".to_owned(),
+        addresses: vec!["127.0.0.1:7000".to_owned()],
+        targets: vec![(TARGET, ByteLen(1 << 30))],
+    };
+    server.turn(|core| core.execute(None, Command::RegisterHost(register))).unwrap();
+}
+
+/// Asks the command to free a content; tells whether it does.
+fn frees(server: &Server, inode: InodeId) -> bool {
+    let contents = vec![ContentName { inode, generation: ContentGeneration(1) }];
+    let reclaim = Command::ReclaimOrphans(ReclaimOrphans { target: TARGET, contents });
+    server.turn(|core| core.execute(None, reclaim)) == Ok(Outcome::Queued(1))
+}
+
+#[test]
+fn a_file_that_the_log_lost_and_no_target_told_of_is_not_freed_and_raises_a_doubt() {
+    for store in [StoreKind::Memory, StoreKind::Sled] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut server = Server::start(dir.path(), store);
+        register(&server);
+        // Given out, and its create is in no log: as in a copy from just before it.
+        let lost = server.turn(|core| core.new_inode_id()).unwrap();
+        server.restart();
+        let removed = server.turn(|core| core.new_inode_id()).unwrap();
+        assert!(frees(&server, removed), "an id of this run, which a file had");
+        server.restart();
+        assert_eq!(doubt(&server), None);
+        assert!(!frees(&server, lost), "the command has the last word");
+        let content = ContentName { inode: lost, generation: ContentGeneration(1) };
+        let doubted = server.turn(move |core| core.doubt_orphans(TARGET, &[content])).unwrap();
+        let reason = doubt(&server).unwrap();
+        assert!(doubted && reason.contains(&lost.to_string()), "{reason}");
+        server.turn(|core| core.trust()).unwrap();
+        assert!(frees(&server, lost));
+        let doubted = server.turn(move |core| core.doubt_orphans(TARGET, &[content])).unwrap();
+        assert!(!doubted, "an operator has decided");
+    }
 }

@@ -10,11 +10,13 @@ use std::collections::BTreeSet;
 use millrace_protocol::{
     cluster::{LogPoint, LogWitness},
     fsck::Distrust,
+    target::ContentName,
 };
 use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, TargetId};
 
 use super::Core;
 use crate::{
+    apply::unnamed,
     command::{Command, Outcome},
     namespace::tree,
     store::{
@@ -70,11 +72,6 @@ impl Core {
         if self.broken.is_some() {
             return;
         }
-        tracing::error!(
-            reason,
-            "the namespace may have lost files: nothing is freed as an orphan \
-            until `millrace fsck trust`"
-        );
         // One doubt is enough.
         let known = records::read::<DistrustRecord>(self.view(), &keys::distrust());
         let logged = match known {
@@ -92,8 +89,8 @@ impl Core {
                 self.doubt.pending = None;
                 tracing::error!(
                     reason,
-                    "the namespace may have lost files: nothing is freed as \
-                    an orphan until `millrace fsck trust`"
+                    "the namespace may have lost files: nothing is freed as an orphan until \
+                     `millrace fsck trust`"
                 );
             }
             Err(failure) => tracing::warn!(%failure, "the doubt cannot be logged yet"),
@@ -139,10 +136,37 @@ impl Core {
         Ok(())
     }
 
+    /// Raises a doubt if one of these contents, which no file has, may be of a file that the log
+    /// has lost; tells whether it did.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub fn doubt_orphans(
+        &mut self,
+        target: TargetId,
+        contents: &[ContentName],
+    ) -> Result<bool, Failure> {
+        let unnamed = unnamed(self.view()).map_err(|error| self.failure(error.into()))?;
+        let is_unnamed =
+            |content: &&ContentName| unnamed.iter().any(|ids| ids.contains(&content.inode));
+        let Some(found) = contents.iter().find(is_unnamed) else { return Ok(false) };
+        self.distrust(format!(
+            "target {target} holds chunks of {}, an id that no file had when this server began to \
+             run: the file was removed shortly before, or the command log has lost it",
+            found.inode
+        ));
+        Ok(true)
+    }
+
     /// Whether the target has shown what it saw of the log since the server's start.
     #[must_use]
     pub fn has_compared(&self, target: TargetId) -> bool {
         self.doubt.compared.contains(&target)
+    }
+
+    /// A target has to show again what it saw of the log.
+    pub fn forget_compared(&mut self, target: TargetId) {
+        self.doubt.compared.remove(&target);
     }
 
     /// Keeps what a check of the targets found wrong.

@@ -35,7 +35,14 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::of("TrimRecord", &trim()),
         Sample::of("Export", &export()),
         Sample::of("Export.single", &Export { replaces: None, upload_id: None, ..export() }),
-        Sample::of("RunRecord", &RunRecord { incarnation: 0x0102_0304_0506_0708 }),
+        Sample::of(
+            "RunRecord",
+            &RunRecord {
+                incarnation: 0x0102_0304_0506_0708,
+                unnamed_from: InodeId(9),
+                unnamed_until: InodeId(10),
+            },
+        ),
         Sample::of(
             "DistrustRecord",
             &DistrustRecord { since: Timestamp(-7), reason: "an older copy".to_owned() },

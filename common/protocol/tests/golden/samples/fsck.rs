@@ -23,9 +23,10 @@ pub(super) fn all() -> Vec<Sample> {
     let listed = ListedContent { content: content(), chunks: vec![ChunkIndex(1), ChunkIndex(4)] };
     let page = ContentsPage { contents: vec![listed], next: Some(position) };
     let reply = FsckReply { report: report() };
+    let start = StartFsck { targets: vec![TARGET], report_only: true, free_many: false };
     [
         pair(&ListContents { target: TARGET, from: position, chunks_max: 100 }, &page),
-        pair(&StartFsck { targets: vec![TARGET], report_only: true }, &reply),
+        pair(&start, &reply),
         pair(&ShowFsck {}, &reply),
         pair(&CancelFsck {}, &reply),
         pair(&TrustNamespace {}, &reply),
@@ -60,6 +61,8 @@ fn report() -> FsckReport {
             host_name: "store-1".into(),
             chunks: 13,
             not_checked: Some("it does not answer".into()),
+            orphans: count(22),
+            held_back: Some("it is too much".into()),
         }],
         orphans: count(14),
         queued: count(15),
