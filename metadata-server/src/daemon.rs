@@ -14,7 +14,7 @@ use crate::{
     hydration::Hydration,
     metrics::ServerMetrics,
     reconcile::Reconciliation,
-    server::{MetadataService, ServerEnvironment},
+    server::{MetadataService, ServerEnvironment, Workers},
     settings::Settings,
     targets::{peers::Peers, trims::Trims, upkeep::Upkeep},
 };
@@ -72,18 +72,13 @@ impl Daemon {
         let mut metrics = Metrics::new();
         hydration.register_metrics(&mut metrics);
         reconciliation.register_metrics(&mut metrics);
-        let service = MetadataService::new(
-            handle,
-            hydration.clone(),
-            trims.clone(),
-            upkeep,
-            reconciliation.clone(),
-            tokio::runtime::Handle::current(),
-            ServerMetrics::register(&mut metrics),
-        );
+        let workers = Workers { hydration, trims, upkeep, reconciliation };
+        spawn_background(&engine, &shutdown, &workers);
+        let runtime = tokio::runtime::Handle::current();
+        let counters = ServerMetrics::register(&mut metrics);
+        let service = MetadataService::new(handle, workers, runtime, counters);
         let metrics = Arc::new(metrics);
         millrace_service::metrics::serve(&settings.metrics, Arc::clone(&metrics)).await?;
-        spawn_background(&engine, &shutdown, hydration, trims, reconciliation);
         let (network, listen) = (settings.network.clone(), settings.listen);
         let server = Server::start(&identity, listen, network, Arc::new(service), &shutdown)?;
         tracing::info!(address = %server.local_addr(), "serves");
@@ -130,13 +125,7 @@ impl Daemon {
     }
 }
 
-fn spawn_background(
-    engine: &Arc<Engine>,
-    shutdown: &Shutdown,
-    hydration: Hydration<ServerEnvironment>,
-    trims: Trims,
-    reconciliation: Reconciliation,
-) {
+fn spawn_background(engine: &Arc<Engine>, shutdown: &Shutdown, workers: &Workers) {
     let (ticking, stopping) = (engine.handle().clone(), shutdown.clone());
     drop(shutdown.spawn("leases", async move {
         let mut interval = tokio::time::interval(TICK);
@@ -151,21 +140,21 @@ fn spawn_background(
             }
         }
     }));
-    let stopping = shutdown.clone();
+    let (trims, stopping) = (workers.trims.clone(), shutdown.clone());
     drop(shutdown.spawn("trims", async move {
         tokio::select! {
             () = trims.run() => {}
             () = stopping.draining() => {}
         }
     }));
-    let stopping = shutdown.clone();
+    let (reconciliation, stopping) = (workers.reconciliation.clone(), shutdown.clone());
     drop(shutdown.spawn("fsck", async move {
         tokio::select! {
             () = reconciliation.run() => {}
             () = stopping.draining() => {}
         }
     }));
-    let stopping = shutdown.clone();
+    let (hydration, stopping) = (workers.hydration.clone(), shutdown.clone());
     drop(shutdown.spawn("jobs", async move {
         let stop = CancellationToken::new();
         let running = hydration.run(stop.clone());

@@ -9,8 +9,9 @@
 //! A content is freed as (inode, generation), by a command that puts it into the reclaim queue of
 //! a target. **The command itself looks whether a file has the content**, in the one thread that
 //! changes the namespace: between its look and its entry there is nothing. What it finds dead stays
-//! dead, because ids are never given out twice and generations only rise. So the two passes do not
-//! make it safe; they find what the command is asked about. In the order of what may happen beside:
+//! dead, because ids are never given out twice and generations only rise, both also over a loss of
+//! power ([`engine::ids`](crate::engine::ids), [`engine::names`](crate::engine::names)). So the two
+//! passes do not make it safe; they find what the command is asked about. What may happen beside:
 //!
 //! - *A file is made and written.* The inode is in the namespace before the first capability for
 //!   it is signed, so before its first chunk. An id from the limit of ids on may still be given
@@ -41,7 +42,7 @@
 //!
 //! And the store was made anew from the log: after a loss of power it is, and the log may be short.
 //!
-//! Last, the **brake** ([`free`]): what goes wrong in a way that nobody has thought of makes many
+//! Last, the **brake** (`free`): what goes wrong in a way that nobody has thought of makes many
 //! orphans. Where they are more of a target than rare events leave behind, nothing of it is freed
 //! until an operator has looked and says so.
 //!
@@ -49,7 +50,7 @@
 //! What it knows is in memory: at most 32,768 suspicions of each kind, and of each target one page.
 //! A restart in the middle forgets it.
 //!
-//! Modules: [`compare`] (pure), `listing` (a target's contents), `namespace` (the server's side),
+//! Modules: `compare` (pure), `listing` (a target's contents), `namespace` (the server's side),
 //! `check` (the first pass), `suspects`, `confirm` (the second pass), `free` (the brake and the
 //! queue), `tally`, `pace`, `metrics`.
 
@@ -262,7 +263,11 @@ impl Shared {
         self.metrics.ended(&report);
         let problems = tally::problems(&report);
         // A server that is stopping tells nobody any more.
-        drop(self.engine.turn(move |core| Ok(core.note_problems(problems))).await);
+        let noted = self.engine.turn(move |core| {
+            core.note_problems(problems);
+            Ok(())
+        });
+        drop(noted.await);
     }
 
     /// Ends when the next check is due, and tells people when that will be.

@@ -49,6 +49,19 @@ pub struct MetadataService {
     metrics: ServerMetrics,
 }
 
+/// What works beside the requests, and is asked by some of them.
+#[derive(Debug)]
+pub struct Workers {
+    /// Buckets and jobs.
+    pub hydration: Hydration<ServerEnvironment>,
+    /// Chunks behind a file's new end.
+    pub trims: Trims,
+    /// Targets' health.
+    pub upkeep: Upkeep,
+    /// Checks of the targets against the namespace.
+    pub reconciliation: Reconciliation,
+}
+
 /// When a reply may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Durability {
@@ -83,14 +96,12 @@ impl MetadataService {
     #[must_use]
     pub fn new(
         engine: Handle,
-        hydration: Hydration<ServerEnvironment>,
-        trims: Trims,
-        upkeep: Upkeep,
-        reconciliation: Reconciliation,
+        workers: Workers,
         background: tokio::runtime::Handle,
         metrics: ServerMetrics,
     ) -> Self {
         let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
+        let Workers { hydration, trims, upkeep, reconciliation } = workers;
         Self { engine, hydration, trims, upkeep, reconciliation, background, rooms, metrics }
     }
 

@@ -183,7 +183,7 @@ impl Frame<'_> {
                 continue;
             }
             let begins = u64::from(index.0) * chunk_size;
-            let suspect = missing.get_or_insert_with(|| Suspect {
+            let suspect = missing.get_or_insert(Suspect {
                 kind: FsckKind::Missing,
                 target,
                 content: ContentName { inode, generation: file.generation },

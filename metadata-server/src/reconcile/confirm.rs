@@ -1,7 +1,7 @@
 //! The second pass over one target: what the first pass suspected is looked at again.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
 
@@ -122,11 +122,10 @@ impl SecondPass<'_> {
         let mut held = BTreeMap::new();
         for suspect in suspects {
             let inode = suspect.content.inode;
-            if !held.contains_key(&inode) {
-                listing.skip_to(inode);
-                listing.reach(inode, || self.shared.engine.now()).await?;
-                held.insert(inode, listing.take(inode));
-            }
+            let Entry::Vacant(entry) = held.entry(inode) else { continue };
+            listing.skip_to(inode);
+            listing.reach(inode, || self.shared.engine.now()).await?;
+            entry.insert(listing.take(inode));
         }
         Ok(held)
     }

@@ -4,7 +4,12 @@ use millrace_protocol::{RequestKind as Kind, session::Role};
 
 /// Whether a peer of `role` may send `kind`.
 pub(super) fn admits(role: Role, kind: Kind) -> bool {
-    let roles: &[Role] = match kind {
+    admitted(kind).contains(&role)
+}
+
+/// Who may send it.
+fn admitted(kind: Kind) -> &'static [Role] {
+    match kind {
         Kind::Hello | Kind::FetchMap => &[Role::Target, Role::Client, Role::Admin],
         Kind::OpenSession
         | Kind::RenewTicket
@@ -74,8 +79,7 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
         | Kind::ControlScrub
         | Kind::ListContents
         | Kind::DescribeMount => &[],
-    };
-    roles.contains(&role)
+    }
 }
 
 #[cfg(test)]

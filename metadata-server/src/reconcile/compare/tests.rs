@@ -442,7 +442,7 @@ fn each_row_of_the_table_has_its_verdict() {
     assert_eq!(kinds(&Known::Other, &[]), []);
     // Twelve groups over three targets: every chunk of a file lies on exactly one.
     let whole = file(12 * CHUNK);
-    let here = |index: &u32| whole.layout.group(ChunkIndex(*index)).0 % 3 == 0;
+    let here = |index: &u32| whole.layout.group(ChunkIndex(*index)).0.is_multiple_of(3);
     let mine: Vec<u32> = (0..12).filter(here).collect();
     let known = Known::File(whole);
     assert_eq!(mine.len(), 4);
@@ -465,7 +465,7 @@ fn what_may_be_absent_is_not_missing() {
     }
     // Behind what the bucket backs, bytes are here or nowhere.
     let half = FileContent { origin_length: 6 * CHUNK + 1, ..whole };
-    let beyond = (6..12).filter(|index| whole.layout.group(ChunkIndex(*index)).0 % 3 == 0);
+    let beyond = (6..12).filter(|index| whole.layout.group(ChunkIndex(*index)).0.is_multiple_of(3));
     assert_eq!(kinds(&Known::File(half), &[]), [(FsckKind::Missing, beyond.count() as u64)]);
 }
 
