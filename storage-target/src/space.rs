@@ -27,14 +27,15 @@
 //! A region serves one *class* of lengths at a time, so that small files do not riddle the space of
 //! large ones; a region that becomes empty serves any. Within a class the region is taken whose
 //! longest run is the shortest that suffices. Two empty regions side by side are kept as long as
-//! possible for chunks above 32 MiB.
+//! possible for chunks above 32 MiB. Behind what a chunk has got, pages are set aside for what it
+//! will probably get next (`ahead`).
 //!
 //! # Locking
 //! One lock of its own, held for memory operations only; nothing else is locked under it. The owner
 //! must see to it that [`Space::commit`] happens in the order of sequences, and not between
 //! [`Space::checkpoint`] and the freezing of the index.
 //!
-//! Modules: `allocator`, `owned` (held and quarantined), `reservation`, `totals`, `stored` (what is
+//! Modules: `allocator`, `ahead`, `owned` (held and quarantined), `reservation`, `totals`, `stored` (what is
 //! kept in the index), `state`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,6 +44,7 @@ use bytes::Bytes;
 
 use crate::format::{FormatError, change::Effects, fact::StateTotals, key::Key};
 
+mod ahead;
 mod allocator;
 mod owned;
 mod reservation;
@@ -58,7 +60,7 @@ pub use crate::format::{
     superblock::Layout,
 };
 pub use allocator::{Allocator, Refusal};
-pub use reservation::{Purpose, Reservation};
+pub use reservation::{Purpose, Reservation, Spot};
 pub use stored::StoredSummaries;
 pub use totals::{Totals, kept_back};
 
@@ -212,6 +214,13 @@ impl Space {
     #[must_use]
     pub fn missing(&self, pages: u64, purpose: Purpose) -> u64 {
         self.state().missing(pages, purpose)
+    }
+
+    /// Whether no more pages are free than the place for `spot` takes away, with those set aside
+    /// for what comes after it: then growing is better than looking for it in what is left.
+    #[must_use]
+    pub fn is_cramped(&self, spot: &Spot) -> bool {
+        self.state().is_cramped(spot)
     }
 
     /// Says how many more regions can be taken from the file system now, for the figures. Before

@@ -49,8 +49,8 @@
 //! answer, not the work. They need a tokio runtime around them.
 //!
 //! Modules in reading order: `request`, `error`, `place`, `open`, `recovery`, `room`, `sections`
-//! (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `contents`, `commit`, `checkpoint`;
-//! `inspect`, `findings`, `scrub`, `gather`, `describe`.
+//! and `spots` (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `contents`, `commit`,
+//! `checkpoint`; `inspect`, `findings`, `scrub`, `gather`, `describe`.
 
 use std::{
     collections::BTreeMap,
@@ -100,6 +100,7 @@ mod room;
 mod scrub;
 mod sections;
 pub(crate) mod sessions;
+mod spots;
 #[cfg(test)]
 mod tests;
 mod write;

@@ -97,6 +97,7 @@ impl Inner {
             checksums,
             write_epoch: view.write_epoch,
             chunk_size: view.chunk_size,
+            backed: view.backed,
         };
         let fetch_key = FetchKey::of(view);
         let inner = Arc::clone(self);

@@ -176,6 +176,28 @@ impl Allocator {
         Ok(taken)
     }
 
+    /// Gives out `pages` pages in one run, if there is one.
+    ///
+    /// # Errors
+    /// [`Refusal::Needs`]; nothing is changed.
+    ///
+    /// # Panics
+    /// When `pages` is 0.
+    pub fn allocate_run(&mut self, pages: u64) -> Result<Option<Extent>, Refusal> {
+        let extents = match self.allocate(pages) {
+            Ok(extents) => extents,
+            Err(Refusal::Full) => return Ok(None),
+            Err(refusal) => return Err(refusal),
+        };
+        if let [run] = extents[..] {
+            return Ok(Some(run));
+        }
+        for extent in extents {
+            self.free(extent).expect("the maps were here a moment ago");
+        }
+        Ok(None)
+    }
+
     /// Takes pages back, which may lie in several regions.
     ///
     /// # Errors

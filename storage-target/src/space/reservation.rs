@@ -1,5 +1,9 @@
 //! Pages promised to a change before anything is changed.
 
+use std::ops::Range;
+
+use millrace_types::ChunkKey;
+
 use super::{Extent, Refusal, Space};
 
 /// What pages are wanted for, which decides how far the last of them go.
@@ -12,6 +16,18 @@ pub enum Purpose {
     Free,
     /// Nodes of the index: down to the last page.
     Index,
+}
+
+/// Pages of a chunk that have no place yet, and how far the chunk will probably reach.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Spot {
+    /// The chunk.
+    pub chunk: ChunkKey,
+    /// Its pages that a place is wanted for; not empty.
+    pub pages: Range<u32>,
+    /// One past the last page that will probably be written after these, and not before them; at
+    /// least the end of `pages`.
+    pub until: u32,
 }
 
 /// Pages promised to a change, and those of them that it was given. Dropped, it gives back all that
@@ -41,6 +57,25 @@ impl Reservation {
     pub fn place(&mut self, pages: u64) -> Result<&[Extent], Refusal> {
         assert!(pages <= self.promised, "pages are promised before they are given out");
         let new = self.space.state().place(pages, self.owner)?;
+        self.promised -= pages;
+        let start = self.extents.len();
+        self.extents.extend(new);
+        Ok(&self.extents[start..])
+    }
+
+    /// Gives out pages of those promised for a part of a chunk: right behind the part before it, if
+    /// that can be had, and sets pages aside for what follows.
+    ///
+    /// # Errors
+    /// [`Refusal::Needs`]; nothing is changed.
+    ///
+    /// # Panics
+    /// When fewer are promised, or `spot` is empty or runs backwards.
+    pub fn place_at(&mut self, spot: &Spot) -> Result<&[Extent], Refusal> {
+        assert!(!spot.pages.is_empty() && spot.until >= spot.pages.end, "a spot: {spot:?}");
+        let pages = u64::from(spot.pages.end - spot.pages.start);
+        assert!(pages <= self.promised, "pages are promised before they are given out");
+        let new = self.space.state().place_at(spot, self.owner)?;
         self.promised -= pages;
         let start = self.extents.len();
         self.extents.extend(new);

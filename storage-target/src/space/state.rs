@@ -5,8 +5,11 @@ use std::collections::{BTreeSet, VecDeque};
 use bytes::Bytes;
 
 use super::{
-    Allocator, Extent, Layout, Purpose, Refusal, RegionMap, ReplayError, StoredSummaries, Summary,
-    Totals, owned::Owned, totals::kept_back,
+    Allocator, Extent, Layout, Purpose, Refusal, RegionMap, ReplayError, Spot, StoredSummaries,
+    Summary, Totals,
+    ahead::{Ahead, Place, Window},
+    owned::Owned,
+    totals::kept_back,
 };
 use crate::format::{
     FormatError,
@@ -32,8 +35,9 @@ pub(super) struct State {
     changed: BTreeSet<u32>,
     /// Promised, and not given out yet.
     promised: u64,
-    /// Given out, and in no record yet; by reservation.
+    /// Given out, and in no record yet; by reservation. Those set aside too, by window.
     held: Owned,
+    ahead: Ahead,
     next_owner: u64,
     /// Given up, and not to be used again yet; by the sequence of the record.
     quarantined: Owned,
@@ -78,6 +82,7 @@ impl State {
             changed: BTreeSet::new(),
             promised: 0,
             held: Owned::default(),
+            ahead: Ahead::default(),
             next_owner: 0,
             quarantined: Owned::default(),
             queue: VecDeque::new(),
@@ -106,17 +111,111 @@ impl State {
             Purpose::Free => kept / 2,
             Purpose::Index => 0,
         };
-        (pages + kept).saturating_sub(self.allocator.free_pages() - self.promised)
+        (pages + kept).saturating_sub(self.free_pages())
+    }
+
+    pub(super) fn is_cramped(&self, spot: &Spot) -> bool {
+        let wanted = u64::from(spot.until - spot.pages.start);
+        self.allocator.free_pages() < self.promised + wanted
     }
 
     pub(super) fn place(&mut self, pages: u64, owner: u64) -> Result<Vec<Extent>, Refusal> {
-        let extents = self.allocator.allocate(pages)?;
+        let extents = loop {
+            match self.allocator.allocate(pages) {
+                // What was promised is there, but it may have been set aside since.
+                Err(Refusal::Full) => {
+                    let window = self.ahead.remove_oldest();
+                    self.close(&window.expect("what is promised can be placed"));
+                }
+                other => break other?,
+            }
+        };
         self.promised -= pages;
         for &extent in &extents {
             self.held.insert(extent, owner);
         }
         self.check();
         Ok(extents)
+    }
+
+    pub(super) fn place_at(&mut self, spot: &Spot, owner: u64) -> Result<Vec<Extent>, Refusal> {
+        let pages = u64::from(spot.pages.end - spot.pages.start);
+        let behind = match self.ahead.take(spot) {
+            Place::Here(extent, window) => {
+                let held = page_count(&self.held.remove(extent, Some(window)));
+                assert_eq!(held, extent.pages, "a window holds its pages");
+                self.promised -= pages;
+                self.held.insert(extent, owner);
+                self.check();
+                return Ok(vec![extent]);
+            }
+            Place::Behind(page) => Some(page),
+            Place::Elsewhere => return self.place(pages, owner),
+            Place::Unknown => None,
+        };
+        let allowance = Ahead::allowance(self.free_pages());
+        let aside = u64::from(spot.until - spot.pages.end).min(allowance);
+        let Some(run) = self.take_run(behind, pages, aside)? else {
+            return self.place(pages, owner);
+        };
+        self.promised -= pages;
+        let taken = Extent { pages, ..run };
+        let rest = Extent { first: taken.end(), pages: run.pages - pages };
+        self.held.insert(taken, owner);
+        if rest.pages > 0 {
+            self.next_owner += 1;
+            self.held.insert(rest, self.next_owner);
+            let until = spot.pages.end + u32::try_from(rest.pages).expect("pages of a chunk");
+            let window = Spot { until, ..spot.clone() };
+            if let Some(old) = self.ahead.open(&window, rest.first, self.next_owner) {
+                self.close(&old);
+            }
+            while let Some(old) = self.ahead.shrink(self.free_pages()) {
+                self.close(&old);
+            }
+        }
+        self.check();
+        Ok(vec![taken])
+    }
+
+    /// Takes a run of some pages with others behind them: at a certain page, or anywhere. `None`:
+    /// there is none.
+    fn take_run(
+        &mut self,
+        behind: Option<u64>,
+        pages: u64,
+        aside: u64,
+    ) -> Result<Option<Extent>, Refusal> {
+        // Those of the others stay promised: what is set aside is not taken from them.
+        let others = self.promised - pages;
+        for aside in [aside, 0] {
+            if self.allocator.free_pages() < others + pages + aside {
+                continue;
+            }
+            if let Some(first) = behind {
+                let extent = Extent { first, pages: pages + aside };
+                if self.allocator.is_all(false, extent)? {
+                    self.allocator.take(extent)?;
+                    return Ok(Some(extent));
+                }
+            }
+        }
+        let is_there = aside > 0 && self.allocator.free_pages() >= others + pages + aside;
+        if is_there { self.allocator.allocate_run(pages + aside) } else { Ok(None) }
+    }
+
+    /// Gives up what is left of a window.
+    fn close(&mut self, window: &Window) {
+        for extent in window.extents() {
+            let held = page_count(&self.held.remove(extent, Some(window.owner)));
+            assert_eq!(held, extent.pages, "a window holds its pages");
+            self.allocator.free(extent).expect("maps of held pages stay in memory");
+        }
+    }
+
+    /// Free, and promised to nobody; those set aside too.
+    fn free_pages(&self) -> u64 {
+        self.allocator.free_pages() + self.ahead.pages() - self.promised
     }
 
     /// Ends a reservation: what no record has taken is free again.
@@ -321,8 +420,8 @@ impl State {
             fixed: self.layout.fixed_pages(),
             ungrown: all - self.allocator.total_pages(),
             growable,
-            free: self.allocator.free_pages() - self.promised,
-            reserved: self.promised + self.held.pages(),
+            free: self.free_pages(),
+            reserved: self.promised + self.held.pages() - self.ahead.pages(),
             quarantined: self.quarantined.pages(),
             index: self.index,
             clean: self.used.clean_pages,

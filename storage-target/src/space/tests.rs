@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use millrace_runtime::Random;
+use millrace_types::{ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, InodeId};
 
+mod ahead;
 mod churn;
 mod model;
 mod reservations;
@@ -35,6 +37,16 @@ fn free(allocator: &mut Allocator, stored: &BTreeMap<u32, Vec<u8>>, extent: Exte
 
 fn bring(allocator: &mut Allocator, stored: &BTreeMap<u32, Vec<u8>>, region: u32) {
     assert!(allocator.bring(region, super::RegionMap::decode(&stored[&region]).unwrap()));
+}
+
+/// The key of a chunk, by a number.
+fn chunk_key(number: u64) -> ChunkKey {
+    ChunkKey {
+        inode: InodeId(number),
+        generation: ContentGeneration(0),
+        index: ChunkIndex(0),
+        copy: CopyIndex(0),
+    }
 }
 
 /// Sizes of what a training cluster stores, in pages: small files, pictures, parts of large files.

@@ -97,4 +97,6 @@ pub struct Fill {
     pub write_epoch: WriteEpoch,
     /// Bytes of the file's chunks.
     pub chunk_size: u32,
+    /// How many bytes from the chunk's start the bucket backs.
+    pub backed: u32,
 }

@@ -14,7 +14,7 @@ use crate::{
         table::TableKey,
     },
     page_checksum::PAGE,
-    space::{Purpose, Refusal, Reservation, Totals, kept_back},
+    space::{Purpose, Refusal, Reservation, Space, Spot, Totals, kept_back},
 };
 
 impl Shared {
@@ -27,6 +27,33 @@ impl Shared {
         pages: u64,
         purpose: Purpose,
     ) -> Result<Reservation, EngineError> {
+        let mut reservation = self.promise(pages, purpose).await?;
+        self.place(&mut reservation).await?;
+        Ok(reservation)
+    }
+
+    /// Reserves pages for new bytes of a chunk, behind those that it has got before.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`].
+    pub(super) async fn reserve_at(&self, spot: &Spot) -> Result<Reservation, EngineError> {
+        if self.space.is_cramped(spot) {
+            self.grow_while(|space| space.is_cramped(spot)).await?;
+        }
+        let pages = u64::from(spot.pages.end - spot.pages.start);
+        let mut reservation = self.promise(pages, Purpose::Store).await?;
+        loop {
+            match reservation.place_at(spot) {
+                Ok(_) => return Ok(reservation),
+                Err(Refusal::Needs(region)) => self.bring_map(region).await?,
+                // What is promised can be placed; another answer would be a defect.
+                Err(Refusal::Full) => return Err(EngineError::NoSpace),
+            }
+        }
+    }
+
+    /// Has pages promised; they are given out later.
+    async fn promise(&self, pages: u64, purpose: Purpose) -> Result<Reservation, EngineError> {
         let reserved = self.space.reserve(pages, purpose);
         let reserved = match reserved {
             Err(_) => {
@@ -42,9 +69,7 @@ impl Shared {
             }
             other => other,
         };
-        let mut reservation = reserved.map_err(|_| EngineError::NoSpace)?;
-        self.place(&mut reservation).await?;
-        Ok(reservation)
+        reserved.map_err(|_| EngineError::NoSpace)
     }
 
     /// Takes regions from what lies under the disk until a promise of so many pages can be given,
@@ -53,11 +78,18 @@ impl Shared {
     /// # Errors
     /// [`EngineError::Disk`] when the disk fails; that it is full is none.
     pub(super) async fn grow(&self, pages: u64, purpose: Purpose) -> Result<(), EngineError> {
+        // In vain nothing is taken.
+        let is_wanted =
+            |space: &Space| (1..=space.totals().growable).contains(&space.missing(pages, purpose));
+        self.grow_while(is_wanted).await
+    }
+
+    async fn grow_while(&self, is_wanted: impl Fn(&Space) -> bool) -> Result<(), EngineError> {
         let Some(growth) = &self.growth else { return Ok(()) };
         let _turn = self.growth_turn.lock().await;
         self.look_for_room();
-        // Others may have grown meanwhile; and in vain nothing is taken.
-        while (1..=self.space.totals().growable).contains(&self.space.missing(pages, purpose)) {
+        // Others may have grown meanwhile.
+        while self.space.totals().growable > 0 && is_wanted(&self.space) {
             let regions = self.space.regions();
             let layout = &self.superblock.layout;
             let [from, to] = [regions, regions + 1].map(|end| layout.end_of(end) * PAGE as u64);

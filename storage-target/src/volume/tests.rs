@@ -3,6 +3,7 @@
 
 mod contents;
 mod model;
+mod runs;
 mod scrub;
 mod stops;
 
@@ -125,6 +126,7 @@ async fn fill(
         checksums: checksums.into(),
         write_epoch,
         chunk_size: CHUNK_SIZE,
+        backed: CHUNK_SIZE,
     };
     volume.fill(fill).await
 }

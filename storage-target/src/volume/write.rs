@@ -17,6 +17,7 @@ use super::{
     room::pieces_of,
     run,
     sections::{Sections, block_of_page, sections_of_pages, within},
+    spots,
 };
 use crate::{
     disk::AlignedBuffer,
@@ -154,6 +155,7 @@ impl Shared {
         let plan = Plan::new(sections, range);
         let buffer = self.pool.acquire(plan.len()).await;
         let mut buffer = self.take_edges(sections, &plan, buffer).await?;
+        let spot = spots::of_write(sections, &plan.pages, request.chunk_size);
         drop(snapshot);
         let mut at = plan.body.start;
         for part in &request.body {
@@ -167,7 +169,10 @@ impl Shared {
         if arrived != request.checksum {
             return Err(EngineError::Damaged);
         }
-        let reservation = self.reserve(checksums.len() as u64, Purpose::Store).await?;
+        let reservation = match spot {
+            Some(spot) => self.reserve_at(&spot).await?,
+            None => self.reserve(checksums.len() as u64, Purpose::Store).await?,
+        };
         self.disk.write(pieces_of(reservation.extents()), Arc::new(buffer)).await?;
         let cause = Cause::of_write(request, range.end);
         let mut change = |number: u8, old: &Sections, section: &mut Section| {
@@ -218,10 +223,10 @@ impl Shared {
         );
         self.await_room_for_records().await?;
         self.accepts(fill.key, fill.write_epoch).await?;
-        let reservation = self.reserve(pages as u64, Purpose::Store).await?;
-        self.disk.write(pieces_of(reservation.extents()), Arc::clone(&fill.buffer)).await?;
         let first = u32::from(fill.first_block) * u32::from(BLOCK_PAGES);
         let pages = first..first + u32::try_from(pages).expect("at most one buffer");
+        let reservation = self.reserve_at(&spots::of_fill(fill.key, &pages, fill.backed)).await?;
+        self.disk.write(pieces_of(reservation.extents()), Arc::clone(&fill.buffer)).await?;
         let cause = Cause::of_fill(&fill);
         let mut installed = 0;
         let mut change = |number: u8, old: &Sections, section: &mut Section| {

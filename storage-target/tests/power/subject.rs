@@ -300,6 +300,7 @@ impl Subject {
             checksums: checksums.into(),
             write_epoch: WriteEpoch(chunk.epoch),
             chunk_size: u32::try_from(CHUNK).unwrap(),
+            backed: u32::try_from(CHUNK).unwrap(),
         };
         let done = self.volume().fill(fill).await;
         done.map(drop).map_err(|error| self.after(error))

@@ -250,6 +250,7 @@ impl Target {
             checksums: checksums.into(),
             write_epoch: self.epoch(inode),
             chunk_size: u32::try_from(CHUNK).unwrap(),
+            backed: u32::try_from(CHUNK).unwrap(),
         };
         self.volume().fill(fill).await.unwrap();
         self.put(inode, block, Some(bytes));

@@ -5,9 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use millrace_runtime::Random;
 
-use super::super::{
-    Extent, Layout, Purpose, REGION_PAGES, Refusal, RegionMap, ReplayError, Reservation, Space,
-    StoredSummaries, Totals,
+use super::{
+    super::{
+        Extent, Layout, Purpose, REGION_PAGES, Refusal, RegionMap, ReplayError, Reservation, Space,
+        Spot, StoredSummaries, Totals,
+    },
+    chunk_key,
 };
 use crate::format::{
     change::Effects,
@@ -45,6 +48,8 @@ struct World {
     /// Records below this will be there after any stop.
     released: u64,
     reservations: Vec<Reservation>,
+    /// Where the newest part of each chunk ends.
+    ends: BTreeMap<u64, u32>,
     index: Vec<Extent>,
     defect: Option<Defect>,
 }
@@ -81,6 +86,7 @@ impl World {
             through: 0,
             released: 0,
             reservations: Vec::new(),
+            ends: BTreeMap::new(),
             index: Vec::new(),
             defect,
         }
@@ -162,9 +168,18 @@ impl World {
             Ok(mut reservation) => {
                 assert!(before.free >= pages + kept);
                 let placed = self.random.within(0..pages + 1);
-                if placed > 0 {
+                if placed > 0 && self.chance(60) {
+                    let spot = self.spot(placed);
+                    self.ask(|| reservation.place_at(&spot).map(drop)).unwrap();
+                } else if placed > 0 {
                     self.ask(|| reservation.place(placed).map(drop)).unwrap();
                 }
+                let before = Totals {
+                    free: before.free - pages,
+                    reserved: before.reserved + pages,
+                    ..before
+                };
+                assert_eq!(self.space.totals(), before, "what is set aside is free");
                 assert_eq!(reservation.promised(), pages - placed);
                 self.written += 1;
                 for page in reservation.extents().iter().flat_map(|extent| extent.numbers()) {
@@ -178,6 +193,21 @@ impl World {
                 assert_eq!(self.space.totals(), before, "nothing has changed");
             }
         }
+    }
+
+    /// Some pages of one of a few chunks: mostly those behind the last ones.
+    fn spot(&mut self, pages: u64) -> Spot {
+        let chunk = self.random.within(0..4);
+        let end = self.ends.entry(chunk).or_default();
+        let start = match self.random.within(0..10) {
+            0 => 0,
+            1 => *end + 300,
+            2 => end.saturating_sub(100),
+            _ => *end,
+        };
+        *end = start + u32::try_from(pages).unwrap();
+        let until = *end + u32::try_from(self.random.within(0..6000)).unwrap();
+        Spot { chunk: chunk_key(chunk), pages: start..*end, until }
     }
 
     fn take_reservation(&mut self) -> Option<Reservation> {
