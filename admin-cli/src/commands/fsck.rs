@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use anyhow::Context as _;
 use millrace_protocol::fsck::{
-    CancelFsck, FsckReport, FsckState, ShowFsck, StartFsck, TrustNamespace,
+    CancelFsck, FSCK_FINDINGS_MAX, FsckReport, FsckState, ShowFsck, StartFsck, TrustNamespace,
 };
 use millrace_types::ByteLen;
 
@@ -18,6 +19,12 @@ use crate::{
 
 /// Between two looks at a check that is waited for.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// Findings in a table; JSON has more.
+const FINDINGS_SHOWN: usize = 20;
+
+const FORGOTTEN: &str = "a metadata server that is started again has forgotten the check that was \
+                         waited for; start a new one";
 
 /// Asks and prints.
 pub(crate) async fn run(context: &Context, command: FsckCommand) -> anyhow::Result<Exit> {
@@ -43,12 +50,9 @@ async fn ended(connection: &Connection, report: FsckReport) -> anyhow::Result<Fs
     let (run, mut report) = (report.run, report);
     while report.state.is_running() {
         tokio::time::sleep(LOOK).await;
-        report = connection.request(&ShowFsck {}).await?.report;
-        anyhow::ensure!(
-            report.run == run,
-            "the metadata server was started again meanwhile and has forgotten the check; start a \
-             new one"
-        );
+        let shown = connection.request(&ShowFsck {}).await;
+        report = shown.context(FORGOTTEN)?.report;
+        anyhow::ensure!(report.run == run, FORGOTTEN);
     }
     Ok(report)
 }
@@ -151,7 +155,7 @@ fn targets(report: &CheckReport) -> String {
 
 fn findings(report: &CheckReport) -> String {
     let mut lines = table(&["FINDING", "TARGET", "CONTENT", "CHUNKS", "FIRST", "BYTES", "PATH"]);
-    for finding in &report.findings {
+    for finding in report.findings.iter().take(FINDINGS_SHOWN) {
         lines.add_row([
             finding.kind.to_owned(),
             finding.target.clone(),
@@ -162,5 +166,83 @@ fn findings(report: &CheckReport) -> String {
             finding.path.clone().unwrap_or_default(),
         ]);
     }
-    render(&lines)
+    let mut text = render(&lines);
+    let counts = [&report.orphans, &report.missing, &report.misplaced, &report.newer];
+    let all: u64 = counts.into_iter().map(|count| count.contents).sum();
+    let more = all.saturating_sub(FINDINGS_SHOWN as u64);
+    if more > 0 {
+        text.push_str(&format!(
+            "\nand {}; --json has the first {FSCK_FINDINGS_MAX} of each kind",
+            counted(more, "more finding")
+        ));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::{
+        fsck::{FsckCount, FsckFinding, FsckKind, FsckTarget},
+        target::ContentName,
+    };
+    use millrace_types::{ChunkIndex, ContentGeneration, InodeId, TargetId};
+
+    use super::*;
+
+    const TARGET: TargetId = TargetId([3; 8]);
+
+    /// A check that has found so many orphans on one target.
+    fn found(orphans: u64) -> FsckReport {
+        let finding = |number| FsckFinding {
+            kind: FsckKind::Orphan,
+            target: TARGET,
+            content: ContentName { inode: InodeId(number), generation: ContentGeneration(1) },
+            path: None,
+            chunks: 1,
+            first: ChunkIndex(0),
+            bytes: ByteLen(4096),
+        };
+        let count = FsckCount { contents: orphans, chunks: orphans, bytes: ByteLen(4096) };
+        let target = FsckTarget {
+            target: TARGET,
+            host_name: "store-1".to_owned(),
+            chunks: 1000,
+            not_checked: None,
+            orphans: count,
+            held_back: None,
+        };
+        FsckReport {
+            run: 1,
+            state: FsckState::Done,
+            targets: vec![target],
+            orphans: count,
+            findings: (0..orphans.min(FSCK_FINDINGS_MAX as u64)).map(finding).collect(),
+            ..FsckReport::default()
+        }
+    }
+
+    #[test]
+    fn orphans_end_with_zero_and_what_somebody_must_look_at_with_one() {
+        assert_eq!(exit_of(&found(5)), Exit::Done);
+        let mut held_back = found(300);
+        held_back.targets[0].held_back = Some("too many".to_owned());
+        assert_eq!(exit_of(&held_back), Exit::Failed);
+        let text = words(&CheckReport::from(&held_back));
+        assert!(text.contains("are not freed: too many"), "{text}");
+        let mut missing = found(0);
+        missing.missing.contents = 1;
+        assert_eq!(exit_of(&missing), Exit::Failed);
+        let mut unchecked = found(0);
+        unchecked.targets[0].not_checked = Some("it does not answer".to_owned());
+        assert_eq!(exit_of(&unchecked), Exit::Failed);
+    }
+
+    #[test]
+    fn a_long_list_of_findings_ends_with_how_many_more_there_are() {
+        let few = words(&CheckReport::from(&found(20)));
+        assert!(!few.contains("more finding"), "{few}");
+        let many = words(&CheckReport::from(&found(603)));
+        assert_eq!(many.matches("orphan  ").count(), FINDINGS_SHOWN, "{many}");
+        assert!(many.ends_with("and 583 more findings; --json has the first 25 of each kind"));
+    }
 }

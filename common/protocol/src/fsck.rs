@@ -161,14 +161,14 @@ pub struct FsckReport {
     pub misplaced: FsckCount,
     /// Contents newer than the namespace's: it has lost something.
     pub newer: FsckCount,
-    /// The first findings, at most [`FSCK_FINDINGS_MAX`]; all are counted.
+    /// The first findings of each kind, at most [`FSCK_FINDINGS_MAX`]; all are counted.
     pub findings: Vec<FsckFinding>,
     /// Whether there was more than one check follows up: the next one finds the rest.
     pub truncated: bool,
 }
 
-/// The most findings that are told one by one.
-pub const FSCK_FINDINGS_MAX: usize = 100;
+/// The most findings of each kind that are told one by one: those of one kind hide no other.
+pub const FSCK_FINDINGS_MAX: usize = 25;
 
 /// Where a check stands.
 ///

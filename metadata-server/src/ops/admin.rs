@@ -44,6 +44,13 @@ pub fn status(
     problems.extend(core.broken().map(str::to_owned));
     problems.extend(conflicts(core)?);
     problems.extend_from_slice(core.noted_problems());
+    problems.extend(core.distrusted()?.map(|doubt| {
+        format!(
+            "the namespace may have lost files, so no orphans are freed: {}; see `millrace fsck \
+             trust --help`",
+            doubt.reason
+        )
+    }));
     let mut jobs = job::all(core, client)?;
     let mut ended = 0;
     jobs.retain(|job| {

@@ -5,11 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use millrace_protocol::{
-    admin::PathBytes,
-    fsck::{FSCK_FINDINGS_MAX, FsckKind},
-    target::Presence,
-};
+use millrace_protocol::{admin::PathBytes, fsck::FsckKind, target::Presence};
 use millrace_types::{ContentGeneration, Failure, HostId, InodeId, TargetId};
 
 use super::{
@@ -134,11 +130,15 @@ impl SecondPass<'_> {
         &self,
         suspects: &[&Suspect],
     ) -> Result<Vec<(Known, Option<PathBytes>)>, Failure> {
-        let inodes: Vec<_> = suspects.iter().map(|suspect| suspect.content.inode).collect();
-        let with_path = self.shared.state().report.findings.len() < FSCK_FINDINGS_MAX;
+        // What is not told in full needs no path.
+        let wanted = |suspect: &&Suspect| {
+            let with_path = tally::has_room(&self.shared.state().report, suspect.kind);
+            (suspect.content.inode, with_path)
+        };
+        let wanted: Vec<_> = suspects.iter().map(wanted).collect();
         let work = move |core: &mut Core| {
-            let known = |inode| namespace::look_up(core.view(), inode, with_path);
-            let found: Result<Vec<_>, _> = inodes.into_iter().map(known).collect();
+            let known = |(inode, with_path)| namespace::look_up(core.view(), inode, with_path);
+            let found: Result<Vec<_>, _> = wanted.into_iter().map(known).collect();
             found.map_err(|error| core.failure(error.into()))
         };
         self.shared.engine.turn(work).await

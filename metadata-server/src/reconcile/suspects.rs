@@ -75,3 +75,43 @@ pub(super) fn batches<'a>(suspects: &[&'a Suspect], limit: usize) -> Vec<Vec<&'a
     }
     batches
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::target::ContentName;
+    use millrace_types::{ChunkIndex, ContentGeneration, InodeId};
+
+    use super::*;
+
+    const TARGET: TargetId = TargetId([3; 8]);
+
+    fn suspect(kind: FsckKind, inode: u64) -> Suspect {
+        Suspect {
+            kind,
+            target: TARGET,
+            content: ContentName { inode: InodeId(inode), generation: ContentGeneration(1) },
+            chunks: 2,
+            first: ChunkIndex(0),
+            bytes: 0,
+            seen: None,
+        }
+    }
+
+    #[test]
+    fn past_the_bound_chunks_are_still_counted_for_the_brake_and_other_kinds_are_followed_up() {
+        let mut suspects = Suspects::default();
+        let max = SUSPECTS_MAX as u64;
+        (0..max).rev().for_each(|inode| suspects.add(suspect(FsckKind::Orphan, inode)));
+        assert_eq!((suspects.passed_over(TARGET), suspects.is_truncated()), (0, false));
+        (max..max + 3).for_each(|inode| suspects.add(suspect(FsckKind::Orphan, inode)));
+        suspects.add(suspect(FsckKind::Missing, 5));
+        assert_eq!((suspects.passed_over(TARGET), suspects.is_truncated()), (6, true));
+        let of_target = suspects.of(TARGET);
+        assert_eq!(of_target.len(), SUSPECTS_MAX + 1);
+        assert!(of_target.is_sorted_by_key(|suspect| suspect.content.inode));
+        let batches = batches(&of_target, 1);
+        assert_eq!(batches.len(), SUSPECTS_MAX, "both of inode 5 are in one");
+        suspects.forget(TARGET);
+        assert!(suspects.is_empty() && suspects.passed_over(TARGET) == 0);
+    }
+}

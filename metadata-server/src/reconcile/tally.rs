@@ -16,9 +16,15 @@ pub(super) fn found(report: &mut FsckReport, suspect: &Suspect, path: Option<Pat
     {
         add(&mut target.orphans, suspect);
     }
-    if report.findings.len() < FSCK_FINDINGS_MAX {
+    if has_room(report, suspect.kind) {
         report.findings.push(finding(suspect, path));
     }
+}
+
+/// Whether more findings of a kind are told in full.
+pub(super) fn has_room(report: &FsckReport, kind: FsckKind) -> bool {
+    let of_kind = report.findings.iter().filter(|finding| finding.kind == kind);
+    of_kind.count() < FSCK_FINDINGS_MAX
 }
 
 /// Counts orphans that were queued for freeing.

@@ -11,7 +11,9 @@ use std::{
 use async_trait::async_trait;
 use millrace_protocol::{
     cluster::{LogPoint, LogWitness, RegisterHost, TargetReport},
-    fsck::{ContentPosition, ContentsPage, FsckKind, ListContents, ListedContent},
+    fsck::{
+        ContentPosition, ContentsPage, FSCK_FINDINGS_MAX, FsckKind, ListContents, ListedContent,
+    },
     metadata::NewNode,
     session::{Caller, Role},
     target::{ContentName, Presence, PresenceReply, Present},
@@ -428,6 +430,24 @@ async fn many_orphans_are_held_back_until_an_operator_says_that_they_may_go() {
     let report = world.check_as(StartFsck { free_many: true, ..all() }).await;
     assert_eq!((report.queued.chunks, &report.targets[0].held_back), (257, &None));
     assert_eq!(world.queue(TARGETS[0]).await, [(abandoned, 1), (one_more, 1)]);
+}
+
+#[tokio::test]
+async fn many_findings_of_one_kind_hide_none_of_another() {
+    let world = World::new().await;
+    for _ in 0..2 * FSCK_FINDINGS_MAX {
+        let lost = world.lost_id().await;
+        world.shelf.put(TARGETS[0], lost, 1, 0);
+    }
+    let inode = world.file("needed", 2).await;
+    world.shelf.take(inode, 1);
+    let report = world.check().await;
+    let of_kind = |kind| report.findings.iter().filter(move |finding| finding.kind == kind);
+    assert_eq!(of_kind(FsckKind::Orphan).count(), FSCK_FINDINGS_MAX);
+    let missing: Vec<_> = of_kind(FsckKind::Missing).map(|found| found.path.as_deref()).collect();
+    assert_eq!(missing, [Some(&b"/needed"[..])]);
+    let orphans = u64::try_from(2 * FSCK_FINDINGS_MAX).unwrap();
+    assert_eq!((report.orphans.contents, report.queued.contents), (orphans, orphans));
 }
 
 #[test]

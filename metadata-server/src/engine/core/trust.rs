@@ -125,10 +125,10 @@ impl Core {
             let known = knows(self.view(), seen, self.last_index());
             if !known.map_err(|error| self.failure(error.into()))? {
                 self.distrust(format!(
-                    "target {} has seen record {} of the command log in a run of this server that \
-                     the log does not know so long: it was put back from an older copy, or lost \
-                     its end",
-                    witness.target, seen.index
+                    "target {} has seen record {} of the command log, in a run of the server that \
+                     went on longer than this log knows: it was put back from an older copy, or \
+                     lost its end",
+                    witness.target, seen.index.0
                 ));
             }
         }

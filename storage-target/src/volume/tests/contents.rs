@@ -98,6 +98,23 @@ async fn what_is_removed_is_listed_no_more() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_gone_leaves_a_mark_of_so_many_bytes_in_the_index() {
+    const FILES: u64 = 20_000;
+    let disk = new_disk(4);
+    let volume = open(&disk).await;
+    let nodes = |volume: &Volume| volume.describe(None, 0).index.nodes;
+    let gone: Vec<_> = (1..=FILES).map(|inode| (InodeId(inode), ContentGeneration(1))).collect();
+    for some in gone.chunks(1000) {
+        volume.reclaim(some).await.unwrap();
+    }
+    volume.close().await.unwrap();
+    drop(volume);
+    let bytes = nodes(&open(&disk).await) * 4096;
+    let of_one = bytes / FILES;
+    assert!((22..=33).contains(&of_one), "docs/disk-format.md says at most 32: {of_one}");
+}
+
+#[tokio::test]
 async fn what_was_seen_of_the_log_survives_a_kill_and_with_a_sync_a_cut() {
     let disk = new_disk(3);
     let volume = open(&disk).await;
