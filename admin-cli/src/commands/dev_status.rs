@@ -98,5 +98,6 @@ fn words(report: &DevReport) -> String {
             daemon.log.clone(),
         ]);
     }
-    format!("cluster in {}: {}\n\n{}", report.dir, report.health, render(&lines))
+    let why = if report.health == "degraded" { "; `millrace status` says why" } else { "" };
+    format!("cluster in {}: {}{why}\n\n{}", report.dir, report.health, render(&lines))
 }
