@@ -56,6 +56,7 @@ mod tests;
 mod walk;
 
 pub use crate::format::key::Key;
+pub use checkpoint::LostLeaf;
 pub use error::IndexError;
 pub use scan::Scan;
 pub use survey::{NodeDamage, Survey};
@@ -237,10 +238,16 @@ impl Index {
         true
     }
 
+    /// How many segments more the root record can name. One that adjoins another is part of that.
+    #[must_use]
+    pub fn segments_left(&self) -> usize {
+        SEGMENTS_MAX - self.state().space.segments().len()
+    }
+
     /// Gives the index more room for nodes. Recorded by the next checkpoint.
     ///
     /// # Errors
-    /// Gives the segment back when there are too many already.
+    /// Gives the segment back when [`Self::segments_left`] is 0.
     ///
     /// # Panics
     /// When it overlaps another segment.

@@ -13,7 +13,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::future::{BoxFuture, try_join_all};
+use futures::future::{BoxFuture, join_all};
+use millrace_types::Crc32c;
 
 use super::{
     Frozen, Index, IndexError, Key, Retired,
@@ -45,6 +46,20 @@ impl Index {
     /// record, the changes are back among those that no checkpoint has, and it can be tried again.
     /// [`IndexError::Uncertain`] lasts until the index is opened again; reading goes on.
     pub async fn checkpoint(&self) -> Result<(), IndexError> {
+        self.checkpoint_round(|_| false).await.map(drop)
+    }
+
+    /// As [`Self::checkpoint`], but goes round leaves that cannot be read and that changes belong
+    /// to, where all of these are of keys that may be lost. Their changes are dropped, and every key
+    /// that belongs to such a leaf is [`IndexError::Damaged`] for good, also when the disk reads
+    /// it again: what it holds is older than what was dropped.
+    ///
+    /// # Errors
+    /// As [`Self::checkpoint`].
+    pub async fn checkpoint_round(
+        &self,
+        may_lose: fn(&Key) -> bool,
+    ) -> Result<Vec<LostLeaf>, IndexError> {
         let _turn = self.turn.lock().await;
         let (frozen, old) = {
             let mut state = self.state();
@@ -53,16 +68,17 @@ impl Index {
             }
             let released = state.release_retired();
             self.store.forget(&released);
-            let Some(frozen) = state.frozen.clone() else { return Ok(()) };
+            let Some(frozen) = state.frozen.clone() else { return Ok(Vec::new()) };
             (frozen, Arc::clone(&state.root))
         };
-        let mut attempt = Attempt::new(self, old.generation + 1);
+        let mut attempt = Attempt::new(self, old.generation + 1, may_lose);
         match attempt.write_tree(&old, &frozen).await {
             Ok(new) => {
                 // From here on a failure, or being dropped, leaves the outcome open.
                 write_root(&self.store, self.first_root_page, &new).await?;
-                self.install(new, old, attempt.finish());
-                Ok(())
+                let (retired, lost) = attempt.finish();
+                self.install(new, old, retired);
+                Ok(lost)
             }
             Err(error) => {
                 attempt.give_up();
@@ -84,6 +100,23 @@ impl Index {
     }
 }
 
+/// A leaf that could not be read, and that changes belonged to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LostLeaf {
+    /// Its page.
+    pub page: u64,
+    /// The lowest key of which a change was dropped.
+    pub first: Key,
+    /// How many changes were dropped.
+    pub changes: usize,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+/// The checksum by which a parent names a leaf that shall not be read any more. Of all nodes ever
+/// written one in 2^32 has it, and such a one would have to come back to this very page.
+const LOST_LEAF: Crc32c = Crc32c(u32::from_le_bytes(*b"lost"));
+
 /// A tree being written. Unless it is finished or given up, its outcome is uncertain.
 struct Attempt<'a> {
     index: &'a Index,
@@ -95,6 +128,10 @@ struct Attempt<'a> {
     /// Entries that leaves have gained, and lost.
     gained: u64,
     lost: u64,
+    /// Keys whose changes may be dropped where their leaf cannot be read.
+    may_lose: fn(&Key) -> bool,
+    /// Leaves that were gone round.
+    lost_leaves: Vec<LostLeaf>,
     /// Nodes encoded and not written yet.
     waiting: Vec<Reference>,
     bytes: Vec<u8>,
@@ -108,7 +145,7 @@ enum Child {
 }
 
 impl<'a> Attempt<'a> {
-    fn new(index: &'a Index, generation: u64) -> Self {
+    fn new(index: &'a Index, generation: u64, may_lose: fn(&Key) -> bool) -> Self {
         Self {
             index,
             generation,
@@ -116,6 +153,8 @@ impl<'a> Attempt<'a> {
             retired: Vec::new(),
             gained: 0,
             lost: 0,
+            may_lose,
+            lost_leaves: Vec::new(),
             waiting: Vec::new(),
             bytes: Vec::new(),
             over: false,
@@ -206,16 +245,45 @@ impl<'a> Attempt<'a> {
             let parts = divide(&node, changes);
             let store = &self.index.store;
             let loads = parts.iter().map(|&(at, _)| store.load(node.child(at), level));
-            let loaded = try_join_all(loads).await?;
+            let loaded = join_all(loads).await;
             for ((at, part), child) in parts.into_iter().zip(loaded) {
+                let Child::Kept(key, _) = children[at] else { unreachable!("changed once") };
+                let child = match child {
+                    Ok(child) => child,
+                    Err(error) => {
+                        let lost = self.go_round(node.child(at), level, part, error)?;
+                        children[at] = Child::Kept(key, lost);
+                        continue;
+                    }
+                };
                 self.retired.push(node.child(at));
                 let entries = self.contents(child, part).await?;
-                let Child::Kept(key, _) = children[at] else { unreachable!("changed once") };
                 children[at] = Child::Changed(key, entries);
             }
             self.join_small(&mut children, level).await?;
             self.write_children(level, children).await
         })
+    }
+
+    /// Drops the changes below a node that cannot be read, if it is a leaf and they may be lost;
+    /// returns how its parent names it from now on.
+    fn go_round(
+        &mut self,
+        node: Reference,
+        level: u8,
+        changes: &[Changed<'_>],
+        error: IndexError,
+    ) -> Result<Reference, IndexError> {
+        let is_damage =
+            matches!(error, IndexError::Damaged { .. } | IndexError::Disk(DiskError::Io { .. }));
+        let may_lose = changes.iter().all(|(key, _)| (self.may_lose)(key));
+        if !is_damage || level > 0 || !may_lose {
+            return Err(error);
+        }
+        let first = *changes.first().expect("a part has changes").0;
+        let (page, changes, reason) = (node.page, changes.len(), error.to_string());
+        self.lost_leaves.push(LostLeaf { page, first, changes, reason });
+        Ok(Reference { page, checksum: LOST_LEAF })
     }
 
     /// Drops children without entries, and joins those that have few with a neighbour.
@@ -348,10 +416,11 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// The tree counts: its pages stay taken. Returns what the old one alone used.
-    fn finish(mut self) -> Vec<Reference> {
+    /// The tree counts: its pages stay taken. Returns what the old one alone used, and what was
+    /// gone round.
+    fn finish(mut self) -> (Vec<Reference>, Vec<LostLeaf>) {
         self.over = true;
-        std::mem::take(&mut self.retired)
+        (std::mem::take(&mut self.retired), std::mem::take(&mut self.lost_leaves))
     }
 
     /// Nothing of it counts: its pages are free, its changes wait for the next attempt.

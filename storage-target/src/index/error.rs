@@ -1,6 +1,9 @@
 //! Why the index fails.
 
-use crate::{disk::DiskError, format::FormatError};
+use crate::{
+    disk::DiskError,
+    format::{FormatError, root::SEGMENTS_MAX},
+};
 
 /// Why a request to the index failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +36,12 @@ pub enum IndexError {
     /// No page is left for a node. Nothing was changed; extend the index, then try again.
     #[error("the index has no free page for its next node")]
     Full,
+    /// The index lies in as many separate places as its root record names, and needs more room.
+    #[error(
+        "the index lies in {SEGMENTS_MAX} separate places already and cannot get room in another: \
+         the target is too fragmented; move its contents to another one"
+    )]
+    Scattered,
     /// A checkpoint ended in the middle, and whether it counts cannot be told. Open again.
     #[error("an earlier checkpoint ended in the middle; the index must be opened again")]
     Uncertain,

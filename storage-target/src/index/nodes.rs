@@ -1,6 +1,7 @@
 //! Which pages of the index's segments hold no node.
 //!
-//! Owns no I/O. Kept in memory only: one bit a page, rebuilt from the tree at each start.
+//! Owns no I/O. Kept in memory only: one bit a page, rebuilt from the tree at each start. Segments
+//! that adjoin are one, so that the root record can name as many as possible.
 
 use crate::format::root::{SEGMENTS_MAX, Segment};
 
@@ -46,14 +47,29 @@ impl NodeSpace {
         assert!(before.is_none_or(|before| before.end() <= segment.first), "segments are apart");
         let after = self.areas.get(at).map(|area| area.segment);
         assert!(after.is_none_or(|after| segment.end() <= after.first), "segments are apart");
-        let pages = usize::try_from(segment.pages).expect("32 bits fit");
-        let mut used = vec![0; pages.div_ceil(64)];
-        if !pages.is_multiple_of(64) {
-            *used.last_mut().expect("not empty") = u64::MAX << (pages % 64);
-        }
-        self.areas.insert(at, Area { segment, used, free: segment.pages });
+        self.areas.insert(at, Area::new(segment));
         self.free += u64::from(segment.pages);
+        self.join(at);
+        let at = if self.join(at.saturating_sub(1)) { at.saturating_sub(1) } else { at };
         self.cursor = (at, 0);
+    }
+
+    /// Makes an area and the one after it one, if they adjoin.
+    fn join(&mut self, at: usize) -> bool {
+        let [low, high] = [at, at + 1].map(|at| self.areas.get(at).map(|area| area.segment));
+        let (Some(low), Some(high)) = (low, high) else { return false };
+        let Some(pages) = low.pages.checked_add(high.pages) else { return false };
+        if low.end() != high.first {
+            return false;
+        }
+        let mut joined = Area::new(Segment { first: low.first, pages });
+        for area in self.areas.drain(at..=at + 1) {
+            (0..u64::from(area.segment.pages)).filter(|&nth| area.is_used(nth)).for_each(|nth| {
+                joined.set_used(area.segment.first - low.first + nth);
+            });
+        }
+        self.areas.insert(at, joined);
+        true
     }
 
     /// The segments, in order.
@@ -129,6 +145,34 @@ impl NodeSpace {
     }
 }
 
+impl Area {
+    /// Free pages only.
+    fn new(segment: Segment) -> Self {
+        let pages = usize::try_from(segment.pages).expect("32 bits fit");
+        let mut used = vec![0; pages.div_ceil(64)];
+        if !pages.is_multiple_of(64) {
+            *used.last_mut().expect("not empty") = u64::MAX << (pages % 64);
+        }
+        Self { segment, used, free: segment.pages }
+    }
+
+    /// The word of a page, counted from the first, and its bit.
+    fn bit(nth: u64) -> (usize, u64) {
+        (usize::try_from(nth / 64).expect("32 bits fit"), 1 << (nth % 64))
+    }
+
+    fn is_used(&self, nth: u64) -> bool {
+        let (word, bit) = Self::bit(nth);
+        self.used[word] & bit != 0
+    }
+
+    fn set_used(&mut self, nth: u64) {
+        let (word, bit) = Self::bit(nth);
+        self.used[word] |= bit;
+        self.free -= 1;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -157,6 +201,27 @@ mod tests {
         assert_eq!(again, [None, Some(11), Some(1069)].into());
         space.add(segment(500, 1));
         assert_eq!((space.allocate(), space.allocate()), (Some(500), None));
+    }
+
+    #[test]
+    fn segments_that_adjoin_become_one_and_keep_what_is_taken() {
+        let mut space = NodeSpace::new(&[segment(100, 70), segment(300, 10)]);
+        let taken: Vec<_> = (0..75).filter_map(|_| space.allocate()).collect();
+        let free = space.free();
+        space.add(segment(170, 130));
+        assert_eq!(space.segments(), [segment(100, 210)]);
+        assert_eq!(space.free(), free + 130);
+        assert!(taken.iter().all(|&page| !space.take(page)), "they stay taken");
+        let rest: BTreeSet<_> = std::iter::from_fn(|| space.allocate()).collect();
+        let expected: BTreeSet<u64> = (100..310).filter(|page| !taken.contains(page)).collect();
+        assert_eq!(rest, expected);
+        space.add(segment(90, 10));
+        space.add(segment(400, 1));
+        assert_eq!(space.segments(), [segment(90, 220), segment(400, 1)]);
+        let apart = segment(u64::from(u32::MAX), u32::MAX);
+        space.add(apart);
+        space.add(segment(apart.end(), 1));
+        assert_eq!(space.segments().len(), 4, "what no segment can hold is none");
     }
 
     #[test]

@@ -94,6 +94,13 @@ impl Reservation {
         self.promised
     }
 
+    /// Gives back all extents but the longest, of which `count` stay.
+    pub fn keep_longest(&mut self, count: usize) {
+        self.extents.sort_unstable_by_key(|extent| (std::cmp::Reverse(extent.pages), extent.first));
+        let rest = self.extents.split_off(count.min(self.extents.len()));
+        self.space.state().give_back(&rest, 0, self.owner);
+    }
+
     /// The pages become nodes of the index; returns them. What is only promised is given back.
     #[must_use]
     pub fn into_index(mut self) -> Vec<Extent> {

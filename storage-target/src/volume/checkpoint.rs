@@ -8,14 +8,23 @@
 //! 3. The index writes its tree and its root.
 //! 4. The ring before the place is free.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use bytes::Bytes;
+use millrace_types::ErrorKind;
 
 use super::{EngineError, Shared, State, Volume, run};
 use crate::{
-    format::{batch::Position, change::Change, fact::Fact, key::Key, root::Segment, table::Entry},
-    index::IndexError,
+    disk::DiskError,
+    format::{
+        batch::Position,
+        change::Change,
+        fact::Fact,
+        key::Key,
+        root::Segment,
+        table::{Entry, TableKey},
+    },
+    index::{IndexError, LostLeaf},
     journal::JournalError,
     space::{Purpose, Refusal},
 };
@@ -90,12 +99,13 @@ impl Shared {
             return Err(IndexError::Uncertain.into());
         }
         self.grow_index_if_small().await?;
+        let mut leaves = Leaves::AllSound;
         for _ in 0..GROWTHS_MAX {
             let Frozen { through, position } = self.freeze_with_maps().await?;
             if let Err(error) = self.journal.sync(through).await {
                 return Err(self.failed(error).await);
             }
-            match self.index.checkpoint().await {
+            match self.write_index(leaves).await {
                 Ok(()) => {
                     self.journal.release(position);
                     tracing::debug!(target = %self.target, through, "checkpoint written");
@@ -105,6 +115,7 @@ impl Shared {
                     return Ok(());
                 }
                 Err(IndexError::Full) => self.grow_index().await?,
+                Err(error) if self.may_go_round(&mut leaves, &error) => {}
                 Err(error) => {
                     if self.index.is_uncertain() {
                         tracing::error!(
@@ -117,6 +128,39 @@ impl Shared {
             }
         }
         Err(EngineError::NoSpace)
+    }
+
+    /// Has the index write its tree; lists the leaves that it has gone round.
+    pub(super) async fn write_index(&self, leaves: Leaves) -> Result<(), IndexError> {
+        if leaves == Leaves::AllSound {
+            return self.index.checkpoint().await;
+        }
+        for lost in self.index.checkpoint_round(may_lose).await? {
+            let LostLeaf { page, first, changes, reason } = lost;
+            tracing::error!(
+                target = %self.target, page, changes, reason,
+                "a leaf of the index was damaged before its changes could be stored: they are lost \
+                 with it, and reading what it held is an error from now on"
+            );
+            if let Ok(TableKey::Section(section)) = TableKey::decode(first.as_slice()) {
+                self.inspection.suspect(section);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a checkpoint that failed may be tried again round leaves that cannot be read. What
+    /// was acknowledged goes with them, so the loss is counted before, in the same checkpoint.
+    pub(super) fn may_go_round(&self, leaves: &mut Leaves, error: &IndexError) -> bool {
+        let is_damage =
+            matches!(error, IndexError::Damaged { .. } | IndexError::Disk(DiskError::Io { .. }));
+        if !is_damage || self.index.is_uncertain() || *leaves == Leaves::Some {
+            return false;
+        }
+        *leaves = Leaves::Some;
+        let loss_count = self.loss_count.fetch_add(1, Ordering::AcqRel) + 1;
+        tracing::error!(target = %self.target, %error, loss_count, "a checkpoint meets damage");
+        true
     }
 
     async fn freeze_with_maps(&self) -> Result<Frozen, EngineError> {
@@ -176,10 +220,20 @@ impl Shared {
     async fn grow_index_if_small(&self) -> Result<(), EngineError> {
         let figures = self.index.statistics();
         let least = figures.delta_bytes as u64 / 4096 + figures.nodes / 8 + 32;
-        if figures.free_nodes < least { self.grow_index().await } else { Ok(()) }
+        if figures.free_nodes >= least {
+            return Ok(());
+        }
+        match self.grow_index().await {
+            // What there is may still do: the checkpoint asks again if it does not.
+            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(()),
+            other => other,
+        }
     }
 
-    /// Gives the index more pages.
+    /// Gives the index more pages: in few places, because its root record can only name so many.
+    ///
+    /// # Errors
+    /// [`EngineError::NoSpace`]; [`IndexError::Scattered`], and nothing is taken then.
     pub(super) async fn grow_index(&self) -> Result<(), EngineError> {
         let least = INDEX_STEP.min(self.space.totals().capacity / 64);
         let step = least.max(self.index.statistics().nodes / 8);
@@ -191,15 +245,38 @@ impl Shared {
         if pages == 0 {
             return Err(EngineError::NoSpace);
         }
-        let reservation = self.reserve_for_index(pages).await?;
+        let left = self.index.segments_left();
+        if left == 0 {
+            return Err(IndexError::Scattered.into());
+        }
+        let mut reservation = self.reserve_for_index(pages).await?;
+        // Never all that are left at once: where the space is in pieces, longer ones come later.
+        reservation.keep_longest(left.div_ceil(2));
         for extent in reservation.into_index() {
             let pages = u32::try_from(extent.pages).expect("a part of the index");
             let segment = Segment { first: extent.first, pages };
-            // Past the most segments that a root names the pages are lost until the next start.
-            self.index.extend(segment).map_err(|_| IndexError::Full)?;
+            self.index.extend(segment).expect("no more than are left");
         }
         Ok(())
     }
+}
+
+/// Which leaves a checkpoint needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Leaves {
+    /// Each that a change belongs to.
+    AllSound,
+    /// Only those with entries that the engine cannot do without.
+    Some,
+}
+
+/// Whether the change of a key may be lost with its leaf: what is said of a chunk or an inode, which
+/// is an error to who asks for it, but not what is said of the space or the whole target.
+fn may_lose(key: &Key) -> bool {
+    matches!(
+        TableKey::decode(key.as_slice()),
+        Ok(TableKey::Section(_) | TableKey::Mark(_) | TableKey::Finding(_))
+    )
 }
 
 /// What has been set aside for a checkpoint.

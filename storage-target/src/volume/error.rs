@@ -66,7 +66,7 @@ impl EngineError {
             Self::Journal(_) => ErrorKind::Disk,
             Self::Index(error) => match &**error {
                 IndexError::Disk(error) => error.kind(),
-                IndexError::Full => ErrorKind::NoSpace,
+                IndexError::Full | IndexError::Scattered => ErrorKind::NoSpace,
                 IndexError::Damaged { .. }
                 | IndexError::Value { .. }
                 | IndexError::NoIndex { .. } => ErrorKind::Corrupt,

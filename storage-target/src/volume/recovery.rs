@@ -23,6 +23,7 @@ use millrace_types::{ChunkSize, Crc32c, InodeId};
 
 use super::{
     EngineError, Shared,
+    checkpoint::Leaves,
     open::{OpenError, Parts, bytes, ring},
     sessions::AppliedWrites,
 };
@@ -269,6 +270,7 @@ impl Replay<'_> {
 impl Shared {
     /// Makes what was found after a loss of power a checkpoint.
     pub(super) async fn checkpoint_what_was_found(&self) -> Result<(), EngineError> {
+        let mut leaves = Leaves::AllSound;
         loop {
             let missing = {
                 let state = self.state();
@@ -289,9 +291,10 @@ impl Shared {
                 self.bring_map(region).await?;
                 continue;
             }
-            match self.index.checkpoint().await {
+            match self.write_index(leaves).await {
                 Ok(()) => break,
                 Err(IndexError::Full) => self.grow_index().await?,
+                Err(error) if self.may_go_round(&mut leaves, &error) => {}
                 Err(error) => return Err(error.into()),
             }
         }

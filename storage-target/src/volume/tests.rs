@@ -2,6 +2,7 @@
 //! disk, and with damage.
 
 mod contents;
+mod index;
 mod model;
 mod runs;
 mod scrub;

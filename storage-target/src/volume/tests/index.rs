@@ -1,0 +1,216 @@
+//! What the volume does when its index gets no room, or meets damage as it is written.
+
+use millrace_types::ErrorKind;
+
+use super::{
+    BLOCK, EngineError, LAYOUT, Options, Volume, assert_holds, key, new_disk, open, options,
+    pattern, read, used_pages, write,
+};
+use crate::{
+    disk::simulated::SimulatedDisk,
+    format::{fact::FactNumber, finding::Fault, section::SectionKey, table::TableKey},
+    index::IndexError,
+    space::Purpose,
+};
+
+const FILES: u64 = 400;
+
+/// A cache with room for no node: everything comes from the disk again.
+async fn open_without_cache(disk: &SimulatedDisk) -> Volume {
+    Volume::open(&Options { cache_bytes: 4096, ..options(disk, 1) }).await.unwrap()
+}
+
+/// Files enough for several leaves, all in the tree.
+async fn many_files() -> (SimulatedDisk, Volume) {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    for inode in 1..=FILES {
+        write(&volume, key(inode, 0), 0, pattern(inode, 0, 5000)).await;
+    }
+    volume.close().await.unwrap();
+    drop(volume);
+    let volume = open_without_cache(&disk).await;
+    assert!(volume.shared.index.statistics().nodes > 6, "several leaves");
+    (disk, volume)
+}
+
+/// The page of the leaf to which a key belongs, found by damaging all of them.
+async fn leaf_of(disk: &SimulatedDisk, volume: &Volume, name: TableKey) -> u64 {
+    let segments = volume.shared.index.segments();
+    for page in segments.iter().flat_map(|segment| segment.first..segment.end()) {
+        disk.flip(page * 4096 + 1000, 0);
+        let survey = volume.shared.index.survey(name.encode(), 1).await.unwrap();
+        disk.flip(page * 4096 + 1000, 0);
+        if survey.damage.is_some() {
+            return page;
+        }
+    }
+    panic!("no leaf holds {name:?}");
+}
+
+fn section_of(inode: u64) -> TableKey {
+    TableKey::Section(SectionKey { chunk: key(inode, 0), section: 0 })
+}
+
+/// Reads every file; returns those whose leaf is damaged.
+async fn lost_files(volume: &Volume, seed: impl Fn(u64) -> u64) -> Vec<u64> {
+    let mut lost = Vec::new();
+    for inode in 1..=FILES {
+        match read(volume, key(inode, 0), 0..1).await {
+            Ok(found) => assert_eq!(found[0], Some(pattern(seed(inode), 0, 1)[0]), "{inode}"),
+            Err(EngineError::Index(error)) => {
+                assert!(matches!(*error, IndexError::Damaged { .. }), "{error}");
+                lost.push(inode);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    lost
+}
+
+#[tokio::test]
+async fn a_checkpoint_goes_round_a_leaf_that_was_damaged_after_its_keys_were_read() {
+    let (disk, volume) = many_files().await;
+    let leaf = leaf_of(&disk, &volume, section_of(100)).await;
+    write(&volume, key(100, 0), 0, pattern(7, 0, 5000)).await;
+    write(&volume, key(300, 0), 0, pattern(7, 0, 5000)).await;
+    let seed = |inode| if inode == 100 || inode == 300 { 7 } else { inode };
+    assert!(lost_files(&volume, seed).await.is_empty());
+    disk.flip(leaf * 4096 + 1000, 0);
+    volume.shared.checkpoint().await.unwrap();
+    assert_eq!(volume.loss_count(), 1, "what was acknowledged is lost");
+    let lost = lost_files(&volume, seed).await;
+    assert!(lost.contains(&100) && !lost.contains(&300) && lost.len() < 100, "{lost:?}");
+    volume.take_second_looks().await.unwrap();
+    let (name, finding) = volume.findings(None, 9)[0];
+    assert_eq!((finding.page, finding.fault), (leaf, Fault::Index), "{name:?}");
+
+    // The older version does not come back with the page.
+    disk.flip(leaf * 4096 + 1000, 0);
+    assert_eq!(lost_files(&volume, seed).await, lost);
+    // Many checkpoints further, and after a kill, everything else is as it was.
+    for round in 0..3000 {
+        write(&volume, key(399, 0), 0, pattern(round, 0, 100)).await;
+    }
+    drop(volume);
+    let volume = open(&disk).await;
+    assert_eq!(volume.loss_count(), 1);
+    let seed = |inode| if inode == 399 { 2999 } else { seed(inode) };
+    assert_eq!(lost_files(&volume, seed).await, lost);
+    assert_eq!(volume.findings(None, 9).len(), 1);
+}
+
+#[tokio::test]
+async fn a_loss_of_power_and_a_damaged_leaf_together_do_not_refuse_the_start() {
+    let (disk, volume) = many_files().await;
+    let leaf = leaf_of(&disk, &volume, section_of(100)).await;
+    write(&volume, key(100, 0), 0, pattern(7, 0, 5000)).await;
+    volume.sync().await.unwrap();
+    // One more batch says that the write is durable: replay believes it without a look at the leaf.
+    write(&volume, key(300, 0), 0, pattern(300, 0, 5000)).await;
+    volume.sync().await.unwrap();
+    drop(volume);
+    disk.flip(leaf * 4096 + 1000, 0);
+    let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+    assert_eq!(volume.loss_count(), 2, "for the cut, and for the leaf");
+    let lost = lost_files(&volume, |inode| inode).await;
+    assert!(lost.contains(&100) && lost.len() < 100, "{lost:?}");
+    write(&volume, key(399, 0), 0, pattern(399, 0, 5000)).await;
+    volume.shared.checkpoint().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_the_leaf_of_its_facts_a_checkpoint_fails_and_names_the_page() {
+    let (disk, volume) = many_files().await;
+    let leaf = leaf_of(&disk, &volume, TableKey::Fact(FactNumber::JournalPosition)).await;
+    write(&volume, key(300, 0), 0, pattern(7, 0, 5000)).await;
+    let seed = |inode| if inode == 300 { 7 } else { inode };
+    assert!(lost_files(&volume, seed).await.is_empty());
+    disk.flip(leaf * 4096 + 1000, 0);
+    for _ in 0..2 {
+        let error = volume.shared.checkpoint().await.unwrap_err();
+        assert!(error.to_string().contains(&format!("page {leaf} ")), "{error}");
+    }
+    assert_holds(&volume, key(300, 0), 0, &pattern(7, 0, 5000)).await;
+    // Readable again, nothing is missing.
+    disk.flip(leaf * 4096 + 1000, 0);
+    volume.shared.checkpoint().await.unwrap();
+    drop(volume);
+    let volume = open(&disk).await;
+    assert_holds(&volume, key(300, 0), 0, &pattern(7, 0, 5000)).await;
+}
+
+/// Gives the index single pages that are apart, until its root record can name no more.
+async fn scatter(volume: &Volume) {
+    let mut between = Vec::new();
+    while volume.shared.index.segments_left() > 0 {
+        let reservation = volume.shared.reserve_for_index(1).await.unwrap();
+        for extent in reservation.into_index() {
+            let segment = crate::format::root::Segment { first: extent.first, pages: 1 };
+            volume.shared.index.extend(segment).unwrap();
+        }
+        between.push(volume.shared.reserve(1, Purpose::Store).await.unwrap());
+    }
+}
+
+fn index_pages(volume: &Volume) -> (u64, u64) {
+    let segments = volume.shared.index.segments();
+    let named = segments.iter().map(|segment| u64::from(segment.pages)).sum();
+    (named, volume.shared.space.totals().index)
+}
+
+#[tokio::test]
+async fn an_index_in_as_many_places_as_can_be_named_takes_no_page_that_it_cannot_name() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    scatter(&volume).await;
+    let (named, taken) = index_pages(&volume);
+    assert_eq!(named, taken);
+    for _ in 0..3 {
+        let error = volume.shared.grow_index().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert!(error.to_string().contains("fragmented"), "{error}");
+        assert_eq!(index_pages(&volume), (named, taken));
+    }
+    // What it has does for long: writes and checkpoints go on.
+    for inode in 0..200 {
+        write(&volume, key(inode, 0), 0, pattern(inode, 0, BLOCK)).await;
+        volume.shared.checkpoint().await.unwrap();
+    }
+    assert_eq!(used_pages(&volume).await, 200 * 16);
+    drop(volume);
+    let volume = open(&disk).await;
+    assert_eq!(index_pages(&volume), (named, taken));
+    assert_holds(&volume, key(199, 0), 0, &pattern(199, 0, BLOCK)).await;
+}
+
+#[tokio::test]
+async fn an_index_grows_in_few_places_where_the_space_is_in_pieces() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    let before = volume.shared.index.segments().len();
+    // Every second page is free.
+    let mut pages = Vec::new();
+    while let Ok(reservation) = volume.shared.reserve(1, Purpose::Store).await {
+        pages.push(reservation);
+    }
+    pages.sort_by_key(|reservation| reservation.extents()[0].first);
+    let mut nth = 0;
+    pages.retain(|_| {
+        nth += 1;
+        nth % 2 == 0
+    });
+    let free = LAYOUT.capacity - 512 - pages.len() as u64;
+    assert!(free > 4000, "{free}");
+    for _ in 0..3 {
+        volume.shared.grow_index().await.unwrap();
+        let (named, taken) = index_pages(&volume);
+        assert_eq!(named, taken);
+    }
+    let left = volume.shared.index.segments_left();
+    assert!(left >= 30, "{left} of {before} are left");
+    drop(pages);
+    // Where the space is whole again, one place is enough.
+    volume.shared.grow_index().await.unwrap();
+    assert!(volume.shared.index.segments_left() >= left - 1);
+}
