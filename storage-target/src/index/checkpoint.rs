@@ -50,9 +50,9 @@ impl Index {
     }
 
     /// As [`Self::checkpoint`], but goes round leaves that cannot be read and that changes belong
-    /// to, where all of these are of keys that may be lost. Their changes are dropped, and every key
-    /// that belongs to such a leaf is [`IndexError::Damaged`] for good, also when the disk reads
-    /// it again: what it holds is older than what was dropped.
+    /// to, where all of these are of keys that may be lost. Their changes are dropped, and every
+    /// key that belongs to such a leaf is [`IndexError::Damaged`] for good, also when the disk
+    /// reads it again: what it holds is older than what was dropped.
     ///
     /// # Errors
     /// As [`Self::checkpoint`].

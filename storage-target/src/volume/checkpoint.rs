@@ -270,8 +270,8 @@ pub(super) enum Leaves {
     Some,
 }
 
-/// Whether the change of a key may be lost with its leaf: what is said of a chunk or an inode, which
-/// is an error to who asks for it, but not what is said of the space or the whole target.
+/// Whether the change of a key may be lost with its leaf: what is said of a chunk or an inode,
+/// which is an error to who asks for it, but not what is said of the space or the whole target.
 fn may_lose(key: &Key) -> bool {
     matches!(
         TableKey::decode(key.as_slice()),
