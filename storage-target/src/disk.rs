@@ -28,7 +28,7 @@
 use std::{
     fmt, io,
     ops::Range,
-    sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
+    sync::{Arc, OnceLock},
 };
 
 use millrace_types::{ErrorKind, Failure};
@@ -64,9 +64,12 @@ pub const QUEUE_DEPTH: usize = 64;
 
 /// An engine that executes requests. See the module's contract.
 pub trait Disk: Send + Sync + fmt::Debug {
-    /// Hands a request over. Never blocks as long as at most [`QUEUE_DEPTH`] transfers
-    /// and one sync are outstanding.
+    /// Hands a request over. Never blocks as long as at most [`QUEUE_DEPTH`] are outstanding.
     fn submit(&self, request: Request);
+
+    /// Says that buffers of a pool will come, so that what can be done once for all of them is
+    /// done now.
+    fn expect_buffers(&self, _pool: &BufferPool) {}
 
     /// Which engine it is, for logs and metrics.
     fn name(&self) -> &'static str;
@@ -108,8 +111,8 @@ pub struct Request {
     operation: Operation,
     pieces: Vec<Piece>,
     buffer: Held,
-    reply: Reply,
-    /// `None` for a sync that a thread waits for, which has a turn of its own.
+    reply: oneshot::Sender<Completion>,
+    /// `None` for a part of another request.
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -121,18 +124,8 @@ impl Request {
         };
         let completion = Completion { buffer, result };
         // Nobody waiting is no error: the buffer goes back to its pool here.
-        match self.reply {
-            Reply::Task(reply) => drop(reply.send(completion)),
-            Reply::Thread(reply) => drop(reply.send(completion)),
-        }
+        drop(self.reply.send(completion));
     }
-}
-
-/// Who waits for the end of a request.
-#[derive(Debug)]
-enum Reply {
-    Task(oneshot::Sender<Completion>),
-    Thread(mpsc::SyncSender<Completion>),
 }
 
 /// The memory of a request. A read needs its buffer alone; a write only looks at it, so that others
@@ -223,8 +216,6 @@ impl From<DiskError> for Failure {
 pub struct DiskQueue {
     disk: Arc<dyn Disk>,
     depth: Arc<Semaphore>,
-    /// One sync at a time, beside the other requests: a barrier never waits for a full queue.
-    sync_turn: Arc<Mutex<()>>,
     meter: Arc<OnceLock<DiskMeter>>,
 }
 
@@ -233,13 +224,18 @@ impl DiskQueue {
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>) -> Self {
         let depth = Arc::new(Semaphore::new(QUEUE_DEPTH));
-        Self { disk, depth, sync_turn: Arc::default(), meter: Arc::default() }
+        Self { disk, depth, meter: Arc::default() }
     }
 
     /// Which engine it is, for logs and metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.disk.name()
+    }
+
+    /// Says that buffers of a pool will come. Not needed, but the first request waits less.
+    pub fn expect_buffers(&self, pool: &BufferPool) {
+        self.disk.expect_buffers(pool);
     }
 
     /// Counts on these figures from now on; later calls change nothing.
@@ -263,7 +259,7 @@ impl DiskQueue {
     /// Puts the pieces of `buffer` into the file.
     ///
     /// # Durability
-    /// Complete means that the kernel or device has the bytes; [`Self::sync_and_wait`] makes them
+    /// Complete means that the kernel or device has the bytes; [`Self::sync`] makes them
     /// durable.
     ///
     /// # Errors
@@ -276,30 +272,12 @@ impl DiskQueue {
         self.transfer(Operation::Write, pieces, Held::Shared(buffer)).await.map(drop)
     }
 
-    /// Makes every write durable whose completion was delivered before this call. Blocks the
-    /// calling thread, which must not be one that runs tasks.
+    /// Makes every write durable whose completion was delivered before this call. Takes a turn
+    /// among the transfers. May be dropped at its await.
     ///
     /// # Errors
     /// [`DiskError`]; nothing may then be taken for durable, and a later success proves nothing
     /// about the writes before this call, since the kernel reports a failed write only once.
-    pub fn sync_and_wait(&self) -> Result<(), DiskError> {
-        let _turn = self.sync_turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let (reply, answer) = mpsc::sync_channel(1);
-        self.disk.submit(Request {
-            operation: Operation::Sync,
-            pieces: Vec::new(),
-            buffer: Held::Nothing,
-            reply: Reply::Thread(reply),
-            _permit: None,
-        });
-        answer.recv().map_err(|_| DiskError::Stopped)?.result
-    }
-
-    /// As [`Self::sync_and_wait`], for tasks: takes a turn among the transfers. May be dropped at
-    /// its await.
-    ///
-    /// # Errors
-    /// As [`Self::sync_and_wait`].
     pub async fn sync(&self) -> Result<(), DiskError> {
         self.submit(Operation::Sync, Vec::new(), Held::Nothing).await.map(drop)
     }
@@ -334,7 +312,6 @@ impl DiskQueue {
         let depth = Arc::clone(&self.depth);
         let permit = depth.acquire_owned().await.map_err(|_| DiskError::Stopped)?;
         let (reply, answer) = oneshot::channel();
-        let reply = Reply::Task(reply);
         metered.hand_over();
         self.disk.submit(Request { operation, pieces, buffer, reply, _permit: Some(permit) });
         let completion = answer.await.map_err(|_| DiskError::Stopped)?;

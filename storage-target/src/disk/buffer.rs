@@ -4,6 +4,10 @@
 //! a reply on its way to the network, or in a fill from a bucket. Whoever wants more waits, which
 //! is how pressure reaches the network. Holding a buffer while waiting for another could deadlock,
 //! so every operation takes all that it needs with one call.
+//!
+//! Part of the pool is an *arena*: one run of memory in huge pages, cut into buffers of all sizes,
+//! which are given out first. Because it stays where it is, a disk engine can make it known to the
+//! kernel once, instead of with each transfer.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error},
@@ -13,6 +17,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+mod arena;
+
+pub(super) use arena::Arena;
+
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -21,6 +29,10 @@ use super::ALIGNMENT;
 /// The sizes that buffers are made in. The largest holds 1 MiB that starts anywhere: 17 blocks of
 /// 64 KiB. The smaller ones fit a page, a small file and a fill's segment.
 const CLASSES: [usize; 4] = [16 * 1024, 64 * 1024, 256 * 1024, BUFFER_SIZE_MAX];
+
+/// Which part of the budget is the arena, and which part of that are buffers of each size.
+const ARENA_PART: usize = 5;
+const CLASS_PERCENT: [usize; CLASSES.len()] = [10, 10, 20, 60];
 
 /// The largest buffer: 17 blocks of 64 KiB.
 pub const BUFFER_SIZE_MAX: usize = 17 * 64 * 1024;
@@ -35,13 +47,36 @@ struct Inner {
     /// One permit for each [`ALIGNMENT`] bytes.
     budget: Arc<Semaphore>,
     budget_pages: usize,
+    /// `None` where the system gives no memory for one.
+    arena: Option<Arc<Arena>>,
     free: Mutex<Free>,
 }
 
 #[derive(Default)]
 struct Free {
-    buffers: [Vec<Memory>; CLASSES.len()],
-    bytes: usize,
+    /// Of the arena.
+    fixed: [Vec<Memory>; CLASSES.len()],
+    /// Allocated one by one.
+    single: [Vec<Memory>; CLASSES.len()],
+    /// Bytes of these.
+    single_bytes: usize,
+}
+
+impl Free {
+    /// All buffers of an arena.
+    fn of_arena(arena: &Arc<Arena>) -> Self {
+        let mut free = Self::default();
+        let mut start = 0;
+        for (class, &size) in CLASSES.iter().enumerate().rev() {
+            for _ in 0..arena.len() * CLASS_PERCENT[class] / 100 / size {
+                if start + size <= arena.len() {
+                    free.fixed[class].push(Memory::of_arena(arena, start, size));
+                    start += size;
+                }
+            }
+        }
+        free
+    }
 }
 
 impl BufferPool {
@@ -50,8 +85,13 @@ impl BufferPool {
     pub fn new(budget_bytes: usize) -> Self {
         let budget_pages = budget_bytes.max(8 * BUFFER_SIZE_MAX) / ALIGNMENT;
         let budget = Arc::new(Semaphore::new(budget_pages));
-        let free = Mutex::new(Free::default());
-        Self { inner: Arc::new(Inner { budget, budget_pages, free }) }
+        let arena = Arena::map(budget_pages * ALIGNMENT / ARENA_PART);
+        let arena = arena.map(Arc::new).inspect_err(|error| {
+            tracing::debug!(%error, "no arena for buffers");
+        });
+        let arena = arena.ok();
+        let free = Mutex::new(arena.as_ref().map(Free::of_arena).unwrap_or_default());
+        Self { inner: Arc::new(Inner { budget, budget_pages, arena, free }) }
     }
 
     /// Waits for a buffer of `len` bytes, rounded up to whole pages. Its content is arbitrary.
@@ -72,9 +112,11 @@ impl BufferPool {
             .expect("the pool never closes its budget");
         let recycled = {
             let mut free = self.inner.free.lock().unwrap_or_else(PoisonError::into_inner);
-            let memory = free.buffers[class].pop();
-            free.bytes -= memory.as_ref().map_or(0, |memory| memory.layout.size());
-            memory
+            free.fixed[class].pop().or_else(|| {
+                let memory = free.single[class].pop()?;
+                free.single_bytes -= memory.len;
+                Some(memory)
+            })
         };
         let memory = recycled.unwrap_or_else(|| Memory::allocate(CLASSES[class]));
         AlignedBuffer {
@@ -84,6 +126,11 @@ impl BufferPool {
             pool: Arc::clone(&self.inner),
             _permit: permit,
         }
+    }
+
+    /// The run of memory that buffers are taken from first.
+    pub(super) fn arena(&self) -> Option<&Arc<Arena>> {
+        self.inner.arena.as_ref()
     }
 
     /// Bytes of the buffers in use now.
@@ -102,10 +149,13 @@ impl fmt::Debug for BufferPool {
 impl Inner {
     fn recycle(&self, class: usize, memory: Memory) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        // A quarter of the budget kept warm serves a steady load; the rest goes back to the system.
-        if free.bytes + memory.layout.size() <= self.budget_pages * ALIGNMENT / 4 {
-            free.bytes += memory.layout.size();
-            free.buffers[class].push(memory);
+        // An eighth of the budget kept warm beside the arena serves a steady load; the rest goes
+        // back to the system.
+        if memory.arena.is_some() {
+            free.fixed[class].push(memory);
+        } else if free.single_bytes + memory.len <= self.budget_pages * ALIGNMENT / 8 {
+            free.single_bytes += memory.len;
+            free.single[class].push(memory);
         }
     }
 }
@@ -152,6 +202,11 @@ impl AlignedBuffer {
         self.memory().start
     }
 
+    /// The arena that the buffer is part of.
+    pub(super) fn arena(&self) -> Option<&Arc<Arena>> {
+        self.memory().arena.as_ref()
+    }
+
     fn memory(&self) -> &Memory {
         self.memory.as_ref().expect("present until dropped")
     }
@@ -177,42 +232,55 @@ impl fmt::Debug for AlignedBuffer {
     }
 }
 
-/// One allocation, always initialised.
+/// The memory of one buffer, always initialised.
 struct Memory {
     start: NonNull<u8>,
-    layout: Layout,
+    len: usize,
+    /// What it is part of; `None`: an allocation of its own.
+    arena: Option<Arc<Arena>>,
 }
 
-// SAFETY: the allocation has one owner and is plain bytes.
+// SAFETY: the memory has one owner and is plain bytes.
 unsafe impl Send for Memory {}
 // SAFETY: shared access only reads plain bytes.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn allocate(size: usize) -> Self {
-        let layout = Layout::from_size_align(size, ALIGNMENT).expect("a class is a sound layout");
+    fn allocate(len: usize) -> Self {
+        let layout = Self::layout(len);
         // SAFETY: every class has a size above zero.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Self { start, layout }
+        Self { start, len, arena: None }
+    }
+
+    /// A part of an arena, which the caller gives to nobody else.
+    fn of_arena(arena: &Arc<Arena>, start: usize, len: usize) -> Self {
+        Self { start: arena.part(start, len), len, arena: Some(Arc::clone(arena)) }
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, ALIGNMENT).expect("a class is a sound layout")
     }
 
     fn as_slice(&self) -> &[u8] {
-        // SAFETY: the allocation is initialised, `layout.size()` long and lives as long as `self`;
-        // writers need `&mut self` or, in the disk engines, own the whole buffer.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+        // SAFETY: the memory is initialised, `len` long, no other buffer's, and lives as long as
+        // `self`; writers need `&mut self` or, in the disk engines, own the whole buffer.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` makes the access exclusive.
-        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `allocate`, freed once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        if self.arena.is_none() {
+            // SAFETY: allocated with this layout in `allocate`, freed once.
+            unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
+        }
     }
 }
 
@@ -236,6 +304,28 @@ mod tests {
             drop(bytes);
             assert_eq!(pool.used_bytes(), 0);
         }
+    }
+
+    #[tokio::test]
+    async fn buffers_never_share_memory_whether_the_arena_is_used_up_or_not() {
+        let pool = BufferPool::new(32 << 20);
+        let mut held = Vec::new();
+        for (class, &size) in CLASSES.iter().enumerate() {
+            for _ in 0..(4 << 20) / size {
+                let mut buffer = pool.acquire(size).await;
+                assert!(buffer.as_slice().iter().all(|&byte| byte == 0), "nobody has had it yet");
+                buffer.as_mut_slice().fill(u8::try_from(class).unwrap() + 1);
+                held.push((class, buffer));
+            }
+        }
+        let of_arena = held.iter().filter(|(_, buffer)| buffer.arena().is_some()).count();
+        assert!(0 < of_arena && of_arena < held.len(), "{of_arena} of {}", held.len());
+        for (class, buffer) in &held {
+            let byte = u8::try_from(*class).unwrap() + 1;
+            assert!(buffer.as_slice().iter().all(|&found| found == byte));
+        }
+        held.clear();
+        assert!(pool.acquire(1).await.arena().is_some(), "the arena's come back, and go first");
     }
 
     #[tokio::test]

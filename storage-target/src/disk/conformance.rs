@@ -95,8 +95,7 @@ async fn a_dropped_future_leaves_the_buffer_with_the_engine_and_the_write_done()
             drop(futures::poll!(&mut write));
             drop(write);
         }
-        let queue = bench.queue.clone();
-        tokio::task::spawn_blocking(move || queue.sync_and_wait()).await.unwrap().unwrap();
+        bench.queue.sync().await.unwrap();
         // Taking the whole budget proves that every buffer came back.
         let all = bench.pool.acquire(1 << 20).await;
         let all = bench.queue.read(vec![piece(0, 0..256 * 1024)], all).await.unwrap();
@@ -130,15 +129,56 @@ async fn many_requests_at_once_all_complete_and_none_is_mixed_up() {
 }
 
 #[tokio::test]
-async fn a_sync_returns_while_other_requests_are_out() {
+async fn syncs_return_while_other_requests_are_out() {
     for bench in Bench::all() {
-        let queue = bench.queue.clone();
-        let sync =
-            tokio::task::spawn_blocking(move || (0..5).try_for_each(|_| queue.sync_and_wait()));
-        for at in 0..32_usize {
-            let buffer = bench.filled(PAGE, 1).await;
-            bench.queue.write(vec![piece(at * PAGE, 0..PAGE)], Arc::new(buffer)).await.unwrap();
-        }
-        sync.await.unwrap().unwrap();
+        let syncs = async {
+            for _ in 0..5 {
+                bench.queue.sync().await.unwrap();
+            }
+        };
+        let writes = async {
+            for at in 0..32_usize {
+                let buffer = bench.filled(PAGE, 1).await;
+                bench.queue.write(vec![piece(at * PAGE, 0..PAGE)], Arc::new(buffer)).await.unwrap();
+            }
+        };
+        futures::future::join(syncs, writes).await;
+    }
+}
+
+/// Reads and writes on runtimes that come and go, two of them at a time.
+#[test]
+fn any_runtime_may_use_a_disk_and_end_before_it() {
+    for bench in Bench::all() {
+        let worker = |seed: u8| {
+            let (queue, pool) = (bench.queue.clone(), bench.pool.clone());
+            move || {
+                for round in 0..20_u8 {
+                    let runtime =
+                        tokio::runtime::Builder::new_current_thread().enable_all().build();
+                    runtime.unwrap().block_on(async {
+                        let at = usize::from(seed) * PAGE;
+                        let mut buffer = pool.acquire(PAGE).await;
+                        buffer.as_mut_slice().fill(seed ^ round);
+                        queue.write(vec![piece(at, 0..PAGE)], Arc::new(buffer)).await.unwrap();
+                        let buffer = pool.acquire(PAGE).await;
+                        let read = queue.read(vec![piece(at, 0..PAGE)], buffer).await.unwrap();
+                        assert!(read.as_slice().iter().all(|&byte| byte == seed ^ round));
+                        // Its future goes, and the runtime after it, while the read is under way.
+                        let buffer = pool.acquire(PAGE).await;
+                        let mut left = Box::pin(queue.read(vec![piece(at, 0..PAGE)], buffer));
+                        drop(futures::poll!(&mut left));
+                    });
+                }
+            }
+        };
+        let others = std::thread::spawn(worker(1));
+        worker(2)();
+        others.join().unwrap();
+        let Bench { queue, pool, _dir } = bench;
+        let name = queue.name();
+        // What was left is finished by then.
+        drop(queue);
+        assert_eq!(pool.used_bytes(), 0, "every buffer came back: {name}");
     }
 }

@@ -5,14 +5,13 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use futures::future::BoxFuture;
+use tokio::sync::oneshot;
 
-use super::{
-    ALIGNMENT, Backing, Disk, DiskError, DiskQueue, Held, Operation, Piece, Reply, Request,
-};
+use super::{ALIGNMENT, Backing, Disk, DiskError, DiskQueue, Held, Operation, Piece, Request};
 
 /// The faults to come. Clones are handles of the same ones, and one may serve many disks, one after
 /// the other: an engine is opened again after a fault.
@@ -118,12 +117,17 @@ impl Disk for FaultyDisk {
         let Some(os_error) = self.faults.count(Call::Disk(operation)) else {
             return self.disk.submit(request);
         };
-        if let Held::Shared(buffer) = &request.buffer {
-            self.write(first_half(&request.pieces), Held::Shared(Arc::clone(buffer)));
-        }
         let offset = request.pieces.first().map_or(0, |piece| piece.offset);
         let source = io::Error::from_raw_os_error(os_error);
-        request.complete(Err(DiskError::from_io(operation, offset, 0, source)));
+        let error = DiskError::from_io(operation, offset, 0, source);
+        let half = first_half(&request.pieces);
+        match &request.buffer {
+            Held::Shared(buffer) if !half.is_empty() => {
+                let buffer = Held::Shared(Arc::clone(buffer));
+                self.fail_after(half, buffer, request, error);
+            }
+            _ => request.complete(Err(error)),
+        }
     }
 
     fn name(&self) -> &'static str {
@@ -132,17 +136,18 @@ impl Disk for FaultyDisk {
 }
 
 impl FaultyDisk {
-    /// Writes a part, and waits for it.
-    fn write(&self, pieces: Vec<Piece>, buffer: Held) {
-        if pieces.is_empty() {
-            return;
-        }
-        let (reply, answer) = mpsc::sync_channel(1);
+    /// Writes a part; when that is done, whether it worked or not, the whole is told to have failed.
+    fn fail_after(&self, part: Vec<Piece>, buffer: Held, whole: Request, error: DiskError) {
+        let (reply, mut done) = oneshot::channel();
         let operation = Operation::Write;
-        let reply = Reply::Thread(reply);
-        self.disk.submit(Request { operation, pieces, buffer, reply, _permit: None });
-        // Whether it worked does not matter: it is told to have failed.
-        drop(answer.recv());
+        self.disk.submit(Request { operation, pieces: part, buffer, reply, _permit: None });
+        if done.try_recv().is_ok() {
+            return whole.complete(Err(error));
+        }
+        drop(tokio::spawn(async move {
+            drop(done.await);
+            whole.complete(Err(error));
+        }));
     }
 }
 

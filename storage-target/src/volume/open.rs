@@ -120,6 +120,8 @@ impl Volume {
     /// [`OpenError`]; what was durable is then as it was.
     pub async fn open(options: &Options) -> Result<Self, OpenError> {
         let metadata_pool = BufferPool::new(METADATA_POOL);
+        options.disk.expect_buffers(&metadata_pool);
+        options.disk.expect_buffers(&options.pool);
         let parts = Parts { options, pool: metadata_pool };
         let (superblock, blank) = match parts.read_superblock().await? {
             Some(superblock) => (superblock, false),

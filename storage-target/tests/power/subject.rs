@@ -464,7 +464,7 @@ where
 fn apart<T: Send>(work: impl Future<Output = T> + Send) -> T {
     thread::scope(|scope| {
         let running = scope.spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(work)
         });
         running.join().unwrap()
