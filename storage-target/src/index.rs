@@ -201,10 +201,8 @@ impl Index {
             }
             Arc::clone(&state.root)
         };
-        match self.store.leaf(&tree, key.as_slice()).await? {
-            Some((leaf, _)) => Ok(leaf.find(key.as_slice()).ok().map(|at| leaf.value(at))),
-            None => Ok(None),
-        }
+        let Some(leaf) = self.store.leaf_of(&tree, key.as_slice()).await? else { return Ok(None) };
+        Ok(leaf.find(key.as_slice()).ok().map(|at| leaf.value(at)))
     }
 
     /// Sets the value of a key. Durable with the checkpoint that contains it.

@@ -110,15 +110,8 @@ impl SectionsChange {
     /// When there are [`CHANGE_SECTIONS_MAX`] already.
     pub fn put(&mut self, key: SectionKey, old: Option<&Section>, new: Section) {
         assert!(self.sections.len() < CHANGE_SECTIONS_MAX, "a change fits a record");
-        let numbers = |section: &Section| -> Vec<u64> {
-            let mut pages: Vec<u64> =
-                section.stored_pages().map(|(_, stored)| stored.page).collect();
-            pages.sort_unstable();
-            pages
-        };
         let clean = |section: &Section| i32::try_from(section.pages_by_state().0).expect("a few");
-        let before = old.map(numbers).unwrap_or_default();
-        let after = numbers(&new);
+        let (before, after) = unlike(old, &new);
         let without = |pages: &[u64], others: &[u64]| {
             let left = pages.iter().filter(|page| others.binary_search(page).is_err());
             join(left.copied().collect())
@@ -156,6 +149,30 @@ impl SectionsChange {
         let sections = self.sections.iter().filter_map(|(_, section)| section.as_ref());
         sections.flat_map(Section::stored_pages).map(|(_, stored)| stored).filter(is_new)
     }
+}
+
+/// The pages of the disk, in order, that an older and a newer version of a section do not both have
+/// in the same place of the section: most changes leave most pages where they are.
+fn unlike(old: Option<&Section>, new: &Section) -> (Vec<u64>, Vec<u64>) {
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    let mut olds = old.into_iter().flat_map(Section::stored_pages).peekable();
+    for (at, stored) in new.stored_pages() {
+        while let Some((_, gone)) = olds.next_if(|&(older_at, _)| older_at < at) {
+            before.push(gone.page);
+        }
+        match olds.next_if(|&(older_at, _)| older_at == at) {
+            Some((_, older)) if older.page == stored.page => {}
+            Some((_, older)) => {
+                before.push(older.page);
+                after.push(stored.page);
+            }
+            None => after.push(stored.page),
+        }
+    }
+    before.extend(olds.map(|(_, gone)| gone.page));
+    before.sort_unstable();
+    after.sort_unstable();
+    (before, after)
 }
 
 /// Sections are gone.

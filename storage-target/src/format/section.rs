@@ -305,9 +305,15 @@ fn overlap_on_disk(extents: &[Placed]) -> bool {
     if extents.windows(2).all(|pair| on_disk(&pair[0]).1 <= pair[1].page) {
         return false;
     }
-    let mut places: Vec<(u64, u64)> = extents.iter().map(on_disk).collect();
+    // A number each, which is sorted faster than a pair: the first page, and how many below it.
+    let mut places = [0; SECTION_PAGES as usize];
+    let places = &mut places[..extents.len()];
+    for (place, extent) in places.iter_mut().zip(extents) {
+        *place = extent.page << 8 | u64::from(extent.pages);
+    }
     places.sort_unstable();
-    places.windows(2).any(|pair| pair[0].1 > pair[1].0)
+    let (first, end) = (|place: u64| place >> 8, |place: u64| (place >> 8) + (place & 0xFF));
+    places.windows(2).any(|pair| end(pair[0]) > first(pair[1]))
 }
 
 /// Whether extents lie in the section, in order and apart, and none could be joined with the next.

@@ -77,8 +77,15 @@ impl NodeStore {
 
     /// The node that a reference names. Callers that ask for it at the same time share one read.
     pub(super) async fn load(&self, reference: Reference, level: u8) -> Result<Node, IndexError> {
-        let node =
-            self.cache.get_or_insert_async(&reference, self.read_node(reference, level)).await?;
+        let node = match self.cache.get(&reference) {
+            Some(node) => node,
+            // Boxed, because the state of a read would make that of every request large, and most
+            // of them find their nodes in the cache.
+            None => {
+                let read = self.read_node(reference, level);
+                Box::pin(self.cache.get_or_insert_async(&reference, read)).await?
+            }
+        };
         if node.level() == level {
             return Ok(node);
         }
@@ -106,6 +113,20 @@ impl NodeStore {
         let buffer = self.disk.read(vec![piece], buffer).await?;
         // Copied, because the pool's smallest buffer is four times a node.
         Ok(Bytes::copy_from_slice(&buffer.as_slice()[..len]))
+    }
+
+    /// The leaf in which a key is, if it is in the tree.
+    pub(super) async fn leaf_of(
+        &self,
+        tree: &RootRecord,
+        key: &[u8],
+    ) -> Result<Option<Node>, IndexError> {
+        let Some(mut reference) = tree.root else { return Ok(None) };
+        for level in (1..tree.height).rev() {
+            let node = self.load(reference, level).await?;
+            reference = node.child(node.route(key));
+        }
+        Ok(Some(self.load(reference, 0).await?))
     }
 
     /// The leaf in which a key is, if it is in the tree, and the lowest key of the next leaf.

@@ -77,7 +77,7 @@ impl Shared {
         if current.as_ref() != Some(seen) {
             return Ok(0);
         }
-        let old = Sections::new(key.chunk, [(number, current)].into());
+        let old = Sections::new(key.chunk, number, vec![current]);
         let cause = Cause::of_upkeep(key.chunk, &old);
         let installed = self.commit_sections(&cause, &old, &[(number, gathered)]).await?;
         drop(lock);

@@ -192,8 +192,8 @@ impl Shared {
         page: &BadPage,
     ) -> Result<bool, EngineError> {
         let block = BlockKey { section: key, block: page.block() }.in_chunk();
-        let records = [(key.section, Some(seen.clone()))].into();
-        let fingerprint = Sections::new(key.chunk, records).fingerprint(block);
+        let sections = Sections::new(key.chunk, key.section, vec![Some(seen.clone())]);
+        let fingerprint = sections.fingerprint(block);
         let new_state = move |at: u16, found: u64, state| {
             let same = at == block && found == fingerprint && state == BlockState::Clean;
             same.then_some(BlockState::Absent)

@@ -1,15 +1,18 @@
 //! Reading stored pages, each checked against its checksum, once for all who ask at the same time.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     ops::{Range, RangeInclusive},
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use bytes::Bytes;
 use futures::future::try_join_all;
 use millrace_types::{BlockState, ChunkKey, Crc32c};
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 
 use super::{
     EngineError, Shared, Volume,
@@ -122,21 +125,93 @@ impl Loaded {
     }
 }
 
-/// Disk reads under way.
+/// Disk reads under way. Who asks for what is being read already waits for that.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     flying: Mutex<HashMap<ChunkKey, Vec<Flight>>>,
+    /// The number of the next one.
+    next: AtomicU64,
 }
 
-type Outcome = Option<Result<Loaded, EngineError>>;
+type Outcome = Result<Loaded, EngineError>;
 
 #[derive(Debug)]
 struct Flight {
+    number: u64,
     first: u32,
     pages: u32,
     /// Only equal versions are shared.
     sections: Arc<Sections>,
-    outcome: watch::Receiver<Outcome>,
+    waiting: Vec<oneshot::Sender<Outcome>>,
+}
+
+/// What a request does about a read.
+enum Boarding<'a> {
+    /// It reads.
+    Leads(Leader<'a>),
+    /// It waits for another's read, which begins so many pages before.
+    Follows(oneshot::Receiver<Outcome>, u32),
+}
+
+/// Takes its flight off the list when it is dropped. Who waited then asks again.
+struct Leader<'a> {
+    flights: &'a Flights,
+    key: ChunkKey,
+    number: u64,
+}
+
+impl Flights {
+    fn board(&self, sections: &Arc<Sections>, first: u32, pages: u32) -> Boarding<'_> {
+        let key = sections.key();
+        let mut flying = self.flying();
+        let same = flying.entry(key).or_default();
+        let found = same.iter_mut().find(|flight| {
+            flight.first <= first
+                && first + pages <= flight.first + flight.pages
+                && flight.sections.are_as(sections, first..first + pages)
+        });
+        if let Some(flight) = found {
+            let (landed, outcome) = oneshot::channel();
+            flight.waiting.push(landed);
+            return Boarding::Follows(outcome, first - flight.first);
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sections, waiting) = (Arc::clone(sections), Vec::new());
+        same.push(Flight { number, first, pages, sections, waiting });
+        Boarding::Leads(Leader { flights: self, key, number })
+    }
+
+    fn take(&self, key: ChunkKey, number: u64) -> Option<Flight> {
+        let mut flying = self.flying();
+        let same = flying.get_mut(&key)?;
+        let at = same.iter().position(|flight| flight.number == number)?;
+        let flight = same.swap_remove(at);
+        if same.is_empty() {
+            flying.remove(&key);
+        }
+        Some(flight)
+    }
+
+    /// A panic elsewhere leaves the list whole: every change of it is one step.
+    fn flying(&self) -> MutexGuard<'_, HashMap<ChunkKey, Vec<Flight>>> {
+        self.flying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Leader<'_> {
+    fn land(&self, outcome: &Outcome) {
+        let waiting = self.flights.take(self.key, self.number).map(|flight| flight.waiting);
+        for landed in waiting.into_iter().flatten() {
+            // Nobody waiting any more is no error.
+            drop(landed.send(outcome.clone()));
+        }
+    }
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        drop(self.flights.take(self.key, self.number));
+    }
 }
 
 impl Volume {
@@ -170,32 +245,21 @@ impl Volume {
         first: u32,
         pages: u32,
     ) -> Result<Loaded, EngineError> {
-        let key = snapshot.key();
-        let (mut outcome, skipped) = {
-            let flights = &self.shared.flights.flying;
-            let mut flying = flights.lock().unwrap_or_else(PoisonError::into_inner);
-            let same = flying.entry(key).or_default();
-            let found = same.iter().find(|flight| {
-                flight.first <= first
-                    && first + pages <= flight.first + flight.pages
-                    && flight.sections.are_as(&snapshot.sections, first..first + pages)
-            });
-            if let Some(flight) = found {
-                (flight.outcome.clone(), first - flight.first)
-            } else {
-                let (land, outcome) = watch::channel(None);
-                let sections = Arc::clone(&snapshot.sections);
-                same.push(Flight { first, pages, sections, outcome: outcome.clone() });
-                let shared = Arc::clone(&self.shared);
-                let snapshot = snapshot.clone();
-                tokio::spawn(async move { shared.fly(snapshot, first, pages, land).await });
-                (outcome, 0)
+        loop {
+            match self.shared.flights.board(&snapshot.sections, first, pages) {
+                Boarding::Leads(leader) => {
+                    let outcome = self.shared.read_pages(&snapshot.sections, first, pages).await;
+                    leader.land(&outcome);
+                    return outcome;
+                }
+                Boarding::Follows(outcome, skipped) => {
+                    // Without an answer whoever was reading has gone away.
+                    if let Ok(loaded) = outcome.await {
+                        return Ok(loaded?.slice(skipped as usize, pages as usize));
+                    }
+                }
             }
-        };
-        let landed = outcome.wait_for(Option::is_some).await;
-        let landed = landed.map_err(|_| EngineError::Stopped)?.clone();
-        let loaded = landed.expect("waited for")?;
-        Ok(loaded.slice(skipped as usize, pages as usize))
+        }
     }
 }
 
@@ -230,38 +294,13 @@ impl Shared {
         let (&first, &last) = (numbers.start(), numbers.end());
         // Most requests lie in one section: no need to wait for several at a time.
         let records = match first == last {
-            true => BTreeMap::from([self.section(key, first).await?]),
+            true => vec![self.section(key, first).await?.1],
             false => {
-                let records = numbers.map(|number| self.section(key, number));
-                try_join_all(records).await?.into_iter().collect()
+                let records = try_join_all(numbers.map(|number| self.section(key, number))).await?;
+                records.into_iter().map(|(_, record)| record).collect()
             }
         };
-        Ok(Sections::new(key, records))
-    }
-
-    async fn fly(
-        self: Arc<Self>,
-        snapshot: Snapshot,
-        first: u32,
-        pages: u32,
-        land: watch::Sender<Outcome>,
-    ) {
-        let outcome = self.read_pages(snapshot.sections(), first, pages).await;
-        let key = snapshot.key();
-        let mut flying = self.flights.flying.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(same) = flying.get_mut(&key) {
-            same.retain(|flight| {
-                (flight.first, flight.pages) != (first, pages)
-                    || !Arc::ptr_eq(&flight.sections, &snapshot.sections)
-            });
-            if same.is_empty() {
-                flying.remove(&key);
-            }
-        }
-        drop(flying);
-        drop(snapshot);
-        // Nobody waiting any more is no error.
-        drop(land.send(Some(outcome)));
+        Ok(Sections::new(key, first, records))
     }
 
     async fn read_pages(

@@ -1,7 +1,6 @@
 //! Consecutive sections of one chunk, seen as blocks and pages of the chunk. No I/O.
 
 use std::{
-    collections::BTreeMap,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     ops::{Range, RangeInclusive},
 };
@@ -18,13 +17,16 @@ use crate::format::{
 #[derive(Clone, Debug)]
 pub(super) struct Sections {
     key: ChunkKey,
-    /// `None` where the index has no record.
-    records: BTreeMap<u8, Option<Section>>,
+    /// The number of the first.
+    first: u8,
+    /// In order; `None` where the index has no record.
+    records: Vec<Option<Section>>,
 }
 
 impl Sections {
-    pub(super) fn new(key: ChunkKey, records: BTreeMap<u8, Option<Section>>) -> Self {
-        Self { key, records }
+    /// Consecutive sections, from number `first` on.
+    pub(super) fn new(key: ChunkKey, first: u8, records: Vec<Option<Section>>) -> Self {
+        Self { key, first, records }
     }
 
     pub(super) fn key(&self) -> ChunkKey {
@@ -36,23 +38,29 @@ impl Sections {
     /// # Panics
     /// When the section is none of these; as everything below.
     pub(super) fn record(&self, section: u8) -> Option<&Section> {
-        self.records.get(&section).expect("the section was asked for").as_ref()
+        self.get(section).expect("the section was asked for")
+    }
+
+    /// `None` when the section is none of these, `Some(None)` when it has no record.
+    fn get(&self, section: u8) -> Option<Option<&Section>> {
+        let at = usize::from(section.checked_sub(self.first)?);
+        self.records.get(at).map(Option::as_ref)
     }
 
     /// Each section with its record.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u8, Option<&Section>)> {
-        self.records.iter().map(|(&number, record)| (number, record.as_ref()))
+        (self.first..).zip(&self.records).map(|(number, record)| (number, record.as_ref()))
     }
 
     /// The greatest version of these sections.
     pub(super) fn version(&self) -> ChunkVersion {
         let none = ChunkVersion { group_epoch: GroupEpoch(0), counter: 0 };
-        self.records.values().flatten().map(|record| record.version).max().unwrap_or(none)
+        self.records.iter().flatten().map(|record| record.version).max().unwrap_or(none)
     }
 
     /// Bytes of the file's chunks; `None` when there is no record.
     pub(super) fn chunk_size(&self) -> Option<ChunkSize> {
-        self.records.values().flatten().map(|record| record.chunk_size).next()
+        self.records.iter().flatten().map(|record| record.chunk_size).next()
     }
 
     pub(super) fn state(&self, block: u16) -> BlockState {
@@ -92,7 +100,7 @@ impl Sections {
     /// Whether some pages are those of other sections, in the same version.
     pub(super) fn are_as(&self, other: &Self, pages: Range<u32>) -> bool {
         let mut numbers = sections_of_pages(&pages);
-        numbers.all(|number| match (self.records.get(&number), other.records.get(&number)) {
+        numbers.all(|number| match (self.get(number), other.get(number)) {
             (Some(Some(one)), Some(Some(other))) => one.sequence == other.sequence,
             _ => false,
         })

@@ -53,7 +53,7 @@ mod tests {
             index: ChunkIndex(index),
             copy: CopyIndex(0),
         };
-        let sections = Sections::new(key, (0..16).map(|number| (number, None)).collect());
+        let sections = Sections::new(key, 0, vec![None; 16]);
         of_write(&sections, &pages, CHUNK_SIZE).expect("nothing is replaced").until
     }
 
