@@ -11,30 +11,90 @@ pub(crate) enum Goal {
     AtMost(f64, &'static str),
 }
 
-/// The measurements, in their order.
-pub(crate) const GOALS: [(&str, Goal); 7] = [
-    ("1 MiB writes, 16 at once", Goal::Share(0.9, "MiB/s")),
-    ("1 MiB reads, 16 at once", Goal::Share(0.9, "MiB/s")),
-    ("4 KiB reads at random, 32 at once, index in memory", Goal::Share(0.8, "/s")),
-    ("4 KiB reads at random, 32 at once, index on disk", Goal::Share(0.4, "/s")),
-    ("written for a durable 4 KiB overwrite", Goal::AtMost(16.0, "KiB")),
-    ("16 KiB writes with a sync each, 32 writers, of 1 writer", Goal::Share(10.0, "/s")),
-    ("checksums", Goal::AtMost(0.06, "CPU-s/GB")),
-];
+/// A measurement, in the order in which they are made.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Case {
+    /// Writing all data, 1 MiB at a time.
+    LargeWrites,
+    /// Reading all of it likewise.
+    LargeReads,
+    /// Reading 4 KiB at random, with all nodes of the index in memory.
+    SmallReads,
+    /// The same, with next to no leaf of it in memory.
+    ColdReads,
+    /// Overwriting 4 KiB durably, one after the other.
+    Overwrites,
+    /// Writing 16 KiB durably, many at a time.
+    DurableWrites,
+    /// Checksums of pages.
+    Checksums,
+}
+
+impl Case {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::LargeWrites => "1 MiB writes, 16 at once",
+            Self::LargeReads => "1 MiB reads, 16 at once",
+            Self::SmallReads => "4 KiB reads at random, 32 at once, index in memory",
+            Self::ColdReads => "4 KiB reads at random, 32 at once, index on disk",
+            Self::Overwrites => "written for a durable 4 KiB overwrite",
+            Self::DurableWrites => "16 KiB writes with a sync each, 32 writers, of 1 writer",
+            Self::Checksums => "checksums",
+        }
+    }
+
+    fn goal(self) -> Goal {
+        match self {
+            Self::LargeWrites | Self::LargeReads => Goal::Share(0.9, "MiB/s"),
+            Self::SmallReads => Goal::Share(0.8, "/s"),
+            Self::ColdReads => Goal::Share(0.4, "/s"),
+            Self::Overwrites => Goal::AtMost(16.0, "KiB"),
+            Self::DurableWrites => Goal::Share(10.0, "/s"),
+            Self::Checksums => Goal::AtMost(0.06, "CPU-s/GB"),
+        }
+    }
+}
 
 /// A measurement over all rounds.
 #[derive(Debug)]
 pub(crate) struct Figure {
-    name: &'static str,
-    goal: Goal,
+    case: Case,
     rounds: Vec<(f64, f64)>,
 }
 
 impl Figure {
     /// Takes the rounds of a measurement: of fio and of the engine.
-    pub(crate) fn median(name: &'static str, goal: Goal, mut rounds: Vec<(f64, f64)>) -> Self {
+    pub(crate) fn median(case: Case, mut rounds: Vec<(f64, f64)>) -> Self {
         rounds.sort_by(|one, other| worth(*one).total_cmp(&worth(*other)));
-        Self { name, goal, rounds }
+        Self { case, rounds }
+    }
+
+    /// What is measured.
+    pub(crate) fn name(&self) -> &'static str {
+        self.case.name()
+    }
+
+    /// The figure and its goal, in a few words.
+    pub(crate) fn summary(&self) -> String {
+        let (plain, ours) = self.middle();
+        match self.case.goal() {
+            Goal::Share(goal, unit) => {
+                format!("{ours:.0} {unit}, fio {plain:.0}: {:.2}; goal {goal}", ours / plain)
+            }
+            Goal::AtMost(goal, unit) => format!("{ours:.3} {unit}; at most {goal}"),
+        }
+    }
+
+    /// How many times its goal it is, more being better: the worst round, the middle, the best.
+    pub(crate) fn times_of_goal(&self) -> (f64, f64, f64) {
+        let times = |round: &(f64, f64)| match self.case.goal() {
+            Goal::Share(goal, _) => worth(*round) / goal,
+            Goal::AtMost(goal, _) => goal / worth(*round),
+        };
+        let all: Vec<f64> = self.rounds.iter().map(times).collect();
+        let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = all.iter().copied().fold(0.0, f64::max);
+        (least, times(&self.middle()), most)
     }
 
     fn middle(&self) -> (f64, f64) {
@@ -52,7 +112,7 @@ impl fmt::Display for Figure {
         let (plain, ours) = self.middle();
         let all: Vec<_> = self.rounds.iter().map(|&one| format!("{:.2}", worth(one))).collect();
         let all = all.join(" ");
-        match self.goal {
+        match self.case.goal() {
             Goal::Share(goal, unit) => {
                 let share = ours / plain;
                 let verdict = if share >= goal { "reached" } else { "missed" };
@@ -60,7 +120,7 @@ impl fmt::Display for Figure {
                     out,
                     "{}: {ours:.0} {unit}, fio {plain:.0} {unit}: {share:.2} (goal {goal}: \
                      {verdict}; rounds {all})",
-                    self.name
+                    self.case.name()
                 )
             }
             Goal::AtMost(goal, unit) => {
@@ -68,7 +128,7 @@ impl fmt::Display for Figure {
                 write!(
                     out,
                     "{}: {ours:.3} {unit} (at most {goal}: {verdict}; rounds {all})",
-                    self.name
+                    self.case.name()
                 )
             }
         }

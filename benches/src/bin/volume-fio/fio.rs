@@ -52,6 +52,15 @@ impl Fio {
         self.run("write", &[&load[..], &[&seconds]].concat(), "iops")
     }
 
+    /// The same by 32 writers at once, of whom all wait for one fdatasync after each of their writes:
+    /// what a group commit could reach that keeps no records and computes no checksums.
+    pub(crate) fn durable_together(&self) -> Result<f64> {
+        let seconds = format!("--runtime={}", self.seconds);
+        let load = ["--rw=randwrite", "--bs=16k", "--iodepth=32", "--iodepth_batch=32"];
+        let durably = ["--fdatasync=32", "--time_based", &seconds];
+        self.run("write", &[&load[..], &durably].concat(), "iops")
+    }
+
     fn run(&self, direction: &str, load: &[&str], wanted: &str) -> Result<f64> {
         let mut fio = Command::new("fio");
         fio.args(["--name=bench", "--output-format=json", "--ioengine=io_uring", "--direct=1"]);
@@ -62,6 +71,11 @@ impl Fio {
             bail!("fio failed: {}", String::from_utf8_lossy(&said.stderr));
         }
         let report: Value = serde_json::from_slice(&said.stdout).context("what fio printed")?;
+        let job = &report["jobs"][0];
+        let number = |value: &Value| value.as_f64().unwrap_or_default();
+        let shares = (number(&job["usr_cpu"]) + number(&job["sys_cpu"])) / 100.0;
+        let each = shares * number(&job["job_runtime"]) / number(&job[direction]["total_ios"]);
+        println!("fio {}: {:.1} CPU-us for each", load.join(" "), each * 1e3);
         let figure = &report["jobs"][0][direction][wanted];
         figure.as_f64().with_context(|| format!("fio reports no {direction} {wanted}"))
     }

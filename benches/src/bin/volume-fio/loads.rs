@@ -78,7 +78,7 @@ pub(crate) async fn read_small(opened: &Opened, data: &DataSet, lasting: Duratio
 
 /// KiB that reach the disk for each durable overwrite of 4 KiB, one after the other, with the
 /// checkpoint at the end.
-pub(crate) async fn overwrite_cost(opened: Opened, data: &DataSet) -> Result<f64> {
+pub(crate) async fn overwrite(opened: Opened, data: &DataSet) -> Result<f64> {
     let pages = data.chunks * CHUNK_PAGES;
     let before = written_bytes()?;
     for number in 0..OVERWRITES {
