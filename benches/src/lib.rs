@@ -1,1 +1,4 @@
-//! Programs that measure Millrace; see `docs/performance.md` for the method and the figures.
+//! What the programs share that measure Millrace; see `docs/performance.md` for the method and the
+//! figures.
+
+pub mod target;

@@ -16,6 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use clap::Parser;
+use millrace_benches::target::scramble;
 use millrace_storage_target::{
     disk::{self, BufferPool, DataFile, DiskEngine},
     format::root::Segment,
@@ -207,12 +208,6 @@ fn key(number: u64) -> Key {
     bytes[1..9].copy_from_slice(&number.to_be_bytes());
     bytes[12] = 1;
     Key::new(&bytes).expect("19 bytes are a key")
-}
-
-/// Another number for each, in no order.
-fn scramble(number: u64) -> u64 {
-    let mixed = (number ^ 0x5851_F42D_4C95_7F2D).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9)
 }
 
 /// Pages for three versions of every entry at half fill.

@@ -13,21 +13,16 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use clap::Parser;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use millrace_storage_target::{
-    disk::{BufferPool, DiskEngine},
-    volume::{Authority, PlaceOptions, Volume, WriteRequest, boot_id},
-};
-use millrace_types::{
-    ByteLen, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
-    InodeId, SessionId, TargetId, WriteEpoch, WriteNumber,
-};
+use millrace_benches::target::{self, scramble};
+use millrace_storage_target::{disk::BufferPool, volume::Volume};
+use millrace_types::{ByteLen, ChunkKey, Crc32c};
 
 /// Measures the storage target's engine with many small chunks.
 #[derive(Parser, Debug)]
@@ -190,35 +185,17 @@ fn say(word: &str) -> Result<()> {
 async fn open(arguments: &Arguments) -> Result<Volume> {
     let data = arguments.chunks * u64::from(arguments.chunk_kib) * 1024;
     let is_directory = fs::metadata(&arguments.place).context("no such place")?.is_dir();
-    let options = PlaceOptions {
-        path: arguments.place.clone(),
-        cluster: ClusterId([1; 16]),
-        new_target: Some(TargetId([2; 8])),
-        // A tenth is for pages that wait to be free again.
-        capacity: is_directory.then_some(ByteLen(data + data / 10 + BESIDE_DATA)),
-        disk_engine: DiskEngine::Auto,
-        sync_interval: Duration::from_secs(1),
-        boot: boot_id()?,
-        cache_bytes: arguments.cache_mib << 20,
-    };
+    // A tenth is for pages that wait to be free again.
+    let capacity = is_directory.then_some(ByteLen(data + data / 10 + BESIDE_DATA));
+    let path = arguments.place.clone();
+    let options = target::place(path, capacity, arguments.cache_mib << 20)?;
     Ok(Volume::open_at(&options, BufferPool::new(arguments.pool_mib << 20)).await?)
 }
 
 async fn write(volume: &Volume, arguments: &Arguments, number: u64) -> Result<()> {
     let body = Bytes::from(content(number).repeat(arguments.chunk_kib as usize * 128));
-    let request = WriteRequest {
-        key: key(number),
-        offset: 0,
-        checksum: Crc32c::of(&body),
-        body: vec![body],
-        group_epoch: GroupEpoch(1),
-        write_epoch: WriteEpoch(0),
-        chunk_size: CHUNK_SIZE,
-        backed: 0,
-        session: SessionId(0),
-        number: WriteNumber(0),
-        authority: Authority::default(),
-    };
+    let checksum = Crc32c::of(&body);
+    let request = target::write(key(number), 0, body, checksum, CHUNK_SIZE);
     volume.write(request).await?;
     Ok(())
 }
@@ -243,18 +220,7 @@ fn content(number: u64) -> [u8; 8] {
 }
 
 fn key(number: u64) -> ChunkKey {
-    ChunkKey {
-        inode: InodeId(number + 1),
-        generation: ContentGeneration(0),
-        index: ChunkIndex(0),
-        copy: CopyIndex(0),
-    }
-}
-
-/// Another number for each, in no order.
-fn scramble(number: u64) -> u64 {
-    let mixed = (number ^ 0x5851_F42D_4C95_7F2D).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (mixed ^ (mixed >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 8
+    target::chunk(number + 1, 0)
 }
 
 /// Steps of this length meet each number below `count` once, in no order.

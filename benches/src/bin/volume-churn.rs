@@ -7,25 +7,16 @@
 
 #![expect(clippy::print_stdout, reason = "the result of the program")]
 
-use std::{
-    fs,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{fs, path::PathBuf, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use clap::Parser;
 use futures::{TryStreamExt as _, stream};
+use millrace_benches::target;
 use millrace_runtime::Random;
-use millrace_storage_target::{
-    disk::{BufferPool, DiskEngine},
-    volume::{Authority, PlaceOptions, Volume, WriteRequest, boot_id},
-};
-use millrace_types::{
-    ByteLen, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
-    InodeId, MIB, SessionId, TargetId, WriteEpoch, WriteNumber,
-};
+use millrace_storage_target::{disk::BufferPool, volume::Volume};
+use millrace_types::{ByteLen, ChunkKey, ContentGeneration, Crc32c, InodeId, MIB};
 
 /// Measures the storage target's engine through churn.
 #[derive(Parser, Debug)]
@@ -111,16 +102,7 @@ async fn run(arguments: Arguments, directory: PathBuf) -> Result<()> {
 
 impl Bench {
     async fn open(arguments: Arguments, path: PathBuf) -> Result<Self> {
-        let options = PlaceOptions {
-            path,
-            cluster: ClusterId([1; 16]),
-            new_target: Some(TargetId([2; 8])),
-            capacity: Some(ByteLen(arguments.mib * MIB)),
-            disk_engine: DiskEngine::Auto,
-            sync_interval: Duration::from_secs(1),
-            boot: boot_id()?,
-            cache_bytes: 64 << 20,
-        };
+        let options = target::place(path, Some(ByteLen(arguments.mib * MIB)), 64 << 20)?;
         let volume = Volume::open_at(&options, BufferPool::new(160 << 20)).await?;
         let random = Random::seeded(arguments.seed);
         let body = (0..TRANSFER).map(|at| (at % 251).to_le_bytes()[0]).collect();
@@ -197,19 +179,8 @@ impl Bench {
         for offset in (0..object.len).step_by(TRANSFER as usize) {
             let len = (object.len - offset).min(TRANSFER) as usize;
             let body = self.body.slice(..len);
-            let request = WriteRequest {
-                key: object.key(),
-                offset,
-                checksum: Crc32c::of(&body),
-                body: vec![body],
-                group_epoch: GroupEpoch(1),
-                write_epoch: WriteEpoch(0),
-                chunk_size: CHUNK,
-                backed: 0,
-                session: SessionId(0),
-                number: WriteNumber(0),
-                authority: Authority::default(),
-            };
+            let checksum = Crc32c::of(&body);
+            let request = target::write(object.key(), offset, body, checksum, CHUNK);
             self.volume.write(request).await?;
         }
         Ok(())
@@ -234,12 +205,7 @@ impl Object {
     }
 
     fn key(self) -> ChunkKey {
-        ChunkKey {
-            inode: InodeId(self.inode),
-            generation: ContentGeneration(0),
-            index: ChunkIndex(0),
-            copy: CopyIndex(0),
-        }
+        target::chunk(self.inode, 0)
     }
 }
 
