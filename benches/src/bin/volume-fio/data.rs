@@ -1,18 +1,15 @@
 //! A target with data, and the requests that go to it.
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use anyhow::Result;
 use bytes::Bytes;
+use millrace_benches::target;
 use millrace_storage_target::{
-    disk::{BufferPool, DiskEngine},
-    format::batch::BootId,
-    volume::{Authority, PlaceOptions, Volume, WriteRequest},
+    disk::BufferPool,
+    volume::{Volume, WriteRequest},
 };
-use millrace_types::{
-    ByteLen, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
-    InodeId, MIB, SessionId, TargetId, WriteEpoch, WriteNumber,
-};
+use millrace_types::{ByteLen, ChunkKey, Crc32c, MIB};
 
 /// All index nodes of the data set stay in memory.
 pub(crate) const CACHE_LARGE: usize = 64 << 20;
@@ -48,30 +45,15 @@ impl DataSet {
         let body = self.body.slice(..len);
         let known = self.checksums.iter().find(|(known, _)| *known == len);
         let (_, checksum) = *known.expect("a length that is written");
-        WriteRequest {
-            key: key(at / CHUNK),
-            offset: u32::try_from(at % CHUNK).expect("within a chunk"),
-            checksum,
-            body: vec![body],
-            group_epoch: GroupEpoch(1),
-            write_epoch: WriteEpoch(0),
-            chunk_size: u32::try_from(CHUNK).expect("8 MiB"),
-            backed: 0,
-            session: SessionId(0),
-            number: WriteNumber(0),
-            authority: Authority::default(),
-        }
+        let offset = u32::try_from(at % CHUNK).expect("within a chunk");
+        let chunk_size = u32::try_from(CHUNK).expect("8 MiB");
+        target::write(key(at / CHUNK), offset, body, checksum, chunk_size)
     }
 }
 
 /// The chunk of that number.
 pub(crate) fn key(chunk: u64) -> ChunkKey {
-    ChunkKey {
-        inode: InodeId(1 << 20),
-        generation: ContentGeneration(1),
-        index: ChunkIndex(u32::try_from(chunk).expect("few chunks")),
-        copy: CopyIndex(0),
-    }
+    target::chunk(1 << 20, u32::try_from(chunk).expect("few chunks"))
 }
 
 /// An open target.
@@ -83,16 +65,7 @@ pub(crate) struct Opened {
 impl Opened {
     pub(crate) async fn new(place: &Path, cache_bytes: usize) -> Result<Self> {
         std::fs::create_dir_all(place)?;
-        let options = PlaceOptions {
-            path: place.to_owned(),
-            cluster: ClusterId([1; 16]),
-            new_target: Some(TargetId([1; 8])),
-            capacity: Some(ByteLen(64 << 30)),
-            disk_engine: DiskEngine::Auto,
-            sync_interval: Duration::from_secs(1),
-            boot: BootId([1; 16]),
-            cache_bytes,
-        };
+        let options = target::place(place.to_owned(), Some(ByteLen(64 << 30)), cache_bytes)?;
         let volume = Volume::open_at(&options, BufferPool::new(POOL)).await?;
         Ok(Self { volume: std::sync::Arc::new(volume) })
     }
