@@ -1,0 +1,217 @@
+//! Memory that requests are read into, and that can be handed over.
+//!
+//! The data of a WRITE begins on a page, so that it can be written with O_DIRECT as it lies. Who
+//! wants to keep it takes the whole buffer ([`Payload::into_owned`]), and the reading thread goes on
+//! with another: 1 MiB is not copied for being answered later.
+
+use std::{
+    fmt, mem,
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::protocol::{data::Write, header::RequestHeader};
+
+/// Room for one request.
+pub struct Buffer {
+    memory: Box<[u8]>,
+    /// Where requests begin.
+    start: usize,
+    /// Bytes of the request that is in it.
+    len: usize,
+}
+
+impl Buffer {
+    /// Room for requests of at most `capacity` bytes.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        // Zeroed by the kernel when it is first touched, and not here.
+        let memory = vec![0; capacity + PAGE].into_boxed_slice();
+        let aligned = memory.as_ptr().align_offset(PAGE);
+        // The data lies WRITE_HEAD behind the start; `usize::MAX` means that nothing is known.
+        let start = if aligned < PAGE { (aligned + PAGE - WRITE_HEAD) % PAGE } else { 0 };
+        Self { memory, start, len: 0 }
+    }
+
+    /// Where to read a request to.
+    pub fn room(&mut self) -> &mut [u8] {
+        let capacity = self.memory.len() - PAGE;
+        &mut self.memory[self.start..][..capacity]
+    }
+
+    /// Says how many bytes were read; no more than there is room for.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(self.memory.len() - PAGE);
+    }
+
+    /// The request.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.memory[self.start..][..self.len]
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let capacity = self.memory.len() - PAGE;
+        f.debug_struct("Buffer").field("capacity", &capacity).field("len", &self.len).finish()
+    }
+}
+
+/// Where buffers come from. Those that come back are used again, up to a number.
+#[derive(Debug)]
+pub struct Pool {
+    capacity: usize,
+    spare_max: usize,
+    spare: Mutex<Vec<Buffer>>,
+}
+
+impl Pool {
+    /// Buffers of `capacity` bytes, of which `spare_max` are kept while nobody uses them.
+    #[must_use]
+    pub fn new(capacity: usize, spare_max: usize) -> Arc<Self> {
+        Arc::new(Self { capacity, spare_max, spare: Mutex::new(Vec::new()) })
+    }
+
+    /// A buffer, used before or new.
+    #[must_use]
+    pub fn take(&self) -> Buffer {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        spare.unwrap_or_else(|| Buffer::new(self.capacity))
+    }
+
+    /// Gives a buffer back.
+    pub fn give_back(&self, buffer: Buffer) {
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < self.spare_max {
+            spare.push(buffer);
+        }
+    }
+}
+
+/// The data of a WRITE, where it was read to.
+#[derive(Debug)]
+pub struct Payload<'reader> {
+    buffer: &'reader mut Buffer,
+    pool: &'reader Arc<Pool>,
+    len: usize,
+}
+
+impl<'reader> Payload<'reader> {
+    /// The last `len` bytes of the request in `buffer`.
+    pub(crate) fn new(buffer: &'reader mut Buffer, pool: &'reader Arc<Pool>, len: usize) -> Self {
+        Self { buffer, pool, len }
+    }
+
+    /// The same, to be kept for as long as is needed. What is small is copied; otherwise the
+    /// reading thread gets another buffer.
+    #[must_use]
+    pub fn into_owned(self) -> OwnedPayload {
+        if self.len <= COPIED_MAX {
+            return OwnedPayload(Kept::Copied(Box::from(&*self)));
+        }
+        let len = self.len;
+        let buffer = Some(mem::replace(self.buffer, self.pool.take()));
+        OwnedPayload(Kept::HandedOver { buffer, len, pool: Arc::clone(self.pool) })
+    }
+}
+
+impl Deref for Payload<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        tail(self.buffer, self.len)
+    }
+}
+
+/// The data of a WRITE, which goes back to its pool when it is dropped.
+#[derive(Debug)]
+pub struct OwnedPayload(Kept);
+
+#[derive(Debug)]
+enum Kept {
+    Copied(Box<[u8]>),
+    /// The buffer is `None` only while it is dropped.
+    HandedOver {
+        buffer: Option<Buffer>,
+        len: usize,
+        pool: Arc<Pool>,
+    },
+}
+
+impl Deref for OwnedPayload {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Kept::Copied(bytes) => bytes,
+            Kept::HandedOver { buffer, len, .. } => {
+                buffer.as_ref().map_or(&[], |buffer| tail(buffer, *len))
+            }
+        }
+    }
+}
+
+impl Drop for OwnedPayload {
+    fn drop(&mut self) {
+        if let Kept::HandedOver { buffer, pool, .. } = &mut self.0
+            && let Some(buffer) = buffer.take()
+        {
+            pool.give_back(buffer);
+        }
+    }
+}
+
+fn tail(buffer: &Buffer, len: usize) -> &[u8] {
+    let bytes = buffer.as_bytes();
+    &bytes[bytes.len().saturating_sub(len)..]
+}
+
+/// What is in front of the data of a WRITE.
+pub(crate) const WRITE_HEAD: usize = RequestHeader::LEN + Write::LEN;
+/// Alignment of the data of a WRITE.
+const PAGE: usize = 4096;
+/// Copying this is cheaper than touching another buffer for the first time.
+const COPIED_MAX: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_data_of_a_write_begins_on_a_page() {
+        for capacity in [8192, 100_000, 1 << 20] {
+            let mut buffer = Buffer::new(capacity);
+            assert_eq!(buffer.room().len(), capacity);
+            let data = &buffer.room()[WRITE_HEAD..];
+            assert_eq!(data.as_ptr().align_offset(PAGE), 0);
+        }
+    }
+
+    #[test]
+    fn a_large_payload_takes_the_buffer_along_and_brings_it_back() {
+        let pool = Pool::new(100_000, 2);
+        let mut buffer = pool.take();
+        buffer.room()[..50_080].fill(7);
+        buffer.set_len(50_080);
+        let place = buffer.as_bytes().as_ptr();
+        let kept = Payload::new(&mut buffer, &pool, 50_000).into_owned();
+        assert_eq!((kept.len(), kept[0]), (50_000, 7));
+        assert_ne!(buffer.as_bytes().as_ptr(), place, "the reader has another");
+        drop(kept);
+        assert_eq!(pool.take().room().as_ptr(), place);
+    }
+
+    #[test]
+    fn a_small_payload_is_copied() {
+        let pool = Pool::new(100_000, 2);
+        let mut buffer = pool.take();
+        buffer.room()[..90].fill(7);
+        buffer.set_len(90);
+        let place = buffer.as_bytes().as_ptr();
+        let kept = Payload::new(&mut buffer, &pool, 10).into_owned();
+        buffer.room().fill(0);
+        assert_eq!(&*kept, [7; 10]);
+        assert_eq!(buffer.as_bytes().as_ptr(), place);
+    }
+}

@@ -1,0 +1,184 @@
+//! What all threads of a session share: where answers go, and which are still owed.
+
+use std::{
+    io::IoSlice,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use rustix::io::Errno;
+
+use crate::{
+    channel::{Origin, Responder},
+    live::{Interrupted, LiveRequests},
+    protocol::{
+        header::{Opcode, ReplyHeader},
+        notification::Notification,
+    },
+};
+
+/// A connection to the kernel.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    responder: Arc<dyn Responder>,
+    live: LiveRequests,
+    /// Nothing is read any more, and nobody waits.
+    over: AtomicBool,
+    read: AtomicU64,
+    answered: AtomicU64,
+    forgotten: AtomicU64,
+    too_late: AtomicU64,
+    interrupts: AtomicU64,
+}
+
+/// What a session has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that were read and want an answer.
+    pub read: u64,
+    /// Requests that were answered, with what follows included.
+    pub answered: u64,
+    /// Requests that were answered EIO because their reply was dropped.
+    pub forgotten: u64,
+    /// Answers that nobody waited for any more.
+    pub too_late: u64,
+    /// INTERRUPTs that were passed on.
+    pub interrupts: u64,
+    /// Requests that wait for their answer.
+    pub waiting: usize,
+}
+
+impl Connection {
+    pub(crate) fn new(responder: Arc<dyn Responder>) -> Arc<Self> {
+        Arc::new(Self {
+            responder,
+            live: LiveRequests::new(),
+            over: AtomicBool::new(false),
+            read: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            forgotten: AtomicU64::new(0),
+            too_late: AtomicU64::new(0),
+            interrupts: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn live(&self) -> &LiveRequests {
+        &self.live
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Counts {
+            read: count(&self.read),
+            answered: count(&self.answered),
+            forgotten: count(&self.forgotten),
+            too_late: count(&self.too_late),
+            interrupts: count(&self.interrupts),
+            waiting: self.live.len(),
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// The kernel has let go: what is still owed is not waited for.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.live.clear();
+    }
+
+    /// A request was read, and owes an answer.
+    pub(crate) fn begin(&self, unique: u64) {
+        self.read.fetch_add(1, Ordering::Relaxed);
+        self.live.begin(unique);
+    }
+
+    /// A reply was dropped.
+    pub(crate) fn count_forgotten(&self) {
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Passes an INTERRUPT of the request `target` on, or has the kernel ask again.
+    pub(crate) fn interrupt(&self, origin: Origin, own_unique: u64, target: u64) {
+        if self.live.interrupt(target) == Interrupted::Told {
+            self.interrupts.fetch_add(1, Ordering::Relaxed);
+        } else {
+            let header = error_header(own_unique, Errno::AGAIN);
+            // Of a request that was answered meanwhile the kernel says ENOENT.
+            self.responder.respond(origin, &[IoSlice::new(&header)]).ok();
+        }
+    }
+
+    /// Answers a request with `error`.
+    pub(crate) fn fail(&self, origin: Origin, unique: u64, error: Errno) {
+        let header = error_header(unique, error);
+        let sent = self.responder.respond(origin, &[IoSlice::new(&header)]);
+        self.sent(unique, sent);
+    }
+
+    /// Answers a request with what `parts` say, whose first is room for the header.
+    pub(crate) fn answer(&self, origin: Origin, unique: u64, opcode: Opcode, parts: &[&[u8]]) {
+        let len = parts.iter().map(|part| part.len()).sum::<usize>() + ReplyHeader::LEN;
+        let Ok(len) = u32::try_from(len) else {
+            tracing::error!(?opcode, unique, len, "an answer is longer than any can be");
+            return self.fail(origin, unique, Errno::IO);
+        };
+        let header = ReplyHeader { len, error: 0, unique }.encode();
+        let sent = with_slices(&header, parts, |slices| self.responder.respond(origin, slices));
+        match sent {
+            // The kernel has ended the request with EIO, or it waits for something better.
+            Err(error @ (Errno::INVAL | Errno::FAULT | Errno::NOMEM)) => {
+                tracing::error!(?opcode, unique, len, %error, "the kernel refuses an answer");
+                self.fail(origin, unique, Errno::IO);
+            }
+            sent => self.sent(unique, sent),
+        }
+    }
+
+    fn sent(&self, unique: u64, sent: Result<(), Errno>) {
+        self.live.end(unique);
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        match sent {
+            Ok(()) => {}
+            // Interrupted before it was read to its end, or aborted; or there is no mount any more.
+            Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => {
+                self.too_late.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => tracing::error!(unique, %error, "an answer cannot be sent"),
+        }
+    }
+
+    pub(crate) fn notify(&self, notification: Notification, parts: &[&[u8]]) -> Result<(), Errno> {
+        let len = parts.iter().map(|part| part.len()).sum::<usize>() + ReplyHeader::LEN;
+        let len = u32::try_from(len).map_err(|_| Errno::TOOBIG)?;
+        let header = ReplyHeader { len, error: notification.code(), unique: 0 }.encode();
+        with_slices(&header, parts, |slices| self.responder.notify(slices))
+    }
+}
+
+/// Calls `send` with header and parts as one message.
+fn with_slices(
+    header: &[u8],
+    parts: &[&[u8]],
+    send: impl FnOnce(&[IoSlice<'_>]) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    if let [only] = parts {
+        return send(&[IoSlice::new(header), IoSlice::new(only)]);
+    }
+    let slices = std::iter::once(header).chain(parts.iter().copied());
+    send(&slices.map(IoSlice::new).collect::<Vec<_>>())
+}
+
+fn error_header(unique: u64, error: Errno) -> [u8; ReplyHeader::LEN] {
+    let len = u32::try_from(ReplyHeader::LEN).expect("16");
+    let errno = error.raw_os_error();
+    // The kernel refuses others, and the request would wait for ever.
+    let errno = if (1..ERRNO_END).contains(&errno) { errno } else { Errno::IO.raw_os_error() };
+    ReplyHeader { len, error: -errno, unique }.encode()
+}
+
+/// What is no errno of a system call any more.
+const ERRNO_END: i32 = 512;

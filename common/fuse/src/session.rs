@@ -1,0 +1,405 @@
+//! The life of a mount.
+//!
+//! ```text
+//!   mount point looked at ─▶ mount ─▶ INIT ─▶ receivers, one for each CPU ─▶ requests
+//!                                                                              │
+//!         umount(8), unmount, detach ─▶ last user gone ─▶ ENODEV ──▶ destroy ◀─┤
+//!                              abort ─▶ ECONNABORTED ────────────────────────▶─┘
+//! ```
+
+mod mount;
+mod mountpoint;
+mod negotiate;
+
+use std::{
+    fs, io,
+    num::NonZero,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+use rustix::io::Errno;
+
+pub use mount::MountOptions;
+use negotiate::{Limits, Negotiated, negotiate};
+pub use negotiate::{Terms, Wishes};
+
+use crate::{
+    channel::{
+        End, Received, Receiver,
+        buffer::{Buffer, Pool},
+        device::DeviceChannel,
+    },
+    connection::{Connection, Counts},
+    dispatch::Dispatch,
+    filesystem::FileSystem,
+    notifier::Notifier,
+    protocol::{
+        init::InitReply,
+        operation::{Layout, Operation, Request},
+    },
+    reply::Owed,
+};
+
+/// How a session is run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SessionOptions {
+    /// What is asked of the kernel.
+    pub wishes: Wishes,
+    /// Threads that read requests; at first one for each CPU, and no more than 8.
+    pub readers: Option<NonZero<usize>>,
+    /// Mount with the helper even as root.
+    pub through_helper: bool,
+}
+
+/// Why a session cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The mount point is no directory, or has a dead mount that cannot be taken away.
+    #[error("{path}: cannot be mounted on: {error}", path = path.display())]
+    Mountpoint {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The kernel, or the helper, does not mount.
+    #[error("{path}: cannot mount: {error}", path = path.display())]
+    Mount {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The kernel speaks no version that is understood here.
+    #[error("the kernel speaks FUSE {major}.{minor}; 7.31 (Linux 5.4) is needed at least")]
+    Version {
+        /// Its major version.
+        major: u32,
+        /// Its minor version.
+        minor: u32,
+    },
+    /// The first request is not INIT, or none comes.
+    #[error("the session does not begin with INIT: {0}")]
+    Init(Errno),
+}
+
+/// A file system that is mounted. When it is dropped the mount is taken out of sight.
+pub struct Session<F: FileSystem> {
+    dispatch: Arc<Dispatch<F>>,
+    channel: DeviceChannel,
+    terms: Terms,
+    mount: Mount,
+}
+
+impl<F: FileSystem> Session<F> {
+    /// Mounts `filesystem` on `path` and agrees with the kernel on terms. Requests wait until
+    /// [`Self::spawn`] or [`Self::run`].
+    ///
+    /// A mount there whose server has died is replaced; one that lives is mounted over.
+    ///
+    /// # Errors
+    /// [`SessionError`]. Nothing stays mounted.
+    pub fn mount(
+        filesystem: F,
+        path: &Path,
+        mount: &MountOptions,
+        options: &SessionOptions,
+    ) -> Result<Self, SessionError> {
+        let named = || path.to_owned();
+        let mountpoint = mountpoint::prepare(path)
+            .map_err(|error| SessionError::Mountpoint { path: named(), error })?;
+        let mounted = if options.through_helper {
+            mount::mount_with_helper(&mountpoint, mount)
+        } else {
+            mount::mount(&mountpoint, mount)
+        };
+        let mounted = mounted.map_err(|error| SessionError::Mount { path: named(), error })?;
+        // From here on it is taken away when something fails.
+        let mount =
+            Mount::new(mountpoint).map_err(|error| SessionError::Mount { path: named(), error })?;
+        let channel = DeviceChannel::new(mounted, readers(options));
+        let connection = Connection::new(channel.responder());
+        let mut receivers = channel.receivers();
+        let terms = initialise(&mut *receivers[0], &connection, &options.wishes)?;
+        let pool = Pool::new(terms.buffer_len(), receivers.len());
+        let filesystem = Arc::new(filesystem);
+        filesystem.init(&terms);
+        let layout = terms.layout();
+        let dispatch = Arc::new(Dispatch { filesystem, connection, pool, layout });
+        Ok(Self { dispatch, channel, terms, mount })
+    }
+
+    /// What was agreed on.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// The file system.
+    #[must_use]
+    pub fn filesystem(&self) -> &Arc<F> {
+        &self.dispatch.filesystem
+    }
+
+    /// Tells the kernel what has changed.
+    #[must_use]
+    pub fn notifier(&self) -> Notifier {
+        Notifier::new(Arc::clone(&self.dispatch.connection))
+    }
+
+    /// Raises the kernel's read-ahead, which no option of the mount or of INIT does.
+    ///
+    /// # Errors
+    /// When the setting may not be written, as in most containers; then it stays at 128 KiB.
+    pub fn raise_read_ahead(&self, kib: u32) -> io::Result<()> {
+        let (major, minor) = self.mount.device;
+        fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), kib.to_string())
+    }
+
+    /// Serves until the file system is unmounted.
+    ///
+    /// # Errors
+    /// When a thread cannot be started, or the channel breaks.
+    pub fn run(self) -> io::Result<Ended> {
+        self.spawn()?.join()
+    }
+
+    /// Begins to serve, on threads of its own.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn spawn(self) -> io::Result<Running<F>> {
+        let mut threads = Vec::new();
+        for (index, receiver) in self.channel.receivers().into_iter().enumerate() {
+            let dispatch = Arc::clone(&self.dispatch);
+            let thread = thread::Builder::new().name(format!("fuse-{index}"));
+            threads.push(thread.spawn(move || serve(receiver, &dispatch))?);
+        }
+        Ok(Running { dispatch: self.dispatch, threads, mount: self.mount })
+    }
+}
+
+impl<F: FileSystem> std::fmt::Debug for Session<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("mount", &self.mount).field("terms", &self.terms).finish()
+    }
+}
+
+/// How a session has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ended {
+    /// Why.
+    pub end: End,
+    /// What it has done. Requests that wait at the end of an aborted session get no answer.
+    pub counts: Counts,
+}
+
+/// A session that is being served. When it is dropped the mount is taken out of sight.
+pub struct Running<F: FileSystem> {
+    dispatch: Arc<Dispatch<F>>,
+    threads: Vec<JoinHandle<Result<End, Errno>>>,
+    mount: Mount,
+}
+
+impl<F: FileSystem> Running<F> {
+    /// The file system.
+    #[must_use]
+    pub fn filesystem(&self) -> &Arc<F> {
+        &self.dispatch.filesystem
+    }
+
+    /// Tells the kernel what has changed.
+    #[must_use]
+    pub fn notifier(&self) -> Notifier {
+        Notifier::new(Arc::clone(&self.dispatch.connection))
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.dispatch.connection.counts()
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn mountpoint(&self) -> &Path {
+        &self.mount.path
+    }
+
+    /// Unmounts, if nobody uses it.
+    ///
+    /// # Errors
+    /// EBUSY when somebody does.
+    pub fn unmount(&mut self) -> io::Result<()> {
+        self.mount.take_away(mountpoint::unmount)
+    }
+
+    /// Takes the mount out of sight. Its users go on; with the last of them it ends.
+    ///
+    /// # Errors
+    /// When that is not permitted.
+    pub fn detach(&mut self) -> io::Result<()> {
+        self.mount.take_away(mountpoint::detach)
+    }
+
+    /// Ends the connection now, whoever uses it: waiting calls and all that follow fail with
+    /// ECONNABORTED. Then takes the mount out of sight.
+    ///
+    /// # Errors
+    /// When that is not permitted.
+    pub fn abort(&mut self) -> io::Result<()> {
+        mountpoint::abort(self.mount.device)?;
+        self.detach()
+    }
+
+    /// Waits until the kernel has let go of the mount, and all threads have ended.
+    ///
+    /// # Errors
+    /// When the channel broke before.
+    pub fn join(mut self) -> io::Result<Ended> {
+        let mut ended = Ok(End::Unmounted);
+        for thread in std::mem::take(&mut self.threads) {
+            match thread.join() {
+                Ok(Ok(End::Unmounted)) => {}
+                Ok(Ok(End::Aborted)) => ended = ended.map(|_| End::Aborted),
+                Ok(Err(error)) => ended = Err(error.into()),
+                Err(_) => ended = Err(io::Error::other("a reading thread has panicked")),
+            }
+        }
+        let counts = self.counts();
+        self.dispatch.connection.end();
+        self.dispatch.filesystem.destroy();
+        ended.map(|end| Ended { end, counts })
+    }
+}
+
+impl<F: FileSystem> std::fmt::Debug for Running<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running")
+            .field("mount", &self.mount)
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A mount that this process has made.
+#[derive(Debug)]
+struct Mount {
+    path: PathBuf,
+    device: (u32, u32),
+    gone: bool,
+}
+
+impl Mount {
+    fn new(path: PathBuf) -> io::Result<Self> {
+        match mountpoint::device(&path) {
+            Ok(device) => Ok(Self { path, device, gone: false }),
+            Err(error) => {
+                drop(mountpoint::detach(&path));
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the mount point still shows this mount, and not what lies below or was mounted over.
+    fn is_there(&self) -> bool {
+        !self.gone && mountpoint::device(&self.path).is_ok_and(|device| device == self.device)
+    }
+
+    fn take_away(&mut self, how: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+        if self.is_there() {
+            how(&self.path)?;
+        }
+        self.gone = true;
+        Ok(())
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Err(error) = self.take_away(mountpoint::detach) {
+            tracing::warn!(path = %self.path.display(), %error, "the mount cannot be taken away");
+        }
+    }
+}
+
+/// Reads INIT and answers it.
+fn initialise(
+    receiver: &mut dyn Receiver,
+    connection: &Arc<Connection>,
+    wishes: &Wishes,
+) -> Result<Terms, SessionError> {
+    let mut buffer = Buffer::new(INIT_BUFFER_LEN);
+    loop {
+        let Received::Request(origin) =
+            receiver.receive(&mut buffer).map_err(SessionError::Init)?
+        else {
+            return Err(SessionError::Init(Errno::NODEV));
+        };
+        let request = Request::decode(buffer.as_bytes(), Layout::default());
+        let Ok(Request { header, operation: Operation::Init(init), .. }) = request else {
+            return Err(SessionError::Init(Errno::PROTO));
+        };
+        connection.begin(header.unique);
+        let opcode = crate::protocol::header::Opcode::Init;
+        let owed = Owed::new(Arc::clone(connection), origin, header.unique, opcode);
+        match negotiate(&init, wishes, limits()) {
+            Negotiated::Agreed(reply, terms) => {
+                tracing::debug!(?terms, "the session begins");
+                owed.answer(&[&reply.encode()]);
+                return Ok(terms);
+            }
+            Negotiated::AskAgain(reply) => owed.answer(&[&InitReply::encode(&reply)]),
+            Negotiated::TooOld => {
+                owed.fail(Errno::PROTO);
+                return Err(SessionError::Version { major: init.major, minor: init.minor });
+            }
+        }
+    }
+}
+
+/// Reads requests until there are no more.
+fn serve<F: FileSystem>(
+    mut receiver: Box<dyn Receiver>,
+    dispatch: &Dispatch<F>,
+) -> Result<End, Errno> {
+    let mut buffer = dispatch.pool.take();
+    loop {
+        match receiver.receive(&mut buffer)? {
+            Received::End(end) => return Ok(end),
+            Received::Request(origin) => {
+                // Its reply is dropped on the way, which answers it.
+                let served =
+                    catch_unwind(AssertUnwindSafe(|| dispatch.request(origin, &mut buffer)));
+                if served.is_err() {
+                    tracing::error!("an operation has panicked; its request is answered EIO");
+                }
+            }
+        }
+    }
+}
+
+fn readers(options: &SessionOptions) -> usize {
+    let cpus = || thread::available_parallelism().map_or(1, NonZero::get).min(READERS_MAX);
+    options.readers.map_or_else(cpus, NonZero::get)
+}
+
+fn limits() -> Limits {
+    // Kernels before 6.13 have no such setting.
+    let setting = fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit").ok();
+    let max_pages = setting.and_then(|text| text.trim().parse::<u32>().ok());
+    let max_pages = max_pages.unwrap_or(PAGES_BUILT_IN);
+    let page = u32::try_from(rustix::param::page_size()).unwrap_or(4096);
+    Limits { max_pages: u16::try_from(max_pages).unwrap_or(u16::MAX), page }
+}
+
+/// More meet at the connection's own lock.
+const READERS_MAX: usize = 8;
+/// What the kernel wants to read into at least, before it knows `max_write`.
+const INIT_BUFFER_LEN: usize = 256 * 1024;
+/// `max_pages` at most where the kernel has no setting for it.
+const PAGES_BUILT_IN: u32 = 256;

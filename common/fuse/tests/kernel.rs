@@ -1,0 +1,77 @@
+//! The file system of the example `memory`, through the kernel. Needs root and `/dev/fuse`; without
+//! them a test says so and passes.
+
+#[path = "../examples/memory/content.rs"]
+mod content;
+#[path = "../examples/memory/memory.rs"]
+mod memory;
+#[path = "../examples/memory/tree.rs"]
+mod tree;
+
+#[path = "kernel/interrupts.rs"]
+mod interrupts;
+#[path = "kernel/notifications.rs"]
+mod notifications;
+#[path = "kernel/replies.rs"]
+mod replies;
+#[path = "kernel/sessions.rs"]
+mod sessions;
+#[path = "kernel/work.rs"]
+mod work;
+
+use std::{
+    num::NonZero,
+    path::{Path, PathBuf},
+};
+
+use millrace_fuse_server::{
+    FileSystem, MountOptions, Running, Session, SessionOptions, protocol::init::InitFlags,
+};
+use tempfile::TempDir;
+
+/// A mounted file system. It is taken away when the test ends, even by a panic.
+struct Mounted<F: FileSystem> {
+    // In this order: the mount before the directory.
+    running: Option<Running<F>>,
+    directory: TempDir,
+}
+
+impl<F: FileSystem> Mounted<F> {
+    /// `None` on a machine that cannot mount.
+    fn new(filesystem: F) -> Option<Self> {
+        let directory = TempDir::new().expect("a directory");
+        let session = mount(filesystem, directory.path(), &options())?;
+        let running = session.spawn().expect("threads");
+        Some(Self { running: Some(running), directory })
+    }
+
+    fn running(&mut self) -> &mut Running<F> {
+        self.running.as_mut().expect("until it ends")
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+}
+
+/// Four readers, so that threads meet on a machine with few CPUs too.
+fn options() -> SessionOptions {
+    let mut options = SessionOptions { readers: NonZero::new(4), ..SessionOptions::default() };
+    options.wishes = options.wishes.with(
+        InitFlags::ATOMIC_O_TRUNC
+            | InitFlags::HANDLE_KILLPRIV_V2
+            | InitFlags::DO_READDIRPLUS
+            | InitFlags::READDIRPLUS_AUTO
+            | InitFlags::POSIX_LOCKS,
+    );
+    options
+}
+
+fn mount<F: FileSystem>(filesystem: F, on: &Path, options: &SessionOptions) -> Option<Session<F>> {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        tracing::warn!("not root, or no /dev/fuse: not tested");
+        return None;
+    }
+    let mount = MountOptions { allow_other: true, ..MountOptions::new("test") };
+    Some(Session::mount(filesystem, on, &mount, options).expect("it is mounted"))
+}

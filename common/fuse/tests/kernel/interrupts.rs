@@ -1,0 +1,115 @@
+//! Who does not want to wait any more does not have to.
+
+use std::{
+    ffi::OsStr,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    time::{Duration, Instant},
+};
+
+use millrace_fuse_server::{
+    Call, Data, Done, Errno, FileSystem, Reply, SessionOptions,
+    protocol::{
+        attr::{Attr, AttrReply, EntryReply, GetAttr},
+        data::Read,
+        init::InitFlags,
+        lock::Lock,
+        open::{Open, OpenFlags, OpenReply},
+    },
+};
+use tempfile::TempDir;
+
+/// Answers some things only when nobody waits any more.
+struct Stuck {
+    begun: SyncSender<&'static str>,
+}
+
+impl Stuck {
+    fn wait<A: 'static>(&self, what: &'static str, reply: Reply<A>) {
+        let cancellation = reply.cancellation();
+        cancellation.on_cancel(move || reply.fail(Errno::INTR));
+        self.begun.send(what).expect("the test listens");
+    }
+}
+
+impl FileSystem for Stuck {
+    fn getattr(&self, call: Call<'_>, _: GetAttr, reply: Reply<AttrReply>) {
+        reply.send(&AttrReply::new(attr(call.node), Duration::ZERO));
+    }
+
+    fn lookup(&self, _: Call<'_>, name: &OsStr, reply: Reply<EntryReply>) {
+        if name == "stuck" {
+            return self.wait("lookup", reply);
+        }
+        reply.send(&EntryReply::new(2, attr(2), Duration::ZERO));
+    }
+
+    fn open(&self, _: Call<'_>, _: Open, reply: Reply<OpenReply>) {
+        reply.send(&OpenReply { flags: OpenFlags::DIRECT_IO, ..OpenReply::default() });
+    }
+
+    fn read(&self, _: Call<'_>, _: Read, reply: Reply<Data>) {
+        self.wait("read", reply);
+    }
+
+    fn setlkw(&self, _: Call<'_>, _: Lock, reply: Reply<Done>) {
+        self.wait("lock", reply);
+    }
+}
+
+fn attr(node: u64) -> Attr {
+    let mode = if node == 1 { 0o040_755 } else { 0o100_644 };
+    Attr { ino: node, size: 100, mode, nlink: 1, ..Attr::default() }
+}
+
+fn spawn(program: &str, arguments: &[&OsStr]) -> Child {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+fn kill_and_measure(mut child: Child, begun: &Receiver<&'static str>, expected: &str) {
+    assert_eq!(begun.recv_timeout(Duration::from_secs(20)), Ok(expected));
+    assert!(child.try_wait().unwrap().is_none(), "{expected}: it waits");
+    let before = Instant::now();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(before.elapsed() < Duration::from_secs(1), "{expected}: {:?}", before.elapsed());
+}
+
+#[test]
+fn sigkill_ends_whatever_waits_within_a_second() {
+    let directory = TempDir::new().unwrap();
+    let mut options: SessionOptions = crate::options();
+    options.wishes = options.wishes.with(InitFlags::FLOCK_LOCKS);
+    let (begun, listens) = sync_channel(8);
+    let Some(session) = crate::mount(Stuck { begun }, directory.path(), &options) else { return };
+    let mut running = session.spawn().unwrap();
+    let path = |name: &str| directory.path().join(name).into_os_string();
+    for _ in 0..5 {
+        kill_and_measure(spawn("stat", &[&path("stuck")]), &listens, "lookup");
+        kill_and_measure(spawn("cat", &[&path("file")]), &listens, "read");
+        let locker = spawn("flock", &[&path("file"), OsStr::new("true")]);
+        kill_and_measure(locker, &listens, "lock");
+    }
+    let counts = running.counts();
+    assert_eq!((counts.interrupts, counts.waiting), (15, 0), "{counts:?}");
+    running.detach().unwrap();
+    running.join().unwrap();
+}
+
+#[test]
+fn an_aborted_session_ends_with_requests_that_nobody_answers() {
+    let directory = TempDir::new().unwrap();
+    let (begun, listens) = sync_channel(8);
+    let options = crate::options();
+    let Some(session) = crate::mount(Stuck { begun }, directory.path(), &options) else { return };
+    let mut running = session.spawn().unwrap();
+    let path = directory.path().join("stuck").into_os_string();
+    let mut waiting = spawn("stat", &[&path]);
+    assert_eq!(listens.recv_timeout(Duration::from_secs(20)), Ok("lookup"));
+    running.abort().unwrap();
+    assert!(!waiting.wait().unwrap().success());
+    let ended = running.join().unwrap();
+    assert_eq!((ended.counts.waiting, ended.counts.forgotten), (1, 0));
+}

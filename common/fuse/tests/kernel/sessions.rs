@@ -1,0 +1,94 @@
+//! Mounting, unmounting, and what is there before and after.
+
+use std::{ffi::CString, fs, os::fd::AsRawFd as _};
+
+use millrace_fuse_server::{
+    Errno, MountOptions, Session, SessionError, SessionOptions,
+    protocol::init::{InitFlags, NEWEST_MINOR, OLDEST_MINOR},
+};
+use rustix::mount::MountFlags;
+use tempfile::TempDir;
+
+use crate::{Mounted, memory::Memory, mount, options};
+
+#[test]
+fn terms_are_what_was_wished_and_offered() {
+    let directory = TempDir::new().unwrap();
+    let Some(session) = mount(Memory::new(0, 0), directory.path(), &options()) else { return };
+    let terms = *session.terms();
+    assert!((OLDEST_MINOR..=NEWEST_MINOR).contains(&terms.minor), "{terms:?}");
+    assert!(terms.flags.contains(InitFlags::ASYNC_READ | InitFlags::ATOMIC_O_TRUNC), "{terms:?}");
+    assert!(!terms.flags.contains(InitFlags::WRITEBACK_CACHE), "{terms:?}");
+    assert_eq!(terms.flags.and(terms.offered), terms.flags);
+    assert_eq!((terms.max_write, terms.max_pages), (1 << 20, 256));
+    drop(session);
+    fs::write(directory.path().join("below"), b"").unwrap();
+}
+
+#[test]
+fn a_mount_in_use_is_busy_and_a_detached_one_lives_until_it_is_not_used() {
+    let Some(mut mounted) = Mounted::new(Memory::new(0, 0)) else { return };
+    fs::write(mounted.path("file"), b"content").unwrap();
+    let open = fs::File::open(mounted.path("file")).unwrap();
+    let error = mounted.running().unmount().unwrap_err();
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
+    mounted.running().detach().unwrap();
+    assert!(!mounted.path("file").exists());
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "content");
+    drop(open);
+    mounted.running.take().unwrap().join().unwrap();
+}
+
+#[test]
+fn the_mount_of_a_dead_server_is_replaced() {
+    let directory = TempDir::new().unwrap();
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for _ in 0..2 {
+        let Ok(device) = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") else {
+            return;
+        };
+        let data = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let data = CString::new(data).unwrap();
+        let flags = MountFlags::empty();
+        rustix::mount::mount("dead", directory.path(), "fuse", flags, Some(&*data)).unwrap();
+    }
+    let error = fs::metadata(directory.path()).unwrap_err();
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::NOTCONN));
+    let session = mount(Memory::new(0, 0), directory.path(), &options()).unwrap();
+    let mut running = session.spawn().unwrap();
+    fs::write(directory.path().join("file"), b"").unwrap();
+    running.unmount().unwrap();
+    running.join().unwrap();
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left of it");
+}
+
+#[test]
+fn the_helper_mounts_as_well() {
+    let directory = TempDir::new().unwrap();
+    let has_helper = std::process::Command::new("fusermount3").arg("-V").output().is_ok();
+    if !rustix::process::geteuid().is_root() || !has_helper {
+        return;
+    }
+    let options = SessionOptions { through_helper: true, ..options() };
+    let session = mount(Memory::new(0, 0), directory.path(), &options).unwrap();
+    let mut running = session.spawn().unwrap();
+    fs::write(directory.path().join("file"), b"through the helper").unwrap();
+    assert_eq!(fs::read(directory.path().join("file")).unwrap(), b"through the helper");
+    running.unmount().unwrap();
+    running.join().unwrap();
+}
+
+#[test]
+fn what_cannot_be_mounted_on_is_named() {
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, b"").unwrap();
+    for path in [file, directory.path().join("missing")] {
+        let (mount, options) = (MountOptions::new("test"), SessionOptions::default());
+        let error = Session::mount(Memory::new(0, 0), &path, &mount, &options).unwrap_err();
+        assert!(matches!(error, SessionError::Mountpoint { .. }), "{error:?}");
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+    }
+}
