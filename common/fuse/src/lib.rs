@@ -10,8 +10,8 @@
 //! | [`Session`] | mounting, INIT, threads, unmounting | all of it |
 //!
 //! A method of [`FileSystem`] gets a [`Reply`], which it answers before it returns or which it
-//! gives to any other thread; a reply that is dropped answers EIO. [`Reply::cancellation`] says when
-//! the caller does not wait any more, which is how a waiting program can be killed.
+//! gives to any other thread; a reply that is dropped answers EIO. [`Reply::cancellation`] says
+//! when the caller does not wait any more, which is how a waiting program can be killed.
 //!
 //! ```no_run
 //! use std::{path::Path, time::Duration};

@@ -110,8 +110,8 @@ impl LiveRequests {
 
 /// Whether the caller of a request still waits. Copies watch the same request.
 ///
-/// An operation that may take long looks at it, waits for it, or gives it something to call; then it
-/// answers EINTR. A caller that is being killed stays until its request is answered. POSIX lets
+/// An operation that may take long looks at it, waits for it, or gives it something to call; then
+/// it answers EINTR. A caller that is being killed stays until its request is answered. POSIX lets
 /// reads of files, and whatever changes something, go on to their end: a signal that does not kill
 /// is no reason to give them up.
 #[derive(Clone, Debug)]

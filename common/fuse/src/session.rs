@@ -250,10 +250,10 @@ impl<F: FileSystem> Running<F> {
     /// ECONNABORTED. Then takes the mount out of sight.
     ///
     /// # Errors
-    /// When that is not permitted.
+    /// When that is not permitted. A mount that is out of sight already cannot be aborted.
     pub fn abort(&mut self) -> io::Result<()> {
-        mountpoint::abort(self.mount.device)?;
-        self.detach()
+        let device = self.mount.device;
+        self.mount.take_away(|path| mountpoint::abort(path, device))
     }
 
     /// Waits until the kernel has let go of the mount, and all threads have ended.

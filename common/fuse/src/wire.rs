@@ -180,6 +180,7 @@ macro_rules! flag_set {
 pub(crate) use flag_set;
 
 #[cfg(test)]
+#[expect(unreachable_pub, dead_code, reason = "what the macros make is for everybody")]
 mod tests {
     use super::*;
 

@@ -1,6 +1,8 @@
 //! The file system of the example `memory`, through the kernel. Needs root and `/dev/fuse`; without
 //! them a test says so and passes.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
 #[path = "../examples/memory/content.rs"]
 mod content;
 #[path = "../examples/memory/memory.rs"]

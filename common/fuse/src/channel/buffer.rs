@@ -1,8 +1,8 @@
 //! Memory that requests are read into, and that can be handed over.
 //!
 //! The data of a WRITE begins on a page, so that it can be written with O_DIRECT as it lies. Who
-//! wants to keep it takes the whole buffer ([`Payload::into_owned`]), and the reading thread goes on
-//! with another: 1 MiB is not copied for being answered later.
+//! wants to keep it takes the whole buffer ([`Payload::into_owned`]), and the reading thread goes
+//! on with another: 1 MiB is not copied for being answered later.
 
 use std::{
     fmt, mem,

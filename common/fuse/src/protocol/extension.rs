@@ -1,12 +1,15 @@
 //! What may follow requests that make an inode: security contexts and groups.
 //!
-//! The header says how many bytes of the end of a request are extensions, in units of 8. Each begins
-//! with its length (4 bytes, this included) and its type (4 bytes), and is padded to 8 bytes:
+//! The header says how many bytes of the end of a request are extensions, in units of 8. Each
+//! begins with its length (4 bytes, this included) and its type (4), and is padded to 8 bytes:
 //!
 //! | type | extension |
 //! |-----:|-----------|
-//! | 0-31 | that many security contexts (`SECURITY_CTX`, 7.36): length of the value (4 bytes), 4 bytes of padding, name, NUL, value, padded to 8 bytes |
+//! | 0-31 | that many security contexts (`SECURITY_CTX`, 7.36) |
 //! | 32 | groups (`CREATE_SUPP_GROUP`, 7.38): their number (4 bytes), and 4 bytes each |
+//!
+//! A security context is the length of its value (4 bytes), 4 bytes of padding, its name, a NUL,
+//! its value, padded to 8 bytes.
 //!
 //! Of the groups the kernel sends one: that of the parent directory, if the caller is in it.
 

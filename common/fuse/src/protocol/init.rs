@@ -144,7 +144,7 @@ flag_set! {
         HANDLE_KILLPRIV = 19,
         /// ACLs are checked by the kernel; implies `default_permissions`.
         POSIX_ACL = 20,
-        /// A read of the device gives ECONNABORTED after an abort, and ENODEV only after unmounting.
+        /// A read of the device gives ECONNABORTED after an abort, ENODEV only after unmounting.
         ABORT_ERROR = 21,
         /// `max_pages` counts: requests of more than 128 KiB.
         MAX_PAGES = 22,

@@ -1,7 +1,7 @@
 //! Mounting: with mount(2) as root, otherwise with the setuid helper of libfuse.
 //!
 //! The helper `fusermount3` is called with the mount point and a socket, whose descriptor's number
-//! it finds in the environment (`_FUSE_COMMFD`). It opens the device, mounts, and sends the device's
+//! it finds in the environment (`_FUSE_COMMFD`). It opens the device, mounts, and sends its
 //! descriptor over the socket. Here the socket is its standard input, so that no descriptor has to
 //! be inherited by number and no other child of this process can get it.
 

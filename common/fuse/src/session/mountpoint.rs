@@ -71,12 +71,22 @@ pub(super) fn detach(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Ends the connection of the mount with that device number: everybody who waits gets ECONNABORTED.
+/// Ends the connection of the mount there, which has that device number, and takes it out of sight:
+/// everybody who waits gets ECONNABORTED.
 ///
 /// # Errors
-/// When this user may not, or the control file system is not mounted.
-pub(super) fn abort((_, minor): (u32, u32)) -> io::Result<()> {
-    fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
+/// When this user may not.
+pub(super) fn abort(path: &Path, (_, minor): (u32, u32)) -> io::Result<()> {
+    let flags = UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+    match rustix::mount::unmount(path, flags) {
+        Ok(()) => Ok(()),
+        // Whoever has mounted may still do it through the control file system, where it is mounted.
+        Err(Errno::PERM) => {
+            fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")?;
+            unmount_with_helper(path, true)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// More than this many crashes on one mount point are something else.

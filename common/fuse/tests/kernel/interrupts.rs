@@ -4,7 +4,7 @@ use std::{
     ffi::OsStr,
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use millrace_fuse_server::{
@@ -16,6 +16,10 @@ use millrace_fuse_server::{
         lock::Lock,
         open::{Open, OpenFlags, OpenReply},
     },
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags},
 };
 use tempfile::TempDir;
 
@@ -68,17 +72,21 @@ fn spawn(program: &str, arguments: &[&OsStr]) -> Child {
     command.spawn().unwrap()
 }
 
-fn kill_and_measure(mut child: Child, begun: &Receiver<&'static str>, expected: &str) {
-    assert_eq!(begun.recv_timeout(Duration::from_secs(20)), Ok(expected));
+/// Kills a program that waits. It takes milliseconds; without INTERRUPT it would take for ever.
+fn kill(mut child: Child, begun: &Receiver<&'static str>, expected: &str) {
+    assert_eq!(begun.recv_timeout(PATIENCE), Ok(expected));
     assert!(child.try_wait().unwrap().is_none(), "{expected}: it waits");
-    let before = Instant::now();
+    let pid = Pid::from_child(&child);
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
     child.kill().unwrap();
+    let mut ends = [PollFd::new(&process, PollFlags::IN)];
+    let patience = Timespec::try_from(PATIENCE).unwrap();
+    assert_eq!(poll(&mut ends, Some(&patience)), Ok(1), "{expected}: it cannot be killed");
     child.wait().unwrap();
-    assert!(before.elapsed() < Duration::from_secs(1), "{expected}: {:?}", before.elapsed());
 }
 
 #[test]
-fn sigkill_ends_whatever_waits_within_a_second() {
+fn sigkill_ends_whatever_waits() {
     let directory = TempDir::new().unwrap();
     let mut options: SessionOptions = crate::options();
     options.wishes = options.wishes.with(InitFlags::FLOCK_LOCKS);
@@ -87,10 +95,10 @@ fn sigkill_ends_whatever_waits_within_a_second() {
     let mut running = session.spawn().unwrap();
     let path = |name: &str| directory.path().join(name).into_os_string();
     for _ in 0..5 {
-        kill_and_measure(spawn("stat", &[&path("stuck")]), &listens, "lookup");
-        kill_and_measure(spawn("cat", &[&path("file")]), &listens, "read");
+        kill(spawn("stat", &[&path("stuck")]), &listens, "lookup");
+        kill(spawn("cat", &[&path("file")]), &listens, "read");
         let locker = spawn("flock", &[&path("file"), OsStr::new("true")]);
-        kill_and_measure(locker, &listens, "lock");
+        kill(locker, &listens, "lock");
     }
     let counts = running.counts();
     assert_eq!((counts.interrupts, counts.waiting), (15, 0), "{counts:?}");
@@ -107,9 +115,12 @@ fn an_aborted_session_ends_with_requests_that_nobody_answers() {
     let mut running = session.spawn().unwrap();
     let path = directory.path().join("stuck").into_os_string();
     let mut waiting = spawn("stat", &[&path]);
-    assert_eq!(listens.recv_timeout(Duration::from_secs(20)), Ok("lookup"));
+    assert_eq!(listens.recv_timeout(PATIENCE), Ok("lookup"));
     running.abort().unwrap();
     assert!(!waiting.wait().unwrap().success());
     let ended = running.join().unwrap();
     assert_eq!((ended.counts.waiting, ended.counts.forgotten), (1, 0));
 }
+
+/// A busy machine gets this long.
+const PATIENCE: Duration = Duration::from_secs(20);

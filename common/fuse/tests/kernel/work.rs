@@ -39,7 +39,7 @@ fn files_directories_and_links_are_what_was_made_of_them() {
 #[test]
 fn large_files_keep_their_bytes_and_their_holes() {
     let Some(mounted) = Mounted::new(Memory::new(0, 0)) else { return };
-    let bytes: Vec<u8> = (0..5_000_000_u32).map(|index| (index % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..=250_u8).cycle().take(5_000_000).collect();
     let path = mounted.path("large");
     fs::write(&path, &bytes).unwrap();
     assert!(fs::read(&path).unwrap() == bytes, "5 MB come back as they were");
@@ -81,13 +81,13 @@ fn every_entry_of_a_directory_is_listed_once_while_others_go() {
 fn every_request_of_many_threads_is_answered_once() {
     let Some(mut mounted) = Mounted::new(Memory::new(0, 0)) else { return };
     thread::scope(|scope| {
-        for thread in 0..16 {
+        for thread in 0..16_u8 {
             let folder = mounted.path(&format!("thread-{thread}"));
             scope.spawn(move || {
                 fs::create_dir(&folder).unwrap();
-                for round in 0..50_u32 {
+                for round in 0..50_u8 {
                     let (path, moved) = (folder.join("file"), folder.join("moved"));
-                    let bytes = vec![(thread + round) as u8; 10_000 + round as usize];
+                    let bytes = vec![thread + round; 10_000 + usize::from(round)];
                     fs::write(&path, &bytes).unwrap();
                     fs::rename(&path, &moved).unwrap();
                     assert_eq!(fs::read(&moved).unwrap(), bytes);
