@@ -108,7 +108,7 @@ fn drive_file(root: &Path, file: &Path) -> Result<(), Box<dyn Error>> {
     rustix::io::pread(&open, &mut [0; 100], 0)?;
     open.sync_data()?;
     rustix::fs::setxattr(file, "user.name", b"value", XattrFlags::CREATE)?;
-    let mut value = vec![0; 64];
+    let mut value = [0_u8; 64];
     // What is answered is not what is looked at.
     rustix::fs::getxattr(file, "user.name", &mut value[..]).ok();
     rustix::fs::listxattr(file, &mut value[..]).ok();

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+#[cfg(target_endian = "little")]
 #[path = "protocol/golden.rs"]
 mod golden;
 #[path = "protocol/hostile.rs"]
