@@ -136,7 +136,8 @@ impl Disk for FaultyDisk {
 }
 
 impl FaultyDisk {
-    /// Writes a part; when that is done, whether it worked or not, the whole is told to have failed.
+    /// Writes a part; when that is done, whether it worked or not, the whole is told to have
+    /// failed.
     fn fail_after(&self, part: Vec<Piece>, buffer: Held, whole: Request, error: DiskError) {
         let (reply, mut done) = oneshot::channel();
         let operation = Operation::Write;

@@ -52,8 +52,8 @@ impl Fio {
         self.run("write", &[&load[..], &[&seconds]].concat(), "iops")
     }
 
-    /// The same by 32 writers at once, of whom all wait for one fdatasync after each of their writes:
-    /// what a group commit could reach that keeps no records and computes no checksums.
+    /// The same by 32 writers at once, of whom all wait for one fdatasync after each of their
+    /// writes: what a group commit could reach that keeps no records and computes no checksums.
     pub(crate) fn durable_together(&self) -> Result<f64> {
         let seconds = format!("--runtime={}", self.seconds);
         let load = ["--rw=randwrite", "--bs=16k", "--iodepth=32", "--iodepth_batch=32"];

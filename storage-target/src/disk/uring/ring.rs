@@ -421,8 +421,8 @@ impl Ring {
         count > 0
     }
 
-    /// What was written whole is done; the rest goes again, each by itself, so that an error is told
-    /// to whom it concerns.
+    /// What was written whole is done; the rest goes again, each by itself, so that an error is
+    /// told to whom it concerns.
     fn finish_joined(&mut self, place: usize, result: i32, finished: &mut Vec<Finished>) {
         let Joined { parts, pieces } = self.joined[place].take().expect("reported once");
         let mut written = usize::try_from(result).unwrap_or(0);
