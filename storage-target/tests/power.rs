@@ -2,9 +2,11 @@
 //! nothing of the engine.
 //!
 //! A run is a few dozen random operations from one seed: writes, zeroing, fills, trims, reclaims,
-//! exports, flipped bits, disks that refuse, kills and cuts, also in the middle of an operation or
-//! of a recovery. After each end the target is opened again and everything in it compared with what
-//! the model allows; at the end everything is given up and every page must be free again.
+//! exports, scrubs, flipped bits, disks that refuse, kills and cuts, also in the middle of an
+//! operation or of a recovery; in one section, or in two at once. After each end the target is
+//! opened again and everything in it compared with what the model allows, and of ten seeds with
+//! one the offline check must find nothing wrong but what was flipped. At the end everything is
+//! given up and every page must be free again.
 //!
 //! | variable               | meaning                                                           |
 //! |------------------------|-------------------------------------------------------------------|

@@ -27,9 +27,17 @@ pub(crate) struct World {
     /// Whether a sync failed just before the end.
     pub(super) failed_sync: bool,
     weights: Weights,
+    /// Whether the offline check looks at what each recovery leaves.
+    pub(super) verifies: bool,
     /// What has happened, for whoever reads of a failure.
     history: String,
 }
+
+/// Blocks of a section of the target.
+const BLOCKS_OF_SECTION: usize = 8;
+
+/// Of so many seeds one has the offline check look at what each recovery leaves.
+const VERIFIED: u64 = 10;
 
 /// Runs `length` operations from `seed`; the error says what the engine did wrong, and after what.
 pub(crate) fn run(seed: u64, length: usize, weights: &Weights) -> Result<()> {
@@ -69,7 +77,9 @@ impl World {
         let capacity = if weights.cuts { capacity } else { 6 << 20 };
         let shape = Shape { capacity, journal_pages };
         let backed = [(); FILES].map(|()| random_backed(&random));
-        let subject = subject(random.number(), shape);
+        let mut subject = subject(random.number(), shape);
+        // Either in one section, or the half of it in each of two.
+        subject.first_block = [0, BLOCKS_OF_SECTION - BLOCKS / 2][below(&random, 2)];
         Self {
             random,
             subject,
@@ -78,6 +88,7 @@ impl World {
             ordered: None,
             failed_sync: false,
             weights: *weights,
+            verifies: seed.is_multiple_of(VERIFIED),
             history: String::new(),
         }
     }
@@ -142,6 +153,7 @@ impl World {
                 self.fail_write(file, chunk, os_error).await?;
             }
             Operation::Look { file, chunk } => self.look(file, chunk).await?,
+            Operation::Scrub => self.scrub()?,
             Operation::Flip { place, page, bit } => self.flip(place, page, bit).await?,
             Operation::Kill => self.recover(Some(Ending::Kill)).await?,
             Operation::Cut => self.recover(Some(Ending::Cut)).await?,
@@ -401,6 +413,18 @@ impl World {
             Ok(count) => bail!("the loss count is {count}, and nobody was told"),
             Err(refused) => self.expect_off(Some(refused))?,
         }
+        Ok(())
+    }
+
+    /// Everything is looked at: bad blocks that the bucket has are dropped, the others are listed.
+    fn scrub(&mut self) -> Result<()> {
+        let change = self.model.scrub();
+        if !self.conclude(change, self.subject.scrub())? {
+            return Ok(());
+        }
+        let bad = places().filter(|&place| self.model.now(place).rot != 0).count();
+        let listed = self.subject.findings();
+        ensure!(listed == bad, "{bad} blocks are bad, and {listed} are listed after a scrub");
         Ok(())
     }
 

@@ -1,6 +1,10 @@
 //! Where the volume lies: on a simulated disk, or on a real one. Faults stand before both.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use millrace_storage_target::{
     disk::{
@@ -9,6 +13,11 @@ use millrace_storage_target::{
         simulated::{Flush, Tally},
     },
     format::batch::BootId,
+    image::PageSource,
+    verify::{
+        self,
+        report::{Observer, Remark},
+    },
     volume::{Blank, Growth, OpenError, Options, Volume},
 };
 use millrace_types::ClusterId;
@@ -36,6 +45,11 @@ pub(crate) trait Ground: Send + Sync {
 
     fn changes(&self) -> u64;
 
+    /// The pages as a reader of the disk sees them; `None` where a daemon has them.
+    fn pages(&self) -> Option<Box<dyn PageSource>> {
+        None
+    }
+
     /// Lets the `nth` request of this kind fail.
     fn fail(&self, operation: Operation, nth: u64, os_error: i32);
 
@@ -54,6 +68,15 @@ pub(crate) trait Ground: Send + Sync {
     fn cut_power_in(&self, _nth: u64) {}
 
     fn set_flush(&self, _flush: Flush) {}
+}
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<Remark>>);
+
+impl Observer for Heard {
+    fn remark(&self, remark: &Remark) {
+        self.0.lock().expect("nobody has panicked").push(remark.clone());
+    }
 }
 
 /// Everything of a volume is on one disk.
@@ -85,6 +108,20 @@ impl Directory {
             boot,
         };
         Volume::open(&options).await
+    }
+
+    /// What the offline check says.
+    pub(crate) fn verify(&self, options: &verify::Options) -> Option<Vec<Remark>> {
+        // In a thread of its own: it knows nothing of tasks, and must not be counted as one.
+        thread::scope(|scope| {
+            let checking = scope.spawn(|| {
+                let pages = self.ground.pages()?;
+                let heard = Heard::default();
+                verify::verify(&*pages, options, &heard).expect("there is a target");
+                Some(heard.0.into_inner().expect("nobody has panicked"))
+            });
+            checking.join().expect("the check does not panic")
+        })
     }
 
     pub(crate) fn faults(&self) -> &Faults {

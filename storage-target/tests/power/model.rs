@@ -240,6 +240,14 @@ impl Model {
         Change { whole: true, blocks: blocks.collect() }
     }
 
+    /// The scrub drops the clean blocks that are damaged.
+    pub(crate) fn scrub(&self) -> Change {
+        let blocks = places()
+            .filter(|&place| self.now(place).state == State::Clean && self.now(place).rot != 0)
+            .map(|place| (place, Version::absent()));
+        Change { whole: false, blocks: blocks.collect() }
+    }
+
     /// Blocks of the chunk become clean and keep their bytes, and their damage.
     pub(crate) fn export(
         &self,

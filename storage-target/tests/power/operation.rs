@@ -84,6 +84,8 @@ pub(crate) enum Operation {
         file: usize,
         chunk: usize,
     },
+    /// The scrub looks at everything.
+    Scrub,
     /// A bit on the disk flips.
     Flip {
         place: Place,
@@ -125,7 +127,8 @@ impl Operation {
             47..49 => Self::Release { file, chunk },
             49..51 => Self::DropClean { file, chunk, block },
             51..54 => Self::Export { file, chunk },
-            54..58 => Self::Trim { file, size: random_size(random) },
+            54 => Self::Scrub,
+            55..58 => Self::Trim { file, size: random_size(random) },
             58..60 => Self::Reclaim { file },
             60..62 => Self::Stale { file, chunk },
             62..71 => Self::Sync,

@@ -1,13 +1,15 @@
 //! A simulated disk, of one length or growing.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
+use futures::FutureExt as _;
 use millrace_storage_target::{
     disk::{
-        Operation,
+        Backing as _, BufferPool, Operation, Piece,
         simulated::{Flush, SimulatedDisk},
     },
     format::superblock::Layout,
+    image::PageSource,
     volume::{Blank, OpenError},
 };
 use millrace_types::TargetId;
@@ -28,6 +30,8 @@ const ROOM_BEFORE_GROWTH: u64 = 1 << 20;
 pub(crate) struct Simulated {
     disk: SimulatedDisk,
     layout: Layout,
+    /// Shorter than its target may become.
+    is_file: bool,
     grows: bool,
 }
 
@@ -49,11 +53,44 @@ impl Simulated {
             0 => SimulatedDisk::new(len_max, seed),
             _ => SimulatedDisk::growing(len_max, seed),
         };
-        Self { disk, layout, grows: seed % 3 == 1 }
+        Self { disk, layout, is_file: !seed.is_multiple_of(3), grows: seed % 3 == 1 }
+    }
+}
+
+/// The pages of the disk now.
+struct Pages {
+    disk: SimulatedDisk,
+    len: u64,
+    may_grow: bool,
+}
+
+impl PageSource for Pages {
+    fn pages(&self) -> u64 {
+        self.len
+    }
+
+    fn may_grow(&self) -> bool {
+        self.may_grow
+    }
+
+    fn read(&self, page: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let piece = Piece { offset: page * PAGE as u64, range: 0..bytes.len() };
+        // A simulated disk answers at once, and nobody else waits for this queue and pool.
+        let (queue, pool) = (self.disk.queue(), BufferPool::new(bytes.len()));
+        let reading = async { queue.read(vec![piece], pool.acquire(bytes.len()).await).await };
+        let read = reading.now_or_never().expect("it has answered");
+        let buffer = read.map_err(io::Error::other)?;
+        bytes.copy_from_slice(&buffer.as_slice()[..bytes.len()]);
+        Ok(())
     }
 }
 
 impl Ground for Simulated {
+    fn pages(&self) -> Option<Box<dyn PageSource>> {
+        let len = self.disk.len_bytes().ok()? / PAGE as u64;
+        Some(Box::new(Pages { disk: self.disk.clone(), len, may_grow: self.is_file }))
+    }
+
     fn parts(&self) -> Result<Parts, OpenError> {
         Ok(Parts {
             disk: self.disk.queue(),

@@ -2,24 +2,28 @@
 
 use std::{
     cell::{Cell, RefCell},
+    ops::Range,
     pin::Pin,
     sync::Arc,
     thread,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use millrace_protocol::target::ContentName;
+use millrace_runtime::Clock;
 use millrace_storage_target::{
     disk::{BufferPool, simulated::Flush},
     format::batch::BootId,
+    verify::{self, report::Remark},
     volume::{
-        Authority, EngineError, ExportedBlocks, Fill, OpenError, Snapshot, Volume, WriteRequest,
-        ZeroRequest,
+        Authority, EngineError, ExportedBlocks, Fill, OpenError, ScrubCommand, ScrubSettings,
+        Snapshot, Volume, WriteRequest, ZeroRequest,
     },
 };
 use millrace_types::{
     BlockState, ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, Crc32c, GroupEpoch, InodeId,
-    SessionId, WriteEpoch, WriteNumber,
+    SessionId, Timestamp, WriteEpoch, WriteNumber,
 };
 
 use super::ground::Directory;
@@ -30,6 +34,13 @@ const BALLAST: u64 = 1 << 40;
 
 /// Bytes of one chunk of it.
 const BALLAST_CHUNK: usize = 1 << 20;
+
+/// Bytes of a chunk of the run on the target: larger than what the model knows of it, so that this
+/// part can lie over two sections.
+const TARGET_CHUNK: usize = 1 << 20;
+
+/// How long a scrub of a small disk may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Which chunk, and what its caller believes about the file.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +116,8 @@ pub(crate) struct Subject {
     /// Bytes that the run may use.
     room: u64,
     pool: BufferPool,
+    /// The block of the target's chunks that is the first of the model's.
+    pub(crate) first_block: usize,
     boot: u64,
     volume: RefCell<Option<Arc<Volume>>>,
     has_ballast: bool,
@@ -123,6 +136,7 @@ impl Subject {
             directory,
             room: shape.capacity,
             pool: BufferPool::new(16 << 20),
+            first_block: 0,
             boot: 1,
             volume: RefCell::new(None),
             has_ballast: false,
@@ -165,9 +179,7 @@ impl Subject {
 
     fn reopen(&self) -> Result<(), OpenError> {
         *self.volume.borrow_mut() = None;
-        let mut boot = [0; 16];
-        boot[..8].copy_from_slice(&self.boot.to_le_bytes());
-        let (boot, pool) = (BootId(boot), self.pool.clone());
+        let (boot, pool) = (self.boot(), self.pool.clone());
         let volume = apart(self.directory.open(boot, pool))?;
         *self.volume.borrow_mut() = Some(Arc::new(volume));
         Ok(())
@@ -191,6 +203,79 @@ impl Subject {
         self.directory.set_flush(data);
     }
 
+    /// A block of the target's chunk.
+    fn block(&self, own: usize) -> u16 {
+        u16::try_from(self.first_block + own).unwrap()
+    }
+
+    fn blocks(&self) -> Range<u16> {
+        self.block(0)..self.block(BLOCKS)
+    }
+
+    /// A byte of the target's chunk.
+    fn offset(&self, own: usize) -> usize {
+        self.first_block * BLOCK + own
+    }
+
+    /// What the bucket has of the target's chunk reaches as far.
+    fn chunk(&self, chunk: Chunk) -> Chunk {
+        let backed = if chunk.backed == 0 { 0 } else { self.offset(chunk.backed) };
+        Chunk { backed, ..chunk }
+    }
+
+    /// Lets the scrub look at everything once, and drop the clean blocks that are bad.
+    pub(crate) fn scrub(&self) -> Result<(), Refused> {
+        let (volume, directory) = (self.volume(), &self.directory);
+        let finished = apart(async {
+            let (clock, time) = Clock::manual(Timestamp(1_000_000_000_000_000_000));
+            let interval = Duration::from_secs(1 << 30);
+            volume.start_scrub(ScrubSettings { bytes_per_second: 1 << 40, interval }, clock);
+            let mut wanted = volume.scrub_status().progress;
+            // What an end has interrupted goes on where it was; a whole pass comes after it.
+            let whole = wanted.pass + 1;
+            wanted.pass += u64::from(!wanted.is_under_way());
+            volume.control_scrub(ScrubCommand::Start);
+            let started = Instant::now();
+            while started.elapsed() < PATIENCE {
+                // A real disk answers from another thread.
+                tokio::task::yield_now().await;
+                let progress = volume.scrub_status().progress;
+                if progress.pass >= wanted.pass && !progress.is_under_way() {
+                    if progress.pass >= whole {
+                        return true;
+                    }
+                    wanted.pass = whole;
+                    volume.control_scrub(ScrubCommand::Start);
+                }
+                if directory.is_off() {
+                    return false;
+                }
+                time.advance(Duration::from_secs(1));
+            }
+            panic!("a scrub does not end: {:?}", volume.scrub_status())
+        });
+        match finished {
+            true => Ok(()),
+            false => Err(Refused::Failed("the scrub was interrupted".to_owned())),
+        }
+    }
+
+    /// Blocks that are listed as bad.
+    pub(crate) fn findings(&self) -> usize {
+        self.volume().findings(None, usize::MAX).len()
+    }
+
+    /// What the offline check says about the disk as it is; `None` on a real one.
+    pub(crate) fn verify(&self, quick: bool) -> Option<Vec<Remark>> {
+        self.directory.verify(&verify::Options { quick, boot: Some(self.boot()) })
+    }
+
+    fn boot(&self) -> BootId {
+        let mut boot = [0; 16];
+        boot[..8].copy_from_slice(&self.boot.to_le_bytes());
+        BootId(boot)
+    }
+
     fn volume(&self) -> Arc<Volume> {
         Arc::clone(self.volume.borrow().as_ref().expect("open"))
     }
@@ -202,7 +287,10 @@ impl Subject {
             self.reopened.set(true);
             assert!(opened.is_ok() || self.directory.is_off(), "after {error}: {opened:?}");
         }
-        error.into()
+        match error.into() {
+            Refused::NeedsFill(block) => Refused::NeedsFill(block - self.first_block),
+            other => other,
+        }
     }
 
     /// Whether the volume has been opened again since the last call.
@@ -258,21 +346,20 @@ impl Subject {
         offset: usize,
         bytes: Vec<u8>,
     ) -> Result<(), Refused> {
-        let done = self.volume().write(write_request(chunk, offset, bytes, CHUNK)).await;
+        let offset = self.offset(offset);
+        let request = write_request(self.chunk(chunk), offset, bytes, TARGET_CHUNK);
+        let done = self.volume().write(request).await;
         done.map(drop).map_err(|error| self.after(error))
     }
 
-    pub(crate) async fn zero(
-        &self,
-        chunk: Chunk,
-        range: std::ops::Range<usize>,
-    ) -> Result<(), Refused> {
+    pub(crate) async fn zero(&self, chunk: Chunk, range: Range<usize>) -> Result<(), Refused> {
+        let (chunk, range) = (self.chunk(chunk), self.offset(range.start)..self.offset(range.end));
         let request = ZeroRequest {
             key: chunk.key(),
             range: u32::try_from(range.start).unwrap()..u32::try_from(range.end).unwrap(),
             group_epoch: GroupEpoch(1),
             write_epoch: WriteEpoch(chunk.epoch),
-            chunk_size: u32::try_from(CHUNK).unwrap(),
+            chunk_size: u32::try_from(TARGET_CHUNK).unwrap(),
             backed: u32::try_from(chunk.backed).unwrap(),
             session: SessionId(0),
             number: WriteNumber(0),
@@ -294,13 +381,13 @@ impl Subject {
         let checksums: Vec<_> = buffer.as_slice().chunks(PAGE).map(Crc32c::of).collect();
         let fill = Fill {
             key: chunk.key(),
-            first_block: u16::try_from(first_block).unwrap(),
+            first_block: self.block(first_block),
             buffer: Arc::new(buffer),
             len: u32::try_from(bytes.len()).unwrap(),
             checksums: checksums.into(),
             write_epoch: WriteEpoch(chunk.epoch),
-            chunk_size: u32::try_from(CHUNK).unwrap(),
-            backed: u32::try_from(CHUNK).unwrap(),
+            chunk_size: u32::try_from(TARGET_CHUNK).unwrap(),
+            backed: u32::try_from(TARGET_CHUNK).unwrap(),
         };
         let done = self.volume().fill(fill).await;
         done.map(drop).map_err(|error| self.after(error))
@@ -312,18 +399,19 @@ impl Subject {
     }
 
     pub(crate) async fn drop_clean(&self, chunk: Chunk, block: usize) -> Result<(), Refused> {
-        let done = self.volume().drop_clean(chunk.key(), u16::try_from(block).unwrap()).await;
+        let done = self.volume().drop_clean(chunk.key(), self.block(block)).await;
         done.map_err(|error| self.after(error))
     }
 
     /// The blocks that an export would take, with what it must know of them.
     pub(crate) fn exportable(&self, chunk: Chunk) -> ExportedBlocks {
-        let blocks = u16::try_from(BLOCKS).unwrap();
+        let blocks = self.blocks();
         let volume = self.volume();
-        let snapshot = twice(|| volume.snapshot(chunk.key(), 0..blocks));
-        (0..blocks)
-            .filter(|&block| snapshot.state(block) == BlockState::Written)
-            .map(|block| (block, snapshot.fingerprint(block)))
+        let snapshot = twice(|| volume.snapshot(chunk.key(), blocks.clone()));
+        (0..)
+            .zip(blocks)
+            .filter(|&(_, block)| snapshot.state(block) == BlockState::Written)
+            .map(|(own, block)| (own, snapshot.fingerprint(block)))
             .collect()
     }
 
@@ -332,7 +420,9 @@ impl Subject {
         chunk: Chunk,
         exported: &ExportedBlocks,
     ) -> Result<(), Refused> {
-        let done = self.volume().mark_exported(chunk.key(), exported).await;
+        let exported =
+            exported.iter().map(|(&own, &seen)| (self.block(own.into()), seen)).collect();
+        let done = self.volume().mark_exported(chunk.key(), &exported).await;
         done.map(drop).map_err(|error| self.after(error))
     }
 
@@ -341,7 +431,9 @@ impl Subject {
         let key = chunk.key();
         let content = ContentName { inode: key.inode, generation: key.generation };
         let epoch = WriteEpoch(chunk.epoch);
-        let done = self.volume().trim(content, CHUNK as u64, size as u64, epoch).await;
+        let (index, rest) = (size / CHUNK, size % CHUNK);
+        let size = index * TARGET_CHUNK + if rest == 0 { 0 } else { self.offset(rest) };
+        let done = self.volume().trim(content, TARGET_CHUNK as u64, size as u64, epoch).await;
         done.map(drop).map_err(|error| self.after(error))
     }
 
@@ -362,10 +454,9 @@ impl Subject {
     /// All blocks of a chunk.
     pub(crate) async fn look(&self, chunk: Chunk) -> Result<Vec<Found>, Refused> {
         let volume = self.volume();
-        let blocks = u16::try_from(BLOCKS).unwrap();
-        let snapshot = volume.snapshot(chunk.key(), 0..blocks).await?;
+        let snapshot = volume.snapshot(chunk.key(), self.blocks()).await?;
         let mut found = Vec::with_capacity(BLOCKS);
-        for at in 0..blocks {
+        for at in self.blocks() {
             let state = match snapshot.state(at) {
                 BlockState::Absent => State::Absent,
                 BlockState::Clean => State::Clean,
@@ -402,7 +493,7 @@ impl Subject {
             self.after(error);
             return false;
         }
-        let block = u16::try_from(block).unwrap();
+        let block = self.block(block);
         let snapshot = apart(volume.snapshot(chunk.key(), block..block + 1)).unwrap();
         let page = u32::from(block) * 16 + u32::try_from(page).unwrap();
         let Some(place) = snapshot.disk_page(page) else { return false };
