@@ -41,7 +41,7 @@ run_rust_tests() {
     export MILLRACE_WEED=$python_dir/bin/weed
     export MILLRACE_TEST_PYTHON=$python MILLRACE_TEST_BINARIES=$binaries MILLRACE_TEST_DIR=$work
     if cargo nextest --version >/dev/null 2>&1; then
-        cargo nextest run --locked --workspace ${CI:+--profile ci}
+        cargo nextest run --locked --workspace ${CI:+--profile ci} ${long:+--no-fail-fast}
     else
         cargo test --locked --workspace --quiet --lib --bins --tests
     fi

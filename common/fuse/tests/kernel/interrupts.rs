@@ -100,10 +100,12 @@ fn sigkill_ends_whatever_waits() {
         let locker = spawn("flock", &[&path("file"), OsStr::new("true")]);
         kill(locker, &listens, "lock");
     }
-    let counts = running.counts();
-    assert_eq!((counts.interrupts, counts.waiting), (15, 0), "{counts:?}");
     running.detach().unwrap();
-    running.join().unwrap();
+    // Only now is every answer counted. A program that dies may wait in a second request, such as
+    // one of the kernel's own read-ahead, and interrupts that too.
+    let counts = running.join().unwrap().counts;
+    assert_eq!(counts.waiting, 0, "{counts:?}");
+    assert!(counts.interrupts >= 15, "{counts:?}");
 }
 
 #[test]
