@@ -164,7 +164,10 @@ impl Index {
         Ok(Self::new(store, options.first_root_page, root, space))
     }
 
-    /// Opens an index: reads the root records and every inner node.
+    /// Opens an index: reads the root records and every inner node. Syncs the disk: the newest root
+    /// may be that of a process which was killed before its sync, and what it gave up is written
+    /// over from now on. A loss of power that took such a root away would leave the one before it,
+    /// over nodes that are no longer its own.
     ///
     /// # Errors
     /// [`IndexError::NoIndex`] when no root record can be read; [`IndexError::Damaged`] when an
@@ -173,6 +176,7 @@ impl Index {
         let store = NodeStore::new(&options);
         let root = checkpoint::newest_root(&store, options.first_root_page).await?;
         let space = walk::used_nodes(&store, &root).await?;
+        store.disk.sync().await?;
         Ok(Self::new(store, options.first_root_page, root, space))
     }
 

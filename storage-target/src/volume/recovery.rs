@@ -8,7 +8,10 @@
 //!   no batch knows to be durable are *pending*. Each is believed only if every page that it would
 //!   bring in matches its checksum; otherwise the older version stands, whose pages were in
 //!   quarantine. Against what it is held is the version that stands by then, so that what a later
-//!   record takes and gives up is right also when an earlier one was dropped. A mark, which says
+//!   record takes and gives up is right also when an earlier one was dropped. A record of a section
+//!   names all that the section holds, also what records before it brought; so when one that changes
+//!   several sections is dropped, the later ones of these sections are too: they would bring back
+//!   the part of it that lies in theirs. A mark, which says
 //!   that a trim or a reclaim is done, is not believed after a dropped record of the same inode.
 //!   The loss count is raised, because what is missing cannot be known, and the outcome becomes a
 //!   checkpoint before any batch names the present boot, so that it is never decided a second time.
@@ -106,8 +109,7 @@ pub(super) async fn recover(
     }
     let space = Space::restore(layout, regions, summaries, totals)?;
     let applied = AppliedWrites::default();
-    let mut replay =
-        Replay { parts, index, space, inode_max, applied, dropped: 0, incomplete: BTreeSet::new() };
+    let mut replay = Replay::new(parts, index, space, inode_max, applied);
     for (sequence, record) in &replayed.records {
         if *sequence > through {
             let pending = lossy && *sequence >= replayed.committed_end;
@@ -144,9 +146,22 @@ struct Replay<'a> {
     dropped: usize,
     /// Inodes of which a record was dropped.
     incomplete: BTreeSet<InodeId>,
+    /// Sections of which a record was dropped that changed others with them.
+    torn: BTreeSet<SectionKey>,
 }
 
-impl Replay<'_> {
+impl<'a> Replay<'a> {
+    fn new(
+        parts: &'a Parts<'a>,
+        index: Index,
+        space: Space,
+        inode_max: InodeId,
+        applied: AppliedWrites,
+    ) -> Self {
+        let (incomplete, torn) = (BTreeSet::new(), BTreeSet::new());
+        Self { parts, index, space, inode_max, applied, dropped: 0, incomplete, torn }
+    }
+
     async fn apply(
         &mut self,
         sequence: u64,
@@ -158,15 +173,13 @@ impl Replay<'_> {
             false => Some(change.clone()),
         };
         let Some(change) = believed else {
-            self.dropped += 1;
-            match change {
-                Change::Remove(removal) => {
-                    self.incomplete.extend(removal.sections().iter().map(|key| key.chunk.inode));
-                }
-                other => self.incomplete.extend(effects(other).inode),
-            }
+            self.note_dropped(change);
             return Ok(());
         };
+        if let Change::Remove(removal) = &change {
+            // What comes after it begins anew.
+            self.torn.retain(|key| !removal.sections().contains(key));
+        }
         if let Change::Sections(change) = &change
             && change.session.0 != 0
         {
@@ -185,6 +198,21 @@ impl Replay<'_> {
         }
         self.inode_max = self.inode_max.max(effects.inode.unwrap_or_default());
         Ok(())
+    }
+
+    fn note_dropped(&mut self, change: &Change) {
+        self.dropped += 1;
+        match change {
+            Change::Remove(removal) => {
+                self.incomplete.extend(removal.sections().iter().map(|key| key.chunk.inode));
+            }
+            other => self.incomplete.extend(effects(other).inode),
+        }
+        if let Change::Sections(change) = change
+            && change.sections().len() > 1
+        {
+            self.torn.extend(change.sections().iter().map(|(key, _)| *key));
+        }
     }
 
     /// Does something with the space, bringing the maps that it asks for.
@@ -209,6 +237,9 @@ impl Replay<'_> {
     async fn believed(&self, change: &Change) -> Result<Option<Change>, OpenError> {
         match change {
             Change::Sections(change) => {
+                if change.sections().iter().any(|(key, _)| self.torn.contains(key)) {
+                    return Ok(None);
+                }
                 let mut held = SectionsChange::new(change.session, change.number);
                 for (key, new) in change.sections() {
                     let old = self.section(*key).await?;

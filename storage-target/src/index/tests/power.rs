@@ -7,7 +7,7 @@ use std::env;
 
 use millrace_runtime::Random;
 
-use super::{IndexError, Model, assert_sound, blank_disk, change, contents, create, open};
+use super::{Index, IndexError, Model, assert_sound, blank_disk, change, contents, create, open};
 use crate::disk::{
     DiskError,
     simulated::{Flush, SimulatedDisk},
@@ -107,7 +107,7 @@ async fn a_cut_while_the_index_is_made_leaves_none_or_an_empty_one() {
     for seed in 0..200 {
         let disk = blank_disk(seed);
         disk.cut_power_in(seed % 3);
-        let made = super::Index::create(super::options(&disk), &[super::SEGMENT]).await;
+        let made = Index::create(super::options(&disk), &[super::SEGMENT]).await;
         assert!(matches!(made, Err(IndexError::Disk(DiskError::Stopped))));
         disk.restart();
         match open(&disk).await {
@@ -126,4 +126,43 @@ async fn create_again(disk: &SimulatedDisk) {
     index.checkpoint().await.unwrap();
     let index = open(disk).await.unwrap();
     assert_eq!(contents(&index, 10).await.unwrap(), model);
+}
+
+/// A process is killed between writing a root and the sync behind it; the next one begins with that
+/// root, and is cut off while it writes over what the root gave up.
+#[tokio::test]
+async fn what_was_seen_after_a_kill_is_there_after_a_cut() {
+    for seed in 0..300 {
+        let random = Random::seeded(seed);
+        let disk = blank_disk(seed);
+        let index = create(&disk).await;
+        let mut model = Model::new();
+        let mut change_some = |index: &Index, through: u64| {
+            (0..random.within(1..60)).for_each(|_| change(index, &mut model, &random, 40));
+            assert!(index.freeze(through));
+        };
+        change_some(&index, 1);
+        index.checkpoint().await.unwrap();
+        change_some(&index, 2);
+        disk.kill_in(random.within(0..8));
+        drop(index.checkpoint().await);
+        drop(index);
+        disk.resume();
+
+        let index = open(&disk).await.unwrap();
+        let seen = index.statistics().through;
+        let entries = contents(&index, 100).await.unwrap();
+        change_some(&index, 3);
+        disk.cut_power_in(random.within(0..4));
+        drop(index.checkpoint().await);
+        drop(index);
+        disk.restart();
+
+        let index = open(&disk).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let through = index.statistics().through;
+        assert!(through == seen || through == 3, "seed {seed}: {seen} was seen, now {through}");
+        let found = contents(&index, 100).await.unwrap();
+        assert!(through == 3 || found == entries, "seed {seed}: the entries are others");
+        assert_sound(&index).await;
+    }
 }

@@ -64,7 +64,7 @@ async fn joined(count: u64) -> Option<(tempfile::TempDir, Ring)> {
     }
     assert_eq!(ring.joinable() as u64, count);
     let pieces: Vec<_> = ring.backlog.drain(..).collect();
-    drop(ring.entry_of_joined(pieces));
+    let _entry = ring.entry_of_joined(pieces);
     Some((directory, ring))
 }
 
