@@ -5,11 +5,13 @@ use std::{
     fs::Permissions,
     io::Write as _,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
+    ops::Range,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, bail};
+use millrace_runtime::Random;
 use millrace_types::ByteLen;
 use serde::{Deserialize, Serialize};
 
@@ -162,18 +164,25 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A UDP port of loopback that nobody has now.
+/// A UDP port of loopback that nobody has now, and that the system gives to nobody who asks for any
+/// port: a client could have got it by the time that its daemon starts again.
 fn free_port(taken: &[u16]) -> anyhow::Result<u16> {
-    // The system may give one of ours while its daemon is down, so ask again.
-    for _ in 0..64 {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("no free UDP port")?;
-        let port = socket.local_addr().context("no free UDP port")?.port();
-        if !taken.contains(&port) {
+    let random = Random::system();
+    for _ in 0..PORT_ATTEMPTS {
+        let port = u16::try_from(random.within(PORTS)).expect("16 bits");
+        if !taken.contains(&port) && UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return Ok(port);
         }
     }
-    bail!("no free UDP port on loopback")
+    bail!("no free UDP port on loopback among {} to {}", PORTS.start, PORTS.end - 1)
 }
+
+/// Above the ports of services, below those that Linux gives out itself, from 32,768 on unless
+/// `net.ipv4.ip_local_port_range` says otherwise.
+const PORTS: Range<u64> = 16_384..32_768;
+
+/// With half of all ports in use this finds none once in 2^64 times.
+const PORT_ATTEMPTS: u32 = 64;
 
 /// The address of a daemon of a dev cluster.
 pub(crate) fn loopback(port: u16) -> SocketAddr {
