@@ -4,17 +4,17 @@
 //!
 //! - **The daemon ended in order, or was killed under the same boot**: everything that was written
 //!   is there, and the records say what each page is.
-//! - **The machine lost its memory** (another boot id, and no stop record at the end): records that
-//!   no batch knows to be durable are *pending*. Each is believed only if every page that it would
-//!   bring in matches its checksum; otherwise the older version stands, whose pages were in
+//! - **The machine lost its memory** (another boot id, and no stop record at the end): records
+//!   that no batch knows to be durable are *pending*. Each is believed only if every page that it
+//!   would bring in matches its checksum; otherwise the older version stands, whose pages were in
 //!   quarantine. Against what it is held is the version that stands by then, so that what a later
-//!   record takes and gives up is right also when an earlier one was dropped. A record of a section
-//!   names all that the section holds, also what records before it brought; so when one that changes
-//!   several sections is dropped, the later ones of these sections are too: they would bring back
-//!   the part of it that lies in theirs. A mark, which says
-//!   that a trim or a reclaim is done, is not believed after a dropped record of the same inode.
-//!   The loss count is raised, because what is missing cannot be known, and the outcome becomes a
-//!   checkpoint before any batch names the present boot, so that it is never decided a second time.
+//!   record takes and gives up is right also when an earlier one was dropped. A record of a
+//!   section names all that the section holds, also what records before it brought; so when one
+//!   that changes several sections is dropped, the later ones of these sections are too: they
+//!   would bring back the part of it that lies in theirs. A mark, which says that a trim or a
+//!   reclaim is done, is not believed after a dropped record of the same inode. The loss count is
+//!   raised, because what is missing cannot be known, and the outcome becomes a checkpoint before
+//!   any batch names the present boot, so that it is never decided a second time.
 //!
 //! A record that is durable is never looked at that way: its pages may have been used again, but
 //! only after a durable batch said that it is durable (see the module above).
