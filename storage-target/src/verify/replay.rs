@@ -42,6 +42,8 @@ pub(super) struct Replay {
     pub(super) dropped: u64,
     /// Inodes of which a record was dropped.
     incomplete: BTreeSet<InodeId>,
+    /// Sections of which a record was dropped that changed others with them.
+    torn: BTreeSet<SectionKey>,
 }
 
 /// The index is damaged there, which its own check says.
@@ -79,7 +81,7 @@ impl Replaying<'_> {
                 false => Some(change.clone()),
             };
             match believed {
-                Some(change) => replay.put(sequence, page, effects(&change)),
+                Some(change) => replay.put(sequence, page, &change),
                 None => replay.leave_out(&change),
             }
         }
@@ -99,6 +101,9 @@ impl Replaying<'_> {
     fn believed(&self, replay: &Replay, sequence: u64, change: &Change) -> Option<Change> {
         match change {
             Change::Sections(change) => {
+                if change.sections().iter().any(|(key, _)| replay.torn.contains(key)) {
+                    return None;
+                }
                 let mut held = SectionsChange::new(change.session, change.number);
                 for (key, new) in change.sections() {
                     let old = replay.section(&self.tree, *key).ok()?;
@@ -161,7 +166,12 @@ impl Replay {
         value.map(decode).transpose()
     }
 
-    fn put(&mut self, sequence: u64, page: u64, effects: Effects) {
+    fn put(&mut self, sequence: u64, page: u64, change: &Change) {
+        if let Change::Remove(removal) = change {
+            // What comes after it begins anew.
+            self.torn.retain(|key| !removal.sections().contains(key));
+        }
+        let effects = effects(change);
         for (key, value) in &effects.entries {
             self.entries.insert(*key, value.clone());
         }
@@ -176,6 +186,11 @@ impl Replay {
                 self.incomplete.extend(removal.sections().iter().map(|key| key.chunk.inode));
             }
             other => self.incomplete.extend(effects(other).inode),
+        }
+        if let Change::Sections(change) = change
+            && change.sections().len() > 1
+        {
+            self.torn.extend(change.sections().iter().map(|(key, _)| *key));
         }
     }
 }
