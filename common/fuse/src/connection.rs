@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::{
     channel::{Origin, Responder},
-    live::{Interrupted, LiveRequests},
+    live::{Begun, Interrupted, LiveRequests},
     protocol::{
         header::{Opcode, ReplyHeader},
         notification::Notification,
@@ -93,7 +93,14 @@ impl Connection {
     /// A request was read, and owes an answer.
     pub(crate) fn begin(&self, unique: u64) {
         self.read.fetch_add(1, Ordering::Relaxed);
-        self.live.begin(unique);
+        if self.live.begin(unique) == Begun::Interrupted {
+            self.interrupts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A request that wants no answer is dealt with.
+    pub(crate) fn release(&self, origin: Origin, unique: u64) {
+        self.responder.release(origin, unique);
     }
 
     /// A reply was dropped.
@@ -101,14 +108,10 @@ impl Connection {
         self.forgotten.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Passes an INTERRUPT of the request `target` on, or has the kernel ask again.
-    pub(crate) fn interrupt(&self, origin: Origin, own_unique: u64, target: u64) {
+    /// Passes an INTERRUPT of the request `target` on.
+    pub(crate) fn interrupt(&self, target: u64) {
         if self.live.interrupt(target) == Interrupted::Told {
             self.interrupts.fetch_add(1, Ordering::Relaxed);
-        } else {
-            let header = error_header(own_unique, Errno::AGAIN);
-            // Of a request that was answered meanwhile the kernel says ENOENT.
-            self.responder.respond(origin, &[IoSlice::new(&header)]).ok();
         }
     }
 

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::{
-    channel::{
-        Origin,
-        buffer::{Buffer, Payload, Pool},
-    },
+    channel::{Origin, buffer::Incoming},
     connection::Connection,
     filesystem::{Call, FileSystem},
     protocol::{
         header::{Opcode, RequestHeader},
+        notification::Retrieve,
         operation::{DecodeError, Layout, Operation, Request},
     },
     reply::{Owed, Reply},
@@ -23,17 +21,16 @@ use crate::{
 pub(crate) struct Dispatch<F> {
     pub(crate) filesystem: Arc<F>,
     pub(crate) connection: Arc<Connection>,
-    pub(crate) pool: Arc<Pool>,
     pub(crate) layout: Layout,
 }
 
 impl<F: FileSystem> Dispatch<F> {
-    /// Deals with the request in `buffer`: when this returns it is answered, or somebody has its
-    /// reply.
-    pub(crate) fn request(&self, origin: Origin, buffer: &mut Buffer) {
-        let request = match Request::decode(buffer.as_bytes(), self.layout) {
+    /// Deals with a request: when this returns it is answered, or somebody has its reply.
+    pub(crate) fn request(&self, incoming: Incoming<'_>) {
+        let origin = incoming.origin;
+        let request = match Request::decode_parts(incoming.parts(), self.layout) {
             Ok(request) => request,
-            Err(error) => return self.refuse(origin, buffer.as_bytes(), error),
+            Err(error) => return self.refuse(origin, incoming.parts(), error),
         };
         let header = request.header;
         let call = Call {
@@ -52,17 +49,19 @@ impl<F: FileSystem> Dispatch<F> {
                 }
             }
             Operation::Interrupt { unique } => {
-                self.connection.interrupt(origin, header.unique, unique);
+                self.connection.interrupt(unique);
             }
             Operation::NotifyReply { retrieved, data } => {
                 let len = data.len();
-                let data = Payload::new(buffer, &self.pool, len);
-                self.filesystem.retrieved(header.unique, header.node, retrieved.offset, data);
+                let data = incoming.into_payload(len);
+                let number = Retrieve::number(header.unique);
+                self.filesystem.retrieved(number, header.node, retrieved.offset, data);
+                self.connection.release(origin, header.unique);
             }
             Operation::Write { write, data } => {
                 let (owed, len) = (self.owed(origin, &header), data.len());
                 let call = call.without_extensions();
-                let data = Payload::new(buffer, &self.pool, len);
+                let data = incoming.into_payload(len);
                 self.filesystem.write(call, write, data, Reply::new(owed));
             }
             operation => {
@@ -79,9 +78,9 @@ impl<F: FileSystem> Dispatch<F> {
     }
 
     /// Answers what is no request.
-    fn refuse(&self, origin: Origin, bytes: &[u8], error: DecodeError) {
-        tracing::warn!(len = bytes.len(), %error, "a request cannot be read");
-        let Some(header) = RequestHeader::get(bytes) else { return };
+    fn refuse(&self, origin: Origin, [head, rest]: [&[u8]; 2], error: DecodeError) {
+        tracing::warn!(len = head.len() + rest.len(), %error, "a request cannot be read");
+        let Some(header) = RequestHeader::get(head) else { return };
         let errno = match error {
             DecodeError::Unknown(_) => Errno::NOSYS,
             DecodeError::Header | DecodeError::Body(..) => Errno::IO,
@@ -89,6 +88,8 @@ impl<F: FileSystem> Dispatch<F> {
         if Opcode::from_number(header.opcode).is_none_or(Opcode::is_answered) {
             self.connection.begin(header.unique);
             self.connection.fail(origin, header.unique, errno);
+        } else {
+            self.connection.release(origin, header.unique);
         }
     }
 

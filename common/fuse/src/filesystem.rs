@@ -75,7 +75,7 @@ macro_rules! operations {
             fn forget(&self, node: u64, lookups: u64) {}
 
             /// Answers [`Notifier::retrieve`](crate::Notifier::retrieve).
-            fn retrieved(&self, unique: u64, node: u64, offset: u64, data: Payload<'_>) {}
+            fn retrieved(&self, number: u64, node: u64, offset: u64, data: Payload<'_>) {}
 
             $(
                 $(#[$doc])*

@@ -13,6 +13,9 @@
 //! gives to any other thread; a reply that is dropped answers EIO. [`Reply::cancellation`] says
 //! when the caller does not wait any more, which is how a waiting program can be killed.
 //!
+//! With [`Channel::Uring`] requests come over io_uring where the kernel offers that (Linux 6.14 and
+//! its parameter `enable_uring`): see [`channel::uring`] for what that gains and costs.
+//!
 //! ```no_run
 //! use std::{path::Path, time::Duration};
 //!
@@ -64,6 +67,6 @@ pub use live::Cancellation;
 pub use notifier::Notifier;
 pub use reply::{Data, Done, Reply, XAttr};
 pub use session::{
-    Ended, MountOptions, Running, Session, SessionError, SessionOptions, Terms, Wishes,
+    Channel, Ended, MountOptions, Running, Session, SessionError, SessionOptions, Terms, Wishes,
 };
 pub use wire::Wire;

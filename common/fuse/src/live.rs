@@ -2,12 +2,14 @@
 //!
 //! When a caller gets a signal the kernel sends INTERRUPT with the unique of its request, at once
 //! and through whichever descriptor is read next. So it may overtake its request between two
-//! threads: read after it, and handled before it. Then it is answered EAGAIN, and the kernel sends
-//! it again for as long as the request waits. It is never answered ENOSYS, after which no INTERRUPT
-//! would come any more and a killed program would stay until it is answered.
+//! threads: read after it, and handled before it. Then it is remembered for a while, and the
+//! request begins as an interrupted one. Asking for it again, which is what the answer EAGAIN is
+//! for, does not help: the kernel looks for the request among those that came the same way, and an
+//! INTERRUPT of a ring's request never did. It is not answered at all, and never ENOSYS, after
+//! which no INTERRUPT would come any more and a killed program would stay until it is answered.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     fmt,
     future::Future,
     pin::Pin,
@@ -21,7 +23,14 @@ use std::{
 /// Every request that was read and not answered, by its unique.
 #[derive(Debug)]
 pub(crate) struct LiveRequests {
-    shards: [Mutex<HashMap<u64, Waiting>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    waiting: HashMap<u64, Waiting>,
+    /// Interrupted before they began, or after they had ended.
+    early: VecDeque<u64>,
 }
 
 /// What is known of a request that is waited for.
@@ -34,12 +43,21 @@ enum Waiting {
     Watched(Arc<Shared>),
 }
 
+/// How a request begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// Its caller waits.
+    Waiting,
+    /// Its caller does not want to wait any more: the INTERRUPT was here first.
+    Interrupted,
+}
+
 /// What became of an INTERRUPT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interrupted {
     /// Its operation knows, or will when it asks.
     Told,
-    /// There is no such request, or not yet.
+    /// There is no such request any more, or not yet.
     Unknown,
 }
 
@@ -48,12 +66,16 @@ impl LiveRequests {
         Self { shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    pub(crate) fn begin(&self, unique: u64) {
-        self.shard(unique).insert(unique, Waiting::Unwatched { interrupted: false });
+    pub(crate) fn begin(&self, unique: u64) -> Begun {
+        let mut shard = self.shard(unique);
+        let place = shard.early.iter().position(|early| *early == unique);
+        let interrupted = place.is_some_and(|place| shard.early.remove(place).is_some());
+        shard.waiting.insert(unique, Waiting::Unwatched { interrupted });
+        if interrupted { Begun::Interrupted } else { Begun::Waiting }
     }
 
     pub(crate) fn end(&self, unique: u64) {
-        self.shard(unique).remove(&unique);
+        self.shard(unique).waiting.remove(&unique);
     }
 
     /// Lets go of everything that watches, at the end of a session. What was to be called may own
@@ -61,7 +83,7 @@ impl LiveRequests {
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             // Dropped without the lock.
-            let waiting = std::mem::take(&mut *locked(shard));
+            let waiting = std::mem::take(&mut locked(shard).waiting);
             for (_, waiting) in waiting {
                 if let Waiting::Watched(shared) = waiting {
                     drop(std::mem::take(&mut *locked(&shared.watchers)));
@@ -71,19 +93,28 @@ impl LiveRequests {
     }
 
     pub(crate) fn len(&self) -> usize {
-        let lens = self.shards.iter().map(|shard| locked(shard).len());
+        let lens = self.shards.iter().map(|shard| locked(shard).waiting.len());
         lens.sum()
     }
 
     /// Passes an INTERRUPT on.
     pub(crate) fn interrupt(&self, unique: u64) -> Interrupted {
-        let watched = match self.shard(unique).get_mut(&unique) {
-            None => return Interrupted::Unknown,
-            Some(Waiting::Unwatched { interrupted }) => {
-                *interrupted = true;
-                return Interrupted::Told;
+        let watched = {
+            let mut shard = self.shard(unique);
+            match shard.waiting.get_mut(&unique) {
+                None => {
+                    if shard.early.len() == EARLY_MAX {
+                        shard.early.pop_front();
+                    }
+                    shard.early.push_back(unique);
+                    return Interrupted::Unknown;
+                }
+                Some(Waiting::Unwatched { interrupted }) => {
+                    *interrupted = true;
+                    return Interrupted::Told;
+                }
+                Some(Waiting::Watched(shared)) => Arc::clone(shared),
             }
-            Some(Waiting::Watched(shared)) => Arc::clone(shared),
         };
         // Without the lock: what is called here may answer the request.
         watched.cancel();
@@ -92,16 +123,16 @@ impl LiveRequests {
 
     pub(crate) fn cancellation(&self, unique: u64) -> Cancellation {
         let mut shard = self.shard(unique);
-        let shared = match shard.get(&unique) {
+        let shared = match shard.waiting.get(&unique) {
             Some(Waiting::Watched(shared)) => Arc::clone(shared),
             Some(Waiting::Unwatched { interrupted }) => Arc::new(Shared::new(*interrupted)),
             None => return Cancellation(Arc::new(Shared::new(false))),
         };
-        shard.insert(unique, Waiting::Watched(Arc::clone(&shared)));
+        shard.waiting.insert(unique, Waiting::Watched(Arc::clone(&shared)));
         Cancellation(shared)
     }
 
-    fn shard(&self, unique: u64) -> MutexGuard<'_, HashMap<u64, Waiting>> {
+    fn shard(&self, unique: u64) -> MutexGuard<'_, Shard> {
         // Uniques are even, and follow one another.
         let shard = usize::try_from((unique >> 1) % SHARDS_U64).expect("small");
         locked(&self.shards[shard])
@@ -202,21 +233,34 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// So many that threads seldom meet at one.
 const SHARDS: usize = 16;
 const SHARDS_U64: u64 = 16;
+/// INTERRUPTs that are remembered in each shard. What overtakes a request does so by microseconds.
+const EARLY_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_interrupt_before_its_request_is_unknown_and_told_when_it_comes_again() {
+    fn an_interrupt_that_overtakes_its_request_is_told_when_that_begins() {
         let live = LiveRequests::new();
         assert_eq!(live.interrupt(8), Interrupted::Unknown);
-        live.begin(8);
-        assert_eq!(live.interrupt(8), Interrupted::Told);
+        assert_eq!(live.begin(8 + 2 * SHARDS_U64), Begun::Waiting, "which is another one");
+        assert_eq!(live.begin(8), Begun::Interrupted);
         assert!(live.cancellation(8).is_cancelled());
         live.end(8);
-        assert_eq!(live.interrupt(8), Interrupted::Unknown);
-        assert_eq!(live.len(), 0);
+        assert_eq!(live.begin(8), Begun::Waiting, "it counts once");
+        assert!(!live.cancellation(8).is_cancelled());
+    }
+
+    #[test]
+    fn interrupts_of_what_has_ended_do_not_pile_up() {
+        let live = LiveRequests::new();
+        let uniques = |count: usize| (1..).map(|place| place * 2 * SHARDS_U64).take(count);
+        for unique in uniques(EARLY_MAX + 10) {
+            assert_eq!(live.interrupt(unique), Interrupted::Unknown);
+        }
+        let told = uniques(EARLY_MAX + 10).filter(|unique| live.begin(*unique) != Begun::Waiting);
+        assert_eq!(told.count(), EARLY_MAX, "the last ones");
     }
 
     #[test]

@@ -112,18 +112,13 @@ impl Notifier {
     }
 
     /// Asks for what the page cache has; it comes to
-    /// [`FileSystem::retrieved`](crate::FileSystem::retrieved) with `notify_unique`, and may be
-    /// less.
+    /// [`FileSystem::retrieved`](crate::FileSystem::retrieved) with `number`, below 2^61, and may
+    /// be less.
     ///
     /// # Errors
-    /// ENOENT when the kernel does not have the inode.
-    pub fn retrieve(
-        &self,
-        notify_unique: u64,
-        node: u64,
-        offset: u64,
-        size: u32,
-    ) -> Result<(), Errno> {
+    /// ENOENT when the kernel does not have the inode; EINVAL when the number is too large.
+    pub fn retrieve(&self, number: u64, node: u64, offset: u64, size: u32) -> Result<(), Errno> {
+        let notify_unique = Retrieve::unique(number).ok_or(Errno::INVAL)?;
         let body = Retrieve { notify_unique, node, offset, size };
         self.connection.notify(Notification::Retrieve, &[&body.encode()])
     }

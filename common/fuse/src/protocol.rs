@@ -16,6 +16,7 @@ pub mod node;
 pub mod notification;
 pub mod open;
 pub mod operation;
+pub mod ring;
 pub mod statfs;
 pub mod statx;
 pub mod xattr;

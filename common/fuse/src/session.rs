@@ -1,57 +1,70 @@
 //! The life of a mount.
 //!
 //! ```text
-//!   mount point looked at ─▶ mount ─▶ INIT ─▶ receivers, one for each CPU ─▶ requests
+//!   mount point looked at ─▶ mount ─▶ INIT ─▶ threads, one for each CPU ────▶ requests
 //!                                                                              │
 //!         umount(8), unmount, detach ─▶ last user gone ─▶ ENODEV ──▶ destroy ◀─┤
 //!                              abort ─▶ ECONNABORTED ────────────────────────▶─┘
 //! ```
 
+mod handshake;
 mod mount;
 mod mountpoint;
 mod negotiate;
+mod threads;
 
 use std::{
     fs, io,
     num::NonZero,
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::Arc,
-    thread::{self, JoinHandle},
+    thread,
 };
 
 use rustix::io::Errno;
 
+pub use handshake::Channel;
 pub use mount::MountOptions;
-use negotiate::{Limits, Negotiated, negotiate};
 pub use negotiate::{Terms, Wishes};
+use threads::Threads;
 
 use crate::{
-    channel::{
-        End, Received, Receiver,
-        buffer::{Buffer, Pool},
-        device::DeviceChannel,
-    },
+    channel::{End, Responder, buffer::Pool, device::DeviceChannel, uring::UringChannel},
     connection::{Connection, Counts},
     dispatch::Dispatch,
     filesystem::FileSystem,
     notifier::Notifier,
-    protocol::{
-        init::InitReply,
-        operation::{Layout, Operation, Request},
-    },
-    reply::Owed,
+    protocol::init::InitFlags,
 };
 
 /// How a session is run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct SessionOptions {
     /// What is asked of the kernel.
     pub wishes: Wishes,
-    /// Threads that read requests; at first one for each CPU, and no more than 8.
+    /// How requests come.
+    pub channel: Channel,
+    /// Threads that read the device; at first one for each CPU, and no more than 8. Over io_uring
+    /// there is one for each CPU that the machine may have, and one for the device.
     pub readers: Option<NonZero<usize>>,
+    /// Bytes of memory that the requests and answers of a ring may take, at first 256 MiB: it has
+    /// as many entries as `max_write` goes into that, divided among its queues, but one in each at
+    /// least. Memory that was never used is not there; it is kept until the session ends.
+    pub ring_memory: usize,
     /// Mount with the helper even as root.
     pub through_helper: bool,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        Self {
+            wishes: Wishes::default(),
+            channel: Channel::default(),
+            readers: None,
+            ring_memory: RING_MEMORY,
+            through_helper: false,
+        }
+    }
 }
 
 /// Why a session cannot begin.
@@ -89,7 +102,9 @@ pub enum SessionError {
 /// A file system that is mounted. When it is dropped the mount is taken out of sight.
 pub struct Session<F: FileSystem> {
     dispatch: Arc<Dispatch<F>>,
-    channel: DeviceChannel,
+    device: DeviceChannel,
+    ring: Option<UringChannel>,
+    pool: Arc<Pool>,
     terms: Terms,
     mount: Mount,
 }
@@ -120,16 +135,19 @@ impl<F: FileSystem> Session<F> {
         // From here on it is taken away when something fails.
         let mount =
             Mount::new(mountpoint).map_err(|error| SessionError::Mount { path: named(), error })?;
-        let channel = DeviceChannel::new(mounted, readers(options));
-        let connection = Connection::new(channel.responder());
-        let mut receivers = channel.receivers();
-        let terms = initialise(&mut *receivers[0], &connection, &options.wishes)?;
-        let pool = Pool::new(terms.buffer_len(), receivers.len());
+        let device = DeviceChannel::new(mounted, readers(options));
+        let (terms, ring) = handshake::initialise(&device, options)?;
+        let responder: Arc<dyn Responder> = match &ring {
+            Some(ring) => Arc::new(ring.responder(&device)),
+            None => Arc::new(device.responder()),
+        };
+        let connection = Connection::new(responder);
+        let pool = Pool::new(terms.buffer_len(), readers(options));
         let filesystem = Arc::new(filesystem);
         filesystem.init(&terms);
         let layout = terms.layout();
-        let dispatch = Arc::new(Dispatch { filesystem, connection, pool, layout });
-        Ok(Self { dispatch, channel, terms, mount })
+        let dispatch = Arc::new(Dispatch { filesystem, connection, layout });
+        Ok(Self { dispatch, device, ring, pool, terms, mount })
     }
 
     /// What was agreed on.
@@ -172,13 +190,18 @@ impl<F: FileSystem> Session<F> {
     /// # Errors
     /// When a thread cannot be started.
     pub fn spawn(self) -> io::Result<Running<F>> {
-        let mut threads = Vec::new();
-        for (index, receiver) in self.channel.receivers().into_iter().enumerate() {
-            let dispatch = Arc::clone(&self.dispatch);
-            let thread = thread::Builder::new().name(format!("fuse-{index}"));
-            threads.push(thread.spawn(move || serve(receiver, &dispatch))?);
-        }
-        Ok(Running { dispatch: self.dispatch, threads, mount: self.mount })
+        let Self { dispatch, device, ring, pool, mut terms, mount } = self;
+        let threads = match ring {
+            None => Threads::over_device(&dispatch, &device, &pool)?,
+            Some(ring) => {
+                let (threads, in_use) = Threads::over_ring(&dispatch, &device, ring, &pool)?;
+                if !in_use {
+                    terms.flags = terms.flags.without(InitFlags::OVER_IO_URING);
+                }
+                threads
+            }
+        };
+        Ok(Running { dispatch, threads, terms, mount })
     }
 }
 
@@ -201,7 +224,8 @@ pub struct Ended {
 /// A session that is being served. When it is dropped the mount is taken out of sight.
 pub struct Running<F: FileSystem> {
     dispatch: Arc<Dispatch<F>>,
-    threads: Vec<JoinHandle<Result<End, Errno>>>,
+    threads: Threads,
+    terms: Terms,
     mount: Mount,
 }
 
@@ -216,6 +240,12 @@ impl<F: FileSystem> Running<F> {
     #[must_use]
     pub fn notifier(&self) -> Notifier {
         Notifier::new(Arc::clone(&self.dispatch.connection))
+    }
+
+    /// What was agreed on; and [how requests come](Terms::channel), in the end.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.terms
     }
 
     /// What was done so far.
@@ -261,15 +291,7 @@ impl<F: FileSystem> Running<F> {
     /// # Errors
     /// When the channel broke before.
     pub fn join(mut self) -> io::Result<Ended> {
-        let mut ended = Ok(End::Unmounted);
-        for thread in std::mem::take(&mut self.threads) {
-            match thread.join() {
-                Ok(Ok(End::Unmounted)) => {}
-                Ok(Ok(End::Aborted)) => ended = ended.map(|_| End::Aborted),
-                Ok(Err(error)) => ended = Err(error.into()),
-                Err(_) => ended = Err(io::Error::other("a reading thread has panicked")),
-            }
-        }
+        let ended = self.threads.join();
         let counts = self.counts();
         self.dispatch.connection.end();
         self.dispatch.filesystem.destroy();
@@ -327,79 +349,12 @@ impl Drop for Mount {
     }
 }
 
-/// Reads INIT and answers it.
-fn initialise(
-    receiver: &mut dyn Receiver,
-    connection: &Arc<Connection>,
-    wishes: &Wishes,
-) -> Result<Terms, SessionError> {
-    let mut buffer = Buffer::new(INIT_BUFFER_LEN);
-    loop {
-        let Received::Request(origin) =
-            receiver.receive(&mut buffer).map_err(SessionError::Init)?
-        else {
-            return Err(SessionError::Init(Errno::NODEV));
-        };
-        let request = Request::decode(buffer.as_bytes(), Layout::default());
-        let Ok(Request { header, operation: Operation::Init(init), .. }) = request else {
-            return Err(SessionError::Init(Errno::PROTO));
-        };
-        connection.begin(header.unique);
-        let opcode = crate::protocol::header::Opcode::Init;
-        let owed = Owed::new(Arc::clone(connection), origin, header.unique, opcode);
-        match negotiate(&init, wishes, limits()) {
-            Negotiated::Agreed(reply, terms) => {
-                tracing::debug!(?terms, "the session begins");
-                owed.answer(&[&reply.encode()]);
-                return Ok(terms);
-            }
-            Negotiated::AskAgain(reply) => owed.answer(&[&InitReply::encode(&reply)]),
-            Negotiated::TooOld => {
-                owed.fail(Errno::PROTO);
-                return Err(SessionError::Version { major: init.major, minor: init.minor });
-            }
-        }
-    }
-}
-
-/// Reads requests until there are no more.
-fn serve<F: FileSystem>(
-    mut receiver: Box<dyn Receiver>,
-    dispatch: &Dispatch<F>,
-) -> Result<End, Errno> {
-    let mut buffer = dispatch.pool.take();
-    loop {
-        match receiver.receive(&mut buffer)? {
-            Received::End(end) => return Ok(end),
-            Received::Request(origin) => {
-                // Its reply is dropped on the way, which answers it.
-                let served =
-                    catch_unwind(AssertUnwindSafe(|| dispatch.request(origin, &mut buffer)));
-                if served.is_err() {
-                    tracing::error!("an operation has panicked; its request is answered EIO");
-                }
-            }
-        }
-    }
-}
-
 fn readers(options: &SessionOptions) -> usize {
     let cpus = || thread::available_parallelism().map_or(1, NonZero::get).min(READERS_MAX);
     options.readers.map_or_else(cpus, NonZero::get)
 }
 
-fn limits() -> Limits {
-    // Kernels before 6.13 have no such setting.
-    let setting = fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit").ok();
-    let max_pages = setting.and_then(|text| text.trim().parse::<u32>().ok());
-    let max_pages = max_pages.unwrap_or(PAGES_BUILT_IN);
-    let page = u32::try_from(rustix::param::page_size()).unwrap_or(4096);
-    Limits { max_pages: u16::try_from(max_pages).unwrap_or(u16::MAX), page }
-}
-
 /// More meet at the connection's own lock.
 const READERS_MAX: usize = 8;
-/// What the kernel wants to read into at least, before it knows `max_write`.
-const INIT_BUFFER_LEN: usize = 256 * 1024;
-/// `max_pages` at most where the kernel has no setting for it.
-const PAGES_BUILT_IN: u32 = 256;
+/// What the memory of a ring takes at most, unless that is said.
+const RING_MEMORY: usize = 256 * 1024 * 1024;

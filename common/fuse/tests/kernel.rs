@@ -1,5 +1,5 @@
-//! The file system of the example `memory`, through the kernel. Needs root and `/dev/fuse`; without
-//! them a test says so and passes.
+//! The file system of the example `memory`, through the kernel. Needs root and `/dev/fuse`, and
+//! half of it a kernel that offers FUSE over io_uring; without them a test says so and passes.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
@@ -9,6 +9,19 @@ mod content;
 mod memory;
 #[path = "../examples/memory/tree.rs"]
 mod tree;
+
+/// Makes tests of functions that test one channel.
+macro_rules! over_both {
+    ($($test:ident),* $(,)?) => {
+        mod over_device {
+            $(#[test] fn $test() { super::$test(super::Channel::Device); })*
+        }
+
+        mod over_ring {
+            $(#[test] fn $test() { super::$test(super::Channel::Uring); })*
+        }
+    };
+}
 
 #[path = "kernel/interrupts.rs"]
 mod interrupts;
@@ -22,12 +35,13 @@ mod sessions;
 mod work;
 
 use std::{
+    fs,
     num::NonZero,
     path::{Path, PathBuf},
 };
 
 use millrace_fuse_server::{
-    FileSystem, MountOptions, Running, Session, SessionOptions, protocol::init::InitFlags,
+    Channel, FileSystem, MountOptions, Running, Session, SessionOptions, protocol::init::InitFlags,
 };
 use tempfile::TempDir;
 
@@ -40,9 +54,9 @@ struct Mounted<F: FileSystem> {
 
 impl<F: FileSystem> Mounted<F> {
     /// `None` on a machine that cannot mount.
-    fn new(filesystem: F) -> Option<Self> {
+    fn new(filesystem: F, channel: Channel) -> Option<Self> {
         let directory = TempDir::new().expect("a directory");
-        let session = mount(filesystem, directory.path(), &options())?;
+        let session = mount(filesystem, directory.path(), &options(channel))?;
         let running = session.spawn().expect("threads");
         Some(Self { running: Some(running), directory })
     }
@@ -57,8 +71,9 @@ impl<F: FileSystem> Mounted<F> {
 }
 
 /// Four readers, so that threads meet on a machine with few CPUs too.
-fn options() -> SessionOptions {
-    let mut options = SessionOptions { readers: NonZero::new(4), ..SessionOptions::default() };
+fn options(channel: Channel) -> SessionOptions {
+    let readers = NonZero::new(4);
+    let mut options = SessionOptions { channel, readers, ..SessionOptions::default() };
     options.wishes = options.wishes.with(
         InitFlags::ATOMIC_O_TRUNC
             | InitFlags::HANDLE_KILLPRIV_V2
@@ -72,6 +87,11 @@ fn options() -> SessionOptions {
 fn mount<F: FileSystem>(filesystem: F, on: &Path, options: &SessionOptions) -> Option<Session<F>> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         tracing::warn!("not root, or no /dev/fuse: not tested");
+        return None;
+    }
+    let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    if options.channel == Channel::Uring && !parameter.is_ok_and(|text| text.trim() == "Y") {
+        tracing::warn!("the kernel does not offer FUSE over io_uring: not tested");
         return None;
     }
     let mount = MountOptions { allow_other: true, ..MountOptions::new("test") };

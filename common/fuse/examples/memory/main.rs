@@ -1,4 +1,5 @@
-//! A file system in memory, gone when it is unmounted: `memory MOUNTPOINT [READERS]`.
+//! A file system in memory, gone when it is unmounted: `memory MOUNTPOINT [READERS] [CHANNEL]`,
+//! where the channel is `auto`, `dev` or `uring`.
 //!
 //! Complete enough for pjdfstest and fsx. Mounted as root it is for everybody.
 
@@ -9,16 +10,23 @@ mod tree;
 use std::{env, error::Error, path::PathBuf};
 
 use memory::Memory;
-use millrace_fuse_server::{MountOptions, Session, SessionOptions, protocol::init::InitFlags};
+use millrace_fuse_server::{
+    Channel, MountOptions, Session, SessionOptions, protocol::init::InitFlags,
+};
 
 fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let mut arguments = env::args_os().skip(1);
-    let mountpoint = PathBuf::from(arguments.next().ok_or("usage: memory MOUNTPOINT [READERS]")?);
-    let readers = match arguments.next() {
-        Some(text) => Some(text.to_str().ok_or("READERS is a number")?.parse()?),
-        None => None,
-    };
+    let mountpoint = PathBuf::from(arguments.next().ok_or(USAGE)?);
+    let mut options = SessionOptions::default();
+    for argument in arguments {
+        match argument.to_str() {
+            Some("auto") => options.channel = Channel::Auto,
+            Some("dev") => options.channel = Channel::Device,
+            Some("uring") => options.channel = Channel::Uring,
+            other => options.readers = Some(other.ok_or(USAGE)?.parse().map_err(|_| USAGE)?),
+        }
+    }
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     let root = user.is_root();
     let mount = MountOptions {
@@ -28,18 +36,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         dev: root,
         ..MountOptions::new("memory")
     };
-    let mut options = SessionOptions { readers, ..SessionOptions::default() };
     options.wishes = options.wishes.with(WISHES);
     let filesystem = Memory::new(user.as_raw(), group.as_raw());
     let session = Session::mount(filesystem, &mountpoint, &mount, &options)?;
     if let Err(error) = session.raise_read_ahead(READ_AHEAD_KIB) {
         tracing::info!(%error, "read-ahead stays at 128 KiB");
     }
-    tracing::info!(terms = ?session.terms(), "mounted");
-    session.run()?;
+    let running = session.spawn()?;
+    tracing::info!(channel = ?running.terms().channel(), terms = ?running.terms(), "mounted");
+    let ended = running.join()?;
+    tracing::info!(?ended, "unmounted");
     Ok(())
 }
 
+const USAGE: &str = "usage: memory MOUNTPOINT [READERS] [auto|dev|uring]";
 const WISHES: InitFlags = InitFlags::ATOMIC_O_TRUNC
     .with(InitFlags::HANDLE_KILLPRIV_V2)
     .with(InitFlags::DO_READDIRPLUS)

@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use super::Origin;
 use crate::protocol::{data::Write, header::RequestHeader};
 
 /// Room for one request.
@@ -89,30 +90,71 @@ impl Pool {
     }
 }
 
+/// A request where it was read to: in a buffer, and of a large one the data maybe where the channel
+/// has it.
+#[derive(Debug)]
+pub struct Incoming<'reader> {
+    /// Where its answer goes.
+    pub origin: Origin,
+    buffer: &'reader mut Buffer,
+    /// The end of the request, if it is not in the buffer.
+    apart: &'reader [u8],
+    pool: &'reader Arc<Pool>,
+}
+
+impl<'reader> Incoming<'reader> {
+    /// The request in `buffer`, which came from `pool`, and in `apart` behind that.
+    #[must_use]
+    pub fn new(
+        origin: Origin,
+        buffer: &'reader mut Buffer,
+        apart: &'reader [u8],
+        pool: &'reader Arc<Pool>,
+    ) -> Self {
+        Self { origin, buffer, apart, pool }
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn parts(&self) -> [&[u8]; 2] {
+        [self.buffer.as_bytes(), self.apart]
+    }
+
+    /// Its last `len` bytes, all in one of the parts.
+    #[must_use]
+    pub fn into_payload(self, len: usize) -> Payload<'reader> {
+        Payload { incoming: self, len }
+    }
+}
+
 /// The data of a WRITE, where it was read to.
 #[derive(Debug)]
 pub struct Payload<'reader> {
-    buffer: &'reader mut Buffer,
-    pool: &'reader Arc<Pool>,
+    incoming: Incoming<'reader>,
     len: usize,
 }
 
-impl<'reader> Payload<'reader> {
-    /// The last `len` bytes of the request in `buffer`.
-    pub(crate) fn new(buffer: &'reader mut Buffer, pool: &'reader Arc<Pool>, len: usize) -> Self {
-        Self { buffer, pool, len }
-    }
-
+impl Payload<'_> {
     /// The same, to be kept for as long as is needed. What is small is copied; otherwise the
-    /// reading thread gets another buffer.
+    /// reading thread gets another buffer, or, where the channel needs the memory back, a buffer
+    /// gets a copy.
     #[must_use]
     pub fn into_owned(self) -> OwnedPayload {
         if self.len <= COPIED_MAX {
             return OwnedPayload(Kept::Copied(Box::from(&*self)));
         }
+        let Incoming { buffer, apart, pool, .. } = self.incoming;
         let len = self.len;
-        let buffer = Some(mem::replace(self.buffer, self.pool.take()));
-        OwnedPayload(Kept::HandedOver { buffer, len, pool: Arc::clone(self.pool) })
+        let mut other = pool.take();
+        let buffer = if apart.is_empty() {
+            mem::replace(buffer, other)
+        } else {
+            let data = &apart[apart.len().saturating_sub(len)..];
+            other.room()[WRITE_HEAD..][..data.len()].copy_from_slice(data);
+            other.set_len(WRITE_HEAD + data.len());
+            other
+        };
+        OwnedPayload(Kept::HandedOver { buffer: Some(buffer), len, pool: Arc::clone(pool) })
     }
 }
 
@@ -120,7 +162,10 @@ impl Deref for Payload<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        tail(self.buffer, self.len)
+        match self.incoming.apart {
+            [] => tail(self.incoming.buffer.as_bytes(), self.len),
+            apart => tail(apart, self.len),
+        }
     }
 }
 
@@ -146,7 +191,7 @@ impl Deref for OwnedPayload {
         match &self.0 {
             Kept::Copied(bytes) => bytes,
             Kept::HandedOver { buffer, len, .. } => {
-                buffer.as_ref().map_or(&[], |buffer| tail(buffer, *len))
+                buffer.as_ref().map_or(&[], |buffer| tail(buffer.as_bytes(), *len))
             }
         }
     }
@@ -162,8 +207,7 @@ impl Drop for OwnedPayload {
     }
 }
 
-fn tail(buffer: &Buffer, len: usize) -> &[u8] {
-    let bytes = buffer.as_bytes();
+fn tail(bytes: &[u8], len: usize) -> &[u8] {
     &bytes[bytes.len().saturating_sub(len)..]
 }
 
@@ -172,11 +216,19 @@ pub(crate) const WRITE_HEAD: usize = RequestHeader::LEN + Write::LEN;
 /// Alignment of the data of a WRITE.
 const PAGE: usize = 4096;
 /// Copying this is cheaper than touching another buffer for the first time.
-const COPIED_MAX: usize = 16 * 1024;
+pub(crate) const COPIED_MAX: usize = 16 * 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn incoming<'reader>(
+        buffer: &'reader mut Buffer,
+        apart: &'reader [u8],
+        pool: &'reader Arc<Pool>,
+    ) -> Incoming<'reader> {
+        Incoming::new(Origin::Descriptor(0), buffer, apart, pool)
+    }
 
     #[test]
     fn the_data_of_a_write_begins_on_a_page() {
@@ -195,11 +247,25 @@ mod tests {
         buffer.room()[..50_080].fill(7);
         buffer.set_len(50_080);
         let place = buffer.as_bytes().as_ptr();
-        let kept = Payload::new(&mut buffer, &pool, 50_000).into_owned();
+        let kept = incoming(&mut buffer, &[], &pool).into_payload(50_000).into_owned();
         assert_eq!((kept.len(), kept[0]), (50_000, 7));
         assert_ne!(buffer.as_bytes().as_ptr(), place, "the reader has another");
         drop(kept);
         assert_eq!(pool.take().room().as_ptr(), place);
+    }
+
+    #[test]
+    fn a_large_payload_that_lies_apart_is_copied_to_a_buffer_of_the_pool() {
+        let pool = Pool::new(100_000, 2);
+        let mut buffer = pool.take();
+        let mut apart = vec![7; 50_000];
+        let kept = incoming(&mut buffer, &apart, &pool).into_payload(49_999).into_owned();
+        apart.fill(0);
+        assert_eq!((kept.len(), kept[0], kept[49_998]), (49_999, 7, 7));
+        let place = kept.as_ptr();
+        assert_eq!(place.align_offset(PAGE), 0);
+        drop(kept);
+        assert_eq!(pool.take().room()[WRITE_HEAD..].as_ptr(), place);
     }
 
     #[test]
@@ -209,7 +275,7 @@ mod tests {
         buffer.room()[..90].fill(7);
         buffer.set_len(90);
         let place = buffer.as_bytes().as_ptr();
-        let kept = Payload::new(&mut buffer, &pool, 10).into_owned();
+        let kept = incoming(&mut buffer, &[], &pool).into_payload(10).into_owned();
         buffer.room().fill(0);
         assert_eq!(&*kept, [7; 10]);
         assert_eq!(buffer.as_bytes().as_ptr(), place);

@@ -7,13 +7,17 @@
 use std::{
     fs::{File, OpenOptions},
     io::IoSlice,
-    os::fd::OwnedFd,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
 use rustix::io::Errno;
 
-use super::{End, Origin, Received, Receiver, Responder, buffer::Buffer, ioctl};
+use super::{
+    End, Origin, Received, Receiver, Responder,
+    buffer::{Buffer, Incoming, Pool},
+    ioctl,
+};
 
 /// The device's name.
 pub const PATH: &str = "/dev/fuse";
@@ -47,20 +51,32 @@ impl DeviceChannel {
         Self { devices: devices.into(), readers: readers.max(1) }
     }
 
-    /// The receivers, each for a thread of its own.
+    /// The receivers, each for a thread of its own, which read to buffers of `pool`.
     #[must_use]
-    pub fn receivers(&self) -> Vec<Box<dyn Receiver>> {
-        let all = (0..self.readers).map(|reader| -> Box<dyn Receiver> {
-            let index = reader % self.devices.len();
-            Box::new(DeviceReceiver { devices: Arc::clone(&self.devices), index })
-        });
+    pub fn receivers(&self, pool: &Arc<Pool>) -> Vec<Box<dyn Receiver>> {
+        let all = (0..self.readers)
+            .map(|reader| -> Box<dyn Receiver> { Box::new(self.receiver(reader, pool)) });
         all.collect()
+    }
+
+    /// One receiver, for a thread of its own.
+    #[must_use]
+    pub fn receiver(&self, reader: usize, pool: &Arc<Pool>) -> DeviceReceiver {
+        let index = reader % self.devices.len();
+        let origin = Origin::Descriptor(u16::try_from(index).expect("as many as threads"));
+        let (devices, pool) = (Arc::clone(&self.devices), Arc::clone(pool));
+        DeviceReceiver { devices, index, origin, buffer: pool.take(), pool }
+    }
+
+    /// The descriptor that was mounted.
+    pub(super) fn mounted(&self) -> BorrowedFd<'_> {
+        self.devices[0].as_fd()
     }
 
     /// Where answers go.
     #[must_use]
-    pub fn responder(&self) -> Arc<dyn Responder> {
-        Arc::new(DeviceResponder { devices: Arc::clone(&self.devices) })
+    pub fn responder(&self) -> DeviceResponder {
+        DeviceResponder { devices: Arc::clone(&self.devices) }
     }
 }
 
@@ -75,19 +91,22 @@ pub fn open() -> Result<File, Errno> {
 
 /// Reads one descriptor.
 #[derive(Debug)]
-struct DeviceReceiver {
+pub struct DeviceReceiver {
     devices: Arc<[OwnedFd]>,
     index: usize,
+    origin: Origin,
+    buffer: Buffer,
+    pool: Arc<Pool>,
 }
 
 impl Receiver for DeviceReceiver {
-    fn receive(&mut self, buffer: &mut Buffer) -> Result<Received, Errno> {
+    fn receive(&mut self) -> Result<Received<'_>, Errno> {
         loop {
-            match rustix::io::read(&self.devices[self.index], buffer.room()) {
+            match rustix::io::read(&self.devices[self.index], self.buffer.room()) {
                 Ok(len) => {
-                    buffer.set_len(len);
-                    let index = u32::try_from(self.index).expect("as many as threads");
-                    return Ok(Received::Request(Origin(index)));
+                    self.buffer.set_len(len);
+                    let incoming = Incoming::new(self.origin, &mut self.buffer, &[], &self.pool);
+                    return Ok(Received::Request(incoming));
                 }
                 // ENOENT: the request was taken back while it was being read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
@@ -101,16 +120,19 @@ impl Receiver for DeviceReceiver {
 
 /// Writes to all descriptors.
 #[derive(Debug)]
-struct DeviceResponder {
+pub struct DeviceResponder {
     devices: Arc<[OwnedFd]>,
 }
 
 impl Responder for DeviceResponder {
     fn respond(&self, origin: Origin, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
-        let index = usize::try_from(origin.0).expect("32 bits");
-        let device = self.devices.get(index).ok_or(Errno::NOENT)?;
+        let Origin::Descriptor(index) = origin else { return Err(Errno::NOENT) };
+        let device = self.devices.get(usize::from(index)).ok_or(Errno::NOENT)?;
         write_whole(device, parts)
     }
+
+    /// The kernel has forgotten it already.
+    fn release(&self, _: Origin, _: u64) {}
 
     fn notify(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
         write_whole(&self.devices[0], parts)

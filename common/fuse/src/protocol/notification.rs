@@ -126,6 +126,21 @@ wire_struct! {
     }
 }
 
+impl Retrieve {
+    /// The unique of a retrieval with that number: none that the kernel gives to a request. Over
+    /// io_uring two requests must not have the same. `None` when the number is too large.
+    #[must_use]
+    pub fn unique(number: u64) -> Option<u64> {
+        (number < RETRIEVAL >> 1).then_some(RETRIEVAL | number << 1)
+    }
+
+    /// The number of a retrieval with that unique.
+    #[must_use]
+    pub fn number(unique: u64) -> u64 {
+        (unique & !RETRIEVAL) >> 1
+    }
+}
+
 wire_struct! {
     /// Body of NOTIFY_REPLY (`fuse_notify_retrieve_in`); the data follows.
     Retrieved[40] {
@@ -143,3 +158,7 @@ wire_struct! {
         0 => count: u32,
     }
 }
+
+/// Requests are counted from 2 on, by two, and do not get there. The bit above says that one is
+/// sent again; the lowest is that of an INTERRUPT.
+const RETRIEVAL: u64 = 1 << 62;

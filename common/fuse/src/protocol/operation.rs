@@ -161,25 +161,42 @@ impl<'bytes> Request<'bytes> {
     /// # Errors
     /// [`DecodeError`], from which follows what is answered.
     pub fn decode(bytes: &'bytes [u8], layout: Layout) -> Result<Self, DecodeError> {
-        let header = RequestHeader::of(bytes).ok_or(DecodeError::Header)?;
+        Self::decode_parts([bytes, &[]], layout)
+    }
+
+    /// Reads a request that lies in two parts: header and the structure behind it in the first,
+    /// names, data and extensions in either. None of them lies in both.
+    ///
+    /// # Errors
+    /// [`DecodeError`], from which follows what is answered.
+    pub fn decode_parts(parts: [&'bytes [u8]; 2], layout: Layout) -> Result<Self, DecodeError> {
+        let [head, rest] = parts;
+        let header = RequestHeader::get(head).ok_or(DecodeError::Header)?;
+        let len = head.len() + rest.len();
+        if usize::try_from(header.len) != Ok(len) {
+            return Err(DecodeError::Header);
+        }
         let opcode = Opcode::from_number(header.opcode);
         let opcode = opcode.ok_or(DecodeError::Unknown(header.opcode))?;
-        let whole = &bytes[RequestHeader::LEN..];
-        Self::read(header, opcode, whole, layout).ok_or(DecodeError::Body(opcode, whole.len()))
+        let body = [&head[RequestHeader::LEN..], rest];
+        let read = Self::read(header, opcode, body, layout);
+        read.ok_or(DecodeError::Body(opcode, len - RequestHeader::LEN))
     }
 
     fn read(
         header: RequestHeader,
         opcode: Opcode,
-        whole: &'bytes [u8],
+        parts: [&'bytes [u8]; 2],
         layout: Layout,
     ) -> Option<Self> {
         let extensions_len = usize::from(header.extension_units) * EXTENSION_UNIT;
-        let body_len = whole.len().checked_sub(extensions_len)?;
-        let (body, extensions) = whole.split_at(body_len);
-        let mut body = Body(body);
+        // Whichever part is the last.
+        let [first, second] = parts;
+        let last = if second.is_empty() { first } else { second };
+        let (body, extensions) = last.split_at(last.len().checked_sub(extensions_len)?);
+        let mut body = if second.is_empty() { Body([body, &[]]) } else { Body([first, body]) };
         let operation = Operation::read(opcode, &mut body, layout)?;
-        body.0.is_empty().then_some(())?;
+        body.is_empty().then_some(())?;
         let extensions = Extensions::decode(extensions)?;
         Some(Self { header, operation, extensions })
     }
@@ -303,30 +320,43 @@ impl<'bytes> Operation<'bytes> {
     }
 }
 
-/// What of a body is still to be read.
-struct Body<'bytes>(&'bytes [u8]);
+/// What of a body is still to be read, in two parts of which the first may be empty.
+struct Body<'bytes>([&'bytes [u8]; 2]);
 
 impl<'bytes> Body<'bytes> {
+    fn is_empty(&self) -> bool {
+        self.0.iter().all(|part| part.is_empty())
+    }
+
+    /// The part that is to be read next.
+    fn part(&mut self) -> &mut &'bytes [u8] {
+        let [first, second] = &mut self.0;
+        if first.is_empty() { second } else { first }
+    }
+
     fn fixed<T: Wire>(&mut self) -> Option<T> {
-        let value = T::get(self.0)?;
-        self.0 = &self.0[T::LEN..];
+        let part = self.part();
+        let value = T::get(part)?;
+        *part = &part[T::LEN..];
         Some(value)
     }
 
+    /// What is left of the part, and of the body.
     fn rest(&mut self) -> &'bytes [u8] {
-        std::mem::take(&mut self.0)
+        std::mem::take(self.part())
     }
 
     /// As many bytes as the structure in front of them says, and nothing behind.
     fn data(&mut self, size: u32) -> Option<&'bytes [u8]> {
-        (usize::try_from(size) == Ok(self.0.len())).then(|| self.rest())
+        (usize::try_from(size) == Ok(self.part().len())).then(|| self.rest())
     }
 
     /// What is in front of a NUL; not empty.
     fn string(&mut self) -> Option<&'bytes OsStr> {
-        let end = self.0.iter().position(|byte| *byte == 0)?;
-        let (string, rest) = self.0.split_at(end);
-        self.0 = &rest[1..];
+        let part = self.part();
+        let end = part.iter().position(|byte| *byte == 0)?;
+        let (string, rest) = part.split_at(end);
+        *part = &rest[1..];
         (!string.is_empty()).then(|| OsStr::from_bytes(string))
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::Channel;
 use crate::protocol::{
     init::{Init, InitFlags, InitReply, MAJOR, NEWEST_MINOR, OLDEST_MINOR},
     operation::Layout,
@@ -56,6 +57,7 @@ impl Wishes {
         .with(InitFlags::MAP_ALIGNMENT)
         .with(InitFlags::INIT_RESERVED)
         .with(InitFlags::HAS_INODE_DAX)
+        // Decided by the session's channel.
         .with(InitFlags::OVER_IO_URING);
 
     /// The same with more flags.
@@ -107,6 +109,13 @@ impl Terms {
         Layout { long_setxattr: self.flags.contains(InitFlags::SETXATTR_EXT) }
     }
 
+    /// How requests come: over io_uring, or through the device.
+    #[must_use]
+    pub fn channel(&self) -> Channel {
+        let over_ring = self.flags.contains(InitFlags::OVER_IO_URING);
+        if over_ring { Channel::Uring } else { Channel::Device }
+    }
+
     /// Bytes that a buffer needs for any request.
     #[must_use]
     pub fn buffer_len(&self) -> usize {
@@ -134,6 +143,8 @@ pub(super) struct Limits {
     pub(super) max_pages: u16,
     /// Bytes of a page.
     pub(super) page: u32,
+    /// Whether requests may come over io_uring.
+    pub(super) ring: bool,
 }
 
 /// Decides what INIT is answered.
@@ -146,7 +157,9 @@ pub(super) fn negotiate(init: &Init, wishes: &Wishes, limits: Limits) -> Negotia
         return Negotiated::TooOld;
     }
     let offered = init.offered();
-    let flags = wishes.flags.with(Wishes::ALWAYS).without(Wishes::NEVER).and(offered);
+    let ring = if limits.ring { InitFlags::OVER_IO_URING } else { InitFlags::EMPTY };
+    let wished = wishes.flags.with(Wishes::ALWAYS).without(Wishes::NEVER).with(ring);
+    let flags = wished.and(offered);
     let most_pages =
         if flags.contains(InitFlags::MAX_PAGES) { limits.max_pages } else { PAGES_BY_DEFAULT };
     let wished_pages = wishes.max_write.div_ceil(limits.page);
@@ -189,7 +202,7 @@ const HEADERS_MAX: usize = 8192;
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { max_pages: 256, page: 4096 };
+    const LIMITS: Limits = Limits { max_pages: 256, page: 4096, ring: false };
 
     fn offer(flags: InitFlags) -> Init {
         let reply = InitReply::default().with_flags(flags.with(InitFlags::INIT_EXT));
@@ -218,11 +231,25 @@ mod tests {
     }
 
     #[test]
+    fn the_ring_is_taken_where_it_is_offered_and_allowed() {
+        let wishes = Wishes::default();
+        let (allowed, all) = (Limits { ring: true, ..LIMITS }, InitFlags(u64::MAX));
+        let (reply, terms) = agreed(&offer(all), &wishes, allowed);
+        assert_eq!(terms.channel(), Channel::Uring);
+        assert_eq!(reply.flags2 & 1 << 9, 1 << 9);
+        let (reply, terms) = agreed(&offer(all), &wishes, LIMITS);
+        assert_eq!((terms.channel(), reply.flags2 & 1 << 9), (Channel::Device, 0));
+        let offered = offer(all.without(InitFlags::OVER_IO_URING));
+        let (reply, terms) = agreed(&offered, &wishes, allowed);
+        assert_eq!((terms.channel(), reply.flags2 & 1 << 9), (Channel::Device, 0));
+    }
+
+    #[test]
     fn requests_are_as_large_as_wished_and_allowed() {
         let all = offer(InitFlags(u64::MAX));
         let size = |init: &Init, max_write, max_pages| {
             let wishes = Wishes { max_write, ..Wishes::default() };
-            let (reply, terms) = agreed(init, &wishes, Limits { max_pages, page: 4096 });
+            let (reply, terms) = agreed(init, &wishes, Limits { max_pages, ..LIMITS });
             assert_eq!((reply.max_write, reply.max_pages), (terms.max_write, terms.max_pages));
             (terms.max_write, terms.max_pages)
         };

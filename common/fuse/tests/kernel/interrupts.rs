@@ -8,7 +8,7 @@ use std::{
 };
 
 use millrace_fuse_server::{
-    Call, Data, Done, Errno, FileSystem, Reply, SessionOptions,
+    Call, Channel, Data, Done, Errno, FileSystem, Reply, SessionOptions,
     protocol::{
         attr::{Attr, AttrReply, EntryReply, GetAttr},
         data::Read,
@@ -85,10 +85,9 @@ fn kill(mut child: Child, begun: &Receiver<&'static str>, expected: &str) {
     child.wait().unwrap();
 }
 
-#[test]
-fn sigkill_ends_whatever_waits() {
+fn sigkill_ends_whatever_waits(channel: Channel) {
     let directory = TempDir::new().unwrap();
-    let mut options: SessionOptions = crate::options();
+    let mut options: SessionOptions = crate::options(channel);
     options.wishes = options.wishes.with(InitFlags::FLOCK_LOCKS);
     let (begun, listens) = sync_channel(8);
     let Some(session) = crate::mount(Stuck { begun }, directory.path(), &options) else { return };
@@ -108,11 +107,10 @@ fn sigkill_ends_whatever_waits() {
     assert!(counts.interrupts >= 15, "{counts:?}");
 }
 
-#[test]
-fn an_aborted_session_ends_with_requests_that_nobody_answers() {
+fn an_aborted_session_ends_with_requests_that_nobody_answers(channel: Channel) {
     let directory = TempDir::new().unwrap();
     let (begun, listens) = sync_channel(8);
-    let options = crate::options();
+    let options = crate::options(channel);
     let Some(session) = crate::mount(Stuck { begun }, directory.path(), &options) else { return };
     let mut running = session.spawn().unwrap();
     let path = directory.path().join("stuck").into_os_string();
@@ -126,3 +124,5 @@ fn an_aborted_session_ends_with_requests_that_nobody_answers() {
 
 /// A busy machine gets this long.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+over_both!(sigkill_ends_whatever_waits, an_aborted_session_ends_with_requests_that_nobody_answers,);

@@ -11,7 +11,7 @@ use std::{
 };
 
 use millrace_fuse_server::{
-    Call, Data, Done, Errno, FileSystem, Payload, Reply,
+    Call, Channel, Data, Done, Errno, FileSystem, Payload, Reply,
     protocol::{
         attr::{Attr, AttrReply, EntryReply, GetAttr},
         data::Read,
@@ -75,13 +75,12 @@ impl FileSystem for Believed {
     }
 }
 
-fn believed(size: u64) -> Option<Mounted<Believed>> {
-    Mounted::new(Believed { size: size.into(), ..Believed::default() })
+fn believed(size: u64, channel: Channel) -> Option<Mounted<Believed>> {
+    Mounted::new(Believed { size: size.into(), ..Believed::default() }, channel)
 }
 
-#[test]
-fn attributes_and_names_are_asked_again() {
-    let Some(mut mounted) = believed(1) else { return };
+fn attributes_and_names_are_asked_again(channel: Channel) {
+    let Some(mut mounted) = believed(1, channel) else { return };
     let path = mounted.path("file");
     let size = || fs::metadata(&path).unwrap().len();
     let running = mounted.running();
@@ -106,9 +105,8 @@ fn attributes_and_names_are_asked_again() {
     assert_eq!(notifier.inval_attributes(77), Err(Errno::NOENT));
 }
 
-#[test]
-fn pages_are_stored_dropped_and_retrieved() {
-    let Some(mut mounted) = believed(6) else { return };
+fn pages_are_stored_dropped_and_retrieved(channel: Channel) {
+    let Some(mut mounted) = believed(6, channel) else { return };
     let path = mounted.path("file");
     let running = mounted.running();
     let (filesystem, notifier) = (running.filesystem().clone(), running.notifier());
@@ -124,7 +122,8 @@ fn pages_are_stored_dropped_and_retrieved() {
         assert!(Instant::now() < until, "it is answered");
         std::thread::yield_now();
     };
-    assert_eq!((retrieved.1, &retrieved.2[..]), (0, &b"stored"[..]));
+    assert_eq!(retrieved, (5, 0, b"stored".to_vec()));
+    assert_eq!(notifier.retrieve(1 << 61, FILE, 0, 6), Err(Errno::INVAL));
     let reads = filesystem.reads.load(Ordering::Relaxed);
     notifier.inval_data(FILE, 0..u64::MAX >> 1).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"rrrrrr");
@@ -133,9 +132,8 @@ fn pages_are_stored_dropped_and_retrieved() {
     assert_eq!(notifier.inval_data(FILE, backwards), Err(Errno::INVAL));
 }
 
-#[test]
-fn requests_are_sent_again_and_their_callers_see_nothing_of_it() {
-    let Some(mut mounted) = believed(6) else { return };
+fn requests_are_sent_again_and_their_callers_see_nothing_of_it(channel: Channel) {
+    let Some(mut mounted) = believed(6, channel) else { return };
     let path = mounted.path("file");
     assert_eq!(fs::metadata(&path).unwrap().len(), 6);
     match mounted.running().notifier().resend() {
@@ -147,3 +145,9 @@ fn requests_are_sent_again_and_their_callers_see_nothing_of_it() {
 
 const FILE: u64 = 2;
 const HOUR: Duration = Duration::from_secs(3600);
+
+over_both!(
+    attributes_and_names_are_asked_again,
+    pages_are_stored_dropped_and_retrieved,
+    requests_are_sent_again_and_their_callers_see_nothing_of_it,
+);

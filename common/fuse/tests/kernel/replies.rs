@@ -9,7 +9,7 @@ use std::{
 };
 
 use millrace_fuse_server::{
-    Call, Errno, FileSystem, Reply,
+    Call, Channel, Errno, FileSystem, Reply,
     protocol::attr::{Attr, AttrReply, EntryReply, GetAttr},
 };
 
@@ -41,14 +41,13 @@ fn attr(node: u64) -> Attr {
     Attr { ino: node, mode, nlink: 1, ..Attr::default() }
 }
 
-fn mounted() -> Option<(Mounted<Treatments>, Receiver<Reply<EntryReply>>)> {
+fn mounted(channel: Channel) -> Option<(Mounted<Treatments>, Receiver<Reply<EntryReply>>)> {
     let (later, replies) = sync_channel(8);
-    Some((Mounted::new(Treatments { later })?, replies))
+    Some((Mounted::new(Treatments { later }, channel)?, replies))
 }
 
-#[test]
-fn a_reply_that_is_dropped_answers_eio() {
-    let Some((mut mounted, _)) = mounted() else { return };
+fn a_reply_that_is_dropped_answers_eio(channel: Channel) {
+    let Some((mut mounted, _)) = mounted(channel) else { return };
     for name in ["dropped", "panics", "odd"] {
         let error = fs::metadata(mounted.path(name)).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::IO), "{name}");
@@ -57,9 +56,8 @@ fn a_reply_that_is_dropped_answers_eio() {
     assert_eq!(mounted.running().counts().forgotten, 2);
 }
 
-#[test]
-fn a_reply_can_be_given_later_and_by_another_thread() {
-    let Some((mounted, replies)) = mounted() else { return };
+fn a_reply_can_be_given_later_and_by_another_thread(channel: Channel) {
+    let Some((mounted, replies)) = mounted(channel) else { return };
     let path = mounted.path("later");
     let reader = thread::spawn(move || fs::metadata(path));
     let reply = replies.recv().unwrap();
@@ -69,9 +67,14 @@ fn a_reply_can_be_given_later_and_by_another_thread() {
     assert!(reader.join().unwrap().is_ok());
 }
 
-#[test]
-fn what_is_not_implemented_is_enosys() {
-    let Some((mounted, _)) = mounted() else { return };
+fn what_is_not_implemented_is_enosys(channel: Channel) {
+    let Some((mounted, _)) = mounted(channel) else { return };
     let error = fs::remove_file(mounted.path("file")).unwrap_err();
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSYS));
 }
+
+over_both!(
+    a_reply_that_is_dropped_answers_eio,
+    a_reply_can_be_given_later_and_by_another_thread,
+    what_is_not_implemented_is_enosys,
+);

@@ -3,7 +3,7 @@
 use std::{ffi::CString, fs, os::fd::AsRawFd as _};
 
 use millrace_fuse_server::{
-    Errno, MountOptions, Session, SessionError, SessionOptions,
+    Channel, Errno, MountOptions, Session, SessionError, SessionOptions,
     protocol::init::{InitFlags, NEWEST_MINOR, OLDEST_MINOR},
 };
 use rustix::mount::MountFlags;
@@ -11,23 +11,24 @@ use tempfile::TempDir;
 
 use crate::{Mounted, memory::Memory, mount, options};
 
-#[test]
-fn terms_are_what_was_wished_and_offered() {
+fn terms_are_what_was_wished_and_offered(channel: Channel) {
     let directory = TempDir::new().unwrap();
-    let Some(session) = mount(Memory::new(0, 0), directory.path(), &options()) else { return };
+    let Some(session) = mount(Memory::new(0, 0), directory.path(), &options(channel)) else {
+        return;
+    };
     let terms = *session.terms();
     assert!((OLDEST_MINOR..=NEWEST_MINOR).contains(&terms.minor), "{terms:?}");
     assert!(terms.flags.contains(InitFlags::ASYNC_READ | InitFlags::ATOMIC_O_TRUNC), "{terms:?}");
     assert!(!terms.flags.contains(InitFlags::WRITEBACK_CACHE), "{terms:?}");
+    assert_eq!(terms.channel(), channel);
     assert_eq!(terms.flags.and(terms.offered), terms.flags);
     assert_eq!((terms.max_write, terms.max_pages), (1 << 20, 256));
     drop(session);
     fs::write(directory.path().join("below"), b"").unwrap();
 }
 
-#[test]
-fn a_mount_in_use_is_busy_and_a_detached_one_lives_until_it_is_not_used() {
-    let Some(mut mounted) = Mounted::new(Memory::new(0, 0)) else { return };
+fn a_mount_in_use_is_busy_and_a_detached_one_lives_until_it_is_not_used(channel: Channel) {
+    let Some(mut mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
     fs::write(mounted.path("file"), b"content").unwrap();
     let open = fs::File::open(mounted.path("file")).unwrap();
     let error = mounted.running().unmount().unwrap_err();
@@ -39,8 +40,7 @@ fn a_mount_in_use_is_busy_and_a_detached_one_lives_until_it_is_not_used() {
     mounted.running.take().unwrap().join().unwrap();
 }
 
-#[test]
-fn the_mount_of_a_dead_server_is_replaced() {
+fn the_mount_of_a_dead_server_is_replaced(channel: Channel) {
     let directory = TempDir::new().unwrap();
     if !rustix::process::geteuid().is_root() {
         return;
@@ -56,7 +56,7 @@ fn the_mount_of_a_dead_server_is_replaced() {
     }
     let error = fs::metadata(directory.path()).unwrap_err();
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NOTCONN));
-    let session = mount(Memory::new(0, 0), directory.path(), &options()).unwrap();
+    let session = mount(Memory::new(0, 0), directory.path(), &options(channel)).unwrap();
     let mut running = session.spawn().unwrap();
     fs::write(directory.path().join("file"), b"").unwrap();
     running.unmount().unwrap();
@@ -64,14 +64,13 @@ fn the_mount_of_a_dead_server_is_replaced() {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left of it");
 }
 
-#[test]
-fn the_helper_mounts_as_well() {
+fn the_helper_mounts_as_well(channel: Channel) {
     let directory = TempDir::new().unwrap();
     let has_helper = std::process::Command::new("fusermount3").arg("-V").output().is_ok();
     if !rustix::process::geteuid().is_root() || !has_helper {
         return;
     }
-    let options = SessionOptions { through_helper: true, ..options() };
+    let options = SessionOptions { through_helper: true, ..options(channel) };
     let session = mount(Memory::new(0, 0), directory.path(), &options).unwrap();
     let mut running = session.spawn().unwrap();
     fs::write(directory.path().join("file"), b"through the helper").unwrap();
@@ -92,3 +91,10 @@ fn what_cannot_be_mounted_on_is_named() {
         assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
     }
 }
+
+over_both!(
+    terms_are_what_was_wished_and_offered,
+    a_mount_in_use_is_busy_and_a_detached_one_lives_until_it_is_not_used,
+    the_mount_of_a_dead_server_is_replaced,
+    the_helper_mounts_as_well,
+);

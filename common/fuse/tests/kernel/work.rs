@@ -8,13 +8,12 @@ use std::{
     thread,
 };
 
-use millrace_fuse_server::End;
+use millrace_fuse_server::{Channel, End};
 
 use crate::{Mounted, memory::Memory};
 
-#[test]
-fn files_directories_and_links_are_what_was_made_of_them() {
-    let Some(mounted) = Mounted::new(Memory::new(0, 0)) else { return };
+fn files_directories_and_links_are_what_was_made_of_them(channel: Channel) {
+    let Some(mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
     fs::write(mounted.path("file"), b"hello").unwrap();
     let mut file = fs::OpenOptions::new().append(true).open(mounted.path("file")).unwrap();
     file.write_all(b", world").unwrap();
@@ -36,9 +35,8 @@ fn files_directories_and_links_are_what_was_made_of_them() {
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
 }
 
-#[test]
-fn large_files_keep_their_bytes_and_their_holes() {
-    let Some(mounted) = Mounted::new(Memory::new(0, 0)) else { return };
+fn large_files_keep_their_bytes_and_their_holes(channel: Channel) {
+    let Some(mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
     let bytes: Vec<u8> = (0..=250_u8).cycle().take(5_000_000).collect();
     let path = mounted.path("large");
     fs::write(&path, &bytes).unwrap();
@@ -55,9 +53,8 @@ fn large_files_keep_their_bytes_and_their_holes() {
     assert_eq!(fs::read(&path).unwrap(), &bytes[..3]);
 }
 
-#[test]
-fn every_entry_of_a_directory_is_listed_once_while_others_go() {
-    let Some(mounted) = Mounted::new(Memory::new(0, 0)) else { return };
+fn every_entry_of_a_directory_is_listed_once_while_others_go(channel: Channel) {
+    let Some(mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
     let name = |index: u32| format!("entry-{index:05}");
     for index in 0..3000 {
         fs::write(mounted.path(&name(index)), b"").unwrap();
@@ -77,9 +74,8 @@ fn every_entry_of_a_directory_is_listed_once_while_others_go() {
     }
 }
 
-#[test]
-fn every_request_of_many_threads_is_answered_once() {
-    let Some(mut mounted) = Mounted::new(Memory::new(0, 0)) else { return };
+fn every_request_of_many_threads_is_answered_once(channel: Channel) {
+    let Some(mut mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
     thread::scope(|scope| {
         for thread in 0..16_u8 {
             let folder = mounted.path(&format!("thread-{thread}"));
@@ -104,3 +100,10 @@ fn every_request_of_many_threads_is_answered_once() {
     assert_eq!((ended.counts.waiting, ended.counts.forgotten), (0, 0));
     assert!(ended.counts.read > 16 * 50 * 5, "{ended:?}");
 }
+
+over_both!(
+    files_directories_and_links_are_what_was_made_of_them,
+    large_files_keep_their_bytes_and_their_holes,
+    every_entry_of_a_directory_is_listed_once_while_others_go,
+    every_request_of_many_threads_is_answered_once,
+);

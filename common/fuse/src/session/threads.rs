@@ -1,0 +1,127 @@
+//! The threads of a session: each has a receiver, and ends when nothing comes any more.
+
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+    thread::{self, JoinHandle},
+};
+
+use rustix::io::Errno;
+
+use crate::{
+    channel::{End, Received, Receiver, buffer::Pool, device::DeviceChannel, uring::UringChannel},
+    dispatch::Dispatch,
+    filesystem::FileSystem,
+};
+
+/// Threads that serve.
+#[derive(Debug, Default)]
+pub(super) struct Threads(Vec<JoinHandle<Result<End, Errno>>>);
+
+impl Threads {
+    /// Threads that read the device.
+    ///
+    /// # Errors
+    /// When a thread cannot be started. Those that were go on until the session ends.
+    pub(super) fn over_device<F: FileSystem>(
+        dispatch: &Arc<Dispatch<F>>,
+        device: &DeviceChannel,
+        pool: &Arc<Pool>,
+    ) -> io::Result<Self> {
+        let mut threads = Self::default();
+        for (index, receiver) in device.receivers(pool).into_iter().enumerate() {
+            threads.start(format!("fuse-{index}"), dispatch, receiver, None)?;
+        }
+        Ok(threads)
+    }
+
+    /// A thread for each queue of `ring` and one for the device; several for the device where the
+    /// kernel does not take the ring, which is what the second value says.
+    ///
+    /// # Errors
+    /// When a thread cannot be started. Those that were go on until the session ends.
+    pub(super) fn over_ring<F: FileSystem>(
+        dispatch: &Arc<Dispatch<F>>,
+        device: &DeviceChannel,
+        ring: UringChannel,
+        pool: &Arc<Pool>,
+    ) -> io::Result<(Self, bool)> {
+        let mut threads = Self::default();
+        // When it is dropped the others end.
+        let (classic, queues) = ring.receivers(device, pool);
+        let (begun, results) = mpsc::channel();
+        for (index, queue) in queues.into_iter().enumerate() {
+            let name = format!("fuse-ring-{index}");
+            threads.start(name, dispatch, queue, Some(begun.clone()))?;
+        }
+        drop(begun);
+        // Until now the kernel waits: with the last queue that begins, requests come.
+        let refused = results.iter().filter_map(Result::err).last();
+        threads.start("fuse-0".into(), dispatch, classic, None)?;
+        if let Some(error) = refused {
+            tracing::warn!(
+                %error,
+                "requests come through /dev/fuse: the kernel does not take the ring"
+            );
+            for (index, receiver) in device.receivers(pool).into_iter().enumerate().skip(1) {
+                threads.start(format!("fuse-{index}"), dispatch, receiver, None)?;
+            }
+        }
+        Ok((threads, refused.is_none()))
+    }
+
+    fn start<F: FileSystem>(
+        &mut self,
+        name: String,
+        dispatch: &Arc<Dispatch<F>>,
+        mut receiver: Box<dyn Receiver>,
+        begun: Option<mpsc::Sender<Result<(), Errno>>>,
+    ) -> io::Result<()> {
+        let dispatch = Arc::clone(dispatch);
+        let thread = thread::Builder::new().name(name).spawn(move || {
+            let began = receiver.begin();
+            if let Some(begun) = begun {
+                // Who started this thread listens.
+                begun.send(began).ok();
+            }
+            // The others go on without it.
+            if began.is_err() { Ok(End::Unmounted) } else { serve(&mut *receiver, &dispatch) }
+        })?;
+        self.0.push(thread);
+        Ok(())
+    }
+
+    /// Waits until all have ended, and says why.
+    ///
+    /// # Errors
+    /// When the channel broke.
+    pub(super) fn join(&mut self) -> io::Result<End> {
+        let mut ended = Ok(End::Unmounted);
+        for thread in self.0.drain(..) {
+            match thread.join() {
+                Ok(Ok(End::Unmounted)) => {}
+                Ok(Ok(End::Aborted)) => ended = ended.map(|_| End::Aborted),
+                Ok(Err(error)) => ended = Err(error.into()),
+                Err(_) => ended = Err(io::Error::other("a reading thread has panicked")),
+            }
+        }
+        ended
+    }
+}
+
+/// Reads requests until there are no more.
+fn serve<F: FileSystem>(receiver: &mut dyn Receiver, dispatch: &Dispatch<F>) -> Result<End, Errno> {
+    loop {
+        match receiver.receive()? {
+            Received::End(end) => return Ok(end),
+            Received::Request(incoming) => {
+                // Its reply is dropped on the way, which answers it.
+                let served = catch_unwind(AssertUnwindSafe(|| dispatch.request(incoming)));
+                if served.is_err() {
+                    tracing::error!("an operation has panicked; its request is answered EIO");
+                }
+            }
+        }
+    }
+}
