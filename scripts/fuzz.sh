@@ -15,7 +15,7 @@ Needs a C++ compiler, for libFuzzer.
 TEXT
 }
 
-targets=(superblock root node section entry change batch frame message)
+targets=(superblock root node section entry change batch frame message request)
 case ${1:-} in
 -h | --help) usage && exit 0 ;;
 "" | [0-9]*) ;;
@@ -43,9 +43,12 @@ build() {
 }
 
 write_samples() {
-    MILLRACE_FUZZ_CORPUS=$repository/fuzz/corpus \
-        cargo test --locked --quiet --manifest-path "$repository/Cargo.toml" \
-        --package millrace-storage-target --test formats -- --ignored write_corpus >/dev/null
+    local of
+    for of in "millrace-storage-target formats" "millrace-fuse-server protocol"; do
+        MILLRACE_FUZZ_CORPUS=$repository/fuzz/corpus \
+            cargo test --locked --quiet --manifest-path "$repository/Cargo.toml" \
+            --package "${of% *}" --test "${of#* }" -- --ignored write_corpus >/dev/null
+    done
 }
 
 step "rust toolchain" need_rust

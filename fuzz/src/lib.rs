@@ -1,6 +1,6 @@
-//! What must hold for any bytes from a disk or a peer, as functions: libFuzzer calls them in
-//! `fuzz_targets`, and `storage-target/tests/formats.rs` with mutated samples in every run of the
-//! tests, so that they do not rot.
+//! What must hold for any bytes from a disk, a peer or the kernel, as functions: libFuzzer calls them
+//! in `fuzz_targets`, and `storage-target/tests/formats.rs` and `common/fuse/tests/protocol.rs` with
+//! mutated samples in every run of the tests, so that they do not rot.
 //!
 //! A decoder never panics; what it returns can be used without panicking; where a format promises
 //! one form for one content, what was decoded is encoded to the same bytes; and what is decoded is
@@ -13,4 +13,5 @@ extern crate self as millrace_storage_target;
 
 pub mod disk;
 pub mod format;
+pub mod kernel;
 pub mod wire;

@@ -12,6 +12,8 @@ use millrace_fuse_server::protocol::{
     operation::{Layout, Operation, Request},
 };
 
+use crate::lines;
+
 #[test]
 fn a_kernels_requests_are_what_was_asked_of_it() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/golden");
@@ -20,16 +22,14 @@ fn a_kernels_requests_are_what_was_asked_of_it() {
         files += 1;
         let text = fs::read_to_string(file.unwrap().path()).unwrap();
         let mut seen = BTreeMap::new();
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let (name, hex) = line.split_once(' ').unwrap();
-            let bytes = unhex(hex);
+        for (name, bytes) in lines(&text) {
             let header = RequestHeader::of(&bytes).unwrap();
             let opcode = Opcode::from_number(header.opcode).unwrap();
             assert_eq!(format!("{opcode:?}"), name);
             let request = Request::decode(&bytes, Layout { long_setxattr: true }).unwrap();
             names_and_attributes(request.operation, &header);
             data(request.operation);
-            seen.insert(name.to_owned(), ());
+            seen.insert(name, ());
         }
         assert!(seen.len() >= 35, "{}: {seen:?}", seen.len());
     }
@@ -113,11 +113,4 @@ fn data(operation: Operation<'_>) {
         Operation::Interrupt { unique } => assert_eq!(unique % 2, 0),
         _ => {}
     }
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    assert!(rest.is_empty());
-    let digits = |pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
-    pairs.iter().map(|pair| digits(&pair[..])).collect()
 }

@@ -1,50 +1,71 @@
 //! Whatever the bytes are, reading them harms nobody.
 
-use std::os::unix::ffi::OsStrExt as _;
-
 use millrace_fuse_server::protocol::{
     directory::entries,
-    extension::Extension,
-    operation::{DecodeError, Layout, Operation, Request},
+    operation::{DecodeError, Layout, Request},
 };
-use proptest::{collection::vec, prelude::*};
+use proptest::{collection::vec, prelude::*, sample::Index};
 
-use crate::{numbers, request};
+use crate::{kernel, numbers, request, samples};
 
-/// Reads bytes as a request, and uses what comes of it.
-fn read(bytes: &[u8]) {
-    for long_setxattr in [false, true] {
-        let Ok(request) = Request::decode(bytes, Layout { long_setxattr }) else { continue };
-        assert_eq!(usize::try_from(request.header.len), Ok(bytes.len()));
-        request.extensions.for_each(|extension| {
-            if let Extension::SecurityContext { name, .. } = extension {
-                assert!(!name.as_bytes().contains(&0));
+/// What is done to a sample.
+#[derive(Clone, Debug)]
+enum Edit {
+    Flip(Index, u8),
+    Cut(Index),
+    Grow(Index, u8),
+    Overwrite(Index, [u8; 4]),
+}
+
+impl Edit {
+    fn any() -> impl Strategy<Value = Self> {
+        let extreme = prop::sample::select(vec![0, 1, 0x7F, 0x80, 0xFF]);
+        prop_oneof![
+            (any::<Index>(), 0..8_u8).prop_map(|(at, bit)| Self::Flip(at, bit)),
+            any::<Index>().prop_map(Self::Cut),
+            (any::<Index>(), any::<u8>()).prop_map(|(at, byte)| Self::Grow(at, byte)),
+            (any::<Index>(), extreme).prop_map(|(at, byte)| Self::Overwrite(at, [byte; 4])),
+        ]
+    }
+
+    fn apply(&self, bytes: &mut Vec<u8>) {
+        let end = bytes.len();
+        match self {
+            _ if end == 0 => bytes.push(0),
+            Self::Flip(at, bit) => bytes[at.index(end)] ^= 1 << bit,
+            Self::Cut(at) => bytes.truncate(at.index(end)),
+            Self::Grow(at, byte) => bytes.insert(at.index(end), *byte),
+            Self::Overwrite(at, with) => {
+                let at = at.index(end);
+                let len = with.len().min(end - at);
+                bytes[at..at + len].copy_from_slice(&with[..len]);
             }
-        });
-        match request.operation {
-            Operation::BatchForget(forgets) => {
-                assert!(forgets.iter().count() * 16 <= bytes.len());
-            }
-            Operation::Lookup { name } => {
-                assert!(!name.is_empty() && !name.as_bytes().iter().any(|b| [0, b'/'].contains(b)));
-            }
-            Operation::Unlink { name } | Operation::MkDir { name, .. } => {
-                assert!(name != "." && name != ".." && !name.is_empty());
-            }
-            Operation::Write { write, data } => {
-                assert_eq!(usize::try_from(write.size), Ok(data.len()));
-            }
-            _ => {}
         }
     }
 }
 
+/// `MILLRACE_TEST_LENGTH` multiplies what is tried.
+fn cases() -> u32 {
+    let length = std::env::var("MILLRACE_TEST_LENGTH").ok().and_then(|text| text.parse().ok());
+    length.unwrap_or(1_u32).saturating_mul(4096)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(4096))]
+    #![proptest_config(ProptestConfig::with_cases(cases()))]
 
     #[test]
     fn any_bytes(bytes in vec(any::<u8>(), 0..300)) {
-        read(&bytes);
+        kernel::request(&bytes);
+    }
+
+    #[test]
+    fn a_kernels_requests_damaged(
+        sample in prop::sample::select(samples()),
+        edits in vec(Edit::any(), 1..6),
+    ) {
+        let mut bytes = sample;
+        edits.iter().for_each(|edit| edit.apply(&mut bytes));
+        kernel::request(&bytes);
     }
 
     #[test]
@@ -53,14 +74,14 @@ proptest! {
         units in prop_oneof![Just(0_u16), 0..8_u16, any::<u16>()],
         body in vec(prop_oneof![Just(0_u8), Just(b'a'), any::<u8>()], 0..200),
     ) {
-        read(&request(opcode, units, &body));
+        kernel::request(&request(opcode, units, &body));
     }
 
     #[test]
     fn what_is_cut_off_is_no_request(
         opcode in prop::sample::select(numbers()),
         body in vec(prop_oneof![Just(0_u8), Just(b'a')], 0..100),
-        keep in any::<prop::sample::Index>(),
+        keep in any::<Index>(),
     ) {
         let whole = request(opcode, 0, &body);
         let cut = &whole[..keep.index(whole.len())];
