@@ -1,5 +1,5 @@
-//! What the kernel sends over FUSE. Nobody but root can send anything else; but a reader that trusts
-//! its lengths is one bug of a kernel away from reading beyond them.
+//! What the kernel sends over FUSE. Nobody but root can send anything else; but a reader that
+//! trusts its lengths is one bug of a kernel away from reading beyond them.
 
 use std::os::unix::ffi::OsStrExt as _;
 

@@ -1,6 +1,7 @@
-//! What must hold for any bytes from a disk, a peer or the kernel, as functions: libFuzzer calls them
-//! in `fuzz_targets`, and `storage-target/tests/formats.rs` and `common/fuse/tests/protocol.rs` with
-//! mutated samples in every run of the tests, so that they do not rot.
+//! What must hold for any bytes from a disk, a peer or the kernel, as functions: libFuzzer calls
+//! them in `fuzz_targets`, and `storage-target/tests/formats.rs` and
+//! `common/fuse/tests/protocol.rs` with mutated samples in every run of the tests, so that they do
+//! not rot.
 //!
 //! A decoder never panics; what it returns can be used without panicking; where a format promises
 //! one form for one content, what was decoded is encoded to the same bytes; and what is decoded is

@@ -6,10 +6,10 @@
 
 pub mod buffer;
 pub mod device;
-mod ioctl;
+pub(crate) mod ioctl;
 pub mod uring;
 
-use std::{fmt, io::IoSlice};
+use std::{fmt, io::IoSlice, os::fd::BorrowedFd};
 
 use rustix::io::Errno;
 
@@ -83,4 +83,7 @@ pub trait Responder: Send + Sync + fmt::Debug {
     /// # Errors
     /// What the kernel says of it.
     fn notify(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno>;
+
+    /// The descriptor that was mounted, for what is asked of the connection by ioctl.
+    fn device(&self) -> BorrowedFd<'_>;
 }

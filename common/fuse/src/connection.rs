@@ -2,6 +2,7 @@
 
 use std::{
     io::IoSlice,
+    os::fd::BorrowedFd,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -62,6 +63,11 @@ impl Connection {
             too_late: AtomicU64::new(0),
             interrupts: AtomicU64::new(0),
         })
+    }
+
+    /// The descriptor that was mounted.
+    pub(crate) fn device(&self) -> BorrowedFd<'_> {
+        self.responder.device()
     }
 
     pub(crate) fn live(&self) -> &LiveRequests {

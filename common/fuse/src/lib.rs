@@ -44,6 +44,7 @@
 //! Protocol versions 7.31 (Linux 5.4) to 7.45 (Linux 6.18) are spoken. What only virtiofs sends
 //! (SETUPMAPPING, REMOVEMAPPING) and character devices in user space (CUSE) are left out.
 
+mod backing;
 pub mod channel;
 mod connection;
 mod dispatch;
@@ -57,6 +58,7 @@ mod wire;
 
 pub use rustix::io::Errno;
 
+pub use backing::BackingFile;
 pub use channel::{
     End,
     buffer::{OwnedPayload, Payload},

@@ -82,6 +82,10 @@ impl<A> Reply<A> {
         Self { owed, kind: PhantomData }
     }
 
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.owed.connection
+    }
+
     /// Names the request, in logs.
     #[must_use]
     pub fn unique(&self) -> u64 {

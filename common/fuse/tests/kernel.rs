@@ -27,6 +27,8 @@ macro_rules! over_both {
 mod interrupts;
 #[path = "kernel/notifications.rs"]
 mod notifications;
+#[path = "kernel/passthrough.rs"]
+mod passthrough;
 #[path = "kernel/replies.rs"]
 mod replies;
 #[path = "kernel/sessions.rs"]

@@ -137,6 +137,10 @@ impl Responder for DeviceResponder {
     fn notify(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
         write_whole(&self.devices[0], parts)
     }
+
+    fn device(&self) -> BorrowedFd<'_> {
+        self.devices[0].as_fd()
+    }
 }
 
 /// The kernel takes a message as a whole, or says why not.

@@ -31,7 +31,7 @@ mod queue;
 mod receiver;
 mod ring;
 
-use std::{io::IoSlice, sync::Arc};
+use std::{io::IoSlice, os::fd::BorrowedFd, sync::Arc};
 
 use rustix::io::Errno;
 
@@ -126,5 +126,9 @@ impl Responder for UringResponder {
 
     fn notify(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
         self.device.notify(parts)
+    }
+
+    fn device(&self) -> BorrowedFd<'_> {
+        self.device.device()
     }
 }

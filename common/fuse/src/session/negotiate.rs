@@ -160,6 +160,9 @@ pub(super) fn negotiate(init: &Init, wishes: &Wishes, limits: Limits) -> Negotia
     let ring = if limits.ring { InitFlags::OVER_IO_URING } else { InitFlags::EMPTY };
     let wished = wishes.flags.with(Wishes::ALWAYS).without(Wishes::NEVER).with(ring);
     let flags = wished.and(offered);
+    // The kernel takes one of them only.
+    let cached = flags.contains(InitFlags::WRITEBACK_CACHE);
+    let flags = if cached { flags.without(InitFlags::PASSTHROUGH) } else { flags };
     let most_pages =
         if flags.contains(InitFlags::MAX_PAGES) { limits.max_pages } else { PAGES_BY_DEFAULT };
     let wished_pages = wishes.max_write.div_ceil(limits.page);
@@ -184,7 +187,7 @@ pub(super) fn negotiate(init: &Init, wishes: &Wishes, limits: Limits) -> Negotia
         max_write,
         time_gran: wishes.time_granularity.subsec_nanos().max(1),
         max_pages,
-        max_stack_depth: if passthrough { wishes.max_stack_depth } else { 0 },
+        max_stack_depth: if passthrough { wishes.max_stack_depth.clamp(1, 2) } else { 0 },
         request_timeout: if timed { wishes.request_timeout } else { 0 },
         ..versions
     };
@@ -260,6 +263,18 @@ mod tests {
         assert_eq!(size(&all, u32::MAX, u16::MAX), (65_535 * 4096, 65_535));
         let few = offer(InitFlags::ASYNC_READ);
         assert_eq!(size(&few, 1 << 20, 256), (128 * 1024, 32));
+    }
+
+    #[test]
+    fn files_are_passed_through_unless_their_writes_stay_in_the_cache() {
+        let all = offer(InitFlags(u64::MAX));
+        let wishes = Wishes::default().with(InitFlags::PASSTHROUGH);
+        let (reply, terms) = agreed(&all, &wishes, LIMITS);
+        assert!(terms.flags.contains(InitFlags::PASSTHROUGH));
+        assert_eq!(reply.max_stack_depth, 1);
+        let (reply, terms) = agreed(&all, &wishes.with(InitFlags::WRITEBACK_CACHE), LIMITS);
+        assert!(!terms.flags.contains(InitFlags::PASSTHROUGH));
+        assert_eq!(reply.max_stack_depth, 0);
     }
 
     #[test]
