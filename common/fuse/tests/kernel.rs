@@ -29,10 +29,18 @@ mod interrupts;
 mod notifications;
 #[path = "kernel/passthrough.rs"]
 mod passthrough;
+#[path = "kernel/payloads.rs"]
+mod payloads;
 #[path = "kernel/replies.rs"]
 mod replies;
+#[path = "kernel/scattered.rs"]
+mod scattered;
 #[path = "kernel/sessions.rs"]
 mod sessions;
+#[path = "kernel/signals.rs"]
+mod signals;
+#[path = "kernel/stress.rs"]
+mod stress;
 #[path = "kernel/work.rs"]
 mod work;
 

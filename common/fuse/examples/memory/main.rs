@@ -50,8 +50,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 const USAGE: &str = "usage: memory MOUNTPOINT [READERS] [auto|dev|uring]";
-const WISHES: InitFlags = InitFlags::ATOMIC_O_TRUNC
-    .with(InitFlags::HANDLE_KILLPRIV_V2)
+/// Not `ATOMIC_O_TRUNC`, with which a file is truncated before the kernel sees that it is a program
+/// that runs.
+const WISHES: InitFlags = InitFlags::HANDLE_KILLPRIV_V2
     .with(InitFlags::DO_READDIRPLUS)
     .with(InitFlags::READDIRPLUS_AUTO)
     .with(InitFlags::CACHE_SYMLINKS)

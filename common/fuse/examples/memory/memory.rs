@@ -121,6 +121,23 @@ impl Memory {
         Ok(())
     }
 
+    /// What WRITE does.
+    pub(crate) fn write_bytes(
+        &self,
+        node: u64,
+        write: &Write,
+        data: &[u8],
+    ) -> Result<WriteReply, Errno> {
+        let mut tree = self.tree();
+        tree.content(node)?.write(write.offset, data);
+        let written = tree.node_mut(node)?;
+        written.touch();
+        if write.write_flags.contains(WriteFlags::KILL_SUIDGID) {
+            written.kill_privileges();
+        }
+        Ok(WriteReply { size: write.size })
+    }
+
     fn set_xattr(&self, node: u64, flags: u32, name: &OsStr, value: &[u8]) -> Result<(), Errno> {
         if is_foreign(name) {
             return Err(Errno::OPNOTSUPP);
@@ -256,15 +273,7 @@ impl FileSystem for Memory {
     }
 
     fn write(&self, call: Call<'_>, write: Write, data: Payload<'_>, reply: Reply<WriteReply>) {
-        let mut tree = self.tree();
-        let written = tree.content(call.node).map(|content| content.write(write.offset, &data));
-        let touched = written.and_then(|()| tree.node_mut(call.node)).map(|node| {
-            node.touch();
-            if write.write_flags.contains(WriteFlags::KILL_SUIDGID) {
-                node.kill_privileges();
-            }
-        });
-        reply.result(touched.map(|()| WriteReply { size: write.size }));
+        reply.result(self.write_bytes(call.node, &write, &data));
     }
 
     fn statfs(&self, _: Call<'_>, reply: Reply<StatFsReply>) {

@@ -107,7 +107,8 @@ flag_set! {
         POSIX_LOCKS = 1,
         /// Never sent.
         FILE_OPS = 2,
-        /// O_TRUNC comes with OPEN, and not as a SETATTR before it.
+        /// O_TRUNC comes with OPEN, and not as a SETATTR after it. A program that runs is truncated
+        /// by opening it with O_RDONLY and O_TRUNC, which then fails with ETXTBSY.
         ATOMIC_O_TRUNC = 3,
         /// LOOKUP of `.` and `..`: nodes can be found by number, for NFS.
         EXPORT_SUPPORT = 4,
