@@ -358,3 +358,38 @@ fn readers(options: &SessionOptions) -> usize {
 const READERS_MAX: usize = 8;
 /// What the memory of a ring takes at most, unless that is said.
 const RING_MEMORY: usize = 256 * 1024 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::{device, uring::Plan};
+
+    /// Nothing works on it.
+    struct Nothing;
+
+    impl FileSystem for Nothing {}
+
+    #[test]
+    fn a_ring_that_the_kernel_refuses_leaves_the_device() {
+        let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+        let is_offered = parameter.is_ok_and(|text| text.trim() == "Y");
+        if !rustix::process::geteuid().is_root() || device::open().is_err() || !is_offered {
+            return;
+        }
+        let directory = tempfile::TempDir::new().unwrap();
+        let options = SessionOptions { channel: Channel::Uring, ..SessionOptions::default() };
+        let mount = MountOptions::new("test");
+        let mut session = Session::mount(Nothing, directory.path(), &mount, &options).unwrap();
+        assert_eq!(session.terms().channel(), Channel::Uring);
+        // Shorter than what was agreed on.
+        let plan = Plan { entries: 1, payload_len: 8192, queues: Plan::possible_cpus().unwrap() };
+        session.ring = Some(UringChannel::new(&session.device, &plan).unwrap());
+        let mut running = session.spawn().unwrap();
+        assert_eq!(running.terms().channel(), Channel::Device);
+        // Answered, and so it was asked.
+        let error = fs::read_dir(directory.path()).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSYS));
+        running.unmount().unwrap();
+        assert_eq!(running.join().unwrap().end, End::Unmounted);
+    }
+}

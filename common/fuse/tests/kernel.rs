@@ -65,8 +65,13 @@ struct Mounted<F: FileSystem> {
 impl<F: FileSystem> Mounted<F> {
     /// `None` on a machine that cannot mount.
     fn new(filesystem: F, channel: Channel) -> Option<Self> {
+        Self::with(filesystem, &options(channel))
+    }
+
+    /// The same, with other options.
+    fn with(filesystem: F, options: &SessionOptions) -> Option<Self> {
         let directory = TempDir::new().expect("a directory");
-        let session = mount(filesystem, directory.path(), &options(channel))?;
+        let session = mount(filesystem, directory.path(), options)?;
         let running = session.spawn().expect("threads");
         Some(Self { running: Some(running), directory })
     }

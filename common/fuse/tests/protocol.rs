@@ -10,6 +10,9 @@ mod hostile;
 #[expect(unreachable_pub, reason = "a module of the fuzz targets' library")]
 #[path = "../../../fuzz/src/kernel.rs"]
 mod kernel;
+#[cfg(target_endian = "little")]
+#[path = "protocol/ring.rs"]
+mod ring;
 #[path = "protocol/round_trips.rs"]
 mod round_trips;
 

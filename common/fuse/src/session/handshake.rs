@@ -176,11 +176,33 @@ const PAGES_BUILT_IN: u32 = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{channel::device, protocol::init::InitFlags};
 
     #[test]
     fn the_default_is_one_of_the_two() {
         assert_eq!(Channel::default().wants_ring(), RING_BY_DEFAULT);
         assert!(Channel::Uring.wants_ring() && !Channel::Device.wants_ring());
+    }
+
+    #[test]
+    fn without_an_offer_the_device_is_used() {
+        let Ok(device) = device::open() else { return };
+        let device = DeviceChannel::new(device.into(), 1);
+        let options = SessionOptions { channel: Channel::Uring, ..SessionOptions::default() };
+        let offer = |flags: InitFlags| {
+            let reply = InitReply::default().with_flags(flags.with(InitFlags::INIT_EXT));
+            let (flags, flags2) = (reply.flags, reply.flags2);
+            Init { major: 7, minor: 42, max_readahead: 0, flags, flags2 }
+        };
+        let (negotiated, ring) = agree(&device, &offer(InitFlags::MAX_PAGES), &options);
+        let Negotiated::Agreed(_, terms) = negotiated else { panic!("{negotiated:?}") };
+        assert_eq!((terms.channel(), ring.is_none()), (Channel::Device, true));
+        let all = offer(InitFlags::OVER_IO_URING.with(InitFlags::MAX_PAGES));
+        let (negotiated, ring) = agree(&device, &all, &options);
+        let Negotiated::Agreed(reply, terms) = negotiated else { panic!("{negotiated:?}") };
+        // Where rings may not be made the answer is that of the device too.
+        assert_eq!(terms.channel() == Channel::Uring, ring.is_some());
+        assert_eq!(reply.flags2 & 1 << 9 != 0, ring.is_some());
     }
 
     #[test]

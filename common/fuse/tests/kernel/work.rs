@@ -8,9 +8,9 @@ use std::{
     thread,
 };
 
-use millrace_fuse_server::{Channel, End};
+use millrace_fuse_server::{Channel, End, SessionOptions};
 
-use crate::{Mounted, memory::Memory};
+use crate::{Mounted, memory::Memory, options};
 
 fn files_directories_and_links_are_what_was_made_of_them(channel: Channel) {
     let Some(mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
@@ -75,7 +75,18 @@ fn every_entry_of_a_directory_is_listed_once_while_others_go(channel: Channel) {
 }
 
 fn every_request_of_many_threads_is_answered_once(channel: Channel) {
-    let Some(mut mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
+    let Some(mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
+    many_threads(mounted);
+}
+
+#[test]
+fn one_entry_for_each_queue_is_enough_for_who_does_not_wait_for_others() {
+    let options = SessionOptions { ring_memory: 0, ..options(Channel::Uring) };
+    let Some(mounted) = Mounted::with(Memory::new(0, 0), &options) else { return };
+    many_threads(mounted);
+}
+
+fn many_threads(mut mounted: Mounted<Memory>) {
     thread::scope(|scope| {
         for thread in 0..16_u8 {
             let folder = mounted.path(&format!("thread-{thread}"));

@@ -72,6 +72,10 @@ impl Ring {
     /// What the kernel says, when it takes none of them.
     pub(super) fn begin(&mut self) -> Result<(), Errno> {
         self.io.submitter().register_enable_rings().map_err(errno)?;
+        // Spares looking up the descriptor with each call.
+        if let Err(error) = self.io.submitter().register_ring_fd() {
+            tracing::debug!(queue = self.queue, %error, "the ring is used by its descriptor");
+        }
         let addresses: Vec<_> =
             self.entries.iter().map(|entry| entry.as_ref().map(Entry::addresses)).collect();
         for (index, addresses) in addresses.iter().enumerate() {
