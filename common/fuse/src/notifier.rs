@@ -142,7 +142,8 @@ impl Notifier {
 
     /// Asks for every request again that was read and not answered, with
     /// [`UNIQUE_RESENT`](crate::protocol::header::UNIQUE_RESENT) (with `HAS_RESEND`). For a server
-    /// that goes on where another one has stopped.
+    /// that goes on where another one has stopped. What came over io_uring is not sent again (Linux
+    /// 6.18).
     ///
     /// # Errors
     /// EINVAL from a kernel that does not know it.

@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// How a session is run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct SessionOptions {
     /// What is asked of the kernel.
     pub wishes: Wishes,
@@ -47,24 +47,13 @@ pub struct SessionOptions {
     /// Threads that read the device; at first one for each CPU, and no more than 8. Over io_uring
     /// there is one for each CPU that the machine may have, and one for the device.
     pub readers: Option<NonZero<usize>>,
-    /// Bytes of memory that the requests and answers of a ring may take, at first 256 MiB: it has
-    /// as many entries as `max_write` goes into that, divided among its queues, but one in each at
-    /// least. Memory that was never used is not there; it is kept until the session ends.
-    pub ring_memory: usize,
+    /// Bytes of memory that the requests and answers of a ring may take: it has as many entries as
+    /// `max_write` goes into that, divided among its queues, but one in each at least. At first 256
+    /// MiB, or 8 entries in each queue if that is more. What was never used is not there; what was
+    /// is kept until the session ends.
+    pub ring_memory: Option<usize>,
     /// Mount with the helper even as root.
     pub through_helper: bool,
-}
-
-impl Default for SessionOptions {
-    fn default() -> Self {
-        Self {
-            wishes: Wishes::default(),
-            channel: Channel::default(),
-            readers: None,
-            ring_memory: RING_MEMORY,
-            through_helper: false,
-        }
-    }
 }
 
 /// Why a session cannot begin.
@@ -356,8 +345,6 @@ fn readers(options: &SessionOptions) -> usize {
 
 /// More meet at the connection's own lock.
 const READERS_MAX: usize = 8;
-/// What the memory of a ring takes at most, unless that is said.
-const RING_MEMORY: usize = 256 * 1024 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -19,8 +19,13 @@
 //! so. A request that waits keeps its entry, and while a queue has none left the programs of its
 //! CPU wait. An operation that blocks its thread has the same effect.
 //!
+//! So an operation should be answered at once on its thread, or by others without blocking that.
+//! Who answers elsewhere pays for waking the thread, which makes small requests that all go to
+//! another thread slower than over the device.
+//!
 //! The device stays in use for INTERRUPT, FORGET and notifications, and it says when all is over:
-//! the kernel takes entries that are not with it away without a word.
+//! the kernel takes entries that are not with it away without a word. What came over a ring cannot be
+//! taken over by another process: the kernel does not send it again (Linux 6.18).
 //!
 //! Modules: `plan` (how many entries), `memory`, `ring` (the kernel's side), `queue` (the desk
 //! where answers are left), `receiver` (the thread).

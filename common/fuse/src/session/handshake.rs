@@ -127,7 +127,11 @@ fn agree(
     }
 }
 
-fn ring(device: &DeviceChannel, terms: &Terms, memory: usize) -> Result<UringChannel, Errno> {
+fn ring(
+    device: &DeviceChannel,
+    terms: &Terms,
+    memory: Option<usize>,
+) -> Result<UringChannel, Errno> {
     let queues = Plan::possible_cpus().ok_or(Errno::NOSYS)?;
     let max_write = usize::try_from(terms.max_write).map_err(|_| Errno::NOMEM)?;
     let page = rustix::param::page_size();
@@ -136,7 +140,7 @@ fn ring(device: &DeviceChannel, terms: &Terms, memory: usize) -> Result<UringCha
     if plan.entries < FEW_ENTRIES {
         tracing::warn!(
             ?plan,
-            memory,
+            ?memory,
             "a ring has so few entries that programs may wait for one another; give it more memory"
         );
     }

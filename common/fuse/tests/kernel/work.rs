@@ -81,7 +81,7 @@ fn every_request_of_many_threads_is_answered_once(channel: Channel) {
 
 #[test]
 fn one_entry_for_each_queue_is_enough_for_who_does_not_wait_for_others() {
-    let options = SessionOptions { ring_memory: 0, ..options(Channel::Uring) };
+    let options = SessionOptions { ring_memory: Some(0), ..options(Channel::Uring) };
     let Some(mounted) = Mounted::with(Memory::new(0, 0), &options) else { return };
     many_threads(mounted);
 }
