@@ -90,6 +90,22 @@ impl Pool {
     }
 }
 
+/// The end of a request, in memory that the channel needs for others.
+pub trait Lent: fmt::Debug {
+    /// What is there.
+    fn bytes(&self) -> &[u8];
+
+    /// Gives it away with its memory, in exchange for other memory. `None` where copying is
+    /// cheaper, or there is none to exchange it for.
+    fn give_away(&mut self) -> Option<Box<dyn GivenAway>>;
+}
+
+/// Data in memory that a channel has given away, and gets back when it is dropped.
+pub trait GivenAway: Send + Sync + fmt::Debug {
+    /// The data.
+    fn bytes(&self) -> &[u8];
+}
+
 /// A request where it was read to: in a buffer, and of a large one the data maybe where the channel
 /// has it.
 #[derive(Debug)]
@@ -98,26 +114,26 @@ pub struct Incoming<'reader> {
     pub origin: Origin,
     buffer: &'reader mut Buffer,
     /// The end of the request, if it is not in the buffer.
-    apart: &'reader [u8],
+    lent: Option<&'reader mut dyn Lent>,
     pool: &'reader Arc<Pool>,
 }
 
 impl<'reader> Incoming<'reader> {
-    /// The request in `buffer`, which came from `pool`, and in `apart` behind that.
+    /// The request in `buffer`, which came from `pool`, and in `lent` behind that.
     #[must_use]
     pub fn new(
         origin: Origin,
         buffer: &'reader mut Buffer,
-        apart: &'reader [u8],
+        lent: Option<&'reader mut dyn Lent>,
         pool: &'reader Arc<Pool>,
     ) -> Self {
-        Self { origin, buffer, apart, pool }
+        Self { origin, buffer, lent, pool }
     }
 
     /// Its bytes.
     #[must_use]
     pub fn parts(&self) -> [&[u8]; 2] {
-        [self.buffer.as_bytes(), self.apart]
+        [self.buffer.as_bytes(), self.lent.as_ref().map_or(&[], |lent| lent.bytes())]
     }
 
     /// Its last `len` bytes, all in one of the parts.
@@ -136,23 +152,25 @@ pub struct Payload<'reader> {
 
 impl Payload<'_> {
     /// The same, to be kept for as long as is needed. What is small is copied; otherwise the
-    /// reading thread gets another buffer, or, where the channel needs the memory back, a buffer
-    /// gets a copy.
+    /// reading thread gets other memory.
     #[must_use]
     pub fn into_owned(self) -> OwnedPayload {
         if self.len <= COPIED_MAX {
             return OwnedPayload(Kept::Copied(Box::from(&*self)));
         }
-        let Incoming { buffer, apart, pool, .. } = self.incoming;
+        let Incoming { buffer, lent, pool, .. } = self.incoming;
         let len = self.len;
-        let mut other = pool.take();
-        let buffer = if apart.is_empty() {
-            mem::replace(buffer, other)
-        } else {
-            let data = &apart[apart.len().saturating_sub(len)..];
-            other.room()[WRITE_HEAD..][..data.len()].copy_from_slice(data);
-            other.set_len(WRITE_HEAD + data.len());
-            other
+        let buffer = match lent {
+            None => mem::replace(buffer, pool.take()),
+            Some(lent) => {
+                if let Some(memory) = lent.give_away() {
+                    return OwnedPayload(Kept::GivenAway { memory, len });
+                }
+                let (mut copy, data) = (pool.take(), tail(lent.bytes(), len));
+                copy.room()[WRITE_HEAD..][..data.len()].copy_from_slice(data);
+                copy.set_len(WRITE_HEAD + data.len());
+                copy
+            }
         };
         OwnedPayload(Kept::HandedOver { buffer: Some(buffer), len, pool: Arc::clone(pool) })
     }
@@ -162,14 +180,14 @@ impl Deref for Payload<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match self.incoming.apart {
-            [] => tail(self.incoming.buffer.as_bytes(), self.len),
-            apart => tail(apart, self.len),
+        match &self.incoming.lent {
+            None => tail(self.incoming.buffer.as_bytes(), self.len),
+            Some(lent) => tail(lent.bytes(), self.len),
         }
     }
 }
 
-/// The data of a WRITE, which goes back to its pool when it is dropped.
+/// The data of a WRITE, which goes back to where it came from when it is dropped.
 #[derive(Debug)]
 pub struct OwnedPayload(Kept);
 
@@ -182,6 +200,10 @@ enum Kept {
         len: usize,
         pool: Arc<Pool>,
     },
+    GivenAway {
+        memory: Box<dyn GivenAway>,
+        len: usize,
+    },
 }
 
 impl Deref for OwnedPayload {
@@ -193,6 +215,7 @@ impl Deref for OwnedPayload {
             Kept::HandedOver { buffer, len, .. } => {
                 buffer.as_ref().map_or(&[], |buffer| tail(buffer.as_bytes(), *len))
             }
+            Kept::GivenAway { memory, len } => tail(memory.bytes(), *len),
         }
     }
 }
@@ -224,10 +247,24 @@ mod tests {
 
     fn incoming<'reader>(
         buffer: &'reader mut Buffer,
-        apart: &'reader [u8],
+        lent: Option<&'reader mut dyn Lent>,
         pool: &'reader Arc<Pool>,
     ) -> Incoming<'reader> {
-        Incoming::new(Origin::Descriptor(0), buffer, apart, pool)
+        Incoming::new(Origin::Descriptor(0), buffer, lent, pool)
+    }
+
+    /// Gives nothing away.
+    #[derive(Debug)]
+    struct Stingy(Vec<u8>);
+
+    impl Lent for Stingy {
+        fn bytes(&self) -> &[u8] {
+            &self.0
+        }
+
+        fn give_away(&mut self) -> Option<Box<dyn GivenAway>> {
+            None
+        }
     }
 
     #[test]
@@ -247,7 +284,7 @@ mod tests {
         buffer.room()[..50_080].fill(7);
         buffer.set_len(50_080);
         let place = buffer.as_bytes().as_ptr();
-        let kept = incoming(&mut buffer, &[], &pool).into_payload(50_000).into_owned();
+        let kept = incoming(&mut buffer, None, &pool).into_payload(50_000).into_owned();
         assert_eq!((kept.len(), kept[0]), (50_000, 7));
         assert_ne!(buffer.as_bytes().as_ptr(), place, "the reader has another");
         drop(kept);
@@ -255,12 +292,14 @@ mod tests {
     }
 
     #[test]
-    fn a_large_payload_that_lies_apart_is_copied_to_a_buffer_of_the_pool() {
+    fn what_is_lent_and_not_given_away_is_copied_to_a_buffer_of_the_pool() {
         let pool = Pool::new(100_000, 2);
         let mut buffer = pool.take();
-        let mut apart = vec![7; 50_000];
-        let kept = incoming(&mut buffer, &apart, &pool).into_payload(49_999).into_owned();
-        apart.fill(0);
+        let mut lent = Stingy(vec![7; 50_000]);
+        let payload = incoming(&mut buffer, Some(&mut lent), &pool).into_payload(49_999);
+        assert_eq!((payload.len(), payload[0]), (49_999, 7));
+        let kept = payload.into_owned();
+        lent.0.fill(0);
         assert_eq!((kept.len(), kept[0], kept[49_998]), (49_999, 7, 7));
         let place = kept.as_ptr();
         assert_eq!(place.align_offset(PAGE), 0);
@@ -275,7 +314,7 @@ mod tests {
         buffer.room()[..90].fill(7);
         buffer.set_len(90);
         let place = buffer.as_bytes().as_ptr();
-        let kept = incoming(&mut buffer, &[], &pool).into_payload(10).into_owned();
+        let kept = incoming(&mut buffer, None, &pool).into_payload(10).into_owned();
         buffer.room().fill(0);
         assert_eq!(&*kept, [7; 10]);
         assert_eq!(buffer.as_bytes().as_ptr(), place);

@@ -105,7 +105,7 @@ impl Receiver for DeviceReceiver {
             match rustix::io::read(&self.devices[self.index], self.buffer.room()) {
                 Ok(len) => {
                     self.buffer.set_len(len);
-                    let incoming = Incoming::new(self.origin, &mut self.buffer, &[], &self.pool);
+                    let incoming = Incoming::new(self.origin, &mut self.buffer, None, &self.pool);
                     return Ok(Received::Request(incoming));
                 }
                 // ENOENT: the request was taken back while it was being read.

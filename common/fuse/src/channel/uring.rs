@@ -23,9 +23,13 @@
 //! Who answers elsewhere pays for waking the thread, which makes small requests that all go to
 //! another thread slower than over the device.
 //!
+//! The data of a large WRITE is read where the kernel has put it. Who takes it along gets its
+//! memory, and other memory is moved to that address, because it is the address that the kernel
+//! knows.
+//!
 //! The device stays in use for INTERRUPT, FORGET and notifications, and it says when all is over:
-//! the kernel takes entries that are not with it away without a word. What came over a ring cannot be
-//! taken over by another process: the kernel does not send it again (Linux 6.18).
+//! the kernel takes entries that are not with it away without a word. What came over a ring cannot
+//! be taken over by another process: the kernel does not send it again (Linux 6.18).
 //!
 //! Modules: `plan` (how many entries), `memory`, `ring` (the kernel's side), `queue` (the desk
 //! where answers are left), `receiver` (the thread).
@@ -40,6 +44,7 @@ use std::{io::IoSlice, os::fd::BorrowedFd, sync::Arc};
 
 use rustix::io::Errno;
 
+use memory::Spares;
 pub use plan::Plan;
 use queue::Queue;
 use receiver::{ClassicReceiver, QueueReceiver};
@@ -87,8 +92,10 @@ impl UringChannel {
         pool: &Arc<Pool>,
     ) -> (Box<dyn Receiver>, Vec<Box<dyn Receiver>>) {
         let classic = ClassicReceiver::new(device.receiver(0, pool), Arc::clone(&self.queues));
+        let spares = Spares::new(self.payload_len);
         let queues = self.rings.into_iter().zip(self.queues.iter()).map(|(ring, queue)| {
-            let receiver = QueueReceiver::new(ring, Arc::clone(queue), Arc::clone(pool));
+            let (queue, spares) = (Arc::clone(queue), Arc::clone(&spares));
+            let receiver = QueueReceiver::new(ring, queue, spares, Arc::clone(pool));
             Box::new(receiver) as Box<dyn Receiver>
         });
         (Box::new(classic), queues.collect())

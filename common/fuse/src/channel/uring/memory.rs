@@ -6,14 +6,25 @@
 
 #![expect(unsafe_code, reason = "memory that is shared with the kernel has no other form")]
 
-use std::{fmt, io::IoSlice, ptr::NonNull, slice, sync::Arc};
+use std::{
+    fmt,
+    io::{self, IoSlice},
+    mem::ManuallyDrop,
+    ptr::{self, NonNull},
+    slice,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use rustix::{
     io::Errno,
-    mm::{MapFlags, ProtFlags, mmap_anonymous, munmap},
+    mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap},
 };
 
 use crate::{
+    channel::buffer::GivenAway,
     protocol::{
         header::ReplyHeader,
         ring::{ENTRY_OFFSET, HEAD_LEN, RingEntry},
@@ -105,6 +116,60 @@ impl Entry {
         Ok(())
     }
 
+    /// Gives the payload away with its memory: other memory, with anything in it, is put in its
+    /// place, because the kernel knows the payload by its address.
+    ///
+    /// # Errors
+    /// When too much has been given away, or there is no other memory. Nothing is changed.
+    pub(super) fn give_payload_away(
+        &mut self,
+        len: usize,
+        spares: &Arc<Spares>,
+    ) -> Result<Taken, Errno> {
+        let spare = spares.take()?;
+        match self.exchange(spare) {
+            Ok(memory) => Ok(Taken {
+                len: len.min(memory.len),
+                memory: Some(memory),
+                spares: Arc::clone(spares),
+            }),
+            Err((error, spare)) => {
+                spares.give_back(spare);
+                Err(error)
+            }
+        }
+    }
+
+    fn exchange(&mut self, spare: Mapping) -> Result<Mapping, (Errno, Mapping)> {
+        let (place, len) = (self.payload.as_ptr().cast(), spare.len);
+        assert_eq!(len, self.payload_len.next_multiple_of(PAGE), "one spare is as long as another");
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        // SAFETY: as many bytes from there on are this entry's. They stay mapped, as zeros, and
+        // what was in them is somewhere else. (rustix leaves out the last argument, which counts.)
+        let moved =
+            unsafe { libc::mremap(place, len, len, flags, ptr::null_mut::<libc::c_void>()) };
+        let moved = match NonNull::new(moved.cast()) {
+            Some(start) if moved != libc::MAP_FAILED => Mapping { start, len },
+            _ => {
+                let error = Errno::from_io_error(&io::Error::last_os_error());
+                return Err((error.unwrap_or(Errno::NOMEM), spare));
+            }
+        };
+        // What it describes is not there any more.
+        let spare = ManuallyDrop::new(spare);
+        let start = spare.start.as_ptr().cast();
+        // SAFETY: nobody refers to the spare, which was nobody's, nor to the zeros that it
+        // replaces.
+        let placed = unsafe { mremap_fixed(start, len, len, MremapFlags::MAYMOVE, place) };
+        if let Err(error) = placed {
+            // What is there now may be nothing, or soon something else that the kernel would write
+            // to.
+            tracing::error!(%error, "the memory of a ring is not where it was; aborting");
+            std::process::abort();
+        }
+        Ok(moved)
+    }
+
     fn head_mut(&mut self) -> &mut [u8; HEAD_LEN] {
         // SAFETY: as for reading; the reference to the entry is the only one.
         unsafe { self.head.cast().as_mut() }
@@ -122,7 +187,8 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// Anonymous memory, given back with the last entry in it.
+/// Anonymous memory, given back when it is dropped.
+#[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -137,9 +203,8 @@ impl Mapping {
     fn new(len: usize) -> Result<Self, Errno> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: where the kernel likes, so that nothing else is there.
-        let start = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), len, access, flags | MapFlags::NORESERVE)
-        }?;
+        let start =
+            unsafe { mmap_anonymous(ptr::null_mut(), len, access, flags | MapFlags::NORESERVE) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { start, len })
     }
@@ -155,10 +220,86 @@ impl Drop for Mapping {
     }
 }
 
+/// Memory for payloads in place of what was given away. What comes back is used again.
+#[derive(Debug)]
+pub(super) struct Spares {
+    len: usize,
+    spare: Mutex<Vec<Mapping>>,
+    given_away: AtomicUsize,
+}
+
+impl Spares {
+    /// For payloads of that many bytes.
+    pub(super) fn new(payload_len: usize) -> Arc<Self> {
+        let (spare, given_away) = (Mutex::default(), AtomicUsize::new(0));
+        Arc::new(Self { len: payload_len.next_multiple_of(PAGE), spare, given_away })
+    }
+
+    fn take(&self) -> Result<Mapping, Errno> {
+        if self.given_away.fetch_add(1, Ordering::Relaxed) >= GIVEN_AWAY_MAX {
+            self.given_away.fetch_sub(1, Ordering::Relaxed);
+            return Err(Errno::NOBUFS);
+        }
+        let spare = self.spare().pop();
+        spare.map_or_else(|| Mapping::new(self.len), Ok).inspect_err(|_| {
+            self.given_away.fetch_sub(1, Ordering::Relaxed);
+        })
+    }
+
+    fn give_back(&self, memory: Mapping) {
+        self.given_away.fetch_sub(1, Ordering::Relaxed);
+        let mut spare = self.spare();
+        if spare.len() < SPARES_MAX {
+            spare.push(memory);
+        }
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<Mapping>> {
+        // It is whole between any two statements.
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A payload that was given away.
+pub(super) struct Taken {
+    /// `None` only while it is dropped.
+    memory: Option<Mapping>,
+    len: usize,
+    spares: Arc<Spares>,
+}
+
+impl GivenAway for Taken {
+    fn bytes(&self) -> &[u8] {
+        let Some(memory) = &self.memory else { return &[] };
+        // SAFETY: the mapping is this one's alone, nobody writes to it, and it is not shorter.
+        unsafe { slice::from_raw_parts(memory.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.spares.give_back(memory);
+        }
+    }
+}
+
+impl fmt::Debug for Taken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Taken({})", self.len)
+    }
+}
+
 /// Heads begin on lines of the cache of their own.
 const HEAD_STRIDE: usize = HEAD_LEN.next_multiple_of(64);
 /// Payloads begin on pages, so that the data of a WRITE does.
 const PAGE: usize = 4096;
+/// Payloads that are away at once. Each is a mapping of its own, of which a process has some
+/// 65,000.
+const GIVEN_AWAY_MAX: usize = 1024;
+/// Those that came back and are kept. What is new has to be filled with zeros, which takes longer
+/// than to copy a payload.
+const SPARES_MAX: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -182,6 +323,48 @@ mod tests {
         let last = entries.pop().unwrap();
         drop(entries);
         assert_eq!(last.payload(1), [103], "memory lives as long as an entry");
+    }
+
+    #[test]
+    fn a_payload_that_is_given_away_stays_as_it_is_and_another_is_in_its_place() {
+        let mut entries = entries(3, 10_000).unwrap();
+        let spares = Spares::new(10_000);
+        let place = entries[1].payload(1).as_ptr();
+        let mut taken = Vec::new();
+        for round in 1..=5 {
+            for (entry, byte) in entries.iter_mut().zip([100, 150, 200]) {
+                entry.payload_mut().fill(byte + round);
+            }
+            taken.push(entries[1].give_payload_away(10_000, &spares).unwrap());
+            assert_eq!(entries[1].payload(1).as_ptr(), place, "where the kernel looks");
+        }
+        entries[1].payload_mut().fill(0);
+        for (taken, byte) in taken.iter().zip(151..) {
+            assert_eq!(taken.bytes().len(), 10_000);
+            assert!(taken.bytes().iter().all(|found| *found == byte));
+        }
+        for (entry, byte) in [(&entries[0], 105), (&entries[2], 205)] {
+            assert!(entry.payload(usize::MAX).iter().all(|found| *found == byte));
+        }
+        let kept = taken.swap_remove(0);
+        drop((taken, entries));
+        assert_eq!(spares.spare().len(), 4);
+        assert_eq!(kept.bytes()[9_999], 151, "it does not need the ring");
+        drop((spares, kept));
+    }
+
+    #[test]
+    fn what_is_given_away_has_a_limit() {
+        let mut entry = entries(1, 4096).unwrap().remove(0);
+        let spares = Spares::new(4096);
+        let mut give = || entry.give_payload_away(1, &spares);
+        let mut taken: Vec<_> = (0..GIVEN_AWAY_MAX).map(|_| give().unwrap()).collect();
+        assert_eq!(give().unwrap_err(), Errno::NOBUFS);
+        taken.pop();
+        taken.push(give().unwrap());
+        drop(taken);
+        assert_eq!(spares.spare().len(), SPARES_MAX);
+        assert_eq!(spares.given_away.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -8,14 +8,14 @@ use rustix::{
 };
 
 use super::{
-    memory::Entry,
+    memory::{Entry, Spares},
     queue::{Answered, Queue},
     ring::{Event, Ring},
 };
 use crate::{
     channel::{
         End, Origin, Received, Receiver,
-        buffer::{Buffer, COPIED_MAX, Incoming, Pool},
+        buffer::{Buffer, COPIED_MAX, GivenAway, Incoming, Lent, Pool},
         device::DeviceReceiver,
     },
     protocol::{
@@ -32,8 +32,9 @@ pub(super) struct QueueReceiver {
     ring: Ring,
     queue: Arc<Queue>,
     number: u16,
-    /// The entry whose request is being read where it is.
-    lent: Option<Entry>,
+    /// The data that is being read where it is.
+    lent: Option<LentPayload>,
+    spares: Arc<Spares>,
     /// Requests, or what is in front of the data of one that is read where it is.
     buffer: Buffer,
     pool: Arc<Pool>,
@@ -41,9 +42,9 @@ pub(super) struct QueueReceiver {
 }
 
 impl QueueReceiver {
-    pub(super) fn new(ring: Ring, queue: Arc<Queue>, pool: Arc<Pool>) -> Self {
+    pub(super) fn new(ring: Ring, queue: Arc<Queue>, spares: Arc<Spares>, pool: Arc<Pool>) -> Self {
         let (number, buffer) = (ring.queue(), pool.take());
-        Self { ring, queue, number, lent: None, buffer, pool, answered: Vec::new() }
+        Self { ring, queue, number, lent: None, spares, buffer, pool, answered: Vec::new() }
     }
 
     /// The next entry with a request; or the end.
@@ -118,8 +119,8 @@ impl Receiver for QueueReceiver {
     }
 
     fn receive(&mut self) -> Result<Received<'_>, Errno> {
-        if let Some(entry) = self.lent.take() {
-            self.queue.give_back(entry);
+        if let Some(lent) = self.lent.take() {
+            self.queue.give_back(lent.entry);
         }
         let (entry, request) = loop {
             match self.next()? {
@@ -131,14 +132,16 @@ impl Receiver for QueueReceiver {
             }
         };
         let origin = Origin::Entry { queue: self.number, entry: entry.index() };
-        let apart = if is_lent(&request) {
+        let lent = if is_lent(&request) {
             self.queue.lend(request.commit_id, entry.index());
-            self.lent.insert(entry).payload(request.payload_len)
+            let (len, spares) = (request.payload_len, Arc::clone(&self.spares));
+            let lent: &mut dyn Lent = self.lent.insert(LentPayload { entry, len, spares });
+            Some(lent)
         } else {
             self.queue.wait_for_answer(request.commit_id, entry);
-            &[]
+            None
         };
-        Ok(Received::Request(Incoming::new(origin, &mut self.buffer, apart, &self.pool)))
+        Ok(Received::Request(Incoming::new(origin, &mut self.buffer, lent, &self.pool)))
     }
 }
 
@@ -146,6 +149,36 @@ impl Receiver for QueueReceiver {
 fn is_lent(request: &RingRequest) -> bool {
     let is_data = |opcode| matches!(opcode, Opcode::Write | Opcode::NotifyReply);
     request.payload_len > COPIED_MAX && Opcode::from_number(request.opcode).is_some_and(is_data)
+}
+
+/// The payload of an entry whose operation runs.
+#[derive(Debug)]
+struct LentPayload {
+    entry: Entry,
+    len: usize,
+    spares: Arc<Spares>,
+}
+
+impl Lent for LentPayload {
+    fn bytes(&self) -> &[u8] {
+        self.entry.payload(self.len)
+    }
+
+    fn give_away(&mut self) -> Option<Box<dyn GivenAway>> {
+        if self.len < EXCHANGED_MIN {
+            return None;
+        }
+        match self.entry.give_payload_away(self.len, &self.spares) {
+            Ok(taken) => {
+                self.len = 0;
+                Some(Box::new(taken))
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a payload is copied and not exchanged");
+                None
+            }
+        }
+    }
 }
 
 /// What comes through the device: INTERRUPT, FORGET, and the end.
@@ -177,3 +210,6 @@ impl Drop for ClassicReceiver {
         self.queues.iter().for_each(|queue| queue.end(End::Unmounted));
     }
 }
+
+/// Exchanging memory costs as much as copying this.
+const EXCHANGED_MIN: usize = 128 * 1024;
