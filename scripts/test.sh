@@ -72,9 +72,14 @@ run_random() {
         cargo test --locked --package millrace-storage-target --test formats --quiet
     MILLRACE_TEST_ROUNDS=10000 \
         cargo test --locked --package millrace-storage-target --test power --quiet -- after_any_end
+    MILLRACE_TEST_LENGTH=400 \
+        cargo test --locked --package millrace-fuse-server --test kernel --quiet -- stress
 }
 
 run_long() {
+    cargo build --locked --package millrace-fuse-server --example memory
+    "$python" tests/e2e/fuse.py --program "$binaries/examples/memory" --directory "$work" \
+        --tools "$target_dir/tools/bin"
     "$python" tests/e2e/endure.py --binaries "$binaries" --directory "$work" \
         --tools "$target_dir/tools/bin" --report docs/reliability.md
 }

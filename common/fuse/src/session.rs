@@ -131,7 +131,7 @@ impl<F: FileSystem> Session<F> {
             None => Arc::new(device.responder()),
         };
         let connection = Connection::new(responder);
-        let pool = Pool::new(terms.buffer_len(), readers(options));
+        let pool = Pool::new(terms.buffer_len(), readers(options).max(SPARES_MAX));
         let filesystem = Arc::new(filesystem);
         filesystem.init(&terms);
         let layout = terms.layout();
@@ -343,6 +343,9 @@ fn readers(options: &SessionOptions) -> usize {
     options.readers.map_or_else(cpus, NonZero::get)
 }
 
+/// Buffers that came back and are kept. What is new has to be filled with zeros, which takes longer
+/// than to copy it.
+const SPARES_MAX: usize = 16;
 /// More meet at the connection's own lock.
 const READERS_MAX: usize = 8;
 

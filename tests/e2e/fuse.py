@@ -1,0 +1,91 @@
+"""Two test suites of others on the in-memory file system of common/fuse, over both channels."""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+from endure import HERE, pjdfstest
+
+# As the example names them, and the log.
+CHANNELS = {"dev": "Device", "uring": "Uring"}
+PATIENCE_SECONDS = 20.0
+
+
+class Mounted:
+    """The example, mounted for as long as the block lasts."""
+
+    def __init__(self, program, mount, channel, log):
+        self.mount, self.log = mount, log
+        with open(log, "w", encoding="utf-8") as out:
+            self.process = subprocess.Popen([program, mount, channel], stdout=out, stderr=out,
+                                            stdin=subprocess.DEVNULL)
+
+    def __enter__(self):
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not os.path.ismount(self.mount):
+            assert self.process.poll() is None and time.monotonic() < end, self.said()
+            time.sleep(0.05)
+        return self
+
+    def __exit__(self, kind, error, trace):
+        lazily = ["-l"] if kind else []
+        subprocess.run(["umount", *lazily, self.mount], check=False, timeout=PATIENCE_SECONDS)
+        try:
+            self.process.wait(PATIENCE_SECONDS)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+    def said(self):
+        return pathlib.Path(self.log).read_text(errors="replace")
+
+
+def fsx(folder, tools, operations, seed, logs):
+    """Compares every read, mapped ones too, with what was written."""
+    command = [tools / "fsx", "-f", HERE / "suites" / "fsx.toml", "-N", operations, "-S", seed]
+    command += ["-P", logs, folder / "fsx"]
+    said = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=900)
+    assert said.returncode == 0, f"seed {seed}: {said.stdout[-4000:]}{said.stderr[-2000:]}"
+    return f"fsx: {operations} operations, no difference"
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--program", required=True, help="the example `memory`")
+    arguments.add_argument("--directory", help="where to work [default: a temporary directory]")
+    arguments.add_argument("--tools", type=pathlib.Path, required=True,
+                           help="where the programs fsx and pjdfstest lie")
+    arguments.add_argument("--operations", type=int, default=40_000, help="of fsx")
+    arguments.add_argument("--seed", type=int, default=int(time.time()))
+    options = arguments.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    for channel, name in CHANNELS.items():
+        with tempfile.TemporaryDirectory(prefix="fuse-", dir=options.directory) as directory:
+            directory = pathlib.Path(directory)
+            # Other users, whom pjdfstest acts for, must be able to reach the mount.
+            for above in (directory, directory.parent):
+                above.chmod(above.stat().st_mode | 0o011)
+            mount = directory / "m"
+            mount.mkdir()
+            with Mounted(options.program, mount, channel, directory / "log") as mounted:
+                for line in (
+                    pjdfstest(mount, options.tools),
+                    fsx(mount, options.tools, options.operations, options.seed, directory),
+                ):
+                    print(f"{channel}: {line}", flush=True)
+            said = mounted.said()
+            assert mounted.process.returncode == 0, said
+            assert "waiting: 0" in said and "forgotten: 0" in said, said
+            if name not in said:
+                assert "not over io_uring" in said, said
+                print(f"{channel}: this kernel does not offer it, that was /dev/fuse", flush=True)
+    print(f"{len(CHANNELS)} channels passed, 0 failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
