@@ -45,6 +45,8 @@ pub enum End {
     Unmounted,
     /// The connection was aborted: by force, or because an answer took too long.
     Aborted,
+    /// The receivers were told to end. Requests wait in the kernel for others.
+    Stopped,
 }
 
 /// One source of requests, owned by one thread.

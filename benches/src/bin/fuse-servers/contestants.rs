@@ -20,6 +20,10 @@ use rustix::{
 pub(crate) enum Kind {
     /// This repository's crate on /dev/fuse.
     Dev,
+    /// The same with readers that always sleep between requests, as those of the others do.
+    Asleep,
+    /// This repository's crate over io_uring.
+    Uring,
     /// The crate fuser.
     Fuser,
     /// libfuse, from the system.
@@ -30,6 +34,8 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dev => "dev",
+            Self::Asleep => "asleep",
+            Self::Uring => "uring",
             Self::Fuser => "fuser",
             Self::Libfuse => "libfuse",
         }

@@ -70,7 +70,7 @@ fn main() -> Result<()> {
             let files = Store::new(serving.files, serving.mib);
             match kind {
                 Kind::Fuser => theirs::serve(files, serving),
-                _ => ours::serve(files, serving),
+                _ => ours::serve(files, serving, *kind),
             }
         }
         None => compare(&arguments),

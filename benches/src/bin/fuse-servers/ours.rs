@@ -1,10 +1,11 @@
 //! The files, served by this repository's own crate.
 
-use std::ffi::OsStr;
+use std::{ffi::OsStr, time::Duration};
 
 use anyhow::Result;
 use millrace_fuse_server::{
-    Call, Data, Done, Errno, FileSystem, MountOptions, Payload, Reply, Session, SessionOptions,
+    Call, Channel, Data, Done, Errno, FileSystem, MountOptions, Payload, Reply, Session,
+    SessionOptions,
     protocol::{
         attr::{Attr, AttrReply, EntryReply, GetAttr, SetAttr, SetAttrFields},
         data::{Read, Write, WriteReply},
@@ -14,14 +15,19 @@ use millrace_fuse_server::{
 };
 
 use super::{
-    contestants::Serving,
+    contestants::{Kind, Serving},
     store::{self, Attributes, ROOT, Store, VALID},
 };
 
 /// Serves until it is unmounted.
-pub(crate) fn serve(files: Store, serving: &Serving) -> Result<()> {
+pub(crate) fn serve(files: Store, serving: &Serving, kind: Kind) -> Result<()> {
     let mut options =
         SessionOptions { readers: Some(serving.readers), ..SessionOptions::default() };
+    match kind {
+        Kind::Uring => options.channel = Channel::Uring,
+        Kind::Asleep => options.polling = Some(Duration::ZERO),
+        _ => {}
+    }
     options.wishes = options.wishes.with(InitFlags::HANDLE_KILLPRIV_V2);
     let mount = MountOptions::new("fuse-servers");
     Session::mount(Served(files), &serving.mountpoint, &mount, &options)?.run()?;

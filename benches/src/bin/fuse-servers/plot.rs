@@ -68,6 +68,8 @@ fn height(kinds: usize) -> i32 {
 fn color(kind: Kind) -> RGBColor {
     match kind {
         Kind::Dev => RGBColor(0x2E, 0x7D, 0x5B),
+        Kind::Asleep => RGBColor(0x9C, 0xC9, 0xB4),
+        Kind::Uring => RGBColor(0x35, 0x6A, 0xA8),
         Kind::Fuser => RGBColor(0xC2, 0x6A, 0x2D),
         Kind::Libfuse => RGBColor(0x8A, 0x8A, 0x8A),
     }

@@ -3,15 +3,26 @@
 //! Each receiver has a descriptor of its own where the kernel gives one (`FUSE_DEV_IOC_CLONE`):
 //! requests that were read wait in a queue of that descriptor, and receivers do not meet. An answer
 //! is one `writev` to the descriptor that its request was read from, by whichever thread has it.
+//! The descriptor that was mounted is not read then: it is for notifications, and can be handed
+//! over to another process. One more, which never blocks, is for readers that look for requests
+//! instead of sleeping.
+
+mod lookout;
 
 use std::{
     fs::{File, OpenOptions},
     io::IoSlice,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::Arc,
+    time::Duration,
 };
 
-use rustix::io::Errno;
+use rustix::{
+    fs::{OFlags, fcntl_setfl},
+    io::Errno,
+};
+
+use lookout::Lookout;
 
 use super::{
     End, Origin, Received, Receiver, Responder,
@@ -27,45 +38,67 @@ pub const PATH: &str = "/dev/fuse";
 pub struct DeviceChannel {
     devices: Arc<[OwnedFd]>,
     readers: usize,
+    lookout: Arc<Lookout>,
 }
 
 impl DeviceChannel {
-    /// A channel of `readers` receivers over the connection of `mounted`.
+    /// A channel of `readers` receivers over the connection of `mounted`. While requests follow
+    /// one another within `polling`, two receivers do not sleep in between.
     ///
     /// Where the device cannot be opened again, as by a user who mounted through the setuid helper,
     /// they share one descriptor.
     #[must_use]
-    pub fn new(mounted: OwnedFd, readers: usize) -> Self {
+    pub fn new(mounted: OwnedFd, readers: usize, polling: Duration) -> Self {
+        let readers = readers.max(1);
         let mut devices = vec![mounted];
-        while devices.len() < readers {
+        while devices.len() < READABLE + readers {
             match open().and_then(|device| {
                 ioctl::clone_connection(&device, &devices[0]).map(|()| device.into())
             }) {
                 Ok(device) => devices.push(device),
                 Err(error) => {
                     tracing::debug!(%error, "receivers share a descriptor of the device");
+                    devices.truncate(1);
                     break;
                 }
             }
         }
-        Self { devices: devices.into(), readers: readers.max(1) }
+        let never_blocks = || {
+            let looking = devices.get(LOOKING).ok_or(Errno::BADF)?;
+            fcntl_setfl(looking, OFlags::RDWR | OFlags::NONBLOCK)
+        };
+        let polling = never_blocks().map_or(Duration::ZERO, |()| polling);
+        let lookout = Arc::new(Lookout::new(readers, polling));
+        Self { devices: devices.into(), readers, lookout }
     }
 
     /// The receivers, each for a thread of its own, which read to buffers of `pool`.
     #[must_use]
     pub fn receivers(&self, pool: &Arc<Pool>) -> Vec<Box<dyn Receiver>> {
-        let all = (0..self.readers)
-            .map(|reader| -> Box<dyn Receiver> { Box::new(self.receiver(reader, pool)) });
+        let all = (0..self.readers).map(|reader| -> Box<dyn Receiver> {
+            Box::new(DeviceReceiver { looks: true, ..self.receiver(reader, pool) })
+        });
         all.collect()
     }
 
-    /// One receiver, for a thread of its own.
+    /// One receiver, for a thread of its own, which always sleeps when there is nothing.
     #[must_use]
     pub fn receiver(&self, reader: usize, pool: &Arc<Pool>) -> DeviceReceiver {
-        let index = reader % self.devices.len();
-        let origin = Origin::Descriptor(u16::try_from(index).expect("as many as threads"));
-        let (devices, pool) = (Arc::clone(&self.devices), Arc::clone(pool));
-        DeviceReceiver { devices, index, origin, buffer: pool.take(), pool }
+        let index = if self.devices.len() == 1 { 0 } else { READABLE + reader };
+        let (devices, lookout) = (Arc::clone(&self.devices), Arc::clone(&self.lookout));
+        let (buffer, pool) = (pool.take(), Arc::clone(pool));
+        DeviceReceiver { devices, index, lookout, looks: false, buffer, pool }
+    }
+
+    /// Has all receivers end before their next request. Those that sleep in a system call end when
+    /// a signal interrupts it.
+    pub fn stop(&self) {
+        self.lookout.stop();
+    }
+
+    /// Receivers may be used again, after all have ended.
+    pub fn resume(&self) {
+        self.lookout.resume();
     }
 
     /// The descriptor that was mounted.
@@ -94,25 +127,42 @@ pub fn open() -> Result<File, Errno> {
 pub struct DeviceReceiver {
     devices: Arc<[OwnedFd]>,
     index: usize,
-    origin: Origin,
+    lookout: Arc<Lookout>,
+    /// Whether it looks for requests together with others, instead of sleeping.
+    looks: bool,
     buffer: Buffer,
     pool: Arc<Pool>,
 }
 
 impl Receiver for DeviceReceiver {
     fn receive(&mut self) -> Result<Received<'_>, Errno> {
+        let arrived = if self.looks { self.lookout.arrive() } else { 0 };
         loop {
-            match rustix::io::read(&self.devices[self.index], self.buffer.room()) {
+            if self.lookout.is_stopped() {
+                return Ok(Received::End(End::Stopped));
+            }
+            let index = if self.looks && self.lookout.looks() { LOOKING } else { self.index };
+            match rustix::io::read(&self.devices[index], self.buffer.room()) {
                 Ok(len) => {
+                    if self.looks {
+                        self.lookout.depart(arrived);
+                    }
                     self.buffer.set_len(len);
-                    let incoming = Incoming::new(self.origin, &mut self.buffer, None, &self.pool);
+                    let origin = Origin::Descriptor(u16::try_from(index).expect("few"));
+                    let incoming = Incoming::new(origin, &mut self.buffer, None, &self.pool);
                     return Ok(Received::Request(incoming));
                 }
+                Err(Errno::AGAIN) => self.lookout.give_way(),
                 // ENOENT: the request was taken back while it was being read.
-                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
-                Err(Errno::NODEV) => return Ok(Received::End(End::Unmounted)),
-                Err(Errno::CONNABORTED) => return Ok(Received::End(End::Aborted)),
-                Err(error) => return Err(error),
+                Err(Errno::INTR | Errno::NOENT) => {}
+                Err(error) => {
+                    self.lookout.end();
+                    return match error {
+                        Errno::NODEV => Ok(Received::End(End::Unmounted)),
+                        Errno::CONNABORTED => Ok(Received::End(End::Aborted)),
+                        error => Err(error),
+                    };
+                }
             }
         }
     }
@@ -153,3 +203,8 @@ fn write_whole(device: &OwnedFd, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
         }
     }
 }
+
+/// Of the descriptors, behind the one that was mounted: the one that never blocks, and the first of
+/// those that receivers sleep on.
+const LOOKING: usize = 1;
+const READABLE: usize = 2;

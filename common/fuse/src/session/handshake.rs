@@ -179,6 +179,8 @@ const PAGES_BUILT_IN: u32 = 256;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{channel::device, protocol::init::InitFlags};
 
@@ -191,7 +193,7 @@ mod tests {
     #[test]
     fn without_an_offer_the_device_is_used() {
         let Ok(device) = device::open() else { return };
-        let device = DeviceChannel::new(device.into(), 1);
+        let device = DeviceChannel::new(device.into(), 1, Duration::ZERO);
         let options = SessionOptions { channel: Channel::Uring, ..SessionOptions::default() };
         let offer = |flags: InitFlags| {
             let reply = InitReply::default().with_flags(flags.with(InitFlags::INIT_EXT));

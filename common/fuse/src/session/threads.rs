@@ -97,17 +97,23 @@ impl Threads {
     /// # Errors
     /// When the channel broke.
     pub(super) fn join(&mut self) -> io::Result<End> {
-        let mut ended = Ok(End::Unmounted);
+        let mut ended = Ok(End::Stopped);
         for thread in self.0.drain(..) {
             match thread.join() {
-                Ok(Ok(End::Unmounted)) => {}
-                Ok(Ok(End::Aborted)) => ended = ended.map(|_| End::Aborted),
+                // What ends all of them is seen by one at least.
+                Ok(Ok(end)) => ended = ended.map(|known| graver(known, end)),
                 Ok(Err(error)) => ended = Err(error.into()),
                 Err(_) => ended = Err(io::Error::other("a reading thread has panicked")),
             }
         }
         ended
     }
+}
+
+fn graver(one: End, other: End) -> End {
+    let has = |end| one == end || other == end;
+    let gravest = [End::Aborted, End::Unmounted].into_iter().find(|end| has(*end));
+    gravest.unwrap_or(End::Stopped)
 }
 
 /// Reads requests until there are no more.
