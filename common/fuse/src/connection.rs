@@ -96,10 +96,10 @@ impl Connection {
         self.live.clear();
     }
 
-    /// A request was read, and owes an answer.
-    pub(crate) fn begin(&self, unique: u64) {
+    /// A request of that thread was read, and owes an answer.
+    pub(crate) fn begin(&self, unique: u64, caller: u32) {
         self.read.fetch_add(1, Ordering::Relaxed);
-        if self.live.begin(unique) == Begun::Interrupted {
+        if self.live.begin(unique, caller) == Begun::Interrupted {
             self.interrupts.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -72,7 +72,7 @@ impl<F: FileSystem> Dispatch<F> {
     }
 
     fn owed(&self, origin: Origin, header: &RequestHeader) -> Owed {
-        self.connection.begin(header.unique);
+        self.connection.begin(header.unique, header.pid);
         let opcode = Opcode::from_number(header.opcode).expect("it was decoded");
         Owed::new(Arc::clone(&self.connection), origin, header.unique, opcode)
     }
@@ -86,7 +86,7 @@ impl<F: FileSystem> Dispatch<F> {
             DecodeError::Header | DecodeError::Body(..) => Errno::IO,
         };
         if Opcode::from_number(header.opcode).is_none_or(Opcode::is_answered) {
-            self.connection.begin(header.unique);
+            self.connection.begin(header.unique, header.pid);
             self.connection.fail(origin, header.unique, errno);
         } else {
             self.connection.release(origin, header.unique);

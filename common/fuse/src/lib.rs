@@ -44,6 +44,7 @@
 //! Protocol versions 7.31 (Linux 5.4) to 7.45 (Linux 6.18) are spoken. What only virtiofs sends
 //! (SETUPMAPPING, REMOVEMAPPING) and character devices in user space (CUSE) are left out.
 
+mod abandoned;
 mod backing;
 pub mod channel;
 mod connection;

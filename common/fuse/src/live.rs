@@ -28,12 +28,20 @@ pub(crate) struct LiveRequests {
 
 #[derive(Debug, Default)]
 struct Shard {
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, Request>,
     /// Interrupted before they began, or after they had ended.
     early: VecDeque<u64>,
 }
 
-/// What is known of a request that is waited for.
+/// A request that is waited for.
+#[derive(Debug)]
+struct Request {
+    /// The thread that waits; 0 where it is none, or is not known.
+    caller: u32,
+    waiting: Waiting,
+}
+
+/// What is known of its caller's patience.
 #[derive(Debug)]
 enum Waiting {
     /// Its operation has not asked for its cancellation.
@@ -66,11 +74,12 @@ impl LiveRequests {
         Self { shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    pub(crate) fn begin(&self, unique: u64) -> Begun {
+    pub(crate) fn begin(&self, unique: u64, caller: u32) -> Begun {
         let mut shard = self.shard(unique);
         let place = shard.early.iter().position(|early| *early == unique);
         let interrupted = place.is_some_and(|place| shard.early.remove(place).is_some());
-        shard.waiting.insert(unique, Waiting::Unwatched { interrupted });
+        let waiting = Waiting::Unwatched { interrupted };
+        shard.waiting.insert(unique, Request { caller, waiting });
         if interrupted { Begun::Interrupted } else { Begun::Waiting }
     }
 
@@ -84,8 +93,8 @@ impl LiveRequests {
         for shard in &self.shards {
             // Dropped without the lock.
             let waiting = std::mem::take(&mut locked(shard).waiting);
-            for (_, waiting) in waiting {
-                if let Waiting::Watched(shared) = waiting {
+            for (_, request) in waiting {
+                if let Waiting::Watched(shared) = request.waiting {
                     drop(std::mem::take(&mut *locked(&shared.watchers)));
                 }
             }
@@ -97,11 +106,22 @@ impl LiveRequests {
         lens.sum()
     }
 
+    /// Who waits for which request, of those that were not interrupted.
+    pub(crate) fn callers(&self) -> Vec<(u64, u32)> {
+        let mut callers = Vec::new();
+        for shard in &self.shards {
+            let shard = locked(shard);
+            let waiting = shard.waiting.iter().filter(|(_, request)| request.waits());
+            callers.extend(waiting.map(|(unique, request)| (*unique, request.caller)));
+        }
+        callers
+    }
+
     /// Passes an INTERRUPT on.
     pub(crate) fn interrupt(&self, unique: u64) -> Interrupted {
         let watched = {
             let mut shard = self.shard(unique);
-            match shard.waiting.get_mut(&unique) {
+            match shard.waiting.get_mut(&unique).map(|request| &mut request.waiting) {
                 None => {
                     if shard.early.len() == EARLY_MAX {
                         shard.early.pop_front();
@@ -123,12 +143,14 @@ impl LiveRequests {
 
     pub(crate) fn cancellation(&self, unique: u64) -> Cancellation {
         let mut shard = self.shard(unique);
-        let shared = match shard.waiting.get(&unique) {
-            Some(Waiting::Watched(shared)) => Arc::clone(shared),
-            Some(Waiting::Unwatched { interrupted }) => Arc::new(Shared::new(*interrupted)),
-            None => return Cancellation(Arc::new(Shared::new(false))),
+        let Some(request) = shard.waiting.get_mut(&unique) else {
+            return Cancellation(Arc::new(Shared::new(false)));
         };
-        shard.waiting.insert(unique, Waiting::Watched(Arc::clone(&shared)));
+        let shared = match &request.waiting {
+            Waiting::Watched(shared) => Arc::clone(shared),
+            Waiting::Unwatched { interrupted } => Arc::new(Shared::new(*interrupted)),
+        };
+        request.waiting = Waiting::Watched(Arc::clone(&shared));
         Cancellation(shared)
     }
 
@@ -136,6 +158,17 @@ impl LiveRequests {
         // Uniques are even, and follow one another.
         let shard = usize::try_from((unique >> 1) % SHARDS_U64).expect("small");
         locked(&self.shards[shard])
+    }
+}
+
+impl Request {
+    /// Whether somebody is known to wait.
+    fn waits(&self) -> bool {
+        let interrupted = match &self.waiting {
+            Waiting::Unwatched { interrupted } => *interrupted,
+            Waiting::Watched(shared) => shared.cancelled.load(Ordering::Relaxed),
+        };
+        !interrupted && self.caller != 0
     }
 }
 
@@ -244,11 +277,11 @@ mod tests {
     fn an_interrupt_that_overtakes_its_request_is_told_when_that_begins() {
         let live = LiveRequests::new();
         assert_eq!(live.interrupt(8), Interrupted::Unknown);
-        assert_eq!(live.begin(8 + 2 * SHARDS_U64), Begun::Waiting, "which is another one");
-        assert_eq!(live.begin(8), Begun::Interrupted);
+        assert_eq!(live.begin(8 + 2 * SHARDS_U64, 1), Begun::Waiting, "which is another one");
+        assert_eq!(live.begin(8, 1), Begun::Interrupted);
         assert!(live.cancellation(8).is_cancelled());
         live.end(8);
-        assert_eq!(live.begin(8), Begun::Waiting, "it counts once");
+        assert_eq!(live.begin(8, 1), Begun::Waiting, "it counts once");
         assert!(!live.cancellation(8).is_cancelled());
     }
 
@@ -259,14 +292,15 @@ mod tests {
         for unique in uniques(EARLY_MAX + 10) {
             assert_eq!(live.interrupt(unique), Interrupted::Unknown);
         }
-        let told = uniques(EARLY_MAX + 10).filter(|unique| live.begin(*unique) != Begun::Waiting);
+        let told =
+            uniques(EARLY_MAX + 10).filter(|unique| live.begin(*unique, 1) != Begun::Waiting);
         assert_eq!(told.count(), EARLY_MAX, "the last ones");
     }
 
     #[test]
     fn an_interrupt_calls_and_wakes_whoever_watches() {
         let live = Arc::new(LiveRequests::new());
-        live.begin(8);
+        live.begin(8, 1);
         let cancellation = live.cancellation(8);
         let told = Arc::new(AtomicBool::new(false));
         let (seen, inside) = (Arc::clone(&told), Arc::clone(&live));
@@ -285,11 +319,25 @@ mod tests {
     #[test]
     fn requests_do_not_see_the_interrupts_of_others() {
         let live = LiveRequests::new();
-        live.begin(8);
-        live.begin(8 + 2 * SHARDS_U64);
+        live.begin(8, 1);
+        live.begin(8 + 2 * SHARDS_U64, 1);
         let (first, copy) = (live.cancellation(8), live.cancellation(8));
         let second = live.cancellation(8 + 2 * SHARDS_U64);
         live.interrupt(8);
         assert!(first.is_cancelled() && copy.is_cancelled() && !second.is_cancelled());
+    }
+
+    #[test]
+    fn callers_are_those_who_still_wait() {
+        let live = LiveRequests::new();
+        for (unique, caller) in [(2, 10), (4, 0), (6, 11), (8, 12), (10, 13)] {
+            live.begin(unique, caller);
+        }
+        let (_watched, _told) = (live.cancellation(2), live.cancellation(6));
+        live.interrupt(6);
+        live.interrupt(8);
+        let mut callers = live.callers();
+        callers.sort_unstable();
+        assert_eq!(callers, [(2, 10), (10, 13)]);
     }
 }

@@ -1,6 +1,7 @@
 //! The threads of a session: each has a receiver, and ends when nothing comes any more.
 
 use std::{
+    convert::Infallible,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
@@ -10,6 +11,7 @@ use std::{
 use rustix::io::Errno;
 
 use crate::{
+    abandoned,
     channel::{End, Received, Receiver, buffer::Pool, device::DeviceChannel, uring::UringChannel},
     dispatch::Dispatch,
     filesystem::FileSystem,
@@ -31,7 +33,7 @@ impl Threads {
     ) -> io::Result<Self> {
         let mut threads = Self::default();
         for (index, receiver) in device.receivers(pool).into_iter().enumerate() {
-            threads.start(format!("fuse-{index}"), dispatch, receiver, None)?;
+            threads.start(format!("fuse-{index}"), dispatch, receiver, ())?;
         }
         Ok(threads)
     }
@@ -53,40 +55,74 @@ impl Threads {
         let (begun, results) = mpsc::channel();
         for (index, queue) in queues.into_iter().enumerate() {
             let name = format!("fuse-ring-{index}");
-            threads.start(name, dispatch, queue, Some(begun.clone()))?;
+            threads.begin(name, dispatch, queue, begun.clone())?;
         }
         drop(begun);
         // Until now the kernel waits: with the last queue that begins, requests come.
         let refused = results.iter().filter_map(Result::err).last();
-        threads.start("fuse-0".into(), dispatch, classic, None)?;
+        let (session, ended) = mpsc::channel();
+        threads.start("fuse-0".into(), dispatch, classic, session)?;
+        threads.watch(dispatch, ended)?;
         if let Some(error) = refused {
             tracing::warn!(
                 %error,
                 "requests come through /dev/fuse: the kernel does not take the ring"
             );
             for (index, receiver) in device.receivers(pool).into_iter().enumerate().skip(1) {
-                threads.start(format!("fuse-{index}"), dispatch, receiver, None)?;
+                threads.start(format!("fuse-{index}"), dispatch, receiver, ())?;
             }
         }
         Ok((threads, refused.is_none()))
     }
 
+    /// Starts a thread, which drops `held` when it ends.
     fn start<F: FileSystem>(
         &mut self,
         name: String,
         dispatch: &Arc<Dispatch<F>>,
         mut receiver: Box<dyn Receiver>,
-        begun: Option<mpsc::Sender<Result<(), Errno>>>,
+        held: impl Send + 'static,
+    ) -> io::Result<()> {
+        let dispatch = Arc::clone(dispatch);
+        let thread = thread::Builder::new().name(name).spawn(move || {
+            let _held = held;
+            receiver.begin()?;
+            serve(&mut *receiver, &dispatch)
+        })?;
+        self.0.push(thread);
+        Ok(())
+    }
+
+    /// The same, and says in `begun` whether anything will come. If not, others go on without it.
+    fn begin<F: FileSystem>(
+        &mut self,
+        name: String,
+        dispatch: &Arc<Dispatch<F>>,
+        mut receiver: Box<dyn Receiver>,
+        begun: mpsc::Sender<Result<(), Errno>>,
     ) -> io::Result<()> {
         let dispatch = Arc::clone(dispatch);
         let thread = thread::Builder::new().name(name).spawn(move || {
             let began = receiver.begin();
-            if let Some(begun) = begun {
-                // Who started this thread listens.
-                begun.send(began).ok();
-            }
-            // The others go on without it.
-            if began.is_err() { Ok(End::Unmounted) } else { serve(&mut *receiver, &dispatch) }
+            // Who started this thread listens.
+            begun.send(began).ok();
+            drop(begun);
+            if began.is_err() { Ok(End::Stopped) } else { serve(&mut *receiver, &dispatch) }
+        })?;
+        self.0.push(thread);
+        Ok(())
+    }
+
+    /// Starts the thread that looks after callers, until the other end of `session` is dropped.
+    fn watch<F: FileSystem>(
+        &mut self,
+        dispatch: &Arc<Dispatch<F>>,
+        session: mpsc::Receiver<Infallible>,
+    ) -> io::Result<()> {
+        let dispatch = Arc::clone(dispatch);
+        let thread = thread::Builder::new().name("fuse-callers".into()).spawn(move || {
+            abandoned::interrupt(&dispatch.connection, &session);
+            Ok(End::Stopped)
         })?;
         self.0.push(thread);
         Ok(())

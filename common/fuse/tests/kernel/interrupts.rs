@@ -2,8 +2,10 @@
 
 use std::{
     ffi::OsStr,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, SyncSender, sync_channel},
+    thread,
     time::Duration,
 };
 
@@ -42,7 +44,7 @@ impl FileSystem for Stuck {
     }
 
     fn lookup(&self, _: Call<'_>, name: &OsStr, reply: Reply<EntryReply>) {
-        if name == "stuck" {
+        if name.as_bytes().starts_with(b"stuck") {
             return self.wait("lookup", reply);
         }
         reply.send(&EntryReply::new(2, attr(2), Duration::ZERO));
@@ -79,10 +81,15 @@ fn kill(mut child: Child, begun: &Receiver<&'static str>, expected: &str) {
     let pid = Pid::from_child(&child);
     let process = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
     child.kill().unwrap();
-    let mut ends = [PollFd::new(&process, PollFlags::IN)];
-    let patience = Timespec::try_from(PATIENCE).unwrap();
-    assert_eq!(poll(&mut ends, Some(&patience)), Ok(1), "{expected}: it cannot be killed");
+    assert!(ends(&process), "{expected}: it cannot be killed");
     child.wait().unwrap();
+}
+
+/// Waits for the end of a process, but not for ever.
+fn ends(process: &OwnedFd) -> bool {
+    let mut ends = [PollFd::new(process, PollFlags::IN)];
+    let patience = Timespec::try_from(PATIENCE).unwrap();
+    poll(&mut ends, Some(&patience)) == Ok(1)
 }
 
 fn sigkill_ends_whatever_waits(channel: Channel) {
@@ -107,6 +114,34 @@ fn sigkill_ends_whatever_waits(channel: Channel) {
     assert!(counts.interrupts >= 15, "{counts:?}");
 }
 
+/// Also between two moments: when its request is made, and when that is read.
+fn programs_can_be_killed_at_any_moment(channel: Channel) {
+    let directory = TempDir::new().unwrap();
+    let (begun, _listens) = sync_channel(PROGRAMS);
+    let options = crate::options(channel);
+    let Some(session) = crate::mount(Stuck { begun }, directory.path(), &options) else { return };
+    let mut running = session.spawn().unwrap();
+    let children: Vec<_> = (0..PROGRAMS)
+        .map(|number| {
+            let path = directory.path().join(format!("stuck-{number}")).into_os_string();
+            let mut child = spawn("stat", &[&path]);
+            let process = rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+            for _ in 0..(number * 37) % 500 {
+                thread::yield_now();
+            }
+            child.kill().unwrap();
+            (child, process.unwrap())
+        })
+        .collect();
+    for (mut child, process) in children {
+        assert!(ends(&process), "it cannot be killed");
+        child.wait().unwrap();
+    }
+    running.detach().unwrap();
+    let counts = running.join().unwrap().counts;
+    assert_eq!((counts.waiting, counts.forgotten), (0, 0), "{counts:?}");
+}
+
 fn an_aborted_session_ends_with_requests_that_nobody_answers(channel: Channel) {
     let directory = TempDir::new().unwrap();
     let (begun, listens) = sync_channel(8);
@@ -122,7 +157,12 @@ fn an_aborted_session_ends_with_requests_that_nobody_answers(channel: Channel) {
     assert_eq!((ended.counts.waiting, ended.counts.forgotten), (1, 0));
 }
 
+const PROGRAMS: usize = 100;
 /// A busy machine gets this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-over_both!(sigkill_ends_whatever_waits, an_aborted_session_ends_with_requests_that_nobody_answers,);
+over_both!(
+    sigkill_ends_whatever_waits,
+    programs_can_be_killed_at_any_moment,
+    an_aborted_session_ends_with_requests_that_nobody_answers,
+);
