@@ -6,7 +6,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, CWD, StatxFlags},
+    fs::{AtFlags, CWD, FileType, RawMode, StatxFlags},
     io::Errno,
     mount::UnmountFlags,
 };
@@ -20,22 +20,25 @@ use super::mount::unmount_with_helper;
 pub(super) fn prepare(path: &Path) -> io::Result<PathBuf> {
     // One may lie on another, from several crashes.
     for _ in 0..DEAD_MOUNTS_MAX {
-        match fs::metadata(path) {
-            Err(error) if is_dead(&error) => {
+        // The kernel may still believe what a dead server has said: so it has to ask.
+        match rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::TYPE) {
+            // ECONNABORTED: it was cut off, with `ABORT_ERROR`. ECANCELED: its ring is being taken
+            // apart, which goes on for a while after its process has ended.
+            Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => {
                 tracing::warn!(path = %path.display(), "replaces the mount of a dead server");
                 detach(path)?;
             }
-            Err(error) => return Err(error),
-            Ok(found) if !found.is_dir() => return Err(io::ErrorKind::NotADirectory.into()),
-            Ok(_) => return path.canonicalize(),
+            Err(error) => return Err(error.into()),
+            Ok(found) => {
+                let mode = RawMode::from(found.stx_mode);
+                if FileType::from_raw_mode(mode) != FileType::Directory {
+                    return Err(io::ErrorKind::NotADirectory.into());
+                }
+                return path.canonicalize();
+            }
         }
     }
     Err(io::Error::from(Errno::NOTCONN))
-}
-
-/// ENOTCONN: the server is gone. ECONNABORTED: it was cut off, with `ABORT_ERROR`.
-fn is_dead(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// Major and minor number of what is mounted there, without asking its server.
