@@ -4,10 +4,15 @@
 //!   mount point looked at ─▶ mount ─▶ INIT ─▶ threads, one for each CPU ────▶ requests
 //!                                                                              │
 //!         umount(8), unmount, detach ─▶ last user gone ─▶ ENODEV ──▶ destroy ◀─┤
-//!                              abort ─▶ ECONNABORTED ────────────────────────▶─┘
+//!                              abort ─▶ ECONNABORTED ────────────────────────▶─┤
+//!                         hand_over ─▶ the threads end, and another process ◀──┘
+//!                                      goes on, without mounting and INIT
 //! ```
 
+mod hand_over;
 mod handshake;
+mod interrupt;
+mod legacy;
 mod mount;
 mod mountpoint;
 mod negotiate;
@@ -24,7 +29,9 @@ use std::{
 
 use rustix::io::Errno;
 
+pub use hand_over::HandOverError;
 pub use handshake::Channel;
+pub use legacy::Legacy;
 pub use mount::MountOptions;
 pub use negotiate::{Terms, Wishes};
 use threads::Threads;
@@ -197,7 +204,7 @@ impl<F: FileSystem> Session<F> {
                 threads
             }
         };
-        Ok(Running { dispatch, threads, terms, mount })
+        Ok(Running { dispatch, threads, device, pool, terms, mount })
     }
 }
 
@@ -221,6 +228,9 @@ pub struct Ended {
 pub struct Running<F: FileSystem> {
     dispatch: Arc<Dispatch<F>>,
     threads: Threads,
+    // For a successor.
+    device: DeviceChannel,
+    pool: Arc<Pool>,
     terms: Terms,
     mount: Mount,
 }
@@ -248,6 +258,12 @@ impl<F: FileSystem> Running<F> {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.dispatch.connection.counts()
+    }
+
+    /// Whether all threads have ended, so that [`Self::join`] does not wait.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.threads.are_over()
     }
 
     /// Where it is mounted.

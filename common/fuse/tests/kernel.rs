@@ -41,6 +41,8 @@ mod sessions;
 mod signals;
 #[path = "kernel/stress.rs"]
 mod stress;
+#[path = "kernel/successors.rs"]
+mod successors;
 #[path = "kernel/work.rs"]
 mod work;
 

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, ops::Range};
 /// The bytes of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Content {
-    size: u64,
-    blocks: BTreeMap<u64, Box<[u8]>>,
+    pub(crate) size: u64,
+    pub(crate) blocks: BTreeMap<u64, Box<[u8]>>,
 }
 
 impl Content {

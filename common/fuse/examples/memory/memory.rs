@@ -33,7 +33,7 @@ use super::{
 /// Everything is behind one lock, which no operation holds for long.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    tree: Mutex<Tree>,
+    pub(crate) tree: Mutex<Tree>,
 }
 
 impl Memory {

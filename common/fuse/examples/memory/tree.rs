@@ -20,8 +20,8 @@ use super::content::Content;
 /// A file system's inodes. Inode 1 is the root.
 #[derive(Debug)]
 pub(crate) struct Tree {
-    nodes: HashMap<u64, Node>,
-    next: u64,
+    pub(crate) nodes: HashMap<u64, Node>,
+    pub(crate) next: u64,
 }
 
 /// An inode.
@@ -32,7 +32,7 @@ pub(crate) struct Node {
     pub(crate) body: Body,
     pub(crate) xattrs: BTreeMap<OsString, Vec<u8>>,
     /// References that the kernel holds.
-    lookups: u64,
+    pub(crate) lookups: u64,
 }
 
 /// What an inode is.
@@ -50,9 +50,9 @@ pub(crate) enum Body {
 #[derive(Debug)]
 pub(crate) struct Directory {
     pub(crate) parent: u64,
-    names: BTreeMap<OsString, (u64, u64)>,
-    places: BTreeMap<u64, OsString>,
-    next_place: u64,
+    pub(crate) names: BTreeMap<OsString, (u64, u64)>,
+    pub(crate) places: BTreeMap<u64, OsString>,
+    pub(crate) next_place: u64,
 }
 
 impl Directory {

@@ -87,13 +87,25 @@ impl DeviceChannel {
         let index = if self.devices.len() == 1 { 0 } else { READABLE + reader };
         let (devices, lookout) = (Arc::clone(&self.devices), Arc::clone(&self.lookout));
         let (buffer, pool) = (pool.take(), Arc::clone(pool));
-        DeviceReceiver { devices, index, lookout, looks: false, buffer, pool }
+        DeviceReceiver { devices, index, reader, lookout, looks: false, buffer, pool }
+    }
+
+    /// Whether receivers read descriptors of their own.
+    #[must_use]
+    pub fn has_clones(&self) -> bool {
+        self.devices.len() > 1
     }
 
     /// Has all receivers end before their next request. Those that sleep in a system call end when
     /// a signal interrupts it.
     pub fn stop(&self) {
         self.lookout.stop();
+    }
+
+    /// Whether that receiver is about to read the device, or reads it.
+    #[must_use]
+    pub fn is_read_by(&self, reader: usize) -> bool {
+        self.lookout.is_reading(reader)
     }
 
     /// Receivers may be used again, after all have ended.
@@ -127,6 +139,7 @@ pub fn open() -> Result<File, Errno> {
 pub struct DeviceReceiver {
     devices: Arc<[OwnedFd]>,
     index: usize,
+    reader: usize,
     lookout: Arc<Lookout>,
     /// Whether it looks for requests together with others, instead of sleeping.
     looks: bool,
@@ -137,32 +150,46 @@ pub struct DeviceReceiver {
 impl Receiver for DeviceReceiver {
     fn receive(&mut self) -> Result<Received<'_>, Errno> {
         let arrived = if self.looks { self.lookout.arrive() } else { 0 };
+        self.lookout.begins_reading(self.reader);
+        let read = self.read();
+        self.lookout.ends_reading(self.reader);
+        let index = match read {
+            Ok(index) => index,
+            Err(Ended(end)) => {
+                self.lookout.end();
+                return end.map(Received::End);
+            }
+        };
+        if self.looks {
+            self.lookout.depart(arrived);
+        }
+        let origin = Origin::Descriptor(u16::try_from(index).expect("few"));
+        Ok(Received::Request(Incoming::new(origin, &mut self.buffer, None, &self.pool)))
+    }
+}
+
+/// How receiving ends.
+struct Ended(Result<End, Errno>);
+
+impl DeviceReceiver {
+    /// Reads a request into the buffer, and says from which descriptor.
+    fn read(&mut self) -> Result<usize, Ended> {
         loop {
             if self.lookout.is_stopped() {
-                return Ok(Received::End(End::Stopped));
+                return Err(Ended(Ok(End::Stopped)));
             }
             let index = if self.looks && self.lookout.looks() { LOOKING } else { self.index };
             match rustix::io::read(&self.devices[index], self.buffer.room()) {
                 Ok(len) => {
-                    if self.looks {
-                        self.lookout.depart(arrived);
-                    }
                     self.buffer.set_len(len);
-                    let origin = Origin::Descriptor(u16::try_from(index).expect("few"));
-                    let incoming = Incoming::new(origin, &mut self.buffer, None, &self.pool);
-                    return Ok(Received::Request(incoming));
+                    return Ok(index);
                 }
                 Err(Errno::AGAIN) => self.lookout.give_way(),
                 // ENOENT: the request was taken back while it was being read.
                 Err(Errno::INTR | Errno::NOENT) => {}
-                Err(error) => {
-                    self.lookout.end();
-                    return match error {
-                        Errno::NODEV => Ok(Received::End(End::Unmounted)),
-                        Errno::CONNABORTED => Ok(Received::End(End::Aborted)),
-                        error => Err(error),
-                    };
-                }
+                Err(Errno::NODEV) => return Err(Ended(Ok(End::Unmounted))),
+                Err(Errno::CONNABORTED) => return Err(Ended(Ok(End::Aborted))),
+                Err(error) => return Err(Ended(Err(error))),
             }
         }
     }

@@ -6,10 +6,12 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use rustix::io::Errno;
 
+use super::interrupt::Interrupter;
 use crate::{
     abandoned,
     channel::{End, Received, Receiver, buffer::Pool, device::DeviceChannel, uring::UringChannel},
@@ -128,6 +130,34 @@ impl Threads {
         Ok(())
     }
 
+    /// Ends all threads that read `device`, and says how many have not ended by `deadline`: those
+    /// are in an operation, and read nothing any more.
+    ///
+    /// # Errors
+    /// When they cannot be woken.
+    pub(super) fn stop(&mut self, device: &DeviceChannel, deadline: Instant) -> io::Result<usize> {
+        let interrupter = Interrupter::new()?;
+        device.stop();
+        loop {
+            let running = self.0.iter().filter(|thread| !thread.is_finished()).count();
+            let is_read = (0..self.0.len()).any(|reader| device.is_read_by(reader));
+            if running == 0 || !is_read && Instant::now() >= deadline {
+                return Ok(running);
+            }
+            for (reader, thread) in self.0.iter().enumerate() {
+                // Not what is in an operation: its own system calls would be interrupted.
+                if device.is_read_by(reader) {
+                    interrupter.interrupt(thread);
+                }
+            }
+            thread::sleep(STOP_INTERVAL);
+        }
+    }
+
+    pub(super) fn are_over(&self) -> bool {
+        self.0.iter().all(JoinHandle::is_finished)
+    }
+
     /// Waits until all have ended, and says why.
     ///
     /// # Errors
@@ -167,3 +197,6 @@ fn serve<F: FileSystem>(receiver: &mut dyn Receiver, dispatch: &Dispatch<F>) -> 
         }
     }
 }
+
+/// A thread may fall asleep after it was woken, and is then woken again.
+const STOP_INTERVAL: Duration = Duration::from_micros(200);

@@ -46,6 +46,8 @@ pub(super) struct Lookout {
     /// How many are parked. Whoever parks looks at `waiting` under this lock.
     parked: Mutex<usize>,
     unparked: Condvar,
+    /// By reader: whether it is about to read the device, or reads it.
+    reading: Box<[AtomicBool]>,
     stopped: AtomicBool,
     ended: AtomicBool,
 }
@@ -66,6 +68,7 @@ impl Lookout {
             waiting: AtomicUsize::new(0),
             parked: Mutex::new(0),
             unparked: Condvar::new(),
+            reading: (0..readers).map(|_| AtomicBool::new(false)).collect(),
             stopped: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         }
@@ -119,6 +122,22 @@ impl Lookout {
         }
     }
 
+    /// A reader is about to read. From here on to [`Self::ends_reading`] it may get a request,
+    /// unless it finds that it is [stopped](Self::is_stopped).
+    pub(super) fn begins_reading(&self, reader: usize) {
+        // This before looking at `stopped`, which is set before these are looked at: so who stops
+        // sees it, or it sees that it is to stop.
+        self.reading[reader].store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn ends_reading(&self, reader: usize) {
+        self.reading[reader].store(false, Ordering::Release);
+    }
+
+    pub(super) fn is_reading(&self, reader: usize) -> bool {
+        self.reading.get(reader).is_some_and(|reading| reading.load(Ordering::SeqCst))
+    }
+
     /// Whether to look for a request now, and not to sleep until there is one.
     pub(super) fn looks(&self) -> bool {
         let since = || self.now().saturating_sub(self.last.load(Ordering::Relaxed));
@@ -154,7 +173,7 @@ impl Lookout {
 
     /// Has all readers end before their next request. Who sleeps has to be woken.
     pub(super) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
+        self.stopped.store(true, Ordering::SeqCst);
         self.unpark_all();
     }
 
@@ -167,11 +186,12 @@ impl Lookout {
     /// Readers may begin again; none is there now.
     pub(super) fn resume(&self) {
         self.waiting.store(0, Ordering::Release);
+        self.ended.store(false, Ordering::Release);
         self.stopped.store(false, Ordering::Release);
     }
 
     pub(super) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.stopped.load(Ordering::SeqCst)
     }
 
     fn is_over(&self) -> bool {
