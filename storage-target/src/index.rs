@@ -275,11 +275,16 @@ impl Index {
         self.state().uncertain
     }
 
+    /// Memory of the changes that no checkpoint has.
+    #[must_use]
+    pub fn delta_bytes(&self) -> usize {
+        self.state().delta_bytes()
+    }
+
     /// The index's figures now.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let state = self.state();
-        let frozen_bytes = state.frozen.as_ref().map_or(0, |frozen| frozen.delta.bytes());
         Statistics {
             generation: state.root.generation,
             through: state.root.through,
@@ -287,7 +292,7 @@ impl Index {
             height: state.root.height,
             nodes: state.root.nodes,
             free_nodes: state.space.free(),
-            delta_bytes: state.delta.bytes() + frozen_bytes,
+            delta_bytes: state.delta_bytes(),
             cache_bytes: self.store.cache_bytes(),
             node_reads: self.store.reads(),
         }
@@ -310,6 +315,10 @@ impl State {
     fn change(&self, key: &Key) -> Option<&Change> {
         let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.delta.get(key));
         self.delta.get(key).or_else(frozen)
+    }
+
+    fn delta_bytes(&self) -> usize {
+        self.delta.bytes() + self.frozen.as_ref().map_or(0, |frozen| frozen.delta.bytes())
     }
 
     /// Frees nodes that neither the tree nor a reader of an older one uses; returns them.

@@ -10,15 +10,16 @@
 //!
 //! # How records become durable
 //! [`Journal::append`] gives a record its sequence and returns at once. Whoever then waits for it
-//! takes a turn: the one whose turn it is writes everything that was appended so far as one batch
-//! and, if that is what it waits for, syncs; the others find their records done. So the more wait,
-//! the more share one write and one sync.
+//! gets into a line. The first one starts a task that serves the line: it writes everything that
+//! was appended so far as one batch, syncs if that is what the line is for, and answers all whose
+//! records are done, until nobody waits any more. So the more wait, the more share one write and
+//! one sync, and each of them is woken once.
 //!
 //! # What it never does
 //! It does not know what records mean, and holds none of them once they are written. It frees
 //! nothing by itself: its owner says from where on it is still needed ([`Journal::release`]).
 //!
-//! Modules: `ring` (places, pure), `replay` (reading at a start).
+//! Modules: `ring` (places, pure), `line` (who waits, pure), `replay` (reading at a start).
 
 use std::{
     collections::VecDeque,
@@ -37,6 +38,7 @@ use crate::{
     },
 };
 
+mod line;
 mod meter;
 mod replay;
 mod ring;
@@ -46,6 +48,8 @@ mod tests;
 pub use meter::JournalMeter;
 pub use replay::Replayed;
 pub use ring::Ring;
+
+use line::Line;
 
 /// Where a journal lies, and what it may use.
 #[derive(Clone, Debug)]
@@ -101,8 +105,6 @@ struct Shared {
     state: Mutex<State>,
     /// One batch is written at a time.
     write_turn: tokio::sync::Mutex<()>,
-    /// One sync at a time.
-    sync_turn: tokio::sync::Mutex<()>,
     meter: OnceLock<JournalMeter>,
 }
 
@@ -124,7 +126,17 @@ struct State {
     carried_end: u64,
     /// The same, of the newest batch that is durable itself.
     announced_end: u64,
+    /// Who waits until records are on the device, and until they are durable.
+    writing: Line,
+    syncing: Line,
     failed: bool,
+}
+
+/// What a record is to become.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Goal {
+    Written,
+    Durable,
 }
 
 impl Journal {
@@ -144,13 +156,14 @@ impl Journal {
             durable_end: replayed.committed_end,
             carried_end: replayed.committed_end,
             announced_end: replayed.committed_end,
+            writing: Line::default(),
+            syncing: Line::default(),
             failed: false,
         };
         let shared = Shared {
             options,
             state: Mutex::new(state),
             write_turn: tokio::sync::Mutex::new(()),
-            sync_turn: tokio::sync::Mutex::new(()),
             meter: OnceLock::new(),
         };
         Ok((Self { shared: Arc::new(shared) }, replayed))
@@ -180,7 +193,7 @@ impl Journal {
         if state.used_pages + needed > self.shared.options.ring.pages {
             return Err(JournalError::Full);
         }
-        let sequence = state.head.sequence + state.pending.len() as u64;
+        let sequence = state.appended_end();
         state.pending.push_back(record);
         state.pending_pages += pages;
         Ok(sequence)
@@ -190,29 +203,42 @@ impl Journal {
     /// dropped at its await.
     ///
     /// # Errors
-    /// [`JournalError::Disk`] to who had the turn, [`JournalError::Failed`] to the others.
+    /// [`JournalError::Disk`], [`JournalError::Failed`].
     pub async fn write(&self, sequence: u64) -> Result<(), JournalError> {
-        if self.shared.state().written_end()? > sequence {
-            return Ok(());
-        }
-        let shared = Arc::clone(&self.shared);
-        // In a task of its own: a batch under the device's hands must be finished.
-        let task = tokio::spawn(async move { shared.write(sequence).await });
-        task.await.unwrap_or(Err(JournalError::Failed))
+        self.reach(Goal::Written, sequence).await
     }
 
     /// Waits until a record is durable, and everything before it. May be dropped at its await.
     ///
     /// # Durability
     /// It survives a loss of power on return, as does every write to the same disk that had been
-    /// completed before the call.
+    /// completed before the record was appended.
     ///
     /// # Errors
     /// As [`Self::write`].
     pub async fn sync(&self, sequence: u64) -> Result<(), JournalError> {
-        let shared = Arc::clone(&self.shared);
-        let task = tokio::spawn(async move { shared.sync(sequence).await });
-        task.await.unwrap_or(Err(JournalError::Failed))
+        self.reach(Goal::Durable, sequence).await
+    }
+
+    async fn reach(&self, goal: Goal, sequence: u64) -> Result<(), JournalError> {
+        loop {
+            let (answer, is_first) = {
+                let mut state = self.shared.state();
+                if state.end(goal)? > sequence {
+                    return Ok(());
+                }
+                state.line(goal).join(sequence)
+            };
+            if is_first {
+                // In a task of its own: a batch under the device's hands must be finished.
+                let server = Server { shared: Arc::clone(&self.shared), goal, is_over: false };
+                drop(tokio::spawn(server.serve()));
+            }
+            // Without an answer the task is gone, because its runtime is: this one starts another.
+            if let Ok(outcome) = answer.await {
+                return outcome;
+            }
+        }
     }
 
     /// A place from which on every record is found that is not on the device yet. To be stored by
@@ -225,8 +251,7 @@ impl Journal {
     /// The sequence that the next record will have.
     #[must_use]
     pub fn next_sequence(&self) -> u64 {
-        let state = self.shared.state();
-        state.head.sequence + state.pending.len() as u64
+        self.shared.state().appended_end()
     }
 
     /// Every record below is durable.
@@ -262,11 +287,54 @@ impl Journal {
     }
 }
 
+/// Serves a line. Dropped before its end, or before its beginning, it leaves the line to who joins
+/// it next; who still waits joins again.
+struct Server {
+    shared: Arc<Shared>,
+    goal: Goal,
+    is_over: bool,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.shared.state().line(self.goal).leave();
+        }
+    }
+}
+
+impl Server {
+    /// Serves the line until nobody waits in it.
+    async fn serve(mut self) {
+        let (shared, goal) = (Arc::clone(&self.shared), self.goal);
+        loop {
+            let newest = shared.state().line(goal).newest();
+            let Some(newest) = newest else { break };
+            let reached = match goal {
+                Goal::Written => shared.write(newest).await,
+                Goal::Durable => shared.sync(newest).await,
+            };
+            let (served, outcome) = {
+                let mut state = shared.state();
+                match reached.and_then(|()| state.end(goal)) {
+                    Ok(end) => (state.line(goal).take(end), Ok(())),
+                    Err(error) => (state.line(goal).take(u64::MAX), Err(error)),
+                }
+            };
+            for waiting in served {
+                // Nobody waiting any more is no error.
+                drop(waiting.send(outcome.clone()));
+            }
+        }
+        self.is_over = true;
+    }
+}
+
 impl Shared {
     async fn write(&self, sequence: u64) -> Result<(), JournalError> {
-        while self.state().written_end()? <= sequence {
+        while self.state().end(Goal::Written)? <= sequence {
             let _turn = self.write_turn.lock().await;
-            if self.state().written_end()? <= sequence {
+            if self.state().end(Goal::Written)? <= sequence {
                 self.write_batch().await?;
             }
         }
@@ -306,20 +374,13 @@ impl Shared {
         Ok(())
     }
 
+    /// Makes a record durable, and all that were appended while others were.
     async fn sync(&self, sequence: u64) -> Result<(), JournalError> {
-        let _turn = self.sync_turn.lock().await;
-        if self.state().durable_end > sequence {
-            return Ok(());
-        }
-        // Everything that was appended while others had the turn comes along.
-        let newest = {
-            let state = self.state();
-            (state.head.sequence + state.pending.len() as u64).saturating_sub(1)
-        };
+        let newest = self.state().appended_end() - 1;
         self.write(newest.max(sequence)).await?;
         let (written_end, carried_end) = {
             let state = self.state();
-            (state.written_end()?, state.carried_end)
+            (state.end(Goal::Written)?, state.carried_end)
         };
         let synced = self.options.disk.sync().await;
         let mut state = self.state();
@@ -342,9 +403,25 @@ impl Shared {
 }
 
 impl State {
-    /// Every record below is on the device.
-    fn written_end(&self) -> Result<u64, JournalError> {
-        if self.failed { Err(JournalError::Failed) } else { Ok(self.head.sequence) }
+    /// Every record below has become that.
+    fn end(&self, goal: Goal) -> Result<u64, JournalError> {
+        match goal {
+            _ if self.failed => Err(JournalError::Failed),
+            Goal::Written => Ok(self.head.sequence),
+            Goal::Durable => Ok(self.durable_end),
+        }
+    }
+
+    fn line(&mut self, goal: Goal) -> &mut Line {
+        match goal {
+            Goal::Written => &mut self.writing,
+            Goal::Durable => &mut self.syncing,
+        }
+    }
+
+    /// Every record below has been appended.
+    fn appended_end(&self) -> u64 {
+        self.head.sequence + self.pending.len() as u64
     }
 
     /// Place, `committed` and records of the next batch.

@@ -35,7 +35,7 @@
 //! must see to it that [`Space::commit`] happens in the order of sequences, and not between
 //! [`Space::checkpoint`] and the freezing of the index.
 //!
-//! Modules: `allocator`, `ahead`, `owned` (held and quarantined), `reservation`, `totals`, `stored`
+//! Modules: `region`, `allocator`, `ahead`, `owned` (held and quarantined), `reservation`, `totals`, `stored`
 //! (what is kept in the index), `state`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,6 +47,7 @@ use crate::format::{FormatError, change::Effects, fact::StateTotals, key::Key};
 mod ahead;
 mod allocator;
 mod owned;
+mod region;
 mod reservation;
 mod state;
 mod stored;

@@ -190,7 +190,8 @@ impl Store {
     }
 
     /// Writes, fetching first the rest of blocks of which only a part is written. The write itself
-    /// goes on when the caller goes away.
+    /// goes on when the caller goes away. It survives a kill on return, and a loss of power if it is
+    /// to be durable.
     ///
     /// # Errors
     /// Those of the volume, and of the bucket.
@@ -198,9 +199,14 @@ impl Store {
         &self,
         view: &ChunkView,
         request: WriteRequest,
+        durable: bool,
     ) -> Result<ChunkVersion, Failure> {
         for _ in 0..ATTEMPTS_MAX {
-            match self.volume.write(request.clone()).await {
+            let written = match durable {
+                true => self.volume.write_durably(request.clone()).await,
+                false => self.volume.write(request.clone()).await,
+            };
+            match written {
                 Err(error) => self.mend(view, error).await?,
                 Ok(version) => return Ok(version),
             }

@@ -173,11 +173,12 @@ pub struct Blank {
 pub struct Volume {
     shared: Arc<Shared>,
     upkeep: Upkeep,
+    _preparer: Upkeep,
     _finder: Finder,
     scrub: Mutex<Option<scrub::Task>>,
 }
 
-/// Syncs now and then, and writes checkpoints when they are due.
+/// Syncs now and then, and writes checkpoints when they are due; or makes regions ready.
 #[derive(Debug)]
 struct Upkeep(JoinHandle<()>);
 
@@ -200,6 +201,8 @@ struct Shared {
     flights: Flights,
     applied: AppliedWrites,
     growth: Option<Growth>,
+    /// Somebody writes durably, and little room is left that has been written before.
+    room_due: Notify,
     /// One growth at a time.
     growth_turn: tokio::sync::Mutex<()>,
     /// One checkpoint at a time.
@@ -208,6 +211,8 @@ struct Shared {
     /// Maps of regions are read and dropped by one at a time.
     map_turn: tokio::sync::Mutex<()>,
     loss_count: AtomicU64,
+    /// What records below gave up is free.
+    released_end: AtomicU64,
     /// Whether the journal has failed.
     lost: AtomicBool,
     checksum_failures: AtomicU64,

@@ -114,10 +114,11 @@ impl Daemon {
         let (number, lowest) = (request.number, request.lowest_pending);
         let durable = request.durable;
         let task = tokio::spawn(async move {
-            let change = async { store.write(&view, write).await };
+            let change = async { store.write(&view, write, durable).await };
             let reply = apply_once(&store, session, (number, lowest), change).await?;
             if durable {
-                store.volume().sync().await?;
+                // At once, unless it was only repeated.
+                store.volume().sync_version(reply.version).await?;
             }
             Ok(reply)
         });

@@ -61,7 +61,13 @@ impl Disk for UringDisk {
             // Nobody would ever look at the ring.
             return request.complete(Err(DiskError::Stopped));
         };
-        let woken = self.shared.ring().admit(request, runtime.id());
+        let operation = request.operation;
+        let woken = {
+            let mut ring = self.shared.ring();
+            let woken = ring.admit(request, runtime.id());
+            ring.hand_over_early(operation);
+            woken
+        };
         match woken {
             ring::Woken::Already => {}
             ring::Woken::By(waker) => waker.wake(),

@@ -155,21 +155,22 @@ impl SectionsChange {
 /// in the same place of the section: most changes leave most pages where they are.
 fn unlike(old: Option<&Section>, new: &Section) -> (Vec<u64>, Vec<u64>) {
     let (mut before, mut after) = (Vec::new(), Vec::new());
-    let mut olds = old.into_iter().flat_map(Section::stored_pages).peekable();
-    for (at, stored) in new.stored_pages() {
+    let (olds, news) = new.changed_places(old);
+    let mut olds = olds.peekable();
+    for (at, page) in news {
         while let Some((_, gone)) = olds.next_if(|&(older_at, _)| older_at < at) {
-            before.push(gone.page);
+            before.push(gone);
         }
         match olds.next_if(|&(older_at, _)| older_at == at) {
-            Some((_, older)) if older.page == stored.page => {}
+            Some((_, older)) if older == page => {}
             Some((_, older)) => {
-                before.push(older.page);
-                after.push(stored.page);
+                before.push(older);
+                after.push(page);
             }
-            None => after.push(stored.page),
+            None => after.push(page),
         }
     }
-    before.extend(olds.map(|(_, gone)| gone.page));
+    before.extend(olds.map(|(_, gone)| gone));
     before.sort_unstable();
     after.sort_unstable();
     (before, after)
@@ -307,9 +308,16 @@ impl Change {
     /// When a section is impossible.
     #[must_use]
     pub fn encode(&self) -> Bytes {
+        self.encode_with(&effects(self))
+    }
+
+    /// The same, for who has the effects of this very change: what it puts into the index stands in
+    /// the record as well.
+    #[must_use]
+    pub fn encode_with(&self, effects: &Effects) -> Bytes {
         let mut bytes = Vec::new();
         match self {
-            Self::Sections(change) => change.encode(&mut bytes),
+            Self::Sections(change) => bytes = change.encode(&effects.entries),
             Self::Remove(removal) => removal.encode(&mut bytes),
             Self::Mark(inode, mark) => {
                 bytes.put_u8(3);
@@ -373,21 +381,29 @@ impl Change {
 }
 
 impl SectionsChange {
-    fn encode(&self, bytes: &mut Vec<u8>) {
+    /// `entries` are those of its effects: one for each section.
+    fn encode(&self, entries: &[(Key, Option<Bytes>)]) -> Vec<u8> {
+        let extents = encoded_count(&self.taken) + encoded_count(&self.given_up);
+        let len_of = |(_, value): &(Key, Option<Bytes>)| value.as_ref().map_or(0, Bytes::len);
+        let values: usize = entries.iter().map(|entry| KEY_LEN + 2 + len_of(entry)).sum();
+        let len = 1 + 8 + 8 + 4 + 4 + 4 + EXTENT_LEN * extents + 2 + values;
+        let mut bytes = Vec::with_capacity(len);
         bytes.put_u8(1);
         bytes.put_u64(self.session.0);
         bytes.put_u64(self.number.0);
-        bytes.extend_from_slice(&self.clean_pages_more.to_le_bytes());
-        put_extents(bytes, &self.taken);
-        put_extents(bytes, &self.given_up);
+        bytes.put_bytes(&self.clean_pages_more.to_le_bytes());
+        put_extents(&mut bytes, &self.taken);
+        put_extents(&mut bytes, &self.given_up);
         bytes.put_u16(u16::try_from(self.sections.len()).expect("a few"));
-        for (key, section) in &self.sections {
-            key.put(bytes);
-            let value = section.as_ref().map(|section| section.encode(key.section));
-            let value = value.unwrap_or_default();
+        assert_eq!(entries.len(), self.sections.len(), "an entry for each section");
+        for ((key, _), (_, value)) in self.sections.iter().zip(entries) {
+            key.put(&mut bytes);
+            let value = value.as_deref().unwrap_or_default();
             bytes.put_u16(u16::try_from(value.len()).expect("at most 1,920"));
-            bytes.extend(value);
+            bytes.put_bytes(value);
         }
+        debug_assert!(bytes.len() == len, "as long as was said");
+        bytes
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self, FormatError> {

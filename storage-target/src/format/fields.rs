@@ -52,28 +52,29 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends fields to a vector.
+/// Takes fields at its end.
 pub(super) trait Put {
-    fn put_u8(&mut self, value: u8);
-    fn put_u16(&mut self, value: u16);
-    fn put_u32(&mut self, value: u32);
-    fn put_u64(&mut self, value: u64);
-}
+    fn put_bytes(&mut self, bytes: &[u8]);
 
-impl Put for Vec<u8> {
     fn put_u8(&mut self, value: u8) {
-        self.push(value);
+        self.put_bytes(&[value]);
     }
 
     fn put_u16(&mut self, value: u16) {
-        self.extend_from_slice(&value.to_le_bytes());
+        self.put_bytes(&value.to_le_bytes());
     }
 
     fn put_u32(&mut self, value: u32) {
-        self.extend_from_slice(&value.to_le_bytes());
+        self.put_bytes(&value.to_le_bytes());
     }
 
     fn put_u64(&mut self, value: u64) {
-        self.extend_from_slice(&value.to_le_bytes());
+        self.put_bytes(&value.to_le_bytes());
+    }
+}
+
+impl Put for Vec<u8> {
+    fn put_bytes(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
     }
 }

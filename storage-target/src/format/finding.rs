@@ -47,10 +47,10 @@ impl BlockKey {
         u16::from(self.section.section) * u16::from(SECTION_BLOCKS) + u16::from(self.block)
     }
 
-    pub(super) fn put(self, bytes: &mut Vec<u8>) {
+    pub(super) fn put(self, bytes: &mut impl Put) {
         assert!(self.block < SECTION_BLOCKS, "a block of a section");
         self.section.put(bytes);
-        bytes.push(self.block);
+        bytes.put_u8(self.block);
     }
 
     pub(super) fn take(reader: &mut Reader<'_>) -> Result<Self, FormatError> {

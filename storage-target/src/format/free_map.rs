@@ -101,6 +101,14 @@ impl RegionMap {
             .min_by_key(|run| run.end - run.start)
     }
 
+    /// The free run that a page is part of; `None` when it is in use or outside the region.
+    #[must_use]
+    pub fn free_run(&self, page: u32) -> Option<Range<u32>> {
+        let start = self.next(page, false).filter(|&free| free == page)?;
+        let end = self.next(start, true).unwrap_or(REGION_PAGES);
+        Some(self.last_in_use(page).map_or(0, |used| used + 1)..end)
+    }
+
     /// Marks pages as in use.
     ///
     /// # Panics
@@ -160,6 +168,21 @@ impl RegionMap {
             *word ^= mask;
             at += count;
         }
+    }
+
+    /// The last page before `end` that is in use.
+    fn last_in_use(&self, end: u32) -> Option<u32> {
+        let mut end = end;
+        while end > 0 {
+            let last = end - 1;
+            let word = self.words[usize::try_from(last / 64).expect("at most 127")];
+            let before = word << (63 - last % 64);
+            if before != 0 {
+                return Some(last - before.leading_zeros());
+            }
+            end = last / 64 * 64;
+        }
+        None
     }
 
     /// The first page from `at` on that is in use, or is not.
@@ -389,6 +412,10 @@ mod tests {
             prop_assert_eq!(map.longest_run(), lens().max().unwrap_or(0));
             let best = lens().filter(|&len| len >= wanted).min();
             prop_assert_eq!(map.best_run(wanted).map(|run| run.end - run.start), best);
+            for page in (0..REGION_PAGES).step_by(61) {
+                let run = runs.iter().find(|run| run.contains(&page));
+                prop_assert_eq!(map.free_run(page), run.cloned());
+            }
         }
     }
 }

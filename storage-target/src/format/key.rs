@@ -6,7 +6,7 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-use super::node::KEY_LEN_MAX;
+use super::{fields::Put, node::KEY_LEN_MAX};
 
 /// A key. Kept inline, so that a delta of many keys is one allocation a value.
 #[derive(Clone, Copy)]
@@ -27,10 +27,27 @@ impl Key {
         Some(key)
     }
 
+    /// A key of one byte, to which others are put.
+    pub(super) fn of_table(number: u8) -> Self {
+        let mut bytes = [0; KEY_LEN_MAX];
+        bytes[0] = number;
+        Self { len: 1, bytes }
+    }
+
     /// The bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl Put for Key {
+    /// # Panics
+    /// When the key gets longer than [`KEY_LEN_MAX`].
+    fn put_bytes(&mut self, bytes: &[u8]) {
+        let start = usize::from(self.len);
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+        self.len += u8::try_from(bytes.len()).expect("it fits");
     }
 }
 

@@ -80,6 +80,7 @@ pub const SECTION_KEY_LEN: usize = 19;
 pub const SECTION_LEN_MAX: usize = FIXED_LEN + SECTION_PAGES as usize * 12;
 
 const FIXED_LEN: usize = 40;
+const SEQUENCE_AT: usize = 28;
 const WHAT: &str = "a section record";
 const KEY: &str = "the key of a section";
 
@@ -97,12 +98,12 @@ pub struct SectionKey {
 
 impl SectionKey {
     /// The bytes, without the table's number in front.
-    pub(super) fn put(self, bytes: &mut Vec<u8>) {
-        bytes.extend_from_slice(&self.chunk.inode.0.to_be_bytes());
-        bytes.extend_from_slice(&self.chunk.generation.0.to_be_bytes());
-        bytes.extend_from_slice(&self.chunk.index.0.to_be_bytes());
-        bytes.push(self.chunk.copy.0);
-        bytes.push(self.section);
+    pub(super) fn put(self, bytes: &mut impl Put) {
+        bytes.put_bytes(&self.chunk.inode.0.to_be_bytes());
+        bytes.put_bytes(&self.chunk.generation.0.to_be_bytes());
+        bytes.put_bytes(&self.chunk.index.0.to_be_bytes());
+        bytes.put_u8(self.chunk.copy.0);
+        bytes.put_u8(self.section);
     }
 
     pub(super) fn take(reader: &mut Reader<'_>) -> Result<Self, FormatError> {
@@ -209,6 +210,12 @@ impl Section {
         }
         self.checksums.iter().for_each(|checksum| bytes.put_u32(checksum.0));
         bytes
+    }
+
+    /// The sequence in a value, without looking at the rest.
+    #[must_use]
+    pub fn sequence_in(value: &[u8]) -> Option<u64> {
+        Some(u64::from_le_bytes(*value.get(SEQUENCE_AT..)?.first_chunk()?))
     }
 
     /// Reads the value of the section with this number.

@@ -18,7 +18,7 @@ use millrace_types::{ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, GroupId
 use super::{
     FormatError,
     fact::{Fact, FactNumber},
-    fields::Reader,
+    fields::{Put, Reader},
     finding::{BlockKey, Finding},
     free_map::{RegionMap, Summary, decode_summaries, encode_summaries},
     key::Key,
@@ -51,17 +51,17 @@ impl TableKey {
     /// The key.
     #[must_use]
     pub fn encode(self) -> Key {
-        let mut bytes = vec![self.table()];
+        let mut key = Key::of_table(self.table());
         match self {
-            Self::Section(section) => section.put(&mut bytes),
-            Self::Mark(inode) => bytes.extend_from_slice(&inode.0.to_be_bytes()),
+            Self::Section(section) => section.put(&mut key),
+            Self::Mark(inode) => key.put_bytes(&inode.0.to_be_bytes()),
             Self::FreeMap(number) | Self::Summaries(number) | Self::Lost(GroupId(number)) => {
-                bytes.extend_from_slice(&number.to_be_bytes());
+                key.put_bytes(&number.to_be_bytes());
             }
-            Self::Finding(block) => block.put(&mut bytes),
-            Self::Fact(number) => bytes.push(number as u8),
+            Self::Finding(block) => block.put(&mut key),
+            Self::Fact(number) => key.put_u8(number as u8),
         }
-        Key::new(&bytes).expect("at most 20 bytes")
+        key
     }
 
     /// Reads a key.

@@ -194,7 +194,7 @@ async fn the_end_of_the_object_is_padded_with_zeros() {
 async fn a_write_into_a_block_that_is_only_in_the_bucket_fetches_it_first() {
     let mut world = World::new().await;
     let request = world.write(100_000, vec![9; 10]);
-    world.store.write(&world.view(0), request).await.unwrap();
+    world.store.write(&world.view(0), request, false).await.unwrap();
     world.bytes[100_000..100_010].fill(9);
     world.read(0, 1 << 20, Reader::Sequential).await.unwrap();
     let snapshot = world.store.volume().snapshot(world.view(0).key, 1..2).await.unwrap();

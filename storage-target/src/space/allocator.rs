@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
+use super::region::Region;
 use crate::format::{
     extent::Extent,
     free_map::{Class, REGION_PAGES, RegionMap, Summary},
@@ -58,7 +59,7 @@ pub struct Allocator {
     order: BTreeSet<(Class, u32, u32)>,
     /// Empty regions whose next one is empty too: where a chunk of 64 MiB is in one piece.
     pairs: BTreeSet<u32>,
-    maps: BTreeMap<u32, RegionMap>,
+    maps: BTreeMap<u32, Region>,
     free_pages: u64,
 }
 
@@ -125,7 +126,7 @@ impl Allocator {
     #[must_use]
     pub fn map(&self, region: u32) -> Option<RegionMap> {
         let empty = || (self.summary(region).class == Class::Empty).then(RegionMap::default);
-        self.maps.get(&region).cloned().or_else(empty)
+        self.maps.get(&region).map(|known| known.map().clone()).or_else(empty)
     }
 
     /// Pages that are free.
@@ -255,10 +256,11 @@ impl Allocator {
     pub fn bring(&mut self, region: u32, map: RegionMap) -> bool {
         let known = self.summary(region);
         if let Entry::Vacant(place) = self.maps.entry(region) {
-            if Summary::of(&map, known.class) != known {
+            let brought = Region::new(map);
+            if brought.summary(known.class) != known {
                 return false;
             }
-            place.insert(map);
+            place.insert(brought);
         }
         true
     }
@@ -291,8 +293,9 @@ impl Allocator {
         }
         let parts = self.parts(extent);
         self.need(&parts)?;
-        let is_all =
-            |(region, pages): (u32, std::ops::Range<u32>)| self.maps[&region].is_all(used, pages);
+        let is_all = |(region, pages): (u32, std::ops::Range<u32>)| {
+            self.maps[&region].map().is_all(used, pages)
+        };
         Ok(parts.into_iter().all(is_all))
     }
 
@@ -410,17 +413,24 @@ impl Allocator {
     }
 
     /// Changes a map that is in memory, and everything that follows from it.
-    fn change(&mut self, region: u32, class: Class, change: impl FnOnce(&mut RegionMap)) {
+    fn change(&mut self, region: u32, class: Class, change: impl FnOnce(&mut Region)) {
         let map = self.maps.get_mut(&region).expect("the caller has looked");
         change(map);
         let summary = &mut self.summaries[index_of(region)];
-        self.order.remove(&(summary.class, summary.longest, region));
-        let class = if summary.class == Class::Empty { class } else { summary.class };
-        *summary = Summary::of(map, class);
-        if summary.longest > 0 {
-            self.order.insert((summary.class, summary.longest, region));
+        let before = *summary;
+        let class = if before.class == Class::Empty { class } else { before.class };
+        *summary = map.summary(class);
+        let now = *summary;
+        if (before.class, before.longest) == (now.class, now.longest) {
+            return;
         }
-        self.pair(region);
+        self.order.remove(&(before.class, before.longest, region));
+        if now.longest > 0 {
+            self.order.insert((now.class, now.longest, region));
+        }
+        if before.class != now.class {
+            self.pair(region);
+        }
     }
 
     /// Notes whether a region and its neighbours are pairs of empty ones.

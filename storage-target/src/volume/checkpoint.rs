@@ -74,7 +74,7 @@ impl Shared {
     /// Waits while too much is waiting for a checkpoint; asks for one when it is time.
     pub(super) async fn await_room_for_records(&self) -> Result<(), EngineError> {
         let used = self.journal.used_pages() * RING_PARTS;
-        let delta = self.index.statistics().delta_bytes;
+        let delta = self.index.delta_bytes();
         let ring = self.journal.ring_pages();
         if used > 2 * ring || delta > 2 * DELTA_BYTES {
             self.checkpoint().await?;

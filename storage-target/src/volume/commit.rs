@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+use millrace_protocol::storage::ChunkVersion;
 use millrace_types::{ChunkKey, InodeId};
 
 use super::{EngineError, Shared, State, Volume, open::write_superblock};
@@ -44,6 +46,17 @@ impl Volume {
     pub async fn sync(&self) -> Result<u64, EngineError> {
         self.shared.sync().await
     }
+
+    /// Makes a version durable that a change of this target has made; at once if it is. May be
+    /// dropped at its await.
+    ///
+    /// # Errors
+    /// As [`Self::sync`].
+    pub async fn sync_version(&self, version: ChunkVersion) -> Result<(), EngineError> {
+        // The counter is the number of the record that made it.
+        let made = version.counter.min(self.shared.journal.next_sequence() - 1);
+        self.shared.durable(made).await
+    }
 }
 
 impl Shared {
@@ -78,10 +91,10 @@ impl Shared {
         // Whoever appends holds the state's lock.
         let sequence = self.journal.next_sequence();
         let change = make(sequence)?;
-        match self.journal.append(change.encode()) {
+        let effects = effects(&change);
+        match self.journal.append(change.encode_with(&effects)) {
             Ok(appended) => {
                 assert_eq!(appended, sequence, "records are appended under the state's lock");
-                let effects = effects(&change);
                 let given_up = page_count(&effects.given_up);
                 self.apply(&mut state, sequence, effects);
                 self.follow(&mut state, &change);
@@ -112,14 +125,18 @@ impl Shared {
     }
 
     pub(super) async fn sync(&self) -> Result<u64, EngineError> {
-        let newest = self.journal.next_sequence() - 1;
-        if self.journal.durable_end() <= newest
-            && let Err(error) = self.journal.sync(newest).await
+        self.durable(self.journal.next_sequence() - 1).await?;
+        Ok(self.loss_count.load(Ordering::Acquire))
+    }
+
+    /// Waits until a record is durable: a loss of power cannot undo it any more.
+    pub(super) async fn durable(&self, sequence: u64) -> Result<(), EngineError> {
+        if self.journal.durable_end() <= sequence
+            && let Err(error) = self.journal.sync(sequence).await
         {
             return Err(self.failed(error).await);
         }
-        self.release_quarantine().await?;
-        Ok(self.loss_count.load(Ordering::Acquire))
+        self.release_quarantine().await
     }
 
     /// Syncs unless everything is durable.
@@ -142,14 +159,22 @@ impl Shared {
     /// Frees what no later start looks at and no reader holds.
     pub(super) async fn release_quarantine(&self) -> Result<(), EngineError> {
         loop {
-            let outcome = {
+            let (end, outcome) = {
                 let state = self.state();
                 let announced = self.journal.announced_end();
                 let oldest = state.readers.keys().next().map_or(u64::MAX, |oldest| oldest + 1);
-                self.space.release(announced.min(oldest))
+                let end = announced.min(oldest);
+                // Of those who share a sync the first has done it.
+                if self.released_end.load(Ordering::Acquire) >= end {
+                    return Ok(());
+                }
+                (end, self.space.release(end))
             };
             match outcome {
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    self.released_end.fetch_max(end, Ordering::AcqRel);
+                    return Ok(());
+                }
                 Err(Refusal::Needs(region)) => self.bring_map(region).await?,
                 Err(Refusal::Full) => unreachable!("freeing needs no space"),
             }
@@ -203,19 +228,29 @@ impl Shared {
         key: ChunkKey,
         section: u8,
     ) -> Result<(u8, Option<Section>), EngineError> {
+        let Some(value) = self.section_value(key, section).await? else {
+            return Ok((section, None));
+        };
+        let record = Section::decode(&value, section).map_err(unreadable)?;
+        Ok((section, Some(record)))
+    }
+
+    /// The same, as it stands in the index.
+    pub(super) async fn section_value(
+        &self,
+        key: ChunkKey,
+        section: u8,
+    ) -> Result<Option<Bytes>, EngineError> {
         let name = SectionKey { chunk: key, section };
-        let value = match self.index.get(&TableKey::Section(name).encode()).await {
-            Ok(value) => value,
+        match self.index.get(&TableKey::Section(name).encode()).await {
+            Ok(value) => Ok(value),
             Err(error) => {
                 if matches!(error, IndexError::Damaged { .. }) {
                     self.inspection.suspect(name);
                 }
-                return Err(error.into());
+                Err(error.into())
             }
-        };
-        let Some(value) = value else { return Ok((section, None)) };
-        let record = Section::decode(&value, section).map_err(unreadable)?;
-        Ok((section, Some(record)))
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The one way by which sections get new records: read, changed, journalled and put into the index
 //! while nobody else changes them.
 
-use std::ops::RangeInclusive;
+use std::{borrow::Cow, ops::RangeInclusive};
 
 use millrace_protocol::storage::ChunkVersion;
 use millrace_types::{ChunkKey, ChunkSize, GroupEpoch, SessionId, WriteEpoch, WriteNumber};
@@ -93,8 +93,8 @@ pub(super) enum Outcome {
     LookAgain,
     /// There was nothing to change.
     Unchanged,
-    /// The sections have this version now.
-    Changed(ChunkVersion),
+    /// The sections have new records.
+    Changed(Installed),
 }
 
 /// What a change finds when it looks at the newest records.
@@ -107,8 +107,9 @@ pub(super) enum Decision {
 }
 
 impl Shared {
-    /// Changes sections as a client or a fill wants it; waits until a kill cannot undo it. `change`
-    /// is called once for each section, with all of them as they were.
+    /// Changes sections as a client or a fill wants it; the caller waits until a kill or a loss of
+    /// power cannot undo it. `change` is called once for each section, with all of them as they
+    /// were; `known` is what the caller found before, and spares work if it still holds.
     ///
     /// # Errors
     /// [`EngineError::StaleEpoch`], [`EngineError::StaleContent`], [`EngineError::Revoked`], or a
@@ -117,13 +118,17 @@ impl Shared {
         &self,
         cause: &Cause,
         numbers: RangeInclusive<u8>,
+        known: Option<&Sections>,
         change: &mut (dyn FnMut(u8, &Sections, &mut Section) -> Decision + Send),
     ) -> Result<Outcome, EngineError> {
         let turn = self.inode_turn(cause.key.inode).read().await;
         let range = u16::from(*numbers.start())..=u16::from(*numbers.end());
         let lock = self.section_locks.lock(cause.key, range).await;
         self.accepts(cause.key, cause.write_epoch).await?;
-        let old = self.sections(cause.key, numbers).await?;
+        let old = match known {
+            Some(known) => self.sections_again(known, numbers).await?,
+            None => Cow::Owned(self.sections(cause.key, numbers).await?),
+        };
         let mut new = Vec::new();
         for (number, record) in old.iter() {
             let mut section = record.cloned().unwrap_or_else(|| Section::blank(cause.chunk_size));
@@ -141,9 +146,7 @@ impl Shared {
         let installed = self.commit_sections(cause, &old, &new).await?;
         drop(lock);
         drop(turn);
-        let Some(installed) = installed else { return Ok(Outcome::Unchanged) };
-        self.written(installed.sequence).await?;
-        Ok(Outcome::Changed(installed.version))
+        Ok(installed.map_or(Outcome::Unchanged, Outcome::Changed))
     }
 
     /// Journals new records and puts them into the index. The caller holds the inode's turn and
@@ -199,7 +202,7 @@ impl Shared {
 }
 
 /// Sections that have new records.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Installed {
     /// Of the journal record.
     pub(super) sequence: u64,

@@ -143,8 +143,10 @@ impl Volume {
         let (target, disk) = (superblock.target, options.disk.name());
         tracing::info!(%target, disk, dropped_writes = dropped, loss_count, "target opened");
         let upkeep = Upkeep(tokio::spawn(upkeep(Arc::clone(&shared), options.sync_interval)));
+        let preparer = Upkeep(tokio::spawn(Arc::clone(&shared).prepare_regions()));
         let finder = Finder::start(Arc::clone(&shared));
-        Ok(Self { shared, upkeep, _finder: finder, scrub: Mutex::default() })
+        let scrub = Mutex::default();
+        Ok(Self { shared, upkeep, _preparer: preparer, _finder: finder, scrub })
     }
 }
 
@@ -377,12 +379,14 @@ fn shared_of(
         flights: Flights::default(),
         applied,
         growth: options.growth.clone(),
+        room_due: tokio::sync::Notify::new(),
         growth_turn: tokio::sync::Mutex::new(()),
         checkpoint_turn: tokio::sync::Mutex::new(()),
         checkpoint_due: tokio::sync::Notify::new(),
         map_turn: tokio::sync::Mutex::new(()),
         // Failures of the journal are counted in the superblock (`failed`), from 1 on.
         loss_count: AtomicU64::new(loss_count + superblock.losses),
+        released_end: AtomicU64::new(0),
         lost: AtomicBool::new(false),
         checksum_failures: AtomicU64::new(0),
         inspection: Inspection::default(),

@@ -1,6 +1,7 @@
 //! Reading stored pages, each checked against its checksum, once for all who ask at the same time.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     ops::{Range, RangeInclusive},
     sync::{
@@ -18,7 +19,11 @@ use super::{
     EngineError, Shared, Volume,
     sections::{Sections, block_of_page, split_block},
 };
-use crate::{disk::Piece, format::section::StoredPage, page_checksum::PAGE};
+use crate::{
+    disk::Piece,
+    format::section::{Section, StoredPage},
+    page_checksum::PAGE,
+};
 
 /// Part of a chunk as it was at one moment. Its pages stay where they are for as long as this
 /// lives, which should therefore be short.
@@ -83,6 +88,11 @@ impl Snapshot {
 
     pub(super) fn sections(&self) -> &Sections {
         &self.sections
+    }
+
+    /// Lets go of the pages.
+    pub(super) fn into_sections(self) -> Arc<Sections> {
+        self.sections
     }
 }
 
@@ -301,6 +311,33 @@ impl Shared {
             }
         };
         Ok(Sections::new(key, first, records))
+    }
+
+    /// The same as they are now; `known` are some that were looked up before.
+    pub(super) async fn sections_again<'a>(
+        &self,
+        known: &'a Sections,
+        numbers: RangeInclusive<u8>,
+    ) -> Result<Cow<'a, Sections>, EngineError> {
+        let is_same = known.covers(&numbers) && {
+            let mut is_same = true;
+            for (number, record) in known.iter() {
+                let value = self.section_value(known.key(), number).await?;
+                is_same &= match (&value, record) {
+                    // No two records of a section are of the same change.
+                    (Some(value), Some(record)) => {
+                        Section::sequence_in(value) == Some(record.sequence)
+                    }
+                    (None, None) => true,
+                    _ => false,
+                };
+            }
+            is_same
+        };
+        match is_same {
+            true => Ok(Cow::Borrowed(known)),
+            false => Ok(Cow::Owned(self.sections(known.key(), numbers).await?)),
+        }
     }
 
     async fn read_pages(

@@ -1,13 +1,13 @@
 //! Getting pages from the space: maps that it misses are brought, the disk grows, and what is in
 //! quarantine is freed by making durable what gave it up.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use millrace_types::ByteLen;
 
-use super::{EngineError, Shared, commit::unreadable, open::bytes};
+use super::{EngineError, Growth, Shared, commit::unreadable, open::bytes};
 use crate::{
-    disk::{DiskError, Piece},
+    disk::{AlignedBuffer, DiskError, Piece},
     format::{
         extent::Extent,
         free_map::{REGION_PAGES, RegionMap},
@@ -16,6 +16,15 @@ use crate::{
     page_checksum::PAGE,
     space::{Purpose, Refusal, Reservation, Space, Spot, Totals, kept_back},
 };
+
+/// Free pages below which a region is made ready: as many as many writers take in the time that
+/// it needs.
+const PREPARED_PAGES: u64 = REGION_PAGES as u64 / 2;
+
+/// Zeros written at a time.
+const ZEROS_LEN: usize = 1 << 20;
+
+const _: () = assert!((REGION_PAGES as usize * PAGE).is_multiple_of(ZEROS_LEN));
 
 impl Shared {
     /// Reserves pages. If there are too few the disk grows, and then a sync frees some.
@@ -90,21 +99,91 @@ impl Shared {
         self.look_for_room();
         // Others may have grown meanwhile.
         while self.space.totals().growable > 0 && is_wanted(&self.space) {
-            let regions = self.space.regions();
-            let layout = &self.superblock.layout;
-            let [from, to] = [regions, regions + 1].map(|end| layout.end_of(end) * PAGE as u64);
-            match Arc::clone(&growth.backing).grow(from, to).await {
-                Ok(()) => self.space.grow(1),
-                Err(DiskError::NoSpace) => {
-                    self.space.set_growable(0);
-                    let target = self.target;
-                    tracing::warn!(%target, "the file system under the target is full");
-                    return Ok(());
-                }
-                Err(error) => return Err(error.into()),
+            if self.take_region(growth).await?.is_none() {
+                return Ok(());
             }
+            self.space.grow(1);
         }
         Ok(())
+    }
+
+    /// Takes a region from what lies under the disk; returns its first byte and its end. `None`
+    /// when there is no more. The caller has the turn, and says so to the space.
+    async fn take_region(&self, growth: &Growth) -> Result<Option<Range<u64>>, EngineError> {
+        let regions = self.space.regions();
+        let layout = &self.superblock.layout;
+        let [from, to] = [regions, regions + 1].map(|end| layout.end_of(end) * PAGE as u64);
+        // One that was taken, and given to nobody because the runtime ended.
+        let len = growth.backing.len_bytes().unwrap_or(from);
+        if len >= to {
+            return Ok(Some(from..to));
+        }
+        match Arc::clone(&growth.backing).grow(from.max(len), to).await {
+            Ok(()) => Ok(Some(from..to)),
+            Err(DiskError::NoSpace) => {
+                self.space.set_growable(0);
+                tracing::warn!(target = %self.target, "the file system under the target is full");
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes a region ready for small durable writes when little is left of those there are: takes
+    /// it and writes zeros to it, beside them. The first write to space that a file system has only
+    /// allocated makes the next sync dear, because that must record that the extent is written.
+    /// Who writes much at a time, or needs no sync, is better off without.
+    pub(super) fn prepare_room(&self) {
+        if self.growth.is_some() && self.is_room_short() {
+            self.room_due.notify_one();
+        }
+    }
+
+    fn is_room_short(&self) -> bool {
+        let is_short = self.space.missing(PREPARED_PAGES, Purpose::Store) > 0;
+        is_short && self.space.totals().growable > 0
+    }
+
+    /// Makes regions ready whenever it is asked for. May be dropped at its await.
+    pub(super) async fn prepare_regions(self: Arc<Self>) {
+        loop {
+            self.room_due.notified().await;
+            if let Err(error) = self.prepare_region().await {
+                tracing::warn!(target = %self.target, %error, "no region could be prepared");
+            }
+        }
+    }
+
+    pub(super) async fn prepare_region(&self) -> Result<(), EngineError> {
+        let Some(growth) = &self.growth else { return Ok(()) };
+        if !self.is_room_short() {
+            return Ok(());
+        }
+        let mut zeros = self.pool.acquire(ZEROS_LEN).await;
+        zeros.as_mut_slice().fill(0);
+        let zeros = Arc::new(zeros);
+        let _turn = self.growth_turn.lock().await;
+        self.look_for_room();
+        if !self.is_room_short() {
+            return Ok(());
+        }
+        let Some(region) = self.take_region(growth).await? else { return Ok(()) };
+        let written = self.write_zeros(region, &zeros).await;
+        // The region is as good without.
+        self.space.grow(1);
+        Ok(written?)
+    }
+
+    async fn write_zeros(
+        &self,
+        bytes: Range<u64>,
+        zeros: &Arc<AlignedBuffer>,
+    ) -> Result<(), DiskError> {
+        for offset in bytes.step_by(ZEROS_LEN) {
+            let piece = Piece { offset, range: 0..ZEROS_LEN };
+            self.disk.write(vec![piece], Arc::clone(zeros)).await?;
+        }
+        self.disk.sync().await
     }
 
     /// Looks how much more can be taken from what lies under the disk.

@@ -52,6 +52,11 @@ impl Sections {
         (self.first..).zip(&self.records).map(|(number, record)| (number, record.as_ref()))
     }
 
+    /// Whether these are the sections with these numbers.
+    pub(super) fn covers(&self, numbers: &RangeInclusive<u8>) -> bool {
+        *numbers.start() == self.first && numbers.clone().count() == self.records.len()
+    }
+
     /// The greatest version of these sections.
     pub(super) fn version(&self) -> ChunkVersion {
         let none = ChunkVersion { group_epoch: GroupEpoch(0), counter: 0 };

@@ -4,6 +4,7 @@
 mod contents;
 mod index;
 mod model;
+mod room;
 mod runs;
 mod scrub;
 mod stops;

@@ -12,7 +12,7 @@ use millrace_types::{BlockState, ChunkSize, Crc32c};
 
 use super::{
     EngineError, Fill, Shared, Volume, WriteRequest,
-    install::{Cause, Decision, Outcome},
+    install::{Cause, Decision, Installed, Outcome},
     read::pieces,
     room::pieces_of,
     run,
@@ -48,7 +48,30 @@ impl Volume {
     /// is then changed.
     pub async fn write(&self, request: WriteRequest) -> Result<ChunkVersion, EngineError> {
         let shared = Arc::clone(&self.shared);
-        run(async move { shared.write(request).await }).await
+        run(async move {
+            let Installed { sequence, version, .. } = shared.write(request, Wanted::Soon).await?;
+            shared.written(sequence).await?;
+            Ok(version)
+        })
+        .await
+    }
+
+    /// The same, with one wait instead of two for who wants it durable.
+    ///
+    /// # Durability
+    /// Survives a loss of power on return, as after [`Volume::sync`]. Who writes at the same time
+    /// shares one write of the journal and one sync.
+    ///
+    /// # Errors
+    /// As [`Self::write`]; after a failure of the journal the write may be there or not.
+    pub async fn write_durably(&self, request: WriteRequest) -> Result<ChunkVersion, EngineError> {
+        let shared = Arc::clone(&self.shared);
+        run(async move {
+            let Installed { sequence, version, .. } = shared.write(request, Wanted::Now).await?;
+            shared.durable(sequence).await?;
+            Ok(version)
+        })
+        .await
     }
 
     /// Stores what came from the bucket where blocks are still absent; returns the bytes stored.
@@ -59,6 +82,15 @@ impl Volume {
         let shared = Arc::clone(&self.shared);
         run(async move { shared.fill(fill).await }).await
     }
+}
+
+/// When a write is to be durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wanted {
+    /// With the next sync.
+    Soon,
+    /// Before its caller is answered.
+    Now,
 }
 
 /// The pages that a change stores, and which old pages show through at its ends.
@@ -124,7 +156,13 @@ pub(super) fn needs_fill(
 }
 
 impl Shared {
-    async fn write(self: Arc<Self>, request: WriteRequest) -> Result<ChunkVersion, EngineError> {
+    /// Writes; the caller waits until it is on the device or durable. Who comes next may change the
+    /// blocks meanwhile.
+    async fn write(
+        self: &Arc<Self>,
+        request: WriteRequest,
+        wanted: Wanted,
+    ) -> Result<Installed, EngineError> {
         let len: usize = request.body.iter().map(Bytes::len).sum();
         assert!(len > 0, "a write has bytes: the server has checked");
         let start = request.offset as usize;
@@ -133,8 +171,8 @@ impl Shared {
         let _guard = self.locks.lock(request.key, blocks_of(&range)).await;
         self.accepts(request.key, request.write_epoch).await?;
         for _ in 0..ATTEMPTS_MAX {
-            if let Outcome::Changed(version) = self.overlay(&request, &range).await? {
-                return Ok(version);
+            if let Outcome::Changed(done) = self.overlay(&request, &range, wanted).await? {
+                return Ok(done);
             }
         }
         Err(EngineError::StaleEpoch)
@@ -145,6 +183,7 @@ impl Shared {
         self: &Arc<Self>,
         request: &WriteRequest,
         range: &Range<usize>,
+        wanted: Wanted,
     ) -> Result<Outcome, EngineError> {
         let blocks = blocks_of(range);
         let snapshot = self.snapshot(request.key, blocks.clone()).await?;
@@ -156,7 +195,7 @@ impl Shared {
         let buffer = self.pool.acquire(plan.len()).await;
         let mut buffer = self.take_edges(sections, &plan, buffer).await?;
         let spot = spots::of_write(sections, &plan.pages, request.chunk_size);
-        drop(snapshot);
+        let sections = snapshot.into_sections();
         let mut at = plan.body.start;
         for part in &request.body {
             buffer.as_mut_slice()[at..at + part.len()].copy_from_slice(part);
@@ -173,6 +212,9 @@ impl Shared {
             Some(spot) => self.reserve_at(&spot).await?,
             None => self.reserve(checksums.len() as u64, Purpose::Store).await?,
         };
+        if wanted == Wanted::Now && checksums.len() < usize::from(BLOCK_PAGES) {
+            self.prepare_room();
+        }
         self.disk.write(pieces_of(reservation.extents()), Arc::new(buffer)).await?;
         let cause = Cause::of_write(request, range.end);
         let mut change = |number: u8, old: &Sections, section: &mut Section| {
@@ -184,7 +226,7 @@ impl Shared {
             Decision::Go
         };
         let numbers = sections_of_pages(&plan.pages);
-        self.install(&cause, numbers, &mut change).await
+        self.install(&cause, numbers, Some(&sections), &mut change).await
     }
 
     /// Brings the old pages under the ends into the buffer, and zeros where there are none.
@@ -247,7 +289,9 @@ impl Shared {
             Decision::Go
         };
         let numbers = sections_of_pages(&pages);
-        self.install(&cause, numbers, &mut change).await?;
+        if let Outcome::Changed(done) = self.install(&cause, numbers, None, &mut change).await? {
+            self.written(done.sequence).await?;
+        }
         Ok(installed * PAGE as u64)
     }
 }

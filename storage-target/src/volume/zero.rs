@@ -8,7 +8,7 @@ use millrace_types::BlockState;
 
 use super::{
     EngineError, Shared, Volume, ZeroRequest,
-    install::{Cause, Decision, Outcome},
+    install::{Cause, Decision, Installed, Outcome},
     run,
     sections::{Sections, sections_of_pages, within},
     write::{ATTEMPTS_MAX, BLOCK, blocks_of, edges, needs_fill, page_number},
@@ -100,10 +100,13 @@ impl Shared {
                 Decision::Go
             };
             let numbers = sections_of_pages(&pages_around(&step));
-            match self.install(&cause, numbers, &mut change).await? {
+            match self.install(&cause, numbers, None, &mut change).await? {
                 Outcome::LookAgain => {}
                 Outcome::Unchanged => return Ok(None),
-                Outcome::Changed(version) => return Ok(Some(version)),
+                Outcome::Changed(Installed { sequence, version, .. }) => {
+                    self.written(sequence).await?;
+                    return Ok(Some(version));
+                }
             }
         }
         Err(EngineError::StaleEpoch)

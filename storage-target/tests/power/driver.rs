@@ -185,17 +185,28 @@ impl World {
     async fn write(&mut self, file: usize, chunk: usize, range: Range<usize>) -> Result<()> {
         let mut bytes = vec![0; range.len()];
         self.random.fill(&mut bytes);
+        let durably = percent(&self.random, 20);
         for _ in 0..=BLOCKS {
             let terms = self.model.chunk(file, chunk);
             let change = self.model.write(file, chunk, range.start, &bytes);
-            match self.subject.write(terms, range.start, bytes.clone()).await {
+            let done = match durably {
+                true => self.subject.write_durably(terms, range.start, bytes.clone()).await,
+                false => self.subject.write(terms, range.start, bytes.clone()).await,
+            };
+            match done {
                 Err(Refused::NeedsFill(block)) => {
                     if !self.fill_for(file, chunk, block).await? {
                         return Ok(());
                     }
                 }
                 Err(Refused::Corrupt) => return self.heal(file, chunk, &range).await,
-                done => return self.conclude(change, done).map(drop),
+                done => {
+                    if self.conclude(change, done)? && durably {
+                        // With everything that was acknowledged before.
+                        self.model.promise();
+                    }
+                    return Ok(());
+                }
             }
         }
         bail!("a block that was filled must be filled again");

@@ -352,6 +352,18 @@ impl Subject {
         done.map(drop).map_err(|error| self.after(error))
     }
 
+    pub(crate) async fn write_durably(
+        &self,
+        chunk: Chunk,
+        offset: usize,
+        bytes: Vec<u8>,
+    ) -> Result<(), Refused> {
+        let offset = self.offset(offset);
+        let request = write_request(self.chunk(chunk), offset, bytes, TARGET_CHUNK);
+        let done = self.volume().write_durably(request).await;
+        done.map(drop).map_err(|error| self.after(error))
+    }
+
     pub(crate) async fn zero(&self, chunk: Chunk, range: Range<usize>) -> Result<(), Refused> {
         let (chunk, range) = (self.chunk(chunk), self.offset(range.start)..self.offset(range.end));
         let request = ZeroRequest {

@@ -24,7 +24,7 @@ use millrace_types::BlockState;
 
 use super::{
     snapshot::{PAGE, Snapshot},
-    target::{BOOT, LAYOUT, Target, check, key},
+    target::{BLOCK, BOOT, LAYOUT, Target, check, key},
 };
 
 /// What must be said.
@@ -510,4 +510,40 @@ async fn what_is_pending_is_told_and_counts_only_with_its_data() {
     let mut opened = target.on(&damaged).await;
     opened.open().await.unwrap();
     opened.assert_serves_nothing_wrong().await;
+}
+
+/// The offline check drops what the next start drops: later writes of a section of which a write
+/// over two sections has lost its data.
+#[tokio::test]
+async fn what_a_torn_write_over_two_sections_takes_with_it_is_told() {
+    const SECTION: usize = 8 * BLOCK;
+    let mut target = Target::new(3).await;
+    target.write(1, 0..2 * SECTION).await;
+    target.close().await;
+    target.open().await.unwrap();
+    target.write(1, SECTION - BLOCK..SECTION + BLOCK).await;
+    target.write(1, 0..BLOCK).await;
+    target.write(1, SECTION + 3 * BLOCK..SECTION + 4 * BLOCK).await;
+    target.kill();
+    let sound = target.snapshot().await;
+    let records: Vec<_> =
+        batches(&sound).into_iter().flat_map(|(_, batch)| batch.records).collect();
+    let torn = records.iter().rev().find_map(|record| match Change::decode(record).unwrap() {
+        Change::Sections(change) if change.sections().len() == 2 => Some(change),
+        _ => None,
+    });
+    let mut damaged = sound.clone();
+    damaged.put(torn.unwrap().taken()[0].first, vec![0; PAGE]);
+    target.boot = BootId([9; 16]);
+    let checked = check(&damaged, target.boot).unwrap();
+    assert!(checked.summary.is_sound(), "{:?}", checked.remarks);
+    let told = checked.remarks.iter().find(|note| note.text.contains("have lost their data"));
+    assert!(told.unwrap().text.starts_with("3 "), "{told:?}");
+    let mut opened = target.on(&damaged).await;
+    opened.open().await.unwrap();
+    opened.assert_serves_nothing_wrong().await;
+    // And what the start has made of it is sound.
+    opened.kill();
+    let checked = check(&opened.snapshot().await, target.boot).unwrap();
+    assert!(checked.summary.is_sound(), "{:?}", checked.remarks);
 }

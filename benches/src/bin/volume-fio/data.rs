@@ -42,18 +42,32 @@ impl DataSet {
 
     /// A write of the first `len` bytes of the pattern at an offset of the data.
     pub(crate) fn write(&self, at: u64, len: usize) -> WriteRequest {
+        self.write_to(key(at / CHUNK), at, len)
+    }
+
+    /// The same in another file.
+    pub(crate) fn write_elsewhere(&self, at: u64, len: usize) -> WriteRequest {
+        self.write_to(key_elsewhere(at / CHUNK), at, len)
+    }
+
+    fn write_to(&self, key: ChunkKey, at: u64, len: usize) -> WriteRequest {
         let body = self.body.slice(..len);
         let known = self.checksums.iter().find(|(known, _)| *known == len);
         let (_, checksum) = *known.expect("a length that is written");
         let offset = u32::try_from(at % CHUNK).expect("within a chunk");
         let chunk_size = u32::try_from(CHUNK).expect("8 MiB");
-        target::write(key(at / CHUNK), offset, body, checksum, chunk_size)
+        target::write(key, offset, body, checksum, chunk_size)
     }
 }
 
 /// The chunk of that number.
 pub(crate) fn key(chunk: u64) -> ChunkKey {
     target::chunk(1 << 20, u32::try_from(chunk).expect("few chunks"))
+}
+
+/// The chunk of that number of another file.
+pub(crate) fn key_elsewhere(chunk: u64) -> ChunkKey {
+    target::chunk(2 << 20, u32::try_from(chunk).expect("few chunks"))
 }
 
 /// An open target.

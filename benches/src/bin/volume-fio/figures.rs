@@ -24,8 +24,10 @@ pub(crate) enum Case {
     ColdReads,
     /// Overwriting 4 KiB durably, one after the other.
     Overwrites,
-    /// Writing 16 KiB durably, many at a time.
+    /// Writing 16 KiB durably, many at a time, to space that nobody has written to before.
     DurableWrites,
+    /// The same to space that was used before, as fio's is and that of any target after a while.
+    DurableWritesUsed,
     /// Checksums of pages.
     Checksums,
 }
@@ -39,6 +41,7 @@ impl Case {
             Self::ColdReads => "4 KiB reads at random, 32 at once, index on disk",
             Self::Overwrites => "written for a durable 4 KiB overwrite",
             Self::DurableWrites => "16 KiB writes with a sync each, 32 writers, of 1 writer",
+            Self::DurableWritesUsed => "the same to space that was used before",
             Self::Checksums => "checksums",
         }
     }
@@ -49,7 +52,7 @@ impl Case {
             Self::SmallReads => Goal::Share(0.8, "/s"),
             Self::ColdReads => Goal::Share(0.4, "/s"),
             Self::Overwrites => Goal::AtMost(16.0, "KiB"),
-            Self::DurableWrites => Goal::Share(10.0, "/s"),
+            Self::DurableWrites | Self::DurableWritesUsed => Goal::Share(10.0, "/s"),
             Self::Checksums => Goal::AtMost(0.06, "CPU-s/GB"),
         }
     }

@@ -15,7 +15,7 @@ use futures::future::try_join_all;
 use millrace_types::{Crc32c, MIB};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::data::{CHUNK, DataSet, Opened, key};
+use super::data::{CHUNK, DataSet, Opened, key, key_elsewhere};
 
 /// Pages of a chunk, and of a MiB.
 const CHUNK_PAGES: u64 = CHUNK / 4096;
@@ -83,11 +83,25 @@ pub(crate) async fn overwrite(opened: Opened, data: &DataSet) -> Result<f64> {
     let before = written_bytes()?;
     for number in 0..OVERWRITES {
         let page = scatter(number) % pages;
-        opened.volume.write(data.write(page * 4096, 4096)).await?;
-        opened.volume.sync().await?;
+        opened.volume.write_durably(data.write(page * 4096, 4096)).await?;
     }
     opened.close().await?;
     Ok((written_bytes()? - before) as f64 / OVERWRITES as f64 / 1024.0)
+}
+
+/// Writes as much as the data once more, as another file, and gives it up: what comes next is
+/// written where something has been before.
+pub(crate) async fn use_room(opened: &Opened, data: &DataSet) -> Result<()> {
+    let count = data.chunks * (CHUNK / MIB);
+    for at in 0..count {
+        opened.volume.write(data.write_elsewhere(at * MIB, 1 << 20)).await?;
+    }
+    let elsewhere = (key_elsewhere(0).inode, key_elsewhere(0).generation);
+    opened.volume.reclaim(&[elsewhere]).await?;
+    // What was given up is free when a durable record says so.
+    opened.volume.write_durably(data.write(0, 16 * 1024)).await?;
+    opened.volume.sync().await?;
+    Ok(())
 }
 
 /// 16 KiB writes, each durable before the next of the same writer, per second.
@@ -106,8 +120,7 @@ pub(crate) async fn write_durably(
             let mut number = 0;
             while started.elapsed() < lasting {
                 let place = scatter(writer << 32 | number) % places;
-                opened.volume.write(data.write(place * 16 * 1024, 16 * 1024)).await?;
-                opened.volume.sync().await?;
+                opened.volume.write_durably(data.write(place * 16 * 1024, 16 * 1024)).await?;
                 number += 1;
                 done.fetch_add(1, Ordering::Relaxed);
             }

@@ -119,6 +119,9 @@ impl Bench {
         };
         let cache = if case == Case::ColdReads { data::CACHE_SMALL } else { data::CACHE_LARGE };
         let opened = Opened::new(&self.place, cache).await?;
+        if case == Case::DurableWritesUsed {
+            loads::use_room(&opened, &self.data).await?;
+        }
         let (started, cpu) = (Instant::now(), cpu_seconds());
         let ours = match case {
             Case::LargeWrites => loads::write_large(&opened, &self.data).await?,
@@ -126,7 +129,7 @@ impl Bench {
             Case::SmallReads | Case::ColdReads => {
                 loads::read_small(&opened, &self.data, self.lasting).await?
             }
-            Case::DurableWrites => {
+            Case::DurableWrites | Case::DurableWritesUsed => {
                 loads::write_durably(&opened, &self.data, 32, self.lasting).await?
             }
             Case::Overwrites => return Ok((plain, loads::overwrite(opened, &self.data).await?)),
@@ -152,7 +155,7 @@ fn plain(fio: &Fio, case: Case) -> Result<f64> {
         Case::LargeWrites => fio.write_large(),
         Case::LargeReads => fio.read_large(),
         Case::SmallReads | Case::ColdReads => fio.read_small(),
-        Case::DurableWrites => {
+        Case::DurableWrites | Case::DurableWritesUsed => {
             let together = fio.durable_together()?;
             println!("fio, 32 at once, a sync after each 32: {together:.0} /s");
             fio.durable_small()

@@ -39,6 +39,12 @@ const ARENAS_MAX: u32 = 8;
 const JOINED_BYTES_MAX: usize = 1 << 20;
 const JOINED_PIECES_MAX: usize = 64;
 
+/// What waits when it is handed over at once, instead of at the driver's next turn: the device works
+/// on it while others of the same turn are still being made. Small writes wait for more bytes, in
+/// which they may go as one.
+const EARLY_PIECES: usize = 8;
+const EARLY_WRITE_BYTES: usize = 128 * 1024;
+
 /// Marks the completion of writes that went as one; the rest is their place in the list.
 const JOINED: u64 = 1 << 63;
 
@@ -53,6 +59,9 @@ pub(super) struct Ring {
     vacant: Vec<usize>,
     /// Pieces that are still to be submitted, as (slot, piece).
     backlog: VecDeque<(usize, usize)>,
+    /// Admitted since the last time that the kernel was given something.
+    new_pieces: usize,
+    new_bytes: usize,
     /// Writes under the kernel that went as one.
     joined: Vec<Option<Joined>>,
     /// Entries that the kernel has taken and not reported.
@@ -161,6 +170,8 @@ impl Ring {
             slots: Vec::new(),
             vacant: Vec::new(),
             backlog: VecDeque::new(),
+            new_pieces: 0,
+            new_bytes: 0,
             joined: Vec::new(),
             in_kernel: 0,
             arenas: Vec::new(),
@@ -173,6 +184,7 @@ impl Ring {
     pub(super) fn admit(&mut self, request: Request, runtime: runtime::Id) -> Woken {
         // A sync has no bytes and is one piece all the same.
         let pieces = request.pieces.len().max(1);
+        let bytes: usize = request.pieces.iter().map(|piece| piece.range.len()).sum();
         let arena = request.buffer.buffer().and_then(|buffer| self.arena(buffer));
         let done = vec![0; pieces];
         let (alone, outstanding, error) = (false, pieces, None);
@@ -184,6 +196,8 @@ impl Ring {
         assert!(self.slots[slot].is_none(), "a vacant slot is empty");
         self.slots[slot] = Some(in_flight);
         self.backlog.extend((0..pieces).map(|piece| (slot, piece)));
+        self.new_pieces += pieces;
+        self.new_bytes += bytes;
         let Some(driver) = self.driver(runtime) else {
             self.drivers.push(Registered { runtime, waker: None, woken: true, out: 1 });
             return Woken::Absent;
@@ -193,6 +207,16 @@ impl Ring {
         match &driver.waker {
             Some(waker) if !woken => Woken::By(waker.clone()),
             _ => Woken::Already,
+        }
+    }
+
+    /// Hands over what waits, if that is much. `operation` is that of the request admitted last.
+    pub(super) fn hand_over_early(&mut self, operation: Operation) {
+        let is_much = self.new_pieces >= EARLY_PIECES
+            && (operation != Operation::Write || self.new_bytes >= EARLY_WRITE_BYTES);
+        if is_much {
+            self.fill_submissions();
+            self.enter(0);
         }
     }
 
@@ -301,6 +325,7 @@ impl Ring {
     }
 
     fn fill_submissions(&mut self) {
+        (self.new_pieces, self.new_bytes) = (0, 0);
         while !self.backlog.is_empty() && !self.ring.submission().is_full() {
             let count = self.joinable();
             let pieces: Vec<_> = self.backlog.drain(..count).collect();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use millrace_types::{BLOCK_SIZE, BlockState, ByteLen, Crc32c};
 
-use super::{SECTION_BLOCKS, SECTION_PAGES, SECTION_SIZE, Section, StoredPage};
+use super::{Placed, SECTION_BLOCKS, SECTION_PAGES, SECTION_SIZE, Section, StoredPage};
 use crate::format::{
     extent::{Extent, join},
     units::BLOCK_PAGES,
@@ -88,10 +88,7 @@ impl Section {
 
     /// Every page that is on the disk, in order, with its place in the section.
     pub fn stored_pages(&self) -> impl Iterator<Item = (u8, StoredPage)> + '_ {
-        let numbers = self.extents.iter().flat_map(|extent| {
-            (0..extent.pages).map(|at| (extent.first + at, extent.page + u64::from(at)))
-        });
-        numbers
+        places(&self.extents)
             .zip(&self.checksums)
             .map(|((at, page), &checksum)| (at, StoredPage { page, checksum }))
     }
@@ -100,7 +97,7 @@ impl Section {
     #[must_use]
     pub fn checksums(&self, pages: Range<u8>) -> &[Crc32c] {
         let rank = |at: u8| -> usize {
-            let before = |extent: &super::Placed| at.min(extent.end()).saturating_sub(extent.first);
+            let before = |extent: &Placed| at.min(extent.end()).saturating_sub(extent.first);
             self.extents.iter().map(|extent| usize::from(before(extent))).sum()
         };
         &self.checksums[rank(pages.start)..rank(pages.end).max(rank(pages.start))]
@@ -156,13 +153,41 @@ impl Section {
     #[must_use]
     pub fn pages_by_state(&self) -> (u64, u64) {
         let (mut clean, mut written) = (0, 0);
-        for (at, _) in self.stored_pages() {
-            match self.state(at / BLOCK_PAGES) {
-                BlockState::Clean => clean += 1,
-                _ => written += 1,
+        for extent in &self.extents {
+            let mut at = extent.first;
+            while at < extent.end() {
+                let block = at / BLOCK_PAGES;
+                let end = extent.end().min((block + 1) * BLOCK_PAGES);
+                match self.state(block) {
+                    BlockState::Clean => clean += u64::from(end - at),
+                    _ => written += u64::from(end - at),
+                }
+                at = end;
             }
         }
         (clean, written)
+    }
+
+    /// The pages of another version of the section and of this one, in order, each with its place
+    /// in the section; without extents at both ends that the two have in common.
+    pub(in crate::format) fn changed_places(
+        &self,
+        other: Option<&Self>,
+    ) -> (impl Iterator<Item = (u8, u64)>, impl Iterator<Item = (u8, u64)>) {
+        let (mut olds, mut news) = (other.map_or(&[][..], |old| &old.extents), &self.extents[..]);
+        while let (Some((old, olds_left)), Some((new, news_left))) =
+            (olds.split_first(), news.split_first())
+            && old == new
+        {
+            (olds, news) = (olds_left, news_left);
+        }
+        while let (Some((old, olds_left)), Some((new, news_left))) =
+            (olds.split_last(), news.split_last())
+            && old == new
+        {
+            (olds, news) = (olds_left, news_left);
+        }
+        (places(olds), places(news))
     }
 
     /// Bytes by state. A stored block counts up to the section's length, one of zeros whole.
@@ -184,4 +209,11 @@ impl Section {
         }
         held
     }
+}
+
+/// Each page of some extents, with its place in the section.
+fn places(extents: &[Placed]) -> impl Iterator<Item = (u8, u64)> + '_ {
+    extents.iter().flat_map(|extent| {
+        (0..extent.pages).map(|at| (extent.first + at, extent.page + u64::from(at)))
+    })
 }

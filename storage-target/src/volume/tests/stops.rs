@@ -1,13 +1,19 @@
 //! How runs end, and what is there afterwards: kills, cuts of power, a torn journal.
 
 use millrace_protocol::target::ContentName;
-use millrace_types::{ContentGeneration, InodeId, WriteEpoch};
+use millrace_types::{BlockState, ContentGeneration, InodeId, WriteEpoch};
 
 use super::{
     BLOCK, LAYOUT, OpenError, Volume, assert_holds, erase, key, new_disk, open, options, pattern,
     write, write_request,
 };
-use crate::volume::EngineError;
+use crate::{
+    format::{
+        change::{Change, Removal},
+        section::SectionKey,
+    },
+    volume::EngineError,
+};
 
 #[tokio::test]
 async fn bytes_damaged_on_the_way_are_refused_and_change_nothing() {
@@ -59,6 +65,92 @@ async fn after_a_cut_synced_writes_stand_and_torn_ones_leave_the_older_version()
     let volume = Volume::open(&options(&disk, 2)).await.unwrap();
     assert_eq!(volume.loss_count(), 1);
     assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, 4 * BLOCK)).await;
+}
+
+/// A write over two sections of which the data of one half is lost must not come back in the other
+/// half with a later write beside it, whose record names all that the section holds.
+#[tokio::test]
+async fn a_torn_write_over_two_sections_takes_later_writes_of_both_with_it() {
+    const SECTION: usize = 8 * BLOCK;
+    for lost_half in [SECTION - BLOCK, SECTION] {
+        let disk = new_disk(1);
+        let volume = open(&disk).await;
+        write(&volume, key(1, 0), 0, pattern(1, 0, 1 << 20)).await;
+        volume.sync().await.unwrap();
+        write(&volume, key(1, 0), SECTION - BLOCK, pattern(2, 0, 2 * BLOCK)).await;
+        let block = u16::try_from(lost_half / BLOCK).unwrap();
+        let snapshot = volume.snapshot(key(1, 0), block..block + 1).await.unwrap();
+        let torn = snapshot.disk_page(u32::from(block) * 16 + 3).unwrap();
+        drop(snapshot);
+        for beside in [0, SECTION + 2 * BLOCK] {
+            write(&volume, key(1, 0), beside, pattern(3, 0, BLOCK)).await;
+        }
+        write(&volume, key(2, 0), 0, pattern(4, 0, BLOCK)).await;
+        drop(volume);
+        erase(&disk, torn).await;
+
+        // The second start finds what the first has decided.
+        for _ in 0..2 {
+            let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+            assert_eq!(volume.loss_count(), 1);
+            assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, 1 << 20)).await;
+            assert_holds(&volume, key(2, 0), 0, &pattern(4, 0, BLOCK)).await;
+        }
+    }
+}
+
+/// After a removal a section begins anew: what was dropped before does not matter to it.
+#[tokio::test]
+async fn a_section_that_was_removed_after_a_torn_write_takes_new_ones() {
+    const SECTION: usize = 8 * BLOCK;
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, 1 << 20)).await;
+    volume.sync().await.unwrap();
+    write(&volume, key(1, 0), SECTION - BLOCK, pattern(2, 0, 2 * BLOCK)).await;
+    let snapshot = volume.snapshot(key(1, 0), 7..8).await.unwrap();
+    let torn = snapshot.disk_page(7 * 16).unwrap();
+    drop(snapshot);
+    // The record of a removal whose sync never came.
+    let mut removal = Removal::default();
+    for number in 0..2 {
+        let (_, section) = volume.shared.section(key(1, 0), number).await.unwrap();
+        let name = SectionKey { chunk: key(1, 0), section: number };
+        assert!(removal.push(name, &section.unwrap()));
+    }
+    let change = Change::Remove(removal);
+    volume.shared.commit(|_| Ok(change.clone())).await.unwrap();
+    write(&volume, key(1, 0), SECTION, pattern(5, 0, BLOCK)).await;
+    drop(volume);
+    erase(&disk, torn).await;
+
+    let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+    assert_eq!(volume.loss_count(), 1);
+    assert_holds(&volume, key(1, 0), SECTION, &pattern(5, 0, BLOCK)).await;
+    let snapshot = volume.snapshot(key(1, 0), 7..8).await.unwrap();
+    assert_eq!(snapshot.state(7), BlockState::Absent);
+}
+
+#[tokio::test]
+async fn a_durable_write_needs_no_sync() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+    let request = write_request(key(2, 0), 100, pattern(2, 0, 9_000));
+    let before = disk.tally().syncs;
+    let version = volume.write_durably(request).await.unwrap();
+    assert_eq!(disk.tally().syncs, before + 1);
+    volume.sync_version(version).await.unwrap();
+    assert_eq!(disk.tally().syncs, before + 1, "it is durable");
+    drop(volume);
+    disk.restart();
+    let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+    assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
+    assert_holds(&volume, key(2, 0), 100, &pattern(2, 0, 9_000)).await;
+    // What was made before the start is durable as well.
+    let syncs = disk.tally().syncs;
+    volume.sync_version(version).await.unwrap();
+    assert_eq!(disk.tally().syncs, syncs);
 }
 
 #[tokio::test]

@@ -132,3 +132,26 @@ async fn reads_gaps_and_what_is_too_much_go_by_themselves() {
     }
     assert_eq!(ring.joinable(), JOINED_PIECES_MAX);
 }
+
+#[tokio::test]
+async fn much_that_waits_is_handed_over_without_a_turn() {
+    let Some((_directory, mut ring)) = ring() else { return };
+    let id = runtime::Handle::current().id();
+    let mut early = Vec::new();
+    for nth in 0..32 {
+        drop(ring.admit(write(nth * 2 * PAGE as u64).await, id));
+        ring.hand_over_early(Operation::Write);
+        if ring.backlog.is_empty() {
+            early.push(nth);
+        }
+    }
+    assert_eq!(early, [15, 31], "each time 128 KiB");
+    assert_eq!(ring.drain().len(), 32);
+    for nth in 0..9 {
+        let request = Request { operation: Operation::Read, ..write(nth * 2 * PAGE as u64).await };
+        drop(ring.admit(request, id));
+        ring.hand_over_early(Operation::Read);
+        assert_eq!(ring.backlog.len() as u64, (nth + 1) % 8);
+    }
+    assert_eq!(ring.drain().len(), 9);
+}
