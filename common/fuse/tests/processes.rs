@@ -82,6 +82,12 @@ impl Place {
     fn path(&self) -> &Path {
         self.0.path()
     }
+
+    /// Takes the mount out of sight. A process that another test starts may have a copy of a
+    /// descriptor for a moment, and then it would be busy.
+    fn unmount(&self) {
+        rustix::mount::unmount(self.path(), UnmountFlags::DETACH).unwrap();
+    }
 }
 
 impl Drop for Place {
@@ -229,7 +235,7 @@ fn programs_do_not_notice_that_another_process_goes_on() {
     assert_eq!(len as u64, handovers.min(4096));
     assert!(bytes[..len].iter().enumerate().all(|(at, byte)| usize::from(*byte) == at % 256));
     drop(open);
-    rustix::mount::unmount(directory.path(), UnmountFlags::empty()).unwrap();
+    directory.unmount();
     server.join();
 }
 
@@ -262,7 +268,7 @@ fn killed(channel: &str) {
     // Programs that met a dead server have ended, and work goes on.
     load.finish();
     one_round(&directory.path().join("another"), 1).unwrap();
-    rustix::mount::unmount(directory.path(), UnmountFlags::empty()).unwrap();
+    directory.unmount();
     server.join();
     one_round(&directory.path().join("another"), 1).unwrap();
 }
