@@ -4,7 +4,7 @@
 
 #![expect(clippy::print_stdout, reason = "the result of the program")]
 
-use std::{fs, num::NonZero, path::PathBuf, thread};
+use std::{fs, num::NonZero, path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum as _};
@@ -14,6 +14,7 @@ mod figures;
 mod loads;
 mod ours;
 mod plot;
+mod quiet;
 mod store;
 mod theirs;
 
@@ -43,6 +44,10 @@ struct Arguments {
     /// Threads that read requests, of each server; otherwise one for each CPU.
     #[arg(long)]
     readers: Option<NonZero<usize>>,
+    /// Waits before each measurement until the machine does next to nothing else, for so many
+    /// seconds at most. What wakes a CPU costs shows only then.
+    #[arg(long, default_value_t = 0)]
+    quiet: u64,
     /// Prints all figures as JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -118,6 +123,9 @@ fn run(arguments: &Arguments, serving: &Serving, directory: &std::path::Path) ->
     let mut figures = Figures::default();
     for _ in 0..arguments.rounds {
         for &kind in &servers {
+            if !quiet::wait(Duration::from_secs(arguments.quiet))? && !arguments.json {
+                println!("a round of {} while the machine does other things", kind.name());
+            }
             let server = Server::start(kind, serving, built.as_deref())?;
             let measured = loads::measure(&serving.mountpoint, serving.files, serving.mib);
             figures.add(kind, measured.with_context(|| kind.name())?);
