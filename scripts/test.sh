@@ -43,7 +43,7 @@ run_rust_tests() {
     if cargo nextest --version >/dev/null 2>&1; then
         cargo nextest run --locked --workspace ${CI:+--profile ci} ${long:+--no-fail-fast}
     else
-        cargo test --locked --workspace --quiet --lib --bins --tests
+        cargo test --locked --workspace --quiet --lib --bins --tests --examples
     fi
 }
 
@@ -74,11 +74,13 @@ run_random() {
         cargo test --locked --package millrace-storage-target --test power --quiet -- after_any_end
     MILLRACE_TEST_LENGTH=400 \
         cargo test --locked --package millrace-fuse-server --test kernel --quiet -- stress
+    MILLRACE_TEST_LENGTH=10 \
+        cargo test --locked --package millrace-fuse-server --test processes --examples --quiet
 }
 
 run_long() {
-    cargo build --locked --package millrace-fuse-server --example memory
-    "$python" tests/e2e/fuse.py --program "$binaries/examples/memory" --directory "$work" \
+    cargo build --locked --package millrace-fuse-server --examples
+    "$python" tests/e2e/fuse.py --examples "$binaries/examples" --directory "$work" \
         --tools "$target_dir/tools/bin"
     "$python" tests/e2e/endure.py --binaries "$binaries" --directory "$work" \
         --tools "$target_dir/tools/bin" --report docs/reliability.md

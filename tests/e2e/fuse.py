@@ -1,4 +1,7 @@
-"""Two test suites of others on the in-memory file system of common/fuse, over both channels."""
+"""Two test suites of others on the examples of common/fuse, over both channels.
+
+One has its files in memory, the other serves a directory and has the kernel read and write it.
+"""
 
 import argparse
 import os
@@ -12,16 +15,17 @@ from endure import HERE, pjdfstest
 
 # As the example names them, and the log.
 CHANNELS = {"dev": "Device", "uring": "Uring"}
+EXAMPLES = ("memory", "passthrough")
 PATIENCE_SECONDS = 20.0
 
 
 class Mounted:
     """The example, mounted for as long as the block lasts."""
 
-    def __init__(self, program, mount, channel, log):
+    def __init__(self, command, mount, log):
         self.mount, self.log = mount, log
         with open(log, "w", encoding="utf-8") as out:
-            self.process = subprocess.Popen([program, mount, channel], stdout=out, stderr=out,
+            self.process = subprocess.Popen(command, stdout=out, stderr=out,
                                             stdin=subprocess.DEVNULL)
 
     def __enter__(self):
@@ -55,8 +59,9 @@ def fsx(folder, tools, operations, seed, logs):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--program", required=True, help="the example `memory`")
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--examples", type=pathlib.Path, required=True,
+                           help="where the programs memory and passthrough lie")
     arguments.add_argument("--directory", help="where to work [default: a temporary directory]")
     arguments.add_argument("--tools", type=pathlib.Path, required=True,
                            help="where the programs fsx and pjdfstest lie")
@@ -64,27 +69,39 @@ def main():
     arguments.add_argument("--seed", type=int, default=int(time.time()))
     options = arguments.parse_args()
     print(f"seed {options.seed}", flush=True)
-    for channel, name in CHANNELS.items():
+    cases = [(example, channel) for example in EXAMPLES for channel in CHANNELS]
+    for example, channel in cases:
         with tempfile.TemporaryDirectory(prefix="fuse-", dir=options.directory) as directory:
-            directory = pathlib.Path(directory)
-            # Other users, whom pjdfstest acts for, must be able to reach the mount.
-            for above in (directory, directory.parent):
-                above.chmod(above.stat().st_mode | 0o011)
-            mount = directory / "m"
-            mount.mkdir()
-            with Mounted(options.program, mount, channel, directory / "log") as mounted:
-                for line in (
-                    pjdfstest(mount, options.tools),
-                    fsx(mount, options.tools, options.operations, options.seed, directory),
-                ):
-                    print(f"{channel}: {line}", flush=True)
-            said = mounted.said()
-            assert mounted.process.returncode == 0, said
-            assert "waiting: 0" in said and "forgotten: 0" in said, said
-            if name not in said:
-                assert "not over io_uring" in said, said
-                print(f"{channel}: this kernel does not offer it, that was /dev/fuse", flush=True)
-    print(f"{len(CHANNELS)} channels passed, 0 failed")
+            run(example, channel, pathlib.Path(directory), options)
+    print(f"{len(cases)} passed, 0 failed")
+
+
+def run(example, channel, directory, options):
+    """Both suites on one example over one channel."""
+    # Other users, whom pjdfstest acts for, must be able to reach the mount.
+    for above in (directory, directory.parent):
+        above.chmod(above.stat().st_mode | 0o011)
+    mount, source = directory / "m", directory / "source"
+    mount.mkdir()
+    source.mkdir()
+    command = [options.examples / example, mount, channel]
+    if example == "passthrough":
+        command.insert(1, source)
+    with Mounted(command, mount, directory / "log") as mounted:
+        for line in (
+            pjdfstest(mount, options.tools),
+            fsx(mount, options.tools, options.operations, options.seed, directory),
+        ):
+            print(f"{example}, {channel}: {line}", flush=True)
+    said = mounted.said()
+    assert mounted.process.returncode == 0, said
+    assert "waiting: 0" in said and "forgotten: 0" in said, said
+    if example == "passthrough" and "not passed through" in said:
+        print(f"{example}, {channel}: this kernel passes nothing through", flush=True)
+    if CHANNELS[channel] not in said:
+        assert "not over io_uring" in said, said
+        print(f"{example}, {channel}: this kernel does not offer it, that was /dev/fuse",
+              flush=True)
 
 
 if __name__ == "__main__":

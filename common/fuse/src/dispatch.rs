@@ -164,3 +164,6 @@ impl<F: FileSystem> Dispatch<F> {
         }
     }
 }
+
+#[cfg(all(test, target_endian = "little"))]
+mod tests;
