@@ -27,8 +27,6 @@ pub(crate) struct Connection {
     live: LiveRequests,
     /// Nothing is read any more, and nobody waits.
     over: AtomicBool,
-    read: AtomicU64,
-    answered: AtomicU64,
     forgotten: AtomicU64,
     too_late: AtomicU64,
     interrupts: AtomicU64,
@@ -57,8 +55,6 @@ impl Connection {
             responder,
             live: LiveRequests::new(),
             over: AtomicBool::new(false),
-            read: AtomicU64::new(0),
-            answered: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
             too_late: AtomicU64::new(0),
             interrupts: AtomicU64::new(0),
@@ -76,9 +72,10 @@ impl Connection {
 
     pub(crate) fn counts(&self) -> Counts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (read, answered) = self.live.counts();
         Counts {
-            read: count(&self.read),
-            answered: count(&self.answered),
+            read,
+            answered,
             forgotten: count(&self.forgotten),
             too_late: count(&self.too_late),
             interrupts: count(&self.interrupts),
@@ -98,7 +95,6 @@ impl Connection {
 
     /// A request of that thread was read, and owes an answer.
     pub(crate) fn begin(&self, unique: u64, caller: u32) {
-        self.read.fetch_add(1, Ordering::Relaxed);
         if self.live.begin(unique, caller) == Begun::Interrupted {
             self.interrupts.fetch_add(1, Ordering::Relaxed);
         }
@@ -149,7 +145,6 @@ impl Connection {
 
     fn sent(&self, unique: u64, sent: Result<(), Errno>) {
         self.live.end(unique);
-        self.answered.fetch_add(1, Ordering::Relaxed);
         match sent {
             Ok(()) => {}
             // Interrupted before it was read to its end, or aborted; or there is no mount any more.

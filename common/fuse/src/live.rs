@@ -12,6 +12,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt,
     future::Future,
+    hash::{BuildHasherDefault, Hasher},
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -23,14 +24,41 @@ use std::{
 /// Every request that was read and not answered, by its unique.
 #[derive(Debug)]
 pub(crate) struct LiveRequests {
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Apart; SHARDS],
 }
+
+/// On cache lines of its own: threads that have different shards do not meet.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart(Mutex<Shard>);
 
 #[derive(Debug, Default)]
 struct Shard {
-    waiting: HashMap<u64, Request>,
+    waiting: HashMap<u64, Request, BuildHasherDefault<ByUnique>>,
     /// Interrupted before they began, or after they had ended.
     early: VecDeque<u64>,
+    begun: u64,
+    ended: u64,
+}
+
+/// Numbers that the kernel gives one after the other need no more than being spread.
+#[derive(Debug, Default)]
+struct ByUnique(u64);
+
+impl Hasher for ByUnique {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64((*byte).into());
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
+    }
 }
 
 /// A request that is waited for.
@@ -71,11 +99,12 @@ pub(crate) enum Interrupted {
 
 impl LiveRequests {
     pub(crate) fn new() -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::default()) }
+        Self { shards: std::array::from_fn(|_| Apart::default()) }
     }
 
     pub(crate) fn begin(&self, unique: u64, caller: u32) -> Begun {
         let mut shard = self.shard(unique);
+        shard.begun += 1;
         let place = shard.early.iter().position(|early| *early == unique);
         let interrupted = place.is_some_and(|place| shard.early.remove(place).is_some());
         let waiting = Waiting::Unwatched { interrupted };
@@ -84,7 +113,9 @@ impl LiveRequests {
     }
 
     pub(crate) fn end(&self, unique: u64) {
-        self.shard(unique).waiting.remove(&unique);
+        let mut shard = self.shard(unique);
+        shard.ended += 1;
+        shard.waiting.remove(&unique);
     }
 
     /// Lets go of everything that watches, at the end of a session. What was to be called may own
@@ -92,7 +123,7 @@ impl LiveRequests {
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             // Dropped without the lock.
-            let waiting = std::mem::take(&mut locked(shard).waiting);
+            let waiting = std::mem::take(&mut locked(&shard.0).waiting);
             for (_, request) in waiting {
                 if let Waiting::Watched(shared) = request.waiting {
                     drop(std::mem::take(&mut *locked(&shared.watchers)));
@@ -102,15 +133,24 @@ impl LiveRequests {
     }
 
     pub(crate) fn len(&self) -> usize {
-        let lens = self.shards.iter().map(|shard| locked(shard).waiting.len());
+        let lens = self.shards.iter().map(|shard| locked(&shard.0).waiting.len());
         lens.sum()
+    }
+
+    /// How many have begun, and how many have ended.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let counts = self.shards.iter().map(|shard| {
+            let shard = locked(&shard.0);
+            (shard.begun, shard.ended)
+        });
+        counts.fold((0, 0), |(begun, ended), shard| (begun + shard.0, ended + shard.1))
     }
 
     /// Who waits for which request, of those that were not interrupted.
     pub(crate) fn callers(&self) -> Vec<(u64, u32)> {
         let mut callers = Vec::new();
         for shard in &self.shards {
-            let shard = locked(shard);
+            let shard = locked(&shard.0);
             let waiting = shard.waiting.iter().filter(|(_, request)| request.waits());
             callers.extend(waiting.map(|(unique, request)| (*unique, request.caller)));
         }
@@ -157,7 +197,7 @@ impl LiveRequests {
     fn shard(&self, unique: u64) -> MutexGuard<'_, Shard> {
         // Uniques are even, and follow one another.
         let shard = usize::try_from((unique >> 1) % SHARDS_U64).expect("small");
-        locked(&self.shards[shard])
+        locked(&self.shards[shard].0)
     }
 }
 
