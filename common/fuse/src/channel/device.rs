@@ -161,7 +161,7 @@ impl Receiver for DeviceReceiver {
             }
         };
         if self.looks {
-            self.lookout.depart(arrived);
+            self.lookout.depart(self.reader, arrived);
         }
         let origin = Origin::Descriptor(u16::try_from(index).expect("few"));
         Ok(Received::Request(Incoming::new(origin, &mut self.buffer, None, &self.pool)))

@@ -5,9 +5,9 @@
 //! readers look for the next one for a short time before they sleep. While they look they offer
 //! their CPU to whoever else wants it. When a request comes later than that, the next one is slept
 //! for at once. So it is where looking would not pay: while most requests are there before anybody
-//! looks for them, and for a while when whoever got the CPU has kept it. Then CPUs are busy and do
-//! not halt, and a reader that sleeps is woken at once, but one that looks has to wait for its
-//! turn.
+//! looks for them, or take the last reader, and for a while when whoever got the CPU has kept it.
+//! Then CPUs are busy and do not halt, and a reader that sleeps is woken at once, but one that
+//! looks has to wait for its turn.
 //!
 //! Two readers look at a time, and the others are parked: the kernel wakes one sleeping reader for
 //! each request, which would be in vain. A reader that takes a request while nobody else is waiting
@@ -21,6 +21,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+/// On a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart(AtomicBool);
 
 /// What the readers of a channel share.
 #[derive(Debug)]
@@ -47,7 +52,7 @@ pub(super) struct Lookout {
     parked: Mutex<usize>,
     unparked: Condvar,
     /// By reader: whether it is about to read the device, or reads it.
-    reading: Box<[AtomicBool]>,
+    reading: Box<[Apart]>,
     stopped: AtomicBool,
     ended: AtomicBool,
 }
@@ -68,7 +73,7 @@ impl Lookout {
             waiting: AtomicUsize::new(0),
             parked: Mutex::new(0),
             unparked: Condvar::new(),
-            reading: (0..readers).map(|_| AtomicBool::new(false)).collect(),
+            reading: (0..readers).map(|_| Apart::default()).collect(),
             stopped: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         }
@@ -98,10 +103,10 @@ impl Lookout {
     }
 
     /// A reader that came at `arrived` has a request.
-    pub(super) fn depart(&self, arrived: u64) {
+    pub(super) fn depart(&self, reader: usize, arrived: u64) {
         if !self.polling.is_zero() {
             let now = self.now();
-            let waited = now.saturating_sub(arrived) > FOUND;
+            let waited = now.saturating_sub(arrived) > FOUND && !self.is_last(reader);
             let gap = now.saturating_sub(self.last.swap(now, Ordering::Relaxed));
             // Readers that meet here may undo each other's step, which does no harm.
             let found = self.found.load(Ordering::Relaxed);
@@ -127,15 +132,21 @@ impl Lookout {
     pub(super) fn begins_reading(&self, reader: usize) {
         // This before looking at `stopped`, which is set before these are looked at: so who stops
         // sees it, or it sees that it is to stop.
-        self.reading[reader].store(true, Ordering::SeqCst);
+        self.reading[reader].0.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn ends_reading(&self, reader: usize) {
-        self.reading[reader].store(false, Ordering::Release);
+        self.reading[reader].0.store(false, Ordering::Release);
     }
 
     pub(super) fn is_reading(&self, reader: usize) -> bool {
-        self.reading.get(reader).is_some_and(|reading| reading.load(Ordering::SeqCst))
+        self.reading.get(reader).is_some_and(|reading| reading.0.load(Ordering::SeqCst))
+    }
+
+    /// Whether no other reader of several waits for a request.
+    fn is_last(&self, reader: usize) -> bool {
+        let mut others = self.reading.iter().enumerate().filter(|(other, _)| *other != reader);
+        self.reading.len() > 1 && !others.any(|(_, reading)| reading.0.load(Ordering::Relaxed))
     }
 
     /// Whether to look for a request now, and not to sleep until there is one.
@@ -236,7 +247,7 @@ mod tests {
     /// A request that was waited for, or was there.
     fn come(lookout: &Lookout, waited: bool) {
         let now = lookout.now();
-        lookout.depart(if waited { 0 } else { now });
+        lookout.depart(0, if waited { 0 } else { now });
     }
 
     #[test]
@@ -284,7 +295,7 @@ mod tests {
             .map(|_| {
                 let lookout = Arc::clone(&lookout);
                 // Each takes a request and is never done with it: the next must be let in.
-                thread::spawn(move || lookout.depart(lookout.arrive()))
+                thread::spawn(move || lookout.depart(0, lookout.arrive()))
             })
             .collect();
         for reader in readers {
