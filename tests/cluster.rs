@@ -20,5 +20,7 @@ mod peers;
 mod reclaim;
 #[path = "cluster/restricted.rs"]
 mod restricted;
+#[path = "cluster/signals.rs"]
+mod signals;
 #[path = "cluster/targets.rs"]
 mod targets;

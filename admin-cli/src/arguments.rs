@@ -458,6 +458,7 @@ Options (-o), separated by commas; those of fstab(5), such as _netdev and nofail
   allow_other, noallow_other  let other users in; root's mounts do
   suid, nosuid, dev, nodev, exec, noexec  as for every file system
   memory=256MiB               for read-ahead and write-behind of all files together
+  channel=auto                how requests come from the kernel: auto, dev or uring
 
 The command returns when the file system is mounted; the daemon then runs in the background.
 

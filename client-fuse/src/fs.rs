@@ -7,9 +7,9 @@
 //! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`writers`], [`kept_pages`], [`changed_objects`], [`open`], [`names`],
-//! [`attributes`], [`read`], [`mod@write`], [`flush`], [`allocate`], [`readdir`], [`xattr`],
-//! [`statfs`], [`upkeep`].
+//! [`handle`], [`writers`], [`kept_pages`], [`pending_reads`], [`changed_objects`], [`open`],
+//! [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`], [`allocate`], [`readdir`],
+//! [`xattr`], [`statfs`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -24,7 +24,8 @@ use crate::{
     cluster::Cluster,
     fs::{
         changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
-        handles::Handles, kept_pages::KeptPages, readdir::DirectoryHandle,
+        handles::Handles, kept_pages::KeptPages, pending_reads::PendingReads,
+        readdir::DirectoryHandle,
     },
     metrics::ClientMetrics,
 };
@@ -40,6 +41,7 @@ pub(crate) mod handles;
 pub(crate) mod kept_pages;
 pub(crate) mod names;
 pub(crate) mod open;
+pub(crate) mod pending_reads;
 pub(crate) mod read;
 pub(crate) mod readdir;
 pub(crate) mod statfs;
@@ -59,6 +61,8 @@ pub(crate) struct FileSystem {
     handles: Handles<FileHandle>,
     directories: Handles<DirectoryHandle>,
     kept: KeptPages,
+    /// The kernel's reads that wait for bytes.
+    pub(crate) reads: Arc<PendingReads>,
     changed: ChangedObjects,
     budget: Budget,
     /// Where work that nobody waits for is done.
@@ -83,6 +87,7 @@ impl FileSystem {
             handles: Handles::new(),
             directories: Handles::new(),
             kept: KeptPages::default(),
+            reads: Arc::default(),
             changed: ChangedObjects::default(),
             budget: Budget::new(budget_bytes),
             runtime,

@@ -4,35 +4,45 @@
 //! the thread that has the answer: the thread that read the request where the answer is at hand, a
 //! runtime's otherwise. How many requests run at a time is bounded by the kernel's `max_background`
 //! for reads and writes of the page cache, and by the number of waiting programs for the rest.
+//!
+//! What is not here is answered ENOSYS: the kernel then does it itself, or says so to the program,
+//! and does not ask again.
 
-use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, path::Path, sync::Arc};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, sync::Arc};
 
-use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle as Number, Filesystem,
-    FopenFlags, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+use millrace_fuse_server::{
+    Call, Data, Done, Payload, Reply, XAttr,
+    protocol::{
+        attr::{AttrReply, EntryReply, GetAttr, GetAttrFlags, SetAttr, SetAttrFields},
+        data::{FAllocate, Read, Write, WriteFlags, WriteReply},
+        directory::{DirectoryEntry, DirectoryPage, file_type as entry_type},
+        node::{Link, MkDir, MkNod, Rename},
+        open::{Create, CreateReply, FSync, Flush, Open, OpenReply, Release},
+        statfs::StatFsReply,
+        statx::{StatX, StatXReply},
+        xattr::{GetXAttr, SetXAttr},
+    },
 };
-use millrace_protocol::metadata::{NewNode, OpenMode, XattrMode};
-use millrace_types::InodeId;
+use millrace_protocol::metadata::{Attributes, NewNode, OpenMode, XattrMode};
+use millrace_types::{Failure, InodeId};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    fs::{
-        FileSystem, attributes::Changes, read::Begun, statfs::STATFS_BLOCK_SIZE,
-        xattr::check_offered,
-    },
+    fs::{FileSystem, open::Caching, read::Begun, statfs::STATFS_BLOCK_SIZE, xattr::check_offered},
     fuse::{
         answer::{
-            GENERATION, NAME_LEN_MAX, SYMLINK_MODE, UNCACHED, attr, caller_of, number, open_flags,
+            NAME_LEN_MAX, Owed, SYMLINK_MODE, caller_of, entry, number, open_reply, send_body,
         },
-        convert::{errno, file_name, file_type, new_node, permissions, rename_mode, set_time},
+        convert::{
+            changes, errno, file_name, file_statx, file_type, new_node, permissions, rename_mode,
+        },
     },
 };
 
 mod answer;
 mod convert;
-mod init;
+pub(crate) mod init;
+mod interrupt;
 
 /// Serves one mount.
 #[derive(Debug)]
@@ -58,495 +68,360 @@ impl Adapter {
     }
 }
 
-impl Filesystem for Adapter {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        init::negotiate(config);
-        Ok(())
-    }
-
-    fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(req), self.inode(parent));
+impl millrace_fuse_server::FileSystem for Adapter {
+    fn lookup(&self, call: Call<'_>, name: &OsStr, reply: Reply<EntryReply>) {
+        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
         let name = file_name(name);
-        self.answer_entry(reply, async move { fs.lookup(caller, parent, name?).await });
+        let work = async move { fs.lookup(caller, parent, name?).await };
+        self.answer_entry(Owed::interruptible(&call, reply), work);
     }
 
-    fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
-        self.fs.forget(self.inode(ino));
+    fn forget(&self, node: u64, _lookups: u64) {
+        self.fs.forget(self.inode(node));
     }
 
-    fn getattr(&self, req: &Request, ino: INodeNo, fh: Option<Number>, reply: ReplyAttr) {
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
-        let handle = fh.and_then(|number| self.fs.handle(number.0).ok());
-        self.answer_attr(reply, async move {
-            match handle {
-                Some(handle) => fs.attributes_of(caller, &handle).await,
-                None => fs.attributes(caller, inode).await,
-            }
-        });
+    fn getattr(&self, call: Call<'_>, getattr: GetAttr, reply: Reply<AttrReply>) {
+        let work = self.attributes(&call, getattr.flags, getattr.handle);
+        self.answer_attr(Owed::interruptible(&call, reply), work);
     }
 
-    fn setattr(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        _ctime: Option<std::time::SystemTime>,
-        fh: Option<Number>,
-        _crtime: Option<std::time::SystemTime>,
-        _chgtime: Option<std::time::SystemTime>,
-        _bkuptime: Option<std::time::SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
-        let changes = Changes {
-            mode: mode.map(|mode| permissions(mode, 0)),
-            uid,
-            gid,
-            size,
-            accessed: atime.map(set_time),
-            modified: mtime.map(set_time),
-        };
-        let handle = fh.and_then(|number| self.fs.handle(number.0).ok());
+    fn statx(&self, call: Call<'_>, statx: StatX, reply: Reply<StatXReply>) {
+        let (work, root) = (self.attributes(&call, statx.flags, statx.handle), self.root);
+        self.run(Owed::interruptible(&call, reply).answer_with(work, move |reply, found| {
+            let attr = file_statx(&found, number(found.inode, root));
+            reply.send(&StatXReply { attr, ..StatXReply::default() });
+        }));
+    }
+
+    fn setattr(&self, call: Call<'_>, setattr: SetAttr, reply: Reply<AttrReply>) {
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
+        let by_handle = setattr.valid.contains(SetAttrFields::HANDLE);
+        let handle = by_handle.then(|| self.fs.handle(setattr.handle).ok()).flatten();
         let writing = handle.is_some_and(|handle| handle.mode == OpenMode::Write);
-        self.answer_attr(reply, async move {
-            fs.change_attributes(caller, inode, changes, writing).await
-        });
+        let work =
+            async move { fs.change_attributes(caller, inode, changes(&setattr), writing).await };
+        self.answer_attr(Owed::new(&call, reply), work);
     }
 
-    fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
-        self.run(async move {
-            match fs.read_link(caller, inode).await {
-                Ok(target) => reply.data(&target),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
+    fn readlink(&self, call: Call<'_>, reply: Reply<Data>) {
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
+        let work = async move { fs.read_link(caller, inode).await };
+        let owed = Owed::interruptible(&call, reply);
+        self.run(owed.answer_with(work, |reply, target| reply.send(&target)));
     }
 
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(req), self.inode(parent));
-        let (name, node) = (file_name(name), new_node(mode, rdev));
-        let mode = permissions(mode, umask);
-        self.answer_entry(
-            reply,
-            async move { fs.make_node(caller, parent, name?, node?, mode).await },
-        );
+    fn mknod(&self, call: Call<'_>, mknod: MkNod, name: &OsStr, reply: Reply<EntryReply>) {
+        let node = new_node(mknod.mode, mknod.rdev);
+        self.make_node(&call, name, node, permissions(mknod.mode, mknod.umask), reply);
     }
 
-    fn mkdir(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        reply: ReplyEntry,
-    ) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(req), self.inode(parent));
-        let (name, mode) = (file_name(name), permissions(mode, umask));
-        self.answer_entry(reply, async move {
-            fs.make_node(caller, parent, name?, NewNode::Directory, mode).await
-        });
+    fn mkdir(&self, call: Call<'_>, mkdir: MkDir, name: &OsStr, reply: Reply<EntryReply>) {
+        let mode = permissions(mkdir.mode, mkdir.umask);
+        self.make_node(&call, name, Ok(NewNode::Directory), mode, reply);
     }
 
-    fn unlink(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(req), self.inode(parent));
-        let name = file_name(name);
-        self.answer_empty(reply, async move { fs.remove(caller, parent, name?, false).await });
+    fn symlink(&self, call: Call<'_>, name: &OsStr, target: &OsStr, reply: Reply<EntryReply>) {
+        let node = NewNode::Symlink(target.as_bytes().to_vec());
+        self.make_node(&call, name, Ok(node), SYMLINK_MODE, reply);
     }
 
-    fn rmdir(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(req), self.inode(parent));
-        let name = file_name(name);
-        self.answer_empty(reply, async move { fs.remove(caller, parent, name?, true).await });
+    fn unlink(&self, call: Call<'_>, name: &OsStr, reply: Reply<Done>) {
+        self.remove(&call, name, false, reply);
     }
 
-    fn symlink(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        link_name: &OsStr,
-        target: &Path,
-        reply: ReplyEntry,
-    ) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(req), self.inode(parent));
-        let name = file_name(link_name);
-        let node = NewNode::Symlink(target.as_os_str().as_bytes().to_vec());
-        self.answer_entry(reply, async move {
-            fs.make_node(caller, parent, name?, node, SYMLINK_MODE).await
-        });
+    fn rmdir(&self, call: Call<'_>, name: &OsStr, reply: Reply<Done>) {
+        self.remove(&call, name, true, reply);
     }
 
     fn rename(
         &self,
-        req: &Request,
-        parent: INodeNo,
+        call: Call<'_>,
+        rename: Rename,
         name: &OsStr,
-        newparent: INodeNo,
-        newname: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
+        new_name: &OsStr,
+        reply: Reply<Done>,
     ) {
-        let (fs, caller) = (Arc::clone(&self.fs), caller_of(req));
-        let (parent, newparent) = (self.inode(parent), self.inode(newparent));
-        let (name, newname, mode) = (file_name(name), file_name(newname), rename_mode(flags));
-        self.answer_empty(reply, async move {
-            fs.rename(caller, (parent, name?), (newparent, newname?), mode?).await
-        });
+        let (fs, caller) = (Arc::clone(&self.fs), caller_of(&call));
+        let (from, to) = (self.inode(call.node), self.inode(rename.new_directory));
+        let (name, new_name) = (file_name(name), file_name(new_name));
+        let mode = rename_mode(rename.flags);
+        let work = async move { fs.rename(caller, (from, name?), (to, new_name?), mode?).await };
+        self.answer_done(Owed::new(&call, reply), work);
     }
 
-    fn link(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        newparent: INodeNo,
-        newname: &OsStr,
-        reply: ReplyEntry,
-    ) {
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
-        let (parent, name) = (self.inode(newparent), file_name(newname));
-        self.answer_entry(reply, async move { fs.link(caller, inode, parent, name?).await });
+    fn link(&self, call: Call<'_>, link: Link, name: &OsStr, reply: Reply<EntryReply>) {
+        let (fs, caller) = (Arc::clone(&self.fs), caller_of(&call));
+        let (inode, parent) = (self.inode(link.node), self.inode(call.node));
+        let name = file_name(name);
+        let work = async move { fs.link(caller, inode, parent, name?).await };
+        self.answer_entry(Owed::new(&call, reply), work);
     }
 
-    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
+    fn open(&self, call: Call<'_>, open: Open, reply: Reply<OpenReply>) {
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
+        let flags = open.flags.cast_signed();
+        let truncates = flags & libc::O_TRUNC != 0;
+        let owed =
+            if truncates { Owed::new(&call, reply) } else { Owed::interruptible(&call, reply) };
         self.run(async move {
-            match fs.open(caller, inode, flags.0).await {
-                Ok(opened) => reply.opened(Number(opened.handle), open_flags(&opened, flags.0)),
-                Err(failure) => reply.error(errno(&failure)),
-            }
+            let work = async {
+                let opened = fs.open(caller, inode, flags).await?;
+                if opened.caching == Caching::Fresh {
+                    fs.reads.earlier(inode).await;
+                }
+                Ok(opened)
+            };
+            owed.answer(
+                work,
+                |reply, opened| reply.send(&open_reply(&opened, flags)),
+                async |opened| fs.release(opened.handle).await,
+            )
+            .await;
         });
     }
 
-    fn create(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(req), self.inode(parent));
-        let (name, mode, root) = (file_name(name), permissions(mode, umask), self.root);
+    fn create(&self, call: Call<'_>, create: Create, name: &OsStr, reply: Reply<CreateReply>) {
+        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
+        let (name, mode) = (file_name(name), permissions(create.mode, create.umask));
+        let (flags, root, owed) = (create.flags.cast_signed(), self.root, Owed::new(&call, reply));
         self.run(async move {
-            let created = async { fs.create(caller, parent, name?, mode, flags).await };
-            match created.await {
-                Ok((found, opened)) => reply.created(
-                    &UNCACHED,
-                    &attr(&found, root),
-                    GENERATION,
-                    Number(opened.handle),
-                    open_flags(&opened, flags),
-                ),
-                Err(failure) => reply.error(errno(&failure)),
-            }
+            let work = async { fs.create(caller, parent, name?, mode, flags).await };
+            owed.answer(
+                work,
+                |reply, (found, opened)| {
+                    let open = open_reply(&opened, flags);
+                    reply.send(&CreateReply { entry: entry(&found, root), open });
+                },
+                async |(_, opened)| fs.release(opened.handle).await,
+            )
+            .await;
         });
     }
 
-    fn read(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: Number,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let begun = self.fs.handle(fh.0).and_then(|handle| {
-            let begun = self.fs.begin_read(&handle, offset, size)?;
+    fn read(&self, call: Call<'_>, read: Read, reply: Reply<Data>) {
+        let begun = self.fs.handle(read.handle).and_then(|handle| {
+            let begun = self.fs.begin_read(&handle, read.offset, read.size)?;
             Ok((handle, begun))
         });
         match begun {
-            Ok((_, Begun::Done(bytes))) => reply.data(&bytes),
+            Ok((_, Begun::Done(bytes))) => send_body(reply, bytes),
             Ok((handle, Begun::Waiting(waiting))) => {
-                let fs = Arc::clone(&self.fs);
+                let (fs, owed) = (Arc::clone(&self.fs), Owed::interruptible(&call, reply));
+                let pending = self.fs.reads.begin(handle.file.inode);
                 self.run_on_bytes(async move {
-                    match fs.finish_read(&handle, waiting).await {
-                        Ok(bytes) => reply.data(&bytes),
-                        Err(failure) => reply.error(errno(&failure)),
-                    }
+                    let work = fs.finish_read(&handle, waiting);
+                    owed.answer_with(work, |reply, bytes| {
+                        send_body(reply, bytes);
+                        drop(pending);
+                    })
+                    .await;
                 });
             }
-            Err(failure) => reply.error(errno(&failure)),
+            Err(failure) => reply.fail(errno(&failure)),
         }
     }
 
-    fn write(
-        &self,
-        req: &Request,
-        _ino: INodeNo,
-        fh: Number,
-        offset: u64,
-        data: &[u8],
-        write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let len = u32::try_from(data.len()).expect("the kernel sends at most max_write");
-        let handle = match self.fs.handle(fh.0) {
+    fn write(&self, call: Call<'_>, write: Write, data: Payload<'_>, reply: Reply<WriteReply>) {
+        let written = WriteReply { size: write.size };
+        let handle = match self.fs.handle(write.handle) {
             Ok(handle) => handle,
-            Err(failure) => return reply.error(errno(&failure)),
+            Err(failure) => return reply.fail(errno(&failure)),
         };
-        handle.writers.record(req.pid());
-        let drop_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        handle.writers.record(call.pid);
+        let drop_privileges = write.write_flags.contains(WriteFlags::KILL_SUIDGID);
         if !drop_privileges {
-            match self.fs.try_write(&handle, offset, data) {
-                Ok(true) => return reply.written(len),
+            match self.fs.try_write(&handle, write.offset, &data) {
+                Ok(true) => return reply.send(&written),
                 Ok(false) => {}
-                Err(failure) => return reply.error(errno(&failure)),
+                Err(failure) => return reply.fail(errno(&failure)),
             }
         }
-        let (fs, data) = (Arc::clone(&self.fs), data.to_vec());
+        let (fs, data) = (Arc::clone(&self.fs), data.into_owned());
+        let owed = Owed::new(&call, reply);
         self.run_on_bytes(async move {
-            let written = async {
+            let work = async {
                 if drop_privileges {
                     fs.drop_privilege_bits(&handle).await?;
                 }
-                fs.write(&handle, offset, &data).await
+                fs.write(&handle, write.offset, &data).await
             };
-            match written.await {
-                Ok(()) => reply.written(len),
-                Err(failure) => reply.error(errno(&failure)),
-            }
+            owed.answer_with(work, |reply, ()| reply.send(&written)).await;
         });
     }
 
-    fn flush(
-        &self,
-        req: &Request,
-        _ino: INodeNo,
-        fh: Number,
-        _lock_owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
-        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(fh.0));
+    fn flush(&self, call: Call<'_>, flush: Flush, reply: Reply<Done>) {
+        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(flush.handle));
         match handle {
-            Ok(handle) if handle.writers.is_bystander(req.pid()) => {
+            Ok(handle) if handle.writers.is_bystander(call.pid) => {
                 fs.flush_aside(handle);
-                reply.ok();
+                reply.done();
             }
-            handle => self.answer_empty(reply, async move { fs.flush(&*handle?).await }),
+            handle => {
+                let work = async move { fs.flush(&*handle?).await };
+                self.answer_done(Owed::interruptible(&call, reply), work);
+            }
         }
     }
 
-    fn release(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: Number,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
+    fn release(&self, call: Call<'_>, release: Release, reply: Reply<Done>) {
         let fs = Arc::clone(&self.fs);
-        self.answer_empty(reply, async move {
-            fs.release(fh.0).await;
+        let work = async move {
+            fs.release(release.handle).await;
             Ok(())
-        });
+        };
+        self.answer_done(Owed::new(&call, reply), work);
     }
 
-    fn fsync(&self, _req: &Request, _ino: INodeNo, fh: Number, _datasync: bool, reply: ReplyEmpty) {
-        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(fh.0));
-        self.answer_empty(reply, async move { fs.fsync(&*handle?).await });
+    fn fsync(&self, call: Call<'_>, fsync: FSync, reply: Reply<Done>) {
+        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(fsync.handle));
+        let work = async move { fs.fsync(&*handle?).await };
+        self.answer_done(Owed::interruptible(&call, reply), work);
     }
 
-    fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.fs.open_directory(caller_of(req), self.inode(ino)) {
-            Ok(number) => reply.opened(Number(number), FopenFlags::empty()),
-            Err(failure) => reply.error(errno(&failure)),
+    fn opendir(&self, call: Call<'_>, _open: Open, reply: Reply<OpenReply>) {
+        match self.fs.open_directory(caller_of(&call), self.inode(call.node)) {
+            Ok(handle) => reply.send(&OpenReply { handle, ..OpenReply::default() }),
+            Err(failure) => reply.fail(errno(&failure)),
         }
     }
 
-    fn readdir(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: Number,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        let (fs, root) = (Arc::clone(&self.fs), self.root);
+    fn readdir(&self, call: Call<'_>, read: Read, reply: Reply<DirectoryPage>) {
+        let (fs, root, owed) = (Arc::clone(&self.fs), self.root, Owed::interruptible(&call, reply));
         self.run(async move {
-            let listed = fs
-                .read_directory(fh.0, offset, |entry| {
-                    let (ino, name) = (number(entry.inode, root), OsStr::from_bytes(entry.name));
-                    reply.add(ino, entry.offset, file_type(entry.kind), name)
+            let work = async {
+                let mut page = DirectoryPage::new(read.size);
+                fs.read_directory(read.handle, read.offset, |listed| {
+                    let entry = DirectoryEntry {
+                        ino: number(listed.inode, root),
+                        offset: listed.offset,
+                        file_type: entry_type(file_type(listed.kind)),
+                        ..DirectoryEntry::default()
+                    };
+                    !page.push(entry, OsStr::from_bytes(listed.name))
                 })
-                .await;
-            match listed {
-                Ok(()) => reply.ok(),
-                Err(failure) => reply.error(errno(&failure)),
-            }
+                .await?;
+                Ok(page)
+            };
+            owed.answer_with(work, |reply, page| reply.send(&page)).await;
         });
     }
 
-    fn releasedir(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: Number,
-        _flags: OpenFlags,
-        reply: ReplyEmpty,
-    ) {
-        self.fs.release_directory(fh.0);
-        reply.ok();
+    fn releasedir(&self, _call: Call<'_>, release: Release, reply: Reply<Done>) {
+        self.fs.release_directory(release.handle);
+        reply.done();
     }
 
-    fn fsyncdir(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: Number,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
+    fn fsyncdir(&self, call: Call<'_>, _fsync: FSync, reply: Reply<Done>) {
         let fs = Arc::clone(&self.fs);
-        self.answer_empty(reply, async move { fs.cluster.sync_metadata().await });
+        let work = async move { fs.cluster.sync_metadata().await };
+        self.answer_done(Owed::interruptible(&call, reply), work);
     }
 
-    fn statfs(&self, _req: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        let (fs, inode) = (Arc::clone(&self.fs), self.inode(ino));
-        self.run(async move {
-            match fs.file_system_use(inode).await {
-                Ok(use_) => reply.statfs(
-                    use_.blocks,
-                    use_.blocks_free,
-                    use_.blocks_free,
-                    use_.inodes,
-                    use_.inodes_free,
-                    STATFS_BLOCK_SIZE,
-                    NAME_LEN_MAX,
-                    STATFS_BLOCK_SIZE,
-                ),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
+    fn statfs(&self, call: Call<'_>, reply: Reply<StatFsReply>) {
+        let (fs, inode) = (Arc::clone(&self.fs), self.inode(call.node));
+        let work = async move { fs.file_system_use(inode).await };
+        self.run(Owed::interruptible(&call, reply).answer_with(work, |reply, found| {
+            reply.send(&StatFsReply {
+                blocks: found.blocks,
+                free: found.blocks_free,
+                available: found.blocks_free,
+                files: found.inodes,
+                files_free: found.inodes_free,
+                block_size: STATFS_BLOCK_SIZE,
+                name_max: NAME_LEN_MAX,
+                fragment_size: STATFS_BLOCK_SIZE,
+            });
+        }));
     }
 
     fn setxattr(
         &self,
-        req: &Request,
-        ino: INodeNo,
+        call: Call<'_>,
+        set: SetXAttr,
         name: &OsStr,
         value: &[u8],
-        flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
+        reply: Reply<Done>,
     ) {
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
-        let mode = match flags {
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
+        let mode = match set.flags.cast_signed() {
             libc::XATTR_CREATE => XattrMode::Create,
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => XattrMode::Any,
         };
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        self.answer_empty(
-            reply,
-            async move { fs.set_xattr(caller, inode, name, value, mode).await },
-        );
+        let work = async move { fs.set_xattr(caller, inode, name, value, mode).await };
+        self.answer_done(Owed::new(&call, reply), work);
     }
 
-    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(&self, call: Call<'_>, get: GetXAttr, name: &OsStr, reply: Reply<XAttr>) {
         if let Err(failure) = check_offered(name.as_bytes()) {
-            return reply.error(errno(&failure));
+            return reply.fail(errno(&failure));
         }
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
         let name = name.as_bytes().to_vec();
-        self.answer_xattr(reply, size, async move { fs.xattr(caller, inode, name).await });
+        let work = async move { fs.xattr(caller, inode, name).await };
+        self.answer_xattr(Owed::interruptible(&call, reply), get.size, work);
     }
 
-    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
-        self.answer_xattr(reply, size, async move { fs.xattr_names(caller, inode).await });
+    fn listxattr(&self, call: Call<'_>, get: GetXAttr, reply: Reply<XAttr>) {
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
+        let work = async move { fs.xattr_names(caller, inode).await };
+        self.answer_xattr(Owed::interruptible(&call, reply), get.size, work);
     }
 
-    fn removexattr(&self, req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(req), self.inode(ino));
+    fn removexattr(&self, call: Call<'_>, name: &OsStr, reply: Reply<Done>) {
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
         let name = name.as_bytes().to_vec();
-        self.answer_empty(reply, async move { fs.remove_xattr(caller, inode, name).await });
+        let work = async move { fs.remove_xattr(caller, inode, name).await };
+        self.answer_done(Owed::new(&call, reply), work);
     }
 
-    fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        // Only asked without `default_permissions`, which every mount has.
-        reply.ok();
+    fn fallocate(&self, call: Call<'_>, allocate: FAllocate, reply: Reply<Done>) {
+        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(allocate.handle));
+        let FAllocate { offset, length, mode, .. } = allocate;
+        let work = async move { fs.allocate(&*handle?, offset, length, mode.cast_signed()).await };
+        self.answer_done(Owed::new(&call, reply), work);
     }
+}
 
-    fn fallocate(
+/// What several requests have in common.
+impl Adapter {
+    /// The attributes of what `call` is about, by its open file if the flag says so.
+    fn attributes(
         &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: Number,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(fh.0));
-        self.answer_empty(reply, async move { fs.allocate(&*handle?, offset, length, mode).await });
+        call: &Call<'_>,
+        flags: GetAttrFlags,
+        handle: u64,
+    ) -> impl Future<Output = Result<Attributes, Failure>> + Send + use<> {
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(call), self.inode(call.node));
+        let by_handle = flags.contains(GetAttrFlags::HANDLE);
+        let handle = by_handle.then(|| self.fs.handle(handle).ok()).flatten();
+        async move {
+            match handle {
+                Some(handle) => fs.attributes_of(caller, &handle).await,
+                None => fs.attributes(caller, inode).await,
+            }
+        }
     }
 
-    // The next three are answered so that the kernel does them itself and does not ask again.
-
-    fn lseek(
+    fn make_node(
         &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: Number,
-        _offset: i64,
-        _whence: i32,
-        reply: ReplyLseek,
+        call: &Call<'_>,
+        name: &OsStr,
+        node: Result<NewNode, Failure>,
+        mode: u16,
+        reply: Reply<EntryReply>,
     ) {
-        reply.error(Errno::ENOSYS);
+        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(call), self.inode(call.node));
+        let name = file_name(name);
+        let work = async move { fs.make_node(caller, parent, name?, node?, mode).await };
+        self.answer_entry(Owed::new(call, reply), work);
     }
 
-    fn copy_file_range(
-        &self,
-        _req: &Request,
-        _ino_in: INodeNo,
-        _fh_in: Number,
-        _offset_in: u64,
-        _ino_out: INodeNo,
-        _fh_out: Number,
-        _offset_out: u64,
-        _len: u64,
-        _flags: CopyFileRangeFlags,
-        reply: ReplyWrite,
-    ) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn ioctl(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: Number,
-        _flags: IoctlFlags,
-        _cmd: u32,
-        _in_data: &[u8],
-        _out_size: u32,
-        reply: ReplyIoctl,
-    ) {
-        reply.error(Errno::ENOTTY);
+    fn remove(&self, call: &Call<'_>, name: &OsStr, directory: bool, reply: Reply<Done>) {
+        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(call), self.inode(call.node));
+        let name = file_name(name);
+        let work = async move { fs.remove(caller, parent, name?, directory).await };
+        self.answer_done(Owed::new(call, reply), work);
     }
 }

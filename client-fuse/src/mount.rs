@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use millrace_fuse_server::{Mountpoint, Session, SessionError};
 use millrace_protocol::{
     control::MountDescription,
     metadata::{FileKind, GetInode, Lookup},
@@ -77,19 +78,19 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
         .await
         .map_err(|failure| MountError::Root { path: path.clone(), failure })?;
     let shown = shown_path(&path, names.subtree.as_deref());
-    let refused = |error| MountError::Mount { path: mountpoint.clone(), error };
-    let mountpoint = mountpoint::prepare(mountpoint).map_err(refused)?;
     let own_name = || format!("{}:{}", names.cluster, shown.display());
     let source = settings.mount.source.clone().unwrap_or_else(own_name);
     let requests = TaskTracker::new();
     let adapter = Adapter::new(Arc::clone(&fs), root, runtimes.clone(), requests.clone());
-    let session =
-        mountpoint::mount(adapter, &mountpoint, &settings.mount, &source).map_err(refused)?;
-    let background = session.spawn().map_err(refused)?;
+    let mount = mountpoint::mount_options(&settings.mount, &source);
+    let options = mountpoint::session_options(&settings.mount);
+    let session = Session::mount(adapter, mountpoint, &mount, &options)?;
+    let running = session.spawn()?;
+    let mountpoint = running.mountpoint().clone();
     let description = MountDescription {
         cluster: names.cluster.to_string(),
         subtree: shown.as_os_str().as_bytes().to_vec(),
-        mountpoint: mountpoint.as_os_str().as_bytes().to_vec(),
+        mountpoint: mountpoint.path().as_os_str().as_bytes().to_vec(),
         read_only: settings.mount.read_only,
         process: std::process::id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -104,10 +105,10 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
         tracing::warn!(%error, "no metrics");
     }
     let upkeep = begin_upkeep(&fs, &runtimes.0, &runtimes.1);
-    systemd::ready(&format!("mounted on {}", mountpoint.display()));
+    systemd::ready(&format!("mounted on {}", mountpoint.path().display()));
     ready();
-    tracing::info!(mountpoint = %mountpoint.display(), "mounted");
-    let kernel = tokio::task::spawn_blocking(move || background.join());
+    tracing::info!(mountpoint = %mountpoint.path().display(), "mounted");
+    let kernel = tokio::task::spawn_blocking(move || running.join().map(drop));
     let served = serve_kernel(kernel, &requests, &fs);
     let ended = until_stopped(served, || unmount_aside(mountpoint), DRAIN_MAX).await;
     let flushed = tokio::time::timeout(DRAIN_MAX, fs.flush_all()).await.is_ok();
@@ -176,13 +177,12 @@ fn begin_upkeep(fs: &Arc<FileSystem>, names: &Handle, bytes: &Handle) -> Upkeep 
 /// Tunes the mount, which is not worth failing for, and opens its control socket: a mount that
 /// nobody can ask about its state would puzzle people later.
 fn equip(
-    mountpoint: &Path,
+    mountpoint: &Mountpoint,
     control: Arc<Control>,
     shutdown: &Shutdown,
 ) -> Result<LocalServer, MountError> {
-    let refused = |error| MountError::Mount { path: mountpoint.to_owned(), error };
-    let device = mountpoint::device(mountpoint).map_err(refused)?;
-    mountpoint::raise_read_ahead(device);
+    let device = mountpoint.device();
+    mountpoint::raise_read_ahead(mountpoint);
     let user = rustix::process::geteuid().as_raw();
     let mut problems = Vec::new();
     for path in control_socket::places(device, user) {
@@ -205,10 +205,10 @@ fn equip(
 }
 
 /// Unmounting waits for the kernel, which may wait for requests: never on a runtime's thread.
-fn unmount_aside(mountpoint: PathBuf) {
+fn unmount_aside(mountpoint: Mountpoint) {
     std::thread::spawn(move || {
         if let Err(error) = mountpoint::unmount(&mountpoint) {
-            tracing::error!(mountpoint = %mountpoint.display(), %error, "cannot unmount");
+            tracing::error!(mountpoint = %mountpoint.path().display(), %error, "cannot unmount");
         }
     });
 }
@@ -290,13 +290,8 @@ pub enum MountError {
         failure: Failure,
     },
     /// The kernel refuses the mount.
-    #[error("cannot mount on {}: {error}", path.display())]
-    Mount {
-        /// The mount point.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
+    #[error(transparent)]
+    Mount(#[from] SessionError),
     /// No place for the control socket.
     #[error("no place for the mount's control socket; make one of these directories writable: {0}")]
     Control(String),

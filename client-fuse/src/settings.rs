@@ -56,8 +56,38 @@ pub struct MountSettings {
     pub timeout: Duration,
     /// Wait for ever instead. Default false.
     pub hard: bool,
+    /// How requests come from the kernel. Default [`Channel::Auto`].
+    pub channel: Channel,
     /// Threads that take requests from the kernel, 1 to 64. Default: one a processor, at most 4.
+    /// With the channel `uring` there is one a processor, and these read what comes otherwise.
     pub threads: Option<u16>,
+}
+
+/// How requests come from the kernel.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Channel {
+    /// What serves most work best, as measured: `/dev/fuse` at present.
+    #[default]
+    Auto,
+    /// `/dev/fuse`.
+    Dev,
+    /// io_uring (Linux 6.14, with the parameter `enable_uring` of the module `fuse`); `/dev/fuse`
+    /// where the kernel does not offer it, with a line in the log.
+    Uring,
+}
+
+impl FromStr for Channel {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "dev" => Ok(Self::Dev),
+            "uring" => Ok(Self::Uring),
+            _ => Err(()),
+        }
+    }
 }
 
 impl Default for MountSettings {
@@ -73,6 +103,7 @@ impl Default for MountSettings {
             exec: true,
             timeout: Duration::from_secs(600),
             hard: false,
+            channel: Channel::Auto,
             threads: None,
         }
     }
@@ -194,6 +225,9 @@ impl Settings {
                     .or_else(|| duration::parse(value).ok())
                     .ok_or_else(|| wrong("seconds, or a duration such as 5m"))?;
             }
+            ("channel", value) => {
+                mount.channel = value.parse().map_err(|()| wrong("auto, dev or uring"))?;
+            }
             ("path", value) if value.starts_with('/') => mount.path = PathBuf::from(value),
             ("memory", value) => {
                 self.cache.memory =
@@ -262,7 +296,7 @@ pub enum SettingsError {
     /// An option is not known.
     #[error(
         "unknown mount option {0:?}; known are ro, rw, allow_other, suid, dev, noexec, hard, \
-         timeout=, memory=, path= and identity="
+         timeout=, memory=, channel=, path= and identity="
     )]
     UnknownOption(String),
     /// An option has a value that is not understood.
@@ -292,12 +326,15 @@ mod tests {
     #[test]
     fn options_win_over_the_file_and_mounts_words_are_left_alone() {
         let settings = Settings::default()
-            .with(overrides("_netdev,ro,timeout=30,memory=64M,x-systemd.automount,hard,path=/a"))
+            .with(overrides(
+                "_netdev,ro,timeout=30,memory=64M,x-systemd.automount,hard,path=/a,channel=uring",
+            ))
             .expect("all are known");
         assert!(settings.mount.read_only && settings.mount.hard);
         assert_eq!(settings.mount.timeout, Duration::from_secs(30));
         assert_eq!(settings.cache.memory, ByteLen(64 * MIB));
         assert_eq!(settings.mount.path, PathBuf::from("/a"));
+        assert_eq!(settings.mount.channel, Channel::Uring);
         let cluster = settings.cluster.expect("given");
         assert_eq!(cluster.servers.len(), 2);
     }
@@ -310,6 +347,7 @@ mod tests {
         };
         assert!(error("writeback").contains("\"writeback\""));
         assert!(error("timeout=soon").contains("seconds"));
+        assert!(error("channel=fast").contains("uring"));
         assert!(error("memory=1M").contains("16 MiB"));
         assert!(error("path=a").contains("\"path=a\""));
         let nothing = Settings::default().with(Overrides::default());

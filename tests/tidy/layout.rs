@@ -76,7 +76,7 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ("common/fuse", &[]),
     ("metadata-server", &SERVER),
     ("storage-target", &SERVER),
-    ("client-fuse", &["types", "protocol", "runtime", "transport", "service"]),
+    ("client-fuse", &["types", "protocol", "runtime", "transport", "service", "fuse-server"]),
     ("admin-cli", &["types", "protocol", "runtime", "transport", "service"]),
 ];
 const SERVER: [&str; 6] = ["types", "protocol", "runtime", "transport", "service", "object-source"];

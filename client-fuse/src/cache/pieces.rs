@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
+use millrace_transport::Body;
 use millrace_types::Failure;
 use tokio::sync::Notify;
 
@@ -32,7 +32,7 @@ pub(crate) struct Pieces {
 #[derive(Debug)]
 pub(crate) struct Piece {
     range: Range<u64>,
-    outcome: OnceLock<Result<Bytes, Failure>>,
+    outcome: OnceLock<Result<Body, Failure>>,
     done: Notify,
     handed_out: AtomicU64,
     begun: Instant,
@@ -161,7 +161,7 @@ impl Piece {
     }
 
     /// Ends the fetch. Only the first outcome counts.
-    pub(crate) fn complete(&self, outcome: Result<Bytes, Failure>) {
+    pub(crate) fn complete(&self, outcome: Result<Body, Failure>) {
         if let Ok(bytes) = &outcome {
             assert_eq!(u64::try_from(bytes.len()), Ok(self.len()), "fetches are whole");
         }
@@ -171,7 +171,7 @@ impl Piece {
     }
 
     /// The wanted bytes, if they are here.
-    pub(crate) fn ready(&self, range: &Range<u64>) -> Option<Bytes> {
+    pub(crate) fn ready(&self, range: &Range<u64>) -> Option<Body> {
         let bytes = self.outcome.get()?.as_ref().ok()?;
         Some(self.cut(bytes, range))
     }
@@ -180,7 +180,7 @@ impl Piece {
     ///
     /// # Errors
     /// The failure of the fetch.
-    pub(crate) async fn wait(&self, range: &Range<u64>) -> Result<Bytes, Failure> {
+    pub(crate) async fn wait(&self, range: &Range<u64>) -> Result<Body, Failure> {
         loop {
             let done = self.done.notified();
             if let Some(outcome) = self.outcome.get() {
@@ -191,7 +191,7 @@ impl Piece {
         }
     }
 
-    fn cut(&self, bytes: &Bytes, range: &Range<u64>) -> Bytes {
+    fn cut(&self, bytes: &Body, range: &Range<u64>) -> Body {
         let within = |at: u64| usize::try_from(at - self.range.start).expect("within a piece");
         bytes.slice(within(range.start)..within(range.end))
     }
@@ -203,9 +203,14 @@ impl Piece {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use millrace_types::ErrorKind;
 
     use super::*;
+
+    fn abcd() -> Body {
+        Body::from(Bytes::from_static(b"abcd"))
+    }
 
     fn ranges(parts: &[Part]) -> Vec<(bool, Range<u64>)> {
         let range = |part: &Part| match part {
@@ -239,8 +244,8 @@ mod tests {
         assert!(futures::poll!(&mut waiting).is_pending());
         pieces.invalidate(&(3..9));
         assert!(pieces.is_empty());
-        piece.complete(Ok(Bytes::from_static(b"abcd")));
-        assert_eq!(waiting.await.expect("it was fetched"), "bc");
+        piece.complete(Ok(abcd()));
+        assert_eq!(waiting.await.expect("it was fetched").to_vec(), b"bc");
     }
 
     #[tokio::test]
@@ -249,7 +254,7 @@ mod tests {
         let piece = pieces.begin(0..4, true, None, Instant::now());
         piece.complete(Err(ErrorKind::Lost.into()));
         assert!(piece.ready(&(0..4)).is_none());
-        assert_eq!(piece.wait(&(0..4)).await.map_err(|f| f.kind), Err(ErrorKind::Lost));
+        assert_eq!(piece.wait(&(0..4)).await.expect_err("it failed").kind, ErrorKind::Lost);
     }
 
     #[test]
@@ -268,7 +273,7 @@ mod tests {
         let now = Instant::now();
         let old = pieces.begin(0..4, true, None, now);
         pieces.begin(4..8, true, None, now);
-        old.complete(Ok(Bytes::from_static(b"abcd")));
+        old.complete(Ok(abcd()));
         let later = now + Duration::from_secs(10);
         pieces.evict(later, Duration::from_secs(5));
         assert_eq!(ranges(&pieces.plan(&(0..8))), [(false, 0..4), (true, 4..8)]);

@@ -6,7 +6,8 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use millrace_transport::Body;
 use millrace_types::{ErrorKind, Failure};
 
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) enum Begun {
     /// The bytes; fewer than asked for at the end of the file.
-    Done(Bytes),
+    Done(Body),
     /// To be finished by [`FileSystem::finish_read`].
     Waiting(Waiting),
 }
@@ -53,15 +54,15 @@ impl FileSystem {
         let size = state.attributes.size;
         let range = offset.min(size)..offset.saturating_add(u64::from(len)).min(size);
         if range.is_empty() {
-            return Ok(Begun::Done(Bytes::new()));
+            return Ok(Begun::Done(Body::default()));
         }
         if let Some(inline) = &state.inline {
-            return Ok(Begun::Done(cut_inline(inline, &range)));
+            return Ok(Begun::Done(cut_inline(inline, &range).into()));
         }
         let landings = state.landings;
         if state.buffer.held_bytes() > 0 && state.buffer.overlaps(&range) {
             if let Some(bytes) = state.buffer.read_covered(&range) {
-                return Ok(Begun::Done(Bytes::from(bytes)));
+                return Ok(Begun::Done(bytes.into()));
             }
             let parts = Vec::new();
             return Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: true }));
@@ -92,7 +93,7 @@ impl FileSystem {
             }
             drop(state);
             self.metrics.read_ready.inc();
-            return Ok(Begun::Done(join(ready)));
+            return Ok(Begun::Done(ready));
         }
         Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: false }))
     }
@@ -106,7 +107,7 @@ impl FileSystem {
         &self,
         handle: &FileHandle,
         waiting: Waiting,
-    ) -> Result<Bytes, Failure> {
+    ) -> Result<Body, Failure> {
         let Waiting { range, parts, landings, flush_first } = waiting;
         let file = &handle.file;
         if flush_first {
@@ -114,23 +115,20 @@ impl FileSystem {
             handle.report()?;
             return self.read_again(handle, range).await;
         }
-        let mut taken: Vec<(Range<u64>, Bytes)> = Vec::with_capacity(parts.len());
+        let mut bytes = Body::default();
         for part in parts {
             let Part::Held { piece, range } = part else {
                 unreachable!("everything that was missing has been claimed");
             };
-            let bytes = match piece.wait(&range).await {
-                Ok(bytes) => bytes,
+            let part = match piece.wait(&range).await {
+                Ok(part) => part,
                 // It was fetched for a guess, maybe before the bytes were written: ask exactly.
                 Err(_) if piece.is_ahead() => self.fetch(file, &range, false).await?,
                 Err(failure) => return Err(failure),
             };
-            taken.push((range, bytes));
-            let mut state = file.state();
-            let (range, _) = taken.last().expect("just pushed");
-            state.pieces.hand_out(&piece, range.end - range.start);
+            bytes.append(part);
+            file.state().pieces.hand_out(&piece, range.end - range.start);
         }
-        let bytes = join(taken.into_iter().map(|(_, bytes)| bytes).collect());
         let (landed, overlaid) = {
             let state = file.state();
             // What was fetched may be of a version that was opened meanwhile.
@@ -138,7 +136,7 @@ impl FileSystem {
             let overlaid = state.buffer.overlaps(&range).then(|| {
                 let mut bytes = bytes.to_vec();
                 state.buffer.overlay(range.start, &mut bytes);
-                Bytes::from(bytes)
+                Body::from(bytes)
             });
             (state.landings != landings, overlaid)
         };
@@ -149,7 +147,7 @@ impl FileSystem {
         Ok(overlaid.unwrap_or(bytes))
     }
 
-    async fn read_again(&self, handle: &FileHandle, range: Range<u64>) -> Result<Bytes, Failure> {
+    async fn read_again(&self, handle: &FileHandle, range: Range<u64>) -> Result<Body, Failure> {
         let file = &handle.file;
         let size = {
             let state = file.state();
@@ -158,18 +156,17 @@ impl FileSystem {
         };
         let range = range.start.min(size)..range.end.min(size);
         let chunk_size = file.access()?.content.layout.chunk_size().bytes();
-        let mut parts = Vec::new();
+        let mut bytes = Body::default();
         for request in queue::requests(range.clone(), range.start, chunk_size) {
-            parts.push(self.fetch(file, &request, false).await?);
+            bytes.append(self.fetch(file, &request, false).await?);
         }
-        let bytes = join(parts);
         let state = file.state();
         if !state.buffer.overlaps(&range) {
             return Ok(bytes);
         }
         let mut bytes = bytes.to_vec();
         state.buffer.overlay(range.start, &mut bytes);
-        Ok(Bytes::from(bytes))
+        Ok(bytes.into())
     }
 
     /// Begins a fetch for whatever of `range` nobody fetches yet; the answer has no missing part.
@@ -243,7 +240,7 @@ impl FileSystem {
         file: &File,
         range: &Range<u64>,
         sequential: bool,
-    ) -> Result<Bytes, Failure> {
+    ) -> Result<Body, Failure> {
         let mut lost = false;
         for attempt in 0..REFRESHES_MAX {
             let access = file.access()?;
@@ -288,26 +285,15 @@ impl FileSystem {
 }
 
 /// The bytes of every part, if all are here.
-fn take_ready(parts: &[Part]) -> Option<Vec<Bytes>> {
-    let ready = parts.iter().map(|part| match part {
-        Part::Held { piece, range } => piece.ready(range),
-        Part::Missing(_) => None,
-    });
-    ready.collect()
-}
-
-/// One part passes as it is; several are copied together, because the kernel takes one buffer.
-fn join(parts: Vec<Bytes>) -> Bytes {
-    match <[Bytes; 1]>::try_from(parts) {
-        Ok([whole]) => whole,
-        Err(parts) => {
-            let mut whole = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
-            for part in &parts {
-                whole.extend_from_slice(part);
-            }
-            whole.freeze()
+fn take_ready(parts: &[Part]) -> Option<Body> {
+    let mut whole = Body::default();
+    for part in parts {
+        match part {
+            Part::Held { piece, range } => whole.append(piece.ready(range)?),
+            Part::Missing(_) => return None,
         }
     }
+    Some(whole)
 }
 
 /// Inline bytes end where the file ended when they were written; growth since then reads as zeros.

@@ -1,11 +1,16 @@
 //! How answers go back to the kernel, and on which thread work that has to wait runs.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
-use fuser::{
-    Errno, FopenFlags, Generation, INodeNo, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr, Request,
+use millrace_fuse_server::{
+    Call, Data, Done, Errno, Reply, XAttr,
+    protocol::{
+        attr::{Attr, AttrReply, EntryReply},
+        open::{OpenFlags, OpenReply},
+    },
 };
 use millrace_protocol::{metadata::Attributes, session::Caller};
+use millrace_transport::Body;
 use millrace_types::{Failure, InodeId};
 
 use crate::{
@@ -14,13 +19,72 @@ use crate::{
     fuse::{
         Adapter,
         convert::{errno, file_attr},
+        interrupt::{LetGo, let_go},
     },
 };
 
+/// What is owed for one request, and to whom.
+#[derive(Debug)]
+pub(super) struct Owed<A> {
+    reply: Reply<A>,
+    /// The thread that waits.
+    thread: u32,
+    when: LetGo,
+}
+
+impl<A> Owed<A> {
+    /// The answer of a request that changes something.
+    pub(super) fn new(call: &Call<'_>, reply: Reply<A>) -> Self {
+        Self { reply, thread: call.pid, when: LetGo::Killed }
+    }
+
+    /// The answer of a request that only looks, or that waits for what happens anyway: who is asked
+    /// to end needs not wait for it.
+    pub(super) fn interruptible(call: &Call<'_>, reply: Reply<A>) -> Self {
+        Self { reply, thread: call.pid, when: LetGo::AskedToEnd }
+    }
+
+    /// Answers with what comes of `work`, unless the caller is let go before: then the answer is
+    /// EINTR, `work` goes on to its end, and `discard` gets what nobody has.
+    pub(super) async fn answer<T>(
+        self,
+        work: impl Future<Output = Result<T, Failure>>,
+        send: impl FnOnce(Reply<A>, T),
+        discard: impl AsyncFnOnce(T),
+    ) {
+        let Self { reply, thread, when } = self;
+        let mut work = pin!(work);
+        let outcome = tokio::select! {
+            biased;
+            outcome = &mut work => Some(outcome),
+            () = async { let_go(reply.cancellation(), thread, when).await } => None,
+        };
+        match outcome {
+            Some(Ok(done)) => send(reply, done),
+            Some(Err(failure)) => reply.fail(errno(&failure)),
+            None => {
+                reply.fail(Errno::INTR);
+                if let Ok(done) = work.await {
+                    discard(done).await;
+                }
+            }
+        }
+    }
+
+    /// The same for work that leaves nothing behind that somebody has to have.
+    pub(super) async fn answer_with<T>(
+        self,
+        work: impl Future<Output = Result<T, Failure>>,
+        send: impl FnOnce(Reply<A>, T),
+    ) {
+        self.answer(work, send, async |_| {}).await;
+    }
+}
+
 impl Adapter {
     /// The kernel's number of the root is fixed; the directory that is mounted has its own.
-    pub(super) fn inode(&self, ino: INodeNo) -> InodeId {
-        if ino == INodeNo::ROOT { self.root } else { InodeId(ino.0) }
+    pub(super) fn inode(&self, node: u64) -> InodeId {
+        if node == ROOT { self.root } else { InodeId(node) }
     }
 
     pub(super) fn run(&self, work: impl Future<Output = ()> + Send + 'static) {
@@ -33,101 +97,87 @@ impl Adapter {
 
     pub(super) fn answer_entry(
         &self,
-        reply: ReplyEntry,
+        owed: Owed<EntryReply>,
         work: impl Future<Output = Result<Attributes, Failure>> + Send + 'static,
     ) {
         let root = self.root;
-        self.run(async move {
-            match work.await {
-                Ok(found) => reply.entry(&UNCACHED, &attr(&found, root), GENERATION),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
+        self.run(owed.answer_with(work, move |reply, found| reply.send(&entry(&found, root))));
     }
 
     pub(super) fn answer_attr(
         &self,
-        reply: ReplyAttr,
+        owed: Owed<AttrReply>,
         work: impl Future<Output = Result<Attributes, Failure>> + Send + 'static,
     ) {
         let root = self.root;
-        self.run(async move {
-            match work.await {
-                Ok(found) => reply.attr(&UNCACHED, &attr(&found, root)),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
+        self.run(owed.answer_with(work, move |reply, found| {
+            reply.send(&AttrReply::new(attr(&found, root), UNCACHED));
+        }));
     }
 
-    pub(super) fn answer_empty(
+    pub(super) fn answer_done(
         &self,
-        reply: ReplyEmpty,
+        owed: Owed<Done>,
         work: impl Future<Output = Result<(), Failure>> + Send + 'static,
     ) {
-        self.run(async move {
-            match work.await {
-                Ok(()) => reply.ok(),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
+        self.run(owed.answer_with(work, |reply, ()| reply.done()));
     }
 
     pub(super) fn answer_xattr(
         &self,
-        reply: ReplyXattr,
+        owed: Owed<XAttr>,
         size: u32,
         work: impl Future<Output = Result<Vec<u8>, Failure>> + Send + 'static,
     ) {
-        self.run(async move {
-            match work.await {
-                Ok(value) => send_sized(reply, size, &value),
-                Err(failure) => reply.error(errno(&failure)),
-            }
-        });
+        self.run(owed.answer_with(work, move |reply, value| reply.send(size, &value)));
     }
 }
 
-pub(super) fn caller_of(request: &Request) -> Caller {
-    caller(request.uid(), request.gid(), request.pid())
+/// Answers a read with its pieces as they lie.
+pub(super) fn send_body(reply: Reply<Data>, body: Body) {
+    if body.pieces().len() > PARTS_MAX {
+        return reply.send(&body.into_contiguous());
+    }
+    let parts: Vec<&[u8]> = body.pieces().iter().map(|piece| &**piece).collect();
+    reply.send_parts(&parts);
 }
 
-pub(super) fn number(inode: InodeId, root: InodeId) -> INodeNo {
-    if inode == root { INodeNo::ROOT } else { INodeNo(inode.0) }
+pub(super) fn caller_of(call: &Call<'_>) -> Caller {
+    caller(call.uid, call.gid, call.pid)
 }
 
-pub(super) fn attr(attributes: &Attributes, root: InodeId) -> fuser::FileAttr {
+pub(super) fn number(inode: InodeId, root: InodeId) -> u64 {
+    if inode == root { ROOT } else { inode.0 }
+}
+
+pub(super) fn attr(attributes: &Attributes, root: InodeId) -> Attr {
     file_attr(attributes, number(attributes.inode, root))
 }
 
-pub(super) fn open_flags(opened: &Opened, flags: i32) -> FopenFlags {
+/// Inode ids are never used twice, so that one generation serves.
+pub(super) fn entry(attributes: &Attributes, root: InodeId) -> EntryReply {
+    EntryReply::new(number(attributes.inode, root), attr(attributes, root), UNCACHED)
+}
+
+/// What the kernel is told of a file that was opened with `flags` of open(2).
+pub(super) fn open_reply(opened: &Opened, flags: i32) -> OpenReply {
     let caching = match opened.caching {
-        Caching::Fresh => FopenFlags::empty(),
-        Caching::Keep => FopenFlags::FOPEN_KEEP_CACHE,
-        Caching::Bypass => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+        Caching::Fresh => OpenFlags::EMPTY,
+        Caching::Keep => OpenFlags::KEEP_CACHE,
+        Caching::Bypass => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES,
     };
     // A reader has nothing to flush at close: one request less.
     let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
-    if reads { caching | FopenFlags::FOPEN_NOFLUSH } else { caching }
-}
-
-/// The kernel asks for the size first (`size` 0), then for the bytes.
-pub(super) fn send_sized(reply: ReplyXattr, size: u32, value: &[u8]) {
-    let len = u32::try_from(value.len()).unwrap_or(u32::MAX);
-    if size == 0 {
-        reply.size(len);
-    } else if len > size {
-        reply.error(Errno::ERANGE);
-    } else {
-        reply.data(value);
-    }
+    let flags = if reads { caching | OpenFlags::NOFLUSH } else { caching };
+    OpenReply { handle: opened.handle, flags, ..OpenReply::default() }
 }
 
 /// Names and attributes are asked for again at each use, so that every mount sees what the others
 /// did.
 pub(super) const UNCACHED: Duration = Duration::ZERO;
 
-/// Inode ids are never used twice, so that one generation serves.
-pub(super) const GENERATION: Generation = Generation(0);
+/// The kernel's number of the root.
+const ROOT: u64 = 1;
 
 /// Symbolic links have no permissions of their own.
 pub(super) const SYMLINK_MODE: u16 = 0o777;
@@ -136,3 +186,7 @@ pub(super) const SYMLINK_MODE: u16 = 0o777;
 pub(super) const NAME_LEN_MAX: u32 = 255;
 
 const _: () = assert!(NAME_LEN_MAX as usize == millrace_types::name::NAME_LEN_MAX);
+
+/// Parts of one answer: the system takes 1,024, and the header is one. With packets of 1,452 bytes,
+/// 1 MiB has 740.
+const PARTS_MAX: usize = 1_000;

@@ -1,18 +1,26 @@
 //! The kernel's values to ours and back.
 
-use std::{
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt as _,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
-use fuser::{Errno, FileAttr, FileType, INodeNo, RenameFlags, TimeOrNow};
-use millrace_protocol::metadata::{Attributes, FileKind, NewNode, RenameMode, SetTime};
+use millrace_fuse_server::{
+    Errno,
+    protocol::{
+        attr::{Attr, SetAttr, SetAttrFields},
+        node::RenameFlags,
+        statx::{StatXAttr, StatXTime},
+    },
+};
+use millrace_protocol::{
+    metadata::{Attributes, FileKind, NewNode, RenameMode, SetTime},
+    storage::TRANSFER_LEN_MAX,
+};
 use millrace_types::{ErrorKind, Failure, FileName, Timestamp};
+
+use crate::fs::attributes::Changes;
 
 /// The error number of a failure.
 pub(super) fn errno(failure: &Failure) -> Errno {
-    Errno::from_i32(failure.kind.errno())
+    Errno::from_raw_os_error(failure.kind.errno())
 }
 
 /// A name as the kernel gives it.
@@ -21,36 +29,71 @@ pub(super) fn file_name(name: &OsStr) -> Result<FileName, Failure> {
 }
 
 /// Attributes as the kernel takes them, under the node number `ino`.
-pub(super) fn file_attr(attributes: &Attributes, ino: INodeNo) -> FileAttr {
-    FileAttr {
+pub(super) fn file_attr(attributes: &Attributes, ino: u64) -> Attr {
+    let (atime, atime_nsec) = seconds(attributes.accessed);
+    let (mtime, mtime_nsec) = seconds(attributes.modified);
+    let (ctime, ctime_nsec) = seconds(attributes.changed);
+    Attr {
         ino,
         size: attributes.size,
         blocks: attributes.size.div_ceil(STAT_BLOCK_SIZE),
-        atime: system_time(attributes.accessed),
-        mtime: system_time(attributes.modified),
-        ctime: system_time(attributes.changed),
-        crtime: system_time(attributes.born),
-        kind: file_type(attributes.kind),
-        perm: attributes.mode,
+        atime,
+        mtime,
+        ctime,
+        atime_nsec,
+        mtime_nsec,
+        ctime_nsec,
+        mode: file_mode(attributes),
         nlink: attributes.links,
         uid: attributes.uid,
         gid: attributes.gid,
         rdev: attributes.device,
-        blksize: PREFERRED_IO_SIZE,
-        flags: 0,
+        blksize: TRANSFER_LEN_MAX,
+        ..Attr::default()
     }
 }
 
-/// A kind as the kernel takes it.
-pub(super) fn file_type(kind: FileKind) -> FileType {
+/// The same with what only statx(2) shows: when the inode was made.
+pub(super) fn file_statx(attributes: &Attributes, ino: u64) -> StatXAttr {
+    let time = |time| {
+        let (seconds, nanoseconds) = seconds(time);
+        StatXTime { seconds, nanoseconds }
+    };
+    StatXAttr {
+        mask: libc::STATX_BASIC_STATS | libc::STATX_BTIME,
+        blksize: TRANSFER_LEN_MAX,
+        nlink: attributes.links,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        mode: u16::try_from(file_mode(attributes)).expect("a type and twelve bits"),
+        ino,
+        size: attributes.size,
+        blocks: attributes.size.div_ceil(STAT_BLOCK_SIZE),
+        atime: time(attributes.accessed),
+        btime: time(attributes.born),
+        ctime: time(attributes.changed),
+        mtime: time(attributes.modified),
+        rdev_major: libc::major(attributes.device.into()),
+        rdev_minor: libc::minor(attributes.device.into()),
+        ..StatXAttr::default()
+    }
+}
+
+/// Type and permissions, as `st_mode` has them.
+fn file_mode(attributes: &Attributes) -> u32 {
+    file_type(attributes.kind) | u32::from(attributes.mode)
+}
+
+/// A kind as `st_mode` has it.
+pub(super) fn file_type(kind: FileKind) -> u32 {
     match kind {
-        FileKind::Regular => FileType::RegularFile,
-        FileKind::Directory => FileType::Directory,
-        FileKind::Symlink => FileType::Symlink,
-        FileKind::Fifo => FileType::NamedPipe,
-        FileKind::Socket => FileType::Socket,
-        FileKind::CharDevice => FileType::CharDevice,
-        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::Regular => libc::S_IFREG,
+        FileKind::Directory => libc::S_IFDIR,
+        FileKind::Symlink => libc::S_IFLNK,
+        FileKind::Fifo => libc::S_IFIFO,
+        FileKind::Socket => libc::S_IFSOCK,
+        FileKind::CharDevice => libc::S_IFCHR,
+        FileKind::BlockDevice => libc::S_IFBLK,
     }
 }
 
@@ -73,51 +116,51 @@ pub(super) fn permissions(mode: u32, umask: u32) -> u16 {
 
 /// What a rename does to an existing target.
 pub(super) fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Failure> {
-    if flags.is_empty() {
-        Ok(RenameMode::Replace)
-    } else if flags == RenameFlags::RENAME_NOREPLACE {
-        Ok(RenameMode::NoReplace)
-    } else if flags == RenameFlags::RENAME_EXCHANGE {
-        Ok(RenameMode::Exchange)
-    } else {
-        Err(ErrorKind::InvalidArgument.into())
+    match flags {
+        RenameFlags::EMPTY => Ok(RenameMode::Replace),
+        RenameFlags::NO_REPLACE => Ok(RenameMode::NoReplace),
+        RenameFlags::EXCHANGE => Ok(RenameMode::Exchange),
+        _ => Err(ErrorKind::InvalidArgument.into()),
     }
 }
 
-/// A time to set.
-pub(super) fn set_time(time: TimeOrNow) -> SetTime {
-    match time {
-        TimeOrNow::Now => SetTime::Now,
-        TimeOrNow::SpecificTime(time) => SetTime::At(timestamp(time)),
-    }
-}
-
-fn timestamp(time: SystemTime) -> Timestamp {
-    match time.duration_since(UNIX_EPOCH) {
-        Ok(since) => Timestamp(nanoseconds(since)),
-        Err(before) => Timestamp(nanoseconds(before.duration()).saturating_neg()),
-    }
-}
-
-fn nanoseconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
-}
-
-fn system_time(time: Timestamp) -> SystemTime {
-    let distance = Duration::from_nanos(time.0.unsigned_abs());
-    let shifted = if time.0 >= 0 {
-        UNIX_EPOCH.checked_add(distance)
-    } else {
-        UNIX_EPOCH.checked_sub(distance)
+/// What a SETATTR changes.
+pub(super) fn changes(set: &SetAttr) -> Changes {
+    let has = |field| set.valid.contains(field);
+    let time = |given, now, seconds, nanoseconds| match (has(given), has(now)) {
+        (_, true) => Some(SetTime::Now),
+        (true, false) => Some(SetTime::At(timestamp(seconds, nanoseconds))),
+        (false, false) => None,
     };
-    shifted.unwrap_or(UNIX_EPOCH)
+    let (atime, mtime) = (SetAttrFields::ATIME, SetAttrFields::MTIME);
+    Changes {
+        mode: has(SetAttrFields::MODE).then(|| permissions(set.mode, 0)),
+        uid: has(SetAttrFields::UID).then_some(set.uid),
+        gid: has(SetAttrFields::GID).then_some(set.gid),
+        size: has(SetAttrFields::SIZE).then_some(set.size),
+        accessed: time(atime, SetAttrFields::ATIME_NOW, set.atime, set.atime_nsec),
+        modified: time(mtime, SetAttrFields::MTIME_NOW, set.mtime, set.mtime_nsec),
+    }
 }
+
+/// What lies beyond what 64 bits of nanoseconds can say (the years 1677 to 2262) is cut off there.
+fn timestamp(seconds: i64, nanoseconds: u32) -> Timestamp {
+    let nanos = i128::from(seconds) * i128::from(NANOS) + i128::from(nanoseconds);
+    let nearest = if nanos < 0 { i64::MIN } else { i64::MAX };
+    Timestamp(i64::try_from(nanos).unwrap_or(nearest))
+}
+
+/// Seconds since 1970, and nanoseconds from there on.
+fn seconds(time: Timestamp) -> (i64, u32) {
+    let nanoseconds = u32::try_from(time.0.rem_euclid(NANOS)).expect("less than a second");
+    (time.0.div_euclid(NANOS), nanoseconds)
+}
+
+/// Nanoseconds of a second.
+const NANOS: i64 = 1_000_000_000;
 
 /// `st_blocks` counts these.
 const STAT_BLOCK_SIZE: u64 = 512;
-
-/// `st_blksize`: programs that copy in this unit (`cp`, `cat`) send whole transfers.
-const PREFERRED_IO_SIZE: u32 = 1024 * 1024;
 
 #[cfg(test)]
 mod tests {
@@ -125,9 +168,29 @@ mod tests {
 
     #[test]
     fn times_survive_the_way_there_and_back_also_before_1970() {
-        for nanos in [0, 1, -1, 1_500_000_000_123_456_789, -86_400_000_000_001] {
-            assert_eq!(timestamp(system_time(Timestamp(nanos))), Timestamp(nanos));
+        for nanos in [0, 1, -1, 1_500_000_000_123_456_789, -86_400_000_000_001, i64::MIN, i64::MAX]
+        {
+            let (seconds, nanoseconds) = seconds(Timestamp(nanos));
+            assert!(nanoseconds < 1_000_000_000);
+            assert_eq!(timestamp(seconds, nanoseconds), Timestamp(nanos));
         }
+        assert_eq!(seconds(Timestamp(-1)), (-1, 999_999_999));
+        assert_eq!(timestamp(i64::MAX, 0), Timestamp(i64::MAX));
+        assert_eq!(timestamp(i64::MIN, 0), Timestamp(i64::MIN));
+    }
+
+    #[test]
+    fn only_what_is_named_is_changed() {
+        let set = SetAttr { mode: 0o100_644, size: 9, mtime: 5, atime: 6, ..SetAttr::default() };
+        let only = |valid| changes(&SetAttr { valid, ..set });
+        let nothing = only(SetAttrFields::EMPTY);
+        assert_eq!(nothing, Changes::default());
+        assert_eq!(only(SetAttrFields::MODE), Changes { mode: Some(0o644), ..nothing });
+        assert_eq!(only(SetAttrFields::SIZE), Changes { size: Some(9), ..nothing });
+        let at = Some(SetTime::At(Timestamp(5_000_000_000)));
+        assert_eq!(only(SetAttrFields::MTIME), Changes { modified: at, ..nothing });
+        let now = SetAttrFields::ATIME | SetAttrFields::ATIME_NOW;
+        assert_eq!(only(now), Changes { accessed: Some(SetTime::Now), ..nothing });
     }
 
     #[test]

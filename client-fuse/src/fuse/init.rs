@@ -1,49 +1,45 @@
 //! What is agreed with the kernel when the mount begins.
 
-use fuser::{InitFlags, KernelConfig};
+use millrace_fuse_server::{Wishes, protocol::init::InitFlags};
 
-/// Asks for everything that helps and that this kernel has.
+/// Asks for everything that helps; what this kernel does not have is left out.
 ///
-/// Never asked for: the writeback cache (with it the kernel ignores the sizes that others set), and
-/// `EXPLICIT_INVAL_DATA` (a file that grew elsewhere would keep its last page as it was, since
-/// nothing tells the kernel of it yet).
-pub(super) fn negotiate(config: &mut KernelConfig) {
-    for (flag, name) in WANTED {
-        if config.add_capabilities(flag).is_err() {
-            tracing::debug!(name, "the kernel does not offer a FUSE capability");
-        }
-    }
-    // Each of these answers with the nearest value that it would take.
-    let negotiated = [
-        ("max_write", retry(TRANSFER_LEN, |wanted| config.set_max_write(wanted))),
-        ("max_readahead", retry(TRANSFER_LEN, |wanted| config.set_max_readahead(wanted))),
-        ("max_background", retry(BACKGROUND_MAX, |wanted| config.set_max_background(wanted))),
-    ];
-    for (name, taken) in negotiated {
-        if !taken {
-            tracing::debug!(name, "the kernel keeps its own value");
-        }
+/// Never asked for: the writeback cache (with it the kernel ignores the sizes that others set),
+/// `AUTO_INVAL_DATA` (every read would ask for attributes first), and `EXPLICIT_INVAL_DATA` (a file
+/// that grew elsewhere would keep its last page as it was, since nothing tells the kernel of it
+/// yet).
+pub(crate) fn wishes() -> Wishes {
+    let flags = WANTED.into_iter().fold(InitFlags::EMPTY, InitFlags::with);
+    Wishes {
+        flags,
+        max_write: TRANSFER_LEN,
+        max_readahead: TRANSFER_LEN,
+        max_background: BACKGROUND_MAX,
+        ..Wishes::default()
     }
 }
 
-/// Sets a value, or the nearest to it.
-fn retry<T>(wanted: T, mut set: impl FnMut(T) -> Result<T, T>) -> bool {
-    set(wanted).or_else(set).is_ok()
-}
-
-const WANTED: [(InitFlags, &str); 6] = [
+const WANTED: [InitFlags; 10] = [
+    // Several reads of one file at a time.
+    InitFlags::ASYNC_READ,
+    // Writes of more than a page.
+    InitFlags::BIG_WRITES,
     // Several lookups and listings in one directory at a time.
-    (InitFlags::FUSE_PARALLEL_DIROPS, "parallel directory operations"),
+    InitFlags::PARALLEL_DIROPS,
     // Direct reads of several requests are sent together.
-    (InitFlags::FUSE_ASYNC_DIO, "asynchronous direct I/O"),
+    InitFlags::ASYNC_DIO,
     // `O_TRUNC` arrives with the open: one request, and the content is replaced as a whole.
-    (InitFlags::FUSE_ATOMIC_O_TRUNC, "atomic truncation"),
+    InitFlags::ATOMIC_O_TRUNC,
     // No question after `security.capability` before every write: halves the cost of small ones.
-    (InitFlags::FUSE_HANDLE_KILLPRIV_V2, "dropping of privilege bits"),
+    InitFlags::HANDLE_KILLPRIV_V2,
     // The target of a link never changes; another link has another inode.
-    (InitFlags::FUSE_CACHE_SYMLINKS, "cached symbolic links"),
+    InitFlags::CACHE_SYMLINKS,
     // Files opened for writing bypass the page cache and can still be mapped.
-    (InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP, "mapping of direct I/O files"),
+    InitFlags::DIRECT_IO_ALLOW_MMAP,
+    // Who waits when the mount is cut off by force is told so.
+    InitFlags::ABORT_ERROR,
+    // What was read and not answered can be asked for again.
+    InitFlags::HAS_RESEND,
 ];
 
 /// The largest request: what one transfer to a target moves.

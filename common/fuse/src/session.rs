@@ -14,12 +14,13 @@ mod handshake;
 mod interrupt;
 mod legacy;
 mod mount;
+mod mounted;
 mod mountpoint;
 mod negotiate;
 mod threads;
 
 use std::{
-    fs, io,
+    io,
     num::NonZero,
     path::{Path, PathBuf},
     sync::Arc,
@@ -33,6 +34,9 @@ pub use hand_over::HandOverError;
 pub use handshake::Channel;
 pub use legacy::Legacy;
 pub use mount::MountOptions;
+
+use mounted::Mounted;
+pub use mounted::Mountpoint;
 pub use negotiate::{Terms, Wishes};
 use threads::Threads;
 
@@ -108,7 +112,7 @@ pub struct Session<F: FileSystem> {
     ring: Option<UringChannel>,
     pool: Arc<Pool>,
     terms: Terms,
-    mount: Mount,
+    mount: Mounted,
 }
 
 impl<F: FileSystem> Session<F> {
@@ -135,8 +139,8 @@ impl<F: FileSystem> Session<F> {
         };
         let mounted = mounted.map_err(|error| SessionError::Mount { path: named(), error })?;
         // From here on it is taken away when something fails.
-        let mount =
-            Mount::new(mountpoint).map_err(|error| SessionError::Mount { path: named(), error })?;
+        let mount = Mounted::new(mountpoint)
+            .map_err(|error| SessionError::Mount { path: named(), error })?;
         let polling = options.polling.unwrap_or(POLLING);
         let device = DeviceChannel::new(mounted, readers(options), polling);
         let (terms, ring) = handshake::initialise(&device, options)?;
@@ -171,13 +175,10 @@ impl<F: FileSystem> Session<F> {
         Notifier::new(Arc::clone(&self.dispatch.connection))
     }
 
-    /// Raises the kernel's read-ahead, which no option of the mount or of INIT does.
-    ///
-    /// # Errors
-    /// When the setting may not be written, as in most containers; then it stays at 128 KiB.
-    pub fn raise_read_ahead(&self, kib: u32) -> io::Result<()> {
-        let (major, minor) = self.mount.device;
-        fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), kib.to_string())
+    /// Where it is mounted, and how it is taken away.
+    #[must_use]
+    pub fn mountpoint(&self) -> &Mountpoint {
+        &self.mount
     }
 
     /// Serves until the file system is unmounted.
@@ -232,7 +233,7 @@ pub struct Running<F: FileSystem> {
     device: DeviceChannel,
     pool: Arc<Pool>,
     terms: Terms,
-    mount: Mount,
+    mount: Mounted,
 }
 
 impl<F: FileSystem> Running<F> {
@@ -266,36 +267,10 @@ impl<F: FileSystem> Running<F> {
         self.threads.are_over()
     }
 
-    /// Where it is mounted.
+    /// Where it is mounted, and how it is taken away.
     #[must_use]
-    pub fn mountpoint(&self) -> &Path {
-        &self.mount.path
-    }
-
-    /// Unmounts, if nobody uses it.
-    ///
-    /// # Errors
-    /// EBUSY when somebody does.
-    pub fn unmount(&mut self) -> io::Result<()> {
-        self.mount.take_away(mountpoint::unmount)
-    }
-
-    /// Takes the mount out of sight. Its users go on; with the last of them it ends.
-    ///
-    /// # Errors
-    /// When that is not permitted.
-    pub fn detach(&mut self) -> io::Result<()> {
-        self.mount.take_away(mountpoint::detach)
-    }
-
-    /// Ends the connection now, whoever uses it: waiting calls and all that follow fail with
-    /// ECONNABORTED. Then takes the mount out of sight.
-    ///
-    /// # Errors
-    /// When that is not permitted. A mount that is out of sight already cannot be aborted.
-    pub fn abort(&mut self) -> io::Result<()> {
-        let device = self.mount.device;
-        self.mount.take_away(|path| mountpoint::abort(path, device))
+    pub fn mountpoint(&self) -> &Mountpoint {
+        &self.mount
     }
 
     /// Waits until the kernel has let go of the mount, and all threads have ended.
@@ -320,47 +295,6 @@ impl<F: FileSystem> std::fmt::Debug for Running<F> {
     }
 }
 
-/// A mount that this process has made.
-#[derive(Debug)]
-struct Mount {
-    path: PathBuf,
-    device: (u32, u32),
-    gone: bool,
-}
-
-impl Mount {
-    fn new(path: PathBuf) -> io::Result<Self> {
-        match mountpoint::device(&path) {
-            Ok(device) => Ok(Self { path, device, gone: false }),
-            Err(error) => {
-                drop(mountpoint::detach(&path));
-                Err(error)
-            }
-        }
-    }
-
-    /// Whether the mount point still shows this mount, and not what lies below or was mounted over.
-    fn is_there(&self) -> bool {
-        !self.gone && mountpoint::device(&self.path).is_ok_and(|device| device == self.device)
-    }
-
-    fn take_away(&mut self, how: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-        if self.is_there() {
-            how(&self.path)?;
-        }
-        self.gone = true;
-        Ok(())
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        if let Err(error) = self.take_away(mountpoint::detach) {
-            tracing::warn!(path = %self.path.display(), %error, "the mount cannot be taken away");
-        }
-    }
-}
-
 fn readers(options: &SessionOptions) -> usize {
     let cpus = || thread::available_parallelism().map_or(1, NonZero::get).min(READERS_MAX);
     options.readers.map_or_else(cpus, NonZero::get)
@@ -376,6 +310,8 @@ const POLLING: Duration = Duration::from_micros(50);
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::channel::{device, uring::Plan};
 
@@ -399,12 +335,12 @@ mod tests {
         // Shorter than what was agreed on.
         let plan = Plan { entries: 1, payload_len: 8192, queues: Plan::possible_cpus().unwrap() };
         session.ring = Some(UringChannel::new(&session.device, &plan).unwrap());
-        let mut running = session.spawn().unwrap();
+        let running = session.spawn().unwrap();
         assert_eq!(running.terms().channel(), Channel::Device);
         // Answered, and so it was asked.
         let error = fs::read_dir(directory.path()).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSYS));
-        running.unmount().unwrap();
+        running.mountpoint().unmount().unwrap();
         assert_eq!(running.join().unwrap().end, End::Unmounted);
     }
 }

@@ -78,8 +78,8 @@ impl<F: FileSystem> Mounted<F> {
         Some(Self { running: Some(running), directory })
     }
 
-    fn running(&mut self) -> &mut Running<F> {
-        self.running.as_mut().expect("until it ends")
+    fn running(&self) -> &Running<F> {
+        self.running.as_ref().expect("until it ends")
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -1,5 +1,7 @@
 //! Bulk bytes as the list of pieces in which they arrived, so that nobody copies them to join them.
 
+use std::ops::Range;
+
 use bytes::{Bytes, BytesMut};
 use millrace_types::Crc32c;
 
@@ -41,6 +43,38 @@ impl Body {
             self.len += piece.len();
             self.pieces.push(piece);
         }
+    }
+
+    /// Appends all pieces of `other`.
+    pub fn append(&mut self, other: Self) {
+        self.len += other.len;
+        self.pieces.extend(other.pieces);
+    }
+
+    /// The bytes of `range`, without copying them.
+    ///
+    /// # Panics
+    /// When `range` goes beyond the end, or ends before it begins.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        let mut cut = Self::default();
+        let mut start = 0;
+        for piece in &self.pieces {
+            let end = start + piece.len();
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            if from < to {
+                cut.push(piece.slice(from - start..to - start));
+            }
+            start = end;
+        }
+        cut
+    }
+
+    /// A copy of all bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        self.pieces.concat()
     }
 
     /// The bytes in one piece; copies when there are several.
@@ -119,7 +153,27 @@ mod tests {
         let mut buffer = [0; 9];
         body.copy_to(&mut buffer);
         assert_eq!(&buffer, b"millrace\0");
+        assert_eq!(body.to_vec(), b"millrace");
         assert_eq!(body.into_contiguous(), "millrace");
         assert!(Body::default().into_contiguous().is_empty());
+    }
+
+    #[test]
+    fn every_slice_has_the_bytes_of_its_range_and_no_empty_piece() {
+        let pieces = ["mill", "r", "ace"].map(|piece| Bytes::from_static(piece.as_bytes()));
+        let body = Body::from(pieces.to_vec());
+        for start in 0..=8 {
+            for end in start..=8 {
+                let cut = body.slice(start..end);
+                assert_eq!(
+                    (cut.len(), cut.to_vec()),
+                    (end - start, b"millrace"[start..end].into())
+                );
+                assert!(cut.pieces().iter().all(|piece| !piece.is_empty()));
+            }
+        }
+        let mut twice = body.slice(0..4);
+        twice.append(body.slice(4..8));
+        assert_eq!(twice.into_contiguous(), "millrace");
     }
 }

@@ -78,7 +78,7 @@ fn mount(
     options.wishes = options.wishes.with(WISHES);
     let filesystem = Memory::new(user.as_raw(), group.as_raw());
     let session = Session::mount(filesystem, mountpoint, &mount, options)?;
-    if let Err(error) = session.raise_read_ahead(READ_AHEAD_KIB) {
+    if let Err(error) = session.mountpoint().raise_read_ahead(READ_AHEAD_KIB) {
         tracing::info!(%error, "read-ahead stays at 128 KiB");
     }
     Ok(session)

@@ -31,7 +31,7 @@ use std::{
 };
 
 use super::{
-    Mount, POLLING, Running, Session, SessionOptions, Terms,
+    Mounted, POLLING, Running, Session, SessionOptions, Terms,
     legacy::{self, Estate, Legacy},
     readers,
 };
@@ -87,7 +87,7 @@ impl<F: FileSystem> Running<F> {
         drain: Duration,
         legacy: impl FnOnce(&F) -> io::Result<Legacy>,
     ) -> Result<Counts, Box<HandOverError<F>>> {
-        let Self { dispatch, mut threads, device, pool, terms, mut mount } = self;
+        let Self { dispatch, mut threads, device, pool, terms, mount } = self;
         let go = || -> io::Result<()> {
             if terms.flags.contains(InitFlags::OVER_IO_URING) || !device.has_clones() {
                 let said = "only a session over cloned descriptors of the device has a successor";
@@ -108,14 +108,14 @@ impl<F: FileSystem> Running<F> {
                 Notifier::new(Arc::clone(&dispatch.connection)).resend()?;
             }
             let left = legacy(&dispatch.filesystem)?;
-            let (number, mountpoint) = (mount.device, mount.path.clone());
+            let (number, mountpoint) = (mount.device(), mount.path().to_owned());
             let estate = Estate { terms, device: number, mountpoint };
             legacy::send(socket, dispatch.connection.device(), &estate, &left)?;
             legacy::let_go(socket)
         };
         match go() {
             Ok(()) => {
-                mount.gone = true;
+                mount.leave();
                 dispatch.connection.end();
                 Ok(dispatch.connection.counts())
             }
@@ -155,7 +155,7 @@ impl<F: FileSystem> Session<F> {
         let dispatch = Arc::new(Dispatch { filesystem, connection, layout });
         // It is not ours yet: nothing is taken away when this fails.
         legacy::accept(socket)?;
-        let mount = Mount { path: mountpoint, device: number, gone: false };
+        let mount = Mounted::inherited(mountpoint, number);
         Ok(Self { dispatch, device, ring: None, pool, terms, mount })
     }
 }

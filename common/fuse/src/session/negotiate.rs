@@ -19,7 +19,7 @@ pub struct Wishes {
     /// size.
     pub max_write: u32,
     /// Bytes that the kernel reads ahead at most. It does not go beyond its own wish, 128 KiB: see
-    /// [`Session::raise_read_ahead`](super::Session::raise_read_ahead).
+    /// [`Mountpoint::raise_read_ahead`](super::Mountpoint::raise_read_ahead).
     pub max_readahead: u32,
     /// Requests in flight that nobody waits for: read-ahead, write-back, asynchronous direct I/O.
     /// At first 256, which is what an unprivileged server gets.

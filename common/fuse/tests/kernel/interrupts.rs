@@ -98,7 +98,7 @@ fn sigkill_ends_whatever_waits(channel: Channel) {
     options.wishes = options.wishes.with(InitFlags::FLOCK_LOCKS);
     let (begun, listens) = sync_channel(8);
     let Some(session) = crate::mount(Stuck { begun }, directory.path(), &options) else { return };
-    let mut running = session.spawn().unwrap();
+    let running = session.spawn().unwrap();
     let path = |name: &str| directory.path().join(name).into_os_string();
     for _ in 0..5 {
         kill(spawn("stat", &[&path("stuck")]), &listens, "lookup");
@@ -106,7 +106,7 @@ fn sigkill_ends_whatever_waits(channel: Channel) {
         let locker = spawn("flock", &[&path("file"), OsStr::new("true")]);
         kill(locker, &listens, "lock");
     }
-    running.detach().unwrap();
+    running.mountpoint().detach().unwrap();
     // Only now is every answer counted. A program that dies may wait in a second request, such as
     // one of the kernel's own read-ahead, and interrupts that too.
     let counts = running.join().unwrap().counts;
@@ -120,7 +120,7 @@ fn programs_can_be_killed_at_any_moment(channel: Channel) {
     let (begun, _listens) = sync_channel(PROGRAMS);
     let options = crate::options(channel);
     let Some(session) = crate::mount(Stuck { begun }, directory.path(), &options) else { return };
-    let mut running = session.spawn().unwrap();
+    let running = session.spawn().unwrap();
     let children: Vec<_> = (0..PROGRAMS)
         .map(|number| {
             let path = directory.path().join(format!("stuck-{number}")).into_os_string();
@@ -137,7 +137,7 @@ fn programs_can_be_killed_at_any_moment(channel: Channel) {
         assert!(ends(&process), "it cannot be killed");
         child.wait().unwrap();
     }
-    running.detach().unwrap();
+    running.mountpoint().detach().unwrap();
     let counts = running.join().unwrap().counts;
     assert_eq!((counts.waiting, counts.forgotten), (0, 0), "{counts:?}");
 }
@@ -147,11 +147,11 @@ fn an_aborted_session_ends_with_requests_that_nobody_answers(channel: Channel) {
     let (begun, listens) = sync_channel(8);
     let options = crate::options(channel);
     let Some(session) = crate::mount(Stuck { begun }, directory.path(), &options) else { return };
-    let mut running = session.spawn().unwrap();
+    let running = session.spawn().unwrap();
     let path = directory.path().join("stuck").into_os_string();
     let mut waiting = spawn("stat", &[&path]);
     assert_eq!(listens.recv_timeout(PATIENCE), Ok("lookup"));
-    running.abort().unwrap();
+    running.mountpoint().abort().unwrap();
     assert!(!waiting.wait().unwrap().success());
     let ended = running.join().unwrap();
     assert_eq!((ended.counts.waiting, ended.counts.forgotten), (1, 0));

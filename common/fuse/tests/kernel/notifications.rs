@@ -80,7 +80,7 @@ fn believed(size: u64, channel: Channel) -> Option<Mounted<Believed>> {
 }
 
 fn attributes_and_names_are_asked_again(channel: Channel) {
-    let Some(mut mounted) = believed(1, channel) else { return };
+    let Some(mounted) = believed(1, channel) else { return };
     let path = mounted.path("file");
     let size = || fs::metadata(&path).unwrap().len();
     let running = mounted.running();
@@ -106,7 +106,7 @@ fn attributes_and_names_are_asked_again(channel: Channel) {
 }
 
 fn pages_are_stored_dropped_and_retrieved(channel: Channel) {
-    let Some(mut mounted) = believed(6, channel) else { return };
+    let Some(mounted) = believed(6, channel) else { return };
     let path = mounted.path("file");
     let running = mounted.running();
     let (filesystem, notifier) = (running.filesystem().clone(), running.notifier());
@@ -133,7 +133,7 @@ fn pages_are_stored_dropped_and_retrieved(channel: Channel) {
 }
 
 fn requests_are_sent_again_and_their_callers_see_nothing_of_it(channel: Channel) {
-    let Some(mut mounted) = believed(6, channel) else { return };
+    let Some(mounted) = believed(6, channel) else { return };
     let path = mounted.path("file");
     assert_eq!(fs::metadata(&path).unwrap().len(), 6);
     match mounted.running().notifier().resend() {

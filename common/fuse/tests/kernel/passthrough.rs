@@ -96,7 +96,7 @@ fn pass_through(channel: Channel) {
         return;
     }
     let filesystem = session.filesystem().clone();
-    let mut running = session.spawn().unwrap();
+    let running = session.spawn().unwrap();
     let above = directory.path().join("file");
     let mut open = fs::OpenOptions::new().read(true).write(true).open(&above).unwrap();
     let mut text = String::new();
@@ -110,7 +110,7 @@ fn pass_through(channel: Channel) {
     open.write_all(b"!").unwrap();
     drop(open);
     assert_eq!(fs::read(&above).unwrap(), b"below, and above!");
-    running.unmount().unwrap();
+    running.mountpoint().unmount().unwrap();
     let counts = running.join().unwrap().counts;
     assert_eq!((counts.read, counts.waiting), (counts.answered, 0));
 }

@@ -78,7 +78,7 @@ fn what_was_taken_along_is_not_written_over(channel: Channel) {
     let filesystem = mounted.running().filesystem().clone();
     drop(file);
     // The last one is answered before it is kept.
-    mounted.running().unmount().unwrap();
+    mounted.running().mountpoint().unmount().unwrap();
     mounted.running.take().unwrap().join().unwrap();
     let mut kept = filesystem.kept.lock().unwrap();
     kept.sort_by_key(|(offset, _)| *offset);

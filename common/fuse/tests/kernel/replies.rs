@@ -47,7 +47,7 @@ fn mounted(channel: Channel) -> Option<(Mounted<Treatments>, Receiver<Reply<Entr
 }
 
 fn a_reply_that_is_dropped_answers_eio(channel: Channel) {
-    let Some((mut mounted, _)) = mounted(channel) else { return };
+    let Some((mounted, _)) = mounted(channel) else { return };
     for name in ["dropped", "panics", "odd"] {
         let error = fs::metadata(mounted.path(name)).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::IO), "{name}");

@@ -31,9 +31,9 @@ fn a_mount_in_use_is_busy_and_a_detached_one_lives_until_it_is_not_used(channel:
     let Some(mut mounted) = Mounted::new(Memory::new(0, 0), channel) else { return };
     fs::write(mounted.path("file"), b"content").unwrap();
     let open = fs::File::open(mounted.path("file")).unwrap();
-    let error = mounted.running().unmount().unwrap_err();
+    let error = mounted.running().mountpoint().unmount().unwrap_err();
     assert_eq!(Errno::from_io_error(&error), Some(Errno::BUSY));
-    mounted.running().detach().unwrap();
+    mounted.running().mountpoint().detach().unwrap();
     assert!(!mounted.path("file").exists());
     assert_eq!(std::io::read_to_string(&open).unwrap(), "content");
     drop(open);
@@ -57,9 +57,9 @@ fn the_mount_of_a_dead_server_is_replaced(channel: Channel) {
     let error = fs::metadata(directory.path()).unwrap_err();
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NOTCONN));
     let session = mount(Memory::new(0, 0), directory.path(), &options(channel)).unwrap();
-    let mut running = session.spawn().unwrap();
+    let running = session.spawn().unwrap();
     fs::write(directory.path().join("file"), b"").unwrap();
-    running.unmount().unwrap();
+    running.mountpoint().unmount().unwrap();
     running.join().unwrap();
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "nothing is left of it");
 }
@@ -72,10 +72,10 @@ fn the_helper_mounts_as_well(channel: Channel) {
     }
     let options = SessionOptions { through_helper: true, ..options(channel) };
     let session = mount(Memory::new(0, 0), directory.path(), &options).unwrap();
-    let mut running = session.spawn().unwrap();
+    let running = session.spawn().unwrap();
     fs::write(directory.path().join("file"), b"through the helper").unwrap();
     assert_eq!(fs::read(directory.path().join("file")).unwrap(), b"through the helper");
-    running.unmount().unwrap();
+    running.mountpoint().unmount().unwrap();
     running.join().unwrap();
 }
 

@@ -35,7 +35,7 @@ fn every_request_is_answered_once_whoever_interrupts_it(channel: Channel) {
         }
         kill_readers(&mounted.path("stuck"), &begun, KILLS * length);
     });
-    mounted.running().unmount().unwrap();
+    mounted.running().mountpoint().unmount().unwrap();
     let ended = mounted.running.take().unwrap().join().unwrap();
     tracing::info!(?ended, "stressed");
     let counts = ended.counts;

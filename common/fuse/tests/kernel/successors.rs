@@ -76,13 +76,13 @@ fn what_was_not_answered_is_asked_of_the_successor_and_only_its_answer_counts() 
     assert_eq!(*successor.terms(), terms);
     // Nobody has asked for it: the kernel has taken the request back.
     answer(late, 77);
-    let mut successor = successor.spawn().unwrap();
+    let successor = successor.spawn().unwrap();
     let (again, reply) = second.recv().unwrap();
     assert_eq!(again, unique | UNIQUE_RESENT);
     answer(reply, 78);
     use std::os::unix::fs::MetadataExt as _;
     assert_eq!(program.join().unwrap().unwrap().ino(), 78);
-    successor.unmount().unwrap();
+    successor.mountpoint().unmount().unwrap();
     let counts = successor.join().unwrap().counts;
     assert_eq!((counts.read, counts.too_late), (counts.answered, 0));
 }
@@ -127,7 +127,7 @@ fn a_session_that_nobody_takes_over_goes_on() {
         answer(reply, 78);
     }
     assert!(program.join().unwrap().is_ok());
-    running.unmount().unwrap();
+    running.mountpoint().unmount().unwrap();
     running.join().unwrap();
 }
 

@@ -104,7 +104,7 @@ fn many_threads(mut mounted: Mounted<Memory>) {
             });
         }
     });
-    mounted.running().unmount().unwrap();
+    mounted.running().mountpoint().unmount().unwrap();
     let ended = mounted.running.take().unwrap().join().unwrap();
     assert_eq!(ended.end, End::Unmounted);
     assert_eq!(ended.counts.read, ended.counts.answered);

@@ -1,0 +1,185 @@
+//! Signals to programs that wait for servers which are there and say nothing.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    process::{Child, ChildStdout, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use millrace_tests::{
+    cluster::{Cluster, Wish},
+    program::wait_for,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A program that is killed ends within a second; this is for a machine that is busy as well.
+const PROMPT: Duration = Duration::from_secs(5);
+
+/// Longer than the mount needs to see a signal that it may not act on.
+const UNMOVED: Duration = Duration::from_millis(500);
+
+#[test]
+fn whoever_waits_for_silent_servers_can_be_killed() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let at = |name: &str| cluster.mount().join(name);
+    fs::create_dir(at("directory"))?;
+    for name in ["file", "cut", "moved", "removed"] {
+        fs::write(at(name), b"content")?;
+    }
+
+    let names = [
+        "os.stat(path + '/file')",
+        "os.listdir(path + '/directory')",
+        "os.open(path + '/file', os.O_RDONLY)",
+        "os.open(path + '/cut', os.O_WRONLY | os.O_TRUNC)",
+        "os.open(path + '/new', os.O_WRONLY | os.O_CREAT)",
+        "os.mkdir(path + '/made')",
+        "os.rename(path + '/moved', path + '/renamed')",
+        "os.unlink(path + '/removed')",
+        "os.truncate(path + '/cut', 1)",
+        "os.statvfs(path)",
+    ];
+    let ready: Result<Vec<_>> =
+        names.iter().map(|call| Program::start(&cluster, "pass", call)).collect();
+    let paused = cluster.daemon("metadata")?.pause()?;
+    kill_all(ready?)?;
+    drop(paused);
+
+    let calls = [
+        "os.pread(file, 1000000, 0)",
+        "mmap.mmap(file, 3000000, prot=mmap.PROT_READ)[2000000]",
+        "[os.pwrite(file, b'x' * 1000000, at * 1000000) for at in range(400)]",
+        "os.pwrite(file, b'x', 0), os.fsync(file)",
+        "os.pwrite(file, b'x', 0), os.close(file)",
+        "os.sendfile(1, file, 0, 100000)",
+    ];
+    let mut ready = Vec::new();
+    for (number, call) in calls.iter().enumerate() {
+        fs::write(at(&format!("file-{number}")), vec![7; 3_000_000])?;
+        let open = format!("file = os.open(path + '/file-{number}', os.O_RDWR)");
+        ready.push(Program::start(&cluster, &open, call)?);
+    }
+    // The kernel reads ahead for the dead: whoever opens the file later waits for that.
+    ready.push(Program::start(&cluster, "pass", "os.open(path + '/file-0', os.O_RDWR)")?);
+    let paused = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
+    kill_all(ready)?;
+    drop(paused);
+    fs::write(at("file"), b"the mount goes on")?;
+    assert_eq!(fs::read(at("file"))?, b"the mount goes on");
+    Ok(())
+}
+
+#[test]
+fn a_handled_signal_interrupts_what_only_looks_and_nothing_else() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let path = cluster.mount().join("file");
+    fs::write(&path, b"content")?;
+    let handling = "for number in (signal.SIGINT, signal.SIGALRM):
+    signal.signal(number, lambda *_: None)
+libc = ctypes.CDLL(None, use_errno=True)
+call = lambda name, *more: print(getattr(libc, name)(*more), ctypes.get_errno(), flush=True)
+file = os.open(path + '/file', os.O_RDWR)";
+    let start = |call: &str| Program::start(&cluster, handling, call);
+    // A name is looked up before it is opened or made: nothing has happened by then.
+    let mut open = start("call('open', (path + '/file').encode(), 0)")?;
+    let mut mkdir = start("call('mkdir', (path + '/made').encode(), 0o755)")?;
+    let mut truncate = start("call('ftruncate', file, 3)")?;
+    let paused = cluster.daemon("metadata")?.pause()?;
+    for program in [&mut open, &mut mkdir, &mut truncate] {
+        program.call()?;
+    }
+    for program in [&mut open, &mut mkdir, &mut truncate] {
+        program.signal(Signal::ALARM)?;
+        program.is_unmoved()?;
+    }
+    for program in [&mut open, &mut mkdir, &mut truncate] {
+        program.signal(Signal::INT)?;
+    }
+    assert_eq!((open.ends()?, mkdir.ends()?), ("-1 4\n".into(), "-1 4\n".into()));
+    truncate.is_unmoved()?;
+    drop(paused);
+    assert_eq!(truncate.ends()?, "0 0\n");
+    assert!(!cluster.mount().join("made").exists());
+    assert_eq!(fs::read(&path)?, b"con");
+    Ok(())
+}
+
+/// Has each program wait, kills it, and sees it go.
+fn kill_all(programs: Vec<Program>) -> Result<()> {
+    for mut program in programs {
+        program.call()?;
+        program.signal(Signal::KILL)?;
+        program.ends().with_context(|| program.what.clone())?;
+    }
+    Ok(())
+}
+
+/// A program that makes one call when it is told to. It is killed when this is dropped.
+struct Program {
+    what: String,
+    child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Runs lines of Python, which get it ready, and has it wait with another one, the call. `path`
+    /// is the mount.
+    fn start(cluster: &Cluster, ready: &str, call: &str) -> Result<Self> {
+        let text = format!(
+            "import ctypes, mmap, os, signal, sys\npath = sys.argv[1]\n{ready}\n\
+             print('ready', flush=True)\nsys.stdin.readline()\n{call}\n"
+        );
+        let mut command = Command::new("python3");
+        command.args(["-c", &text]).arg(cluster.mount()).stdin(Stdio::piped());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let said = BufReader::new(child.stdout.take().context("stdout is piped")?);
+        let mut program = Self { what: call.to_owned(), child, said };
+        let mut line = String::new();
+        program.said.read_line(&mut line)?;
+        assert_eq!(line, "ready\n", "{call}");
+        Ok(program)
+    }
+
+    /// Has it make the call, and sees it wait in the kernel.
+    fn call(&mut self) -> Result<()> {
+        self.child.stdin.take().context("it is told once")?.write_all(b"\n")?;
+        let path = format!("/proc/{}/wchan", self.child.id());
+        wait_for(&format!("a program that waits in {}", self.what), || {
+            let wchan = fs::read_to_string(&path).ok()?;
+            ["request_wait", "folio"].iter().any(|part| wchan.contains(part)).then_some(())
+        })
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        Ok(kill_process(pid.context("no such id")?, signal)?)
+    }
+
+    /// Gives a signal time to have an effect that it must not have.
+    fn is_unmoved(&mut self) -> Result<()> {
+        thread::sleep(UNMOVED);
+        assert_eq!(self.child.try_wait()?, None, "it waits on");
+        Ok(())
+    }
+
+    /// What it has said when it has ended, which it must do promptly.
+    fn ends(&mut self) -> Result<String> {
+        let begun = Instant::now();
+        let ended = wait_for("the end of a program", || self.child.try_wait().ok().flatten())?;
+        let took = begun.elapsed();
+        assert!(took < PROMPT, "it took {took:?}: {ended}");
+        let mut said = String::new();
+        self.said.read_to_string(&mut said)?;
+        Ok(said)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
