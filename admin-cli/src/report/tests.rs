@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod targets;
+
 fn as_json(value: &impl Serialize) -> Value {
     serde_json::to_value(value).unwrap()
 }

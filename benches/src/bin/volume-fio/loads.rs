@@ -21,8 +21,9 @@ use super::data::{CHUNK, DataSet, Opened, key, key_elsewhere};
 const CHUNK_PAGES: u64 = CHUNK / 4096;
 const MIB_PAGES: u64 = MIB / 4096;
 
-/// Overwrites of which the mean cost is taken.
-const OVERWRITES: u64 = 2000;
+/// Overwrites of which the mean cost is taken: as many as a region has pages, because a new region
+/// is written as a whole before durable writes use it.
+const OVERWRITES: u64 = 8192;
 
 /// MiB/s of writing all data, the last sync included.
 pub(crate) async fn write_large(opened: &Opened, data: &DataSet) -> Result<f64> {
