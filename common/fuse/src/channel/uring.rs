@@ -10,18 +10,16 @@
 //!
 //! A request goes to the queue of the CPU that its program runs on, and is handled there: nothing
 //! is handed to another CPU, which is most of what a small request costs otherwise. The price is
-//! that a program and the operation it waits for share a CPU: streams are slower than over the
-//! device.
+//! that a program and the operation it waits for share a CPU, also while another one is idle.
 //!
 //! A queue has a fixed number of *entries*: places in memory for a request and its answer. Whose an
-//! entry is can be told from who has its `Entry`: the ring while the kernel may
-//! write to it, the queue's desk while its request waits for an answer, whoever answers while doing
-//! so. A request that waits keeps its entry, and while a queue has none left the programs of its
-//! CPU wait. An operation that blocks its thread has the same effect.
+//! entry is can be told from who has its `Entry`: the ring while the kernel may write to it, the
+//! queue's desk while its request waits for an answer, whoever answers while doing so. A request
+//! that waits keeps its entry, and while a queue has none left the programs of its CPU wait. An
+//! operation that blocks its thread has the same effect.
 //!
 //! So an operation should be answered at once on its thread, or by others without blocking that.
-//! Who answers elsewhere pays for waking the thread, which makes small requests that all go to
-//! another thread slower than over the device.
+//! Who answers elsewhere wakes the thread, which then commits the answer.
 //!
 //! The data of a large WRITE is read where the kernel has put it. Who takes it along gets its
 //! memory, and other memory is moved to that address, because it is the address that the kernel
