@@ -39,9 +39,9 @@ const ARENAS_MAX: u32 = 8;
 const JOINED_BYTES_MAX: usize = 1 << 20;
 const JOINED_PIECES_MAX: usize = 64;
 
-/// What waits when it is handed over at once, instead of at the driver's next turn: the device works
-/// on it while others of the same turn are still being made. Small writes wait for more bytes, in
-/// which they may go as one.
+/// What waits when it is handed over at once, instead of at the driver's next turn: the device
+/// works on it while others of the same turn are still being made. Small writes wait for more
+/// bytes, in which they may go as one.
 const EARLY_PIECES: usize = 8;
 const EARLY_WRITE_BYTES: usize = 128 * 1024;
 
