@@ -35,8 +35,8 @@
 //! must see to it that [`Space::commit`] happens in the order of sequences, and not between
 //! [`Space::checkpoint`] and the freezing of the index.
 //!
-//! Modules: `region`, `allocator`, `ahead`, `owned` (held and quarantined), `reservation`, `totals`, `stored`
-//! (what is kept in the index), `state`.
+//! Modules: `region`, `allocator`, `ahead`, `owned` (held and quarantined), `reservation`,
+//! `totals`, `stored` (what is kept in the index), `state`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

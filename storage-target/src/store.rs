@@ -190,8 +190,8 @@ impl Store {
     }
 
     /// Writes, fetching first the rest of blocks of which only a part is written. The write itself
-    /// goes on when the caller goes away. It survives a kill on return, and a loss of power if it is
-    /// to be durable.
+    /// goes on when the caller goes away. It survives a kill on return, and a loss of power if it
+    /// is to be durable.
     ///
     /// # Errors
     /// Those of the volume, and of the bucket.

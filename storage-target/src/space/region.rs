@@ -113,7 +113,8 @@ mod tests {
     proptest! {
         #[test]
         fn counts_follow_every_change(
-            changes in prop::collection::vec((0_u32..REGION_PAGES, 1_u32..500, any::<bool>()), 0..60),
+            changes in
+                prop::collection::vec((0_u32..REGION_PAGES, 1_u32..500, any::<bool>()), 0..60),
             wanted in 1_u32..300,
         ) {
             let mut region = Region::default();
