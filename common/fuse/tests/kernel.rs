@@ -106,11 +106,16 @@ fn mount<F: FileSystem>(filesystem: F, on: &Path, options: &SessionOptions) -> O
         tracing::warn!("not root, or no /dev/fuse: not tested");
         return None;
     }
-    let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    if options.channel == Channel::Uring && !parameter.is_ok_and(|text| text.trim() == "Y") {
+    if !is_offered(options.channel) {
         tracing::warn!("the kernel does not offer FUSE over io_uring: not tested");
         return None;
     }
     let mount = MountOptions { allow_other: true, ..MountOptions::new("test") };
     Some(Session::mount(filesystem, on, &mount, options).expect("it is mounted"))
+}
+
+/// Whether the kernel serves over that channel. `scripts/test.sh` has it offer both.
+fn is_offered(channel: Channel) -> bool {
+    let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    channel != Channel::Uring || parameter.is_ok_and(|text| text.trim() == "Y")
 }

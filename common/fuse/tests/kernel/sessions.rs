@@ -9,7 +9,7 @@ use millrace_fuse_server::{
 use rustix::mount::MountFlags;
 use tempfile::TempDir;
 
-use crate::{Mounted, memory::Memory, mount, options};
+use crate::{Mounted, is_offered, memory::Memory, mount, options};
 
 fn terms_are_what_was_wished_and_offered(channel: Channel) {
     let directory = TempDir::new().unwrap();
@@ -42,7 +42,7 @@ fn a_mount_in_use_is_busy_and_a_detached_one_lives_until_it_is_not_used(channel:
 
 fn the_mount_of_a_dead_server_is_replaced(channel: Channel) {
     let directory = TempDir::new().unwrap();
-    if !rustix::process::geteuid().is_root() {
+    if !rustix::process::geteuid().is_root() || !is_offered(channel) {
         return;
     }
     for _ in 0..2 {
@@ -71,7 +71,7 @@ fn the_helper_mounts_as_well(channel: Channel) {
         return;
     }
     let options = SessionOptions { through_helper: true, ..options(channel) };
-    let session = mount(Memory::new(0, 0), directory.path(), &options).unwrap();
+    let Some(session) = mount(Memory::new(0, 0), directory.path(), &options) else { return };
     let running = session.spawn().unwrap();
     fs::write(directory.path().join("file"), b"through the helper").unwrap();
     assert_eq!(fs::read(directory.path().join("file")).unwrap(), b"through the helper");
