@@ -240,9 +240,20 @@ const SLIDE: u32 = 16;
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, thread};
+    use std::{
+        sync::Arc,
+        thread::{self, JoinHandle},
+    };
 
     use super::*;
+
+    fn six_that_arrive(lookout: &Arc<Lookout>) -> Vec<JoinHandle<u64>> {
+        let arrives = |_| {
+            let lookout = Arc::clone(lookout);
+            thread::spawn(move || lookout.arrive())
+        };
+        (0..6).map(arrives).collect()
+    }
 
     /// A request that was waited for, or was there.
     fn come(lookout: &Lookout, waited: bool) {
@@ -308,12 +319,7 @@ mod tests {
     fn whoever_is_parked_sees_the_end() {
         let lookout = Arc::new(Lookout::new(6, Duration::from_secs(3600)));
         lookout.brisk.store(true, Ordering::Relaxed);
-        let readers: Vec<_> = (0..6)
-            .map(|_| {
-                let lookout = Arc::clone(&lookout);
-                thread::spawn(move || lookout.arrive())
-            })
-            .collect();
+        let readers = six_that_arrive(&lookout);
         lookout.end();
         for reader in readers {
             reader.join().unwrap();
@@ -325,12 +331,7 @@ mod tests {
         let lookout = Arc::new(Lookout::new(6, Duration::from_secs(3600)));
         for _ in 0..2 {
             lookout.brisk.store(true, Ordering::Relaxed);
-            let readers: Vec<_> = (0..6)
-                .map(|_| {
-                    let lookout = Arc::clone(&lookout);
-                    thread::spawn(move || lookout.arrive())
-                })
-                .collect();
+            let readers = six_that_arrive(&lookout);
             lookout.stop();
             for reader in readers {
                 reader.join().unwrap();
