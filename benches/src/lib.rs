@@ -1,4 +1,7 @@
 //! What the programs share that measure Millrace; see `docs/performance.md` for the method and the
 //! figures.
 
+pub mod aligned;
+pub mod figures;
+pub mod quiet;
 pub mod target;

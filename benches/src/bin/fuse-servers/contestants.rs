@@ -26,11 +26,29 @@ pub(crate) enum Kind {
     Uring,
     /// The crate fuser.
     Fuser,
-    /// libfuse, from the system.
+    /// libfuse on /dev/fuse.
     Libfuse,
+    /// libfuse over io_uring.
+    LibfuseUring,
+}
+
+/// libfuse's program.
+pub(crate) struct Built {
+    program: PathBuf,
+    /// Whether its libfuse knows io_uring.
+    pub(crate) ring: bool,
 }
 
 impl Kind {
+    /// What libfuse's program is told; `None` for the other servers.
+    pub(crate) fn libfuse_channel(self) -> Option<&'static str> {
+        match self {
+            Self::Libfuse => Some("dev"),
+            Self::LibfuseUring => Some("uring"),
+            _ => None,
+        }
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dev => "dev",
@@ -38,6 +56,7 @@ impl Kind {
             Self::Uring => "uring",
             Self::Fuser => "fuser",
             Self::Libfuse => "libfuse",
+            Self::LibfuseUring => "libfuse-uring",
         }
     }
 }
@@ -63,11 +82,11 @@ pub(crate) struct Server {
 
 impl Server {
     /// Starts a server and waits for its mount.
-    pub(crate) fn start(kind: Kind, serving: &Serving, built: Option<&Path>) -> Result<Self> {
-        let mut command = match (kind, built) {
-            (Kind::Libfuse, Some(program)) => Command::new(program),
-            (Kind::Libfuse, None) => bail!("libfuse's program is not built"),
-            _ => {
+    pub(crate) fn start(kind: Kind, serving: &Serving, built: Option<&Built>) -> Result<Self> {
+        let mut command = match (kind.libfuse_channel(), built) {
+            (Some(_), Some(built)) => Command::new(&built.program),
+            (Some(_), None) => bail!("libfuse's program is not built"),
+            (None, _) => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.args(["serve", kind.name()]);
                 command
@@ -75,6 +94,7 @@ impl Server {
         };
         command.arg(&serving.mountpoint).arg(serving.files.to_string());
         command.arg(serving.mib.to_string()).arg(serving.readers.to_string());
+        command.args(kind.libfuse_channel());
         let before = device(&serving.mountpoint)?;
         let process = command.stdin(Stdio::null()).spawn().context("start a server")?;
         let mut server = Self { process, mountpoint: serving.mountpoint.clone() };
@@ -121,18 +141,28 @@ fn device(path: &Path) -> Result<(u32, u32)> {
     Ok((found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// Compiles libfuse's program into `directory`. `None` without a compiler or libfuse.
-pub(crate) fn compile(directory: &Path) -> Result<Option<PathBuf>> {
-    let said = Command::new("pkg-config").args(["--cflags", "--libs", "fuse3"]).output();
-    let Some(said) = said.ok().filter(|said| said.status.success()) else { return Ok(None) };
+/// Compiles libfuse's program into `directory`, with the libfuse that pkg-config finds. `None`
+/// without a compiler or libfuse.
+pub(crate) fn compile(directory: &Path) -> Result<Option<Built>> {
+    let Some(flags) = pkg_config(&["--cflags", "--libs"]) else { return Ok(None) };
     let (source, program) = (directory.join("memory.c"), directory.join("memory"));
     fs::write(&source, include_str!("memory.c"))?;
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-Wall", "-Wextra", "-pthread"]).arg(&source).arg("-o").arg(&program);
-    compiler.args(String::from_utf8(said.stdout)?.split_whitespace());
+    compiler.args(flags.split_whitespace());
+    if let Some(libraries) = pkg_config(&["--variable=libdir"]) {
+        compiler.arg(format!("-Wl,-rpath,{}", libraries.trim()));
+    }
     let status = compiler.status().context("run cc")?;
     ensure!(status.success(), "cc: {status}");
-    Ok(Some(program))
+    let ring = pkg_config(&["--atleast-version=3.18"]).is_some();
+    Ok(Some(Built { program, ring }))
+}
+
+/// What pkg-config says about libfuse; `None` where it says no.
+fn pkg_config(arguments: &[&str]) -> Option<String> {
+    let said = Command::new("pkg-config").args(arguments).arg("fuse3").output().ok()?;
+    said.status.success().then(|| String::from_utf8_lossy(&said.stdout).into_owned())
 }
 
 const READ_AHEAD_KIB: &str = "8192";

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Result;
+use millrace_benches::aligned::{Aligned, PAGE};
 use rustix::fs::{Advice, OFlags};
 
 use super::store::SMALL;
@@ -191,23 +192,5 @@ fn open(path: &Path, direct: bool, write: bool) -> Result<File> {
     Ok(options.open(path)?)
 }
 
-/// Memory on a page, as direct I/O wants it.
-struct Aligned {
-    memory: Vec<u8>,
-    len: usize,
-}
-
-impl Aligned {
-    fn new(len: usize) -> Self {
-        Self { memory: vec![5; len + PAGE], len }
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        let start = self.memory.as_ptr().align_offset(PAGE);
-        &mut self.memory[start..][..self.len]
-    }
-}
-
-const PAGE: usize = 4096;
 /// How long the loads last that have no end.
 const LASTING: Duration = Duration::from_millis(700);

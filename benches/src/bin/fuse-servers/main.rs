@@ -8,22 +8,21 @@ use std::{fs, num::NonZero, path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum as _};
+use millrace_benches::{figures::Figures, quiet};
 
 mod contestants;
-mod figures;
 mod loads;
 mod ours;
 mod plot;
-mod quiet;
 mod store;
 mod theirs;
 
 use contestants::{Kind, Server, Serving};
-use figures::Figures;
 use store::Store;
 
 /// Measures servers of FUSE file systems against each other. Needs root; for libfuse also Debian's
-/// `libfuse3-dev`, `pkg-config` and a C compiler.
+/// `libfuse3-dev`, `pkg-config` and a C compiler. Another libfuse is taken where `PKG_CONFIG_PATH`
+/// names it; over io_uring it is measured from 3.18 on, if the kernel offers that.
 #[derive(Parser, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Arguments {
@@ -110,25 +109,27 @@ fn run(arguments: &Arguments, serving: &Serving, directory: &std::path::Path) ->
     if servers.is_empty() {
         servers = Kind::value_variants().to_vec();
     }
-    let built = if servers.contains(&Kind::Libfuse) {
-        let built = contestants::compile(directory)?;
-        if built.is_none() {
-            println!("without libfuse: its headers are not there (libfuse3-dev)");
-            servers.retain(|kind| *kind != Kind::Libfuse);
-        }
-        built
-    } else {
-        None
-    };
-    let mut figures = Figures::default();
+    let libfuse = servers.iter().any(|kind| kind.libfuse_channel().is_some());
+    let built = if libfuse { contestants::compile(directory)? } else { None };
+    if libfuse && built.is_none() {
+        println!("without libfuse: its headers are not there (libfuse3-dev)");
+        servers.retain(|kind| kind.libfuse_channel().is_none());
+    }
+    if built.as_ref().is_some_and(|built| !built.ring) && servers.contains(&Kind::LibfuseUring) {
+        println!("without libfuse over io_uring: that needs libfuse 3.18 or newer");
+        servers.retain(|kind| *kind != Kind::LibfuseUring);
+    }
+    let mut figures = Figures::against(Kind::Fuser.name());
     for _ in 0..arguments.rounds {
         for &kind in &servers {
             if !quiet::wait(Duration::from_secs(arguments.quiet))? && !arguments.json {
                 println!("a round of {} while the machine does other things", kind.name());
             }
-            let server = Server::start(kind, serving, built.as_deref())?;
+            let server = Server::start(kind, serving, built.as_ref())?;
             let measured = loads::measure(&serving.mountpoint, serving.files, serving.mib);
-            figures.add(kind, measured.with_context(|| kind.name())?);
+            let measured = measured.with_context(|| kind.name())?;
+            let rows = measured.into_iter().map(|(row, rate)| (row.name(), row.unit(), rate));
+            figures.add(kind.name(), rows);
             server.stop()?;
         }
     }

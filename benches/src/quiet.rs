@@ -9,7 +9,10 @@ use anyhow::{Context as _, Result};
 
 /// Waits until the machine is quiet, or for so long; says whether it is, which is not asked for
 /// where there is no time to wait.
-pub(crate) fn wait(patience: Duration) -> Result<bool> {
+///
+/// # Errors
+/// Where `/proc/stat` cannot be read.
+pub fn wait(patience: Duration) -> Result<bool> {
     let started = Instant::now();
     loop {
         let (idle, all) = ticks()?;
