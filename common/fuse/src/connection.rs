@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::{
     channel::{Origin, Responder},
-    live::{Begun, Interrupted, LiveRequests},
+    live::{Cancellation, Current, LiveRequests, Place},
     protocol::{
         header::{Opcode, ReplyHeader},
         notification::Notification,
@@ -29,7 +29,15 @@ pub(crate) struct Connection {
     over: AtomicBool,
     forgotten: AtomicU64,
     too_late: AtomicU64,
-    interrupts: AtomicU64,
+}
+
+/// A request that is owed an answer: where that goes, and who waits for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Debt {
+    origin: Origin,
+    place: Place,
+    pub(crate) unique: u64,
+    caller: u32,
 }
 
 /// What a session has done so far.
@@ -57,7 +65,6 @@ impl Connection {
             over: AtomicBool::new(false),
             forgotten: AtomicU64::new(0),
             too_late: AtomicU64::new(0),
-            interrupts: AtomicU64::new(0),
         })
     }
 
@@ -78,7 +85,7 @@ impl Connection {
             answered,
             forgotten: count(&self.forgotten),
             too_late: count(&self.too_late),
-            interrupts: count(&self.interrupts),
+            interrupts: self.live.interrupts(),
             waiting: self.live.len(),
         }
     }
@@ -93,11 +100,11 @@ impl Connection {
         self.live.clear();
     }
 
-    /// A request of that thread was read, and owes an answer.
-    pub(crate) fn begin(&self, unique: u64, caller: u32) {
-        if self.live.begin(unique, caller) == Begun::Interrupted {
-            self.interrupts.fetch_add(1, Ordering::Relaxed);
-        }
+    /// A request of the thread `caller` was read, and owes an answer. This thread is at it until
+    /// what this answers is dropped.
+    pub(crate) fn begin(&self, origin: Origin, unique: u64, caller: u32) -> (Debt, Current<'_>) {
+        let (place, current) = self.live.begin(unique, caller);
+        (Debt { origin, place, unique, caller }, current)
     }
 
     /// A request that wants no answer is dealt with.
@@ -112,39 +119,44 @@ impl Connection {
 
     /// Passes an INTERRUPT of the request `target` on.
     pub(crate) fn interrupt(&self, target: u64) {
-        if self.live.interrupt(target) == Interrupted::Told {
-            self.interrupts.fetch_add(1, Ordering::Relaxed);
-        }
+        self.live.interrupt(target);
+    }
+
+    /// Whether the caller of a request still waits.
+    pub(crate) fn cancellation(&self, debt: Debt) -> Cancellation {
+        self.live.cancellation(debt.place, debt.unique, debt.caller)
     }
 
     /// Answers a request with `error`.
-    pub(crate) fn fail(&self, origin: Origin, unique: u64, error: Errno) {
-        let header = error_header(unique, error);
-        let sent = self.responder.respond(origin, &[IoSlice::new(&header)]);
-        self.sent(unique, sent);
+    pub(crate) fn fail(&self, debt: Debt, error: Errno) {
+        let header = error_header(debt.unique, error);
+        let sent = self.responder.respond(debt.origin, &[IoSlice::new(&header)]);
+        self.sent(debt, sent);
     }
 
     /// Answers a request with what `parts` say, whose first is room for the header.
-    pub(crate) fn answer(&self, origin: Origin, unique: u64, opcode: Opcode, parts: &[&[u8]]) {
+    pub(crate) fn answer(&self, debt: Debt, opcode: Opcode, parts: &[&[u8]]) {
+        let unique = debt.unique;
         let len = parts.iter().map(|part| part.len()).sum::<usize>() + ReplyHeader::LEN;
         let Ok(len) = u32::try_from(len) else {
             tracing::error!(?opcode, unique, len, "an answer is longer than any can be");
-            return self.fail(origin, unique, Errno::IO);
+            return self.fail(debt, Errno::IO);
         };
         let header = ReplyHeader { len, error: 0, unique }.encode();
-        let sent = with_slices(&header, parts, |slices| self.responder.respond(origin, slices));
-        match sent {
+        let send = |slices: &[IoSlice<'_>]| self.responder.respond(debt.origin, slices);
+        match with_slices(&header, parts, send) {
             // The kernel has ended the request with EIO, or it waits for something better.
             Err(error @ (Errno::INVAL | Errno::FAULT | Errno::NOMEM)) => {
                 tracing::error!(?opcode, unique, len, %error, "the kernel refuses an answer");
-                self.fail(origin, unique, Errno::IO);
+                self.fail(debt, Errno::IO);
             }
-            sent => self.sent(unique, sent),
+            sent => self.sent(debt, sent),
         }
     }
 
-    fn sent(&self, unique: u64, sent: Result<(), Errno>) {
-        self.live.end(unique);
+    fn sent(&self, debt: Debt, sent: Result<(), Errno>) {
+        let unique = debt.unique;
+        self.live.end(debt.place, unique);
         match sent {
             Ok(()) => {}
             // Interrupted before it was read to its end, or aborted; or there is no mount any more.

@@ -8,6 +8,7 @@ use crate::{
     channel::{Origin, buffer::Incoming},
     connection::Connection,
     filesystem::{Call, FileSystem},
+    live::Current,
     protocol::{
         header::{Opcode, RequestHeader},
         notification::Retrieve,
@@ -59,22 +60,22 @@ impl<F: FileSystem> Dispatch<F> {
                 self.connection.release(origin, header.unique);
             }
             Operation::Write { write, data } => {
-                let (owed, len) = (self.owed(origin, &header), data.len());
+                let ((owed, _current), len) = (self.owed(origin, &header), data.len());
                 let call = call.without_extensions();
                 let data = incoming.into_payload(len);
                 self.filesystem.write(call, write, data, Reply::new(owed));
             }
             operation => {
-                let owed = self.owed(origin, &header);
+                let (owed, _current) = self.owed(origin, &header);
                 self.entries(call, operation, owed);
             }
         }
     }
 
-    fn owed(&self, origin: Origin, header: &RequestHeader) -> Owed {
-        self.connection.begin(header.unique, header.pid);
+    fn owed(&self, origin: Origin, header: &RequestHeader) -> (Owed, Current<'_>) {
+        let (debt, current) = self.connection.begin(origin, header.unique, header.pid);
         let opcode = Opcode::from_number(header.opcode).expect("it was decoded");
-        Owed::new(Arc::clone(&self.connection), origin, header.unique, opcode)
+        (Owed::new(Arc::clone(&self.connection), debt, opcode), current)
     }
 
     /// Answers what is no request.
@@ -86,8 +87,8 @@ impl<F: FileSystem> Dispatch<F> {
             DecodeError::Header | DecodeError::Body(..) => Errno::IO,
         };
         if Opcode::from_number(header.opcode).is_none_or(Opcode::is_answered) {
-            self.connection.begin(header.unique, header.pid);
-            self.connection.fail(origin, header.unique, errno);
+            let (debt, _current) = self.connection.begin(origin, header.unique, header.pid);
+            self.connection.fail(debt, errno);
         } else {
             self.connection.release(origin, header.unique);
         }

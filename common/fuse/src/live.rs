@@ -16,29 +16,56 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
 };
 
 /// Every request that was read and not answered, by its unique.
+///
+/// Most are answered before their operation returns to the thread that read them. Those are only
+/// noted as what that thread is at, which costs no lock; what is left when the operation returns,
+/// or asks whether its caller still waits, is entered by its unique.
 #[derive(Debug)]
 pub(crate) struct LiveRequests {
-    shards: [Apart; SHARDS],
+    shards: [Apart<Mutex<Shard>>; SHARDS],
+    at_hand: [Apart<AtHand>; PLACES],
+    interrupts: AtomicU64,
+}
+
+/// What a thread is at.
+#[derive(Debug, Default)]
+struct AtHand {
+    /// The unique of a request that is not entered anywhere else; 0 is none.
+    unique: AtomicU64,
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// Where a request was noted when it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place(u8);
+
+/// A request whose operation runs on the thread that read it. Dropped when that returns.
+#[derive(Debug)]
+#[must_use = "the request is entered where INTERRUPT finds it when this is dropped"]
+pub(crate) struct Current<'live> {
+    live: &'live LiveRequests,
+    place: Place,
+    unique: u64,
+    caller: u32,
 }
 
 /// On cache lines of its own: threads that have different shards do not meet.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Apart(Mutex<Shard>);
+struct Apart<T>(T);
 
 #[derive(Debug, Default)]
 struct Shard {
     waiting: HashMap<u64, Request, BuildHasherDefault<ByUnique>>,
-    /// Interrupted before they began, or after they had ended.
+    /// Interrupted before they were entered, or after they had ended.
     early: VecDeque<u64>,
-    begun: u64,
-    ended: u64,
 }
 
 /// Numbers that the kernel gives one after the other need no more than being spread.
@@ -79,43 +106,38 @@ enum Waiting {
     Watched(Arc<Shared>),
 }
 
-/// How a request begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Begun {
-    /// Its caller waits.
-    Waiting,
-    /// Its caller does not want to wait any more: the INTERRUPT was here first.
-    Interrupted,
-}
-
-/// What became of an INTERRUPT.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Interrupted {
-    /// Its operation knows, or will when it asks.
-    Told,
-    /// There is no such request any more, or not yet.
-    Unknown,
-}
-
 impl LiveRequests {
     pub(crate) fn new() -> Self {
-        Self { shards: std::array::from_fn(|_| Apart::default()) }
+        Self {
+            shards: std::array::from_fn(|_| Apart::default()),
+            at_hand: std::array::from_fn(|_| Apart::default()),
+            interrupts: AtomicU64::new(0),
+        }
     }
 
-    pub(crate) fn begin(&self, unique: u64, caller: u32) -> Begun {
-        let mut shard = self.shard(unique);
-        shard.begun += 1;
-        let place = shard.early.iter().position(|early| *early == unique);
-        let interrupted = place.is_some_and(|place| shard.early.remove(place).is_some());
-        let waiting = Waiting::Unwatched { interrupted };
-        shard.waiting.insert(unique, Request { caller, waiting });
-        if interrupted { Begun::Interrupted } else { Begun::Waiting }
+    /// This thread begins with a request, and is at it until what this answers is dropped.
+    pub(crate) fn begin(&self, unique: u64, caller: u32) -> (Place, Current<'_>) {
+        let place = Place(PLACE.with(|place| *place));
+        let at_hand = self.at_hand(place);
+        at_hand.begun.fetch_add(1, Ordering::Relaxed);
+        let noted = unique != 0
+            && at_hand
+                .unique
+                .compare_exchange(0, unique, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok();
+        if !noted {
+            // Another thread has the same place, or this one is in the middle of an operation.
+            self.enter(&mut self.shard(unique), unique, caller);
+        }
+        (place, Current { live: self, place, unique, caller })
     }
 
-    pub(crate) fn end(&self, unique: u64) {
-        let mut shard = self.shard(unique);
-        shard.ended += 1;
-        shard.waiting.remove(&unique);
+    pub(crate) fn end(&self, place: Place, unique: u64) {
+        let at_hand = self.at_hand(place);
+        at_hand.ended.fetch_add(1, Ordering::Relaxed);
+        if !at_hand.take(unique) {
+            self.shard(unique).waiting.remove(&unique);
+        }
     }
 
     /// Lets go of everything that watches, at the end of a session. What was to be called may own
@@ -134,19 +156,21 @@ impl LiveRequests {
 
     pub(crate) fn len(&self) -> usize {
         let lens = self.shards.iter().map(|shard| locked(&shard.0).waiting.len());
-        lens.sum()
+        let entered: usize = lens.sum();
+        let is_busy = |at: &&Apart<AtHand>| at.0.unique.load(Ordering::Acquire) != 0;
+        entered + self.at_hand.iter().filter(is_busy).count()
     }
 
     /// How many have begun, and how many have ended.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        let counts = self.shards.iter().map(|shard| {
-            let shard = locked(&shard.0);
-            (shard.begun, shard.ended)
-        });
-        counts.fold((0, 0), |(begun, ended), shard| (begun + shard.0, ended + shard.1))
+        let counts = self
+            .at_hand
+            .iter()
+            .map(|at| (at.0.begun.load(Ordering::Relaxed), at.0.ended.load(Ordering::Relaxed)));
+        counts.fold((0, 0), |(begun, ended), at| (begun + at.0, ended + at.1))
     }
 
-    /// Who waits for which request, of those that were not interrupted.
+    /// Who waits for which request that was entered, of those that were not interrupted.
     pub(crate) fn callers(&self) -> Vec<(u64, u32)> {
         let mut callers = Vec::new();
         for shard in &self.shards {
@@ -157,8 +181,13 @@ impl LiveRequests {
         callers
     }
 
+    /// How many INTERRUPTs were passed on.
+    pub(crate) fn interrupts(&self) -> u64 {
+        self.interrupts.load(Ordering::Relaxed)
+    }
+
     /// Passes an INTERRUPT on.
-    pub(crate) fn interrupt(&self, unique: u64) -> Interrupted {
+    pub(crate) fn interrupt(&self, unique: u64) {
         let watched = {
             let mut shard = self.shard(unique);
             match shard.waiting.get_mut(&unique).map(|request| &mut request.waiting) {
@@ -167,22 +196,27 @@ impl LiveRequests {
                         shard.early.pop_front();
                     }
                     shard.early.push_back(unique);
-                    return Interrupted::Unknown;
+                    return;
                 }
                 Some(Waiting::Unwatched { interrupted }) => {
                     *interrupted = true;
-                    return Interrupted::Told;
+                    self.interrupts.fetch_add(1, Ordering::Relaxed);
+                    return;
                 }
                 Some(Waiting::Watched(shared)) => Arc::clone(shared),
             }
         };
         // Without the lock: what is called here may answer the request.
+        self.interrupts.fetch_add(1, Ordering::Relaxed);
         watched.cancel();
-        Interrupted::Told
     }
 
-    pub(crate) fn cancellation(&self, unique: u64) -> Cancellation {
+    /// The cancellation of a request of that thread.
+    pub(crate) fn cancellation(&self, place: Place, unique: u64, caller: u32) -> Cancellation {
         let mut shard = self.shard(unique);
+        if self.at_hand(place).take(unique) {
+            self.enter(&mut shard, unique, caller);
+        }
         let Some(request) = shard.waiting.get_mut(&unique) else {
             return Cancellation(Arc::new(Shared::new(false)));
         };
@@ -194,10 +228,50 @@ impl LiveRequests {
         Cancellation(shared)
     }
 
+    /// The operation has returned: if the request is not answered, it is entered.
+    fn settle(&self, place: Place, unique: u64, caller: u32) {
+        let at_hand = self.at_hand(place);
+        if at_hand.unique.load(Ordering::Acquire) == unique {
+            // Under the lock: who answers now finds it either here or there.
+            let mut shard = self.shard(unique);
+            if at_hand.take(unique) {
+                self.enter(&mut shard, unique, caller);
+            }
+        }
+    }
+
+    fn enter(&self, shard: &mut Shard, unique: u64, caller: u32) {
+        let place = shard.early.iter().position(|early| *early == unique);
+        let interrupted = place.is_some_and(|place| shard.early.remove(place).is_some());
+        if interrupted {
+            self.interrupts.fetch_add(1, Ordering::Relaxed);
+        }
+        let waiting = Waiting::Unwatched { interrupted };
+        shard.waiting.insert(unique, Request { caller, waiting });
+    }
+
+    fn at_hand(&self, place: Place) -> &AtHand {
+        &self.at_hand[usize::from(place.0)].0
+    }
+
     fn shard(&self, unique: u64) -> MutexGuard<'_, Shard> {
         // Uniques are even, and follow one another.
         let shard = usize::try_from((unique >> 1) % SHARDS_U64).expect("small");
         locked(&self.shards[shard].0)
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        self.live.settle(self.place, self.unique, self.caller);
+    }
+}
+
+impl AtHand {
+    /// Takes the request from here, if it is here.
+    fn take(&self, unique: u64) -> bool {
+        unique != 0
+            && self.unique.compare_exchange(unique, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -306,6 +380,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// So many that threads seldom meet at one.
 const SHARDS: usize = 16;
 const SHARDS_U64: u64 = 16;
+/// Threads that note what they are at. One for each reader, of which there are as many as CPUs;
+/// where two have the same, one of them enters its requests at once.
+const PLACES: usize = 64;
+const PLACES_U8: u8 = 64;
+
+static PLACES_GIVEN: AtomicU8 = AtomicU8::new(0);
+
+thread_local! {
+    static PLACE: u8 = PLACES_GIVEN.fetch_add(1, Ordering::Relaxed) % PLACES_U8;
+}
+
 /// INTERRUPTs that are remembered in each shard. What overtakes a request does so by microseconds.
 const EARLY_MAX: usize = 64;
 
@@ -313,16 +398,29 @@ const EARLY_MAX: usize = 64;
 mod tests {
     use super::*;
 
+    /// A request whose operation has returned without an answer.
+    fn wait(live: &LiveRequests, unique: u64) -> Place {
+        live.begin(unique, 1).0
+    }
+
+    fn cancellation(live: &LiveRequests, place: Place, unique: u64) -> Cancellation {
+        live.cancellation(place, unique, 1)
+    }
+
     #[test]
     fn an_interrupt_that_overtakes_its_request_is_told_when_that_begins() {
         let live = LiveRequests::new();
-        assert_eq!(live.interrupt(8), Interrupted::Unknown);
-        assert_eq!(live.begin(8 + 2 * SHARDS_U64, 1), Begun::Waiting, "which is another one");
-        assert_eq!(live.begin(8, 1), Begun::Interrupted);
-        assert!(live.cancellation(8).is_cancelled());
-        live.end(8);
-        assert_eq!(live.begin(8, 1), Begun::Waiting, "it counts once");
-        assert!(!live.cancellation(8).is_cancelled());
+        live.interrupt(8);
+        assert_eq!(live.interrupts(), 0);
+        wait(&live, 8 + 2 * SHARDS_U64);
+        assert_eq!(live.interrupts(), 0, "which is another one");
+        let place = wait(&live, 8);
+        assert_eq!(live.interrupts(), 1);
+        assert!(cancellation(&live, place, 8).is_cancelled());
+        live.end(place, 8);
+        let place = wait(&live, 8);
+        assert_eq!(live.interrupts(), 1, "it counts once");
+        assert!(!cancellation(&live, place, 8).is_cancelled());
     }
 
     #[test]
@@ -330,28 +428,93 @@ mod tests {
         let live = LiveRequests::new();
         let uniques = |count: usize| (1..).map(|place| place * 2 * SHARDS_U64).take(count);
         for unique in uniques(EARLY_MAX + 10) {
-            assert_eq!(live.interrupt(unique), Interrupted::Unknown);
+            live.interrupt(unique);
         }
-        let told =
-            uniques(EARLY_MAX + 10).filter(|unique| live.begin(*unique, 1) != Begun::Waiting);
-        assert_eq!(told.count(), EARLY_MAX, "the last ones");
+        for unique in uniques(EARLY_MAX + 10) {
+            wait(&live, unique);
+        }
+        assert_eq!(live.interrupts(), EARLY_MAX as u64, "the last ones");
+    }
+
+    #[test]
+    fn what_is_answered_at_once_is_entered_nowhere_and_counted() {
+        let live = LiveRequests::new();
+        for unique in [2, 4, 2] {
+            let (place, current) = live.begin(unique, 1);
+            assert_eq!(live.len(), 1);
+            live.end(place, unique);
+            drop(current);
+            assert_eq!((live.len(), live.callers().len()), (0, 0));
+        }
+        assert_eq!(live.counts(), (3, 3));
+    }
+
+    #[test]
+    fn one_that_asks_for_its_cancellation_hears_of_an_interrupt_while_it_runs() {
+        let live = LiveRequests::new();
+        let (place, current) = live.begin(8, 1);
+        let watched = cancellation(&live, place, 8);
+        live.interrupt(8);
+        assert!(watched.is_cancelled());
+        drop(current);
+        assert_eq!(live.len(), 1, "entered once");
+        live.end(place, 8);
+        assert_eq!(live.len(), 0);
+        assert!(!cancellation(&live, place, 8).is_cancelled(), "of what has ended");
+        let (place, current) = live.begin(10, 1);
+        live.interrupt(10);
+        drop(current);
+        assert!(cancellation(&live, place, 10).is_cancelled(), "the one that came meanwhile");
+    }
+
+    #[test]
+    fn a_thread_in_the_middle_of_one_request_can_begin_with_another() {
+        let live = LiveRequests::new();
+        let (outer, outer_current) = live.begin(2, 1);
+        let (inner, inner_current) = live.begin(4, 1);
+        drop(inner_current);
+        assert_eq!(live.len(), 2);
+        live.end(inner, 4);
+        drop(outer_current);
+        live.end(outer, 2);
+        assert_eq!((live.len(), live.counts()), (0, (2, 2)));
+    }
+
+    #[test]
+    fn what_other_threads_answer_at_any_moment_is_gone() {
+        let live = LiveRequests::new();
+        std::thread::scope(|scope| {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let live = &live;
+            scope.spawn(move || {
+                for unique in 1..20_000 {
+                    let (place, _current) = live.begin(2 * unique, 1);
+                    sender.send((place, 2 * unique)).unwrap();
+                }
+            });
+            for (place, unique) in receiver {
+                live.end(place, unique);
+            }
+        });
+        assert_eq!((live.len(), live.counts()), (0, (19_999, 19_999)));
     }
 
     #[test]
     fn an_interrupt_calls_and_wakes_whoever_watches() {
         let live = Arc::new(LiveRequests::new());
-        live.begin(8, 1);
-        let cancellation = live.cancellation(8);
+        let place = wait(&live, 8);
+        let cancellation = cancellation(&live, place, 8);
         let told = Arc::new(AtomicBool::new(false));
         let (seen, inside) = (Arc::clone(&told), Arc::clone(&live));
         cancellation.on_cancel(move || {
-            inside.end(8);
+            inside.end(place, 8);
             seen.store(true, Ordering::Relaxed);
         });
         let mut future = Box::pin(cancellation.cancelled());
         let mut context = Context::from_waker(Waker::noop());
         assert!(future.as_mut().poll(&mut context).is_pending());
-        assert_eq!(live.interrupt(8), Interrupted::Told);
+        live.interrupt(8);
+        assert_eq!(live.interrupts(), 1);
         assert!(told.load(Ordering::Relaxed) && cancellation.is_cancelled());
         assert!(future.as_mut().poll(&mut context).is_ready());
     }
@@ -359,10 +522,9 @@ mod tests {
     #[test]
     fn requests_do_not_see_the_interrupts_of_others() {
         let live = LiveRequests::new();
-        live.begin(8, 1);
-        live.begin(8 + 2 * SHARDS_U64, 1);
-        let (first, copy) = (live.cancellation(8), live.cancellation(8));
-        let second = live.cancellation(8 + 2 * SHARDS_U64);
+        let (place, other) = (wait(&live, 8), wait(&live, 8 + 2 * SHARDS_U64));
+        let (first, copy) = (cancellation(&live, place, 8), cancellation(&live, place, 8));
+        let second = cancellation(&live, other, 8 + 2 * SHARDS_U64);
         live.interrupt(8);
         assert!(first.is_cancelled() && copy.is_cancelled() && !second.is_cancelled());
     }
@@ -370,10 +532,10 @@ mod tests {
     #[test]
     fn callers_are_those_who_still_wait() {
         let live = LiveRequests::new();
-        for (unique, caller) in [(2, 10), (4, 0), (6, 11), (8, 12), (10, 13)] {
-            live.begin(unique, caller);
-        }
-        let (_watched, _told) = (live.cancellation(2), live.cancellation(6));
+        let places = [(2, 10), (4, 0), (6, 11), (8, 12), (10, 13)]
+            .map(|(unique, caller)| live.begin(unique, caller).0);
+        let _watched = cancellation(&live, places[0], 2);
+        let _told = cancellation(&live, places[2], 6);
         live.interrupt(6);
         live.interrupt(8);
         let mut callers = live.callers();

@@ -5,8 +5,7 @@ use std::{marker::PhantomData, sync::Arc};
 use rustix::io::Errno;
 
 use crate::{
-    channel::Origin,
-    connection::Connection,
+    connection::{Connection, Debt},
     live::Cancellation,
     protocol::{
         attr::{AttrReply, EntryReply},
@@ -38,41 +37,35 @@ pub struct Reply<A> {
 #[derive(Debug)]
 pub(crate) struct Owed {
     connection: Arc<Connection>,
-    origin: Origin,
-    unique: u64,
+    debt: Debt,
     opcode: Opcode,
     open: bool,
 }
 
 impl Owed {
     /// The answer of a request that [`Connection::begin`] knows of.
-    pub(crate) fn new(
-        connection: Arc<Connection>,
-        origin: Origin,
-        unique: u64,
-        opcode: Opcode,
-    ) -> Self {
-        Self { connection, origin, unique, opcode, open: true }
+    pub(crate) fn new(connection: Arc<Connection>, debt: Debt, opcode: Opcode) -> Self {
+        Self { connection, debt, opcode, open: true }
     }
 
     pub(crate) fn fail(mut self, error: Errno) {
         self.open = false;
-        self.connection.fail(self.origin, self.unique, error);
+        self.connection.fail(self.debt, error);
     }
 
     pub(crate) fn answer(mut self, parts: &[&[u8]]) {
         self.open = false;
-        self.connection.answer(self.origin, self.unique, self.opcode, parts);
+        self.connection.answer(self.debt, self.opcode, parts);
     }
 }
 
 impl Drop for Owed {
     fn drop(&mut self) {
         if self.open && !self.connection.is_over() {
-            let (opcode, unique) = (self.opcode, self.unique);
+            let (opcode, unique) = (self.opcode, self.debt.unique);
             tracing::error!(?opcode, unique, "a reply was dropped; the request is answered EIO");
             self.connection.count_forgotten();
-            self.connection.fail(self.origin, self.unique, Errno::IO);
+            self.connection.fail(self.debt, Errno::IO);
         }
     }
 }
@@ -89,7 +82,7 @@ impl<A> Reply<A> {
     /// Names the request, in logs.
     #[must_use]
     pub fn unique(&self) -> u64 {
-        self.owed.unique
+        self.owed.debt.unique
     }
 
     /// Answers that it has failed.
@@ -100,7 +93,7 @@ impl<A> Reply<A> {
     /// Whether the caller still waits.
     #[must_use]
     pub fn cancellation(&self) -> Cancellation {
-        self.owed.connection.live().cancellation(self.owed.unique)
+        self.owed.connection.cancellation(self.owed.debt)
     }
 }
 
