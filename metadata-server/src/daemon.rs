@@ -72,6 +72,7 @@ impl Daemon {
         let mut metrics = Metrics::new();
         hydration.register_metrics(&mut metrics);
         reconciliation.register_metrics(&mut metrics);
+        engine.register_metrics(&mut metrics);
         let workers = Workers { hydration, trims, upkeep, reconciliation };
         spawn_background(&engine, &shutdown, &workers);
         let runtime = tokio::runtime::Handle::current();

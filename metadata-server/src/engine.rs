@@ -12,11 +12,16 @@
 //! ```
 //!
 //! Modules: [`core`] (what the thread owns), [`clock`] (server time), [`ids`] (blocks of ids),
-//! [`names`] (answers that wait for a content's name), [`startup`] (recovery), [`marker`] (clean
-//! shutdown), `room` (a disk that fills up).
+//! [`names`] (answers that wait for a content's name), [`startup`] and `rebuild` (recovery),
+//! [`snapshots`] (the thread that writes them), [`marker`] (clean shutdown), `room` (a disk that
+//! fills up).
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::sync_channel,
+    },
     thread,
 };
 
@@ -25,16 +30,19 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     capability::Keyring,
-    log::{SyncState, Syncer},
+    log::{LogError, SyncState, Syncer},
 };
 use clock::ServerClock;
+use snapshots::SnapshotMetrics;
 
 pub mod clock;
 pub mod core;
 pub mod ids;
 pub mod marker;
 pub mod names;
+mod rebuild;
 mod room;
+pub mod snapshots;
 pub mod startup;
 
 pub use self::core::Core;
@@ -55,6 +63,15 @@ pub struct Handle {
     clock: ServerClock,
 }
 
+/// A [`Handle`] that does not keep the engine alive.
+#[derive(Debug, Clone)]
+struct WeakHandle {
+    queue: mpsc::WeakSender<Message>,
+    syncer: Arc<Syncer>,
+    keyring: Arc<Keyring>,
+    clock: ServerClock,
+}
+
 enum Message {
     Turn(Turn),
     Stop,
@@ -64,7 +81,15 @@ enum Message {
 #[derive(Debug)]
 pub struct Engine {
     handle: Handle,
-    thread: Mutex<Option<thread::JoinHandle<Result<(), StartError>>>>,
+    threads: Mutex<Option<Threads>>,
+    snapshots: SnapshotMetrics,
+    stopping: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct Threads {
+    engine: thread::JoinHandle<Result<(), StartError>>,
+    snapshots: thread::JoinHandle<()>,
 }
 
 impl Engine {
@@ -73,7 +98,8 @@ impl Engine {
     /// # Errors
     /// When the log is damaged, belongs to another cluster, or the disk fails.
     pub fn start(settings: EngineSettings) -> Result<Self, StartError> {
-        let core = startup::open(settings)?;
+        let place = snapshots::Place::of(&settings);
+        let mut core = startup::open(settings)?;
         let (sender, receiver) = mpsc::channel(QUEUE_LEN);
         let handle = Handle {
             queue: sender,
@@ -81,11 +107,28 @@ impl Engine {
             keyring: Arc::clone(core.keyring()),
             clock: core.clock().clone(),
         };
-        let thread = thread::Builder::new()
-            .name("engine".to_owned())
-            .spawn(move || run(core, receiver))
-            .map_err(StartError::Thread)?;
-        Ok(Self { handle, thread: Mutex::new(Some(thread)) })
+        let (tasks, waiting) = sync_channel(snapshots::TASKS_MAX);
+        core.set_snapshot_tasks(tasks);
+        let (stopping, metrics) = (Arc::<AtomicBool>::default(), SnapshotMetrics::default());
+        let taker = snapshots::Taker {
+            engine: handle.downgrade(),
+            place,
+            metrics: metrics.clone(),
+            stopping: Arc::clone(&stopping),
+        };
+        let named = |name: &str| thread::Builder::new().name(name.to_owned());
+        // It ends with the engine, whose core has the other end of its queue.
+        let of_snapshots =
+            named("snapshots").spawn(move || taker.run(&waiting)).map_err(StartError::Thread)?;
+        let engine =
+            named("engine").spawn(move || run(core, receiver)).map_err(StartError::Thread)?;
+        let threads = Threads { engine, snapshots: of_snapshots };
+        Ok(Self { handle, threads: Mutex::new(Some(threads)), snapshots: metrics, stopping })
+    }
+
+    /// Registers what is counted of log and snapshots.
+    pub fn register_metrics(&self, metrics: &mut millrace_service::metrics::Metrics) {
+        self.snapshots.register(metrics);
     }
 
     /// For sending turns.
@@ -95,21 +138,53 @@ impl Engine {
     }
 
     /// Finishes the turns that wait, syncs log and store, and marks the shutdown as clean. Blocks.
+    /// A snapshot that is being written is given up.
     ///
     /// # Errors
     /// When the disk fails; what was acknowledged is in the log all the same.
     pub fn stop(&self) -> Result<(), StartError> {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(thread) = thread else {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(threads) = threads else {
             return Ok(());
         };
+        self.stopping.store(true, Ordering::Relaxed);
         // A closed queue means that the thread is gone already; joining tells why.
         drop(self.handle.queue.blocking_send(Message::Stop));
-        thread.join().unwrap_or(Err(StartError::Panicked))
+        let ended = threads.engine.join().unwrap_or(Err(StartError::Panicked));
+        // A panic there has been reported by the panic hook, and costs no more than a snapshot.
+        drop(threads.snapshots.join());
+        ended
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+}
+
+impl WeakHandle {
+    /// The handle, unless the engine has ended.
+    fn upgrade(&self) -> Option<Handle> {
+        Some(Handle {
+            queue: self.queue.upgrade()?,
+            syncer: Arc::clone(&self.syncer),
+            keyring: Arc::clone(&self.keyring),
+            clock: self.clock.clone(),
+        })
     }
 }
 
 impl Handle {
+    fn downgrade(&self) -> WeakHandle {
+        WeakHandle {
+            queue: self.queue.downgrade(),
+            syncer: Arc::clone(&self.syncer),
+            keyring: Arc::clone(&self.keyring),
+            clock: self.clock.clone(),
+        }
+    }
+
     /// Runs `work` on the engine's thread and returns what it returns; where that names a content
     /// whose name is not on stable storage ([`Core::note_name`]), once it is.
     ///
@@ -122,21 +197,32 @@ impl Handle {
         &self,
         work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let (sender, receiver) = oneshot::channel();
-        let turn: Turn = Box::new(move |core| {
-            let result = work(core);
-            let hold = core.poll_hold();
-            // The caller may have gone away; the work is done then all the same.
-            drop(sender.send((result, hold)));
-        });
-        let stopped = || Failure::new(ErrorKind::Unavailable, "the metadata server is stopping");
-        self.queue.send(Message::Turn(turn)).await.map_err(|_| stopped())?;
+        let (turn, receiver) = turn(work);
+        self.queue.send(turn).await.map_err(|_| stopped())?;
         let (result, hold) = receiver.await.map_err(|_| stopped())?;
         let result = result?;
         if let Some(index) = hold {
             self.synced(index).await?;
         }
         Ok(result)
+    }
+
+    /// [`Self::turn`] for a thread that may wait, and for work that names no content.
+    ///
+    /// # Errors
+    /// As [`Self::turn`].
+    ///
+    /// # Panics
+    /// In the middle of something asynchronous.
+    pub fn blocking_turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (turn, receiver) = turn(work);
+        self.queue.blocking_send(turn).map_err(|_| stopped())?;
+        let (result, hold) = receiver.blocking_recv().map_err(|_| stopped())?;
+        assert!(hold.is_none(), "the answer would have to wait for a name");
+        result
     }
 
     /// As [`Self::turn`]; returns only when every command of the turn, and all before it, are on
@@ -156,6 +242,20 @@ impl Handle {
             .await?;
         self.synced(index).await?;
         Ok(result)
+    }
+
+    /// [`Self::synced`] for a thread that may wait.
+    ///
+    /// # Errors
+    /// As [`Self::synced`].
+    pub fn blocking_synced(&self, index: LogIndex) -> Result<(), Failure> {
+        let (sender, receiver) = sync_channel(1);
+        self.syncer.when_synced(index, move |result| {
+            // The receiver waits below; it cannot be gone.
+            drop(sender.send(result));
+        });
+        let result = receiver.recv().unwrap_or(Err(LogError::Stopped));
+        result.map_err(|error| Failure::new(ErrorKind::Disk, error.to_string()))
     }
 
     /// Waits until `index` is on stable storage. May be dropped at any time.
@@ -193,6 +293,26 @@ impl Handle {
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
+}
+
+/// What a turn gives, and what must be synced before anybody hears of it.
+type Ended<T> = (Result<T, Failure>, Option<LogIndex>);
+
+fn turn<T: Send + 'static>(
+    work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
+) -> (Message, oneshot::Receiver<Ended<T>>) {
+    let (sender, receiver) = oneshot::channel();
+    let turn: Turn = Box::new(move |core| {
+        let result = work(core);
+        let hold = core.poll_hold();
+        // The caller may have gone away; the work is done then all the same.
+        drop(sender.send((result, hold)));
+    });
+    (Message::Turn(turn), receiver)
+}
+
+fn stopped() -> Failure {
+    Failure::new(ErrorKind::Unavailable, "the metadata server is stopping")
 }
 
 fn run(mut core: Core, mut queue: mpsc::Receiver<Message>) -> Result<(), StartError> {

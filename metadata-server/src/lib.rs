@@ -5,15 +5,16 @@
 //! [`store`], which is derived state. One thread owns all of it ([`engine`]); everything else asks
 //! that thread.
 //!
-//! Modules, in reading order: [`command`], [`namespace`], [`store`], [`apply`], [`log`],
-//! [`engine`], [`sessions`], [`targets`], [`capability`], [`ops`], [`hydration`], [`server`],
-//! [`daemon`], [`settings`], [`metrics`].
+//! Modules, in reading order: [`command`], [`namespace`], [`store`], [`apply`], [`files`], [`log`],
+//! [`snapshot`], [`engine`], [`sessions`], [`targets`], [`capability`], [`ops`], [`hydration`],
+//! [`server`], [`daemon`], [`settings`], [`metrics`].
 
 pub mod apply;
 pub mod capability;
 pub mod command;
 pub mod daemon;
 pub mod engine;
+pub mod files;
 pub mod hydration;
 pub mod log;
 pub mod metrics;
@@ -23,5 +24,6 @@ pub mod reconcile;
 pub mod server;
 pub mod sessions;
 pub mod settings;
+pub mod snapshot;
 pub mod store;
 pub mod targets;

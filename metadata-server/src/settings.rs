@@ -80,11 +80,20 @@ pub struct CommandLogSettings {
     /// Changes are on stable storage after so long at the latest, at most 1 s. Default 500 ms.
     #[serde(with = "duration")]
     pub sync_interval: Duration,
+    /// A snapshot of the store is taken when the log has grown by this much since the last one (and
+    /// by a quarter of what that one is), at least 1 MiB; the log before the last but one is
+    /// removed. Less makes a start faster that must make the store anew, and writes more. Default
+    /// 256 MiB: a million changes or two, which such a start replays behind the snapshot.
+    pub snapshot: ByteLen,
 }
 
 impl Default for CommandLogSettings {
     fn default() -> Self {
-        Self { segment: ByteLen(32 * MIB), sync_interval: Duration::from_millis(500) }
+        Self {
+            segment: ByteLen(32 * MIB),
+            sync_interval: Duration::from_millis(500),
+            snapshot: ByteLen(256 * MIB),
+        }
     }
 }
 
@@ -168,6 +177,9 @@ impl Settings {
         if interval.is_zero() || interval > Duration::from_secs(1) {
             return Err("command_log.sync_interval must be above 0 and at most 1s".to_owned());
         }
+        if self.command_log.snapshot.0 < MIB {
+            return Err("command_log.snapshot must be at least 1 MiB".to_owned());
+        }
         if !(5..=600).contains(&self.sessions.lease.as_secs()) {
             return Err("sessions.lease must be 5s to 10min".to_owned());
         }
@@ -194,6 +206,7 @@ impl Settings {
             cache_bytes: self.store.cache.0,
             segment_bytes: self.command_log.segment.0,
             sync_interval: self.command_log.sync_interval,
+            snapshot_bytes: self.command_log.snapshot.0,
             lease: self.sessions.lease,
             clock_error: self.sessions.clock_error,
             key_lifetime: self.sessions.key_lifetime,

@@ -2,12 +2,9 @@
 
 use std::{collections::HashMap, fs::File, sync::Arc, time::Duration};
 
-use millrace_protocol::{
-    cluster::{Map, SigningKey},
-    session::Operation,
-};
+use millrace_protocol::{cluster::Map, session::Operation};
 use millrace_types::{
-    ClusterId, ErrorKind, Failure, HostId, InodeId, KeyId, LogIndex, SessionId, Timestamp,
+    ClusterId, ErrorKind, Failure, HostId, InodeId, LogIndex, SessionId, Timestamp,
 };
 
 use super::{
@@ -15,27 +12,32 @@ use super::{
     ids::IdBlock,
     marker::Marker,
     names::Names,
+    rebuild::applied,
     room::Room,
-    startup::{EngineSettings, StartError, applied},
+    startup::{EngineSettings, StartError},
 };
 use crate::{
     apply::{self, ApplyError, Effect},
-    capability::{Keyring, new_secret},
-    command::{Command, Envelope, NewKey, Opener, Outcome},
+    capability::Keyring,
+    command::{Command, Envelope, Opener, Outcome},
     log::{LogError, Syncer, Writer},
     namespace::tree,
     sessions::{Expiry, Readers},
     store::{
         MetaStore, StoreError, View, keys,
-        records::{self, FileSystem, KeyRecord, OpenRecord, SessionRecord},
+        records::{self, FileSystem, OpenRecord, SessionRecord},
     },
     targets::{Registry, map},
 };
 
 mod repair;
+mod signing;
+mod snapshot;
 mod trust;
 
 use repair::Repair;
+use signing::signing_keys;
+use snapshot::Snapshots;
 use trust::Doubt;
 
 /// The log, the store, and what is kept beside them. Turns get it to themselves.
@@ -72,6 +74,7 @@ pub struct Core {
     repair: Repair,
     doubt: Doubt,
     room: Room,
+    snapshots: Snapshots,
     marker: Marker,
     _lock: File,
 }
@@ -106,7 +109,9 @@ impl Core {
             sessions_by_nonce.insert((record.host, record.nonce), session);
         }
         let index = log.last();
+        let snapshots = Snapshots::new(&settings, &log)?;
         let mut core = Self {
+            snapshots,
             ids: IdBlock::after(file_system.inode_limit),
             names: Names::default(),
             keyring: Arc::default(),
@@ -188,6 +193,7 @@ impl Core {
         assert_eq!(appended, index, "one owner appends");
         self.note_raises(&effect, index);
         let Effect { batch, outcome, .. } = effect;
+        self.set_aside(&batch);
         if let Err(error) = self.store.0.commit(&batch) {
             let failure = self.failure(error.into());
             self.repair();
@@ -320,6 +326,7 @@ impl Core {
         if now > self.declared_by && self.readers.handle_declared() {
             self.drop_undeclared_readers()?;
         }
+        self.poll_snapshot();
         self.rotate_key(now)
     }
 
@@ -458,7 +465,7 @@ impl Core {
 
     /// Has the next start rebuild the store, also within this boot of the machine.
     fn distrust_store(&self) {
-        if let Err(error) = Marker::forget(&self.settings.dir) {
+        if let Err(error) = Marker::forget(&*self.settings.files, &self.settings.dir) {
             tracing::error!(%error, "remove the directory `store` before the next start: it is \
                 broken, and the marker that vouches for it cannot be removed");
         }
@@ -474,7 +481,9 @@ impl Core {
         self.marker.clean = true;
         self.marker.last = self.log.last();
         let path = self.settings.dir.clone();
-        self.marker.save(&path).map_err(|source| StartError::Disk { path, source })
+        self.marker
+            .save(&*self.settings.files, &path)
+            .map_err(|source| StartError::Disk { path, source })
     }
 
     /// Keeps what is derived from the store in step with it.
@@ -515,42 +524,6 @@ impl Core {
         }
     }
 
-    fn make_key(&mut self) {
-        let secret = new_secret();
-        match self.execute(None, Command::NewKey(NewKey { secret })) {
-            Ok(_) => self.coming_key = Some(self.log.last()),
-            Err(error) => tracing::error!(%error, "cannot make a signing key"),
-        }
-    }
-
-    /// Makes a new key when the present one is old; uses it as soon as it is synced.
-    fn rotate_key(&mut self, now: Timestamp) -> Result<(), Failure> {
-        if let Some(index) = self.coming_key {
-            if self.log.state().synced >= index {
-                self.coming_key = None;
-                self.load_keys().map_err(|error| self.failure(error.into()))?;
-            }
-            return Ok(());
-        }
-        let keys = signing_keys(&*self.store.0).map_err(|error| self.failure(error.into()))?;
-        let old = keys
-            .last()
-            .is_none_or(|(_, record)| now.since(record.made) > self.settings.key_lifetime);
-        if old {
-            tracing::info!("the signing key is replaced");
-            self.make_key();
-        }
-        Ok(())
-    }
-
-    fn load_keys(&mut self) -> Result<(), StoreError> {
-        let keys = signing_keys(&*self.store.0)?;
-        let keys = keys.into_iter().map(|(id, record)| SigningKey { id, secret: record.secret });
-        self.keyring.replace(keys.collect());
-        self.coming_key = None;
-        Ok(())
-    }
-
     /// Sessions that had a lease's time to declare what they read do not read the rest.
     fn drop_undeclared_readers(&mut self) -> Result<(), Failure> {
         let opens = tree::scan::<OpenRecord>(&*self.store.0, b"O", usize::MAX);
@@ -577,15 +550,6 @@ fn file_system(view: &(impl View + ?Sized)) -> Result<FileSystem, StoreError> {
 fn sessions(view: &(impl View + ?Sized)) -> Result<Vec<(SessionId, SessionRecord)>, StoreError> {
     let found = tree::scan::<SessionRecord>(view, &keys::sessions(), usize::MAX)?;
     let id = |key: &[u8]| SessionId(keys::number_at(key, 1).unwrap_or_default());
-    Ok(found.into_iter().map(|(key, record)| (id(&key), record)).collect())
-}
-
-fn signing_keys(view: &(impl View + ?Sized)) -> Result<Vec<(KeyId, KeyRecord)>, StoreError> {
-    let found = tree::scan::<KeyRecord>(view, &keys::signing_keys(), usize::MAX)?;
-    let id = |key: &[u8]| {
-        let bytes = key.get(1..5).and_then(|bytes| bytes.try_into().ok());
-        KeyId(bytes.map_or(0, u32::from_be_bytes))
-    };
     Ok(found.into_iter().map(|(key, record)| (id(&key), record)).collect())
 }
 

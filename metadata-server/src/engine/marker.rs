@@ -3,13 +3,11 @@
 //! Text, so that a person can read it: `version`, `boot`, `clean`, `last`, one `key=value` a line,
 //! and a final `checksum` (crc32c of the lines before it, hexadecimal). Replaced as a whole.
 
-use std::{
-    fs::{self, File},
-    io::{self, Write as _},
-    path::Path,
-};
+use std::{fs, io, path::Path};
 
 use millrace_types::{Crc32c, LogIndex};
+
+use crate::files::{self, Access, Files};
 
 /// What the file says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +28,13 @@ impl Marker {
     ///
     /// # Errors
     /// When the disk fails.
-    pub fn load(dir: &Path) -> io::Result<Option<Self>> {
-        match fs::read_to_string(dir.join(FILE)) {
-            Ok(text) => Ok(Self::parse(&text)),
-            Err(error)
-                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) =>
-            {
-                Ok(None)
+    pub fn load(files: &dyn Files, dir: &Path) -> io::Result<Option<Self>> {
+        match files.open(&dir.join(FILE), Access::Read) {
+            Ok(file) => {
+                let bytes = files::read_all(&*file)?;
+                Ok(std::str::from_utf8(&bytes).ok().and_then(Self::parse))
             }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -46,24 +43,24 @@ impl Marker {
     ///
     /// # Errors
     /// When the disk fails.
-    pub fn save(&self, dir: &Path) -> io::Result<()> {
+    pub fn save(&self, files: &dyn Files, dir: &Path) -> io::Result<()> {
         let new = dir.join("marker.new");
-        let mut file = File::create(&new)?;
-        file.write_all(self.print().as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&new, dir.join(FILE))?;
-        File::open(dir)?.sync_all()
+        let file = files.open(&new, Access::Create)?;
+        file.write_all_at(self.print().as_bytes(), 0)?;
+        file.sync_data()?;
+        files.rename(&new, &dir.join(FILE))?;
+        files.sync_dir(dir)
     }
 
     /// Takes the file away: the next start then trusts no store. Works on a full disk.
     ///
     /// # Errors
     /// When the disk fails.
-    pub fn forget(dir: &Path) -> io::Result<()> {
-        match fs::remove_file(dir.join(FILE)) {
+    pub fn forget(files: &dyn Files, dir: &Path) -> io::Result<()> {
+        match files.remove(&dir.join(FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
-            Ok(()) => File::open(dir)?.sync_all(),
+            Ok(()) => files.sync_dir(dir),
         }
     }
 
@@ -106,14 +103,15 @@ pub fn present_boot() -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::MachineFiles;
 
     #[test]
     fn a_marker_reads_back_and_damage_counts_as_missing() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(Marker::load(dir.path()).unwrap(), None);
+        assert_eq!(Marker::load(&MachineFiles, dir.path()).unwrap(), None);
         let marker = Marker { boot: present_boot().unwrap(), clean: true, last: LogIndex(12) };
-        marker.save(dir.path()).unwrap();
-        assert_eq!(Marker::load(dir.path()).unwrap(), Some(marker.clone()));
+        marker.save(&MachineFiles, dir.path()).unwrap();
+        assert_eq!(Marker::load(&MachineFiles, dir.path()).unwrap(), Some(marker.clone()));
         let damaged = marker.print().replace("clean=true", "clean=false");
         assert_eq!(Marker::parse(&damaged), None);
         assert_eq!(Marker::parse("nonsense"), None);

@@ -2,15 +2,15 @@
 //!
 //! The log is recovered first. The store is trusted only after a clean shutdown or within the same
 //! boot of the machine (a kill of the process loses nothing that the kernel had); otherwise, and
-//! when it does not open, is damaged, or shows an index that the log does not have, it is set
-//! aside and rebuilt from the log. Snapshots, once there are any, will shorten that rebuild: its
-//! first index is a parameter of `catch_up`.
+//! when it does not open, is damaged, or shows an index that the log does not have, it is made
+//! anew from the newest snapshot and the log: see `rebuild`.
 
 use std::{
     fs::{self, File},
     io,
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,17 +20,15 @@ use millrace_types::{ClusterId, ErrorKind, LogIndex};
 use super::{
     Core,
     marker::{Marker, present_boot},
+    rebuild::{Recovered, recover_store},
 };
 use crate::{
     apply::{self, ApplyError},
     command::{Command, Envelope, Format},
-    log::{self, LogError, LogSettings, Writer},
-    store::{
-        MetaStore, StoreError, keys,
-        memory::MemoryStore,
-        records::{self, Applied, FileSystem},
-        sled::SledStore,
-    },
+    files::{Files, MachineFiles},
+    log::{LogError, LogSettings, Writer},
+    snapshot::kept,
+    store::{MetaStore, StoreError},
 };
 
 /// How the engine works.
@@ -46,6 +44,9 @@ pub struct EngineSettings {
     pub cache_bytes: u64,
     /// Bytes after which a segment of the log is ended.
     pub segment_bytes: u64,
+    /// A snapshot is taken when the log has grown by so many bytes since the last, and by a quarter
+    /// of that one's: so that loading it and replaying the log behind it take about as long.
+    pub snapshot_bytes: u64,
     /// Changes are refused when the disk has fewer free bytes: the store needs them.
     pub reserve_bytes: u64,
     /// Nothing in the log stays unsynced for longer.
@@ -58,6 +59,8 @@ pub struct EngineSettings {
     pub key_lifetime: Duration,
     /// Owner, group and mode of a new root directory.
     pub root: Format,
+    /// Below what log and snapshots lie; the store has its own.
+    pub files: Arc<dyn Files>,
     /// Where time comes from.
     pub clock: Clock,
     /// Where the numbers of runs come from.
@@ -84,6 +87,8 @@ impl EngineSettings {
             store: StoreKind::Sled,
             cache_bytes: 128 << 20,
             segment_bytes: 32 << 20,
+            // A million small commands or two: replayed within half a minute.
+            snapshot_bytes: 256 << 20,
             // Many times what the store writes between two looks at the disk.
             reserve_bytes: 16 << 20,
             sync_interval: Duration::from_millis(500),
@@ -91,9 +96,20 @@ impl EngineSettings {
             clock_error: Duration::from_secs(2),
             key_lifetime: Duration::from_secs(30 * 24 * 3600),
             root: Format { uid: 0, gid: 0, mode: 0o755 },
+            files: Arc::new(MachineFiles),
             clock: Clock::system(),
             random: Random::system(),
         }
+    }
+
+    /// Where the segments of the log are.
+    pub(super) fn log_dir(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+
+    /// Where the snapshots are.
+    pub(super) fn snapshot_dir(&self) -> PathBuf {
+        self.dir.join("snapshots")
     }
 }
 
@@ -131,6 +147,27 @@ pub enum StartError {
         /// Why.
         kind: ErrorKind,
     },
+    /// The store must be made anew, the log does not reach back to its beginning, and no snapshot
+    /// can be used.
+    #[error(
+        "the store must be made anew, and the command log begins only with record {first}: {what}. \
+         Put a sound snapshot into {} (one of a copy of this directory will do), or restore a backup",
+        dir.display()
+    )]
+    NoSnapshot {
+        /// The first record that the log has.
+        first: LogIndex,
+        /// What became of the snapshots.
+        what: String,
+        /// Where they are looked for.
+        dir: PathBuf,
+    },
+    /// A restore was begun and has not ended.
+    #[error(
+        "{} holds a restore that has not come to its end: run it again",
+        .0.display()
+    )]
+    HalfRestored(PathBuf),
     /// The system gives no thread.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -147,15 +184,23 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
     make_private(dir).map_err(disk)?;
     let lock = lock(dir)?;
     let boot = present_boot().map_err(disk)?;
-    let marker = Marker::load(dir).map_err(disk)?;
+    let files = &*settings.files;
+    if dir.join(RESTORING).exists() {
+        return Err(StartError::HalfRestored(dir.clone()));
+    }
+    let snapshots = settings.snapshot_dir();
+    kept::remove_unfinished(files, &snapshots).map_err(disk)?;
+    let snapshot = kept::newest_synced(files, &snapshots, settings.cluster).map_err(disk)?;
+    let marker = Marker::load(files, dir).map_err(disk)?;
     let clean = marker.as_ref().is_some_and(|marker| marker.clean);
     let same_boot = marker.as_ref().is_some_and(|marker| marker.boot == boot);
     let synced_at_least = match &marker {
-        Some(marker) if marker.clean => marker.last,
-        _ => LogIndex(0),
+        Some(marker) if marker.clean => marker.last.max(snapshot),
+        _ => snapshot,
     };
     let log_settings = LogSettings {
-        dir: dir.join("log"),
+        files: Arc::clone(&settings.files),
+        dir: settings.log_dir(),
         cluster: settings.cluster,
         segment_bytes: settings.segment_bytes,
         sync_interval: settings.sync_interval,
@@ -165,102 +210,15 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
     let Recovered { mut store, rebuilt } = recover_store(&settings, found.last, trusted)?;
     let marker = Marker { boot, clean: false, last: LogIndex(0) };
     match rebuilt {
-        None => marker.save(dir).map_err(disk)?,
+        None => marker.save(files, dir).map_err(disk)?,
         // It comes back when the log says that the store was made anew.
-        Some(_) => Marker::forget(dir).map_err(disk)?,
+        Some(_) => Marker::forget(files, dir).map_err(disk)?,
     }
     if found.last == LogIndex(0) {
         format(&settings, &mut log, &mut *store)?;
     }
     tracing::info!(last = %log.last(), took = ?started.elapsed(), clean, "recovered");
     Core::new(settings, log, store, lock, marker, rebuilt)
-}
-
-/// A store that shows what the log says.
-pub(super) struct Recovered {
-    pub(super) store: Box<dyn MetaStore>,
-    /// Why it was made anew although there had been one.
-    pub(super) rebuilt: Option<String>,
-}
-
-/// Opens the store and replays what it misses; makes it anew when it cannot be trusted.
-pub(super) fn recover_store(
-    settings: &EngineSettings,
-    last: LogIndex,
-    trusted: bool,
-) -> Result<Recovered, StartError> {
-    let path = settings.dir.join("store");
-    if settings.store == StoreKind::Memory {
-        let mut store: Box<dyn MetaStore> = Box::new(MemoryStore::default());
-        catch_up(settings, &mut *store, LogIndex(0))?;
-        return Ok(Recovered { store, rebuilt: None });
-    }
-    let reason = if trusted {
-        match try_present(settings, &path, last) {
-            Ok(store) => return Ok(Recovered { store, rebuilt: None }),
-            Err(reason) => reason,
-        }
-    } else {
-        "the machine went down, or the store failed".to_owned()
-    };
-    let rebuilt = (last > LogIndex(0)).then(|| {
-        tracing::warn!(reason, "the store is rebuilt from the command log");
-        format!("the store was made anew from the command log: {reason}")
-    });
-    let disk = |source| StartError::Disk { path: path.clone(), source };
-    if path.exists() {
-        fs::remove_dir_all(&path).map_err(disk)?;
-    }
-    let mut store: Box<dyn MetaStore> = Box::new(SledStore::open(&path, settings.cache_bytes)?);
-    catch_up(settings, &mut *store, LogIndex(0))?;
-    store.checkpoint()?;
-    Ok(Recovered { store, rebuilt })
-}
-
-/// The store as it is, caught up with the log; or in words why it cannot be used.
-fn try_present(
-    settings: &EngineSettings,
-    path: &Path,
-    last: LogIndex,
-) -> Result<Box<dyn MetaStore>, String> {
-    let mut store: Box<dyn MetaStore> =
-        Box::new(SledStore::open(path, settings.cache_bytes).map_err(|error| error.to_string())?);
-    let applied = applied(&*store).map_err(|error| error.to_string())?.index;
-    if applied > LogIndex(0) {
-        // One that an older program made does not decode.
-        let file_system = records::read::<FileSystem>(&*store, &keys::file_system());
-        file_system.map_err(|error| error.to_string())?;
-    }
-    if applied > last {
-        return Err(format!("it shows index {applied}, but the log ends at {last}"));
-    }
-    if applied == LogIndex(0) && last > LogIndex(0) {
-        return Err("it is missing or empty".to_owned());
-    }
-    catch_up(settings, &mut *store, applied).map_err(|error| error.to_string())?;
-    Ok(store)
-}
-
-/// Applies every record behind `applied`.
-fn catch_up(
-    settings: &EngineSettings,
-    store: &mut dyn MetaStore,
-    applied: LogIndex,
-) -> Result<(), StartError> {
-    let dir = settings.dir.join("log");
-    log::replay(&dir, settings.cluster, applied.next(), |index, body| {
-        let envelope = Envelope::from_bytes(body).ok_or(StartError::Unreadable(index))?;
-        let effect = apply::apply(&*store, index, &envelope).map_err(|error| match error {
-            ApplyError::Refused(kind) => StartError::Disagrees { index, kind },
-            ApplyError::Store(error) => StartError::Store(error),
-        })?;
-        store.commit(&effect.batch).map_err(StartError::Store)
-    })
-}
-
-/// The index that a store shows; 0 in an empty one.
-pub(super) fn applied(store: &dyn MetaStore) -> Result<Applied, StoreError> {
-    Ok(records::read(store, &keys::applied())?.unwrap_or_default())
 }
 
 /// The first command of a new log.
@@ -305,6 +263,9 @@ fn make_private(dir: &Path) -> io::Result<()> {
 
 /// What only the owner may enter and read.
 const PRIVATE: u32 = 0o700;
+
+/// The file that is there while a restore is under way.
+pub(super) const RESTORING: &str = "restoring";
 
 /// Keeps a second server off the directory for as long as the file is open.
 fn lock(dir: &Path) -> Result<File, StartError> {

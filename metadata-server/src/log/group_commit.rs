@@ -5,7 +5,6 @@
 //! dropped cannot be synced by trying again, so the log stops.
 
 use std::{
-    fs::File,
     mem,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -15,6 +14,7 @@ use std::{
 use millrace_types::LogIndex;
 
 use super::LogError;
+use crate::files::OpenFile;
 
 /// Called once, on the sync thread: must be short and never block.
 type Waiter = Box<dyn FnOnce(Result<(), LogError>) + Send>;
@@ -43,7 +43,7 @@ struct Shared {
 
 struct Inner {
     /// The segment that is appended to; all before it are synced.
-    file: Arc<File>,
+    file: Arc<dyn OpenFile>,
     written: LogIndex,
     synced: LogIndex,
     /// Since when something is written and not synced.
@@ -70,7 +70,7 @@ impl Syncer {
     /// # Errors
     /// When the system gives no thread.
     pub fn start(
-        file: Arc<File>,
+        file: Arc<dyn OpenFile>,
         synced: LogIndex,
         interval: Duration,
     ) -> Result<Self, std::io::Error> {
@@ -116,7 +116,7 @@ impl Syncer {
     }
 
     /// Goes over to a new segment; everything in the old one is synced.
-    pub(super) fn rotate(&self, file: Arc<File>, synced: LogIndex) {
+    pub(super) fn rotate(&self, file: Arc<dyn OpenFile>, synced: LogIndex) {
         let mut inner = self.shared.lock();
         assert!(inner.written == synced, "a segment is synced as a whole");
         inner.file = file;

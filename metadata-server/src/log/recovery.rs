@@ -6,13 +6,14 @@
 //! says so, or by the caller (`synced_at_least`, from a clean shutdown).
 
 use std::{
-    fs::{self, File, OpenOptions},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use millrace_types::{ClusterId, LogIndex};
 
 use super::{LogError, record, segment};
+use crate::files::{self, Access, Files, OpenFile};
 
 /// The log as a start finds it, with any torn tail cut off.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub struct Recovered {
 #[derive(Debug)]
 pub(super) struct Tail {
     pub(super) path: PathBuf,
-    pub(super) file: File,
+    pub(super) file: Arc<dyn OpenFile>,
     pub(super) len: u64,
 }
 
@@ -40,36 +41,32 @@ pub(super) struct Tail {
 /// # Errors
 /// [`LogError::Damaged`] when synced records are damaged; nothing is changed then.
 pub fn recover(
+    files: &dyn Files,
     dir: &Path,
     cluster: ClusterId,
     synced_at_least: LogIndex,
 ) -> Result<Recovered, LogError> {
-    fs::create_dir_all(dir).map_err(|error| LogError::disk(dir, error))?;
-    let mut segments = segment::list(dir)?;
-    drop_headless_tail(dir, &mut segments, cluster, synced_at_least)?;
+    files.make_dir(dir).map_err(|error| LogError::disk(dir, error))?;
+    let mut segments = segment::list(files, dir)?;
+    drop_headless_tail(files, dir, &mut segments, cluster, synced_at_least)?;
     let mut bytes = 0;
     for (_, path) in &segments {
-        let metadata = fs::metadata(path).map_err(|error| LogError::disk(path, error))?;
-        bytes += metadata.len();
+        bytes += segment::len(files, path)?;
     }
     let Some((first, path)) = segments.pop() else {
         let nothing = Recovered { last: LogIndex(0), tail: None, bytes: 0, torn_bytes: 0 };
         return missing(dir, LogIndex(0), synced_at_least).map(|()| nothing);
     };
-    let scan = Scan::run(&path, first, cluster, |_, _| Ok(()))?;
+    let scan = Scan::run(files, &path, first, cluster, |_, _| Ok(()))?;
     scan.check_is_torn_tail(synced_at_least)?;
     missing(&path, scan.last, synced_at_least)?;
     let torn_bytes = scan.bytes.len() as u64 - scan.good_len;
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .map_err(|error| LogError::disk(&path, error))?;
+    let file = files.open(&path, Access::Write).map_err(|error| LogError::disk(&path, error))?;
     if torn_bytes > 0 {
         tracing::warn!(path = %path.display(), torn_bytes, last = %scan.last,
             "cut a torn tail off the command log");
         file.set_len(scan.good_len)
-            .and_then(|()| file.sync_all())
+            .and_then(|()| file.sync_data())
             .map_err(|error| LogError::disk(&path, error))?;
     }
     let (last, len) = (scan.last, scan.good_len);
@@ -86,12 +83,13 @@ pub fn recover(
 /// # Errors
 /// [`LogError::Damaged`] at the first bad or missing record; whatever `visit` returns.
 pub fn replay<E: From<LogError>>(
+    files: &dyn Files,
     dir: &Path,
     cluster: ClusterId,
     from: LogIndex,
     mut visit: impl FnMut(LogIndex, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let segments = segment::list(dir)?;
+    let segments = segment::list(files, dir)?;
     let skip = segments.iter().rposition(|(first, _)| *first <= from).unwrap_or(0);
     let mut next = from;
     for (first, path) in &segments[skip..] {
@@ -104,7 +102,7 @@ pub fn replay<E: From<LogError>>(
             }
             .into());
         }
-        let scan = Scan::run(path, *first, cluster, |index, body| {
+        let scan = Scan::run(files, path, *first, cluster, |index, body| {
             if index >= next {
                 visit(index, body)?;
                 next = index.next();
@@ -131,6 +129,7 @@ fn missing(path: &Path, last: LogIndex, synced_at_least: LogIndex) -> Result<(),
 
 /// A crash while a segment was being made leaves one without a whole head and without records.
 fn drop_headless_tail(
+    files: &dyn Files,
     dir: &Path,
     segments: &mut Vec<(LogIndex, PathBuf)>,
     cluster: ClusterId,
@@ -140,14 +139,15 @@ fn drop_headless_tail(
         return Ok(());
     };
     let disk = |error| LogError::disk(path, error);
-    let len = fs::metadata(path).map_err(disk)?.len();
+    let len = segment::len(files, path)?;
     if len > segment::HEAD_LEN as u64 || *first <= synced_at_least {
         return Ok(());
     }
-    let bytes = fs::read(path).map_err(disk)?;
+    let file = files.open(path, Access::Read).map_err(disk)?;
+    let bytes = files::read_all(&*file).map_err(disk)?;
     if segment::check_head(&bytes, *first, cluster).is_err() {
-        fs::remove_file(path).map_err(disk)?;
-        File::open(dir).and_then(|dir| dir.sync_all()).map_err(disk)?;
+        files.remove(path).map_err(disk)?;
+        files.sync_dir(dir).map_err(disk)?;
         segments.pop();
     }
     Ok(())
@@ -165,12 +165,14 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     fn run<E: From<LogError>>(
+        files: &dyn Files,
         path: &'a Path,
         first: LogIndex,
         cluster: ClusterId,
         mut visit: impl FnMut(LogIndex, &[u8]) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let bytes = fs::read(path).map_err(|error| LogError::disk(path, error))?;
+        let bytes = files.open(path, Access::Read).and_then(|file| files::read_all(&*file));
+        let bytes = bytes.map_err(|error| LogError::disk(path, error))?;
         let mut last = LogIndex(first.0 - 1);
         segment::check_head(&bytes, first, cluster).map_err(|what| LogError::Damaged {
             path: path.to_owned(),

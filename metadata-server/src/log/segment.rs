@@ -12,14 +12,14 @@
 //! A new segment begins with its head synced and its name durable, before any record goes into it.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use millrace_types::{ClusterId, Crc32c, LogIndex};
 
 use super::LogError;
+use crate::files::{Access, Files, OpenFile};
 
 /// Bytes in front of the first record.
 pub const HEAD_LEN: usize = 40;
@@ -37,22 +37,23 @@ pub fn path(dir: &Path, first: LogIndex) -> PathBuf {
 ///
 /// # Errors
 /// When the directory cannot be read.
-pub fn list(dir: &Path) -> Result<Vec<(LogIndex, PathBuf)>, LogError> {
-    let disk = |error| LogError::disk(dir, error);
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(disk)? {
-        let path = entry.map_err(disk)?.path();
-        let digits = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .and_then(|name| name.strip_suffix(".log"));
-        let Some(first) = digits.and_then(|digits| digits.parse().ok()) else {
-            continue;
-        };
-        found.push((LogIndex(first), path));
-    }
+pub fn list(files: &dyn Files, dir: &Path) -> Result<Vec<(LogIndex, PathBuf)>, LogError> {
+    let names = files.list(dir).map_err(|error| LogError::disk(dir, error))?;
+    let digits = names.iter().filter_map(|name| Some((name, name.strip_suffix(".log")?)));
+    let mut found: Vec<_> = digits
+        .filter_map(|(name, digits)| Some((LogIndex(digits.parse().ok()?), dir.join(name))))
+        .collect();
     found.sort();
     Ok(found)
+}
+
+/// Bytes of a segment.
+///
+/// # Errors
+/// When the disk fails.
+pub fn len(files: &dyn Files, path: &Path) -> Result<u64, LogError> {
+    let size = files.open(path, Access::Read).and_then(|file| file.size());
+    size.map_err(|error| LogError::disk(path, error))
 }
 
 /// Makes the segment that begins with `first`, durably.
@@ -60,22 +61,17 @@ pub fn list(dir: &Path) -> Result<Vec<(LogIndex, PathBuf)>, LogError> {
 /// # Errors
 /// [`LogError::NoSpace`] leaves nothing behind that a later attempt stumbles over.
 pub fn create(
+    files: &dyn Files,
     dir: &Path,
     first: LogIndex,
     cluster: ClusterId,
-) -> Result<(PathBuf, File), LogError> {
+) -> Result<(PathBuf, Arc<dyn OpenFile>), LogError> {
     let path = path(dir, first);
     let disk = |error| LogError::disk(&path, error);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&path)
-        .map_err(disk)?;
+    let file = files.open(&path, Access::Create).map_err(disk)?;
     file.write_all_at(&head(first, cluster), 0).map_err(disk)?;
-    file.sync_all().map_err(disk)?;
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(disk)?;
+    file.sync_data().map_err(disk)?;
+    files.sync_dir(dir).map_err(disk)?;
     Ok((path, file))
 }
 

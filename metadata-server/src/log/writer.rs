@@ -5,8 +5,6 @@
 //! room.
 
 use std::{
-    fs::File,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -19,10 +17,13 @@ use super::{
     recovery::{Recovered, Tail, recover},
     segment,
 };
+use crate::files::{Files, OpenFile};
 
 /// How the log is written.
 #[derive(Debug, Clone)]
 pub struct LogSettings {
+    /// Below what the segments lie.
+    pub files: Arc<dyn Files>,
     /// Where the segments are.
     pub dir: PathBuf,
     /// Whose log it is.
@@ -38,11 +39,13 @@ pub struct LogSettings {
 pub struct Writer {
     settings: LogSettings,
     path: PathBuf,
-    file: Arc<File>,
+    file: Arc<dyn OpenFile>,
     /// Bytes of the present segment.
     len: u64,
     /// Bytes of all segments.
     total: u64,
+    /// Bytes that went into records since it was opened.
+    appended: u64,
     last: LogIndex,
     stopped: bool,
     syncer: Arc<Syncer>,
@@ -57,14 +60,15 @@ impl Writer {
         settings: LogSettings,
         synced_at_least: LogIndex,
     ) -> Result<(Self, Recovered), LogError> {
-        let mut found = recover(&settings.dir, settings.cluster, synced_at_least)?;
+        let (files, dir) = (&*settings.files, &settings.dir);
+        let mut found = recover(files, dir, settings.cluster, synced_at_least)?;
         let tail = match found.tail.take() {
             Some(tail) => tail,
             None => first_segment(&settings, found.last.next())?,
         };
         let disk = |error| LogError::disk(&tail.path, error);
-        tail.file.sync_all().map_err(disk)?;
-        let file = Arc::new(tail.file);
+        tail.file.sync_data().map_err(disk)?;
+        let file = tail.file;
         let syncer = Syncer::start(Arc::clone(&file), found.last, settings.sync_interval)
             .map_err(|error| LogError::disk(&settings.dir, error))?;
         let writer = Self {
@@ -72,6 +76,7 @@ impl Writer {
             file,
             len: tail.len,
             total: found.bytes.max(tail.len),
+            appended: 0,
             last: found.last,
             stopped: false,
             syncer: Arc::new(syncer),
@@ -107,6 +112,7 @@ impl Writer {
         }
         self.len += bytes.len() as u64;
         self.total += bytes.len() as u64;
+        self.appended += bytes.len() as u64;
         self.last = index;
         self.syncer.wrote(index);
         Ok(index)
@@ -122,6 +128,41 @@ impl Writer {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.total
+    }
+
+    /// Bytes that went into records since it was opened.
+    #[must_use]
+    pub fn appended(&self) -> u64 {
+        self.appended
+    }
+
+    /// Bytes of the segments that hold records behind `index`.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn bytes_behind(&self, index: LogIndex) -> Result<u64, LogError> {
+        let files = &*self.settings.files;
+        let segments = segment::list(files, &self.settings.dir)?;
+        let skip = segments.iter().rposition(|(first, _)| *first <= index.next()).unwrap_or(0);
+        segments[skip..].iter().map(|(_, path)| segment::len(files, path)).sum()
+    }
+
+    /// Removes the first segment if all its records are at most `through`, and tells whether it
+    /// did. The last segment always stays.
+    ///
+    /// # Errors
+    /// When the disk fails; the log goes on.
+    pub fn remove_first(&mut self, through: LogIndex) -> Result<bool, LogError> {
+        let files = &*self.settings.files;
+        let segments = segment::list(files, &self.settings.dir)?;
+        let [(_, path), (next, _), ..] = segments.as_slice() else { return Ok(false) };
+        if *next > through.next() {
+            return Ok(false);
+        }
+        let len = segment::len(files, path)?;
+        files.remove(path).map_err(|error| LogError::disk(path, error))?;
+        self.total = self.total.saturating_sub(len);
+        Ok(true)
     }
 
     /// Where the segments are.
@@ -149,8 +190,9 @@ impl Writer {
             self.stopped = true;
         })?;
         let settings = &self.settings;
-        let (path, file) = segment::create(&settings.dir, self.last.next(), settings.cluster)?;
-        self.file = Arc::new(file);
+        let (files, first) = (&*settings.files, self.last.next());
+        let (path, file) = segment::create(files, &settings.dir, first, settings.cluster)?;
+        self.file = file;
         self.path = path;
         self.len = segment::HEAD_LEN as u64;
         self.total += self.len;
@@ -160,7 +202,7 @@ impl Writer {
 }
 
 fn first_segment(settings: &LogSettings, first: LogIndex) -> Result<Tail, LogError> {
-    let (path, file) = segment::create(&settings.dir, first, settings.cluster)?;
+    let (path, file) = segment::create(&*settings.files, &settings.dir, first, settings.cluster)?;
     let len = segment::HEAD_LEN as u64;
     Ok(Tail { path, file, len })
 }

@@ -9,8 +9,9 @@ use std::{
 use millrace_metadata_server::{
     apply,
     command::Envelope,
-    engine::{Core, Engine, EngineSettings, StartError, StoreKind},
-    log::{self, LogError, SyncState},
+    engine::{Core, Engine, EngineSettings, Handle, StartError, StoreKind},
+    files::MachineFiles,
+    log::{self, LogError, SyncState, segment},
     store::{MetaStore, Pair, View, memory::MemoryStore},
 };
 use millrace_runtime::{Clock, Random, VirtualTime};
@@ -77,6 +78,11 @@ impl Server {
         self.begin();
     }
 
+    /// For sending turns.
+    pub(crate) fn handle(&self) -> &Handle {
+        self.engine.as_ref().expect("it runs").handle()
+    }
+
     /// Runs `work` on the engine's thread.
     pub(crate) fn turn<T: Send + 'static>(
         &self,
@@ -89,13 +95,12 @@ impl Server {
         &self,
         work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let handle = self.engine.as_ref().expect("it runs").handle();
-        self.runtime.block_on(handle.turn(work))
+        self.runtime.block_on(self.handle().turn(work))
     }
 
     /// What of the log is written and what is on stable storage.
     pub(crate) fn log_state(&self) -> SyncState {
-        self.engine.as_ref().expect("it runs").handle().log_state()
+        self.handle().log_state()
     }
 
     /// Everything that the store shows.
@@ -110,6 +115,10 @@ impl Server {
     pub(crate) fn log_dir(&self) -> PathBuf {
         self.settings.dir.join("log")
     }
+
+    pub(crate) fn snapshot_dir(&self) -> PathBuf {
+        self.settings.dir.join("snapshots")
+    }
 }
 
 /// All pairs of a store, in order.
@@ -122,21 +131,30 @@ pub(crate) fn contents(view: &(impl View + ?Sized)) -> Contents {
 
 /// What the log alone gives, applied to an empty store without the engine.
 pub(crate) fn rebuilt(log_dir: &Path) -> Contents {
+    applied(&records(log_dir))
+}
+
+/// What records from the first on give, applied to an empty store without the engine.
+pub(crate) fn applied(records: &[(LogIndex, Vec<u8>)]) -> Contents {
     let mut store = MemoryStore::default();
-    log::replay(log_dir, CLUSTER, LogIndex(1), |index, body| {
+    for (index, body) in records {
         let envelope = Envelope::from_bytes(body).expect("the engine's own record decodes");
-        let effect = apply::apply(&store, index, &envelope).expect("what is logged applies");
+        let effect = apply::apply(&store, *index, &envelope).expect("what is logged applies");
         store.commit(&effect.batch).unwrap();
-        Ok::<(), LogError>(())
-    })
-    .unwrap();
+    }
     contents(&store)
 }
 
 /// The records of a log, by index.
 pub(crate) fn records(log_dir: &Path) -> Vec<(LogIndex, Vec<u8>)> {
+    let first = segment::list(&MachineFiles, log_dir).unwrap()[0].0;
+    records_from(log_dir, first)
+}
+
+/// The records of a log from one on.
+pub(crate) fn records_from(log_dir: &Path, first: LogIndex) -> Vec<(LogIndex, Vec<u8>)> {
     let mut found = Vec::new();
-    log::replay(log_dir, CLUSTER, LogIndex(1), |index, body| {
+    log::replay(&MachineFiles, log_dir, CLUSTER, first, |index, body| {
         found.push((index, body.to_vec()));
         Ok::<(), LogError>(())
     })

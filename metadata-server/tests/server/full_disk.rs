@@ -9,12 +9,15 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use millrace_metadata_server::{
-    engine::StoreKind,
+    engine::{EngineSettings, StoreKind},
+    files::MachineFiles,
     log::{LogError, LogSettings, Writer},
+    snapshot::kept,
 };
 use millrace_protocol::metadata::NewNode;
 use millrace_types::{ErrorKind, InodeId, LogIndex};
@@ -22,8 +25,9 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
 use crate::{
-    engine::{CLUSTER, Server, copy, rebuilt},
+    engine::{CLUSTER, Server, copy, rebuilt, settings},
     hosts::{Host, register_targets},
+    snapshots::tick_and_wait,
 };
 
 /// A file system in memory of its own size, with a file that fills it up.
@@ -93,6 +97,7 @@ fn skipped() {
 
 fn log_settings(dir: &Path, segment_bytes: u64) -> LogSettings {
     LogSettings {
+        files: Arc::new(MachineFiles),
         dir: dir.to_owned(),
         cluster: CLUSTER,
         segment_bytes,
@@ -223,6 +228,36 @@ fn a_server_goes_on_when_there_is_room_again_whatever_the_full_disk_did_to_its_s
         server.restart();
         still_reads(&server, &host, &made);
     }
+}
+
+/// A snapshot leaves the reserve alone, and the server does not mind that there is none.
+#[test]
+fn a_disk_without_room_for_a_snapshot_costs_nothing_and_it_is_taken_when_there_is() {
+    let Some(disk) = SmallDisk::mount(160 << 20) else { return };
+    let (settings, time) = settings(&disk.path("metadata"), StoreKind::Sled);
+    let settings = EngineSettings { snapshot_bytes: 1, ..settings };
+    let server = Server::start_with(settings, time);
+    register_targets(&server);
+    let mut host = Host::open(&server, 1);
+    let mut made = Vec::new();
+    let snapshots = || kept::list(&MachineFiles, &server.snapshot_dir()).unwrap();
+    // Room for changes, and not for what all of them take once more.
+    for number in 0..2_000 {
+        let name = format!("file{number}");
+        made.push((name.clone(), make(&server, &mut host, &name).unwrap()));
+    }
+    disk.fill_but(server.settings.reserve_bytes + (1 << 20));
+    tick_and_wait(&server);
+    assert!(snapshots().is_empty());
+    assert_eq!(fs::read_dir(server.snapshot_dir()).unwrap().count(), 0, "nothing is left of it");
+    made.push(("more".to_owned(), make(&server, &mut host, "more").unwrap()));
+    disk.make_room();
+    tick_and_wait(&server);
+    assert!(snapshots().is_empty(), "not before its time");
+    server.time.advance(Duration::from_secs(61));
+    tick_and_wait(&server);
+    assert_eq!(snapshots().len(), 1);
+    still_reads(&server, &host, &made);
 }
 
 /// Only the store's files lie on the full disk, so that it is the store that fails. The log is the

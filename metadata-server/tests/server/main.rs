@@ -25,6 +25,7 @@ mod namespace;
 mod once;
 mod reclaim;
 mod replay;
+mod snapshots;
 mod state_directory;
 mod trust;
 mod variants;

@@ -10,6 +10,7 @@ use std::{
 use millrace_metadata_server::{
     command::{Command, Outcome},
     engine::{StoreKind, marker::Marker},
+    files::MachineFiles,
     log::{record, segment},
     store::{Batch, MetaStore as _, keys, sled::SledStore},
 };
@@ -262,7 +263,7 @@ fn lose_last(dir: &Path, count: u64) {
 
 /// Takes every record behind `keep` from the log.
 pub(crate) fn cut_back(dir: &Path, keep: LogIndex) {
-    let segments = segment::list(&dir.join("log")).unwrap();
+    let segments = segment::list(&MachineFiles, &dir.join("log")).unwrap();
     for (first, path) in segments {
         if first > keep {
             fs::remove_file(path).unwrap();
@@ -284,7 +285,7 @@ pub(crate) fn cut_back(dir: &Path, keep: LogIndex) {
 
 pub(crate) fn leave_marker(dir: &Path, boot: &str) {
     let marker = Marker { boot: boot.to_owned(), clean: false, last: LogIndex(0) };
-    marker.save(dir).unwrap();
+    marker.save(&MachineFiles, dir).unwrap();
 }
 
 fn replace(from: &Path, to: &Path) {

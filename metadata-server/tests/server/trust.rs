@@ -34,7 +34,7 @@ fn point(server: &Server) -> LogPoint {
 }
 
 /// So many records for the log, which change nothing.
-fn go_on(server: &Server, records: u32) {
+pub(crate) fn go_on(server: &Server, records: u32) {
     server.turn(move |core| {
         for _ in 0..records {
             core.execute(None, Command::ReserveIds(InodeId(1))).unwrap();

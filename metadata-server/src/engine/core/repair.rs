@@ -10,7 +10,7 @@ use millrace_types::Timestamp;
 
 use super::{Core, StartError, StoreBox, sessions};
 use crate::{
-    engine::startup,
+    engine::rebuild,
     store::{Batch, MetaStore, Pair, StoreError, View},
     targets::map,
 };
@@ -46,7 +46,8 @@ impl Core {
     fn rebuild(&mut self) -> Result<(), StartError> {
         // The old one lets go of its files first.
         self.store = StoreBox(Box::new(NoStore));
-        let recovered = startup::recover_store(&self.settings, self.log.last(), false)?;
+        self.end_snapshot("the store is made anew");
+        let recovered = rebuild::recover_store(&self.settings, self.log.last(), false)?;
         self.store = StoreBox(recovered.store);
         self.catch_up()?;
         self.broken = None;

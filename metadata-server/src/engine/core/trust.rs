@@ -80,7 +80,7 @@ impl Core {
         };
         let saved = logged.and_then(|_| {
             let path = self.settings.dir.clone();
-            self.marker.save(&path).map_err(|error| {
+            self.marker.save(&*self.settings.files, &path).map_err(|error| {
                 Failure::new(ErrorKind::Disk, format!("{}: {error}", path.display()))
             })
         });

@@ -1,13 +1,15 @@
 //! The log cut at every byte, and damaged below what was synced.
 
-use std::fs;
+use std::fs::{self, File};
 
 use tempfile::TempDir;
 
 use super::*;
+use crate::files::MachineFiles;
 
 fn settings(dir: &TempDir) -> LogSettings {
     LogSettings {
+        files: Arc::new(MachineFiles),
         dir: dir.path().to_owned(),
         cluster: ClusterId([3; 16]),
         segment_bytes: 1 << 20,
@@ -29,10 +31,16 @@ fn write(dir: &TempDir) -> (PathBuf, Vec<u64>) {
 
 fn bodies(dir: &TempDir) -> Result<Vec<Vec<u8>>, LogError> {
     let mut bodies = Vec::new();
-    crate::log::replay(dir.path(), ClusterId([3; 16]), LogIndex(1), |_, body: &[u8]| {
-        bodies.push(body.to_vec());
-        Ok::<(), LogError>(())
-    })?;
+    crate::log::replay(
+        &MachineFiles,
+        dir.path(),
+        ClusterId([3; 16]),
+        LogIndex(1),
+        |_, body: &[u8]| {
+            bodies.push(body.to_vec());
+            Ok::<(), LogError>(())
+        },
+    )?;
     Ok(bodies)
 }
 
@@ -87,8 +95,8 @@ fn on_short_file(dir: &TempDir, len: u64) -> (Writer, Arc<File>) {
     file.write_all_at(&head, 0).unwrap();
     file.set_len(len).unwrap();
     fcntl_add_seals(&file, SealFlags::GROW).unwrap();
-    writer.file = Arc::new(file);
-    let file = Arc::clone(&writer.file);
+    let file = Arc::new(file);
+    writer.file = Arc::<File>::clone(&file);
     (writer, file)
 }
 
@@ -107,7 +115,7 @@ fn a_record_of_which_the_disk_takes_a_part_is_cut_off_and_the_log_stops() {
     assert_eq!((good, writer.last()), (6, LogIndex(6)));
     assert_eq!(file.metadata().unwrap().len(), writer.len, "nothing of the seventh is left");
     let mut bytes = vec![0; usize::try_from(writer.len).unwrap()];
-    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
     let mut at = segment::HEAD_LEN;
     while at < bytes.len() {
         at += record::HEADER_LEN + record::decode(&bytes[at..]).unwrap().1.len();
@@ -127,7 +135,7 @@ fn a_log_whose_half_written_record_cannot_be_cut_off_stops_and_recovers_without_
     while writer.append(&vec![7; 10_000]).is_ok() {}
     assert!(matches!(writer.append(b"next"), Err(LogError::Stopped)));
     let mut bytes = vec![0; 64 * 1024];
-    file.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
     drop(writer);
     fs::write(path, bytes).unwrap();
     let (mut writer, found) = Writer::open(settings(&dir), LogIndex(0)).unwrap();

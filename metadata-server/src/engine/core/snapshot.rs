@@ -1,0 +1,200 @@
+//! Snapshots as the engine's thread sees them: when one is due, what it is given of the store in
+//! each turn, and what of the log is not needed behind it. The files are written by
+//! [`snapshots`](crate::engine::snapshots).
+
+use std::{sync::mpsc::SyncSender, time::Duration};
+
+use millrace_types::{ErrorKind, Failure, LogIndex, Timestamp};
+
+use super::{Core, StartError, log_failure};
+use crate::{
+    engine::{
+        snapshots::{Purpose, Task},
+        startup::EngineSettings,
+    },
+    log::Writer,
+    snapshot::{
+        kept,
+        run::{MEMORY_MAX, Run},
+    },
+    store::{Batch, Pair, keys},
+};
+
+/// What is known of snapshots in this run of the server.
+#[derive(Debug)]
+pub(super) struct Snapshots {
+    run: Option<Run>,
+    /// Why the last run was ended before its end.
+    ended: Option<String>,
+    /// Bytes that the log had behind the newest snapshot
+    behind: u64,
+    /// when [`Writer::appended`] was this.
+    appended_at: u64,
+    /// Bytes of the newest snapshot.
+    newest_len: u64,
+    /// Asked for, and not ended.
+    asked: bool,
+    not_before: Timestamp,
+    pause: Duration,
+    tasks: Option<SyncSender<Task>>,
+}
+
+impl Snapshots {
+    /// Looks at what there is.
+    pub(super) fn new(settings: &EngineSettings, log: &Writer) -> Result<Self, StartError> {
+        let (files, dir) = (&*settings.files, settings.snapshot_dir());
+        let disk = |source| StartError::Disk { path: dir.clone(), source };
+        let newest = kept::list(files, &dir).map_err(disk)?.first().copied();
+        let newest_len = match newest {
+            Some(index) => kept::size(files, &dir, index).map_err(disk)?,
+            None => 0,
+        };
+        Ok(Self {
+            run: None,
+            ended: None,
+            behind: log.bytes_behind(newest.unwrap_or(LogIndex(0)))?,
+            appended_at: 0,
+            newest_len,
+            asked: false,
+            not_before: Timestamp(i64::MIN),
+            pause: PAUSE_MIN,
+            tasks: None,
+        })
+    }
+
+    /// Whether the log has grown enough behind the newest snapshot.
+    fn is_due(&self, settings: &EngineSettings, log: &Writer) -> bool {
+        let grown = self.behind + (log.appended() - self.appended_at);
+        grown >= settings.snapshot_bytes.max(self.newest_len / 4)
+    }
+}
+
+impl Core {
+    /// Whom to ask for snapshots.
+    pub(in crate::engine) fn set_snapshot_tasks(&mut self, tasks: SyncSender<Task>) {
+        self.snapshots.tasks = Some(tasks);
+    }
+
+    /// Asks for a snapshot, if one is due.
+    pub(super) fn poll_snapshot(&mut self) {
+        let due = self.snapshots.is_due(&self.settings, &self.log);
+        let waits = self.snapshots.asked || self.now() < self.snapshots.not_before;
+        if due && !waits {
+            // A full queue is no harm: the next look asks again.
+            self.snapshots.asked = self.ask_for(Task::Snapshot).is_ok();
+        }
+    }
+
+    /// Hands a task to the thread that writes snapshots.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] when it has many.
+    pub fn ask_for(&mut self, task: Task) -> Result<(), Failure> {
+        let busy = || Failure::new(ErrorKind::Busy, "too many backups are under way");
+        let tasks = self.snapshots.tasks.as_ref().ok_or_else(busy)?;
+        tasks.try_send(task).map_err(|_| busy())
+    }
+
+    /// Begins to see the store as it is now, for [`Self::snapshot_piece`]; one that was under way
+    /// ends.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] while the store is broken.
+    pub fn begin_snapshot(&mut self, purpose: Purpose) -> Result<LogIndex, Failure> {
+        if let Some(broken) = self.broken() {
+            return Err(Failure::new(ErrorKind::Unavailable, broken));
+        }
+        self.end_snapshot("another one has begun");
+        let index = self.log.last();
+        let without = match purpose {
+            Purpose::Recovery => {
+                self.snapshots.behind = 0;
+                self.snapshots.appended_at = self.log.appended();
+                None
+            }
+            // Who may make a backup need not be able to sign for the server.
+            Purpose::Backup => Some(keys::signing_keys()),
+        };
+        self.snapshots.run = Some(Run::new(index, without));
+        Ok(index)
+    }
+
+    /// The next pairs of what was seen of `index`; none at its end.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cancelled`] when it was given up, with the reason.
+    pub fn snapshot_piece(&mut self, index: LogIndex) -> Result<Vec<Pair>, Failure> {
+        let run = self.snapshots.run.take().filter(|run| run.index() == index);
+        let Some(mut run) = run else {
+            let why = self.snapshots.ended.clone().unwrap_or_default();
+            return Err(Failure::new(ErrorKind::Cancelled, why));
+        };
+        // The more is set aside, the larger the pieces, up to 4 MiB and some ten milliseconds.
+        let bytes = PIECE_MIN + run.memory() / (MEMORY_MAX / PIECE_MAX);
+        let pairs = run.fetch(&*self.store.0, bytes);
+        let pairs = pairs.map_err(|error| self.failure(error.into()))?;
+        if !pairs.is_empty() {
+            self.snapshots.run = Some(run);
+        }
+        Ok(pairs)
+    }
+
+    /// Sees nothing any more of what was under way.
+    pub fn end_snapshot(&mut self, why: &str) {
+        if self.snapshots.run.take().is_some() {
+            self.snapshots.ended = Some(why.to_owned());
+        }
+    }
+
+    /// Whether a snapshot was asked for that has not ended.
+    #[must_use]
+    pub fn is_snapshot_under_way(&self) -> bool {
+        self.snapshots.asked
+    }
+
+    /// The snapshot has its name.
+    pub fn note_snapshot(&mut self, len: u64) {
+        self.snapshots.newest_len = len;
+        self.snapshots.asked = false;
+        self.snapshots.pause = PAUSE_MIN;
+    }
+
+    /// The snapshot came to nothing: the next attempt waits, each time longer.
+    pub fn note_snapshot_failure(&mut self) {
+        // Only what is behind the one before counts, and that is unknown: all of the log does.
+        self.snapshots.behind = self.log.bytes();
+        self.snapshots.asked = false;
+        self.snapshots.not_before = self.now().plus(self.snapshots.pause);
+        self.snapshots.pause = (self.snapshots.pause * 2).min(PAUSE_MAX);
+    }
+
+    /// Removes one segment of the log of which every record is at most `through`, and tells whether
+    /// there was one. Whoever calls has two snapshots, the older of this index.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn shorten_log(&mut self, through: LogIndex) -> Result<bool, Failure> {
+        self.log.remove_first(through).map_err(log_failure)
+    }
+
+    /// Keeps what `batch` is about to change for the run that is under way.
+    pub(super) fn set_aside(&mut self, batch: &Batch) {
+        let Some(run) = &mut self.snapshots.run else { return };
+        if let Err(error) = run.before_commit(&*self.store.0, batch) {
+            // If it is the store that failed, the commit finds out.
+            self.end_snapshot(&error.to_string());
+        }
+    }
+}
+
+/// What a piece has at least: some thousand pairs, a millisecond.
+const PIECE_MIN: usize = 256 << 10;
+
+/// What the pieces grow to as memory fills up.
+const PIECE_MAX: usize = 4 << 20;
+
+/// Between a failed snapshot and the next attempt.
+const PAUSE_MIN: Duration = Duration::from_secs(60);
+
+/// A disk that stays full is looked at once an hour.
+const PAUSE_MAX: Duration = Duration::from_secs(3600);

@@ -1,0 +1,163 @@
+//! The store, brought to the end of the log: caught up where it can be used, else made anew from
+//! the newest snapshot that is sound and the log behind it.
+
+use std::{fs, path::Path};
+
+use millrace_types::LogIndex;
+
+use super::startup::{EngineSettings, StartError, StoreKind};
+use crate::{
+    apply::{self, ApplyError},
+    command::Envelope,
+    log::{self, segment},
+    snapshot::{
+        kept,
+        load::{LoadError, load},
+    },
+    store::{
+        MetaStore, StoreError, keys,
+        memory::MemoryStore,
+        records::{self, Applied, FileSystem},
+        sled::SledStore,
+    },
+};
+
+/// A store that shows what the log says.
+pub(super) struct Recovered {
+    pub(super) store: Box<dyn MetaStore>,
+    /// Why it was made anew although there had been one.
+    pub(super) rebuilt: Option<String>,
+}
+
+/// Opens the store and replays what it misses; makes it anew when it cannot be trusted.
+pub(super) fn recover_store(
+    settings: &EngineSettings,
+    last: LogIndex,
+    trusted: bool,
+) -> Result<Recovered, StartError> {
+    if settings.store == StoreKind::Memory {
+        return Ok(Recovered { store: make_anew(settings, last)?, rebuilt: None });
+    }
+    let reason = if trusted {
+        match try_present(settings, &settings.dir.join("store"), last) {
+            Ok(store) => return Ok(Recovered { store, rebuilt: None }),
+            Err(reason) => reason,
+        }
+    } else {
+        "the machine went down, or the store failed".to_owned()
+    };
+    let rebuilt = (last > LogIndex(0)).then(|| {
+        tracing::warn!(reason, "the store is rebuilt from the command log");
+        format!("the store was made anew from the command log: {reason}")
+    });
+    let mut store = make_anew(settings, last)?;
+    store.checkpoint()?;
+    Ok(Recovered { store, rebuilt })
+}
+
+/// The store as it is, caught up with the log; or in words why it cannot be used.
+fn try_present(
+    settings: &EngineSettings,
+    path: &Path,
+    last: LogIndex,
+) -> Result<Box<dyn MetaStore>, String> {
+    let mut store: Box<dyn MetaStore> =
+        Box::new(SledStore::open(path, settings.cache_bytes).map_err(|error| error.to_string())?);
+    let applied = applied(&*store).map_err(|error| error.to_string())?.index;
+    if applied > LogIndex(0) {
+        // One that an older program made does not decode.
+        let file_system = records::read::<FileSystem>(&*store, &keys::file_system());
+        file_system.map_err(|error| error.to_string())?;
+    }
+    if applied > last {
+        return Err(format!("it shows index {applied}, but the log ends at {last}"));
+    }
+    if applied == LogIndex(0) && last > LogIndex(0) {
+        return Err("it is missing or empty".to_owned());
+    }
+    catch_up(settings, &mut *store, applied).map_err(|error| error.to_string())?;
+    Ok(store)
+}
+
+/// A new store from the newest snapshot that can be read, and the log behind it.
+fn make_anew(settings: &EngineSettings, last: LogIndex) -> Result<Box<dyn MetaStore>, StartError> {
+    let (files, dir) = (&*settings.files, settings.snapshot_dir());
+    let disk = |source| StartError::Disk { path: dir.clone(), source };
+    let (mut damaged, mut problems) = (Vec::new(), Vec::new());
+    for index in kept::list(files, &dir).map_err(disk)? {
+        if index > last {
+            problems.push(format!("the snapshot of {index} is ahead of the log's end, {last}"));
+            continue;
+        }
+        let mut store = empty_store(settings)?;
+        match load(files, &dir, index, settings.cluster, &mut *store) {
+            Ok(()) => {
+                tracing::info!(%index, "the store begins with a snapshot");
+                catch_up(settings, &mut *store, index)?;
+                return set_aside(settings, &damaged).map(|()| store);
+            }
+            Err(LoadError::Store(error)) => return Err(error.into()),
+            Err(LoadError::Snapshot(flaw)) => {
+                tracing::error!(%index, %flaw, "a snapshot cannot be used; the one before it is");
+                problems.push(format!("the snapshot of {index} cannot be used: {flaw}"));
+                damaged.push(index);
+            }
+        }
+    }
+    let log_dir = settings.log_dir();
+    let first = segment::list(files, &log_dir)?.first().map_or(LogIndex(1), |(first, _)| *first);
+    if first > LogIndex(1) {
+        if problems.is_empty() {
+            problems.push("there is no snapshot".to_owned());
+        }
+        return Err(StartError::NoSnapshot { first, what: problems.join("; "), dir });
+    }
+    let mut store = empty_store(settings)?;
+    catch_up(settings, &mut *store, LogIndex(0))?;
+    set_aside(settings, &damaged).map(|()| store)
+}
+
+/// Takes damaged snapshots out of those that count; only now that it was possible without them.
+fn set_aside(settings: &EngineSettings, damaged: &[LogIndex]) -> Result<(), StartError> {
+    let dir = settings.snapshot_dir();
+    for &index in damaged {
+        kept::set_aside(&*settings.files, &dir, index)
+            .map_err(|source| StartError::Disk { path: dir.clone(), source })?;
+    }
+    Ok(())
+}
+
+/// A store without anything in it, in place of the one that there may be.
+fn empty_store(settings: &EngineSettings) -> Result<Box<dyn MetaStore>, StartError> {
+    if settings.store == StoreKind::Memory {
+        return Ok(Box::new(MemoryStore::default()));
+    }
+    let path = settings.dir.join("store");
+    let disk = |source| StartError::Disk { path: path.clone(), source };
+    if path.exists() {
+        fs::remove_dir_all(&path).map_err(disk)?;
+    }
+    Ok(Box::new(SledStore::open(&path, settings.cache_bytes)?))
+}
+
+/// Applies every record behind `applied`.
+fn catch_up(
+    settings: &EngineSettings,
+    store: &mut dyn MetaStore,
+    applied: LogIndex,
+) -> Result<(), StartError> {
+    let (files, dir) = (&*settings.files, settings.log_dir());
+    log::replay(files, &dir, settings.cluster, applied.next(), |index, body| {
+        let envelope = Envelope::from_bytes(body).ok_or(StartError::Unreadable(index))?;
+        let effect = apply::apply(&*store, index, &envelope).map_err(|error| match error {
+            ApplyError::Refused(kind) => StartError::Disagrees { index, kind },
+            ApplyError::Store(error) => StartError::Store(error),
+        })?;
+        store.commit(&effect.batch).map_err(StartError::Store)
+    })
+}
+
+/// The index that a store shows; 0 in an empty one.
+pub(super) fn applied(store: &dyn MetaStore) -> Result<Applied, StoreError> {
+    Ok(records::read(store, &keys::applied())?.unwrap_or_default())
+}

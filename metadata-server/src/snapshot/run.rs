@@ -1,0 +1,193 @@
+//! One index of the log, seen a piece at a time while the store goes on changing.
+//!
+//! A pass goes through the store in key order, a piece in each turn of the engine. A change of a
+//! key that the pass has not reached first sets the key's old value aside; the pass emits what was
+//! set aside in place of what it meets. So what comes out is the store as it was at the beginning,
+//! whatever the engine that keeps it.
+//!
+//! # Bounds
+//! What is set aside and what is gathered but not fetched take [`MEMORY_MAX`] at most. From a
+//! quarter of that on, each key that is set aside moves the pass on by [`PAIRS_A_KEY`] pairs, so
+//! that changes slow down and the pass comes to its end: with keys of 150 bytes within 40 million
+//! pairs. Past the bound (the disk does not take what is gathered) the run is given up.
+
+use std::{collections::BTreeMap, mem, ops::Bound};
+
+use millrace_types::LogIndex;
+
+use super::format::{BODY_LEN_MAX, pair_len};
+use crate::store::{Batch, Pair, StoreError, View};
+
+/// What a run may keep in memory, in bytes.
+pub const MEMORY_MAX: usize = 64 << 20;
+
+/// By how much the pass is moved on for a key that is set aside while memory runs short.
+const PAIRS_A_KEY: usize = 128;
+
+/// Pairs of one look at the store: few enough that values of any size stay in bounds.
+const SCAN_PAIRS: usize = 64;
+
+/// Bytes besides key and value that something in a map takes, about.
+const OVERHEAD: usize = 64;
+
+/// What a run sees of the store.
+#[derive(Debug)]
+pub struct Run {
+    index: LogIndex,
+    /// Keys that begin so are left out.
+    without: Option<Vec<u8>>,
+    /// Everything up to this key has been passed.
+    passed: Option<Vec<u8>>,
+    /// Values as they were, of keys that the pass has not reached.
+    aside: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    aside_bytes: usize,
+    /// Gathered and not fetched.
+    ready: Vec<Pair>,
+    ready_bytes: usize,
+    ended: bool,
+}
+
+/// Why a run came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// More was changed meanwhile than memory holds.
+    #[error("changes come faster than what there was can be written")]
+    Overrun,
+}
+
+impl Run {
+    /// Begins at `index`, which the store shows now. Keys that begin with `without` are left out.
+    #[must_use]
+    pub fn new(index: LogIndex, without: Option<Vec<u8>>) -> Self {
+        Self {
+            index,
+            without,
+            passed: None,
+            aside: BTreeMap::new(),
+            aside_bytes: 0,
+            ready: Vec::new(),
+            ready_bytes: 0,
+            ended: false,
+        }
+    }
+
+    /// The index.
+    #[must_use]
+    pub fn index(&self) -> LogIndex {
+        self.index
+    }
+
+    /// Must be called before `batch` is committed to the store that `view` shows.
+    ///
+    /// # Errors
+    /// [`RunError`]: the run is of no use any more.
+    pub fn before_commit(&mut self, view: &dyn View, batch: &Batch) -> Result<(), RunError> {
+        let mut keys = 0;
+        for (key, _) in batch.iter() {
+            if self.has_passed(key) || self.aside.contains_key(key) {
+                continue;
+            }
+            let old = view.get(key)?;
+            self.aside_bytes += OVERHEAD + key.len() + old.as_ref().map_or(0, Vec::len);
+            self.aside.insert(key.to_vec(), old);
+            keys += 1;
+        }
+        if self.memory() > MEMORY_MAX / 4 {
+            self.advance(view, keys * PAIRS_A_KEY)?;
+        }
+        if self.memory() > MEMORY_MAX { Err(RunError::Overrun) } else { Ok(()) }
+    }
+
+    /// The next pairs, in key order, `bytes` of them or a little more; none at the end.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn fetch(&mut self, view: &dyn View, bytes: usize) -> Result<Vec<Pair>, StoreError> {
+        while !self.ended && self.ready_bytes < bytes {
+            self.advance(view, SCAN_PAIRS)?;
+        }
+        let mut len = 0;
+        let mut fit = |pair: &Pair| {
+            len += pair_len(pair);
+            len <= BODY_LEN_MAX
+        };
+        let count = self.ready.iter().take_while(|pair| fit(pair)).count();
+        let rest = self.ready.split_off(count);
+        self.ready_bytes = rest.iter().map(pair_len).sum();
+        Ok(mem::replace(&mut self.ready, rest))
+    }
+
+    /// Bytes that it keeps in memory: who fetches hurries when they are many.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.aside_bytes + self.ready_bytes
+    }
+
+    fn has_passed(&self, key: &[u8]) -> bool {
+        self.ended || self.passed.as_deref().is_some_and(|passed| key <= passed)
+    }
+
+    /// Passes `count` pairs of the store, or some more.
+    fn advance(&mut self, view: &dyn View, count: usize) -> Result<(), StoreError> {
+        let mut left = count;
+        while left > 0 && !self.ended {
+            let from = self.passed.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let met = view.scan(from, Bound::Unbounded, SCAN_PAIRS)?;
+            left = left.saturating_sub(met.len().max(1));
+            self.ended = met.len() < SCAN_PAIRS;
+            let last = met.last().map(|(key, _)| key.clone());
+            let behind = match &last {
+                Some(last) if !self.ended => self.aside.split_off(&successor(last)),
+                _ => BTreeMap::new(),
+            };
+            let aside = mem::replace(&mut self.aside, behind);
+            self.passed = last.or_else(|| self.passed.take());
+            self.emit(met, aside);
+        }
+        Ok(())
+    }
+
+    /// Takes what the pass met, and in its place what was set aside of the same stretch.
+    fn emit(&mut self, met: Vec<Pair>, aside: BTreeMap<Vec<u8>, Option<Vec<u8>>>) {
+        let mut aside = aside.into_iter().peekable();
+        for (key, value) in met {
+            while let Some((older, old)) = aside.next_if(|(older, _)| *older < key) {
+                self.emit_old(older, old);
+            }
+            match aside.next_if(|(same, _)| *same == key) {
+                Some((same, old)) => self.emit_old(same, old),
+                None => self.emit_pair(key, value),
+            }
+        }
+        for (key, old) in aside {
+            self.emit_old(key, old);
+        }
+    }
+
+    fn emit_old(&mut self, key: Vec<u8>, old: Option<Vec<u8>>) {
+        self.aside_bytes -= OVERHEAD + key.len() + old.as_ref().map_or(0, Vec::len);
+        if let Some(value) = old {
+            self.emit_pair(key, value);
+        }
+    }
+
+    fn emit_pair(&mut self, key: Vec<u8>, value: Vec<u8>) {
+        if self.without.as_deref().is_some_and(|prefix| key.starts_with(prefix)) {
+            return;
+        }
+        let pair = (key, value);
+        self.ready_bytes += pair_len(&pair);
+        self.ready.push(pair);
+    }
+}
+
+/// The smallest key above `key`.
+fn successor(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! A run under random changes sees exactly what there was when it began.
+
+use millrace_runtime::Random;
+
+use super::*;
+use crate::store::{MetaStore as _, memory::MemoryStore};
+
+fn all(store: &MemoryStore) -> Vec<Pair> {
+    store.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX).unwrap()
+}
+
+/// Puts and removes keys all over the place, values of up to `value_len_max` bytes.
+fn change(random: &Random, value_len_max: u64) -> Batch {
+    let mut batch = Batch::default();
+    for _ in 0..random.within(1..6) {
+        let key = random.within(0..2_000).to_be_bytes()[6..].to_vec();
+        if random.within(0..3) == 0 {
+            batch.delete(key);
+        } else {
+            let len = usize::try_from(random.within(0..value_len_max)).unwrap();
+            batch.put(key, vec![u8::try_from(random.within(0..256)).unwrap(); len]);
+        }
+    }
+    batch
+}
+
+#[test]
+fn a_run_sees_the_store_as_it_was_whatever_is_changed_meanwhile() {
+    for seed in 1..=300 {
+        let random = Random::seeded(seed);
+        let mut store = MemoryStore::default();
+        for _ in 0..random.within(0..600) {
+            store.commit(&change(&random, 40)).unwrap();
+        }
+        let expected = all(&store);
+        let mut run = Run::new(LogIndex(9), None);
+        let mut seen = Vec::new();
+        // From changes alone to hardly any.
+        let changes_a_piece = random.within(1..200);
+        loop {
+            for _ in 0..random.within(0..changes_a_piece) {
+                let batch = change(&random, 40);
+                run.before_commit(&store, &batch).unwrap();
+                store.commit(&batch).unwrap();
+            }
+            let piece =
+                run.fetch(&store, usize::try_from(random.within(1..5_000)).unwrap()).unwrap();
+            if piece.is_empty() {
+                break;
+            }
+            seen.extend(piece);
+        }
+        assert!(seen == expected, "seed {seed}");
+        assert_eq!(run.memory(), 0, "seed {seed}: nothing is left in memory");
+    }
+}
+
+#[test]
+fn keys_that_are_to_be_left_out_are() {
+    let mut store = MemoryStore::default();
+    let mut batch = Batch::default();
+    for key in [&b"J1"[..], b"K1", b"K2", b"L1"] {
+        batch.put(key.to_vec(), b"v".to_vec());
+    }
+    store.commit(&batch).unwrap();
+    let mut run = Run::new(LogIndex(1), Some(b"K".to_vec()));
+    let mut removal = Batch::default();
+    removal.delete(b"K2".to_vec());
+    run.before_commit(&store, &removal).unwrap();
+    store.commit(&removal).unwrap();
+    let keys: Vec<_> =
+        run.fetch(&store, usize::MAX).unwrap().into_iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, [b"J1", b"L1"]);
+}
+
+/// Changes every key from the far end on, where the pass comes last, and fetches nothing.
+fn change_all(value_len: usize) -> Result<(Run, MemoryStore), RunError> {
+    const KEYS: u64 = 10_000;
+    let mut store = MemoryStore::default();
+    let put = |number: u64, byte: u8| {
+        let mut batch = Batch::default();
+        batch.put(number.to_be_bytes().to_vec(), vec![byte; value_len]);
+        batch
+    };
+    for number in 0..KEYS {
+        store.commit(&put(number, 1)).unwrap();
+    }
+    let mut run = Run::new(LogIndex(1), None);
+    for number in (0..KEYS).rev() {
+        let batch = put(number, 2);
+        run.before_commit(&store, &batch)?;
+        assert!(run.memory() <= MEMORY_MAX);
+        store.commit(&batch).unwrap();
+    }
+    Ok((run, store))
+}
+
+#[test]
+fn changes_move_the_pass_on_and_what_does_not_fit_into_memory_ends_it() {
+    let (mut run, store) = change_all(4_096).unwrap();
+    assert!(run.passed.is_some() && run.memory() > MEMORY_MAX / 4, "the changes have moved it on");
+    let mut seen = 0;
+    loop {
+        let piece = run.fetch(&store, 1).unwrap();
+        if piece.is_empty() {
+            break;
+        }
+        assert!(piece.iter().all(|(_, value)| value[0] == 1));
+        assert!(piece.iter().map(pair_len).sum::<usize>() <= BODY_LEN_MAX);
+        seen += piece.len();
+    }
+    assert_eq!(seen, 10_000);
+    assert!(matches!(change_all(8_192), Err(RunError::Overrun)), "80 MB do not");
+}
