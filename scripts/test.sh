@@ -74,6 +74,9 @@ run_random() {
     MILLRACE_TEST_ROUNDS=10 MILLRACE_TEST_LENGTH=4 \
         cargo test --locked --package millrace-metadata-server --test server --quiet -- \
         replay namespace
+    MILLRACE_TEST_ROUNDS=2000 \
+        cargo test --locked --package millrace-metadata-server --test server --quiet -- \
+        every_start_finds
     MILLRACE_TEST_LENGTH=10 \
         cargo test --locked --package millrace-storage-target --test power --quiet -- \
         what_the_model_holds

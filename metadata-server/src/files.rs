@@ -17,7 +17,8 @@ use std::{
 
 /// Directories with files. Cheap to share.
 pub trait Files: Debug + Send + Sync {
-    /// Makes the directory and those above it, as far as they are missing.
+    /// Makes the directory and those above it, as far as they are missing; one that was made is on
+    /// stable storage.
     ///
     /// # Errors
     /// When the disk fails.
@@ -122,7 +123,17 @@ pub struct MachineFiles;
 
 impl Files for MachineFiles {
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
-        fs::create_dir_all(dir)
+        if dir.is_dir() {
+            return Ok(());
+        }
+        let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+            return fs::create_dir_all(dir);
+        };
+        self.make_dir(parent)?;
+        match fs::create_dir(dir) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => self.sync_dir(parent),
+        }
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {

@@ -4,7 +4,7 @@
 //! keys mean is in [`keys`], what the values hold in [`records`]. The command log decides what
 //! happened; a store that is missing, damaged, behind or ahead is brought back from it.
 
-use std::{collections::BTreeMap, io, ops::Bound};
+use std::{collections::BTreeMap, fmt, io, ops::Bound};
 
 pub mod conformance;
 pub mod keys;
@@ -62,6 +62,24 @@ pub trait MetaStore: View + Send {
     /// # Errors
     /// When the engine cannot write.
     fn checkpoint(&mut self) -> Result<(), StoreError>;
+}
+
+/// Where the engine's store comes from. There is one at a time.
+pub trait Stores: fmt::Debug + Send + Sync {
+    /// Opens what there is; an empty one if there is nothing.
+    ///
+    /// # Errors
+    /// When it cannot be opened: the caller makes it anew.
+    fn open(&self) -> Result<Box<dyn MetaStore>, StoreError>;
+
+    /// Makes an empty one in place of what there is.
+    ///
+    /// # Errors
+    /// When the disk is full or fails.
+    fn create(&self) -> Result<Box<dyn MetaStore>, StoreError>;
+
+    /// Whether what is committed is still there when the process has ended.
+    fn survives(&self) -> bool;
 }
 
 /// Changes that take effect together. The last change of a key counts.

@@ -1,11 +1,9 @@
 //! The store, brought to the end of the log: caught up where it can be used, else made anew from
 //! the newest snapshot that is sound and the log behind it.
 
-use std::{fs, path::Path};
-
 use millrace_types::LogIndex;
 
-use super::startup::{EngineSettings, StartError, StoreKind};
+use super::startup::{EngineSettings, StartError};
 use crate::{
     apply::{self, ApplyError},
     command::Envelope,
@@ -16,9 +14,7 @@ use crate::{
     },
     store::{
         MetaStore, StoreError, keys,
-        memory::MemoryStore,
         records::{self, Applied, FileSystem},
-        sled::SledStore,
     },
 };
 
@@ -35,11 +31,11 @@ pub(super) fn recover_store(
     last: LogIndex,
     trusted: bool,
 ) -> Result<Recovered, StartError> {
-    if settings.store == StoreKind::Memory {
+    if !settings.stores().survives() {
         return Ok(Recovered { store: make_anew(settings, last)?, rebuilt: None });
     }
     let reason = if trusted {
-        match try_present(settings, &settings.dir.join("store"), last) {
+        match try_present(settings, last) {
             Ok(store) => return Ok(Recovered { store, rebuilt: None }),
             Err(reason) => reason,
         }
@@ -56,13 +52,8 @@ pub(super) fn recover_store(
 }
 
 /// The store as it is, caught up with the log; or in words why it cannot be used.
-fn try_present(
-    settings: &EngineSettings,
-    path: &Path,
-    last: LogIndex,
-) -> Result<Box<dyn MetaStore>, String> {
-    let mut store: Box<dyn MetaStore> =
-        Box::new(SledStore::open(path, settings.cache_bytes).map_err(|error| error.to_string())?);
+fn try_present(settings: &EngineSettings, last: LogIndex) -> Result<Box<dyn MetaStore>, String> {
+    let mut store = settings.stores().open().map_err(|error| error.to_string())?;
     let applied = applied(&*store).map_err(|error| error.to_string())?.index;
     if applied > LogIndex(0) {
         // One that an older program made does not decode.
@@ -89,7 +80,7 @@ fn make_anew(settings: &EngineSettings, last: LogIndex) -> Result<Box<dyn MetaSt
             problems.push(format!("the snapshot of {index} is ahead of the log's end, {last}"));
             continue;
         }
-        let mut store = empty_store(settings)?;
+        let mut store = settings.stores().create()?;
         match load(files, &dir, index, settings.cluster, &mut *store) {
             Ok(()) => {
                 tracing::info!(%index, "the store begins with a snapshot");
@@ -112,7 +103,7 @@ fn make_anew(settings: &EngineSettings, last: LogIndex) -> Result<Box<dyn MetaSt
         }
         return Err(StartError::NoSnapshot { first, what: problems.join("; "), dir });
     }
-    let mut store = empty_store(settings)?;
+    let mut store = settings.stores().create()?;
     catch_up(settings, &mut *store, LogIndex(0))?;
     set_aside(settings, &damaged).map(|()| store)
 }
@@ -125,19 +116,6 @@ fn set_aside(settings: &EngineSettings, damaged: &[LogIndex]) -> Result<(), Star
             .map_err(|source| StartError::Disk { path: dir.clone(), source })?;
     }
     Ok(())
-}
-
-/// A store without anything in it, in place of the one that there may be.
-fn empty_store(settings: &EngineSettings) -> Result<Box<dyn MetaStore>, StartError> {
-    if settings.store == StoreKind::Memory {
-        return Ok(Box::new(MemoryStore::default()));
-    }
-    let path = settings.dir.join("store");
-    let disk = |source| StartError::Disk { path: path.clone(), source };
-    if path.exists() {
-        fs::remove_dir_all(&path).map_err(disk)?;
-    }
-    Ok(Box::new(SledStore::open(&path, settings.cache_bytes)?))
 }
 
 /// Applies every record behind `applied`.

@@ -28,7 +28,7 @@ use crate::{
     files::{Files, MachineFiles},
     log::{LogError, LogSettings, Writer},
     snapshot::kept,
-    store::{MetaStore, StoreError},
+    store::{MetaStore, StoreError, Stores, memory::MemoryStores, sled::SledStores},
 };
 
 /// How the engine works.
@@ -40,12 +40,14 @@ pub struct EngineSettings {
     pub cluster: ClusterId,
     /// Which engine keeps the store.
     pub store: StoreKind,
+    /// A store of somebody else's instead.
+    pub stores: Option<Arc<dyn Stores>>,
     /// Bytes of the store's page cache.
     pub cache_bytes: u64,
     /// Bytes after which a segment of the log is ended.
     pub segment_bytes: u64,
     /// A snapshot is taken when the log has grown by so many bytes since the last, and by a quarter
-    /// of that one's: so that loading it and replaying the log behind it take about as long.
+    /// of that one's: so that never more than four times the log is written for snapshots.
     pub snapshot_bytes: u64,
     /// Changes are refused when the disk has fewer free bytes: the store needs them.
     pub reserve_bytes: u64,
@@ -59,6 +61,8 @@ pub struct EngineSettings {
     pub key_lifetime: Duration,
     /// Owner, group and mode of a new root directory.
     pub root: Format,
+    /// In which boot of the machine this is; the kernel is asked when nobody says so.
+    pub boot: Option<String>,
     /// Below what log and snapshots lie; the store has its own.
     pub files: Arc<dyn Files>,
     /// Where time comes from.
@@ -85,9 +89,11 @@ impl EngineSettings {
             dir,
             cluster,
             store: StoreKind::Sled,
+            stores: None,
+            boot: None,
             cache_bytes: 128 << 20,
             segment_bytes: 32 << 20,
-            // A million small commands or two: replayed within half a minute.
+            // A million small commands or two are replayed at most when the store is made anew.
             snapshot_bytes: 256 << 20,
             // Many times what the store writes between two looks at the disk.
             reserve_bytes: 16 << 20,
@@ -99,6 +105,18 @@ impl EngineSettings {
             files: Arc::new(MachineFiles),
             clock: Clock::system(),
             random: Random::system(),
+        }
+    }
+
+    /// Where the store comes from.
+    pub(super) fn stores(&self) -> Arc<dyn Stores> {
+        match (&self.stores, self.store) {
+            (Some(stores), _) => Arc::clone(stores),
+            (None, StoreKind::Memory) => Arc::new(MemoryStores),
+            (None, StoreKind::Sled) => {
+                let dir = self.dir.join("store");
+                Arc::new(SledStores { dir, cache_bytes: self.cache_bytes })
+            }
         }
     }
 
@@ -151,7 +169,8 @@ pub enum StartError {
     /// can be used.
     #[error(
         "the store must be made anew, and the command log begins only with record {first}: {what}. \
-         Put a sound snapshot into {} (one of a copy of this directory will do), or restore a backup",
+         Put a sound snapshot into {} (one of a copy of this directory will do), or restore a \
+         backup",
         dir.display()
     )]
     NoSnapshot {
@@ -183,7 +202,7 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
     let disk = |source| StartError::Disk { path: dir.clone(), source };
     make_private(dir).map_err(disk)?;
     let lock = lock(dir)?;
-    let boot = present_boot().map_err(disk)?;
+    let boot = settings.boot.clone().map_or_else(present_boot, Ok).map_err(disk)?;
     let files = &*settings.files;
     if dir.join(RESTORING).exists() {
         return Err(StartError::HalfRestored(dir.clone()));
@@ -244,7 +263,7 @@ fn format(
 
 /// Makes the state directory if it is missing, and closes it to others than its owner: the log
 /// holds the keys that sign capabilities.
-fn make_private(dir: &Path) -> io::Result<()> {
+pub(super) fn make_private(dir: &Path) -> io::Result<()> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent)?;
     }
@@ -268,7 +287,7 @@ const PRIVATE: u32 = 0o700;
 pub(super) const RESTORING: &str = "restoring";
 
 /// Keeps a second server off the directory for as long as the file is open.
-fn lock(dir: &Path) -> Result<File, StartError> {
+pub(super) fn lock(dir: &Path) -> Result<File, StartError> {
     let path = dir.join("lock");
     let file =
         File::create(&path).map_err(|source| StartError::Disk { path: path.clone(), source })?;

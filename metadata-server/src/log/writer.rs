@@ -68,6 +68,8 @@ impl Writer {
         };
         let disk = |error| LogError::disk(&tail.path, error);
         tail.file.sync_data().map_err(disk)?;
+        // A kill may have come between the making of the last segment and the sync of its name.
+        settings.files.sync_dir(&settings.dir).map_err(disk)?;
         let file = tail.file;
         let syncer = Syncer::start(Arc::clone(&file), found.last, settings.sync_interval)
             .map_err(|error| LogError::disk(&settings.dir, error))?;

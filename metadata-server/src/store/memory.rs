@@ -2,12 +2,30 @@
 
 use std::{collections::BTreeMap, ops::Bound};
 
-use super::{Batch, MetaStore, Pair, StoreError, View};
+use super::{Batch, MetaStore, Pair, StoreError, Stores, View};
 
 /// An ordered map behind the store's contract.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     pairs: BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+/// Stores in memory: each is a new one.
+#[derive(Debug)]
+pub struct MemoryStores;
+
+impl Stores for MemoryStores {
+    fn open(&self) -> Result<Box<dyn MetaStore>, StoreError> {
+        self.create()
+    }
+
+    fn create(&self) -> Result<Box<dyn MetaStore>, StoreError> {
+        Ok(Box::new(MemoryStore::default()))
+    }
+
+    fn survives(&self) -> bool {
+        false
+    }
 }
 
 impl View for MemoryStore {

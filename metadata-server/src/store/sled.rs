@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Batch, MetaStore, Pair, StoreError, View, memory::is_empty_range};
+use super::{Batch, MetaStore, Pair, StoreError, Stores, View, memory::is_empty_range};
 
 /// One sled tree.
 #[derive(Debug)]
@@ -37,6 +37,34 @@ impl SledStore {
             .map_err(broken)?;
         let dir = dir.to_owned();
         Ok(Self { db, dir })
+    }
+}
+
+/// The store in one directory.
+#[derive(Debug)]
+pub struct SledStores {
+    /// Where.
+    pub dir: PathBuf,
+    /// Bytes of the page cache.
+    pub cache_bytes: u64,
+}
+
+impl Stores for SledStores {
+    fn open(&self) -> Result<Box<dyn MetaStore>, StoreError> {
+        Ok(Box::new(SledStore::open(&self.dir, self.cache_bytes)?))
+    }
+
+    fn create(&self) -> Result<Box<dyn MetaStore>, StoreError> {
+        match fs::remove_dir_all(&self.dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(StoreError::Engine { engine: ENGINE, source: error })
+            }
+            _ => self.open(),
+        }
+    }
+
+    fn survives(&self) -> bool {
+        true
     }
 }
 

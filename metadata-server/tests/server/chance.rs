@@ -6,10 +6,15 @@ use millrace_runtime::Random;
 
 /// Runs `test` with every seed; a panic in it names its seed.
 pub(crate) fn for_each_seed(test: impl Fn(Random)) {
+    for_each_seed_of(1, test);
+}
+
+/// As [`for_each_seed`], with so many seeds where the environment does not say how many.
+pub(crate) fn for_each_seed_of(count: u64, test: impl Fn(Random)) {
     let number = |name: &str| env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let seeds = match number("MILLRACE_TEST_SEED") {
         Some(seed) => seed..=seed,
-        None => 1..=number("MILLRACE_TEST_ROUNDS").unwrap_or(1),
+        None => 1..=number("MILLRACE_TEST_ROUNDS").unwrap_or(count),
     };
     for seed in seeds {
         let _named = Named(seed);

@@ -48,10 +48,19 @@ impl Server {
     }
 
     pub(crate) fn start_with(settings: EngineSettings, time: VirtualTime) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let mut server = Self { settings, time, engine: None, runtime };
+        let mut server = Self::stopped(settings, time);
         server.begin();
         server
+    }
+
+    /// One that was not started yet.
+    pub(crate) fn stopped(settings: EngineSettings, time: VirtualTime) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        Self { settings, time, engine: None, runtime }
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.engine.is_some()
     }
 
     /// Starts it again after [`Self::stop`].

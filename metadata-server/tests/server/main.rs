@@ -6,7 +6,7 @@
 //! | variable                  | meaning                                                       |
 //! |---------------------------|---------------------------------------------------------------|
 //! | `MILLRACE_TEST_SEED`      | the one seed to run; a failure prints which it was            |
-//! | `MILLRACE_TEST_ROUNDS`    | how many seeds to run, from 1 on; without it one              |
+//! | `MILLRACE_TEST_ROUNDS`    | how many seeds to run, from 1 on; without it one, or 200     |
 //! | `MILLRACE_TEST_LENGTH`    | how many times as many commands or operations a seed; else 1  |
 //! | `MILLRACE_BLESS`          | writes the golden bytes of what is new                        |
 
@@ -23,6 +23,7 @@ mod hosts;
 mod lost_names;
 mod namespace;
 mod once;
+mod power;
 mod reclaim;
 mod replay;
 mod snapshots;
