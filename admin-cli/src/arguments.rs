@@ -7,9 +7,11 @@ use millrace_protocol::admin::AttributeSource;
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
 mod fsck;
+mod metadata;
 mod target;
 
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
+pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use target::{ScrubArguments, TargetArgument, TargetCommand};
 
 /// The operator's tool of Millrace, a parallel file system for machine learning.
@@ -98,6 +100,9 @@ pub enum Command {
     /// Check the targets against the namespace: free orphans, report what files lack
     #[command(subcommand)]
     Fsck(FsckCommand),
+    /// Back up all metadata into one file, and put it back
+    #[command(subcommand)]
+    Metadata(MetadataCommand),
 }
 
 /// `millrace cluster ...`

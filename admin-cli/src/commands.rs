@@ -15,6 +15,8 @@ pub(crate) mod link_add;
 pub(crate) mod link_list;
 pub(crate) mod link_remove;
 pub(crate) mod link_set;
+pub(crate) mod metadata_backup;
+pub(crate) mod metadata_restore;
 pub(crate) mod mount;
 pub(crate) mod resolve;
 pub(crate) mod start_job;

@@ -12,7 +12,7 @@ use millrace_protocol::{
 use millrace_runtime::Shutdown;
 use millrace_service::{cluster::ClusterSettings, control_socket};
 use millrace_transport::{
-    CallOptions, ClientEndpoints, Identity, LocalClient, Peer, PeerTarget, TransportSettings,
+    Body, CallOptions, ClientEndpoints, Identity, LocalClient, Peer, PeerTarget, TransportSettings,
 };
 use millrace_types::{ErrorKind, Failure, LogIndex};
 
@@ -103,6 +103,23 @@ impl Connection {
             }
             // A connection for each request: a mount's daemon may be started anew between two.
             Self::Mount(daemon) => daemon.connect().await?.call(request, DEADLINE).await,
+        }
+    }
+
+    /// As [`Self::request`], for an answer with bulk bytes, and asked again while the server is
+    /// away.
+    ///
+    /// # Errors
+    /// As [`Self::request`]; a mount's daemon is asked for none.
+    pub(crate) async fn fetch<R: Request>(&self, request: &R) -> Result<(R::Reply, Body), Failure> {
+        match self {
+            Self::Cluster(cluster) => {
+                let options = CallOptions::bulk(DEADLINE);
+                cluster.peer.exchange_until(request, Body::default(), options).await
+            }
+            Self::Mount(_) => {
+                Err(Failure::new(ErrorKind::NotSupported, "a mount's daemon cannot answer that"))
+            }
         }
     }
 

@@ -32,7 +32,8 @@ mod watch;
 pub use settings::AdminSettings;
 
 use arguments::{
-    Cli, ClusterCommand, Command, DevCommand, JobCommand, LinkCommand, StripeCommand, TargetCommand,
+    Cli, ClusterCommand, Command, DevCommand, JobCommand, LinkCommand, MetadataCommand,
+    StripeCommand, TargetCommand,
 };
 use context::Context;
 use exit::{Exit, Misuse};
@@ -124,6 +125,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::State(arguments) => commands::state::run(context, arguments).await,
         Command::Target(command) => dispatch_target(context, command).await,
         Command::Fsck(command) => commands::fsck::run(context, command).await,
+        Command::Metadata(command) => dispatch_metadata(context, command).await,
         Command::Job(JobCommand::List) => commands::job_list::run(context).await,
         Command::Job(JobCommand::Show(arguments)) => {
             commands::job_show::run(context, arguments).await
@@ -131,6 +133,15 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Job(JobCommand::Cancel(arguments)) => {
             commands::job_cancel::run(context, arguments).await
         }
+    }
+}
+
+async fn dispatch_metadata(context: &Context, command: MetadataCommand) -> anyhow::Result<Exit> {
+    match command {
+        MetadataCommand::Backup(arguments) => {
+            commands::metadata_backup::run(context, arguments).await
+        }
+        MetadataCommand::Restore(arguments) => commands::metadata_restore::run(context, &arguments),
     }
 }
 

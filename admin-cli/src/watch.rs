@@ -103,6 +103,13 @@ pub(crate) fn summary(job: &Job) -> String {
     text
 }
 
+/// A line with a message, where there is a terminal.
+pub(crate) fn bytes_bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::default_spinner());
+    bar
+}
+
 enum Followed {
     Ended(Job),
     Interrupted(JobId),

@@ -31,6 +31,7 @@ mod open;
 mod orphan;
 mod remove;
 mod rename;
+mod restore;
 mod session;
 mod set_attributes;
 mod transaction;
@@ -151,6 +152,7 @@ fn dispatch(
         Command::Distrust(reason) => trust::distrust(tx, reason),
         Command::Trust => trust::trust(tx),
         Command::ReclaimOrphans(orphans) => orphan::reclaim_orphans(tx, orphans),
+        Command::Restored(reason) => restore::restored(tx, reason),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

@@ -170,6 +170,9 @@ pub enum Command {
     Trust,
     /// Frees contents on a target that no file has.
     ReclaimOrphans(ReclaimOrphans),
+    /// A backup was put back, for this reason the namespace is doubted: nothing is given out again
+    /// that the lost end of the log may have given out.
+    Restored(String),
 }
 
 /// Makes an empty file system.

@@ -1,6 +1,6 @@
 //! A whole metadata server in one value: for `main`, and for tests that run it in their process.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use millrace_object_source::Buckets;
 use millrace_protocol::session::Role;
@@ -10,7 +10,10 @@ use millrace_transport::{ClientEndpoints, Identity, Server};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    engine::{Engine, EngineSettings},
+    engine::{
+        Engine, EngineSettings,
+        restore::{self, Restored},
+    },
     hydration::Hydration,
     metrics::ServerMetrics,
     reconcile::Reconciliation,
@@ -18,6 +21,28 @@ use crate::{
     settings::Settings,
     targets::{peers::Peers, trims::Trims, upkeep::Upkeep},
 };
+
+/// Puts a backup back into the data directory, while no server runs on it.
+///
+/// # Errors
+/// With a sentence for the operator.
+pub fn restore(settings: &Settings, backup: &Path) -> anyhow::Result<Restored> {
+    settings.check().map_err(anyhow::Error::msg)?;
+    let cluster = identity(settings)?.peer().cluster;
+    Ok(restore::restore(&settings.engine(cluster), backup)?)
+}
+
+/// The server's identity, which must be one of a metadata server.
+fn identity(settings: &Settings) -> anyhow::Result<Identity> {
+    let identity = Identity::load(&settings.identity)?;
+    anyhow::ensure!(
+        identity.peer().role == Role::Metadata,
+        "{} is the identity of a {}, not of a metadata server",
+        settings.identity.display(),
+        identity.peer().role.name(),
+    );
+    Ok(identity)
+}
 
 /// A running metadata server.
 #[derive(Debug)]
@@ -47,13 +72,7 @@ impl Daemon {
     /// As [`Self::start`].
     pub async fn start_by(settings: &Settings, clock: Clock) -> anyhow::Result<Self> {
         settings.check().map_err(anyhow::Error::msg)?;
-        let identity = Identity::load(&settings.identity)?;
-        anyhow::ensure!(
-            identity.peer().role == Role::Metadata,
-            "{} is the identity of a {}, not of a metadata server",
-            settings.identity.display(),
-            identity.peer().role.name(),
-        );
+        let identity = identity(settings)?;
         let engine_settings = EngineSettings { clock, ..settings.engine(identity.peer().cluster) };
         let starting = tokio::task::spawn_blocking(move || Engine::start(engine_settings));
         let engine = Arc::new(starting.await??);

@@ -13,8 +13,8 @@
 //!
 //! Modules: [`core`] (what the thread owns), [`clock`] (server time), [`ids`] (blocks of ids),
 //! [`names`] (answers that wait for a content's name), [`startup`] and `rebuild` (recovery),
-//! [`snapshots`] (the thread that writes them), [`marker`] (clean shutdown), `room` (a disk that
-//! fills up).
+//! [`restore`] (of a backup), [`snapshots`] (the thread that writes them), [`marker`] (clean
+//! shutdown), `room` (a disk that fills up).
 
 use std::{
     sync::{
@@ -41,6 +41,7 @@ pub mod ids;
 pub mod marker;
 pub mod names;
 mod rebuild;
+pub mod restore;
 mod room;
 pub mod snapshots;
 pub mod startup;

@@ -1,8 +1,8 @@
 //! The metadata server's program: arguments, settings, run.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use millrace_metadata_server::{daemon::Daemon, settings::Settings};
 use millrace_runtime::Drained;
 use millrace_service::{
@@ -16,6 +16,18 @@ use millrace_service::{
 struct Arguments {
     #[command(flatten)]
     daemon: DaemonArguments,
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+/// What there is to do besides serving.
+#[derive(Subcommand, Debug)]
+enum Task {
+    /// Put a backup back into the data directory of the settings, which must be empty.
+    Restore {
+        /// The backup, or a snapshot of the same cluster.
+        file: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -25,6 +37,12 @@ fn main() -> ExitCode {
         env!("CARGO_PKG_VERSION"),
         &arguments.daemon,
         |settings: Settings| -> anyhow::Result<Ended> {
+            if let Some(Task::Restore { file }) = &arguments.task {
+                let restored = millrace_metadata_server::daemon::restore(&settings, file)?;
+                tracing::info!(index = %restored.index, data = %settings.data.display(),
+                    "the backup is in place: start the server, then the targets, then the clients");
+                return Ok(Ended::Drained);
+            }
             // Two threads: one for buckets and jobs, one so that leases are never behind them. The
             // engine, the log and each socket have threads of their own.
             let runtime = tokio::runtime::Builder::new_multi_thread()

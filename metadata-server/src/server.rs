@@ -25,6 +25,7 @@ use crate::{
     targets::{trims::Trims, upkeep::Upkeep},
 };
 
+mod backup;
 pub mod environment;
 mod fsck;
 mod hydrate;
@@ -47,6 +48,7 @@ pub struct MetadataService {
     /// Bounds that work.
     rooms: Arc<Semaphore>,
     metrics: ServerMetrics,
+    backups: backup::Backups,
 }
 
 /// What works beside the requests, and is asked by some of them.
@@ -102,7 +104,18 @@ impl MetadataService {
     ) -> Self {
         let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
         let Workers { hydration, trims, upkeep, reconciliation } = workers;
-        Self { engine, hydration, trims, upkeep, reconciliation, background, rooms, metrics }
+        let backups = backup::Backups::default();
+        Self {
+            engine,
+            hydration,
+            trims,
+            upkeep,
+            reconciliation,
+            background,
+            rooms,
+            metrics,
+            backups,
+        }
     }
 
     /// Runs an operation until it is done, and answers.
@@ -357,6 +370,8 @@ impl MetadataService {
             | RequestKind::ShowFsck
             | RequestKind::CancelFsck
             | RequestKind::TrustNamespace => self.fsck(call).await,
+            RequestKind::PrepareBackup => self.prepare_backup(call).await,
+            RequestKind::ReadBackup => self.read_backup(call).await,
             other => {
                 // `admits` lets nothing else in.
                 let text = format!("{} is no request to a metadata server", other.name());

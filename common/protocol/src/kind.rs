@@ -61,7 +61,7 @@ macro_rules! requests {
     };
 }
 
-use crate::{admin, cluster, control, fsck, metadata, session, storage, target, upkeep};
+use crate::{admin, backup, cluster, control, fsck, metadata, session, storage, target, upkeep};
 
 requests! {
     /// First message on a connection to the metadata server.
@@ -205,6 +205,11 @@ requests! {
     CancelFsck = 0x0622, fsck::CancelFsck => fsck::FsckReply;
     /// Declares the namespace to be the right one.
     TrustNamespace = 0x0623, fsck::TrustNamespace => fsck::FsckReply;
+
+    /// Begins a backup of the metadata, or asks how far it is.
+    PrepareBackup = 0x0630, backup::PrepareBackup => backup::BackupReply;
+    /// Reads a part of a backup.
+    ReadBackup = 0x0631, backup::ReadBackup => backup::BackupPiece;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -6,9 +6,10 @@
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`cluster`], [`storage`], [`target`],
-//! [`admin`], [`upkeep`], [`fsck`], [`control`].
+//! [`admin`], [`upkeep`], [`fsck`], [`backup`], [`control`].
 
 pub mod admin;
+pub mod backup;
 pub mod capability;
 pub mod cluster;
 pub mod codec;

@@ -56,7 +56,7 @@ pub(super) fn resize(
     let file = inode.file_mut()?;
     mark_dirty(file);
     if shrinks {
-        tx.raise_write_epoch(id, file);
+        tx.raise_write_epoch(id, file)?;
         file.origin_length = file.origin_length.min(size);
         let trim = TrimRecord {
             generation: file.generation,
@@ -83,7 +83,7 @@ pub(super) fn replace_content(
     mark_dirty(file);
     if !(empty && is_untouched(file)) {
         orphan::reclaim(tx, id, file.generation, file.layout)?;
-        tx.raise_generation(id, file);
+        tx.raise_generation(id, file)?;
         file.origin_length = 0;
         file.sparse = false;
         file.inline = None;

@@ -220,7 +220,7 @@ pub(super) fn follow(
     let id = inode.id;
     let file = inode.file_mut()?;
     orphan::reclaim(tx, id, file.generation, file.layout)?;
-    tx.raise_generation(id, file);
+    tx.raise_generation(id, file)?;
     file.origin = Some(origin.clone());
     file.origin_length = origin.size;
     file.sparse = false;

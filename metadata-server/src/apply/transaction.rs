@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Bound};
 use millrace_protocol::cluster::LinkMode;
 use millrace_types::{ErrorKind, InodeId, LinkId, LogIndex, Timestamp};
 
-use super::{ApplyError, encode};
+use super::{ApplyError, encode, restore};
 use crate::{
     namespace::{Body, FileBody, Inode, tree},
     store::{
@@ -39,15 +39,25 @@ impl<'a> Transaction<'a> {
     }
 
     /// Names another content of the inode: the only place where a generation is raised.
-    pub(super) fn raise_generation(&mut self, inode: InodeId, file: &mut FileBody) {
-        file.generation = file.generation.next();
+    pub(super) fn raise_generation(
+        &mut self,
+        inode: InodeId,
+        file: &mut FileBody,
+    ) -> Result<(), StoreError> {
+        file.generation = restore::next_generation(self, file.generation)?;
         self.raised.push(inode);
+        Ok(())
     }
 
     /// Begins another write epoch: the only place where one is.
-    pub(super) fn raise_write_epoch(&mut self, inode: InodeId, file: &mut FileBody) {
-        file.write_epoch = file.write_epoch.next();
+    pub(super) fn raise_write_epoch(
+        &mut self,
+        inode: InodeId,
+        file: &mut FileBody,
+    ) -> Result<(), StoreError> {
+        file.write_epoch = restore::next_write_epoch(self, file.write_epoch)?;
         self.raised.push(inode);
+        Ok(())
     }
 
     pub(super) fn put(&mut self, key: Vec<u8>, record: &impl Record) {

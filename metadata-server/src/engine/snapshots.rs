@@ -28,8 +28,10 @@ use crate::{
     snapshot::{kept, writer::SnapshotWriter},
 };
 
+mod backup;
 mod metrics;
 
+pub use backup::{Backup, Prepared};
 pub use metrics::SnapshotMetrics;
 
 /// Tasks that wait.
@@ -40,6 +42,8 @@ pub(super) const TASKS_MAX: usize = 8;
 pub enum Task {
     /// A snapshot to recover from.
     Snapshot,
+    /// A backup for an operator.
+    Backup(Arc<Backup>),
 }
 
 /// What a snapshot is for.
@@ -181,6 +185,7 @@ impl Taker {
             let Some(engine) = self.engine.upgrade() else { return };
             match task {
                 Task::Snapshot => self.snapshot(&engine),
+                Task::Backup(backup) => self.backup(&engine, &backup),
             }
         }
     }
@@ -188,7 +193,7 @@ impl Taker {
     /// Takes a snapshot, or says why not and has it tried again later.
     fn snapshot(&self, engine: &Handle) {
         let started = Instant::now();
-        let taken = self.take(engine, Purpose::Recovery).and_then(|taking| {
+        let taken = self.take(engine, Purpose::Recovery, |_| {}).and_then(|taking| {
             let len = taking.writer().size();
             taking.keep().map(|index| (index, len))
         });
@@ -216,10 +221,40 @@ impl Taker {
         }
     }
 
+    /// Takes a backup, whose file has no name any more when it is ready.
+    fn backup(&self, engine: &Handle, backup: &Backup) {
+        let taken = self.take(engine, Purpose::Backup, |bytes| backup.note(bytes));
+        let prepared = taken.and_then(|taking| {
+            let writer = taking.writer();
+            // What was lost in a loss of power right after it would else be in the backup.
+            engine.blocking_synced(writer.index())?;
+            Ok(Prepared {
+                file: writer.file(),
+                index: writer.index(),
+                len: writer.size(),
+                checksum: writer.checksum(),
+            })
+        });
+        if let Err(failure) = &prepared {
+            tracing::warn!(%failure, "no backup was made");
+            drop(engine.blocking_turn(|core| {
+                core.end_snapshot("it could not be written");
+                Ok(())
+            }));
+        }
+        backup.end(prepared);
+    }
+
     /// Takes a snapshot up to where all its bytes are on stable storage.
-    fn take(&self, engine: &Handle, purpose: Purpose) -> Result<Taking, Failure> {
+    fn take(
+        &self,
+        engine: &Handle,
+        purpose: Purpose,
+        progress: impl Fn(u64),
+    ) -> Result<Taking, Failure> {
         let mut taking = Taking::begin(engine, &self.place, purpose)?;
         while taking.step()? {
+            progress(taking.writer().size());
             if self.is_stopping() {
                 return Err(Failure::new(ErrorKind::Unavailable, "the server is stopping"));
             }

@@ -8,6 +8,7 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
 }
 
 /// Who may send it.
+#[expect(clippy::too_many_lines, reason = "a table with a line for every request")]
 fn admitted(kind: Kind) -> &'static [Role] {
     match kind {
         Kind::Hello | Kind::FetchMap => &[Role::Target, Role::Client, Role::Admin],
@@ -52,7 +53,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::StartFsck
         | Kind::ShowFsck
         | Kind::CancelFsck
-        | Kind::TrustNamespace => &[Role::Admin],
+        | Kind::TrustNamespace
+        | Kind::PrepareBackup
+        | Kind::ReadBackup => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout

@@ -30,6 +30,7 @@
 //! | `W`   | directory 8, name             | [`Whiteout`]: an imported name that was removed    |
 //! | `X`   | inode 8, name                 | value of an extended attribute                     |
 //! | `Y`   | session 8, inode 8            | empty: what a session keeps open, for its end      |
+//! | `Z`   |                               | [`RestoreRecord`]: how often a backup was put back |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`DistrustRecord`]: super::records::DistrustRecord
@@ -45,6 +46,7 @@
 //! [`OpenRecord`]: super::records::OpenRecord
 //! [`PoolRecord`]: super::records::PoolRecord
 //! [`ReclaimRecord`]: super::records::ReclaimRecord
+//! [`RestoreRecord`]: super::records::RestoreRecord
 //! [`RunRecord`]: super::records::RunRecord
 //! [`SessionRecord`]: super::records::SessionRecord
 //! [`TargetRecord`]: super::records::TargetRecord
@@ -91,6 +93,12 @@ pub fn run(begun: LogIndex) -> Vec<u8> {
 #[must_use]
 pub fn distrust() -> Vec<u8> {
     key!(b'M')
+}
+
+/// How often a backup was put back.
+#[must_use]
+pub fn restores() -> Vec<u8> {
+    key!(b'Z')
 }
 
 /// All positions of a directory.

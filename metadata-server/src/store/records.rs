@@ -284,6 +284,14 @@ pub struct DistrustRecord {
 }
 record!(DistrustRecord, 1, "distrust");
 
+/// That backups were put back.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RestoreRecord {
+    /// How often: generations and write epochs go on from a multiple of it.
+    pub restores: u32,
+}
+record!(RestoreRecord, 1, "count of restores");
+
 /// A job with what its continuation needs.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct JobRecord {

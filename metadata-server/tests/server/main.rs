@@ -26,6 +26,7 @@ mod once;
 mod power;
 mod reclaim;
 mod replay;
+mod restore;
 mod snapshots;
 mod state_directory;
 mod trust;

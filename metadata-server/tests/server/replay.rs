@@ -234,7 +234,9 @@ impl Pair {
     fn check_coverage(&self) {
         let missing: Vec<_> = COMMANDS
             .iter()
-            .filter(|name| **name != "Format" && !self.accepted.contains(**name))
+            .filter(|name| {
+                !["Format", "Restored"].contains(name) && !self.accepted.contains(**name)
+            })
             .collect();
         assert!(missing.is_empty(), "never executed: {missing:?}");
         assert!(self.refused > 0, "some commands must be refused");

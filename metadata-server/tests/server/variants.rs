@@ -65,6 +65,7 @@ variants!(
         Distrust,
         Trust,
         ReclaimOrphans,
+        Restored,
     }
 );
 

@@ -1,6 +1,7 @@
 //! One value of every request and every reply, with each field different from its default.
 
 mod admin;
+mod backup;
 mod cluster;
 mod fsck;
 mod metadata;
@@ -38,6 +39,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(admin::all());
     samples.extend(upkeep::all());
     samples.extend(fsck::all());
+    samples.extend(backup::all());
     samples
 }
 

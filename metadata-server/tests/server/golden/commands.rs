@@ -214,6 +214,7 @@ fn of_attributes() -> Vec<Command> {
         Command::BeginRun(0x0102_0304_0506_0708),
         Command::Distrust("an older copy".to_owned()),
         Command::Trust,
+        Command::Restored("a backup was put back".to_owned()),
         Command::ReclaimOrphans(ReclaimOrphans {
             target: TargetId([36; 8]),
             contents: vec![ContentName { inode: InodeId(37), generation: ContentGeneration(38) }],

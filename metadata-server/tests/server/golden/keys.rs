@@ -40,6 +40,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("xattr", keys::xattr(INODE, b"user.name")),
         Sample::key("run", keys::run(LogIndex(NUMBER))),
         Sample::key("distrust", keys::distrust()),
+        Sample::key("restores", keys::restores()),
         Sample::key("opened", keys::opened(SESSION, INODE)),
     ]
 }

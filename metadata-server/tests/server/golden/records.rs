@@ -8,8 +8,8 @@ use millrace_metadata_server::{
     },
     store::records::{
         Applied, DistrustRecord, Entry, Export, FileSystem, GroupRecord, HostRecord, JobRecord,
-        KeyRecord, LinkRecord, OpenRecord, PoolRecord, ReclaimRecord, RunRecord, SessionRecord,
-        TargetRecord, TrimRecord, Whiteout,
+        KeyRecord, LinkRecord, OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord, RunRecord,
+        SessionRecord, TargetRecord, TrimRecord, Whiteout,
     },
 };
 use millrace_protocol::{admin::AttributeSource, cluster::LinkMode, metadata::FileKind};
@@ -47,6 +47,7 @@ pub(super) fn samples() -> Vec<Sample> {
             "DistrustRecord",
             &DistrustRecord { since: Timestamp(-7), reason: "an older copy".to_owned() },
         ),
+        Sample::of("RestoreRecord", &RestoreRecord { restores: 0x0102_0304 }),
         Sample::of("JobRecord", &JobRecord { job: job(), caller: caller(), root: InodeId(11) }),
     ];
     samples.extend(of_cluster());

@@ -1,0 +1,61 @@
+//! `millrace metadata restore FILE`: has the metadata server's program put a backup back.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, ensure};
+use serde::Serialize;
+
+use crate::{arguments::RestoreArguments, context::Context, exit::Exit, programs};
+
+/// Where the settings are when nobody says so.
+const SERVER_FILE: &str = "/etc/millrace/metadata-server.toml";
+
+/// The settings of the metadata server in the directory of a dev cluster.
+const DEV_FILE: &str = "metadata/metadata.toml";
+
+/// What was put back, and for which server.
+#[derive(Serialize, Debug)]
+struct RestoreReport {
+    file: String,
+    server_config: String,
+}
+
+/// Runs the program beside this one; what it says goes to standard error.
+pub(crate) fn run(context: &Context, arguments: &RestoreArguments) -> anyhow::Result<Exit> {
+    let settings = settings_of(context, arguments);
+    ensure!(
+        settings.is_file(),
+        "there are no settings of a metadata server at {}; name them with --server-config",
+        settings.display()
+    );
+    let program = programs::find(programs::METADATA)?;
+    let status = Command::new(&program)
+        .arg("--config")
+        .arg(&settings)
+        .arg("restore")
+        .arg(&arguments.file)
+        .status()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    ensure!(status.success(), "the backup was not put back: {} says why", programs::METADATA);
+    let report = RestoreReport {
+        file: arguments.file.display().to_string(),
+        server_config: settings.display().to_string(),
+    };
+    context.output.result(&report, || {
+        "the backup is in place: start the metadata server, then all targets, then the clients; \
+         `millrace fsck show` tells what is missing"
+            .to_owned()
+    })?;
+    Ok(Exit::Done)
+}
+
+fn settings_of(context: &Context, arguments: &RestoreArguments) -> PathBuf {
+    match (&arguments.server_config, &context.globals.dir) {
+        (Some(named), _) => named.clone(),
+        (None, Some(dir)) => dir.join(DEV_FILE),
+        (None, None) => Path::new(SERVER_FILE).to_owned(),
+    }
+}

@@ -1,0 +1,226 @@
+//! Backups: what is in them, and what a cluster is like after one was put back.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use millrace_metadata_server::{
+    command::{Command, Envelope, SetAttributes},
+    engine::{
+        Core, EngineSettings, StartError, StoreKind,
+        restore::{RestoreError, restore},
+        snapshots::{Place, Purpose, Taking},
+    },
+    files::read_all,
+    namespace::{FileBody, tree},
+    snapshot::kept,
+    store::{
+        keys,
+        records::{FileSystem, KeyRecord},
+    },
+};
+use millrace_protocol::{metadata::NewNode, session::Caller};
+use millrace_types::{ClusterId, HostId, InodeId};
+use tempfile::TempDir;
+
+use crate::{
+    engine::{CLUSTER, Server, contents, records_from, settings},
+    hosts::{Host, register_targets},
+    snapshots::tick_and_wait,
+};
+
+/// Has a backup made and written to a file.
+fn backup(server: &Server, path: &Path) {
+    let place = Place::of(&server.settings);
+    let mut taking = Taking::begin(server.handle(), &place, Purpose::Backup).unwrap();
+    while taking.step().unwrap() {}
+    let file = taking.writer().file();
+    drop(taking);
+    fs::write(path, read_all(&*file).unwrap()).unwrap();
+    let left: Vec<_> = fs::read_dir(server.snapshot_dir()).unwrap().collect();
+    assert!(left.is_empty(), "a backup leaves nothing on the server's disk");
+}
+
+fn settings_of(dir: &Path) -> EngineSettings {
+    settings(dir, StoreKind::Sled).0
+}
+
+fn file_system(core: &mut Core) -> FileSystem {
+    core.file_system().unwrap()
+}
+
+fn file(core: &Core, inode: InodeId) -> FileBody {
+    tree::inode(core.view(), inode).unwrap().file().unwrap().clone()
+}
+
+/// A server with some files, stopped; the backup; and where the files are.
+struct Backed {
+    dir: TempDir,
+    server: Server,
+    host: Host,
+    path: PathBuf,
+}
+
+impl Backed {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let server = Server::start(&dir.path().join("first"), StoreKind::Sled);
+        register_targets(&server);
+        let mut host = Host::open(&server, 1);
+        for name in ["a", "b", "c"] {
+            host.make(&server, InodeId::ROOT, name, NewNode::Regular).unwrap();
+        }
+        let path = dir.path().join("backup");
+        backup(&server, &path);
+        Self { dir, server, host, path }
+    }
+
+    fn second(&self) -> PathBuf {
+        self.dir.path().join("second")
+    }
+
+    /// The server that goes on from the backup.
+    fn restored(&self) -> Server {
+        let (settings, time) = settings(&self.second(), StoreKind::Sled);
+        restore(&settings, &self.path).unwrap();
+        Server::start_with(settings, time)
+    }
+}
+
+#[test]
+fn a_backup_that_was_put_back_has_every_file_and_gives_out_nothing_twice() {
+    let mut backed = Backed::new();
+    let (host, server) = (&mut backed.host, &backed.server);
+    let a = host.lookup(server, InodeId::ROOT, "a").unwrap().attributes.inode;
+    // What is lost: an id, and a generation of a file that the backup has.
+    let lost = host.make(server, InodeId::ROOT, "lost", NewNode::Regular).unwrap();
+    let before = server.turn(move |core| (file_system(core), file(core, a)));
+    backed.server.stop();
+
+    let mut again = backed.restored();
+    let mut host = Host::open(&again, 1);
+    for name in ["a", "b", "c"] {
+        assert!(host.lookup(&again, InodeId::ROOT, name).is_ok(), "{name}");
+    }
+    assert!(host.lookup(&again, InodeId::ROOT, "lost").is_err());
+    let (after, doubt, sessions) = again.turn(|core| {
+        let doubt = core.distrusted().unwrap().unwrap().reason;
+        (file_system(core), doubt, core.session_counts(HostId([1; 16])).1)
+    });
+    assert!(doubt.contains("a backup was put back"), "{doubt}");
+    assert_eq!(sessions, 1, "those from before have ended");
+    assert!(host.session.0 > before.0.next_session.0);
+    assert!(after.map_epoch > before.0.map_epoch && after.next_key.0 > before.0.next_key.0 + 100);
+    assert!(after.next_job > before.0.next_job && after.next_link > before.0.next_link);
+    let new = host.make(&again, InodeId::ROOT, "new", NewNode::Regular).unwrap();
+    assert!(new.attributes.inode.0 > lost.attributes.inode.0 + (1 << 31));
+
+    let resize = |size| {
+        let caller = Some(Caller::ROOT);
+        let set = SetAttributes { caller, inode: a, size: Some(size), ..SetAttributes::default() };
+        again.turn(move |core| core.execute(None, Command::SetAttributes(set))).unwrap();
+        again.turn(move |core| file(core, a))
+    };
+    resize(10);
+    assert!(resize(5).write_epoch.0 > before.1.write_epoch.0 + 1_000_000);
+    assert!(resize(0).generation.0 > before.1.generation.0 + 1_000_000);
+
+    // All of it is in the log: a store that is made anew shows the same.
+    let shown = again.contents();
+    again.stop();
+    fs::remove_dir_all(again.store_dir()).unwrap();
+    again.begin();
+    let names = |server: &Server| server.turn(|core| contents(core.view()));
+    let (old, new) = (shown.0, names(&again).0);
+    let files = |pairs: Vec<(Vec<u8>, Vec<u8>)>| -> Vec<_> {
+        pairs.into_iter().filter(|(key, _)| b"DIZ".contains(&key[0])).collect()
+    };
+    assert!(files(old) == files(new));
+}
+
+#[test]
+fn a_backup_has_no_secret_and_the_snapshots_of_a_restored_server_are_sound() {
+    let mut backed = Backed::new();
+    let secret = backed.server.turn(|core| {
+        let keys = tree::scan::<KeyRecord>(core.view(), &keys::signing_keys(), 9);
+        keys.unwrap()[0].1.secret
+    });
+    let bytes = fs::read(&backed.path).unwrap();
+    assert!(!bytes.windows(32).any(|window| window == secret));
+    backed.server.stop();
+    let mut again = backed.restored();
+    again.settings.snapshot_bytes = 1;
+    again.restart();
+    tick_and_wait(&again);
+    again.stop();
+    fs::remove_dir_all(again.store_dir()).unwrap();
+    again.begin();
+    let host = Host::open(&again, 1);
+    assert!(host.lookup(&again, InodeId::ROOT, "b").is_ok());
+}
+
+#[test]
+fn only_a_sound_backup_of_this_cluster_is_put_and_only_into_an_empty_directory() {
+    let mut backed = Backed::new();
+    let dir = backed.server.settings.dir.clone();
+    backed.server.stop();
+    let into_used = restore(&settings_of(&dir), &backed.path).unwrap_err();
+    assert!(matches!(into_used, RestoreError::NotEmpty { .. }), "{into_used}");
+
+    let second = settings_of(&backed.second());
+    let other = EngineSettings { cluster: ClusterId([9; 16]), ..second.clone() };
+    let refused = restore(&other, &backed.path).unwrap_err().to_string();
+    assert!(refused.contains(&CLUSTER.to_string()), "{refused}");
+    let good = fs::read(&backed.path).unwrap();
+    for bad in [&good[..good.len() - 1], b"", b"something else that is long enough for a head...."]
+    {
+        fs::write(&backed.path, bad).unwrap();
+        let refused = restore(&second, &backed.path).unwrap_err();
+        assert!(matches!(refused, RestoreError::Backup { .. }), "{refused}");
+    }
+    assert!(!second.dir.exists(), "nothing was touched");
+    fs::write(&backed.path, good).unwrap();
+    restore(&second, &backed.path).unwrap();
+    let twice = restore(&second, &backed.path).unwrap_err();
+    assert!(matches!(twice, RestoreError::NotEmpty { .. }), "{twice}");
+}
+
+#[test]
+fn a_restore_that_was_stopped_is_not_started_from_and_can_be_run_again() {
+    let mut backed = Backed::new();
+    backed.server.stop();
+    let (settings, time) = settings(&backed.second(), StoreKind::Sled);
+    restore(&settings, &backed.path).unwrap();
+    // As it is just before its end, and with a part of the log.
+    fs::write(settings.dir.join("restoring"), b"").unwrap();
+    for entry in fs::read_dir(settings.dir.join("log")).unwrap() {
+        fs::write(entry.unwrap().path(), b"part").unwrap();
+    }
+    let mut server = Server::stopped(settings.clone(), time);
+    let refused = server.try_begin().unwrap_err();
+    assert!(matches!(refused, StartError::HalfRestored(_)), "{refused}");
+    restore(&settings, &backed.path).unwrap();
+    server.begin();
+    let host = Host::open(&server, 1);
+    assert!(host.lookup(&server, InodeId::ROOT, "c").is_ok());
+}
+
+#[test]
+fn a_snapshot_serves_as_a_backup_when_there_is_no_other() {
+    let mut backed = Backed::new();
+    let place = Place::of(&backed.server.settings);
+    let mut taking = Taking::begin(backed.server.handle(), &place, Purpose::Recovery).unwrap();
+    while taking.step().unwrap() {}
+    let index = taking.keep().unwrap();
+    let dir = backed.server.snapshot_dir();
+    backed.server.stop();
+    backed.path = kept::path(&dir, index);
+    let again = backed.restored();
+    let record = records_from(&again.log_dir(), index.next());
+    let first = Envelope::from_bytes(&record[0].1).unwrap();
+    assert!(matches!(first.command, Command::Restored(_)));
+    let keys = again
+        .turn(|core| tree::scan::<KeyRecord>(core.view(), &keys::signing_keys(), 9).unwrap().len());
+    assert_eq!(keys, 1, "what the old ones signed is void");
+}
