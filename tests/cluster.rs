@@ -1,5 +1,7 @@
 //! Whole clusters of real processes: crashes, refusals, limits.
 
+#[path = "cluster/backup.rs"]
+mod backup;
 #[path = "cluster/bad_input.rs"]
 mod bad_input;
 #[path = "cluster/buckets.rs"]
