@@ -93,10 +93,10 @@ impl Daemon {
         reconciliation.register_metrics(&mut metrics);
         engine.register_metrics(&mut metrics);
         let workers = Workers { hydration, trims, upkeep, reconciliation };
-        spawn_background(&engine, &shutdown, &workers);
-        let runtime = tokio::runtime::Handle::current();
         let counters = ServerMetrics::register(&mut metrics);
-        let service = MetadataService::new(handle, workers, runtime, counters);
+        spawn_background(&engine, &shutdown, &workers, &counters);
+        let runtime = tokio::runtime::Handle::current();
+        let service = MetadataService::new(handle, workers, runtime, counters, shutdown.clone());
         let metrics = Arc::new(metrics);
         millrace_service::metrics::serve(&settings.metrics, Arc::clone(&metrics)).await?;
         let (network, listen) = (settings.network.clone(), settings.listen);
@@ -145,8 +145,14 @@ impl Daemon {
     }
 }
 
-fn spawn_background(engine: &Arc<Engine>, shutdown: &Shutdown, workers: &Workers) {
+fn spawn_background(
+    engine: &Arc<Engine>,
+    shutdown: &Shutdown,
+    workers: &Workers,
+    counters: &ServerMetrics,
+) {
     let (ticking, stopping) = (engine.handle().clone(), shutdown.clone());
+    let counters = counters.clone();
     drop(shutdown.spawn("leases", async move {
         let mut interval = tokio::time::interval(TICK);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -155,8 +161,18 @@ fn spawn_background(engine: &Arc<Engine>, shutdown: &Shutdown, workers: &Workers
                 _ = interval.tick() => {}
                 () = stopping.draining() => return,
             }
-            if let Err(failure) = ticking.turn(|core| core.tick()).await {
-                tracing::warn!(%failure, "leases cannot be looked after");
+            let ticked = ticking.turn(|core| {
+                let ticked = core.tick();
+                Ok((ticked, core.locks.counts(), core.locks.undeclared()))
+            });
+            match ticked.await {
+                Ok((ticked, counts, undeclared)) => {
+                    counters.show_locks(counts, undeclared);
+                    if let Err(failure) = ticked {
+                        tracing::warn!(%failure, "leases cannot be looked after");
+                    }
+                }
+                Err(failure) => tracing::warn!(%failure, "leases cannot be looked after"),
             }
         }
     }));

@@ -34,6 +34,7 @@ pub mod create;
 pub mod directory;
 pub mod fsck;
 pub mod job;
+pub mod lock;
 pub mod lookup;
 pub mod open;
 pub mod path;

@@ -3,7 +3,8 @@
 //! Runs on the transport's thread, so nothing here blocks. Buckets and targets are asked from tasks
 //! of the daemon's own runtime, which go on when the caller gives up.
 //!
-//! Modules: `roles` (who may send what), `environment` (what hydration gets from the server).
+//! Modules: `roles` (who may send what), `environment` (what hydration gets from the server), and
+//! one for each kind of requests that needs more than a turn.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,6 +13,7 @@ use millrace_protocol::{
     Request, RequestKind, admin, cluster, metadata,
     session::{self, Role},
 };
+use millrace_runtime::Shutdown;
 use millrace_transport::{IncomingCall, Service};
 use millrace_types::{ErrorKind, Failure, LogIndex};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -30,6 +32,7 @@ pub mod environment;
 mod fsck;
 mod hydrate;
 mod jobs;
+mod locks;
 mod roles;
 mod upkeep;
 
@@ -49,6 +52,8 @@ pub struct MetadataService {
     rooms: Arc<Semaphore>,
     metrics: ServerMetrics,
     backups: backup::Backups,
+    /// Ends what would otherwise wait while the server drains.
+    shutdown: Shutdown,
 }
 
 /// What works beside the requests, and is asked by some of them.
@@ -101,6 +106,7 @@ impl MetadataService {
         workers: Workers,
         background: tokio::runtime::Handle,
         metrics: ServerMetrics,
+        shutdown: Shutdown,
     ) -> Self {
         let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
         let Workers { hydration, trims, upkeep, reconciliation } = workers;
@@ -115,6 +121,7 @@ impl MetadataService {
             rooms,
             metrics,
             backups,
+            shutdown,
         }
     }
 
@@ -341,6 +348,11 @@ impl MetadataService {
             RequestKind::SetXattr => self.run(call, Written, ops::xattr::set).await,
             RequestKind::RemoveXattr => self.run(call, Written, ops::xattr::remove).await,
             RequestKind::FileSystemUse => self.run(call, Written, ops::statfs::read).await,
+            RequestKind::TestLock
+            | RequestKind::SetLock
+            | RequestKind::CancelLock
+            | RequestKind::AwaitLocks
+            | RequestKind::Declare => self.locks(call).await,
             _ => self.dispatch_admin(call).await,
         }
     }

@@ -4,10 +4,13 @@
 //! lies here is not: leases, and opens for reading, which cost no command until their inode loses
 //! its last name. After a restart every known session gets one more lease to declare itself.
 //!
-//! Modules: [`expiry`] (leases), [`readers`] (opens for reading).
+//! Modules: [`expiry`] (leases), [`readers`] (opens for reading), [`declarations`] (who has not
+//! said yet what it holds).
 
+pub mod declarations;
 pub mod expiry;
 pub mod readers;
 
+pub use declarations::Declarations;
 pub use expiry::Expiry;
 pub use readers::Readers;

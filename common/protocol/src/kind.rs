@@ -61,7 +61,9 @@ macro_rules! requests {
     };
 }
 
-use crate::{admin, backup, cluster, control, fsck, metadata, session, storage, target, upkeep};
+use crate::{
+    admin, backup, cluster, control, fsck, lock, metadata, session, storage, target, upkeep,
+};
 
 requests! {
     /// First message on a connection to the metadata server.
@@ -72,6 +74,8 @@ requests! {
     RenewTicket = 0x0103, session::RenewTicket => session::SessionReply;
     /// Ends a session: closes what it has open.
     CloseSession = 0x0104, session::CloseSession => session::Done;
+    /// After a restart of the server: what the session holds that is not logged.
+    Declare = 0x0105, session::Declare => session::DeclareReply;
 
     /// Finds a name in a directory.
     Lookup = 0x0201, metadata::Lookup => metadata::InodeReply;
@@ -107,6 +111,14 @@ requests! {
     RemoveXattr = 0x0210, metadata::RemoveXattr => session::Done;
     /// Capacity and use of the file system.
     FileSystemUse = 0x0211, metadata::FileSystemUse => metadata::FileSystemUseReply;
+    /// Which lock is in the way of another.
+    TestLock = 0x0212, lock::TestLock => lock::TestLockReply;
+    /// Takes, changes or gives back a lock; queues a wait for it, and claims what came of that.
+    SetLock = 0x0213, lock::SetLock => lock::SetLockReply;
+    /// Ends a wait for a lock.
+    CancelLock = 0x0214, lock::CancelLock => session::Done;
+    /// Waits for the end of any of the session's waits for locks.
+    AwaitLocks = 0x0215, lock::AwaitLocks => lock::AwaitLocksReply;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;

@@ -7,7 +7,7 @@
 use millrace_types::{HostId, LogIndex, MapEpoch, SessionId, Timestamp};
 use rkyv::{Archive, Deserialize, Serialize};
 
-use crate::capability::Signed;
+use crate::{capability::Signed, lock::Lock};
 
 /// What a certificate allows its holder to be.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -103,6 +103,36 @@ pub struct CloseSession {
     /// The session.
     pub session: SessionId,
 }
+
+/// Tells a server that was restarted what the session holds and the log does not know. Sent once
+/// for each life of the server, also by those who hold nothing; until every session that is known
+/// from before has declared or ended, nothing is granted that one of them may hold.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Declare {
+    /// The session.
+    pub session: SessionId,
+    /// At most [`DECLARED_MAX`]; more follow in further requests.
+    pub held: Vec<Held>,
+    /// Whether this is the last part.
+    pub last: bool,
+}
+
+/// Something that a session holds.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub enum Held {
+    /// A lock on a file; its kind is never `None`.
+    Lock(Lock),
+}
+
+/// What cannot be kept of what was declared, because somebody else has it by now: it is lost.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct DeclareReply {
+    /// Places in [`Declare::held`].
+    pub lost: Vec<u32>,
+}
+
+/// Entries of one [`Declare`]: 200 KB.
+pub const DECLARED_MAX: usize = 4096;
 
 /// A session and its present ticket.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

@@ -39,6 +39,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use millrace_protocol::{Request, codec, session::Role};
 use millrace_types::{Failure, HostId};
+use tokio::sync::watch;
 
 use crate::Body;
 
@@ -111,6 +112,8 @@ struct PeerState {
     control: Slot,
     bulk: Vec<Slot>,
     number: AtomicU64,
+    /// Counts connections that were lost.
+    losses: watch::Sender<u64>,
 }
 
 impl Peer {
@@ -143,6 +146,7 @@ impl Peer {
             control: Slot::new(Lane::Control, 0),
             bulk: (0..endpoints.bulk_count()).map(|index| Slot::new(Lane::Bulk, index)).collect(),
             number: AtomicU64::new(1),
+            losses: watch::Sender::new(0),
             endpoints: endpoints.clone(),
         }))
     }
@@ -216,6 +220,14 @@ impl Peer {
     #[must_use]
     pub fn connection_number(&self) -> u64 {
         self.0.number.load(Ordering::Acquire)
+    }
+
+    /// Counts connections that were lost, as soon as that is noticed: for who has something to tell
+    /// the server when it is back, although no request is out. It is not dialled again before a
+    /// request comes.
+    #[must_use]
+    pub fn losses(&self) -> watch::Receiver<u64> {
+        self.0.losses.subscribe()
     }
 
     /// Whom this peer dials.

@@ -114,6 +114,12 @@ kinds! {
     Loop = 38, ELOOP;
     /// A defect in Millrace. Report it with the log line.
     Internal = 39, EIO;
+    /// Another owner has a lock that excludes this one. Try again when it may be gone, or wait.
+    Locked = 40, EAGAIN;
+    /// Waiting for this lock would never end: its owner waits for one of the caller's.
+    Deadlock = 41, EDEADLK;
+    /// The session holds, or waits for, as many locks as it may.
+    NoLocks = 42, ENOLCK;
 }
 
 impl ErrorKind {
@@ -178,6 +184,9 @@ impl fmt::Display for ErrorKind {
             Self::Disk => "disk error",
             Self::Loop => "too many levels of links",
             Self::Internal => "internal error",
+            Self::Locked => "locked by another",
+            Self::Deadlock => "would wait for itself",
+            Self::NoLocks => "too many locks",
         })
     }
 }
@@ -243,7 +252,9 @@ mod errno {
     pub(super) const ENOSPC: i32 = 28;
     pub(super) const EROFS: i32 = 30;
     pub(super) const EMLINK: i32 = 31;
+    pub(super) const EDEADLK: i32 = 35;
     pub(super) const ENAMETOOLONG: i32 = 36;
+    pub(super) const ENOLCK: i32 = 37;
     pub(super) const ENOTEMPTY: i32 = 39;
     pub(super) const ELOOP: i32 = 40;
     pub(super) const ENODATA: i32 = 61;

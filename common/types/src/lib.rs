@@ -5,7 +5,7 @@
 //! and offline tool can use it.
 //!
 //! Modules, in reading order: [`ids`], [`units`], [`time`], [`name`], [`layout`], [`block`],
-//! [`checksum`], [`error`].
+//! [`lock`], [`checksum`], [`error`].
 
 #![expect(
     missing_debug_implementations,
@@ -17,6 +17,7 @@ pub mod checksum;
 pub mod error;
 pub mod ids;
 pub mod layout;
+pub mod lock;
 pub mod name;
 pub mod time;
 pub mod units;
@@ -30,6 +31,7 @@ pub use ids::{
     TargetId, WriteEpoch, WriteNumber,
 };
 pub use layout::{ChunkSize, Layout, Redundancy};
+pub use lock::{HeldRanges, LockKind, LockRange};
 pub use name::FileName;
 pub use time::Timestamp;
 pub use units::{ByteLen, GIB, KIB, MIB, TIB};

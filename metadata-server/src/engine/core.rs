@@ -19,18 +19,20 @@ use super::{
 use crate::{
     apply::{self, ApplyError, Effect},
     capability::Keyring,
-    command::{Command, Envelope, Opener, Outcome},
+    command::{Command, Envelope, Outcome},
+    locks::Locks,
     log::{LogError, Syncer, Writer},
     namespace::tree,
     sessions::{Expiry, Readers},
     store::{
         MetaStore, StoreError, View, keys,
-        records::{self, FileSystem, OpenRecord, SessionRecord},
+        records::{self, FileSystem, SessionRecord},
     },
     targets::{Registry, map},
 };
 
 mod repair;
+mod sessions;
 mod signing;
 mod snapshot;
 mod trust;
@@ -57,6 +59,8 @@ pub struct Core {
     pub(crate) expiry: Expiry,
     /// Opens for reading.
     pub(crate) readers: Readers,
+    /// Locks of programs on files.
+    pub(crate) locks: Locks,
     /// When sessions from before the start must have declared what they read.
     declared_by: Timestamp,
     /// What heartbeats tell.
@@ -117,6 +121,7 @@ impl Core {
             keyring: Arc::default(),
             coming_key: None,
             readers: Readers::after_restart(sessions_by_nonce.values().copied()),
+            locks: Locks::after_restart(sessions_by_nonce.values().copied()),
             declared_by: now.plus(settings.lease),
             expiry,
             registry,
@@ -322,47 +327,9 @@ impl Core {
         }
         self.settle_doubt();
         self.end_dead_sessions()?;
-        let now = self.now();
-        if now > self.declared_by && self.readers.handle_declared() {
-            self.drop_undeclared_readers()?;
-        }
+        self.end_declaring()?;
         self.poll_snapshot();
-        self.rotate_key(now)
-    }
-
-    /// Ends every session whose lease ran out, the oldest first.
-    ///
-    /// # Errors
-    /// As [`Self::execute`].
-    pub fn end_dead_sessions(&mut self) -> Result<(), Failure> {
-        let now = self.now();
-        while let Some(session) = self.expiry.poll_dead(now) {
-            tracing::warn!(%session, "session ended: its lease ran out");
-            self.end_session(session)?;
-        }
-        Ok(())
-    }
-
-    /// How many sessions the host has, and how many there are.
-    #[must_use]
-    pub fn session_counts(&self, host: HostId) -> (usize, usize) {
-        let of_host = self.sessions_by_nonce.keys().filter(|(of, _)| *of == host).count();
-        (of_host, self.sessions_by_nonce.len())
-    }
-
-    /// Ends a session and everything it holds.
-    ///
-    /// # Errors
-    /// As [`Self::execute`].
-    pub fn end_session(&mut self, session: SessionId) -> Result<(), Failure> {
-        self.execute(None, Command::CloseSession(session))?;
-        Ok(())
-    }
-
-    /// The session that the node opened with this number, if it is alive.
-    #[must_use]
-    pub fn session_of(&self, host: HostId, nonce: u64) -> Option<SessionId> {
-        self.sessions_by_nonce.get(&(host, nonce)).copied()
+        self.rotate_key(self.now())
     }
 
     /// The clock, for those beside the engine.
@@ -506,6 +473,7 @@ impl Core {
                 self.sessions_by_nonce.retain(|_, known| known != session);
                 self.expiry.handle_end(*session);
                 self.readers.handle_end(*session);
+                self.locks.handle_end(*session);
             }
             Command::AddLink(_) | Command::RemoveLink(_) => self.links_index = self.log.last(),
             _ => {}
@@ -522,23 +490,6 @@ impl Core {
             // The block at hand goes on; the next id tries again.
             Err(error) => tracing::warn!(%error, "cannot reserve inode ids"),
         }
-    }
-
-    /// Sessions that had a lease's time to declare what they read do not read the rest.
-    fn drop_undeclared_readers(&mut self) -> Result<(), Failure> {
-        let opens = tree::scan::<OpenRecord>(&*self.store.0, b"O", usize::MAX);
-        let opens = opens.map_err(|error| self.failure(error.into()))?;
-        for (key, open) in opens {
-            let (Some(inode), Some(session)) = (keys::number_at(&key, 1), keys::number_at(&key, 9))
-            else {
-                continue;
-            };
-            let (inode, session) = (InodeId(inode), SessionId(session));
-            if open.reads && !self.readers.is_reading(session, inode) {
-                self.execute(None, Command::DropReader(Opener { session, inode }))?;
-            }
-        }
-        Ok(())
     }
 }
 

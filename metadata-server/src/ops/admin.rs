@@ -2,7 +2,7 @@
 //!
 //! What works on buckets and targets (links, jobs, states of files) is in the hydration module.
 
-use std::ops::Bound;
+use std::{ops::Bound, time::Duration};
 
 use millrace_protocol::admin::{
     ChunkPlace, ClusterStatus, ClusterStatusReply, Health, LAYOUT_CHUNKS_MAX, LayoutReply,
@@ -29,6 +29,9 @@ use crate::{
 /// Ended jobs that a status shows.
 const ENDED_JOBS_SHOWN: usize = 5;
 
+/// By then clients that live have come back to a server that was restarted, and have declared.
+const DECLARING_USUAL: Duration = Duration::from_secs(10);
+
 /// State of the whole.
 ///
 /// # Errors
@@ -44,6 +47,10 @@ pub fn status(
     problems.extend(core.broken().map(str::to_owned));
     problems.extend(conflicts(core)?);
     problems.extend_from_slice(core.noted_problems());
+    // Every restart holds locks up for moments: that is nothing to report.
+    if core.now().since(core.started()) > DECLARING_USUAL {
+        problems.extend(core.locks.problem());
+    }
     problems.extend(core.distrusted()?.map(|doubt| {
         format!(
             "the namespace may have lost files, so no orphans are freed: {}; see `millrace fsck \

@@ -6,7 +6,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Client, Need, Step, is_regular, needs_trim, read, show, show_again};
+use super::{Client, Need, Step, is_regular, needs_trim, read, show, show_again, writes};
 use crate::{
     command::{Command, OpenWrite, Opener},
     engine::Core,
@@ -73,6 +73,12 @@ pub fn close(core: &mut Core, client: &Client, request: &Close) -> Result<Step<D
                 core.execute(None, Command::DropReader(opener))?;
             }
         }
+    }
+    // A client unlocks before; this is for one that does not.
+    if !core.readers.is_reading(session, request.inode)
+        && writes(core, session, request.inode)? == 0
+    {
+        core.locks.handle_close(session, request.inode);
     }
     let index = core.last_index();
     Ok(Step::Done(Done { index }))

@@ -15,6 +15,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         Kind::OpenSession
         | Kind::RenewTicket
         | Kind::CloseSession
+        | Kind::Declare
         | Kind::Lookup
         | Kind::GetInode
         | Kind::ReadDirectory
@@ -31,7 +32,11 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ListXattrs
         | Kind::SetXattr
         | Kind::RemoveXattr
-        | Kind::FileSystemUse => &[Role::Client],
+        | Kind::FileSystemUse
+        | Kind::TestLock
+        | Kind::SetLock
+        | Kind::CancelLock
+        | Kind::AwaitLocks => &[Role::Client],
         Kind::RegisterHost
         | Kind::Heartbeat
         | Kind::FetchKeys

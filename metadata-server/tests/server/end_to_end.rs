@@ -2,5 +2,6 @@
 
 mod cluster;
 mod jobs;
+mod locks;
 mod restricted;
 mod sessions;

@@ -4,6 +4,7 @@ mod admin;
 mod backup;
 mod cluster;
 mod fsck;
+mod lock;
 mod metadata;
 mod storage;
 mod upkeep;
@@ -14,13 +15,13 @@ use millrace_protocol::{
     codec,
     control::{DescribeMount, MountDescription},
     session::{
-        Caller, CloseSession, Done, Hello, HelloReply, OpenSession, Operation, RenewTicket,
-        SessionReply,
+        Caller, CloseSession, Declare, DeclareReply, Done, Held, Hello, HelloReply, OpenSession,
+        Operation, RenewTicket, SessionReply,
     },
 };
 use millrace_types::{
-    ChunkSize, ContentGeneration, InodeId, KeyId, Layout, LinkId, LogIndex, MapEpoch, PoolId,
-    SessionId, Timestamp, WriteEpoch,
+    ChunkSize, ContentGeneration, InodeId, KeyId, Layout, LinkId, LockKind, LogIndex, MapEpoch,
+    PoolId, SessionId, Timestamp, WriteEpoch,
 };
 
 /// A message as bytes, with the checks that need its type.
@@ -34,6 +35,7 @@ pub(crate) struct Sample {
 pub(crate) fn all() -> Vec<Sample> {
     let mut samples = sessions();
     samples.extend(metadata::all());
+    samples.extend(lock::all());
     samples.extend(cluster::all());
     samples.extend(storage::all());
     samples.extend(admin::all());
@@ -85,6 +87,14 @@ fn sessions() -> Vec<Sample> {
         pair(&OpenSession { nonce: 77, host_name: "gpu-1".into() }, &session_reply),
         pair(&RenewTicket { session: SessionId(7) }, &session_reply),
         pair(&CloseSession { session: SessionId(7) }, &done()),
+        pair(
+            &Declare {
+                session: SessionId(7),
+                held: vec![Held::Lock(lock::lock(Some(LockKind::Write)))],
+                last: true,
+            },
+            &DeclareReply { lost: vec![1, 5] },
+        ),
         pair(&DescribeMount {}, &mount),
     ]
     .into_iter()

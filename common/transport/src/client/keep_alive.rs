@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use super::{Lane, Live, PeerState};
 
 /// Watches `live` from the endpoint's runtime until it is closed or dropped.
-pub(super) fn start(peer: &PeerState, lane: Lane, index: usize, live: &Arc<Live>) {
+pub(super) fn start(peer: &Arc<PeerState>, lane: Lane, index: usize, live: &Arc<Live>) {
+    let owner = Arc::downgrade(peer);
     let linger = peer.endpoints.settings().linger();
     let watched = Arc::downgrade(live);
     let runtime = peer.endpoints.endpoint(lane, index).runtime();
@@ -16,6 +17,9 @@ pub(super) fn start(peer: &PeerState, lane: Lane, index: usize, live: &Arc<Live>
             tokio::time::sleep(TICK).await;
             let Some(live) = watched.upgrade() else { return };
             if live.is_closed() {
+                if let (false, Some(peer)) = (live.ended_in_order(), owner.upgrade()) {
+                    peer.losses.send_modify(|losses| *losses += 1);
+                }
                 return;
             }
             let before = std::mem::replace(&mut received, live.received());

@@ -1,0 +1,221 @@
+//! The locks of one inode, and the queue for them.
+
+use std::collections::BTreeMap;
+
+use millrace_protocol::lock::{Lock, LockConflict, LockSpace};
+use millrace_types::{HeldRanges, LockKind, LockRange, SessionId};
+
+/// Whose a lock is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Owner {
+    pub(super) session: SessionId,
+    /// As the session numbers its owners.
+    pub(super) number: u64,
+}
+
+/// Somebody who waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wait {
+    pub(super) owner: Owner,
+    pub(super) space: LockSpace,
+    pub(super) kind: LockKind,
+    pub(super) range: LockRange,
+    pub(super) process: u32,
+    pub(super) state: State,
+}
+
+/// How far a wait is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Somebody is in the way.
+    Queued,
+    /// Its turn has come: nobody else gets what it waits for until it is claimed or cancelled.
+    Reserved,
+    /// It would never have ended.
+    Deadlocked,
+}
+
+impl Wait {
+    /// Whether it is the wait for that lock.
+    pub(super) fn is_for(&self, owner: Owner, lock: &Lock) -> bool {
+        (self.owner, self.space, self.range) == (owner, lock.space, lock.range)
+            && lock.kind == Some(self.kind)
+    }
+}
+
+/// What is held of an inode, and waited for.
+#[derive(Debug, Default)]
+pub(super) struct InodeLocks {
+    flocks: BTreeMap<Owner, Held<LockKind>>,
+    ranges: BTreeMap<Owner, Held<HeldRanges>>,
+    /// In the order of arrival.
+    pub(super) waits: BTreeMap<u64, Wait>,
+}
+
+#[derive(Debug)]
+struct Held<T> {
+    what: T,
+    /// That asked last.
+    process: u32,
+}
+
+impl InodeLocks {
+    /// Writes down what nobody is in the way of; returns how many locks the owner had in that
+    /// space, and has.
+    pub(super) fn set(&mut self, owner: Owner, lock: &Lock) -> (usize, usize) {
+        let process = lock.process;
+        match (lock.space, lock.kind) {
+            (LockSpace::Flock, None) => (usize::from(self.flocks.remove(&owner).is_some()), 0),
+            (LockSpace::Flock, Some(kind)) => {
+                let before = self.flocks.insert(owner, Held { what: kind, process });
+                (usize::from(before.is_some()), 1)
+            }
+            (LockSpace::Range, kind) => {
+                let held = self
+                    .ranges
+                    .entry(owner)
+                    .or_insert_with(|| Held { what: HeldRanges::default(), process });
+                let before = held.what.len();
+                held.what.set(lock.range, kind);
+                if kind.is_some() {
+                    held.process = process;
+                }
+                let after = held.what.len();
+                if after == 0 {
+                    self.ranges.remove(&owner);
+                }
+                (before, after)
+            }
+        }
+    }
+
+    /// What the owner holds of the whole file.
+    pub(super) fn flock_of(&self, owner: Owner) -> Option<LockKind> {
+        self.flocks.get(&owner).map(|held| held.what)
+    }
+
+    /// Whether the owner holds the range as `kind` or more.
+    pub(super) fn covers(&self, owner: Owner, range: LockRange, kind: LockKind) -> bool {
+        self.ranges.get(&owner).is_some_and(|held| held.what.covers(range, kind))
+    }
+
+    /// Whether unlocking leaves something of one lock on both sides.
+    pub(super) fn splits(&self, owner: Owner, lock: &Lock) -> bool {
+        let held = self.ranges.get(&owner).filter(|_| lock.space == LockSpace::Range);
+        held.is_some_and(|held| held.what.splits(lock.range))
+    }
+
+    /// Every other owner whose lock, or reservation, is in the way.
+    pub(super) fn in_the_way(
+        &self,
+        space: LockSpace,
+        owner: Owner,
+        kind: LockKind,
+        range: LockRange,
+    ) -> Vec<Owner> {
+        let holders = self.conflicts(space, owner, kind, range).map(|(holder, _)| holder);
+        let reserved = self.reserved(space, owner, kind, range).map(|wait| wait.owner);
+        holders.chain(reserved).collect()
+    }
+
+    /// One lock, or reservation, that is in the way.
+    pub(super) fn conflict(
+        &self,
+        space: LockSpace,
+        owner: Owner,
+        kind: LockKind,
+        range: LockRange,
+    ) -> Option<LockConflict> {
+        let shown =
+            |holder: Owner, process| if holder.session == owner.session { process } else { 0 };
+        let held = self.conflicts(space, owner, kind, range).next();
+        let held = held
+            .map(|(holder, found)| LockConflict { process: shown(holder, found.process), ..found });
+        held.or_else(|| {
+            let wait = self.reserved(space, owner, kind, range).next()?;
+            let process = shown(wait.owner, wait.process);
+            Some(LockConflict { range: wait.range, kind: wait.kind, process })
+        })
+    }
+
+    /// Reserves what nobody is in the way of, in the order of arrival; returns whose.
+    pub(super) fn reserve(&mut self) -> Vec<(u64, Owner)> {
+        let mut reserved = Vec::new();
+        let queued = self.waits.iter().filter(|(_, wait)| wait.state == State::Queued);
+        let queued: Vec<_> = queued.map(|(arrival, wait)| (*arrival, *wait)).collect();
+        for (arrival, wait) in queued {
+            let Wait { owner, space, kind, range, .. } = wait;
+            let free = self.conflicts(space, owner, kind, range).next().is_none()
+                && self.reserved(space, owner, kind, range).next().is_none();
+            if free {
+                self.waits.insert(arrival, Wait { state: State::Reserved, ..wait });
+                reserved.push((arrival, owner));
+            }
+        }
+        reserved
+    }
+
+    /// Drops everything that the session holds; returns how many locks that were.
+    pub(super) fn drop_session(&mut self, session: SessionId) -> usize {
+        let before = self.len();
+        self.flocks.retain(|owner, _| owner.session != session);
+        self.ranges.retain(|owner, _| owner.session != session);
+        before - self.len()
+    }
+
+    /// Whether the session holds something, or waits.
+    pub(super) fn has(&self, session: SessionId) -> bool {
+        let of_session = |owner: &Owner| owner.session == session;
+        self.flocks.keys().any(of_session)
+            || self.ranges.keys().any(of_session)
+            || self.waits.values().any(|wait| of_session(&wait.owner))
+    }
+
+    /// Whether nothing is held or waited for.
+    pub(super) fn is_empty(&self) -> bool {
+        self.flocks.is_empty() && self.ranges.is_empty() && self.waits.is_empty()
+    }
+
+    fn len(&self) -> usize {
+        self.flocks.len() + self.ranges.values().map(|held| held.what.len()).sum::<usize>()
+    }
+
+    /// Locks of others that are in the way: one of each owner.
+    fn conflicts(
+        &self,
+        space: LockSpace,
+        owner: Owner,
+        kind: LockKind,
+        range: LockRange,
+    ) -> impl Iterator<Item = (Owner, LockConflict)> + '_ {
+        let flocks = (space == LockSpace::Flock).then_some(&self.flocks).into_iter().flatten();
+        let flocks =
+            flocks.filter(move |(_, held)| held.what.excludes(kind)).map(|(owner, held)| {
+                let (range, kind) = (LockRange::WHOLE, held.what);
+                (*owner, LockConflict { range, kind, process: held.process })
+            });
+        let ranges = (space == LockSpace::Range).then_some(&self.ranges).into_iter().flatten();
+        let ranges = ranges.filter_map(move |(owner, held)| {
+            let (range, kind) = held.what.in_the_way(range, kind)?;
+            Some((*owner, LockConflict { range, kind, process: held.process }))
+        });
+        flocks.chain(ranges).filter(move |(holder, _)| *holder != owner)
+    }
+
+    /// Reservations of others that are in the way.
+    fn reserved(
+        &self,
+        space: LockSpace,
+        owner: Owner,
+        kind: LockKind,
+        range: LockRange,
+    ) -> impl Iterator<Item = &Wait> + '_ {
+        self.waits.values().filter(move |wait| {
+            wait.state == State::Reserved
+                && wait.space == space
+                && wait.owner != owner
+                && wait.kind.excludes(kind)
+                && wait.range.overlaps(range)
+        })
+    }
+}
