@@ -1,5 +1,7 @@
 //! The file system as programs see it, through the kernel.
 
+#[path = "mount/locks.rs"]
+mod locks;
 #[path = "mount/options.rs"]
 mod options;
 #[path = "mount/posix.rs"]

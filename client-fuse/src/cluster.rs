@@ -5,8 +5,8 @@
 //! passed up as a failure.
 //!
 //! Modules, in reading order: [`session`] (ticket and clock), [`operations`] (numbers of
-//! mutations), [`retry`], [`metadata`] (requests about names), [`routing`] (cluster map),
-//! [`storage`] (requests about bytes).
+//! mutations), [`retry`], [`metadata`] (requests about names), [`locks`], [`routing`] (cluster
+//! map), [`storage`] (requests about bytes).
 
 use std::{
     collections::HashMap,
@@ -31,6 +31,7 @@ use crate::{
     metrics::ClientMetrics,
 };
 
+mod locks;
 mod metadata;
 mod operations;
 pub(crate) mod retry;
@@ -49,6 +50,10 @@ pub(crate) struct Cluster {
     session: Arc<Session>,
     operations: Numbers,
     writes: Numbers,
+    /// Of exchanges about locks.
+    locks: Numbers,
+    /// Held alone while the session declares its locks, and by every exchange about them.
+    declaring: tokio::sync::RwLock<()>,
     patience: Patience,
     metrics: ClientMetrics,
     /// What the metadata server has shown of itself.
@@ -102,6 +107,8 @@ impl Cluster {
             session: Arc::new(session),
             operations: Numbers::default(),
             writes: Numbers::default(),
+            locks: Numbers::default(),
+            declaring: tokio::sync::RwLock::default(),
             patience,
             metrics,
             view,
@@ -134,12 +141,17 @@ impl Cluster {
         self.view.incarnation.subscribe()
     }
 
-    /// Renews the ticket for as long as it is polled, and fetches the map when it is old. May be
-    /// dropped at any time.
+    /// Renews the ticket for as long as it is polled, and fetches the map when it is old. Does so
+    /// as well when the connection is lost: a server that was restarted waits for what this session
+    /// has to declare. May be dropped at any time.
     pub(crate) async fn keep_session(&self) {
+        let mut losses = self.metadata.losses();
         loop {
-            tokio::time::sleep(self.session.until_renewal()).await;
-            if let Err(failure) = self.renew_ticket().await {
+            tokio::select! {
+                () = tokio::time::sleep(self.session.until_renewal()) => {}
+                Ok(()) = losses.changed() => {}
+            }
+            while let Err(failure) = self.renew_ticket().await {
                 tracing::debug!(%failure, "cannot renew the session's ticket");
                 self.find_servers().await;
                 tokio::time::sleep(RENEWAL_PAUSE).await;

@@ -7,9 +7,9 @@
 //! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`writers`], [`kept_pages`], [`pending_reads`], [`changed_objects`], [`open`],
-//! [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`], [`allocate`], [`readdir`],
-//! [`xattr`], [`statfs`], [`upkeep`].
+//! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`pending_reads`],
+//! [`changed_objects`], [`open`], [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`],
+//! [`locks`], [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -24,8 +24,8 @@ use crate::{
     cluster::Cluster,
     fs::{
         changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
-        handles::Handles, kept_pages::KeptPages, pending_reads::PendingReads,
-        readdir::DirectoryHandle,
+        handles::Handles, kept_pages::KeptPages, kernel_pages::KernelPages, locks::Locks,
+        pending_reads::PendingReads, readdir::DirectoryHandle,
     },
     metrics::ClientMetrics,
 };
@@ -39,6 +39,8 @@ pub(crate) mod flush;
 pub(crate) mod handle;
 pub(crate) mod handles;
 pub(crate) mod kept_pages;
+pub(crate) mod kernel_pages;
+pub(crate) mod locks;
 pub(crate) mod names;
 pub(crate) mod open;
 pub(crate) mod pending_reads;
@@ -61,6 +63,10 @@ pub(crate) struct FileSystem {
     handles: Handles<FileHandle>,
     directories: Handles<DirectoryHandle>,
     kept: KeptPages,
+    /// What programs here have locked.
+    pub(crate) locks: Locks,
+    /// The way to the pages that the kernel holds.
+    pub(crate) pages: KernelPages,
     /// The kernel's reads that wait for bytes.
     pub(crate) reads: Arc<PendingReads>,
     changed: ChangedObjects,
@@ -87,6 +93,8 @@ impl FileSystem {
             handles: Handles::new(),
             directories: Handles::new(),
             kept: KeptPages::default(),
+            locks: Locks::default(),
+            pages: KernelPages::default(),
             reads: Arc::default(),
             changed: ChangedObjects::default(),
             budget: Budget::new(budget_bytes),
@@ -106,6 +114,7 @@ impl FileSystem {
     /// The kernel has forgotten an inode.
     pub(crate) fn forget(&self, inode: InodeId) {
         self.kept.forget(inode);
+        self.locks.forget(inode);
     }
 
     /// Does `work` on its own, as long as the mount is there.

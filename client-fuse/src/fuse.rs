@@ -11,11 +11,12 @@
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, sync::Arc};
 
 use millrace_fuse_server::{
-    Call, Data, Done, Payload, Reply, XAttr,
+    Call, Data, Done, Errno, Notifier, Payload, Reply, XAttr,
     protocol::{
         attr::{AttrReply, EntryReply, GetAttr, GetAttrFlags, SetAttr, SetAttrFields},
         data::{FAllocate, Read, Write, WriteFlags, WriteReply},
         directory::{DirectoryEntry, DirectoryPage, file_type as entry_type},
+        lock::{FileLock, Lock, LockReply},
         node::{Link, MkDir, MkNod, Rename},
         open::{Create, CreateReply, FSync, Flush, Open, OpenReply, Release},
         statfs::StatFsReply,
@@ -28,13 +29,17 @@ use millrace_types::{Failure, InodeId};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    fs::{FileSystem, open::Caching, read::Begun, statfs::STATFS_BLOCK_SIZE, xattr::check_offered},
+    fs::{
+        FileSystem, locks::Interest, open::Caching, read::Begun, statfs::STATFS_BLOCK_SIZE,
+        xattr::check_offered,
+    },
     fuse::{
         answer::{
             NAME_LEN_MAX, Owed, SYMLINK_MODE, caller_of, entry, number, open_reply, send_body,
         },
         convert::{
-            changes, errno, file_name, file_statx, file_type, new_node, permissions, rename_mode,
+            changes, conflicting, errno, file_lock, file_name, file_statx, file_type, new_node,
+            permissions, rename_mode,
         },
     },
 };
@@ -43,6 +48,17 @@ mod answer;
 mod convert;
 pub(crate) mod init;
 mod interrupt;
+
+/// Drops all pages that the kernel holds of an inode of the mount whose root is `root`. Blocks
+/// behind reads of them that are not answered.
+pub(crate) fn drop_pages(notifier: &Notifier, inode: InodeId, root: InodeId) {
+    let whole = 0..i64::MAX.unsigned_abs();
+    match notifier.inval_data(number(inode, root), whole) {
+        // It may have none, or the mount has ended.
+        Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => {}
+        Err(error) => tracing::warn!(%inode, %error, "the kernel keeps pages that are old"),
+    }
+}
 
 /// Serves one mount.
 #[derive(Debug)]
@@ -252,12 +268,20 @@ impl millrace_fuse_server::FileSystem for Adapter {
     fn flush(&self, call: Call<'_>, flush: Flush, reply: Reply<Done>) {
         let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(flush.handle));
         match handle {
-            Ok(handle) if handle.writers.is_bystander(call.pid) => {
+            Ok(handle)
+                if handle.writers.is_bystander(call.pid)
+                    && !fs.has_process_locks(handle.file.inode, flush.lock_owner) =>
+            {
                 fs.flush_aside(handle);
                 reply.done();
             }
             handle => {
-                let work = async move { fs.flush(&*handle?).await };
+                let work = async move {
+                    let handle = handle?;
+                    let flushed = fs.flush(&handle).await;
+                    fs.end_process_locks(handle.file.inode, flush.lock_owner).await;
+                    flushed
+                };
                 self.answer_done(Owed::interruptible(&call, reply), work);
             }
         }
@@ -376,6 +400,24 @@ impl millrace_fuse_server::FileSystem for Adapter {
         self.answer_done(Owed::new(&call, reply), work);
     }
 
+    fn getlk(&self, call: Call<'_>, lock: Lock, reply: Reply<LockReply>) {
+        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(lock.handle));
+        let asked = file_lock(&lock, self.inode(call.node));
+        let work = async move { fs.test_lock(&*handle?, asked?).await };
+        self.run(Owed::interruptible(&call, reply).answer_with(work, move |reply, conflict| {
+            let none = FileLock { kind: FileLock::UNLOCKED, ..lock.lock };
+            reply.send(&LockReply { lock: conflict.map_or(none, conflicting) });
+        }));
+    }
+
+    fn setlk(&self, call: Call<'_>, lock: Lock, reply: Reply<Done>) {
+        self.set_lock(&call, lock, false, Owed::interruptible(&call, reply));
+    }
+
+    fn setlkw(&self, call: Call<'_>, lock: Lock, reply: Reply<Done>) {
+        self.set_lock(&call, lock, true, Owed::signalled(&call, reply));
+    }
+
     fn fallocate(&self, call: Call<'_>, allocate: FAllocate, reply: Reply<Done>) {
         let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(allocate.handle));
         let FAllocate { offset, length, mode, .. } = allocate;
@@ -402,6 +444,15 @@ impl Adapter {
                 None => fs.attributes(caller, inode).await,
             }
         }
+    }
+
+    fn set_lock(&self, call: &Call<'_>, lock: Lock, wait: bool, owed: Owed<Done>) {
+        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(lock.handle));
+        let asked = file_lock(&lock, self.inode(call.node));
+        let interest = Interest::default();
+        let wanted = interest.clone();
+        let work = async move { fs.set_lock((lock.handle, handle?), asked?, wait, &wanted).await };
+        self.run(owed.answer_lock(interest, work, Reply::<Done>::done));
     }
 
     fn make_node(

@@ -33,7 +33,7 @@ struct Arguments {
     /// What mount tables show as the source, as fstab has it.
     #[arg(long, value_name = "TEXT")]
     source: Option<String>,
-    /// Mount options: ro, allow_other, suid, dev, noexec, hard, timeout=, memory=,
+    /// Mount options: ro, allow_other, suid, dev, noexec, hard, local_locks, timeout=, memory=,
     /// channel=, path=.
     #[arg(short = 'o', long = "options", value_name = "OPTION,...")]
     options: Vec<String>,

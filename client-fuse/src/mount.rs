@@ -40,7 +40,7 @@ use crate::{
     cluster::{Cluster, retry::Patience},
     control::Control,
     fs::FileSystem,
-    fuse::Adapter,
+    fuse::{Adapter, drop_pages},
     metrics::ClientMetrics,
     mountpoint,
     settings::Settings,
@@ -85,6 +85,11 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let mount = mountpoint::mount_options(&settings.mount, &source);
     let options = mountpoint::session_options(&settings.mount);
     let session = Session::mount(adapter, mountpoint, &mount, &options)?;
+    let notifier = session.notifier();
+    fs.pages.connect(move |inode| drop_pages(&notifier, inode, root));
+    if session.terms().channel() == millrace_fuse_server::Channel::Uring {
+        fs.locks.limit_waits(RING_WAITS_MAX);
+    }
     let running = session.spawn()?;
     let mountpoint = running.mountpoint().clone();
     let description = MountDescription {
@@ -254,6 +259,11 @@ pub fn tell_ready(descriptor: u32) {
         tracing::debug!(descriptor, %error, "nobody waits for the mount");
     }
 }
+
+/// Programs that may wait for a lock where requests come over io_uring: a request that waits keeps
+/// one of the entries of its queue, of which there are 8 at least, and the others come through the
+/// rest.
+const RING_WAITS_MAX: usize = 6;
 
 /// How long requests that store nothing may still run once the kernel has let go of the mount: the
 /// last closes are messages of a few milliseconds when their server is there.

@@ -56,6 +56,9 @@ pub struct MountSettings {
     pub timeout: Duration,
     /// Wait for ever instead. Default false.
     pub hard: bool,
+    /// Keep locks of programs (flock, fcntl) within this host. Default false: they hold over all
+    /// hosts, and cost a request each.
+    pub local_locks: bool,
     /// How requests come from the kernel. Default [`Channel::Auto`].
     pub channel: Channel,
     /// Threads that take requests from the kernel, 1 to 64. Default: one a processor, at most 4.
@@ -103,6 +106,7 @@ impl Default for MountSettings {
             exec: true,
             timeout: Duration::from_secs(600),
             hard: false,
+            local_locks: false,
             channel: Channel::Auto,
             threads: None,
         }
@@ -219,6 +223,8 @@ impl Settings {
             ("noexec", "") => mount.exec = false,
             ("hard", "") => mount.hard = true,
             ("soft", "") => mount.hard = false,
+            ("local_locks", "") => mount.local_locks = true,
+            ("nolocal_locks", "") => mount.local_locks = false,
             ("timeout", value) => {
                 let bare = value.parse().map(Duration::from_secs).ok();
                 mount.timeout = bare
@@ -296,7 +302,7 @@ pub enum SettingsError {
     /// An option is not known.
     #[error(
         "unknown mount option {0:?}; known are ro, rw, allow_other, suid, dev, noexec, hard, \
-         timeout=, memory=, channel=, path= and identity="
+         local_locks, timeout=, memory=, channel=, path= and identity="
     )]
     UnknownOption(String),
     /// An option has a value that is not understood.
@@ -327,10 +333,11 @@ mod tests {
     fn options_win_over_the_file_and_mounts_words_are_left_alone() {
         let settings = Settings::default()
             .with(overrides(
-                "_netdev,ro,timeout=30,memory=64M,x-systemd.automount,hard,path=/a,channel=uring",
+                "_netdev,ro,timeout=30,memory=64M,x-systemd.automount,hard,path=/a,channel=uring,\
+                 local_locks",
             ))
             .expect("all are known");
-        assert!(settings.mount.read_only && settings.mount.hard);
+        assert!(settings.mount.read_only && settings.mount.hard && settings.mount.local_locks);
         assert_eq!(settings.mount.timeout, Duration::from_secs(30));
         assert_eq!(settings.cache.memory, ByteLen(64 * MIB));
         assert_eq!(settings.mount.path, PathBuf::from("/a"));

@@ -98,6 +98,9 @@ pub(crate) struct State {
     pub(crate) failures: u64,
     /// Counts landings, so that a read can tell whether buffered bytes left while it fetched.
     pub(crate) landings: u64,
+    /// The kernel's pages are of this count or newer, unless only this mount has changed the file
+    /// since.
+    pub(crate) pages_count: ChangeCount,
     /// Whether handles may be open on different versions of the object, until the last is closed.
     pub(crate) versions: bool,
     /// Handles that are open for reading only.
@@ -144,6 +147,8 @@ impl File {
             failure: None,
             failures: 0,
             landings: 0,
+            // An open drops them, or has seen that they are of this count.
+            pages_count: reply.attributes.change_count,
             versions: false,
             read_opens: 0,
             write_opens: 0,
@@ -249,6 +254,16 @@ impl State {
         if !self.is_dirty() {
             self.written_at = None;
             self.own_end = 0;
+        }
+    }
+
+    /// Records that a commit of this mount's writes, made at the count `before`, was answered by
+    /// what the state shows now. If it alone has changed the file, the kernel's pages are as good
+    /// as they were.
+    pub(crate) fn record_own_change(&mut self, before: ChangeCount) {
+        let after = self.attributes.change_count;
+        if self.pages_count == before && after == before.next() {
+            self.pages_count = after;
         }
     }
 

@@ -196,7 +196,15 @@ impl FileSystem {
         let mut state = file.state();
         state.record_commit(stored.acknowledgements);
         state.commit_unsynced = !durable;
-        state.accept(reply)
+        let before = state.attributes.change_count;
+        let shown = reply.content.as_ref().map(|content| (content.generation, content.write_epoch));
+        // Otherwise it may have changed nothing, and somebody else did.
+        let own = written_at.is_some() && shown == Some(stored.version);
+        state.accept(reply)?;
+        if own {
+            state.record_own_change(before);
+        }
+        Ok(())
     }
 
     /// Throws away what is buffered, because the content is replaced, and waits for what is on its

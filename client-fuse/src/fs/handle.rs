@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use millrace_protocol::{metadata::OpenMode, session::Caller};
@@ -29,6 +29,8 @@ pub(crate) struct FileHandle {
     /// In which life of the metadata server it is known to be open.
     pub(crate) incarnation: AtomicU64,
     failures_seen: AtomicU64,
+    /// A lock that was taken through it is lost.
+    lock_lost: AtomicBool,
     /// The version of the object that it was opened on, if the file had one.
     version: Option<(ContentGeneration, String)>,
 }
@@ -75,7 +77,18 @@ impl FileHandle {
         let failures_seen = AtomicU64::new(failures);
         let incarnation = AtomicU64::new(incarnation);
         let writers = Writers::default();
-        Self { file, mode, caller, options, writers, incarnation, failures_seen, version }
+        let lock_lost = AtomicBool::new(false);
+        Self {
+            file,
+            mode,
+            caller,
+            options,
+            writers,
+            incarnation,
+            failures_seen,
+            lock_lost,
+            version,
+        }
     }
 
     /// Checks that what `state` shows of the file is of the version that the handle was opened on:
@@ -95,6 +108,24 @@ impl FileHandle {
         }
         let words = "the object changed in the bucket since the file was opened";
         Err(Failure::new(ErrorKind::Stale, words))
+    }
+
+    /// A lock that was taken through this handle is lost: others may have it by now, so that the
+    /// handle is good for nothing but to be closed.
+    pub(crate) fn lose_locks(&self) {
+        self.lock_lost.store(true, Ordering::Release);
+    }
+
+    /// Checks that no lock of this handle is lost.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SessionGone`].
+    pub(crate) fn check_locks(&self) -> Result<(), Failure> {
+        if !self.lock_lost.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let words = "a lock was lost with the session: close the file and begin anew";
+        Err(Failure::new(ErrorKind::SessionGone, words))
     }
 
     /// Fails once for the failures that have been recorded since the last call.

@@ -21,6 +21,9 @@ pub(crate) struct Opened {
     pub(crate) handle: u64,
     /// What the kernel may do with its page cache.
     pub(crate) caching: Caching,
+    /// Whether every close of a descriptor has to be heard of, also of one for reading: the file
+    /// has had locks on ranges, which a process loses with any descriptor of the file.
+    pub(crate) hears_closes: bool,
 }
 
 /// What the kernel may do with its page cache for one open.
@@ -125,6 +128,7 @@ impl FileSystem {
         {
             tracing::warn!(inode = %file.inode, %failure, "writes are lost after the last close");
         }
+        self.end_locks_through(number).await;
         let closed = self
             .cluster
             .change(|operation| Close { operation, inode: file.inode, mode: handle.mode })
@@ -172,7 +176,8 @@ impl FileSystem {
         } else {
             Caching::Fresh
         };
-        Ok((Opened { handle: number, caching }, attributes))
+        let hears_closes = self.locks.has_ranges(inode);
+        Ok((Opened { handle: number, caching, hears_closes }, attributes))
     }
 
     /// Opens again, in a new session, what was open in one that ended.

@@ -40,13 +40,15 @@ impl FileSystem {
     ///
     /// # Errors
     /// [`ErrorKind::PermissionDenied`] when the server gave no right to the content;
-    /// [`ErrorKind::Stale`] when the handle was opened on an older version of the object.
+    /// [`ErrorKind::Stale`] when the handle was opened on an older version of the object;
+    /// [`ErrorKind::SessionGone`] when a lock of the handle is lost.
     pub(crate) fn begin_read(
         &self,
         handle: &FileHandle,
         offset: u64,
         len: u32,
     ) -> Result<Begun, Failure> {
+        handle.check_locks()?;
         let file = &handle.file;
         let mut state = file.state();
         // First: the end of a new version is not the end of the one that is read here.

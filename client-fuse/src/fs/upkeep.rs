@@ -44,15 +44,18 @@ impl FileSystem {
     pub(crate) async fn watch_restarts(&self) {
         let mut incarnation = self.cluster.incarnation();
         while incarnation.changed().await.is_ok() {
+            // First, because all mounts wait for it.
+            self.declare_locks().await;
             self.declare_reads().await;
         }
     }
 
-    /// Waits for the loss of the session, and then fails what was buffered under it and opens again
-    /// what is open. May be dropped at any time.
+    /// Waits for the loss of the session, and then fails what was buffered under it, gives up the
+    /// locks that were held under it, and opens again what is open. May be dropped at any time.
     pub(crate) async fn watch_session(&self) {
         let mut losses = self.cluster.losses();
         while losses.changed().await.is_ok() {
+            self.lose_locks();
             for file in self.files.all() {
                 let mut state = file.state();
                 if state.is_dirty() {

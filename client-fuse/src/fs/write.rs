@@ -22,6 +22,7 @@ impl FileSystem {
         offset: u64,
         data: &[u8],
     ) -> Result<bool, Failure> {
+        handle.check_locks()?;
         handle.report()?;
         let options = handle.options;
         if options.append || options.direct || options.sync {
@@ -48,6 +49,7 @@ impl FileSystem {
         offset: u64,
         data: &[u8],
     ) -> Result<(), Failure> {
+        handle.check_locks()?;
         handle.report()?;
         let file = &handle.file;
         let permit = self.take_memory(file, length(data)).await;

@@ -15,7 +15,10 @@ use millrace_types::{Failure, InodeId};
 
 use crate::{
     caller::caller,
-    fs::open::{Caching, Opened},
+    fs::{
+        locks::Interest,
+        open::{Caching, Opened},
+    },
     fuse::{
         Adapter,
         convert::{errno, file_attr},
@@ -44,6 +47,11 @@ impl<A> Owed<A> {
         Self { reply, thread: call.pid, when: LetGo::AskedToEnd }
     }
 
+    /// The answer of a request that waits for a lock: any signal that is handled ends that.
+    pub(super) fn signalled(call: &Call<'_>, reply: Reply<A>) -> Self {
+        Self { reply, thread: call.pid, when: LetGo::Signalled }
+    }
+
     /// Answers with what comes of `work`, unless the caller is let go before: then the answer is
     /// EINTR, `work` goes on to its end, and `discard` gets what nobody has.
     pub(super) async fn answer<T>(
@@ -67,6 +75,38 @@ impl<A> Owed<A> {
                 if let Ok(done) = work.await {
                     discard(done).await;
                 }
+            }
+        }
+    }
+
+    /// Answers with what comes of asking for a lock. A caller that is let go gets what is decided
+    /// within moments, otherwise EINTR; `work` learns of both, gives up what it may still get, and
+    /// goes on until it has.
+    pub(super) async fn answer_lock(
+        self,
+        interest: Interest,
+        work: impl Future<Output = Result<(), Failure>>,
+        send: impl FnOnce(Reply<A>),
+    ) {
+        let Self { reply, thread, when } = self;
+        let mut work = pin!(work);
+        let mut outcome = tokio::select! {
+            biased;
+            outcome = &mut work => Some(outcome),
+            () = async { let_go(reply.cancellation(), thread, when).await } => None,
+        };
+        if outcome.is_none() {
+            interest.hurry();
+            outcome = tokio::time::timeout(DECIDED_MAX, &mut work).await.ok();
+        }
+        match outcome {
+            Some(Ok(())) => send(reply),
+            Some(Err(failure)) => reply.fail(errno(&failure)),
+            None => {
+                interest.give_up();
+                reply.fail(Errno::INTR);
+                // It has nothing left to say to anybody.
+                drop(work.await);
             }
         }
     }
@@ -167,7 +207,7 @@ pub(super) fn open_reply(opened: &Opened, flags: i32) -> OpenReply {
         Caching::Bypass => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES,
     };
     // A reader has nothing to flush at close: one request less.
-    let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
+    let reads = flags & libc::O_ACCMODE == libc::O_RDONLY && !opened.hears_closes;
     let flags = if reads { caching | OpenFlags::NOFLUSH } else { caching };
     OpenReply { handle: opened.handle, flags, ..OpenReply::default() }
 }
@@ -175,6 +215,10 @@ pub(super) fn open_reply(opened: &Opened, flags: i32) -> OpenReply {
 /// Names and attributes are asked for again at each use, so that every mount sees what the others
 /// did.
 pub(super) const UNCACHED: Duration = Duration::ZERO;
+
+/// How long a caller that is let go from a lock is kept for what is decided already: round trips to
+/// a server that answers.
+const DECIDED_MAX: Duration = Duration::from_millis(300);
 
 /// The kernel's number of the root.
 const ROOT: u64 = 1;

@@ -6,15 +6,17 @@ use millrace_fuse_server::{
     Errno,
     protocol::{
         attr::{Attr, SetAttr, SetAttrFields},
+        lock::{FileLock, Lock, LockFlags},
         node::RenameFlags,
         statx::{StatXAttr, StatXTime},
     },
 };
 use millrace_protocol::{
+    lock::{self, LockConflict, LockSpace},
     metadata::{Attributes, FileKind, NewNode, RenameMode, SetTime},
     storage::TRANSFER_LEN_MAX,
 };
-use millrace_types::{ErrorKind, Failure, FileName, Timestamp};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, LockKind, LockRange, Timestamp};
 
 use crate::fs::attributes::Changes;
 
@@ -124,6 +126,33 @@ pub(super) fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Failure> {
     }
 }
 
+/// A lock that is asked for, or given back.
+pub(super) fn file_lock(asked: &Lock, inode: InodeId) -> Result<lock::Lock, Failure> {
+    let kind = match asked.lock.kind {
+        FileLock::READ => Some(LockKind::Read),
+        FileLock::WRITE => Some(LockKind::Write),
+        FileLock::UNLOCKED => None,
+        _ => return Err(ErrorKind::InvalidArgument.into()),
+    };
+    let flock = asked.flags.contains(LockFlags::FLOCK);
+    let (start, last) = (asked.lock.start, asked.lock.end.min(LockRange::END));
+    let (space, range) = match flock {
+        true => (LockSpace::Flock, LockRange::WHOLE),
+        false => (LockSpace::Range, LockRange { start, last }.checked()?),
+    };
+    Ok(lock::Lock { inode, space, owner: asked.owner, kind, range, process: asked.lock.pid })
+}
+
+/// A lock that is in the way, as the kernel takes it. Processes of other hosts are shown as 0.
+pub(super) fn conflicting(conflict: LockConflict) -> FileLock {
+    let kind = match conflict.kind {
+        LockKind::Read => FileLock::READ,
+        LockKind::Write => FileLock::WRITE,
+    };
+    let LockRange { start, last } = conflict.range;
+    FileLock { start, end: last, kind, pid: conflict.process }
+}
+
 /// What a SETATTR changes.
 pub(super) fn changes(set: &SetAttr) -> Changes {
     let has = |field| set.valid.contains(field);
@@ -191,6 +220,25 @@ mod tests {
         assert_eq!(only(SetAttrFields::MTIME), Changes { modified: at, ..nothing });
         let now = SetAttrFields::ATIME | SetAttrFields::ATIME_NOW;
         assert_eq!(only(now), Changes { accessed: Some(SetTime::Now), ..nothing });
+    }
+
+    #[test]
+    fn locks_of_flock_are_on_whole_files_and_ranges_end_at_the_largest_offset() {
+        let end = i64::MAX.unsigned_abs();
+        let range = FileLock { start: 5, end, kind: FileLock::WRITE, pid: 42 };
+        let asked = Lock { handle: 1, owner: 77, lock: range, flags: LockFlags::EMPTY };
+        let lock = file_lock(&asked, InodeId(3)).expect("sound");
+        let expected = LockRange { start: 5, last: LockRange::END };
+        assert_eq!((lock.range, lock.kind, lock.owner), (expected, Some(LockKind::Write), 77));
+        let conflict = LockConflict { range: expected, kind: LockKind::Write, process: 42 };
+        assert_eq!(conflicting(conflict), range);
+        let flock = Lock { flags: LockFlags::FLOCK, ..asked };
+        let lock = file_lock(&flock, InodeId(3)).expect("sound");
+        assert_eq!((lock.range, lock.space), (LockRange::WHOLE, LockSpace::Flock));
+        let backwards = FileLock { start: 5, end: 4, ..range };
+        assert!(file_lock(&Lock { lock: backwards, ..asked }, InodeId(3)).is_err());
+        let unknown = FileLock { kind: 9, ..range };
+        assert!(file_lock(&Lock { lock: unknown, ..asked }, InodeId(3)).is_err());
     }
 
     #[test]

@@ -2,14 +2,16 @@
 
 use millrace_fuse_server::{Wishes, protocol::init::InitFlags};
 
-/// Asks for everything that helps; what this kernel does not have is left out.
+/// Asks for everything that helps; what this kernel does not have is left out. With `local_locks`
+/// the kernel decides about locks by itself.
 ///
 /// Never asked for: the writeback cache (with it the kernel ignores the sizes that others set),
 /// `AUTO_INVAL_DATA` (every read would ask for attributes first), and `EXPLICIT_INVAL_DATA` (a file
 /// that grew elsewhere would keep its last page as it was, since nothing tells the kernel of it
 /// yet).
-pub(crate) fn wishes() -> Wishes {
+pub(crate) fn wishes(local_locks: bool) -> Wishes {
     let flags = WANTED.into_iter().fold(InitFlags::EMPTY, InitFlags::with);
+    let flags = if local_locks { flags } else { flags.with(LOCKS) };
     Wishes {
         flags,
         max_write: TRANSFER_LEN,
@@ -41,6 +43,9 @@ const WANTED: [InitFlags; 10] = [
     // What was read and not answered can be asked for again.
     InitFlags::HAS_RESEND,
 ];
+
+/// Locks of flock and fcntl come here.
+const LOCKS: InitFlags = InitFlags::POSIX_LOCKS.with(InitFlags::FLOCK_LOCKS);
 
 /// The largest request: what one transfer to a target moves.
 const TRANSFER_LEN: u32 = millrace_protocol::storage::TRANSFER_LEN_MAX;

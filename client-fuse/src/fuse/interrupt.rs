@@ -19,6 +19,8 @@ pub(super) enum LetGo {
     Killed,
     /// Also when it handles a signal that asks it to end.
     AskedToEnd,
+    /// Also when it handles any signal: what POSIX says of waiting for a lock.
+    Signalled,
 }
 
 /// Waits until the program is let go whose thread `thread` waits. `thread` is 0 for one that cannot
@@ -71,7 +73,11 @@ impl Signals {
         // The kernel turns most signals that kill into SIGKILL; not those that leave a core.
         let kills = arriving & !self.handled & !HARMLESS != 0;
         let asks = arriving & self.handled & ASKS_TO_END != 0;
-        kills || (asks && when == LetGo::AskedToEnd)
+        match when {
+            LetGo::Killed => kills,
+            LetGo::AskedToEnd => kills || asks,
+            LetGo::Signalled => kills || arriving & self.handled != 0,
+        }
     }
 }
 
@@ -141,5 +147,14 @@ mod tests {
         assert!(!handled(libc::SIGINT).let_go(LetGo::Killed));
         assert!(!handled(libc::SIGALRM).let_go(LetGo::AskedToEnd));
         assert!(!signals(&[libc::SIGCHLD], &[], &[]).let_go(LetGo::AskedToEnd));
+    }
+
+    #[test]
+    fn any_handled_signal_lets_go_from_waiting_for_a_lock() {
+        assert!(signals(&[libc::SIGALRM], &[], &[libc::SIGALRM]).let_go(LetGo::Signalled));
+        assert!(signals(&[libc::SIGKILL], &[], &[]).let_go(LetGo::Signalled));
+        assert!(!signals(&[libc::SIGCHLD], &[], &[]).let_go(LetGo::Signalled));
+        let blocked = signals(&[libc::SIGALRM], &[libc::SIGALRM], &[libc::SIGALRM]);
+        assert!(!blocked.let_go(LetGo::Signalled));
     }
 }
