@@ -229,7 +229,14 @@ mod tests {
         while std::fs::read(&ready).unwrap().is_empty() {
             std::thread::yield_now();
         }
-        let found = Process::find(&directory.path().join("pid"), &argument).unwrap();
+        // In the moment in which it becomes another program it has no arguments.
+        let pid_file = directory.path().join("pid");
+        let found = loop {
+            match Process::find(&pid_file, &argument) {
+                Some(found) => break found,
+                None => std::thread::yield_now(),
+            }
+        };
         assert!(!found.stop(Duration::from_millis(1)).unwrap());
         child.wait().unwrap();
     }

@@ -7,6 +7,8 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::io::Errno;
@@ -87,6 +89,14 @@ impl Connection {
             too_late: count(&self.too_late),
             interrupts: self.live.interrupts(),
             waiting: self.live.len(),
+        }
+    }
+
+    /// Waits until nothing is owed any more, or for so long.
+    pub(crate) fn await_answers(&self, patience: Duration) {
+        let begun = Instant::now();
+        while self.live.len() > 0 && begun.elapsed() < patience {
+            thread::sleep(ANSWERS_INTERVAL);
         }
     }
 
@@ -196,5 +206,7 @@ fn error_header(unique: u64, error: Errno) -> [u8; ReplyHeader::LEN] {
     ReplyHeader { len, error: -errno, unique }.encode()
 }
 
+/// Between two looks at what is owed.
+const ANSWERS_INTERVAL: Duration = Duration::from_micros(100);
 /// What is no errno of a system call any more.
 const ERRNO_END: i32 = 512;

@@ -279,6 +279,7 @@ impl<F: FileSystem> Running<F> {
     /// When the channel broke before.
     pub fn join(mut self) -> io::Result<Ended> {
         let ended = self.threads.join();
+        self.dispatch.connection.await_answers(LAST_ANSWERS_MAX);
         let counts = self.counts();
         self.dispatch.connection.end();
         self.dispatch.filesystem.destroy();
@@ -294,6 +295,10 @@ impl<F: FileSystem> std::fmt::Debug for Running<F> {
             .finish_non_exhaustive()
     }
 }
+
+/// An answer that has reached the kernel may not be counted yet. One that is not there by now is
+/// waited for by nobody.
+const LAST_ANSWERS_MAX: Duration = Duration::from_millis(100);
 
 fn readers(options: &SessionOptions) -> usize {
     let cpus = || thread::available_parallelism().map_or(1, NonZero::get).min(READERS_MAX);

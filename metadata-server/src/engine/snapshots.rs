@@ -142,15 +142,16 @@ impl Taking {
         let (index, len) = (writer.index(), writer.size());
         engine.blocking_synced(index)?;
         writer.keep().map_err(|error| failed(&place, &error))?;
-        engine.blocking_turn(move |core| {
-            core.note_snapshot(len);
-            Ok(())
-        })?;
         let older = kept::older(&*place.files, &place.dir);
         if let Some(through) = older.map_err(|error| failed(&place, &error))? {
             // One in a turn: removing a large file takes its time.
             while engine.blocking_turn(move |core| core.shorten_log(through))? {}
         }
+        // It is under way until the log is short again.
+        engine.blocking_turn(move |core| {
+            core.note_snapshot(len);
+            Ok(())
+        })?;
         Ok(index)
     }
 

@@ -152,7 +152,7 @@ impl Core {
         self.snapshots.asked
     }
 
-    /// The snapshot has its name.
+    /// The snapshot has its name, and the log is short again.
     pub fn note_snapshot(&mut self, len: u64) {
         self.snapshots.newest_len = len;
         self.snapshots.asked = false;
