@@ -9,7 +9,7 @@
 //! two newest snapshots is ever removed. What the keys and values mean is not this module's
 //! business.
 //!
-//! Modules, in reading order: [`format`] (bytes), [`run`] (one index seen while the store goes
+//! Modules, in reading order: [`mod@format`] (bytes), [`run`] (one index seen while the store goes
 //! on), [`writer`] (the file), [`kept`] (those that there are), [`load`] (into a store).
 
 pub mod format;

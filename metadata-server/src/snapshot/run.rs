@@ -7,7 +7,7 @@
 //!
 //! # Bounds
 //! What is set aside and what is gathered but not fetched take [`MEMORY_MAX`] at most. From a
-//! quarter of that on, each key that is set aside moves the pass on by [`PAIRS_A_KEY`] pairs, so
+//! quarter of that on, each key that is set aside moves the pass on by `PAIRS_A_KEY` pairs, so
 //! that changes slow down and the pass comes to its end: with keys of 150 bytes within 40 million
 //! pairs. Past the bound (the disk does not take what is gathered) the run is given up.
 
