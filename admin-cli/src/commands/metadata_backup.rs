@@ -100,7 +100,8 @@ async fn fetch(
         let whole = body.checksum() == piece.checksum && !body.is_empty();
         ensure!(whole, "the backup was damaged on its way; try again");
         for bytes in body.pieces() {
-            partial.as_file().write_all(bytes)?;
+            let written = partial.as_file().write_all(bytes);
+            written.with_context(|| format!("cannot write {}", partial.path().display()))?;
         }
         checksum = checksum.combine(piece.checksum, body.len());
         offset += body.len() as u64;
