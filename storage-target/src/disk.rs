@@ -272,6 +272,18 @@ impl DiskQueue {
         self.transfer(Operation::Write, pieces, Held::Shared(buffer)).await.map(drop)
     }
 
+    /// Hands a write over; what comes back is waited for. Dropping it gives up the answer only.
+    ///
+    /// # Errors
+    /// [`DiskError::Stopped`] when the engine has ended.
+    pub(crate) async fn begin_write(
+        &self,
+        pieces: Vec<Piece>,
+        buffer: Arc<AlignedBuffer>,
+    ) -> Result<Answer, DiskError> {
+        self.begin(Operation::Write, pieces, Held::Shared(buffer)).await
+    }
+
     /// Makes every write durable whose completion was delivered before this call. Takes a turn
     /// among the transfers. May be dropped at its await.
     ///
@@ -279,7 +291,7 @@ impl DiskQueue {
     /// [`DiskError`]; nothing may then be taken for durable, and a later success proves nothing
     /// about the writes before this call, since the kernel reports a failed write only once.
     pub async fn sync(&self) -> Result<(), DiskError> {
-        self.submit(Operation::Sync, Vec::new(), Held::Nothing).await.map(drop)
+        self.submit(Operation::Sync, Vec::new(), Held::Nothing).await?.complete().await.map(drop)
     }
 
     async fn transfer(
@@ -288,6 +300,15 @@ impl DiskQueue {
         pieces: Vec<Piece>,
         buffer: Held,
     ) -> Result<Option<AlignedBuffer>, DiskError> {
+        self.begin(operation, pieces, buffer).await?.complete().await
+    }
+
+    async fn begin(
+        &self,
+        operation: Operation,
+        pieces: Vec<Piece>,
+        buffer: Held,
+    ) -> Result<Answer, DiskError> {
         assert!(!pieces.is_empty(), "a transfer moves something");
         let len = buffer.buffer().map_or(0, AlignedBuffer::len);
         for piece in &pieces {
@@ -306,7 +327,7 @@ impl DiskQueue {
         operation: Operation,
         pieces: Vec<Piece>,
         buffer: Held,
-    ) -> Result<Option<AlignedBuffer>, DiskError> {
+    ) -> Result<Answer, DiskError> {
         let mut metered = Metered::new(self.meter.get(), operation);
         let bytes = pieces.iter().map(|piece| piece.range.len()).sum();
         let depth = Arc::clone(&self.depth);
@@ -314,8 +335,27 @@ impl DiskQueue {
         let (reply, answer) = oneshot::channel();
         metered.hand_over();
         self.disk.submit(Request { operation, pieces, buffer, reply, _permit: Some(permit) });
-        let completion = answer.await.map_err(|_| DiskError::Stopped)?;
-        metered.complete(bytes);
+        Ok(Answer { completion: answer, metered, bytes })
+    }
+}
+
+/// The answer to a request that the disk has.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    completion: oneshot::Receiver<Completion>,
+    metered: Metered,
+    bytes: usize,
+}
+
+impl Answer {
+    /// Waits until the request is complete; brings the buffer of a read back. May be dropped at its
+    /// await.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub(crate) async fn complete(self) -> Result<Option<AlignedBuffer>, DiskError> {
+        let completion = self.completion.await.map_err(|_| DiskError::Stopped)?;
+        self.metered.complete(self.bytes);
         completion.result?;
         Ok(completion.buffer)
     }

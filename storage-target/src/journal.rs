@@ -15,14 +15,22 @@
 //! records are done, until nobody waits any more. So the more wait, the more share one write and
 //! one sync, and each of them is woken once.
 //!
+//! # Data beside records
+//! Whoever wants a record durable at once may append it while the data that it names is still being
+//! written ([`Journal::append_beside`]): batch and data are then under the disk's hands together.
+//! Neither a write nor a sync of any record returns before the data of all records up to it is
+//! there, so that nothing is promised that needs it; and a sync is not begun before, so that one
+//! sync covers both. What a stop leaves behind is for the owner to look at.
+//!
 //! # What it never does
 //! It does not know what records mean, and holds none of them once they are written. It frees
 //! nothing by itself: its owner says from where on it is still needed ([`Journal::release`]).
 //!
-//! Modules: `ring` (places, pure), `line` (who waits, pure), `replay` (reading at a start).
+//! Modules: `ring` (places, pure), `line` (who waits, pure), `beside` (data under way), `replay`
+//! (reading at a start).
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -38,6 +46,7 @@ use crate::{
     },
 };
 
+mod beside;
 mod line;
 mod meter;
 mod replay;
@@ -45,11 +54,13 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
+pub use beside::DataUnderWay;
 pub use meter::JournalMeter;
 pub use replay::Replayed;
 pub use ring::Ring;
 
 use line::Line;
+use meter::Phase;
 
 /// Where a journal lies, and what it may use.
 #[derive(Clone, Debug)]
@@ -129,6 +140,10 @@ struct State {
     /// Who waits until records are on the device, and until they are durable.
     writing: Line,
     syncing: Line,
+    /// Records whose data is being written, and who waits until that of a record and all before it
+    /// is there.
+    besides: BTreeSet<u64>,
+    arriving: Line,
     failed: bool,
 }
 
@@ -158,6 +173,8 @@ impl Journal {
             announced_end: replayed.committed_end,
             writing: Line::default(),
             syncing: Line::default(),
+            besides: BTreeSet::new(),
+            arriving: Line::default(),
             failed: false,
         };
         let shared = Shared {
@@ -182,8 +199,11 @@ impl Journal {
     /// # Panics
     /// When it is longer than [`RECORD_LEN_MAX`].
     pub fn append(&self, record: Bytes) -> Result<u64, JournalError> {
+        self.append_to(&mut self.shared.state(), record)
+    }
+
+    fn append_to(&self, state: &mut State, record: Bytes) -> Result<u64, JournalError> {
         assert!(record.len() <= RECORD_LEN_MAX, "a record keeps within its bound");
-        let mut state = self.shared.state();
         if state.failed {
             return Err(JournalError::Failed);
         }
@@ -199,8 +219,8 @@ impl Journal {
         Ok(sequence)
     }
 
-    /// Waits until a record is on the device, so that it survives a kill of the process. May be
-    /// dropped at its await.
+    /// Waits until a record is on the device with all data up to it, so that it survives a kill of
+    /// the process. May be dropped at its await.
     ///
     /// # Errors
     /// [`JournalError::Disk`], [`JournalError::Failed`].
@@ -332,9 +352,15 @@ impl Server {
 
 impl Shared {
     async fn write(&self, sequence: u64) -> Result<(), JournalError> {
-        while self.state().end(Goal::Written)? <= sequence {
+        self.write_batches(sequence).await?;
+        self.data_of(sequence).await
+    }
+
+    /// Writes batches until a record is on the device.
+    async fn write_batches(&self, sequence: u64) -> Result<(), JournalError> {
+        while self.state().batches_end()? <= sequence {
             let _turn = self.write_turn.lock().await;
-            if self.state().end(Goal::Written)? <= sequence {
+            if self.state().batches_end()? <= sequence {
                 self.write_batch().await?;
             }
         }
@@ -376,13 +402,14 @@ impl Shared {
 
     /// Makes a record durable, and all that were appended while others were.
     async fn sync(&self, sequence: u64) -> Result<(), JournalError> {
-        let newest = self.state().appended_end() - 1;
-        self.write(newest.max(sequence)).await?;
+        let newest = (self.state().appended_end() - 1).max(sequence);
+        self.phase(Phase::Write, self.write_batches(newest)).await?;
+        self.phase(Phase::Data, self.data_of(newest)).await?;
         let (written_end, carried_end) = {
             let state = self.state();
             (state.end(Goal::Written)?, state.carried_end)
         };
-        let synced = self.options.disk.sync().await;
+        let synced = self.phase(Phase::Sync, self.options.disk.sync()).await;
         let mut state = self.state();
         if let Err(error) = synced {
             state.failed = true;
@@ -396,6 +423,13 @@ impl Shared {
         Ok(())
     }
 
+    async fn phase<T>(&self, phase: Phase, work: impl Future<Output = T>) -> T {
+        match self.meter.get() {
+            Some(meter) => meter.timed(phase, work).await,
+            None => work.await,
+        }
+    }
+
     /// A panic elsewhere leaves the state whole: every change of it is one step.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -407,9 +441,19 @@ impl State {
     fn end(&self, goal: Goal) -> Result<u64, JournalError> {
         match goal {
             _ if self.failed => Err(JournalError::Failed),
-            Goal::Written => Ok(self.head.sequence),
+            Goal::Written => Ok(self.head.sequence.min(self.data_end())),
             Goal::Durable => Ok(self.durable_end),
         }
+    }
+
+    /// Every record below is on the device, its data perhaps not.
+    fn batches_end(&self) -> Result<u64, JournalError> {
+        if self.failed { Err(JournalError::Failed) } else { Ok(self.head.sequence) }
+    }
+
+    /// The data of every record below is there.
+    fn data_end(&self) -> u64 {
+        self.besides.first().copied().unwrap_or(u64::MAX)
     }
 
     fn line(&mut self, goal: Goal) -> &mut Line {

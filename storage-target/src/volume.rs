@@ -121,6 +121,7 @@ use locks::BlockLocks;
 use read::Flights;
 use scrub::Scrub;
 use sessions::{Admission, AppliedWrites};
+use spots::Sequence;
 
 /// Bad blocks listed at most; more than that is a dead disk.
 const BAD_BLOCKS_MAX: usize = 65_536;
@@ -199,6 +200,7 @@ struct Shared {
     section_locks: BlockLocks,
     inode_turns: Box<[tokio::sync::RwLock<()>]>,
     flights: Flights,
+    small_writes: Sequence,
     applied: AppliedWrites,
     growth: Option<Growth>,
     /// Somebody writes durably, and little room is left that has been written before.

@@ -3,7 +3,8 @@
 //!
 //! A run is a few dozen random operations from one seed: writes, zeroing, fills, trims, reclaims,
 //! exports, scrubs, flipped bits, disks that refuse, kills and cuts, also in the middle of an
-//! operation or of a recovery; in one section, or in two at once. After each end the target is
+//! operation or of a recovery; in one section, or in two at once; one after the other, or several
+//! beside a checkpoint, on a disk whose requests overtake each other. After each end the target is
 //! opened again and everything in it compared with what the model allows, and of ten seeds with
 //! one the offline check must find nothing wrong but what was flipped. At the end everything is
 //! given up and every page must be free again.
@@ -17,6 +18,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod power {
+    pub(crate) mod beside;
     pub(crate) mod chance;
     pub(crate) mod driver;
     mod ending;

@@ -15,8 +15,9 @@
 //!   the write at that moment may be done in part.
 //! - A disk that grows ([`SimulatedDisk::growing`]) has after a cut the length of its last sync, or
 //!   any that it has had since; what was written beyond is gone.
-//! - Requests are executed in the order of their submission and completed at once. Races between
-//!   completions are therefore not simulated.
+//! - Requests are executed in the order of their submission and completed at once, unless they are
+//!   to take their time ([`SimulatedDisk::set_delays`]): then in any order, with everything else
+//!   going on meanwhile.
 //!
 //! A disk whose syncs do nothing ([`Flush`]) proves that a test would notice.
 
@@ -31,8 +32,10 @@ use millrace_runtime::Random;
 
 use super::{ALIGNMENT, Backing, Disk, DiskError, DiskQueue, Held, Operation, Request};
 
+mod delays;
 mod power;
 
+use delays::Delays;
 use power::{Ending, Power};
 
 /// What a drive writes as a whole or not at all.
@@ -43,6 +46,8 @@ pub const SECTOR: usize = 512;
 #[derive(Clone, Debug)]
 pub struct SimulatedDisk {
     media: Arc<Mutex<Media>>,
+    /// Of which process it is a handle; see [`Self::begin_process`].
+    life: u64,
 }
 
 /// Whether syncs do what they say.
@@ -96,8 +101,11 @@ impl SimulatedDisk {
             tally: Tally::default(),
             failure: None,
             unreadable: BTreeSet::new(),
+            next_write: 0,
+            delays: Delays::default(),
+            life: 0,
         };
-        Self { media: Arc::new(Mutex::new(media)) }
+        Self { media: Arc::new(Mutex::new(media)), life: 0 }
     }
 
     /// A disk without any bytes that can grow until it has `len_max`: a file on a file system.
@@ -111,7 +119,21 @@ impl SimulatedDisk {
     /// The way for an engine to use the disk.
     #[must_use]
     pub fn queue(&self) -> DiskQueue {
-        DiskQueue::new(Arc::new(self.clone()))
+        DiskQueue::new(Arc::new(self.of_process()))
+    }
+
+    /// From now on another process uses the disk: what the queues and backings of earlier ones are
+    /// asked fails, and what they were asked and have not done may be done or not.
+    pub fn begin_process(&self) {
+        let mut media = self.media();
+        media.abandon_delayed();
+        media.life += 1;
+    }
+
+    /// A handle for the process that uses the disk now.
+    #[must_use]
+    pub fn of_process(&self) -> Self {
+        Self { life: self.media().life, media: Arc::clone(&self.media) }
     }
 
     /// Makes syncs honest or not.
@@ -142,6 +164,7 @@ impl SimulatedDisk {
     /// Cuts the power if it is on, decides what became of unsynced writes, and turns it on again.
     pub fn restart(&self) {
         let mut media = self.media();
+        media.abandon_delayed();
         media.settle();
         media.power.turn_on();
         media.failure = None;
@@ -150,6 +173,7 @@ impl SimulatedDisk {
     /// Serves the next process; nothing that was written is lost.
     pub fn resume(&self) {
         let mut media = self.media();
+        media.abandon_delayed();
         media.power.turn_on();
         media.failure = None;
     }
@@ -211,7 +235,13 @@ impl Backing for SimulatedDisk {
         old_len: u64,
         new_len: u64,
     ) -> BoxFuture<'static, Result<(), DiskError>> {
-        let grown = self.media().grow(old_len, new_len);
+        let grown = {
+            let mut media = self.media();
+            match media.life == self.life {
+                true => media.grow(old_len, new_len),
+                false => Err(DiskError::Stopped),
+            }
+        };
         Box::pin(async move { grown })
     }
 
@@ -219,9 +249,11 @@ impl Backing for SimulatedDisk {
 }
 
 impl Disk for SimulatedDisk {
-    fn submit(&self, mut request: Request) {
-        let result = self.media().execute(&mut request);
-        request.complete(result);
+    fn submit(&self, request: Request) {
+        if let Some(mut request) = self.delay(request) {
+            let result = self.media().execute(&mut request, u64::MAX, self.life);
+            request.complete(result);
+        }
     }
 
     fn name(&self) -> &'static str {
@@ -254,10 +286,16 @@ struct Media {
     failure: Option<Failure>,
     /// Pages that no read gets.
     unreadable: BTreeSet<u64>,
+    /// The number of the next write.
+    next_write: u64,
+    delays: Delays,
+    /// Which process uses the disk.
+    life: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Write {
+    number: u64,
     offset: u64,
     bytes: Vec<u8>,
 }
@@ -270,15 +308,17 @@ struct Failure {
 }
 
 impl Media {
-    fn execute(&mut self, request: &mut Request) -> Result<(), DiskError> {
-        if self.power.is_off() {
+    /// Executes a request of a process. If it is a sync it covers the writes numbered below
+    /// `covers`.
+    fn execute(&mut self, request: &mut Request, covers: u64, life: u64) -> Result<(), DiskError> {
+        if self.power.is_off() || life != self.life {
             return Err(DiskError::Stopped);
         }
         let failure = self.failure_of(request.operation);
         match request.operation {
             Operation::Read => self.read(request, failure),
             Operation::Write => self.write(request, failure),
-            Operation::Sync => self.sync(failure),
+            Operation::Sync => self.sync(failure, covers),
         }
     }
 
@@ -365,13 +405,16 @@ impl Media {
     fn end(&mut self, ending: Option<Ending>) -> Result<(), DiskError> {
         match ending {
             None => return Ok(()),
-            Some(Ending::Cut) => self.settle(),
-            Some(Ending::Kill) => {}
+            Some(Ending::Cut) => {
+                self.abandon_delayed();
+                self.settle();
+            }
+            Some(Ending::Kill) => self.abandon_delayed(),
         }
         Err(DiskError::Stopped)
     }
 
-    fn sync(&mut self, failure: Option<i32>) -> Result<(), DiskError> {
+    fn sync(&mut self, failure: Option<i32>, covers: u64) -> Result<(), DiskError> {
         let ending = self.power.change();
         self.tally.syncs += 1;
         if let Some(os_error) = failure {
@@ -386,10 +429,13 @@ impl Media {
         };
         let done = ending.is_none() || self.random.within(0..2) == 0;
         if done && honest {
-            for write in std::mem::take(&mut self.pending) {
-                self.persist(&write);
-            }
+            let pending = std::mem::take(&mut self.pending);
+            let (covered, newer): (Vec<_>, Vec<_>) =
+                pending.into_iter().partition(|write| write.number < covers);
             self.cached.clear();
+            covered.iter().for_each(|write| self.persist(write));
+            newer.iter().for_each(|write| self.cache(write));
+            self.pending = newer;
             self.lengths = vec![self.len];
         }
         self.end(ending)
@@ -397,8 +443,15 @@ impl Media {
 
     fn put(&mut self, offset: u64, bytes: &[u8]) {
         self.tally.bytes_written += bytes.len() as u64;
-        self.pending.push(Write { offset, bytes: bytes.to_vec() });
-        for (at, sector) in sectors(offset, bytes) {
+        let write = Write { number: self.next_write, offset, bytes: bytes.to_vec() };
+        self.next_write += 1;
+        self.cache(&write);
+        self.pending.push(write);
+    }
+
+    /// Lets readers see a write that is not durable.
+    fn cache(&mut self, write: &Write) {
+        for (at, sector) in sectors(write.offset, &write.bytes) {
             let (page, within) = split(at);
             let durable = &self.durable;
             let known = || durable.get(&page).cloned().unwrap_or_else(blank);
@@ -473,7 +526,7 @@ impl Media {
                 4 if nth == 0 => self.random.fill(&mut bytes),
                 _ => continue,
             }
-            self.persist(&Write { offset: at, bytes });
+            self.persist(&Write { number: write.number, offset: at, bytes });
         }
     }
 

@@ -79,9 +79,10 @@ impl Dump<'_> {
             Change::Sections(change) => {
                 let (session, number) = (change.session.0, change.number.0);
                 let (taken, given_up) = (words(change.taken()), words(change.given_up()));
+                let kind = if change.is_beside { "sections beside data" } else { "sections" };
                 writeln!(
                     self.out,
-                    "record {sequence}: sections session {session} write {number} takes {taken} \
+                    "record {sequence}: {kind} session {session} write {number} takes {taken} \
                      gives up {given_up}"
                 )?;
                 for (key, section) in change.sections() {

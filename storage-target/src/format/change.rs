@@ -13,6 +13,7 @@
 //! |      7 | lost     | placement group 4, inode 8                                           |
 //! |      8 | stop     | nothing: the daemon ended in order; nothing follows until the next   |
 //! |        |          | start                                                                |
+//! |      9 | beside   | as sections; the data was being written beside the record            |
 //!
 //! Extents are a count (4) and 8 bytes each (`extent`). Keys are big-endian, as in the index. Kinds
 //! are never used again. The batch around a record has its checksum.
@@ -83,6 +84,9 @@ pub struct SectionsChange {
     pub session: SessionId,
     /// Its write number; 0 likewise.
     pub number: WriteNumber,
+    /// Whether the data was still being written when the record was: then also a kill may have
+    /// left the one without the other.
+    pub is_beside: bool,
     sections: Vec<(SectionKey, Option<Section>)>,
     taken: Vec<Extent>,
     given_up: Vec<Extent>,
@@ -96,6 +100,7 @@ impl SectionsChange {
         Self {
             session,
             number,
+            is_beside: false,
             sections: Vec::new(),
             taken: Vec::new(),
             given_up: Vec::new(),
@@ -302,6 +307,12 @@ fn signed(pages: u64) -> i64 {
 }
 
 impl Change {
+    /// Whether its data was still being written when the record was.
+    #[must_use]
+    pub fn is_beside(&self) -> bool {
+        matches!(self, Self::Sections(change) if change.is_beside)
+    }
+
     /// The bytes of the record.
     ///
     /// # Panics
@@ -373,6 +384,10 @@ impl Change {
             6 => Self::Mended(BlockKey::take(&mut reader)?),
             7 => Self::Lost(GroupId(reader.u32()?), LostMark::decode(&reader.array::<8>()?)?),
             8 => Self::Stop,
+            9 => {
+                let change = SectionsChange::decode(&mut reader)?;
+                Self::Sections(SectionsChange { is_beside: true, ..change })
+            }
             _ => return Err(reader.impossible("kind")),
         };
         reader.finish()?;
@@ -388,7 +403,7 @@ impl SectionsChange {
         let values: usize = entries.iter().map(|entry| KEY_LEN + 2 + len_of(entry)).sum();
         let len = 1 + 8 + 8 + 4 + 4 + 4 + EXTENT_LEN * extents + 2 + values;
         let mut bytes = Vec::with_capacity(len);
-        bytes.put_u8(1);
+        bytes.put_u8(if self.is_beside { 9 } else { 1 });
         bytes.put_u64(self.session.0);
         bytes.put_u64(self.number.0);
         bytes.put_bytes(&self.clean_pages_more.to_le_bytes());

@@ -33,6 +33,9 @@ impl Line {
 
     /// Takes those who wait for records below `end` out of the line.
     pub(super) fn take(&mut self, end: u64) -> Vec<oneshot::Sender<Outcome>> {
+        if self.waiting.is_empty() {
+            return Vec::new();
+        }
         let served = self.waiting.extract_if(.., |(sequence, _)| *sequence < end);
         served.map(|(_, answer)| answer).collect()
     }

@@ -1,6 +1,25 @@
-//! How many records share a write, and how many a flush.
+//! How many records share a write, how many a flush, and what a flush waits for.
 
-use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
+use std::time::Instant;
+
+use millrace_service::metrics::latency_histogram;
+use prometheus_client::metrics::{counter::Counter, family::Family, histogram::Histogram};
+
+type Labels = Vec<(&'static str, &'static str)>;
+
+/// Durations by phase.
+pub(super) type Phases = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// What making records durable consists of, one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// The batch is written.
+    Write,
+    /// The data that its records name is not there yet.
+    Data,
+    /// The disk syncs.
+    Sync,
+}
 
 /// The figures of journals. Clones count on the same ones.
 #[derive(Clone, Debug)]
@@ -13,15 +32,24 @@ pub struct JournalMeter {
     pub batch_records: Histogram,
     /// Bytes written to the ring, with what fills pages.
     pub bytes: Counter,
+    /// How long the phases of a flush take, in seconds: `write`, `data`, `sync`.
+    pub phases: Phases,
+    /// The same, found without a look-up.
+    by_phase: [Histogram; 3],
 }
 
 impl Default for JournalMeter {
     fn default() -> Self {
+        let phases = Phases::new_with_constructor(latency_histogram as fn() -> Histogram);
+        let by_phase = ["write", "data", "sync"]
+            .map(|phase| phases.get_or_create(&vec![("phase", phase)]).clone());
         Self {
             flushes: Counter::default(),
             flush_records: count_histogram(),
             batch_records: count_histogram(),
             bytes: Counter::default(),
+            phases,
+            by_phase,
         }
     }
 }
@@ -40,5 +68,17 @@ impl JournalMeter {
     pub(super) fn flushed(&self, records: u64) {
         self.flushes.inc();
         self.flush_records.observe(f64::from(u32::try_from(records).unwrap_or(u32::MAX)));
+    }
+
+    pub(super) async fn timed<T>(&self, phase: Phase, work: impl Future<Output = T>) -> T {
+        let started = Instant::now();
+        let done = work.await;
+        let histogram = match phase {
+            Phase::Write => &self.by_phase[0],
+            Phase::Data => &self.by_phase[1],
+            Phase::Sync => &self.by_phase[2],
+        };
+        histogram.observe(started.elapsed().as_secs_f64());
+        done
     }
 }

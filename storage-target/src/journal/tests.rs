@@ -189,3 +189,55 @@ async fn after_a_failed_request_nothing_more_is_promised() {
         assert!((1..=2).contains(&replayed.records.len()));
     }
 }
+
+#[tokio::test]
+async fn nothing_is_written_or_durable_before_the_data_beside_it_is_there() {
+    let disk = blank_disk();
+    let (journal, _) = open(&disk, RING.start()).await.unwrap();
+    journal.append(record(1, 100)).unwrap();
+    let (first, data) = journal.append_beside(record(2, 100)).unwrap();
+    let (second, other) = journal.append_beside(record(3, 100)).unwrap();
+    journal.write(1).await.unwrap();
+    let mut write = std::pin::pin!(journal.write(first));
+    let mut sync = std::pin::pin!(journal.sync(first));
+    let mut later = std::pin::pin!(journal.data_of(second));
+    for _ in 0..20 {
+        assert!(futures::poll!(&mut write).is_pending() && futures::poll!(&mut sync).is_pending());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(disk.tally().syncs, 0, "a sync would not cover the data");
+    assert!(futures::poll!(&mut later).is_pending());
+    data.done(Ok(())).unwrap();
+    journal.data_of(first).await.unwrap();
+    write.await.unwrap();
+    // The sync may be for both records, and then waits for both.
+    other.done(Ok(())).unwrap();
+    sync.await.unwrap();
+    later.await.unwrap();
+    assert!(journal.durable_end() > first);
+    let (_, replayed) = open(&disk, RING.start()).await.unwrap();
+    assert_eq!(replayed.records.len(), 3);
+}
+
+#[tokio::test]
+async fn data_that_cannot_be_written_fails_the_journal() {
+    for is_told in [true, false] {
+        let disk = blank_disk();
+        let (journal, _) = open(&disk, RING.start()).await.unwrap();
+        let (sequence, data) = journal.append_beside(record(1, 100)).unwrap();
+        let (waiting, ()) = futures::join!(journal.sync(sequence), async {
+            tokio::task::yield_now().await;
+            match is_told {
+                true => drop(data.done(Err(crate::disk::DiskError::NoSpace))),
+                false => drop(data),
+            }
+        });
+        match (is_told, waiting) {
+            (true, Err(JournalError::Disk(_))) | (false, Err(JournalError::Failed)) => {}
+            (_, other) => panic!("{other:?}"),
+        }
+        assert!(matches!(journal.append(record(2, 100)), Err(JournalError::Failed)));
+        assert!(matches!(journal.data_of(sequence).await, Err(JournalError::Failed)));
+        assert_eq!(disk.tally().syncs, 0);
+    }
+}

@@ -97,7 +97,7 @@ fn register_disk(metrics: &mut Metrics) -> DiskMeter {
 }
 
 fn register_journal(metrics: &mut Metrics) -> JournalMeter {
-    use MetricUnit::{Bytes, Count};
+    use MetricUnit::{Bytes, Count, Seconds};
     let meter = JournalMeter::default();
     let flushes = describe("target_journal_flushes", "Flushes of the journals", Count);
     metrics.register(flushes, meter.flushes.clone());
@@ -107,6 +107,8 @@ fn register_journal(metrics: &mut Metrics) -> JournalMeter {
     metrics.register(describe("target_journal_batch", batch, Count), meter.batch_records.clone());
     let bytes = "Bytes written to the journals";
     metrics.register(describe("target_journal_written", bytes, Bytes), meter.bytes.clone());
+    let phases = "What flushes of the journals wait for, by phase: write, data, sync";
+    metrics.register(describe("target_journal_phase", phases, Seconds), meter.phases.clone());
     meter
 }
 

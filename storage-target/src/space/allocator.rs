@@ -199,6 +199,28 @@ impl Allocator {
         Ok(None)
     }
 
+    /// Gives out `pages` pages in one run of a region that serves small things, or of an empty one;
+    /// `None`: there is none so long.
+    ///
+    /// # Errors
+    /// [`Refusal::Needs`]; nothing is changed.
+    ///
+    /// # Panics
+    /// When `pages` is 0.
+    pub fn allocate_small_run(&mut self, pages: u64) -> Result<Option<Extent>, Refusal> {
+        assert!(pages > 0, "nothing needs no space");
+        let wanted = u32::try_from(pages).unwrap_or(u32::MAX);
+        let has_run = |among: Class| {
+            let runs = (among, wanted, 0)..=(among, u32::MAX, u32::MAX);
+            self.order.range(runs).next().is_some()
+        };
+        // In this order they are asked.
+        match has_run(Class::Small) || has_run(Class::Empty) {
+            true => self.take_run(Class::Small, pages, None).map(Some),
+            false => Ok(None),
+        }
+    }
+
     /// Takes pages back, which may lie in several regions.
     ///
     /// # Errors

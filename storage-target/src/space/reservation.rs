@@ -28,6 +28,9 @@ pub struct Spot {
     /// One past the last page that will probably be written after these, and not before them; at
     /// least the end of `pages`.
     pub until: u32,
+    /// Whether small parts of many chunks lie in the run, one after the other. Such a run is only
+    /// looked for where small things are, and in empty regions.
+    pub is_shared: bool,
 }
 
 /// Pages promised to a change, and those of them that it was given. Dropped, it gives back all that

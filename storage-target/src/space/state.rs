@@ -155,9 +155,12 @@ impl State {
         };
         let allowance = Ahead::allowance(self.free_pages());
         let aside = u64::from(spot.until - spot.pages.end).min(allowance);
-        let Some(run) = self.take_run(behind, pages, aside)? else {
-            return self.place(pages, owner);
+        let run = match spot.is_shared {
+            // Not behind the last one: that may be a region of large things.
+            true => self.take_small_run(pages, aside)?,
+            false => self.take_run(behind, pages, aside)?,
         };
+        let Some(run) = run else { return self.place(pages, owner) };
         self.promised -= pages;
         let taken = Extent { pages, ..run };
         let rest = Extent { first: taken.end(), pages: run.pages - pages };
@@ -186,13 +189,10 @@ impl State {
         pages: u64,
         aside: u64,
     ) -> Result<Option<Extent>, Refusal> {
-        // Those of the others stay promised: what is set aside is not taken from them.
-        let others = self.promised - pages;
         for aside in [aside, 0] {
-            if self.allocator.free_pages() < others + pages + aside {
-                continue;
-            }
-            if let Some(first) = behind {
+            if self.has_room(pages, aside)
+                && let Some(first) = behind
+            {
                 let extent = Extent { first, pages: pages + aside };
                 if self.allocator.is_all(false, extent)? {
                     self.allocator.take(extent)?;
@@ -200,8 +200,27 @@ impl State {
                 }
             }
         }
-        let is_there = aside > 0 && self.allocator.free_pages() >= others + pages + aside;
+        let is_there = aside > 0 && self.has_room(pages, aside);
         if is_there { self.allocator.allocate_run(pages + aside) } else { Ok(None) }
+    }
+
+    /// Takes a run where small things are, or nothing is; also with fewer pages behind them.
+    fn take_small_run(&mut self, pages: u64, aside: u64) -> Result<Option<Extent>, Refusal> {
+        for aside in [aside, aside / 4] {
+            if aside > 0
+                && self.has_room(pages, aside)
+                && let Some(run) = self.allocator.allocate_small_run(pages + aside)?
+            {
+                return Ok(Some(run));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether setting pages aside takes none from others who have a promise.
+    fn has_room(&self, pages: u64, aside: u64) -> bool {
+        let others = self.promised - pages;
+        self.allocator.free_pages() >= others + pages + aside
     }
 
     /// Gives up what is left of a window.

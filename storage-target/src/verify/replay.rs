@@ -55,7 +55,8 @@ pub(super) struct Replaying<'a> {
     pub(super) tree: Tree<'a>,
     pub(super) report: &'a Report<'a>,
     /// Whether the machine may have lost its memory: then records that nobody knows to be durable
-    /// count only if their data is there.
+    /// count only if their data is there. Otherwise only those that were written beside it, and all
+    /// after the first one that does not count.
     pub(super) lossy: bool,
     /// Every record below is durable.
     pub(super) committed_end: u64,
@@ -75,7 +76,8 @@ impl Replaying<'_> {
                     continue;
                 }
             };
-            let pending = self.lossy && sequence >= self.committed_end;
+            let is_doubtful = self.lossy || change.is_beside() || replay.dropped > 0;
+            let pending = is_doubtful && sequence >= self.committed_end;
             let believed = match pending {
                 true => self.believed(&replay, sequence, &change),
                 false => Some(change.clone()),
@@ -90,8 +92,13 @@ impl Replaying<'_> {
                 "{} records that were not durable have lost their data; the older versions stand",
                 replay.dropped
             );
-            let remedy = "the next start leaves them out and raises the loss count; clients send \
-                          again what they still hold";
+            let remedy = match self.lossy {
+                true => {
+                    "the next start leaves them out and raises the loss count; clients send again \
+                     what they still hold"
+                }
+                false => "the next start leaves them out; nobody has been told of them",
+            };
             self.report.note(Kind::Record, None, text, remedy);
         }
         replay

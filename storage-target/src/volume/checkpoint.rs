@@ -46,6 +46,16 @@ pub(super) const INDEX_STEP: u64 = 1024;
 const MAPS_MAX: usize = 4096;
 
 impl Volume {
+    /// Writes a checkpoint now, or waits for one that somebody else began after the call. Changes
+    /// go on meanwhile. The engine does the same when it is due.
+    ///
+    /// # Errors
+    /// Failures of disk, index and journal.
+    pub async fn checkpoint(&self) -> Result<(), EngineError> {
+        let shared = Arc::clone(&self.shared);
+        run(async move { shared.checkpoint().await }).await
+    }
+
     /// Syncs, writes a checkpoint and the stop record, ends the upkeep, and lets others have the
     /// target's place. Nothing may be changed any more when it is called; reads go on until the
     /// volume is dropped.

@@ -19,17 +19,19 @@ use crate::{
         table::TableKey,
     },
     index::IndexError,
-    journal::JournalError,
+    journal::{DataUnderWay, JournalError},
     space::Refusal,
 };
 
 /// A change that has been appended and applied.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Committed {
     /// Its record's.
     pub(super) sequence: u64,
     /// Pages that it gives up.
     pub(super) given_up: u64,
+    /// Its data, if that is still being written.
+    pub(super) data: Option<DataUnderWay>,
 }
 
 /// How often a change waits for a checkpoint to make room in the ring. One suffices, unless others
@@ -92,13 +94,18 @@ impl Shared {
         let sequence = self.journal.next_sequence();
         let change = make(sequence)?;
         let effects = effects(&change);
-        match self.journal.append(change.encode_with(&effects)) {
-            Ok(appended) => {
+        let record = change.encode_with(&effects);
+        let appended = match change.is_beside() {
+            true => self.journal.append_beside(record).map(|(at, data)| (at, Some(data))),
+            false => self.journal.append(record).map(|at| (at, None)),
+        };
+        match appended {
+            Ok((appended, data)) => {
                 assert_eq!(appended, sequence, "records are appended under the state's lock");
                 let given_up = page_count(&effects.given_up);
                 self.apply(&mut state, sequence, effects);
                 self.follow(&mut state, &change);
-                Ok(Ok(Committed { sequence, given_up }))
+                Ok(Ok(Committed { sequence, given_up, data }))
             }
             Err(error) => Ok(Err(error)),
         }
@@ -114,6 +121,17 @@ impl Shared {
             }
         }
         state.inode_max = state.inode_max.max(effects.inode.unwrap_or_default());
+    }
+
+    /// Waits until the data of a record, and of all before it, can be read.
+    ///
+    /// # Errors
+    /// [`EngineError::Journal`]: it could not be written, and never will be.
+    pub(super) async fn data_of(&self, sequence: u64) -> Result<(), EngineError> {
+        match self.journal.data_of(sequence).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.failed(error).await),
+        }
     }
 
     /// Waits until a record is on the device: a kill cannot undo it any more.

@@ -56,6 +56,7 @@ impl Shared {
         if pages.is_empty() {
             return Ok(Ends::default());
         }
+        self.data_of(sections.sequence()).await?;
         let buffer = self.pool.acquire(pages.len() * PAGE).await;
         let mut buffer = self.disk.read(pieces(&places), buffer).await?;
         let bytes = buffer.as_mut_slice();

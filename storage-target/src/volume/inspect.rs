@@ -122,6 +122,7 @@ impl Shared {
     /// # Errors
     /// [`EngineError::Disk`] when the disk has ended; a page that it cannot read is bad.
     pub(super) async fn read_stored(&self, section: &Section) -> Result<Stored, EngineError> {
+        self.data_of(section.sequence).await?;
         let all: Vec<(u8, StoredPage)> = section.stored_pages().collect();
         let places: Vec<Option<StoredPage>> = all.iter().map(|&(_, page)| Some(page)).collect();
         let buffer = self.inspection.pool.acquire((all.len() * PAGE).max(PAGE)).await;

@@ -10,10 +10,13 @@ use super::{
     Authority, EngineError, Fill, Shared, WriteRequest, ZeroRequest, commit::Committed,
     sections::Sections, write::chunk_size,
 };
-use crate::format::{
-    change::{Change, SectionsChange},
-    mark::Mark,
-    section::{Section, SectionKey},
+use crate::{
+    format::{
+        change::{Change, SectionsChange},
+        mark::Mark,
+        section::{Section, SectionKey},
+    },
+    journal::DataUnderWay,
 };
 
 /// Who wants a change, and what it must agree with.
@@ -28,10 +31,12 @@ pub(super) struct Cause {
     pub(super) session: SessionId,
     pub(super) number: WriteNumber,
     pub(super) authority: Authority,
+    /// Whether the bytes are still being written.
+    pub(super) is_beside: bool,
 }
 
 impl Cause {
-    pub(super) fn of_write(request: &WriteRequest, end: usize) -> Self {
+    pub(super) fn of_write(request: &WriteRequest, end: usize, is_beside: bool) -> Self {
         Self {
             key: request.key,
             group_epoch: request.group_epoch,
@@ -41,6 +46,7 @@ impl Cause {
             session: request.session,
             number: request.number,
             authority: request.authority.clone(),
+            is_beside,
         }
     }
 
@@ -54,6 +60,7 @@ impl Cause {
             session: request.session,
             number: request.number,
             authority: request.authority.clone(),
+            is_beside: false,
         }
     }
 
@@ -68,6 +75,7 @@ impl Cause {
             session: SessionId(0),
             number: WriteNumber(0),
             authority: Authority::default(),
+            is_beside: false,
         }
     }
 
@@ -82,12 +90,13 @@ impl Cause {
             session: SessionId(0),
             number: WriteNumber(0),
             authority: Authority::default(),
+            is_beside: false,
         }
     }
 }
 
 /// What became of a change.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(super) enum Outcome {
     /// It did not fit any more.
     LookAgain,
@@ -167,6 +176,7 @@ impl Shared {
                     return Err(EngineError::Revoked);
                 }
                 let mut change = SectionsChange::new(cause.session, cause.number);
+                change.is_beside = cause.is_beside;
                 for (number, section) in new {
                     let mut section = section.clone();
                     stamp(&mut section, cause, sequence);
@@ -177,8 +187,8 @@ impl Shared {
                 Ok(Change::Sections(change))
             })
             .await?;
-        let Committed { sequence, given_up } = committed;
-        Ok(Some(Installed { sequence, version, given_up }))
+        let Committed { sequence, given_up, data } = committed;
+        Ok(Some(Installed { sequence, version, given_up, data }))
     }
 
     /// Whether content and epoch are still current.
@@ -202,7 +212,7 @@ impl Shared {
 }
 
 /// Sections that have new records.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(super) struct Installed {
     /// Of the journal record.
     pub(super) sequence: u64,
@@ -210,6 +220,8 @@ pub(super) struct Installed {
     pub(super) version: ChunkVersion,
     /// Pages given up.
     pub(super) given_up: u64,
+    /// What the journal is told when the bytes are written, if that is still to come.
+    pub(super) data: Option<DataUnderWay>,
 }
 
 /// Raises what a change raises. The counter of the version is the record's sequence, which no other

@@ -25,6 +25,7 @@ use super::{
     recovery::{Recovered, recover},
     run,
     scrub::Scrub,
+    spots::Sequence,
 };
 use crate::{
     disk::{BufferPool, DiskError, DiskQueue, Piece, PlaceError},
@@ -133,9 +134,9 @@ impl Volume {
         let (lossy, dropped) = (recovered.lossy, recovered.dropped);
         let shared = Arc::new(shared_of(options, &superblock, recovered, blank));
         shared.look_for_room();
-        if lossy {
+        if lossy || dropped > 0 {
             // Before any batch names the present boot, so that it is never decided again.
-            shared.checkpoint_what_was_found().await?;
+            shared.checkpoint_what_was_found(lossy).await?;
         }
         shared.load_findings().await?;
         shared.settle().await?;
@@ -377,6 +378,7 @@ fn shared_of(
         section_locks: BlockLocks::default(),
         inode_turns: (0..INODE_TURNS).map(|_| tokio::sync::RwLock::new(())).collect(),
         flights: Flights::default(),
+        small_writes: Sequence::default(),
         applied,
         growth: options.growth.clone(),
         room_due: tokio::sync::Notify::new(),

@@ -352,6 +352,7 @@ impl Shared {
         let mut buffer = self.pool.acquire(len).await;
         let pieces = pieces(&places);
         if !pieces.is_empty() {
+            self.data_of(sections.sequence()).await?;
             buffer = match self.disk.read(pieces, buffer).await {
                 Ok(buffer) => buffer,
                 Err(error) => {

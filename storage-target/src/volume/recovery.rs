@@ -3,7 +3,10 @@
 //! The index is that of the newest checkpoint; the journal's records after it are applied in order.
 //!
 //! - **The daemon ended in order, or was killed under the same boot**: everything that was written
-//!   is there, and the records say what each page is.
+//!   is there, and the records say what each page is. Only the data of records that were appended
+//!   beside it may be missing: of those that no batch knows to be durable each is held against its
+//!   data, and so is everything after the first one that is dropped, which may build on it. Nobody
+//!   has been told of any of them, so nothing is lost. The outcome becomes a checkpoint, as below.
 //! - **The machine lost its memory** (another boot id, and no stop record at the end): records
 //!   that no batch knows to be durable are *pending*. Each is believed only if every page that it
 //!   would bring in matches its checksum; otherwise the older version stands, whose pages were in
@@ -25,7 +28,7 @@ use bytes::Bytes;
 use millrace_types::{ChunkSize, Crc32c, InodeId};
 
 use super::{
-    EngineError, Shared,
+    Shared,
     checkpoint::Leaves,
     open::{OpenError, Parts, bytes, ring},
     sessions::AppliedWrites,
@@ -33,6 +36,7 @@ use super::{
 use crate::{
     disk::{DiskError, Piece},
     format::{
+        batch::Position,
         change::{Change, Removal, SectionsChange, effects},
         extent::Extent,
         fact::{Fact, FactNumber, StateTotals},
@@ -65,7 +69,7 @@ pub(super) struct Recovered {
     pub(super) inode_max: InodeId,
     pub(super) loss_count: u64,
     pub(super) applied: AppliedWrites,
-    /// Whether unsynced writes may be gone; the outcome must then become a checkpoint.
+    /// Whether unsynced writes may be gone.
     pub(super) lossy: bool,
     /// Pending records that were dropped because their data is not there.
     pub(super) dropped: usize,
@@ -80,10 +84,7 @@ pub(super) async fn recover(
 ) -> Result<Recovered, OpenError> {
     let index = Index::open(parts.index(superblock)).await?;
     let through = index.statistics().through;
-    let start = match fact(&index, FactNumber::JournalPosition).await? {
-        Some(Fact::JournalPosition(position)) => position,
-        _ => ring(&superblock.layout).start(),
-    };
+    let start = journal_position(&index, superblock).await?;
     let (journal, replayed) = Journal::open(parts.journal(superblock), start).await?;
     let stopped = match replayed.records.last() {
         Some((_, record)) => Change::decode(record)? == Change::Stop,
@@ -112,8 +113,10 @@ pub(super) async fn recover(
     let mut replay = Replay::new(parts, index, space, inode_max, applied);
     for (sequence, record) in &replayed.records {
         if *sequence > through {
-            let pending = lossy && *sequence >= replayed.committed_end;
-            replay.apply(*sequence, &Change::decode(record)?, pending).await?;
+            let change = Change::decode(record)?;
+            let is_doubtful = lossy || change.is_beside() || replay.dropped > 0;
+            let pending = is_doubtful && *sequence >= replayed.committed_end;
+            replay.apply(*sequence, &change, pending).await?;
         }
     }
     for segment in replay.index.segments() {
@@ -125,15 +128,26 @@ pub(super) async fn recover(
         _ => 0,
     };
     let Replay { index, space, inode_max, applied, dropped, .. } = replay;
+    tell_what_was_dropped(superblock, lossy, dropped);
+    let loss_count = loss_count + u64::from(lossy);
+    Ok(Recovered { index, journal, space, inode_max, loss_count, applied, lossy, dropped })
+}
+
+fn tell_what_was_dropped(superblock: &Superblock, lossy: bool, dropped: usize) {
+    let target = superblock.target;
     if lossy {
         tracing::warn!(
-            target = %superblock.target,
+            %target,
             dropped_writes = dropped,
             "the machine stopped with unsynced writes; what clients still hold is sent again"
         );
+    } else if dropped > 0 {
+        tracing::info!(
+            %target,
+            dropped_writes = dropped,
+            "writes that nobody had been told of were not complete when the daemon stopped"
+        );
     }
-    let loss_count = loss_count + u64::from(lossy);
-    Ok(Recovered { index, journal, space, inode_max, loss_count, applied, lossy, dropped })
 }
 
 /// Records being applied.
@@ -299,18 +313,27 @@ impl<'a> Replay<'a> {
 }
 
 impl Shared {
-    /// Makes what was found after a loss of power a checkpoint.
-    pub(super) async fn checkpoint_what_was_found(&self) -> Result<(), EngineError> {
+    /// Makes what was found a checkpoint, where records were held against their data, so that it is
+    /// decided once.
+    ///
+    /// After a loss of power the journal goes on behind all that was found. After a kill it stays
+    /// where it was until the next checkpoint: its batches say under which boot this was, and a
+    /// start that found none would take it for one after a loss of power.
+    pub(super) async fn checkpoint_what_was_found(&self, lossy: bool) -> Result<(), OpenError> {
         let mut leaves = Leaves::AllSound;
+        let end = self.journal.position();
+        let position = match lossy {
+            true => end,
+            false => journal_position(&self.index, &self.superblock).await?,
+        };
         loop {
             let missing = {
                 let state = self.state();
                 match self.space.checkpoint() {
                     Ok(entries) => {
-                        // Nothing waits to be written: the place is behind every record.
-                        let position = self.journal.position();
                         self.put_state(&state, entries, position);
-                        let frozen = self.index.freeze(position.sequence - 1);
+                        // Nothing waits to be written: that is every record found.
+                        let frozen = self.index.freeze(end.sequence - 1);
                         assert!(frozen, "one checkpoint at a time");
                         None
                     }
@@ -329,8 +352,16 @@ impl Shared {
                 Err(error) => return Err(error.into()),
             }
         }
-        self.journal.release(self.journal.position());
+        self.journal.release(position);
         Ok(())
+    }
+}
+
+/// From where on the index needs the journal.
+async fn journal_position(index: &Index, superblock: &Superblock) -> Result<Position, OpenError> {
+    match fact(index, FactNumber::JournalPosition).await? {
+        Some(Fact::JournalPosition(position)) => Ok(position),
+        _ => Ok(ring(&superblock.layout).start()),
     }
 }
 

@@ -46,7 +46,8 @@ impl Shared {
     /// # Errors
     /// As [`Self::reserve`].
     pub(super) async fn reserve_at(&self, spot: &Spot) -> Result<Reservation, EngineError> {
-        if self.space.is_cramped(spot) {
+        // Small writes go anywhere before the disk grows for them.
+        if !spot.is_shared && self.space.is_cramped(spot) {
             self.grow_while(|space| space.is_cramped(spot)).await?;
         }
         let pages = u64::from(spot.pages.end - spot.pages.start);

@@ -63,6 +63,11 @@ impl Sections {
         self.records.iter().flatten().map(|record| record.version).max().unwrap_or(none)
     }
 
+    /// The newest record that has changed any of these sections; 0 when there is none.
+    pub(super) fn sequence(&self) -> u64 {
+        self.records.iter().flatten().map(|record| record.sequence).max().unwrap_or(0)
+    }
+
     /// Bytes of the file's chunks; `None` when there is no record.
     pub(super) fn chunk_size(&self) -> Option<ChunkSize> {
         self.records.iter().flatten().map(|record| record.chunk_size).next()

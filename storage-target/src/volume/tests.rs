@@ -1,6 +1,7 @@
 //! The volume on a simulated disk: against plain bytes, through kills and cuts of power, on a full
 //! disk, and with damage.
 
+mod beside;
 mod contents;
 mod index;
 mod model;
@@ -69,8 +70,8 @@ fn key(inode: u64, index: u32) -> ChunkKey {
 fn pattern(seed: u64, start: usize, len: usize) -> Vec<u8> {
     (start..start + len)
         .map(|at| {
-            let mixed = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ seed.wrapping_mul(77);
-            mixed.to_le_bytes()[5]
+            let mixed = (at as u64 + 1 + (seed << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            mixed.to_le_bytes()[7]
         })
         .collect()
 }

@@ -7,6 +7,7 @@
 use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
+use futures::future::join;
 use millrace_protocol::storage::ChunkVersion;
 use millrace_types::{BlockState, ChunkSize, Crc32c};
 
@@ -20,12 +21,13 @@ use super::{
     spots,
 };
 use crate::{
-    disk::AlignedBuffer,
+    disk::{AlignedBuffer, Answer},
     format::{
         extent::Extent,
         section::{Section, StoredPage},
         units::BLOCK_PAGES,
     },
+    journal::DataUnderWay,
     page_checksum::{PAGE, of_pages, of_range},
     space::Purpose,
 };
@@ -49,9 +51,9 @@ impl Volume {
     pub async fn write(&self, request: WriteRequest) -> Result<ChunkVersion, EngineError> {
         let shared = Arc::clone(&self.shared);
         run(async move {
-            let Installed { sequence, version, .. } = shared.write(request, Wanted::Soon).await?;
-            shared.written(sequence).await?;
-            Ok(version)
+            let written = shared.write(request, Wanted::Soon).await?;
+            shared.written(written.sequence).await?;
+            Ok(written.version)
         })
         .await
     }
@@ -67,9 +69,11 @@ impl Volume {
     pub async fn write_durably(&self, request: WriteRequest) -> Result<ChunkVersion, EngineError> {
         let shared = Arc::clone(&self.shared);
         run(async move {
-            let Installed { sequence, version, .. } = shared.write(request, Wanted::Now).await?;
-            shared.durable(sequence).await?;
-            Ok(version)
+            let written = shared.write(request, Wanted::Now).await?;
+            let Written { sequence, version, .. } = written;
+            // Together: what makes the record durable begins while the bytes are being written.
+            let (_, durable) = join(written.arrive(), shared.durable(sequence)).await;
+            durable.map(|()| version)
         })
         .await
     }
@@ -91,6 +95,32 @@ enum Wanted {
     Soon,
     /// Before its caller is answered.
     Now,
+}
+
+/// A write of which the index has the record.
+#[derive(Debug)]
+struct Written {
+    /// Of the journal record.
+    sequence: u64,
+    version: ChunkVersion,
+    /// The bytes, if they are still being written, and what the journal is then told.
+    data: Option<(Answer, DataUnderWay)>,
+}
+
+impl Written {
+    /// Waits until the bytes are on the device.
+    async fn arrive(self) {
+        if let Some((answer, data)) = self.data {
+            // A failure is the journal's, which tells everybody who waits for this record.
+            drop(data.done(answer.complete().await.map(drop)));
+        }
+    }
+}
+
+/// What became of a write.
+enum Overlaid {
+    LookAgain,
+    Done(Written),
 }
 
 /// The pages that a change stores, and which old pages show through at its ends.
@@ -162,7 +192,7 @@ impl Shared {
         self: &Arc<Self>,
         request: WriteRequest,
         wanted: Wanted,
-    ) -> Result<Installed, EngineError> {
+    ) -> Result<Written, EngineError> {
         let len: usize = request.body.iter().map(Bytes::len).sum();
         assert!(len > 0, "a write has bytes: the server has checked");
         let start = request.offset as usize;
@@ -171,8 +201,8 @@ impl Shared {
         let _guard = self.locks.lock(request.key, blocks_of(&range)).await;
         self.accepts(request.key, request.write_epoch).await?;
         for _ in 0..ATTEMPTS_MAX {
-            if let Outcome::Changed(done) = self.overlay(&request, &range, wanted).await? {
-                return Ok(done);
+            if let Overlaid::Done(written) = self.overlay(&request, &range, wanted).await? {
+                return Ok(written);
             }
         }
         Err(EngineError::StaleEpoch)
@@ -184,7 +214,7 @@ impl Shared {
         request: &WriteRequest,
         range: &Range<usize>,
         wanted: Wanted,
-    ) -> Result<Outcome, EngineError> {
+    ) -> Result<Overlaid, EngineError> {
         let blocks = blocks_of(range);
         let snapshot = self.snapshot(request.key, blocks.clone()).await?;
         let sections = snapshot.sections();
@@ -208,15 +238,22 @@ impl Shared {
         if arrived != request.checksum {
             return Err(EngineError::Damaged);
         }
-        let reservation = match spot {
-            Some(spot) => self.reserve_at(&spot).await?,
-            None => self.reserve(checksums.len() as u64, Purpose::Store).await?,
-        };
-        if wanted == Wanted::Now && checksums.len() < usize::from(BLOCK_PAGES) {
+        let is_beside = wanted == Wanted::Now && checksums.len() < usize::from(BLOCK_PAGES);
+        if is_beside {
             self.prepare_room();
         }
-        self.disk.write(pieces_of(reservation.extents()), Arc::new(buffer)).await?;
-        let cause = Cause::of_write(request, range.end);
+        let count = u32::try_from(checksums.len()).expect("at most one buffer");
+        let reservation = match spot {
+            _ if is_beside => self.reserve_at(&self.small_writes.spot(count)).await?,
+            Some(spot) => self.reserve_at(&spot).await?,
+            None => self.reserve(u64::from(count), Purpose::Store).await?,
+        };
+        let pieces = pieces_of(reservation.extents());
+        let mut writing = Some(self.disk.begin_write(pieces, Arc::new(buffer)).await?);
+        if !is_beside && let Some(answer) = writing.take() {
+            answer.complete().await?;
+        }
+        let cause = Cause::of_write(request, range.end, is_beside);
         let mut change = |number: u8, old: &Sections, section: &mut Section| {
             if edges(old, range) != plan.edges {
                 return Decision::LookAgain;
@@ -226,7 +263,18 @@ impl Shared {
             Decision::Go
         };
         let numbers = sections_of_pages(&plan.pages);
-        self.install(&cause, numbers, Some(&sections), &mut change).await
+        match self.install(&cause, numbers, Some(&sections), &mut change).await {
+            Ok(Outcome::Changed(Installed { sequence, version, data, .. })) => {
+                Ok(Overlaid::Done(Written { sequence, version, data: writing.zip(data) }))
+            }
+            other => {
+                if let Some(answer) = writing {
+                    // The pages go back, which nothing may be written to any more.
+                    drop(answer.complete().await);
+                }
+                other.map(|_| Overlaid::LookAgain)
+            }
+        }
     }
 
     /// Brings the old pages under the ends into the buffer, and zeros where there are none.
@@ -244,6 +292,7 @@ impl Shared {
         if pieces.is_empty() {
             return Ok(buffer);
         }
+        self.data_of(sections.sequence()).await?;
         let buffer = self.disk.read(pieces, buffer).await?;
         let bytes = buffer.as_slice().chunks_exact(PAGE);
         for ((page, place), bytes) in plan.pages.clone().zip(&places).zip(bytes) {

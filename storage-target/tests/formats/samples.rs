@@ -166,6 +166,8 @@ fn some_changes() -> Vec<Change> {
     let mut written = SectionsChange::new(SessionId(8), WriteNumber(2));
     written.put(key(0), Some(&sections[2]), sections[3].clone());
     written.put(key(1), Some(&sections[2]), sections[0].clone());
+    let mut beside = written.clone();
+    beside.is_beside = true;
     let mut removal = Removal::default();
     assert!(removal.push(key(0), &sections[2]) && removal.push(key(1), &sections[4]));
     let block = BlockKey { section: key(1), block: 0 };
@@ -185,6 +187,7 @@ fn some_changes() -> Vec<Change> {
         Change::Mended(block),
         Change::Lost(GroupId(7), LostMark { below: InodeId(100) }),
         Change::Stop,
+        Change::Sections(beside),
     ]
 }
 

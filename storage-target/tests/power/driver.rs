@@ -27,6 +27,8 @@ pub(crate) struct World {
     /// Whether a sync failed just before the end.
     pub(super) failed_sync: bool,
     weights: Weights,
+    /// How often the target has been opened again.
+    pub(super) starts: u64,
     /// Whether the offline check looks at what each recovery leaves.
     pub(super) verifies: bool,
     /// What has happened, for whoever reads of a failure.
@@ -88,6 +90,7 @@ impl World {
             ordered: None,
             failed_sync: false,
             weights: *weights,
+            starts: 0,
             verifies: seed.is_multiple_of(VERIFIED),
             history: String::new(),
         }
@@ -144,6 +147,7 @@ impl World {
             Operation::Trim { file, size } => self.trim(file, size).await?,
             Operation::Reclaim { file } => self.reclaim(file).await?,
             Operation::Stale { file, chunk } => self.stale(file, chunk).await?,
+            Operation::Beside(beside) => Box::pin(self.beside(beside)).await?,
             Operation::Sync => self.sync().await?,
             Operation::SyncBeside { file, chunk, pages } => {
                 self.sync_beside(file, chunk, pages).await?;
@@ -167,7 +171,7 @@ impl World {
     }
 
     /// Takes note of a change that was asked for. Returns whether it was made.
-    fn conclude(&mut self, change: Change, done: Result<(), Refused>) -> Result<bool> {
+    pub(super) fn conclude(&mut self, change: Change, done: Result<(), Refused>) -> Result<bool> {
         match done {
             Ok(()) => {
                 self.model.acknowledge(change);
@@ -346,8 +350,11 @@ impl World {
                     self.model.promise();
                     let backed = random_backed(&self.random);
                     self.model.begin_content(file, backed);
-                    ensure!(!self.subject.holds_any(inode, generation), "something is left");
-                    return Ok(());
+                    return match self.subject.holds_any(inode, generation).await {
+                        Ok(true) => bail!("something is left"),
+                        Ok(false) => Ok(()),
+                        Err(refused) => self.expect_off(Some(refused)),
+                    };
                 }
                 Err(Refused::Failed(_)) if self.subject.directory.is_off() => {
                     self.model.interrupt(change);
@@ -378,6 +385,8 @@ impl World {
     pub(super) async fn sync(&mut self) -> Result<()> {
         match self.subject.sync().await {
             Ok(count) if count == self.loss_count => self.model.promise(),
+            // What else is under way has met the end, and its failure has been noted.
+            Ok(_) if self.subject.directory.is_off() => {}
             Ok(count) => bail!("the loss count is {count}, and nobody was told"),
             Err(refused) => self.expect_off(Some(refused))?,
         }

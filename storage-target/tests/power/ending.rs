@@ -53,6 +53,8 @@ impl World {
     }
 
     fn end(&mut self, ending: Ending) {
+        self.starts += 1;
+        self.subject.directory.set_delays(false);
         match ending {
             Ending::Kill => self.subject.kill(),
             Ending::Cut => self.subject.cut(),

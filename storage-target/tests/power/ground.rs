@@ -68,6 +68,9 @@ pub(crate) trait Ground: Send + Sync {
     fn cut_power_in(&self, _nth: u64) {}
 
     fn set_flush(&self, _flush: Flush) {}
+
+    /// Lets requests take their time, in an order of chance. Those of real disks do.
+    fn set_delays(&self, _delays: bool) {}
 }
 
 #[derive(Default)]
@@ -158,6 +161,10 @@ impl Directory {
 
     pub(crate) fn set_flush(&self, flush: Flush) {
         self.ground.set_flush(flush);
+    }
+
+    pub(crate) fn set_delays(&self, delays: bool) {
+        self.ground.set_delays(delays);
     }
 
     pub(crate) fn flip(&self, offset: u64, bit: u8) {

@@ -119,8 +119,8 @@ pub(crate) struct Model {
     /// Changes that are there as a whole or not at all, with their blocks.
     whole: BTreeMap<u64, Vec<Place>>,
     events: u64,
-    /// The change that was under way when the run ended.
-    under_way: Option<u64>,
+    /// The changes that were under way when the run ended, each of blocks of its own.
+    under_way: BTreeSet<u64>,
     /// Changes up to this one are in doubt.
     doubtful: u64,
 }
@@ -138,7 +138,8 @@ impl Model {
         }
         let files = backed.map(|backed| File { generation: 1, epoch: 0, backed }).to_vec();
         let whole = BTreeMap::new();
-        Self { histories, files, whole, events: 0, under_way: None, doubtful: 0 }
+        let under_way = BTreeSet::new();
+        Self { histories, files, whole, events: 0, under_way, doubtful: 0 }
     }
 
     /// How the chunk must be asked for.
@@ -336,7 +337,7 @@ impl Model {
     /// The run ended while the change was under way.
     pub(crate) fn interrupt(&mut self, change: Change) {
         self.acknowledge(change);
-        self.under_way = Some(self.events);
+        self.under_way.insert(self.events);
     }
 
     /// Everything acknowledged is durable, but for what is in doubt.
@@ -362,6 +363,15 @@ impl Model {
         }
     }
 
+    /// The change that was acknowledged last is durable, whatever others are.
+    pub(crate) fn promise_newest(&mut self) {
+        for versions in self.histories.values_mut() {
+            if versions.last().is_some_and(|last| last.event == self.events) {
+                versions.drain(..versions.len() - 1);
+            }
+        }
+    }
+
     /// A sync failed: what was acknowledged before it may or may not survive a loss of power.
     pub(crate) fn doubt(&mut self) {
         self.doubtful = self.events;
@@ -382,6 +392,31 @@ impl Model {
         bail!("{place:?} is not what was written: {}", difference(now, found));
     }
 
+    /// Whether what was found in a chunk while a change of it was under way is how it was before,
+    /// or how it is afterwards, and no mix of the two.
+    pub(crate) fn check_beside(
+        &self,
+        file: usize,
+        chunk: usize,
+        change: &Change,
+        found: &[Found],
+    ) -> Result<()> {
+        let mut has_new = None;
+        for (block, found) in found.iter().enumerate() {
+            let place = Place { file, chunk, block };
+            let new = change.blocks.iter().find(|(changed, _)| *changed == place);
+            let is_old = self.now(place).is(found);
+            let is_new = new.is_some_and(|(_, version)| version.is(found));
+            if !is_old && !is_new {
+                self.check(place, found)?;
+            }
+            if is_old != is_new && new.is_some() {
+                ensure!(*has_new.get_or_insert(is_new) == is_new, "{place:?} is of another moment");
+            }
+        }
+        Ok(())
+    }
+
     /// After a recovery: each block must be one of those allowed, which it then is. Returns whether
     /// something acknowledged was lost.
     pub(crate) fn settle(
@@ -389,13 +424,13 @@ impl Model {
         ending: Ending,
         found: &BTreeMap<Place, Found>,
     ) -> Result<bool> {
-        let under_way = self.under_way.take();
+        let under_way = std::mem::take(&mut self.under_way);
         let mut matching = BTreeMap::new();
         let mut lost = false;
         for (&place, versions) in &self.histories {
             let acknowledged = versions.len()
                 - 1
-                - usize::from(versions.last().is_some_and(|last| Some(last.event) == under_way));
+                - usize::from(versions.last().is_some_and(|last| under_way.contains(&last.event)));
             let first = if ending == Ending::Kill { acknowledged } else { 0 };
             let found = &found[&place];
             let all: Vec<usize> =

@@ -6,6 +6,7 @@ use millrace_runtime::Random;
 use millrace_storage_target::disk::simulated::Flush;
 
 use super::{
+    beside::Beside,
     chance::below,
     model::{BLOCK, BLOCKS, CHUNK, CHUNKS, FILES, PAGE, Place},
 };
@@ -64,6 +65,8 @@ pub(crate) enum Operation {
         file: usize,
         chunk: usize,
     },
+    /// Several things at once, while a checkpoint is written.
+    Beside(Beside),
     Sync,
     /// A sync, and writes of pages that come while it is under way.
     SyncBeside {
@@ -117,7 +120,8 @@ impl Operation {
         let (file, chunk) = (below(random, FILES), below(random, CHUNKS));
         let block = below(random, BLOCKS);
         match random.within(0..if weights.cuts { 100 } else { 84 }) {
-            0..26 => Self::Write { file, chunk, range: random_range(random) },
+            0..20 => Self::Write { file, chunk, range: random_range(random) },
+            20..26 => Self::Beside(Beside::random(random)),
             26..32 => Self::Append { file, chunk, len: 1 + below(random, 3 * PAGE) },
             32..38 => Self::Zero { file, chunk, range: random_range(random) },
             38..47 => {
@@ -154,7 +158,7 @@ impl Operation {
 }
 
 /// Part of a chunk: blocks, pages, or anything.
-fn random_range(random: &Random) -> Range<usize> {
+pub(super) fn random_range(random: &Random) -> Range<usize> {
     let unit = [BLOCK, PAGE, 512, 1][below(random, 4)];
     let longest = [CHUNK, 2 * BLOCK, 5 * PAGE][below(random, 3)];
     let start = below(random, CHUNK / unit) * unit;

@@ -92,9 +92,11 @@ impl Ground for Simulated {
     }
 
     fn parts(&self) -> Result<Parts, OpenError> {
+        // What is left of an earlier volume does nothing to the disk any more.
+        self.disk.begin_process();
         Ok(Parts {
             disk: self.disk.queue(),
-            backing: Arc::new(self.disk.clone()),
+            backing: Arc::new(self.disk.of_process()),
             capacity: self.layout.capacity,
             blank: Blank { target: TargetId([7; 8]), layout: self.layout },
         })
@@ -138,5 +140,9 @@ impl Ground for Simulated {
 
     fn set_flush(&self, flush: Flush) {
         self.disk.set_flush(flush);
+    }
+
+    fn set_delays(&self, delays: bool) {
+        self.disk.set_delays(delays);
     }
 }

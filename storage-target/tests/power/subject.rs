@@ -340,6 +340,13 @@ impl Subject {
         Box::pin(async move { syncing.await.unwrap().map_err(|error| self.after(error)) })
     }
 
+    /// Begins a checkpoint, which goes on while others do something.
+    pub(crate) fn begin_checkpoint(&self) -> impl Future<Output = Result<(), Refused>> + use<> {
+        let volume = self.volume();
+        let writing = tokio::spawn(async move { volume.checkpoint().await });
+        async move { writing.await.unwrap().map_err(Refused::from) }
+    }
+
     pub(crate) async fn write(
         &self,
         chunk: Chunk,
@@ -456,11 +463,11 @@ impl Subject {
     }
 
     /// Whether the target holds any chunk of a content.
-    pub(crate) fn holds_any(&self, inode: u64, generation: u32) -> bool {
+    pub(crate) async fn holds_any(&self, inode: u64, generation: u32) -> Result<bool, Refused> {
         let generation = ContentGeneration(generation);
         let content = ContentName { inode: InodeId(inode), generation };
-        let volume = self.volume();
-        !apart(volume.chunks(content, ChunkIndex(0), u32::MAX)).unwrap().is_empty()
+        let found = self.volume().chunks(content, ChunkIndex(0), u32::MAX).await;
+        Ok(!found?.is_empty())
     }
 
     /// All blocks of a chunk.

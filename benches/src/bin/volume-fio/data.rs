@@ -6,10 +6,12 @@ use anyhow::Result;
 use bytes::Bytes;
 use millrace_benches::target;
 use millrace_storage_target::{
-    disk::BufferPool,
+    disk::{BufferPool, DiskMeter},
+    journal::JournalMeter,
     volume::{Volume, WriteRequest},
 };
 use millrace_types::{ByteLen, ChunkKey, Crc32c, MIB};
+use prometheus_client::registry::Registry;
 
 /// All index nodes of the data set stay in memory.
 pub(crate) const CACHE_LARGE: usize = 64 << 20;
@@ -84,8 +86,52 @@ impl Opened {
         Ok(Self { volume: std::sync::Arc::new(volume) })
     }
 
+    /// Counts what the journal does from now on; see [`Groups`].
+    pub(crate) fn count_groups(&self) -> Groups {
+        let (disk, journal) = (DiskMeter::default(), JournalMeter::default());
+        let mut registry = Registry::default();
+        registry.register("group", "", journal.flush_records.clone());
+        registry.register("batch", "", journal.batch_records.clone());
+        registry.register("phase", "", journal.phases.clone());
+        registry.register("disk", "", disk.latencies.clone());
+        self.volume.measure(disk, journal);
+        Groups(registry)
+    }
+
     /// Ends it in order.
     pub(crate) async fn close(self) -> Result<()> {
         Ok(self.volume.close().await?)
+    }
+}
+
+/// What a journal has done since it was counted.
+#[derive(Debug)]
+pub(crate) struct Groups(Registry);
+
+impl Groups {
+    /// The means: records of a group and of a batch, and how long each phase took.
+    pub(crate) fn means(&self) -> Result<String> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.0)?;
+        let value = |name: &str| -> Option<f64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse().ok()
+        };
+        let mean = |name: &str, labels: &str| {
+            let part = |what: &str| value(&format!("{name}_{what}{labels}")).unwrap_or_default();
+            part("sum") / part("count").max(1.0)
+        };
+        let phase = |name: &str| mean("phase", &format!("{{phase=\"{name}\"}}")) * 1e3;
+        let disk = |name: &str| mean("disk", &format!("{{operation=\"{name}\"}}")) * 1e3;
+        Ok(format!(
+            "{:.1} records a group, {:.1} a batch; a group waits {:.3} ms for its batch, {:.3} ms \
+             for data, {:.3} ms for the sync; any write takes the disk {:.3} ms",
+            mean("group", ""),
+            mean("batch", ""),
+            phase("write"),
+            phase("data"),
+            phase("sync"),
+            disk("write"),
+        ))
     }
 }

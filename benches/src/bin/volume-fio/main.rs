@@ -130,7 +130,10 @@ impl Bench {
                 loads::read_small(&opened, &self.data, self.lasting).await?
             }
             Case::DurableWrites | Case::DurableWritesUsed => {
-                loads::write_durably(&opened, &self.data, 32, self.lasting).await?
+                let groups = opened.count_groups();
+                let rate = loads::write_durably(&opened, &self.data, 32, self.lasting).await?;
+                println!("{}: {}", case.name(), groups.means()?);
+                rate
             }
             Case::Overwrites => return Ok((plain, loads::overwrite(opened, &self.data).await?)),
             Case::Checksums => loads::checksum_cost(),

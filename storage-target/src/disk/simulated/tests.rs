@@ -153,3 +153,69 @@ async fn a_growth_that_no_sync_covered_may_be_lost_with_what_was_written_there()
     }
     assert_eq!(lengths, BTreeSet::from([1, 2, 3]), "each length comes up");
 }
+
+/// What a disk whose requests take their time has after some writes, a sync and an end; and in
+/// which order the requests were done.
+async fn with_delays(seed: u64, is_cut: bool) -> (Vec<usize>, Vec<u8>) {
+    let disk = SimulatedDisk::new(1 << 20, seed);
+    disk.set_delays(true);
+    let queue = disk.queue();
+    let order = std::sync::Mutex::new(Vec::new());
+    write(&queue, 0, 9).await.unwrap();
+    let requests = (1..=6_u8).map(|nth| {
+        let (queue, order) = (&queue, &order);
+        async move {
+            match nth {
+                6 => queue.sync().await.unwrap(),
+                _ => write(queue, u64::from(nth) * 4096, nth).await.unwrap(),
+            }
+            order.lock().unwrap().push(usize::from(nth));
+        }
+    });
+    futures::future::join_all(requests).await;
+    let late = write(&queue, 6 * 4096, 6);
+    let mut late = std::pin::pin!(late);
+    assert!(futures::poll!(&mut late).is_pending(), "it takes its time");
+    match is_cut {
+        true => disk.restart(),
+        false => disk.begin_process(),
+    }
+    assert!(matches!(late.await, Err(DiskError::Stopped)));
+    disk.set_delays(false);
+    let queue = disk.queue();
+    let mut found = Vec::new();
+    for page in 0..7 {
+        found.push(read(&queue, page * 4096).await[0]);
+    }
+    (order.into_inner().unwrap(), found)
+}
+
+#[tokio::test]
+async fn requests_that_take_their_time_overtake_each_other_as_the_seed_says() {
+    let (mut orders, mut ends, mut late) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for seed in 0..300 {
+        let (order, found) = with_delays(seed, true).await;
+        assert_eq!((order.clone(), found.clone()), with_delays(seed, true).await, "seed {seed}");
+        assert_eq!(found[0], 9, "seed {seed}: it was complete before the sync was made");
+        // One that came back before the sync did is not durable by that.
+        ends.insert(found[1..6].to_vec());
+        orders.insert(order);
+        let (_, found) = with_delays(seed, false).await;
+        assert_eq!(found[..6], [9, 1, 2, 3, 4, 5], "seed {seed}: what is complete survives a kill");
+        late.insert(found[6]);
+    }
+    assert!(orders.len() > 50, "{}", orders.len());
+    assert!(ends.contains(&vec![0; 5]) && ends.contains(&vec![1, 2, 3, 4, 5]), "{ends:?}");
+    assert_eq!(late.len(), 2, "what was under way at a kill is done or not");
+}
+
+#[tokio::test]
+async fn a_process_that_is_gone_does_nothing_to_the_disk() {
+    let disk = SimulatedDisk::new(1 << 20, 1);
+    let gone = disk.queue();
+    disk.begin_process();
+    assert!(matches!(write(&gone, 0, 1).await, Err(DiskError::Stopped)));
+    assert!(matches!(gone.sync().await, Err(DiskError::Stopped)));
+    write(&disk.queue(), 0, 2).await.unwrap();
+    assert_eq!(read(&disk.queue(), 0).await[0], 2);
+}

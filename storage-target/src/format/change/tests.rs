@@ -125,6 +125,21 @@ fn changes_read_back_and_cut_ones_are_refused() {
 }
 
 #[test]
+fn a_change_beside_its_data_has_another_first_byte_and_the_same_effects() {
+    let Change::Sections(change) = samples().remove(0) else { panic!("sections") };
+    let (plain, beside) = (
+        Change::Sections(change.clone()),
+        Change::Sections(SectionsChange { is_beside: true, ..change }),
+    );
+    assert!(beside.is_beside() && !plain.is_beside());
+    let bytes = beside.encode();
+    // The plain one's bytes are fixed above.
+    assert_eq!([&[9], &plain.encode()[1..]].concat(), bytes);
+    assert_eq!(Change::decode(&bytes), Ok(beside.clone()));
+    assert_eq!(effects(&beside), effects(&plain));
+}
+
+#[test]
 fn what_a_change_takes_and_gives_up_follows_from_the_sections() {
     let samples = samples();
     let Change::Sections(change) = &samples[0] else { panic!("sections") };
@@ -247,9 +262,14 @@ proptest! {
     #[test]
     fn no_bytes_make_the_decoder_panic(
         which in 0_usize..9,
+        is_beside in any::<bool>(),
         noise in prop::collection::vec((0_usize..180, any::<u8>()), 0..12),
     ) {
-        let mut bytes = samples()[which].encode().to_vec();
+        let mut sample = samples().remove(which);
+        if let Change::Sections(change) = &mut sample {
+            change.is_beside = is_beside;
+        }
+        let mut bytes = sample.encode().to_vec();
         for (at, byte) in noise {
             let len = bytes.len();
             bytes[at % len] = byte;

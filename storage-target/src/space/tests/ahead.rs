@@ -21,7 +21,8 @@ fn space(regions: u32) -> Space {
 
 /// Places part `nth` of a chunk that will probably reach `until`.
 fn place(space: &Space, chunk: u64, nth: u32, until: u32) -> Reservation {
-    let spot = Spot { chunk: chunk_key(chunk), pages: nth * PART..(nth + 1) * PART, until };
+    let pages = nth * PART..(nth + 1) * PART;
+    let spot = Spot { chunk: chunk_key(chunk), pages, until, is_shared: false };
     let mut reservation = space.reserve(u64::from(PART), Purpose::Store).unwrap();
     reservation.place_at(&spot).unwrap();
     reservation
@@ -91,8 +92,38 @@ fn an_eighth_of_what_is_free_is_set_aside_at_most() {
     let space = space(8);
     let placed: Vec<Reservation> = (0..20).map(|number| place(&space, number, 0, CHUNK)).collect();
     let free = u32::try_from(space.totals().free).unwrap();
-    let wish = |until: u32| Spot { chunk: chunk_key(99), pages: 0..1, until };
+    let wish = |until: u32| Spot { chunk: chunk_key(99), pages: 0..1, until, is_shared: false };
     assert!(!space.is_cramped(&wish(free / 8 * 7)));
     assert!(space.is_cramped(&wish(free)), "but something is");
     drop(placed);
+}
+
+/// Places four pages at a time, as small durable writes are.
+fn place_small(space: &Space, nth: u32) -> Reservation {
+    let pages = 4 * nth..4 * (nth + 1);
+    let until = pages.start + 256;
+    let mut reservation = space.reserve(4, Purpose::Store).unwrap();
+    let spot = Spot { chunk: chunk_key(7), pages, until, is_shared: true };
+    reservation.place_at(&spot).unwrap();
+    reservation
+}
+
+#[test]
+fn small_parts_share_runs_and_stay_out_of_the_regions_of_large_things() {
+    let space = space(4);
+    let large = place(&space, 1, 0, PART);
+    let first: Vec<Reservation> = (0..256).map(|nth| place_small(&space, nth)).collect();
+    assert_eq!(runs(&first), 1, "window after window in one region");
+    let region = |reservation: &Reservation| (reservation.extents()[0].first - 4352) / REGION;
+    assert!(first.iter().all(|part| region(part) != region(&large)));
+    // Of what is given back every other place is free: no run, but the rest of the region.
+    let mut kept = Vec::new();
+    for (nth, part) in first.into_iter().enumerate() {
+        if nth % 2 == 0 {
+            kept.push(part);
+        }
+    }
+    let second: Vec<Reservation> = (256..512).map(|nth| place_small(&space, nth)).collect();
+    assert_eq!(runs(&second), 1, "not into the holes as long as there is a run");
+    drop((kept, second, large));
 }

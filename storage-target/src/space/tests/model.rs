@@ -207,7 +207,8 @@ impl World {
         };
         *end = start + u32::try_from(pages).unwrap();
         let until = *end + u32::try_from(self.random.within(0..6000)).unwrap();
-        Spot { chunk: chunk_key(chunk), pages: start..*end, until }
+        let is_shared = chunk == 3;
+        Spot { chunk: chunk_key(chunk), pages: start..*end, until, is_shared }
     }
 
     fn take_reservation(&mut self) -> Option<Reservation> {
