@@ -153,6 +153,7 @@ fn dispatch(
         Command::Trust => trust::trust(tx),
         Command::ReclaimOrphans(orphans) => orphan::reclaim_orphans(tx, orphans),
         Command::Restored(reason) => restore::restored(tx, reason),
+        Command::KeepNames(session) => session::keep_names(tx, *session),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

@@ -173,6 +173,8 @@ pub enum Command {
     /// A backup was put back, for this reason the namespace is doubted: nothing is given out again
     /// that the lost end of the log may have given out.
     Restored(String),
+    /// A session may keep names and attributes from now on: after a restart changes wait for it.
+    KeepNames(SessionId),
 }
 
 /// Makes an empty file system.

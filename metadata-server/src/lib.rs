@@ -6,8 +6,8 @@
 //! that thread.
 //!
 //! Modules, in reading order: [`command`], [`namespace`], [`store`], [`apply`], [`files`], [`log`],
-//! [`snapshot`], [`engine`], [`sessions`], [`locks`], [`targets`], [`capability`], [`ops`],
-//! [`hydration`], [`server`], [`daemon`], [`settings`], [`metrics`].
+//! [`snapshot`], [`engine`], [`sessions`], [`leases`], [`locks`], [`targets`], [`capability`],
+//! [`ops`], [`hydration`], [`server`], [`daemon`], [`settings`], [`metrics`].
 
 pub mod apply;
 pub mod capability;
@@ -16,6 +16,7 @@ pub mod daemon;
 pub mod engine;
 pub mod files;
 pub mod hydration;
+pub mod leases;
 pub mod locks;
 pub mod log;
 pub mod metrics;

@@ -20,6 +20,7 @@ use crate::{
     apply::ApplyError,
     engine::Core,
     hydration::import::is_old,
+    leases::Wait,
     namespace::{Body, Inode, permission, tree},
     store::{
         StoreError, keys,
@@ -34,6 +35,7 @@ pub mod create;
 pub mod directory;
 pub mod fsck;
 pub mod job;
+pub mod lease;
 pub mod lock;
 pub mod lookup;
 pub mod open;
@@ -75,6 +77,8 @@ pub enum Need {
     },
     /// The targets must hear of a shrink.
     Trim(InodeId),
+    /// Other clients must give back what it changes. To be held until it is tried again.
+    Recall(Wait),
 }
 
 /// Who asks: what the certificate of the connection allows.

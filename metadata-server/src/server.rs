@@ -26,6 +26,7 @@ use crate::{
     reconcile::Reconciliation,
     targets::{trims::Trims, upkeep::Upkeep},
 };
+use recalls::given_back;
 
 mod backup;
 pub mod environment;
@@ -33,6 +34,7 @@ mod fsck;
 mod hydrate;
 mod jobs;
 mod locks;
+mod recalls;
 mod roles;
 mod upkeep;
 
@@ -150,16 +152,24 @@ impl MetadataService {
     where
         R: Request + Sync,
     {
-        let mut trimmed = false;
+        // Held to the end: nothing is granted meanwhile of what was taken back.
+        let (mut trimmed, mut recalled) = (false, Vec::new());
         for _ in 0..NEEDS_MAX {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());
-            let work = move |core: &mut Core| operation(core, &caller, &of_turn);
+            let waited = recalled.clone();
+            let work = move |core: &mut Core| {
+                core.attempt(waited, |core| operation(core, &caller, &of_turn))
+            };
             let step = match durability {
                 Durability::Written => self.engine.turn(work).await?,
                 Durability::Synced => self.engine.durable_turn(work).await?,
             };
             match step {
                 Step::Done(reply) => return Ok(reply),
+                Step::Need(Need::Recall(wait)) => {
+                    given_back(&wait).await?;
+                    recalled.push(wait);
+                }
                 Step::Need(need) => {
                     self.settle(need.clone(), 0).await?;
                     trimmed |= matches!(need, Need::Trim(_));
@@ -201,6 +211,7 @@ impl MetadataService {
                     Ok(())
                 }
                 Need::Trim(inode) => trims.settle(inode).await,
+                Need::Recall(wait) => given_back(&wait).await,
             }
         };
         let mut task = self.background.spawn(work);
@@ -353,6 +364,10 @@ impl MetadataService {
             | RequestKind::CancelLock
             | RequestKind::AwaitLocks
             | RequestKind::Declare => self.locks(call).await,
+            RequestKind::FindName => self.run(call, Written, ops::lease::find).await,
+            RequestKind::ShowInode => self.run(call, Written, ops::lease::show).await,
+            RequestKind::ListEntries => self.list_entries(call).await,
+            RequestKind::AwaitRecalls => self.await_recalls(call).await,
             _ => self.dispatch_admin(call).await,
         }
     }

@@ -62,7 +62,7 @@ macro_rules! requests {
 }
 
 use crate::{
-    admin, backup, cluster, control, fsck, lock, metadata, session, storage, target, upkeep,
+    admin, backup, cluster, control, fsck, lease, lock, metadata, session, storage, target, upkeep,
 };
 
 requests! {
@@ -119,6 +119,14 @@ requests! {
     CancelLock = 0x0214, lock::CancelLock => session::Done;
     /// Waits for the end of any of the session's waits for locks.
     AwaitLocks = 0x0215, lock::AwaitLocks => lock::AwaitLocksReply;
+    /// Finds a name, to keep what it leads to.
+    FindName = 0x0220, lease::FindName => lease::FoundName;
+    /// Attributes of an inode, to be kept.
+    ShowInode = 0x0221, lease::ShowInode => lease::ShownInode;
+    /// A page of a directory, to be kept.
+    ListEntries = 0x0222, lease::ListEntries => lease::EntriesPage;
+    /// Listens for what must not be kept any more.
+    AwaitRecalls = 0x0223, lease::AwaitRecalls => lease::Recalls;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;

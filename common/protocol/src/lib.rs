@@ -5,8 +5,8 @@
 //! bytes are untrusted: decoding never panics, and what it returns is bounded.
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
-//! table), [`session`], [`capability`], [`metadata`], [`lock`], [`cluster`], [`storage`],
-//! [`target`], [`admin`], [`upkeep`], [`fsck`], [`backup`], [`control`].
+//! table), [`session`], [`capability`], [`metadata`], [`lease`], [`lock`], [`cluster`],
+//! [`storage`], [`target`], [`admin`], [`upkeep`], [`fsck`], [`backup`], [`control`].
 
 pub mod admin;
 pub mod backup;
@@ -17,6 +17,7 @@ pub mod control;
 pub mod frame;
 pub mod fsck;
 pub mod kind;
+pub mod lease;
 pub mod lock;
 pub mod metadata;
 pub mod session;

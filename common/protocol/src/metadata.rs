@@ -62,7 +62,7 @@ pub struct Attributes {
     pub change_count: ChangeCount,
 }
 
-/// What a reply covers with a lease. None are granted yet: kernel timeouts stay at zero.
+/// What a reply covers with a lease: see [`crate::lease`]. Other replies cover nothing.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Coverage {

@@ -112,7 +112,20 @@ pub(super) fn close(tx: &mut Transaction<'_>, session: SessionId) -> Result<Outc
         orphan::drop_if_unused(tx, inode)?;
     }
     tx.delete_all(&keys::outcomes(session))?;
+    tx.delete(keys::keeper(session));
     tx.delete(keys::session(session));
+    Ok(Outcome::Done)
+}
+
+/// The session may keep names and attributes.
+pub(super) fn keep_names(
+    tx: &mut Transaction<'_>,
+    session: SessionId,
+) -> Result<Outcome, ApplyError> {
+    if tx.read::<SessionRecord>(&keys::session(session))?.is_none() {
+        return Err(ErrorKind::SessionGone.into());
+    }
+    tx.put_bytes(keys::keeper(session), Vec::new());
     Ok(Outcome::Done)
 }
 

@@ -20,6 +20,7 @@ use crate::{
     apply::{self, ApplyError, Effect},
     capability::Keyring,
     command::{Command, Envelope, Outcome},
+    leases::{self, Table, Wait},
     locks::Locks,
     log::{LogError, Syncer, Writer},
     namespace::tree,
@@ -31,6 +32,7 @@ use crate::{
     targets::{Registry, map},
 };
 
+mod recall;
 mod repair;
 mod sessions;
 mod signing;
@@ -61,6 +63,12 @@ pub struct Core {
     pub(crate) readers: Readers,
     /// Locks of programs on files.
     pub(crate) locks: Locks,
+    /// What clients may keep.
+    pub(crate) leases: Table,
+    /// What the operation of this turn must wait for before it is executed.
+    recall: Option<Wait>,
+    /// What others have given back for the operation of this turn.
+    given_back: Vec<Wait>,
     /// When sessions from before the start must have declared what they read.
     declared_by: Timestamp,
     /// What heartbeats tell.
@@ -122,6 +130,12 @@ impl Core {
             coming_key: None,
             readers: Readers::after_restart(sessions_by_nonce.values().copied()),
             locks: Locks::after_restart(sessions_by_nonce.values().copied()),
+            leases: Table::after_restart(
+                leases::table::Limits::default(),
+                recall::keepers(&*store)?,
+            ),
+            recall: None,
+            given_back: Vec::new(),
             declared_by: now.plus(settings.lease),
             expiry,
             registry,
@@ -190,6 +204,7 @@ impl Core {
             Ok(applied) => applied,
             Err(error) => self.apply_after(error, index, &envelope)?,
         };
+        self.take_back(operation, &effect.batch)?;
         let record = envelope.to_bytes();
         if !self.room.admits(record.len()) {
             return Err(log_failure(LogError::NoSpace));
@@ -474,6 +489,7 @@ impl Core {
                 self.expiry.handle_end(*session);
                 self.readers.handle_end(*session);
                 self.locks.handle_end(*session);
+                self.leases.handle_end(*session);
             }
             Command::AddLink(_) | Command::RemoveLink(_) => self.links_index = self.log.last(),
             _ => {}

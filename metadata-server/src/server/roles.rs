@@ -10,7 +10,9 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
 /// Who may send it.
 #[expect(clippy::too_many_lines, reason = "a table with a line for every request")]
 fn admitted(kind: Kind) -> &'static [Role] {
+    use Kind::{AwaitRecalls, FindName, ListEntries, ShowInode};
     match kind {
+        FindName | ShowInode | ListEntries | AwaitRecalls => &[Role::Client],
         Kind::Hello | Kind::FetchMap => &[Role::Target, Role::Client, Role::Admin],
         Kind::OpenSession
         | Kind::RenewTicket

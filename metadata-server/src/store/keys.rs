@@ -31,6 +31,7 @@
 //! | `X`   | inode 8, name                 | value of an extended attribute                     |
 //! | `Y`   | session 8, inode 8            | empty: what a session keeps open, for its end      |
 //! | `Z`   |                               | [`RestoreRecord`]: how often a backup was put back |
+//! | `a`   | session 8                     | empty: a session that may keep names under leases  |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`DistrustRecord`]: super::records::DistrustRecord
@@ -111,6 +112,12 @@ pub fn cookies(directory: InodeId) -> Vec<u8> {
 #[must_use]
 pub fn cookie(directory: InodeId, cookie: u64) -> Vec<u8> {
     key!(b'C', directory.0.to_be_bytes(), cookie.to_be_bytes())
+}
+
+/// All names of all directories.
+#[must_use]
+pub fn all_entries() -> Vec<u8> {
+    key!(b'D')
 }
 
 /// All names of a directory.
@@ -357,6 +364,18 @@ pub fn opened_by(session: SessionId) -> Vec<u8> {
 #[must_use]
 pub fn opened(session: SessionId, inode: InodeId) -> Vec<u8> {
     key!(b'Y', session.0.to_be_bytes(), inode.0.to_be_bytes())
+}
+
+/// All sessions that may keep something.
+#[must_use]
+pub fn keepers() -> Vec<u8> {
+    key!(b'a')
+}
+
+/// One session that may keep something.
+#[must_use]
+pub fn keeper(session: SessionId) -> Vec<u8> {
+    key!(b'a', session.0.to_be_bytes())
 }
 
 /// The bytes of `key` behind `prefix`; empty when it is another one.

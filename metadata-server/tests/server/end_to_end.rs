@@ -2,6 +2,7 @@
 
 mod cluster;
 mod jobs;
+mod leases;
 mod locks;
 mod restricted;
 mod sessions;

@@ -20,6 +20,7 @@ mod engine;
 mod full_disk;
 mod golden;
 mod hosts;
+mod leases;
 mod lost_names;
 mod namespace;
 mod once;

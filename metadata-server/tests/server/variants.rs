@@ -66,6 +66,7 @@ variants!(
         Trust,
         ReclaimOrphans,
         Restored,
+        KeepNames,
     }
 );
 

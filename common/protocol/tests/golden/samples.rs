@@ -4,6 +4,7 @@ mod admin;
 mod backup;
 mod cluster;
 mod fsck;
+mod lease;
 mod lock;
 mod metadata;
 mod storage;
@@ -36,6 +37,7 @@ pub(crate) fn all() -> Vec<Sample> {
     let mut samples = sessions();
     samples.extend(metadata::all());
     samples.extend(lock::all());
+    samples.extend(lease::all());
     samples.extend(cluster::all());
     samples.extend(storage::all());
     samples.extend(admin::all());

@@ -33,9 +33,10 @@ impl Commands {
     }
 
     pub(super) fn of_sessions(&mut self, view: &dyn View) -> Command {
-        match percent(&self.random, 70) {
-            true => self.open_session(),
-            false => Command::CloseSession(self.any_session(view)),
+        match self.random.within(0..10) {
+            0..6 => self.open_session(),
+            6 => Command::KeepNames(self.any_session(view)),
+            _ => Command::CloseSession(self.any_session(view)),
         }
     }
 

@@ -215,6 +215,7 @@ fn of_attributes() -> Vec<Command> {
         Command::Distrust("an older copy".to_owned()),
         Command::Trust,
         Command::Restored("a backup was put back".to_owned()),
+        Command::KeepNames(SessionId(39)),
         Command::ReclaimOrphans(ReclaimOrphans {
             target: TargetId([36; 8]),
             contents: vec![ContentName { inode: InodeId(37), generation: ContentGeneration(38) }],

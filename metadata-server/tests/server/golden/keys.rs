@@ -42,5 +42,6 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("distrust", keys::distrust()),
         Sample::key("restores", keys::restores()),
         Sample::key("opened", keys::opened(SESSION, INODE)),
+        Sample::key("keeper", keys::keeper(SESSION)),
     ]
 }

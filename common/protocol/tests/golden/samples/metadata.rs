@@ -133,11 +133,11 @@ fn xattrs() -> Vec<Sample> {
     .collect()
 }
 
-fn name() -> FileName {
+pub(super) fn name() -> FileName {
     FileName::parse(b"0001.jpg\xff").expect("a name")
 }
 
-fn attributes() -> Attributes {
+pub(super) fn attributes() -> Attributes {
     Attributes {
         inode: InodeId(0x1_0000_0001),
         kind: FileKind::Regular,
@@ -155,7 +155,7 @@ fn attributes() -> Attributes {
     }
 }
 
-fn inode_reply() -> InodeReply {
+pub(super) fn inode_reply() -> InodeReply {
     InodeReply {
         attributes: attributes(),
         content: Some(content()),

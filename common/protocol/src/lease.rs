@@ -1,0 +1,161 @@
+//! Names and attributes that a client keeps under leases: clients to the metadata server.
+//!
+//! A lease is on a *key*, the id of an inode. The lease on a directory covers names in it, its own
+//! attributes, and the attributes of the files whose only name lies in it; an inode with several
+//! names, or none, has a lease of its own. What a reply says is covered may be kept until it is
+//! taken back, and as long as the session's ticket counts.
+//!
+//! Who wants to keep anything must listen: [`AwaitRecalls`] stays open at the server until there is
+//! something to take back. A change of another session waits for the acknowledgement:
+//!
+//! ```text
+//!   A: FindName ───────▶ covered          (the server notes: A has a lease on the directory)
+//!   B: Remove ─────────▶ ┐
+//!   A: AwaitRecalls ◀─── ┤ the name is taken back
+//!   A: AwaitRecalls ───▶ ┤ acknowledged
+//!   B:         answered ◀┘
+//! ```
+
+use millrace_types::{FileName, InodeId, SessionId};
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::{
+    metadata::{Attributes, Coverage, DirectoryEntry, InodeReply},
+    session::Caller,
+};
+
+/// Finds `name` in `parent`, to keep what is found.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct FindName {
+    /// For whom.
+    pub caller: Caller,
+    /// Who keeps it.
+    pub session: SessionId,
+    /// The directory.
+    pub parent: InodeId,
+    /// The name.
+    pub name: FileName,
+}
+
+/// What a name leads to.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct FoundName {
+    /// The inode; `None` where there is no such name.
+    pub found: Option<InodeReply>,
+    /// Whether the name may be kept: [`Coverage::Directory`] also that there is none.
+    pub coverage: Coverage,
+    /// The key of the lease under which the attributes may be kept, if they may.
+    pub lease: Option<InodeId>,
+}
+
+/// Fetches an inode, to keep its attributes.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ShowInode {
+    /// For whom.
+    pub caller: Caller,
+    /// Who keeps them.
+    pub session: SessionId,
+    /// The inode.
+    pub inode: InodeId,
+}
+
+/// An inode.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ShownInode {
+    /// As it is.
+    pub reply: InodeReply,
+    /// The key of the lease under which the attributes may be kept, if they may.
+    pub lease: Option<InodeId>,
+}
+
+/// Asks for one page of a directory, to keep its names and their attributes.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ListEntries {
+    /// For whom.
+    pub caller: Caller,
+    /// Who keeps them.
+    pub session: SessionId,
+    /// The directory.
+    pub inode: InodeId,
+    /// Where the page begins.
+    pub from: ListFrom,
+    /// Entries wanted at most, 1 to [`DIRECTORY_PAGE_MAX`](crate::metadata::DIRECTORY_PAGE_MAX).
+    pub entries_max: u32,
+}
+
+/// Where a page of a directory begins.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub enum ListFrom {
+    /// Behind the entry with this cookie; 0 is the beginning.
+    Cookie(u64),
+    /// With this name. Where there is no such name the page is empty, and not the last.
+    Name(FileName),
+}
+
+/// One page of a directory.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct EntriesPage {
+    /// Entries in the order of their cookies.
+    pub entries: Vec<CoveredEntry>,
+    /// Whether the directory has no entry after these.
+    pub last: bool,
+    /// The parent of the directory, for `..`.
+    pub parent: InodeId,
+    /// Whether the names may be kept.
+    pub coverage: Coverage,
+    /// The directory's own attributes, where they may be kept under its lease.
+    pub directory: Option<Attributes>,
+}
+
+/// One entry of a directory.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CoveredEntry {
+    /// The entry.
+    pub entry: DirectoryEntry,
+    /// The key of the lease under which its attributes may be kept, if they may.
+    pub lease: Option<InodeId>,
+}
+
+/// Listens for what is taken back from the session, and acknowledges what was. Answered when there
+/// is something, and empty after [`AWAIT_RECALLS_MAX_MS`]. A session that does not listen is
+/// granted nothing; the requests of one session follow each other.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AwaitRecalls {
+    /// The session.
+    pub session: SessionId,
+    /// The life of the server, as its hello names it, since which the client has kept nothing from
+    /// earlier ones: neither here nor in its kernel. Another than the present one is answered
+    /// [`ErrorKind::Stale`](millrace_types::ErrorKind::Stale).
+    pub incarnation: u64,
+    /// [`Recalls::through`] of the last answer that was dealt with; 0 at first. What it named is
+    /// not kept any more, and no answer to a request from before will be kept.
+    pub acknowledged: u64,
+}
+
+/// What is taken back. What is not acknowledged comes again.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Recalls {
+    /// To be acknowledged; grows.
+    pub through: u64,
+    /// At most [`RECALLS_MAX`].
+    pub recalls: Vec<Recall>,
+}
+
+/// Something that must not be kept any more.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub enum Recall {
+    /// What this name of this directory leads to, or that it leads to nothing.
+    Name(InodeId, FileName),
+    /// The attributes of this inode.
+    Attributes(InodeId),
+    /// Everything under the lease with this key, which ends.
+    Lease(InodeId),
+    /// Everything: every lease of the session ends.
+    Everything,
+}
+
+/// How long [`AwaitRecalls`] stays open, in milliseconds: a few times for each lease.
+pub const AWAIT_RECALLS_MAX_MS: u64 = 10_000;
+
+/// The most entries of one answer: 1,024 names of 255 bytes fit a third of a message.
+pub const RECALLS_MAX: usize = 1024;

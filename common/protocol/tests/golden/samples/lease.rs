@@ -1,0 +1,58 @@
+//! Messages about what clients keep under leases.
+
+use millrace_protocol::{
+    lease::{
+        AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries, ListFrom,
+        Recall, Recalls, ShowInode, ShownInode,
+    },
+    metadata::{Coverage, DirectoryEntry},
+};
+use millrace_types::{InodeId, SessionId};
+
+use super::{
+    Sample, caller,
+    metadata::{attributes, inode_reply, name},
+    pair,
+};
+
+pub(super) fn all() -> Vec<Sample> {
+    let (session, parent, lease) = (SessionId(7), InodeId(9), Some(InodeId(9)));
+    let found = FoundName { found: Some(inode_reply()), coverage: Coverage::Names, lease };
+    let list = ListEntries {
+        caller: caller(),
+        session,
+        inode: parent,
+        from: ListFrom::Name(name()),
+        entries_max: 512,
+    };
+    let entry = DirectoryEntry { name: name(), cookie: 17, attributes: attributes() };
+    let page = EntriesPage {
+        entries: vec![CoveredEntry { entry, lease }],
+        last: true,
+        parent: InodeId::ROOT,
+        coverage: Coverage::Names,
+        directory: Some(attributes()),
+    };
+    let recalls = Recalls {
+        through: 34,
+        recalls: vec![
+            Recall::Name(parent, name()),
+            Recall::Attributes(InodeId(10)),
+            Recall::Lease(parent),
+            Recall::Everything,
+        ],
+    };
+    let awaits = AwaitRecalls { session, incarnation: 0x1122_3344_5566_7788, acknowledged: 33 };
+    [
+        pair(&FindName { caller: caller(), session, parent, name: name() }, &found),
+        pair(
+            &ShowInode { caller: caller(), session, inode: InodeId(10) },
+            &ShownInode { reply: inode_reply(), lease },
+        ),
+        pair(&list, &page),
+        pair(&awaits, &recalls),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}

@@ -1,0 +1,73 @@
+//! Takes back what clients may keep, before a command changes it.
+
+use std::ops::Bound;
+
+use millrace_protocol::session::Operation;
+use millrace_types::{ErrorKind, Failure, SessionId};
+
+use super::Core;
+use crate::{
+    leases::{Wait, touched},
+    ops::{Need, Step},
+    store::{Batch, StoreError, View, borrow, keys, prefix_end},
+};
+
+impl Core {
+    /// Takes back what `batch` changes, before it is logged.
+    ///
+    /// A client's operation that must wait for that is refused here, and nothing has happened:
+    /// [`Self::attempt`] then says what it waits for. The server's own commands do not wait: what
+    /// a bucket changes is promised within an age only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`], and when the store is broken.
+    pub(super) fn take_back(
+        &mut self,
+        operation: Option<Operation>,
+        batch: &Batch,
+    ) -> Result<(), Failure> {
+        if self.leases.is_idle() {
+            return Ok(());
+        }
+        let touches = touched(&*self.store.0, batch);
+        let mut touches = touches.map_err(|error| self.failure(error.into()))?;
+        touches.retain(|touch| !self.given_back.iter().any(|wait| wait.has_settled(touch)));
+        let now = self.now();
+        let session = operation.map(|operation| operation.session);
+        self.recall = self.leases.recall(&touches, session, operation.is_some(), now);
+        match &self.recall {
+            None => Ok(()),
+            Some(_) => {
+                let text = "other clients have not given back yet what this changes";
+                Err(Failure::new(ErrorKind::Busy, text))
+            }
+        }
+    }
+
+    /// Tries an operation, for which others have given back what `given_back` says. Where others
+    /// still have to, that is what it needs.
+    ///
+    /// # Errors
+    /// Those of the operation.
+    pub fn attempt<T>(
+        &mut self,
+        given_back: Vec<Wait>,
+        operation: impl FnOnce(&mut Self) -> Result<Step<T>, Failure>,
+    ) -> Result<Step<T>, Failure> {
+        (self.given_back, self.recall) = (given_back, None);
+        let step = operation(self);
+        self.given_back.clear();
+        match self.recall.take() {
+            Some(wait) => Ok(Step::Need(Need::Recall(wait))),
+            None => step,
+        }
+    }
+}
+
+/// Sessions that may keep what was granted to them.
+pub(super) fn keepers(view: &(impl View + ?Sized)) -> Result<Vec<SessionId>, StoreError> {
+    let prefix = keys::keepers();
+    let end = prefix_end(&prefix);
+    let found = view.scan(Bound::Included(&prefix), borrow(&end), usize::MAX)?;
+    Ok(found.iter().filter_map(|(key, _)| keys::number_at(key, 1)).map(SessionId).collect())
+}

@@ -1,0 +1,29 @@
+//! Leases: what clients may keep of names and attributes, and how it is taken back.
+//!
+//! Owns who holds a lease on which key and what is on its way to be taken back. All of it is
+//! volatile and pure: the engine feeds it grants, changes, acknowledgements and the time. What a
+//! lease covers is said in [`millrace_protocol::lease`].
+//!
+//! - A change of one session is logged only when all others that may keep something of what it
+//!   changes have given that back ([`Table::recall`], [`Wait`]). From the moment in which it begins
+//!   to wait, nothing is granted on the keys that it touches, until it is done or given up.
+//! - What a file's writers change all the time is kept by nobody: opening for writing takes it back
+//!   once.
+//! - A session that does not listen, or is too far behind, is granted nothing. It gives everything
+//!   back by ending.
+//! - After a restart any session that ever listened may keep anything, until it has said that it
+//!   does not ([`Table::handle_declared`]) or has ended.
+//!
+//! Modules, in reading order: [`mod@touched`] (what a command changes), [`table`] (who holds what),
+//! [`queue`] (what is on its way to one session), [`restless`] (directories that change all the
+//! time), [`marks`] (keys on which nothing is granted).
+
+pub mod marks;
+pub mod queue;
+pub mod restless;
+pub mod table;
+pub mod touched;
+
+pub use marks::Wait;
+pub use table::{Holding, Table};
+pub use touched::{Touch, key_of, touched};

@@ -1,0 +1,179 @@
+//! What is on its way to be taken back from one session.
+
+use std::collections::VecDeque;
+
+use millrace_protocol::lease::{RECALLS_MAX, Recall, Recalls};
+use millrace_types::InodeId;
+use tokio::sync::watch;
+
+use super::{Holding, marks::Debt};
+
+/// Recalls that are not acknowledged, in the order of their numbers.
+#[derive(Debug)]
+pub struct Queue {
+    entries: VecDeque<Entry>,
+    /// The number of the last one.
+    last: u64,
+    /// The highest number that was ever sent.
+    sent: u64,
+    bound: usize,
+    /// Raised whenever there is something new.
+    news: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    recall: Recall,
+    /// Who waits for the acknowledgement.
+    debts: Vec<Debt>,
+    /// The part of a lease that ends with it.
+    ends: Option<(InodeId, Holding)>,
+}
+
+/// What ended with an acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// A part of the lease with this key.
+    Part(InodeId, Holding),
+    /// Every lease.
+    Everything,
+}
+
+impl Queue {
+    /// An empty queue that holds `bound` entries.
+    #[must_use]
+    pub fn new(bound: usize) -> Self {
+        let news = watch::Sender::new(0);
+        Self { entries: VecDeque::new(), last: 0, sent: 0, bound, news }
+    }
+
+    /// Adds a recall, for which `debt` waits and with which `ends` ends. A queue that is full
+    /// becomes one recall of everything; tells whether it did.
+    pub fn push(
+        &mut self,
+        recall: Recall,
+        debt: Option<Debt>,
+        ends: Option<(InodeId, Holding)>,
+    ) -> bool {
+        self.last += 1;
+        let (full, number) = (self.entries.len() >= self.bound, self.last);
+        let mut debts: Vec<_> = debt.into_iter().collect();
+        let entry = if full {
+            debts.extend(self.entries.drain(..).flat_map(|entry| entry.debts));
+            Entry { number, recall: Recall::Everything, debts, ends: None }
+        } else {
+            Entry { number, recall, debts, ends }
+        };
+        self.entries.push_back(entry);
+        self.news.send_replace(number);
+        full
+    }
+
+    /// Everything up to `through` was dealt with: returns what ended with that. A number that was
+    /// never sent acknowledges nothing.
+    pub fn handle_acknowledged(&mut self, through: u64) -> Vec<Ended> {
+        let mut ended = Vec::new();
+        if through > self.sent {
+            return ended;
+        }
+        while let Some(entry) = self.entries.front()
+            && entry.number <= through
+        {
+            match (&entry.recall, entry.ends) {
+                (Recall::Everything, _) => ended.push(Ended::Everything),
+                (_, Some((key, part))) => ended.push(Ended::Part(key, part)),
+                (_, None) => {}
+            }
+            self.entries.pop_front();
+        }
+        ended
+    }
+
+    /// What the session must hear next, from the oldest on.
+    pub fn poll(&mut self) -> Recalls {
+        let recalls: Vec<_> = self.entries.iter().take(RECALLS_MAX).collect();
+        let through = recalls.last().map_or(self.last, |entry| entry.number);
+        self.sent = self.sent.max(through);
+        let recalls = recalls.into_iter().map(|entry| entry.recall.clone()).collect();
+        Recalls { through, recalls }
+    }
+
+    /// Tells when there is something new.
+    #[must_use]
+    pub fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+
+    /// How many wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether none waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::InodeId;
+
+    use super::*;
+    use crate::leases::Wait;
+
+    fn attributes(inode: u64) -> Recall {
+        Recall::Attributes(InodeId(inode))
+    }
+
+    #[test]
+    fn a_recall_comes_again_until_it_is_acknowledged() {
+        let mut queue = Queue::new(10);
+        let (wait, debt) = Wait::new(Vec::new());
+        let part = (InodeId(9), Holding::OWN);
+        assert!(!queue.push(attributes(1), Some(debt), Some(part)));
+        assert_eq!(queue.handle_acknowledged(1), []);
+        assert!(!wait.is_over(), "what was never sent is not acknowledged");
+        for _ in 0..2 {
+            let recalls = queue.poll();
+            assert_eq!((recalls.through, recalls.recalls), (1, vec![attributes(1)]));
+        }
+        queue.push(attributes(2), None, None);
+        assert_eq!(queue.handle_acknowledged(1), [Ended::Part(InodeId(9), Holding::OWN)]);
+        assert!(wait.is_over());
+        assert_eq!(queue.poll().recalls, [attributes(2)]);
+        queue.handle_acknowledged(2);
+        assert!(queue.is_empty());
+        assert_eq!(queue.poll(), Recalls { through: 2, recalls: Vec::new() });
+    }
+
+    #[test]
+    fn a_full_queue_becomes_a_recall_of_everything_that_owes_all_that_was_owed() {
+        let mut queue = Queue::new(3);
+        let (first, debt) = Wait::new(Vec::new());
+        queue.push(attributes(1), Some(debt), None);
+        queue.push(attributes(2), None, None);
+        queue.push(attributes(3), None, None);
+        queue.poll();
+        let (second, debt) = Wait::new(Vec::new());
+        assert!(queue.push(attributes(4), Some(debt), None));
+        assert_eq!(queue.handle_acknowledged(3), []);
+        assert!(!first.is_over(), "it waits for the recall that took its place");
+        let recalls = queue.poll();
+        assert_eq!((recalls.through, recalls.recalls), (4, vec![Recall::Everything]));
+        assert_eq!(queue.handle_acknowledged(4), [Ended::Everything]);
+        assert!(first.is_over() && second.is_over());
+    }
+
+    #[test]
+    fn the_end_of_a_session_pays_its_debts() {
+        let (wait, debt) = Wait::new(Vec::new());
+        let mut queue = Queue::new(3);
+        queue.push(attributes(1), Some(debt), None);
+        drop(queue);
+        assert!(wait.is_over());
+    }
+}

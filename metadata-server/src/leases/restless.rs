@@ -1,0 +1,131 @@
+//! Directories that several clients change, or one changes while others look: what is kept of them
+//! would only be taken back again.
+
+use std::{collections::HashMap, time::Duration};
+
+use millrace_types::{InodeId, Timestamp};
+
+/// Keys from which something was taken back lately.
+#[derive(Debug, Default)]
+pub struct Restless {
+    keys: HashMap<InodeId, Unrest>,
+}
+
+#[derive(Debug)]
+struct Unrest {
+    /// Changes for which something was taken back, in the window that began then.
+    recalls: u32,
+    began: Timestamp,
+    /// The last change of any kind.
+    last: Timestamp,
+}
+
+/// So many changes that had to take something back within [`WINDOW`] make a key restless: each cost
+/// its caller a round trip to another client.
+pub const RECALLS_MAX: u32 = 8;
+
+/// Within which they are counted.
+pub const WINDOW: Duration = Duration::from_secs(4);
+
+/// How long nobody may have changed anything before a lease is granted again.
+pub const QUIET: Duration = Duration::from_secs(4);
+
+/// Past so many keys the quiet ones are forgotten; if none is, all.
+const KEYS_MAX: usize = 1 << 16;
+
+impl Restless {
+    /// Something was taken back for a change under `key`. Tells whether it is restless now.
+    pub fn handle_recall(&mut self, key: InodeId, now: Timestamp) -> bool {
+        if self.keys.len() >= KEYS_MAX && !self.keys.contains_key(&key) {
+            self.forget_quiet(now);
+        }
+        let unrest = self.keys.entry(key).or_insert(Unrest { recalls: 0, began: now, last: now });
+        if unrest.recalls <= RECALLS_MAX && unrest.began.plus(WINDOW) < now {
+            (unrest.recalls, unrest.began) = (0, now);
+        }
+        unrest.recalls = unrest.recalls.saturating_add(1);
+        unrest.last = now;
+        unrest.recalls > RECALLS_MAX
+    }
+
+    /// Something changed under `key`.
+    pub fn handle_change(&mut self, key: InodeId, now: Timestamp) {
+        if let Some(unrest) = self.keys.get_mut(&key) {
+            unrest.last = now;
+        }
+    }
+
+    /// Whether nothing is granted on the key.
+    pub fn is_restless(&mut self, key: InodeId, now: Timestamp) -> bool {
+        let Some(unrest) = self.keys.get(&key) else {
+            return false;
+        };
+        if unrest.is_quiet(now) {
+            self.keys.remove(&key);
+            return false;
+        }
+        unrest.recalls > RECALLS_MAX
+    }
+
+    /// Whether there is nothing to watch.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    fn forget_quiet(&mut self, now: Timestamp) {
+        self.keys.retain(|_, unrest| !unrest.is_quiet(now));
+        if self.keys.len() >= KEYS_MAX {
+            self.keys.clear();
+        }
+    }
+}
+
+impl Unrest {
+    fn is_quiet(&self, now: Timestamp) -> bool {
+        self.last.plus(QUIET) < now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: InodeId = InodeId(7);
+
+    fn at(milliseconds: i64) -> Timestamp {
+        Timestamp(milliseconds * 1_000_000)
+    }
+
+    #[test]
+    fn a_key_is_restless_after_several_recalls_and_until_it_has_been_quiet() {
+        let mut restless = Restless::default();
+        for count in 1..=RECALLS_MAX {
+            assert!(!restless.handle_recall(KEY, at(i64::from(count))));
+        }
+        assert!(!restless.is_restless(KEY, at(10)));
+        assert!(restless.handle_recall(KEY, at(11)));
+        assert!(restless.is_restless(KEY, at(12)));
+        restless.handle_change(KEY, at(3000));
+        assert!(restless.is_restless(KEY, at(7000)), "somebody changed it meanwhile");
+        assert!(!restless.is_restless(KEY, at(7001)));
+        assert!(restless.is_empty());
+    }
+
+    #[test]
+    fn changes_now_and_then_are_none() {
+        let mut restless = Restless::default();
+        for count in 0..100 {
+            assert!(!restless.handle_recall(KEY, at(count * 600)), "at {count}");
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut restless = Restless::default();
+        for key in 0..3 * KEYS_MAX as u64 {
+            restless.handle_recall(InodeId(key), at(1));
+        }
+        assert!(restless.keys.len() <= KEYS_MAX);
+    }
+}

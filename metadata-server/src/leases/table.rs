@@ -1,0 +1,386 @@
+//! Who holds a lease on what.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use millrace_protocol::lease::{AWAIT_RECALLS_MAX_MS, Recall, Recalls};
+use millrace_types::{InodeId, SessionId, Timestamp};
+use tokio::sync::watch;
+
+use super::{
+    Touch, Wait,
+    marks::{Debt, Marks},
+    queue::{Ended, Queue},
+    restless::Restless,
+};
+
+/// The leases of all sessions.
+#[derive(Debug)]
+pub struct Table {
+    limits: Limits,
+    by_key: HashMap<InodeId, BTreeMap<SessionId, Held>>,
+    sessions: HashMap<SessionId, Session>,
+    /// Pairs of a session and a key.
+    leases: usize,
+    marks: Marks,
+    restless: Restless,
+    /// Sessions from before a restart that may keep what the run before granted.
+    undeclared: BTreeSet<SessionId>,
+    /// What waits for them.
+    declaring: Option<(Wait, Debt)>,
+}
+
+/// Bounds of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Leases of one session.
+    pub of_session: usize,
+    /// Leases in all.
+    pub of_all: usize,
+    /// Recalls of one session that are not acknowledged.
+    pub queue: usize,
+}
+
+/// What a lease covers; a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Holding(u8);
+
+/// What a session has of a key.
+#[derive(Debug, Default)]
+struct Held {
+    holding: Holding,
+    /// Recalls that end a part of it and are not acknowledged. Nothing is granted meanwhile.
+    ending: u32,
+}
+
+#[derive(Debug)]
+struct Session {
+    keys: HashSet<InodeId>,
+    queue: Queue,
+    /// When it listened last.
+    heard: Timestamp,
+    /// Everything is taken back, and that is not acknowledged.
+    ending: bool,
+}
+
+impl Default for Limits {
+    /// A million leases in all cost some 200 MB: 1,000 clients with 1,000 directories each.
+    fn default() -> Self {
+        Self { of_session: 1 << 16, of_all: 1 << 20, queue: 4096 }
+    }
+}
+
+impl Holding {
+    /// The attributes of the inode that the key names.
+    pub const OWN: Self = Self(1);
+    /// Names that were seen, and the attributes of files that have no other.
+    pub const NAMES: Self = Self(2);
+    /// Also that there are no other names.
+    pub const WHOLE: Self = Self(4);
+
+    /// Both.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Without what is in `other`.
+    #[must_use]
+    fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Whether something of `other` is in it.
+    #[must_use]
+    pub fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// Everything that a lease can cover.
+const ALL: Holding = Holding(7);
+
+/// A session that has not listened for this long has stopped: it asks again after each answer.
+const SILENCE_MAX: Duration = Duration::from_millis(2 * AWAIT_RECALLS_MAX_MS);
+
+impl Table {
+    /// Starts after a restart, with the sessions that may keep what they were granted before it.
+    #[must_use]
+    pub fn after_restart(limits: Limits, undeclared: impl IntoIterator<Item = SessionId>) -> Self {
+        let undeclared: BTreeSet<_> = undeclared.into_iter().collect();
+        Self {
+            limits,
+            by_key: HashMap::new(),
+            sessions: HashMap::new(),
+            leases: 0,
+            marks: Marks::default(),
+            restless: Restless::default(),
+            declaring: (!undeclared.is_empty()).then(|| Wait::new(Vec::new())),
+            undeclared,
+        }
+    }
+
+    /// Whether no change has anything to ask here.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.leases == 0 && self.undeclared.is_empty() && self.restless.is_empty()
+    }
+
+    /// The session listens, keeps nothing from before a restart, and has dealt with everything up
+    /// to `acknowledged`. Returns what tells when there are news for it.
+    pub fn handle_listening(
+        &mut self,
+        session: SessionId,
+        acknowledged: u64,
+        now: Timestamp,
+    ) -> watch::Receiver<u64> {
+        self.handle_declared(session);
+        let queue_bound = self.limits.queue;
+        let state = self.sessions.entry(session).or_insert_with(|| Session {
+            keys: HashSet::new(),
+            queue: Queue::new(queue_bound),
+            heard: now,
+            ending: false,
+        });
+        state.heard = now.max(state.heard);
+        let news = state.queue.news();
+        for ended in state.queue.handle_acknowledged(acknowledged) {
+            match ended {
+                Ended::Part(key, part) => self.end_part(session, key, part),
+                Ended::Everything => self.end_all(session),
+            }
+        }
+        news
+    }
+
+    /// What the session must hear.
+    pub fn poll_recalls(&mut self, session: SessionId) -> Option<Recalls> {
+        self.sessions.get_mut(&session).map(|state| state.queue.poll())
+    }
+
+    /// The session keeps nothing from before the restart.
+    pub fn handle_declared(&mut self, session: SessionId) {
+        self.undeclared.remove(&session);
+        if self.undeclared.is_empty() {
+            self.declaring = None;
+        }
+    }
+
+    /// The session has ended: it holds nothing, and nobody waits for it.
+    pub fn handle_end(&mut self, session: SessionId) {
+        self.handle_declared(session);
+        self.end_all(session);
+        self.sessions.remove(&session);
+    }
+
+    /// Whether a lease on the key could be granted to the session now.
+    pub fn is_free(&mut self, session: SessionId, key: InodeId, now: Timestamp) -> bool {
+        let Some(state) = self.sessions.get(&session) else {
+            return false;
+        };
+        if state.ending || state.heard.plus(SILENCE_MAX) < now {
+            return false;
+        }
+        match self.by_key.get(&key).and_then(|holders| holders.get(&session)) {
+            Some(held) if held.ending > 0 => return false,
+            Some(_) => {}
+            None => {
+                let full = state.keys.len() >= self.limits.of_session;
+                if full || self.leases >= self.limits.of_all {
+                    return false;
+                }
+            }
+        }
+        !self.marks.is_marked(key) && !self.restless.is_restless(key, now)
+    }
+
+    /// Grants the session a lease, or more of one that it has. Tells whether it did.
+    pub fn grant(
+        &mut self,
+        session: SessionId,
+        key: InodeId,
+        holding: Holding,
+        now: Timestamp,
+    ) -> bool {
+        if !self.is_free(session, key, now) {
+            return false;
+        }
+        let held = self.by_key.entry(key).or_default().entry(session).or_default();
+        held.holding = held.holding.with(holding);
+        if let Some(state) = self.sessions.get_mut(&session)
+            && state.keys.insert(key)
+        {
+            self.leases += 1;
+        }
+        true
+    }
+
+    /// What `touches` name changes, by `by` if that is a session's change. Takes it back from all
+    /// others.
+    ///
+    /// With `wait`, returns what the change must wait for, if anything: then nothing is granted on
+    /// these keys while that is held. Without, what is taken back is sent and nobody waits.
+    pub fn recall(
+        &mut self,
+        touches: &[Touch],
+        by: Option<SessionId>,
+        wait: bool,
+        now: Timestamp,
+    ) -> Option<Wait> {
+        if touches.is_empty() {
+            return None;
+        }
+        let keys: BTreeSet<_> = touches.iter().map(Touch::key).collect();
+        for &key in &keys {
+            self.restless.handle_change(key, now);
+        }
+        if wait && let Some(wait) = self.declaring(by) {
+            return Some(wait);
+        }
+        let parties = self.parties(touches, by);
+        if parties.is_empty() {
+            return None;
+        }
+        let (waiting, debt) = Wait::new(touches.to_vec());
+        let taken: BTreeSet<_> = parties.iter().map(|(_, touch)| touch.key()).collect();
+        let restless: BTreeSet<_> =
+            taken.into_iter().filter(|&key| self.restless.handle_recall(key, now)).collect();
+        for (session, touch) in parties {
+            if !restless.contains(&touch.key()) {
+                let debt = wait.then(|| Arc::clone(&debt));
+                self.take_back(session, touch, debt);
+            }
+        }
+        for key in restless {
+            self.take_whole(key, by, wait.then_some(&debt));
+        }
+        if !wait {
+            return None;
+        }
+        for key in keys {
+            self.marks.insert(key, &waiting);
+        }
+        Some(waiting)
+    }
+
+    /// What a change must wait for after a restart.
+    fn declaring(&self, by: Option<SessionId>) -> Option<Wait> {
+        let others = self.undeclared.iter().any(|session| Some(*session) != by);
+        self.declaring.as_ref().filter(|_| others).map(|(wait, _)| wait.clone())
+    }
+
+    /// Who may keep what is touched.
+    fn parties<'a>(
+        &self,
+        touches: &'a [Touch],
+        by: Option<SessionId>,
+    ) -> Vec<(SessionId, &'a Touch)> {
+        let mut parties = Vec::new();
+        for touch in touches {
+            let Some(holders) = self.by_key.get(&touch.key()) else { continue };
+            for (&session, held) in holders {
+                if Some(session) != by && held.holding.meets(cover(touch)) {
+                    parties.push((session, touch));
+                }
+            }
+        }
+        parties
+    }
+
+    fn take_back(&mut self, session: SessionId, touch: &Touch, debt: Option<Debt>) {
+        match touch {
+            Touch::Name { directory, name, .. } => {
+                let recall = Recall::Name(*directory, name.clone());
+                self.push(session, recall, debt, None);
+            }
+            Touch::Attributes { key, inode } => {
+                let ends = (key == inode).then_some((*key, Holding::OWN));
+                self.push(session, Recall::Attributes(*inode), debt, ends);
+            }
+        }
+    }
+
+    /// Takes the whole lease back from everybody but `by`, who goes on to hold it.
+    fn take_whole(&mut self, key: InodeId, by: Option<SessionId>, debt: Option<&Debt>) {
+        let holders: Vec<_> = self.by_key.get(&key).into_iter().flat_map(BTreeMap::keys).collect();
+        let holders: Vec<_> = holders.into_iter().copied().collect();
+        for session in holders.into_iter().filter(|session| Some(*session) != by) {
+            self.push(session, Recall::Lease(key), debt.cloned(), Some((key, ALL)));
+        }
+    }
+
+    fn push(
+        &mut self,
+        session: SessionId,
+        recall: Recall,
+        debt: Option<Debt>,
+        ends: Option<(InodeId, Holding)>,
+    ) {
+        let Some(state) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        // Where everything ends already, no part of it ends later than that.
+        let ends = ends.filter(|_| !state.ending);
+        if state.queue.push(recall, debt, ends) {
+            state.ending = true;
+        } else if let Some((key, _)) = ends
+            && let Some(held) = self.by_key.get_mut(&key).and_then(|all| all.get_mut(&session))
+        {
+            held.ending += 1;
+        }
+    }
+
+    fn end_part(&mut self, session: SessionId, key: InodeId, part: Holding) {
+        let Some(holders) = self.by_key.get_mut(&key) else { return };
+        let Some(held) = holders.get_mut(&session) else { return };
+        held.ending = held.ending.saturating_sub(1);
+        held.holding = held.holding.without(part);
+        if !held.holding.is_empty() || held.ending > 0 {
+            return;
+        }
+        holders.remove(&session);
+        if holders.is_empty() {
+            self.by_key.remove(&key);
+        }
+        if let Some(state) = self.sessions.get_mut(&session)
+            && state.keys.remove(&key)
+        {
+            self.leases -= 1;
+        }
+    }
+
+    fn end_all(&mut self, session: SessionId) {
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        state.ending = false;
+        let keys = std::mem::take(&mut state.keys);
+        self.leases -= keys.len();
+        for key in keys {
+            if let Some(holders) = self.by_key.get_mut(&key) {
+                holders.remove(&session);
+                if holders.is_empty() {
+                    self.by_key.remove(&key);
+                }
+            }
+        }
+    }
+}
+
+/// What a lease must cover so that its holder may keep what is touched.
+fn cover(touch: &Touch) -> Holding {
+    match touch {
+        Touch::Name { existed: true, .. } => Holding::NAMES.with(Holding::WHOLE),
+        Touch::Name { existed: false, .. } => Holding::WHOLE,
+        Touch::Attributes { key, inode } if key == inode => Holding::OWN,
+        Touch::Attributes { .. } => Holding::NAMES.with(Holding::WHOLE),
+    }
+}
+
+#[cfg(test)]
+mod tests;

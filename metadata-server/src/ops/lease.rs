@@ -1,0 +1,257 @@
+//! Names and attributes that the asking client keeps, and what is taken back from it.
+
+use millrace_protocol::{
+    lease::{
+        AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries, ListFrom,
+        Recalls, ShowInode, ShownInode,
+    },
+    metadata::{Coverage, DIRECTORY_PAGE_MAX, DirectoryEntry, InodeReply},
+};
+use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, SessionId};
+use tokio::sync::watch;
+
+use super::{Client, Step, broken, find as find_entry, need_fresh, need_listing, need_name, read};
+use crate::{
+    command::Command,
+    engine::Core,
+    leases::{Holding, key_of, touched::is_written},
+    namespace::{
+        Body, Inode,
+        permission::{self, Access},
+        tree,
+    },
+    store::{keys, records::LinkRecord},
+};
+
+/// Finds a name in a directory, or that it is not there.
+///
+/// # Errors
+/// [`ErrorKind::NotDirectory`], [`ErrorKind::PermissionDenied`], [`ErrorKind::SessionGone`].
+pub fn find(
+    core: &mut Core,
+    client: &Client,
+    request: &FindName,
+) -> Result<Step<FoundName>, Failure> {
+    client.own_session(core, request.session)?;
+    let caller = client.caller(&request.caller);
+    let parent = client.enter(core, request.parent)?;
+    let fresh = need_fresh(core, client, &parent, Some(&request.name))?;
+    let found = find_entry(core, &caller, &parent, &request.name)?;
+    if let Some(need) = fresh {
+        return Ok(Step::Need(need));
+    }
+    if found.is_none()
+        && let Some(need) = need_name(client, &parent, &request.name)
+    {
+        return Ok(Step::Need(need));
+    }
+    let (holding, covered) = match found {
+        Some(_) => (Holding::NAMES, Coverage::Names),
+        None => (Holding::WHOLE, Coverage::Directory),
+    };
+    let coverage = match grant(core, client, request.session, &parent, holding)? {
+        true => covered,
+        false => Coverage::None,
+    };
+    let Some(inode) = found else {
+        return Ok(Step::Done(FoundName { found: None, coverage, lease: None }));
+    };
+    let (reply, lease) = keep(core, client, request.session, &inode)?;
+    Ok(Step::Done(FoundName { found: Some(reply), coverage, lease }))
+}
+
+/// Shows an inode.
+///
+/// # Errors
+/// [`ErrorKind::Stale`] when it does not exist any more; [`ErrorKind::SessionGone`].
+pub fn show(
+    core: &mut Core,
+    client: &Client,
+    request: &ShowInode,
+) -> Result<Step<ShownInode>, Failure> {
+    client.own_session(core, request.session)?;
+    let inode = client.enter(core, request.inode)?;
+    let (reply, lease) = keep(core, client, request.session, &inode)?;
+    Ok(Step::Done(ShownInode { reply, lease }))
+}
+
+/// One page of a directory.
+///
+/// # Errors
+/// [`ErrorKind::NotDirectory`], [`ErrorKind::PermissionDenied`], [`ErrorKind::InvalidArgument`],
+/// [`ErrorKind::SessionGone`].
+pub fn list(
+    core: &mut Core,
+    client: &Client,
+    request: &ListEntries,
+) -> Result<Step<EntriesPage>, Failure> {
+    if request.entries_max == 0 {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    client.own_session(core, request.session)?;
+    let session = request.session;
+    let directory = client.enter(core, request.inode)?;
+    let body = directory.directory()?;
+    permission::check(&client.caller(&request.caller), &directory, Access::Read)?;
+    let after = match &request.from {
+        ListFrom::Cookie(cookie) => {
+            if let Some(need) = need_listing(client, &directory) {
+                return Ok(Step::Need(need));
+            }
+            if *cookie == 0
+                && let Some(need) = need_fresh(core, client, &directory, None)?
+            {
+                return Ok(Step::Need(need));
+            }
+            Some(*cookie)
+        }
+        // A name that is here already waits for no listing.
+        ListFrom::Name(name) => {
+            if let Some(need) = need_fresh(core, client, &directory, Some(name))? {
+                return Ok(Step::Need(need));
+            }
+            let entry = tree::entry(core.view(), directory.id, name);
+            let entry = entry.map_err(|error| broken(core, error))?;
+            entry.map(|entry| entry.cookie.saturating_sub(1))
+        }
+    };
+    let limit = usize::try_from(request.entries_max.min(DIRECTORY_PAGE_MAX)).unwrap_or(1);
+    let mut listed = match after {
+        Some(after) => {
+            let listed = tree::list(core.view(), directory.id, after, limit + 1);
+            listed.map_err(|error| broken(core, error))?
+        }
+        None => Vec::new(),
+    };
+    // While the listing runs, more will come behind the last entry.
+    let listed_whole = body.linked.as_ref().is_none_or(|linked| linked.listed.is_some());
+    let last = after.is_some() && listed_whole && listed.len() <= limit;
+    listed.truncate(limit);
+    let names = grant(core, client, session, &directory, Holding::NAMES)?;
+    let mut entries = Vec::with_capacity(listed.len());
+    for (name, entry) in listed {
+        let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;
+        // A subdirectory would need a lease of its own.
+        let covered = names && key_of(&inode) == directory.id && !written(core, &inode)?;
+        let lease = covered.then_some(directory.id);
+        let entry = DirectoryEntry { name, cookie: entry.cookie, attributes: inode.attributes() };
+        entries.push(CoveredEntry { entry, lease });
+    }
+    let top = client.top(core)?;
+    let parent = match &directory.parent {
+        Some(parent) if directory.id != top && parent.directory != top => parent.directory,
+        _ => InodeId::ROOT,
+    };
+    let own = grant(core, client, session, &directory, Holding::OWN)?;
+    Ok(Step::Done(EntriesPage {
+        entries,
+        last,
+        parent,
+        coverage: if names { Coverage::Names } else { Coverage::None },
+        directory: own.then(|| directory.attributes()),
+    }))
+}
+
+/// Notes durably that the session may keep something; returns what must be synced before it does,
+/// if this is the first time.
+///
+/// # Errors
+/// [`ErrorKind::SessionGone`]; [`ErrorKind::Stale`] where the client speaks of another life of the
+/// server.
+pub fn enrol(
+    core: &mut Core,
+    client: &Client,
+    request: &AwaitRecalls,
+) -> Result<Option<LogIndex>, Failure> {
+    client.own_session(core, request.session)?;
+    if request.incarnation != core.incarnation() {
+        let text = "the metadata server was restarted: drop what was kept, then listen";
+        return Err(Failure::new(ErrorKind::Stale, text));
+    }
+    let known = core.view().get(&keys::keeper(request.session));
+    if known.map_err(|error| broken(core, error))?.is_some() {
+        return Ok(None);
+    }
+    core.execute(None, Command::KeepNames(request.session))?;
+    Ok(Some(core.last_index()))
+}
+
+/// The session listens, and has dealt with what it acknowledges. Returns what tells of news.
+///
+/// # Errors
+/// [`ErrorKind::SessionGone`].
+pub fn listen(
+    core: &mut Core,
+    client: &Client,
+    request: &AwaitRecalls,
+) -> Result<watch::Receiver<u64>, Failure> {
+    client.own_session(core, request.session)?;
+    let now = core.now();
+    Ok(core.leases.handle_listening(request.session, request.acknowledged, now))
+}
+
+/// What the session must hear.
+///
+/// # Errors
+/// [`ErrorKind::SessionGone`].
+pub fn recalls(core: &mut Core, client: &Client, session: SessionId) -> Result<Recalls, Failure> {
+    client.own_session(core, session)?;
+    Ok(core.leases.poll_recalls(session).ok_or(ErrorKind::SessionGone)?)
+}
+
+/// The reply that shows an inode, with the key of the lease that covers its attributes.
+fn keep(
+    core: &mut Core,
+    client: &Client,
+    session: SessionId,
+    inode: &Inode,
+) -> Result<(InodeReply, Option<InodeId>), Failure> {
+    let reply = super::show(core, client, inode, None)?;
+    let key = key_of(inode);
+    if written(core, inode)? {
+        return Ok((reply, None));
+    }
+    let granted = if key == inode.id {
+        grant(core, client, session, inode, Holding::OWN)?
+    } else {
+        match tree::find(core.view(), key).map_err(|error| broken(core, error))? {
+            Some(parent) => grant(core, client, session, &parent, Holding::NAMES)?,
+            None => false,
+        }
+    };
+    Ok((reply, granted.then_some(key)))
+}
+
+/// Grants a lease on an inode. Not on one whose link's age may change what it shows at any time:
+/// what is kept would not be looked at again. And not on the top of what a client may see, which it
+/// knows as its root: that is a path, and may be another directory tomorrow.
+fn grant(
+    core: &mut Core,
+    client: &Client,
+    session: SessionId,
+    key: &Inode,
+    holding: Holding,
+) -> Result<bool, Failure> {
+    if client.subtree.is_some() && client.top(core)? == key.id {
+        return Ok(false);
+    }
+    if let Body::Directory(body) = &key.body
+        && let Some(linked) = &body.linked
+    {
+        let link: Option<LinkRecord> = read(core, &keys::link(linked.link))?;
+        let unlisted = linked.listed.is_none() && holding == Holding::WHOLE;
+        if unlisted || link.is_none_or(|link| link.refresh_seconds > 0) {
+            return Ok(false);
+        }
+    }
+    let now = core.now();
+    Ok(core.leases.grant(session, key.id, holding, now))
+}
+
+/// Whether an inode is a file that somebody writes: its attributes change all the time.
+fn written(core: &mut Core, inode: &Inode) -> Result<bool, Failure> {
+    if inode.is_directory() {
+        return Ok(false);
+    }
+    is_written(core.view(), inode.id).map_err(|error| broken(core, error))
+}
