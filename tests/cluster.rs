@@ -26,3 +26,5 @@ mod restricted;
 mod signals;
 #[path = "cluster/targets.rs"]
 mod targets;
+#[path = "cluster/two_mounts.rs"]
+mod two_mounts;

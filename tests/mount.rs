@@ -1,5 +1,7 @@
 //! The file system as programs see it, through the kernel.
 
+#[path = "mount/coherence.rs"]
+mod coherence;
 #[path = "mount/locks.rs"]
 mod locks;
 #[path = "mount/options.rs"]

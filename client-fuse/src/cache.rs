@@ -4,7 +4,10 @@
 //! yet handed to the kernel ([`pieces`]), and the bytes that programs wrote and targets have not
 //! acknowledged ([`write_buffer`]). Nothing here talks to a server. The kernel's page cache is the
 //! real cache: a piece that the kernel has taken is dropped.
+//!
+//! Names and attributes are kept longer, under leases ([`names`]).
 
 pub(crate) mod budget;
+pub(crate) mod names;
 pub(crate) mod pieces;
 pub(crate) mod write_buffer;

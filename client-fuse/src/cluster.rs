@@ -26,6 +26,8 @@ use millrace_transport::{CallOptions, ClientEndpoints, Connected, Peer, PeerTarg
 use millrace_types::{Failure, HostId, LogIndex, MapEpoch, SessionId, Timestamp};
 use tokio::sync::{Semaphore, watch};
 
+pub(crate) use metadata::Indexed;
+
 use crate::{
     cluster::{operations::Numbers, retry::Patience, routing::Routing, session::Session},
     metrics::ClientMetrics,
@@ -129,6 +131,11 @@ impl Cluster {
     /// The metadata server's clock.
     pub(crate) fn now(&self) -> Timestamp {
         self.session.now()
+    }
+
+    /// Whether what the server granted to the session stands for certain.
+    pub(crate) fn is_ticket_valid(&self) -> bool {
+        self.session.is_valid()
     }
 
     /// Tells how many sessions have ended without being closed.

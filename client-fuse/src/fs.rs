@@ -3,13 +3,15 @@
 //!
 //! Owns the open files and directories of one mount and the order of what happens to them. It holds
 //! nothing durable: names belong to the metadata server, bytes to the targets. Kernel timeouts are
-//! zero, so every name and every open is asked of the server; bytes that a program writes stay here
-//! until they are flushed, at latest at `close`.
+//! zero: names and attributes are answered here from what leases cover, and otherwise asked of the
+//! server, as every open is. Bytes that a program writes stay here until they are flushed, at
+//! latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`pending_reads`],
-//! [`changed_objects`], [`open`], [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`],
-//! [`locks`], [`allocate`], [`readdir`], [`xattr`], [`statfs`], [`upkeep`].
+//! [`changed_objects`], [`open`], [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
+//! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`readdir`], [`xattr`], [`statfs`],
+//! [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -20,12 +22,12 @@ use millrace_protocol::metadata::{Attributes, GetInode, InodeReply};
 use millrace_types::{Failure, InodeId};
 
 use crate::{
-    cache::budget::Budget,
+    cache::{budget::Budget, names::Names},
     cluster::Cluster,
     fs::{
         changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
         handles::Handles, kept_pages::KeptPages, kernel_pages::KernelPages, locks::Locks,
-        pending_reads::PendingReads, readdir::DirectoryHandle,
+        look_ahead::LookAhead, pending_reads::PendingReads, readdir::DirectoryHandle,
     },
     metrics::ClientMetrics,
 };
@@ -40,7 +42,9 @@ pub(crate) mod handle;
 pub(crate) mod handles;
 pub(crate) mod kept_pages;
 pub(crate) mod kernel_pages;
+pub(crate) mod leases;
 pub(crate) mod locks;
+pub(crate) mod look_ahead;
 pub(crate) mod names;
 pub(crate) mod open;
 pub(crate) mod pending_reads;
@@ -67,6 +71,9 @@ pub(crate) struct FileSystem {
     pub(crate) locks: Locks,
     /// The way to the pages that the kernel holds.
     pub(crate) pages: KernelPages,
+    /// Names and attributes under leases.
+    names: Names,
+    ahead: LookAhead,
     /// The kernel's reads that wait for bytes.
     pub(crate) reads: Arc<PendingReads>,
     changed: ChangedObjects,
@@ -78,12 +85,14 @@ pub(crate) struct FileSystem {
 }
 
 impl FileSystem {
-    /// The file system of `cluster`, with `budget_bytes` for read-ahead and write-behind together.
+    /// The file system of `cluster`, with `budget_bytes` for read-ahead and write-behind together,
+    /// and `names` for what leases cover.
     /// Background work runs on `runtime`.
     pub(crate) fn new(
         cluster: Arc<Cluster>,
         metrics: ClientMetrics,
         budget_bytes: u64,
+        names: Names,
         runtime: tokio::runtime::Handle,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -95,6 +104,8 @@ impl FileSystem {
             kept: KeptPages::default(),
             locks: Locks::default(),
             pages: KernelPages::default(),
+            names,
+            ahead: LookAhead::default(),
             reads: Arc::default(),
             changed: ChangedObjects::default(),
             budget: Budget::new(budget_bytes),

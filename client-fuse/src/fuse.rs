@@ -35,7 +35,8 @@ use crate::{
     },
     fuse::{
         answer::{
-            NAME_LEN_MAX, Owed, SYMLINK_MODE, caller_of, entry, number, open_reply, send_body,
+            NAME_LEN_MAX, Owed, SYMLINK_MODE, UNCACHED, attr, caller_of, entry, number, open_reply,
+            send_body,
         },
         convert::{
             changes, conflicting, errno, file_lock, file_name, file_statx, file_type, new_node,
@@ -87,8 +88,16 @@ impl Adapter {
 impl millrace_fuse_server::FileSystem for Adapter {
     fn lookup(&self, call: Call<'_>, name: &OsStr, reply: Reply<EntryReply>) {
         let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
-        let name = file_name(name);
-        let work = async move { fs.lookup(caller, parent, name?).await };
+        let name = match file_name(name) {
+            Ok(name) => name,
+            Err(failure) => return reply.fail(errno(&failure)),
+        };
+        match fs.lookup_kept(&caller, parent, &name) {
+            Some(Ok(found)) => return reply.send(&entry(&found, self.root)),
+            Some(Err(failure)) => return reply.fail(errno(&failure)),
+            None => {}
+        }
+        let work = async move { fs.lookup(caller, parent, name).await };
         self.answer_entry(Owed::interruptible(&call, reply), work);
     }
 
@@ -97,16 +106,24 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn getattr(&self, call: Call<'_>, getattr: GetAttr, reply: Reply<AttrReply>) {
+        if let Some(found) = self.attributes_kept(&call, getattr.flags) {
+            return reply.send(&AttrReply::new(attr(&found, self.root), UNCACHED));
+        }
         let work = self.attributes(&call, getattr.flags, getattr.handle);
         self.answer_attr(Owed::interruptible(&call, reply), work);
     }
 
     fn statx(&self, call: Call<'_>, statx: StatX, reply: Reply<StatXReply>) {
-        let (work, root) = (self.attributes(&call, statx.flags, statx.handle), self.root);
-        self.run(Owed::interruptible(&call, reply).answer_with(work, move |reply, found| {
+        let root = self.root;
+        let send = move |reply: Reply<StatXReply>, found: Attributes| {
             let attr = file_statx(&found, number(found.inode, root));
             reply.send(&StatXReply { attr, ..StatXReply::default() });
-        }));
+        };
+        if let Some(found) = self.attributes_kept(&call, statx.flags) {
+            return send(reply, found);
+        }
+        let work = self.attributes(&call, statx.flags, statx.handle);
+        self.run(Owed::interruptible(&call, reply).answer_with(work, send));
     }
 
     fn setattr(&self, call: Call<'_>, setattr: SetAttr, reply: Reply<AttrReply>) {
@@ -428,6 +445,12 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
 /// What several requests have in common.
 impl Adapter {
+    /// The attributes of what `call` is about, where they are at hand.
+    fn attributes_kept(&self, call: &Call<'_>, flags: GetAttrFlags) -> Option<Attributes> {
+        let by_name = !flags.contains(GetAttrFlags::HANDLE);
+        by_name.then(|| self.fs.attributes_kept(&caller_of(call), self.inode(call.node)))?
+    }
+
     /// The attributes of what `call` is about, by its open file if the flag says so.
     fn attributes(
         &self,

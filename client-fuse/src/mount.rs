@@ -37,6 +37,7 @@ use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    cache::names::Names,
     cluster::{Cluster, retry::Patience},
     control::Control,
     fs::FileSystem,
@@ -72,7 +73,8 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let cluster = Cluster::connect(servers, endpoints, Patience { limit }, counters.clone()).await;
     let cluster = Arc::new(cluster.map_err(MountError::Cluster)?);
     let memory = settings.cache.memory.0;
-    let fs = FileSystem::new(Arc::clone(&cluster), counters, memory, runtimes.1.clone());
+    let kept = Names::new(settings.cache.names.0, names.squash_root);
+    let fs = FileSystem::new(Arc::clone(&cluster), counters, memory, kept, runtimes.1.clone());
     let path = settings.mount.path.clone();
     let root = find_root(&cluster, &path)
         .await
@@ -170,10 +172,12 @@ impl Upkeep {
 
 fn begin_upkeep(fs: &Arc<FileSystem>, names: &Handle, bytes: &Handle) -> Upkeep {
     let (for_files, for_losses, for_restarts) = (Arc::clone(fs), Arc::clone(fs), Arc::clone(fs));
+    let for_recalls = Arc::clone(fs);
     let cluster = Arc::clone(&fs.cluster);
     Upkeep(vec![
         names.spawn(async move { cluster.keep_session().await }),
         names.spawn(async move { for_losses.watch_session().await }),
+        names.spawn(async move { for_recalls.listen().await }),
         names.spawn(async move { for_restarts.watch_restarts().await }),
         bytes.spawn(async move { for_files.upkeep().await }),
     ])

@@ -9,6 +9,7 @@ use std::{
 use millrace_protocol::{
     Request,
     cluster::FetchMap,
+    lease::{AWAIT_RECALLS_MAX_MS, AwaitRecalls, Recalls},
     metadata::{InodeReply, SyncMetadata},
     session::{Done, Operation, RenewTicket},
 };
@@ -39,6 +40,16 @@ impl Cluster {
             self.metrics.retries.inc();
             tokio::time::sleep(attempts.handle_failure(failure, Instant::now())?).await;
         }
+    }
+
+    /// Listens for what other sessions change: one attempt, which takes
+    /// [`AWAIT_RECALLS_MAX_MS`] where there is nothing to hear.
+    ///
+    /// # Errors
+    /// What the server answers, and [`ErrorKind::Unavailable`] when it does not.
+    pub(crate) async fn await_recalls(&self, request: &AwaitRecalls) -> Result<Recalls, Failure> {
+        let deadline = Duration::from_millis(AWAIT_RECALLS_MAX_MS) + ATTACH_DEADLINE;
+        self.metadata.call(request, CallOptions::control(deadline)).await
     }
 
     /// Asks on behalf of a person who can ask again: one attempt.
@@ -135,10 +146,11 @@ impl Cluster {
     pub(super) async fn renew_ticket(&self) -> Result<(), Failure> {
         let session = self.session();
         let options = CallOptions::control(ATTACH_DEADLINE);
+        let asked = Instant::now();
         match self.metadata.call(&RenewTicket { session }, options).await {
             Ok(reply) => {
                 let map_epoch = reply.map_epoch;
-                self.session.handle_reply(reply);
+                self.session.handle_reply(reply, asked);
                 self.show_ticket().await;
                 let held = self.routing.epoch();
                 if map_epoch > held { self.refresh_map(held).await } else { Ok(()) }
@@ -154,7 +166,7 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`Self::ask`].
-    pub(super) async fn replace_session(&self, gone: SessionId) -> Result<(), Failure> {
+    pub(crate) async fn replace_session(&self, gone: SessionId) -> Result<(), Failure> {
         let _one_at_a_time = self.replacing.lock().await;
         if self.session() != gone {
             return Ok(());

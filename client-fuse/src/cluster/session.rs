@@ -22,6 +22,8 @@ pub(crate) struct Session {
 struct Held {
     reply: SessionReply,
     received: Instant,
+    /// Before the request was sent: the ticket counts for a lease from here at least.
+    asked: Instant,
 }
 
 impl Session {
@@ -30,8 +32,9 @@ impl Session {
     /// # Errors
     /// What the server answers.
     pub(crate) async fn open(metadata: &Peer, options: CallOptions) -> Result<Self, Failure> {
+        let asked = Instant::now();
         let reply = open(metadata, options).await?;
-        let held = Held { reply, received: Instant::now() };
+        let held = Held { reply, received: Instant::now(), asked };
         Ok(Self { held: RwLock::new(held) })
     }
 
@@ -44,15 +47,16 @@ impl Session {
         metadata: &Peer,
         options: CallOptions,
     ) -> Result<(), Failure> {
+        let asked = Instant::now();
         let reply = open(metadata, options).await?;
-        self.handle_reply(reply);
+        self.handle_reply(reply, asked);
         Ok(())
     }
 
-    /// Takes a renewed ticket over.
-    pub(crate) fn handle_reply(&self, reply: SessionReply) {
+    /// Takes a ticket over that was asked for at `asked`.
+    pub(crate) fn handle_reply(&self, reply: SessionReply, asked: Instant) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        *held = Held { reply, received: Instant::now() };
+        *held = Held { reply, received: Instant::now(), asked };
     }
 
     /// Which session.
@@ -68,6 +72,14 @@ impl Session {
     /// The server's clock, as far as the last answer lets us know it.
     pub(crate) fn now(&self) -> Timestamp {
         self.read(|held| held.reply.server_time.plus(held.received.elapsed()))
+    }
+
+    /// Whether the ticket counts at the server for certain: what it granted to the session stands.
+    pub(crate) fn is_valid(&self) -> bool {
+        self.read(|held| {
+            let lease = Duration::from_millis(u64::from(held.reply.lease_ms));
+            held.asked.elapsed() < lease
+        })
     }
 
     /// When the ticket should be renewed: after a third of the lease, so that two attempts may

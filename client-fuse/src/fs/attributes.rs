@@ -1,7 +1,7 @@
 //! getattr, setattr and truncation.
 
 use millrace_protocol::{
-    metadata::{Attributes, GetInode, SetAttributes, SetTime},
+    metadata::{Attributes, SetAttributes, SetTime},
     session::Caller,
 };
 use millrace_types::{Failure, InodeId};
@@ -26,6 +26,12 @@ pub(crate) struct Changes {
 }
 
 impl FileSystem {
+    /// What `stat` shows of an inode that is not open here, if a lease covers it.
+    pub(crate) fn attributes_kept(&self, caller: &Caller, inode: InodeId) -> Option<Attributes> {
+        let kept = self.may_answer(caller).then(|| self.names.attributes(inode))??;
+        self.files.find(inode).is_none().then_some(kept)
+    }
+
     /// What `stat` shows, asked of the server, with this mount's own writes on top.
     ///
     /// # Errors
@@ -35,7 +41,7 @@ impl FileSystem {
         caller: Caller,
         inode: InodeId,
     ) -> Result<Attributes, Failure> {
-        let reply = self.cluster.ask(&GetInode { caller, session: None, inode }).await?;
+        let reply = self.show_inode(&caller, inode).await?;
         self.present(reply)
     }
 

@@ -1,9 +1,11 @@
-//! Operations on names: every one is a request to the metadata server, which checks the caller.
+//! Operations on names: changes are requests to the metadata server, which checks the caller;
+//! lookups are answered from what leases cover, where they can be.
+
+use std::time::Instant;
 
 use millrace_protocol::{
-    metadata::{
-        Attributes, Create, GetInode, Lookup, MakeLink, NewNode, Remove, Rename, RenameMode,
-    },
+    lease::{ListEntries, ListFrom},
+    metadata::{Attributes, Create, MakeLink, NewNode, Remove, Rename, RenameMode},
     session::Caller,
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
@@ -11,7 +13,20 @@ use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 use crate::fs::FileSystem;
 
 impl FileSystem {
-    /// Finds a name.
+    /// Finds a name, if leases cover it and what it leads to is not open here.
+    pub(crate) fn lookup_kept(
+        &self,
+        caller: &Caller,
+        parent: InodeId,
+        name: &FileName,
+    ) -> Option<Result<Attributes, Failure>> {
+        match self.may_answer(caller).then(|| self.names.find(parent, name))?? {
+            Some(inode) => self.attributes_kept(caller, inode).map(Ok),
+            None => Some(Err(ErrorKind::NotFound.into())),
+        }
+    }
+
+    /// Finds a name at the server; of one who walks through the directory, with those behind it.
     ///
     /// # Errors
     /// What the server answers.
@@ -21,8 +36,44 @@ impl FileSystem {
         parent: InodeId,
         name: FileName,
     ) -> Result<Attributes, Failure> {
-        let reply = self.cluster.ask(&Lookup { caller, parent, name }).await?;
-        self.present(reply)
+        if self.may_answer(&caller)
+            && let Some(window) = self.ahead.handle_miss(parent, Instant::now())
+            && let Some(found) = self.lookup_page(&caller, parent, &name, window).await
+        {
+            return Ok(found);
+        }
+        match self.find_name(&caller, parent, &name).await? {
+            Some(reply) => self.present(reply),
+            None => {
+                self.ahead.handle_absent(parent);
+                Err(ErrorKind::NotFound.into())
+            }
+        }
+    }
+
+    /// Finds a name with a page of the directory that begins there. Nothing where that fails: then
+    /// the name is asked for alone.
+    async fn lookup_page(
+        &self,
+        caller: &Caller,
+        parent: InodeId,
+        name: &FileName,
+        window: u32,
+    ) -> Option<Attributes> {
+        let request = |session| ListEntries {
+            caller: caller.clone(),
+            session,
+            inode: parent,
+            from: ListFrom::Name(name.clone()),
+            entries_max: window,
+        };
+        let page = self.list_entries(request).await.ok()?;
+        let (first, last) = (page.entries.first()?, page.entries.last()?);
+        self.ahead.handle_page(parent, first.entry.cookie, last.entry.cookie);
+        let attributes = &first.entry.attributes;
+        // Of an open file more must be known than is listed.
+        let usable = first.entry.name == *name && self.files.find(attributes.inode).is_none();
+        usable.then(|| attributes.clone())
     }
 
     /// Makes a directory, link or node: anything but a file that is opened at once.
@@ -37,19 +88,18 @@ impl FileSystem {
         node: NewNode,
         mode: u16,
     ) -> Result<Attributes, Failure> {
-        let reply = self
-            .cluster
-            .change(|operation| Create {
-                caller: caller.clone(),
-                operation,
-                parent,
-                name: name.clone(),
-                node: node.clone(),
-                mode,
-                open: false,
-                exclusive: true,
-            })
-            .await?;
+        let request = |operation| Create {
+            caller: caller.clone(),
+            operation,
+            parent,
+            name: name.clone(),
+            node: node.clone(),
+            mode,
+            open: false,
+            exclusive: true,
+        };
+        let reply = self.change(request, &[(parent, &name)], None).await?;
+        self.names.keep_name((parent, name), Some(reply.attributes.inode), None);
         self.present(reply)
     }
 
@@ -64,16 +114,15 @@ impl FileSystem {
         parent: InodeId,
         name: FileName,
     ) -> Result<Attributes, Failure> {
-        let reply = self
-            .cluster
-            .change(|operation| MakeLink {
-                caller: caller.clone(),
-                operation,
-                inode,
-                parent,
-                name: name.clone(),
-            })
-            .await?;
+        let request = |operation| MakeLink {
+            caller: caller.clone(),
+            operation,
+            inode,
+            parent,
+            name: name.clone(),
+        };
+        let reply = self.change(request, &[(parent, &name)], Some(inode)).await?;
+        self.names.keep_name((parent, name), Some(inode), None);
         self.present(reply)
     }
 
@@ -88,15 +137,15 @@ impl FileSystem {
         name: FileName,
         directory: bool,
     ) -> Result<(), Failure> {
-        self.cluster
-            .change(|operation| Remove {
-                caller: caller.clone(),
-                operation,
-                parent,
-                name: name.clone(),
-                directory,
-            })
-            .await?;
+        let request = |operation| Remove {
+            caller: caller.clone(),
+            operation,
+            parent,
+            name: name.clone(),
+            directory,
+        };
+        self.change(request, &[(parent, &name)], None).await?;
+        self.names.keep_name((parent, name), None, None);
         Ok(())
     }
 
@@ -111,17 +160,24 @@ impl FileSystem {
         target: (InodeId, FileName),
         mode: RenameMode,
     ) -> Result<(), Failure> {
-        self.cluster
-            .change(|operation| Rename {
-                caller: caller.clone(),
-                operation,
-                source_parent: source.0,
-                source_name: source.1.clone(),
-                target_parent: target.0,
-                target_name: target.1.clone(),
-                mode,
-            })
-            .await?;
+        let request = |operation| Rename {
+            caller: caller.clone(),
+            operation,
+            source_parent: source.0,
+            source_name: source.1.clone(),
+            target_parent: target.0,
+            target_name: target.1.clone(),
+            mode,
+        };
+        let names = [(source.0, &source.1), (target.0, &target.1)];
+        self.change(request, &names, None).await?;
+        let moved = self.names.hint(source.0, &source.1);
+        let other = match mode {
+            RenameMode::Exchange => self.names.hint(target.0, &target.1),
+            RenameMode::Replace | RenameMode::NoReplace => None,
+        };
+        self.names.keep_name(source, other, None);
+        self.names.keep_name(target, moved, None);
         Ok(())
     }
 
@@ -134,7 +190,7 @@ impl FileSystem {
         caller: Caller,
         inode: InodeId,
     ) -> Result<Vec<u8>, Failure> {
-        let reply = self.cluster.ask(&GetInode { caller, session: None, inode }).await?;
+        let reply = self.show_inode(&caller, inode).await?;
         reply.symlink.ok_or_else(|| ErrorKind::InvalidArgument.into())
     }
 }

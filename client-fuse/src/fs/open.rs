@@ -4,6 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use futures::{StreamExt as _, stream};
 use millrace_protocol::{
+    lease::Recall,
     metadata::{Attributes, Close, Create, InodeReply, NewNode, Open, OpenMode, SetAttributes},
     session::Caller,
 };
@@ -55,17 +56,16 @@ impl FileSystem {
             self.discard(&file).await;
         }
         self.await_news(&caller, inode).await;
-        let reply = self
-            .cluster
-            .change(|operation| Open {
-                caller: caller.clone(),
-                operation,
-                inode,
-                mode,
-                truncate,
-                reopen: false,
-            })
-            .await?;
+        let request = |operation| Open {
+            caller: caller.clone(),
+            operation,
+            inode,
+            mode,
+            truncate,
+            reopen: false,
+        };
+        let changed = (mode == OpenMode::Write).then_some(inode);
+        let reply = self.change(request, &[], changed).await?;
         let (opened, _) = self.begin_handle(caller, reply, mode, flags)?;
         if truncate && let Some(file) = self.files.find(inode) {
             file.state().record_resize(0);
@@ -86,20 +86,21 @@ impl FileSystem {
         flags: i32,
     ) -> Result<(Attributes, Opened), Failure> {
         let exclusive = flags & libc::O_EXCL != 0;
-        let reply = self
-            .cluster
-            .change(|operation| Create {
-                caller: caller.clone(),
-                operation,
-                parent,
-                name: name.clone(),
-                node: NewNode::Regular,
-                mode,
-                open: true,
-                exclusive,
-            })
-            .await?;
+        let request = |operation| Create {
+            caller: caller.clone(),
+            operation,
+            parent,
+            name: name.clone(),
+            node: NewNode::Regular,
+            mode,
+            open: true,
+            exclusive,
+        };
+        let reply = self.change(request, &[(parent, &name)], None).await?;
         let inode = reply.attributes.inode;
+        // It may have been there already.
+        self.names.forget(&Recall::Attributes(inode));
+        self.names.keep_name((parent, name), Some(inode), None);
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
         let (opened, mut attributes) =
             self.begin_handle(caller.clone(), reply, OpenMode::Write, flags)?;
@@ -247,7 +248,7 @@ impl FileSystem {
                 open: false,
             })
         };
-        self.cluster.change(request).await
+        self.change(request, &[], Some(inode)).await
     }
 }
 

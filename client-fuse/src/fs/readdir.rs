@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use millrace_protocol::{
-    metadata::{DIRECTORY_PAGE_MAX, DirectoryEntry, FileKind, ReadDirectory},
+    lease::{ListEntries, ListFrom},
+    metadata::{DIRECTORY_PAGE_MAX, DirectoryEntry, FileKind},
     session::Caller,
 };
 use millrace_types::{ErrorKind, Failure, InodeId};
@@ -120,19 +121,20 @@ impl FileSystem {
             }
         }
         // A listing that begins, and `rewinddir`, see the directory as it is now.
-        let request = ReadDirectory {
+        let request = |session| ListEntries {
             caller: directory.caller.clone(),
+            session,
             inode: directory.inode,
-            cookie: after,
+            from: ListFrom::Cookie(after),
             entries_max: DIRECTORY_PAGE_MAX,
         };
-        let reply = self.cluster.ask(&request).await?;
+        let reply = self.list_entries(request).await?;
+        let entries: Vec<_> = reply.entries.into_iter().map(|covered| covered.entry).collect();
         let reserved = |entry: &DirectoryEntry| entry.cookie == 0 || entry.cookie >= OFFSET_OF_DOT;
-        if reply.entries.iter().any(reserved) {
+        if entries.iter().any(reserved) {
             return Err(Failure::new(ErrorKind::Protocol, "a directory cookie is out of range"));
         }
-        *held =
-            Some(Page { after, entries: reply.entries, last: reply.last, parent: reply.parent });
+        *held = Some(Page { after, entries, last: reply.last, parent: reply.parent });
         Ok(0)
     }
 }

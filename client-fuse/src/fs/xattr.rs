@@ -59,16 +59,15 @@ impl FileSystem {
         mode: XattrMode,
     ) -> Result<(), Failure> {
         check_offered(&name)?;
-        self.cluster
-            .change(|operation| SetXattr {
-                caller: caller.clone(),
-                operation,
-                inode,
-                name: name.clone(),
-                value: value.clone(),
-                mode,
-            })
-            .await?;
+        let request = |operation| SetXattr {
+            caller: caller.clone(),
+            operation,
+            inode,
+            name: name.clone(),
+            value: value.clone(),
+            mode,
+        };
+        self.change(request, &[], Some(inode)).await?;
         Ok(())
     }
 
@@ -83,14 +82,13 @@ impl FileSystem {
         name: Vec<u8>,
     ) -> Result<(), Failure> {
         check_offered(&name)?;
-        self.cluster
-            .change(|operation| RemoveXattr {
-                caller: caller.clone(),
-                operation,
-                inode,
-                name: name.clone(),
-            })
-            .await?;
+        let request = |operation| RemoveXattr {
+            caller: caller.clone(),
+            operation,
+            inode,
+            name: name.clone(),
+        };
+        self.change(request, &[], Some(inode)).await?;
         Ok(())
     }
 }

@@ -212,8 +212,8 @@ pub(super) fn open_reply(opened: &Opened, flags: i32) -> OpenReply {
     OpenReply { handle: opened.handle, flags, ..OpenReply::default() }
 }
 
-/// Names and attributes are asked for again at each use, so that every mount sees what the others
-/// did.
+/// The kernel asks for names and attributes again at each use: what may be kept is kept here, where
+/// it can be taken back without waiting for anybody.
 pub(super) const UNCACHED: Duration = Duration::ZERO;
 
 /// How long a caller that is let go from a lock is kept for what is decided already: round trips to

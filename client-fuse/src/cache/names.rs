@@ -1,0 +1,229 @@
+//! Names and attributes that the metadata server has covered with a lease.
+//!
+//! Owns what is kept, bounded by bytes, and the rules by which it counts. Knows neither the server
+//! nor the kernel, which is told to keep nothing: it asks here each time.
+//!
+//! What is kept carries a *note*: a mark of the moment before its request was sent. Whatever is
+//! taken back, or changed by this mount itself, is stamped with a later one ([`Stamps`]). So an
+//! answer that was overtaken on its way by a recall never counts, and forgetting is one number that
+//! rises: nothing has to be found first.
+//!
+//! Where a name leads is also remembered when no lease covers it, as a hint: who removes or moves a
+//! name here must know whose attributes change with it.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_protocol::{lease::Recall, metadata::Attributes};
+use millrace_types::{FileName, InodeId, SessionId};
+use quick_cache::{Weighter, sync::Cache};
+
+use stamps::{Note, Stamps};
+
+pub(crate) mod stamps;
+
+/// What one mount keeps.
+#[derive(Debug)]
+pub(crate) struct Names {
+    names: Cache<(InodeId, FileName), Name, Weight>,
+    attributes: Cache<InodeId, Kept, Weight>,
+    stamps: Stamps,
+    /// The session whose leases cover what is kept; 0 for none.
+    session: AtomicU64,
+    /// Until then nothing counts: a change of this mount may yet take place.
+    suspended: Mutex<Option<Instant>>,
+    /// The host's root is nobody to the server, which checks for it: it is not answered from here.
+    squash_root: bool,
+}
+
+/// A change of this mount that is under way. What it concerns does not count meanwhile: another
+/// host may see the change before it is acknowledged here.
+#[derive(Debug)]
+pub(crate) struct Changing<'a> {
+    kept: &'a Names,
+    names: &'a [(InodeId, &'a FileName)],
+    concerned: Vec<Recall>,
+}
+
+/// Where a name leads.
+#[derive(Clone, Copy, Debug)]
+struct Name {
+    /// `None`: nowhere.
+    inode: Option<InodeId>,
+    /// `None`: only a hint.
+    note: Option<Note>,
+}
+
+#[derive(Clone, Debug)]
+struct Kept {
+    attributes: Attributes,
+    /// The key of the lease.
+    key: InodeId,
+    note: Note,
+}
+
+#[derive(Clone, Debug)]
+struct Weight;
+
+impl Names {
+    /// Keeps at most about `bytes`.
+    pub(crate) fn new(bytes: u64, squash_root: bool) -> Self {
+        let entries = usize::try_from(bytes / ENTRY_BYTES).unwrap_or(usize::MAX).max(1);
+        Self {
+            names: Cache::with_weighter(entries / 2, bytes / 2, Weight),
+            attributes: Cache::with_weighter(entries / 2, bytes / 2, Weight),
+            stamps: Stamps::default(),
+            session: AtomicU64::new(0),
+            suspended: Mutex::new(None),
+            squash_root,
+        }
+    }
+
+    /// To be taken before a request is sent whose answer may be kept.
+    pub(crate) fn note(&self) -> Note {
+        self.stamps.note()
+    }
+
+    /// Nothing from before counts; from now on what is kept is covered by leases of `session`.
+    pub(crate) fn begin(&self, session: SessionId) {
+        self.stamps.raise_all();
+        self.session.store(session.0, Ordering::SeqCst);
+    }
+
+    /// Nothing that is kept counts any more.
+    pub(crate) fn forget_all(&self) {
+        self.stamps.raise_all();
+    }
+
+    /// A change of this mount went out and nobody knows whether, or when, it takes place: nothing
+    /// counts for as long as it could.
+    pub(crate) fn suspend(&self) {
+        let until = Instant::now() + SUSPENSION;
+        *self.suspended.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        self.stamps.raise_all();
+    }
+
+    /// Whether answers from here count for a user of this host, in this session.
+    pub(crate) fn is_usable(&self, session: SessionId, uid: u32) -> bool {
+        if self.session.load(Ordering::SeqCst) != session.0 || (self.squash_root && uid == 0) {
+            return false;
+        }
+        let mut suspended = self.suspended.lock().unwrap_or_else(PoisonError::into_inner);
+        if suspended.is_some_and(|until| until <= Instant::now()) {
+            *suspended = None;
+        }
+        suspended.is_none()
+    }
+
+    /// Where the name leads, if that is known: `Some(None)` is nowhere.
+    pub(crate) fn find(&self, directory: InodeId, name: &FileName) -> Option<Option<InodeId>> {
+        let kept = self.names.get(&(directory, name.clone()))?;
+        let note = kept.note?;
+        let counts = self.stamps.stands(&Recall::Name(directory, name.clone()), note)
+            && self.stamps.stands(&Recall::Lease(directory), note);
+        counts.then_some(kept.inode)
+    }
+
+    /// The attributes of an inode, if they are known.
+    pub(crate) fn attributes(&self, inode: InodeId) -> Option<Attributes> {
+        let kept = self.attributes.get(&inode)?;
+        let counts = self.stamps.stands(&Recall::Attributes(inode), kept.note)
+            && self.stamps.stands(&Recall::Lease(kept.key), kept.note);
+        counts.then_some(kept.attributes)
+    }
+
+    /// Keeps where a name leads; without a note, it is a hint.
+    pub(crate) fn keep_name(
+        &self,
+        (directory, name): (InodeId, FileName),
+        inode: Option<InodeId>,
+        note: Option<Note>,
+    ) {
+        self.names.insert((directory, name), Name { inode, note });
+    }
+
+    /// Where the name led when it was last seen here, whether or not that still counts.
+    pub(crate) fn hint(&self, directory: InodeId, name: &FileName) -> Option<InodeId> {
+        self.names.get(&(directory, name.clone()))?.inode
+    }
+
+    /// Keeps attributes under the lease with this key. Those of a file with several names are not
+    /// kept: who removes one of them here would have to know the others.
+    pub(crate) fn keep_attributes(&self, attributes: Attributes, key: InodeId, note: Note) {
+        let is_directory = attributes.kind == millrace_protocol::metadata::FileKind::Directory;
+        if is_directory || key != attributes.inode {
+            self.attributes.insert(attributes.inode, Kept { attributes, key, note });
+        }
+    }
+
+    /// Forgets what is taken back, or was just changed from here.
+    pub(crate) fn forget(&self, recall: &Recall) {
+        self.stamps.raise(recall);
+    }
+
+    /// This mount begins to change these names, with the attributes of their directories and of
+    /// what they lead to, and those of `inode`: nothing of that counts until the result is dropped.
+    pub(crate) fn changing<'a>(
+        &'a self,
+        names: &'a [(InodeId, &'a FileName)],
+        inode: Option<InodeId>,
+    ) -> Changing<'a> {
+        let mut concerned: Vec<_> = inode.map(Recall::Attributes).into_iter().collect();
+        for &(directory, name) in names {
+            concerned.push(Recall::Name(directory, name.clone()));
+            concerned.push(Recall::Attributes(directory));
+            match self.names.get(&(directory, name.clone())) {
+                Some(Name { inode, .. }) => concerned.extend(inode.map(Recall::Attributes)),
+                // Nobody knows what it leads to.
+                None => concerned.push(Recall::Everything),
+            }
+            // Another host may have given the name to another file of this directory since.
+            if self.find(directory, name).is_none() {
+                concerned.push(Recall::Lease(directory));
+            }
+        }
+        for recall in &concerned {
+            self.stamps.begin(recall);
+        }
+        Changing { kept: self, names, concerned }
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        // A lookup may have told meanwhile of something else that the names led to.
+        let hint = |&(directory, name): &(InodeId, &FileName)| self.kept.hint(directory, name);
+        for inode in self.names.iter().filter_map(hint) {
+            self.kept.stamps.raise(&Recall::Attributes(inode));
+        }
+        for recall in &self.concerned {
+            self.kept.stamps.end(recall);
+        }
+    }
+}
+
+impl Weighter<(InodeId, FileName), Name> for Weight {
+    fn weight(&self, (_, name): &(InodeId, FileName), _: &Name) -> u64 {
+        ENTRY_BYTES + name.as_bytes().len() as u64
+    }
+}
+
+impl Weighter<InodeId, Kept> for Weight {
+    fn weight(&self, _: &InodeId, _: &Kept) -> u64 {
+        ENTRY_BYTES + size_of::<Kept>() as u64
+    }
+}
+
+/// What an entry costs beside its own bytes: the map, the queue of the cache and an allocation.
+const ENTRY_BYTES: u64 = 112;
+
+/// Longer than a server that was reached at all works on a request that nobody waits for.
+const SUSPENSION: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! When something was last taken back.
+
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use millrace_protocol::lease::Recall;
+
+/// A moment, in an order of its own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Note(u64);
+
+/// The last moment at which each thing was taken back. Things share places, so that one may be
+/// asked for again for nothing; never the other way round.
+#[derive(Debug)]
+pub(crate) struct Stamps {
+    now: AtomicU64,
+    /// What was noted before this does not count, whatever it is.
+    floor: Place,
+    places: Box<[Place]>,
+}
+
+/// The last moment, in the low [`MOMENT_BITS`], and above it how many changes are under way, during
+/// which nothing counts.
+#[derive(Debug, Default)]
+struct Place(AtomicU64);
+
+/// 512 KiB: with ten thousand names taken back in a while, one answer in six is asked for again.
+const PLACES: usize = 1 << 16;
+
+/// Moments for nine years of a million a second; 65,535 changes of one thing at a time, more than a
+/// kernel sends.
+const MOMENT_BITS: u32 = 48;
+
+/// One change under way.
+const CHANGE: u64 = 1 << MOMENT_BITS;
+
+impl Default for Stamps {
+    fn default() -> Self {
+        let places = (0..PLACES).map(|_| Place::default()).collect();
+        Self { now: AtomicU64::new(1), floor: Place::default(), places }
+    }
+}
+
+impl Stamps {
+    /// The present moment.
+    pub(crate) fn note(&self) -> Note {
+        Note(self.now.load(Ordering::SeqCst))
+    }
+
+    /// This is taken back: what was noted before does not count.
+    pub(crate) fn raise(&self, what: &Recall) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.place(what).raise(now);
+    }
+
+    /// Everything is taken back.
+    pub(crate) fn raise_all(&self) {
+        self.raise(&Recall::Everything);
+    }
+
+    /// This is about to change: nothing that is known of it counts until [`Self::end`] was called
+    /// as often.
+    pub(crate) fn begin(&self, what: &Recall) {
+        self.place(what).0.fetch_add(CHANGE, Ordering::SeqCst);
+    }
+
+    /// The change is over: what was noted before does not count.
+    pub(crate) fn end(&self, what: &Recall) {
+        self.raise(what);
+        self.place(what).0.fetch_sub(CHANGE, Ordering::SeqCst);
+    }
+
+    /// Whether this was not taken back since it was noted.
+    pub(crate) fn stands(&self, what: &Recall, note: Note) -> bool {
+        self.floor.stands(note) && self.place(what).stands(note)
+    }
+
+    fn place(&self, what: &Recall) -> &Place {
+        let mut hasher = DefaultHasher::new();
+        match what {
+            Recall::Name(directory, name) => (1, directory, name).hash(&mut hasher),
+            Recall::Attributes(inode) => (2, inode).hash(&mut hasher),
+            Recall::Lease(key) => (3, key).hash(&mut hasher),
+            Recall::Everything => return &self.floor,
+        }
+        let bits = hasher.finish() % self.places.len() as u64;
+        &self.places[usize::try_from(bits).expect("there are so many places")]
+    }
+}
+
+impl Place {
+    fn raise(&self, now: u64) {
+        let later = |value: u64| {
+            let (changes, moment) = (value & !(CHANGE - 1), value & (CHANGE - 1));
+            Some(changes | moment.max(now))
+        };
+        let raised = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
+        raised.expect("there always is a later moment");
+    }
+
+    /// A change under way lies above every note.
+    fn stands(&self, note: Note) -> bool {
+        self.0.load(Ordering::SeqCst) <= note.0
+    }
+}
