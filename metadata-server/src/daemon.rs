@@ -163,11 +163,12 @@ fn spawn_background(
             }
             let ticked = ticking.turn(|core| {
                 let ticked = core.tick();
-                Ok((ticked, core.locks.counts(), core.locks.undeclared()))
+                let (locks, leases) = (&core.locks, core.leases.counts());
+                Ok((ticked, locks.counts(), locks.undeclared(), leases))
             });
             match ticked.await {
-                Ok((ticked, counts, undeclared)) => {
-                    counters.show_locks(counts, undeclared);
+                Ok((ticked, locks, undeclared, leases)) => {
+                    counters.show(locks, undeclared, leases);
                     if let Err(failure) = ticked {
                         tracing::warn!(%failure, "leases cannot be looked after");
                     }

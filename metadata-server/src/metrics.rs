@@ -1,12 +1,15 @@
 //! What the metadata server counts.
 
+use std::time::Duration;
+
 use millrace_protocol::RequestKind;
 use millrace_service::metrics::{
-    Description, MetricUnit, Metrics, RequestMetricNames, RequestMetrics, RunningRequest, Stability,
+    Description, MetricUnit, Metrics, RequestMetricNames, RequestMetrics, RunningRequest,
+    Stability, latency_histogram,
 };
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::{counter::Counter, gauge::Gauge, histogram::Histogram};
 
-use crate::locks::Counts;
+use crate::{leases, locks};
 
 /// The server's measurements. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -15,6 +18,10 @@ pub struct ServerMetrics {
     locks: Gauge,
     lock_waits: Gauge,
     undeclared: Gauge,
+    leases: Gauge,
+    granted: Counter,
+    recalled: Counter,
+    recall_duration: Histogram,
 }
 
 impl ServerMetrics {
@@ -24,17 +31,33 @@ impl ServerMetrics {
             duration: "metadata_request_duration",
             running: "metadata_requests_running",
         };
-        let mut gauge = |name, help| {
-            let (unit, stability) = (MetricUnit::Count, Stability::Experimental);
-            metrics.register(Description { name, help, unit, stability }, Gauge::default())
+        let describe = |name, help, unit| {
+            let stability = Stability::Experimental;
+            Description { name, help, unit, stability }
         };
+        let count = |name, help| describe(name, help, MetricUnit::Count);
+        let mut gauge = |name, help| metrics.register(count(name, help), Gauge::default());
         let locks = gauge("metadata_locks", "Locks on files and on ranges of them that are held");
         let lock_waits = gauge("metadata_lock_waits", "Programs that wait for a lock");
         let undeclared = gauge(
             "metadata_sessions_undeclared",
             "Sessions that have not declared since the restart what they hold",
         );
-        Self { requests: RequestMetrics::register(metrics, names), locks, lock_waits, undeclared }
+        let leases = gauge("metadata_leases", "Leases that mounts hold, by mount and directory");
+        let mut counter = |name, help| metrics.register(count(name, help), Counter::default());
+        let granted = counter("metadata_leases_granted", "Leases that mounts were granted");
+        let recalled = counter(
+            "metadata_recalls",
+            "Names, attributes and leases that were taken back from a mount for a change elsewhere",
+        );
+        let waited = describe(
+            "metadata_recall_duration",
+            "How long a change waited until others had given back what it concerned",
+            MetricUnit::Seconds,
+        );
+        let recall_duration = metrics.register(waited, latency_histogram());
+        let requests = RequestMetrics::register(metrics, names);
+        Self { requests, locks, lock_waits, undeclared, leases, granted, recalled, recall_duration }
     }
 
     /// A request has arrived; what is given back ends with it.
@@ -42,13 +65,25 @@ impl ServerMetrics {
         self.requests.begin(kind.name())
     }
 
-    /// How many locks and waits there are, and sessions that others wait for.
-    pub fn show_locks(&self, counts: Counts, undeclared: usize) {
+    /// How many locks, waits for them and leases there are, and how many sessions have not declared
+    /// all that they hold: `undeclared` of them locks.
+    pub fn show(&self, locks: locks::Counts, undeclared: usize, leases: leases::Counts) {
         let show = |gauge: &Gauge, count: usize| {
             gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
         };
-        show(&self.locks, counts.locks);
-        show(&self.lock_waits, counts.waits);
-        show(&self.undeclared, undeclared);
+        show(&self.locks, locks.locks);
+        show(&self.lock_waits, locks.waits);
+        // One that has died has declared neither.
+        show(&self.undeclared, undeclared.max(leases.undeclared));
+        show(&self.leases, leases.leases);
+        for (counter, count) in [(&self.granted, leases.granted), (&self.recalled, leases.recalled)]
+        {
+            counter.inc_by(count.saturating_sub(counter.get()));
+        }
+    }
+
+    /// A change waited so long until others had given back what it concerned, or for nothing.
+    pub fn handle_recall(&self, waited: Duration) {
+        self.recall_duration.observe(waited.as_secs_f64());
     }
 }

@@ -6,7 +6,10 @@
 //! Modules: `roles` (who may send what), `environment` (what hydration gets from the server), and
 //! one for each kind of requests that needs more than a turn.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use millrace_protocol::{
@@ -167,7 +170,10 @@ impl MetadataService {
             match step {
                 Step::Done(reply) => return Ok(reply),
                 Step::Need(Need::Recall(wait)) => {
-                    given_back(&wait).await?;
+                    let began = Instant::now();
+                    let ended = given_back(&wait).await;
+                    self.metrics.handle_recall(began.elapsed());
+                    ended?;
                     recalled.push(wait);
                 }
                 Step::Need(need) => {

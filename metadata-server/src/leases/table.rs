@@ -31,6 +31,21 @@ pub struct Table {
     undeclared: BTreeSet<SessionId>,
     /// What waits for them.
     declaring: Option<(Wait, Debt)>,
+    granted: u64,
+    recalled: u64,
+}
+
+/// What an operator sees of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Leases that are held: pairs of a session and what it keeps something of.
+    pub leases: usize,
+    /// Leases that were granted since the start.
+    pub granted: u64,
+    /// What was taken back since the start, by name, attributes or lease, and from whom.
+    pub recalled: u64,
+    /// Sessions that may keep what a run before granted.
+    pub undeclared: usize,
 }
 
 /// Bounds of the table.
@@ -124,6 +139,19 @@ impl Table {
             restless: Restless::default(),
             declaring: (!undeclared.is_empty()).then(|| Wait::new(Vec::new())),
             undeclared,
+            granted: 0,
+            recalled: 0,
+        }
+    }
+
+    /// How much is held, and was granted and taken back.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts {
+            leases: self.leases,
+            granted: self.granted,
+            recalled: self.recalled,
+            undeclared: self.undeclared.len(),
         }
     }
 
@@ -218,6 +246,7 @@ impl Table {
             && state.keys.insert(key)
         {
             self.leases += 1;
+            self.granted += 1;
         }
         true
     }
@@ -326,6 +355,7 @@ impl Table {
         let Some(state) = self.sessions.get_mut(&session) else {
             return;
         };
+        self.recalled += 1;
         // Where everything ends already, no part of it ends later than that.
         let ends = ends.filter(|_| !state.ending);
         if state.queue.push(recall, debt, ends) {

@@ -357,3 +357,19 @@ fn a_directory_that_changes_all_the_time_is_taken_back_whole() {
     table.handle_listening(SessionId(1), 0, quiet);
     assert!(table.grant(SessionId(1), key, Holding::NAMES, quiet));
 }
+
+#[test]
+fn what_is_granted_and_taken_back_is_counted() {
+    let (key, now) = (InodeId(7), Timestamp(0));
+    let mut table = listening(&[1, 2, 3]);
+    for session in [1, 2] {
+        assert!(table.grant(SessionId(session), key, Holding::NAMES, now));
+        assert!(table.grant(SessionId(session), key, Holding::WHOLE, now));
+    }
+    let held = Counts { leases: 2, granted: 2, recalled: 0, undeclared: 0 };
+    assert_eq!(table.counts(), held, "more of a lease is the same lease");
+    let wait = table.recall(&[name_of(7, true)], Some(SessionId(3)), true, now);
+    assert!(wait.is_some());
+    table.handle_end(SessionId(1));
+    assert_eq!(table.counts(), Counts { leases: 1, recalled: 2, ..held });
+}
