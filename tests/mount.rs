@@ -12,6 +12,8 @@ mod posix;
 mod programs;
 #[path = "mount/promises.rs"]
 mod promises;
+#[path = "mount/ranges.rs"]
+mod ranges;
 #[path = "mount/system.rs"]
 mod system;
 #[path = "mount/two_mounts.rs"]

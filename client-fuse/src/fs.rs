@@ -10,7 +10,7 @@
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`pending_reads`],
 //! [`changed_objects`], [`open`], [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
-//! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`readdir`], [`xattr`], [`statfs`],
+//! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`xattr`], [`statfs`],
 //! [`upkeep`].
 
 use std::{
@@ -35,6 +35,7 @@ use crate::{
 pub(crate) mod allocate;
 pub(crate) mod attributes;
 pub(crate) mod changed_objects;
+pub(crate) mod copy;
 pub(crate) mod file;
 pub(crate) mod files;
 pub(crate) mod flush;
@@ -50,6 +51,7 @@ pub(crate) mod open;
 pub(crate) mod pending_reads;
 pub(crate) mod read;
 pub(crate) mod readdir;
+pub(crate) mod seek;
 pub(crate) mod statfs;
 pub(crate) mod upkeep;
 pub(crate) mod write;

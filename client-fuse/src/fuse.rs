@@ -14,11 +14,14 @@ use millrace_fuse_server::{
     Call, Data, Done, Errno, Notifier, Payload, Reply, XAttr,
     protocol::{
         attr::{AttrReply, EntryReply, GetAttr, GetAttrFlags, SetAttr, SetAttrFields},
-        data::{FAllocate, Read, Write, WriteFlags, WriteReply},
+        data::{
+            CopyFileRange, CopyFileRangeReply, FAllocate, LSeek, LSeekReply, Read, Write,
+            WriteFlags, WriteReply,
+        },
         directory::{DirectoryEntry, DirectoryPage, file_type as entry_type},
         lock::{FileLock, Lock, LockReply},
         node::{Link, MkDir, MkNod, Rename},
-        open::{Create, CreateReply, FSync, Flush, Open, OpenReply, Release},
+        open::{Create, CreateReply, FSync, Flush, Open, OpenInFlags, OpenReply, Release},
         statfs::StatFsReply,
         statx::{StatX, StatXReply},
         xattr::{GetXAttr, SetXAttr},
@@ -30,8 +33,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     fs::{
-        FileSystem, locks::Interest, open::Caching, read::Begun, statfs::STATFS_BLOCK_SIZE,
-        xattr::check_offered,
+        FileSystem, copy::Spot, locks::Interest, open::Caching, read::Begun, seek::Wanted,
+        statfs::STATFS_BLOCK_SIZE, xattr::check_offered,
     },
     fuse::{
         answer::{
@@ -131,8 +134,14 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let by_handle = setattr.valid.contains(SetAttrFields::HANDLE);
         let handle = by_handle.then(|| self.fs.handle(setattr.handle).ok()).flatten();
         let writing = handle.is_some_and(|handle| handle.mode == OpenMode::Write);
-        let work =
-            async move { fs.change_attributes(caller, inode, changes(&setattr), writing).await };
+        let drop_privileges = setattr.valid.contains(SetAttrFields::KILL_SUIDGID)
+            && setattr.valid.contains(SetAttrFields::SIZE);
+        let work = async move {
+            if drop_privileges {
+                fs.drop_privilege_bits(inode).await?;
+            }
+            fs.change_attributes(caller, inode, changes(&setattr), writing).await
+        };
         self.answer_attr(Owed::new(&call, reply), work);
     }
 
@@ -194,10 +203,14 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
         let flags = open.flags.cast_signed();
         let truncates = flags & libc::O_TRUNC != 0;
+        let drop_privileges = open.open_flags.contains(OpenInFlags::KILL_SUIDGID);
         let owed =
             if truncates { Owed::new(&call, reply) } else { Owed::interruptible(&call, reply) };
         self.run(async move {
             let work = async {
+                if drop_privileges {
+                    fs.drop_privilege_bits(inode).await?;
+                }
                 let opened = fs.open(caller, inode, flags).await?;
                 if opened.caching == Caching::Fresh {
                     fs.reads.earlier(inode).await;
@@ -274,7 +287,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         self.run_on_bytes(async move {
             let work = async {
                 if drop_privileges {
-                    fs.drop_privilege_bits(&handle).await?;
+                    fs.drop_privilege_bits(handle.file.inode).await?;
                 }
                 fs.write(&handle, write.offset, &data).await
             };
@@ -438,8 +451,55 @@ impl millrace_fuse_server::FileSystem for Adapter {
     fn fallocate(&self, call: Call<'_>, allocate: FAllocate, reply: Reply<Done>) {
         let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(allocate.handle));
         let FAllocate { offset, length, mode, .. } = allocate;
-        let work = async move { fs.allocate(&*handle?, offset, length, mode.cast_signed()).await };
+        let privileged = call.uid == 0;
+        let work = async move {
+            let handle = handle?;
+            if !privileged {
+                fs.drop_privilege_bits(handle.file.inode).await?;
+            }
+            fs.allocate(&handle, offset, length, mode.cast_signed()).await
+        };
         self.answer_done(Owed::new(&call, reply), work);
+    }
+
+    fn lseek(&self, call: Call<'_>, seek: LSeek, reply: Reply<LSeekReply>) {
+        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(seek.handle));
+        let Some(wanted) = Wanted::from_whence(seek.whence) else {
+            return reply.fail(Errno::INVAL);
+        };
+        let work = async move { fs.seek(&*handle?, seek.offset, wanted).await };
+        let owed = Owed::interruptible(&call, reply);
+        self.run_on_bytes(owed.answer_with(work, |reply, found| match found {
+            Some(offset) => reply.send(&LSeekReply { offset }),
+            None => reply.fail(Errno::NXIO),
+        }));
+    }
+
+    fn copy_file_range(
+        &self,
+        call: Call<'_>,
+        copy: CopyFileRange,
+        reply: Reply<CopyFileRangeReply>,
+    ) {
+        let fs = Arc::clone(&self.fs);
+        let handles = [copy.handle_in, copy.handle_out].map(|number| self.fs.handle(number));
+        let ([Ok(source), Ok(target)], 0) = (handles, copy.flags) else {
+            return reply.fail(Errno::INVAL);
+        };
+        target.writers.record(call.pid);
+        let privileged = call.uid == 0;
+        let owed = Owed::new(&call, reply);
+        self.run_on_bytes(async move {
+            let work = async {
+                if !privileged {
+                    fs.drop_privilege_bits(target.file.inode).await?;
+                }
+                let source = Spot { handle: &source, offset: copy.offset_in };
+                let target = Spot { handle: &target, offset: copy.offset_out };
+                fs.copy(source, target, copy.length).await
+            };
+            owed.answer_with(work, Reply::<CopyFileRangeReply>::send).await;
+        });
     }
 }
 

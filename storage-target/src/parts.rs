@@ -76,6 +76,36 @@ pub(crate) fn parts(
     Ok(parts)
 }
 
+/// The first byte of `range` that is a hole, or the first that is none; arguments as of [`parts`].
+/// What is lost is no hole: reading it fails, and must not be left out.
+pub(crate) fn seek(
+    blocks: &impl Blocks,
+    range: Range<u32>,
+    backed: u32,
+    sparse: bool,
+    hole: bool,
+) -> Option<u32> {
+    let mut at = range.start;
+    while at < range.end {
+        let index = at / BLOCK;
+        let start = index * BLOCK;
+        let state = blocks.state(u16::try_from(index).expect("a chunk has 1,024 blocks at most"));
+        let (is_hole, end) = match state {
+            BlockState::Clean | BlockState::Written => {
+                let page = at / PAGE_LEN;
+                (!blocks.has_page(page), (page + 1) * PAGE_LEN)
+            }
+            BlockState::Zero => (true, start + BLOCK),
+            BlockState::Absent => (sparse && start >= backed, start + BLOCK),
+        };
+        if is_hole == hole {
+            return Some(at);
+        }
+        at = end;
+    }
+    None
+}
+
 /// Adds bytes of a stored block, page by page.
 fn add_pages(parts: &mut Vec<Part>, blocks: &impl Blocks, range: Range<u32>) {
     let mut at = range.start;
@@ -163,6 +193,33 @@ mod tests {
                 Part::Zeros(12_288..2 * BLOCK)
             ])
         );
+    }
+
+    #[test]
+    fn only_what_reads_as_zeros_is_a_hole() {
+        let zero = (BlockState::Zero, 0);
+        let known = Known(BTreeMap::from([(0, written(0b1)), (1, zero), (3, written(0xFFFF))]));
+        let all = 0..5 * BLOCK;
+        let find = |from, backed, sparse, hole| seek(&known, from..all.end, backed, sparse, hole);
+        assert_eq!(find(0, 0, true, false), Some(0));
+        assert_eq!(find(100, 0, true, true), Some(PAGE_LEN), "a page of a block that is stored");
+        assert_eq!(find(PAGE_LEN, 0, true, false), Some(3 * BLOCK));
+        assert_eq!(find(3 * BLOCK, 0, true, true), Some(4 * BLOCK));
+        assert_eq!(find(4 * BLOCK, 0, true, false), None);
+        assert_eq!(find(BLOCK, 0, false, false), Some(2 * BLOCK), "what is lost");
+        assert_eq!(find(4 * BLOCK, 0, false, true), None);
+        assert_eq!(find(BLOCK, 3 * BLOCK, true, false), Some(2 * BLOCK), "what the bucket has");
+        assert_eq!(find(2 * BLOCK, 5 * BLOCK, true, true), None);
+        for (from, hole) in
+            (0..80).flat_map(|page| [(page * PAGE_LEN, true), (page * PAGE_LEN, false)])
+        {
+            let cut = parts(&known, from..all.end, 0, true).unwrap();
+            let zeros = |part: &&Part| matches!(part, Part::Zeros(_)) == hole;
+            let first = cut.iter().find(zeros).map(|part| match part {
+                Part::Stored(range) | Part::Zeros(range) | Part::Missing(range) => range.start,
+            });
+            assert_eq!(find(from, 0, true, hole), first, "as a read of it shows");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use millrace_protocol::{
     Request, RequestKind,
     fsck::ListContents,
     session::Role,
-    storage::{Attach, Read, Sync, Write, Zero},
+    storage::{Attach, Read, Seek, Sync, Write, Zero},
     target::{
         CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadPart,
     },
@@ -82,13 +82,16 @@ impl TargetService {
     }
 
     async fn data(&self, call: IncomingCall) {
-        let (daemon, caller) = (&self.daemon, caller(&call));
+        let (daemon, caller) = (&self.daemon, &caller(&call));
         match call.kind() {
             RequestKind::Zero => {
-                answer::<Zero, _>(call, async |request| daemon.zero(&caller, request).await).await;
+                answer::<Zero, _>(call, async |request| daemon.zero(caller, request).await).await;
+            }
+            RequestKind::Seek => {
+                answer::<Seek, _>(call, async |request| daemon.seek(caller, request).await).await;
             }
             _ => {
-                answer::<Sync, _>(call, async |request| daemon.sync(&caller, &request).await).await;
+                answer::<Sync, _>(call, async |request| daemon.sync(caller, &request).await).await;
             }
         }
     }
@@ -162,6 +165,7 @@ impl Service for TargetService {
                     | RequestKind::Read
                     | RequestKind::Write
                     | RequestKind::Zero
+                    | RequestKind::Seek
                     | RequestKind::Sync
             ),
             // Exports read from other targets.
@@ -193,7 +197,9 @@ impl Service for TargetService {
                 RequestKind::Attach => self.attach(call).await,
                 RequestKind::Read => self.read(call).await,
                 RequestKind::Write => self.write(call).await,
-                RequestKind::Zero | RequestKind::Sync => self.data(call).await,
+                RequestKind::Zero | RequestKind::Seek | RequestKind::Sync => {
+                    self.data(call).await;
+                }
                 _ => self.control(call).await,
             }
         };

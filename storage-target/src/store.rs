@@ -20,7 +20,7 @@ use millrace_types::{BlockState, ByteLen, ChunkKey, Crc32c, ErrorKind, Failure, 
 use crate::{
     hydration::{Fetched, Hydrator, Segment, Wanted},
     page_checksum::{PAGE, of_range},
-    parts::{BLOCK, Part, parts},
+    parts::{BLOCK, Part, parts, seek},
     view::ChunkView,
     volume::{EngineError, WriteRequest, ZeroRequest},
     volume::{ExportedBlocks, Snapshot, Volume},
@@ -150,6 +150,21 @@ impl Store {
             }
         }
         Err(busy(view))
+    }
+
+    /// The first byte of a part of a chunk that is a hole, or that is none. Reads the index alone.
+    ///
+    /// # Errors
+    /// A damaged index.
+    pub(crate) async fn seek(
+        &self,
+        view: &ChunkView,
+        range: Range<u32>,
+        hole: bool,
+    ) -> Result<Option<u32>, Failure> {
+        let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
+        let snapshot = self.volume.snapshot(view.key, blocks).await?;
+        Ok(seek(&snapshot, range, view.backed, view.sparse, hole))
     }
 
     /// Brings the bytes of all parts together; `None` when the chunk changed meanwhile.

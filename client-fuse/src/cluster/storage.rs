@@ -139,6 +139,32 @@ impl Cluster {
         }
     }
 
+    /// The first byte of `range`, within one chunk, that is a hole, or with `hole` unset the first
+    /// that is none.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) async fn seek(
+        &self,
+        access: &Access,
+        range: Range<u64>,
+        hole: bool,
+    ) -> Result<Option<u64>, Failure> {
+        let mut attempts = self.patience.begin(Instant::now());
+        loop {
+            let aim = self.aim_once_known(access, &range, &mut attempts).await?;
+            let chunk_start = range.start - u64::from(aim.place.offset);
+            let request = storage::Seek { place: aim.place, hole };
+            let options = CallOptions::bulk(attempts.deadline(READ_DEADLINE, Instant::now()));
+            match aim.peer.call(&request, options).await {
+                Ok(reply) => return Ok(reply.offset.map(|offset| chunk_start + u64::from(offset))),
+                Err(failure) => {
+                    self.after(failure, Some(&aim.peer), &mut attempts).await?;
+                }
+            }
+        }
+    }
+
     /// Makes durable what `target` has acknowledged, and returns its loss count.
     ///
     /// # Errors

@@ -109,20 +109,27 @@ impl FileSystem {
         self.present(reply)
     }
 
-    /// Takes setuid and setgid away from a file that somebody else writes to.
+    /// Takes setuid and setgid away from a file that is written to by somebody without the right
+    /// to keep them.
     ///
     /// # Errors
     /// What the server answers.
-    pub(crate) async fn drop_privilege_bits(&self, handle: &FileHandle) -> Result<(), Failure> {
-        let mode = handle.file.state().attributes.mode;
+    pub(crate) async fn drop_privilege_bits(&self, inode: InodeId) -> Result<(), Failure> {
+        let known = self.files.find(inode).map(|file| file.state().attributes.clone());
+        let attributes = match known {
+            Some(attributes) => attributes,
+            None => self.attributes(Caller::ROOT, inode).await?,
+        };
+        let mode = attributes.mode;
         let group_executes = mode & 0o010 != 0;
         let kept = mode & if group_executes { 0o1777 } else { 0o3777 };
         if kept == mode {
             return Ok(());
         }
-        // In the name of root: the writer need not own the file.
+        // In the name of the owner: the writer need not be that, and root may be nobody here.
+        let owner = Caller { uid: attributes.uid, gid: attributes.gid, groups: Vec::new() };
         let changes = Changes { mode: Some(kept), ..Changes::default() };
-        self.change_attributes(Caller::ROOT, handle.file.inode, changes, true).await?;
+        self.change_attributes(owner, inode, changes, true).await?;
         Ok(())
     }
 

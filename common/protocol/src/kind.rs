@@ -157,6 +157,8 @@ requests! {
     Zero = 0x0404, storage::Zero => storage::WriteReply;
     /// Makes every acknowledged write on a target durable.
     Sync = 0x0405, storage::Sync => storage::SyncReply;
+    /// Finds data or a hole in part of a chunk.
+    Seek = 0x0406, storage::Seek => storage::SeekReply;
 
     /// Drops what lies past a new, smaller size.
     Trim = 0x0501, target::Trim => target::TrimReply;

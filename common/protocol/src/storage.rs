@@ -101,6 +101,23 @@ pub struct Zero {
     pub lowest_pending: WriteNumber,
 }
 
+/// Finds where in a part of a chunk bytes are, or where none are.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Seek {
+    /// Where to look; here `len` may reach to the chunk's end.
+    pub place: Place,
+    /// Look for a hole: bytes that are zeros because nobody has stored any. Otherwise for data,
+    /// which is everything else: also what only the bucket has, and what is lost.
+    pub hole: bool,
+}
+
+/// What a [`Seek`] has found. Holes that are shorter than a page, 4 KiB, are data.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SeekReply {
+    /// The first such byte, counted from the chunk's start; `None` when the part has none.
+    pub offset: Option<u32>,
+}
+
 /// The bytes survive a kill of the target; after a [`Sync`] also a loss of power.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WriteReply {

@@ -76,6 +76,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::Read
         | Kind::Write
         | Kind::Zero
+        | Kind::Seek
         | Kind::Sync
         | Kind::Trim
         | Kind::Hydrate

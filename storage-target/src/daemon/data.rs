@@ -1,4 +1,4 @@
-//! Requests of the data path: attach, read, write, zero, sync.
+//! Requests of the data path: attach, read, write, zero, seek, sync.
 
 use std::{ops::Range, sync::Arc};
 
@@ -7,8 +7,8 @@ use millrace_protocol::{
     capability::{Capability, Purpose, Rights, SYSTEM_SESSION},
     session::Role,
     storage::{
-        Attach, AttachReply, ChunkVersion, LossCount, Place, Read, ReadReply, Sync, SyncReply,
-        TRANSFER_LEN_MAX, Write, WriteReply, Zero,
+        Attach, AttachReply, ChunkVersion, LossCount, Place, Read, ReadReply, Seek, SeekReply,
+        Sync, SyncReply, TRANSFER_LEN_MAX, Write, WriteReply, Zero,
     },
 };
 use millrace_types::{ErrorKind, Failure, SessionId, WriteNumber};
@@ -154,6 +154,13 @@ impl Daemon {
         let zeroed = task.await.unwrap_or_else(|_| stopped());
         self.changed.note(key, &zeroed);
         self.counters.note_failure(zeroed)
+    }
+
+    /// Finds data or a hole.
+    pub(crate) async fn seek(&self, caller: &Caller, request: Seek) -> Result<SeekReply, Failure> {
+        let access = self.authorise(caller, &request.place, Rights::Read).await?;
+        let found = access.store.seek(&access.view, access.range, request.hole).await;
+        Ok(SeekReply { offset: self.counters.note_failure(found)? })
     }
 
     /// Makes everything acknowledged on a target durable.

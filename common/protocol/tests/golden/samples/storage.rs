@@ -1,8 +1,8 @@
 //! Messages of the data path.
 
 use millrace_protocol::storage::{
-    Attach, AttachReply, ChunkVersion, LossCount, Place, Read, ReadReply, Sync, SyncReply, Write,
-    WriteReply, Zero,
+    Attach, AttachReply, ChunkVersion, LossCount, Place, Read, ReadReply, Seek, SeekReply, Sync,
+    SyncReply, Write, WriteReply, Zero,
 };
 use millrace_types::{ChunkIndex, Crc32c, GroupEpoch, SessionId, WriteNumber};
 
@@ -34,6 +34,7 @@ pub(super) fn all() -> Vec<Sample> {
         pair(&write, &written),
         pair(&zero, &written),
         pair(&Sync { target: TARGET }, &SyncReply { loss_count: 2 }),
+        pair(&Seek { place: place(), hole: true }, &SeekReply { offset: Some(4096) }),
     ]
     .into_iter()
     .flatten()
