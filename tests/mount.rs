@@ -18,3 +18,7 @@ mod ranges;
 mod system;
 #[path = "mount/two_mounts.rs"]
 mod two_mounts;
+#[path = "mount/unnamed.rs"]
+mod unnamed;
+#[path = "mount/users.rs"]
+mod users;

@@ -461,6 +461,8 @@ Options (-o), separated by commas; those of fstab(5), such as _netdev and nofail
   path=/DIR                   the directory of the file system to show
   hard, soft, timeout=10m     wait for ever for absent servers, or fail with EIO after a time
   local_locks, nolocal_locks  keep flock and fcntl locks within this host, or not
+  acl, noacl                  keep and check POSIX access control lists, or not
+  security_xattrs, nosecurity_xattrs  offer attributes security.*, as of setcap, or not
   allow_other, noallow_other  let other users in; root's mounts do
   suid, nosuid, dev, nodev, exec, noexec  as for every file system
   memory=256MiB               for read-ahead and write-behind of all files together

@@ -10,8 +10,8 @@
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`pending_reads`],
 //! [`changed_objects`], [`open`], [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
-//! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`xattr`], [`statfs`],
-//! [`upkeep`].
+//! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
+//! [`xattr`], [`statfs`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -28,6 +28,7 @@ use crate::{
         changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
         handles::Handles, kept_pages::KeptPages, kernel_pages::KernelPages, locks::Locks,
         look_ahead::LookAhead, pending_reads::PendingReads, readdir::DirectoryHandle,
+        xattr::Offered,
     },
     metrics::ClientMetrics,
 };
@@ -79,6 +80,8 @@ pub(crate) struct FileSystem {
     /// The kernel's reads that wait for bytes.
     pub(crate) reads: Arc<PendingReads>,
     changed: ChangedObjects,
+    /// Extended attributes that are offered.
+    pub(crate) offered: Offered,
     budget: Budget,
     /// Where work that nobody waits for is done.
     runtime: tokio::runtime::Handle,
@@ -95,6 +98,7 @@ impl FileSystem {
         metrics: ClientMetrics,
         budget_bytes: u64,
         names: Names,
+        offered: Offered,
         runtime: tokio::runtime::Handle,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
@@ -110,6 +114,7 @@ impl FileSystem {
             ahead: LookAhead::default(),
             reads: Arc::default(),
             changed: ChangedObjects::default(),
+            offered,
             budget: Budget::new(budget_bytes),
             runtime,
             this: Weak::clone(this),

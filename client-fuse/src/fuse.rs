@@ -33,8 +33,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     fs::{
-        FileSystem, copy::Spot, locks::Interest, open::Caching, read::Begun, seek::Wanted,
-        statfs::STATFS_BLOCK_SIZE, xattr::check_offered,
+        FileSystem,
+        copy::Spot,
+        locks::Interest,
+        names::NewMode,
+        open::{Caching, Opened},
+        read::Begun,
+        seek::Wanted,
+        statfs::STATFS_BLOCK_SIZE,
     },
     fuse::{
         answer::{
@@ -42,8 +48,8 @@ use crate::{
             send_body,
         },
         convert::{
-            changes, conflicting, errno, file_lock, file_name, file_statx, file_type, new_node,
-            permissions, rename_mode,
+            changes, conflicting, errno, file_lock, file_name, file_statx, file_type, new_mode,
+            new_node, rename_mode,
         },
     },
 };
@@ -154,17 +160,18 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
     fn mknod(&self, call: Call<'_>, mknod: MkNod, name: &OsStr, reply: Reply<EntryReply>) {
         let node = new_node(mknod.mode, mknod.rdev);
-        self.make_node(&call, name, node, permissions(mknod.mode, mknod.umask), reply);
+        self.make_node(&call, name, node, self.new_mode(mknod.mode, mknod.umask), reply);
     }
 
     fn mkdir(&self, call: Call<'_>, mkdir: MkDir, name: &OsStr, reply: Reply<EntryReply>) {
-        let mode = permissions(mkdir.mode, mkdir.umask);
+        let mode = self.new_mode(mkdir.mode, mkdir.umask);
         self.make_node(&call, name, Ok(NewNode::Directory), mode, reply);
     }
 
     fn symlink(&self, call: Call<'_>, name: &OsStr, target: &OsStr, reply: Reply<EntryReply>) {
         let node = NewNode::Symlink(target.as_bytes().to_vec());
-        self.make_node(&call, name, Ok(node), SYMLINK_MODE, reply);
+        let mode = NewMode { mode: SYMLINK_MODE, umask: 0 };
+        self.make_node(&call, name, Ok(node), mode, reply);
     }
 
     fn unlink(&self, call: Call<'_>, name: &OsStr, reply: Reply<Done>) {
@@ -228,20 +235,18 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
     fn create(&self, call: Call<'_>, create: Create, name: &OsStr, reply: Reply<CreateReply>) {
         let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
-        let (name, mode) = (file_name(name), permissions(create.mode, create.umask));
-        let (flags, root, owed) = (create.flags.cast_signed(), self.root, Owed::new(&call, reply));
-        self.run(async move {
-            let work = async { fs.create(caller, parent, name?, mode, flags).await };
-            owed.answer(
-                work,
-                |reply, (found, opened)| {
-                    let open = open_reply(&opened, flags);
-                    reply.send(&CreateReply { entry: entry(&found, root), open });
-                },
-                async |(_, opened)| fs.release(opened.handle).await,
-            )
-            .await;
-        });
+        let (name, mode) = (file_name(name), self.new_mode(create.mode, create.umask));
+        let (flags, owed) = (create.flags.cast_signed(), Owed::new(&call, reply));
+        let work = async move { fs.create(caller, parent, name?, mode, flags).await };
+        self.answer_create(owed, work, flags);
+    }
+
+    fn tmpfile(&self, call: Call<'_>, create: Create, reply: Reply<CreateReply>) {
+        let (fs, caller) = (Arc::clone(&self.fs), caller_of(&call));
+        let (directory, mode) = (self.inode(call.node), self.new_mode(create.mode, create.umask));
+        let (flags, owed) = (create.flags.cast_signed(), Owed::new(&call, reply));
+        let work = async move { fs.create_unnamed(caller, directory, mode, flags).await };
+        self.answer_create(owed, work, flags);
     }
 
     fn read(&self, call: Call<'_>, read: Read, reply: Reply<Data>) {
@@ -408,7 +413,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn getxattr(&self, call: Call<'_>, get: GetXAttr, name: &OsStr, reply: Reply<XAttr>) {
-        if let Err(failure) = check_offered(name.as_bytes()) {
+        if let Err(failure) = self.fs.offered.check(name.as_bytes()) {
             return reply.fail(errno(&failure));
         }
         let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
@@ -529,6 +534,30 @@ impl Adapter {
         }
     }
 
+    fn answer_create(
+        &self,
+        owed: Owed<CreateReply>,
+        work: impl Future<Output = Result<(Attributes, Opened), Failure>> + Send + 'static,
+        flags: i32,
+    ) {
+        let (fs, root) = (Arc::clone(&self.fs), self.root);
+        self.run(async move {
+            owed.answer(
+                work,
+                |reply, (found, opened)| {
+                    let open = open_reply(&opened, flags);
+                    reply.send(&CreateReply { entry: entry(&found, root), open });
+                },
+                async |(_, opened): (Attributes, Opened)| fs.release(opened.handle).await,
+            )
+            .await;
+        });
+    }
+
+    fn new_mode(&self, mode: u32, umask: u32) -> NewMode {
+        new_mode(mode, umask, self.fs.offered.acl)
+    }
+
     fn set_lock(&self, call: &Call<'_>, lock: Lock, wait: bool, owed: Owed<Done>) {
         let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(lock.handle));
         let asked = file_lock(&lock, self.inode(call.node));
@@ -543,7 +572,7 @@ impl Adapter {
         call: &Call<'_>,
         name: &OsStr,
         node: Result<NewNode, Failure>,
-        mode: u16,
+        mode: NewMode,
         reply: Reply<EntryReply>,
     ) {
         let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(call), self.inode(call.node));

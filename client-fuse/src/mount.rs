@@ -40,7 +40,7 @@ use crate::{
     cache::names::Names,
     cluster::{Cluster, retry::Patience},
     control::Control,
-    fs::FileSystem,
+    fs::{FileSystem, xattr::Offered},
     fuse::{Adapter, drop_pages},
     metrics::ClientMetrics,
     mountpoint,
@@ -72,9 +72,10 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let servers = cluster_settings.servers.clone();
     let cluster = Cluster::connect(servers, endpoints, Patience { limit }, counters.clone()).await;
     let cluster = Arc::new(cluster.map_err(MountError::Cluster)?);
-    let memory = settings.cache.memory.0;
     let kept = Names::new(settings.cache.names.0, names.squash_root);
-    let fs = FileSystem::new(Arc::clone(&cluster), counters, memory, kept, runtimes.1.clone());
+    let (memory, offered) = (settings.cache.memory.0, Offered::by(&settings.mount));
+    let (servers, bytes) = (Arc::clone(&cluster), runtimes.1.clone());
+    let fs = FileSystem::new(servers, counters, memory, kept, offered, bytes);
     let path = settings.mount.path.clone();
     let root = find_root(&cluster, &path)
         .await

@@ -32,7 +32,7 @@ pub(crate) fn mount_options(settings: &MountSettings, source: &str) -> MountOpti
 pub(crate) fn session_options(settings: &MountSettings) -> SessionOptions {
     let readers = settings.threads.map_or_else(threads, usize::from);
     SessionOptions {
-        wishes: init::wishes(settings.local_locks),
+        wishes: init::wishes(settings.local_locks, settings.acl),
         channel: match settings.channel {
             Channel::Auto => fuse_server::Channel::Auto,
             Channel::Dev => fuse_server::Channel::Device,

@@ -59,6 +59,13 @@ pub struct MountSettings {
     /// Keep locks of programs (flock, fcntl) within this host. Default false: they hold over all
     /// hosts, and cost a request each.
     pub local_locks: bool,
+    /// Keep and check POSIX access control lists. Default false: with them `ls -l` asks about each
+    /// file, which makes it up to ten times slower.
+    pub acl: bool,
+    /// Offer extended attributes `security.*`, such as the capabilities of programs. Default
+    /// false: with them the kernel asks for one before it writes or runs a file, and `ls` for each
+    /// file.
+    pub security_xattrs: bool,
     /// How requests come from the kernel. Default [`Channel::Auto`].
     pub channel: Channel,
     /// Threads that take requests from the kernel, 1 to 64. Default: one a processor, at most 4.
@@ -107,6 +114,8 @@ impl Default for MountSettings {
             timeout: Duration::from_secs(600),
             hard: false,
             local_locks: false,
+            acl: false,
+            security_xattrs: false,
             channel: Channel::Auto,
             threads: None,
         }
@@ -228,6 +237,10 @@ impl Settings {
             ("soft", "") => mount.hard = false,
             ("local_locks", "") => mount.local_locks = true,
             ("nolocal_locks", "") => mount.local_locks = false,
+            ("acl", "") => mount.acl = true,
+            ("noacl", "") => mount.acl = false,
+            ("security_xattrs", "") => mount.security_xattrs = true,
+            ("nosecurity_xattrs", "") => mount.security_xattrs = false,
             ("timeout", value) => {
                 let bare = value.parse().map(Duration::from_secs).ok();
                 mount.timeout = bare
@@ -305,7 +318,7 @@ pub enum SettingsError {
     /// An option is not known.
     #[error(
         "unknown mount option {0:?}; known are ro, rw, allow_other, suid, dev, noexec, hard, \
-         local_locks, timeout=, memory=, channel=, path= and identity="
+         local_locks, acl, security_xattrs, timeout=, memory=, channel=, path= and identity="
     )]
     UnknownOption(String),
     /// An option has a value that is not understood.
@@ -337,10 +350,11 @@ mod tests {
         let settings = Settings::default()
             .with(overrides(
                 "_netdev,ro,timeout=30,memory=64M,x-systemd.automount,hard,path=/a,channel=uring,\
-                 local_locks",
+                 local_locks,acl,security_xattrs,nosecurity_xattrs",
             ))
             .expect("all are known");
         assert!(settings.mount.read_only && settings.mount.hard && settings.mount.local_locks);
+        assert!(settings.mount.acl && !settings.mount.security_xattrs);
         assert_eq!(settings.mount.timeout, Duration::from_secs(30));
         assert_eq!(settings.cache.memory, ByteLen(64 * MIB));
         assert_eq!(settings.mount.path, PathBuf::from("/a"));

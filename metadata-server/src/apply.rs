@@ -18,6 +18,7 @@ use crate::{
     },
 };
 
+mod acl;
 mod cluster;
 mod commit;
 mod create;
@@ -36,6 +37,7 @@ mod session;
 mod set_attributes;
 mod transaction;
 mod trust;
+mod unnamed;
 mod xattr;
 
 #[cfg(test)]
@@ -44,8 +46,16 @@ pub(crate) use orphan::POSITION_BITS;
 use transaction::Transaction;
 pub(crate) use trust::unnamed;
 
-/// The newest behaviour that this program knows.
-pub const FEATURE_LEVEL: u32 = 1;
+/// The newest behaviour that this program knows; a server that starts has its log go on with it.
+///
+/// | level | new                                                                              |
+/// |------:|----------------------------------------------------------------------------------|
+/// | 1     | everything before                                                                |
+/// | 2     | access control lists; a program's capabilities go when its bytes or owner change |
+pub const FEATURE_LEVEL: u32 = 2;
+
+/// The level at which every log begins, whichever program made it.
+const FIRST_LEVEL: u32 = 1;
 
 /// Why a command was not applied.
 #[derive(Debug, thiserror::Error)]
@@ -117,8 +127,8 @@ fn dispatch(
         Command::TargetBlank(target) => cluster::target_blank(tx, *target),
         Command::Reclaimed { target, through } => orphan::reclaimed(tx, *target, *through),
         Command::Trimmed { inode, write_epoch } => commit::trimmed(tx, *inode, *write_epoch),
-        Command::Create(create) => create::create(tx, create),
-        Command::MakeLink(link) => create::make_link(tx, link),
+        Command::Create(create) => create::create(tx, create, 0),
+        Command::MakeLink(link) => create::make_link(tx, link, operation),
         Command::Remove(remove) => remove::remove(tx, remove),
         Command::Rename(rename) => rename::rename(tx, rename),
         Command::SetAttributes(set) => set_attributes::set(tx, set),
@@ -154,6 +164,8 @@ fn dispatch(
         Command::ReclaimOrphans(orphans) => orphan::reclaim_orphans(tx, orphans),
         Command::Restored(reason) => restore::restored(tx, reason),
         Command::KeepNames(session) => session::keep_names(tx, *session),
+        Command::CreateMasked(masked) => create::create(tx, &masked.create, masked.umask),
+        Command::CreateUnnamed(create) => unnamed::create(tx, create),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

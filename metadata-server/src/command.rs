@@ -31,11 +31,13 @@ use crate::{
 };
 
 mod bucket;
+mod create;
 mod trust;
 
 pub use bucket::{
     DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetLinkOptions,
 };
+pub use create::{CreateMasked, CreateUnnamed};
 pub use trust::ReclaimOrphans;
 
 /// One record of the log: a command, when it was given, and for which operation of which session.
@@ -175,6 +177,10 @@ pub enum Command {
     Restored(String),
     /// A session may keep names and attributes from now on: after a restart changes wait for it.
     KeepNames(SessionId),
+    /// Makes an inode and its name, with the program's umask apart from its mode.
+    CreateMasked(CreateMasked),
+    /// Makes a file without a name and opens it for writing.
+    CreateUnnamed(CreateUnnamed),
 }
 
 /// Makes an empty file system.

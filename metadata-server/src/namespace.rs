@@ -3,8 +3,10 @@
 //! Owns plain types and rules over a [`View`](crate::store::View) of the store. It changes nothing:
 //! changes are made by [`crate::apply`] alone.
 //!
-//! Modules, in reading order: [`inode`], [`permission`], [`tree`] (reading a tree and its paths).
+//! Modules, in reading order: [`inode`], [`permission`], [`acl`], [`tree`] (reading a tree and its
+//! paths).
 
+pub mod acl;
 pub mod inode;
 pub mod permission;
 pub mod tree;

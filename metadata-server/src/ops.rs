@@ -335,7 +335,8 @@ pub(crate) fn find(
     name: &FileName,
 ) -> Result<Option<Inode>, Failure> {
     directory.directory()?;
-    permission::check(caller, directory, permission::Access::Search)?;
+    let allowed = permission::check(core.view(), caller, directory, permission::Access::Search);
+    allowed.map_err(|error| core.failure(error))?;
     let entry = tree::entry(core.view(), directory.id, name);
     match entry.map_err(|error| broken(core, error))? {
         None => Ok(None),

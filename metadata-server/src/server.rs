@@ -354,6 +354,12 @@ impl MetadataService {
             RequestKind::Lookup => self.run(call, Written, ops::lookup::lookup).await,
             RequestKind::GetInode => self.run(call, Written, ops::lookup::inode).await,
             RequestKind::Create => self.run(call, Written, ops::create::create).await,
+            RequestKind::CreateMasked => {
+                self.run(call, Written, ops::create::create_masked).await;
+            }
+            RequestKind::CreateUnnamed => {
+                self.run(call, Written, ops::create::create_unnamed).await;
+            }
             RequestKind::MakeLink => self.run(call, Written, ops::create::make_link).await,
             RequestKind::Remove => self.run(call, Written, ops::remove::remove).await,
             RequestKind::Rename => self.run(call, Written, ops::rename::rename).await,

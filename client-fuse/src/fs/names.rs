@@ -5,12 +5,24 @@ use std::time::Instant;
 
 use millrace_protocol::{
     lease::{ListEntries, ListFrom},
-    metadata::{Attributes, Create, MakeLink, NewNode, Remove, Rename, RenameMode},
-    session::Caller,
+    metadata::{
+        Attributes, Create, CreateMasked, InodeReply, MakeLink, NewNode, Remove, Rename, RenameMode,
+    },
+    session::{Caller, Operation},
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
 use crate::fs::FileSystem;
+
+/// The mode of what is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct NewMode {
+    /// Permission bits.
+    pub(crate) mode: u16,
+    /// Permission bits that are taken away unless a default access control list of the directory
+    /// stands in the place of this.
+    pub(crate) umask: u16,
+}
 
 impl FileSystem {
     /// Finds a name, if leases cover it and what it leads to is not open here.
@@ -86,7 +98,7 @@ impl FileSystem {
         parent: InodeId,
         name: FileName,
         node: NewNode,
-        mode: u16,
+        mode: NewMode,
     ) -> Result<Attributes, Failure> {
         let request = |operation| Create {
             caller: caller.clone(),
@@ -94,13 +106,27 @@ impl FileSystem {
             parent,
             name: name.clone(),
             node: node.clone(),
-            mode,
+            mode: mode.mode,
             open: false,
             exclusive: true,
         };
-        let reply = self.change(request, &[(parent, &name)], None).await?;
+        let reply = self.ask_to_create(request, (parent, &name), mode.umask).await?;
         self.names.keep_name((parent, name), Some(reply.attributes.inode), None);
         self.present(reply)
+    }
+
+    /// Sends what makes an inode with this name.
+    pub(super) async fn ask_to_create(
+        &self,
+        create: impl Fn(Operation) -> Create,
+        name: (InodeId, &FileName),
+        umask: u16,
+    ) -> Result<InodeReply, Failure> {
+        if umask == 0 {
+            return self.change(create, &[name], None).await;
+        }
+        let masked = |operation| CreateMasked { create: create(operation), umask };
+        self.change(masked, &[name], None).await
     }
 
     /// Gives a file another name.

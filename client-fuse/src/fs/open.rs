@@ -5,7 +5,10 @@ use std::sync::{Arc, atomic::Ordering};
 use futures::{StreamExt as _, stream};
 use millrace_protocol::{
     lease::Recall,
-    metadata::{Attributes, Close, Create, InodeReply, NewNode, Open, OpenMode, SetAttributes},
+    metadata::{
+        Attributes, Close, Create, CreateUnnamed, InodeReply, NewNode, Open, OpenMode,
+        SetAttributes,
+    },
     session::Caller,
 };
 use millrace_types::{Failure, FileName, InodeId};
@@ -13,6 +16,7 @@ use millrace_types::{Failure, FileName, InodeId};
 use crate::fs::{
     FileSystem,
     handle::{FileHandle, HandleOptions},
+    names::NewMode,
 };
 
 /// What an open answers.
@@ -82,7 +86,7 @@ impl FileSystem {
         caller: Caller,
         parent: InodeId,
         name: FileName,
-        mode: u16,
+        mode: NewMode,
         flags: i32,
     ) -> Result<(Attributes, Opened), Failure> {
         let exclusive = flags & libc::O_EXCL != 0;
@@ -92,11 +96,11 @@ impl FileSystem {
             parent,
             name: name.clone(),
             node: NewNode::Regular,
-            mode,
+            mode: mode.mode,
             open: true,
             exclusive,
         };
-        let reply = self.change(request, &[(parent, &name)], None).await?;
+        let reply = self.ask_to_create(request, (parent, &name), mode.umask).await?;
         let inode = reply.attributes.inode;
         // It may have been there already.
         self.names.forget(&Recall::Attributes(inode));
@@ -114,6 +118,32 @@ impl FileSystem {
                 }
             }
         }
+        Ok((attributes, opened))
+    }
+
+    /// Makes a file without a name and opens it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(crate) async fn create_unnamed(
+        &self,
+        caller: Caller,
+        directory: InodeId,
+        mode: NewMode,
+        flags: i32,
+    ) -> Result<(Attributes, Opened), Failure> {
+        let nameable = flags & libc::O_EXCL == 0;
+        let NewMode { mode, umask } = mode;
+        let request = |operation| CreateUnnamed {
+            caller: caller.clone(),
+            operation,
+            directory,
+            mode,
+            umask,
+            nameable,
+        };
+        let reply = self.change(request, &[], None).await?;
+        let (opened, attributes) = self.begin_handle(caller, reply, OpenMode::Write, flags)?;
         Ok((attributes, opened))
     }
 

@@ -1,7 +1,8 @@
-//! Extended attributes.
+//! Extended attributes, and among them access control lists.
 //!
-//! `security.*` and POSIX ACLs are refused as not supported rather than answered as missing:
-//! `ls -l` then stops asking after the first file, which is ten times faster.
+//! `security.*` and the lists are offered where the mount's options ask for them. Otherwise they
+//! are refused as not supported rather than answered as missing: `ls -l` then stops asking after
+//! the first file, which is ten times faster.
 
 use millrace_protocol::{
     metadata::{GetXattr, ListXattrs, RemoveXattr, SetXattr, XattrMode},
@@ -9,7 +10,37 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, InodeId};
 
-use crate::fs::FileSystem;
+use crate::{fs::FileSystem, settings::MountSettings};
+
+/// Which kinds of attributes a mount offers beside the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Offered {
+    /// POSIX access control lists.
+    pub(crate) acl: bool,
+    /// `security.*`.
+    pub(crate) security: bool,
+}
+
+impl Offered {
+    /// As the options of a mount say.
+    pub(crate) fn by(settings: &MountSettings) -> Self {
+        Self { acl: settings.acl, security: settings.security_xattrs }
+    }
+
+    /// Whether the kernel may ask for an attribute at all; answered without the server.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotSupported`].
+    pub(crate) fn check(self, name: &[u8]) -> Result<(), Failure> {
+        if self.includes(name) { Ok(()) } else { Err(ErrorKind::NotSupported.into()) }
+    }
+
+    fn includes(self, name: &[u8]) -> bool {
+        let refused = (!self.security && name.starts_with(b"security."))
+            || (!self.acl && name.starts_with(b"system.posix_acl_"));
+        !refused
+    }
+}
 
 impl FileSystem {
     /// Reads one attribute.
@@ -23,7 +54,7 @@ impl FileSystem {
         inode: InodeId,
         name: Vec<u8>,
     ) -> Result<Vec<u8>, Failure> {
-        check_offered(&name)?;
+        self.offered.check(&name)?;
         let reply = self.cluster.ask(&GetXattr { caller, inode, name }).await?;
         Ok(reply.value)
     }
@@ -39,17 +70,18 @@ impl FileSystem {
     ) -> Result<Vec<u8>, Failure> {
         let reply = self.cluster.ask(&ListXattrs { caller, inode }).await?;
         let mut names = Vec::new();
-        for name in reply.names {
+        for name in reply.names.into_iter().filter(|name| self.offered.includes(name)) {
             names.extend_from_slice(&name);
             names.push(0);
         }
         Ok(names)
     }
 
-    /// Sets one attribute.
+    /// Sets one attribute. What was written before is told to the server before: a program's
+    /// capabilities go with a later write, not with an earlier one.
     ///
     /// # Errors
-    /// As [`Self::xattr`].
+    /// As [`Self::xattr`]; failures of buffered writes.
     pub(crate) async fn set_xattr(
         &self,
         caller: Caller,
@@ -58,7 +90,13 @@ impl FileSystem {
         value: Vec<u8>,
         mode: XattrMode,
     ) -> Result<(), Failure> {
-        check_offered(&name)?;
+        self.offered.check(&name)?;
+        if name.starts_with(b"security.")
+            && let Some(file) = self.files.find(inode)
+        {
+            self.flush_file(&file).await;
+            self.commit(&file, false).await?;
+        }
         let request = |operation| SetXattr {
             caller: caller.clone(),
             operation,
@@ -81,7 +119,7 @@ impl FileSystem {
         inode: InodeId,
         name: Vec<u8>,
     ) -> Result<(), Failure> {
-        check_offered(&name)?;
+        self.offered.check(&name)?;
         let request = |operation| RemoveXattr {
             caller: caller.clone(),
             operation,
@@ -93,21 +131,20 @@ impl FileSystem {
     }
 }
 
-/// Whether the kernel may ask at all; answered without the server.
-pub(crate) fn check_offered(name: &[u8]) -> Result<(), Failure> {
-    let refused = name.starts_with(b"security.") || name.starts_with(b"system.posix_acl_");
-    if refused { Err(ErrorKind::NotSupported.into()) } else { Ok(()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn security_labels_and_acls_are_not_supported_and_the_rest_is_asked_for() {
-        for name in [&b"security.capability"[..], b"system.posix_acl_access"] {
-            assert_eq!(check_offered(name).map_err(|f| f.kind), Err(ErrorKind::NotSupported));
-        }
-        assert!(check_offered(b"user.comment").is_ok());
+    fn security_labels_and_lists_are_offered_where_they_are_asked_for_and_the_rest_everywhere() {
+        let (label, list) = (&b"security.capability"[..], &b"system.posix_acl_access"[..]);
+        let of = |offered: Offered| {
+            [label, list, b"user.comment"]
+                .map(|name| offered.check(name).map_err(|failure| failure.kind))
+        };
+        let refused = Err(ErrorKind::NotSupported);
+        assert_eq!(of(Offered::default()), [refused, refused, Ok(())]);
+        assert_eq!(of(Offered { acl: true, security: false }), [refused, Ok(()), Ok(())]);
+        assert_eq!(of(Offered { acl: false, security: true }), [Ok(()), refused, Ok(())]);
     }
 }

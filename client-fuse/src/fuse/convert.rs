@@ -18,7 +18,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LockKind, LockRange, Timestamp};
 
-use crate::fs::attributes::Changes;
+use crate::fs::{attributes::Changes, names::NewMode};
 
 /// The error number of a failure.
 pub(super) fn errno(failure: &Failure) -> Errno {
@@ -112,8 +112,18 @@ pub(super) fn new_node(mode: u32, device: u32) -> Result<NewNode, Failure> {
 }
 
 /// Permission bits of a mode, less those that the umask takes away.
-pub(super) fn permissions(mode: u32, umask: u32) -> u16 {
+fn permissions(mode: u32, umask: u32) -> u16 {
     u16::try_from(mode & !umask & 0o7777).expect("twelve bits")
+}
+
+/// The mode of what is made. With access control lists the umask stays apart, because a default
+/// list may stand in its place.
+pub(super) fn new_mode(mode: u32, umask: u32, acl: bool) -> NewMode {
+    if acl {
+        NewMode { mode: permissions(mode, 0), umask: permissions(umask, !0o777) }
+    } else {
+        NewMode { mode: permissions(mode, umask), umask: 0 }
+    }
 }
 
 /// What a rename does to an existing target.
@@ -246,6 +256,8 @@ mod tests {
         assert_eq!(new_node(0o644, 0), Ok(NewNode::Regular));
         assert_eq!(new_node(libc::S_IFCHR | 0o600, 5), Ok(NewNode::CharDevice(5)));
         assert!(new_node(libc::S_IFDIR | 0o755, 0).is_err());
-        assert_eq!(permissions(libc::S_IFREG | 0o4777, 0o022), 0o4755);
+        let of = |acl| new_mode(libc::S_IFREG | 0o4777, 0o022, acl);
+        assert_eq!(of(false), NewMode { mode: 0o4755, umask: 0 });
+        assert_eq!(of(true), NewMode { mode: 0o4777, umask: 0o022 });
     }
 }

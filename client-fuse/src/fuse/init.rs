@@ -3,15 +3,17 @@
 use millrace_fuse_server::{Wishes, protocol::init::InitFlags};
 
 /// Asks for everything that helps; what this kernel does not have is left out. With `local_locks`
-/// the kernel decides about locks by itself.
+/// the kernel decides about locks by itself; with `acl` it checks access control lists, and leaves
+/// the umask to the server, which knows where a default list stands in its place.
 ///
 /// Never asked for: the writeback cache (with it the kernel ignores the sizes that others set),
 /// `AUTO_INVAL_DATA` (every read would ask for attributes first), and `EXPLICIT_INVAL_DATA` (a file
 /// that grew elsewhere would keep its last page as it was, since nothing tells the kernel of it
 /// yet).
-pub(crate) fn wishes(local_locks: bool) -> Wishes {
+pub(crate) fn wishes(local_locks: bool, acl: bool) -> Wishes {
     let flags = WANTED.into_iter().fold(InitFlags::EMPTY, InitFlags::with);
     let flags = if local_locks { flags } else { flags.with(LOCKS) };
+    let flags = if acl { flags.with(LISTS) } else { flags };
     Wishes {
         flags,
         max_write: TRANSFER_LEN,
@@ -46,6 +48,9 @@ const WANTED: [InitFlags; 10] = [
 
 /// Locks of flock and fcntl come here.
 const LOCKS: InitFlags = InitFlags::POSIX_LOCKS.with(InitFlags::FLOCK_LOCKS);
+
+/// Access control lists: the kernel asks for them and checks them.
+const LISTS: InitFlags = InitFlags::POSIX_ACL.with(InitFlags::DONT_MASK);
 
 /// The largest request: what one transfer to a target moves.
 const TRANSFER_LEN: u32 = millrace_protocol::storage::TRANSFER_LEN_MAX;

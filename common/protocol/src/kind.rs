@@ -119,6 +119,10 @@ requests! {
     CancelLock = 0x0214, lock::CancelLock => session::Done;
     /// Waits for the end of any of the session's waits for locks.
     AwaitLocks = 0x0215, lock::AwaitLocks => lock::AwaitLocksReply;
+    /// Makes an inode as [`Self::Create`] does, with the umask apart.
+    CreateMasked = 0x0216, metadata::CreateMasked => metadata::InodeReply;
+    /// Makes and opens a file without a name.
+    CreateUnnamed = 0x0217, metadata::CreateUnnamed => metadata::InodeReply;
     /// Finds a name, to keep what it leads to.
     FindName = 0x0220, lease::FindName => lease::FoundName;
     /// Attributes of an inode, to be kept.

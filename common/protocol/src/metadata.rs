@@ -175,6 +175,34 @@ pub struct Create {
     pub exclusive: bool,
 }
 
+/// As [`Create`], with the umask apart: where the directory has a default access control list, that
+/// stands in its place.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CreateMasked {
+    /// What to make; its mode is as the program asked for it.
+    pub create: Create,
+    /// The permission bits that the caller's umask takes away: `0o777` at most.
+    pub umask: u16,
+}
+
+/// Makes a regular file without a name and opens it for writing (`O_TMPFILE`). It goes with its
+/// last close, unless [`MakeLink`] gives it a name before.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CreateUnnamed {
+    /// For whom.
+    pub caller: Caller,
+    /// Executed exactly once.
+    pub operation: Operation,
+    /// The directory that it would be in.
+    pub directory: InodeId,
+    /// Permission bits.
+    pub mode: u16,
+    /// As of [`CreateMasked`].
+    pub umask: u16,
+    /// Whether it may get a name (without `O_EXCL`).
+    pub nameable: bool,
+}
+
 /// What a [`Create`] makes.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub enum NewNode {
@@ -194,7 +222,8 @@ pub enum NewNode {
     BlockDevice(u32),
 }
 
-/// Gives `inode` the further name `name` in `parent`.
+/// Gives `inode` the further name `name` in `parent`, or the first one that a file of
+/// [`CreateUnnamed`] gets.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct MakeLink {
     /// For whom.

@@ -2,7 +2,7 @@
 
 use millrace_types::{ErrorKind, InodeId, WriteEpoch};
 
-use super::{ApplyError, Transaction, orphan};
+use super::{ApplyError, Transaction, orphan, xattr};
 use crate::{
     command::{Commit, Outcome},
     namespace::{FileBody, Inode, ObjectState},
@@ -29,6 +29,7 @@ pub(super) fn commit(tx: &mut Transaction<'_>, commit: &Commit) -> Result<Outcom
     if let Some(written_at) = commit.written_at {
         inode.modified = written_at.min(tx.time);
     }
+    xattr::drop_capability(tx, &mut inode)?;
     changed(tx, &mut inode);
     tx.put_inode(&inode);
     outcome
@@ -68,6 +69,7 @@ pub(super) fn resize(
     }
     inode.size = size;
     inode.modified = tx.time;
+    xattr::drop_capability(tx, inode)?;
     changed(tx, inode);
     Ok(shrinks)
 }
@@ -91,6 +93,7 @@ pub(super) fn replace_content(
     }
     inode.size = 0;
     inode.modified = tx.time;
+    xattr::drop_capability(tx, inode)?;
     changed(tx, inode);
     Ok(())
 }

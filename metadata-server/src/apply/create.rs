@@ -2,14 +2,14 @@
 
 use millrace_protocol::{
     metadata::{FileKind, NewNode},
-    session::Caller,
+    session::{Caller, Operation},
 };
 use millrace_types::{
     ChangeCount, ContentGeneration, ErrorKind, FileName, InodeId, JobId, KeyId, LinkId, MapEpoch,
     PoolId, SessionId, WriteEpoch, name::SYMLINK_LEN_MAX,
 };
 
-use super::{ApplyError, FEATURE_LEVEL, Transaction, layout, open};
+use super::{ApplyError, FIRST_LEVEL, Transaction, acl, layout, open, unnamed};
 use crate::{
     command::{Create, Format, MakeLink, Opener, Outcome},
     namespace::{
@@ -29,7 +29,7 @@ pub(super) fn format(tx: &mut Transaction<'_>, format: &Format) -> Result<Outcom
         return Err(ErrorKind::Exists.into());
     }
     let file_system = FileSystem {
-        feature_level: FEATURE_LEVEL,
+        feature_level: FIRST_LEVEL,
         inodes: 1,
         inode_limit: InodeId::ROOT.next(),
         next_session: SessionId(1),
@@ -51,18 +51,24 @@ pub(super) fn format(tx: &mut Transaction<'_>, format: &Format) -> Result<Outcom
     Ok(Outcome::Inode(root.id))
 }
 
-/// Makes an inode and its name, or opens what the name has already.
-pub(super) fn create(tx: &mut Transaction<'_>, create: &Create) -> Result<Outcome, ApplyError> {
+/// Makes an inode and its name, or opens what the name has already. The umask takes permissions
+/// away where no default list of the directory says what they are.
+pub(super) fn create(
+    tx: &mut Transaction<'_>,
+    create: &Create,
+    umask: u16,
+) -> Result<Outcome, ApplyError> {
     let mut parent = tx.inode(create.parent)?;
     parent.directory()?;
-    permission::check(&create.caller, &parent, permission::Access::Search)?;
+    permission::check(tx, &create.caller, &parent, permission::Access::Search)?;
     if let Some(entry) = tree::entry(tx, parent.id, &create.name)? {
         return open_existing(tx, create, &entry);
     }
-    permission::check_add(&create.caller, &parent)?;
+    permission::check_add(tx, &create.caller, &parent)?;
     tx.check_names_writable(&parent)?;
     let mut inode = build(tx, create, &parent)?;
     inherit_group(&mut inode, &parent, &create.caller);
+    acl::inherit(tx, &parent, &mut inode, umask)?;
     add_name(tx, &mut parent, &mut inode, &create.name)?;
     tx.put_inode(&inode);
     tx.put_inode(&parent);
@@ -74,20 +80,31 @@ pub(super) fn create(tx: &mut Transaction<'_>, create: &Create) -> Result<Outcom
     Ok(Outcome::Inode(inode.id))
 }
 
-/// Gives a file a further name.
-pub(super) fn make_link(tx: &mut Transaction<'_>, link: &MakeLink) -> Result<Outcome, ApplyError> {
+/// Gives a file a further name, or the first one that it gets after it was made without.
+pub(super) fn make_link(
+    tx: &mut Transaction<'_>,
+    link: &MakeLink,
+    operation: Option<Operation>,
+) -> Result<Outcome, ApplyError> {
     let mut parent = tx.inode(link.parent)?;
     let mut inode = tx.inode(link.inode)?;
     if inode.is_directory() {
         return Err(ErrorKind::NotPermitted.into());
     }
-    permission::check_add(&link.caller, &parent)?;
+    permission::check_add(tx, &link.caller, &parent)?;
     if tree::entry(tx, parent.id, &link.name)?.is_some() {
         return Err(ErrorKind::Exists.into());
     }
     tx.check_names_writable(&parent)?;
     let Some(first) = &inode.parent else {
-        return Err(ErrorKind::NotFound.into());
+        unnamed::check_nameable(tx, &inode, &parent, operation)?;
+        tx.delete(keys::nameable(inode.id));
+        inode.links = 1;
+        inode.changed = tx.time;
+        add_name(tx, &mut parent, &mut inode, &link.name)?;
+        tx.put_inode(&inode);
+        tx.put_inode(&parent);
+        return Ok(Outcome::Inode(inode.id));
     };
     if inode.links >= LINKS_MAX {
         return Err(ErrorKind::TooManyLinks.into());
@@ -262,7 +279,8 @@ fn below(
     })
 }
 
-fn inherit_group(inode: &mut Inode, parent: &Inode, caller: &Caller) {
+/// A new inode gets the group of a directory that says so.
+pub(super) fn inherit_group(inode: &mut Inode, parent: &Inode, caller: &Caller) {
     if parent.mode & permission::SETGID == 0 {
         return;
     }
@@ -291,7 +309,7 @@ fn open_existing(
     }
     if let (Some(session), FileKind::Regular) = (create.open, entry.kind) {
         let inode = tx.inode(entry.inode)?;
-        permission::check(&create.caller, &inode, permission::Access::Write)?;
+        permission::check(tx, &create.caller, &inode, permission::Access::Write)?;
         open::begin(tx, inode, session)?;
     }
     Ok(Outcome::Inode(entry.inode))

@@ -20,7 +20,7 @@ pub(super) fn open_write(
     let inode = tx.inode(open.opener.inode)?;
     inode.file()?;
     if let Some(caller) = &open.caller {
-        permission::check(caller, &inode, permission::Access::Write)?;
+        permission::check(tx, caller, &inode, permission::Access::Write)?;
     }
     begin(tx, inode, open.opener.session)?;
     if open.truncate {

@@ -52,6 +52,7 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result
             tx.delete(keys::trim(inode.id));
             tx.delete(keys::export(inode.id));
             tx.delete(keys::conflict(inode.id));
+            tx.delete(keys::nameable(inode.id));
         }
         Body::Directory(_) => tx.delete_all(&keys::whiteouts(inode.id))?,
         Body::Symlink(_) | Body::Special => {}

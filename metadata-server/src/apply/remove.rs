@@ -16,10 +16,10 @@ use crate::{
 pub(super) fn remove(tx: &mut Transaction<'_>, remove: &Remove) -> Result<Outcome, ApplyError> {
     let mut parent = tx.inode(remove.parent)?;
     parent.directory()?;
-    permission::check(&remove.caller, &parent, permission::Access::Search)?;
+    permission::check(tx, &remove.caller, &parent, permission::Access::Search)?;
     let entry = tree::entry(tx, parent.id, &remove.name)?.ok_or(ErrorKind::NotFound)?;
     let inode = tree::named(tx, &entry)?;
-    permission::check_remove(&remove.caller, &parent, &inode)?;
+    permission::check_remove(tx, &remove.caller, &parent, &inode)?;
     match (inode.is_directory(), remove.directory) {
         (true, false) => return Err(ErrorKind::IsDirectory.into()),
         (false, true) => return Err(ErrorKind::NotDirectory.into()),

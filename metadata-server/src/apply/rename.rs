@@ -34,8 +34,8 @@ pub(super) fn rename(tx: &mut Transaction<'_>, rename: &Rename) -> Result<Outcom
     let target_parent = tx.inode(rename.target_parent)?;
     source_parent.directory()?;
     target_parent.directory()?;
-    permission::check(&rename.caller, &source_parent, Access::Search)?;
-    permission::check(&rename.caller, &target_parent, Access::Search)?;
+    permission::check(tx, &rename.caller, &source_parent, Access::Search)?;
+    permission::check(tx, &rename.caller, &target_parent, Access::Search)?;
     let source = side(tx, source_parent.id, &rename.source_name)?.ok_or(ErrorKind::NotFound)?;
     let target = side(tx, target_parent.id, &rename.target_name)?;
     let id = source.inode.id;
@@ -46,7 +46,7 @@ pub(super) fn rename(tx: &mut Transaction<'_>, rename: &Rename) -> Result<Outcom
             RenameMode::Replace | RenameMode::Exchange => Ok(Outcome::Inode(id)),
         };
     }
-    permission::check_remove(&rename.caller, &source_parent, &source.inode)?;
+    permission::check_remove(tx, &rename.caller, &source_parent, &source.inode)?;
     tx.check_names_writable(&source_parent)?;
     tx.check_names_writable(&target_parent)?;
     check_same_realm(tx, &source_parent, &target_parent)?;
@@ -54,13 +54,13 @@ pub(super) fn rename(tx: &mut Transaction<'_>, rename: &Rename) -> Result<Outcom
     match (&target, rename.mode) {
         (None, RenameMode::Exchange) => return Err(ErrorKind::NotFound.into()),
         (Some(_), RenameMode::NoReplace) => return Err(ErrorKind::Exists.into()),
-        (None, _) => permission::check_add(&rename.caller, &target_parent)?,
+        (None, _) => permission::check_add(tx, &rename.caller, &target_parent)?,
         (Some(target), RenameMode::Exchange) => {
-            permission::check_remove(&rename.caller, &target_parent, &target.inode)?;
+            permission::check_remove(tx, &rename.caller, &target_parent, &target.inode)?;
             check_movable_to(tx, rename, &target.inode, source_parent.id, target_parent.id)?;
         }
         (Some(target), RenameMode::Replace) => {
-            permission::check_remove(&rename.caller, &target_parent, &target.inode)?;
+            permission::check_remove(tx, &rename.caller, &target_parent, &target.inode)?;
             check_replaceable(tx, &source.inode, &target.inode)?;
         }
     }
@@ -106,7 +106,7 @@ fn check_movable_to(
     if to == from {
         return Ok(());
     }
-    permission::check(&rename.caller, inode, Access::Write)?;
+    permission::check(tx, &rename.caller, inode, Access::Write)?;
     let directory = tx.inode(to)?;
     if tree::is_below(tx, &directory, inode.id)? {
         return Err(ErrorKind::InvalidArgument.into());

@@ -3,7 +3,7 @@
 use millrace_protocol::{metadata::FileKind, session::Caller};
 use millrace_types::{ErrorKind, Timestamp};
 
-use super::{ApplyError, Transaction, commit};
+use super::{ApplyError, Transaction, acl, commit, xattr};
 use crate::{
     command::{Outcome, SetAttributes, SetTime},
     namespace::{
@@ -19,11 +19,11 @@ pub(super) fn set(tx: &mut Transaction<'_>, set: &SetAttributes) -> Result<Outco
     let mut shrunk = false;
     if let Some(size) = set.size {
         inode.file()?;
-        check_may_write(set.caller.as_ref(), &inode)?;
+        check_may_write(tx, set.caller.as_ref(), &inode)?;
         shrunk = commit::resize(tx, &mut inode, size)?;
     }
     if set.make_sparse {
-        check_may_write(set.caller.as_ref(), &inode)?;
+        check_may_write(tx, set.caller.as_ref(), &inode)?;
         inode.file_mut()?.sparse = true;
     }
     let names_other = set.mode.is_some()
@@ -33,8 +33,8 @@ pub(super) fn set(tx: &mut Transaction<'_>, set: &SetAttributes) -> Result<Outco
         || set.modified.is_some();
     if names_other {
         let caller = set.caller.as_ref().ok_or(ErrorKind::InvalidArgument)?;
-        set_owner(&mut inode, caller, set)?;
-        set_mode(&mut inode, caller, set)?;
+        set_owner(tx, &mut inode, caller, set)?;
+        set_mode(tx, &mut inode, caller, set)?;
         set_times(tx, &mut inode, caller, set)?;
         commit::changed(tx, &mut inode);
     }
@@ -42,11 +42,20 @@ pub(super) fn set(tx: &mut Transaction<'_>, set: &SetAttributes) -> Result<Outco
     Ok(if shrunk { Outcome::Shrunk(inode.id) } else { Outcome::Inode(inode.id) })
 }
 
-fn check_may_write(caller: Option<&Caller>, inode: &Inode) -> Result<(), ErrorKind> {
-    caller.map_or(Ok(()), |caller| permission::check(caller, inode, Access::Write))
+fn check_may_write(
+    tx: &Transaction<'_>,
+    caller: Option<&Caller>,
+    inode: &Inode,
+) -> Result<(), ApplyError> {
+    caller.map_or(Ok(()), |caller| permission::check(tx, caller, inode, Access::Write))
 }
 
-fn set_owner(inode: &mut Inode, caller: &Caller, set: &SetAttributes) -> Result<(), ErrorKind> {
+fn set_owner(
+    tx: &mut Transaction<'_>,
+    inode: &mut Inode,
+    caller: &Caller,
+    set: &SetAttributes,
+) -> Result<(), ApplyError> {
     if set.uid.is_none() && set.gid.is_none() {
         return Ok(());
     }
@@ -54,13 +63,13 @@ fn set_owner(inode: &mut Inode, caller: &Caller, set: &SetAttributes) -> Result<
     let root = permission::is_root(caller);
     if let Some(uid) = set.uid {
         if uid != inode.uid && !root {
-            return Err(ErrorKind::NotPermitted);
+            return Err(ErrorKind::NotPermitted.into());
         }
         inode.uid = uid;
     }
     if let Some(gid) = set.gid {
         if gid != inode.gid && !root && !permission::in_group(caller, gid) {
-            return Err(ErrorKind::NotPermitted);
+            return Err(ErrorKind::NotPermitted.into());
         }
         inode.gid = gid;
     }
@@ -69,11 +78,17 @@ fn set_owner(inode: &mut Inode, caller: &Caller, set: &SetAttributes) -> Result<
         if inode.mode & 0o010 != 0 {
             inode.mode &= !SETGID;
         }
+        xattr::drop_capability(tx, inode)?;
     }
     Ok(())
 }
 
-fn set_mode(inode: &mut Inode, caller: &Caller, set: &SetAttributes) -> Result<(), ErrorKind> {
+fn set_mode(
+    tx: &mut Transaction<'_>,
+    inode: &mut Inode,
+    caller: &Caller,
+    set: &SetAttributes,
+) -> Result<(), ApplyError> {
     let Some(mode) = set.mode else {
         return Ok(());
     };
@@ -82,7 +97,7 @@ fn set_mode(inode: &mut Inode, caller: &Caller, set: &SetAttributes) -> Result<(
     if !permission::is_root(caller) && !permission::in_group(caller, inode.gid) {
         inode.mode &= !SETGID;
     }
-    Ok(())
+    acl::follow_mode(tx, inode)
 }
 
 fn set_times(
@@ -90,13 +105,13 @@ fn set_times(
     inode: &mut Inode,
     caller: &Caller,
     set: &SetAttributes,
-) -> Result<(), ErrorKind> {
+) -> Result<(), ApplyError> {
     let times = [set.accessed, set.modified];
     if times.iter().flatten().any(|time| matches!(time, SetTime::At(_))) {
         permission::check_owner(caller, inode)?;
     } else if times.iter().any(Option::is_some) {
         permission::check_owner(caller, inode)
-            .or_else(|_| permission::check(caller, inode, Access::Write))?;
+            .or_else(|_| permission::check(tx, caller, inode, Access::Write))?;
     }
     let at = |time: SetTime| -> Timestamp {
         match time {

@@ -17,7 +17,7 @@ use super::{
     startup::{EngineSettings, StartError},
 };
 use crate::{
-    apply::{self, ApplyError, Effect},
+    apply::{self, ApplyError, Effect, FEATURE_LEVEL},
     capability::Keyring,
     command::{Command, Envelope, Outcome},
     leases::{self, Table, Wait},
@@ -163,6 +163,7 @@ impl Core {
     /// The first block of ids and the first key, durable before the first request.
     fn prepare(&mut self) -> Result<(), StartError> {
         self.begin_run();
+        self.raise_feature_level();
         self.reserve_ids();
         if signing_keys(&*self.store.0)?.is_empty() {
             self.make_key();
@@ -495,6 +496,21 @@ impl Core {
             _ => {}
         }
         Ok(())
+    }
+
+    /// An older log goes on with the behaviour of this program; what it has stays as it was.
+    fn raise_feature_level(&mut self) {
+        match self.file_system() {
+            Ok(file_system) if file_system.feature_level < FEATURE_LEVEL => {
+                let (from, to) = (file_system.feature_level, FEATURE_LEVEL);
+                match self.execute(None, Command::SetFeatureLevel(to)) {
+                    Ok(_) => tracing::info!(from, to, "the feature level is raised"),
+                    // It goes on as before, and the next start tries again.
+                    Err(error) => tracing::warn!(%error, "cannot raise the feature level"),
+                }
+            }
+            _ => {}
+        }
     }
 
     fn reserve_ids(&mut self) {

@@ -19,7 +19,7 @@ use self::progress::Progress;
 use super::{
     environment::Environment,
     import::{Importer, broken},
-    walk::{Viewpoint, path_of, resolve},
+    walk::{Viewpoint, check, path_of, resolve},
 };
 use crate::{
     command::{AddJob, Command, Outcome, UpdateJob},
@@ -81,7 +81,7 @@ impl<E: Environment> Jobs<E> {
     pub async fn start(&self, top: &[u8], request: &StartJob) -> Result<Job, Failure> {
         let from = Viewpoint { top, caller: &request.caller };
         let top = resolve(&*self.environment, &self.importer, from, &request.path).await?;
-        check_caller(request, &top)?;
+        self.check_caller(request, &top).await?;
         let job = Job {
             id: JobId(0),
             kind: request.kind,
@@ -255,6 +255,24 @@ impl<E: Environment> Jobs<E> {
         });
         query.await
     }
+
+    /// Reading is enough to import and hydrate; the others change what is where.
+    async fn check_caller(&self, request: &StartJob, top: &Inode) -> Result<(), Failure> {
+        match request.kind {
+            JobKind::Import | JobKind::Hydrate => {
+                check(&*self.environment, &request.caller, top, Access::Read).await?;
+            }
+            JobKind::Release | JobKind::Export => {
+                if !permission::is_root(&request.caller) && request.caller.uid != top.uid {
+                    return Err(Failure::new(
+                        ErrorKind::NotPermitted,
+                        "only the owner or root may release or export it",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The jobs as a view shows them, newest first.
@@ -264,22 +282,4 @@ impl<E: Environment> Jobs<E> {
 pub fn jobs(view: &dyn View) -> Result<Vec<Job>, Failure> {
     let known = tree::scan::<JobRecord>(view, &keys::jobs(), usize::MAX).map_err(broken)?;
     Ok(known.into_iter().rev().map(|(_, record)| record.job).collect())
-}
-
-/// Reading is enough to import and hydrate; the others change what is where.
-fn check_caller(request: &StartJob, top: &Inode) -> Result<(), Failure> {
-    match request.kind {
-        JobKind::Import | JobKind::Hydrate => {
-            permission::check(&request.caller, top, Access::Read)?;
-        }
-        JobKind::Release | JobKind::Export => {
-            if !permission::is_root(&request.caller) && request.caller.uid != top.uid {
-                return Err(Failure::new(
-                    ErrorKind::NotPermitted,
-                    "only the owner or root may release or export it",
-                ));
-            }
-        }
-    }
-    Ok(())
 }

@@ -15,13 +15,10 @@ use super::{
     import::{Importer, broken, spec_of},
     spread::Place,
     state::{self, Sums},
-    walk::{Unlisted, Viewpoint, Walk, may_list, resolve},
+    walk::{Unlisted, Viewpoint, Walk, check, may_list, resolve},
 };
 use crate::{
-    namespace::{
-        Body, FileBody, Inode,
-        permission::{self, Access},
-    },
+    namespace::{Body, FileBody, Inode, permission::Access},
     store::{
         keys,
         records::{self, LinkRecord},
@@ -48,7 +45,7 @@ pub async fn show<E: Environment>(
 ) -> Result<StateReply, Failure> {
     let caller = &request.caller;
     let top = resolve(environment, importer, Viewpoint { top, caller }, &request.path).await?;
-    permission::check(caller, &top, Access::Read)?;
+    check(environment, caller, &top, Access::Read).await?;
     let mut sums = Sums::default();
     let mut unlisted = 0;
     let mut walk = Walk::new(top.id, Unlisted::Leave).seen_by(caller);
@@ -63,8 +60,9 @@ pub async fn show<E: Environment>(
             }
             Err((_, failure)) => return Err(failure),
         };
-        let untold = |inode: &&Inode| is_unlisted(inode) && may_list(caller, inode);
-        unlisted += page.iter().filter(untold).count() as u64;
+        for inode in page.iter().filter(|inode| is_unlisted(inode)) {
+            unlisted += u64::from(may_list(environment, caller, inode.id).await?);
+        }
         count(environment, &map, page.into(), &mut sums).await?;
     }
     Ok(StateReply {

@@ -61,7 +61,7 @@ async fn descend<E: Environment>(
     for name in tree::components(path)? {
         at.directory()?;
         // Before anything is asked about the name, so that nothing is learned by the way either.
-        permission::check(caller, &at, Access::Search)?;
+        check(environment, caller, &at, Access::Search).await?;
         importer.name(at.id, &name).await?;
         at = child(environment, at.id, name.clone()).await?.ok_or_else(|| {
             Failure::new(ErrorKind::NotFound, format!("{name} in {}", path.escape_ascii()))
@@ -126,8 +126,6 @@ pub struct Walk {
 struct Position {
     directory: InodeId,
     cookie: u64,
-    /// The caller may not see what is in it.
-    closed: bool,
 }
 
 /// Entries of one page: keeps a query of the store short.
@@ -165,14 +163,10 @@ impl Walk {
             self.enter(&inode);
             return Ok(Some(VecDeque::from([inode])));
         }
-        while let Some(position) = self.open.last_mut() {
-            let Position { directory, cookie, closed } = *position;
-            if closed {
-                self.open.pop();
-                return Err((directory, ErrorKind::PermissionDenied.into()));
-            }
+        while let Some(position) = self.open.last() {
+            let Position { directory, cookie } = *position;
             if cookie == 0
-                && let Err(failure) = list(self.unlisted, importer, directory).await
+                && let Err(failure) = self.begin(environment, importer, directory).await
             {
                 self.open.pop();
                 return Err((directory, failure));
@@ -188,7 +182,10 @@ impl Walk {
                 self.open.pop();
                 continue;
             };
-            position.cookie = *last;
+            let last = *last;
+            if let Some(position) = self.open.last_mut() {
+                position.cookie = last;
+            }
             let inodes: VecDeque<Inode> = page.into_iter().map(|(_, inode)| inode).collect();
             for inode in inodes.iter().rev() {
                 self.enter(inode);
@@ -200,16 +197,61 @@ impl Walk {
 
     fn enter(&mut self, inode: &Inode) {
         if inode.is_directory() && self.open.len() < DEPTH_MAX + PAGE_ENTRIES {
-            let closed = self.caller.as_ref().is_some_and(|caller| !may_list(caller, inode));
-            self.open.push(Position { directory: inode.id, cookie: 0, closed });
+            self.open.push(Position { directory: inode.id, cookie: 0 });
         }
+    }
+
+    /// Does what a directory needs before its first page.
+    async fn begin<E: Environment>(
+        &self,
+        environment: &E,
+        importer: &Arc<Importer<E>>,
+        directory: InodeId,
+    ) -> Result<(), Failure> {
+        if let Some(caller) = &self.caller
+            && !may_list(environment, caller, directory).await?
+        {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        list(self.unlisted, importer, directory).await
     }
 }
 
 /// Whether the user may see what is in a directory.
-pub(super) fn may_list(caller: &Caller, directory: &Inode) -> bool {
-    let may = |access| permission::check(caller, directory, access).is_ok();
-    may(Access::Read) && may(Access::Search)
+pub(super) async fn may_list<E: Environment>(
+    environment: &E,
+    caller: &Caller,
+    directory: InodeId,
+) -> Result<bool, Failure> {
+    let caller = caller.clone();
+    let query = environment.read(move |view| {
+        let directory = tree::inode(view, directory).map_err(refused)?;
+        for access in [Access::Read, Access::Search] {
+            match permission::check(view, &caller, &directory, access) {
+                Ok(()) => {}
+                Err(ApplyError::Refused(_)) => return Ok(false),
+                Err(error) => return Err(refused(error)),
+            }
+        }
+        Ok(true)
+    });
+    query.await
+}
+
+/// Checks one access of a user to an inode.
+///
+/// # Errors
+/// [`ErrorKind::PermissionDenied`]; that the server is busy or shutting down.
+pub(super) async fn check<E: Environment>(
+    environment: &E,
+    caller: &Caller,
+    inode: &Inode,
+    access: Access,
+) -> Result<(), Failure> {
+    let (caller, inode) = (caller.clone(), inode.clone());
+    let query = environment
+        .read(move |view| permission::check(view, &caller, &inode, access).map_err(refused));
+    query.await
 }
 
 async fn list<E: Environment>(

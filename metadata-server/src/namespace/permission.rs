@@ -1,4 +1,5 @@
-//! Who may do what: the permission bits as POSIX and Linux read them, for names and attributes.
+//! Who may do what: permission bits and access control lists as POSIX and Linux read them, for
+//! names and attributes.
 //!
 //! Data is checked by the client host's kernel and by capabilities; here users are checked for
 //! names. Root may do everything, except that it executes only what somebody may execute.
@@ -6,7 +7,8 @@
 use millrace_protocol::session::Caller;
 use millrace_types::ErrorKind;
 
-use super::Inode;
+use super::{Inode, acl::List};
+use crate::{apply::ApplyError, store::View};
 
 /// What somebody wants to do with an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,24 +22,30 @@ pub enum Access {
     Read = 4,
 }
 
-/// Checks the permission bits.
+/// Checks the permission bits, or the access control list of an inode that has one.
 ///
 /// # Errors
-/// [`ErrorKind::PermissionDenied`].
-pub fn check(caller: &Caller, inode: &Inode, access: Access) -> Result<(), ErrorKind> {
+/// [`ErrorKind::PermissionDenied`], or when the store is broken.
+pub fn check(
+    view: &(impl View + ?Sized),
+    caller: &Caller,
+    inode: &Inode,
+    access: Access,
+) -> Result<(), ApplyError> {
+    let bits = |shift: u16| (inode.mode >> shift) & (access as u16) != 0;
     let allowed = if is_root(caller) {
         access != Access::Search || inode.is_directory() || inode.mode & 0o111 != 0
+    } else if caller.uid == inode.uid {
+        // The owner's bits are those of any list.
+        bits(6)
+    } else if let Some(acl) = List::Access.read(view, inode)? {
+        acl.allows(caller, (inode.uid, inode.gid), access)
+    } else if in_group(caller, inode.gid) {
+        bits(3)
     } else {
-        let shift = if caller.uid == inode.uid {
-            6
-        } else if in_group(caller, inode.gid) {
-            3
-        } else {
-            0
-        };
-        (inode.mode >> shift) & (access as u16) != 0
+        bits(0)
     };
-    if allowed { Ok(()) } else { Err(ErrorKind::PermissionDenied) }
+    if allowed { Ok(()) } else { Err(ErrorKind::PermissionDenied.into()) }
 }
 
 /// Checks that names in `directory` may be added.
@@ -45,25 +53,34 @@ pub fn check(caller: &Caller, inode: &Inode, access: Access) -> Result<(), Error
 /// # Errors
 /// [`ErrorKind::NotDirectory`], [`ErrorKind::NotFound`] when it was removed, or
 /// [`ErrorKind::PermissionDenied`].
-pub fn check_add(caller: &Caller, directory: &Inode) -> Result<(), ErrorKind> {
+pub fn check_add(
+    view: &(impl View + ?Sized),
+    caller: &Caller,
+    directory: &Inode,
+) -> Result<(), ApplyError> {
     directory.directory()?;
     if directory.links == 0 {
-        return Err(ErrorKind::NotFound);
+        return Err(ErrorKind::NotFound.into());
     }
-    check(caller, directory, Access::Write)?;
-    check(caller, directory, Access::Search)
+    check(view, caller, directory, Access::Write)?;
+    check(view, caller, directory, Access::Search)
 }
 
 /// Checks that the name of `inode` in `directory` may be removed or replaced.
 ///
 /// # Errors
 /// As [`check_add`]; [`ErrorKind::NotPermitted`] when the sticky bit forbids it.
-pub fn check_remove(caller: &Caller, directory: &Inode, inode: &Inode) -> Result<(), ErrorKind> {
-    check_add(caller, directory)?;
+pub fn check_remove(
+    view: &(impl View + ?Sized),
+    caller: &Caller,
+    directory: &Inode,
+    inode: &Inode,
+) -> Result<(), ApplyError> {
+    check_add(view, caller, directory)?;
     let sticky = directory.mode & STICKY != 0;
     let owner = caller.uid == directory.uid || caller.uid == inode.uid;
     if sticky && !owner && !is_root(caller) {
-        return Err(ErrorKind::NotPermitted);
+        return Err(ErrorKind::NotPermitted.into());
     }
     Ok(())
 }

@@ -109,7 +109,9 @@ pub fn show_layout(
         Step::Done(inode) => inode,
         Step::Need(need) => return Ok(Step::Need(need)),
     };
-    permission::check(&client.caller(&request.caller), &inode, Access::Read)?;
+    let caller = client.caller(&request.caller);
+    let allowed = permission::check(core.view(), &caller, &inode, Access::Read);
+    allowed.map_err(|error| core.failure(error))?;
     layout(core, &inode).map(Step::Done)
 }
 

@@ -1,7 +1,7 @@
 //! Makes files, directories, links and nodes.
 
 use millrace_protocol::{
-    metadata::{Create, InodeReply, MakeLink, NewNode},
+    metadata::{Create, CreateMasked, CreateUnnamed, InodeReply, MakeLink, NewNode},
     session::Operation,
 };
 use millrace_types::{ErrorKind, Failure, InodeId};
@@ -21,6 +21,27 @@ pub fn create(
     core: &mut Core,
     client: &Client,
     request: &Create,
+) -> Result<Step<InodeReply>, Failure> {
+    make(core, client, request, 0)
+}
+
+/// The same, with the umask apart from the mode.
+///
+/// # Errors
+/// As [`create`].
+pub fn create_masked(
+    core: &mut Core,
+    client: &Client,
+    request: &CreateMasked,
+) -> Result<Step<InodeReply>, Failure> {
+    make(core, client, &request.create, request.umask)
+}
+
+fn make(
+    core: &mut Core,
+    client: &Client,
+    request: &Create,
+    umask: u16,
 ) -> Result<Step<InodeReply>, Failure> {
     client.own(core, request.operation)?;
     let session = request.operation.session;
@@ -42,7 +63,7 @@ pub fn create(
         }
     }
     let id = core.new_inode_id()?;
-    let command = Command::Create(command::Create {
+    let create = command::Create {
         caller: client.caller(&request.caller),
         parent: parent.id,
         name: request.name.clone(),
@@ -52,7 +73,11 @@ pub fn create(
         seed: seed(id),
         open: (request.open && request.node == NewNode::Regular).then_some(session),
         exclusive: request.exclusive,
-    });
+    };
+    let command = match umask {
+        0 => Command::Create(create),
+        umask => Command::CreateMasked(command::CreateMasked { create, umask }),
+    };
     let outcome = core.execute(Some(request.operation), command)?;
     let Outcome::Inode(inode) = outcome else {
         return Err(reused());
@@ -60,7 +85,37 @@ pub fn create(
     show_again(core, client, inode, Some(session)).map(Step::Done)
 }
 
-/// Gives a file a further name.
+/// Makes a file without a name and opens it for writing.
+///
+/// # Errors
+/// As POSIX has it for open.
+pub fn create_unnamed(
+    core: &mut Core,
+    client: &Client,
+    request: &CreateUnnamed,
+) -> Result<Step<InodeReply>, Failure> {
+    client.own(core, request.operation)?;
+    let session = request.operation.session;
+    if let Some(inode) = made(core, request.operation)? {
+        return show_again(core, client, inode, Some(session)).map(Step::Done);
+    }
+    let directory = client.enter(core, request.directory)?;
+    let inode = core.new_inode_id()?;
+    let command = Command::CreateUnnamed(command::CreateUnnamed {
+        caller: client.caller(&request.caller),
+        directory: directory.id,
+        inode,
+        seed: seed(inode),
+        mode: request.mode,
+        umask: request.umask,
+        session,
+        nameable: request.nameable,
+    });
+    core.execute(Some(request.operation), command)?;
+    show_again(core, client, inode, Some(session)).map(Step::Done)
+}
+
+/// Gives a file a further name, or its first one.
 ///
 /// # Errors
 /// As POSIX has it for link.

@@ -28,7 +28,9 @@ pub fn read(
     }
     let directory = client.enter(core, request.inode)?;
     directory.directory()?;
-    permission::check(&client.caller(&request.caller), &directory, Access::Read)?;
+    let caller = client.caller(&request.caller);
+    let allowed = permission::check(core.view(), &caller, &directory, Access::Read);
+    allowed.map_err(|error| core.failure(error))?;
     if let Some(need) = need_listing(client, &directory) {
         return Ok(Step::Need(need));
     }

@@ -92,7 +92,9 @@ pub fn list(
     let session = request.session;
     let directory = client.enter(core, request.inode)?;
     let body = directory.directory()?;
-    permission::check(&client.caller(&request.caller), &directory, Access::Read)?;
+    let caller = client.caller(&request.caller);
+    let allowed = permission::check(core.view(), &caller, &directory, Access::Read);
+    allowed.map_err(|error| core.failure(error))?;
     let after = match &request.from {
         ListFrom::Cookie(cookie) => {
             if let Some(need) = need_listing(client, &directory) {

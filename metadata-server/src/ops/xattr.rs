@@ -12,13 +12,15 @@ use millrace_types::{ErrorKind, Failure};
 
 use super::{Client, Step, broken, is_repeated};
 use crate::{
+    apply::ApplyError,
     command::{self, Command},
     engine::Core,
     namespace::{
         Inode,
+        acl::List,
         permission::{self, Access},
     },
-    store::{borrow, keys, prefix_end},
+    store::{View, borrow, keys, prefix_end},
 };
 
 /// Reads one.
@@ -34,7 +36,9 @@ pub fn get(
         return Err(ErrorKind::InvalidArgument.into());
     }
     let inode = client.enter(core, request.inode)?;
-    check_read(&client.caller(&request.caller), &inode, &request.name)?;
+    let caller = client.caller(&request.caller);
+    let allowed = check_read(core.view(), &caller, &inode, &request.name);
+    allowed.map_err(|error| core.failure(error))?;
     let value = core.view().get(&keys::xattr(inode.id, &request.name));
     let value = value.map_err(|error| broken(core, error))?;
     let value = value.ok_or(ErrorKind::NoData)?;
@@ -115,15 +119,20 @@ pub fn remove(
     Ok(Step::Done(Done { index }))
 }
 
-fn check_read(caller: &Caller, inode: &Inode, name: &[u8]) -> Result<(), ErrorKind> {
+fn check_read(
+    view: &dyn View,
+    caller: &Caller,
+    inode: &Inode,
+    name: &[u8],
+) -> Result<(), ApplyError> {
     if name.starts_with(b"user.") {
-        permission::check(caller, inode, Access::Read)
-    } else if name.starts_with(b"security.") {
+        permission::check(view, caller, inode, Access::Read)
+    } else if name.starts_with(b"security.") || List::from_name(name).is_some() {
         Ok(())
     } else if name.starts_with(b"trusted.") {
         // Linux hides these from everybody but root.
-        if permission::is_root(caller) { Ok(()) } else { Err(ErrorKind::NoData) }
+        if permission::is_root(caller) { Ok(()) } else { Err(ErrorKind::NoData.into()) }
     } else {
-        Err(ErrorKind::NotSupported)
+        Err(ErrorKind::NotSupported.into())
     }
 }

@@ -22,6 +22,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::GetInode
         | Kind::ReadDirectory
         | Kind::Create
+        | Kind::CreateMasked
+        | Kind::CreateUnnamed
         | Kind::MakeLink
         | Kind::Remove
         | Kind::Rename

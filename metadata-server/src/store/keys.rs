@@ -32,6 +32,7 @@
 //! | `Y`   | session 8, inode 8            | empty: what a session keeps open, for its end      |
 //! | `Z`   |                               | [`RestoreRecord`]: how often a backup was put back |
 //! | `a`   | session 8                     | empty: a session that may keep names under leases  |
+//! | `b`   | inode 8                       | link 4 or empty: a file that may get its first name |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`DistrustRecord`]: super::records::DistrustRecord
@@ -376,6 +377,12 @@ pub fn keepers() -> Vec<u8> {
 #[must_use]
 pub fn keeper(session: SessionId) -> Vec<u8> {
     key!(b'a', session.0.to_be_bytes())
+}
+
+/// A file that was made without a name and may get one.
+#[must_use]
+pub fn nameable(inode: InodeId) -> Vec<u8> {
+    key!(b'b', inode.0.to_be_bytes())
 }
 
 /// The bytes of `key` behind `prefix`; empty when it is another one.

@@ -21,6 +21,7 @@ mod full_disk;
 mod golden;
 mod hosts;
 mod leases;
+mod levels;
 mod lost_names;
 mod namespace;
 mod once;

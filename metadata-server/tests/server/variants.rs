@@ -67,6 +67,8 @@ variants!(
         ReclaimOrphans,
         Restored,
         KeepNames,
+        CreateMasked,
+        CreateUnnamed,
     }
 );
 

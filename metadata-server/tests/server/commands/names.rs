@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use millrace_metadata_server::{
     command::{
-        Command, Commit, Create, MakeLink, OpenWrite, Opener, Remove, RemoveXattr, Rename,
-        SetAttributes, SetDefaults, SetTime, SetXattr,
+        Command, Commit, Create, CreateMasked, CreateUnnamed, MakeLink, OpenWrite, Opener, Remove,
+        RemoveXattr, Rename, SetAttributes, SetDefaults, SetTime, SetXattr,
     },
     namespace::{Inode, LayoutDefaults},
     store::{View, keys, records::OpenRecord},
@@ -29,7 +29,7 @@ impl Commands {
             _ => NewNode::Regular,
         };
         let open = percent(&self.random, 40).then(|| self.any_session(view));
-        Command::Create(Create {
+        let create = Create {
             caller: self.caller(),
             parent: self.directory(view),
             name: self.name(),
@@ -39,7 +39,21 @@ impl Commands {
             seed: self.seed(),
             open,
             exclusive: percent(&self.random, 50),
-        })
+        };
+        match self.random.within(0..10) {
+            0 => Command::CreateUnnamed(CreateUnnamed {
+                caller: create.caller,
+                directory: create.parent,
+                inode: create.inode,
+                seed: create.seed,
+                mode: create.mode,
+                umask: 0o022,
+                session: self.any_session(view),
+                nameable: percent(&self.random, 70),
+            }),
+            1..4 => Command::CreateMasked(CreateMasked { create, umask: 0o027 }),
+            _ => Command::Create(create),
+        }
     }
 
     pub(super) fn make_link(&mut self, view: &dyn View) -> Command {
@@ -140,11 +154,16 @@ impl Commands {
     pub(super) fn set_xattr(&mut self, view: &dyn View) -> Command {
         let lengths = [0, 10, 300, 60_000, 70_000];
         let modes = [XattrMode::Any, XattrMode::Create, XattrMode::Replace];
+        let name = self.xattr();
+        let value = match name.starts_with(b"system.posix_acl_") {
+            true => LIST.to_vec(),
+            false => vec![b'v'; *pick(&self.random, &lengths).unwrap()],
+        };
         Command::SetXattr(SetXattr {
             caller: self.caller(),
             inode: self.inode(view, |_| true).id,
-            name: self.xattr(),
-            value: vec![b'v'; *pick(&self.random, &lengths).unwrap()],
+            name,
+            value,
             mode: *pick(&self.random, &modes).unwrap(),
         })
     }
@@ -167,7 +186,8 @@ impl Commands {
     }
 
     fn xattr(&self) -> Vec<u8> {
-        let names = [&b"user.a"[..], b"user.b", b"trusted.c", b"other"];
+        let lists = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"];
+        let names = [lists[0], lists[1], b"user.a", b"user.b", b"trusted.c", b"other"];
         pick(&self.random, &names).unwrap().to_vec()
     }
 
@@ -195,3 +215,7 @@ impl Commands {
         session.map_or_else(|| self.any_session(view), SessionId)
     }
 }
+
+/// `user::rwx user:1000:rwx group::r-x mask::rwx other::---`, as an extended attribute has it.
+const LIST: [u8; 44] = *b"\x02\0\0\0\x01\0\x07\0\xff\xff\xff\xff\x02\0\x07\0\xe8\x03\0\0\
+    \x04\0\x05\0\xff\xff\xff\xff\x10\0\x07\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";

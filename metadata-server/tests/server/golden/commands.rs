@@ -2,11 +2,11 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddLink, BeginExport, Command, Commit, CompleteExport, Create, DropDirectory,
-        Envelope, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
-        JobCounts, MakeLink, NewKey, ObserveObject, OpenSession, OpenWrite, Opener, ReclaimOrphans,
-        RegisterHost, Remove, RemoveXattr, Rename, ResolveConflict, SetAttributes, SetDefaults,
-        SetLinkOptions, SetTime, SetXattr, UpdateJob,
+        AddJob, AddLink, BeginExport, Command, Commit, CompleteExport, Create, CreateMasked,
+        CreateUnnamed, DropDirectory, Envelope, ForgetEntries, Format, FoundObject, ImportEntries,
+        ImportEntry, ImportKind, JobCounts, MakeLink, NewKey, ObserveObject, OpenSession,
+        OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename,
+        ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions, SetTime, SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -130,20 +130,22 @@ fn of_cluster() -> Vec<Command> {
     ]
 }
 
+fn creation(node: NewNode, open: Option<SessionId>) -> Create {
+    Create {
+        caller: caller(),
+        parent: InodeId(12),
+        name: name(),
+        node,
+        mode: 0o2750,
+        inode: InodeId(13),
+        seed: 0x0e0f_1011,
+        open,
+        exclusive: true,
+    }
+}
+
 fn of_names() -> Vec<Command> {
-    let create = |node, open| {
-        Command::Create(Create {
-            caller: caller(),
-            parent: InodeId(12),
-            name: name(),
-            node,
-            mode: 0o2750,
-            inode: InodeId(13),
-            seed: 0x0e0f_1011,
-            open,
-            exclusive: true,
-        })
-    };
+    let create = |node, open| Command::Create(creation(node, open));
     let rename = |mode| {
         Command::Rename(Rename {
             caller: caller(),
@@ -179,6 +181,20 @@ fn of_names() -> Vec<Command> {
         rename(RenameMode::Replace),
         rename(RenameMode::NoReplace),
         rename(RenameMode::Exchange),
+        Command::CreateMasked(CreateMasked {
+            create: creation(NewNode::Regular, Some(SessionId(65))),
+            umask: 0o027,
+        }),
+        Command::CreateUnnamed(CreateUnnamed {
+            caller: caller(),
+            directory: InodeId(66),
+            inode: InodeId(67),
+            seed: 0x4445_4647,
+            mode: 0o640,
+            umask: 0o027,
+            session: SessionId(68),
+            nameable: true,
+        }),
     ]
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use millrace_protocol::{
     metadata::{
-        Close, Commit, Create, FileKind, MakeLink, NewNode, Open, OpenMode, Remove, SetAttributes,
-        SetTime,
+        Close, Commit, Create, CreateUnnamed, FileKind, MakeLink, NewNode, Open, OpenMode, Remove,
+        SetAttributes, SetTime,
     },
     session::Caller,
 };
@@ -17,6 +17,8 @@ use millrace_types::{
     },
     FileName, InodeId, SessionId, Timestamp,
 };
+
+use super::acl::listed;
 
 /// What an operation answers.
 pub(super) type Answer<T> = Result<T, ErrorKind>;
@@ -52,6 +54,8 @@ pub(super) struct Node {
     pub(super) sparse: bool,
     pub(super) writers: BTreeMap<SessionId, u32>,
     pub(super) readers: BTreeMap<SessionId, u32>,
+    /// Made without a name, and may get one.
+    pub(super) nameable: bool,
 }
 
 const READ: u16 = 4;
@@ -60,6 +64,9 @@ const SEARCH: u16 = 1;
 const SETUID: u16 = 0o4000;
 const SETGID: u16 = 0o2000;
 const STICKY: u16 = 0o1000;
+
+/// What a program may do; goes when its bytes or its owner change.
+const CAPABILITY: &[u8] = b"security.capability";
 
 /// A chunk of 8 MiB for each 32-bit index.
 const SIZE_MAX: u64 = 8 << 20 << 32;
@@ -129,8 +136,16 @@ impl Model {
         } else {
             node.mode
         };
-        // Root searches every directory; nobody executes anything here.
-        let allowed = caller.uid == 0 || class & access == access;
+        let listed = || {
+            let mut each = [READ, WRITE, SEARCH].into_iter().filter(|bit| access & bit != 0);
+            each.try_fold(true, |all, bit| Some(all & listed(node, caller, bit)?))
+        };
+        let allowed = match listed() {
+            // Root searches every directory; nobody executes anything here.
+            _ if caller.uid == 0 => true,
+            Some(allowed) if caller.uid != node.uid => allowed,
+            _ => class & access == access,
+        };
         if allowed { Ok(()) } else { Err(PermissionDenied) }
     }
 
@@ -192,7 +207,12 @@ impl Model {
     }
 
     /// `made` is the id that the server gave to what is new.
-    pub(super) fn create(&mut self, request: &Create, made: Option<InodeId>) -> Answer<InodeId> {
+    pub(super) fn create(
+        &mut self,
+        request: &Create,
+        umask: u16,
+        made: Option<InodeId>,
+    ) -> Answer<InodeId> {
         let (caller, parent) = (&request.caller, request.parent);
         self.directory(parent)?;
         self.may_search(caller, parent)?;
@@ -212,7 +232,8 @@ impl Model {
             return Ok(id);
         }
         self.may_add(caller, parent)?;
-        let node = self.build(request)?;
+        let mut node = self.build(request)?;
+        node.inherit(&self.nodes[&parent], umask);
         let id = made.unwrap_or_default();
         let writes = request.open && node.kind == FileKind::Regular;
         self.nodes.insert(id, node);
@@ -220,6 +241,32 @@ impl Model {
         if writes {
             self.node_mut(id).writers.insert(session, 1);
         }
+        Ok(id)
+    }
+
+    /// `made` is the id that the server gave to it.
+    pub(super) fn create_unnamed(
+        &mut self,
+        request: &CreateUnnamed,
+        made: Option<InodeId>,
+    ) -> Answer<InodeId> {
+        self.may_add(&request.caller, request.directory)?;
+        let named = Create {
+            caller: request.caller.clone(),
+            operation: request.operation,
+            parent: request.directory,
+            name: FileName::parse(b"unused").expect("a name"),
+            node: NewNode::Regular,
+            mode: request.mode,
+            open: true,
+            exclusive: true,
+        };
+        let mut node = self.build(&named)?;
+        node.inherit(&self.nodes[&request.directory], request.umask);
+        node.nameable = request.nameable;
+        node.writers.insert(request.operation.session, 1);
+        let id = made.unwrap_or_default();
+        self.nodes.insert(id, node);
         Ok(id)
     }
 
@@ -263,9 +310,12 @@ impl Model {
         if self.find(request.parent, &request.name).is_some() {
             return Err(Exists);
         }
-        if self.places(request.inode) == 0 {
+        let node = &self.nodes[&request.inode];
+        let may_begin = node.nameable && node.writers.contains_key(&request.operation.session);
+        if self.places(request.inode) == 0 && !may_begin {
             return Err(NotFound);
         }
+        self.node_mut(request.inode).nameable = false;
         self.add_name(request.parent, &request.name, request.inode);
         self.mark_changed(request.inode);
         Ok(request.inode)
@@ -346,6 +396,7 @@ impl Model {
         if let Some(written_at) = request.written_at {
             node.modified = written_at.min(now);
         }
+        node.xattrs.remove(CAPABILITY);
         node.changed = now;
         Ok(id)
     }
@@ -369,6 +420,7 @@ impl Model {
             node.sparse = false;
         }
         node.size = 0;
+        node.xattrs.remove(CAPABILITY);
         (node.modified, node.changed) = (now, now);
         if !fresh {
             self.freed.push((id, generation));
@@ -384,6 +436,7 @@ impl Model {
         node.sparse |= size > node.size;
         node.write_epoch += u32::from(size < node.size);
         node.size = size;
+        node.xattrs.remove(CAPABILITY);
         (node.modified, node.changed) = (now, now);
     }
 
@@ -429,6 +482,13 @@ impl Model {
         }
         if others {
             node.changed = now;
+        }
+        let chown = request.uid.is_some() || request.gid.is_some();
+        if chown && node.kind == FileKind::Regular {
+            node.xattrs.remove(CAPABILITY);
+        }
+        if request.mode.is_some() {
+            node.follow_mode();
         }
         Ok(id)
     }
@@ -498,6 +558,7 @@ impl Node {
             sparse: false,
             writers: BTreeMap::new(),
             readers: BTreeMap::new(),
+            nameable: false,
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use millrace_metadata_server::ops;
 use millrace_protocol::{
-    metadata::{Create, FileKind, Lookup, MakeLink, NewNode, Remove, Rename, RenameMode},
+    metadata::{
+        Create, CreateMasked, CreateUnnamed, FileKind, Lookup, MakeLink, NewNode, Remove, Rename,
+        RenameMode,
+    },
     session::Caller,
 };
 use millrace_types::ErrorKind;
@@ -32,22 +35,51 @@ impl Test {
             open: percent(&self.random, 30),
             exclusive: percent(&self.random, 50),
         };
-        let got = self.run(host, &request, ops::create::create);
+        let umask = *pick(&self.random, &[0, 0, 0o022, 0o077]).unwrap();
+        let got = match umask {
+            0 => self.run(host, &request, ops::create::create),
+            umask => {
+                let masked = CreateMasked { create: request.clone(), umask };
+                self.run(host, &masked, ops::create::create_masked)
+            }
+        };
         let made = got.as_ref().ok().map(|reply| reply.attributes.inode);
         let known: Vec<_> = self.model.nodes.keys().copied().collect();
-        let want = self.model.create(&request, made);
+        let want = self.model.create(&request, umask, made);
         if let (Ok(id), false) = (&want, want.as_ref().is_ok_and(|id| known.contains(id))) {
             assert!(!self.gone.contains(id), "{id} is given a second time");
         }
         self.expect_inode(want, got, &format!("{request:?}"));
     }
 
+    pub(super) fn create_unnamed(&mut self) {
+        let host = self.host();
+        let request = CreateUnnamed {
+            caller: self.caller(),
+            operation: self.hosts[host].operation(),
+            directory: self.inode(FileKind::Directory),
+            mode: *pick(&self.random, &[0o600, 0o666, 0o2770]).unwrap(),
+            umask: *pick(&self.random, &[0, 0o022]).unwrap(),
+            nameable: percent(&self.random, 80),
+        };
+        let got = self.run(host, &request, ops::create::create_unnamed);
+        let made = got.as_ref().ok().map(|reply| reply.attributes.inode);
+        let want = self.model.create_unnamed(&request, made);
+        self.expect_inode(want, got, &format!("{request:?}"));
+    }
+
     pub(super) fn make_link(&mut self) {
         let host = self.host();
+        let unnamed = self.model.nodes.iter().filter(|(_, node)| node.nameable);
+        let unnamed: Vec<_> = unnamed.map(|(id, _)| *id).collect();
+        let inode = match pick(&self.random, &unnamed) {
+            Some(inode) if percent(&self.random, 40) => *inode,
+            _ => self.inode(FileKind::Regular),
+        };
         let request = MakeLink {
             caller: self.caller(),
             operation: self.hosts[host].operation(),
-            inode: self.inode(FileKind::Regular),
+            inode,
             parent: self.inode(FileKind::Directory),
             name: self.name(),
         };

@@ -12,7 +12,10 @@ use millrace_protocol::{
 };
 use millrace_types::{ContentGeneration, InodeId, MIB, TargetId, Timestamp, WriteEpoch};
 
-use super::Test;
+use super::{
+    Test,
+    acl::{self, ACCESS, DEFAULT},
+};
 use crate::{
     chance::{percent, pick},
     hosts::{client, run},
@@ -23,8 +26,9 @@ type Make = fn(&mut Test);
 
 impl Test {
     pub(super) fn any(&mut self) {
-        let weights: [(u64, Make); 15] = [
+        let weights: [(u64, Make); 16] = [
             (18, Self::create),
+            (2, Self::create_unnamed),
             (6, Self::make_link),
             (14, Self::remove),
             (12, Self::rename),
@@ -35,7 +39,7 @@ impl Test {
             (4, Self::lookup),
             (4, Self::show),
             (4, Self::read_directory),
-            (4, Self::set_xattr),
+            (7, Self::set_xattr),
             (3, Self::remove_xattr),
             (3, Self::read_xattr),
             (1, Self::free),
@@ -180,20 +184,30 @@ impl Test {
     }
 
     fn xattr(&self) -> Vec<u8> {
-        let names = [&b"user.a"[..], b"user.b", b"trusted.c", b"system.d"];
+        let capability = &b"security.capability"[..];
+        let names = [capability, ACCESS, DEFAULT, b"user.a", b"user.b", b"trusted.c", b"system.d"];
         pick(&self.random, &names).unwrap().to_vec()
+    }
+
+    fn xattr_kind(&self) -> FileKind {
+        *pick(&self.random, &[FileKind::Directory, FileKind::Regular]).unwrap()
     }
 
     fn set_xattr(&mut self) {
         let host = self.host();
         let lengths = [0, 5, 40_000, 65_536, 65_537];
         let modes = [XattrMode::Any, XattrMode::Any, XattrMode::Create, XattrMode::Replace];
+        let name = self.xattr();
+        let value = match &name[..] {
+            ACCESS | DEFAULT => pick(&self.random, &acl::some()).unwrap().clone(),
+            _ => vec![b'v'; *pick(&self.random, &lengths).unwrap()],
+        };
         let request = SetXattr {
             caller: self.caller(),
             operation: self.hosts[host].operation(),
-            inode: self.inode(FileKind::Directory),
-            name: self.xattr(),
-            value: vec![b'v'; *pick(&self.random, &lengths).unwrap()],
+            inode: self.inode(self.xattr_kind()),
+            name,
+            value,
             mode: *pick(&self.random, &modes).unwrap(),
         };
         let got = self.run(host, &request, ops::xattr::set).map(drop);
@@ -205,7 +219,7 @@ impl Test {
         let request = RemoveXattr {
             caller: self.caller(),
             operation: self.hosts[host].operation(),
-            inode: self.inode(FileKind::Directory),
+            inode: self.inode(self.xattr_kind()),
             name: self.xattr(),
         };
         let got = self.run(host, &request, ops::xattr::remove).map(drop);
@@ -213,7 +227,7 @@ impl Test {
     }
 
     fn read_xattr(&mut self) {
-        let (host, caller, inode) = (self.host(), self.caller(), self.inode(FileKind::Directory));
+        let (host, caller, inode) = (self.host(), self.caller(), self.inode(self.xattr_kind()));
         let request = GetXattr { caller: caller.clone(), inode, name: self.xattr() };
         let got = self.run(host, &request, ops::xattr::get).map(|reply| reply.value);
         assert_eq!(got, self.model.xattr(&caller, inode, &request.name), "{request:?}");

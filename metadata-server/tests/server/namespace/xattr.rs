@@ -9,7 +9,10 @@ use millrace_types::{
     InodeId,
 };
 
-use super::model::{Answer, Model};
+use super::{
+    acl::{ACCESS, DEFAULT},
+    model::{Answer, Model},
+};
 
 /// Linux's limit for one value, and for the names and values of one inode here.
 const VALUE_MAX: usize = 64 << 10;
@@ -17,6 +20,10 @@ const ALL_MAX: usize = (64 << 10) + 255;
 
 impl Model {
     pub(super) fn set_xattr(&mut self, request: &SetXattr) -> Answer<()> {
+        if matches!(&request.name[..], ACCESS | DEFAULT) {
+            let place = (request.inode, &request.name[..]);
+            return self.set_list(place, &request.caller, Some(&request.value));
+        }
         self.may_change(&request.caller, request.inode, &request.name)?;
         let xattrs = &self.nodes[&request.inode].xattrs;
         if request.value.len() > VALUE_MAX {
@@ -38,6 +45,9 @@ impl Model {
     }
 
     pub(super) fn remove_xattr(&mut self, request: &RemoveXattr) -> Answer<()> {
+        if matches!(&request.name[..], ACCESS | DEFAULT) {
+            return self.set_list((request.inode, &request.name), &request.caller, None);
+        }
         self.may_change(&request.caller, request.inode, &request.name)?;
         let node = self.nodes.get_mut(&request.inode).unwrap();
         node.xattrs.remove(&request.name).ok_or(NoData)?;
@@ -49,6 +59,8 @@ impl Model {
         let node = self.node(id)?;
         match name {
             name if name.starts_with(b"user.") => self.may_read(caller, id)?,
+            ACCESS | DEFAULT => {}
+            name if name.starts_with(b"security.") => {}
             name if name.starts_with(b"trusted.") && caller.uid == 0 => {}
             name if name.starts_with(b"trusted.") => return Err(NoData),
             _ => return Err(NotSupported),
@@ -69,7 +81,7 @@ impl Model {
                 FileKind::Regular | FileKind::Directory => self.may_write(caller, id),
                 _ => Err(NotPermitted),
             }
-        } else if name.starts_with(b"trusted.") {
+        } else if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
             if caller.uid == 0 { Ok(()) } else { Err(NotPermitted) }
         } else {
             Err(NotSupported)

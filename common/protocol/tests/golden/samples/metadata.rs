@@ -1,10 +1,11 @@
 //! Messages of the namespace.
 
 use millrace_protocol::metadata::{
-    Attributes, Close, Commit, Coverage, Create, DirectoryEntry, DirectoryPage, FileKind,
-    FileSystemUse, FileSystemUseReply, GetInode, GetXattr, InodeReply, ListXattrs, Lookup,
-    MakeLink, NewNode, Open, OpenMode, ReadDirectory, Remove, RemoveXattr, Rename, RenameMode,
-    SetAttributes, SetTime, SetXattr, SyncMetadata, XattrMode, XattrNames, XattrReply,
+    Attributes, Close, Commit, Coverage, Create, CreateMasked, CreateUnnamed, DirectoryEntry,
+    DirectoryPage, FileKind, FileSystemUse, FileSystemUseReply, GetInode, GetXattr, InodeReply,
+    ListXattrs, Lookup, MakeLink, NewNode, Open, OpenMode, ReadDirectory, Remove, RemoveXattr,
+    Rename, RenameMode, SetAttributes, SetTime, SetXattr, SyncMetadata, XattrMode, XattrNames,
+    XattrReply,
 };
 use millrace_types::{
     ChangeCount, ContentGeneration, FileName, InodeId, LogIndex, SessionId, Timestamp, WriteEpoch,
@@ -33,6 +34,15 @@ fn names() -> Vec<Sample> {
         open: true,
         exclusive: true,
     };
+    let masked = CreateMasked { create: create.clone(), umask: 0o027 };
+    let unnamed = CreateUnnamed {
+        caller: caller.clone(),
+        operation,
+        directory: parent,
+        mode: 0o640,
+        umask: 0o027,
+        nameable: true,
+    };
     let rename = Rename {
         caller: caller.clone(),
         operation,
@@ -55,6 +65,8 @@ fn names() -> Vec<Sample> {
         pair(&link, &inode_reply()),
         pair(&remove, &done()),
         pair(&rename, &done()),
+        pair(&masked, &inode_reply()),
+        pair(&unnamed, &inode_reply()),
     ]
     .into_iter()
     .flatten()

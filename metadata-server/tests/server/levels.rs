@@ -1,0 +1,121 @@
+//! Feature levels: what came later holds from where the log says so, and an older log replays as it
+//! was applied.
+
+use millrace_metadata_server::{
+    apply::{self, ApplyError, FEATURE_LEVEL},
+    command::{Command, Create, Envelope, Format, RegisterHost, SetAttributes, SetXattr},
+    engine::StoreKind,
+    store::{MetaStore as _, View as _, keys, memory::MemoryStore},
+};
+use millrace_protocol::{
+    metadata::{NewNode, XattrMode},
+    session::Caller,
+};
+use millrace_types::{
+    ByteLen, ErrorKind, FileName, HostId, InodeId, LogIndex, TargetId, Timestamp,
+};
+use tempfile::TempDir;
+
+use crate::engine::{Server, records};
+
+const FILE: InodeId = InodeId(100);
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// `user::rw- user:7:r-- group::r-- mask::r-- other::---`, as an extended attribute has it.
+const LIST: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x02\0\x04\0\x07\0\0\0\
+    \x04\0\x04\0\xff\xff\xff\xff\x10\0\x04\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";
+
+#[derive(Default)]
+struct Log {
+    store: MemoryStore,
+    last: LogIndex,
+}
+
+impl Log {
+    fn apply(&mut self, command: Command) -> Result<(), ErrorKind> {
+        let index = self.last.next();
+        let time = Timestamp(i64::try_from(index.0).unwrap());
+        let envelope = Envelope { time, operation: None, command };
+        match apply::apply(&self.store, index, &envelope) {
+            Ok(effect) => self.store.commit(&effect.batch).unwrap(),
+            Err(ApplyError::Refused(kind)) => return Err(kind),
+            Err(ApplyError::Store(error)) => panic!("{error}"),
+        }
+        self.last = index;
+        Ok(())
+    }
+
+    fn set_xattr(&mut self, name: &[u8], value: &[u8]) -> Result<(), ErrorKind> {
+        let (name, value) = (name.to_vec(), value.to_vec());
+        let caller = Caller::ROOT;
+        let mode = XattrMode::Any;
+        self.apply(Command::SetXattr(SetXattr { caller, inode: FILE, name, value, mode }))
+    }
+
+    fn chown(&mut self, uid: u32) {
+        let set = SetAttributes {
+            caller: Some(Caller::ROOT),
+            inode: FILE,
+            uid: Some(uid),
+            ..SetAttributes::default()
+        };
+        self.apply(Command::SetAttributes(set)).unwrap();
+    }
+
+    fn has(&self, name: &[u8]) -> bool {
+        self.store.get(&keys::xattr(FILE, name)).unwrap().is_some()
+    }
+}
+
+#[test]
+fn lists_and_the_loss_of_capabilities_begin_with_the_second_level() {
+    let mut log = Log::default();
+    log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
+    let host = RegisterHost {
+        host: HostId([1; 16]),
+        name: "store".to_owned(),
+        addresses: vec!["127.0.0.1:1".to_owned()],
+        targets: vec![(TargetId([1; 8]), ByteLen(1 << 40))],
+    };
+    log.apply(Command::RegisterHost(host)).unwrap();
+    let create = Create {
+        caller: Caller::ROOT,
+        parent: InodeId::ROOT,
+        name: FileName::parse(b"file").unwrap(),
+        node: NewNode::Regular,
+        mode: 0o644,
+        inode: FILE,
+        seed: 1,
+        open: None,
+        exclusive: true,
+    };
+    log.apply(Command::Create(create)).unwrap();
+    log.set_xattr(CAPABILITY, b"1").unwrap();
+    log.chown(1);
+    assert!(log.has(CAPABILITY), "as an older program left it");
+    let list = b"system.posix_acl_access";
+    assert_eq!(log.set_xattr(list, LIST), Err(ErrorKind::NotSupported));
+
+    log.apply(Command::SetFeatureLevel(2)).unwrap();
+    log.chown(2);
+    assert!(!log.has(CAPABILITY));
+    log.set_xattr(list, LIST).unwrap();
+    assert!(log.has(list));
+}
+
+#[test]
+fn a_server_goes_on_with_the_newest_level_and_says_so_once() {
+    let dir = TempDir::new().unwrap();
+    let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Memory);
+    let raised = |server: &Server| {
+        let records = records(&server.log_dir());
+        let commands = records.iter().map(|(_, body)| Envelope::from_bytes(body).unwrap().command);
+        commands.filter(|command| *command == Command::SetFeatureLevel(FEATURE_LEVEL)).count()
+    };
+    for _ in 0..2 {
+        let level = server.turn(|core| core.file_system().unwrap().feature_level);
+        assert_eq!(level, FEATURE_LEVEL);
+        server.restart();
+        assert_eq!(raised(&server), 1);
+    }
+}
