@@ -162,7 +162,7 @@ async fn the_end_of_a_journal_that_never_reached_the_disk_is_a_loss_and_no_damag
     let last = volume.shared.journal.position().page;
     write(&volume, key(1, 0), 0, pattern(2, 0, BLOCK)).await;
     drop(volume);
-    disk.flip(last * 4096 + 200, 5);
+    erase(&disk, last).await;
 
     let volume = Volume::open(&options(&disk, 2)).await.unwrap();
     assert_eq!(volume.loss_count(), 1);
