@@ -28,7 +28,7 @@
 use std::{
     fmt, io,
     ops::Range,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
 };
 
 use millrace_types::{ErrorKind, Failure};
@@ -214,7 +214,9 @@ impl From<DiskError> for Failure {
 /// A disk and its bound on outstanding requests. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct DiskQueue {
-    disk: Arc<dyn Disk>,
+    /// `None` when it has ended.
+    disk: Arc<RwLock<Option<Arc<dyn Disk>>>>,
+    name: &'static str,
     depth: Arc<Semaphore>,
     meter: Arc<OnceLock<DiskMeter>>,
 }
@@ -224,18 +226,46 @@ impl DiskQueue {
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>) -> Self {
         let depth = Arc::new(Semaphore::new(QUEUE_DEPTH));
-        Self { disk, depth, meter: Arc::default() }
+        let name = disk.name();
+        Self { disk: Arc::new(RwLock::new(Some(disk))), name, depth, meter: Arc::default() }
+    }
+
+    /// Ends it, for everybody who has a clone: waits until everything under way is over, and lets
+    /// go of the disk. Whatever is asked from then on fails with [`DiskError::Stopped`], so that
+    /// nothing of who has used it so far comes in the way of who uses the disk next.
+    pub async fn end(&self) {
+        let all = u32::try_from(QUEUE_DEPTH).expect("a few");
+        // Refused when somebody else has been faster.
+        if let Ok(everything) = self.depth.acquire_many(all).await {
+            self.depth.close();
+            everything.forget();
+        }
+        let ended = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();
+        drop(ended);
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.depth.is_closed()
+    }
+
+    fn disk(&self) -> Result<Arc<dyn Disk>, DiskError> {
+        let disk = self.disk.read().unwrap_or_else(PoisonError::into_inner);
+        disk.clone().ok_or(DiskError::Stopped)
     }
 
     /// Which engine it is, for logs and metrics.
     #[must_use]
     pub fn name(&self) -> &'static str {
-        self.disk.name()
+        self.name
     }
 
     /// Says that buffers of a pool will come. Not needed, but the first request waits less.
     pub fn expect_buffers(&self, pool: &BufferPool) {
-        self.disk.expect_buffers(pool);
+        if let Ok(disk) = self.disk() {
+            disk.expect_buffers(pool);
+        }
     }
 
     /// Counts on these figures from now on; later calls change nothing.
@@ -334,7 +364,8 @@ impl DiskQueue {
         let permit = depth.acquire_owned().await.map_err(|_| DiskError::Stopped)?;
         let (reply, answer) = oneshot::channel();
         metered.hand_over();
-        self.disk.submit(Request { operation, pieces, buffer, reply, _permit: Some(permit) });
+        let disk = self.disk()?;
+        disk.submit(Request { operation, pieces, buffer, reply, _permit: Some(permit) });
         Ok(Answer { completion: answer, metered, bytes })
     }
 }

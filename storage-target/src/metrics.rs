@@ -34,6 +34,7 @@ pub(crate) struct Counters {
     pub(crate) bad_blocks: Gauge,
     pub(crate) loss_count: Gauge,
     pub(crate) failed: Gauge,
+    pub(crate) reopened: Gauge,
     pub(crate) buffer_bytes: Gauge,
     pub(crate) reclaimed_bytes: Gauge,
     pub(crate) upkeep: UpkeepMetrics,
@@ -65,7 +66,9 @@ impl Counters {
             gauge("target_bad_blocks", "Blocks whose checksum failed, not replaced", Count);
         let loss_count =
             gauge("target_loss_count", "How often unsynced writes may have been lost", Count);
-        let failed = gauge("target_failed", "Targets that take no change before a restart", Count);
+        let failed = gauge("target_failed", "Targets that take no change at present", Count);
+        let reopened =
+            gauge("target_reopened", "How often targets were opened again in place", Count);
         let buffer_bytes = gauge("target_buffers", "Bytes of disk buffers in use", Bytes);
         let reclaimed_bytes = gauge("target_reclaimed", "Bytes freed for deleted files", Bytes);
         let space = metrics.register(
@@ -99,6 +102,7 @@ impl Counters {
             bad_blocks,
             loss_count,
             failed,
+            reopened,
             buffer_bytes,
             reclaimed_bytes,
             upkeep,

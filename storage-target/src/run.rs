@@ -355,6 +355,8 @@ async fn keep_gauges(daemon: Arc<Daemon>, pool: BufferPool) {
         counters.bad_blocks.set(sum(|one| one.bad_blocks));
         let failed = daemon.stores.values().filter(|store| store.volume().has_failed()).count();
         counters.failed.set(gauge(failed as u64));
+        let reopened = daemon.stores.values().map(|store| store.volume().reopened()).sum();
+        counters.reopened.set(gauge(reopened));
         counters.loss_count.set(sum(|one| one.loss_count));
         counters.set_space(all.iter().map(|one| &one.space));
         let details: Vec<_> =

@@ -50,7 +50,7 @@
 //!
 //! Modules in reading order: `request`, `error`, `place`, `open`, `recovery`, `room`, `sections`
 //! and `spots` (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `contents`, `commit`,
-//! `checkpoint`; `inspect`, `findings`, `scrub`, `gather`, `describe`.
+//! `checkpoint`, `reopen`; `inspect`, `findings`, `scrub`, `gather`, `describe`.
 
 use std::{
     collections::BTreeMap,
@@ -67,14 +67,14 @@ use millrace_types::{ByteLen, ClusterId, Crc32c, InodeId, SessionId, TargetId, W
 use tokio::{sync::Notify, task::JoinHandle};
 
 use crate::{
-    disk::{Backing, BufferPool, DiskQueue},
+    disk::{Backing, BufferPool, DiskMeter, DiskQueue},
     format::{
         batch::BootId,
         finding::{BlockKey, Finding},
         superblock::{Layout, Superblock},
     },
     index::Index,
-    journal::Journal,
+    journal::{Journal, JournalMeter},
     space::{Space, Totals},
 };
 
@@ -95,6 +95,7 @@ mod place;
 mod read;
 mod recovery;
 mod remove;
+mod reopen;
 mod request;
 mod room;
 mod scrub;
@@ -112,13 +113,14 @@ pub use open::OpenError;
 pub use place::PlaceOptions;
 pub use read::{Loaded, Snapshot};
 pub use remove::ExportedBlocks;
+pub use reopen::Origin;
 pub use request::{Authority, Fill, WriteRequest, ZeroRequest};
 pub use scrub::{ScrubActivity, ScrubCommand, ScrubSettings, ScrubStatus};
 
-use findings::Finder;
 use inspect::Inspection;
 use locks::BlockLocks;
 use read::Flights;
+use reopen::{Live, Slot};
 use scrub::Scrub;
 use sessions::{Admission, AppliedWrites};
 use spots::Sequence;
@@ -172,11 +174,11 @@ pub struct Blank {
 /// The engine of one target. Dropping it ends it as a kill would; [`Self::close`] ends it in order.
 #[derive(Debug)]
 pub struct Volume {
-    shared: Arc<Shared>,
-    upkeep: Upkeep,
-    _preparer: Upkeep,
-    _finder: Finder,
-    scrub: Mutex<Option<scrub::Task>>,
+    target: TargetId,
+    pool: BufferPool,
+    slot: Arc<Slot>,
+    /// Opens the target again after a failure. `None`: nobody does.
+    reopening: Option<Upkeep>,
 }
 
 /// Syncs now and then, and writes checkpoints when they are due; or makes regions ready.
@@ -217,6 +219,8 @@ struct Shared {
     released_end: AtomicU64,
     /// Whether the journal has failed.
     lost: AtomicBool,
+    /// Told when the journal has failed, or the end of a checkpoint is unknown.
+    failure: Notify,
     checksum_failures: AtomicU64,
     inspection: Inspection,
     scrub: Scrub,
@@ -264,63 +268,65 @@ impl Volume {
     /// The target's id.
     #[must_use]
     pub fn target(&self) -> TargetId {
-        self.shared.target
+        self.target
     }
 
     /// The disk engine in use.
     #[must_use]
     pub fn disk_name(&self) -> &'static str {
-        self.shared.disk.name()
+        self.shared().disk.name()
     }
 
     /// The pool that the buffers of data come from.
     #[must_use]
     pub fn pool(&self) -> &BufferPool {
-        &self.shared.pool
+        &self.pool
     }
 
     /// How often unsynced writes may have been lost.
     #[must_use]
     pub fn loss_count(&self) -> u64 {
-        self.shared.loss_count.load(Ordering::Acquire)
+        self.shared().loss_count.load(Ordering::Acquire)
     }
 
     /// Whether the journal has failed, or the end of a checkpoint is unknown: nothing can be
-    /// changed any more until the target has been opened again. Reading goes on.
+    /// changed any more until the target has been opened again, in place or by another process.
+    /// Reading goes on as long as the disk reads.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.shared.has_failed()
+        self.shared().has_failed()
     }
 
     /// The target's figures now.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        self.shared.look_for_room();
-        let state = self.shared.state();
-        let space = self.shared.space.totals();
-        let (capacity, used, free) = self.shared.figures(&space);
+        let shared = self.shared();
+        shared.look_for_room();
+        let state = shared.state();
+        let space = shared.space.totals();
+        let (capacity, used, free) = shared.figures(&space);
         Statistics {
             space,
             capacity,
             used,
             free,
             inode_max: state.inode_max,
-            loss_count: self.loss_count(),
+            loss_count: shared.loss_count.load(Ordering::Acquire),
             bad_blocks: state.bad.len() as u64,
-            checksum_failures: self.shared.checksum_failures.load(Ordering::Relaxed),
-            blank: self.shared.blank,
+            checksum_failures: shared.checksum_failures.load(Ordering::Relaxed),
+            blank: shared.blank,
         }
     }
 
     /// Which numbered writes have been applied.
-    pub(crate) fn applied_writes(&self) -> &AppliedWrites {
-        &self.shared.applied
+    pub(crate) fn applied_writes(&self) -> AppliedWrites {
+        self.shared().applied.clone()
     }
 
     /// The version that a session's write made, if it is remembered from before the start. Waits
     /// while it is being applied. May be dropped at its await.
     pub async fn applied(&self, session: SessionId, number: WriteNumber) -> Option<ChunkVersion> {
-        match self.shared.applied.admit(session, number, WriteNumber(0)).await {
+        match self.applied_writes().admit(session, number, WriteNumber(0)).await {
             Admission::Repeated(version) => Some(version),
             Admission::New(_) => None,
         }
@@ -334,6 +340,11 @@ impl Drop for Upkeep {
 }
 
 impl Shared {
+    fn measure(&self, disk: DiskMeter, journal: JournalMeter) {
+        self.disk.measure(disk);
+        self.journal.measure(journal);
+    }
+
     fn has_failed(&self) -> bool {
         self.lost.load(Ordering::Acquire) || self.index.is_uncertain()
     }

@@ -127,7 +127,7 @@ fn detail_words(detail: &DetailReport) -> String {
         states.push("made at its daemon's start".to_owned());
     }
     if detail.failed {
-        states.push("read-only until its daemon starts again: its journal failed".to_owned());
+        states.push("read-only until its disk can be written again: its journal failed".to_owned());
     }
     text.push_str(&states.join("; "));
     text

@@ -222,6 +222,9 @@ async fn apply_once(
     change: impl Future<Output = Result<ChunkVersion, Failure>>,
 ) -> Result<WriteReply, Failure> {
     let (number, lowest_pending) = numbers;
+    // Of the time before: a write that the journal outlived by a moment only must not carry the
+    // count that tells of its loss.
+    let loss_count = store.volume().loss_count();
     let applied = store.volume().applied_writes();
     let version = match applied.admit(session, number, lowest_pending).await {
         Admission::Repeated(version) => version,
@@ -231,7 +234,7 @@ async fn apply_once(
             version
         }
     };
-    Ok(WriteReply { version, loss_count: store.volume().loss_count() })
+    Ok(WriteReply { version, loss_count })
 }
 
 fn session(caller: &Caller) -> Result<&Arc<Attached>, Failure> {

@@ -36,4 +36,8 @@ pub trait Backing: Send + Sync + fmt::Debug {
 
     /// Lets others have it. Who has opened it stops writing before.
     fn unlock(&self);
+
+    /// Lets go of it altogether: nothing can be asked of it any more, and whoever opens it next
+    /// finds it as if this process had ended.
+    fn release(&self);
 }

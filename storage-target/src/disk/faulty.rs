@@ -34,6 +34,8 @@ struct State {
     calls: u64,
     fault: Option<Fault>,
     fired: Option<Call>,
+    /// With which error everything but reading fails.
+    refused: Option<i32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +64,11 @@ impl Faults {
         state.fired = None;
     }
 
+    /// Lets everything fail but reading, from now on; `None`: no more.
+    pub fn refuse_changes(&self, os_error: Option<i32>) {
+        self.state().refused = os_error;
+    }
+
     /// What has failed since the last fault was asked for.
     #[must_use]
     pub fn fired(&self) -> Option<Call> {
@@ -75,9 +82,13 @@ impl Faults {
     }
 
     /// The disk, with these faults before it.
+    ///
+    /// # Panics
+    /// When it has ended.
     #[must_use]
     pub fn before(&self, disk: &DiskQueue) -> DiskQueue {
-        DiskQueue::new(Arc::new(FaultyDisk { faults: self.clone(), disk: Arc::clone(&disk.disk) }))
+        let disk = disk.disk().expect("a disk that has not ended");
+        DiskQueue::new(Arc::new(FaultyDisk { faults: self.clone(), disk }))
     }
 
     /// What lies under the disk, likewise.
@@ -90,6 +101,9 @@ impl Faults {
     fn count(&self, call: Call) -> Option<i32> {
         let mut state = self.state();
         state.calls += 1;
+        if call != Call::Disk(Operation::Read) && state.refused.is_some() {
+            return state.refused;
+        }
         let is_meant = |fault: &&mut Fault| fault.only.is_none_or(|only| only == call);
         let fault = state.fault.as_mut().filter(is_meant)?;
         if fault.left > 0 {
@@ -200,5 +214,9 @@ impl Backing for FaultyBacking {
 
     fn unlock(&self) {
         self.backing.unlock();
+    }
+
+    fn release(&self) {
+        self.backing.release();
     }
 }

@@ -9,7 +9,10 @@ use std::{
     thread,
 };
 
-use rustix::{fs::FallocateFlags, io::Errno};
+use rustix::{
+    fs::{Advice, FallocateFlags},
+    io::Errno,
+};
 
 use super::{ALIGNMENT, DiskError, Operation};
 
@@ -64,6 +67,12 @@ impl DataFile {
         let is_direct = direct.is_some();
         // The first one is closed by now: a device opens for one at a time.
         let file = direct.map_or_else(|| open(flags), Ok)?;
+        if !is_direct {
+            // What the kernel could not write back it takes for written: read it from the disk.
+            if let Err(error) = rustix::fs::fadvise(&file, 0, None, Advice::DontNeed) {
+                tracing::debug!(%error, path = %path.display(), "the page cache is not emptied");
+            }
+        }
         Ok(Self { file: Arc::new(file), direct: is_direct })
     }
 

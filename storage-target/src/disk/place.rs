@@ -47,7 +47,9 @@ pub enum PlaceKind {
 pub struct Place {
     path: PathBuf,
     kind: PlaceKind,
-    file: DataFile,
+    /// `None` when it has been let go of.
+    file: Mutex<Option<DataFile>>,
+    is_direct: bool,
     /// The directory, or the file or device itself.
     lock: Mutex<Option<File>>,
 }
@@ -206,7 +208,13 @@ impl Place {
     }
 
     fn new(path: &Path, kind: PlaceKind, file: DataFile, lock: File) -> Self {
-        Self { path: path.to_owned(), kind, file, lock: Mutex::new(Some(lock)) }
+        Self {
+            path: path.to_owned(),
+            kind,
+            is_direct: file.is_direct(),
+            file: Mutex::new(Some(file)),
+            lock: Mutex::new(Some(lock)),
+        }
     }
 
     /// What lies there.
@@ -224,7 +232,7 @@ impl Place {
     /// Whether transfers bypass the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
-        self.file.is_direct()
+        self.is_direct
     }
 
     /// Starts a disk engine on it.
@@ -232,13 +240,18 @@ impl Place {
     /// # Errors
     /// As [`super::start`].
     pub fn start(&self, engine: DiskEngine) -> io::Result<DiskQueue> {
-        super::start(engine, &self.file)
+        super::start(engine, &self.file()?)
+    }
+
+    fn file(&self) -> io::Result<DataFile> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.clone().ok_or_else(|| io::Error::other("the place has been let go of"))
     }
 }
 
 impl Backing for Place {
     fn len_bytes(&self) -> io::Result<u64> {
-        self.file.len_bytes()
+        self.file()?.len_bytes()
     }
 
     fn room_bytes(&self) -> io::Result<u64> {
@@ -258,13 +271,19 @@ impl Backing for Place {
             if self.kind != PlaceKind::Directory {
                 return Err(DiskError::NoSpace);
             }
-            let growing = tokio::task::spawn_blocking(move || self.file.grow(old_len, new_len));
+            let Ok(file) = self.file() else { return Err(DiskError::Stopped) };
+            let growing = tokio::task::spawn_blocking(move || file.grow(old_len, new_len));
             growing.await.unwrap_or(Err(DiskError::Stopped))
         })
     }
 
     fn unlock(&self) {
         drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn release(&self) {
+        drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.unlock();
     }
 }
 

@@ -246,6 +246,8 @@ impl Backing for SimulatedDisk {
     }
 
     fn unlock(&self) {}
+
+    fn release(&self) {}
 }
 
 impl Disk for SimulatedDisk {

@@ -8,7 +8,7 @@
 //! 3. The index writes its tree and its root.
 //! 4. The ring before the place is free.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use millrace_types::ErrorKind;
@@ -52,7 +52,7 @@ impl Volume {
     /// # Errors
     /// Failures of disk, index and journal.
     pub async fn checkpoint(&self) -> Result<(), EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared();
         run(async move { shared.checkpoint().await }).await
     }
 
@@ -63,8 +63,9 @@ impl Volume {
     /// # Errors
     /// As [`Volume::sync`]; the next start then recovers as after a kill.
     pub async fn close(&self) -> Result<(), EngineError> {
-        self.upkeep.0.abort();
-        let shared = Arc::clone(&self.shared);
+        self.end_reopening();
+        self.slot.live_mut().end_upkeep();
+        let shared = self.shared();
         run(async move {
             shared.end_inspection().await;
             shared.checkpoint().await?;
@@ -128,6 +129,7 @@ impl Shared {
                 Err(error) if self.may_go_round(&mut leaves, &error) => {}
                 Err(error) => {
                     if self.index.is_uncertain() {
+                        self.failure.notify_one();
                         tracing::error!(
                             target = %self.target, %error,
                             "a checkpoint has failed at its end; the target must be opened again"

@@ -46,7 +46,7 @@ impl Volume {
     /// [`EngineError::Disk`] or [`EngineError::Journal`]: what was unsynced may be gone, and the
     /// loss count has changed.
     pub async fn sync(&self) -> Result<u64, EngineError> {
-        self.shared.sync().await
+        self.shared().sync().await
     }
 
     /// Makes a version durable that a change of this target has made; at once if it is. May be
@@ -56,8 +56,9 @@ impl Volume {
     /// As [`Self::sync`].
     pub async fn sync_version(&self, version: ChunkVersion) -> Result<(), EngineError> {
         // The counter is the number of the record that made it.
-        let made = version.counter.min(self.shared.journal.next_sequence() - 1);
-        self.shared.durable(made).await
+        let shared = self.shared();
+        let made = version.counter.min(shared.journal.next_sequence() - 1);
+        shared.durable(made).await
     }
 }
 
@@ -210,6 +211,7 @@ impl Shared {
     /// more; the superblocks do, as far as the disk still writes.
     pub(super) async fn failed(&self, error: JournalError) -> EngineError {
         if !self.lost.swap(true, Ordering::AcqRel) {
+            self.failure.notify_one();
             let loss_count = self.loss_count.fetch_add(1, Ordering::AcqRel) + 1;
             tracing::error!(target = %self.target, %error, loss_count, "the journal has failed");
             if let Err(error) = self.count_loss_in_superblocks().await {
@@ -219,7 +221,7 @@ impl Shared {
         error.into()
     }
 
-    async fn count_loss_in_superblocks(&self) -> Result<(), DiskError> {
+    pub(super) async fn count_loss_in_superblocks(&self) -> Result<(), DiskError> {
         let mut superblock = self.superblock.clone();
         superblock.writes += 1;
         superblock.losses += 1;

@@ -44,7 +44,7 @@ impl Volume {
         loop {
             let entries = if jumps > 0 { 1 } else { ENTRIES };
             jumps = jumps.saturating_sub(1);
-            let scan = self.shared.index.scan(at, Some(until), entries).await?;
+            let scan = self.shared().index.scan(at, Some(until), entries).await?;
             let mut chunks = 0;
             let mut last = None;
             for (key, _) in &scan.entries {
@@ -82,7 +82,7 @@ impl Volume {
     /// [`EngineError::Index`].
     pub async fn log_seen(&self) -> Result<Option<LogPoint>, EngineError> {
         let key = TableKey::Fact(FactNumber::LogSeen).encode();
-        let Some(value) = self.shared.index.get(&key).await? else { return Ok(None) };
+        let Some(value) = self.shared().index.get(&key).await? else { return Ok(None) };
         match Fact::decode(FactNumber::LogSeen, &value).map_err(unreadable)? {
             Fact::LogSeen(point) => Ok(Some(point)),
             _ => Ok(None),
@@ -94,7 +94,7 @@ impl Volume {
     /// # Errors
     /// A failure of index or journal; the point before is then kept.
     pub async fn note_log(&self, point: LogPoint) -> Result<(), EngineError> {
-        let shared = std::sync::Arc::clone(&self.shared);
+        let shared = self.shared();
         super::run(async move {
             shared.await_room_for_records().await?;
             shared.commit(|_| Ok(Change::Fact(Fact::LogSeen(point)))).await.map(drop)

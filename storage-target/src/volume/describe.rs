@@ -22,8 +22,9 @@ impl Volume {
     #[must_use]
     pub fn describe(&self, after: Option<FindingPlace>, findings_max: u32) -> TargetDetail {
         let statistics = self.statistics();
-        let index = self.shared.index.statistics();
-        let journal = &self.shared.journal;
+        let shared = self.shared();
+        let index = shared.index.statistics();
+        let journal = &shared.journal;
         let limit = findings_max.min(FINDINGS_PER_REPLY_MAX) as usize;
         let findings = self.findings(after.map(block_key), limit);
         TargetDetail {
@@ -32,7 +33,7 @@ impl Volume {
             loss_count: statistics.loss_count,
             blank: statistics.blank,
             failed: self.has_failed(),
-            checksum_failures: self.shared.checksum_failures.load(Ordering::Relaxed),
+            checksum_failures: shared.checksum_failures.load(Ordering::Relaxed),
             index: IndexUse {
                 entries: index.entries,
                 nodes: index.nodes,

@@ -65,7 +65,8 @@ impl Volume {
     #[must_use]
     pub fn findings(&self, after: Option<BlockKey>, limit: usize) -> Vec<(BlockKey, Finding)> {
         use std::ops::Bound::{Excluded, Unbounded};
-        let state = self.shared.state();
+        let shared = self.shared();
+        let state = shared.state();
         let start = after.map_or(Unbounded, Excluded);
         let some = state.bad.range((start, Unbounded)).take(limit);
         some.map(|(key, finding)| (*key, *finding)).collect()
@@ -77,10 +78,11 @@ impl Volume {
     /// # Errors
     /// Failures of index and journal.
     pub async fn take_second_looks(&self) -> Result<u64, EngineError> {
-        let shared = Arc::clone(&self.shared);
-        let looks = async move { shared.take_second_looks().await };
-        Arc::clone(&self.shared).inspecting(looks).await?;
-        Ok(self.shared.state().bad.len() as u64)
+        let shared = self.shared();
+        let worker = Arc::clone(&shared);
+        let looks = async move { worker.take_second_looks().await };
+        Arc::clone(&shared).inspecting(looks).await?;
+        Ok(shared.state().bad.len() as u64)
     }
 }
 

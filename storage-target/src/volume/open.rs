@@ -6,14 +6,14 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
 use millrace_runtime::Clock;
-use millrace_types::{ByteLen, Crc32c};
+use millrace_types::{ByteLen, Crc32c, TargetId};
 
 use super::{
     Blank, EngineError, INODE_TURNS, Options, Shared, State, Upkeep, Volume,
@@ -23,6 +23,7 @@ use super::{
     locks::BlockLocks,
     read::Flights,
     recovery::{Recovered, recover},
+    reopen::Live,
     run,
     scrub::Scrub,
     spots::Sequence,
@@ -95,6 +96,14 @@ pub enum OpenError {
     /// Journal and free maps disagree.
     #[error(transparent)]
     Space(#[from] ReplayError),
+    /// Another target lies there than before.
+    #[error("it holds target {found}, where target {expected} was before")]
+    OtherTarget {
+        /// What is there.
+        found: TargetId,
+        /// What was there.
+        expected: TargetId,
+    },
     /// The place cannot be had.
     #[error(transparent)]
     Place(#[from] PlaceError),
@@ -120,6 +129,28 @@ impl Volume {
     /// # Errors
     /// [`OpenError`]; what was durable is then as it was.
     pub async fn open(options: &Options) -> Result<Self, OpenError> {
+        let live = Live::open(options, None).await?;
+        Ok(Self::of(live, options.pool.clone()))
+    }
+}
+
+/// What an engine takes over from the one before, whose journal has failed in the same process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Predecessor {
+    pub(super) target: TargetId,
+    /// What clients have heard last.
+    pub(super) loss_count: u64,
+    pub(super) checksum_failures: u64,
+    pub(super) blank: bool,
+}
+
+impl Live {
+    /// Opens the target on a disk. After a failure the disk is taken for one that may have lost
+    /// what was not synced, whatever the boot says, and the loss count is another one.
+    pub(super) async fn open(
+        options: &Options,
+        before: Option<Predecessor>,
+    ) -> Result<Self, OpenError> {
         let metadata_pool = BufferPool::new(METADATA_POOL);
         options.disk.expect_buffers(&metadata_pool);
         options.disk.expect_buffers(&options.pool);
@@ -128,11 +159,25 @@ impl Volume {
             Some(superblock) => (superblock, false),
             None => (parts.make().await?, true),
         };
+        let target = superblock.target;
+        if let Some(before) = before.filter(|before| before.target != target) {
+            return Err(OpenError::OtherTarget { found: target, expected: before.target });
+        }
         let superblock = parts.raise_capacity(superblock).await?;
         let regions = parts.regions(&superblock.layout)?;
-        let recovered = recover(&parts, &superblock, regions).await?;
+        let mut recovered = recover(&parts, &superblock, regions, before.is_some()).await?;
         let (lossy, dropped) = (recovered.lossy, recovered.dropped);
-        let shared = Arc::new(shared_of(options, &superblock, recovered, blank));
+        if let Some(before) = before {
+            // Also what was answered after the failure is answered otherwise from now on.
+            let least = (before.loss_count + 1).saturating_sub(superblock.losses);
+            recovered.loss_count = recovered.loss_count.max(least);
+        }
+        let mut shared = shared_of(options, &superblock, recovered, blank);
+        if let Some(before) = before {
+            shared.blank = before.blank;
+            shared.checksum_failures = AtomicU64::new(before.checksum_failures);
+        }
+        let shared = Arc::new(shared);
         shared.look_for_room();
         if lossy || dropped > 0 {
             // Before any batch names the present boot, so that it is never decided again.
@@ -140,14 +185,18 @@ impl Volume {
         }
         shared.load_findings().await?;
         shared.settle().await?;
-        let loss_count = shared.loss_count.load(std::sync::atomic::Ordering::Acquire);
-        let (target, disk) = (superblock.target, options.disk.name());
+        let loss_count = shared.loss_count.load(Ordering::Acquire);
+        let disk = options.disk.name();
         tracing::info!(%target, disk, dropped_writes = dropped, loss_count, "target opened");
-        let upkeep = Upkeep(tokio::spawn(upkeep(Arc::clone(&shared), options.sync_interval)));
+        Ok(Self::begin(shared, options.sync_interval))
+    }
+
+    /// Starts what runs beside the requests.
+    fn begin(shared: Arc<Shared>, sync_interval: Duration) -> Self {
+        let upkeep = Upkeep(tokio::spawn(upkeep(Arc::clone(&shared), sync_interval)));
         let preparer = Upkeep(tokio::spawn(Arc::clone(&shared).prepare_regions()));
         let finder = Finder::start(Arc::clone(&shared));
-        let scrub = Mutex::default();
-        Ok(Self { shared, upkeep, _preparer: preparer, _finder: finder, scrub })
+        Self { shared, upkeep, preparer, finder: Some(finder), scrub: None }
     }
 }
 
@@ -390,6 +439,7 @@ fn shared_of(
         loss_count: AtomicU64::new(loss_count + superblock.losses),
         released_end: AtomicU64::new(0),
         lost: AtomicBool::new(false),
+        failure: tokio::sync::Notify::new(),
         checksum_failures: AtomicU64::new(0),
         inspection: Inspection::default(),
         scrub: Scrub::default(),
@@ -405,6 +455,10 @@ async fn upkeep(shared: Arc<Shared>, interval: Duration) {
             () = shared.checkpoint_due.notified() => true,
             () = tokio::time::sleep(interval) => false,
         };
+        if shared.lost.load(Ordering::Acquire) {
+            // Nothing can be synced any more before it is opened again.
+            return;
+        }
         let worker = Arc::clone(&shared);
         // In a task of its own, because a checkpoint must not be dropped in the middle.
         let work = run(async move {

@@ -2,9 +2,10 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use millrace_types::{ByteLen, ClusterId, MIB, TargetId};
 
-use super::{Blank, Growth, OpenError, Options, Volume, open::bytes};
+use super::{Blank, Growth, OpenError, Options, Origin, Volume, open::bytes, reopen::PAUSES};
 use crate::{
     disk::{Backing, BufferPool, DiskEngine, Place, PlaceError, place::PlaceKind},
     format::{batch::BootId, superblock::Layout},
@@ -39,26 +40,54 @@ pub struct PlaceOptions {
 impl Volume {
     /// Opens the target at a path, recovering as needed; makes one where there is none. The path
     /// is locked until [`Volume::close`] returns or the volume is dropped; one that another process
-    /// has is waited for, 5 seconds at most.
+    /// has is waited for, 5 seconds at most. When its journal fails it is opened again in place,
+    /// as often as needed.
     ///
     /// # Errors
     /// [`OpenError`], which names the path; what was durable is then as it was.
     pub async fn open_at(options: &PlaceOptions, pool: BufferPool) -> Result<Self, OpenError> {
-        let (path, make) = (options.path.clone(), options.new_target.is_some());
-        let opening = tokio::task::spawn_blocking(move || Place::open(&path, make));
-        let place = opening.await.map_err(|panic| OpenError::Start(panic.into()))??;
-        let opened = Self::open_in(options, Arc::new(place), pool).await;
-        opened.map_err(|error| match error {
-            OpenError::Place(error) => OpenError::Place(error),
-            error => OpenError::At { path: options.path.clone(), source: Box::new(error) },
+        let first = PlaceOrigin { options: options.clone(), pool: pool.clone() };
+        let opening = first.open().await?;
+        let volume = match Self::open(&opening).await {
+            Ok(volume) => volume,
+            Err(OpenError::Blank) if options.new_target.is_some() => {
+                let capacity = opening.growth.as_ref().map_or(0, |growth| growth.capacity);
+                return Err(PlaceError::TooSmall {
+                    path: options.path.clone(),
+                    found: bytes(capacity),
+                    min: bytes(Layout::capacity_min()),
+                }
+                .into());
+            }
+            Err(error) => return Err(options.at_path(error)),
+        };
+        // Later it is there, or the disk is another one.
+        let options = PlaceOptions { new_target: None, ..options.clone() };
+        Ok(volume.lasting(Arc::new(PlaceOrigin { options, pool }), PAUSES))
+    }
+}
+
+/// A place as the origin of its target's disk.
+#[derive(Debug)]
+struct PlaceOrigin {
+    options: PlaceOptions,
+    pool: BufferPool,
+}
+
+impl Origin for PlaceOrigin {
+    fn open(&self) -> BoxFuture<'_, Result<Options, OpenError>> {
+        Box::pin(async move {
+            let (path, make) = (self.options.path.clone(), self.options.new_target.is_some());
+            let opening = tokio::task::spawn_blocking(move || Place::open(&path, make));
+            let place = opening.await.map_err(|panic| OpenError::Start(panic.into()))??;
+            self.open_in(Arc::new(place)).map_err(|error| self.options.at_path(error))
         })
     }
+}
 
-    async fn open_in(
-        options: &PlaceOptions,
-        place: Arc<Place>,
-        pool: BufferPool,
-    ) -> Result<Self, OpenError> {
+impl PlaceOrigin {
+    fn open_in(&self, place: Arc<Place>) -> Result<Options, OpenError> {
+        let options = &self.options;
         let capacity = capacity(options, &place)?;
         let blank = options
             .new_target
@@ -67,24 +96,25 @@ impl Volume {
         let is_direct = place.is_direct();
         let (path, kind) = (options.path.display(), place.kind());
         tracing::debug!(%path, ?kind, is_direct, disk = disk.name(), "opening a target");
-        let volume = Options {
+        Ok(Options {
             cluster: options.cluster,
             blank,
             disk,
             growth: Some(Growth { backing: place, capacity }),
-            pool,
+            pool: self.pool.clone(),
             cache_bytes: options.cache_bytes,
             sync_interval: options.sync_interval,
             boot: options.boot,
-        };
-        match Self::open(&volume).await {
-            Err(OpenError::Blank) if options.new_target.is_some() => Err(PlaceError::TooSmall {
-                path: options.path.clone(),
-                found: bytes(capacity),
-                min: bytes(Layout::capacity_min()),
-            }
-            .into()),
-            opened => opened,
+        })
+    }
+}
+
+impl PlaceOptions {
+    /// An error with the path, if it does not name it itself.
+    fn at_path(&self, error: OpenError) -> OpenError {
+        match error {
+            OpenError::Place(error) => OpenError::Place(error),
+            error => OpenError::At { path: self.path.clone(), source: Box::new(error) },
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     sections: Arc<Sections>,
-    _pin: Arc<Pin>,
+    pin: Arc<Pin>,
 }
 
 impl Snapshot {
@@ -237,7 +237,7 @@ impl Volume {
         key: ChunkKey,
         blocks: Range<u16>,
     ) -> Result<Snapshot, EngineError> {
-        self.shared.snapshot(key, blocks.start..=blocks.end - 1).await
+        self.shared().snapshot(key, blocks.start..=blocks.end - 1).await
     }
 
     /// Reads `pages` pages from page `first` of the chunk on, all of which belong to stored blocks
@@ -245,7 +245,8 @@ impl Volume {
     ///
     /// # Errors
     /// [`EngineError::Corrupt`] when a page is not what was written; it has then been logged,
-    /// counted and listed. [`EngineError::Disk`].
+    /// counted and listed. [`EngineError::Disk`], also when the target has been opened again since:
+    /// what the snapshot has may be used for something else by now.
     ///
     /// # Panics
     /// When there are more pages than fit one buffer, or some that the snapshot does not have.
@@ -255,10 +256,11 @@ impl Volume {
         first: u32,
         pages: u32,
     ) -> Result<Loaded, EngineError> {
+        let shared = &snapshot.pin.shared;
         loop {
-            match self.shared.flights.board(&snapshot.sections, first, pages) {
+            match shared.flights.board(&snapshot.sections, first, pages) {
                 Boarding::Leads(leader) => {
-                    let outcome = self.shared.read_pages(&snapshot.sections, first, pages).await;
+                    let outcome = shared.read_pages(&snapshot.sections, first, pages).await;
                     leader.land(&outcome);
                     return outcome;
                 }
@@ -292,7 +294,7 @@ impl Shared {
         let pin = self.pin();
         let numbers = split_block(*blocks.start()).0..=split_block(*blocks.end()).0;
         let sections = self.sections(key, numbers).await?;
-        Ok(Snapshot { sections: Arc::new(sections), _pin: pin })
+        Ok(Snapshot { sections: Arc::new(sections), pin })
     }
 
     /// The records of some sections as the index has them.

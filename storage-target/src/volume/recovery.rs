@@ -19,6 +19,9 @@
 //!   raised, because what is missing cannot be known, and the outcome becomes a checkpoint before
 //!   any batch names the present boot, so that it is never decided a second time.
 //!
+//! A journal that has failed in this process is opened again as after a loss of power: what the
+//! disk has of writes that it could not sync nobody knows.
+//!
 //! A record that is durable is never looked at that way: its pages may have been used again, but
 //! only after a durable batch said that it is durable (see the module above).
 
@@ -76,11 +79,12 @@ pub(super) struct Recovered {
 }
 
 /// Reads index and journal, and applies the records that the index does not have. The disk has so
-/// many regions.
+/// many regions, and may have lost unsynced writes although the machine did not stop.
 pub(super) async fn recover(
     parts: &Parts<'_>,
     superblock: &Superblock,
     regions: u32,
+    has_failed: bool,
 ) -> Result<Recovered, OpenError> {
     let index = Index::open(parts.index(superblock)).await?;
     let through = index.statistics().through;
@@ -93,7 +97,7 @@ pub(super) async fn recover(
     // A checkpoint that counts has a batch of its boot behind it, unless it is the first one, or
     // one that a start has written after a loss of power and before it served anybody.
     let same_boot = replayed.boot.map_or(through == 0, |boot| boot == parts.options.boot);
-    let lossy = !same_boot && !stopped;
+    let lossy = has_failed || (!same_boot && !stopped);
     let totals = match fact(&index, FactNumber::Totals).await? {
         Some(Fact::Totals(totals)) => totals,
         _ => StateTotals::default(),
@@ -139,7 +143,7 @@ fn tell_what_was_dropped(superblock: &Superblock, lossy: bool, dropped: usize) {
         tracing::warn!(
             %target,
             dropped_writes = dropped,
-            "the machine stopped with unsynced writes; what clients still hold is sent again"
+            "unsynced writes may be lost; what clients still hold is sent again"
         );
     } else if dropped > 0 {
         tracing::info!(

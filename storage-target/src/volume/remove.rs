@@ -53,7 +53,7 @@ impl Volume {
         size: u64,
         write_epoch: WriteEpoch,
     ) -> Result<ByteLen, EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared();
         let trim = Trim { content, chunk_size, size, write_epoch };
         run(async move {
             let freed = shared.trim(trim).await?;
@@ -72,7 +72,7 @@ impl Volume {
         &self,
         entries: &[(InodeId, ContentGeneration)],
     ) -> Result<ByteLen, EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared();
         let entries = entries.to_vec();
         run(async move {
             let mut pages = 0;
@@ -140,7 +140,7 @@ impl Volume {
         let range = KeyRange::content(content.inode, content.generation, first);
         let mut from = Some(range.from);
         while let Some(at) = from {
-            let page = self.shared.page(at, range.until).await?;
+            let page = self.shared().page(at, range.until).await?;
             from = page.next;
             for (key, _) in page.sections {
                 if key.chunk.index.0 >= end {
@@ -165,7 +165,7 @@ impl Volume {
             let range = KeyRange::content(content.inode, content.generation, ChunkIndex(0));
             let mut from = Some(range.from);
             while let Some(at) = from {
-                let page = self.shared.page(at, range.until).await?;
+                let page = self.shared().page(at, range.until).await?;
                 from = page.next;
                 for (key, section) in page.sections {
                     add(&mut present, key, &section);
@@ -182,7 +182,7 @@ impl Volume {
         numbers: RangeInclusive<u8>,
         new_state: impl Fn(u16, u64, BlockState) -> Option<BlockState> + Send + Sync + 'static,
     ) -> Result<ByteLen, EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared();
         run(async move { shared.restate(key, numbers, &new_state).await }).await
     }
 }

@@ -29,7 +29,7 @@ use millrace_runtime::Clock;
 use millrace_types::Timestamp;
 use tokio::{sync::watch, task::JoinHandle};
 
-use super::{EngineError, Shared, Volume};
+use super::{EngineError, Live, Shared, Volume};
 use crate::{
     disk::DiskMeter,
     format::{
@@ -181,26 +181,35 @@ impl Scrub {
     }
 }
 
+impl Live {
+    /// Begins to scrub in the background, by that clock.
+    pub(super) fn start_scrub(&mut self, settings: ScrubSettings, clock: Clock) {
+        self.shared.scrub.control.send_modify(|control| control.settings = settings);
+        let worker = Worker::new(Arc::clone(&self.shared), clock);
+        self.scrub = Some(Task(tokio::spawn(worker.run())));
+    }
+}
+
 impl Volume {
     /// Begins to scrub in the background, by that clock.
     pub fn start_scrub(&self, settings: ScrubSettings, clock: Clock) {
-        let scrub = &self.shared.scrub;
-        scrub.control.send_modify(|control| control.settings = settings);
-        let worker = Worker::new(Arc::clone(&self.shared), clock);
-        let task = Task(tokio::spawn(worker.run()));
-        *self.scrub.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
+        self.slot.live_mut().start_scrub(settings, clock.clone());
+        let wanted = &self.slot.wanted;
+        wanted.lock().unwrap_or_else(PoisonError::into_inner).scrub = Some((settings, clock));
     }
 
     /// Counts what disk and journal do on these figures from now on.
     pub fn measure(&self, disk: DiskMeter, journal: JournalMeter) {
-        self.shared.disk.measure(disk);
-        self.shared.journal.measure(journal);
+        self.shared().measure(disk.clone(), journal.clone());
+        let wanted = &self.slot.wanted;
+        wanted.lock().unwrap_or_else(PoisonError::into_inner).meters = Some((disk, journal));
     }
 
     /// Does what an operator asks.
     pub fn control_scrub(&self, command: ScrubCommand) {
-        let under_way = self.shared.scrub.progress().is_under_way();
-        self.shared.scrub.control.send_modify(|control| match command {
+        let shared = self.shared();
+        let under_way = shared.scrub.progress().is_under_way();
+        shared.scrub.control.send_modify(|control| match command {
             ScrubCommand::Start => (control.wanted, control.paused) = (!under_way, false),
             ScrubCommand::Pause => control.paused = true,
             ScrubCommand::Resume => control.paused = false,
@@ -211,7 +220,8 @@ impl Volume {
     /// Where the scrub stands.
     #[must_use]
     pub fn scrub_status(&self) -> ScrubStatus {
-        let scrub = &self.shared.scrub;
+        let shared = self.shared();
+        let scrub = &shared.scrub;
         let Control { settings, paused, wanted } = *scrub.control.borrow();
         let progress = scrub.progress();
         let activity = match progress.is_under_way() || wanted {
@@ -220,14 +230,14 @@ impl Volume {
             true => ScrubActivity::Running,
             false => ScrubActivity::Waiting,
         };
-        let totals = self.shared.space.totals();
+        let totals = shared.space.totals();
         ScrubStatus {
             activity,
             progress,
-            pages: totals.clean + totals.written + self.shared.index.statistics().nodes,
+            pages: totals.clean + totals.written + shared.index.statistics().nodes,
             bytes_per_second: settings.bytes_per_second,
             due: progress.begun.plus(settings.interval),
-            dropped_blocks: self.shared.inspection.dropped_blocks.load(Ordering::Relaxed),
+            dropped_blocks: shared.inspection.dropped_blocks.load(Ordering::Relaxed),
             gathered_pages: scrub.gathered_pages.load(Ordering::Relaxed),
             read_bytes: scrub.read_bytes.load(Ordering::Relaxed),
         }

@@ -5,6 +5,7 @@ mod beside;
 mod contents;
 mod index;
 mod model;
+mod reopen;
 mod room;
 mod runs;
 mod scrub;
@@ -175,7 +176,7 @@ async fn erase(disk: &SimulatedDisk, page: u64) {
 
 /// Nothing may be promised, held or quarantined when nothing is under way; returns pages in use.
 async fn used_pages(volume: &Volume) -> u64 {
-    volume.shared.settle().await.unwrap();
+    volume.shared().settle().await.unwrap();
     let space = volume.statistics().space;
     assert_eq!((space.reserved, space.quarantined), (0, 0));
     space.clean + space.written

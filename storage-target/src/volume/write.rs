@@ -49,7 +49,7 @@ impl Volume {
     /// [`EngineError::StaleContent`], [`EngineError::NoSpace`], or a failure of the disk; nothing
     /// is then changed.
     pub async fn write(&self, request: WriteRequest) -> Result<ChunkVersion, EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared();
         run(async move {
             let written = shared.write(request, Wanted::Soon).await?;
             shared.written(written.sequence).await?;
@@ -67,7 +67,7 @@ impl Volume {
     /// # Errors
     /// As [`Self::write`]; after a failure of the journal the write may be there or not.
     pub async fn write_durably(&self, request: WriteRequest) -> Result<ChunkVersion, EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared();
         run(async move {
             let written = shared.write(request, Wanted::Now).await?;
             let Written { sequence, version, .. } = written;
@@ -83,7 +83,7 @@ impl Volume {
     /// # Errors
     /// As [`Self::write`]. A content or epoch that is no longer current stores nothing.
     pub async fn fill(&self, fill: Fill) -> Result<u64, EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared();
         run(async move { shared.fill(fill).await }).await
     }
 }

@@ -31,7 +31,7 @@ impl Volume {
     /// # Errors
     /// As [`Volume::write`].
     pub async fn zero(&self, request: ZeroRequest) -> Result<ChunkVersion, EngineError> {
-        let shared = Arc::clone(&self.shared);
+        let shared = self.shared();
         run(async move { shared.zero(request).await }).await
     }
 }

@@ -60,12 +60,12 @@ async fn a_kill_leaves_a_record_without_its_data_out_and_nobody_has_been_told_of
     let mut outcomes = BTreeSet::new();
     for seed in 0..SEEDS {
         let (disk, volume) = begun(seed).await;
-        let before = volume.shared.journal.position().sequence;
+        let before = volume.shared().journal.position().sequence;
         let writing = Arc::clone(&volume);
         let written = tokio::spawn(async move {
             writing.write_durably(write_request(key(1, 0), 0, pattern(7, 0, LEN))).await
         });
-        while volume.shared.journal.position().sequence == before {
+        while volume.shared().journal.position().sequence == before {
             tokio::task::yield_now().await;
         }
         // The record is on the disk, the data perhaps not.

@@ -30,16 +30,16 @@ async fn many_files() -> (SimulatedDisk, Volume) {
     volume.close().await.unwrap();
     drop(volume);
     let volume = open_without_cache(&disk).await;
-    assert!(volume.shared.index.statistics().nodes > 6, "several leaves");
+    assert!(volume.shared().index.statistics().nodes > 6, "several leaves");
     (disk, volume)
 }
 
 /// The page of the leaf to which a key belongs, found by damaging all of them.
 async fn leaf_of(disk: &SimulatedDisk, volume: &Volume, name: TableKey) -> u64 {
-    let segments = volume.shared.index.segments();
+    let segments = volume.shared().index.segments();
     for page in segments.iter().flat_map(|segment| segment.first..segment.end()) {
         disk.flip(page * 4096 + 1000, 0);
-        let survey = volume.shared.index.survey(name.encode(), 1).await.unwrap();
+        let survey = volume.shared().index.survey(name.encode(), 1).await.unwrap();
         disk.flip(page * 4096 + 1000, 0);
         if survey.damage.is_some() {
             return page;
@@ -77,7 +77,7 @@ async fn a_checkpoint_goes_round_a_leaf_that_was_damaged_after_its_keys_were_rea
     let seed = |inode| if inode == 100 || inode == 300 { 7 } else { inode };
     assert!(lost_files(&volume, seed).await.is_empty());
     disk.flip(leaf * 4096 + 1000, 0);
-    volume.shared.checkpoint().await.unwrap();
+    volume.shared().checkpoint().await.unwrap();
     assert_eq!(volume.loss_count(), 1, "what was acknowledged is lost");
     let lost = lost_files(&volume, seed).await;
     assert!(lost.contains(&100) && !lost.contains(&300) && lost.len() < 100, "{lost:?}");
@@ -116,7 +116,7 @@ async fn a_loss_of_power_and_a_damaged_leaf_together_do_not_refuse_the_start() {
     let lost = lost_files(&volume, |inode| inode).await;
     assert!(lost.contains(&100) && lost.len() < 100, "{lost:?}");
     write(&volume, key(399, 0), 0, pattern(399, 0, 5000)).await;
-    volume.shared.checkpoint().await.unwrap();
+    volume.shared().checkpoint().await.unwrap();
 }
 
 #[tokio::test]
@@ -128,13 +128,13 @@ async fn without_the_leaf_of_its_facts_a_checkpoint_fails_and_names_the_page() {
     assert!(lost_files(&volume, seed).await.is_empty());
     disk.flip(leaf * 4096 + 1000, 0);
     for _ in 0..2 {
-        let error = volume.shared.checkpoint().await.unwrap_err();
+        let error = volume.shared().checkpoint().await.unwrap_err();
         assert!(error.to_string().contains(&format!("page {leaf} ")), "{error}");
     }
     assert_holds(&volume, key(300, 0), 0, &pattern(7, 0, 5000)).await;
     // Readable again, nothing is missing.
     disk.flip(leaf * 4096 + 1000, 0);
-    volume.shared.checkpoint().await.unwrap();
+    volume.shared().checkpoint().await.unwrap();
     drop(volume);
     let volume = open(&disk).await;
     assert_holds(&volume, key(300, 0), 0, &pattern(7, 0, 5000)).await;
@@ -143,20 +143,20 @@ async fn without_the_leaf_of_its_facts_a_checkpoint_fails_and_names_the_page() {
 /// Gives the index single pages that are apart, until its root record can name no more.
 async fn scatter(volume: &Volume) {
     let mut between = Vec::new();
-    while volume.shared.index.segments_left() > 0 {
-        let reservation = volume.shared.reserve_for_index(1).await.unwrap();
+    while volume.shared().index.segments_left() > 0 {
+        let reservation = volume.shared().reserve_for_index(1).await.unwrap();
         for extent in reservation.into_index() {
             let segment = crate::format::root::Segment { first: extent.first, pages: 1 };
-            volume.shared.index.extend(segment).unwrap();
+            volume.shared().index.extend(segment).unwrap();
         }
-        between.push(volume.shared.reserve(1, Purpose::Store).await.unwrap());
+        between.push(volume.shared().reserve(1, Purpose::Store).await.unwrap());
     }
 }
 
 fn index_pages(volume: &Volume) -> (u64, u64) {
-    let segments = volume.shared.index.segments();
+    let segments = volume.shared().index.segments();
     let named = segments.iter().map(|segment| u64::from(segment.pages)).sum();
-    (named, volume.shared.space.totals().index)
+    (named, volume.shared().space.totals().index)
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn an_index_in_as_many_places_as_can_be_named_takes_no_page_that_it_cannot
     let (named, taken) = index_pages(&volume);
     assert_eq!(named, taken);
     for _ in 0..3 {
-        let error = volume.shared.grow_index().await.unwrap_err();
+        let error = volume.shared().grow_index().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert!(error.to_string().contains("fragmented"), "{error}");
         assert_eq!(index_pages(&volume), (named, taken));
@@ -175,7 +175,7 @@ async fn an_index_in_as_many_places_as_can_be_named_takes_no_page_that_it_cannot
     // What it has does for long: writes and checkpoints go on.
     for inode in 0..200 {
         write(&volume, key(inode, 0), 0, pattern(inode, 0, BLOCK)).await;
-        volume.shared.checkpoint().await.unwrap();
+        volume.shared().checkpoint().await.unwrap();
     }
     assert_eq!(used_pages(&volume).await, 200 * 16);
     drop(volume);
@@ -188,10 +188,10 @@ async fn an_index_in_as_many_places_as_can_be_named_takes_no_page_that_it_cannot
 async fn an_index_grows_in_few_places_where_the_space_is_in_pieces() {
     let disk = new_disk(1);
     let volume = open(&disk).await;
-    let before = volume.shared.index.segments().len();
+    let before = volume.shared().index.segments().len();
     // Every second page is free.
     let mut pages = Vec::new();
-    while let Ok(reservation) = volume.shared.reserve(1, Purpose::Store).await {
+    while let Ok(reservation) = volume.shared().reserve(1, Purpose::Store).await {
         pages.push(reservation);
     }
     pages.sort_by_key(|reservation| reservation.extents()[0].first);
@@ -203,14 +203,14 @@ async fn an_index_grows_in_few_places_where_the_space_is_in_pieces() {
     let free = LAYOUT.capacity - 512 - pages.len() as u64;
     assert!(free > 4000, "{free}");
     for _ in 0..3 {
-        volume.shared.grow_index().await.unwrap();
+        volume.shared().grow_index().await.unwrap();
         let (named, taken) = index_pages(&volume);
         assert_eq!(named, taken);
     }
-    let left = volume.shared.index.segments_left();
+    let left = volume.shared().index.segments_left();
     assert!(left >= 30, "{left} of {before} are left");
     drop(pages);
     // Where the space is whole again, one place is enough.
-    volume.shared.grow_index().await.unwrap();
-    assert!(volume.shared.index.segments_left() >= left - 1);
+    volume.shared().grow_index().await.unwrap();
+    assert!(volume.shared().index.segments_left() >= left - 1);
 }

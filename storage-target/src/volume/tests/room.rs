@@ -40,20 +40,20 @@ async fn others() {
 #[tokio::test]
 async fn a_small_durable_write_has_the_next_region_written_once_before() {
     let (disk, volume) = growing().await;
-    let regions = volume.shared.space.regions();
+    let regions = volume.shared().space.regions();
     let before = disk.tally().bytes_written;
     write(&volume, key(1, 0), 0, pattern(1, 0, 4 * PAGE)).await;
     volume.sync().await.unwrap();
     let large = write_request(key(2, 0), 0, pattern(2, 0, 2 * BLOCK));
     volume.write_durably(large).await.unwrap();
     others().await;
-    assert_eq!(volume.shared.space.regions(), regions, "nobody would gain anything");
+    assert_eq!(volume.shared().space.regions(), regions, "nobody would gain anything");
     assert!(disk.tally().bytes_written - before < REGION);
 
     let small = write_request(key(3, 0), 0, pattern(3, 0, 4 * PAGE));
     volume.write_durably(small).await.unwrap();
     others().await;
-    assert_eq!(volume.shared.space.regions(), regions + 1);
+    assert_eq!(volume.shared().space.regions(), regions + 1);
     assert!(disk.tally().bytes_written - before >= REGION);
     for inode in 1..=3 {
         assert_holds(&volume, key(inode, 0), 0, &pattern(inode, 0, 4 * PAGE)).await;
@@ -62,16 +62,16 @@ async fn a_small_durable_write_has_the_next_region_written_once_before() {
     let small = write_request(key(3, 0), 0, pattern(4, 0, 4 * PAGE));
     volume.write_durably(small).await.unwrap();
     others().await;
-    assert_eq!(volume.shared.space.regions(), regions + 1);
+    assert_eq!(volume.shared().space.regions(), regions + 1);
 }
 
 #[tokio::test]
 async fn a_region_that_cannot_be_written_to_beforehand_is_used_all_the_same() {
     let (disk, volume) = growing().await;
-    let regions = volume.shared.space.regions();
+    let regions = volume.shared().space.regions();
     disk.fail(Operation::Write, 3, libc::EIO);
-    assert!(volume.shared.prepare_region().await.is_err());
-    assert_eq!(volume.shared.space.regions(), regions + 1);
+    assert!(volume.shared().prepare_region().await.is_err());
+    assert_eq!(volume.shared().space.regions(), regions + 1);
     assert!(!volume.has_failed());
     write(&volume, key(2, 0), 0, pattern(2, 0, 1 << 20)).await;
     assert_holds(&volume, key(2, 0), 0, &pattern(2, 0, 1 << 20)).await;

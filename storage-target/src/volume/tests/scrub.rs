@@ -91,7 +91,7 @@ async fn a_pass_finds_what_is_damaged_and_nothing_else() {
     let status = volume.scrub_status();
     assert_eq!((status.progress.pass, status.progress.findings), (1, 0));
     // 171 pages of each file, and what there is of the index.
-    let nodes = volume.shared.index.statistics().nodes;
+    let nodes = volume.shared().index.statistics().nodes;
     assert_eq!(status.progress.pages, 8 * 171 + nodes);
     assert_eq!(status.activity, ScrubActivity::Waiting);
     let place = damage(&disk, &volume, key(3, 0), 130).await;
@@ -213,14 +213,14 @@ async fn a_page_that_the_disk_cannot_read_is_a_finding_of_its_own_kind() {
     let volume = open(&disk).await;
     write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
     let section = SectionKey { chunk: key(1, 0), section: 0 };
-    let (_, record) = volume.shared.section(key(1, 0), 0).await.unwrap();
+    let (_, record) = volume.shared().section(key(1, 0), 0).await.unwrap();
     let record = record.unwrap();
     // All pages at once fails, then the third page alone.
     disk.fail(crate::disk::Operation::Read, 0, libc::EIO);
-    let stored = volume.shared.read_stored(&record).await.unwrap();
+    let stored = volume.shared().read_stored(&record).await.unwrap();
     assert!(stored.bad.is_empty(), "each page alone can be read");
     disk.set_unreadable(record.page(2).unwrap().page, true);
-    volume.shared.inspect(section).await.unwrap();
+    volume.shared().inspect(section).await.unwrap();
     let found = volume.findings(None, 9);
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].1.within, found[0].1.fault), (2, Fault::Unreadable));
@@ -253,10 +253,10 @@ async fn a_damaged_clean_block_is_dropped_to_be_fetched_again() {
 async fn leaf_of(disk: &SimulatedDisk, volume: &Volume, inode: u64) -> u64 {
     let section = SectionKey { chunk: key(inode, 0), section: 0 };
     let name = TableKey::Section(section).encode();
-    let segments = volume.shared.index.segments();
+    let segments = volume.shared().index.segments();
     for page in segments.iter().flat_map(|segment| segment.first..segment.end()) {
         disk.flip(page * 4096 + 1000, 0);
-        let survey = volume.shared.index.survey(name, 1).await.unwrap();
+        let survey = volume.shared().index.survey(name, 1).await.unwrap();
         disk.flip(page * 4096 + 1000, 0);
         if survey.damage.is_some() {
             return page;
@@ -277,7 +277,7 @@ async fn many_files() -> (SimulatedDisk, Volume) {
     volume.close().await.unwrap();
     drop(volume);
     let volume = open(&disk).await;
-    assert!(volume.shared.index.statistics().nodes > 6, "several leaves");
+    assert!(volume.shared().index.statistics().nodes > 6, "several leaves");
     (disk, volume)
 }
 
@@ -307,7 +307,7 @@ async fn a_damaged_leaf_is_an_error_for_its_keys_a_finding_and_gone_round() {
     listed.retain(|key| *key != name);
     assert_eq!(listed, [super::scrub::name(key(399, 0), 0)]);
     let pages = volume.scrub_status().progress.pages;
-    let nodes = volume.shared.index.statistics().nodes;
+    let nodes = volume.shared().index.statistics().nodes;
     assert!(pages >= (FILES - lost.len() as u64) * 2 + nodes - 4, "{pages}");
     // What is not in it can be written and removed; a reclaim over it removes the rest.
     write(&volume, key(399, 0), 0, pattern(5, 0, 8192)).await;
@@ -441,7 +441,7 @@ async fn finish_one(volume: &Volume, time: &VirtualTime) -> bool {
 
 /// How many pieces the section is in.
 async fn pieces(volume: &Volume) -> usize {
-    let (_, section) = volume.shared.section(key(1, 0), 0).await.unwrap();
+    let (_, section) = volume.shared().section(key(1, 0), 0).await.unwrap();
     section.unwrap().extent_count()
 }
 
@@ -462,13 +462,13 @@ async fn a_section_in_many_pieces_is_written_in_one_run() {
     expected[hole].fill(0);
     assert!(pieces(&volume).await > 16);
     // Somebody who writes at the same time wins.
-    let (_, seen) = volume.shared.section(key(1, 0), 0).await.unwrap();
+    let (_, seen) = volume.shared().section(key(1, 0), 0).await.unwrap();
     let seen = seen.unwrap();
-    let stored = volume.shared.read_stored(&seen).await.unwrap();
+    let stored = volume.shared().read_stored(&seen).await.unwrap();
     write(&volume, key(1, 0), 100, vec![7; 50]).await;
     expected[100..150].fill(7);
     let section = SectionKey { chunk: key(1, 0), section: 0 };
-    assert_eq!(volume.shared.gather(section, &seen, stored).await.unwrap(), 0);
+    assert_eq!(volume.shared().gather(section, &seen, stored).await.unwrap(), 0);
     assert_holds(&volume, key(1, 0), 0, &expected).await;
     scrub(&volume).await;
     assert_eq!(pieces(&volume).await, 1);

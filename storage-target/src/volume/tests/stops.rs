@@ -114,12 +114,12 @@ async fn a_section_that_was_removed_after_a_torn_write_takes_new_ones() {
     // The record of a removal whose sync never came.
     let mut removal = Removal::default();
     for number in 0..2 {
-        let (_, section) = volume.shared.section(key(1, 0), number).await.unwrap();
+        let (_, section) = volume.shared().section(key(1, 0), number).await.unwrap();
         let name = SectionKey { chunk: key(1, 0), section: number };
         assert!(removal.push(name, &section.unwrap()));
     }
     let change = Change::Remove(removal);
-    volume.shared.commit(|_| Ok(change.clone())).await.unwrap();
+    volume.shared().commit(|_| Ok(change.clone())).await.unwrap();
     write(&volume, key(1, 0), SECTION, pattern(5, 0, BLOCK)).await;
     drop(volume);
     erase(&disk, torn).await;
@@ -159,7 +159,7 @@ async fn the_end_of_a_journal_that_never_reached_the_disk_is_a_loss_and_no_damag
     let volume = open(&disk).await;
     write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
     volume.sync().await.unwrap();
-    let last = volume.shared.journal.position().page;
+    let last = volume.shared().journal.position().page;
     write(&volume, key(1, 0), 0, pattern(2, 0, BLOCK)).await;
     drop(volume);
     erase(&disk, last).await;
