@@ -29,6 +29,7 @@ install_everything() {
     need_rust
     need_fuse
     need_debian git rsync sqlite3 tar vim-tiny curl procps e2fsprogs mount util-linux acl
+    need_postgres
     [[ -n $quick ]] || need_debian python3-torch python3-torchvision
     need_python
 }
@@ -84,6 +85,8 @@ run_random() {
         cargo test --locked --package millrace-storage-target --test formats --quiet
     MILLRACE_TEST_ROUNDS=10000 \
         cargo test --locked --package millrace-storage-target --test power --quiet -- after_any_end
+    MILLRACE_TEST_LENGTH=20 \
+        cargo test --locked --workspace --test mount --quiet -- twin postgres
     MILLRACE_TEST_LENGTH=400 \
         cargo test --locked --package millrace-fuse-server --test kernel --quiet -- stress
     MILLRACE_TEST_LENGTH=10 \

@@ -16,6 +16,8 @@ mod promises;
 mod ranges;
 #[path = "mount/system.rs"]
 mod system;
+#[path = "mount/twin.rs"]
+mod twin;
 #[path = "mount/two_mounts.rs"]
 mod two_mounts;
 #[path = "mount/unnamed.rs"]

@@ -103,6 +103,16 @@ CHECK
     fi
 }
 
+# A database server for the tests to start; the package starts none of its own.
+need_postgres() {
+    local settings=/etc/postgresql-common/createcluster.d
+    if [[ $(id -u) == 0 && ! -e /usr/share/postgresql-common ]]; then
+        mkdir --parents "$settings"
+        echo "create_main_cluster = false" >"$settings/millrace-tests.conf"
+    fi
+    need_debian postgresql
+}
+
 # The kernel's side of a mount.
 need_fuse() {
     need_debian fuse3

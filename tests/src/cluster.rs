@@ -4,7 +4,9 @@
 //! left them in.
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -294,7 +296,15 @@ fn eprint_log(daemon: &str, tail: &str) {
 pub(crate) fn working_directory(prefix: &str) -> Result<tempfile::TempDir> {
     let parent = env::var_os("MILLRACE_TEST_DIR").map_or_else(env::temp_dir, PathBuf::from);
     fs::create_dir_all(&parent)?;
-    Ok(tempfile::Builder::new().prefix(prefix).tempdir_in(parent)?)
+    let made = tempfile::Builder::new().prefix(prefix).tempdir_in(&parent)?;
+    // Programs of other users than root's get through to the mounts.
+    for folder in [parent.as_path(), made.path()] {
+        let mode = fs::metadata(folder)?.permissions().mode();
+        if mode & 0o011 != 0o011 {
+            fs::set_permissions(folder, Permissions::from_mode(mode | 0o011))?;
+        }
+    }
+    Ok(made)
 }
 
 /// The mount points at or below a directory, innermost first.

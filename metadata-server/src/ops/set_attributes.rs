@@ -1,12 +1,19 @@
 //! chmod, chown, utimens, truncate.
 
-use millrace_protocol::metadata::{InodeReply, SetAttributes, SetTime};
+use millrace_protocol::{
+    metadata::{FileKind, InodeReply, SetAttributes, SetTime},
+    session::Caller,
+};
 use millrace_types::Failure;
 
 use super::{Client, Need, Step, needs_trim, show_again, writes};
 use crate::{
     command::{self, Command},
     engine::Core,
+    namespace::{
+        Inode,
+        permission::{self, SETGID, SETUID},
+    },
 };
 
 /// Changes attributes. After a shrink the answer waits for the targets.
@@ -32,10 +39,13 @@ pub fn set(
         && request.accessed.is_none()
         && request.modified.is_none();
     let trusted = request.open && only_size && writes(core, session, inode.id)? > 0;
+    let caller = client.caller(&request.caller);
+    let gives_away = request.uid.is_some() || request.gid.is_some();
+    let left = gives_away.then(|| mode_given_away(&inode, &caller)).flatten();
     let command = Command::SetAttributes(command::SetAttributes {
-        caller: (!trusted).then(|| client.caller(&request.caller)),
+        caller: (!trusted).then_some(caller),
         inode: inode.id,
-        mode: request.mode,
+        mode: request.mode.or(left),
         uid: request.uid,
         gid: request.gid,
         size: request.size,
@@ -48,6 +58,18 @@ pub fn set(
         return Ok(Step::Need(Need::Trim(inode.id)));
     }
     show_again(core, client, inode.id, Some(session)).map(Step::Done)
+}
+
+/// The mode that a change of owner or group leaves, as Linux has it, if that is another: a program
+/// never runs with rights that its new owner did not give it. A directory keeps its bits.
+fn mode_given_away(inode: &Inode, caller: &Caller) -> Option<u16> {
+    if inode.kind == FileKind::Directory {
+        return None;
+    }
+    let keeps_group = inode.mode & 0o010 == 0
+        && (permission::is_root(caller) || permission::in_group(caller, inode.gid));
+    let lost = if keeps_group { SETUID } else { SETUID | SETGID };
+    (inode.mode & lost != 0).then_some(inode.mode & !lost)
 }
 
 fn time(time: SetTime) -> command::SetTime {

@@ -504,10 +504,11 @@ impl Model {
             if !root && (uid != node.uid || (gid != node.gid && !member(gid))) {
                 return Err(NotPermitted);
             }
+            let in_old_group = root || member(node.gid);
             (node.uid, node.gid) = (uid, gid);
-            if node.kind == FileKind::Regular {
+            if node.kind != FileKind::Directory {
                 node.mode &= !SETUID;
-                if node.mode & 0o010 != 0 {
+                if node.mode & 0o010 != 0 || !in_old_group {
                     node.mode &= !SETGID;
                 }
             }
