@@ -133,7 +133,10 @@ pub(super) fn steps() -> impl Strategy<Value = Step> {
 
 fn step(mounts: usize, operation: impl Strategy<Value = Operation>) -> impl Strategy<Value = Step> {
     let who = prop_oneof![
-        8 => Just(Who::Root), 3 => Just(Who::Owner), 1 => Just(Who::Member), 1 => Just(Who::Stranger)
+        8 => Just(Who::Root),
+        3 => Just(Who::Owner),
+        1 => Just(Who::Member),
+        1 => Just(Who::Stranger),
     ];
     (who, 0..mounts, operation).prop_map(|(who, through, operation)| Step {
         who,
