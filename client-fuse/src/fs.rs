@@ -158,10 +158,13 @@ impl FileSystem {
 
     /// Fetches an open file's view afresh: its content, epoch or key is old.
     async fn refresh(&self, file: &File) -> Result<(), Failure> {
-        let session = Some(self.cluster.session());
         let caller = file.state().caller.clone();
-        let request = GetInode { caller, session, inode: file.inode };
-        let reply = self.cluster.ask(&request).await?;
+        let request = |session| GetInode {
+            caller: caller.clone(),
+            session: Some(session),
+            inode: file.inode,
+        };
+        let reply = self.ask_as_session(request).await?;
         file.state().accept(reply)
     }
 }

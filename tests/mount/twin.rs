@@ -49,6 +49,7 @@ fn programs_on_two_mounts_see_what_they_see_on_one_local_file_system() -> Result
     compare(&cluster, &[cluster.mount(), second], operation::steps_on_paths(2))
 }
 
+#[expect(clippy::print_stdout, reason = "the seed, for whoever runs a failure again")]
 fn compare(
     cluster: &Cluster,
     mounts: &[PathBuf],

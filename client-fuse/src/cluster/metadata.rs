@@ -34,7 +34,7 @@ impl Cluster {
                 Err(failure) => failure,
             };
             if failure.kind == ErrorKind::SessionGone {
-                self.replace_session(self.session()).await?;
+                self.handle_session_gone().await?;
                 return Err(failure);
             }
             self.metrics.retries.inc();
@@ -144,21 +144,44 @@ impl Cluster {
     /// # Errors
     /// What the server answers.
     pub(super) async fn renew_ticket(&self) -> Result<(), Failure> {
+        let held = self.routing.epoch();
+        match self.ask_for_ticket().await? {
+            Some(epoch) if epoch > held => self.refresh_map(held).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Renews the ticket, or replaces the session if it has ended; tells the map's epoch if it was
+    /// renewed.
+    async fn ask_for_ticket(&self) -> Result<Option<MapEpoch>, Failure> {
         let session = self.session();
         let options = CallOptions::control(ATTACH_DEADLINE);
         let asked = Instant::now();
         match self.metadata.call(&RenewTicket { session }, options).await {
             Ok(reply) => {
                 let map_epoch = reply.map_epoch;
-                self.session.handle_reply(reply, asked);
+                self.session.handle_renewal(reply, asked);
                 self.show_ticket().await;
-                let held = self.routing.epoch();
-                if map_epoch > held { self.refresh_map(held).await } else { Ok(()) }
+                Ok(Some(map_epoch))
             }
             Err(failure) if failure.kind == ErrorKind::SessionGone => {
-                self.replace_session(session).await
+                self.replace_session(session).await.map(|()| None)
             }
             Err(failure) => Err(failure),
+        }
+    }
+
+    /// Somebody says that a session has ended. It may speak of the one before, which has been
+    /// replaced already: a target knows the present one only when its ticket has been shown there.
+    /// So the present one is asked about where its end is decided, and replaced only then.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub(super) async fn handle_session_gone(&self) -> Result<(), Failure> {
+        match self.ask_for_ticket().await {
+            // Whoever asks again meets it again.
+            Err(failure) if !failure.kind.is_transient() => Err(failure),
+            _ => Ok(()),
         }
     }
 

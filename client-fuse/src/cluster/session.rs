@@ -49,14 +49,22 @@ impl Session {
     ) -> Result<(), Failure> {
         let asked = Instant::now();
         let reply = open(metadata, options).await?;
-        self.handle_reply(reply, asked);
+        self.take(reply, asked);
         Ok(())
     }
 
-    /// Takes a ticket over that was asked for at `asked`.
-    pub(crate) fn handle_reply(&self, reply: SessionReply, asked: Instant) {
+    /// Takes another session over that was asked for at `asked`.
+    fn take(&self, reply: SessionReply, asked: Instant) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         *held = Held { reply, received: Instant::now(), asked };
+    }
+
+    /// Takes a renewed ticket over, unless another session has taken the place of its own.
+    pub(crate) fn handle_renewal(&self, reply: SessionReply, asked: Instant) {
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        if held.reply.session == reply.session {
+            *held = Held { reply, received: Instant::now(), asked };
+        }
     }
 
     /// Which session.

@@ -277,7 +277,7 @@ impl Cluster {
                 Failure { kind: ErrorKind::Unavailable, ..failure }
             }
             ErrorKind::SessionGone => {
-                self.replace_session(self.session()).await?;
+                self.handle_session_gone().await?;
                 return Err(failure);
             }
             _ => failure,

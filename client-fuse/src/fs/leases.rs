@@ -144,7 +144,7 @@ impl FileSystem {
     }
 
     /// Asks in the name of the session; of another one if that has ended.
-    async fn ask_as_session<R: Request + Sync>(
+    pub(super) async fn ask_as_session<R: Request + Sync>(
         &self,
         request: impl Fn(SessionId) -> R,
     ) -> Result<R::Reply, Failure> {
