@@ -1,4 +1,4 @@
-//! Commands that make an inode otherwise than [`Create`](super::Create) does.
+//! Commands that make an inode otherwise than [`Create`] does.
 
 use millrace_protocol::session::Caller;
 use millrace_types::{InodeId, SessionId};

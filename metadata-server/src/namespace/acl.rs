@@ -5,7 +5,7 @@
 //! | bytes | what                                          |
 //! |------:|-----------------------------------------------|
 //! | 4     | version, 2; all numbers are little-endian     |
-//! | 2     | tag of the first entry: see [`Tag`]           |
+//! | 2     | tag of the first entry: see `Tag`             |
 //! | 2     | its permissions: 4 read, 2 write, 1 search    |
 //! | 4     | its user or group; `0xffff_ffff` for the rest |
 //!
