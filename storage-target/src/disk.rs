@@ -22,8 +22,8 @@
 //! Modules: [`buffer`] (the aligned pool), [`place`] (where a target lies: directory, device or
 //! image), [`backing`] (how it grows), [`mod@file`] (opening and growing the data file), `lock`,
 //! [`blocking`] and [`uring`] (the two engines), [`simulated`] (a disk for tests, which loses
-//! power), [`faulty`] (faults on request, before any disk); `conformance` is the suite that all
-//! disks pass.
+//! power), [`faulty`] (faults on request, before any disk), [`cuts`] (a kernel that does less than
+//! it was asked for); `conformance` is the suite that all disks pass.
 
 use std::{
     fmt, io,
@@ -39,6 +39,7 @@ pub mod blocking;
 pub mod buffer;
 #[cfg(test)]
 mod conformance;
+pub mod cuts;
 pub mod faulty;
 pub mod file;
 mod lock;

@@ -34,7 +34,7 @@ mod power {
 
 use std::collections::BTreeSet;
 
-use millrace_storage_target::disk::{DiskEngine, place::PlaceKind, simulated::Flush};
+use millrace_storage_target::disk::{DiskEngine, cuts::Cuts, place::PlaceKind, simulated::Flush};
 use power::{
     chance,
     driver::{self, World},
@@ -125,13 +125,17 @@ fn a_call_that_fails_on_a_real_disk_loses_nothing() {
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
-/// The same operations, with kills, on real disks: 10,000 in all five tests, which
+/// The same operations, with kills, on real disks: 10,000 in the first five tests, which
 /// `MILLRACE_TEST_LENGTH=10` makes 100,000.
 fn on_a_real_disk(kind: PlaceKind, engine: DiskEngine) {
+    on_a_disk_cut_short(kind, engine, &Cuts::default());
+}
+
+fn on_a_disk_cut_short(kind: PlaceKind, engine: DiskEngine, cuts: &Cuts) {
     const OPERATIONS: usize = 2_000;
     let endless = Weights { cuts: false, ..ANY_END };
     chance::for_each_seed(1, |seed| {
-        let Some(directory) = Real::blank(kind, engine) else { return Ok(()) };
+        let Some(directory) = Real::cut_short(kind, engine, cuts) else { return Ok(()) };
         let mut world = World::new(seed, &endless, move |_, shape| Subject::on(directory, shape));
         world.run(async |world| {
             for nth in 0..chance::stretched(OPERATIONS) {
@@ -171,4 +175,25 @@ fn a_loop_device_with_threads_holds_what_the_model_holds() {
 #[test]
 fn an_image_file_holds_what_the_model_holds() {
     on_a_real_disk(PlaceKind::Image, DiskEngine::Auto);
+}
+
+/// The kernel moves less than it is asked for, or is interrupted, at every second and third call.
+fn under_a_reluctant_kernel(engine: DiskEngine) {
+    for kind in [PlaceKind::Directory, PlaceKind::Device] {
+        let cuts = Cuts::many();
+        on_a_disk_cut_short(kind, engine, &cuts);
+        let (short, failed) = cuts.counts();
+        let is_there = kind == PlaceKind::Directory || short > 0;
+        assert!(!is_there || (short > 500 && failed > 500), "{short} short, {failed} failed");
+    }
+}
+
+#[test]
+fn short_transfers_and_interruptions_of_io_uring_lose_nothing() {
+    under_a_reluctant_kernel(DiskEngine::Auto);
+}
+
+#[test]
+fn short_transfers_and_interruptions_of_threads_lose_nothing() {
+    under_a_reluctant_kernel(DiskEngine::Blocking);
 }

@@ -14,13 +14,14 @@ use rustix::{
     io::Errno,
 };
 
-use super::{ALIGNMENT, DiskError, Operation};
+use super::{ALIGNMENT, DiskError, Operation, cuts::Cuts};
 
 /// The open data file of one target. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct DataFile {
     file: Arc<File>,
     direct: bool,
+    cuts: Cuts,
 }
 
 impl DataFile {
@@ -73,7 +74,13 @@ impl DataFile {
                 tracing::debug!(%error, path = %path.display(), "the page cache is not emptied");
             }
         }
-        Ok(Self { file: Arc::new(file), direct: is_direct })
+        Ok(Self { file: Arc::new(file), direct: is_direct, cuts: Cuts::default() })
+    }
+
+    /// The same file, under a kernel that does less than it is asked for.
+    #[must_use]
+    pub fn cut_short(self, cuts: Cuts) -> Self {
+        Self { cuts, ..self }
     }
 
     /// Whether transfers bypass the page cache.
@@ -126,23 +133,31 @@ impl DataFile {
         &self.file
     }
 
+    pub(super) fn cuts(&self) -> &Cuts {
+        &self.cuts
+    }
+
     /// Fills all of `bytes`, continuing after short reads and interruptions.
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), DiskError> {
         let len = bytes.len();
-        let result =
-            all_of(len, |done| self.file.read_at(&mut bytes[done..], offset + done as u64));
+        let result = all_of(len, |done| {
+            let part = &mut bytes[done..done + self.cuts.part(len - done)];
+            self.cuts.told_of(self.file.read_at(part, offset + done as u64))
+        });
         result.map_err(|error| DiskError::from_io(Operation::Read, offset, len, error))
     }
 
     /// Writes all of `bytes`, likewise.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {
-        let result =
-            all_of(bytes.len(), |done| self.file.write_at(&bytes[done..], offset + done as u64));
+        let result = all_of(bytes.len(), |done| {
+            let part = &bytes[done..done + self.cuts.part(bytes.len() - done)];
+            self.cuts.told_of(self.file.write_at(part, offset + done as u64))
+        });
         result.map_err(|error| DiskError::from_io(Operation::Write, offset, bytes.len(), error))
     }
 
     pub(super) fn sync(&self) -> Result<(), DiskError> {
-        let result = all_of(1, |_| self.file.sync_data().map(|()| 1));
+        let result = all_of(1, |_| self.cuts.told_of(self.file.sync_data().map(|()| 1)));
         result.map_err(|error| DiskError::from_io(Operation::Sync, 0, 0, error))
     }
 }

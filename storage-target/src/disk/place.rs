@@ -20,7 +20,7 @@ use std::{
 use futures::future::BoxFuture;
 use millrace_types::ByteLen;
 
-use super::{Backing, DataFile, DiskEngine, DiskError, DiskQueue, lock};
+use super::{Backing, DataFile, DiskEngine, DiskError, DiskQueue, cuts::Cuts, lock};
 
 pub mod signature;
 
@@ -241,6 +241,14 @@ impl Place {
     /// As [`super::start`].
     pub fn start(&self, engine: DiskEngine) -> io::Result<DiskQueue> {
         super::start(engine, &self.file()?)
+    }
+
+    /// The same place, under a kernel that does less than it is asked for.
+    #[must_use]
+    pub fn cut_short(self, cuts: &Cuts) -> Self {
+        let file = self.file.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let file = file.map(|file| file.cut_short(cuts.clone()));
+        Self { file: Mutex::new(file), ..self }
     }
 
     fn file(&self) -> io::Result<DataFile> {

@@ -32,8 +32,7 @@ use millrace_runtime::Clock;
 use tokio::sync::watch;
 
 use super::{
-    OpenError, Options, ScrubSettings, Shared, Upkeep, Volume, findings::Finder, open::Predecessor,
-    scrub,
+    OpenError, Options, Shared, Upkeep, Volume, findings::Finder, open::Predecessor, scrub,
 };
 use crate::{
     disk::{BufferPool, DiskMeter, Piece},
@@ -90,7 +89,7 @@ pub(super) struct Slot {
 /// What was asked for once and holds for every engine.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
-    pub(super) scrub: Option<(ScrubSettings, Clock)>,
+    pub(super) scrub: Option<Clock>,
     pub(super) meters: Option<(DiskMeter, JournalMeter)>,
 }
 
@@ -231,8 +230,10 @@ impl Slot {
         if let Some((disk, journal)) = wanted.meters.clone() {
             live.shared.measure(disk, journal);
         }
-        if let Some((settings, clock)) = wanted.scrub.clone() {
-            live.start_scrub(settings, clock);
+        // As it is by now: the engine that failed is told what an operator asks for meanwhile.
+        live.shared.scrub.obey(&self.live().shared.scrub);
+        if let Some(clock) = wanted.scrub.clone() {
+            live.start_scrub(clock);
         }
         drop(wanted);
         let loss_count = live.shared.loss_count.load(Ordering::Acquire);

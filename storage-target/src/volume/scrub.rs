@@ -172,6 +172,11 @@ impl Scrub {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
     }
 
+    /// Does what another engine's was told to do: an operator's pause and rate hold for the target.
+    pub(super) fn obey(&self, other: &Self) {
+        self.control.send_replace(*other.control.borrow());
+    }
+
     fn progress(&self) -> ScrubProgress {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -183,8 +188,7 @@ impl Scrub {
 
 impl Live {
     /// Begins to scrub in the background, by that clock.
-    pub(super) fn start_scrub(&mut self, settings: ScrubSettings, clock: Clock) {
-        self.shared.scrub.control.send_modify(|control| control.settings = settings);
+    pub(super) fn start_scrub(&mut self, clock: Clock) {
         let worker = Worker::new(Arc::clone(&self.shared), clock);
         self.scrub = Some(Task(tokio::spawn(worker.run())));
     }
@@ -193,9 +197,10 @@ impl Live {
 impl Volume {
     /// Begins to scrub in the background, by that clock.
     pub fn start_scrub(&self, settings: ScrubSettings, clock: Clock) {
-        self.slot.live_mut().start_scrub(settings, clock.clone());
+        self.shared().scrub.control.send_modify(|control| control.settings = settings);
+        self.slot.live_mut().start_scrub(clock.clone());
         let wanted = &self.slot.wanted;
-        wanted.lock().unwrap_or_else(PoisonError::into_inner).scrub = Some((settings, clock));
+        wanted.lock().unwrap_or_else(PoisonError::into_inner).scrub = Some(clock);
     }
 
     /// Counts what disk and journal do on these figures from now on.

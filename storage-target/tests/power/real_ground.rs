@@ -8,7 +8,7 @@ use std::{
 };
 
 use millrace_storage_target::{
-    disk::{Backing, DiskEngine, Operation, Place, faulty::Faults, place::PlaceKind},
+    disk::{Backing, DiskEngine, Operation, Place, cuts::Cuts, faulty::Faults, place::PlaceKind},
     format::superblock::Layout,
     volume::{Blank, OpenError},
 };
@@ -35,11 +35,17 @@ pub(crate) struct Real {
     file: PathBuf,
     engine: DiskEngine,
     faults: Faults,
+    cuts: Cuts,
 }
 
 impl Real {
     /// A blank one; `None` where there are no loop devices, which is said.
     pub(crate) fn blank(kind: PlaceKind, engine: DiskEngine) -> Option<Directory> {
+        Self::cut_short(kind, engine, &Cuts::default())
+    }
+
+    /// The same, under a kernel that does less than it is asked for.
+    pub(crate) fn cut_short(kind: PlaceKind, engine: DiskEngine, cuts: &Cuts) -> Option<Directory> {
         let home = tempfile::tempdir().unwrap();
         let image = home.path().join("image");
         let (path, file, device) = match kind {
@@ -51,15 +57,22 @@ impl Real {
             }
         };
         let faults = Faults::default();
-        let real =
-            Self { _device: device, _home: home, path, file, engine, faults: faults.clone() };
+        let real = Self {
+            _device: device,
+            _home: home,
+            path,
+            file,
+            engine,
+            faults: faults.clone(),
+            cuts: cuts.clone(),
+        };
         Some(Directory::on(Arc::new(real), faults))
     }
 }
 
 impl Ground for Real {
     fn parts(&self) -> Result<Parts, OpenError> {
-        let place = Arc::new(Place::open(&self.path, true)?);
+        let place = Arc::new(Place::open(&self.path, true)?.cut_short(&self.cuts));
         let capacity = match place.kind() {
             PlaceKind::Directory => LEN,
             PlaceKind::Device | PlaceKind::Image => place.len_bytes().map_err(OpenError::Length)?,

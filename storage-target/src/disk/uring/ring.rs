@@ -15,6 +15,7 @@ use tokio::runtime;
 use crate::disk::{
     AlignedBuffer, DataFile, DiskError, Operation, Piece, Request,
     buffer::Arena,
+    cuts::Cuts,
     file::{after, is_passing},
 };
 
@@ -69,6 +70,7 @@ pub(super) struct Ring {
     /// Arenas that were shown to the kernel, and whether it took them.
     arenas: Vec<(Arc<Arena>, bool)>,
     drivers: Vec<Registered>,
+    cuts: Cuts,
     /// `None` when the disk has been dropped.
     file: Option<DataFile>,
 }
@@ -176,6 +178,7 @@ impl Ring {
             in_kernel: 0,
             arenas: Vec::new(),
             drivers: Vec::new(),
+            cuts: file.cuts().clone(),
             file: Some(file),
         })
     }
@@ -374,7 +377,7 @@ impl Ring {
         };
         let parts: Vec<libc::iovec> = pieces.iter().map(part).collect();
         let first = self.joinable_part(pieces[0].0, pieces[0].1).expect("just looked at");
-        let count = u32::try_from(parts.len()).expect("bounded");
+        let count = u32::try_from(self.cuts.parts(parts.len())).expect("bounded");
         let entry = opcode::Writev::new(DATA_FILE, parts.as_ptr(), count).offset(first.offset);
         let place = self.joined.iter().position(Option::is_none).unwrap_or(self.joined.len());
         if place == self.joined.len() {
@@ -415,7 +418,8 @@ impl Ring {
             (Some(buffer), Some(part)) => {
                 let done = in_flight.done[piece];
                 let at = part.range.start + done;
-                let len = u32::try_from(part.range.end - at).expect("below the largest buffer");
+                let len = self.cuts.part(part.range.end - at);
+                let len = u32::try_from(len).expect("below the largest buffer");
                 // SAFETY: `at` lies within the buffer, which `DiskQueue` asserts for every piece.
                 let start = unsafe { buffer.as_ptr().add(at) };
                 let (start, offset) = (start.as_ptr(), part.offset + done as u64);
@@ -435,12 +439,12 @@ impl Ring {
             count += 1;
             if entry.user_data() & JOINED != 0 {
                 let place = usize::try_from(entry.user_data() & !JOINED).expect("a place");
-                self.finish_joined(place, entry.result(), finished);
+                self.finish_joined(place, self.cuts.told(entry.result()), finished);
                 continue;
             }
             let slot = usize::try_from(entry.user_data() >> 32).expect("a slot");
             let piece = usize::try_from(entry.user_data() & 0xffff_ffff).expect("a piece");
-            finished.extend(self.finish_piece(slot, piece, entry.result()));
+            finished.extend(self.finish_piece(slot, piece, self.cuts.told(entry.result())));
         }
         self.in_kernel -= count;
         count > 0

@@ -13,6 +13,7 @@ use std::{
 };
 
 use futures::future::{BoxFuture, join_all};
+use millrace_runtime::Clock;
 use millrace_types::{ByteLen, ClusterId, TargetId};
 
 use super::{
@@ -22,7 +23,8 @@ use super::{
 use crate::{
     disk::{BufferPool, DiskEngine, Operation, faulty::Faults, simulated::SimulatedDisk},
     volume::{
-        Blank, EngineError, Origin, PlaceOptions, boot_id,
+        Blank, EngineError, Origin, PlaceOptions, ScrubActivity, ScrubCommand, ScrubSettings,
+        boot_id,
         reopen::{PAUSES, Pauses, ReopenError},
     },
 };
@@ -103,6 +105,24 @@ async fn a_failed_call_is_followed_by_an_engine_that_takes_changes() {
         assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
         assert_holds(&volume, key(4, 0), 0, &pattern(4, 0, BLOCK)).await;
     }
+}
+
+#[tokio::test]
+async fn what_an_operator_asked_of_the_scrub_holds_for_the_next_engine() {
+    let origin = Simulated::new(&new_disk(1));
+    let volume = origin.open().await;
+    let settings = ScrubSettings { bytes_per_second: 1 << 20, ..ScrubSettings::default() };
+    volume.start_scrub(settings, Clock::system());
+    volume.control_scrub(ScrubCommand::SetRate(5 << 20));
+    volume.control_scrub(ScrubCommand::Pause);
+    write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+    origin.faults.fail(Operation::Sync, 0, libc::EIO);
+    volume.sync().await.expect_err("it is refused");
+    until_reopened(&volume, 1).await;
+    let status = volume.scrub_status();
+    assert_eq!((status.activity, status.bytes_per_second), (ScrubActivity::Paused, 5 << 20));
+    volume.control_scrub(ScrubCommand::Resume);
+    assert_eq!(volume.scrub_status().activity, ScrubActivity::Waiting);
 }
 
 #[tokio::test]
