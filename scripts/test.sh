@@ -70,35 +70,47 @@ install_suites() {
     cargo install --quiet --root "$target_dir/tools" fsx@0.3.2 pjdfstest@0.2.2
 }
 
-# The tests that draw their commands at random, with more of them and other seeds.
+# The tests that draw their commands at random, with more of them and other seeds. What they have
+# seen goes to the report with the rest.
 run_random() {
-    MILLRACE_TEST_ROUNDS=10 MILLRACE_TEST_LENGTH=4 \
-        cargo test --locked --package millrace-metadata-server --test server --quiet -- \
-        replay namespace
-    MILLRACE_TEST_ROUNDS=2000 \
-        cargo test --locked --package millrace-metadata-server --test server --quiet -- \
-        every_start_finds
-    MILLRACE_TEST_LENGTH=10 \
-        cargo test --locked --package millrace-storage-target --test power --quiet -- \
-        what_the_model_holds
-    MILLRACE_TEST_LENGTH=10 \
-        cargo test --locked --package millrace-storage-target --test formats --quiet
-    MILLRACE_TEST_ROUNDS=10000 \
-        cargo test --locked --package millrace-storage-target --test power --quiet -- after_any_end
-    MILLRACE_TEST_LENGTH=20 \
-        cargo test --locked --workspace --test mount --quiet -- twin postgres
-    MILLRACE_TEST_LENGTH=400 \
-        cargo test --locked --package millrace-fuse-server --test kernel --quiet -- stress
-    MILLRACE_TEST_LENGTH=10 \
-        cargo test --locked --package millrace-fuse-server --test processes --examples --quiet
+    export MILLRACE_TEST_FIGURES=$figures
+    local failed=0
+    more ROUNDS=10 LENGTH=4 -- server replay namespace
+    more ROUNDS=2000 -- server every_start_finds
+    more LENGTH=10 -- power what_the_model_holds
+    more LENGTH=10 -- formats
+    more ROUNDS=10000 -- power after_any_end
+    more LENGTH=20 -- mount twin:: postgres alternation::
+    more LENGTH=20 SEED="$(date +%s)" -- mount coherence::
+    more LENGTH=100 -- mount directories::
+    more LENGTH=10 -- cluster exactly_once::
+    more LENGTH=400 -- kernel stress
+    more LENGTH=10 -- processes
+    return "$failed"
+}
+
+# more SETTING=VALUE... -- TEST [FILTER...]: one of those tests. One that fails does not keep the
+# others from running; `failed` is the caller's.
+more() {
+    local settings=()
+    while [[ $1 != -- ]]; do
+        settings+=("MILLRACE_TEST_$1")
+        shift
+    done
+    local test=$2
+    shift 2
+    step "  $test $* (${settings[*]#MILLRACE_TEST_})" env "${settings[@]}" \
+        cargo test --locked --workspace --test "$test" --quiet -- "$@" || failed=1
 }
 
 run_long() {
-    cargo build --locked --package millrace-fuse-server --examples
+    local failed=0
     "$python" tests/e2e/fuse.py --examples "$binaries/examples" --directory "$work" \
-        --tools "$target_dir/tools/bin"
+        --tools "$target_dir/tools/bin" || failed=1
     "$python" tests/e2e/endure.py --binaries "$binaries" --directory "$work" \
-        --tools "$target_dir/tools/bin" --report docs/reliability.md
+        --tools "$target_dir/tools/bin" --report docs/reliability.md --figures "$figures" ||
+        failed=1
+    return "$failed"
 }
 
 # Whatever a test that was killed has left: processes that name a file of ours, mounts, files.
@@ -120,6 +132,7 @@ sweep() {
 
 # Short, because the paths of sockets have at most 108 bytes.
 work=$(mktemp --directory --tmpdir millrace-test.XXXXXX)
+figures=$work/figures
 trap sweep EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP

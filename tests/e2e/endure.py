@@ -20,6 +20,7 @@ import textwrap
 import time
 
 from cluster import Cluster
+from pjdfstest import pjdfstest
 from train import SyncedWriter
 
 BEGIN = "<!-- begin of the last long run -->"
@@ -56,15 +57,15 @@ def crashes(cluster, mount, minutes, seed):
         "all whole, no error seen by a writer"
 
 
-def fsx(cluster, mount, tools, operations, seed):
+def fsx(cluster, mount, tools, operations, seed, settings="fsx.toml", killing=True):
     """Four exercisers at a time, each with a file and a seed of its own, while servers are killed.
 
     Each compares every read, mapped ones too, with what it has written.
     """
-    folder = mount / "fsx"
+    folder = mount / settings.removesuffix(".toml")
     folder.mkdir()
     cluster.cli("stripe", "set", "--chunk-size", "64KiB", folder)
-    settings = HERE / "suites" / "fsx.toml"
+    settings = HERE / "suites" / settings
     logs = tempfile.TemporaryDirectory(prefix="fsx-", dir=cluster.directory.parent)
     running, kills, generator = [], 0, random.Random(seed)
     try:
@@ -76,9 +77,10 @@ def fsx(cluster, mount, tools, operations, seed):
                                                 stderr=log, stdin=subprocess.DEVNULL))
         while any(process.poll() is None for process in running):
             time.sleep(generator.uniform(0.5, 4.0))
-            cluster.kill(generator.choice(SERVERS))
-            cluster.up()
-            kills += 1
+            if killing:
+                cluster.kill(generator.choice(SERVERS))
+                cluster.up()
+                kills += 1
         for index, process in enumerate(running):
             said = (pathlib.Path(logs.name) / f"{index}.log").read_text(errors="replace")
             assert process.returncode == 0, f"seed {seed + index}: {said[-4000:]}"
@@ -89,22 +91,14 @@ def fsx(cluster, mount, tools, operations, seed):
         logs.cleanup()
     return f"fsx: {operations // 4 * 4} operations on 4 files (mapped reads and writes, " \
         "truncate, fallocate, holes and copy_file_range too), " \
-        f"{kills} kills of servers: no difference"
+        f"{kills or 'no'} kills of servers: no difference"
 
 
-def pjdfstest(mount, tools):
-    """The POSIX test suite; its last line counts."""
-    # Short, because paths of sockets have at most 108 bytes.
-    folder = mount / "p"
-    folder.mkdir(mode=0o777)
-    folder.chmod(0o777)
-    command = [tools / "pjdfstest", "-c", HERE / "suites" / "pjdfstest.toml", "-p", folder]
-    said = subprocess.run([str(word) for word in command], capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL, timeout=900)
-    assert said.returncode == 0, said.stdout[-8000:] + said.stderr[-2000:]
-    summary = [line for line in said.stdout.splitlines() if line.startswith("Summary:")]
-    assert summary and " 0 failed" in summary[-1], said.stdout[-2000:]
-    return "pjdfstest: " + summary[-1].removeprefix("Summary: ")
+def with_lists(cluster, directory):
+    """Another mount, which checks access control lists."""
+    mount = directory / "a"
+    cluster.cli("dev", "up", "--mount", mount, "--mount-options", "acl")
+    return mount
 
 
 def many_files(cluster, mount, count):
@@ -174,9 +168,14 @@ def main():
     arguments.add_argument("--files", type=int, default=100_000)
     arguments.add_argument("--tools", type=pathlib.Path, required=True,
                            help="where the programs fsx and pjdfstest lie")
-    arguments.add_argument("--operations", type=int, default=100_000, help="of fsx, in all")
+    arguments.add_argument("--operations", type=int, default=100_000,
+                           help="of fsx under kills, in all")
+    arguments.add_argument("--small-operations", type=int, default=900_000,
+                           help="of fsx without kills, in all")
     arguments.add_argument("--seed", type=int, default=int(time.time()))
     arguments.add_argument("--report", help="document to write the figures into")
+    arguments.add_argument("--figures", type=pathlib.Path,
+                           help="file with lines of other long runs, for the report")
     options = arguments.parse_args()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="endure-", dir=options.directory))
     # Other users, whom pjdfstest acts for, must be able to reach the mount.
@@ -185,12 +184,18 @@ def main():
     mount = directory / "m"
     cluster = Cluster(options.binaries, directory / "state", {})
     print(f"seed {options.seed}", flush=True)
-    lines = []
+    others = options.figures and options.figures.exists()
+    lines = options.figures.read_text().splitlines() if others else []
+    before = len(lines)
     try:
         cluster.up(targets=2, mount=mount)
         for run in (
             lambda: many_files(cluster, mount, options.files),
             lambda: pjdfstest(mount, options.tools),
+            lambda: "with -o acl, "
+            + pjdfstest(with_lists(cluster, directory), options.tools, name="l"),
+            lambda: fsx(cluster, mount, options.tools, options.small_operations, options.seed,
+                        "fsx-small.toml", killing=False),
             lambda: fsx(cluster, mount, options.tools, options.operations, options.seed),
             lambda: crashes(cluster, mount, options.minutes, options.seed),
         ):
@@ -204,7 +209,7 @@ def main():
         shutil.rmtree(directory, ignore_errors=True)
     if options.report:
         write_report(pathlib.Path(options.report), lines, options.seed)
-    print(f"{len(lines)} passed, 0 failed")
+    print(f"{len(lines) - before} passed, 0 failed")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import sys
 import tempfile
 import time
 
-from endure import HERE, pjdfstest
+from endure import HERE
+from pjdfstest import pjdfstest
 
 # As the example names them, and the log.
 CHANNELS = {"dev": "Device", "uring": "Uring"}
