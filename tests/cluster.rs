@@ -10,6 +10,12 @@ mod buckets;
 mod changes;
 #[path = "cluster/crashes.rs"]
 mod crashes;
+#[path = "cluster/exactly_once.rs"]
+mod exactly_once;
+#[path = "cluster/failing_disk.rs"]
+mod failing_disk;
+#[path = "cluster/flaws.rs"]
+mod flaws;
 #[path = "cluster/full_disk.rs"]
 mod full_disk;
 #[path = "cluster/interrupts.rs"]

@@ -1,7 +1,15 @@
 //! The file system as programs see it, through the kernel.
 
+#[path = "mount/access_times.rs"]
+mod access_times;
+#[path = "mount/alternation.rs"]
+mod alternation;
+#[path = "mount/appends.rs"]
+mod appends;
 #[path = "mount/coherence.rs"]
 mod coherence;
+#[path = "mount/directories.rs"]
+mod directories;
 #[path = "mount/locks.rs"]
 mod locks;
 #[path = "mount/options.rs"]

@@ -463,6 +463,7 @@ Options (-o), separated by commas; those of fstab(5), such as _netdev and nofail
   local_locks, nolocal_locks  keep flock and fcntl locks within this host, or not
   acl, noacl                  keep and check POSIX access control lists, or not
   security_xattrs, nosecurity_xattrs  offer attributes security.*, as of setcap, or not
+  relatime, noatime, nodiratime  have reading move times of access, or not (of directories)
   allow_other, noallow_other  let other users in; root's mounts do
   suid, nosuid, dev, nodev, exec, noexec  as for every file system
   memory=256MiB               for read-ahead and write-behind of all files together

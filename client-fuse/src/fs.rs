@@ -11,7 +11,7 @@
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`pending_reads`],
 //! [`changed_objects`], [`open`], [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
 //! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
-//! [`xattr`], [`statfs`], [`upkeep`].
+//! [`xattr`], [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -22,7 +22,7 @@ use millrace_protocol::metadata::{Attributes, GetInode, InodeReply};
 use millrace_types::{Failure, InodeId};
 
 use crate::{
-    cache::{budget::Budget, names::Names},
+    cache::{access_times::AccessTimes, budget::Budget, names::Names},
     cluster::Cluster,
     fs::{
         changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
@@ -31,8 +31,10 @@ use crate::{
         xattr::Offered,
     },
     metrics::ClientMetrics,
+    settings::MountSettings,
 };
 
+pub(crate) mod access_times;
 pub(crate) mod allocate;
 pub(crate) mod attributes;
 pub(crate) mod changed_objects;
@@ -77,6 +79,8 @@ pub(crate) struct FileSystem {
     /// Names and attributes under leases.
     names: Names,
     ahead: LookAhead,
+    /// What was read and the server does not know yet.
+    access_times: AccessTimes,
     /// The kernel's reads that wait for bytes.
     pub(crate) reads: Arc<PendingReads>,
     changed: ChangedObjects,
@@ -91,16 +95,17 @@ pub(crate) struct FileSystem {
 
 impl FileSystem {
     /// The file system of `cluster`, with `budget_bytes` for read-ahead and write-behind together,
-    /// and `names` for what leases cover.
+    /// and `names` for what leases cover, which offers what `settings` say.
     /// Background work runs on `runtime`.
     pub(crate) fn new(
         cluster: Arc<Cluster>,
         metrics: ClientMetrics,
         budget_bytes: u64,
         names: Names,
-        offered: Offered,
+        settings: &MountSettings,
         runtime: tokio::runtime::Handle,
     ) -> Arc<Self> {
+        let access_times = AccessTimes::new(settings.followed_access_times(), cluster.now());
         Arc::new_cyclic(|this| Self {
             cluster,
             metrics,
@@ -112,9 +117,10 @@ impl FileSystem {
             pages: KernelPages::default(),
             names,
             ahead: LookAhead::default(),
+            access_times,
             reads: Arc::default(),
             changed: ChangedObjects::default(),
-            offered,
+            offered: Offered::by(settings),
             budget: Budget::new(budget_bytes),
             runtime,
             this: Weak::clone(this),
@@ -164,7 +170,7 @@ impl FileSystem {
             session: Some(session),
             inode: file.inode,
         };
-        let reply = self.ask_as_session(request).await?;
+        let reply = self.with_reads(self.ask_as_session(request).await?);
         file.state().accept(reply)
     }
 }

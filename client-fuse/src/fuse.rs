@@ -11,7 +11,7 @@
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, sync::Arc};
 
 use millrace_fuse_server::{
-    Call, Data, Done, Errno, Notifier, Payload, Reply, XAttr,
+    Call, Data, Done, Errno, Payload, Reply, XAttr,
     protocol::{
         attr::{AttrReply, EntryReply, GetAttr, GetAttrFlags, SetAttr, SetAttrFields},
         data::{
@@ -51,24 +51,17 @@ use crate::{
             changes, conflicting, errno, file_lock, file_name, file_statx, file_type, new_mode,
             new_node, rename_mode,
         },
+        places::Places,
     },
 };
 
 mod answer;
+mod changes;
 mod convert;
 pub(crate) mod init;
 mod interrupt;
-
-/// Drops all pages that the kernel holds of an inode of the mount whose root is `root`. Blocks
-/// behind reads of them that are not answered.
-pub(crate) fn drop_pages(notifier: &Notifier, inode: InodeId, root: InodeId) {
-    let whole = 0..i64::MAX.unsigned_abs();
-    match notifier.inval_data(number(inode, root), whole) {
-        // It may have none, or the mount has ended.
-        Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => {}
-        Err(error) => tracing::warn!(%inode, %error, "the kernel keeps pages that are old"),
-    }
-}
+pub(crate) mod notices;
+pub(crate) mod places;
 
 /// Serves one mount.
 #[derive(Debug)]
@@ -78,6 +71,7 @@ pub(crate) struct Adapter {
     names: tokio::runtime::Handle,
     bytes: tokio::runtime::Handle,
     requests: TaskTracker,
+    places: Arc<Places>,
 }
 
 impl Adapter {
@@ -90,7 +84,12 @@ impl Adapter {
         (names, bytes): (tokio::runtime::Handle, tokio::runtime::Handle),
         requests: TaskTracker,
     ) -> Self {
-        Self { fs, root, names, bytes, requests }
+        Self { fs, root, names, bytes, requests, places: Arc::default() }
+    }
+
+    /// Where the kernel has the mount's directories.
+    pub(crate) fn places(&self) -> Arc<Places> {
+        Arc::clone(&self.places)
     }
 }
 
@@ -101,16 +100,24 @@ impl millrace_fuse_server::FileSystem for Adapter {
             Ok(name) => name,
             Err(failure) => return reply.fail(errno(&failure)),
         };
+        let places = Arc::clone(&self.places);
         match fs.lookup_kept(&caller, parent, &name) {
-            Some(Ok(found)) => return reply.send(&entry(&found, self.root)),
+            Some(Ok(found)) if places.take(&found, parent, &name) => {
+                return reply.send(&entry(&found, self.root));
+            }
             Some(Err(failure)) => return reply.fail(errno(&failure)),
-            None => {}
+            _ => {}
         }
-        let work = async move { fs.lookup(caller, parent, name).await };
+        let work = async move {
+            let found = fs.lookup(caller, parent, name.clone()).await?;
+            places.settle(&found, parent, &name).await;
+            Ok(found)
+        };
         self.answer_entry(Owed::interruptible(&call, reply), work);
     }
 
-    fn forget(&self, node: u64, _lookups: u64) {
+    fn forget(&self, node: u64, lookups: u64) {
+        self.places.forget(self.inode(node), lookups);
         self.fs.forget(self.inode(node));
     }
 
@@ -194,7 +201,13 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let (from, to) = (self.inode(call.node), self.inode(rename.new_directory));
         let (name, new_name) = (file_name(name), file_name(new_name));
         let mode = rename_mode(rename.flags);
-        let work = async move { fs.rename(caller, (from, name?), (to, new_name?), mode?).await };
+        let places = Arc::clone(&self.places);
+        let work = self.places.change(async move {
+            let (from, to, mode) = ((from, name?), (to, new_name?), mode?);
+            fs.rename(caller, from.clone(), to.clone(), mode).await?;
+            places.handle_rename(from, to, mode);
+            Ok(())
+        });
         self.answer_done(Owed::new(&call, reply), work);
     }
 
@@ -203,6 +216,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let (inode, parent) = (self.inode(link.node), self.inode(call.node));
         let name = file_name(name);
         let work = async move { fs.link(caller, inode, parent, name?).await };
+        let work = self.places.change(work);
         self.answer_entry(Owed::new(&call, reply), work);
     }
 
@@ -238,6 +252,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let (name, mode) = (file_name(name), self.new_mode(create.mode, create.umask));
         let (flags, owed) = (create.flags.cast_signed(), Owed::new(&call, reply));
         let work = async move { fs.create(caller, parent, name?, mode, flags).await };
+        let work = self.places.change(work);
         self.answer_create(owed, work, flags);
     }
 
@@ -279,9 +294,10 @@ impl millrace_fuse_server::FileSystem for Adapter {
             Err(failure) => return reply.fail(errno(&failure)),
         };
         handle.writers.record(call.pid);
+        let to = convert::place(&write);
         let drop_privileges = write.write_flags.contains(WriteFlags::KILL_SUIDGID);
         if !drop_privileges {
-            match self.fs.try_write(&handle, write.offset, &data) {
+            match self.fs.try_write(&handle, to, &data) {
                 Ok(true) => return reply.send(&written),
                 Ok(false) => {}
                 Err(failure) => return reply.fail(errno(&failure)),
@@ -294,7 +310,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
                 if drop_privileges {
                     fs.drop_privilege_bits(handle.file.inode).await?;
                 }
-                fs.write(&handle, write.offset, &data).await
+                fs.write(&handle, to, &data).await
             };
             owed.answer_with(work, |reply, ()| reply.send(&written)).await;
         });
@@ -337,8 +353,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
         self.answer_done(Owed::interruptible(&call, reply), work);
     }
 
-    fn opendir(&self, call: Call<'_>, _open: Open, reply: Reply<OpenReply>) {
-        match self.fs.open_directory(caller_of(&call), self.inode(call.node)) {
+    fn opendir(&self, call: Call<'_>, open: Open, reply: Reply<OpenReply>) {
+        let (inode, flags) = (self.inode(call.node), open.flags.cast_signed());
+        match self.fs.open_directory(caller_of(&call), inode, flags) {
             Ok(handle) => reply.send(&OpenReply { handle, ..OpenReply::default() }),
             Err(failure) => reply.fail(errno(&failure)),
         }
@@ -565,26 +582,5 @@ impl Adapter {
         let wanted = interest.clone();
         let work = async move { fs.set_lock((lock.handle, handle?), asked?, wait, &wanted).await };
         self.run(owed.answer_lock(interest, work, Reply::<Done>::done));
-    }
-
-    fn make_node(
-        &self,
-        call: &Call<'_>,
-        name: &OsStr,
-        node: Result<NewNode, Failure>,
-        mode: NewMode,
-        reply: Reply<EntryReply>,
-    ) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(call), self.inode(call.node));
-        let name = file_name(name);
-        let work = async move { fs.make_node(caller, parent, name?, node?, mode).await };
-        self.answer_entry(Owed::new(call, reply), work);
-    }
-
-    fn remove(&self, call: &Call<'_>, name: &OsStr, directory: bool, reply: Reply<Done>) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(call), self.inode(call.node));
-        let name = file_name(name);
-        let work = async move { fs.remove(caller, parent, name?, directory).await };
-        self.answer_done(Owed::new(call, reply), work);
     }
 }

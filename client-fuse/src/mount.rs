@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_fuse_server::{Mountpoint, Session, SessionError};
+use millrace_fuse_server::{Mountpoint, Notifier, Session, SessionError};
 use millrace_protocol::{
     control::MountDescription,
     metadata::{FileKind, GetInode, Lookup},
@@ -40,8 +40,8 @@ use crate::{
     cache::names::Names,
     cluster::{Cluster, retry::Patience},
     control::Control,
-    fs::{FileSystem, xattr::Offered},
-    fuse::{Adapter, drop_pages},
+    fs::FileSystem,
+    fuse::{Adapter, notices, places::Places},
     metrics::ClientMetrics,
     mountpoint,
     settings::Settings,
@@ -73,9 +73,9 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let cluster = Cluster::connect(servers, endpoints, Patience { limit }, counters.clone()).await;
     let cluster = Arc::new(cluster.map_err(MountError::Cluster)?);
     let kept = Names::new(settings.cache.names.0, names.squash_root);
-    let (memory, offered) = (settings.cache.memory.0, Offered::by(&settings.mount));
     let (servers, bytes) = (Arc::clone(&cluster), runtimes.1.clone());
-    let fs = FileSystem::new(servers, counters, memory, kept, offered, bytes);
+    let memory = settings.cache.memory.0;
+    let fs = FileSystem::new(servers, counters, memory, kept, &settings.mount, bytes);
     let path = settings.mount.path.clone();
     let root = find_root(&cluster, &path)
         .await
@@ -85,11 +85,11 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let source = settings.mount.source.clone().unwrap_or_else(own_name);
     let requests = TaskTracker::new();
     let adapter = Adapter::new(Arc::clone(&fs), root, runtimes.clone(), requests.clone());
+    let places = adapter.places();
     let mount = mountpoint::mount_options(&settings.mount, &source);
     let options = mountpoint::session_options(&settings.mount);
     let session = Session::mount(adapter, mountpoint, &mount, &options)?;
-    let notifier = session.notifier();
-    fs.pages.connect(move |inode| drop_pages(&notifier, inode, root));
+    connect(session.notifier(), root, &fs, &places);
     if session.terms().channel() == millrace_fuse_server::Channel::Uring {
         fs.locks.limit_waits(RING_WAITS_MAX);
     }
@@ -112,22 +112,38 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     if let Err(error) = metrics::serve(&settings.metrics, Arc::new(registry)).await {
         tracing::warn!(%error, "no metrics");
     }
-    let upkeep = begin_upkeep(&fs, &runtimes.0, &runtimes.1);
+    let upkeep = begin_upkeep(&fs, &runtimes, settings.mount.access_period);
     systemd::ready(&format!("mounted on {}", mountpoint.path().display()));
     ready();
     tracing::info!(mountpoint = %mountpoint.path().display(), "mounted");
     let kernel = tokio::task::spawn_blocking(move || running.join().map(drop));
     let served = serve_kernel(kernel, &requests, &fs);
     let ended = until_stopped(served, || unmount_aside(mountpoint), DRAIN_MAX).await;
-    let flushed = tokio::time::timeout(DRAIN_MAX, fs.flush_all()).await.is_ok();
-    upkeep.abort_all();
-    cluster.close_session().await;
+    let flushed = close(&fs, &upkeep).await;
     // Removes the control socket.
     drop(shutdown.finish(CLOSE_MAX).await);
     match ended? {
         Ended::Drained if flushed => Ok(Ended::Drained),
         _ => Ok(Ended::Abandoned),
     }
+}
+
+/// Stores what is held, tells what was read, and ends the session; whether everything is stored.
+async fn close(fs: &FileSystem, upkeep: &Upkeep) -> bool {
+    let flushed = tokio::time::timeout(DRAIN_MAX, fs.flush_all()).await.is_ok();
+    upkeep.abort_all();
+    if !matches!(tokio::time::timeout(TELL_MAX, fs.tell_reads()).await, Ok(Ok(()))) {
+        tracing::info!("the metadata server does not answer: the last times of access are lost");
+    }
+    fs.cluster.close_session().await;
+    flushed
+}
+
+/// Gives those who have something to tell the kernel the way to it.
+fn connect(notifier: Notifier, root: InodeId, fs: &FileSystem, places: &Places) {
+    let also = notifier.clone();
+    fs.pages.connect(move |inode| notices::drop_pages(&notifier, inode, root));
+    places.connect(move |place| notices::drop_place(&also, place, root));
 }
 
 /// Ends when the kernel has let go of the mount and nothing is left to do for it.
@@ -171,15 +187,20 @@ impl Upkeep {
     }
 }
 
-fn begin_upkeep(fs: &Arc<FileSystem>, names: &Handle, bytes: &Handle) -> Upkeep {
+fn begin_upkeep(
+    fs: &Arc<FileSystem>,
+    (names, bytes): &(Handle, Handle),
+    access_period: Duration,
+) -> Upkeep {
     let (for_files, for_losses, for_restarts) = (Arc::clone(fs), Arc::clone(fs), Arc::clone(fs));
-    let for_recalls = Arc::clone(fs);
+    let (for_recalls, for_reads) = (Arc::clone(fs), Arc::clone(fs));
     let cluster = Arc::clone(&fs.cluster);
     Upkeep(vec![
         names.spawn(async move { cluster.keep_session().await }),
         names.spawn(async move { for_losses.watch_session().await }),
         names.spawn(async move { for_recalls.listen().await }),
         names.spawn(async move { for_restarts.watch_restarts().await }),
+        names.spawn(async move { for_reads.tell_reads_every(access_period).await }),
         bytes.spawn(async move { for_files.upkeep().await }),
     ])
 }
@@ -277,6 +298,9 @@ const ANSWERS_MAX: Duration = Duration::from_secs(3);
 /// How long the end of a mount may take: what is buffered is flushed within seconds unless servers
 /// are away, and then the budget of 128 MiB is what can be lost.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
+
+/// How long the end of a mount waits to tell what was read: a few messages, and little is lost.
+const TELL_MAX: Duration = Duration::from_secs(3);
 
 /// The last connections and sockets are closed within this time.
 const CLOSE_MAX: Duration = Duration::from_secs(1);

@@ -18,9 +18,9 @@ pub(crate) fn mount_options(settings: &MountSettings, source: &str) -> MountOpti
         suid: settings.suid,
         dev: settings.dev,
         exec: settings.exec,
-        // Times of reading are not kept by the kernel: the server is told of them lazily, or not at
-        // all.
-        no_atime: true,
+        // For who looks: the kernel itself keeps no times of access of such a mount.
+        no_atime: settings.noatime,
+        no_dir_atime: settings.nodiratime,
         // The kernel checks mode, owner and groups for data; the server checks names again.
         default_permissions: true,
         allow_other: settings.allow_other.unwrap_or(root),
@@ -90,6 +90,7 @@ mod tests {
     fn settings_reach_the_mount() {
         let settings = MountSettings {
             read_only: true,
+            noatime: true,
             exec: false,
             allow_other: Some(false),
             threads: Some(7),
@@ -97,7 +98,8 @@ mod tests {
         };
         let options = mount_options(&settings, "c:/");
         assert_eq!((options.source.as_str(), options.subtype.as_str()), ("c:/", "millrace"));
-        assert!(options.read_only && options.default_permissions && options.no_atime);
+        assert!(options.read_only && options.default_permissions);
+        assert!(options.no_atime && !options.no_dir_atime);
         assert!(!options.exec && !options.suid && !options.dev && !options.allow_other);
         assert_eq!(session_options(&settings).readers, NonZero::new(7));
     }

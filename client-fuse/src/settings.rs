@@ -13,6 +13,8 @@ use millrace_service::{
 use millrace_types::{ByteLen, MIB};
 use serde::{Deserialize, Serialize};
 
+use crate::cache::access_times::Followed;
+
 /// Settings of one mount.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, Default)]
 #[serde(deny_unknown_fields, default)]
@@ -66,11 +68,28 @@ pub struct MountSettings {
     /// false: with them the kernel asks for one before it writes or runs a file, and `ls` for each
     /// file.
     pub security_xattrs: bool,
+    /// Let reading leave times of access alone. Default false: it moves them as Linux's `relatime`
+    /// has it. A mount that refuses every change leaves them alone, too.
+    pub noatime: bool,
+    /// Let listing a directory leave its time of access alone. Default false.
+    pub nodiratime: bool,
+    /// How long times of access wait before the metadata server is told of them, at least a
+    /// second. Default 1 minute. Sooner where there are many, and at the end of the mount.
+    #[serde(with = "duration")]
+    pub access_period: Duration,
     /// How requests come from the kernel. Default [`Channel::Auto`].
     pub channel: Channel,
     /// Threads that take requests from the kernel, 1 to 64. Default: one a processor, at most 4.
     /// With the channel `uring` there is one a processor, and these read what comes otherwise.
     pub threads: Option<u16>,
+}
+
+impl MountSettings {
+    /// Whose times of access the mount keeps.
+    pub(crate) fn followed_access_times(&self) -> Followed {
+        let files = !self.noatime && !self.read_only;
+        Followed { files, directories: files && !self.nodiratime }
+    }
 }
 
 /// How requests come from the kernel.
@@ -116,6 +135,9 @@ impl Default for MountSettings {
             local_locks: false,
             acl: false,
             security_xattrs: false,
+            noatime: false,
+            nodiratime: false,
+            access_period: Duration::from_secs(60),
             channel: Channel::Auto,
             threads: None,
         }
@@ -213,6 +235,9 @@ impl Settings {
         if self.cache.memory.0 < MEMORY_MIN {
             return Err(SettingsError::Memory(self.cache.memory));
         }
+        if self.mount.access_period < Duration::from_secs(1) {
+            return Err(SettingsError::AccessPeriod(self.mount.access_period));
+        }
         match self.mount.threads {
             Some(threads) if !(1..=64).contains(&threads) => Err(SettingsError::Threads(threads)),
             _ => Ok(()),
@@ -241,6 +266,11 @@ impl Settings {
             ("noacl", "") => mount.acl = false,
             ("security_xattrs", "") => mount.security_xattrs = true,
             ("nosecurity_xattrs", "") => mount.security_xattrs = false,
+            ("noatime", "") => mount.noatime = true,
+            ("relatime" | "atime", "") => mount.noatime = false,
+            ("nodiratime", "") => mount.nodiratime = true,
+            ("diratime", "") => mount.nodiratime = false,
+            ("strictatime", "") => return Err(SettingsError::StrictAtime),
             ("timeout", value) => {
                 let bare = value.parse().map(Duration::from_secs).ok();
                 mount.timeout = bare
@@ -264,7 +294,7 @@ impl Settings {
 }
 
 /// Options that others have dealt with, or that change nothing here.
-const IGNORED: [&str; 16] = [
+const IGNORED: [&str; 13] = [
     "defaults",
     "auto",
     "noauto",
@@ -275,9 +305,6 @@ const IGNORED: [&str; 16] = [
     "group",
     "_netdev",
     "nofail",
-    "relatime",
-    "noatime",
-    "nodiratime",
     "lazytime",
     "async",
     "default_permissions",
@@ -312,15 +339,22 @@ pub enum SettingsError {
     /// The memory is too small to work with.
     #[error("cache.memory = {0} is too little; 16 MiB is the least")]
     Memory(ByteLen),
+    /// Times of access would be told all the time.
+    #[error("mount.access_period = {0:?} is too short; 1s is the least")]
+    AccessPeriod(Duration),
     /// The number of threads is out of range.
     #[error("mount.threads = {0} is out of range; 1 to 64")]
     Threads(u16),
     /// An option is not known.
     #[error(
         "unknown mount option {0:?}; known are ro, rw, allow_other, suid, dev, noexec, hard, \
-         local_locks, acl, security_xattrs, timeout=, memory=, channel=, path= and identity="
+         local_locks, acl, security_xattrs, relatime, noatime, nodiratime, timeout=, memory=, \
+         channel=, path= and identity="
     )]
     UnknownOption(String),
+    /// Every read would be a change of metadata.
+    #[error("mount option strictatime is not offered; relatime, the default, and noatime are")]
+    StrictAtime,
     /// An option has a value that is not understood.
     #[error("mount option {option:?} needs {expected}")]
     OptionValue {
@@ -350,17 +384,31 @@ mod tests {
         let settings = Settings::default()
             .with(overrides(
                 "_netdev,ro,timeout=30,memory=64M,x-systemd.automount,hard,path=/a,channel=uring,\
-                 local_locks,acl,security_xattrs,nosecurity_xattrs",
+                 local_locks,acl,security_xattrs,nosecurity_xattrs,noatime",
             ))
             .expect("all are known");
         assert!(settings.mount.read_only && settings.mount.hard && settings.mount.local_locks);
-        assert!(settings.mount.acl && !settings.mount.security_xattrs);
+        assert!(settings.mount.acl && !settings.mount.security_xattrs && settings.mount.noatime);
         assert_eq!(settings.mount.timeout, Duration::from_secs(30));
         assert_eq!(settings.cache.memory, ByteLen(64 * MIB));
         assert_eq!(settings.mount.path, PathBuf::from("/a"));
         assert_eq!(settings.mount.channel, Channel::Uring);
         let cluster = settings.cluster.expect("given");
         assert_eq!(cluster.servers.len(), 2);
+    }
+
+    #[test]
+    fn times_of_access_follow_reads_unless_an_option_says_otherwise() {
+        let followed = |options| {
+            let settings = Settings::default().with(overrides(options)).expect("known");
+            let Followed { files, directories } = settings.mount.followed_access_times();
+            (files, directories)
+        };
+        assert_eq!(followed(""), (true, true));
+        assert_eq!(followed("noatime,relatime"), (true, true));
+        assert_eq!(followed("noatime"), (false, false));
+        assert_eq!(followed("nodiratime"), (true, false));
+        assert_eq!(followed("ro"), (false, false), "nothing is changed through such a mount");
     }
 
     #[test]
@@ -372,6 +420,7 @@ mod tests {
         assert!(error("writeback").contains("\"writeback\""));
         assert!(error("timeout=soon").contains("seconds"));
         assert!(error("channel=fast").contains("uring"));
+        assert!(error("strictatime").contains("relatime"));
         assert!(error("memory=1M").contains("16 MiB"));
         assert!(error("path=a").contains("\"path=a\""));
         let nothing = Settings::default().with(Overrides::default());

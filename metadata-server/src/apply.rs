@@ -18,6 +18,7 @@ use crate::{
     },
 };
 
+mod access;
 mod acl;
 mod cluster;
 mod commit;
@@ -32,6 +33,7 @@ mod open;
 mod orphan;
 mod remove;
 mod rename;
+mod repair;
 mod restore;
 mod session;
 mod set_attributes;
@@ -52,7 +54,9 @@ pub(crate) use trust::unnamed;
 /// |------:|----------------------------------------------------------------------------------|
 /// | 1     | everything before                                                                |
 /// | 2     | access control lists; a program's capabilities go when its bytes or owner change |
-pub const FEATURE_LEVEL: u32 = 2;
+/// | 3     | repairs of the namespace                                                         |
+/// | 4     | times of access that follow reads                                                |
+pub const FEATURE_LEVEL: u32 = 4;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;
@@ -166,6 +170,8 @@ fn dispatch(
         Command::KeepNames(session) => session::keep_names(tx, *session),
         Command::CreateMasked(masked) => create::create(tx, &masked.create, masked.umask),
         Command::CreateUnnamed(create) => unnamed::create(tx, create),
+        Command::Repair(order) => repair::repair(tx, order),
+        Command::NoteReads(note) => access::note(tx, note),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

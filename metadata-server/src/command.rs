@@ -13,7 +13,6 @@
 )]
 
 use millrace_protocol::{
-    admin::{Job, JobFailure, JobState},
     capability::Origin,
     cluster::{Bucket, LinkMode},
     metadata::{NewNode, RenameMode, XattrMode},
@@ -30,14 +29,20 @@ use crate::{
     store::records::{Record, record},
 };
 
+mod access;
 mod bucket;
 mod create;
+mod job;
+mod repair;
 mod trust;
 
+pub use access::NoteReads;
 pub use bucket::{
     DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetLinkOptions,
 };
 pub use create::{CreateMasked, CreateUnnamed};
+pub use job::{AddJob, BeginExport, CompleteExport, JobCounts, UpdateJob};
+pub use repair::{LOST_FOUND, Repair};
 pub use trust::ReclaimOrphans;
 
 /// One record of the log: a command, when it was given, and for which operation of which session.
@@ -181,6 +186,10 @@ pub enum Command {
     CreateMasked(CreateMasked),
     /// Makes a file without a name and opens it for writing.
     CreateUnnamed(CreateUnnamed),
+    /// Repairs the namespace where it does not agree with itself.
+    Repair(Repair),
+    /// Raises times of access.
+    NoteReads(NoteReads),
 }
 
 /// Makes an empty file system.
@@ -473,75 +482,6 @@ pub enum ImportKind {
     Symlink(Vec<u8>),
 }
 
-/// Takes a job into the queue.
-#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct AddJob {
-    /// The job; its id is given by apply.
-    pub job: Job,
-    /// Who asked for it.
-    pub caller: Caller,
-    /// The top of its tree.
-    pub root: InodeId,
-}
-
-/// How far a job is. Counts are absolute, so that a repeated one changes nothing.
-#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct UpdateJob {
-    /// The job.
-    pub id: JobId,
-    /// Where it stands now; `None` leaves it (also when it ended meanwhile).
-    pub state: Option<JobState>,
-    /// Files done, files found, bytes done, bytes found, files failed.
-    pub counts: JobCounts,
-    /// The first failures; replaces what was kept.
-    pub failures: Vec<JobFailure>,
-}
-
-/// Counts of a job.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct JobCounts {
-    /// Files done.
-    pub files_done: u64,
-    /// Files found so far.
-    pub files_total: u64,
-    /// Bytes done.
-    pub bytes_done: u64,
-    /// Bytes found so far.
-    pub bytes_total: u64,
-    /// Files that failed.
-    pub errors: u64,
-}
-
-/// Freezes a file for its upload. Refused while somebody has it open for writing.
-#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct BeginExport {
-    /// The file.
-    pub inode: InodeId,
-    /// For this job.
-    pub job: JobId,
-    /// The export's own id.
-    pub export: u128,
-    /// To this link.
-    pub link: LinkId,
-    /// The object's whole key.
-    pub key: String,
-    /// The tag that the key has, if it has one.
-    pub replaces: Option<String>,
-    /// Bytes of each part.
-    pub part_size: u64,
-}
-
-/// The object stands in the bucket: the file becomes exported if it has not changed meanwhile.
-#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct CompleteExport {
-    /// The file.
-    pub inode: InodeId,
-    /// The export.
-    pub export: u128,
-    /// The object's new version.
-    pub origin: Origin,
-}
-
 /// What a command did, as far as its answer needs it. Kept per operation for repeated requests.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
@@ -578,6 +518,15 @@ pub enum Outcome {
     Queued(u32),
 }
 record!(Outcome, 1, "outcome");
+
+impl Command {
+    /// Whether what it changes may be seen late: then nothing is taken back for it that clients
+    /// keep.
+    #[must_use]
+    pub fn is_lazy(&self) -> bool {
+        matches!(self, Self::NoteReads(_))
+    }
+}
 
 impl Envelope {
     /// The bytes of its record in the log.

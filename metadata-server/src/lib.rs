@@ -12,6 +12,7 @@
 pub mod apply;
 pub mod capability;
 pub mod command;
+pub mod consistency;
 pub mod daemon;
 pub mod engine;
 pub mod files;

@@ -5,24 +5,26 @@
 //! ([`Declarations`]); until then nothing new is granted. Exchanges are answered once
 //! ([`Answered`]), and waits never hold a thread or a request of their own.
 //!
-//! Modules: [`table`] (rules), `inode` (one file), [`answered`].
+//! Modules: [`table`] (rules), `inode` (one file), [`answered`], [`watchers`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use millrace_protocol::{
-    lock::{Lock, LockConflict},
+    lock::{Lock, LockConflict, WANTED_MAX},
     session::{Held, Operation},
 };
 use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
-use tokio::sync::oneshot;
 
 use crate::sessions::Declarations;
 use answered::Answered;
 pub use table::{Counts, LockTable};
+pub use watchers::News;
+use watchers::Watchers;
 
 pub mod answered;
 mod inode;
 pub mod table;
+pub mod watchers;
 
 /// How long a client waits before it asks again while sessions have not declared. They come back
 /// within a second.
@@ -36,17 +38,10 @@ pub struct Locks {
     declarations: Declarations,
     /// Somebody had to wait for declarations.
     held_up: bool,
-    /// The one request of each session that waits for news.
-    watchers: HashMap<SessionId, oneshot::Sender<()>>,
-}
-
-/// Whether a session's waits have ended.
-#[derive(Debug)]
-pub enum News {
-    /// These, of which the session has not said that it knows.
-    Ended(Vec<u64>),
-    /// None yet; fires when one does.
-    Later(oneshot::Receiver<()>),
+    /// Who waits for the end of waits.
+    watchers: Watchers,
+    /// Who waits until somebody wants to append.
+    append_watchers: Watchers,
 }
 
 impl Locks {
@@ -58,7 +53,8 @@ impl Locks {
             answered: BTreeMap::new(),
             declarations: Declarations::after_restart(known),
             held_up: false,
-            watchers: HashMap::new(),
+            watchers: Watchers::default(),
+            append_watchers: Watchers::default(),
         }
     }
 
@@ -119,15 +115,18 @@ impl Locks {
     }
 
     /// Tells which of the session's waits have ended, other than those in `known`, now or later.
-    pub fn watch(&mut self, session: SessionId, known: &[u64]) -> News {
+    pub fn watch(&mut self, session: SessionId, known: &[u64]) -> News<u64> {
         let mut ended = self.table.ended(session);
         ended.retain(|wait| !known.contains(wait));
-        if !ended.is_empty() {
-            return News::Ended(ended);
-        }
-        let (watcher, news) = oneshot::channel();
-        self.watchers.insert(session, watcher);
-        News::Later(news)
+        self.watchers.news(session, ended)
+    }
+
+    /// Tells which rights to append of the session others wait for, other than those in `known`,
+    /// now or later.
+    pub fn watch_appends(&mut self, session: SessionId, known: &[InodeId]) -> News<InodeId> {
+        let wanted = self.table.wanted(session).filter(|inode| !known.contains(inode));
+        let wanted = wanted.take(WANTED_MAX).collect();
+        self.append_watchers.news(session, wanted)
     }
 
     /// Takes over one lock of what a session holds from before the restart; tells whether it still
@@ -157,7 +156,8 @@ impl Locks {
     /// The session has ended.
     pub fn handle_end(&mut self, session: SessionId) {
         self.answered.remove(&session);
-        self.watchers.remove(&session);
+        self.watchers.forget(session);
+        self.append_watchers.forget(session);
         self.declarations.handle_declared(session);
         self.table.handle_end(session);
         self.wake();
@@ -195,11 +195,10 @@ impl Locks {
 
     fn wake(&mut self) {
         for session in self.table.poll_news() {
-            if let Some(watcher) = self.watchers.remove(&session) {
-                // If it has gone away, the next one looks by itself.
-                let heard = watcher.send(()).is_ok();
-                tracing::trace!(%session, heard, "a wait for a lock is over");
-            }
+            self.watchers.wake(session);
+        }
+        for session in self.table.poll_wants() {
+            self.append_watchers.wake(session);
         }
     }
 }

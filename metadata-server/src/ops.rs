@@ -28,6 +28,7 @@ use crate::{
     },
 };
 
+pub mod access;
 pub mod admin;
 pub mod cluster;
 pub mod commit;
@@ -35,6 +36,7 @@ pub mod create;
 pub mod directory;
 pub mod fsck;
 pub mod job;
+pub mod kept_change;
 pub mod lease;
 pub mod lock;
 pub mod lookup;
@@ -150,13 +152,7 @@ impl Client {
         let top = self.top(core)?;
         let inode = if inode == InodeId::ROOT { top } else { inode };
         let inode = tree::inode(core.view(), inode).map_err(|error| core.failure(error))?;
-        if top == InodeId::ROOT {
-            return Ok(inode);
-        }
-        let below = tree::is_below(core.view(), &inode, top);
-        // An inode without names has no place; who has it open was let in when it had one.
-        let orphan = inode.links == 0;
-        if orphan || below.map_err(|error| core.failure(error.into()))? {
+        if self.sees(core, top, &inode)? {
             Ok(inode)
         } else {
             Err(Failure::new(
@@ -164,6 +160,15 @@ impl Client {
                 "outside of the directory that the certificate is restricted to",
             ))
         }
+    }
+
+    /// Whether an inode lies below `top`, that of this client.
+    fn sees(&self, core: &mut Core, top: InodeId, inode: &Inode) -> Result<bool, Failure> {
+        // An inode without names has no place; who has it open was let in when it had one.
+        if top == InodeId::ROOT || inode.links == 0 {
+            return Ok(true);
+        }
+        tree::is_below(core.view(), inode, top).map_err(|error| core.failure(error.into()))
     }
 
     /// Checks that the session of an operation was opened from this node, and that its number is

@@ -1,5 +1,5 @@
-//! Compares what targets hold with what the namespace expects: frees what no file has any more,
-//! and reports what files lack. Operators know it as `millrace fsck`.
+//! Compares the namespace with itself, and what targets hold with what the namespace expects: frees
+//! what no file has any more, and reports what files lack. Operators know it as `millrace fsck`.
 //!
 //! Chunks are freed by the reclaim queues, which are part of every command that ends a content.
 //! What is left to find here came about otherwise: a late write of a client that was cut off, a
@@ -50,16 +50,16 @@
 //! What it knows is in memory: at most 32,768 suspicions of each kind, and of each target one page.
 //! A restart in the middle forgets it.
 //!
-//! Modules: `compare` (pure), `listing` (a target's contents), `namespace` (the server's side),
-//! `check` (the first pass), `suspects`, `confirm` (the second pass), `free` (the brake and the
-//! queue), `tally`, `pace`, `metrics`.
+//! Modules: `itself` (the namespace alone, before the rest), `compare` (pure), `listing` (a
+//! target's contents), `namespace` (the server's side), `check` (the first pass), `suspects`,
+//! `confirm` (the second pass), `free` (the brake and the queue), `tally`, `pace`, `metrics`.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use millrace_protocol::fsck::{FsckReport, FsckState, StartFsck};
+use millrace_protocol::fsck::{FsckReport, FsckState, NamespaceReport, NamespaceState, StartFsck};
 use millrace_service::metrics::Metrics;
 use millrace_types::{ErrorKind, Failure};
 use tokio::sync::Notify;
@@ -72,6 +72,7 @@ mod check;
 mod compare;
 mod confirm;
 mod free;
+mod itself;
 mod listing;
 mod metrics;
 mod namespace;
@@ -101,6 +102,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     report: FsckReport,
+    namespace: NamespaceReport,
     /// Asked for and not begun.
     request: Option<StartFsck>,
     /// Ends the check that was asked for or runs.
@@ -138,9 +140,29 @@ impl Reconciliation {
             let text = format!("no target has the id {unknown}");
             return Err(Failure::new(ErrorKind::NotFound, text));
         }
-        let report = self.shared.take(request, false)?;
+        let report = self.shared.take(request, false, false)?;
         self.shared.wanted.notify_one();
         self.complete(report).await
+    }
+
+    /// Starts a check of everything that repairs the namespace where that is safe.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`] while one runs; [`ErrorKind::InvalidArgument`] for some targets alone.
+    pub async fn start_repair(&self, request: StartFsck) -> Result<FsckReport, Failure> {
+        if !request.targets.is_empty() {
+            let text = "a check of some targets does not look at the namespace";
+            return Err(Failure::new(ErrorKind::InvalidArgument, text));
+        }
+        let report = self.shared.take(request, false, true)?;
+        self.shared.wanted.notify_one();
+        self.complete(report).await
+    }
+
+    /// What the check that runs, or the last one that looked at it, found of the namespace itself.
+    #[must_use]
+    pub fn show_namespace(&self) -> NamespaceReport {
+        self.shared.state().namespace.clone()
     }
 
     /// The check that runs, or the last one.
@@ -183,7 +205,7 @@ impl Reconciliation {
                     let all =
                         StartFsck { targets: Vec::new(), report_only: false, free_many: false };
                     // One that was asked for at the same moment goes first.
-                    drop(shared.take(all, true));
+                    drop(shared.take(all, true, false));
                 }
             }
             shared.run_one().await;
@@ -203,7 +225,12 @@ impl Shared {
     }
 
     /// Takes a request, unless there is one already.
-    fn take(&self, request: StartFsck, automatic: bool) -> Result<FsckReport, Failure> {
+    fn take(
+        &self,
+        request: StartFsck,
+        automatic: bool,
+        repair: bool,
+    ) -> Result<FsckReport, Failure> {
         let mut state = self.state();
         if state.report.state.is_running() {
             let text = "a check is running: wait for it, or end it with `millrace fsck cancel`";
@@ -217,6 +244,15 @@ impl Shared {
             started: Some(self.engine.now()),
             ..FsckReport::default()
         };
+        if request.targets.is_empty() {
+            state.namespace = NamespaceReport {
+                run: state.report.run,
+                state: NamespaceState::Names,
+                repair,
+                started: state.report.started,
+                ..NamespaceReport::default()
+            };
+        }
         state.request = Some(request);
         state.stop = CancellationToken::new();
         Ok(state.report.clone())
@@ -234,8 +270,14 @@ impl Shared {
             ended = check::run(self, &request) => ended.map(|()| FsckState::Done),
             () = stop.cancelled() => Ok(FsckState::Cancelled),
         };
-        let report = {
+        let now = self.engine.now();
+        let (report, namespace) = {
             let mut state = self.state();
+            if state.namespace.state.is_running() {
+                state.namespace.state = NamespaceState::Cancelled;
+                state.namespace.ended = Some(now);
+            }
+            let namespace = state.namespace.clone();
             let report = &mut state.report;
             match ended {
                 Ok(state) => report.state = state,
@@ -244,8 +286,8 @@ impl Shared {
                     report.failure = Some(failure);
                 }
             }
-            report.ended = Some(self.engine.now());
-            report.clone()
+            report.ended = Some(now);
+            (report.clone(), namespace)
         };
         tracing::info!(
             state = report.state.name(),
@@ -254,16 +296,24 @@ impl Shared {
             orphans = report.orphans.contents,
             queued = report.queued.contents,
             missing = report.missing.contents,
+            flaws = itself::flaws_left(&namespace),
             "the check of the targets has ended"
         );
         if report.state != FsckState::Done {
+            let ended = self.engine.turn(|core| {
+                core.end_census();
+                Ok(())
+            });
+            // A server that is stopping counts nothing any more.
+            drop(ended.await);
             // What the one before has found wrong is still so.
             return;
         }
-        self.metrics.ended(&report);
-        let problems = tally::problems(&report);
+        self.metrics.ended(&report, &namespace);
+        let problems = tally::problems(&report, &namespace);
         // A server that is stopping tells nobody any more.
         let noted = self.engine.turn(move |core| {
+            core.end_census();
             core.note_problems(problems);
             Ok(())
         });
@@ -282,6 +332,10 @@ impl Shared {
 
     fn update(&self, change: impl FnOnce(&mut FsckReport)) {
         self.change(change);
+    }
+
+    fn change_namespace(&self, change: impl FnOnce(&mut NamespaceReport)) {
+        change(&mut self.state().namespace);
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut FsckReport) -> T) -> T {

@@ -375,9 +375,13 @@ impl MetadataService {
             | RequestKind::SetLock
             | RequestKind::CancelLock
             | RequestKind::AwaitLocks
+            | RequestKind::AwaitAppends
             | RequestKind::Declare => self.locks(call).await,
             RequestKind::FindName => self.run(call, Written, ops::lease::find).await,
             RequestKind::ShowInode => self.run(call, Written, ops::lease::show).await,
+            RequestKind::MakeName => self.run(call, Written, ops::kept_change::make).await,
+            RequestKind::RemoveName => self.run(call, Written, ops::kept_change::remove).await,
+            RequestKind::NoteReads => self.run(call, Written, ops::access::note).await,
             RequestKind::ListEntries => self.list_entries(call).await,
             RequestKind::AwaitRecalls => self.await_recalls(call).await,
             _ => self.dispatch_admin(call).await,
@@ -408,7 +412,9 @@ impl MetadataService {
             RequestKind::StartFsck
             | RequestKind::ShowFsck
             | RequestKind::CancelFsck
-            | RequestKind::TrustNamespace => self.fsck(call).await,
+            | RequestKind::TrustNamespace
+            | RequestKind::StartRepair
+            | RequestKind::ShowNamespace => self.fsck(call).await,
             RequestKind::PrepareBackup => self.prepare_backup(call).await,
             RequestKind::ReadBackup => self.read_backup(call).await,
             other => {

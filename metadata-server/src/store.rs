@@ -4,9 +4,10 @@
 //! keys mean is in [`keys`], what the values hold in [`records`]. The command log decides what
 //! happened; a store that is missing, damaged, behind or ahead is brought back from it.
 
-use std::{collections::BTreeMap, fmt, io, ops::Bound};
+use std::{collections::BTreeMap, fmt, fs, io, ops::Bound, path::Path};
 
 pub mod conformance;
+pub mod fjall;
 pub mod keys;
 pub mod memory;
 pub mod records;
@@ -162,6 +163,16 @@ impl StoreError {
             }
             Self::Damaged { .. } | Self::Inconsistent(_) => false,
         }
+    }
+}
+
+/// Removes what an engine keeps in `dir`, if anything.
+fn remove(dir: &Path, engine: &'static str) -> Result<(), StoreError> {
+    match fs::remove_dir_all(dir) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(StoreError::Engine { engine, source })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -3,33 +3,16 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use anyhow::{Context, Result};
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::{run, wait_for},
+    disk::SmallDisk,
+    program::wait_for,
 };
 use rustix::io::Errno;
-
-/// A small file system in memory. Dropping it unmounts it.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(path: PathBuf, size: &str) -> Result<Self> {
-        fs::create_dir_all(&path)?;
-        let size = format!("size={size}");
-        run("mount", &[&"-t", &"tmpfs", &"-o", &size, &"millrace-test", &path])?.ok()?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        drop(run("umount", &[&"--lazy", &self.0]));
-    }
-}
 
 #[test]
 fn a_disk_that_is_really_full_gives_enospc_and_harms_nothing() -> Result<()> {
@@ -41,8 +24,7 @@ fn a_disk_that_is_really_full_gives_enospc_and_harms_nothing() -> Result<()> {
     let body: Vec<u8> = (0..10_000_000_u32).map(|index| index.to_be_bytes()[3]).collect();
     write(&mount.join("before"), &body)?;
 
-    let filler = disk.0.join("filler");
-    let filled = fill(&filler);
+    let filled = disk.fill();
     assert_eq!(Errno::from_io_error(&filled), Some(Errno::NOSPC), "{filled}");
     // The target's settings have room for a hundred of these; its file does not get longer.
     let error = (0..3)
@@ -57,14 +39,14 @@ fn a_disk_that_is_really_full_gives_enospc_and_harms_nothing() -> Result<()> {
     }
     // Started again, twice, because the first start takes what the one before had put by.
     for _ in 0..2 {
-        assert_eq!(Errno::from_io_error(&fill(&filler)), Some(Errno::NOSPC));
+        assert_eq!(Errno::from_io_error(&disk.fill()), Some(Errno::NOSPC));
         cluster.crash("target-0")?;
         assert!(fs::read(mount.join("before"))? == body, "what was stored is served");
     }
     // Removing files needs room in the journal, and gets it.
     fs::remove_file(mount.join("more-0"))?;
 
-    fs::remove_file(&filler)?;
+    disk.clear()?;
     wait_for("room", || write(&mount.join("after"), &body).ok())?;
     assert!(fs::read(mount.join("after"))? == body);
     cluster.crash("target-0")?;
@@ -77,18 +59,4 @@ fn write(path: &Path, body: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(body)?;
     file.sync_all()
-}
-
-/// Takes all the room that there is.
-fn fill(path: &Path) -> io::Error {
-    let piece = vec![1; 1 << 16];
-    let mut file = match File::options().create(true).append(true).open(path) {
-        Ok(file) => file,
-        Err(error) => return error,
-    };
-    loop {
-        if let Err(error) = file.write_all(&piece) {
-            return error;
-        }
-    }
 }

@@ -8,3 +8,5 @@ mod databases;
 mod processes;
 #[path = "programs/sources.rs"]
 mod sources;
+#[path = "programs/trees.rs"]
+mod trees;

@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use millrace_tests::cluster::{Cluster, Wish};
 
 #[test]
@@ -30,6 +30,29 @@ fn what_one_mount_has_closed_the_other_sees_at_once() -> Result<()> {
     assert_eq!(fs::metadata(one.join("renamed"))?.len(), 18);
     fs::remove_file(one.join("renamed"))?;
     assert!(fs::read_dir(&two)?.next().is_none());
+    Ok(())
+}
+
+#[test]
+fn a_directory_that_one_has_moved_the_other_moves_on() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    for name in ["a", "b", "c", "a/x", "a/x/below"] {
+        fs::create_dir(one.join(name))?;
+    }
+    // The other one's kernel knows the directory in its old place, also when it moves it there.
+    for to in ["a/x", "b/y", "c/w"] {
+        assert!(two.join("a/x/below").is_dir());
+        fs::rename(one.join("a/x"), one.join("b/x")).context("what the other one moved last")?;
+        fs::rename(two.join("b/x"), two.join("c/x")).context("after the other one")?;
+        assert!(one.join("c/x/below").is_dir() && two.join("c/x/below").is_dir());
+        assert!(!two.join("a/x").exists() && !two.join("b/x").exists());
+        fs::rename(one.join("c/x"), one.join(to)).with_context(|| format!("to {to}"))?;
+        fs::rename(two.join(to), two.join("c/z")).with_context(|| format!("from {to}"))?;
+        fs::rename(one.join("c/z"), one.join("b/z")).context("to and fro")?;
+        fs::rename(two.join("b/z"), two.join("a/x")).context("back, where it was first")?;
+    }
     Ok(())
 }
 

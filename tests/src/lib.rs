@@ -5,8 +5,12 @@
 //! mount and through the bucket. Never links server code.
 
 pub mod bucket;
+pub mod chance;
 pub mod cluster;
 pub mod daemon;
+pub mod disk;
+pub mod figures;
 pub mod program;
 pub mod proxy;
+pub mod starter;
 pub mod stranger;

@@ -3,10 +3,10 @@
 use clap::{Args, Subcommand};
 use millrace_types::TargetId;
 
-/// The check of the targets against the namespace.
+/// The check of the namespace, and of the targets against it.
 #[derive(Subcommand, Debug)]
 pub enum FsckCommand {
-    /// Compare what targets hold with what files need; free what no file has
+    /// Check the namespace, and what targets hold against it; free what no file has
     #[command(after_help = START_HELP)]
     Start(FsckStartArguments),
     /// Show the check that runs, or the last one, with its findings
@@ -27,6 +27,9 @@ pub struct FsckStartArguments {
     /// Free nothing, only report
     #[arg(long)]
     pub report_only: bool,
+    /// Repair what of the namespace can be repaired safely
+    #[arg(long, conflicts_with_all = ["targets", "report_only"])]
+    pub repair: bool,
     /// Free orphans also when they are more than 256 chunks and 1 % of a target
     #[arg(long, conflicts_with = "report_only")]
     pub free_many: bool,
@@ -38,7 +41,7 @@ pub struct FsckStartArguments {
 /// Arguments of `fsck show`.
 #[derive(Args, Debug)]
 pub struct FsckShowArguments {
-    /// Stay until the check ends; exit code 1 if files lack something or not all was checked
+    /// Stay until the check ends; exit code 1 if something is left wrong or not all was checked
     #[arg(long)]
     pub wait: bool,
 }
@@ -48,6 +51,11 @@ fn target_id(text: &str) -> Result<TargetId, String> {
 }
 
 const START_HELP: &str = "\
+First the namespace is checked against itself: names, link counts, directories, and what belongs to
+inodes. With --repair, what is wrong there is set right where that is safe: counts become what is
+there, what leads nowhere is removed, and what nothing leads to is named in /lost+found by its
+number. A check of some targets alone leaves this out.
+
 Orphans are contents on targets that no file has any more; they are freed after two looks, longer
 apart than a session's lease. Nothing is freed while the namespace is not trusted: after a restore,
 and after the server's store was made anew (`millrace fsck trust`). Of a target on which more than
@@ -57,6 +65,7 @@ not have; nothing is done about them. The cluster runs a check by itself once a 
 
 Examples:
   millrace fsck start --wait
+  millrace fsck start --repair --wait
   millrace fsck start --report-only --target 00112233445566ff
   millrace fsck show --json";
 

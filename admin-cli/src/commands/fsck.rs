@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use millrace_protocol::fsck::{
-    CancelFsck, FSCK_FINDINGS_MAX, FsckReport, FsckState, ShowFsck, StartFsck, TrustNamespace,
+    CancelFsck, FSCK_FINDINGS_MAX, FsckReply, FsckReport, FsckState, NamespaceReport, ShowFsck,
+    ShowNamespace, StartFsck, StartRepair, TrustNamespace,
 };
 use millrace_types::ByteLen;
 
@@ -31,18 +32,30 @@ pub(crate) async fn run(context: &Context, command: FsckCommand) -> anyhow::Resu
     let connection = context.cluster().await?;
     let (reply, wait) = match command {
         FsckCommand::Start(arguments) => {
-            let FsckStartArguments { targets, report_only, free_many, wait } = arguments;
-            let start = StartFsck { targets, report_only, free_many };
-            (connection.request(&start).await?, wait.wait)
+            let wait = arguments.wait.wait;
+            (start(&connection, arguments).await?, wait)
         }
         FsckCommand::Show(arguments) => (connection.request(&ShowFsck {}).await?, arguments.wait),
         FsckCommand::Cancel => (connection.request(&CancelFsck {}).await?, true),
         FsckCommand::Trust => (connection.request(&TrustNamespace {}).await?, false),
     };
     let report = if wait { ended(&connection, reply.report).await? } else { reply.report };
-    let printed = CheckReport::from(&report);
+    let namespace = connection.request(&ShowNamespace {}).await?.report;
+    let printed = CheckReport::of(&report, &namespace);
     context.output.result(&printed, || words(&printed))?;
-    Ok(if wait { exit_of(&report) } else { Exit::Done })
+    Ok(if wait { exit_of(&report, &namespace) } else { Exit::Done })
+}
+
+async fn start(
+    connection: &Connection,
+    arguments: FsckStartArguments,
+) -> anyhow::Result<FsckReply> {
+    let FsckStartArguments { targets, report_only, repair, free_many, wait: _ } = arguments;
+    let start = StartFsck { targets, report_only, free_many };
+    Ok(match repair {
+        true => connection.request(&StartRepair { start }).await?,
+        false => connection.request(&start).await?,
+    })
 }
 
 /// The check when it has ended.
@@ -57,8 +70,10 @@ async fn ended(connection: &Connection, report: FsckReport) -> anyhow::Result<Fs
     Ok(report)
 }
 
-fn exit_of(report: &FsckReport) -> Exit {
+fn exit_of(report: &FsckReport, namespace: &NamespaceReport) -> Exit {
     let sound = report.state == FsckState::Done
+        && (namespace.run != report.run
+            || namespace.flaws.iter().all(|count| count.found == count.repaired))
         && report.missing.contents + report.misplaced.contents + report.newer.contents == 0
         && report
             .targets
@@ -97,6 +112,7 @@ fn words(report: &CheckReport) -> String {
             text.push_str(&format!("\norphans on target {} are not freed: {why}", target.id));
         }
     }
+    text.push_str(&namespace(report));
     text.push_str("\n\n");
     text.push_str(&targets(report));
     if !report.findings.is_empty() {
@@ -125,6 +141,44 @@ fn head(report: &CheckReport) -> String {
             format!("check {}, ended {ended}: {state}{why}; {done}", report.run)
         }
     }
+}
+
+/// What is wrong with the namespace itself.
+fn namespace(report: &CheckReport) -> String {
+    let shown = &report.namespace;
+    let looked = counted(shown.inodes, "inode");
+    let mut text = match (shown.state, &shown.failure) {
+        ("never", _) => return "\n  namespace: not looked at".to_owned(),
+        ("names" | "inodes" | "counts", _) => {
+            let records = counted(shown.records, "record");
+            format!("\n  namespace: looks at {}; {records}", shown.state)
+        }
+        (_, Some(failure)) => format!("\n  namespace: {}: {failure}; {looked}", shown.state),
+        ("done", None) if shown.flaws.is_empty() => format!("\n  namespace: sound; {looked}"),
+        (state, None) => format!("\n  namespace: {state}; {looked}"),
+    };
+    for flaw in &shown.flaws {
+        let repaired = match flaw.repaired {
+            0 => String::new(),
+            repaired => format!(", {repaired} repaired"),
+        };
+        text.push_str(&format!("\n    {}: {}{repaired}", flaw.kind, flaw.found));
+    }
+    if !shown.findings.is_empty() {
+        let mut lines = table(&["FLAW", "INODE", "PATH", "REPAIRED", "WHAT"]);
+        for flaw in shown.findings.iter().take(FINDINGS_SHOWN) {
+            lines.add_row([
+                flaw.kind.to_owned(),
+                flaw.inode.to_string(),
+                flaw.path.clone().unwrap_or_default(),
+                if flaw.repaired { "yes".to_owned() } else { "no".to_owned() },
+                flaw.text.clone(),
+            ]);
+        }
+        text.push_str("\n\n");
+        text.push_str(&render(&lines));
+    }
+    text
 }
 
 fn in_words(count: &CountReport) -> String {
@@ -182,7 +236,10 @@ fn findings(report: &CheckReport) -> String {
 #[cfg(test)]
 mod tests {
     use millrace_protocol::{
-        fsck::{FsckCount, FsckFinding, FsckKind, FsckTarget},
+        fsck::{
+            FlawCount, FlawFinding, FlawKind, FsckCount, FsckFinding, FsckKind, FsckTarget,
+            NamespaceState,
+        },
         target::ContentName,
     };
     use millrace_types::{ChunkIndex, ContentGeneration, InodeId, TargetId};
@@ -221,27 +278,56 @@ mod tests {
         }
     }
 
+    /// A namespace in which nothing is wrong.
+    fn sound() -> NamespaceReport {
+        NamespaceReport { run: 1, state: NamespaceState::Done, ..NamespaceReport::default() }
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_namespace_and_not_repaired_ends_with_one() {
+        let count = |repaired| FlawCount { kind: FlawKind::WrongLinks, found: 2, repaired };
+        let finding = FlawFinding {
+            kind: FlawKind::WrongLinks,
+            inode: InodeId(70),
+            path: Some(b"/data/a".to_vec()),
+            text: "it counts 3 names, and has 2".to_owned(),
+            repaired: true,
+        };
+        let flawed = |repaired| NamespaceReport {
+            flaws: vec![count(repaired)],
+            findings: vec![finding.clone()],
+            ..sound()
+        };
+        assert_eq!(exit_of(&found(0), &flawed(1)), Exit::Failed);
+        assert_eq!(exit_of(&found(0), &flawed(2)), Exit::Done);
+        let text = words(&CheckReport::of(&found(0), &flawed(1)));
+        assert!(text.contains("wrong-links: 2, 1 repaired"), "{text}");
+        assert!(text.contains("/data/a") && text.contains("it counts 3 names"), "{text}");
+        let text = words(&CheckReport::of(&found(0), &sound()));
+        assert!(text.contains("namespace: sound"), "{text}");
+    }
+
     #[test]
     fn orphans_end_with_zero_and_what_somebody_must_look_at_with_one() {
-        assert_eq!(exit_of(&found(5)), Exit::Done);
+        assert_eq!(exit_of(&found(5), &sound()), Exit::Done);
         let mut held_back = found(300);
         held_back.targets[0].held_back = Some("too many".to_owned());
-        assert_eq!(exit_of(&held_back), Exit::Failed);
-        let text = words(&CheckReport::from(&held_back));
+        assert_eq!(exit_of(&held_back, &sound()), Exit::Failed);
+        let text = words(&CheckReport::of(&held_back, &sound()));
         assert!(text.contains("are not freed: too many"), "{text}");
         let mut missing = found(0);
         missing.missing.contents = 1;
-        assert_eq!(exit_of(&missing), Exit::Failed);
+        assert_eq!(exit_of(&missing, &sound()), Exit::Failed);
         let mut unchecked = found(0);
         unchecked.targets[0].not_checked = Some("it does not answer".to_owned());
-        assert_eq!(exit_of(&unchecked), Exit::Failed);
+        assert_eq!(exit_of(&unchecked, &sound()), Exit::Failed);
     }
 
     #[test]
     fn a_long_list_of_findings_ends_with_how_many_more_there_are() {
-        let few = words(&CheckReport::from(&found(20)));
+        let few = words(&CheckReport::of(&found(20), &sound()));
         assert!(!few.contains("more finding"), "{few}");
-        let many = words(&CheckReport::from(&found(603)));
+        let many = words(&CheckReport::of(&found(603), &sound()));
         assert_eq!(many.matches("orphan  ").count(), FINDINGS_SHOWN, "{many}");
         assert!(many.ends_with("and 583 more findings; --json has the first 25 of each kind"));
     }

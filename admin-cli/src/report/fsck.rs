@@ -1,6 +1,8 @@
 //! The JSON of `millrace fsck`.
 
-use millrace_protocol::fsck::{FsckCount, FsckFinding, FsckReport, FsckTarget};
+use millrace_protocol::fsck::{
+    FlawCount, FlawFinding, FsckCount, FsckFinding, FsckReport, FsckTarget, NamespaceReport,
+};
 use serde::Serialize;
 
 use crate::output::{path_text, time_text};
@@ -35,6 +37,44 @@ pub(crate) struct CheckReport {
     pub(crate) findings: Vec<FindingReport>,
     /// Whether the next check may find more.
     pub(crate) truncated: bool,
+    pub(crate) namespace: NamespaceSection,
+}
+
+/// What a check found of the namespace by itself.
+#[derive(Serialize, Debug)]
+pub(crate) struct NamespaceSection {
+    /// The check that it belongs to; 0: none yet.
+    pub(crate) run: u64,
+    /// `never`, `names`, `inodes`, `counts`, `done`, `cancelled` or `failed`.
+    pub(crate) state: &'static str,
+    pub(crate) failure: Option<String>,
+    /// Whether what can be repaired safely is repaired.
+    pub(crate) repair: bool,
+    pub(crate) started: Option<String>,
+    pub(crate) ended: Option<String>,
+    pub(crate) records: u64,
+    pub(crate) inodes: u64,
+    pub(crate) flaws: Vec<FlawCountReport>,
+    pub(crate) findings: Vec<FlawReport>,
+}
+
+/// How many flaws of one kind there were.
+#[derive(Serialize, Debug)]
+pub(crate) struct FlawCountReport {
+    pub(crate) kind: &'static str,
+    pub(crate) found: u64,
+    pub(crate) repaired: u64,
+}
+
+/// One flaw of the namespace.
+#[derive(Serialize, Debug)]
+pub(crate) struct FlawReport {
+    pub(crate) kind: &'static str,
+    /// 0 where it is about none.
+    pub(crate) inode: u64,
+    pub(crate) path: Option<String>,
+    pub(crate) text: String,
+    pub(crate) repaired: bool,
 }
 
 /// What a check did with one target.
@@ -72,8 +112,9 @@ pub(crate) struct FindingReport {
     pub(crate) size_bytes: u64,
 }
 
-impl From<&FsckReport> for CheckReport {
-    fn from(report: &FsckReport) -> Self {
+impl CheckReport {
+    /// Both parts of a check.
+    pub(crate) fn of(report: &FsckReport, namespace: &NamespaceReport) -> Self {
         let distrust = report.distrust.as_ref();
         Self {
             run: report.run,
@@ -98,6 +139,43 @@ impl From<&FsckReport> for CheckReport {
             newer: report.newer.into(),
             findings: report.findings.iter().map(FindingReport::from).collect(),
             truncated: report.truncated,
+            namespace: namespace.into(),
+        }
+    }
+}
+
+impl From<&NamespaceReport> for NamespaceSection {
+    fn from(report: &NamespaceReport) -> Self {
+        Self {
+            run: report.run,
+            state: report.state.name(),
+            failure: report.failure.as_ref().map(ToString::to_string),
+            repair: report.repair,
+            started: report.started.map(time_text),
+            ended: report.ended.map(time_text),
+            records: report.records,
+            inodes: report.inodes,
+            flaws: report.flaws.iter().map(FlawCountReport::from).collect(),
+            findings: report.findings.iter().map(FlawReport::from).collect(),
+        }
+    }
+}
+
+impl From<&FlawCount> for FlawCountReport {
+    fn from(count: &FlawCount) -> Self {
+        let FlawCount { kind, found, repaired } = *count;
+        Self { kind: kind.name(), found, repaired }
+    }
+}
+
+impl From<&FlawFinding> for FlawReport {
+    fn from(finding: &FlawFinding) -> Self {
+        Self {
+            kind: finding.kind.name(),
+            inode: finding.inode.0,
+            path: finding.path.as_deref().map(path_text),
+            text: finding.text.clone(),
+            repaired: finding.repaired,
         }
     }
 }

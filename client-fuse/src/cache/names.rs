@@ -20,7 +20,7 @@ use std::{
 };
 
 use millrace_protocol::{lease::Recall, metadata::Attributes};
-use millrace_types::{FileName, InodeId, SessionId};
+use millrace_types::{FileName, InodeId, SessionId, Timestamp};
 use quick_cache::{Weighter, sync::Cache};
 
 use stamps::{Note, Stamps};
@@ -32,6 +32,8 @@ pub(crate) mod stamps;
 pub(crate) struct Names {
     names: Cache<(InodeId, FileName), Name, Weight>,
     attributes: Cache<InodeId, Kept, Weight>,
+    /// Directories that had no names at that moment.
+    empty: Cache<InodeId, Note>,
     stamps: Stamps,
     /// The session whose leases cover what is kept; 0 for none.
     session: AtomicU64,
@@ -48,6 +50,23 @@ pub(crate) struct Changing<'a> {
     kept: &'a Names,
     names: &'a [(InodeId, &'a FileName)],
     concerned: Vec<Recall>,
+    since: Note,
+}
+
+/// From when something counts that is kept.
+#[derive(Clone, Copy, Debug)]
+struct Since {
+    /// Against what takes it back by its name, or its inode.
+    own: Note,
+    /// Against what takes back the lease that covers it, or everything.
+    lease: Note,
+}
+
+/// What covers the attributes of an inode.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease {
+    key: InodeId,
+    since: Since,
 }
 
 /// Where a name leads.
@@ -56,15 +75,13 @@ struct Name {
     /// `None`: nowhere.
     inode: Option<InodeId>,
     /// `None`: only a hint.
-    note: Option<Note>,
+    since: Option<Since>,
 }
 
 #[derive(Clone, Debug)]
 struct Kept {
     attributes: Attributes,
-    /// The key of the lease.
-    key: InodeId,
-    note: Note,
+    lease: Lease,
 }
 
 #[derive(Clone, Debug)]
@@ -77,6 +94,7 @@ impl Names {
         Self {
             names: Cache::with_weighter(entries / 2, bytes / 2, Weight),
             attributes: Cache::with_weighter(entries / 2, bytes / 2, Weight),
+            empty: Cache::new(EMPTY_MAX),
             stamps: Stamps::default(),
             session: AtomicU64::new(0),
             suspended: Mutex::new(None),
@@ -122,19 +140,48 @@ impl Names {
 
     /// Where the name leads, if that is known: `Some(None)` is nowhere.
     pub(crate) fn find(&self, directory: InodeId, name: &FileName) -> Option<Option<InodeId>> {
-        let kept = self.names.get(&(directory, name.clone()))?;
-        let note = kept.note?;
-        let counts = self.stamps.stands(&Recall::Name(directory, name.clone()), note)
-            && self.stamps.stands(&Recall::Lease(directory), note);
-        counts.then_some(kept.inode)
+        let kept = self.names.get(&(directory, name.clone()));
+        if let Some(Name { inode, since: Some(since) }) = kept
+            && self.stamps.stands(&Recall::Name(directory, name.clone()), since.own)
+            && self.stamps.stands(&Recall::Lease(directory), since.lease)
+        {
+            return Some(inode);
+        }
+        self.is_absent(directory, name).then_some(None)
+    }
+
+    /// Whether the directory is known to have had no names, and this one has not changed since.
+    /// What has changed since is stamped, so that no list of names is needed.
+    fn is_absent(&self, directory: InodeId, name: &FileName) -> bool {
+        self.empty.get(&directory).is_some_and(|note| {
+            self.stamps.stands(&Recall::Name(directory, name.clone()), note)
+                && self.stamps.stands(&Recall::Lease(directory), note)
+        })
     }
 
     /// The attributes of an inode, if they are known.
     pub(crate) fn attributes(&self, inode: InodeId) -> Option<Attributes> {
         let kept = self.attributes.get(&inode)?;
-        let counts = self.stamps.stands(&Recall::Attributes(inode), kept.note)
-            && self.stamps.stands(&Recall::Lease(kept.key), kept.note);
-        counts.then_some(kept.attributes)
+        self.stands(inode, &kept.lease).then_some(kept.attributes)
+    }
+
+    /// Whether what was known of the attributes of an inode under this lease still counts.
+    pub(crate) fn stands(&self, inode: InodeId, lease: &Lease) -> bool {
+        self.stamps.stands(&Recall::Attributes(inode), lease.since.own)
+            && self.stamps.stands(&Recall::Lease(lease.key), lease.since.lease)
+    }
+
+    /// The lease that covers what the answer to a change from here shows of an inode that was not
+    /// known to be concerned by it; what was known of it before does not count any more. Nothing
+    /// where no lease covers it, or it was taken back since.
+    pub(crate) fn changed(
+        &self,
+        inode: InodeId,
+        key: Option<InodeId>,
+        since: Note,
+    ) -> Option<Lease> {
+        let own = self.stamps.raise_known(&Recall::Attributes(inode), since)?;
+        key.map(|key| Lease { key, since: Since { own, lease: since } })
     }
 
     /// Keeps where a name leads; without a note, it is a hint.
@@ -144,7 +191,13 @@ impl Names {
         inode: Option<InodeId>,
         note: Option<Note>,
     ) {
-        self.names.insert((directory, name), Name { inode, note });
+        let since = note.map(Since::of);
+        self.names.insert((directory, name), Name { inode, since });
+    }
+
+    /// Keeps that the directory has no names, under its lease.
+    pub(crate) fn keep_empty(&self, directory: InodeId, note: Note) {
+        self.empty.insert(directory, note);
     }
 
     /// Where the name led when it was last seen here, whether or not that still counts.
@@ -154,10 +207,20 @@ impl Names {
 
     /// Keeps attributes under the lease with this key. Those of a file with several names are not
     /// kept: who removes one of them here would have to know the others.
-    pub(crate) fn keep_attributes(&self, attributes: Attributes, key: InodeId, note: Note) {
+    pub(crate) fn keep_attributes(&self, attributes: Attributes, lease: Lease) {
         let is_directory = attributes.kind == millrace_protocol::metadata::FileKind::Directory;
-        if is_directory || key != attributes.inode {
-            self.attributes.insert(attributes.inode, Kept { attributes, key, note });
+        if is_directory || lease.key != attributes.inode {
+            self.attributes.insert(attributes.inode, Kept { attributes, lease });
+        }
+    }
+
+    /// The inode was read here at `at`: what is kept of it shows that, as far as it counts at all.
+    pub(crate) fn show_access(&self, inode: InodeId, at: Timestamp) {
+        if let Some(mut kept) = self.attributes.get(&inode) {
+            kept.attributes.accessed = at;
+            // What took its place meanwhile is lost with that. It said the same, or this is not
+            // covered any more.
+            self.attributes.insert(inode, kept);
         }
     }
 
@@ -173,12 +236,14 @@ impl Names {
         names: &'a [(InodeId, &'a FileName)],
         inode: Option<InodeId>,
     ) -> Changing<'a> {
+        let since = self.stamps.note();
         let mut concerned: Vec<_> = inode.map(Recall::Attributes).into_iter().collect();
         for &(directory, name) in names {
             concerned.push(Recall::Name(directory, name.clone()));
             concerned.push(Recall::Attributes(directory));
             match self.names.get(&(directory, name.clone())) {
                 Some(Name { inode, .. }) => concerned.extend(inode.map(Recall::Attributes)),
+                None if self.is_absent(directory, name) => {}
                 // Nobody knows what it leads to.
                 None => concerned.push(Recall::Everything),
             }
@@ -190,17 +255,71 @@ impl Names {
         for recall in &concerned {
             self.stamps.begin(recall);
         }
-        Changing { kept: self, names, concerned }
+        Changing { kept: self, names, concerned, since }
+    }
+}
+
+impl Since {
+    fn of(note: Note) -> Self {
+        Self { own: note, lease: note }
+    }
+}
+
+impl Lease {
+    /// The lease with this key covers what an answer shows that was asked for at `note`.
+    pub(crate) fn of(key: InodeId, note: Note) -> Self {
+        Self { key, since: Since::of(note) }
+    }
+}
+
+impl Changing<'_> {
+    /// From when that counts which was asked before the change, and is not concerned by it.
+    pub(crate) fn note(&self) -> Note {
+        self.since
+    }
+
+    /// The change took place and its answer says where this name leads now, and what its directory
+    /// shows: that is kept, unless something took it back meanwhile.
+    pub(crate) fn end_known(
+        mut self,
+        (directory, name): (InodeId, FileName),
+        leads_to: Option<InodeId>,
+        shows: Option<Attributes>,
+    ) {
+        self.end_hinted();
+        // What the names lead to from now on is not concerned.
+        self.names = &[];
+        let (kept, lease) = (self.kept, self.since);
+        let mut named = None;
+        let mut shown = None;
+        for recall in self.concerned.drain(..) {
+            let known = kept.stamps.end_known(&recall, lease);
+            let since = known.map(|own| Since { own, lease });
+            match recall {
+                Recall::Name(..) => named = since,
+                Recall::Attributes(inode) if inode == directory => shown = since,
+                _ => {}
+            }
+        }
+        if let (Some(since), Some(attributes)) = (shown, shows) {
+            kept.keep_attributes(attributes, Lease { key: directory, since });
+        }
+        let since = named.filter(|_| leads_to.is_some());
+        kept.names.insert((directory, name), Name { inode: leads_to, since });
+    }
+
+    /// A lookup may have told meanwhile of something else that the names led to.
+    fn end_hinted(&self) {
+        let hint = |&(directory, name): &(InodeId, &FileName)| self.kept.hint(directory, name);
+        for inode in self.names.iter().filter_map(hint) {
+            self.kept.stamps.raise(&Recall::Attributes(inode));
+        }
     }
 }
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        // A lookup may have told meanwhile of something else that the names led to.
-        let hint = |&(directory, name): &(InodeId, &FileName)| self.kept.hint(directory, name);
-        for inode in self.names.iter().filter_map(hint) {
-            self.kept.stamps.raise(&Recall::Attributes(inode));
-        }
+        self.end_hinted();
         for recall in &self.concerned {
             self.kept.stamps.end(recall);
         }
@@ -221,6 +340,9 @@ impl Weighter<InodeId, Kept> for Weight {
 
 /// What an entry costs beside its own bytes: the map, the queue of the cache and an allocation.
 const ENTRY_BYTES: u64 = 112;
+
+/// Directories that were made here and may be known to be empty: a hundred kilobytes.
+const EMPTY_MAX: usize = 1024;
 
 /// Longer than a server that was reached at all works on a request that nobody waits for.
 const SUSPENSION: Duration = Duration::from_secs(600);

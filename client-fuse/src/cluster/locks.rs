@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::{
     Request,
-    lock::{AwaitLocks, AwaitLocksReply, CancelLock, Lock, SetLock, SetLockReply, TestLock},
+    lock::{
+        AwaitAppends, AwaitAppendsReply, AwaitLocks, AwaitLocksReply, CancelLock, Lock, SetLock,
+        SetLockReply, TestLock,
+    },
     session::{DECLARED_MAX, Declare, Held, Operation},
 };
 use millrace_transport::CallOptions;
-use millrace_types::{ErrorKind, Failure, SessionId};
+use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 
 use crate::cluster::Cluster;
 
@@ -60,8 +63,28 @@ impl Cluster {
         session: SessionId,
         known: Vec<u64>,
     ) -> Result<AwaitLocksReply, Failure> {
-        let request = AwaitLocks { session, known };
-        let answer = self.metadata.call(&request, CallOptions::control(NEWS_DEADLINE)).await;
+        self.await_news(session, &AwaitLocks { session, known }).await
+    }
+
+    /// Waits until somebody wants to append to a file where `session` holds the right to, and that
+    /// is not in `known`. One attempt; may be dropped at any time.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub(crate) async fn await_appends(
+        &self,
+        session: SessionId,
+        known: Vec<InodeId>,
+    ) -> Result<AwaitAppendsReply, Failure> {
+        self.await_news(session, &AwaitAppends { session, known }).await
+    }
+
+    async fn await_news<R: Request + Sync>(
+        &self,
+        session: SessionId,
+        request: &R,
+    ) -> Result<R::Reply, Failure> {
+        let answer = self.metadata.call(request, CallOptions::control(NEWS_DEADLINE)).await;
         if let Err(failure) = &answer
             && failure.kind == ErrorKind::SessionGone
         {

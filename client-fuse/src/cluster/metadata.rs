@@ -9,7 +9,7 @@ use std::{
 use millrace_protocol::{
     Request,
     cluster::FetchMap,
-    lease::{AWAIT_RECALLS_MAX_MS, AwaitRecalls, Recalls},
+    lease::{AWAIT_RECALLS_MAX_MS, AwaitRecalls, MadeName, Recalls, RemovedName},
     metadata::{InodeReply, SyncMetadata},
     session::{Done, Operation, RenewTicket},
 };
@@ -218,6 +218,18 @@ pub(crate) trait Indexed {
 impl Indexed for InodeReply {
     fn index(&self) -> LogIndex {
         self.index
+    }
+}
+
+impl Indexed for MadeName {
+    fn index(&self) -> LogIndex {
+        self.reply.index
+    }
+}
+
+impl Indexed for RemovedName {
+    fn index(&self) -> LogIndex {
+        self.done.index
     }
 }
 

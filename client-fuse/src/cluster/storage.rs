@@ -272,7 +272,11 @@ impl Cluster {
             ErrorKind::TicketExpired => {
                 self.renew_ticket().await.or_else(transient)?;
                 if let Some(peer) = sent_to {
-                    attach(&self.session, peer).await.or_else(transient)?;
+                    attach(&self.session, peer).await.or_else(|failure| match failure.kind {
+                        // The renewal has not come through yet: the request meets it again.
+                        ErrorKind::TicketExpired | ErrorKind::SessionGone => Ok(()),
+                        _ => transient(failure),
+                    })?;
                 }
                 Failure { kind: ErrorKind::Unavailable, ..failure }
             }

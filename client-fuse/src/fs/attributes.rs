@@ -26,10 +26,18 @@ pub(crate) struct Changes {
 }
 
 impl FileSystem {
-    /// What `stat` shows of an inode that is not open here, if a lease covers it.
+    /// What `stat` shows of an inode, if a lease covers it; of a file that is open here, with this
+    /// mount's own writes on top.
     pub(crate) fn attributes_kept(&self, caller: &Caller, inode: InodeId) -> Option<Attributes> {
-        let kept = self.may_answer(caller).then(|| self.names.attributes(inode))??;
-        self.files.find(inode).is_none().then_some(kept)
+        if !self.may_answer(caller) {
+            return None;
+        }
+        let Some(file) = self.files.find(inode) else {
+            return self.names.attributes(inode);
+        };
+        let state = file.state();
+        let lease = state.lease.as_ref()?;
+        self.names.stands(inode, lease).then(|| state.attributes.clone())
     }
 
     /// What `stat` shows, asked of the server, with this mount's own writes on top.
@@ -41,8 +49,13 @@ impl FileSystem {
         caller: Caller,
         inode: InodeId,
     ) -> Result<Attributes, Failure> {
-        let reply = self.show_inode(&caller, inode).await?;
-        self.present(reply)
+        let (reply, lease) = self.show_inode(&caller, inode).await?;
+        let Some(file) = self.files.find(inode) else {
+            return Ok(reply.attributes);
+        };
+        let mut state = file.state();
+        state.accept_under(reply, lease)?;
+        Ok(state.attributes.clone())
     }
 
     /// As [`Self::attributes`], for an open file: the kernel asks so before it reads past the end
@@ -85,6 +98,9 @@ impl FileSystem {
         {
             self.flush_file(file).await;
             self.commit(file, false).await?;
+        }
+        if changes.accessed.is_some() {
+            self.access_times.forget(inode);
         }
         let reply = self
             .set_attributes(

@@ -3,7 +3,7 @@
 use millrace_protocol::{metadata::OpenMode, storage::TRANSFER_LEN_MAX};
 use millrace_types::{ErrorKind, Failure};
 
-use crate::fs::{FileSystem, handle::FileHandle, read::Begun};
+use crate::fs::{FileSystem, handle::FileHandle, read::Begun, write::Place};
 
 /// A place in an open file.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +59,7 @@ impl FileSystem {
             return Ok(0);
         }
         let bytes = bytes.into_contiguous();
-        self.write(target.handle, target.offset + copied, &bytes).await?;
+        self.write(target.handle, Place::At(target.offset + copied), &bytes).await?;
         Ok(u64::try_from(bytes.len()).expect("at most one transfer"))
     }
 }

@@ -23,7 +23,7 @@ use millrace_types::{
 use tokio::sync::Notify;
 
 use crate::{
-    cache::{budget::Permit, pieces::Pieces, write_buffer::WriteBuffer},
+    cache::{budget::Permit, names::Lease, pieces::Pieces, write_buffer::WriteBuffer},
     prefetch::window::Streams,
 };
 
@@ -63,6 +63,8 @@ pub(crate) struct File {
 pub(crate) struct State {
     /// As the server told them, with this mount's own writes on top.
     pub(crate) attributes: Attributes,
+    /// What covers `attributes`: while that stands, nobody else has changed them.
+    pub(crate) lease: Option<Lease>,
     /// The way to the bytes; `None` where the caller has no right to them.
     pub(crate) access: Option<Arc<Access>>,
     /// The content as the server last told it. Newer than that of `access` after an answer without
@@ -130,6 +132,7 @@ impl File {
         let slot_size = slot_size(reply.regular_content()?)?;
         let mut state = State {
             attributes: reply.attributes.clone(),
+            lease: None,
             access: None,
             content: None,
             inline: None,
@@ -206,9 +209,34 @@ impl State {
         }
         self.content = content;
         self.attributes = reply.attributes;
+        // Of two answers that overtook each other, this may be the older one.
+        self.lease = None;
         self.inline = reply.inline;
         self.show_own_writes();
         Ok(())
+    }
+
+    /// As [`Self::accept`], of an answer that is covered by a lease, or not.
+    ///
+    /// # Errors
+    /// As [`Self::accept`].
+    pub(crate) fn accept_under(
+        &mut self,
+        reply: InodeReply,
+        lease: Option<Lease>,
+    ) -> Result<(), Failure> {
+        let shown = reply.attributes.change_count;
+        self.accept(reply)?;
+        self.cover(shown, lease);
+        Ok(())
+    }
+
+    /// An answer that showed the file at `shown` was covered by this lease.
+    pub(crate) fn cover(&mut self, shown: ChangeCount, lease: Option<Lease>) {
+        // An older answer was not taken over.
+        if shown >= self.attributes.change_count {
+            self.lease = lease;
+        }
     }
 
     /// Takes over the answer to a repeated open, whatever was known before.
@@ -293,6 +321,13 @@ impl State {
     /// Whether the last failure was of the same kind: it has been logged.
     pub(crate) fn has_failed_like(&self, failure: &Failure) -> bool {
         self.failure.as_ref().is_some_and(|last| last.kind == failure.kind)
+    }
+
+    /// Whether the server has shown another content, or epoch, than the one that this mount has the
+    /// way to.
+    pub(crate) fn is_access_old(&self) -> bool {
+        let (Some(access), Some(content)) = (&self.access, &self.content) else { return false };
+        access.version() != (content.generation, content.write_epoch)
     }
 
     /// Whether the server must still be told of an acknowledged write.

@@ -108,6 +108,10 @@ impl FileSystem {
     /// Stores one flight, with a fresh view as often as the present one is old.
     async fn store(&self, file: &File, flight: &Flight) -> Result<(), Failure> {
         for attempt in 0..REFRESHES_MAX {
+            // Targets may still take what is written to a content that another mount has replaced.
+            if file.state().is_access_old() {
+                self.refresh(file).await?;
+            }
             let access = file.access()?;
             let written = self.cluster.write(&access, flight.start, flight.data.clone()).await;
             let failure = match written {
@@ -181,18 +185,16 @@ impl FileSystem {
             }
             return Ok(());
         }
-        let reply = self
-            .cluster
-            .change(|operation| Commit {
-                operation,
-                inode: file.inode,
-                generation: stored.version.0,
-                write_epoch: stored.version.1,
-                end: stored.end,
-                written_at,
-                durable,
-            })
-            .await?;
+        let request = |operation| Commit {
+            operation,
+            inode: file.inode,
+            generation: stored.version.0,
+            write_epoch: stored.version.1,
+            end: stored.end,
+            written_at,
+            durable,
+        };
+        let reply = self.change(request, &[], Some(file.inode)).await?;
         let mut state = file.state();
         state.record_commit(stored.acknowledgements);
         state.commit_unsynced = !durable;

@@ -38,21 +38,21 @@ pub(crate) struct FileHandle {
 /// Flags of `open` that matter after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct HandleOptions {
-    /// `O_APPEND`: every write goes to the end, wherever the kernel thinks it is.
-    pub(crate) append: bool,
     /// `O_DIRECT`: a write is answered when the targets have it; a read fetches what it asks for.
     pub(crate) direct: bool,
     /// `O_SYNC` or `O_DSYNC`: a write is answered when it is durable.
     pub(crate) sync: bool,
+    /// `O_NOATIME`: what is read through it does not count as access.
+    pub(crate) no_atime: bool,
 }
 
 impl HandleOptions {
     /// Reads the flags of `open`.
     pub(crate) fn from_flags(flags: i32) -> Self {
         Self {
-            append: flags & libc::O_APPEND != 0,
             direct: flags & libc::O_DIRECT != 0,
             sync: flags & libc::O_DSYNC != 0,
+            no_atime: flags & libc::O_NOATIME != 0,
         }
     }
 }

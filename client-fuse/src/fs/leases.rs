@@ -4,13 +4,20 @@ use std::time::Duration;
 
 use millrace_protocol::{
     Request,
-    lease::{AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, ShowInode},
-    metadata::{Attributes, Coverage, InodeReply},
+    lease::{
+        AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, MakeName, RemoveName,
+        ShowInode,
+    },
+    metadata::{Attributes, Coverage, Create, CreateMasked, InodeReply, Remove},
     session::{Caller, Operation},
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, SessionId};
 
-use crate::{cache::names::stamps::Note, cluster::Indexed, fs::FileSystem};
+use crate::{
+    cache::names::{Lease, stamps::Note},
+    cluster::Indexed,
+    fs::{FileSystem, access_times::Shows},
+};
 
 impl FileSystem {
     /// Listens for as long as it is polled. May be dropped at any time: what is kept counts only
@@ -67,6 +74,7 @@ impl FileSystem {
         let request =
             |session| FindName { caller: caller.clone(), session, parent, name: name.clone() };
         let FoundName { found, coverage, lease } = self.ask_as_session(request).await?;
+        let found = found.map(|reply| self.with_reads(reply));
         let inode = found.as_ref().map(|reply| reply.attributes.inode);
         let covered = match inode {
             Some(_) => coverage != Coverage::None,
@@ -79,17 +87,18 @@ impl FileSystem {
         Ok(found)
     }
 
-    /// Fetches an inode from the server, and keeps what is covered.
+    /// Fetches an inode from the server, and keeps what is covered; tells by what.
     pub(super) async fn show_inode(
         &self,
         caller: &Caller,
         inode: InodeId,
-    ) -> Result<InodeReply, Failure> {
+    ) -> Result<(InodeReply, Option<Lease>), Failure> {
         let note = self.names.note();
         let request = |session| ShowInode { caller: caller.clone(), session, inode };
         let shown = self.ask_as_session(request).await?;
-        self.keep(&shown.reply.attributes, shown.lease, note);
-        Ok(shown.reply)
+        let reply = self.with_reads(shown.reply);
+        self.keep(&reply.attributes, shown.lease, note);
+        Ok((reply, shown.lease.map(|key| Lease::of(key, note))))
     }
 
     /// Fetches a page of a directory, and keeps what is covered.
@@ -99,7 +108,7 @@ impl FileSystem {
     ) -> Result<EntriesPage, Failure> {
         let note = self.names.note();
         let directory = request(SessionId(0)).inode;
-        let page = self.ask_as_session(request).await?;
+        let page = self.with_reads(self.ask_as_session(request).await?);
         let covered = page.coverage != Coverage::None;
         for at in &page.entries {
             let (name, inode) = (at.entry.name.clone(), at.entry.attributes.inode);
@@ -124,23 +133,90 @@ impl FileSystem {
         inode: Option<InodeId>,
     ) -> Result<R::Reply, Failure>
     where
-        R: Request<Reply: Indexed> + Sync,
+        R: Request<Reply: Indexed + Shows> + Sync,
     {
         let changing = self.names.changing(names, inode);
         let result = self.cluster.change(make).await;
         drop(changing);
-        if let Err(failure) = &result {
-            match failure.kind {
-                // Nobody knows whether it takes place yet.
-                ErrorKind::Unavailable | ErrorKind::DeadlineExceeded | ErrorKind::SessionGone => {
-                    self.names.suspend();
-                }
-                // What was known of some inode is wrong.
-                ErrorKind::Stale => self.names.forget_all(),
-                _ => {}
+        result
+            .map(|answer| self.with_reads(answer))
+            .inspect_err(|failure| self.handle_unmade(failure))
+    }
+
+    /// Makes an inode and its name, and keeps what the server shows of both; the attributes of the
+    /// inode are the caller's to keep, under the lease that is returned.
+    ///
+    /// # Errors
+    /// As [`crate::cluster::Cluster::change`].
+    pub(super) async fn make_name(
+        &self,
+        create: impl Fn(Operation) -> Create,
+        (parent, name): (InodeId, &FileName),
+        umask: u16,
+    ) -> Result<(InodeReply, Option<Lease>), Failure> {
+        let names = [(parent, name)];
+        let changing = self.names.changing(&names, None);
+        let note = changing.note();
+        let request =
+            |operation| MakeName { make: CreateMasked { create: create(operation), umask } };
+        let made = match self.cluster.change(request).await {
+            Ok(made) => self.with_reads(made),
+            Err(failure) => {
+                drop(changing);
+                self.handle_unmade(&failure);
+                return Err(failure);
+            }
+        };
+        let inode = made.reply.attributes.inode;
+        // It may have been there already.
+        let lease = self.names.changed(inode, made.lease, note);
+        if made.coverage == Coverage::None {
+            drop(changing);
+            self.names.keep_name((parent, name.clone()), Some(inode), None);
+        } else {
+            changing.end_known((parent, name.clone()), Some(inode), made.directory);
+        }
+        if made.empty {
+            self.names.keep_empty(inode, note);
+        }
+        Ok((made.reply, lease))
+    }
+
+    /// Removes a name, and keeps what the server shows of that.
+    ///
+    /// # Errors
+    /// As [`crate::cluster::Cluster::change`].
+    pub(super) async fn remove_name(
+        &self,
+        remove: impl Fn(Operation) -> Remove,
+        (parent, name): (InodeId, &FileName),
+    ) -> Result<(), Failure> {
+        let names = [(parent, name)];
+        let changing = self.names.changing(&names, None);
+        let request = |operation| RemoveName { remove: remove(operation) };
+        match self.cluster.change(request).await {
+            Ok(removed) => {
+                let removed = self.with_reads(removed);
+                changing.end_known((parent, name.clone()), None, removed.directory);
+                Ok(())
+            }
+            Err(failure) => {
+                drop(changing);
+                self.handle_unmade(&failure);
+                Err(failure)
             }
         }
-        result
+    }
+
+    /// Forgets what a change may yet do of which nobody knows whether it was made.
+    fn handle_unmade(&self, failure: &Failure) {
+        match failure.kind {
+            ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => self.names.suspend(),
+            // What was known of some inode is wrong; or the session has ended, for which nothing
+            // is executed any more.
+            ErrorKind::Stale | ErrorKind::SessionGone => self.names.forget_all(),
+            _ => {}
+        }
     }
 
     /// Asks in the name of the session; of another one if that has ended.
@@ -163,7 +239,7 @@ impl FileSystem {
 
     fn keep(&self, attributes: &Attributes, lease: Option<InodeId>, note: Note) {
         if let Some(key) = lease {
-            self.names.keep_attributes(attributes.clone(), key, note);
+            self.names.keep_attributes(attributes.clone(), Lease::of(key, note));
         }
     }
 }

@@ -11,6 +11,8 @@
 //! Whoever does not want to wait any more is let go at once, whatever the server does. What was
 //! asked for is then given up behind its back: a wait is cancelled, and a lock that was granted all
 //! the same becomes again what it was before.
+//!
+//! The right to append is a lock too, of the mount instead of its programs ([`appends`]).
 
 use std::{
     sync::{
@@ -27,10 +29,12 @@ use millrace_protocol::{
 use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, SessionId};
 use tokio_util::sync::CancellationToken;
 
-use crate::fs::{FileSystem, file::File, handle::FileHandle};
+use crate::fs::{FileSystem, file::File, handle::FileHandle, upkeep::fail_buffered};
+use appends::Appends;
 use held::{Asking, Before, HeldLocks, Key, Turn};
 use waits::{Wait, Waits};
 
+mod appends;
 mod held;
 mod waits;
 
@@ -39,6 +43,7 @@ mod waits;
 pub(crate) struct Locks {
     held: Arc<HeldLocks>,
     waits: Waits,
+    appends: Appends,
     /// Programs that may wait, if that is limited.
     waits_max: OnceLock<usize>,
 }
@@ -291,6 +296,11 @@ impl FileSystem {
             tracing::error!(inode = %lock.inode, "a lock is lost: somebody else has it");
             if let Some(owner) = self.locks.held.find(Key::of(&lock)) {
                 self.lose_locks_of(owner.lose(lock.range).into_iter());
+            }
+            if lock.space == LockSpace::Append
+                && let Some(file) = self.files.find(lock.inode)
+            {
+                fail_buffered(&file, "the right to append was lost before the writes were stored");
             }
         }
     }

@@ -5,10 +5,8 @@ use std::time::Instant;
 
 use millrace_protocol::{
     lease::{ListEntries, ListFrom},
-    metadata::{
-        Attributes, Create, CreateMasked, InodeReply, MakeLink, NewNode, Remove, Rename, RenameMode,
-    },
-    session::{Caller, Operation},
+    metadata::{Attributes, Create, MakeLink, NewNode, Remove, Rename, RenameMode},
+    session::Caller,
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
@@ -110,23 +108,11 @@ impl FileSystem {
             open: false,
             exclusive: true,
         };
-        let reply = self.ask_to_create(request, (parent, &name), mode.umask).await?;
-        self.names.keep_name((parent, name), Some(reply.attributes.inode), None);
-        self.present(reply)
-    }
-
-    /// Sends what makes an inode with this name.
-    pub(super) async fn ask_to_create(
-        &self,
-        create: impl Fn(Operation) -> Create,
-        name: (InodeId, &FileName),
-        umask: u16,
-    ) -> Result<InodeReply, Failure> {
-        if umask == 0 {
-            return self.change(create, &[name], None).await;
+        let (reply, lease) = self.make_name(request, (parent, &name), mode.umask).await?;
+        if let Some(lease) = lease {
+            self.names.keep_attributes(reply.attributes.clone(), lease);
         }
-        let masked = |operation| CreateMasked { create: create(operation), umask };
-        self.change(masked, &[name], None).await
+        self.present(reply)
     }
 
     /// Gives a file another name.
@@ -170,9 +156,7 @@ impl FileSystem {
             name: name.clone(),
             directory,
         };
-        self.change(request, &[(parent, &name)], None).await?;
-        self.names.keep_name((parent, name), None, None);
-        Ok(())
+        self.remove_name(request, (parent, &name)).await
     }
 
     /// Moves a name.
@@ -216,7 +200,8 @@ impl FileSystem {
         caller: Caller,
         inode: InodeId,
     ) -> Result<Vec<u8>, Failure> {
-        let reply = self.show_inode(&caller, inode).await?;
+        let (mut reply, _) = self.show_inode(&caller, inode).await?;
+        self.note_read(&mut reply.attributes);
         reply.symlink.ok_or_else(|| ErrorKind::InvalidArgument.into())
     }
 }

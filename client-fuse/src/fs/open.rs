@@ -4,7 +4,6 @@ use std::sync::{Arc, atomic::Ordering};
 
 use futures::{StreamExt as _, stream};
 use millrace_protocol::{
-    lease::Recall,
     metadata::{
         Attributes, Close, Create, CreateUnnamed, InodeReply, NewNode, Open, OpenMode,
         SetAttributes,
@@ -100,14 +99,15 @@ impl FileSystem {
             open: true,
             exclusive,
         };
-        let reply = self.ask_to_create(request, (parent, &name), mode.umask).await?;
+        let (reply, lease) = self.make_name(request, (parent, &name), mode.umask).await?;
         let inode = reply.attributes.inode;
-        // It may have been there already.
-        self.names.forget(&Recall::Attributes(inode));
-        self.names.keep_name((parent, name), Some(inode), None);
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
+        let shown = reply.attributes.change_count;
         let (opened, mut attributes) =
             self.begin_handle(caller.clone(), reply, OpenMode::Write, flags)?;
+        if let Some(file) = self.files.find(inode) {
+            file.state().cover(shown, lease);
+        }
         if cut {
             let emptied = self.truncate(caller, inode, 0, true).await;
             match emptied {
@@ -160,10 +160,11 @@ impl FileSystem {
             tracing::warn!(inode = %file.inode, %failure, "writes are lost after the last close");
         }
         self.end_locks_through(number).await;
-        let closed = self
-            .cluster
-            .change(|operation| Close { operation, inode: file.inode, mode: handle.mode })
-            .await;
+        self.end_append(file).await;
+        let request = |operation| Close { operation, inode: file.inode, mode: handle.mode };
+        // Once nobody writes it any more, others may keep its attributes, and change them.
+        let changed = (handle.mode == OpenMode::Write).then_some(file.inode);
+        let closed = self.change(request, &[], changed).await;
         if let Err(failure) = closed {
             // The server closes it when the session ends.
             tracing::warn!(inode = %file.inode, %failure, "cannot tell the server of a close");
@@ -194,19 +195,24 @@ impl FileSystem {
         // Bytes that are only written need no page cache, which would cost five times the CPU; an
         // append must not pass through it, since the kernel's idea of the end may be old.
         let only_written = flags & libc::O_ACCMODE == libc::O_WRONLY;
+        let appends = flags & libc::O_APPEND != 0;
         let kept = self.kept.handle_open(inode, count);
         let caching = if versions {
             // Handles of an older version of the object share the kernel's pages of this inode:
             // the new version stays out of them until those are closed.
             self.kept.forget(inode);
             Caching::Bypass
-        } else if only_written || options.append || options.direct {
+        } else if only_written || appends || options.direct {
             Caching::Bypass
         } else if kept {
             Caching::Keep
         } else {
             Caching::Fresh
         };
+        // What is read from the kernel's pages does not come here: the open counts for it.
+        if caching == Caching::Keep && !options.no_atime {
+            self.note_read(&mut file.state().attributes);
+        }
         let hears_closes = self.locks.has_ranges(inode);
         Ok((Opened { handle: number, caching, hears_closes }, attributes))
     }

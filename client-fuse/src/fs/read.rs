@@ -58,6 +58,9 @@ impl FileSystem {
         if range.is_empty() {
             return Ok(Begun::Done(Body::default()));
         }
+        if !handle.options.no_atime {
+            self.note_read(&mut state.attributes);
+        }
         if let Some(inline) = &state.inline {
             return Ok(Begun::Done(cut_inline(inline, &range).into()));
         }

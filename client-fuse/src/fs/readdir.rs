@@ -20,6 +20,8 @@ use crate::fs::FileSystem;
 pub(crate) struct DirectoryHandle {
     inode: InodeId,
     caller: Caller,
+    /// `O_NOATIME`: listing it does not count as access.
+    no_atime: bool,
     page: tokio::sync::Mutex<Option<Page>>,
 }
 
@@ -50,9 +52,15 @@ impl FileSystem {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] at the limit of handles.
-    pub(crate) fn open_directory(&self, caller: Caller, inode: InodeId) -> Result<u64, Failure> {
+    pub(crate) fn open_directory(
+        &self,
+        caller: Caller,
+        inode: InodeId,
+        flags: i32,
+    ) -> Result<u64, Failure> {
+        let no_atime = flags & libc::O_NOATIME != 0;
         let page = tokio::sync::Mutex::new(None);
-        self.directories.insert(Arc::new(DirectoryHandle { inode, caller, page }))
+        self.directories.insert(Arc::new(DirectoryHandle { inode, caller, no_atime, page }))
     }
 
     /// Ends an open.
@@ -81,6 +89,9 @@ impl FileSystem {
         loop {
             let from = self.position(&directory, &mut held, after).await?;
             let page = held.as_ref().expect("just filled");
+            if offset == 0 && !taken_any && !directory.no_atime {
+                self.note_listing(directory.inode);
+            }
             if after == 0 && !taken_any && take_dots(&directory, page, offset, &mut take) {
                 return Ok(());
             }

@@ -19,6 +19,7 @@ impl FileSystem {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
+            self.access_times.handle_time(self.cluster.now());
             let now = Instant::now();
             for file in self.files.all() {
                 file.state().pieces.evict(now, PIECE_IDLE_MAX);
@@ -57,14 +58,7 @@ impl FileSystem {
         while losses.changed().await.is_ok() {
             self.lose_locks();
             for file in self.files.all() {
-                let mut state = file.state();
-                if state.is_dirty() {
-                    let words = "the session ended before the writes were stored";
-                    state.record_failure(Failure::new(ErrorKind::SessionGone, words));
-                    let bytes = state.buffer.cut(0);
-                    state.release_memory(bytes);
-                    state.forget_writes();
-                }
+                fail_buffered(&file, "the session ended before the writes were stored");
             }
             self.reopen_all().await;
         }
@@ -93,6 +87,17 @@ impl FileSystem {
                 }
             })
             .await;
+    }
+}
+
+/// Gives up what was written and is not stored, if anything is, and lets its programs hear of it.
+pub(super) fn fail_buffered(file: &File, words: &'static str) {
+    let mut state = file.state();
+    if state.is_dirty() {
+        state.record_failure(Failure::new(ErrorKind::SessionGone, words));
+        let bytes = state.buffer.cut(0);
+        state.release_memory(bytes);
+        state.forget_writes();
     }
 }
 

@@ -10,6 +10,15 @@ use crate::{
     fs::{FileSystem, file::File, handle::FileHandle},
 };
 
+/// Where a write goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// To this offset.
+    At(u64),
+    /// To the end of the file, wherever that is by then.
+    End,
+}
+
 impl FileSystem {
     /// Takes a write at once if it needs nothing but memory that is free. `false` means that
     /// [`Self::write`] must do it. Never blocks.
@@ -19,13 +28,13 @@ impl FileSystem {
     pub(crate) fn try_write(
         &self,
         handle: &FileHandle,
-        offset: u64,
+        place: Place,
         data: &[u8],
     ) -> Result<bool, Failure> {
         handle.check_locks()?;
         handle.report()?;
-        let options = handle.options;
-        if options.append || options.direct || options.sync {
+        let Place::At(offset) = place else { return Ok(false) };
+        if handle.options.direct || handle.options.sync {
             return Ok(false);
         }
         check_end(&handle.file, offset, data)?;
@@ -46,7 +55,7 @@ impl FileSystem {
     pub(crate) async fn write(
         &self,
         handle: &FileHandle,
-        offset: u64,
+        place: Place,
         data: &[u8],
     ) -> Result<(), Failure> {
         handle.check_locks()?;
@@ -54,8 +63,13 @@ impl FileSystem {
         let file = &handle.file;
         let permit = self.take_memory(file, length(data)).await;
         let sizing = file.sizing.lock().await;
-        // The kernel's offset of an append may be old: the end is where this mount says.
-        let offset = if handle.options.append { file.state().attributes.size } else { offset };
+        let offset = match place {
+            Place::At(offset) => offset,
+            Place::End => {
+                self.begin_append(handle).await?;
+                file.state().attributes.size
+            }
+        };
         check_end(file, offset, data)?;
         if needs_mark(file, offset) {
             self.mark_sparse(handle).await?;

@@ -6,6 +6,7 @@ use millrace_fuse_server::{
     Errno,
     protocol::{
         attr::{Attr, SetAttr, SetAttrFields},
+        data::Write,
         lock::{FileLock, Lock, LockFlags},
         node::RenameFlags,
         statx::{StatXAttr, StatXTime},
@@ -18,7 +19,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LockKind, LockRange, Timestamp};
 
-use crate::fs::{attributes::Changes, names::NewMode};
+use crate::fs::{attributes::Changes, names::NewMode, write::Place};
 
 /// The error number of a failure.
 pub(super) fn errno(failure: &Failure) -> Errno {
@@ -28,6 +29,13 @@ pub(super) fn errno(failure: &Failure) -> Errno {
 /// A name as the kernel gives it.
 pub(super) fn file_name(name: &OsStr) -> Result<FileName, Failure> {
     FileName::parse(name.as_bytes()).map_err(Failure::from)
+}
+
+/// Where a write goes. The kernel's own end of the file may be old, so that an append is one by its
+/// flag; what comes from the page cache, as of a mapping, has none.
+pub(super) fn place(write: &Write) -> Place {
+    let appends = write.flags & libc::O_APPEND.cast_unsigned() != 0;
+    if appends { Place::End } else { Place::At(write.offset) }
 }
 
 /// Attributes as the kernel takes them, under the node number `ino`.

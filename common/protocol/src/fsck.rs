@@ -10,6 +10,13 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{admin::PathBytes, target::ContentName};
 
+mod namespace;
+
+pub use namespace::{
+    FlawCount, FlawFinding, FlawKind, NamespaceReply, NamespaceReport, NamespaceState,
+    ShowNamespace, StartRepair,
+};
+
 /// Asks a target daemon what lies on one of its targets, a page at a time.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListContents {

@@ -62,7 +62,8 @@ macro_rules! requests {
 }
 
 use crate::{
-    admin, backup, cluster, control, fsck, lease, lock, metadata, session, storage, target, upkeep,
+    access, admin, backup, cluster, control, fsck, lease, lock, metadata, session, storage, target,
+    upkeep,
 };
 
 requests! {
@@ -123,6 +124,8 @@ requests! {
     CreateMasked = 0x0216, metadata::CreateMasked => metadata::InodeReply;
     /// Makes and opens a file without a name.
     CreateUnnamed = 0x0217, metadata::CreateUnnamed => metadata::InodeReply;
+    /// Waits until somebody wants to append where the session holds the right to.
+    AwaitAppends = 0x0218, lock::AwaitAppends => lock::AwaitAppendsReply;
     /// Finds a name, to keep what it leads to.
     FindName = 0x0220, lease::FindName => lease::FoundName;
     /// Attributes of an inode, to be kept.
@@ -131,6 +134,13 @@ requests! {
     ListEntries = 0x0222, lease::ListEntries => lease::EntriesPage;
     /// Listens for what must not be kept any more.
     AwaitRecalls = 0x0223, lease::AwaitRecalls => lease::Recalls;
+
+    /// Makes an inode as [`Self::Create`] does, to keep what that changes.
+    MakeName = 0x0224, lease::MakeName => lease::MadeName;
+    /// Removes a name as [`Self::Remove`] does, to keep what that changes.
+    RemoveName = 0x0225, lease::RemoveName => lease::RemovedName;
+    /// Tells what was read, for times of access.
+    NoteReads = 0x0226, access::NoteReads => session::Done;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;
@@ -231,6 +241,10 @@ requests! {
     CancelFsck = 0x0622, fsck::CancelFsck => fsck::FsckReply;
     /// Declares the namespace to be the right one.
     TrustNamespace = 0x0623, fsck::TrustNamespace => fsck::FsckReply;
+    /// Starts a check that repairs the namespace where that is safe.
+    StartRepair = 0x0624, fsck::StartRepair => fsck::FsckReply;
+    /// What the check that runs, or the last one, found of the namespace itself.
+    ShowNamespace = 0x0625, fsck::ShowNamespace => fsck::NamespaceReply;
 
     /// Begins a backup of the metadata, or asks how far it is.
     PrepareBackup = 0x0630, backup::PrepareBackup => backup::BackupReply;

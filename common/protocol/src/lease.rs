@@ -20,8 +20,8 @@ use millrace_types::{FileName, InodeId, SessionId};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{
-    metadata::{Attributes, Coverage, DirectoryEntry, InodeReply},
-    session::Caller,
+    metadata::{Attributes, Coverage, CreateMasked, DirectoryEntry, InodeReply, Remove},
+    session::{Caller, Done},
 };
 
 /// Finds `name` in `parent`, to keep what is found.
@@ -114,6 +114,44 @@ pub struct CoveredEntry {
     pub entry: DirectoryEntry,
     /// The key of the lease under which its attributes may be kept, if they may.
     pub lease: Option<InodeId>,
+}
+
+/// Makes an inode and its name, to keep what that changes.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct MakeName {
+    /// What to make.
+    pub make: CreateMasked,
+}
+
+/// What was made. A repeated request is answered with what is there by then.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct MadeName {
+    /// The inode: the new one, or the one that the name had.
+    pub reply: InodeReply,
+    /// The key of the lease under which its attributes may be kept, if they may.
+    pub lease: Option<InodeId>,
+    /// Whether the name may be kept.
+    pub coverage: Coverage,
+    /// Whether it may be kept that the new directory has no names.
+    pub empty: bool,
+    /// The attributes of the parent after this, where they may be kept under its lease.
+    pub directory: Option<Attributes>,
+}
+
+/// Removes a name, to keep what that changes.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct RemoveName {
+    /// What to remove.
+    pub remove: Remove,
+}
+
+/// What a removal changed.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct RemovedName {
+    /// It is done.
+    pub done: Done,
+    /// The attributes of the parent after this, where they may be kept under its lease.
+    pub directory: Option<Attributes>,
 }
 
 /// Listens for what is taken back from the session, and acknowledges what was. Answered when there

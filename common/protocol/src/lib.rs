@@ -5,9 +5,10 @@
 //! bytes are untrusted: decoding never panics, and what it returns is bounded.
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
-//! table), [`session`], [`capability`], [`metadata`], [`lease`], [`lock`], [`cluster`],
-//! [`storage`], [`target`], [`admin`], [`upkeep`], [`fsck`], [`backup`], [`control`].
+//! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
+//! [`cluster`], [`storage`], [`target`], [`admin`], [`upkeep`], [`fsck`], [`backup`], [`control`].
 
+pub mod access;
 pub mod admin;
 pub mod backup;
 pub mod capability;

@@ -15,6 +15,15 @@
 //! sent. A client sends those of one owner on one inode one after the other. Locks are not logged:
 //! after a restart of the server each session declares what it holds ([`crate::session::Declare`]),
 //! and who waits asks again.
+//!
+//! Appends of several hosts to one file stand in line by a lock too, one of a space that programs
+//! cannot reach ([`LockSpace::Append`]). A client keeps it from one append to the next, and hears
+//! by [`AwaitAppends`] when another one waits for it:
+//!
+//! ```text
+//!   A: SetLock ──▶ held ─ appends ─ appends ─┬─ stores, commits ─ unlocks
+//!   B:               SetLock, wait 7 ──▶ A is told ──────────────────▶ reserved, claimed
+//! ```
 
 use millrace_types::{ChangeCount, ErrorKind, InodeId, LockKind, LockRange, SessionId};
 use rkyv::{Archive, Deserialize, Serialize};
@@ -31,6 +40,8 @@ pub enum LockSpace {
     Flock = 1,
     /// Of `fcntl`, those of open file descriptions included: on ranges of bytes.
     Range = 2,
+    /// The right to append, of clients instead of programs: for writing, on whole files.
+    Append = 3,
 }
 
 /// One owner's lock, or where it wants none.
@@ -44,7 +55,7 @@ pub struct Lock {
     pub owner: u64,
     /// `None` unlocks.
     pub kind: Option<LockKind>,
-    /// [`LockRange::WHOLE`] in the space of `flock`.
+    /// [`LockRange::WHOLE`] where whole files are locked.
     pub range: LockRange,
     /// The process, as its host numbers it; for people and for `F_GETLK` on that host.
     pub process: u32,
@@ -54,10 +65,17 @@ impl Lock {
     /// Checks what a peer sent.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a range that is none, or no whole file under `flock`.
+    /// [`ErrorKind::InvalidArgument`] for a range that is none, or no whole file in a space of
+    /// whole files, or an append that others may share.
     pub fn checked(self) -> Result<Self, ErrorKind> {
         self.range.checked()?;
-        let sound = self.space == LockSpace::Range || self.range == LockRange::WHOLE;
+        let sound = match self.space {
+            LockSpace::Range => true,
+            LockSpace::Flock => self.range == LockRange::WHOLE,
+            LockSpace::Append => {
+                self.range == LockRange::WHOLE && self.kind != Some(LockKind::Read)
+            }
+        };
         sound.then_some(self).ok_or(ErrorKind::InvalidArgument)
     }
 }
@@ -139,6 +157,26 @@ pub struct AwaitLocksReply {
     /// By their numbers.
     pub ended: Vec<u64>,
 }
+
+/// Waits until somebody waits for the right to append to a file that this session holds, and that
+/// is not in `known`. A second request of the session ends the first.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AwaitAppends {
+    /// The session.
+    pub session: SessionId,
+    /// Files whose right to append the client is giving up; at most [`WANTED_MAX`].
+    pub known: Vec<InodeId>,
+}
+
+/// Files that others want to append to. Empty after 20 s without any: ask again.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AwaitAppendsReply {
+    /// At most [`WANTED_MAX`], in ascending order.
+    pub wanted: Vec<InodeId>,
+}
+
+/// Files that are told of, or known, in one exchange: 8 KiB.
+pub const WANTED_MAX: usize = 1024;
 
 /// Waits of one session: threads that wait on one host.
 pub const WAITS_PER_SESSION_MAX: usize = 4096;

@@ -49,12 +49,12 @@ pub(super) fn remember(
     outcome: &Outcome,
 ) -> Result<(), ApplyError> {
     let session = operation.session;
-    tx.put(keys::outcome(session, operation.sequence), outcome);
     let key = keys::session(session);
     let Some(mut record) = tx.read::<SessionRecord>(&key)? else {
-        // The command was the end of this session.
+        // The command was the end of this session: nobody is answered in its name any more.
         return Ok(());
     };
+    tx.put(keys::outcome(session, operation.sequence), outcome);
     let (from, to) = (record.lowest_pending, operation.lowest_pending);
     if to <= from {
         return Ok(());

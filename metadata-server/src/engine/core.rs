@@ -20,6 +20,7 @@ use crate::{
     apply::{self, ApplyError, Effect, FEATURE_LEVEL},
     capability::Keyring,
     command::{Command, Envelope, Outcome},
+    consistency::census::Census,
     leases::{self, Table, Wait},
     locks::Locks,
     log::{LogError, Syncer, Writer},
@@ -32,6 +33,7 @@ use crate::{
     targets::{Registry, map},
 };
 
+mod consistency;
 mod recall;
 mod repair;
 mod sessions;
@@ -39,6 +41,7 @@ mod signing;
 mod snapshot;
 mod trust;
 
+pub use consistency::Looked;
 use repair::Repair;
 use signing::signing_keys;
 use snapshot::Snapshots;
@@ -87,6 +90,8 @@ pub struct Core {
     doubt: Doubt,
     room: Room,
     snapshots: Snapshots,
+    /// A count that is under way.
+    census: Option<Census>,
     marker: Marker,
     _lock: File,
 }
@@ -124,6 +129,7 @@ impl Core {
         let snapshots = Snapshots::new(&settings, &log)?;
         let mut core = Self {
             snapshots,
+            census: None,
             ids: IdBlock::after(file_system.inode_limit),
             names: Names::default(),
             keyring: Arc::default(),
@@ -205,7 +211,9 @@ impl Core {
             Ok(applied) => applied,
             Err(error) => self.apply_after(error, index, &envelope)?,
         };
-        self.take_back(operation, &effect.batch)?;
+        if !envelope.command.is_lazy() {
+            self.take_back(operation, &effect.batch)?;
+        }
         let record = envelope.to_bytes();
         if !self.room.admits(record.len()) {
             return Err(log_failure(LogError::NoSpace));
@@ -449,8 +457,9 @@ impl Core {
     /// Has the next start rebuild the store, also within this boot of the machine.
     fn distrust_store(&self) {
         if let Err(error) = Marker::forget(&*self.settings.files, &self.settings.dir) {
-            tracing::error!(%error, "remove the directory `store` before the next start: it is \
-                broken, and the marker that vouches for it cannot be removed");
+            let dir = self.settings.store_dir();
+            tracing::error!(%error, dir = %dir.display(), "remove this directory before the next \
+                start: it is broken, and the marker that vouches for it cannot be removed");
         }
     }
 

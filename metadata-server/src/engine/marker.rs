@@ -1,7 +1,9 @@
-//! The file that tells whether the last shutdown was clean, and in which boot the store was open.
+//! The file that tells whether the last shutdown was clean, in which boot the store was open, and
+//! which engine kept it.
 //!
-//! Text, so that a person can read it: `version`, `boot`, `clean`, `last`, one `key=value` a line,
-//! and a final `checksum` (crc32c of the lines before it, hexadecimal). Replaced as a whole.
+//! Text, so that a person can read it: `version`, `boot`, `store` (missing: `sled`), `clean`,
+//! `last`, one `key=value` a line, and a final `checksum` (crc32c of the lines before it,
+//! hexadecimal). Replaced as a whole.
 
 use std::{fs, io, path::Path};
 
@@ -14,6 +16,8 @@ use crate::files::{self, Access, Files};
 pub struct Marker {
     /// The machine's boot in which the store was last open.
     pub boot: String,
+    /// The engine that kept the store.
+    pub store: String,
     /// Whether log and store were synced and closed.
     pub clean: bool,
     /// The last index in the log, when clean.
@@ -22,6 +26,9 @@ pub struct Marker {
 
 const FILE: &str = "marker";
 const VERSION: &str = "1";
+
+/// The engine of programs that did not write which.
+const STORE_BEFORE: &str = "sled";
 
 impl Marker {
     /// Reads the file; `None` when it is missing or damaged, which counts as not clean.
@@ -65,8 +72,10 @@ impl Marker {
     }
 
     fn print(&self) -> String {
-        let Self { boot, clean, last } = self;
-        let lines = format!("version={VERSION}\nboot={boot}\nclean={clean}\nlast={}\n", last.0);
+        let Self { boot, store, clean, last } = self;
+        let last = last.0;
+        let lines =
+            format!("version={VERSION}\nboot={boot}\nstore={store}\nclean={clean}\nlast={last}\n");
         let checksum = Crc32c::of(lines.as_bytes()).0;
         format!("{lines}checksum={checksum:08x}\n")
     }
@@ -85,6 +94,7 @@ impl Marker {
         }
         Some(Self {
             boot: value("boot")?.to_owned(),
+            store: value("store").unwrap_or(STORE_BEFORE).to_owned(),
             clean: value("clean")?.parse().ok()?,
             last: LogIndex(value("last")?.parse().ok()?),
         })
@@ -109,11 +119,16 @@ mod tests {
     fn a_marker_reads_back_and_damage_counts_as_missing() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Marker::load(&MachineFiles, dir.path()).unwrap(), None);
-        let marker = Marker { boot: present_boot().unwrap(), clean: true, last: LogIndex(12) };
+        let (boot, store) = (present_boot().unwrap(), "fjall".to_owned());
+        let marker = Marker { boot, store, clean: true, last: LogIndex(12) };
         marker.save(&MachineFiles, dir.path()).unwrap();
         assert_eq!(Marker::load(&MachineFiles, dir.path()).unwrap(), Some(marker.clone()));
         let damaged = marker.print().replace("clean=true", "clean=false");
         assert_eq!(Marker::parse(&damaged), None);
         assert_eq!(Marker::parse("nonsense"), None);
+        let lines = "version=1\nboot=b\nclean=true\nlast=3\n";
+        let checksum = Crc32c::of(lines.as_bytes()).0;
+        let older = Marker::parse(&format!("{lines}checksum={checksum:08x}\n")).unwrap();
+        assert_eq!((older.store.as_str(), older.last), (STORE_BEFORE, LogIndex(3)));
     }
 }

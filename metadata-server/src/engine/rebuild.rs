@@ -25,24 +25,47 @@ pub(super) struct Recovered {
     pub(super) rebuilt: Option<String>,
 }
 
+/// What is known of the store before it is opened.
+pub(super) enum Standing {
+    /// It shows some index of the log, if it opens.
+    Trusted,
+    /// The machine went down since it was written, or it failed: maybe the log has lost something
+    /// too.
+    Doubtful,
+    /// The run before had this engine. Nothing is wrong with the log.
+    OfOtherEngine(String),
+}
+
 /// Opens the store and replays what it misses; makes it anew when it cannot be trusted.
 pub(super) fn recover_store(
     settings: &EngineSettings,
     last: LogIndex,
-    trusted: bool,
+    standing: &Standing,
 ) -> Result<Recovered, StartError> {
     if !settings.stores().survives() {
         return Ok(Recovered { store: make_anew(settings, last)?, rebuilt: None });
     }
-    let reason = if trusted {
-        match try_present(settings, last) {
-            Ok(store) => return Ok(Recovered { store, rebuilt: None }),
-            Err(reason) => reason,
+    let reason = match standing {
+        Standing::Trusted => match try_present(settings, last)? {
+            Present::Usable(store) => return Ok(Recovered { store, rebuilt: None }),
+            Present::Behind(applied) => {
+                tracing::info!(%applied, "the store is older than the log's beginning");
+                let mut store = make_anew(settings, last)?;
+                store.checkpoint()?;
+                return Ok(Recovered { store, rebuilt: None });
+            }
+            Present::Unusable(reason) => reason,
+        },
+        Standing::Doubtful => "the machine went down, or the store failed".to_owned(),
+        Standing::OfOtherEngine(before) => {
+            let now = settings.store.name();
+            tracing::info!(before, now, "the store is made anew by another engine");
+            let mut store = make_anew(settings, last)?;
+            store.checkpoint()?;
+            return Ok(Recovered { store, rebuilt: None });
         }
-    } else {
-        "the machine went down, or the store failed".to_owned()
     };
-    let rebuilt = (last > LogIndex(0)).then(|| {
+    let rebuilt = (last > FORMAT).then(|| {
         tracing::warn!(reason, "the store is rebuilt from the command log");
         format!("the store was made anew from the command log: {reason}")
     });
@@ -51,23 +74,51 @@ pub(super) fn recover_store(
     Ok(Recovered { store, rebuilt })
 }
 
-/// The store as it is, caught up with the log; or in words why it cannot be used.
-fn try_present(settings: &EngineSettings, last: LogIndex) -> Result<Box<dyn MetaStore>, String> {
-    let mut store = settings.stores().open().map_err(|error| error.to_string())?;
-    let applied = applied(&*store).map_err(|error| error.to_string())?.index;
-    if applied > LogIndex(0) {
-        // One that an older program made does not decode.
-        let file_system = records::read::<FileSystem>(&*store, &keys::file_system());
-        file_system.map_err(|error| error.to_string())?;
-    }
-    if applied > last {
-        return Err(format!("it shows index {applied}, but the log ends at {last}"));
-    }
-    if applied == LogIndex(0) && last > LogIndex(0) {
-        return Err("it is missing or empty".to_owned());
-    }
-    catch_up(settings, &mut *store, applied).map_err(|error| error.to_string())?;
-    Ok(store)
+/// The record that formats the namespace. A log with this one alone is of a start that was killed:
+/// no file has been there that could be lost.
+const FORMAT: LogIndex = LogIndex(1);
+
+/// What the store is good for that the run before has left.
+enum Present {
+    /// It shows what the log says.
+    Usable(Box<dyn MetaStore>),
+    /// Sound, but a kill took so much of its end that the records behind it are in a snapshot
+    /// alone. Log and snapshot are those of the run before, and nothing is lost.
+    Behind(LogIndex),
+    /// Why it cannot be used, in words.
+    Unusable(String),
+}
+
+/// The store as it is, caught up with the log where that is possible.
+fn try_present(settings: &EngineSettings, last: LogIndex) -> Result<Present, StartError> {
+    let first = first_record(settings)?;
+    let opened = settings.stores().open().map_err(StartError::Store);
+    let caught_up = opened.and_then(|mut store| {
+        let applied = applied(&*store)?.index;
+        if applied > LogIndex(0) {
+            // One that an older program made does not decode.
+            records::read::<FileSystem>(&*store, &keys::file_system())?;
+        }
+        if applied > last {
+            let reason = format!("it shows index {applied}, but the log ends at {last}");
+            return Ok(Present::Unusable(reason));
+        }
+        if applied == LogIndex(0) && last > LogIndex(0) {
+            return Ok(Present::Unusable("it is missing or empty".to_owned()));
+        }
+        if applied.next() < first {
+            return Ok(Present::Behind(applied));
+        }
+        catch_up(settings, &mut *store, applied)?;
+        Ok(Present::Usable(store))
+    });
+    Ok(caught_up.unwrap_or_else(|error| Present::Unusable(error.to_string())))
+}
+
+/// The oldest record that the log still has; 1 in an empty log.
+fn first_record(settings: &EngineSettings) -> Result<LogIndex, StartError> {
+    let segments = segment::list(&*settings.files, &settings.log_dir())?;
+    Ok(segments.first().map_or(LogIndex(1), |(first, _)| *first))
 }
 
 /// A new store from the newest snapshot that can be read, and the log behind it.
@@ -95,8 +146,7 @@ fn make_anew(settings: &EngineSettings, last: LogIndex) -> Result<Box<dyn MetaSt
             }
         }
     }
-    let log_dir = settings.log_dir();
-    let first = segment::list(files, &log_dir)?.first().map_or(LogIndex(1), |(first, _)| *first);
+    let first = first_record(settings)?;
     if first > LogIndex(1) {
         if problems.is_empty() {
             problems.push("there is no snapshot".to_owned());

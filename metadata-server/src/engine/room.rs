@@ -1,7 +1,7 @@
 //! Keeps room on the disk of the state directory: changes are refused before the disk is full.
 //!
-//! The log stands a full disk; the store's engine does not: sled stops for good when it cannot
-//! write what it has taken already. So the last bytes are left to it.
+//! The log stands a full disk; the store's engine does not: sled and fjall stop for good when they
+//! cannot write what they have taken already. So the last bytes are left to them.
 
 use std::path::PathBuf;
 

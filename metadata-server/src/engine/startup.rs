@@ -3,7 +3,9 @@
 //! The log is recovered first. The store is trusted only after a clean shutdown or within the same
 //! boot of the machine (a kill of the process loses nothing that the kernel had); otherwise, and
 //! when it does not open, is damaged, or shows an index that the log does not have, it is made
-//! anew from the newest snapshot and the log: see `rebuild`.
+//! anew from the newest snapshot and the log: see `rebuild`. So it is when the settings name
+//! another engine than the run before had: each engine has a directory of its own, and the marker
+//! names the one that it vouches for.
 
 use std::{
     fs::{self, File},
@@ -20,7 +22,7 @@ use millrace_types::{ClusterId, ErrorKind, LogIndex};
 use super::{
     Core,
     marker::{Marker, present_boot},
-    rebuild::{Recovered, recover_store},
+    rebuild::{Recovered, Standing, recover_store},
 };
 use crate::{
     apply::{self, ApplyError},
@@ -28,7 +30,9 @@ use crate::{
     files::{Files, MachineFiles},
     log::{LogError, LogSettings, Writer},
     snapshot::kept,
-    store::{MetaStore, StoreError, Stores, memory::MemoryStores, sled::SledStores},
+    store::{
+        MetaStore, StoreError, Stores, fjall::FjallStores, memory::MemoryStores, sled::SledStores,
+    },
 };
 
 /// How the engine works.
@@ -77,8 +81,32 @@ pub struct EngineSettings {
 pub enum StoreKind {
     /// sled, on disk.
     Sled,
+    /// fjall, on disk.
+    Fjall,
     /// In memory; rebuilt from the log at every start.
     Memory,
+}
+
+impl StoreKind {
+    /// The word in settings and in the marker.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sled => "sled",
+            Self::Fjall => "fjall",
+            Self::Memory => "memory",
+        }
+    }
+
+    /// The directory of its own below the state directory, if it has files.
+    #[must_use]
+    pub fn folder(self) -> Option<&'static str> {
+        match self {
+            Self::Sled => Some("store"),
+            Self::Fjall => Some("store-fjall"),
+            Self::Memory => None,
+        }
+    }
 }
 
 impl EngineSettings {
@@ -114,10 +142,18 @@ impl EngineSettings {
             (Some(stores), _) => Arc::clone(stores),
             (None, StoreKind::Memory) => Arc::new(MemoryStores),
             (None, StoreKind::Sled) => {
-                let dir = self.dir.join("store");
-                Arc::new(SledStores { dir, cache_bytes: self.cache_bytes })
+                Arc::new(SledStores { dir: self.store_dir(), cache_bytes: self.cache_bytes })
+            }
+            (None, StoreKind::Fjall) => {
+                Arc::new(FjallStores { dir: self.store_dir(), cache_bytes: self.cache_bytes })
             }
         }
+    }
+
+    /// Where the store's files are, if it has some.
+    #[must_use]
+    pub fn store_dir(&self) -> PathBuf {
+        self.dir.join(self.store.folder().unwrap_or_default())
     }
 
     /// Where the segments of the log are.
@@ -212,7 +248,6 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
     let snapshot = kept::newest_synced(files, &snapshots, settings.cluster).map_err(disk)?;
     let marker = Marker::load(files, dir).map_err(disk)?;
     let clean = marker.as_ref().is_some_and(|marker| marker.clean);
-    let same_boot = marker.as_ref().is_some_and(|marker| marker.boot == boot);
     let synced_at_least = match &marker {
         Some(marker) if marker.clean => marker.last.max(snapshot),
         _ => snapshot,
@@ -225,9 +260,11 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
         sync_interval: settings.sync_interval,
     };
     let (mut log, found) = Writer::open(log_settings, synced_at_least)?;
-    let trusted = clean || same_boot;
-    let Recovered { mut store, rebuilt } = recover_store(&settings, found.last, trusted)?;
-    let marker = Marker { boot, clean: false, last: LogIndex(0) };
+    let standing = standing(&settings, marker.as_ref(), &boot);
+    let Recovered { mut store, rebuilt } = recover_store(&settings, found.last, &standing)?;
+    remove_others(&settings);
+    let store_name = settings.store.name().to_owned();
+    let marker = Marker { boot, store: store_name, clean: false, last: LogIndex(0) };
     match rebuilt {
         None => marker.save(files, dir).map_err(disk)?,
         // It comes back when the log says that the store was made anew.
@@ -240,7 +277,39 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
     Core::new(settings, log, store, lock, marker, rebuilt)
 }
 
-/// The first command of a new log.
+/// What the last run has left of the store.
+fn standing(settings: &EngineSettings, marker: Option<&Marker>, boot: &str) -> Standing {
+    match marker {
+        Some(marker) if !marker.clean && marker.boot != boot => Standing::Doubtful,
+        Some(marker) if marker.store != settings.store.name() => {
+            Standing::OfOtherEngine(marker.store.clone())
+        }
+        Some(_) => Standing::Trusted,
+        None => Standing::Doubtful,
+    }
+}
+
+/// Removes what another engine has left. It would never be opened again: a marker names the engine
+/// that it vouches for.
+fn remove_others(settings: &EngineSettings) {
+    if settings.stores.is_some() {
+        return;
+    }
+    let own = settings.store.folder();
+    let folders = [StoreKind::Sled, StoreKind::Fjall].map(StoreKind::folder);
+    for folder in folders.into_iter().filter(|folder| *folder != own).flatten() {
+        let dir = settings.dir.join(folder);
+        match fs::remove_dir_all(&dir) {
+            Ok(()) => tracing::info!(dir = %dir.display(), "the store before is removed"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(dir = %dir.display(), %error,
+                "the store of another engine takes room, and cannot be removed"),
+        }
+    }
+}
+
+/// The first command of a new log. The store is on the disk after it: one that a kill leaves empty
+/// would look like one that somebody has removed.
 fn format(
     settings: &EngineSettings,
     log: &mut Writer,
@@ -258,6 +327,7 @@ fn format(
     })?;
     log.append(&envelope.to_bytes())?;
     store.commit(&effect.batch)?;
+    store.checkpoint()?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use millrace_types::{FileName, InodeId};
+use millrace_types::{FileName, InodeId, SessionId};
 
 use crate::{
     namespace::{Inode, tree},
@@ -51,21 +51,28 @@ pub fn key_of(inode: &Inode) -> InodeId {
     }
 }
 
-/// Whether somebody has a file open for writing.
+/// Who has a file open for writing. One alone may keep its attributes, several may not: what one
+/// of them writes would be taken back from the others each time.
 ///
 /// # Errors
 /// When the store is broken.
-pub fn is_written(view: &(impl View + ?Sized), inode: InodeId) -> Result<bool, StoreError> {
+pub fn writers(view: &(impl View + ?Sized), inode: InodeId) -> Result<Vec<SessionId>, StoreError> {
     let opens = tree::scan::<OpenRecord>(view, &keys::opens(inode), usize::MAX)?;
-    Ok(opens.iter().any(|(_, open)| open.writes > 0))
+    let writes = opens.iter().filter(|(_, open)| open.writes > 0);
+    Ok(writes.filter_map(|(key, _)| keys::number_at(key, 9)).map(SessionId).collect())
 }
 
-/// What `batch` will change of what `view` shows. Attributes of a file that somebody has open for
-/// writing are left out: nobody keeps them.
+/// What `batch` will change of what `view` shows, for `by` if that is a session. Attributes of a
+/// file that is being written are left out where nobody else can keep them: those of several
+/// writers, and of this one.
 ///
 /// # Errors
 /// When the store is broken.
-pub fn touched(view: &dyn View, batch: &Batch) -> Result<Vec<Touch>, StoreError> {
+pub fn touched(
+    view: &dyn View,
+    batch: &Batch,
+    by: Option<SessionId>,
+) -> Result<Vec<Touch>, StoreError> {
     let mut touches = Vec::new();
     for key in table(batch, &keys::all_entries()) {
         let Some(directory) = keys::number_at(key, 1).map(InodeId) else { continue };
@@ -78,7 +85,13 @@ pub fn touched(view: &dyn View, batch: &Batch) -> Result<Vec<Touch>, StoreError>
     for key in table(batch, &keys::inodes()) {
         let Some(id) = keys::number_at(key, 1).map(InodeId) else { continue };
         let Some(inode) = tree::find(view, id)? else { continue };
-        if inode.is_directory() || !is_written(view, id)? {
+        let may_be_kept = inode.is_directory()
+            || match writers(view, id)?[..] {
+                [] => true,
+                [writer] => Some(writer) != by,
+                [_, _, ..] => false,
+            };
+        if may_be_kept {
             touches.push(Touch::Attributes { key: key_of(&inode), inode: id });
         }
     }

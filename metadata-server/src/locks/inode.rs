@@ -47,6 +47,7 @@ impl Wait {
 #[derive(Debug, Default)]
 pub(super) struct InodeLocks {
     flocks: BTreeMap<Owner, Held<LockKind>>,
+    appends: BTreeMap<Owner, Held<LockKind>>,
     ranges: BTreeMap<Owner, Held<HeldRanges>>,
     /// In the order of arrival.
     pub(super) waits: BTreeMap<u64, Wait>,
@@ -64,39 +65,67 @@ impl InodeLocks {
     /// space, and has.
     pub(super) fn set(&mut self, owner: Owner, lock: &Lock) -> (usize, usize) {
         let process = lock.process;
-        match (lock.space, lock.kind) {
-            (LockSpace::Flock, None) => (usize::from(self.flocks.remove(&owner).is_some()), 0),
-            (LockSpace::Flock, Some(kind)) => {
-                let before = self.flocks.insert(owner, Held { what: kind, process });
-                (usize::from(before.is_some()), 1)
-            }
-            (LockSpace::Range, kind) => {
-                let held = self
-                    .ranges
-                    .entry(owner)
-                    .or_insert_with(|| Held { what: HeldRanges::default(), process });
-                let before = held.what.len();
-                held.what.set(lock.range, kind);
-                if kind.is_some() {
-                    held.process = process;
-                }
-                let after = held.what.len();
-                if after == 0 {
-                    self.ranges.remove(&owner);
-                }
-                (before, after)
+        let wholes = match lock.space {
+            LockSpace::Flock => &mut self.flocks,
+            LockSpace::Append => &mut self.appends,
+            LockSpace::Range => return self.set_range(owner, lock),
+        };
+        let before = match lock.kind {
+            None => wholes.remove(&owner),
+            Some(kind) => wholes.insert(owner, Held { what: kind, process }),
+        };
+        (usize::from(before.is_some()), usize::from(lock.kind.is_some()))
+    }
+
+    fn set_range(&mut self, owner: Owner, lock: &Lock) -> (usize, usize) {
+        let new = || Held { what: HeldRanges::default(), process: lock.process };
+        let held = self.ranges.entry(owner).or_insert_with(new);
+        let before = held.what.len();
+        held.what.set(lock.range, lock.kind);
+        if lock.kind.is_some() {
+            held.process = lock.process;
+        }
+        let after = held.what.len();
+        if after == 0 {
+            self.ranges.remove(&owner);
+        }
+        (before, after)
+    }
+
+    /// Whether the owner holds what the lock asks for, or more.
+    pub(super) fn holds(&self, owner: Owner, lock: &Lock) -> bool {
+        let Some(kind) = lock.kind else { return false };
+        match self.wholes(lock.space) {
+            Some(wholes) => wholes.get(&owner).is_some_and(|held| held.what == kind),
+            None => {
+                let held = self.ranges.get(&owner);
+                held.is_some_and(|held| held.what.covers(lock.range, kind))
             }
         }
     }
 
-    /// What the owner holds of the whole file.
+    /// What the owner holds under `flock`.
     pub(super) fn flock_of(&self, owner: Owner) -> Option<LockKind> {
         self.flocks.get(&owner).map(|held| held.what)
     }
 
-    /// Whether the owner holds the range as `kind` or more.
-    pub(super) fn covers(&self, owner: Owner, range: LockRange, kind: LockKind) -> bool {
-        self.ranges.get(&owner).is_some_and(|held| held.what.covers(range, kind))
+    /// Whether the session holds the right to append.
+    pub(super) fn may_append(&self, session: SessionId) -> bool {
+        self.appends.keys().any(|owner| owner.session == session)
+    }
+
+    /// Whether somebody waits for the right to append, behind whoever has it.
+    pub(super) fn is_append_wanted(&self) -> bool {
+        let of_appends = |wait: &&Wait| wait.space == LockSpace::Append;
+        self.waits.values().filter(of_appends).any(|wait| wait.state == State::Queued)
+    }
+
+    fn wholes(&self, space: LockSpace) -> Option<&BTreeMap<Owner, Held<LockKind>>> {
+        match space {
+            LockSpace::Flock => Some(&self.flocks),
+            LockSpace::Append => Some(&self.appends),
+            LockSpace::Range => None,
+        }
     }
 
     /// Whether unlocking leaves something of one lock on both sides.
@@ -159,6 +188,7 @@ impl InodeLocks {
     pub(super) fn drop_session(&mut self, session: SessionId) -> usize {
         let before = self.len();
         self.flocks.retain(|owner, _| owner.session != session);
+        self.appends.retain(|owner, _| owner.session != session);
         self.ranges.retain(|owner, _| owner.session != session);
         before - self.len()
     }
@@ -166,18 +196,19 @@ impl InodeLocks {
     /// Whether the session holds something, or waits.
     pub(super) fn has(&self, session: SessionId) -> bool {
         let of_session = |owner: &Owner| owner.session == session;
-        self.flocks.keys().any(of_session)
+        self.flocks.keys().chain(self.appends.keys()).any(of_session)
             || self.ranges.keys().any(of_session)
             || self.waits.values().any(|wait| of_session(&wait.owner))
     }
 
     /// Whether nothing is held or waited for.
     pub(super) fn is_empty(&self) -> bool {
-        self.flocks.is_empty() && self.ranges.is_empty() && self.waits.is_empty()
+        self.len() == 0 && self.waits.is_empty()
     }
 
     fn len(&self) -> usize {
-        self.flocks.len() + self.ranges.values().map(|held| held.what.len()).sum::<usize>()
+        let ranges = self.ranges.values().map(|held| held.what.len()).sum::<usize>();
+        self.flocks.len() + self.appends.len() + ranges
     }
 
     /// Locks of others that are in the way: one of each owner.
@@ -188,9 +219,9 @@ impl InodeLocks {
         kind: LockKind,
         range: LockRange,
     ) -> impl Iterator<Item = (Owner, LockConflict)> + '_ {
-        let flocks = (space == LockSpace::Flock).then_some(&self.flocks).into_iter().flatten();
-        let flocks =
-            flocks.filter(move |(_, held)| held.what.excludes(kind)).map(|(owner, held)| {
+        let wholes = self.wholes(space).into_iter().flatten();
+        let wholes =
+            wholes.filter(move |(_, held)| held.what.excludes(kind)).map(|(owner, held)| {
                 let (range, kind) = (LockRange::WHOLE, held.what);
                 (*owner, LockConflict { range, kind, process: held.process })
             });
@@ -199,7 +230,7 @@ impl InodeLocks {
             let (range, kind) = held.what.in_the_way(range, kind)?;
             Some((*owner, LockConflict { range, kind, process: held.process }))
         });
-        flocks.chain(ranges).filter(move |(holder, _)| *holder != owner)
+        wholes.chain(ranges).filter(move |(holder, _)| *holder != owner)
     }
 
     /// Reservations of others that are in the way.

@@ -29,6 +29,8 @@ pub struct LockTable {
     waits: usize,
     /// Sessions of which a wait is over.
     news: BTreeSet<SessionId>,
+    /// Sessions that hold a right to append for which somebody waits.
+    wants: BTreeSet<SessionId>,
     limits: Limits,
 }
 
@@ -41,6 +43,8 @@ struct SessionLocks {
     waits: BTreeMap<u64, Place>,
     /// Where it holds something, or waits.
     inodes: BTreeSet<InodeId>,
+    /// Where it holds the right to append.
+    appends: BTreeSet<InodeId>,
     pieces: usize,
 }
 
@@ -91,6 +95,7 @@ impl LockTable {
             pieces: 0,
             waits: 0,
             news: BTreeSet::new(),
+            wants: BTreeSet::new(),
             limits,
         }
     }
@@ -167,12 +172,7 @@ impl LockTable {
     #[must_use]
     pub fn holds(&self, session: SessionId, lock: &Lock) -> bool {
         let owner = Owner { session, number: lock.owner };
-        let Some(kind) = lock.kind else { return false };
-        let entry = self.inodes.get(&lock.inode);
-        entry.is_some_and(|entry| match lock.space {
-            LockSpace::Flock => entry.flock_of(owner).is_some_and(|held| held == kind),
-            LockSpace::Range => entry.covers(owner, lock.range, kind),
-        })
+        self.inodes.get(&lock.inode).is_some_and(|entry| entry.holds(owner, lock))
     }
 
     /// The session's waits that are over: reserved, or failed.
@@ -191,6 +191,19 @@ impl LockTable {
         std::mem::take(&mut self.news)
     }
 
+    /// Files whose right to append the session holds, and others wait for; in ascending order.
+    pub fn wanted(&self, session: SessionId) -> impl Iterator<Item = InodeId> + '_ {
+        let appends = self.sessions.get(&session).map(|locks| &locks.appends);
+        let wanted =
+            |inode: &InodeId| self.inodes.get(inode).is_some_and(InodeLocks::is_append_wanted);
+        appends.into_iter().flatten().copied().filter(wanted)
+    }
+
+    /// Sessions that others have begun to wait for since the last call.
+    pub fn poll_wants(&mut self) -> BTreeSet<SessionId> {
+        std::mem::take(&mut self.wants)
+    }
+
     /// The session has closed the inode for good, or it is gone: so are its locks and waits there.
     pub fn handle_close(&mut self, session: SessionId, inode: InodeId) {
         let Some(locks) = self.sessions.get(&session) else { return };
@@ -204,6 +217,7 @@ impl LockTable {
             self.pieces -= freed;
             if let Some(locks) = self.sessions.get_mut(&session) {
                 locks.pieces -= freed;
+                locks.appends.remove(&inode);
             }
         }
         self.serve(inode);
@@ -217,6 +231,7 @@ impl LockTable {
             self.handle_close(session, inode);
         }
         self.news.remove(&session);
+        self.wants.remove(&session);
     }
 
     /// How much is held and waited for.
@@ -273,8 +288,13 @@ impl LockTable {
         let (space, range, process) = (lock.space, lock.range, lock.process);
         let wait = Wait { owner, space, kind, range, process, state: State::Queued };
         self.inodes.entry(lock.inode).or_default().waits.insert(self.arrivals, wait);
-        if space == LockSpace::Range {
-            self.waiting.entry(owner).or_default().insert(place);
+        match space {
+            LockSpace::Range => drop(self.waiting.entry(owner).or_default().insert(place)),
+            LockSpace::Append => {
+                let holders = self.in_the_way(owner, lock, kind);
+                self.wants.extend(holders.into_iter().map(|holder| holder.session));
+            }
+            LockSpace::Flock => {}
         }
         Ok(())
     }
@@ -307,6 +327,17 @@ impl LockTable {
         let session = self.sessions.entry(owner.session).or_default();
         session.inodes.insert(lock.inode);
         session.pieces = session.pieces + after - before;
+        if lock.space == LockSpace::Append {
+            let entry = &self.inodes[&lock.inode];
+            match entry.may_append(owner.session) {
+                false => drop(session.appends.remove(&lock.inode)),
+                true => drop(session.appends.insert(lock.inode)),
+            }
+            // Those behind it in the queue wait for this one from now on.
+            if lock.kind.is_some() && entry.is_append_wanted() {
+                self.wants.insert(owner.session);
+            }
+        }
         self.pieces = self.pieces + after - before;
     }
 

@@ -2,6 +2,7 @@
 
 use millrace_protocol::lock::LockSpace;
 use millrace_types::{LockKind, LockRange};
+use tokio::sync::oneshot;
 
 use super::*;
 
@@ -83,10 +84,34 @@ fn news_of_a_wait_are_told_once_to_the_last_who_asked() {
     assert_eq!(second.try_recv(), Err(oneshot::error::TryRecvError::Empty));
     locks.handle_end(SessionId(1));
     assert_eq!(second.try_recv(), Ok(()));
-    let News::Ended(ended) = locks.watch(session, &[]) else { panic!("it is over") };
+    let News::Now(ended) = locks.watch(session, &[]) else { panic!("it is over") };
     assert_eq!(ended, [70]);
     assert!(matches!(locks.watch(session, &[70]), News::Later(_)), "it knows");
     locks.cancel(operation(2, 2), 70).unwrap();
     locks.cancel(operation(2, 2), 70).unwrap();
     assert_eq!(locks.counts(), Counts::default());
+}
+
+#[test]
+fn who_may_append_hears_of_those_who_wait_also_when_it_waited_itself() {
+    let append = |kind| Lock { space: LockSpace::Append, kind, ..write(0) };
+    let (taken, none) = (append(Some(LockKind::Write)), append(None));
+    let mut locks = Locks::after_restart([]);
+    assert_eq!(locks.set(operation(1, 1), &taken, 0), Ok(true));
+    let News::Later(mut first) = locks.watch_appends(SessionId(1), &[]) else { panic!("alone") };
+    assert_eq!(locks.set(operation(2, 1), &taken, 7), Ok(false));
+    assert_eq!(first.try_recv(), Ok(()));
+    let News::Now(wanted) = locks.watch_appends(SessionId(1), &[]) else { panic!("it is wanted") };
+    assert_eq!(wanted, [taken.inode]);
+    let News::Later(_) = locks.watch_appends(SessionId(1), &wanted) else { panic!("it knows") };
+    assert_eq!(locks.set(operation(3, 1), &taken, 8), Ok(false));
+
+    let News::Later(mut second) = locks.watch_appends(SessionId(2), &[]) else { panic!("nothing") };
+    assert_eq!(locks.set(operation(1, 2), &none, 0), Ok(true));
+    assert_eq!(second.try_recv(), Err(oneshot::error::TryRecvError::Empty), "not claimed yet");
+    assert_eq!(locks.set(operation(2, 2), &taken, 7), Ok(true));
+    assert_eq!(second.try_recv(), Ok(()), "the third one waits for it");
+    locks.handle_end(SessionId(2));
+    assert_eq!(locks.set(operation(3, 2), &taken, 8), Ok(true));
+    assert!(matches!(locks.watch_appends(SessionId(3), &[]), News::Later(_)));
 }

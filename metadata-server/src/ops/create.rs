@@ -37,7 +37,11 @@ pub fn create_masked(
     make(core, client, &request.create, request.umask)
 }
 
-fn make(
+/// The same, with what the umask takes away.
+///
+/// # Errors
+/// As [`create`].
+pub(super) fn make(
     core: &mut Core,
     client: &Client,
     request: &Create,

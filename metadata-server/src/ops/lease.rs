@@ -14,7 +14,7 @@ use super::{Client, Step, broken, find as find_entry, need_fresh, need_listing, 
 use crate::{
     command::Command,
     engine::Core,
-    leases::{Holding, key_of, touched::is_written},
+    leases::{Holding, key_of, touched::writers},
     namespace::{
         Body, Inode,
         permission::{self, Access},
@@ -134,7 +134,7 @@ pub fn list(
     for (name, entry) in listed {
         let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;
         // A subdirectory would need a lease of its own.
-        let covered = names && key_of(&inode) == directory.id && !written(core, &inode)?;
+        let covered = names && key_of(&inode) == directory.id && !written(core, &inode, session)?;
         let lease = covered.then_some(directory.id);
         let entry = DirectoryEntry { name, cookie: entry.cookie, attributes: inode.attributes() };
         entries.push(CoveredEntry { entry, lease });
@@ -202,7 +202,7 @@ pub fn recalls(core: &mut Core, client: &Client, session: SessionId) -> Result<R
 }
 
 /// The reply that shows an inode, with the key of the lease that covers its attributes.
-fn keep(
+pub(super) fn keep(
     core: &mut Core,
     client: &Client,
     session: SessionId,
@@ -210,7 +210,7 @@ fn keep(
 ) -> Result<(InodeReply, Option<InodeId>), Failure> {
     let reply = super::show(core, client, inode, None)?;
     let key = key_of(inode);
-    if written(core, inode)? {
+    if written(core, inode, session)? {
         return Ok((reply, None));
     }
     let granted = if key == inode.id {
@@ -227,7 +227,7 @@ fn keep(
 /// Grants a lease on an inode. Not on one whose link's age may change what it shows at any time:
 /// what is kept would not be looked at again. And not on the top of what a client may see, which it
 /// knows as its root: that is a path, and may be another directory tomorrow.
-fn grant(
+pub(super) fn grant(
     core: &mut Core,
     client: &Client,
     session: SessionId,
@@ -250,10 +250,11 @@ fn grant(
     Ok(core.leases.grant(session, key.id, holding, now))
 }
 
-/// Whether an inode is a file that somebody writes: its attributes change all the time.
-fn written(core: &mut Core, inode: &Inode) -> Result<bool, Failure> {
+/// Whether an inode is a file that others write: its attributes change all the time.
+fn written(core: &mut Core, inode: &Inode, session: SessionId) -> Result<bool, Failure> {
     if inode.is_directory() {
         return Ok(false);
     }
-    is_written(core.view(), inode.id).map_err(|error| broken(core, error))
+    let writers = writers(core.view(), inode.id).map_err(|error| broken(core, error))?;
+    Ok(writers.iter().any(|writer| *writer != session))
 }

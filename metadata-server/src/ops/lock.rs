@@ -2,12 +2,12 @@
 
 use millrace_protocol::{
     lock::{
-        AwaitLocks, CancelLock, Lock, SetLock, SetLockReply, TestLock, TestLockReply,
-        WAITS_PER_SESSION_MAX,
+        AwaitAppends, AwaitLocks, CancelLock, Lock, SetLock, SetLockReply, TestLock, TestLockReply,
+        WAITS_PER_SESSION_MAX, WANTED_MAX,
     },
     session::{DECLARED_MAX, Declare, DeclareReply, Done, Held},
 };
-use millrace_types::{ChangeCount, ErrorKind, Failure};
+use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId};
 
 use super::{Client, Step};
 use crate::{engine::Core, locks::News};
@@ -68,12 +68,28 @@ pub fn test(
 /// # Errors
 /// [`ErrorKind::SessionGone`]; [`ErrorKind::InvalidArgument`] when more are said to be known than
 /// there can be.
-pub fn watch(core: &mut Core, client: &Client, request: &AwaitLocks) -> Result<News, Failure> {
+pub fn watch(core: &mut Core, client: &Client, request: &AwaitLocks) -> Result<News<u64>, Failure> {
     client.own_session(core, request.session)?;
     if request.known.len() > WAITS_PER_SESSION_MAX {
         return Err(ErrorKind::InvalidArgument.into());
     }
     Ok(core.locks.watch(request.session, &request.known))
+}
+
+/// Looks for rights to append that others wait for.
+///
+/// # Errors
+/// As [`watch`].
+pub fn watch_appends(
+    core: &mut Core,
+    client: &Client,
+    request: &AwaitAppends,
+) -> Result<News<InodeId>, Failure> {
+    client.own_session(core, request.session)?;
+    if request.known.len() > WANTED_MAX {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    Ok(core.locks.watch_appends(request.session, &request.known))
 }
 
 /// Takes over what a session holds from before a restart.

@@ -1,5 +1,6 @@
-//! One check: the first pass over everything, a lease of waiting, then of each target the second
-//! pass over what the first one found, and the freeing of what both call orphans.
+//! One check: the namespace by itself, then the first pass over everything on the targets, a lease
+//! of waiting, then of each target the second pass over what the first one found, and the freeing
+//! of what both call orphans.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,6 +17,7 @@ use super::{
     compare::{Frame, Known},
     confirm::SecondPass,
     free::Freeing,
+    itself::Itself,
     listing::Listing,
     namespace::{self, InodePage},
     pace::Pace,
@@ -51,6 +53,10 @@ pub(super) async fn run(shared: &Shared, request: &StartFsck) -> Result<(), Fail
         report.targets = targets;
     });
     let mut pace = Pace::new(shared.settings.contents_per_second);
+    if request.targets.is_empty() {
+        let repair = shared.state().namespace.repair;
+        Itself { shared, repair, pace: &mut pace }.run().await?;
+    }
     let suspects = FirstPass::new(shared, &setting).run(&mut pace).await?;
     if suspects.is_empty() {
         return Ok(());

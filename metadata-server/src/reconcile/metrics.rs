@@ -1,8 +1,10 @@
 //! What checks count.
 
-use millrace_protocol::fsck::FsckReport;
+use millrace_protocol::fsck::{FsckReport, NamespaceReport};
 use millrace_service::metrics::{Description, MetricUnit, Metrics, Stability};
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
+
+use super::itself::flaws_left;
 
 /// Figures of the last check that ended, and sums since the process began.
 #[derive(Debug, Clone, Default)]
@@ -13,12 +15,14 @@ pub(super) struct FsckMetrics {
     unchecked_targets: Gauge,
     held_back_targets: Gauge,
     ended: Gauge,
+    flaws: Gauge,
     freed_bytes: Counter,
+    repaired: Counter,
 }
 
 impl FsckMetrics {
     /// A check has come to its end.
-    pub(super) fn ended(&self, report: &FsckReport) {
+    pub(super) fn ended(&self, report: &FsckReport, namespace: &NamespaceReport) {
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         let unchecked = report.targets.iter().filter(|target| target.not_checked.is_some());
         self.orphans.set(gauge(report.orphans.contents));
@@ -29,6 +33,10 @@ impl FsckMetrics {
         self.held_back_targets.set(gauge(held_back.count() as u64));
         self.ended.set(report.ended.map_or(0, millrace_types::Timestamp::seconds));
         self.freed_bytes.inc_by(report.queued.bytes.0);
+        self.flaws.set(gauge(flaws_left(namespace)));
+        if namespace.run == report.run {
+            self.repaired.inc_by(namespace.flaws.iter().map(|count| count.repaired).sum());
+        }
     }
 
     /// Registers all of them.
@@ -74,6 +82,19 @@ impl FsckMetrics {
             MetricUnit::Seconds,
             &self.ended,
         );
+        gauge(
+            "metadata_fsck_flaws",
+            "Where the namespace does not agree with itself, as the last check left it",
+            MetricUnit::Count,
+            &self.flaws,
+        );
+        let description = Description {
+            name: "metadata_fsck_repaired",
+            help: "Flaws of the namespace that checks repaired",
+            unit: MetricUnit::Count,
+            stability,
+        };
+        drop(metrics.register(description, self.repaired.clone()));
         let description = Description {
             name: "metadata_fsck_freed",
             help: "Space of orphans that checks queued for freeing",

@@ -2,11 +2,14 @@
 
 use millrace_protocol::{
     admin::PathBytes,
-    fsck::{FSCK_FINDINGS_MAX, FsckCount, FsckFinding, FsckKind, FsckReport, FsckTarget},
+    fsck::{
+        FSCK_FINDINGS_MAX, FsckCount, FsckFinding, FsckKind, FsckReport, FsckTarget,
+        NamespaceReport,
+    },
 };
 use millrace_types::{ByteLen, TargetId};
 
-use super::compare::Suspect;
+use super::{compare::Suspect, itself::flaws_left};
 
 /// Counts what both passes agree on, and tells it in full while there is room.
 pub(super) fn found(report: &mut FsckReport, suspect: &Suspect, path: Option<PathBytes>) {
@@ -38,8 +41,15 @@ pub(super) fn target_of(report: &mut FsckReport, target: TargetId) -> Option<&mu
 }
 
 /// What is wrong, in sentences for the state of the cluster.
-pub(super) fn problems(report: &FsckReport) -> Vec<String> {
+pub(super) fn problems(report: &FsckReport, namespace: &NamespaceReport) -> Vec<String> {
     let mut problems = Vec::new();
+    let left = flaws_left(namespace);
+    if left > 0 {
+        problems.push(format!(
+            "the namespace does not agree with itself in {left} places: see millrace fsck show, \
+             and millrace fsck start --repair"
+        ));
+    }
     if report.missing.contents > 0 {
         problems.push(format!(
             "{} contents lack chunks on their targets (the first: {}): see millrace fsck show",

@@ -1,8 +1,11 @@
-//! Checks of the targets against the namespace, as operators ask for them.
+//! Checks of the namespace and of the targets against it, as operators ask for them.
 
 use millrace_protocol::{
     Request, RequestKind,
-    fsck::{CancelFsck, FsckReply, FsckReport, ShowFsck, StartFsck, TrustNamespace},
+    fsck::{
+        CancelFsck, FsckReply, FsckReport, NamespaceReply, ShowFsck, ShowNamespace, StartFsck,
+        StartRepair, TrustNamespace,
+    },
 };
 use millrace_transport::IncomingCall;
 use millrace_types::Failure;
@@ -21,6 +24,15 @@ impl MetadataService {
             }
             RequestKind::TrustNamespace => {
                 answer::<TrustNamespace, _>(call, async |_| checks.trust().await).await;
+            }
+            RequestKind::StartRepair => {
+                let repair = async |request: StartRepair| checks.start_repair(request.start).await;
+                answer::<StartRepair, _>(call, repair).await;
+            }
+            RequestKind::ShowNamespace => {
+                let shown = call.decode::<ShowNamespace>();
+                let shown = shown.map(|_| NamespaceReply { report: checks.show_namespace() });
+                respond::<ShowNamespace>(call, shown).await;
             }
             _ => answer::<ShowFsck, _>(call, async |_| checks.show().await).await,
         }

@@ -1,17 +1,18 @@
-//! Requests about locks. One of them waits: it stands for all waits of its session, and holds
-//! neither a thread nor a turn of the engine.
+//! Requests about locks. Two of them wait: for the end of any of the session's waits, and for
+//! anybody who wants to append where the session holds the right to. They hold neither a thread nor
+//! a turn of the engine.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use millrace_protocol::{
     RequestKind,
-    lock::{AwaitLocks, AwaitLocksReply},
+    lock::{AwaitAppends, AwaitAppendsReply, AwaitLocks, AwaitLocksReply},
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure};
 
 use super::{Durability::Written, MetadataService, client, respond};
-use crate::{locks::News, ops};
+use crate::{engine::Core, locks::News, ops};
 
 /// How long a request waits for news: less than a client's deadline of a request by far, so that
 /// one that is lost is not missed for long.
@@ -24,34 +25,45 @@ impl MetadataService {
             RequestKind::SetLock => self.run(call, Written, ops::lock::set).await,
             RequestKind::CancelLock => self.run(call, Written, ops::lock::cancel).await,
             RequestKind::Declare => self.run(call, Written, ops::lock::declare).await,
+            RequestKind::AwaitAppends => {
+                let result = self.await_appends(&call).await;
+                respond::<AwaitAppends>(call, result).await;
+            }
             _ => {
-                let result = match call.decode::<AwaitLocks>() {
-                    Ok(request) => self.await_locks(&call, request).await,
-                    Err(failure) => Err(failure),
-                };
+                let result = self.await_locks(&call).await;
                 respond::<AwaitLocks>(call, result).await;
             }
         }
     }
 
-    /// Answers when a wait ends, or at last without any.
-    async fn await_locks(
+    async fn await_locks(&self, call: &IncomingCall) -> Result<AwaitLocksReply, Failure> {
+        let (request, client) = (call.decode::<AwaitLocks>()?, client(call));
+        let look = move |core: &mut Core| ops::lock::watch(core, &client, &request);
+        Ok(AwaitLocksReply { ended: self.news(look).await? })
+    }
+
+    async fn await_appends(&self, call: &IncomingCall) -> Result<AwaitAppendsReply, Failure> {
+        let (request, client) = (call.decode::<AwaitAppends>()?, client(call));
+        let look = move |core: &mut Core| ops::lock::watch_appends(core, &client, &request);
+        Ok(AwaitAppendsReply { wanted: self.news(look).await? })
+    }
+
+    /// Answers when there is news, or at last without any.
+    async fn news<T: Send + 'static>(
         &self,
-        call: &IncomingCall,
-        request: AwaitLocks,
-    ) -> Result<AwaitLocksReply, Failure> {
-        let (first, second) = (request.clone(), request);
-        let (looking, again) = (client(call), client(call));
-        let news = self.engine.turn(move |core| ops::lock::watch(core, &looking, &first)).await?;
-        let fired = match news {
-            News::Ended(ended) => return Ok(AwaitLocksReply { ended }),
+        look: impl Fn(&mut Core) -> Result<News<T>, Failure> + Send + Sync + 'static,
+    ) -> Result<Vec<T>, Failure> {
+        let look = Arc::new(look);
+        let first = Arc::clone(&look);
+        let fired = match self.engine.turn(move |core| first(core)).await? {
+            News::Now(news) => return Ok(news),
             News::Later(fired) => fired,
         };
         tokio::select! {
             fired = tokio::time::timeout(NEWS_WAIT_MAX, fired) => {
                 // Nothing for so long, or a later request of the session took this one's place.
                 if !matches!(fired, Ok(Ok(()))) {
-                    return Ok(AwaitLocksReply { ended: Vec::new() });
+                    return Ok(Vec::new());
                 }
             }
             () = self.shutdown.draining() => {
@@ -59,12 +71,10 @@ impl MetadataService {
                 return Err(Failure::new(ErrorKind::Unavailable, text));
             }
         }
-        let news = self.engine.turn(move |core| ops::lock::watch(core, &again, &second)).await?;
-        let ended = match news {
-            News::Ended(ended) => ended,
-            // Cancelled in between.
-            News::Later(_) => Vec::new(),
-        };
-        Ok(AwaitLocksReply { ended })
+        match self.engine.turn(move |core| look(core)).await? {
+            News::Now(news) => Ok(news),
+            // Over in between.
+            News::Later(_) => Ok(Vec::new()),
+        }
     }
 }

@@ -10,9 +10,11 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
 /// Who may send it.
 #[expect(clippy::too_many_lines, reason = "a table with a line for every request")]
 fn admitted(kind: Kind) -> &'static [Role] {
-    use Kind::{AwaitRecalls, FindName, ListEntries, ShowInode};
+    use Kind::{AwaitRecalls, FindName, ListEntries, MakeName, NoteReads, RemoveName, ShowInode};
     match kind {
-        FindName | ShowInode | ListEntries | AwaitRecalls => &[Role::Client],
+        FindName | ShowInode | ListEntries | MakeName | RemoveName | AwaitRecalls | NoteReads => {
+            &[Role::Client]
+        }
         Kind::Hello | Kind::FetchMap => &[Role::Target, Role::Client, Role::Admin],
         Kind::OpenSession
         | Kind::RenewTicket
@@ -40,7 +42,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::TestLock
         | Kind::SetLock
         | Kind::CancelLock
-        | Kind::AwaitLocks => &[Role::Client],
+        | Kind::AwaitLocks
+        | Kind::AwaitAppends => &[Role::Client],
         Kind::RegisterHost
         | Kind::Heartbeat
         | Kind::FetchKeys
@@ -63,6 +66,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowFsck
         | Kind::CancelFsck
         | Kind::TrustNamespace
+        | Kind::StartRepair
+        | Kind::ShowNamespace
         | Kind::PrepareBackup
         | Kind::ReadBackup => &[Role::Admin],
         // A mount's daemon sends these on for its users.

@@ -61,7 +61,7 @@ impl Commands {
     }
 
     fn any(&mut self, view: &dyn View) -> Command {
-        let weights: [(u64, Make); 23] = [
+        let weights: [(u64, Make); 25] = [
             (20, Self::create),
             (6, Self::make_link),
             (12, Self::remove),
@@ -85,6 +85,8 @@ impl Commands {
             (6, Self::changed_bucket),
             (8, Self::of_cluster),
             (4, Self::of_sessions),
+            (1, Self::repair),
+            (5, Self::note_reads),
         ];
         let mut at = self.random.within(0..weights.iter().map(|(weight, _)| weight).sum());
         for (weight, make) in weights {

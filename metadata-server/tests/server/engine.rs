@@ -12,12 +12,18 @@ use millrace_metadata_server::{
     engine::{Core, Engine, EngineSettings, Handle, StartError, StoreKind},
     files::MachineFiles,
     log::{self, LogError, SyncState, segment},
-    store::{MetaStore, Pair, View, memory::MemoryStore},
+    store::{MetaStore, Pair, View, fjall::FjallStore, memory::MemoryStore, sled::SledStore},
 };
 use millrace_runtime::{Clock, Random, VirtualTime};
 use millrace_types::{ClusterId, Failure, LogIndex, Timestamp};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
+
+/// Every engine whose store is there after a stop.
+pub(crate) const ON_DISK: [StoreKind; 2] = [StoreKind::Sled, StoreKind::Fjall];
+
+/// Every engine.
+pub(crate) const ENGINES: [StoreKind; 3] = [StoreKind::Memory, StoreKind::Sled, StoreKind::Fjall];
 
 /// An engine that can be stopped and started again. Its first start makes the file system.
 pub(crate) struct Server {
@@ -118,7 +124,29 @@ impl Server {
     }
 
     pub(crate) fn store_dir(&self) -> PathBuf {
-        self.settings.dir.join("store")
+        self.settings.store_dir()
+    }
+
+    /// The store by itself, with the server stopped.
+    pub(crate) fn open_store(&self) -> Box<dyn MetaStore> {
+        let (dir, cache) = (self.store_dir(), 8 << 20);
+        match self.settings.store {
+            StoreKind::Sled => Box::new(SledStore::open(&dir, cache).unwrap()),
+            StoreKind::Fjall => Box::new(FjallStore::open(&dir, cache).unwrap()),
+            StoreKind::Memory => panic!("it has no files"),
+        }
+    }
+
+    /// Damages the file without which the store does not open.
+    pub(crate) fn spoil_store(&self) {
+        let file = match self.settings.store {
+            StoreKind::Sled => "conf",
+            StoreKind::Fjall => "version",
+            StoreKind::Memory => panic!("it has no files"),
+        };
+        let file = self.store_dir().join(file);
+        assert!(file.exists());
+        fs::write(file, b"nothing that an engine has written").unwrap();
     }
 
     pub(crate) fn log_dir(&self) -> PathBuf {

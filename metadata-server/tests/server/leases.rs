@@ -9,11 +9,15 @@ use millrace_metadata_server::{
     ops::{self, Client, Need, Step},
 };
 use millrace_protocol::{
+    access::{LastRead, NoteReads},
     lease::{
-        AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, ListFrom, Recall, ShowInode,
-        ShownInode,
+        AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, ListFrom, MadeName, MakeName,
+        Recall, RemoveName, ShowInode, ShownInode,
     },
-    metadata::{Commit, Coverage, MakeLink, NewNode, SetAttributes, SetXattr, XattrMode},
+    metadata::{
+        Commit, Coverage, Create, CreateMasked, MakeLink, NewNode, SetAttributes, SetXattr,
+        XattrMode,
+    },
     session::Caller,
 };
 use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId, Timestamp, WriteEpoch};
@@ -302,6 +306,24 @@ fn attributes_are_taken_back_by_chmod_truncate_and_setxattr() {
 }
 
 #[test]
+fn what_was_read_takes_nothing_back() {
+    let mut world = world();
+    world.look();
+    world.server.time.advance(Duration::from_secs(5));
+    let (at, session) = (world.server.turn(|core| core.now()), world.changes.session);
+    let reads = [world.file, world.directory];
+    let reads = reads.map(|inode| LastRead { inode, seen: LastRead::UNSEEN, at });
+    let request = NoteReads { session, reads: reads.to_vec() };
+    world.attempt(request, ops::access::note).done();
+    assert_eq!(world.looks.hear(&world.server), []);
+    assert_eq!(world.changes.show(&world.server, world.file).unwrap().attributes.accessed, at);
+    // It still holds what it held.
+    let chmod = world.set(world.file);
+    let heard = world.change(chmod, ops::set_attributes::set);
+    assert_eq!(heard, [Recall::Attributes(world.file)]);
+}
+
+#[test]
 fn opening_for_writing_takes_attributes_back_once_and_writing_nothing_more() {
     let mut world = world();
     world.look();
@@ -454,4 +476,83 @@ fn nothing_is_kept_of_the_top_that_a_client_knows_as_its_root_and_of_what_lies_b
     let remove = world.changes.remove(sub, "g", false);
     world.attempt(remove, ops::remove::remove).waits();
     assert!(inside.hear(&world.server).contains(&Recall::Name(sub, name("g"))));
+}
+
+/// What a host that keeps what it makes is answered.
+fn make(world: &World, create: Create) -> MadeName {
+    let request = MakeName { make: CreateMasked { create, umask: 0 } };
+    world.looks.host.run(&world.server, request, ops::kept_change::make).unwrap()
+}
+
+#[test]
+fn who_makes_a_name_may_keep_it_with_what_its_directory_shows() {
+    let mut world = world();
+    let create = world.looks.host.create(world.directory, "made", NewNode::Directory);
+    let made = make(&world, create.clone());
+    let directory = made.reply.attributes.inode;
+    assert_eq!((made.coverage, made.lease), (Coverage::Names, Some(directory)));
+    assert_eq!(made.directory.as_ref().map(|directory| directory.size), Some(2));
+    assert!(made.empty);
+    assert_eq!(make(&world, create.clone()), made, "asked again");
+    // Another makes a name in it: both that it is empty and what it shows are taken back.
+    let inside = world.changes.create(directory, "inside", NewNode::Regular);
+    let heard = world.change(inside, ops::create::create);
+    assert_eq!(heard, [Recall::Name(directory, name("inside")), Recall::Attributes(directory)]);
+    assert!(!make(&world, create.clone()).empty, "asked once more");
+    // And then gives its name away.
+    let rename = world.changes.rename((world.directory, "made"), (InodeId::ROOT, "moved"));
+    let heard = world.change(rename, ops::rename::rename);
+    assert!(heard.contains(&Recall::Name(world.directory, name("made"))));
+    assert_eq!(make(&world, create).coverage, Coverage::None);
+}
+
+#[test]
+fn who_removes_a_name_may_keep_what_its_directory_shows() {
+    let mut world = world();
+    let remove = world.looks.host.remove(world.directory, "f", false);
+    let request = RemoveName { remove };
+    let looks = &world.looks.host;
+    let removed = looks.run(&world.server, request.clone(), ops::kept_change::remove).unwrap();
+    assert_eq!(removed.directory.unwrap().size, 0);
+    let again = looks.run(&world.server, request, ops::kept_change::remove).unwrap();
+    assert_eq!(again.directory.unwrap().size, 0, "asked again");
+    let chmod = world.set(world.directory);
+    let heard = world.change(chmod, ops::set_attributes::set);
+    assert_eq!(heard, [Recall::Attributes(world.directory)]);
+}
+
+#[test]
+fn the_only_writer_may_keep_what_its_file_shows_until_another_opens_it_for_writing() {
+    let mut world = world();
+    let create = world.looks.host.create(world.directory, "open", NewNode::Regular);
+    let made = make(&world, Create { open: true, ..create });
+    assert_eq!((made.lease, made.empty), (Some(world.directory), false));
+    let file = made.reply.attributes.inode;
+    let chmod = world.set(file);
+    assert_eq!(world.change(chmod, ops::set_attributes::set), [Recall::Attributes(file)]);
+    assert_eq!(world.looks.show(&world.server, file).lease, Some(world.directory));
+    let open = world.changes.open_write(file, false);
+    assert_eq!(world.change(open, ops::open::open), [Recall::Attributes(file)]);
+    assert_eq!(world.looks.show(&world.server, file).lease, None);
+    let chmod = world.set(file);
+    world.attempt(chmod, ops::set_attributes::set).done();
+}
+
+#[test]
+fn a_session_that_does_not_listen_keeps_nothing_of_what_it_makes() {
+    let mut world = world();
+    world.looks.show(&world.server, world.directory);
+    let silent = &mut world.changes;
+    let create = silent.create(world.directory, "silent", NewNode::Directory);
+    let request = MakeName { make: CreateMasked { create, umask: 0 } };
+    let came = attempt(&world.server, &silent.client, request, ops::kept_change::make, &[]);
+    let wait = came.unwrap().waits();
+    while !world.looks.hear(&world.server).is_empty() {}
+    let create = world.changes.create(world.directory, "silent", NewNode::Directory);
+    let request = MakeName { make: CreateMasked { create, umask: 0 } };
+    let came =
+        attempt(&world.server, &world.changes.client, request, ops::kept_change::make, &[wait]);
+    let made = came.unwrap().done();
+    assert_eq!((made.coverage, made.lease, made.empty), (Coverage::None, None, false));
+    assert_eq!(made.directory, None);
 }

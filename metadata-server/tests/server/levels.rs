@@ -3,11 +3,15 @@
 
 use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
-    command::{Command, Create, Envelope, Format, RegisterHost, SetAttributes, SetXattr},
+    command::{
+        Command, Create, Envelope, Format, NoteReads, RegisterHost, SetAttributes, SetXattr,
+    },
     engine::StoreKind,
+    namespace::tree,
     store::{MetaStore as _, View as _, keys, memory::MemoryStore},
 };
 use millrace_protocol::{
+    access::LastRead,
     metadata::{NewNode, XattrMode},
     session::Caller,
 };
@@ -101,6 +105,22 @@ fn lists_and_the_loss_of_capabilities_begin_with_the_second_level() {
     assert!(!log.has(CAPABILITY));
     log.set_xattr(list, LIST).unwrap();
     assert!(log.has(list));
+}
+
+#[test]
+fn times_of_access_follow_reads_from_the_fourth_level_on() {
+    let mut log = Log::default();
+    log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
+    let read = |at| {
+        let read = LastRead { inode: InodeId::ROOT, seen: LastRead::UNSEEN, at: Timestamp(at) };
+        Command::NoteReads(NoteReads { reads: vec![read] })
+    };
+    log.apply(Command::SetFeatureLevel(3)).unwrap();
+    assert_eq!(log.apply(read(2)), Err(ErrorKind::NotSupported));
+    log.apply(Command::SetFeatureLevel(4)).unwrap();
+    log.apply(read(2)).unwrap();
+    let root = tree::inode(&log.store, InodeId::ROOT).unwrap();
+    assert_eq!(root.accessed, Timestamp(2));
 }
 
 #[test]

@@ -94,9 +94,8 @@ impl World {
     fn lose_power(&mut self) {
         let synced = self.server.log_state().synced;
         self.server.stop();
-        let dir = self.server.settings.dir.clone();
-        cut_back(&dir, synced);
-        leave_marker(&dir, "another boot");
+        cut_back(&self.server.settings.dir, synced);
+        leave_marker(&self.server.settings, "another boot");
         self.server.begin();
         // Numbers of operations that were lost are free again.
         self.host.sequence += 1000;

@@ -12,14 +12,18 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod access;
 mod bounds;
 mod chance;
 mod commands;
 mod end_to_end;
 mod engine;
+mod engines;
+mod flaws;
 mod full_disk;
 mod golden;
 mod hosts;
+mod killed;
 mod leases;
 mod levels;
 mod lost_names;

@@ -18,7 +18,7 @@ use millrace_types::{ErrorKind, InodeId, LogIndex, SessionId};
 use tempfile::TempDir;
 
 use crate::{
-    engine::{Server, rebuilt},
+    engine::{ON_DISK, Server, rebuilt},
     hosts::{Host, Run, client, name, register_targets},
 };
 
@@ -47,6 +47,11 @@ enum Meanwhile {
 }
 
 const MEANWHILES: [Meanwhile; 3] = [Meanwhile::Nothing, Meanwhile::Restart, Meanwhile::Rebuild];
+
+/// Each of them on each engine.
+fn meanwhiles() -> impl Iterator<Item = (Meanwhile, StoreKind)> {
+    MEANWHILES.into_iter().flat_map(|meanwhile| ON_DISK.map(|store| (meanwhile, store)))
+}
 
 impl World {
     fn happen(&mut self, meanwhile: Meanwhile) {
@@ -93,8 +98,8 @@ impl World {
 
 #[test]
 fn every_kind_of_operation_is_executed_once() {
-    for meanwhile in MEANWHILES {
-        let mut world = world(StoreKind::Sled);
+    for (meanwhile, store) in meanwhiles() {
+        let mut world = world(store);
         let create = world.host.create(InodeId::ROOT, "file", NewNode::Regular);
         let file = world.send(meanwhile, create, ops::create::create).attributes.inode;
         let link = MakeLink {
@@ -300,8 +305,8 @@ fn an_unknown_session_and_one_of_another_host_are_gone() {
 
 #[test]
 fn the_end_of_a_session_closes_its_files_and_refuses_what_it_still_sends() {
-    for meanwhile in MEANWHILES {
-        let mut world = world(StoreKind::Sled);
+    for (meanwhile, store) in meanwhiles() {
+        let mut world = world(store);
         let file = world.make(InodeId::ROOT, "file", NewNode::Regular);
         let open = world.host.open_write(file, false);
         world.host.run(&world.server, open.clone(), ops::open::open).unwrap();
@@ -346,8 +351,8 @@ fn an_open_for_reading_is_counted_once() {
 /// As through `/proc/self/fd`: the file has no name, and is opened again before it is closed.
 #[test]
 fn what_has_no_name_is_kept_for_who_opens_it_again() {
-    for meanwhile in MEANWHILES {
-        let mut world = world(StoreKind::Sled);
+    for (meanwhile, store) in meanwhiles() {
+        let mut world = world(store);
         let file = world.make(InodeId::ROOT, "file", NewNode::Regular);
         let write = world.host.open_write(file, false);
         world.host.run(&world.server, write, ops::open::open).unwrap();
@@ -370,8 +375,8 @@ fn what_has_no_name_is_kept_for_who_opens_it_again() {
 
 #[test]
 fn the_same_request_for_a_session_gives_the_same_session_also_after_a_restart() {
-    for meanwhile in MEANWHILES {
-        let mut world = world(StoreKind::Sled);
+    for (meanwhile, store) in meanwhiles() {
+        let mut world = world(store);
         world.happen(meanwhile);
         let again = Host::open(&world.server, 1);
         assert_eq!(again.session, world.host.session);

@@ -201,6 +201,11 @@ impl Story {
         }
         // Everything that a start finds is synced by it.
         self.history = vec![allowed.clone().nth(at).cloned().unwrap_or_default()];
+        let doubt =
+            self.server.turn(|core| core.distrusted()).map_err(|error| error.to_string())?;
+        if let (0, Some(doubt)) = (self.boots, doubt) {
+            return Err(format!("a kill makes nobody doubt, but: {}", doubt.reason));
+        }
         (self.asked, self.floor, self.synced) = (None, 0, 0);
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! The same log gives the same store: in memory and on sled, running through, after a restart, and
-//! rebuilt from a store that is missing, behind, or ahead of the log.
+//! The same log gives the same store: in memory, on sled and on fjall, running through, after a
+//! restart, by another engine, and rebuilt from a store that is missing, behind, or ahead of the
+//! log.
 
 use std::{
     collections::BTreeSet,
@@ -9,10 +10,10 @@ use std::{
 
 use millrace_metadata_server::{
     command::{Command, Outcome},
-    engine::{StoreKind, marker::Marker},
+    engine::{EngineSettings, StoreKind, marker::Marker},
     files::MachineFiles,
     log::{record, segment},
-    store::{Batch, MetaStore as _, keys, sled::SledStore},
+    store::{Batch, keys},
 };
 use millrace_runtime::Random;
 use millrace_types::{ErrorKind, InodeId, LogIndex};
@@ -21,7 +22,7 @@ use tempfile::TempDir;
 use crate::{
     chance::{for_each_seed, stretched},
     commands::{Commands, Given},
-    engine::{Server, copy, rebuilt, records},
+    engine::{ON_DISK, Server, copy, rebuilt, records},
     hosts::Host,
     variants::{COMMANDS, command_name},
 };
@@ -29,10 +30,10 @@ use crate::{
 /// Commands between two looks at the stores.
 const COMMANDS_A_STAGE: usize = 500;
 
-/// Two engines that are given the same: one keeps its store in memory, one on sled.
+/// Two engines that are given the same: one keeps its store in memory, one on disk.
 struct Pair {
     memory: Server,
-    sled: Server,
+    disk: Server,
     commands: Option<Commands>,
     accepted: BTreeSet<&'static str>,
     refused: usize,
@@ -41,55 +42,62 @@ struct Pair {
 
 #[test]
 fn both_stores_hold_the_same_however_they_came_to_it() {
-    for_each_seed(|random| {
-        let mut pair = Pair::start(random.clone());
+    for_each_store(|random, store| {
+        let mut pair = Pair::start(random.clone(), store);
         pair.go_on("running through");
         let early = pair.copy_of_store();
         pair.restart("after a restart");
         pair.go_on("going on");
 
         pair.stop();
-        replace(&early, &pair.sled.store_dir());
+        replace(&early, &pair.disk.store_dir());
         pair.begin("with a store that is behind");
         pair.go_on("going on from a store that was behind");
 
         pair.stop();
-        fs::remove_dir_all(pair.sled.store_dir()).unwrap();
+        fs::remove_dir_all(pair.disk.store_dir()).unwrap();
         pair.begin("with a store that is gone");
         pair.go_on("going on from a store that was gone");
 
         pair.stop();
         let lost = 1 + random.within(0..400);
-        pair.each(|server| lose_last(&server.settings.dir, lost));
+        pair.each(|server| lose_last(&server.settings, lost));
         pair.begin("with a store that is ahead");
         pair.go_on("going on from a store that was ahead");
 
         pair.stop();
-        pair.each(|server| leave_marker(&server.settings.dir, "another boot"));
+        pair.each(|server| leave_marker(&server.settings, "another boot"));
         pair.begin("after a loss of power");
         pair.go_on("going on after a loss of power");
         pair.check_coverage();
     });
 }
 
+/// Both engines on disk in turn.
+pub(crate) fn for_each_store(test: impl Fn(Random, StoreKind)) {
+    ON_DISK.into_iter().for_each(|store| for_each_seed(|random| test(random, store)));
+}
+
 /// Its counts have another version.
 #[test]
 fn a_store_of_an_older_program_is_made_anew() {
-    let dir = TempDir::new().unwrap();
-    let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
-    server.stop();
-    overwrite(&server, keys::file_system());
-    server.begin();
-    server.contents().assert_equal(&rebuilt(&server.log_dir()), "after the start");
+    for store in ON_DISK {
+        let dir = TempDir::new().unwrap();
+        let mut server = Server::start(&dir.path().join("metadata"), store);
+        server.stop();
+        overwrite(&server, keys::file_system());
+        server.begin();
+        server.contents().assert_equal(&rebuilt(&server.log_dir()), "after the start");
+    }
 }
 
 /// Damage shows when it is read. The server then makes the store anew, and so does the next start,
 /// although the machine has not gone down in between.
 #[test]
 fn a_damaged_store_is_made_anew_by_the_running_server_and_by_the_next_start() {
-    for restart in [false, true] {
+    for (restart, store) in ON_DISK.into_iter().flat_map(|store| [(false, store), (true, store)]) {
         let dir = TempDir::new().unwrap();
-        let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
+        let mut server = Server::start(&dir.path().join("metadata"), store);
         server.stop();
         overwrite(&server, keys::inode(InodeId::ROOT));
         server.begin();
@@ -109,7 +117,7 @@ fn a_damaged_store_is_made_anew_by_the_running_server_and_by_the_next_start() {
 
 /// Puts what is no record there, with the server stopped.
 fn overwrite(server: &Server, key: Vec<u8>) {
-    let mut store = SledStore::open(&server.store_dir(), 8 << 20).unwrap();
+    let mut store = server.open_store();
     let mut batch = Batch::default();
     batch.put(key, vec![1; 60]);
     store.commit(&batch).unwrap();
@@ -118,28 +126,27 @@ fn overwrite(server: &Server, key: Vec<u8>) {
 
 #[test]
 fn a_store_that_cannot_be_opened_is_made_anew() {
-    for_each_seed(|random| {
-        let mut pair = Pair::start(random);
+    for_each_store(|random, store| {
+        let mut pair = Pair::start(random, store);
         pair.go_on("running through");
         pair.stop();
-        let conf = pair.sled.store_dir().join("conf");
-        fs::write(conf, b"no settings of sled").unwrap();
+        pair.disk.spoil_store();
         pair.begin("with a store that does not open");
     });
 }
 
 impl Pair {
     /// Both go on from one log, so that they have the same signing keys.
-    fn start(random: Random) -> Self {
+    fn start(random: Random, store: StoreKind) -> Self {
         let dir = TempDir::new().unwrap();
-        let paths = [dir.path().join("memory"), dir.path().join("sled")];
+        let paths = [dir.path().join("memory"), dir.path().join("disk")];
         let mut first = Server::start(&paths[0], StoreKind::Memory);
         first.stop();
         copy(&paths[0], &paths[1]);
-        let [memory, sled] = paths;
+        let [memory, disk] = paths;
         let mut pair = Self {
             memory: Server::start(&memory, StoreKind::Memory),
-            sled: Server::start(&sled, StoreKind::Sled),
+            disk: Server::start(&disk, store),
             commands: Some(Commands::new(random)),
             accepted: BTreeSet::new(),
             refused: 0,
@@ -151,7 +158,7 @@ impl Pair {
 
     fn each(&mut self, mut visit: impl FnMut(&mut Server)) {
         visit(&mut self.memory);
-        visit(&mut self.sled);
+        visit(&mut self.disk);
     }
 
     fn stop(&mut self) {
@@ -167,7 +174,7 @@ impl Pair {
     /// A store on disk that was made anew is a reason for doubt, and one in memory is none.
     fn doubt(&mut self) {
         let (ahead, reason) =
-            self.sled.turn(|core| (core.last_index(), core.distrusted().unwrap()));
+            self.disk.turn(|core| (core.last_index(), core.distrusted().unwrap()));
         self.memory.turn(move |core| {
             if core.last_index() < ahead {
                 let reason = reason.expect("nothing else is logged at a start").reason;
@@ -202,8 +209,8 @@ impl Pair {
                 Err(_) => self.refused += 1,
             }
         }
-        let time = self.sled.time.clone();
-        let again = self.sled.turn(move |core| {
+        let time = self.disk.time.clone();
+        let again = self.disk.turn(move |core| {
             let execute = |next: &Given| {
                 time.advance(next.pause);
                 execute(core, next)
@@ -215,17 +222,17 @@ impl Pair {
     }
 
     fn check(&self, what: &str) {
-        let (memory, sled) = (self.memory.contents(), self.sled.contents());
-        memory.assert_equal(&sled, what);
+        let (memory, disk) = (self.memory.contents(), self.disk.contents());
+        memory.assert_equal(&disk, what);
         memory.assert_equal(&rebuilt(&self.memory.log_dir()), what);
-        let logs = (records(&self.memory.log_dir()), records(&self.sled.log_dir()));
+        let logs = (records(&self.memory.log_dir()), records(&self.disk.log_dir()));
         assert!(logs.0 == logs.1, "{what}: the logs hold the same");
     }
 
     fn copy_of_store(&mut self) -> PathBuf {
         self.stop();
-        let early = self.sled.settings.dir.with_file_name("early");
-        copy(&self.sled.store_dir(), &early);
+        let early = self.disk.settings.dir.with_file_name("early");
+        copy(&self.disk.store_dir(), &early);
         self.each(Server::begin);
         early
     }
@@ -257,10 +264,11 @@ fn execute(
 /// Takes the last `count` records from the log, as a loss of power does with what was not synced,
 /// and leaves the marker of a killed server of this boot: the store is then trusted until it shows
 /// too much.
-fn lose_last(dir: &Path, count: u64) {
+fn lose_last(settings: &EngineSettings, count: u64) {
+    let dir = &settings.dir;
     let last = records(&dir.join("log")).last().unwrap().0;
     cut_back(dir, LogIndex(last.0.saturating_sub(count).max(3)));
-    leave_marker(dir, &millrace_metadata_server::engine::marker::present_boot().unwrap());
+    leave_marker(settings, &millrace_metadata_server::engine::marker::present_boot().unwrap());
 }
 
 /// Takes every record behind `keep` from the log.
@@ -285,9 +293,10 @@ pub(crate) fn cut_back(dir: &Path, keep: LogIndex) {
     assert_eq!(records(&dir.join("log")).last().unwrap().0, keep);
 }
 
-pub(crate) fn leave_marker(dir: &Path, boot: &str) {
-    let marker = Marker { boot: boot.to_owned(), clean: false, last: LogIndex(0) };
-    marker.save(&MachineFiles, dir).unwrap();
+pub(crate) fn leave_marker(settings: &EngineSettings, boot: &str) {
+    let (boot, store) = (boot.to_owned(), settings.store.name().to_owned());
+    let marker = Marker { boot, store, clean: false, last: LogIndex(0) };
+    marker.save(&MachineFiles, &settings.dir).unwrap();
 }
 
 fn replace(from: &Path, to: &Path) {

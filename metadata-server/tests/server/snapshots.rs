@@ -23,8 +23,8 @@ use tempfile::TempDir;
 use crate::{
     chance::for_each_seed,
     commands::Commands,
-    engine::{CLUSTER, Contents, Server, applied, contents, copy, records_from, settings},
-    replay::{cut_back, leave_marker},
+    engine::{CLUSTER, Contents, ENGINES, Server, applied, contents, copy, records_from, settings},
+    replay::{cut_back, for_each_store, leave_marker},
 };
 
 /// An engine with everything that ever stood in its log.
@@ -124,7 +124,7 @@ fn loaded(dir: &Path, index: LogIndex) -> Contents {
 
 #[test]
 fn a_snapshot_that_is_taken_under_load_is_the_state_at_its_index() {
-    for store in [StoreKind::Memory, StoreKind::Sled] {
+    for store in ENGINES {
         for_each_seed(|random| {
             let mut witnessed = Witnessed::start(random.clone(), store);
             witnessed.go_on(1_500);
@@ -152,8 +152,8 @@ fn a_snapshot_that_is_taken_under_load_is_the_state_at_its_index() {
 /// Everything that makes a start build the store anew, without the head of the log.
 #[test]
 fn a_store_is_made_anew_although_the_head_of_the_log_is_gone() {
-    for_each_seed(|random| {
-        let mut witnessed = Witnessed::start(random.clone(), StoreKind::Sled);
+    for_each_store(|random, store| {
+        let mut witnessed = Witnessed::start(random.clone(), store);
         witnessed.go_on(50);
         witnessed.server.stop();
         let early = witnessed.server.settings.dir.with_file_name("early");
@@ -175,7 +175,7 @@ fn a_store_is_made_anew_although_the_head_of_the_log_is_gone() {
 
         witnessed.shorten();
         witnessed.server.stop();
-        fs::write(witnessed.server.store_dir().join("conf"), b"no settings of sled").unwrap();
+        witnessed.server.spoil_store();
         witnessed.server.begin();
         witnessed.check("damaged");
 
@@ -185,13 +185,13 @@ fn a_store_is_made_anew_although_the_head_of_the_log_is_gone() {
         witnessed.records.retain(|(index, _)| *index <= lost);
         cut_back(&witnessed.server.settings.dir, lost);
         let boot = millrace_metadata_server::engine::marker::present_boot().unwrap();
-        leave_marker(&witnessed.server.settings.dir, &boot);
+        leave_marker(&witnessed.server.settings, &boot);
         witnessed.server.begin();
         witnessed.check("ahead of the log");
 
         witnessed.shorten();
         witnessed.server.stop();
-        leave_marker(&witnessed.server.settings.dir, "another boot");
+        leave_marker(&witnessed.server.settings, "another boot");
         witnessed.server.begin();
         witnessed.check("after a loss of power");
         witnessed.go_on(200);
@@ -240,9 +240,8 @@ fn a_log_that_ends_before_a_snapshot_is_refused_and_left_alone() {
     witnessed.shorten();
     witnessed.server.stop();
     let newest = witnessed.snapshots()[0];
-    let dir = witnessed.server.settings.dir.clone();
-    cut_back(&dir, LogIndex(newest.0 - 1));
-    leave_marker(&dir, "another boot");
+    cut_back(&witnessed.server.settings.dir, LogIndex(newest.0 - 1));
+    leave_marker(&witnessed.server.settings, "another boot");
     let error = witnessed.server.try_begin().unwrap_err();
     assert!(matches!(error, StartError::Log(_)), "{error}");
     assert!(error.to_string().contains("were synced and are missing"), "{error}");
@@ -250,7 +249,7 @@ fn a_log_that_ends_before_a_snapshot_is_refused_and_left_alone() {
 
 #[test]
 fn what_a_stop_in_the_middle_of_a_snapshot_leaves_is_removed_and_does_not_count() {
-    let mut witnessed = Witnessed::start(Random::seeded(3), StoreKind::Sled);
+    let mut witnessed = Witnessed::start(Random::seeded(3), StoreKind::Fjall);
     witnessed.go_on(200);
     let mut taking = witnessed.begin_snapshot();
     assert!(taking.step().unwrap());

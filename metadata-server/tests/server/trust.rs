@@ -12,12 +12,12 @@ use millrace_protocol::{
 };
 use millrace_types::{ByteLen, ContentGeneration, HostId, InodeId, LogIndex, TargetId};
 
-use crate::engine::{Server, copy};
+use crate::engine::{ENGINES, ON_DISK, Server, copy};
 
 const TARGET: TargetId = TargetId([3; 8]);
 
 /// Why the namespace is doubted.
-fn doubt(server: &Server) -> Option<String> {
+pub(crate) fn doubt(server: &Server) -> Option<String> {
     server.turn(|core| core.distrusted()).unwrap().map(|doubt| doubt.reason)
 }
 
@@ -109,17 +109,19 @@ fn a_log_that_lost_its_end_is_known_also_within_one_run() {
 
 #[test]
 fn a_store_that_is_made_anew_raises_a_doubt_before_anybody_is_served() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut server = Server::start(dir.path(), StoreKind::Sled);
-    assert_eq!(doubt(&server), None, "a new file system");
-    server.stop();
-    fs::remove_dir_all(dir.path().join("store")).unwrap();
-    server.begin();
-    let reason = doubt(&server).unwrap();
-    assert!(reason.contains("made anew"), "{reason}");
-    // The doubt stays although the next start finds the store in order.
-    server.restart();
-    assert_eq!(doubt(&server), Some(reason));
+    for store in ON_DISK {
+        let dir = tempfile::tempdir().unwrap();
+        let mut server = Server::start(dir.path(), store);
+        assert_eq!(doubt(&server), None, "a new file system");
+        server.stop();
+        fs::remove_dir_all(server.store_dir()).unwrap();
+        server.begin();
+        let reason = doubt(&server).unwrap();
+        assert!(reason.contains("made anew"), "{reason}");
+        // The doubt stays although the next start finds the store in order.
+        server.restart();
+        assert_eq!(doubt(&server), Some(reason));
+    }
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn frees(server: &Server, inode: InodeId) -> bool {
 
 #[test]
 fn a_file_that_the_log_lost_and_no_target_told_of_is_not_freed_and_raises_a_doubt() {
-    for store in [StoreKind::Memory, StoreKind::Sled] {
+    for store in ENGINES {
         let dir = tempfile::tempdir().unwrap();
         let mut server = Server::start(dir.path(), store);
         register(&server);

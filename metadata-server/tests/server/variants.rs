@@ -69,6 +69,8 @@ variants!(
         KeepNames,
         CreateMasked,
         CreateUnnamed,
+        Repair,
+        NoteReads,
     }
 );
 

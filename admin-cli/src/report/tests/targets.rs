@@ -3,7 +3,10 @@
 
 use millrace_protocol::{
     admin::{TargetState, TargetStatus},
-    fsck::{Distrust, FsckCount, FsckFinding, FsckKind, FsckReport, FsckState, FsckTarget},
+    fsck::{
+        Distrust, FlawCount, FlawFinding, FlawKind, FsckCount, FsckFinding, FsckKind, FsckReport,
+        FsckState, FsckTarget, NamespaceReport, NamespaceState,
+    },
     target::ContentName,
     upkeep::{
         DescribedTarget, DrainReply, Fault, FindingPlace, FindingReport as ToldFinding, IndexUse,
@@ -287,8 +290,66 @@ fn the_shape_of_a_check_is_fixed() {
             "path": "/b", "chunks": 7, "first_chunk": 8, "size_bytes": 9,
         }],
         "truncated": true,
+        "namespace": {
+            "run": 2, "state": "done", "failure": null, "repair": true, "started": MOMENT_TEXT,
+            "ended": MOMENT_TEXT, "records": 70, "inodes": 71,
+            "flaws": [{"kind": "wrong-links", "found": 73, "repaired": 72}],
+            "findings": [{
+                "kind": "wrong-links", "inode": 74, "path": "/c", "text": "why", "repaired": true,
+            }],
+        },
     });
-    assert_eq!(as_json(&CheckReport::from(&report)), expected);
+    assert_eq!(as_json(&CheckReport::of(&report, &namespace())), expected);
+}
+
+fn namespace() -> NamespaceReport {
+    NamespaceReport {
+        run: 2,
+        state: NamespaceState::Done,
+        failure: None,
+        repair: true,
+        started: Some(MOMENT),
+        ended: Some(MOMENT),
+        records: 70,
+        inodes: 71,
+        flaws: vec![FlawCount { kind: FlawKind::WrongLinks, found: 73, repaired: 72 }],
+        findings: vec![FlawFinding {
+            kind: FlawKind::WrongLinks,
+            inode: InodeId(74),
+            path: Some(b"/c".to_vec()),
+            text: "why".to_owned(),
+            repaired: true,
+        }],
+    }
+}
+
+#[test]
+fn the_words_for_the_namespace_are_fixed() {
+    use NamespaceState::{Cancelled, Counts, Done, Failed, Inodes, Names, Never};
+    let states = [Never, Names, Inodes, Counts, Done, Cancelled, Failed];
+    let names = ["never", "names", "inodes", "counts", "done", "cancelled", "failed"];
+    assert_eq!(states.map(NamespaceState::name), names);
+    let kinds = [
+        (FlawKind::DeadName, "dead-name"),
+        (FlawKind::LostDirectory, "lost-directory"),
+        (FlawKind::WrongKind, "wrong-kind"),
+        (FlawKind::WrongParent, "wrong-parent"),
+        (FlawKind::SecondPlace, "second-place"),
+        (FlawKind::WrongPosition, "wrong-position"),
+        (FlawKind::WrongLinks, "wrong-links"),
+        (FlawKind::Nameless, "nameless"),
+        (FlawKind::Cycle, "cycle"),
+        (FlawKind::WrongEntries, "wrong-entries"),
+        (FlawKind::WrongAttributes, "wrong-attributes"),
+        (FlawKind::WrongAccount, "wrong-account"),
+        (FlawKind::WrongSize, "wrong-size"),
+        (FlawKind::WrongConflict, "wrong-conflict"),
+        (FlawKind::Leftover, "leftover"),
+        (FlawKind::LiveReclaim, "live-reclaim"),
+        (FlawKind::WrongCount, "wrong-count"),
+        (FlawKind::Unsound, "unsound"),
+    ];
+    assert!(kinds.into_iter().all(|(kind, name)| kind.name() == name));
 }
 
 #[test]

@@ -26,6 +26,14 @@ pub(crate) struct Stamps {
 #[derive(Debug, Default)]
 struct Place(AtomicU64);
 
+fn moment_of(value: u64) -> u64 {
+    value & (CHANGE - 1)
+}
+
+fn changes_of(value: u64) -> u64 {
+    value & !(CHANGE - 1)
+}
+
 /// 512 KiB: with ten thousand names taken back in a while, one answer in six is asked for again.
 const PLACES: usize = 1 << 16;
 
@@ -52,7 +60,8 @@ impl Stamps {
     /// This is taken back: what was noted before does not count.
     pub(crate) fn raise(&self, what: &Recall) {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
-        self.place(what).raise(now);
+        let raised = self.place(what).raise(now);
+        self.now.fetch_max(raised, Ordering::SeqCst);
     }
 
     /// Everything is taken back.
@@ -70,6 +79,25 @@ impl Stamps {
     pub(crate) fn end(&self, what: &Recall) {
         self.raise(what);
         self.place(what).0.fetch_sub(CHANGE, Ordering::SeqCst);
+    }
+
+    /// The change is over, and its answer says how things are now. Returns the moment from which
+    /// that counts; nothing where this was taken back since `since`, or changed from here by
+    /// another: then the answer may be older than that.
+    pub(crate) fn end_known(&self, what: &Recall, since: Note) -> Option<Note> {
+        let known = self.raise_known(what, since);
+        self.place(what).0.fetch_sub(CHANGE, Ordering::SeqCst);
+        known
+    }
+
+    /// As [`Self::end_known`], of what was not known to be concerned when the change began.
+    pub(crate) fn raise_known(&self, what: &Recall, since: Note) -> Option<Note> {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        if self.place(what).raise_known(now, since) {
+            return Some(Note(now));
+        }
+        self.raise(what);
+        None
     }
 
     /// Whether this was not taken back since it was noted.
@@ -91,13 +119,19 @@ impl Stamps {
 }
 
 impl Place {
-    fn raise(&self, now: u64) {
-        let later = |value: u64| {
-            let (changes, moment) = (value & !(CHANGE - 1), value & (CHANGE - 1));
-            Some(changes | moment.max(now))
-        };
-        let raised = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
-        raised.expect("there always is a later moment");
+    /// To a later moment than it had, `now` or behind it; returns that. What counts from the moment
+    /// that it had ([`Stamps::end_known`]) does not count any more, however the two are ordered.
+    fn raise(&self, now: u64) -> u64 {
+        let raised = |moment: u64| now.max(moment + 1);
+        let later = |value: u64| Some(changes_of(value) | raised(moment_of(value)));
+        let before = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later);
+        raised(moment_of(before.expect("there always is a later moment")))
+    }
+
+    /// To `now`, unless its moment is later than `since`; tells whether it was.
+    fn raise_known(&self, now: u64, since: Note) -> bool {
+        let later = |value: u64| (moment_of(value) <= since.0).then_some(changes_of(value) | now);
+        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, later).is_ok()
     }
 
     /// A change under way lies above every note.

@@ -39,7 +39,7 @@ fn names() -> Names {
 
 fn keep(names: &Names, note: Note) {
     names.keep_name((DIRECTORY, name("f")), Some(FILE), Some(note));
-    names.keep_attributes(attributes(FILE, FileKind::Regular), DIRECTORY, note);
+    names.keep_attributes(attributes(FILE, FileKind::Regular), Lease::of(DIRECTORY, note));
 }
 
 /// A change from here that has ended.
@@ -88,7 +88,10 @@ fn an_answer_that_a_recall_overtook_does_not_count() {
 #[test]
 fn a_name_changed_from_here_takes_along_what_it_led_to() {
     let names = names();
-    names.keep_attributes(attributes(DIRECTORY, FileKind::Directory), DIRECTORY, names.note());
+    names.keep_attributes(
+        attributes(DIRECTORY, FileKind::Directory),
+        Lease::of(DIRECTORY, names.note()),
+    );
     change(&names, "f");
     assert_eq!(knows(&names), (false, false));
     assert_eq!(names.attributes(DIRECTORY), None);
@@ -109,7 +112,7 @@ fn what_is_asked_for_while_it_changes_from_here_does_not_count() {
     keep(&names, names.note());
     assert_eq!(knows(&names), (false, false), "the other change is under way");
     names.keep_name((DIRECTORY, name.clone()), Some(other), Some(names.note()));
-    names.keep_attributes(attributes(other, FileKind::Regular), DIRECTORY, names.note());
+    names.keep_attributes(attributes(other, FileKind::Regular), Lease::of(DIRECTORY, names.note()));
     let note = names.note();
     drop(second);
     assert_eq!(names.attributes(other), None, "the name led to it when it changed");
@@ -124,8 +127,12 @@ fn a_name_that_nobody_vouches_for_may_lead_to_any_file_of_its_directory() {
     let names = names();
     names.forget(&Recall::Name(DIRECTORY, name("f")));
     let another = InodeId(10);
-    names.keep_attributes(attributes(another, FileKind::Regular), DIRECTORY, names.note());
-    names.keep_attributes(attributes(InodeId(11), FileKind::Regular), FILE, names.note());
+    names.keep_attributes(
+        attributes(another, FileKind::Regular),
+        Lease::of(DIRECTORY, names.note()),
+    );
+    names
+        .keep_attributes(attributes(InodeId(11), FileKind::Regular), Lease::of(FILE, names.note()));
     change(&names, "f");
     assert_eq!(names.attributes(another), None);
     assert!(names.attributes(InodeId(11)).is_some(), "it is of another directory");
@@ -136,7 +143,7 @@ fn a_hint_answers_nobody_and_tells_what_a_change_concerns() {
     let names = names();
     let other = InodeId(9);
     names.keep_name((DIRECTORY, name("g")), Some(other), None);
-    names.keep_attributes(attributes(other, FileKind::Regular), DIRECTORY, names.note());
+    names.keep_attributes(attributes(other, FileKind::Regular), Lease::of(DIRECTORY, names.note()));
     assert_eq!(names.find(DIRECTORY, &name("g")), None);
     assert_eq!(names.hint(DIRECTORY, &name("g")), Some(other));
     change(&names, "g");
@@ -150,7 +157,7 @@ fn a_hint_answers_nobody_and_tells_what_a_change_concerns() {
 fn what_a_file_with_several_names_shows_is_not_kept() {
     let names = names();
     names.forget(&Recall::Attributes(FILE));
-    names.keep_attributes(attributes(FILE, FileKind::Regular), FILE, names.note());
+    names.keep_attributes(attributes(FILE, FileKind::Regular), Lease::of(FILE, names.note()));
     assert_eq!(names.attributes(FILE), None);
 }
 
@@ -174,8 +181,114 @@ fn what_is_kept_is_bounded_by_bytes() {
     for number in 0..10_000 {
         let (inode, note) = (InodeId(100 + number), names.note());
         names.keep_name((DIRECTORY, name(&format!("f{number}"))), Some(inode), Some(note));
-        names.keep_attributes(attributes(inode, FileKind::Regular), DIRECTORY, note);
+        names.keep_attributes(attributes(inode, FileKind::Regular), Lease::of(DIRECTORY, note));
     }
     assert!(names.names.weight() + names.attributes.weight() <= 100_000);
     assert!(names.names.len() > 100 && names.attributes.len() > 50);
+}
+
+fn directory() -> Attributes {
+    attributes(DIRECTORY, FileKind::Directory)
+}
+
+#[test]
+fn what_the_answer_to_a_change_from_here_shows_is_kept() {
+    let names = names();
+    let new = name("new");
+    let file = InodeId(9);
+    let changed = [(DIRECTORY, &new)];
+    names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+    let changing = names.changing(&changed, None);
+    assert_eq!(names.find(DIRECTORY, &new), None, "it may be there already");
+    changing.end_known((DIRECTORY, new.clone()), Some(file), Some(directory()));
+    assert_eq!(names.find(DIRECTORY, &new), Some(Some(file)));
+    assert_eq!(names.attributes(DIRECTORY), Some(directory()));
+    assert_eq!(knows(&names), (true, true), "the other file has not changed");
+    names.changing(&changed, None).end_known((DIRECTORY, new.clone()), None, Some(directory()));
+    assert_eq!(names.find(DIRECTORY, &new), None, "others may make it again unheard");
+    assert_eq!(names.attributes(DIRECTORY), Some(directory()));
+    names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+    for recall in [Recall::Attributes(DIRECTORY), Recall::Lease(DIRECTORY), Recall::Everything] {
+        names.changing(&changed, None).end_known((DIRECTORY, new.clone()), None, Some(directory()));
+        assert_eq!(names.attributes(DIRECTORY), Some(directory()));
+        names.forget(&recall);
+        assert_eq!(names.attributes(DIRECTORY), None, "{recall:?}");
+        names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+    }
+}
+
+#[test]
+fn what_is_taken_back_before_the_answer_to_a_change_is_not_kept() {
+    let new = name("new");
+    let recalls = [
+        (Recall::Name(DIRECTORY, new.clone()), (false, true)),
+        (Recall::Attributes(DIRECTORY), (true, false)),
+        (Recall::Lease(DIRECTORY), (false, false)),
+        (Recall::Everything, (false, false)),
+    ];
+    for (recall, left) in recalls {
+        let names = names();
+        names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+        let changed = [(DIRECTORY, &new)];
+        let changing = names.changing(&changed, None);
+        names.forget(&recall);
+        changing.end_known((DIRECTORY, new.clone()), Some(FILE), Some(directory()));
+        let found = names.find(DIRECTORY, &new).is_some();
+        assert_eq!((found, names.attributes(DIRECTORY).is_some()), left, "{recall:?}");
+    }
+}
+
+#[test]
+fn two_changes_of_one_directory_at_a_time_leave_nothing_known_of_it() {
+    let names = names();
+    let (first, second) = (name("first"), name("second"));
+    for new in [&first, &second] {
+        names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+    }
+    let (one, two) = ([(DIRECTORY, &first)], [(DIRECTORY, &second)]);
+    let (one, two) = (names.changing(&one, None), names.changing(&two, None));
+    one.end_known((DIRECTORY, first.clone()), Some(FILE), Some(directory()));
+    assert_eq!(names.attributes(DIRECTORY), None, "the other is under way");
+    two.end_known((DIRECTORY, second.clone()), Some(FILE), Some(directory()));
+    assert_eq!(names.attributes(DIRECTORY), None, "its answer may be the older one");
+    assert_eq!(names.find(DIRECTORY, &first), Some(Some(FILE)));
+    assert_eq!(names.find(DIRECTORY, &second), Some(Some(FILE)));
+}
+
+#[test]
+fn an_empty_directory_has_no_name_until_somebody_makes_it() {
+    let (own, foreign, never) = (name("own"), name("foreign"), name("never"));
+    let names = names();
+    let new = InodeId(20);
+    names.keep_empty(new, names.note());
+    names.keep_attributes(attributes(FILE, FileKind::Regular), Lease::of(DIRECTORY, names.note()));
+    assert_eq!(names.find(new, &own), Some(None));
+    let changed = [(new, &own)];
+    let changing = names.changing(&changed, None);
+    assert_eq!(names.find(new, &own), None);
+    changing.end_known((new, own.clone()), Some(FILE), None);
+    assert_eq!(names.find(new, &own), Some(Some(FILE)));
+    names.forget(&Recall::Name(new, foreign.clone()));
+    assert_eq!(names.find(new, &foreign), None);
+    assert_eq!(names.find(new, &never), Some(None));
+    assert!(names.attributes(FILE).is_some(), "a name that was nowhere led to nothing");
+    names.forget(&Recall::Lease(new));
+    assert_eq!(names.find(new, &never), None);
+}
+
+#[test]
+fn what_the_answer_shows_of_an_inode_that_was_there_replaces_what_was_known_of_it() {
+    let names = names();
+    let since = names.note();
+    let lease = names.changed(FILE, Some(DIRECTORY), since).unwrap();
+    assert_eq!(knows(&names), (true, false), "it may have changed");
+    assert!(names.stands(FILE, &lease));
+    names.forget(&Recall::Attributes(FILE));
+    assert!(!names.stands(FILE, &lease));
+    assert!(names.changed(FILE, Some(DIRECTORY), since).is_none(), "taken back meanwhile");
+    let since = names.note();
+    assert!(names.changed(FILE, None, since).is_none(), "nothing covers it");
+    let lease = names.changed(FILE, Some(DIRECTORY), names.note()).unwrap();
+    names.forget(&Recall::Lease(DIRECTORY));
+    assert!(!names.stands(FILE, &lease));
 }

@@ -66,6 +66,11 @@ impl Key {
         Self { inode, space: LockSpace::Range, owner }
     }
 
+    /// The right of this mount to append to a file.
+    pub(crate) fn of_append(inode: InodeId) -> Self {
+        Self { inode, space: LockSpace::Append, owner: 0 }
+    }
+
     /// Whose lock it is.
     pub(crate) fn of(lock: &Lock) -> Self {
         Self { inode: lock.inode, space: lock.space, owner: lock.owner }
@@ -81,6 +86,13 @@ impl Key {
 impl HeldLocks {
     /// An owner that is about to ask for a lock through the open file `handle`.
     pub(crate) fn asking(self: &Arc<Self>, key: Key, handle: u64, session: SessionId) -> Asking {
+        let asking = self.asking_for_all(key, session);
+        lock(&asking.state).handles.insert(handle);
+        asking
+    }
+
+    /// An owner that is about to ask for a lock through no open file in particular.
+    pub(crate) fn asking_for_all(self: &Arc<Self>, key: Key, session: SessionId) -> Asking {
         if key.space == LockSpace::Range {
             let mut ranged = lock(&self.ranged);
             if ranged.len() < RANGED_MAX {
@@ -97,8 +109,14 @@ impl HeldLocks {
             };
             Arc::new(Owner { key, turn: Arc::default(), state: Mutex::new(state) })
         });
-        lock(&owner.state).handles.insert(handle);
         Asking { all: Arc::clone(self), owner: Some(Arc::clone(owner)) }
+    }
+
+    /// Whether the mount may append to a file, any at all.
+    pub(crate) fn has_appends(&self) -> bool {
+        let held = |owner: &Arc<Owner>| !lock(&owner.state).held.is_empty();
+        let owners = lock(&self.owners);
+        owners.iter().any(|(key, owner)| key.space == LockSpace::Append && held(owner))
     }
 
     /// An owner that holds something, or asks.
@@ -167,6 +185,12 @@ impl Owner {
     /// Whose locks on what.
     pub(crate) fn key(&self) -> Key {
         self.key
+    }
+
+    /// Whether something is held under `session`.
+    pub(crate) fn holds_under(&self, session: SessionId) -> bool {
+        let state = lock(&self.state);
+        state.session == session && !state.held.is_empty()
     }
 
     /// What is held of the range.

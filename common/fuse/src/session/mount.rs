@@ -40,8 +40,11 @@ pub struct MountOptions {
     pub dev: bool,
     /// Programs can be run.
     pub exec: bool,
-    /// The kernel never asks for times of reading to be kept.
+    /// What mount tables show: that times of access are not kept. (The kernel keeps none of any
+    /// FUSE mount, and never sets one by itself.)
     pub no_atime: bool,
+    /// The same of those of directories. The helper is not told: not every one knows it.
+    pub no_dir_atime: bool,
     /// The kernel checks permissions by mode, owner and group, and asks no ACCESS.
     pub default_permissions: bool,
     /// Other users than the one who mounts may use it. For the helper, `/etc/fuse.conf` must have
@@ -63,6 +66,7 @@ impl MountOptions {
             dev: false,
             exec: true,
             no_atime: false,
+            no_dir_atime: false,
             default_permissions: true,
             allow_other: false,
             max_read: 0,
@@ -76,6 +80,7 @@ impl MountOptions {
             (!self.dev, MountFlags::NODEV),
             (!self.exec, MountFlags::NOEXEC),
             (self.no_atime, MountFlags::NOATIME),
+            (self.no_dir_atime, MountFlags::NODIRATIME),
         ];
         let set = all.into_iter().filter_map(|(set, flag)| set.then_some(flag));
         set.collect()

@@ -1,5 +1,6 @@
 //! One value of every request and every reply, with each field different from its default.
 
+mod access;
 mod admin;
 mod backup;
 mod cluster;
@@ -38,6 +39,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(metadata::all());
     samples.extend(lock::all());
     samples.extend(lease::all());
+    samples.extend(access::all());
     samples.extend(cluster::all());
     samples.extend(storage::all());
     samples.extend(admin::all());

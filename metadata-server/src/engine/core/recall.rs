@@ -29,11 +29,11 @@ impl Core {
         if self.leases.is_idle() {
             return Ok(());
         }
-        let touches = touched(&*self.store.0, batch);
+        let session = operation.map(|operation| operation.session);
+        let touches = touched(&*self.store.0, batch, session);
         let mut touches = touches.map_err(|error| self.failure(error.into()))?;
         touches.retain(|touch| !self.given_back.iter().any(|wait| wait.has_settled(touch)));
         let now = self.now();
-        let session = operation.map(|operation| operation.session);
         self.recall = self.leases.recall(&touches, session, operation.is_some(), now);
         match &self.recall {
             None => Ok(()),

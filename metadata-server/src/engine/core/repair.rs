@@ -47,7 +47,9 @@ impl Core {
         // The old one lets go of its files first.
         self.store = StoreBox(Box::new(NoStore));
         self.end_snapshot("the store is made anew");
-        let recovered = rebuild::recover_store(&self.settings, self.log.last(), false)?;
+        self.census = None;
+        let doubtful = rebuild::Standing::Doubtful;
+        let recovered = rebuild::recover_store(&self.settings, self.log.last(), &doubtful)?;
         self.store = StoreBox(recovered.store);
         self.catch_up()?;
         self.broken = None;

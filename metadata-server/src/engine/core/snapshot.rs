@@ -179,6 +179,7 @@ impl Core {
 
     /// Keeps what `batch` is about to change for the run that is under way.
     pub(super) fn set_aside(&mut self, batch: &Batch) {
+        self.follow_census(batch);
         let Some(run) = &mut self.snapshots.run else { return };
         if let Err(error) = run.before_commit(&*self.store.0, batch) {
             // If it is the store that failed, the commit finds out.

@@ -2,7 +2,7 @@
 
 use millrace_metadata_server::{
     apply::FEATURE_LEVEL,
-    command::{Command, Format, NewKey, OpenSession, ReclaimOrphans, RegisterHost},
+    command::{Command, Format, NewKey, OpenSession, ReclaimOrphans, RegisterHost, Repair},
     store::{
         View, keys,
         records::{ReclaimRecord, TrimRecord},
@@ -71,6 +71,21 @@ impl Commands {
         let generation = ContentGeneration(u32::try_from(self.random.within(0..3)).unwrap());
         let contents = vec![ContentName { inode, generation }];
         Command::ReclaimOrphans(ReclaimOrphans { target: self.target(), contents })
+    }
+
+    /// A repair of something in which nothing is wrong.
+    pub(super) fn repair(&mut self, view: &dyn View) -> Command {
+        let (directory, name) = self.entry(view);
+        Command::Repair(match self.random.within(0..3) {
+            0 => Repair::Entry { directory, name },
+            1 => Repair::Inode { inode: self.file(view).id },
+            _ => {
+                let table =
+                    [b"N", b"O", b"Q", b"X"][usize::try_from(self.random.within(0..4)).unwrap()];
+                let key = self.pair(view, table).map(|(key, _)| key);
+                Repair::Leftover { key: key.unwrap_or_else(keys::applied) }
+            }
+        })
     }
 
     fn trimmed(&self, view: &dyn View) -> Command {

@@ -4,13 +4,16 @@ use std::time::Duration;
 
 use millrace_metadata_server::{
     command::{
-        Command, Commit, Create, CreateMasked, CreateUnnamed, MakeLink, OpenWrite, Opener, Remove,
-        RemoveXattr, Rename, SetAttributes, SetDefaults, SetTime, SetXattr,
+        Command, Commit, Create, CreateMasked, CreateUnnamed, MakeLink, NoteReads, OpenWrite,
+        Opener, Remove, RemoveXattr, Rename, SetAttributes, SetDefaults, SetTime, SetXattr,
     },
     namespace::{Inode, LayoutDefaults},
     store::{View, keys, records::OpenRecord},
 };
-use millrace_protocol::metadata::{NewNode, RenameMode, XattrMode};
+use millrace_protocol::{
+    access::LastRead,
+    metadata::{NewNode, RenameMode, XattrMode},
+};
 use millrace_types::{
     ChunkSize, ContentGeneration, InodeId, MIB, PoolId, SessionId, Timestamp, WriteEpoch,
 };
@@ -183,6 +186,19 @@ impl Commands {
         };
         let directory = self.directory(view);
         Command::SetDefaults(SetDefaults { caller: self.caller(), directory, defaults })
+    }
+
+    /// Reads a moment after the last one, or of what is not there.
+    pub(super) fn note_reads(&mut self, view: &dyn View) -> Command {
+        let reads = (0..self.random.within(1..20)).map(|_| {
+            let inode = self.inode(view, |_| true);
+            let pause = Duration::from_millis(self.random.within(0..100_000_000));
+            let seen = *pick(&self.random, &[inode.accessed, LastRead::UNSEEN]).unwrap();
+            let gone = percent(&self.random, 5);
+            let id = if gone { InodeId(1 << 41) } else { inode.id };
+            LastRead { inode: id, seen, at: inode.accessed.plus(pause) }
+        });
+        Command::NoteReads(NoteReads { reads: reads.collect() })
     }
 
     fn xattr(&self) -> Vec<u8> {

@@ -4,13 +4,15 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddLink, BeginExport, Command, Commit, CompleteExport, Create, CreateMasked,
         CreateUnnamed, DropDirectory, Envelope, ForgetEntries, Format, FoundObject, ImportEntries,
-        ImportEntry, ImportKind, JobCounts, MakeLink, NewKey, ObserveObject, OpenSession,
-        OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename,
-        ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions, SetTime, SetXattr, UpdateJob,
+        ImportEntry, ImportKind, JobCounts, MakeLink, NewKey, NoteReads, ObserveObject,
+        OpenSession, OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename,
+        Repair, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions, SetTime, SetXattr,
+        UpdateJob,
     },
     namespace::LayoutDefaults,
 };
 use millrace_protocol::{
+    access::LastRead,
     admin::{AttributeSource, Job, JobFailure, JobKind, JobState, Keep},
     capability::Origin,
     cluster::{Bucket, LinkMode},
@@ -48,6 +50,8 @@ pub(super) fn all() -> Vec<Envelope> {
         (of_buckets(), None),
         (of_jobs(), None),
         (of_changes_in_buckets(), None),
+        (of_repairs(), None),
+        (of_reads(), None),
     ];
     let time = Timestamp(1_700_000_000_123_456_789);
     let enveloped = families.into_iter().flat_map(|(commands, operation)| {
@@ -196,6 +200,18 @@ fn of_names() -> Vec<Command> {
             nameable: true,
         }),
     ]
+}
+
+fn of_repairs() -> Vec<Command> {
+    let repairs = [
+        Repair::Entry { directory: InodeId(71), name: name() },
+        Repair::Inode { inode: InodeId(72) },
+        Repair::Leftover { key: b"Xkey".to_vec() },
+        Repair::Counts { directory: InodeId(73), entries: 74, directories: 75 },
+        Repair::Totals { inodes: 76, reclaim_entries: 77 },
+        Repair::LostFound { inode: InodeId(78) },
+    ];
+    repairs.map(Command::Repair).to_vec()
 }
 
 fn of_attributes() -> Vec<Command> {
@@ -352,4 +368,14 @@ fn of_changes_in_buckets() -> Vec<Command> {
 
 fn found() -> FoundObject {
     FoundObject { origin: origin(), modified: Timestamp(1_700_000_000_000_000_065) }
+}
+
+fn of_reads() -> Vec<Command> {
+    let read = LastRead {
+        inode: InodeId(71),
+        seen: Timestamp(1_700_000_000_000_000_072),
+        at: Timestamp(1_700_000_000_000_000_073),
+    };
+    let unseen = LastRead { inode: InodeId(74), seen: LastRead::UNSEEN, ..read };
+    vec![Command::NoteReads(NoteReads { reads: vec![read, unseen] })]
 }

@@ -2,9 +2,10 @@
 
 use millrace_protocol::{
     fsck::{
-        CancelFsck, ContentPosition, ContentsPage, Distrust, FsckCount, FsckFinding, FsckKind,
-        FsckReply, FsckReport, FsckState, FsckTarget, ListContents, ListedContent, ShowFsck,
-        StartFsck, TrustNamespace,
+        CancelFsck, ContentPosition, ContentsPage, Distrust, FlawCount, FlawFinding, FlawKind,
+        FsckCount, FsckFinding, FsckKind, FsckReply, FsckReport, FsckState, FsckTarget,
+        ListContents, ListedContent, NamespaceReply, NamespaceReport, NamespaceState, ShowFsck,
+        ShowNamespace, StartFsck, StartRepair, TrustNamespace,
     },
     target::ContentName,
 };
@@ -30,10 +31,33 @@ pub(super) fn all() -> Vec<Sample> {
         pair(&ShowFsck {}, &reply),
         pair(&CancelFsck {}, &reply),
         pair(&TrustNamespace {}, &reply),
+        pair(&StartRepair { start: StartFsck { targets: Vec::new(), ..start } }, &reply),
+        pair(&ShowNamespace {}, &NamespaceReply { report: namespace() }),
     ]
     .into_iter()
     .flatten()
     .collect()
+}
+
+fn namespace() -> NamespaceReport {
+    NamespaceReport {
+        run: 31,
+        state: NamespaceState::Inodes,
+        failure: Some(Failure::new(ErrorKind::Disk, "why")),
+        repair: true,
+        started: Some(Timestamp(32)),
+        ended: Some(Timestamp(33)),
+        records: 34,
+        inodes: 35,
+        flaws: vec![FlawCount { kind: FlawKind::WrongLinks, found: 36, repaired: 37 }],
+        findings: vec![FlawFinding {
+            kind: FlawKind::Unsound,
+            inode: InodeId(38),
+            path: Some(b"/data".to_vec()),
+            text: "it says another kind".into(),
+            repaired: true,
+        }],
+    }
 }
 
 fn content() -> ContentName {

@@ -3,16 +3,16 @@
 use millrace_protocol::{
     lease::{
         AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries, ListFrom,
-        Recall, Recalls, ShowInode, ShownInode,
+        MadeName, MakeName, Recall, Recalls, RemoveName, RemovedName, ShowInode, ShownInode,
     },
-    metadata::{Coverage, DirectoryEntry},
+    metadata::{Coverage, Create, CreateMasked, DirectoryEntry, NewNode, Remove},
 };
 use millrace_types::{InodeId, SessionId};
 
 use super::{
-    Sample, caller,
+    Sample, caller, done,
     metadata::{attributes, inode_reply, name},
-    pair,
+    operation, pair,
 };
 
 pub(super) fn all() -> Vec<Sample> {
@@ -53,6 +53,35 @@ pub(super) fn all() -> Vec<Sample> {
         pair(&awaits, &recalls),
     ]
     .into_iter()
+    .chain(changes())
     .flatten()
     .collect()
+}
+
+fn changes() -> [[Sample; 2]; 2] {
+    let parent = InodeId(9);
+    let create = Create {
+        caller: caller(),
+        operation: operation(),
+        parent,
+        name: name(),
+        node: NewNode::Directory,
+        mode: 0o777,
+        open: false,
+        exclusive: true,
+    };
+    let made = MadeName {
+        reply: inode_reply(),
+        lease: Some(InodeId(10)),
+        coverage: Coverage::Names,
+        empty: true,
+        directory: Some(attributes()),
+    };
+    let remove =
+        Remove { caller: caller(), operation: operation(), parent, name: name(), directory: true };
+    let removed = RemovedName { done: done(), directory: Some(attributes()) };
+    [
+        pair(&MakeName { make: CreateMasked { create, umask: 0o022 } }, &made),
+        pair(&RemoveName { remove }, &removed),
+    ]
 }

@@ -1,8 +1,8 @@
 //! Messages of locks.
 
 use millrace_protocol::lock::{
-    AwaitLocks, AwaitLocksReply, CancelLock, Lock, LockConflict, LockSpace, SetLock, SetLockReply,
-    TestLock, TestLockReply,
+    AwaitAppends, AwaitAppendsReply, AwaitLocks, AwaitLocksReply, CancelLock, Lock, LockConflict,
+    LockSpace, SetLock, SetLockReply, TestLock, TestLockReply,
 };
 use millrace_types::{ChangeCount, InodeId, LockKind, LockRange, SessionId};
 
@@ -15,11 +15,13 @@ pub(super) fn all() -> Vec<Sample> {
     let set = SetLock { operation: operation(), lock: lock(None), wait: 9 };
     let granted = SetLockReply { granted: true, change_count: ChangeCount(77) };
     let wait = AwaitLocks { session: SessionId(7), known: vec![3, 5] };
+    let append = AwaitAppends { session: SessionId(7), known: vec![InodeId(3)] };
     [
         pair(&test, &TestLockReply { conflict: Some(conflict) }),
         pair(&set, &granted),
         pair(&CancelLock { operation: operation(), wait: 9 }, &done()),
         pair(&wait, &AwaitLocksReply { ended: vec![9, 11] }),
+        pair(&append, &AwaitAppendsReply { wanted: vec![InodeId(9), InodeId(11)] }),
     ]
     .into_iter()
     .flatten()

@@ -182,6 +182,22 @@ impl Model {
         Ok(false)
     }
 
+    /// Where the session may append, and others wait to.
+    fn wanted(&self, session: SessionId) -> Vec<InodeId> {
+        let held = self.held.keys().filter(|(_, space, owner, byte)| {
+            *space == LockSpace::Append && owner.session == session && *byte == 0
+        });
+        let mut wanted: Vec<_> = held.map(|(inode, ..)| *inode).collect();
+        wanted.retain(|inode| {
+            self.waits.iter().any(|wait| {
+                (wait.lock.inode, wait.lock.space) == (*inode, LockSpace::Append)
+                    && wait.state == State::Queued
+            })
+        });
+        wanted.dedup();
+        wanted
+    }
+
     fn close(&mut self, session: SessionId, inode: InodeId) {
         self.held.retain(|(of, _, owner, _), _| *of != inode || owner.session != session);
         self.waits.retain(|wait| wait.lock.inode != inode || wait.owner.session != session);
@@ -189,15 +205,22 @@ impl Model {
     }
 }
 
+fn space() -> impl Strategy<Value = LockSpace> {
+    prop_oneof![Just(LockSpace::Range), Just(LockSpace::Flock), Just(LockSpace::Append)]
+}
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let kinds = prop_oneof![Just(None), Just(Some(Read)), Just(Some(Write)), Just(Some(Write))];
-    let set = (1_u64..4, 1_u64..3, 1_u64..3, any::<bool>(), kinds, (0..BYTES, 0..BYTES), 0_u64..4);
-    let set = set.prop_map(|(session, owner, inode, flock, kind, (one, other), wait)| {
+    let set = (1_u64..4, 1_u64..3, 1_u64..3, space(), kinds, (0..BYTES, 0..BYTES), 0_u64..4);
+    let set = set.prop_map(|(session, owner, inode, space, kind, (one, other), wait)| {
         let (start, last) = (offset(one.min(other)), offset(one.max(other)));
-        let (space, range) = match flock {
-            true => (LockSpace::Flock, LockRange::WHOLE),
-            false => (LockSpace::Range, LockRange { start, last }),
+        let range = match space {
+            LockSpace::Range => LockRange { start, last },
+            LockSpace::Flock | LockSpace::Append => LockRange::WHOLE,
         };
+        // Nobody shares the right to append.
+        let shared = space == LockSpace::Append && kind == Some(Read);
+        let kind = if shared { Some(Write) } else { kind };
         let lock = Lock { inode: InodeId(inode), space, owner, kind, range, process: 0 };
         Step::Set { session, lock, wait }
     });
@@ -211,11 +234,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn check(table: &LockTable, model: &Model) -> Result<(), TestCaseError> {
-    let held = |flock: bool, owner: Owner, inode: InodeId, byte: usize, kind: LockKind| {
-        let at = LockRange { start: offset(byte), last: offset(byte) };
-        let (space, range) = match flock {
-            true => (LockSpace::Flock, LockRange::WHOLE),
-            false => (LockSpace::Range, at),
+    let held = |space: LockSpace, owner: Owner, inode: InodeId, byte: usize, kind: LockKind| {
+        let range = match space {
+            LockSpace::Range => LockRange { start: offset(byte), last: offset(byte) },
+            LockSpace::Flock | LockSpace::Append => LockRange::WHOLE,
         };
         let (owner, session) = (owner.number, owner.session);
         table.holds(session, &Lock { inode, space, owner, kind: Some(kind), range, process: 0 })
@@ -225,11 +247,14 @@ fn check(table: &LockTable, model: &Model) -> Result<(), TestCaseError> {
         for (inode, byte) in (1..3).flat_map(|inode| (0..BYTES).map(move |byte| (inode, byte))) {
             let inode = InodeId(inode);
             let of = |space| model.held.get(&(inode, space, owner, byte)).copied();
-            let (range, flock) = (of(LockSpace::Range), of(LockSpace::Flock));
-            prop_assert_eq!(held(false, owner, inode, byte, Read), range.is_some());
-            prop_assert_eq!(held(false, owner, inode, byte, Write), range == Some(Write));
-            prop_assert_eq!(held(true, owner, inode, byte, Read), flock == Some(Read));
-            prop_assert_eq!(held(true, owner, inode, byte, Write), flock == Some(Write));
+            let held = |space, kind| held(space, owner, inode, byte, kind);
+            let range = of(LockSpace::Range);
+            prop_assert_eq!(held(LockSpace::Range, Read), range.is_some());
+            prop_assert_eq!(held(LockSpace::Range, Write), range == Some(Write));
+            for space in [LockSpace::Flock, LockSpace::Append] {
+                prop_assert_eq!(held(space, Read), of(space) == Some(Read));
+                prop_assert_eq!(held(space, Write), of(space) == Some(Write));
+            }
         }
         let over = model
             .waits
@@ -238,13 +263,15 @@ fn check(table: &LockTable, model: &Model) -> Result<(), TestCaseError> {
         let mut over: Vec<_> = over.map(|wait| wait.number).collect();
         over.sort_unstable();
         prop_assert_eq!(table.ended(SessionId(session)), over);
+        let wanted: Vec<_> = table.wanted(SessionId(session)).collect();
+        prop_assert_eq!(wanted, model.wanted(SessionId(session)));
     }
     prop_assert_eq!(table.counts().waits, model.waits.len());
     for wait in model.waits.iter().filter(|wait| wait.state == State::Queued) {
         let holders = model.holders(wait.owner, &wait.lock);
         prop_assert!(!holders.is_empty(), "nobody is in the way of {:?}", wait);
         let circle = model.reached(holders).contains(&wait.owner);
-        prop_assert!(wait.lock.space == LockSpace::Flock || !circle, "a circle: {:?}", wait);
+        prop_assert!(wait.lock.space != LockSpace::Range || !circle, "a circle: {:?}", wait);
     }
     for (place, kind) in &model.held {
         let (inode, space, owner, byte) = *place;
@@ -258,6 +285,12 @@ fn check(table: &LockTable, model: &Model) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// What each session must have been told of.
+fn wants(model: &Model) -> BTreeSet<(SessionId, InodeId)> {
+    let of = |session| model.wanted(session).into_iter().map(move |inode| (session, inode));
+    (1..4).map(SessionId).flat_map(of).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
@@ -265,6 +298,7 @@ proptest! {
     fn any_steps_end_as_a_map_of_bytes_says(steps in steps()) {
         let (mut table, mut model) = (table(), Model::default());
         for step in steps {
+            let before = wants(&model);
             match step {
                 Step::Set { session, lock, wait } => {
                     let session = SessionId(session);
@@ -294,6 +328,9 @@ proptest! {
                 }
             }
             check(&table, &model)?;
+            let told = table.poll_wants();
+            let unheard: Vec<_> = wants(&model).difference(&before).copied().collect();
+            prop_assert!(unheard.iter().all(|(session, _)| told.contains(session)), "{unheard:?}");
         }
         for session in 1..4 {
             table.handle_end(SessionId(session));

@@ -1,0 +1,34 @@
+//! What the kernel is told without having asked. Each blocks, so that none is sent by a thread that
+//! has a request to answer.
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+use millrace_fuse_server::{Errno, Notifier};
+use millrace_types::InodeId;
+
+use super::{answer::number, places::Place};
+
+/// Drops all pages that the kernel holds of an inode of the mount whose root is `root`. Blocks
+/// behind reads of them that are not answered.
+pub(crate) fn drop_pages(notifier: &Notifier, inode: InodeId, root: InodeId) {
+    let whole = 0..i64::MAX.unsigned_abs();
+    if let Err(error) = settled(notifier.inval_data(number(inode, root), whole)) {
+        tracing::warn!(%inode, %error, "the kernel keeps pages that are old");
+    }
+}
+
+/// Drops what the kernel holds of a name. Blocks behind what changes that directory.
+pub(crate) fn drop_place(notifier: &Notifier, (parent, name): &Place, root: InodeId) {
+    let name = OsStr::from_bytes(name.as_bytes());
+    if let Err(error) = settled(notifier.inval_entry(number(*parent, root), name)) {
+        tracing::warn!(%parent, %error, "the kernel keeps a name that is old");
+    }
+}
+
+/// It may have nothing of the kind, or the mount has ended.
+fn settled(answer: Result<(), Errno>) -> Result<(), Errno> {
+    match answer {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::NODEV | Errno::NOTCONN) => Ok(()),
+        answer => answer,
+    }
+}

@@ -1,0 +1,78 @@
+//! Commands of jobs and exports.
+
+use millrace_protocol::{
+    admin::{Job, JobFailure, JobState},
+    capability::Origin,
+    session::Caller,
+};
+use millrace_types::{InodeId, JobId, LinkId};
+use rkyv::{Archive, Deserialize, Serialize};
+
+/// Takes a job into the queue.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AddJob {
+    /// The job; its id is given by apply.
+    pub job: Job,
+    /// Who asked for it.
+    pub caller: Caller,
+    /// The top of its tree.
+    pub root: InodeId,
+}
+
+/// How far a job is. Counts are absolute, so that a repeated one changes nothing.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct UpdateJob {
+    /// The job.
+    pub id: JobId,
+    /// Where it stands now; `None` leaves it (also when it ended meanwhile).
+    pub state: Option<JobState>,
+    /// Files done, files found, bytes done, bytes found, files failed.
+    pub counts: JobCounts,
+    /// The first failures; replaces what was kept.
+    pub failures: Vec<JobFailure>,
+}
+
+/// Counts of a job.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct JobCounts {
+    /// Files done.
+    pub files_done: u64,
+    /// Files found so far.
+    pub files_total: u64,
+    /// Bytes done.
+    pub bytes_done: u64,
+    /// Bytes found so far.
+    pub bytes_total: u64,
+    /// Files that failed.
+    pub errors: u64,
+}
+
+/// Freezes a file for its upload. Refused while somebody has it open for writing.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct BeginExport {
+    /// The file.
+    pub inode: InodeId,
+    /// For this job.
+    pub job: JobId,
+    /// The export's own id.
+    pub export: u128,
+    /// To this link.
+    pub link: LinkId,
+    /// The object's whole key.
+    pub key: String,
+    /// The tag that the key has, if it has one.
+    pub replaces: Option<String>,
+    /// Bytes of each part.
+    pub part_size: u64,
+}
+
+/// The object stands in the bucket: the file becomes exported if it has not changed meanwhile.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CompleteExport {
+    /// The file.
+    pub inode: InodeId,
+    /// The export.
+    pub export: u128,
+    /// The object's new version.
+    pub origin: Origin,
+}

@@ -1,0 +1,127 @@
+//! A store whose process is killed, by itself: it holds what some of the first batches made, each
+//! as a whole, and none of what was there before is lost at a checkpoint.
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    ops::Bound,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_metadata_server::{
+    engine::StoreKind,
+    store::{Batch, MetaStore, fjall::FjallStore, sled::SledStore},
+};
+use millrace_runtime::Random;
+use tempfile::TempDir;
+
+use crate::engine::ON_DISK;
+
+const STORE: &str = "MILLRACE_KILLED_STORE";
+const ENGINE: &str = "MILLRACE_KILLED_ENGINE";
+
+fn open(kind: StoreKind, dir: &Path) -> Box<dyn MetaStore> {
+    match kind {
+        StoreKind::Fjall => Box::new(FjallStore::open(dir, 8 << 20).unwrap()),
+        _ => Box::new(SledStore::open(dir, 8 << 20).unwrap()),
+    }
+}
+
+/// What batch `number` does: the same in each process.
+fn batch(number: u64) -> Batch {
+    let random = Random::seeded(number);
+    let mut batch = Batch::default();
+    for _ in 0..1 + random.within(0..6) {
+        let key = format!("key-{:05}", random.within(0..20_000)).into_bytes();
+        if random.within(0..4) == 0 {
+            batch.delete(key);
+        } else {
+            let len = usize::try_from(random.within(10..600)).unwrap();
+            batch.put(key, [&number.to_be_bytes()[..], &vec![b'v'; len]].concat());
+        }
+    }
+    batch.put(b"applied".to_vec(), number.to_be_bytes().to_vec());
+    batch
+}
+
+fn applied(store: &dyn MetaStore) -> u64 {
+    let bytes = store.get(b"applied").unwrap();
+    bytes.map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().unwrap()))
+}
+
+/// Commits batches until it is killed, and says which checkpoint has ended.
+#[test]
+#[ignore = "the process that `a_store_whose_process_is_killed` kills"]
+fn commits_until_it_is_killed() {
+    let dir = env::var_os(STORE).expect("the test that starts this one says where");
+    let kind = match env::var(ENGINE).unwrap().as_str() {
+        "fjall" => StoreKind::Fjall,
+        _ => StoreKind::Sled,
+    };
+    let dir = Path::new(&dir);
+    let mut store = open(kind, &dir.join("store"));
+    let first = applied(&*store) + 1;
+    fs::write(dir.join("began"), b"").unwrap();
+    for number in first.. {
+        store.commit(&batch(number)).unwrap();
+        if number % 997 == 0 {
+            store.checkpoint().unwrap();
+            fs::write(dir.join("checkpoint.new"), number.to_string()).unwrap();
+            fs::rename(dir.join("checkpoint.new"), dir.join("checkpoint")).unwrap();
+        }
+    }
+}
+
+fn start(kind: StoreKind, dir: &Path) -> Child {
+    let mut child = Command::new(env::current_exe().unwrap());
+    child.args(["--exact", "killed::commits_until_it_is_killed", "--ignored"]);
+    child.env(STORE, dir).env(ENGINE, kind.name());
+    child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn a_store_whose_process_is_killed_holds_the_first_of_its_batches_as_a_whole() {
+    for kind in ON_DISK {
+        let dir = TempDir::new().unwrap();
+        let random = Random::seeded(5);
+        let mut model = BTreeMap::<Vec<u8>, Vec<u8>>::new();
+        let (mut at, mut most) = (0, 0);
+        for round in 0..12 {
+            let mut child = start(kind, dir.path());
+            while !dir.path().join("began").exists() {
+                assert!(child.try_wait().unwrap().is_none(), "{kind:?}: it does not open");
+                thread::yield_now();
+            }
+            // When it is killed is the chance of this test.
+            let end = Instant::now() + Duration::from_millis(random.within(1..700));
+            while Instant::now() < end {
+                thread::yield_now();
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            fs::remove_file(dir.path().join("began")).unwrap();
+
+            let store = open(kind, &dir.path().join("store"));
+            let shown = applied(&*store);
+            let promised = fs::read_to_string(dir.path().join("checkpoint"));
+            let promised = promised.map_or(0, |text| text.parse::<u64>().unwrap());
+            let what = format!("{kind:?}, round {round}: {shown}");
+            assert!(shown >= promised && shown >= at, "{what}, promised {promised}, was {at}");
+            for number in at + 1..=shown {
+                for (key, value) in batch(number).iter() {
+                    match value {
+                        Some(value) => model.insert(key.to_vec(), value.to_vec()),
+                        None => model.remove(key),
+                    };
+                }
+            }
+            let pairs = store.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX).unwrap();
+            assert!(pairs == model.clone().into_iter().collect::<Vec<_>>(), "{what}");
+            (most, at) = (most.max(shown - at), shown);
+        }
+        assert!(most > 997, "{kind:?}: at most {most} batches in a run");
+    }
+}
