@@ -7,9 +7,12 @@
 //!
 //! ```text
 //!  handler ──▶ bounded queue ──▶ turn: check ▶ apply ▶ append to the log ▶ commit to the store
-//!     ▲                                                        │
-//!     └──── reply, at once or when the index is synced ◀───────┘
+//!     │ ▲      when nobody else is there, on the handler's own thread  │
+//!     └─┴──── reply, at once or when the index is synced ◀─────────────┘
 //! ```
+//!
+//! A turn that nobody is before runs where it was made ([`seat`]): two switches between threads are
+//! more than most turns take.
 //!
 //! Modules: [`core`] (what the thread owns), [`clock`] (server time), [`ids`] (blocks of ids),
 //! [`names`] (answers that wait for a content's name), [`startup`] and `rebuild` (recovery),
@@ -33,6 +36,7 @@ use crate::{
     log::{LogError, SyncState, Syncer},
 };
 use clock::ServerClock;
+use seat::Seat;
 use snapshots::SnapshotMetrics;
 
 pub mod clock;
@@ -43,6 +47,7 @@ pub mod names;
 mod rebuild;
 pub mod restore;
 mod room;
+mod seat;
 pub mod snapshots;
 pub mod startup;
 
@@ -59,6 +64,7 @@ const QUEUE_LEN: usize = 4096;
 #[derive(Debug, Clone)]
 pub struct Handle {
     queue: mpsc::Sender<Message>,
+    seat: Arc<Seat>,
     syncer: Arc<Syncer>,
     keyring: Arc<Keyring>,
     clock: ServerClock,
@@ -68,6 +74,7 @@ pub struct Handle {
 #[derive(Debug, Clone)]
 struct WeakHandle {
     queue: mpsc::WeakSender<Message>,
+    seat: Arc<Seat>,
     syncer: Arc<Syncer>,
     keyring: Arc<Keyring>,
     clock: ServerClock,
@@ -102,14 +109,12 @@ impl Engine {
         let place = snapshots::Place::of(&settings);
         let mut core = startup::open(settings)?;
         let (sender, receiver) = mpsc::channel(QUEUE_LEN);
-        let handle = Handle {
-            queue: sender,
-            syncer: Arc::clone(core.syncer()),
-            keyring: Arc::clone(core.keyring()),
-            clock: core.clock().clone(),
-        };
         let (tasks, waiting) = sync_channel(snapshots::TASKS_MAX);
         core.set_snapshot_tasks(tasks);
+        let (syncer, keyring) = (Arc::clone(core.syncer()), Arc::clone(core.keyring()));
+        let clock = core.clock().clone();
+        let seat = Arc::new(Seat::new(core));
+        let handle = Handle { queue: sender, seat: Arc::clone(&seat), syncer, keyring, clock };
         let (stopping, metrics) = (Arc::<AtomicBool>::default(), SnapshotMetrics::default());
         let taker = snapshots::Taker {
             engine: handle.downgrade(),
@@ -122,7 +127,7 @@ impl Engine {
         let of_snapshots =
             named("snapshots").spawn(move || taker.run(&waiting)).map_err(StartError::Thread)?;
         let engine =
-            named("engine").spawn(move || run(core, receiver)).map_err(StartError::Thread)?;
+            named("engine").spawn(move || run(&seat, receiver)).map_err(StartError::Thread)?;
         let threads = Threads { engine, snapshots: of_snapshots };
         Ok(Self { handle, threads: Mutex::new(Some(threads)), snapshots: metrics, stopping })
     }
@@ -169,6 +174,7 @@ impl WeakHandle {
     fn upgrade(&self) -> Option<Handle> {
         Some(Handle {
             queue: self.queue.upgrade()?,
+            seat: Arc::clone(&self.seat),
             syncer: Arc::clone(&self.syncer),
             keyring: Arc::clone(&self.keyring),
             clock: self.clock.clone(),
@@ -180,14 +186,16 @@ impl Handle {
     fn downgrade(&self) -> WeakHandle {
         WeakHandle {
             queue: self.queue.downgrade(),
+            seat: Arc::clone(&self.seat),
             syncer: Arc::clone(&self.syncer),
             keyring: Arc::clone(&self.keyring),
             clock: self.clock.clone(),
         }
     }
 
-    /// Runs `work` on the engine's thread and returns what it returns; where that names a content
-    /// whose name is not on stable storage ([`Core::note_name`]), once it is.
+    /// Runs `work` when it is its turn and returns what it returns; where that names a content
+    /// whose name is not on stable storage ([`Core::note_name`]), once it is. It runs on this
+    /// thread where nobody else has or waits for a turn, otherwise on the engine's.
     ///
     /// May be dropped: work that has been sent runs all the same, and its result is lost.
     ///
@@ -198,9 +206,15 @@ impl Handle {
         &self,
         work: impl FnOnce(&mut Core) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let (turn, receiver) = turn(work);
-        self.queue.send(turn).await.map_err(|_| stopped())?;
-        let (result, hold) = receiver.await.map_err(|_| stopped())?;
+        let is_first = self.queue.capacity() == QUEUE_LEN;
+        let (result, hold) = match self.seat.run_at_once(is_first, work) {
+            Ok(ended) => ended,
+            Err(work) => {
+                let (turn, receiver) = turn(work);
+                self.queue.send(turn).await.map_err(|_| stopped())?;
+                receiver.await.map_err(|_| stopped())?
+            }
+        };
         let result = result?;
         if let Some(index) = hold {
             self.synced(index).await?;
@@ -304,30 +318,35 @@ fn turn<T: Send + 'static>(
 ) -> (Message, oneshot::Receiver<Ended<T>>) {
     let (sender, receiver) = oneshot::channel();
     let turn: Turn = Box::new(move |core| {
-        let result = work(core);
-        let hold = core.poll_hold();
         // The caller may have gone away; the work is done then all the same.
-        drop(sender.send((result, hold)));
+        drop(sender.send(run_turn(core, work)));
     });
     (Message::Turn(turn), receiver)
+}
+
+fn run_turn<T>(core: &mut Core, work: impl FnOnce(&mut Core) -> Result<T, Failure>) -> Ended<T> {
+    let result = work(core);
+    (result, core.poll_hold())
 }
 
 fn stopped() -> Failure {
     Failure::new(ErrorKind::Unavailable, "the metadata server is stopping")
 }
 
-fn run(mut core: Core, mut queue: mpsc::Receiver<Message>) -> Result<(), StartError> {
+fn run(seat: &Seat, mut queue: mpsc::Receiver<Message>) -> Result<(), StartError> {
+    // Whatever ends this thread, nobody gets another turn.
+    let closing = seat.close_at_end();
     while let Some(message) = queue.blocking_recv() {
         match message {
-            Message::Turn(turn) => turn(&mut core),
+            Message::Turn(turn) => seat.run(turn)?,
             Message::Stop => {
                 queue.close();
                 while let Some(message) = queue.blocking_recv() {
                     if let Message::Turn(turn) = message {
-                        turn(&mut core);
+                        seat.run(turn)?;
                     }
                 }
-                return core.close();
+                return closing.take()?.close();
             }
         }
     }

@@ -36,4 +36,5 @@ mod restore;
 mod snapshots;
 mod state_directory;
 mod trust;
+mod turns;
 mod variants;
