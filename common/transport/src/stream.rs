@@ -1,6 +1,7 @@
 //! Frames on a QUIC stream: read piece by piece as they arrive, written without copying the body.
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use futures::FutureExt as _;
 use millrace_protocol::{
     frame::{HEADER_LEN, Header, Shape},
     version::ProtocolVersion,
@@ -98,6 +99,16 @@ impl FrameReader {
             Ok(Some(chunk)) => Ok(chunk.bytes),
             Ok(None) => Err(Failure::new(ErrorKind::Protocol, "the stream ends within a frame")),
             Err(error) => Err(failure::of_read(&error)),
+        }
+    }
+}
+
+impl Drop for FrameReader {
+    /// A stream whose end was not read is taken back, which costs the peer a packet for each
+    /// request. The end comes with the last bytes, so that looking once most often finds it.
+    fn drop(&mut self) {
+        if self.body_left == 0 {
+            drop(self.stream.read_chunk(1, true).now_or_never());
         }
     }
 }

@@ -9,13 +9,21 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_protocol::session::{OpenSession, Role};
+use millrace_protocol::{
+    RequestKind, codec,
+    frame::{Header, Shape},
+    session::{OpenSession, Role},
+    version::ProtocolVersion,
+};
 use millrace_transport::{CallOptions, Mtu, Peer, TransportSettings};
-use millrace_types::{ErrorKind, Failure, LogIndex};
+use millrace_types::{ErrorKind, Failure, HostId, LogIndex};
 
-use crate::world::{
-    PATIENCE, close_session, echo, endless, endpoints, hello, presence, renewal, soon, world,
-    world_with,
+use crate::{
+    raw::RawClient,
+    world::{
+        PATIENCE, bundle, close_session, echo, endless, endpoints, hello, presence, renewal, soon,
+        world, world_with,
+    },
 };
 
 const MIB: usize = 1024 * 1024;
@@ -35,6 +43,27 @@ async fn messages_and_bodies_of_every_size_come_back_unharmed() {
         let seen = world.seen.body.lock().unwrap().take().unwrap();
         assert_eq!(seen, pattern(len), "{len} bytes");
     }
+    world.finish().await;
+}
+
+#[tokio::test]
+async fn an_answered_request_leaves_nothing_to_be_taken_back() {
+    let world = world();
+    let client = RawClient::with_certificate(&bundle(Role::Client, HostId([5; 16])));
+    let connection = client.connect(world.server.local_addr()).await.unwrap();
+    let message = codec::encode(&hello(42));
+    let shape = Shape::Request { kind: RequestKind::Hello, deadline_ms: 10_000 };
+    let header = Header::new(ProtocolVersion::NEWEST, shape, 1, &message, 0).unwrap();
+    let frame = [&header.encode()[..], &message[..]].concat();
+    for _ in 0..32 {
+        let (mut send, mut receive) = connection.open_bi().await.unwrap();
+        send.write_all(&frame).await.unwrap();
+        send.finish().unwrap();
+        let answer = receive.read_to_end(4096).await.unwrap();
+        assert_eq!(answer[10], 2, "a reply");
+    }
+    // It would cost a packet for each request, and waking the peer.
+    assert_eq!(connection.stats().frame_rx.stop_sending, 0);
     world.finish().await;
 }
 
@@ -258,7 +287,7 @@ async fn a_peer_that_is_not_there_is_unavailable_and_the_deadline_holds() {
 async fn an_unused_connection_is_closed_in_order_and_made_again() {
     let world = world();
     let settings = TransportSettings { linger_ms: 0, ..TransportSettings::default() };
-    let identity = crate::world::identity(Role::Client, millrace_types::HostId([1; 16]));
+    let identity = crate::world::identity(Role::Client, HostId([1; 16]));
     let shutdown = millrace_runtime::Shutdown::new();
     let endpoints =
         millrace_transport::ClientEndpoints::start(identity, settings, &shutdown).unwrap();
