@@ -58,6 +58,7 @@ use crate::{
 mod answer;
 mod changes;
 mod convert;
+mod flush;
 pub(crate) mod init;
 mod interrupt;
 pub(crate) mod notices;
@@ -317,25 +318,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn flush(&self, call: Call<'_>, flush: Flush, reply: Reply<Done>) {
-        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(flush.handle));
-        match handle {
-            Ok(handle)
-                if handle.writers.is_bystander(call.pid)
-                    && !fs.has_process_locks(handle.file.inode, flush.lock_owner) =>
-            {
-                fs.flush_aside(handle);
-                reply.done();
-            }
-            handle => {
-                let work = async move {
-                    let handle = handle?;
-                    let flushed = fs.flush(&handle).await;
-                    fs.end_process_locks(handle.file.inode, flush.lock_owner).await;
-                    flushed
-                };
-                self.answer_done(Owed::interruptible(&call, reply), work);
-            }
-        }
+        self.answer_flush(&call, flush, reply);
     }
 
     fn release(&self, call: Call<'_>, release: Release, reply: Reply<Done>) {

@@ -30,6 +30,16 @@ impl FileSystem {
         self.commit(&handle.file, false).await
     }
 
+    /// Whether [`Self::flush`] has nothing to do and nothing to say.
+    pub(crate) fn is_settled(&self, handle: &FileHandle) -> bool {
+        let is_clean = {
+            let state = handle.file.state();
+            !state.is_dirty() && !state.buffer.has_flights()
+        };
+        // Otherwise a commit of others may be on its way, for which a close waits.
+        is_clean && handle.file.commit.try_lock().is_ok() && !handle.has_report()
+    }
+
     /// `close` by a process that only inherited the handle: the same, without waiting for it.
     pub(crate) fn flush_aside(&self, handle: Arc<FileHandle>) {
         self.spawn(|this| async move {

@@ -128,6 +128,11 @@ impl FileHandle {
         Err(Failure::new(ErrorKind::SessionGone, words))
     }
 
+    /// Whether [`Self::report`] would fail.
+    pub(crate) fn has_report(&self) -> bool {
+        self.failures_seen.load(Ordering::Acquire) < self.file.state().failures
+    }
+
     /// Fails once for the failures that have been recorded since the last call.
     ///
     /// # Errors

@@ -79,6 +79,24 @@ impl<A> Owed<A> {
         }
     }
 
+    /// Does a part of the work, unless the caller is let go before: then the answer was EINTR, and
+    /// nothing is owed when the part has ended.
+    pub(super) async fn keep_until(self, part: impl Future<Output = ()>) -> Option<Self> {
+        let Self { reply, thread, when } = self;
+        let mut part = pin!(part);
+        let is_over = tokio::select! {
+            biased;
+            () = &mut part => true,
+            () = async { let_go(reply.cancellation(), thread, when).await } => false,
+        };
+        if is_over {
+            return Some(Self { reply, thread, when });
+        }
+        reply.fail(Errno::INTR);
+        part.await;
+        None
+    }
+
     /// Answers with what comes of asking for a lock. A caller that is let go gets what is decided
     /// within moments, otherwise EINTR; `work` learns of both, gives up what it may still get, and
     /// goes on until it has.

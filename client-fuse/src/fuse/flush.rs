@@ -1,0 +1,51 @@
+//! What a program's `close` waits for.
+
+use std::sync::Arc;
+
+use millrace_fuse_server::{Call, Done, Reply, protocol::open::Flush};
+
+use crate::{
+    fs::handle::FileHandle,
+    fuse::{Adapter, answer::Owed, convert::errno},
+};
+
+impl Adapter {
+    pub(super) fn answer_flush(&self, call: &Call<'_>, flush: Flush, reply: Reply<Done>) {
+        let handle = match self.fs.handle(flush.handle) {
+            Ok(handle) => handle,
+            Err(failure) => return reply.fail(errno(&failure)),
+        };
+        let has_locks = self.fs.has_process_locks(handle.file.inode, flush.lock_owner);
+        if !has_locks && self.fs.is_settled(&handle) {
+            return reply.done();
+        }
+        if !has_locks && handle.writers.is_bystander(call.pid) {
+            self.fs.flush_aside(handle);
+            return reply.done();
+        }
+        self.run_flush(handle, flush.lock_owner, Owed::interruptible(call, reply));
+    }
+
+    /// Bytes go out from the runtime of the targets' connections, what commits them from that of
+    /// the metadata server's: each step where the one before it has ended.
+    fn run_flush(&self, handle: Arc<FileHandle>, lock_owner: u64, owed: Owed<Done>) {
+        let (fs, requests, names) =
+            (Arc::clone(&self.fs), self.requests.clone(), self.names.clone());
+        self.run_on_bytes(async move {
+            let owed = owed.keep_until(fs.flush_file(&handle.file)).await;
+            let work = async move {
+                let flushed = fs.flush(&handle).await;
+                fs.end_process_locks(handle.file.inode, lock_owner).await;
+                flushed
+            };
+            match owed {
+                Some(owed) => {
+                    let answer = owed.answer_with(work, |reply, ()| reply.done());
+                    drop(requests.spawn_on(answer, &names));
+                }
+                // Nobody waits for it; what it fails with is reported at the next occasion.
+                None => drop(work.await),
+            }
+        });
+    }
+}
