@@ -28,7 +28,7 @@ done
 install_everything() {
     need_rust
     need_fuse
-    need_debian git rsync sqlite3 tar vim-tiny curl procps e2fsprogs mount util-linux acl
+    need_debian git rsync sqlite3 tar vim-tiny curl procps e2fsprogs mount util-linux acl attr
     need_postgres
     [[ -n $quick ]] || need_debian python3-torch python3-torchvision
     need_python
