@@ -11,7 +11,7 @@
 //!     └─┴──── reply, at once or when the index is synced ◀─────────────┘
 //! ```
 //!
-//! A turn that nobody is before runs where it was made ([`seat`]): two switches between threads are
+//! A turn that nobody is before runs where it was made (`seat`): two switches between threads are
 //! more than most turns take.
 //!
 //! Modules: [`core`] (what the thread owns), [`clock`] (server time), [`ids`] (blocks of ids),
