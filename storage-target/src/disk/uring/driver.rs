@@ -18,18 +18,14 @@ use super::{
     ring::{Finished, Turn},
 };
 
-/// A driver that was woken so often by what others have submitted ends; the next request of its
-/// runtime makes another one.
-const IDLE_TURNS_MAX: u32 = 64;
-
 /// The driver of one runtime.
 pub(super) struct Driver {
     shared: Arc<Shared>,
     runtime: runtime::Id,
-    /// `None` before the first turn: only a runtime's own thread can register.
+    /// `None` before the first turn, because only a runtime's own thread can register, and while
+    /// nothing of the runtime is out: what others have submitted would wake it for nothing.
     readiness: Option<AsyncFd<Descriptor>>,
     finished: Vec<Finished>,
-    idle_turns: u32,
 }
 
 /// Keeps the ring open as long as the runtime watches it.
@@ -43,19 +39,22 @@ impl AsRawFd for Descriptor {
 
 impl Driver {
     pub(super) fn new(shared: Arc<Shared>, runtime: runtime::Id) -> Self {
-        Self { shared, runtime, readiness: None, finished: Vec::new(), idle_turns: 0 }
+        Self { shared, runtime, readiness: None, finished: Vec::new() }
     }
 
     fn poll_turns(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let idle = self.idle_turns >= IDLE_TURNS_MAX;
             let waker = context.waker();
-            let turn = self.shared.ring().turn(self.runtime, waker, idle, &mut self.finished);
+            let turn = self.shared.ring().turn(self.runtime, waker, &mut self.finished);
             self.finished.drain(..).for_each(Finished::tell);
             match turn {
                 Turn::Ended => return Poll::Ready(Ok(())),
-                Turn::Idle => self.idle_turns += 1,
-                Turn::Busy => self.idle_turns = 0,
+                Turn::Busy => {}
+                // The next request of this runtime wakes it.
+                Turn::Idle => {
+                    self.readiness = None;
+                    return Poll::Pending;
+                }
                 // The kernel takes no more now, and has nothing that it could report later.
                 Turn::Refused => context.waker().wake_by_ref(),
             }

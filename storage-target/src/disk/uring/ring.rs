@@ -140,11 +140,11 @@ pub(super) enum Woken {
 pub(super) enum Turn {
     /// Requests of its runtime are out, or no other driver is there.
     Busy,
-    /// It was there for others only.
+    /// Nothing of its runtime is out, and another driver is there for the rest.
     Idle,
     /// The kernel takes no more, and has nothing to report.
     Refused,
-    /// The disk is gone, or the driver may go.
+    /// The disk is gone.
     Ended,
 }
 
@@ -223,23 +223,17 @@ impl Ring {
         }
     }
 
-    /// Hands over what waits and takes what is finished. A driver that `may_end` does so if nothing
-    /// of its runtime is out and another one is there.
+    /// Hands over what waits and takes what is finished.
     pub(super) fn turn(
         &mut self,
         runtime: runtime::Id,
         waker: &Waker,
-        may_end: bool,
         finished: &mut Vec<Finished>,
     ) -> Turn {
         let is_alone = self.drivers.len() == 1;
         let is_closed = self.file.is_none();
         let Some(driver) = self.driver(runtime).filter(|_| !is_closed) else { return Turn::Ended };
         let is_busy = driver.out > 0 || is_alone;
-        if !is_busy && may_end {
-            self.drivers.retain(|driver| driver.runtime != runtime);
-            return Turn::Ended;
-        }
         driver.woken = false;
         if !driver.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             driver.waker = Some(waker.clone());
