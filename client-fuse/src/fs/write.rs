@@ -61,7 +61,6 @@ impl FileSystem {
         handle.check_locks()?;
         handle.report()?;
         let file = &handle.file;
-        let permit = self.take_memory(file, length(data)).await;
         let sizing = file.sizing.lock().await;
         let offset = match place {
             Place::At(offset) => offset,
@@ -74,6 +73,9 @@ impl FileSystem {
         if needs_mark(file, offset) {
             self.mark_sparse(handle).await?;
         }
+        // Last, because others wait for it: the right to append may be with a host that is gone.
+        // Sending what is buffered, which makes room, needs none of what is held here.
+        let permit = self.take_memory(file, length(data)).await;
         self.buffer(file, offset, data, permit);
         drop(sizing);
         if handle.options.sync {
