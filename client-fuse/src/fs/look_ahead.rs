@@ -3,26 +3,31 @@
 //!
 //! The second question about a directory within a moment asks for a page that begins with that
 //! name. Where the next one goes on behind it, pages grow; where it does not, they stay small, so
-//! that a walk in random order pays little for what it does not want.
+//! that a walk in random order pays little for what it does not want. Who asks for the same name
+//! again walks nowhere: it is on the way to something that no lease covers.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::RandomState},
+    hash::BuildHasher as _,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use millrace_protocol::metadata::DIRECTORY_PAGE_MAX;
-use millrace_types::InodeId;
+use millrace_types::{FileName, InodeId};
 
 /// Directories in which names were asked for lately.
 #[derive(Debug, Default)]
 pub(crate) struct LookAhead {
     walks: Mutex<HashMap<InodeId, Walk>>,
+    hasher: RandomState,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Walk {
     asked: Instant,
+    /// The name that was asked for, hashed.
+    name: u64,
     /// Entries of the next page.
     window: u32,
     /// Position of the last entry that was fetched; 0 for none.
@@ -31,7 +36,13 @@ struct Walk {
 
 impl LookAhead {
     /// A name of the directory must be asked for: with so many entries, if not alone.
-    pub(crate) fn handle_miss(&self, directory: InodeId, now: Instant) -> Option<u32> {
+    pub(crate) fn handle_miss(
+        &self,
+        directory: InodeId,
+        name: &FileName,
+        now: Instant,
+    ) -> Option<u32> {
+        let name = self.hasher.hash_one(name);
         let mut walks = self.walks.lock().unwrap_or_else(PoisonError::into_inner);
         if walks.len() >= WALKS_MAX && !walks.contains_key(&directory) {
             walks.retain(|_, walk| now.duration_since(walk.asked) < MOMENT);
@@ -40,12 +51,16 @@ impl LookAhead {
             }
         }
         match walks.get_mut(&directory) {
-            Some(walk) if now.duration_since(walk.asked) < MOMENT => {
+            Some(walk) if walk.name == name => {
                 walk.asked = now;
+                None
+            }
+            Some(walk) if now.duration_since(walk.asked) < MOMENT => {
+                (walk.asked, walk.name) = (now, name);
                 Some(walk.window)
             }
             _ => {
-                walks.insert(directory, Walk { asked: now, window: WINDOW_MIN, last: 0 });
+                walks.insert(directory, Walk { asked: now, name, window: WINDOW_MIN, last: 0 });
                 None
             }
         }
@@ -89,30 +104,45 @@ mod tests {
 
     const DIRECTORY: InodeId = InodeId(7);
 
+    fn name(text: &str) -> FileName {
+        FileName::parse(text.as_bytes()).unwrap()
+    }
+
     #[test]
     fn a_walk_in_order_gets_growing_pages_and_another_gets_small_ones() {
         let (ahead, began) = (LookAhead::default(), Instant::now());
         let at = |milliseconds| began + Duration::from_millis(milliseconds);
-        assert_eq!(ahead.handle_miss(DIRECTORY, at(0)), None);
-        assert_eq!(ahead.handle_miss(DIRECTORY, at(10)), Some(16));
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("a"), at(0)), None);
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("b"), at(10)), Some(16));
         ahead.handle_page(DIRECTORY, 2, 17);
-        assert_eq!(ahead.handle_miss(DIRECTORY, at(20)), Some(16));
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("c"), at(20)), Some(16));
         ahead.handle_page(DIRECTORY, 18, 33);
-        assert_eq!(ahead.handle_miss(DIRECTORY, at(30)), Some(128));
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("d"), at(30)), Some(128));
         ahead.handle_page(DIRECTORY, 34, 161);
-        assert_eq!(ahead.handle_miss(DIRECTORY, at(40)), Some(1024));
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("e"), at(40)), Some(1024));
         ahead.handle_page(DIRECTORY, 5, 21);
-        assert_eq!(ahead.handle_miss(DIRECTORY, at(50)), Some(16), "it jumped");
-        assert_eq!(ahead.handle_miss(DIRECTORY, at(500)), None, "the walk was over");
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("f"), at(50)), Some(16), "it jumped");
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("g"), at(500)), None, "the walk was over");
         ahead.handle_absent(DIRECTORY);
-        assert_eq!(ahead.handle_miss(DIRECTORY, at(501)), None);
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("h"), at(501)), None);
+    }
+
+    #[test]
+    fn the_same_name_again_is_no_walk() {
+        let (ahead, began) = (LookAhead::default(), Instant::now());
+        let ask = |text, milliseconds| {
+            ahead.handle_miss(DIRECTORY, &name(text), began + Duration::from_millis(milliseconds))
+        };
+        assert_eq!([ask("a", 0), ask("a", 1), ask("a", 2)], [None; 3]);
+        assert_eq!(ask("b", 3), Some(16));
+        assert_eq!(ask("b", 4), None);
     }
 
     #[test]
     fn walks_are_bounded() {
         let (ahead, now) = (LookAhead::default(), Instant::now());
         for directory in 0..2 * WALKS_MAX as u64 {
-            assert_eq!(ahead.handle_miss(InodeId(directory), now), None);
+            assert_eq!(ahead.handle_miss(InodeId(directory), &name("a"), now), None);
         }
         assert!(ahead.walks.lock().unwrap().len() <= WALKS_MAX);
     }

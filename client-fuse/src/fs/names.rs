@@ -47,7 +47,7 @@ impl FileSystem {
         name: FileName,
     ) -> Result<Attributes, Failure> {
         if self.may_answer(&caller)
-            && let Some(window) = self.ahead.handle_miss(parent, Instant::now())
+            && let Some(window) = self.ahead.handle_miss(parent, &name, Instant::now())
             && let Some(found) = self.lookup_page(&caller, parent, &name, window).await
         {
             return Ok(found);
