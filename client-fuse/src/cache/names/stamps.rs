@@ -34,8 +34,9 @@ fn changes_of(value: u64) -> u64 {
     value & !(CHANGE - 1)
 }
 
-/// 512 KiB: with ten thousand names taken back in a while, one answer in six is asked for again.
-const PLACES: usize = 1 << 16;
+/// 8 MiB: with a hundred thousand names made or taken back in a while, one answer in six is asked
+/// for again.
+const PLACES: usize = 1 << 20;
 
 /// Moments for nine years of a million a second; 65,535 changes of one thing at a time, more than a
 /// kernel sends.
