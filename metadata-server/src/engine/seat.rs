@@ -6,7 +6,10 @@
 //! A turn that panics may have left the state between two states of it. Nobody gets it any more
 //! then: it is for the next start to make it anew, as after a kill.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, TryLockError,
+    atomic::{AtomicBool, Ordering},
+};
 
 use millrace_types::Failure;
 
@@ -17,6 +20,8 @@ use super::{Core, Ended, StartError, Turn, run_turn};
 pub(super) struct Seat {
     /// `None` once the engine has ended.
     core: Mutex<Option<Core>>,
+    /// Whether the engine's thread waits for it with a turn, which nobody is to overtake.
+    is_awaited: AtomicBool,
 }
 
 /// Takes the state away when the engine's thread ends, in whatever way.
@@ -25,7 +30,7 @@ pub(super) struct Closing<'a>(&'a Seat);
 
 impl Seat {
     pub(super) fn new(core: Core) -> Self {
-        Self { core: Mutex::new(Some(core)) }
+        Self { core: Mutex::new(Some(core)), is_awaited: AtomicBool::new(false) }
     }
 
     /// Runs `work` here, if it `is_first` in the line, nobody else has a turn, and nothing is wrong
@@ -34,7 +39,7 @@ impl Seat {
     where
         W: FnOnce(&mut Core) -> Result<T, Failure>,
     {
-        if !is_first {
+        if !is_first || self.is_awaited.load(Ordering::Acquire) {
             return Err(work);
         }
         match self.core.try_lock() {
@@ -51,7 +56,10 @@ impl Seat {
     /// # Errors
     /// [`StartError::Panicked`] when an earlier turn has.
     pub(super) fn run(&self, turn: Turn) -> Result<(), StartError> {
-        if let Some(core) = self.lock()?.as_mut() {
+        self.is_awaited.store(true, Ordering::Release);
+        let mut core = self.lock()?;
+        self.is_awaited.store(false, Ordering::Release);
+        if let Some(core) = core.as_mut() {
             turn(core);
         }
         Ok(())
