@@ -33,19 +33,18 @@ impl Adapter {
             (Arc::clone(&self.fs), self.requests.clone(), self.names.clone());
         self.run_on_bytes(async move {
             let owed = owed.keep_until(fs.flush_file(&handle.file)).await;
+            let Some(owed) = owed else {
+                // Nobody hears what comes of it: a failure is left for the next occasion. Who gets
+                // a lock next sees what was written under it.
+                drop(fs.commit(&handle.file, false).await);
+                return fs.end_process_locks(handle.file.inode, lock_owner).await;
+            };
             let work = async move {
                 let flushed = fs.flush(&handle).await;
                 fs.end_process_locks(handle.file.inode, lock_owner).await;
                 flushed
             };
-            match owed {
-                Some(owed) => {
-                    let answer = owed.answer_with(work, |reply, ()| reply.done());
-                    drop(requests.spawn_on(answer, &names));
-                }
-                // Nobody waits for it; what it fails with is reported at the next occasion.
-                None => drop(work.await),
-            }
+            drop(requests.spawn_on(owed.answer_with(work, |reply, ()| reply.done()), &names));
         });
     }
 }
