@@ -1,9 +1,9 @@
-//! The engine: one thread that owns the log, the store and everything that is kept beside them.
+//! The engine: the log, the store and everything that is kept beside them, for one at a time.
 //!
-//! Others hold a [`Handle`] and send it *turns*: closures that run on that thread one after
-//! another, read the namespace, and execute commands. A turn never waits for the network or for a
-//! sync; who needs durability waits for the log's synced index after the turn, outside of the
-//! loop. Work outside (listing a bucket, trimming at targets) sends turns as often as it needs.
+//! Others hold a [`Handle`] and send it *turns*: closures that run one after another, read the
+//! namespace, and execute commands. A turn never waits for the network or for a sync; who needs
+//! durability waits for the log's synced index after the turn, outside of the loop. Work outside
+//! (listing a bucket, trimming at targets) sends turns as often as it needs.
 //!
 //! ```text
 //!  handler ──▶ bounded queue ──▶ turn: check ▶ apply ▶ append to the log ▶ commit to the store
@@ -12,12 +12,12 @@
 //! ```
 //!
 //! A turn that nobody is before runs where it was made (`seat`): two switches between threads are
-//! more than most turns take.
+//! more than most turns take. The others run on a thread of the engine's own.
 //!
-//! Modules: [`core`] (what the thread owns), [`clock`] (server time), [`ids`] (blocks of ids),
-//! [`names`] (answers that wait for a content's name), [`startup`] and `rebuild` (recovery),
-//! [`restore`] (of a backup), [`snapshots`] (the thread that writes them), [`marker`] (clean
-//! shutdown), `room` (a disk that fills up).
+//! Modules: [`core`] (what a turn gets), `seat` (who has it), [`clock`] (server time), [`ids`]
+//! (blocks of ids), [`names`] (answers that wait for a content's name), [`startup`] and `rebuild`
+//! (recovery), [`restore`] (of a backup), [`snapshots`] (the thread that writes them), [`marker`]
+//! (clean shutdown), `room` (a disk that fills up).
 
 use std::{
     sync::{
