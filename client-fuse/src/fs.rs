@@ -165,13 +165,14 @@ impl FileSystem {
     /// Fetches an open file's view afresh: its content, epoch or key is old.
     async fn refresh(&self, file: &File) -> Result<(), Failure> {
         let caller = file.state().caller.clone();
+        let note = self.names.note();
         let request = |session| GetInode {
             caller: caller.clone(),
             session: Some(session),
             inode: file.inode,
         };
         let reply = self.with_reads(self.ask_as_session(request).await?);
-        file.state().accept(reply)
+        file.state().accept_viewed(reply, note)
     }
 }
 

@@ -81,6 +81,8 @@ pub enum Need {
     Trim(InodeId),
     /// Other clients must give back what it changes. To be held until it is tried again.
     Recall(Wait),
+    /// Other writers of a file must hear that its content was cut, which has happened.
+    Heard(Wait),
 }
 
 /// Who asks: what the certificate of the connection allows.

@@ -156,7 +156,7 @@ impl MetadataService {
         R: Request + Sync,
     {
         // Held to the end: nothing is granted meanwhile of what was taken back.
-        let (mut trimmed, mut recalled) = (false, Vec::new());
+        let (mut executed, mut recalled) = (false, Vec::new());
         for _ in 0..NEEDS_MAX {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());
             let waited = recalled.clone();
@@ -176,17 +176,24 @@ impl MetadataService {
                     ended?;
                     recalled.push(wait);
                 }
+                Step::Need(Need::Heard(wait)) => {
+                    executed = true;
+                    given_back(&wait)
+                        .await
+                        .map_err(|failure| Failure { kind: ErrorKind::Unavailable, ..failure })?;
+                }
                 Step::Need(need) => {
                     self.settle(need.clone(), 0).await?;
-                    trimmed |= matches!(need, Need::Trim(_));
-                    if !matches!(need, Need::Trim(_)) {
+                    if matches!(need, Need::Trim(_)) {
+                        executed = true;
+                    } else {
                         client.settled.push(need);
                     }
                 }
             }
         }
         // Only who was certainly not executed is told that the server is busy.
-        Err(if trimmed { ErrorKind::Unavailable } else { ErrorKind::Busy }.into())
+        Err(if executed { ErrorKind::Unavailable } else { ErrorKind::Busy }.into())
     }
 
     /// Has something happen that an operation needs. Goes on in the background when the caller
@@ -217,7 +224,7 @@ impl MetadataService {
                     Ok(())
                 }
                 Need::Trim(inode) => trims.settle(inode).await,
-                Need::Recall(wait) => given_back(&wait).await,
+                Need::Recall(wait) | Need::Heard(wait) => given_back(&wait).await,
             }
         };
         let mut task = self.background.spawn(work);

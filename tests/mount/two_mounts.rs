@@ -4,9 +4,13 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},
     os::unix::fs::FileExt,
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    thread,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use millrace_tests::cluster::{Cluster, Wish};
 
 #[test]
@@ -97,4 +101,99 @@ fn an_open_sees_what_was_synced_elsewhere_although_older_bytes_are_cached() -> R
     assert_eq!((before.metadata()?.len(), fs::metadata(&two)?.len()), (3, 3));
     assert_eq!(fs::read(&two)?, b"cha");
     Ok(())
+}
+
+#[test]
+fn what_is_written_after_another_mount_has_truncated_stays() -> Result<()> {
+    type Cut = fn(&Path) -> Result<()>;
+    let opened: Cut = |path| Ok(File::create(path).map(drop)?);
+    let emptied: Cut = |path| Ok(OpenOptions::new().write(true).open(path)?.set_len(0)?);
+    let shrunk: Cut = |path| Ok(OpenOptions::new().write(true).open(path)?.set_len(10)?);
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    let cuts = [("opened", opened, 0), ("emptied", emptied, 0), ("shrunk", shrunk, 10)];
+    for (name, cut, left) in cuts {
+        for round in 0..4_u8 {
+            let (path, other) = (one.join(name), two.join(name));
+            let written = File::options().read(true).write(true).create_new(true).open(&path)?;
+            written.write_all_at(&[b'-'; 100_000], 0)?;
+            // Known to the servers, or only here.
+            if round < 2 {
+                written.sync_all()?;
+            }
+            cut(&other).with_context(|| format!("{name}, round {round}"))?;
+            // Behind the end, or where the cut has left nothing.
+            let at = if round % 2 == 0 { left } else { 100_000 };
+            written.write_all_at(b"after", at)?;
+            written.sync_all()?;
+            let context = || format!("{name}, round {round}, written at {at}");
+            let mut seen = vec![0; 5];
+            File::open(&other)?.read_exact_at(&mut seen, at).with_context(context)?;
+            assert_eq!(seen, b"after", "{}", context());
+            let here = fs::read(&path).with_context(context)?;
+            drop(written);
+            let there = fs::read(&other).with_context(context)?;
+            assert!(here == there, "{}: the mounts show two files", context());
+            let from = usize::try_from(at)?;
+            assert_eq!(&there[from..from + 5], b"after", "{}", context());
+            if round < 2 {
+                let rest = &there[usize::try_from(left)?..from];
+                assert_eq!(there.len(), from + 5, "{}", context());
+                assert!(rest.iter().all(|&byte| byte == 0), "{}: what was cut", context());
+            }
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_writer_that_goes_on_while_another_mount_truncates_loses_nothing_later() -> Result<()> {
+    const RECORD: u64 = 1000;
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    let (path, other) = (one.join("log"), two.join("log"));
+    let file = File::create_new(&path)?;
+    let record = |number: u64| format!("{number:>999}\n").into_bytes();
+    let (begun, synced, over) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let write = || -> Result<()> {
+        while !over.load(SeqCst) {
+            let number = begun.fetch_add(1, SeqCst) + 1;
+            file.write_all_at(&record(number), number * RECORD)?;
+            file.sync_all()?;
+            synced.store(number, SeqCst);
+        }
+        Ok(())
+    };
+    let cut = || -> Result<()> {
+        for round in 0..40_u64 {
+            // To nothing, or to a little more than what is sure to be there by then.
+            let size = if round % 2 == 0 { 0 } else { RECORD + round };
+            OpenOptions::new().write(true).open(&other)?.set_len(size)?;
+            let first = begun.load(SeqCst) + 1;
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while synced.load(SeqCst) < first + 2 {
+                ensure!(Instant::now() < deadline, "round {round}: the writer has stopped");
+                thread::yield_now();
+            }
+            let reader = File::open(&other)?;
+            for number in first..first + 2 {
+                let mut seen = vec![0; record(number).len()];
+                let context = || format!("round {round}: record {number}, first {first}");
+                reader.read_exact_at(&mut seen, number * RECORD).with_context(context)?;
+                ensure!(seen == record(number), "{} is not there", context());
+            }
+            fs::read(&other).with_context(|| format!("round {round}: what lies before"))?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let writer = scope.spawn(write);
+        let done = cut();
+        over.store(true, SeqCst);
+        writer.join().expect("the writer does not panic")?;
+        done
+    })
 }

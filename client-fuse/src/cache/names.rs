@@ -224,9 +224,18 @@ impl Names {
         }
     }
 
-    /// Forgets what is taken back, or was just changed from here.
+    /// Forgets what is taken back. The server also tells writers so that a content was cut.
     pub(crate) fn forget(&self, recall: &Recall) {
         self.stamps.raise(recall);
+        if let Recall::Attributes(inode) = recall {
+            self.stamps.raise_content(*inode);
+        }
+    }
+
+    /// Whether the content of an inode that is open for writing here is the one that an answer has
+    /// shown which was asked for at `note`: no other host has cut or replaced it since.
+    pub(crate) fn content_stands(&self, inode: InodeId, note: Note) -> bool {
+        self.stamps.content_stands(inode, note)
     }
 
     /// This mount begins to change these names, with the attributes of their directories and of

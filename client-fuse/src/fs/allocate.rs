@@ -65,7 +65,7 @@ impl FileSystem {
 
     async fn zero_in_chunk(&self, file: &File, range: std::ops::Range<u64>) -> Result<(), Failure> {
         for _ in 0..REFRESHES_MAX {
-            let access = file.access()?;
+            let access = self.writable(file).await?;
             let failure = match self.cluster.zero(&access, range.clone()).await {
                 Ok(written) => {
                     let mut state = file.state();
@@ -79,7 +79,7 @@ impl FileSystem {
                 ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
                 _ => return Err(failure),
             }
-            self.refresh(file).await?;
+            self.renew_view(file).await?;
         }
         Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be zeroed"))
     }

@@ -120,6 +120,7 @@ impl FileSystem {
             .await?;
         if let (Some(file), Some(size)) = (&file, changes.size) {
             file.state().record_resize(size);
+            self.declare_hole(file).await;
         }
         drop(sizing);
         self.present(reply)

@@ -23,7 +23,12 @@ use millrace_types::{
 use tokio::sync::Notify;
 
 use crate::{
-    cache::{budget::Permit, names::Lease, pieces::Pieces, write_buffer::WriteBuffer},
+    cache::{
+        budget::Permit,
+        names::{Lease, stamps::Note},
+        pieces::Pieces,
+        write_buffer::WriteBuffer,
+    },
     prefetch::window::Streams,
 };
 
@@ -70,6 +75,8 @@ pub(crate) struct State {
     /// The content as the server last told it. Newer than that of `access` after an answer without
     /// a capability, as to a stat.
     pub(crate) content: Option<Content>,
+    /// When the newest answer was asked for that has shown, at least, what `content` says.
+    pub(crate) viewed: Note,
     /// The bytes, where they live in the inode.
     pub(crate) inline: Option<Vec<u8>>,
     /// Fetched and not yet handed out.
@@ -123,11 +130,11 @@ pub(crate) struct Stored {
 }
 
 impl File {
-    /// A file as the server's answer to an open shows it.
+    /// A file as the server's answer to an open, which was asked for at `viewed`, shows it.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] when the answer is impossible, and the kind for what is no file.
-    pub(crate) fn new(reply: InodeReply) -> Result<Self, Failure> {
+    pub(crate) fn new(reply: InodeReply, viewed: Note) -> Result<Self, Failure> {
         let inode = reply.attributes.inode;
         let slot_size = slot_size(reply.regular_content()?)?;
         let mut state = State {
@@ -135,6 +142,7 @@ impl File {
             lease: None,
             access: None,
             content: None,
+            viewed,
             inline: None,
             pieces: Pieces::default(),
             streams: Streams::default(),
@@ -239,14 +247,29 @@ impl State {
         }
     }
 
+    /// As [`Self::accept`], of an answer that was asked for at `viewed` to see the content. What is
+    /// known stays if it is newer than the answer: then it is of a later moment all the more.
+    ///
+    /// # Errors
+    /// As [`Self::accept`].
+    pub(crate) fn accept_viewed(&mut self, reply: InodeReply, viewed: Note) -> Result<(), Failure> {
+        self.accept(reply)?;
+        self.viewed = self.viewed.max(viewed);
+        Ok(())
+    }
+
     /// Takes over the answer to a repeated open, whatever was known before.
     ///
     /// # Errors
     /// As [`Self::accept`].
-    pub(crate) fn accept_reopened(&mut self, reply: InodeReply) -> Result<(), Failure> {
+    pub(crate) fn accept_reopened(
+        &mut self,
+        reply: InodeReply,
+        viewed: Note,
+    ) -> Result<(), Failure> {
         self.access = None;
         self.attributes.change_count = ChangeCount(0);
-        self.accept(reply)
+        self.accept_viewed(reply, viewed)
     }
 
     /// Records that a program wrote `range` at `now`; the bytes are in the buffer.

@@ -8,7 +8,7 @@ use std::{
 use millrace_protocol::{metadata::InodeReply, metadata::OpenMode};
 use millrace_types::{Failure, InodeId};
 
-use crate::fs::file::File;
+use crate::{cache::names::stamps::Note, fs::file::File};
 
 /// Open files. An inode is here exactly while handles of it are open.
 #[derive(Debug, Default)]
@@ -17,24 +17,26 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Counts one more handle of the inode that the server's answer to an open shows.
+    /// Counts one more handle of the inode that the server's answer to an open shows, which was
+    /// asked for at `viewed`.
     ///
     /// # Errors
     /// As [`File::new`] and [`crate::fs::file::State::accept`].
     pub(crate) fn handle_open(
         &self,
         reply: InodeReply,
+        viewed: Note,
         mode: OpenMode,
     ) -> Result<Arc<File>, Failure> {
         let mut open = self.lock();
         let inode = reply.attributes.inode;
         let file = match open.get(&inode) {
             Some(file) => {
-                file.state().accept(reply)?;
+                file.state().accept_viewed(reply, viewed)?;
                 Arc::clone(file)
             }
             None => {
-                let file = Arc::new(File::new(reply)?);
+                let file = Arc::new(File::new(reply, viewed)?);
                 open.insert(inode, Arc::clone(&file));
                 file
             }

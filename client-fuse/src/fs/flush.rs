@@ -16,7 +16,11 @@ use millrace_types::{ErrorKind, Failure};
 
 use crate::{
     cache::write_buffer::{Flight, SlotIndex},
-    fs::{FileSystem, REFRESH_PAUSE, REFRESHES_MAX, file::File, handle::FileHandle},
+    fs::{
+        FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
+        file::{Access, File},
+        handle::FileHandle,
+    },
 };
 
 impl FileSystem {
@@ -118,11 +122,7 @@ impl FileSystem {
     /// Stores one flight, with a fresh view as often as the present one is old.
     async fn store(&self, file: &File, flight: &Flight) -> Result<(), Failure> {
         for attempt in 0..REFRESHES_MAX {
-            // Targets may still take what is written to a content that another mount has replaced.
-            if file.state().is_access_old() {
-                self.refresh(file).await?;
-            }
-            let access = file.access()?;
+            let access = self.writable(file).await?;
             let written = self.cluster.write(&access, flight.start, flight.data.clone()).await;
             let failure = match written {
                 Ok(written) => {
@@ -145,9 +145,35 @@ impl FileSystem {
             if attempt > 0 {
                 tokio::time::sleep(REFRESH_PAUSE).await;
             }
-            self.refresh(file).await?;
+            self.renew_view(file).await?;
         }
         Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be written"))
+    }
+
+    /// The way to the content that a write goes to from here on. Targets still take what is written
+    /// to one that another host has cut or replaced, where nobody would find it: whoever cuts a
+    /// file is answered when its writers have heard of it, who ask anew before they write on.
+    pub(super) async fn writable(&self, file: &File) -> Result<Arc<Access>, Failure> {
+        let is_old = {
+            let state = file.state();
+            state.is_access_old() || !self.names.content_stands(file.inode, state.viewed)
+        };
+        if is_old {
+            self.renew_view(file).await?;
+        }
+        file.access()
+    }
+
+    /// Fetches the view of a file that is written. Where another host has cut it, what is written
+    /// on behind its end leaves a hole that nobody has declared.
+    pub(super) async fn renew_view(&self, file: &File) -> Result<(), Failure> {
+        let version = |file: &File| file.state().access.as_ref().map(|access| access.version());
+        let before = version(file);
+        self.refresh(file).await?;
+        if before.is_some() && version(file) != before {
+            self.declare_sparse(file).await?;
+        }
+        Ok(())
     }
 
     /// Makes durable what the targets have acknowledged, and finds out whether they still have it.

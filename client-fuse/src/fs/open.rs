@@ -12,10 +12,13 @@ use millrace_protocol::{
 };
 use millrace_types::{Failure, FileName, InodeId};
 
-use crate::fs::{
-    FileSystem,
-    handle::{FileHandle, HandleOptions},
-    names::NewMode,
+use crate::{
+    cache::names::stamps::Note,
+    fs::{
+        FileSystem,
+        handle::{FileHandle, HandleOptions},
+        names::NewMode,
+    },
 };
 
 /// What an open answers.
@@ -68,10 +71,12 @@ impl FileSystem {
             reopen: false,
         };
         let changed = (mode == OpenMode::Write).then_some(inode);
+        let note = self.names.note();
         let reply = self.change(request, &[], changed).await?;
-        let (opened, _) = self.begin_handle(caller, reply, mode, flags)?;
+        let (opened, _) = self.begin_handle(caller, (reply, note), mode, flags)?;
         if truncate && let Some(file) = self.files.find(inode) {
             file.state().record_resize(0);
+            self.declare_hole(&file).await;
         }
         Ok(opened)
     }
@@ -99,12 +104,13 @@ impl FileSystem {
             open: true,
             exclusive,
         };
+        let note = self.names.note();
         let (reply, lease) = self.make_name(request, (parent, &name), mode.umask).await?;
         let inode = reply.attributes.inode;
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
         let shown = reply.attributes.change_count;
         let (opened, mut attributes) =
-            self.begin_handle(caller.clone(), reply, OpenMode::Write, flags)?;
+            self.begin_handle(caller.clone(), (reply, note), OpenMode::Write, flags)?;
         if let Some(file) = self.files.find(inode) {
             file.state().cover(shown, lease);
         }
@@ -142,8 +148,10 @@ impl FileSystem {
             umask,
             nameable,
         };
+        let note = self.names.note();
         let reply = self.change(request, &[], None).await?;
-        let (opened, attributes) = self.begin_handle(caller, reply, OpenMode::Write, flags)?;
+        let (opened, attributes) =
+            self.begin_handle(caller, (reply, note), OpenMode::Write, flags)?;
         Ok((attributes, opened))
     }
 
@@ -175,13 +183,13 @@ impl FileSystem {
     fn begin_handle(
         &self,
         caller: Caller,
-        reply: InodeReply,
+        (reply, viewed): (InodeReply, Note),
         mode: OpenMode,
         flags: i32,
     ) -> Result<(Opened, Attributes), Failure> {
         let inode = reply.attributes.inode;
         let count = reply.attributes.change_count;
-        let file = self.files.handle_open(reply, mode)?;
+        let file = self.files.handle_open(reply, viewed, mode)?;
         let (attributes, versions) = {
             let mut state = file.state();
             state.caller = caller.clone();
@@ -238,6 +246,7 @@ impl FileSystem {
         stream::iter(handles)
             .for_each_concurrent(REOPENS_AT_ONCE, async |handle| {
                 let file = &handle.file;
+                let note = self.names.note();
                 let reopened = self
                     .cluster
                     .change(|operation| Open {
@@ -249,7 +258,7 @@ impl FileSystem {
                         reopen: true,
                     })
                     .await
-                    .and_then(|reply| file.state().accept_reopened(reply));
+                    .and_then(|reply| file.state().accept_reopened(reply, note));
                 handle.incarnation.store(self.incarnation(), Ordering::Release);
                 if let Err(failure) = reopened {
                     tracing::warn!(inode = %file.inode, %failure, "cannot open a file again");

@@ -71,7 +71,7 @@ impl FileSystem {
         };
         check_end(file, offset, data)?;
         if needs_mark(file, offset) {
-            self.mark_sparse(handle).await?;
+            self.declare_sparse(file).await?;
         }
         // Last, because others wait for it: the right to append may be with a host that is gone.
         // Sending what is buffered, which makes room, needs none of what is held here.
@@ -119,21 +119,40 @@ impl FileSystem {
         self.budget.take(bytes).await
     }
 
-    /// Tells the server that the file may have a hole, before there is one.
-    async fn mark_sparse(&self, handle: &FileHandle) -> Result<(), Failure> {
+    /// The file was cut here: what another thread has written meanwhile may lie behind a hole. The
+    /// writer hears of a failure.
+    pub(super) async fn declare_hole(&self, file: &File) {
+        if file.state().buffer.held_bytes() == 0 {
+            return;
+        }
+        if let Err(failure) = self.declare_sparse(file).await {
+            file.state().record_failure(failure);
+        }
+    }
+
+    /// Tells the server that the file may have a hole, before there is one; not where it knows.
+    pub(super) async fn declare_sparse(&self, file: &File) -> Result<(), Failure> {
+        let (caller, sparse) = {
+            let state = file.state();
+            let sparse = state.access.as_ref().is_some_and(|access| access.content.sparse);
+            (state.caller.clone(), sparse)
+        };
+        if sparse {
+            return Ok(());
+        }
         let reply = self
             .set_attributes(
                 |request| SetAttributes { make_sparse: true, open: true, ..request },
-                &handle.caller,
-                handle.file.inode,
+                &caller,
+                file.inode,
             )
             .await?;
-        handle.file.state().accept(reply)?;
+        file.state().accept(reply)?;
         // The answer may come without a capability for this session: fetch one that says so.
-        if handle.file.access()?.content.sparse {
+        if file.access()?.content.sparse {
             return Ok(());
         }
-        self.refresh(&handle.file).await
+        self.refresh(file).await
     }
 }
 

@@ -184,7 +184,9 @@ pub struct Recalls {
 pub enum Recall {
     /// What this name of this directory leads to, or that it leads to nothing.
     Name(InodeId, FileName),
-    /// The attributes of this inode.
+    /// The attributes of this inode. A session that has it open for writing hears so too that its
+    /// content was cut or replaced, also where it was granted nothing: it fetches the inode again
+    /// before it writes on. Who has cut it is answered when all writers have acknowledged.
     Attributes(InodeId),
     /// Everything under the lease with this key, which ends.
     Lease(InodeId),

@@ -221,6 +221,7 @@ impl Core {
         let appended = self.log.append(&record).map_err(log_failure)?;
         assert_eq!(appended, index, "one owner appends");
         self.note_raises(&effect, index);
+        self.tell_writers(operation, &effect);
         let Effect { batch, outcome, .. } = effect;
         self.set_aside(&batch);
         if let Err(error) = self.store.0.commit(&batch) {

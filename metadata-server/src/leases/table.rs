@@ -31,6 +31,8 @@ pub struct Table {
     undeclared: BTreeSet<SessionId>,
     /// What waits for them.
     declaring: Option<(Wait, Debt)>,
+    /// Files whose other writers have not all heard yet that the content was cut.
+    cuts: HashMap<InodeId, Wait>,
     granted: u64,
     recalled: u64,
 }
@@ -139,6 +141,7 @@ impl Table {
             restless: Restless::default(),
             declaring: (!undeclared.is_empty()).then(|| Wait::new(Vec::new())),
             undeclared,
+            cuts: HashMap::new(),
             granted: 0,
             recalled: 0,
         }
@@ -297,6 +300,31 @@ impl Table {
             self.marks.insert(key, &waiting);
         }
         Some(waiting)
+    }
+
+    /// The content of `inode` was cut or replaced: these sessions, which have it open for writing,
+    /// hear of it. Who has cut it is answered when they have ([`Self::heard_of_cut`]), so that what
+    /// they write from then on goes to the content that there is by then.
+    ///
+    /// They are told after the fact, because what they fetched before it would say nothing of it.
+    pub fn handle_cut(&mut self, inode: InodeId, writers: impl IntoIterator<Item = SessionId>) {
+        let (wait, debt) = Wait::new(Vec::new());
+        for session in writers {
+            self.push(session, Recall::Attributes(inode), Some(Arc::clone(&debt)), None);
+        }
+        drop(debt);
+        self.cuts.retain(|_, wait| !wait.is_over());
+        if !wait.is_over() {
+            self.cuts.insert(inode, wait);
+        }
+    }
+
+    /// What tells when every writer of `inode` but `by` has heard of its last cut; nothing where
+    /// all have. After a restart nobody knows who has, until everybody has listened again.
+    #[must_use]
+    pub fn heard_of_cut(&self, inode: InodeId, by: SessionId, others: bool) -> Option<Wait> {
+        let pending = self.cuts.get(&inode).filter(|wait| !wait.is_over());
+        pending.cloned().or_else(|| self.declaring(Some(by)).filter(|_| others))
     }
 
     /// What a change must wait for after a restart.

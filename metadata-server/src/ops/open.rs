@@ -41,6 +41,11 @@ pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<Ino
         truncate: request.truncate,
     });
     core.execute(Some(request.operation), command)?;
+    if request.truncate
+        && let Some(wait) = core.heard_of_cut(inode.id, session)?
+    {
+        return Ok(Step::Need(Need::Heard(wait)));
+    }
     show_again(core, client, inode.id, Some(session)).map(Step::Done)
 }
 

@@ -57,6 +57,11 @@ pub fn set(
     if needs_trim(core, inode.id)? {
         return Ok(Step::Need(Need::Trim(inode.id)));
     }
+    if request.size.is_some()
+        && let Some(wait) = core.heard_of_cut(inode.id, session)?
+    {
+        return Ok(Step::Need(Need::Heard(wait)));
+    }
     show_again(core, client, inode.id, Some(session)).map(Step::Done)
 }
 

@@ -6,6 +6,7 @@ use std::{
 };
 
 use millrace_protocol::lease::Recall;
+use millrace_types::InodeId;
 
 /// A moment, in an order of its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -65,6 +66,18 @@ impl Stamps {
         self.now.fetch_max(raised, Ordering::SeqCst);
     }
 
+    /// The content of the inode may have been cut or replaced by another host.
+    pub(crate) fn raise_content(&self, inode: InodeId) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        let raised = self.content(inode).raise(now);
+        self.now.fetch_max(raised, Ordering::SeqCst);
+    }
+
+    /// Whether no other host has cut or replaced the content since.
+    pub(crate) fn content_stands(&self, inode: InodeId, note: Note) -> bool {
+        self.floor.stands(note) && self.content(inode).stands(note)
+    }
+
     /// Everything is taken back.
     pub(crate) fn raise_all(&self) {
         self.raise(&Recall::Everything);
@@ -114,6 +127,16 @@ impl Stamps {
             Recall::Lease(key) => (3, key).hash(&mut hasher),
             Recall::Everything => return &self.floor,
         }
+        self.place_of(&hasher)
+    }
+
+    fn content(&self, inode: InodeId) -> &Place {
+        let mut hasher = DefaultHasher::new();
+        (4, inode).hash(&mut hasher);
+        self.place_of(&hasher)
+    }
+
+    fn place_of(&self, hasher: &DefaultHasher) -> &Place {
         let bits = hasher.finish() % self.places.len() as u64;
         &self.places[usize::try_from(bits).expect("there are so many places")]
     }

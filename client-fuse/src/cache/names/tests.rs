@@ -162,6 +162,21 @@ fn what_a_file_with_several_names_shows_is_not_kept() {
 }
 
 #[test]
+fn a_content_stands_until_the_server_speaks_of_its_inode_or_of_everything() {
+    let names = names();
+    let note = names.note();
+    change(&names, "f");
+    names.forget(&Recall::Name(DIRECTORY, name("f")));
+    names.forget(&Recall::Lease(DIRECTORY));
+    assert!(names.content_stands(FILE, note), "what this mount changes it knows");
+    names.forget(&Recall::Attributes(FILE));
+    assert!(!names.content_stands(FILE, note) && names.content_stands(FILE, names.note()));
+    let note = names.note();
+    names.forget_all();
+    assert!(!names.content_stands(FILE, note));
+}
+
+#[test]
 fn only_the_present_session_counts_and_a_squashed_root_is_not_answered() {
     let names = names();
     assert!(names.is_usable(SESSION, 0));

@@ -10,9 +10,16 @@ use millrace_types::{
 };
 
 use super::*;
-use crate::fs::handle::{FileHandle, HandleOptions};
+use crate::{
+    cache::names::stamps::Stamps,
+    fs::handle::{FileHandle, HandleOptions},
+};
 
 const TARGET: TargetId = TargetId([1; 8]);
+
+fn note() -> Note {
+    Stamps::default().note()
+}
 
 /// An answer of the server: the file at change `count`, of `size` bytes, in write epoch `epoch`.
 fn reply(count: u64, size: u64, epoch: u32, rights: Rights) -> InodeReply {
@@ -53,7 +60,7 @@ fn reply(count: u64, size: u64, epoch: u32, rights: Rights) -> InodeReply {
 }
 
 fn opened(rights: Rights) -> File {
-    let file = File::new(reply(5, 100, 1, rights)).expect("a file");
+    let file = File::new(reply(5, 100, 1, rights), note()).expect("a file");
     file.state().write_opens = u32::from(rights == Rights::ReadWrite);
     file
 }
@@ -135,11 +142,11 @@ fn impossible_answers_are_refused() {
     directory.content = None;
     directory.attributes.kind = FileKind::Directory;
     let kind = |outcome: Result<File, Failure>| outcome.map(drop).map_err(|f| f.kind);
-    assert_eq!(kind(File::new(directory)), Err(ErrorKind::IsDirectory));
+    assert_eq!(kind(File::new(directory, note())), Err(ErrorKind::IsDirectory));
     let mut unreadable = reply(1, 0, 1, Rights::Read);
     let capability = unreadable.capability.as_mut().expect("given");
     capability.body = b"no capability".to_vec();
-    assert_eq!(kind(File::new(unreadable)), Err(ErrorKind::Protocol));
+    assert_eq!(kind(File::new(unreadable, note())), Err(ErrorKind::Protocol));
 }
 
 /// The same file, imported, in content `generation` from the object version `tag`.
@@ -164,7 +171,7 @@ fn imported(count: u64, generation: u32, tag: &str) -> InodeReply {
 
 #[test]
 fn a_handle_reads_only_the_version_of_the_object_that_it_was_opened_on() {
-    let file = Arc::new(File::new(imported(5, 1, "a")).expect("a file"));
+    let file = Arc::new(File::new(imported(5, 1, "a"), note()).expect("a file"));
     let open = || {
         let options = HandleOptions::default();
         FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, 1)
@@ -187,7 +194,7 @@ fn a_handle_reads_only_the_version_of_the_object_that_it_was_opened_on() {
 
 #[test]
 fn the_end_of_a_newer_version_is_not_that_of_the_one_that_is_read() {
-    let file = Arc::new(File::new(imported(5, 1, "a")).expect("a file"));
+    let file = Arc::new(File::new(imported(5, 1, "a"), note()).expect("a file"));
     let options = HandleOptions::default();
     let handle = FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, 1);
     // As a stat by anybody is answered: without a capability.

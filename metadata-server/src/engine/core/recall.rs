@@ -3,11 +3,12 @@
 use std::ops::Bound;
 
 use millrace_protocol::session::Operation;
-use millrace_types::{ErrorKind, Failure, SessionId};
+use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 
 use super::Core;
 use crate::{
-    leases::{Wait, touched},
+    apply::Effect,
+    leases::{Wait, touched, touched::writers},
     ops::{Need, Step},
     store::{Batch, StoreError, View, borrow, keys, prefix_end},
 };
@@ -42,6 +43,37 @@ impl Core {
                 Err(Failure::new(ErrorKind::Busy, text))
             }
         }
+    }
+
+    /// Has the other writers hear of contents that `effect` cuts or replaces, and that the log has.
+    pub(super) fn tell_writers(&mut self, operation: Option<Operation>, effect: &Effect) {
+        let by = operation.map(|operation| operation.session);
+        for &inode in &effect.raised {
+            match self.writers_but(inode, by) {
+                Ok(writers) => self.leases.handle_cut(inode, writers),
+                // The store is made anew, and they are all asked for then.
+                Err(failure) => tracing::warn!(%inode, %failure, "cannot look for writers"),
+            }
+        }
+    }
+
+    /// What an operation of `by` that has cut a content waits for before it is answered: that every
+    /// other writer has heard of it.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub fn heard_of_cut(&mut self, inode: InodeId, by: SessionId) -> Result<Option<Wait>, Failure> {
+        let others = !self.writers_but(inode, Some(by))?.is_empty();
+        Ok(self.leases.heard_of_cut(inode, by, others))
+    }
+
+    fn writers_but(
+        &mut self,
+        inode: InodeId,
+        by: Option<SessionId>,
+    ) -> Result<Vec<SessionId>, Failure> {
+        let writers = writers(self.view(), inode).map_err(|error| self.failure(error.into()))?;
+        Ok(writers.into_iter().filter(|&writer| Some(writer) != by).collect())
     }
 
     /// Tries an operation, for which others have given back what `given_back` says. Where others

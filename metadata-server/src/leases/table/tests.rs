@@ -373,3 +373,39 @@ fn what_is_granted_and_taken_back_is_counted() {
     table.handle_end(SessionId(1));
     assert_eq!(table.counts(), Counts { leases: 1, recalled: 2, ..held });
 }
+
+#[test]
+fn who_cuts_a_content_waits_until_its_writers_have_heard() {
+    let (cutter, writer, gone) = (SessionId(1), SessionId(2), SessionId(3));
+    let (file, now) = (InodeId(9), Timestamp(0));
+    let mut table = Table::after_restart(LIMITS, []);
+    for session in [cutter, writer, gone] {
+        table.handle_listening(session, 0, now);
+    }
+    // Nobody has a lease on it, as on nothing that several write; one never listened.
+    table.handle_cut(file, [writer, gone, SessionId(4)]);
+    let wait = table.heard_of_cut(file, cutter, true).expect("two have not heard");
+    assert_eq!(table.heard_of_cut(InodeId(8), cutter, true), None);
+    let told = table.poll_recalls(writer).expect("it listens");
+    assert_eq!(told.recalls, [Recall::Attributes(file)]);
+    table.handle_listening(writer, told.through, now);
+    assert!(!wait.is_over(), "the other has not heard");
+    table.handle_end(gone);
+    assert!(wait.is_over());
+    assert_eq!(table.heard_of_cut(file, cutter, true), None);
+    table.handle_cut(file, []);
+    assert_eq!(table.heard_of_cut(file, cutter, true), None, "nobody else writes it");
+}
+
+#[test]
+fn after_a_restart_nobody_knows_who_has_heard_of_a_cut() {
+    let (cutter, writer) = (SessionId(1), SessionId(2));
+    let (file, now) = (InodeId(9), Timestamp(0));
+    let mut table = Table::after_restart(LIMITS, [cutter, writer]);
+    assert_eq!(table.heard_of_cut(file, cutter, false), None, "there is no other writer");
+    let wait = table.heard_of_cut(file, cutter, true).expect("the other has not listened");
+    table.handle_listening(writer, 0, now);
+    table.handle_listening(cutter, 0, now);
+    assert!(wait.is_over());
+    assert_eq!(table.heard_of_cut(file, cutter, true), None);
+}
