@@ -5,11 +5,13 @@
 //! acknowledged ([`write_buffer`]). Nothing here talks to a server. The kernel's page cache is the
 //! real cache: a piece that the kernel has taken is dropped.
 //!
-//! Names and attributes are kept longer, under leases ([`names`]). What was read is noted until the
+//! Names and attributes are kept longer, under leases ([`names`]); the kernel may answer from them
+//! for a moment ([`granted`]). What was read is noted until the
 //! metadata server knows it ([`access_times`]).
 
 pub(crate) mod access_times;
 pub(crate) mod budget;
+pub(crate) mod granted;
 pub(crate) mod names;
 pub(crate) mod pieces;
 pub(crate) mod write_buffer;

@@ -135,7 +135,12 @@ impl Cluster {
 
     /// Whether what the server granted to the session stands for certain.
     pub(crate) fn is_ticket_valid(&self) -> bool {
-        self.session.is_valid()
+        self.is_ticket_valid_for(Duration::ZERO)
+    }
+
+    /// Whether it stands for so long.
+    pub(crate) fn is_ticket_valid_for(&self, time: Duration) -> bool {
+        self.session.is_valid_for(time)
     }
 
     /// Tells how many sessions have ended without being closed.

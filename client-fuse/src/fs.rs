@@ -2,13 +2,13 @@
 //! values or a [`Failure`].
 //!
 //! Owns the open files and directories of one mount and the order of what happens to them. It holds
-//! nothing durable: names belong to the metadata server, bytes to the targets. Kernel timeouts are
-//! zero: names and attributes are answered here from what leases cover, and otherwise asked of the
-//! server, as every open is. Bytes that a program writes stay here until they are flushed, at
-//! latest at `close`.
+//! nothing durable: names belong to the metadata server, bytes to the targets. Names and attributes
+//! are answered here from what leases cover, which the kernel may keep for a moment, and otherwise
+//! asked of the server, as every open is. Bytes that a program writes stay here until they are
+//! flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`pending_reads`],
+//! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
 //! [`changed_objects`], [`open`], [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
 //! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
 //! [`xattr`], [`statfs`], [`mod@access_times`], [`upkeep`].
@@ -26,9 +26,9 @@ use crate::{
     cluster::Cluster,
     fs::{
         changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
-        handles::Handles, kept_pages::KeptPages, kernel_pages::KernelPages, locks::Locks,
-        look_ahead::LookAhead, pending_reads::PendingReads, readdir::DirectoryHandle,
-        xattr::Offered,
+        handles::Handles, kept_pages::KeptPages, kernel_names::KernelNames,
+        kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
+        pending_reads::PendingReads, readdir::DirectoryHandle, xattr::Offered,
     },
     metrics::ClientMetrics,
     settings::MountSettings,
@@ -45,6 +45,7 @@ pub(crate) mod flush;
 pub(crate) mod handle;
 pub(crate) mod handles;
 pub(crate) mod kept_pages;
+pub(crate) mod kernel_names;
 pub(crate) mod kernel_pages;
 pub(crate) mod leases;
 pub(crate) mod locks;
@@ -76,6 +77,8 @@ pub(crate) struct FileSystem {
     pub(crate) locks: Locks,
     /// The way to the pages that the kernel holds.
     pub(crate) pages: KernelPages,
+    /// Names and attributes that the kernel may keep, and the way to them.
+    pub(crate) kernel: KernelNames,
     /// Names and attributes under leases.
     names: Names,
     ahead: LookAhead,
@@ -115,6 +118,7 @@ impl FileSystem {
             kept: KeptPages::default(),
             locks: Locks::default(),
             pages: KernelPages::default(),
+            kernel: KernelNames::default(),
             names,
             ahead: LookAhead::default(),
             access_times,
@@ -135,10 +139,12 @@ impl FileSystem {
         self.handles.find(number)
     }
 
-    /// The kernel has forgotten an inode.
+    /// The kernel has forgotten an inode; one that is open, only another mention of it.
     pub(crate) fn forget(&self, inode: InodeId) {
         self.kept.forget(inode);
-        self.locks.forget(inode);
+        if self.files.find(inode).is_none() {
+            self.locks.forget(inode);
+        }
     }
 
     /// Does `work` on its own, as long as the mount is there.

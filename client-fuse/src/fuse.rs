@@ -18,7 +18,7 @@ use millrace_fuse_server::{
             CopyFileRange, CopyFileRangeReply, FAllocate, LSeek, LSeekReply, Read, Write,
             WriteFlags, WriteReply,
         },
-        directory::{DirectoryEntry, DirectoryPage, file_type as entry_type},
+        directory::DirectoryPage,
         lock::{FileLock, Lock, LockReply},
         node::{Link, MkDir, MkNod, Rename},
         open::{Create, CreateReply, FSync, Flush, Open, OpenInFlags, OpenReply, Release},
@@ -35,6 +35,7 @@ use crate::{
     fs::{
         FileSystem,
         copy::Spot,
+        kernel_names::Shown,
         locks::Interest,
         names::NewMode,
         open::{Caching, Opened},
@@ -44,12 +45,12 @@ use crate::{
     },
     fuse::{
         answer::{
-            NAME_LEN_MAX, Owed, SYMLINK_MODE, UNCACHED, attr, caller_of, entry, number, open_reply,
-            send_body,
+            NAME_LEN_MAX, Owed, SYMLINK_MODE, attr_shown, caller_of, entry, entry_shown, number,
+            open_reply, send_body,
         },
         convert::{
-            changes, conflicting, errno, file_lock, file_name, file_statx, file_type, new_mode,
-            new_node, rename_mode,
+            changes, conflicting, errno, file_lock, file_name, file_statx, new_mode, new_node,
+            rename_mode,
         },
         places::Places,
     },
@@ -61,6 +62,7 @@ mod convert;
 mod flush;
 pub(crate) mod init;
 mod interrupt;
+mod listing;
 pub(crate) mod notices;
 pub(crate) mod places;
 
@@ -103,16 +105,19 @@ impl millrace_fuse_server::FileSystem for Adapter {
         };
         let places = Arc::clone(&self.places);
         match fs.lookup_kept(&caller, parent, &name) {
-            Some(Ok(found)) if places.take(&found, parent, &name) => {
-                return reply.send(&entry(&found, self.root));
+            Some(Ok(found)) if places.take(&found.attributes, parent, &name) => {
+                return reply.send(&entry_shown(&found, self.root));
             }
             Some(Err(failure)) => return reply.fail(errno(&failure)),
             _ => {}
         }
         let work = async move {
-            let found = fs.lookup(caller, parent, name.clone()).await?;
+            let found = fs.lookup(caller.clone(), parent, name.clone()).await?;
             places.settle(&found, parent, &name).await;
-            Ok(found)
+            Ok(match fs.lookup_kept(&caller, parent, &name) {
+                Some(Ok(shown)) if shown.attributes.inode == found.inode => shown,
+                _ => Shown::once(found),
+            })
         };
         self.answer_entry(Owed::interruptible(&call, reply), work);
     }
@@ -124,9 +129,16 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
     fn getattr(&self, call: Call<'_>, getattr: GetAttr, reply: Reply<AttrReply>) {
         if let Some(found) = self.attributes_kept(&call, getattr.flags) {
-            return reply.send(&AttrReply::new(attr(&found, self.root), UNCACHED));
+            return reply.send(&attr_shown(&found, self.root));
         }
+        let by_name = !getattr.flags.contains(GetAttrFlags::HANDLE);
+        let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
         let work = self.attributes(&call, getattr.flags, getattr.handle);
+        let work = async move {
+            let found = work.await?;
+            let shown = by_name.then(|| fs.attributes_kept(&caller, inode)).flatten();
+            Ok(shown.unwrap_or_else(|| Shown::once(found)))
+        };
         self.answer_attr(Owed::interruptible(&call, reply), work);
     }
 
@@ -137,7 +149,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
             reply.send(&StatXReply { attr, ..StatXReply::default() });
         };
         if let Some(found) = self.attributes_kept(&call, statx.flags) {
-            return send(reply, found);
+            return send(reply, found.attributes);
         }
         let work = self.attributes(&call, statx.flags, statx.handle);
         self.run(Owed::interruptible(&call, reply).answer_with(work, send));
@@ -154,7 +166,8 @@ impl millrace_fuse_server::FileSystem for Adapter {
             if drop_privileges {
                 fs.drop_privilege_bits(inode).await?;
             }
-            fs.change_attributes(caller, inode, changes(&setattr), writing).await
+            let changed = fs.change_attributes(caller, inode, changes(&setattr), writing).await;
+            changed.map(Shown::once)
         };
         self.answer_attr(Owed::new(&call, reply), work);
     }
@@ -216,7 +229,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let (fs, caller) = (Arc::clone(&self.fs), caller_of(&call));
         let (inode, parent) = (self.inode(link.node), self.inode(call.node));
         let name = file_name(name);
-        let work = async move { fs.link(caller, inode, parent, name?).await };
+        let work = async move { fs.link(caller, inode, parent, name?).await.map(Shown::once) };
         let work = self.places.change(work);
         self.answer_entry(Owed::new(&call, reply), work);
     }
@@ -345,24 +358,11 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn readdir(&self, call: Call<'_>, read: Read, reply: Reply<DirectoryPage>) {
-        let (fs, root, owed) = (Arc::clone(&self.fs), self.root, Owed::interruptible(&call, reply));
-        self.run(async move {
-            let work = async {
-                let mut page = DirectoryPage::new(read.size);
-                fs.read_directory(read.handle, read.offset, |listed| {
-                    let entry = DirectoryEntry {
-                        ino: number(listed.inode, root),
-                        offset: listed.offset,
-                        file_type: entry_type(file_type(listed.kind)),
-                        ..DirectoryEntry::default()
-                    };
-                    !page.push(entry, OsStr::from_bytes(listed.name))
-                })
-                .await?;
-                Ok(page)
-            };
-            owed.answer_with(work, |reply, page| reply.send(&page)).await;
-        });
+        self.list(&call, read, reply, false);
+    }
+
+    fn readdirplus(&self, call: Call<'_>, read: Read, reply: Reply<DirectoryPage>) {
+        self.list(&call, read, reply, true);
     }
 
     fn releasedir(&self, _call: Call<'_>, release: Release, reply: Reply<Done>) {
@@ -511,7 +511,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
 /// What several requests have in common.
 impl Adapter {
     /// The attributes of what `call` is about, where they are at hand.
-    fn attributes_kept(&self, call: &Call<'_>, flags: GetAttrFlags) -> Option<Attributes> {
+    fn attributes_kept(&self, call: &Call<'_>, flags: GetAttrFlags) -> Option<Shown> {
         let by_name = !flags.contains(GetAttrFlags::HANDLE);
         by_name.then(|| self.fs.attributes_kept(&caller_of(call), self.inode(call.node)))?
     }

@@ -142,6 +142,7 @@ async fn close(fs: &FileSystem, upkeep: &Upkeep) -> bool {
 /// Gives those who have something to tell the kernel the way to it.
 fn connect(notifier: Notifier, root: InodeId, fs: &FileSystem, places: &Places) {
     let also = notifier.clone();
+    fs.kernel.connect(notices::NamesWay { notifier: notifier.clone(), root });
     fs.pages.connect(move |inode| notices::drop_pages(&notifier, inode, root));
     places.connect(move |place| notices::drop_place(&also, place, root));
 }

@@ -95,7 +95,7 @@ impl Tree {
         }
         let (looks, name) = (usize::from(self.random.within(0..2) == 1), self.name());
         self.look(looks, name)?;
-        if self.random.within(0..20) == 0 {
+        if self.random.within(0..10) == 0 {
             self.compare_listing(1 - mount, name.0)?;
         }
         Ok(())
@@ -337,7 +337,8 @@ impl Tree {
             .collect();
         wanted.sort();
         ensure!(shown == wanted, "{shown:?} instead of {wanted:?}, after {}", self.last);
-        Ok(())
+        // What came with the listing.
+        (0..NAMES).try_for_each(|number| self.look(mount, (directory, number)))
     }
 
     fn compare_all(&self) -> Result<()> {

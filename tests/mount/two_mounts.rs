@@ -1,8 +1,10 @@
 //! Two mounts of one cluster: what one closes, the other sees.
 
 use std::{
+    collections::BTreeSet,
+    ffi::OsString,
     fs::{self, File, OpenOptions},
-    io::{Read, Write},
+    io::{self, ErrorKind, Read, Write},
     os::unix::fs::FileExt,
     path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
@@ -11,7 +13,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use millrace_tests::cluster::{Cluster, Wish};
+use millrace_runtime::Random;
+use millrace_tests::{
+    chance,
+    cluster::{Cluster, Wish},
+    figures,
+};
 
 #[test]
 fn what_one_mount_has_closed_the_other_sees_at_once() -> Result<()> {
@@ -196,4 +203,62 @@ fn a_writer_that_goes_on_while_another_mount_truncates_loses_nothing_later() -> 
         writer.join().expect("the writer does not panic")?;
         done
     })
+}
+
+/// What one takes back from the other's kernel waits behind that one's own changes of the same
+/// directory, which wait for the first: neither may wait for good.
+#[test]
+fn changes_of_both_in_the_same_directories_do_not_wait_in_a_circle() -> Result<()> {
+    const DIRECTORIES: u64 = 30;
+    const CHANGES: u64 = 400;
+    let random = Random::seeded(chance::seed()?);
+    let changes = CHANGES * chance::length()?;
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    for directory in 0..DIRECTORIES {
+        fs::create_dir(one.join(format!("d{directory}")))?;
+    }
+    let work = |top: &Path| -> Result<Duration> {
+        let mut longest = Duration::ZERO;
+        for _ in 0..changes {
+            let directory = top.join(format!("d{}", random.within(0..DIRECTORIES)));
+            let path = |number: u64| directory.join(format!("n{number}"));
+            let (name, other) = (path(random.within(0..4)), path(random.within(0..4)));
+            // The kernel has them all in hand when one changes.
+            for number in 0..4 {
+                drop(fs::symlink_metadata(path(number)));
+            }
+            let began = Instant::now();
+            let done = match random.within(0..3) {
+                0 => fs::write(&name, "x"),
+                1 => fs::remove_file(&name),
+                _ => fs::rename(&name, &other),
+            };
+            longest = longest.max(began.elapsed());
+            if let Err(error) = done {
+                ensure!(error.kind() == ErrorKind::NotFound, "{}: {error}", name.display());
+            }
+        }
+        Ok(longest)
+    };
+    let longest = thread::scope(|scope| {
+        let threads = [&one, &two, &one, &two].map(|top| scope.spawn(|| work(top)));
+        let all = threads.map(|thread| thread.join().expect("no panic"));
+        all.into_iter().collect::<Result<Vec<_>>>()
+    })?;
+    let longest = longest.into_iter().max().unwrap_or_default();
+    // A lease lasts 30 s: nobody waited for one to end.
+    ensure!(longest < Duration::from_secs(15), "a change took {longest:?}");
+    for directory in 0..DIRECTORIES {
+        let names = |top: &Path| -> Result<BTreeSet<OsString>> {
+            let listed = fs::read_dir(top.join(format!("d{directory}")))?;
+            Ok(listed.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?)
+        };
+        assert_eq!(names(&one)?, names(&two)?, "d{directory}");
+    }
+    figures::report(&format!(
+        "{} changes of both mounts in the same directories: the longest took {longest:.1?}",
+        4 * changes
+    ))
 }

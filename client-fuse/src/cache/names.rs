@@ -138,6 +138,11 @@ impl Names {
         suspended.is_none()
     }
 
+    /// Whether what is kept answers every user of this host.
+    pub(crate) fn is_for_all(&self) -> bool {
+        !self.squash_root
+    }
+
     /// Where the name leads, if that is known: `Some(None)` is nowhere.
     pub(crate) fn find(&self, directory: InodeId, name: &FileName) -> Option<Option<InodeId>> {
         let kept = self.names.get(&(directory, name.clone()));
@@ -159,10 +164,10 @@ impl Names {
         })
     }
 
-    /// The attributes of an inode, if they are known.
-    pub(crate) fn attributes(&self, inode: InodeId) -> Option<Attributes> {
+    /// The attributes of an inode and what covers them, if they are known.
+    pub(crate) fn attributes(&self, inode: InodeId) -> Option<(Attributes, Lease)> {
         let kept = self.attributes.get(&inode)?;
-        self.stands(inode, &kept.lease).then_some(kept.attributes)
+        self.stands(inode, &kept.lease).then_some((kept.attributes, kept.lease))
     }
 
     /// Whether what was known of the attributes of an inode under this lease still counts.
@@ -279,9 +284,22 @@ impl Lease {
     pub(crate) fn of(key: InodeId, note: Note) -> Self {
         Self { key, since: Since::of(note) }
     }
+
+    /// The key.
+    pub(crate) fn key(&self) -> InodeId {
+        self.key
+    }
 }
 
 impl Changing<'_> {
+    /// The inodes whose attributes are known to change.
+    pub(crate) fn inodes(&self) -> impl Iterator<Item = InodeId> {
+        self.concerned.iter().filter_map(|recall| match recall {
+            Recall::Attributes(inode) => Some(*inode),
+            _ => None,
+        })
+    }
+
     /// From when that counts which was asked before the change, and is not concerned by it.
     pub(crate) fn note(&self) -> Note {
         self.since

@@ -82,11 +82,12 @@ impl Session {
         self.read(|held| held.reply.server_time.plus(held.received.elapsed()))
     }
 
-    /// Whether the ticket counts at the server for certain: what it granted to the session stands.
-    pub(crate) fn is_valid(&self) -> bool {
+    /// Whether the ticket counts at the server for certain, and for so long: what it granted to the
+    /// session stands.
+    pub(crate) fn is_valid_for(&self, time: Duration) -> bool {
         self.read(|held| {
             let lease = Duration::from_millis(u64::from(held.reply.lease_ms));
-            held.asked.elapsed() < lease
+            held.asked.elapsed() + time < lease
         })
     }
 

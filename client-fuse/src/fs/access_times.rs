@@ -37,7 +37,7 @@ impl FileSystem {
             return;
         }
         match self.names.attributes(directory) {
-            Some(mut shown) => self.note_read(&mut shown),
+            Some((mut shown, _)) => self.note_read(&mut shown),
             None => self.access_times.note_unseen(directory, self.cluster.now()),
         }
     }

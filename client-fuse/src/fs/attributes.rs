@@ -6,7 +6,11 @@ use millrace_protocol::{
 };
 use millrace_types::{Failure, InodeId};
 
-use crate::fs::{FileSystem, handle::FileHandle};
+use crate::fs::{
+    FileSystem,
+    handle::FileHandle,
+    kernel_names::{Keep, Shown},
+};
 
 /// What to change; `None` leaves a value as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -27,17 +31,21 @@ pub(crate) struct Changes {
 
 impl FileSystem {
     /// What `stat` shows of an inode, if a lease covers it; of a file that is open here, with this
-    /// mount's own writes on top.
-    pub(crate) fn attributes_kept(&self, caller: &Caller, inode: InodeId) -> Option<Attributes> {
+    /// mount's own writes on top. Of such a one the kernel keeps nothing, so that it asks each time
+    /// what a handle shows.
+    pub(crate) fn attributes_kept(&self, caller: &Caller, inode: InodeId) -> Option<Shown> {
         if !self.may_answer(caller) {
             return None;
         }
-        let Some(file) = self.files.find(inode) else {
-            return self.names.attributes(inode);
-        };
-        let state = file.state();
-        let lease = state.lease.as_ref()?;
-        self.names.stands(inode, lease).then(|| state.attributes.clone())
+        if let Some(file) = self.files.find(inode) {
+            let state = file.state();
+            let lease = state.lease.as_ref()?;
+            let stands = self.names.stands(inode, lease);
+            return stands.then(|| Shown::once(state.attributes.clone()));
+        }
+        let (attributes, lease) = self.names.attributes(inode)?;
+        let keep = Keep { attributes: self.keep_attributes(inode, &lease), ..Keep::default() };
+        Some(Shown { attributes, keep })
     }
 
     /// What `stat` shows, asked of the server, with this mount's own writes on top.

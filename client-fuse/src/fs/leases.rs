@@ -5,7 +5,7 @@ use std::time::Duration;
 use millrace_protocol::{
     Request,
     lease::{
-        AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, MakeName, RemoveName,
+        AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, MakeName, Recall, RemoveName,
         ShowInode,
     },
     metadata::{Attributes, Coverage, Create, CreateMasked, InodeReply, Remove},
@@ -14,7 +14,7 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, SessionId};
 
 use crate::{
-    cache::names::{Lease, stamps::Note},
+    cache::names::{Changing, Lease, stamps::Note},
     cluster::Indexed,
     fs::{FileSystem, access_times::Shows},
 };
@@ -29,6 +29,7 @@ impl FileSystem {
             let incarnation = *self.cluster.incarnation().borrow();
             let session = self.cluster.session();
             self.names.begin(session);
+            self.kernel.take_back(&[Recall::Everything]).await;
             let failure = self.hear(session, incarnation).await;
             tracing::debug!(%failure, "what was kept of names and attributes is dropped");
             self.names.forget_all();
@@ -50,6 +51,7 @@ impl FileSystem {
                     for recall in &recalls.recalls {
                         self.names.forget(recall);
                     }
+                    self.kernel.take_back(&recalls.recalls).await;
                     // Whatever is answered from now on was asked of the server after this.
                     request.acknowledged = recalls.through;
                 }
@@ -135,7 +137,7 @@ impl FileSystem {
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
-        let changing = self.names.changing(names, inode);
+        let changing = self.changing(names, inode);
         let result = self.cluster.change(make).await;
         drop(changing);
         result
@@ -155,7 +157,7 @@ impl FileSystem {
         umask: u16,
     ) -> Result<(InodeReply, Option<Lease>), Failure> {
         let names = [(parent, name)];
-        let changing = self.names.changing(&names, None);
+        let changing = self.changing(&names, None);
         let note = changing.note();
         let request =
             |operation| MakeName { make: CreateMasked { create: create(operation), umask } };
@@ -192,7 +194,7 @@ impl FileSystem {
         (parent, name): (InodeId, &FileName),
     ) -> Result<(), Failure> {
         let names = [(parent, name)];
-        let changing = self.names.changing(&names, None);
+        let changing = self.changing(&names, None);
         let request = |operation| RemoveName { remove: remove(operation) };
         match self.cluster.change(request).await {
             Ok(removed) => {
@@ -206,6 +208,20 @@ impl FileSystem {
                 Err(failure)
             }
         }
+    }
+
+    /// Nothing counts any more of what a change concerns, neither here nor, of attributes, in the
+    /// kernel. It keeps names for itself: it holds their directories while they change.
+    fn changing<'a>(
+        &'a self,
+        names: &'a [(InodeId, &'a FileName)],
+        inode: Option<InodeId>,
+    ) -> Changing<'a> {
+        let changing = self.names.changing(names, inode);
+        for inode in changing.inodes() {
+            self.kernel.drop_attributes(inode);
+        }
+        changing
     }
 
     /// Forgets what a change may yet do of which nobody knows whether it was made.

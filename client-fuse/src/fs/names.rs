@@ -10,7 +10,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
-use crate::fs::FileSystem;
+use crate::fs::{FileSystem, kernel_names::Shown};
 
 /// The mode of what is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,17 +23,21 @@ pub(crate) struct NewMode {
 }
 
 impl FileSystem {
-    /// Finds a name, if leases cover it and what it leads to is not open here.
+    /// Finds a name, if leases cover it and what it leads to. The kernel is not left to keep that
+    /// there is none.
     pub(crate) fn lookup_kept(
         &self,
         caller: &Caller,
         parent: InodeId,
         name: &FileName,
-    ) -> Option<Result<Attributes, Failure>> {
-        match self.may_answer(caller).then(|| self.names.find(parent, name))?? {
-            Some(inode) => self.attributes_kept(caller, inode).map(Ok),
-            None => Some(Err(ErrorKind::NotFound.into())),
-        }
+    ) -> Option<Result<Shown, Failure>> {
+        let found = self.may_answer(caller).then(|| self.names.find(parent, name))??;
+        let Some(inode) = found else {
+            return Some(Err(ErrorKind::NotFound.into()));
+        };
+        let mut shown = self.attributes_kept(caller, inode)?;
+        shown.keep.name = self.keep_name(parent, name, inode);
+        Some(Ok(shown))
     }
 
     /// Finds a name at the server; of one who walks through the directory, with those behind it.
@@ -180,6 +184,7 @@ impl FileSystem {
             mode,
         };
         let names = [(source.0, &source.1), (target.0, &target.1)];
+        self.before_rename(names).await;
         self.change(request, &names, None).await?;
         let moved = self.names.hint(source.0, &source.1);
         let other = match mode {

@@ -205,6 +205,8 @@ impl FileSystem {
         let only_written = flags & libc::O_ACCMODE == libc::O_WRONLY;
         let appends = flags & libc::O_APPEND != 0;
         let kept = self.kept.handle_open(inode, count);
+        // From here on it is asked for: what an open has shown may be newer.
+        self.kernel.drop_attributes(inode);
         let caching = if versions {
             // Handles of an older version of the object share the kernel's pages of this inode:
             // the new version stays out of them until those are closed.

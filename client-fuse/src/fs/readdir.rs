@@ -11,7 +11,7 @@ use millrace_protocol::{
     metadata::{DIRECTORY_PAGE_MAX, DirectoryEntry, FileKind},
     session::Caller,
 };
-use millrace_types::{ErrorKind, Failure, InodeId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
 use crate::fs::FileSystem;
 
@@ -43,8 +43,19 @@ pub(crate) struct Listed<'a> {
     pub(crate) offset: u64,
     /// What it is.
     pub(crate) kind: FileKind,
-    /// Its name.
-    pub(crate) name: &'a [u8],
+    /// Its name; none for the directory itself and its parent, at their own offsets.
+    pub(crate) name: Option<&'a FileName>,
+}
+
+impl Listed<'_> {
+    /// Its name as it is shown.
+    pub(crate) fn name(&self) -> &[u8] {
+        match self.name {
+            Some(name) => name.as_bytes(),
+            None if self.offset == OFFSET_OF_DOT => b".",
+            None => b"..",
+        }
+    }
 }
 
 impl FileSystem {
@@ -68,8 +79,8 @@ impl FileSystem {
         self.directories.remove(number);
     }
 
-    /// Gives the entries behind `offset` to `take` until it is full (answers `true`) or the
-    /// directory ends.
+    /// Gives the entries behind `offset` to `take` until it is full (answers `true`), the directory
+    /// ends, or more would have to be fetched: what is taken may not be kept waiting.
     ///
     /// # Errors
     /// [`ErrorKind::Stale`] for a handle that is not open, and what the server answers.
@@ -95,19 +106,20 @@ impl FileSystem {
             if after == 0 && !taken_any && take_dots(&directory, page, offset, &mut take) {
                 return Ok(());
             }
-            for entry in &page.entries[from..] {
+            let rest = &page.entries[from..];
+            for entry in rest {
                 let listed = Listed {
                     inode: entry.attributes.inode,
                     offset: entry.cookie,
                     kind: entry.attributes.kind,
-                    name: entry.name.as_bytes(),
+                    name: Some(&entry.name),
                 };
                 if take(listed) {
                     return Ok(());
                 }
                 after = entry.cookie;
             }
-            if page.last || page.entries.is_empty() {
+            if page.last || page.entries.is_empty() || !rest.is_empty() {
                 return Ok(());
             }
             taken_any = true;
@@ -156,12 +168,12 @@ fn take_dots(
     offset: u64,
     take: &mut impl FnMut(Listed<'_>) -> bool,
 ) -> bool {
-    let dot = |inode, offset, name| Listed { inode, offset, kind: FileKind::Directory, name };
-    if offset == 0 && take(dot(directory.inode, OFFSET_OF_DOT, b".")) {
+    let dot = |inode, offset| Listed { inode, offset, kind: FileKind::Directory, name: None };
+    if offset == 0 && take(dot(directory.inode, OFFSET_OF_DOT)) {
         return true;
     }
     let wanted = offset == 0 || offset == OFFSET_OF_DOT;
-    wanted && take(dot(page.parent, OFFSET_OF_DOT_DOT, b".."))
+    wanted && take(dot(page.parent, OFFSET_OF_DOT_DOT))
 }
 
 /// Behind `.`: the kernel passes offsets as signed 64-bit numbers, so that these are the two

@@ -16,6 +16,7 @@ use millrace_types::{Failure, InodeId};
 use crate::{
     caller::caller,
     fs::{
+        kernel_names::Shown,
         locks::Interest,
         open::{Caching, Opened},
     },
@@ -156,20 +157,22 @@ impl Adapter {
     pub(super) fn answer_entry(
         &self,
         owed: Owed<EntryReply>,
-        work: impl Future<Output = Result<Attributes, Failure>> + Send + 'static,
+        work: impl Future<Output = Result<Shown, Failure>> + Send + 'static,
     ) {
         let root = self.root;
-        self.run(owed.answer_with(work, move |reply, found| reply.send(&entry(&found, root))));
+        self.run(
+            owed.answer_with(work, move |reply, found| reply.send(&entry_shown(&found, root))),
+        );
     }
 
     pub(super) fn answer_attr(
         &self,
         owed: Owed<AttrReply>,
-        work: impl Future<Output = Result<Attributes, Failure>> + Send + 'static,
+        work: impl Future<Output = Result<Shown, Failure>> + Send + 'static,
     ) {
         let root = self.root;
         self.run(owed.answer_with(work, move |reply, found| {
-            reply.send(&AttrReply::new(attr(&found, root), UNCACHED));
+            reply.send(&attr_shown(&found, root));
         }));
     }
 
@@ -217,6 +220,23 @@ pub(super) fn entry(attributes: &Attributes, root: InodeId) -> EntryReply {
     EntryReply::new(number(attributes.inode, root), attr(attributes, root), UNCACHED)
 }
 
+/// What the kernel is told of a name that is known here, and may keep of it.
+pub(super) fn entry_shown(shown: &Shown, root: InodeId) -> EntryReply {
+    let mut reply = entry(&shown.attributes, root);
+    (reply.entry_valid, reply.entry_valid_nsec) = valid(shown.keep.name);
+    (reply.attr_valid, reply.attr_valid_nsec) = valid(shown.keep.attributes);
+    reply
+}
+
+/// What the kernel is told of an inode that is known here, and may keep of it.
+pub(super) fn attr_shown(shown: &Shown, root: InodeId) -> AttrReply {
+    AttrReply::new(attr(&shown.attributes, root), shown.keep.attributes)
+}
+
+fn valid(time: Duration) -> (u64, u32) {
+    (time.as_secs(), time.subsec_nanos())
+}
+
 /// What the kernel is told of a file that was opened with `flags` of open(2).
 pub(super) fn open_reply(opened: &Opened, flags: i32) -> OpenReply {
     let caching = match opened.caching {
@@ -230,9 +250,8 @@ pub(super) fn open_reply(opened: &Opened, flags: i32) -> OpenReply {
     OpenReply { handle: opened.handle, flags, ..OpenReply::default() }
 }
 
-/// The kernel asks for names and attributes again at each use: what may be kept is kept here, where
-/// it can be taken back without waiting for anybody.
-pub(super) const UNCACHED: Duration = Duration::ZERO;
+/// The kernel asks again at the next use.
+const UNCACHED: Duration = Duration::ZERO;
 
 /// How long a caller that is let go from a lock is kept for what is decided already: round trips to
 /// a server that answers.

@@ -11,7 +11,7 @@ use super::{
     answer::{Owed, caller_of},
     convert::file_name,
 };
-use crate::fs::names::NewMode;
+use crate::fs::{kernel_names::Shown, names::NewMode};
 
 impl Adapter {
     pub(super) fn make_node(
@@ -28,7 +28,7 @@ impl Adapter {
             let name = name?;
             let made = fs.make_node(caller, parent, name.clone(), node?, mode).await?;
             places.take(&made, parent, &name);
-            Ok(made)
+            Ok(Shown::once(made))
         });
         self.answer_entry(Owed::new(call, reply), work);
     }

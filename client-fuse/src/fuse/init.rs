@@ -23,13 +23,16 @@ pub(crate) fn wishes(local_locks: bool, acl: bool) -> Wishes {
     }
 }
 
-const WANTED: [InitFlags; 10] = [
+const WANTED: [InitFlags; 12] = [
     // Several reads of one file at a time.
     InitFlags::ASYNC_READ,
     // Writes of more than a page.
     InitFlags::BIG_WRITES,
     // Several lookups and listings in one directory at a time.
     InitFlags::PARALLEL_DIROPS,
+    // Listings with attributes, for programs that look at each entry.
+    InitFlags::DO_READDIRPLUS,
+    InitFlags::READDIRPLUS_AUTO,
     // Direct reads of several requests are sent together.
     InitFlags::ASYNC_DIO,
     // `O_TRUNC` arrives with the open: one request, and the content is replaced as a whole.

@@ -4,9 +4,10 @@
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
 use millrace_fuse_server::{Errno, Notifier};
-use millrace_types::InodeId;
+use millrace_types::{FileName, InodeId};
 
 use super::{answer::number, places::Place};
+use crate::fs::kernel_names::Way;
 
 /// Drops all pages that the kernel holds of an inode of the mount whose root is `root`. Blocks
 /// behind reads of them that are not answered.
@@ -22,6 +23,28 @@ pub(crate) fn drop_place(notifier: &Notifier, (parent, name): &Place, root: Inod
     let name = OsStr::from_bytes(name.as_bytes());
     if let Err(error) = settled(notifier.inval_entry(number(*parent, root), name)) {
         tracing::warn!(%parent, %error, "the kernel keeps a name that is old");
+    }
+}
+
+/// The way to what the kernel may keep of the names of a mount.
+pub(crate) struct NamesWay {
+    /// Tells it.
+    pub(crate) notifier: Notifier,
+    /// The directory that is mounted.
+    pub(crate) root: InodeId,
+}
+
+impl Way for NamesWay {
+    fn drop_attributes(&self, inode: InodeId) -> bool {
+        let answer = self.notifier.inval_attributes(number(inode, self.root));
+        if let Err(error) = settled(answer) {
+            tracing::warn!(%inode, %error, "the kernel keeps attributes that are old");
+        }
+        answer != Err(Errno::NOENT)
+    }
+
+    fn drop_name(&self, directory: InodeId, name: &FileName) {
+        drop_place(&self.notifier, &(directory, name.clone()), self.root);
     }
 }
 

@@ -1,0 +1,224 @@
+//! Lets the kernel keep names and attributes for a moment, and has it drop them.
+//!
+//! What a lease covers goes to the kernel with leave to answer from it for [`KEPT`], so that who
+//! lists a directory, walks a path or opens many files does not ask here for every step. Before a
+//! recall is acknowledged the kernel has dropped what is taken back:
+//!
+//! - *Attributes* go without waiting for anything: what is on its way to the kernel by then does
+//!   not count there. Only of an inode that the kernel does not know yet it may still learn what is
+//!   old: then the recall waits until that is over.
+//! - *A name* goes behind whatever changes that directory on this mount, which may wait for the
+//!   very host that waits for this recall. So the recall waits for that as long as the kernel may
+//!   have the name, and no longer.
+//!
+//! Nobody else is waited for, and nothing that the kernel holds outlives the session's ticket. That
+//! a name leads nowhere the kernel never keeps.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+use futures::future::join_all;
+use millrace_protocol::{lease::Recall, metadata::Attributes};
+use millrace_types::{FileName, InodeId};
+use tokio::sync::Semaphore;
+
+use crate::{
+    cache::{
+        granted::{Granted, Leave},
+        names::Lease,
+    },
+    fs::FileSystem,
+};
+
+/// How the kernel is told.
+pub(crate) trait Way: Send + Sync {
+    /// It drops the attributes of an inode, and those on their way to it; waits for nothing. Tells
+    /// whether it knew the inode.
+    fn drop_attributes(&self, inode: InodeId) -> bool;
+
+    /// It drops a name. Blocks behind whatever changes that directory.
+    fn drop_name(&self, directory: InodeId, name: &FileName);
+}
+
+/// How long the kernel may answer by itself from what one answer has shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Keep {
+    /// Where the name leads.
+    pub(crate) name: Duration,
+    /// The attributes.
+    pub(crate) attributes: Duration,
+}
+
+/// Attributes for the kernel, from what is kept here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Shown {
+    /// The attributes.
+    pub(crate) attributes: Attributes,
+    /// What it may keep.
+    pub(crate) keep: Keep,
+}
+
+/// What the kernel may have, and the way to it.
+pub(crate) struct KernelNames {
+    way: OnceLock<Arc<dyn Way>>,
+    granted: Arc<Granted>,
+    rooms: Arc<Semaphore>,
+}
+
+impl Default for KernelNames {
+    fn default() -> Self {
+        let rooms = Arc::new(Semaphore::new(AT_ONCE));
+        Self { way: OnceLock::new(), granted: Arc::default(), rooms }
+    }
+}
+
+impl Keep {
+    /// Whether nothing of it needs to be asked for.
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.name.is_zero() && !self.attributes.is_zero()
+    }
+}
+
+impl Shown {
+    /// For the one who asks: the kernel keeps nothing of it.
+    pub(crate) fn once(attributes: Attributes) -> Self {
+        Self { attributes, keep: Keep::default() }
+    }
+}
+
+impl KernelNames {
+    /// From now on the kernel may keep something, and is told in this way.
+    pub(crate) fn connect(&self, way: impl Way + 'static) {
+        assert!(self.way.set(Arc::new(way)).is_ok(), "a mount is made once");
+    }
+
+    /// The attributes of an inode change here, or are known better than the kernel may know them:
+    /// it asks again. Waits for nothing.
+    pub(crate) fn drop_attributes(&self, inode: InodeId) {
+        if let Some(way) = self.way.get()
+            && self.granted.find(&Recall::Attributes(inode)).is_some()
+        {
+            way.drop_attributes(inode);
+        }
+    }
+
+    /// Returns when the kernel has nothing left of what is taken back. All of it must have stopped
+    /// to count here before.
+    pub(crate) async fn take_back(&self, recalls: &[Recall]) {
+        let Some(way) = self.way.get() else { return };
+        let mut over = Instant::now();
+        let mut names: BTreeMap<InodeId, Vec<(Recall, Leave)>> = BTreeMap::new();
+        for recall in recalls {
+            let Some(leave) = self.granted.find(recall) else { continue };
+            match recall {
+                Recall::Attributes(inode) if way.drop_attributes(*inode) => {
+                    self.granted.end(recall, leave);
+                }
+                Recall::Name(directory, _) => {
+                    names.entry(*directory).or_default().push((recall.clone(), leave));
+                }
+                _ => over = over.max(self.granted.end_of(leave)),
+            }
+        }
+        join_all(names.into_values().map(|names| self.take_names(way, names))).await;
+        tokio::time::sleep_until(over.into()).await;
+    }
+
+    /// The same for names of one directory, on a thread that may wait for its lock. With all
+    /// threads waiting this waits until the kernel asks again.
+    async fn take_names(&self, way: &Arc<dyn Way>, names: Vec<(Recall, Leave)>) {
+        let Some(last) = names.iter().map(|(_, leave)| *leave).max() else { return };
+        let limit = tokio::time::Instant::from_std(self.granted.end_of(last));
+        let Ok(room) = Arc::clone(&self.rooms).try_acquire_owned() else {
+            return tokio::time::sleep_until(limit).await;
+        };
+        let (way, granted) = (Arc::clone(way), Arc::clone(&self.granted));
+        let dropped = tokio::task::spawn_blocking(move || {
+            for (recall, leave) in names {
+                if let Recall::Name(directory, name) = &recall {
+                    way.drop_name(*directory, name);
+                    granted.end(&recall, leave);
+                }
+            }
+            drop(room);
+        });
+        // It ends in a panic only if the way does.
+        drop(tokio::time::timeout_at(limit, dropped).await);
+    }
+}
+
+impl fmt::Debug for KernelNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelNames").field("connected", &self.way.get().is_some()).finish()
+    }
+}
+
+impl FileSystem {
+    /// Gives the kernel leave to keep where a name leads, if that still counts.
+    pub(super) fn keep_name(
+        &self,
+        directory: InodeId,
+        name: &FileName,
+        inode: InodeId,
+    ) -> Duration {
+        let what = Recall::Name(directory, name.clone());
+        let counts = || self.names.find(directory, name) == Some(Some(inode));
+        self.grant(&what, directory, counts)
+    }
+
+    /// Gives the kernel leave to keep what was shown of an inode under a lease, if that still
+    /// counts.
+    pub(super) fn keep_attributes(&self, inode: InodeId, lease: &Lease) -> Duration {
+        let what = Recall::Attributes(inode);
+        // Whoever opens it looks, once it counts as open, what the kernel may have.
+        let counts = || self.names.stands(inode, lease) && self.files.find(inode).is_none();
+        self.grant(&what, lease.key(), counts)
+    }
+
+    /// The kernel moves what it has of two names with their rename, and with it how long it may
+    /// keep that. Where leases cover both names a recall finds it in its new place; otherwise the
+    /// rename waits until the kernel asks again.
+    pub(super) async fn before_rename(&self, names: [(InodeId, &FileName); 2]) {
+        let granted = &self.kernel.granted;
+        let recalls = names.map(|(directory, name)| Recall::Name(directory, name.clone()));
+        let leaves = recalls.each_ref().map(|recall| granted.find(recall));
+        let Some(leave) = leaves.into_iter().flatten().max() else { return };
+        let end = granted.end_of(leave);
+        let left = end.saturating_duration_since(Instant::now());
+        for (recall, (directory, _)) in recalls.iter().zip(names) {
+            granted.note(recall, left);
+            granted.note(&Recall::Lease(directory), left);
+        }
+        let is_covered = |(directory, name)| self.names.find(directory, name).is_some();
+        if !names.into_iter().all(is_covered) {
+            tokio::time::sleep_until(end.into()).await;
+        }
+    }
+
+    fn grant(&self, what: &Recall, key: InodeId, counts: impl FnOnce() -> bool) -> Duration {
+        let is_served = self.kernel.way.get().is_some() && self.names.is_for_all();
+        if !is_served || !self.cluster.is_ticket_valid_for(KEPT + DELAY) {
+            return Duration::ZERO;
+        }
+        for what in [what, &Recall::Lease(key), &Recall::Everything] {
+            self.kernel.granted.note(what, KEPT + DELAY);
+        }
+        if counts() { KEPT } else { Duration::ZERO }
+    }
+}
+
+/// How long the kernel may answer by itself. Listings, walks and paths ask again within
+/// microseconds, so that longer would save little; what cannot be dropped at once is waited for so
+/// long.
+const KEPT: Duration = Duration::from_millis(20);
+
+/// How much longer that may be than was said: the kernel counts in ticks, from when the program
+/// that asked has got a processor.
+const DELAY: Duration = Duration::from_millis(100);
+
+/// Threads that may wait in the kernel at a time.
+const AT_ONCE: usize = 64;
