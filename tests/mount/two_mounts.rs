@@ -155,6 +155,47 @@ fn what_is_written_after_another_mount_has_truncated_stays() -> Result<()> {
     Ok(())
 }
 
+/// Whatever the writer's host asks the server first after the cut, it learns of the cut with that.
+#[test]
+fn a_hole_is_known_however_the_writers_mount_has_heard_of_the_cut() -> Result<()> {
+    type Hear = fn(&Path) -> Result<()>;
+    const AT: u64 = 3_000_000;
+    let looked: Hear = |path| Ok(fs::metadata(path).map(drop)?);
+    let read: Hear = |path| Ok(fs::read(path).map(drop)?);
+    let written: Hear = |path| Ok(OpenOptions::new().write(true).open(path).map(drop)?);
+    let begun: Hear = |path| {
+        let mut first = [0; 1];
+        File::open(path)?.read_at(&mut first, 0)?;
+        Ok(())
+    };
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    let ways = [("looked", looked), ("read", read), ("written", written), ("begun", begun)];
+    for (name, hear) in ways {
+        for left in [0_u64, 10] {
+            let context = || format!("{name}, cut to {left}");
+            let (path, other) = (one.join(name), two.join(name));
+            let file = File::create_new(&path)?;
+            file.write_all_at(&[b'-'; 100_000], 0)?;
+            file.sync_all()?;
+            // Waits in memory.
+            file.write_all_at(b"after", AT)?;
+            OpenOptions::new().write(true).open(&other)?.set_len(left).with_context(context)?;
+            hear(&path).with_context(context)?;
+            file.sync_all().with_context(context)?;
+            let mut expected = vec![b'-'; usize::try_from(left)?];
+            expected.resize(usize::try_from(AT)?, 0);
+            expected.extend(b"after");
+            assert!(fs::read(&other).with_context(context)? == expected, "{}", context());
+            assert!(fs::read(&path).with_context(context)? == expected, "{}", context());
+            drop(file);
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_writer_that_goes_on_while_another_mount_truncates_loses_nothing_later() -> Result<()> {
     const RECORD: u64 = 1000;

@@ -56,9 +56,9 @@ impl Granted {
         let key = key(what);
         let mut shard = self.shard(key);
         let until = Leave(now + u64::try_from(time.as_micros()).expect("moments"));
-        let leave = shard.until.entry(key).or_insert(until);
         // Never the same again, so that whoever takes back sees that it was given again.
-        *leave = until.max(Leave(leave.0 + 1));
+        let given = |leave: &mut Leave| *leave = until.max(Leave(leave.0 + 1));
+        shard.until.entry(key).and_modify(given).or_insert(until);
         if shard.until.len() > shard.sweep_at.max(SWEEP_MIN) {
             shard.until.retain(|_, leave| leave.0 > now);
             shard.sweep_at = 2 * shard.until.len();

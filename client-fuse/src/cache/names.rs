@@ -155,6 +155,11 @@ impl Names {
         self.is_absent(directory, name).then_some(None)
     }
 
+    /// Whether the lease of a directory still covers what it covered at `note`.
+    pub(crate) fn is_covered(&self, directory: InodeId, note: Note) -> bool {
+        self.stamps.stands(&Recall::Lease(directory), note)
+    }
+
     /// Whether the directory is known to have had no names, and this one has not changed since.
     /// What has changed since is stamped, so that no list of names is needed.
     fn is_absent(&self, directory: InodeId, name: &FileName) -> bool {

@@ -172,6 +172,24 @@ impl WriteBuffer {
         })
     }
 
+    /// One past the last byte; 0 where nothing is buffered.
+    pub(crate) fn end(&self) -> u64 {
+        self.slots.values().next_back().and_then(Slot::end).unwrap_or(0)
+    }
+
+    /// Whether a file that ends at `size` has a hole when this is stored. What is on its way may
+    /// have gone to the content before, or fail: only what waits is sure to be stored.
+    pub(crate) fn leaves_hole(&self, size: u64) -> bool {
+        let mut reached = size;
+        for extent in self.slots.values().flat_map(|slot| &slot.extents) {
+            if extent.start > reached {
+                return true;
+            }
+            reached = reached.max(extent.end());
+        }
+        self.end() > reached
+    }
+
     /// The slots with something to send, in order.
     pub(crate) fn dirty_slots(&self) -> Vec<SlotIndex> {
         let dirty = self.slots.iter().filter(|(_, slot)| !slot.extents.is_empty());
@@ -202,6 +220,13 @@ impl WriteBuffer {
 }
 
 impl Slot {
+    /// One past its last byte.
+    fn end(&self) -> Option<u64> {
+        let extents = self.extents.iter().map(Extent::end);
+        let flights = self.flights.iter().map(|flight| span(flight.start, &flight.data).end);
+        extents.chain(flights).max()
+    }
+
     /// Returns by how much the dirty bytes grew.
     fn insert(&mut self, start: u64, data: &[u8], slot_size: u64) -> u64 {
         let end = start + length(data);

@@ -70,7 +70,7 @@ impl FileSystem {
                 Ok(written) => {
                     let mut state = file.state();
                     state.written_at = Some(self.cluster.now());
-                    state.record_stored(&range, &access, written.target, written.loss_count);
+                    state.record_zeroed(&range, &access, written.target, written.loss_count);
                     return Ok(());
                 }
                 Err(failure) => failure,
@@ -79,7 +79,7 @@ impl FileSystem {
                 ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
                 _ => return Err(failure),
             }
-            self.renew_view(file).await?;
+            self.refresh(file).await?;
         }
         Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be zeroed"))
     }

@@ -128,7 +128,6 @@ impl FileSystem {
             .await?;
         if let (Some(file), Some(size)) = (&file, changes.size) {
             file.state().record_resize(size);
-            self.declare_hole(file).await;
         }
         drop(sizing);
         self.present(reply)

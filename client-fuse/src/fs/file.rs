@@ -97,6 +97,9 @@ pub(crate) struct State {
     pub(crate) caller: Caller,
     /// One past the largest byte written here, while the server may not know of it.
     pub(crate) own_end: u64,
+    /// Whether what is buffered may lie behind a hole that the server has not been told of. Says
+    /// nothing of a content that is known to have holes.
+    undeclared: bool,
     /// Targets written to since the last sync, with the loss count that their first answer showed.
     pub(crate) unsynced: BTreeMap<TargetId, u64>,
     /// Whether a commit without sync was acknowledged since the last durable one.
@@ -153,6 +156,7 @@ impl File {
             written_at: None,
             caller: Caller::ROOT,
             own_end: 0,
+            undeclared: false,
             unsynced: BTreeMap::new(),
             commit_unsynced: false,
             failure: None,
@@ -213,7 +217,8 @@ impl State {
             self.streams.handle_invalidation();
         }
         if let (Some(content), Some(capability)) = (&content, reply.capability) {
-            self.replace_access(Access::new(content.clone(), capability)?);
+            let fresh = Access::new(content.clone(), capability)?;
+            self.replace_access(fresh, reply.attributes.size);
         }
         self.content = content;
         self.attributes = reply.attributes;
@@ -275,6 +280,8 @@ impl State {
     /// Records that a program wrote `range` at `now`; the bytes are in the buffer.
     pub(crate) fn record_write(&mut self, range: &Range<u64>, now: Timestamp) {
         self.pieces.invalidate(range);
+        // The end that its program has seen may have been another one.
+        self.undeclared |= range.start > self.attributes.size;
         self.own_end = self.own_end.max(range.end);
         self.written_at = Some(now);
         self.show_own_writes();
@@ -288,13 +295,25 @@ impl State {
         target: TargetId,
         loss_count: u64,
     ) {
+        self.record_zeroed(range, access, target, loss_count);
+        self.stored.end = self.stored.end.max(range.end);
+    }
+
+    /// As [`Self::record_stored`], of zeros within the size that the server knows: when that was
+    /// cut meanwhile, they are no reason for it to grow.
+    pub(crate) fn record_zeroed(
+        &mut self,
+        range: &Range<u64>,
+        access: &Access,
+        target: TargetId,
+        loss_count: u64,
+    ) {
         self.pieces.invalidate(range);
         let version = access.version();
         if self.stored.version != version {
             self.stored.version = version;
             self.stored.end = 0;
         }
-        self.stored.end = self.stored.end.max(range.end);
         self.stored.acknowledgements += 1;
         self.unsynced.entry(target).or_insert(loss_count);
     }
@@ -330,9 +349,10 @@ impl State {
     pub(crate) fn record_resize(&mut self, size: u64) {
         self.pieces.clear();
         self.streams.handle_invalidation();
-        self.own_end = self.own_end.min(size);
+        // What is buffered by now was written since, and is stored yet.
+        self.own_end = self.own_end.min(size.max(self.buffer.end()));
         self.stored.end = self.stored.end.min(size);
-        self.attributes.size = size;
+        self.attributes.size = size.max(self.own_end);
     }
 
     /// Records a failure that must be reported to whoever writes, syncs or closes next.
@@ -351,6 +371,17 @@ impl State {
     pub(crate) fn is_access_old(&self) -> bool {
         let (Some(access), Some(content)) = (&self.access, &self.content) else { return false };
         access.version() != (content.generation, content.write_epoch)
+    }
+
+    /// Whether the server knows that the content may have holes.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.access.as_ref().is_some_and(|access| access.content.sparse)
+    }
+
+    /// Whether something is buffered that may lie behind a hole of which the server does not know:
+    /// it must before that is stored.
+    pub(crate) fn has_undeclared_hole(&self) -> bool {
+        self.undeclared && !self.is_sparse()
     }
 
     /// Whether the server must still be told of an acknowledged write.
@@ -375,7 +406,13 @@ impl State {
         }
     }
 
-    fn replace_access(&mut self, fresh: Access) {
+    /// Takes the way to a content of `size` bytes. Of another one than before it is known what has
+    /// not been sent yet, and nothing that was: that went to the one before.
+    fn replace_access(&mut self, fresh: Access, size: u64) {
+        if self.access.as_ref().is_some_and(|held| held.version() != fresh.version()) {
+            self.own_end = self.buffer.end();
+            self.undeclared = self.buffer.leaves_hole(size);
+        }
         let tag = |access: &Access| access.content.origin.as_ref().map(|origin| origin.tag.clone());
         self.versions |= self.access.as_ref().is_some_and(|held| {
             held.content.generation != fresh.content.generation

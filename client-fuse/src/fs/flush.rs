@@ -122,19 +122,8 @@ impl FileSystem {
     /// Stores one flight, with a fresh view as often as the present one is old.
     async fn store(&self, file: &File, flight: &Flight) -> Result<(), Failure> {
         for attempt in 0..REFRESHES_MAX {
-            let access = self.writable(file).await?;
-            let written = self.cluster.write(&access, flight.start, flight.data.clone()).await;
-            let failure = match written {
-                Ok(written) => {
-                    let end = flight.start + u64::try_from(flight.data.len()).expect("in memory");
-                    file.state().record_stored(
-                        &(flight.start..end),
-                        &access,
-                        written.target,
-                        written.loss_count,
-                    );
-                    return Ok(());
-                }
+            let failure = match self.store_once(file, flight).await {
+                Ok(()) => return Ok(()),
                 Err(failure) => failure,
             };
             match failure.kind {
@@ -145,35 +134,45 @@ impl FileSystem {
             if attempt > 0 {
                 tokio::time::sleep(REFRESH_PAUSE).await;
             }
-            self.renew_view(file).await?;
+            self.refresh(file).await?;
         }
         Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be written"))
     }
 
+    async fn store_once(&self, file: &File, flight: &Flight) -> Result<(), Failure> {
+        let access = self.writable(file).await?;
+        let written = self.cluster.write(&access, flight.start, flight.data.clone()).await?;
+        let range = flight.start..flight.start + length(&flight.data);
+        file.state().record_stored(&range, &access, written.target, written.loss_count);
+        Ok(())
+    }
+
     /// The way to the content that a write goes to from here on. Targets still take what is written
     /// to one that another host has cut or replaced, where nobody would find it: whoever cuts a
-    /// file is answered when its writers have heard of it, who ask anew before they write on.
+    /// file is answered when its writers have heard of it, who ask anew before they write on. What
+    /// they write behind its new end leaves a hole, of which the server hears first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::StaleContent`] when the server has shown a content without a way to it, as
+    /// while a session takes the place of one that ended; and what the server answers.
     pub(super) async fn writable(&self, file: &File) -> Result<Arc<Access>, Failure> {
         let is_old = {
             let state = file.state();
             state.is_access_old() || !self.names.content_stands(file.inode, state.viewed)
         };
         if is_old {
-            self.renew_view(file).await?;
+            self.refresh(file).await?;
         }
-        file.access()
-    }
-
-    /// Fetches the view of a file that is written. Where another host has cut it, what is written
-    /// on behind its end leaves a hole that nobody has declared.
-    pub(super) async fn renew_view(&self, file: &File) -> Result<(), Failure> {
-        let version = |file: &File| file.state().access.as_ref().map(|access| access.version());
-        let before = version(file);
-        self.refresh(file).await?;
-        if before.is_some() && version(file) != before {
+        if file.state().has_undeclared_hole() {
             self.declare_sparse(file).await?;
         }
-        Ok(())
+        let state = file.state();
+        if state.is_access_old() || state.has_undeclared_hole() {
+            let text = "the server shows a content to which it gives no way";
+            return Err(Failure::new(ErrorKind::StaleContent, text));
+        }
+        drop(state);
+        file.access()
     }
 
     /// Makes durable what the targets have acknowledged, and finds out whether they still have it.
@@ -286,3 +285,7 @@ const SLOTS_AT_ONCE: usize = 16;
 
 /// Targets that are synced at the same time.
 const TARGETS_AT_ONCE: usize = 16;
+
+fn length(bytes: &[u8]) -> u64 {
+    u64::try_from(bytes.len()).expect("a length in memory fits in 64 bits")
+}

@@ -24,12 +24,13 @@ use std::{
 use futures::future::join_all;
 use millrace_protocol::{lease::Recall, metadata::Attributes};
 use millrace_types::{FileName, InodeId};
+use quick_cache::sync::Cache;
 use tokio::sync::Semaphore;
 
 use crate::{
     cache::{
         granted::{Granted, Leave},
-        names::Lease,
+        names::{Lease, stamps::Note},
     },
     fs::FileSystem,
 };
@@ -66,13 +67,16 @@ pub(crate) struct Shown {
 pub(crate) struct KernelNames {
     way: OnceLock<Arc<dyn Way>>,
     granted: Arc<Granted>,
+    /// Directories in which a rename last had to wait, and when.
+    left: Cache<InodeId, Instant>,
     rooms: Arc<Semaphore>,
 }
 
 impl Default for KernelNames {
     fn default() -> Self {
         let rooms = Arc::new(Semaphore::new(AT_ONCE));
-        Self { way: OnceLock::new(), granted: Arc::default(), rooms }
+        let left = Cache::new(LEFT_MAX);
+        Self { way: OnceLock::new(), granted: Arc::default(), left, rooms }
     }
 }
 
@@ -139,7 +143,10 @@ impl KernelNames {
         let (way, granted) = (Arc::clone(way), Arc::clone(&self.granted));
         let dropped = tokio::task::spawn_blocking(move || {
             for (recall, leave) in names {
-                if let Recall::Name(directory, name) = &recall {
+                // Who waited behind a change of that directory has nothing left to drop.
+                if granted.end_of(leave) > Instant::now()
+                    && let Recall::Name(directory, name) = &recall
+                {
                     way.drop_name(*directory, name);
                     granted.end(&recall, leave);
                 }
@@ -165,6 +172,9 @@ impl FileSystem {
         name: &FileName,
         inode: InodeId,
     ) -> Duration {
+        if self.kernel.left.get(&directory).is_some_and(|left| left.elapsed() < LEFT) {
+            return Duration::ZERO;
+        }
         let what = Recall::Name(directory, name.clone());
         let counts = || self.names.find(directory, name) == Some(Some(inode));
         self.grant(&what, directory, counts)
@@ -179,10 +189,24 @@ impl FileSystem {
         self.grant(&what, lease.key(), counts)
     }
 
+    /// Since when leases cover where all of these names lead, if they do.
+    pub(super) fn covered(&self, names: &[(InodeId, &FileName)]) -> Option<Note> {
+        let note = self.names.note();
+        let mut names = names.iter();
+        names.all(|(directory, name)| self.names.find(*directory, name).is_some()).then_some(note)
+    }
+
     /// The kernel moves what it has of two names with their rename, and with it how long it may
-    /// keep that. Where leases cover both names a recall finds it in its new place; otherwise the
-    /// rename waits until the kernel asks again.
-    pub(super) async fn before_rename(&self, names: [(InodeId, &FileName); 2]) {
+    /// keep that. Where leases have covered both names since `covered` a recall finds it in its new
+    /// place; otherwise the rename waits until the kernel asks again, and the next ones from that
+    /// directory find that it keeps nothing.
+    ///
+    /// The names must have begun to change: no more leave is given for them.
+    pub(super) async fn before_rename(
+        &self,
+        names: [(InodeId, &FileName); 2],
+        covered: Option<Note>,
+    ) {
         let granted = &self.kernel.granted;
         let recalls = names.map(|(directory, name)| Recall::Name(directory, name.clone()));
         let leaves = recalls.each_ref().map(|recall| granted.find(recall));
@@ -193,8 +217,12 @@ impl FileSystem {
             granted.note(recall, left);
             granted.note(&Recall::Lease(directory), left);
         }
-        let is_covered = |(directory, name)| self.names.find(directory, name).is_some();
-        if !names.into_iter().all(is_covered) {
+        let stands =
+            |since| names.iter().all(|(directory, _)| self.names.is_covered(*directory, since));
+        if !covered.is_some_and(stands) {
+            for (directory, _) in names {
+                self.kernel.left.insert(directory, Instant::now());
+            }
             tokio::time::sleep_until(end.into()).await;
         }
     }
@@ -219,6 +247,13 @@ const KEPT: Duration = Duration::from_millis(20);
 /// How much longer that may be than was said: the kernel counts in ticks, from when the program
 /// that asked has got a processor.
 const DELAY: Duration = Duration::from_millis(100);
+
+/// How long the kernel keeps no names of a directory after a rename had to wait for that: a program
+/// that moves what it has made, one after the other, waits once in so long.
+const LEFT: Duration = Duration::from_secs(10);
+
+/// So many directories are remembered.
+const LEFT_MAX: usize = 1024;
 
 /// Threads that may wait in the kernel at a time.
 const AT_ONCE: usize = 64;

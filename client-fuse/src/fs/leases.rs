@@ -137,12 +137,27 @@ impl FileSystem {
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
-        let changing = self.changing(names, inode);
+        self.change_during(self.changing(names, inode), make).await
+    }
+
+    /// As [`Self::change`], of what has begun to change.
+    pub(super) async fn change_during<R>(
+        &self,
+        changing: Changing<'_>,
+        make: impl Fn(Operation) -> R,
+    ) -> Result<R::Reply, Failure>
+    where
+        R: Request<Reply: Indexed + Shows> + Sync,
+    {
         let result = self.cluster.change(make).await;
         drop(changing);
-        result
-            .map(|answer| self.with_reads(answer))
-            .inspect_err(|failure| self.handle_unmade(failure))
+        match result {
+            Ok(answer) => Ok(self.with_reads(answer)),
+            Err(failure) => {
+                self.handle_unmade(&failure).await;
+                Err(failure)
+            }
+        }
     }
 
     /// Makes an inode and its name, and keeps what the server shows of both; the attributes of the
@@ -165,7 +180,7 @@ impl FileSystem {
             Ok(made) => self.with_reads(made),
             Err(failure) => {
                 drop(changing);
-                self.handle_unmade(&failure);
+                self.handle_unmade(&failure).await;
                 return Err(failure);
             }
         };
@@ -204,7 +219,7 @@ impl FileSystem {
             }
             Err(failure) => {
                 drop(changing);
-                self.handle_unmade(&failure);
+                self.handle_unmade(&failure).await;
                 Err(failure)
             }
         }
@@ -212,7 +227,7 @@ impl FileSystem {
 
     /// Nothing counts any more of what a change concerns, neither here nor, of attributes, in the
     /// kernel. It keeps names for itself: it holds their directories while they change.
-    fn changing<'a>(
+    pub(super) fn changing<'a>(
         &'a self,
         names: &'a [(InodeId, &'a FileName)],
         inode: Option<InodeId>,
@@ -224,15 +239,17 @@ impl FileSystem {
         changing
     }
 
-    /// Forgets what a change may yet do of which nobody knows whether it was made.
-    fn handle_unmade(&self, failure: &Failure) {
+    /// Forgets what a change may yet do of which nobody knows whether it was made; the kernel has
+    /// forgotten it too when this returns.
+    async fn handle_unmade(&self, failure: &Failure) {
         match failure.kind {
             ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => self.names.suspend(),
             // What was known of some inode is wrong; or the session has ended, for which nothing
             // is executed any more.
             ErrorKind::Stale | ErrorKind::SessionGone => self.names.forget_all(),
-            _ => {}
+            _ => return,
         }
+        self.kernel.take_back(&[Recall::Everything]).await;
     }
 
     /// Asks in the name of the session; of another one if that has ended.

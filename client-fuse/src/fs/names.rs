@@ -184,8 +184,10 @@ impl FileSystem {
             mode,
         };
         let names = [(source.0, &source.1), (target.0, &target.1)];
-        self.before_rename(names).await;
-        self.change(request, &names, None).await?;
+        let covered = self.covered(&names);
+        let changing = self.changing(&names, None);
+        self.before_rename(names, covered).await;
+        self.change_during(changing, request).await?;
         let moved = self.names.hint(source.0, &source.1);
         let other = match mode {
             RenameMode::Exchange => self.names.hint(target.0, &target.1),

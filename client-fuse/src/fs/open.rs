@@ -76,7 +76,6 @@ impl FileSystem {
         let (opened, _) = self.begin_handle(caller, (reply, note), mode, flags)?;
         if truncate && let Some(file) = self.files.find(inode) {
             file.state().record_resize(0);
-            self.declare_hole(&file).await;
         }
         Ok(opened)
     }

@@ -268,6 +268,9 @@ impl FileSystem {
                 tokio::time::sleep(REFRESH_PAUSE).await;
             }
             self.refresh(file).await?;
+            if lost && file.state().has_undeclared_hole() {
+                self.declare_sparse(file).await?;
+            }
             let renewed = file.access()?;
             if renewed.content.generation != access.content.generation
                 && access.content.origin.is_some()

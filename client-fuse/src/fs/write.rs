@@ -119,27 +119,15 @@ impl FileSystem {
         self.budget.take(bytes).await
     }
 
-    /// The file was cut here: what another thread has written meanwhile may lie behind a hole. The
-    /// writer hears of a failure.
-    pub(super) async fn declare_hole(&self, file: &File) {
-        if file.state().buffer.held_bytes() == 0 {
-            return;
-        }
-        if let Err(failure) = self.declare_sparse(file).await {
-            file.state().record_failure(failure);
-        }
-    }
-
     /// Tells the server that the file may have a hole, before there is one; not where it knows.
     pub(super) async fn declare_sparse(&self, file: &File) -> Result<(), Failure> {
-        let (caller, sparse) = {
+        let caller = {
             let state = file.state();
-            let sparse = state.access.as_ref().is_some_and(|access| access.content.sparse);
-            (state.caller.clone(), sparse)
+            if state.is_sparse() {
+                return Ok(());
+            }
+            state.caller.clone()
         };
-        if sparse {
-            return Ok(());
-        }
         let reply = self
             .set_attributes(
                 |request| SetAttributes { make_sparse: true, open: true, ..request },
@@ -149,7 +137,7 @@ impl FileSystem {
             .await?;
         file.state().accept(reply)?;
         // The answer may come without a capability for this session: fetch one that says so.
-        if file.access()?.content.sparse {
+        if file.state().is_sparse() {
             return Ok(());
         }
         self.refresh(file).await
@@ -159,8 +147,7 @@ impl FileSystem {
 /// Whether a write at `offset` leaves a hole that the server does not know of.
 fn needs_mark(file: &File, offset: u64) -> bool {
     let state = file.state();
-    let sparse = state.access.as_ref().is_some_and(|access| access.content.sparse);
-    offset > state.attributes.size && !sparse
+    offset > state.attributes.size && !state.is_sparse()
 }
 
 /// Chunk numbers have 32 bits.

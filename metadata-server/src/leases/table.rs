@@ -77,8 +77,9 @@ struct Held {
 struct Session {
     keys: HashSet<InodeId>,
     queue: Queue,
-    /// When it listened last.
-    heard: Timestamp,
+    /// When it listened last; one that has not begun is granted nothing, and hears what waits for
+    /// it when it does.
+    heard: Option<Timestamp>,
     /// Everything is taken back, and that is not acknowledged.
     ending: bool,
 }
@@ -173,14 +174,8 @@ impl Table {
         now: Timestamp,
     ) -> watch::Receiver<u64> {
         self.handle_declared(session);
-        let queue_bound = self.limits.queue;
-        let state = self.sessions.entry(session).or_insert_with(|| Session {
-            keys: HashSet::new(),
-            queue: Queue::new(queue_bound),
-            heard: now,
-            ending: false,
-        });
-        state.heard = now.max(state.heard);
+        let state = self.session(session);
+        state.heard = Some(now).max(state.heard);
         let news = state.queue.news();
         for ended in state.queue.handle_acknowledged(acknowledged) {
             match ended {
@@ -216,7 +211,8 @@ impl Table {
         let Some(state) = self.sessions.get(&session) else {
             return false;
         };
-        if state.ending || state.heard.plus(SILENCE_MAX) < now {
+        let listens = state.heard.is_some_and(|heard| heard.plus(SILENCE_MAX) >= now);
+        if state.ending || !listens {
             return false;
         }
         match self.by_key.get(&key).and_then(|holders| holders.get(&session)) {
@@ -310,6 +306,7 @@ impl Table {
     pub fn handle_cut(&mut self, inode: InodeId, writers: impl IntoIterator<Item = SessionId>) {
         let (wait, debt) = Wait::new(Vec::new());
         for session in writers {
+            self.session(session);
             self.push(session, Recall::Attributes(inode), Some(Arc::clone(&debt)), None);
         }
         drop(debt);
@@ -325,6 +322,16 @@ impl Table {
     pub fn heard_of_cut(&self, inode: InodeId, by: SessionId, others: bool) -> Option<Wait> {
         let pending = self.cuts.get(&inode).filter(|wait| !wait.is_over());
         pending.cloned().or_else(|| self.declaring(Some(by)).filter(|_| others))
+    }
+
+    fn session(&mut self, session: SessionId) -> &mut Session {
+        let bound = self.limits.queue;
+        self.sessions.entry(session).or_insert_with(|| Session {
+            keys: HashSet::new(),
+            queue: Queue::new(bound),
+            heard: None,
+            ending: false,
+        })
     }
 
     /// What a change must wait for after a restart.

@@ -4,6 +4,7 @@ use std::{
     fs,
     ops::Bound,
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 use millrace_metadata_server::{
@@ -12,10 +13,11 @@ use millrace_metadata_server::{
     engine::{Core, Engine, EngineSettings, Handle, StartError, StoreKind},
     files::MachineFiles,
     log::{self, LogError, SyncState, segment},
+    ops::Client,
     store::{MetaStore, Pair, View, fjall::FjallStore, memory::MemoryStore, sled::SledStore},
 };
 use millrace_runtime::{Clock, Random, VirtualTime};
-use millrace_types::{ClusterId, Failure, LogIndex, Timestamp};
+use millrace_types::{ClusterId, Failure, LogIndex, SessionId, Timestamp};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
 
@@ -29,6 +31,8 @@ pub(crate) const ENGINES: [StoreKind; 3] = [StoreKind::Memory, StoreKind::Sled, 
 pub(crate) struct Server {
     pub(crate) settings: EngineSettings,
     pub(crate) time: VirtualTime,
+    /// The sessions that were opened.
+    pub(crate) listeners: Mutex<Vec<(Client, SessionId)>>,
     engine: Option<Engine>,
     runtime: tokio::runtime::Runtime,
 }
@@ -62,7 +66,7 @@ impl Server {
     /// One that was not started yet.
     pub(crate) fn stopped(settings: EngineSettings, time: VirtualTime) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        Self { settings, time, engine: None, runtime }
+        Self { settings, time, listeners: Mutex::default(), engine: None, runtime }
     }
 
     pub(crate) fn is_running(&self) -> bool {

@@ -12,6 +12,7 @@ use millrace_metadata_server::{
 };
 use millrace_protocol::{
     cluster::{RegisterHost, TargetReport},
+    lease::AwaitRecalls,
     metadata::{
         Close, Create, GetInode, InodeReply, Lookup, NewNode, Open, OpenMode, Remove, Rename,
         RenameMode,
@@ -66,7 +67,8 @@ pub(crate) fn register_targets(server: &Server) {
     run(server, &daemon, request, ops::cluster::register).unwrap();
 }
 
-/// Runs an operation until it is done, with targets that confirm every shrink at once.
+/// Runs an operation until it is done, with targets that confirm every shrink at once, and writers
+/// who hear of every cut.
 pub(crate) fn run<R: Send + 'static, T: Send + 'static>(
     server: &Server,
     client: &Client,
@@ -74,11 +76,16 @@ pub(crate) fn run<R: Send + 'static, T: Send + 'static>(
     operation: Run<R, T>,
 ) -> Result<T, Failure> {
     let client = client.clone();
+    let listeners = server.listeners.lock().unwrap().clone();
     server.try_turn(move |core| {
         loop {
             match operation(core, &client, &request)? {
                 Step::Done(reply) => return Ok(reply),
                 Step::Need(Need::Trim(inode)) => confirm_trim(core, inode),
+                Step::Need(Need::Heard(wait)) => {
+                    listeners.iter().for_each(|(client, session)| hear(core, client, *session));
+                    assert!(wait.is_over(), "every writer has heard");
+                }
                 Step::Need(other) => panic!("nothing is linked here: {other:?}"),
             }
         }
@@ -89,6 +96,16 @@ fn confirm_trim(core: &mut Core, inode: InodeId) {
     let trim: TrimRecord = records::read(core.view(), &keys::trim(inode)).unwrap().unwrap();
     let write_epoch = trim.write_epoch;
     core.execute(None, Command::Trimmed { inode, write_epoch }).unwrap();
+}
+
+/// The session listens, and has dealt with what it hears; nobody does once it has ended.
+fn hear(core: &mut Core, client: &Client, session: SessionId) {
+    let incarnation = core.incarnation();
+    let mut request = AwaitRecalls { session, incarnation, acknowledged: 0 };
+    if ops::lease::listen(core, client, &request).is_ok() {
+        request.acknowledged = ops::lease::recalls(core, client, session).unwrap().through;
+        ops::lease::listen(core, client, &request).unwrap();
+    }
 }
 
 pub(crate) fn name(text: &str) -> FileName {
@@ -103,6 +120,7 @@ impl Host {
     pub(crate) fn open_as(server: &Server, client: Client) -> Self {
         let request = OpenSession { nonce: 1, host_name: "client".to_owned() };
         let session = run(server, &client, request, session::open).unwrap().session;
+        server.listeners.lock().unwrap().push((client.clone(), session));
         Self { client, session, sequence: 0 }
     }
 

@@ -119,3 +119,26 @@ fn a_writer_that_goes_forward_fills_slot_after_slot() {
     assert_eq!(buffer.land(SlotIndex(0)), 64);
     assert_eq!(buffer.take_off(SlotIndex(0)).expect("now it may")[0].start, 10);
 }
+
+#[test]
+fn what_lies_behind_a_smaller_end_leaves_a_hole() {
+    let mut buffer = WriteBuffer::new(100);
+    assert_eq!((buffer.end(), buffer.leaves_hole(0)), (0, false));
+    buffer.insert(50, &[1; 100]);
+    assert_eq!(buffer.end(), 150);
+    let holes = [0, 49, 50, 150, 200].map(|size| buffer.leaves_hole(size));
+    assert_eq!(holes, [true, true, false, false, false]);
+    buffer.insert(160, &[1; 10]);
+    let holes = [0, 50, 150, 159, 160, 300].map(|size| buffer.leaves_hole(size));
+    assert_eq!(holes, [true, true, true, true, false, false]);
+
+    let mut buffer = WriteBuffer::new(100);
+    buffer.insert(0, &[1; 150]);
+    assert!(!buffer.leaves_hole(0));
+    let first = buffer.dirty_slots()[0];
+    assert!(buffer.take_off(first).is_some());
+    assert!(buffer.leaves_hole(0), "what is on its way may have gone elsewhere");
+    assert!(!buffer.leaves_hole(100));
+    buffer.land(first);
+    assert_eq!((buffer.end(), buffer.leaves_hole(0)), (150, true));
+}

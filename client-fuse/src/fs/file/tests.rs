@@ -206,3 +206,31 @@ fn the_end_of_a_newer_version_is_not_that_of_the_one_that_is_read() {
     let stale = handle.check_version(&file.state()).expect_err("another version");
     assert_eq!(stale.kind, ErrorKind::Stale);
 }
+
+#[test]
+fn of_a_content_that_was_cut_only_what_is_not_sent_yet_counts() {
+    let file = opened(Rights::ReadWrite);
+    let mut state = file.state();
+    state.record_write(&(100..500), Timestamp(20));
+    let access = state.access.clone().expect("given");
+    state.record_stored(&(100..500), &access, TARGET, 0);
+    assert_eq!(state.attributes.size, 500);
+    state.accept(reply(6, 10, 2, Rights::Read)).expect("sound");
+    assert_eq!(state.attributes.size, 10, "what was stored went to the content before");
+    assert!(!state.has_undeclared_hole());
+
+    state.buffer.insert(10, b"goes on");
+    state.record_write(&(10..17), Timestamp(20));
+    state.accept(reply(7, 0, 3, Rights::ReadWrite)).expect("sound");
+    assert_eq!(state.attributes.size, 17, "it is written yet");
+    assert!(state.has_undeclared_hole(), "whoever has asked for the answer");
+    let mut declared = reply(8, 0, 3, Rights::ReadWrite);
+    declared.content.as_mut().expect("a file").sparse = true;
+    state.accept(declared).expect("sound");
+    assert!(!state.has_undeclared_hole());
+
+    state.accept(reply(9, 10, 4, Rights::ReadWrite)).expect("sound");
+    assert!(!state.has_undeclared_hole(), "it goes on at the end");
+    state.record_write(&(18..20), Timestamp(20));
+    assert!(state.has_undeclared_hole(), "the end was another one when this write was taken");
+}

@@ -382,15 +382,21 @@ fn who_cuts_a_content_waits_until_its_writers_have_heard() {
     for session in [cutter, writer, gone] {
         table.handle_listening(session, 0, now);
     }
-    // Nobody has a lease on it, as on nothing that several write; one never listened.
-    table.handle_cut(file, [writer, gone, SessionId(4)]);
-    let wait = table.heard_of_cut(file, cutter, true).expect("two have not heard");
+    // Nobody has a lease on it, as on nothing that several write; one has not listened yet.
+    let late = SessionId(4);
+    table.handle_cut(file, [writer, gone, late]);
+    let wait = table.heard_of_cut(file, cutter, true).expect("three have not heard");
     assert_eq!(table.heard_of_cut(InodeId(8), cutter, true), None);
     let told = table.poll_recalls(writer).expect("it listens");
     assert_eq!(told.recalls, [Recall::Attributes(file)]);
     table.handle_listening(writer, told.through, now);
-    assert!(!wait.is_over(), "the other has not heard");
     table.handle_end(gone);
+    assert!(!wait.is_over(), "one has not heard");
+    assert!(!table.grant(late, InodeId(7), Holding::NAMES, now), "it could not be taken back");
+    table.handle_listening(late, 0, now);
+    let told = table.poll_recalls(late).expect("it listens now");
+    assert_eq!(told.recalls, [Recall::Attributes(file)]);
+    table.handle_listening(late, told.through, now);
     assert!(wait.is_over());
     assert_eq!(table.heard_of_cut(file, cutter, true), None);
     table.handle_cut(file, []);
