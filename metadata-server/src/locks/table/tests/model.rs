@@ -37,12 +37,13 @@ enum Step {
 
 fn bytes(lock: &Lock) -> impl Iterator<Item = usize> + use<> {
     let (start, last) = (lock.range.start, lock.range.last);
-    (0..BYTES).filter(move |&byte| start <= offset(byte) && offset(byte) <= last)
+    (0..BYTES).filter(move |&byte| start <= of_byte(byte).start && of_byte(byte).last <= last)
 }
 
-/// The last byte stands for the largest offset.
-fn offset(byte: usize) -> u64 {
-    if byte == BYTES - 1 { LockRange::END } else { byte as u64 }
+/// The last byte stands for all from there on: they are locked together.
+fn of_byte(byte: usize) -> LockRange {
+    let start = byte as u64;
+    LockRange { start, last: if byte == BYTES - 1 { LockRange::END } else { start } }
 }
 
 impl Model {
@@ -213,7 +214,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let kinds = prop_oneof![Just(None), Just(Some(Read)), Just(Some(Write)), Just(Some(Write))];
     let set = (1_u64..4, 1_u64..3, 1_u64..3, space(), kinds, (0..BYTES, 0..BYTES), 0_u64..4);
     let set = set.prop_map(|(session, owner, inode, space, kind, (one, other), wait)| {
-        let (start, last) = (offset(one.min(other)), offset(one.max(other)));
+        let (start, last) = (of_byte(one.min(other)).start, of_byte(one.max(other)).last);
         let range = match space {
             LockSpace::Range => LockRange { start, last },
             LockSpace::Flock | LockSpace::Append => LockRange::WHOLE,
@@ -236,7 +237,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn check(table: &LockTable, model: &Model) -> Result<(), TestCaseError> {
     let held = |space: LockSpace, owner: Owner, inode: InodeId, byte: usize, kind: LockKind| {
         let range = match space {
-            LockSpace::Range => LockRange { start: offset(byte), last: offset(byte) },
+            LockSpace::Range => of_byte(byte),
             LockSpace::Flock | LockSpace::Append => LockRange::WHOLE,
         };
         let (owner, session) = (owner.number, owner.session);
