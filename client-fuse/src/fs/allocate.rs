@@ -30,7 +30,7 @@ impl FileSystem {
         let file = &handle.file;
         let sizing = file.sizing.lock().await;
         self.flush_file(file).await;
-        handle.report()?;
+        handle.check_failures()?;
         self.commit(file, false).await?;
         self.declare(handle, mode == ZERO, end).await?;
         drop(sizing);

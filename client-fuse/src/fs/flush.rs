@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A failure of a write that its program believes done is recorded in the file and reported once by
-//! every handle, at its next write, fsync or close.
+//! every handle at its next fsync or close; until then its writes and reads fail for it.
 
 use std::sync::Arc;
 
@@ -61,6 +61,11 @@ impl FileSystem {
         let file = &handle.file;
         self.flush_file(file).await;
         handle.report()?;
+        self.sync_stored(file).await
+    }
+
+    /// What has been stored survives the loss of power of every server.
+    pub(super) async fn sync_stored(&self, file: &File) -> Result<(), Failure> {
         self.sync_targets(file).await?;
         self.commit(file, true).await
     }

@@ -133,16 +133,32 @@ impl FileHandle {
         self.failures_seen.load(Ordering::Acquire) < self.file.state().failures
     }
 
-    /// Fails once for the failures that have been recorded since the last call.
+    /// Fails once for the failures that have been recorded since the last call. For what answers a
+    /// program with certainty: closing and syncing.
     ///
     /// # Errors
     /// The newest of them.
     pub(crate) fn report(&self) -> Result<(), Failure> {
         let state = self.file.state();
         let seen = self.failures_seen.swap(state.failures, Ordering::AcqRel);
-        match &state.failure {
-            Some(failure) if seen < state.failures => Err(failure.clone()),
-            _ => Ok(()),
-        }
+        failure_since(&state, seen)
+    }
+
+    /// Fails for the failures that have not been reported yet, which stay to be reported: of a long
+    /// write or read the kernel makes several, and where a later one of them fails it tells the
+    /// program how far it came and not why.
+    ///
+    /// # Errors
+    /// The newest of them.
+    pub(crate) fn check_failures(&self) -> Result<(), Failure> {
+        let state = self.file.state();
+        failure_since(&state, self.failures_seen.load(Ordering::Acquire))
+    }
+}
+
+fn failure_since(state: &State, seen: u64) -> Result<(), Failure> {
+    match &state.failure {
+        Some(failure) if seen < state.failures => Err(failure.clone()),
+        _ => Ok(()),
     }
 }

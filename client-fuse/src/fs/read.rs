@@ -117,7 +117,7 @@ impl FileSystem {
         let file = &handle.file;
         if flush_first {
             self.flush_file(file).await;
-            handle.report()?;
+            handle.check_failures()?;
             return self.read_again(handle, range).await;
         }
         let mut bytes = Body::default();

@@ -44,7 +44,7 @@ impl FileSystem {
     ) -> Result<Option<u64>, Failure> {
         let file = &handle.file;
         self.flush_file(file).await;
-        handle.report()?;
+        handle.check_failures()?;
         for attempt in 0..REFRESHES_MAX {
             if attempt > 0 {
                 tokio::time::sleep(REFRESH_PAUSE).await;

@@ -32,7 +32,7 @@ impl FileSystem {
         data: &[u8],
     ) -> Result<bool, Failure> {
         handle.check_locks()?;
-        handle.report()?;
+        handle.check_failures()?;
         let Place::At(offset) = place else { return Ok(false) };
         if handle.options.direct || handle.options.sync {
             return Ok(false);
@@ -59,7 +59,7 @@ impl FileSystem {
         data: &[u8],
     ) -> Result<(), Failure> {
         handle.check_locks()?;
-        handle.report()?;
+        handle.check_failures()?;
         let file = &handle.file;
         let sizing = file.sizing.lock().await;
         let offset = match place {
@@ -78,12 +78,16 @@ impl FileSystem {
         let permit = self.take_memory(file, length(data)).await;
         self.buffer(file, offset, data, permit);
         drop(sizing);
-        if handle.options.sync {
-            return self.fsync(handle).await;
+        if !handle.options.sync && !handle.options.direct {
+            return Ok(());
         }
-        if handle.options.direct {
-            self.flush_file(file).await;
-            return handle.report();
+        self.flush_file(file).await;
+        handle.check_failures()?;
+        if handle.options.sync {
+            // Of a long write the program may not hear of it now.
+            self.sync_stored(file).await.inspect_err(|failure| {
+                file.state().record_failure(failure.clone());
+            })?;
         }
         Ok(())
     }

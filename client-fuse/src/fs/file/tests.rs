@@ -234,3 +234,23 @@ fn of_a_content_that_was_cut_only_what_is_not_sent_yet_counts() {
     state.record_write(&(18..20), Timestamp(20));
     assert!(state.has_undeclared_hole(), "the end was another one when this write was taken");
 }
+
+#[test]
+fn a_failure_stays_until_a_close_or_sync_has_told_it() {
+    let file = Arc::new(opened(Rights::ReadWrite));
+    let handle = || {
+        let options = HandleOptions::from_flags(libc::O_WRONLY);
+        FileHandle::new(Arc::clone(&file), OpenMode::Write, Caller::ROOT, options, 1)
+    };
+    let (one, other) = (handle(), handle());
+    file.state().record_failure(ErrorKind::NoSpace.into());
+    let later = handle();
+    for _ in 0..2 {
+        // The kernel may keep this from the program.
+        assert_eq!(one.check_failures().unwrap_err().kind, ErrorKind::NoSpace);
+    }
+    assert_eq!(one.report().unwrap_err().kind, ErrorKind::NoSpace);
+    assert!(one.check_failures().is_ok() && one.report().is_ok(), "once");
+    assert!(other.report().is_err(), "to each of them");
+    assert!(later.report().is_ok(), "but not to who came later");
+}
