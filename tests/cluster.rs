@@ -28,6 +28,8 @@ mod peers;
 mod reclaim;
 #[path = "cluster/restricted.rs"]
 mod restricted;
+#[path = "cluster/room.rs"]
+mod room;
 #[path = "cluster/signals.rs"]
 mod signals;
 #[path = "cluster/targets.rs"]

@@ -8,10 +8,12 @@ use millrace_types::{ByteLen, ChunkSize, JobId};
 
 mod fsck;
 mod metadata;
+mod pin;
 mod target;
 
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
+pub use pin::PinArguments;
 pub use target::{ScrubArguments, TargetArgument, TargetCommand};
 
 /// The operator's tool of Millrace, a parallel file system for machine learning.
@@ -85,6 +87,12 @@ pub enum Command {
     /// Free the space of what the bucket has too; names stay and reads fetch again
     #[command(after_help = RELEASE_HELP)]
     Release(StartArguments),
+    /// Have targets keep a file or tree when they need room
+    #[command(after_help = pin::PIN_HELP)]
+    Pin(PinArguments),
+    /// End a pin
+    #[command(after_help = pin::UNPIN_HELP)]
+    Unpin(PathArgument),
     /// Decide a conflict: which version of a file that changed here and in its bucket stays
     #[command(after_help = RESOLVE_HELP)]
     Resolve(ResolveArguments),

@@ -18,6 +18,7 @@ pub(crate) mod link_set;
 pub(crate) mod metadata_backup;
 pub(crate) mod metadata_restore;
 pub(crate) mod mount;
+pub(crate) mod pin;
 pub(crate) mod resolve;
 pub(crate) mod start_job;
 pub(crate) mod state;

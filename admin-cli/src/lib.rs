@@ -121,6 +121,11 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Release(arguments) => {
             commands::start_job::run(context, JobKind::Release, arguments).await
         }
+        Command::Pin(arguments) => match &arguments.path {
+            Some(path) => commands::pin::set(context, path, true).await,
+            None => commands::pin::list(context).await,
+        },
+        Command::Unpin(arguments) => commands::pin::set(context, &arguments.path, false).await,
         Command::Resolve(arguments) => commands::resolve::run(context, arguments).await,
         Command::State(arguments) => commands::state::run(context, arguments).await,
         Command::Target(command) => dispatch_target(context, command).await,

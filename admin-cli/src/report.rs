@@ -16,9 +16,11 @@ use serde::Serialize;
 use crate::output::{path_text, time_text};
 
 mod fsck;
+mod pin;
 mod target;
 
 pub(crate) use fsck::{CheckReport, CountReport};
+pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use target::{
     DetailReport, DrainReport, FindingReport, ScrubReport, TargetDetailReport, TargetScrubReport,
     TargetShowReport,

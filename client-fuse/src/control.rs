@@ -14,6 +14,7 @@ use millrace_protocol::{
         StartJob,
     },
     control::{DescribeMount, MountDescription},
+    release::SetPin,
     session::Caller,
 };
 use millrace_transport::local::{LocalCall, LocalService};
@@ -106,6 +107,9 @@ impl LocalService for Control {
             RequestKind::ResolveConflict => {
                 let amend = |r: &mut ResolveConflict| named(&mut r.caller, &mut r.path);
                 self.forward(call, amend).await;
+            }
+            RequestKind::SetPin => {
+                self.forward(call, |r: &mut SetPin| named(&mut r.caller, &mut r.path)).await;
             }
             RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
             RequestKind::ListJobs => self.forward(call, |_: &mut ListJobs| Ok(())).await,

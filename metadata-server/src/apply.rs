@@ -31,6 +31,7 @@ mod link;
 mod observe;
 mod open;
 mod orphan;
+mod pin;
 mod remove;
 mod rename;
 mod repair;
@@ -56,7 +57,8 @@ pub(crate) use trust::unnamed;
 /// | 2     | access control lists; a program's capabilities go when its bytes or owner change |
 /// | 3     | repairs of the namespace                                                         |
 /// | 4     | times of access that follow reads                                                |
-pub const FEATURE_LEVEL: u32 = 4;
+/// | 5     | pins                                                                             |
+pub const FEATURE_LEVEL: u32 = 5;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;
@@ -172,6 +174,7 @@ fn dispatch(
         Command::CreateUnnamed(create) => unnamed::create(tx, create),
         Command::Repair(order) => repair::repair(tx, order),
         Command::NoteReads(note) => access::note(tx, note),
+        Command::SetPin(set) => pin::set(tx, set),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

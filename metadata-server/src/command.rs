@@ -33,6 +33,7 @@ mod access;
 mod bucket;
 mod create;
 mod job;
+mod pin;
 mod repair;
 mod trust;
 
@@ -42,6 +43,7 @@ pub use bucket::{
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{AddJob, BeginExport, CompleteExport, JobCounts, UpdateJob};
+pub use pin::SetPin;
 pub use repair::{LOST_FOUND, Repair};
 pub use trust::ReclaimOrphans;
 
@@ -190,6 +192,8 @@ pub enum Command {
     Repair(Repair),
     /// Raises times of access.
     NoteReads(NoteReads),
+    /// Pins an inode, or ends that.
+    SetPin(SetPin),
 }
 
 /// Makes an empty file system.

@@ -9,6 +9,7 @@
 pub mod acl;
 pub mod inode;
 pub mod permission;
+pub mod pins;
 pub mod tree;
 
 pub use inode::{

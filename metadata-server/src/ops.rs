@@ -42,6 +42,7 @@ pub mod lock;
 pub mod lookup;
 pub mod open;
 pub mod path;
+pub mod release;
 pub mod remove;
 pub mod rename;
 pub mod session;

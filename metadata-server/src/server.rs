@@ -347,6 +347,7 @@ impl MetadataService {
                 self.run(call, Written, ops::cluster::acknowledge_reclaim).await;
             }
             RequestKind::CompareLog => self.run(call, Synced, ops::fsck::compare_log).await,
+            RequestKind::AskRelease => self.run(call, Written, ops::release::ask).await,
             RequestKind::ReportChanged => self.hydrate::<cluster::ReportChanged>(call).await,
             RequestKind::ReadDirectory => self.read_directory(call).await,
             RequestKind::Commit => self.commit(call).await,
@@ -401,6 +402,8 @@ impl MetadataService {
             RequestKind::ClusterStatus => self.run(call, Written, ops::admin::status).await,
             RequestKind::ShowLayout => self.run(call, Written, ops::admin::show_layout).await,
             RequestKind::SetLayout => self.run(call, Synced, ops::admin::set_layout).await,
+            RequestKind::SetPin => self.run(call, Synced, ops::release::set_pin).await,
+            RequestKind::ListPins => self.run(call, Written, ops::release::pins).await,
             RequestKind::ListLinks => self.run(call, Written, ops::admin::links).await,
             RequestKind::ListJobs => self.run(call, Written, ops::job::list).await,
             RequestKind::ShowJob => self.run(call, Written, ops::job::show).await,

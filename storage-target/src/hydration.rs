@@ -30,7 +30,13 @@ use tokio::{
     sync::{Semaphore, oneshot, watch},
 };
 
-use crate::{links::Links, parts::BLOCK, view::ChunkView, volume::EngineError, volume::Volume};
+use crate::{
+    links::Links,
+    parts::BLOCK,
+    release::Releaser,
+    view::ChunkView,
+    volume::{EngineError, Volume},
+};
 
 mod chunk;
 mod stream;
@@ -66,6 +72,7 @@ pub(crate) struct Hydrator {
 struct Inner {
     volume: Arc<Volume>,
     links: Links,
+    releaser: Releaser,
     /// Where streams run: beside the threads that serve the network.
     runtime: Handle,
     chunks: Mutex<HashMap<FetchKey, Chunk>>,
@@ -154,10 +161,16 @@ impl Wanted {
 
 impl Hydrator {
     /// Streams run on `runtime`.
-    pub(crate) fn new(volume: Arc<Volume>, links: Links, runtime: Handle) -> Self {
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        links: Links,
+        releaser: Releaser,
+        runtime: Handle,
+    ) -> Self {
         let inner = Inner {
             volume,
             links,
+            releaser,
             runtime,
             chunks: Mutex::default(),
             turns: Semaphore::new(TURNS),

@@ -13,12 +13,12 @@
 //! ```
 //!
 //! Modules, in reading order: [`settings`], [`format`](mod@format), [`disk`], [`index`],
-//! [`journal`], [`space`], [`volume`] (the engine on these), `page_checksum`, `parts`
-//! (what each byte of a read is), `view` (a chunk as a capability describes it), `hydration`,
-//! `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers), `server` (the
-//! wire), `member` (heartbeats), `changed` (objects that are not what they were), `metrics`,
-//! [`run`](mod@run). Beside them the offline tools, which use [`format`](mod@format) and the walk
-//! of [`index`] alone: [`image`] (a target's bytes, opened for reading), [`verify`] and
+//! [`journal`], [`space`], [`volume`] (the engine on these), `page_checksum`, `parts` (what each
+//! byte of a read is), `view` (a chunk as a capability describes it), `release` (making room),
+//! `hydration`, `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers),
+//! `server` (the wire), `member` (heartbeats), `changed` (objects that are not what they were),
+//! `metrics`, [`run`](mod@run). Beside them the offline tools, which use [`format`](mod@format) and
+//! the walk of [`index`] alone: [`image`] (a target's bytes, opened for reading), [`verify`] and
 //! [`dump`].
 
 pub mod disk;
@@ -42,10 +42,11 @@ mod member;
 mod metrics;
 mod page_checksum;
 mod parts;
+mod release;
 mod server;
 mod sessions;
 mod store;
 mod view;
 
 pub use run::{Running, StartError, run};
-pub use settings::{BucketSettings, ScrubTable, Settings, TargetSettings};
+pub use settings::{BucketSettings, ReleaseTable, ScrubTable, Settings, TargetSettings};

@@ -37,6 +37,7 @@ pub(crate) struct Counters {
     pub(crate) reopened: Gauge,
     pub(crate) buffer_bytes: Gauge,
     pub(crate) reclaimed_bytes: Gauge,
+    pub(crate) released_bytes: Gauge,
     pub(crate) upkeep: UpkeepMetrics,
 }
 
@@ -71,6 +72,8 @@ impl Counters {
             gauge("target_reopened", "How often targets were opened again in place", Count);
         let buffer_bytes = gauge("target_buffers", "Bytes of disk buffers in use", Bytes);
         let reclaimed_bytes = gauge("target_reclaimed", "Bytes freed for deleted files", Bytes);
+        let released_bytes =
+            gauge("target_released", "Bytes dropped to make room, which buckets have too", Bytes);
         let space = metrics.register(
             describe(
                 "target_space",
@@ -105,6 +108,7 @@ impl Counters {
             reopened,
             buffer_bytes,
             reclaimed_bytes,
+            released_bytes,
             upkeep,
         }
     }

@@ -30,6 +30,7 @@ use crate::{
     links::Links,
     member::{self, Member},
     metrics::Counters,
+    release::Releaser,
     server::TargetService,
     settings::{Settings, TargetSettings},
     store::Store,
@@ -158,8 +159,11 @@ impl Running {
             let volume = Arc::new(volume);
             volume.measure(counters.upkeep.disk.clone(), counters.upkeep.journal.clone());
             volume.start_scrub(settings.scrub.scrub(), Clock::system());
-            let hydrator = Hydrator::new(Arc::clone(&volume), links.clone(), buckets.clone());
-            stores.push(Store::new(volume, hydrator));
+            let releaser = Releaser::new(Arc::clone(&volume), settings.release.watermarks());
+            let runtime = buckets.clone();
+            let hydrator =
+                Hydrator::new(Arc::clone(&volume), links.clone(), releaser.clone(), runtime);
+            stores.push(Store::new(volume, hydrator, releaser));
         }
         let shutdown = Shutdown::new();
         let network = settings.network.clone();
@@ -171,11 +175,13 @@ impl Running {
         let server = serve(&identity, &settings, network, &daemon, &shutdown)?;
         let member = join(&settings, &endpoints, &server, &daemon).await?;
         let reports = daemon.changed.clone().report(member.metadata.clone());
+        let rooms = make_room(&daemon, &member.metadata);
         let stopping = shutdown.clone();
         drop(tokio::spawn(async move {
             tokio::select! {
                 () = reports => {}
                 () = member.run() => {}
+                () = rooms => {}
                 () = stopping.stopped() => {}
             }
         }));
@@ -344,6 +350,16 @@ fn make_directory(path: &Path) -> Result<(), StartError> {
     }
 }
 
+/// Makes room on every target whenever it is due, until it is dropped.
+fn make_room(daemon: &Daemon, metadata: &Peer) -> impl Future<Output = ()> + use<> {
+    let rooms = daemon.stores.values().map(|store| {
+        let (metadata, cluster) = (metadata.clone(), daemon.cluster.clone());
+        store.releaser().clone().run(metadata, cluster)
+    });
+    let rooms = futures::future::join_all(rooms.collect::<Vec<_>>());
+    async move { drop(rooms.await) }
+}
+
 async fn keep_gauges(daemon: Arc<Daemon>, pool: BufferPool) {
     let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     loop {
@@ -366,6 +382,8 @@ async fn keep_gauges(daemon: Arc<Daemon>, pool: BufferPool) {
         let fetches = daemon.stores.values().map(|store| store.hydrator().fetches()).sum();
         counters.bucket_fetches.set(gauge(fetches));
         counters.buffer_bytes.set(gauge(pool.used_bytes() as u64));
+        let released = daemon.stores.values().map(|store| store.releaser().released_bytes()).sum();
+        counters.released_bytes.set(gauge(released));
         let reclaimed = daemon.reclaimed_bytes.load(std::sync::atomic::Ordering::Relaxed);
         counters.reclaimed_bytes.set(gauge(reclaimed));
         tokio::time::sleep(GAUGES).await;

@@ -10,7 +10,7 @@ use millrace_transport::TransportSettings;
 use millrace_types::{ByteLen, GIB, MIB, TargetId};
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
-use crate::{disk::DiskEngine, volume::ScrubSettings};
+use crate::{disk::DiskEngine, release::Watermarks, volume::ScrubSettings};
 
 /// The settings of `millrace-target`.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -52,6 +52,9 @@ pub struct Settings {
     /// How the disks are checked.
     #[serde(default)]
     pub scrub: ScrubTable,
+    /// When bytes that a bucket has too make room for others.
+    #[serde(default, deserialize_with = "release")]
+    pub release: ReleaseTable,
     /// How buckets are reached.
     #[serde(default)]
     pub buckets: BucketSettings,
@@ -106,6 +109,29 @@ impl Default for ScrubTable {
 impl ScrubTable {
     pub(crate) fn scrub(self) -> ScrubSettings {
         ScrubSettings { bytes_per_second: self.rate.0, interval: self.interval }
+    }
+}
+
+/// The table `[release]`: shares of what a target can hold, in percent.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReleaseTable {
+    /// Fuller than this, a target drops what was used longest ago of what its buckets have too.
+    /// 100: only when a change finds no space. Default 90: at 95 `millrace status` warns.
+    pub high: u8,
+    /// So full it is then, not above `high`. Default 85.
+    pub low: u8,
+}
+
+impl Default for ReleaseTable {
+    fn default() -> Self {
+        Self { high: 90, low: 85 }
+    }
+}
+
+impl ReleaseTable {
+    pub(crate) fn watermarks(self) -> Watermarks {
+        Watermarks { high: self.high, low: self.low }
     }
 }
 
@@ -184,5 +210,13 @@ fn index_cache<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ByteLen, D:
     match INDEX_CACHE.contains(&bytes.0) {
         true => Ok(bytes),
         false => Err(D::Error::custom(format!("{bytes} is out of range; 1 MiB to 64 GiB"))),
+    }
+}
+
+fn release<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReleaseTable, D::Error> {
+    let table = ReleaseTable::deserialize(deserializer)?;
+    match table.low <= table.high && table.high <= 100 {
+        true => Ok(table),
+        false => Err(D::Error::custom("low and high are percentages, low not above high")),
     }
 }

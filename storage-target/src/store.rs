@@ -21,6 +21,7 @@ use crate::{
     hydration::{Fetched, Hydrator, Segment, Wanted},
     page_checksum::{PAGE, of_range},
     parts::{BLOCK, Part, parts, seek},
+    release::Releaser,
     view::ChunkView,
     volume::{EngineError, WriteRequest, ZeroRequest},
     volume::{ExportedBlocks, Snapshot, Volume},
@@ -38,6 +39,7 @@ const EXPORTED_BLOCKS_MAX: usize = 1 << 20;
 pub(crate) struct Store {
     volume: Arc<Volume>,
     hydrator: Hydrator,
+    releaser: Releaser,
     exported: Arc<Mutex<Exported>>,
 }
 
@@ -70,8 +72,8 @@ pub(crate) enum Reader {
 }
 
 impl Store {
-    pub(crate) fn new(volume: Arc<Volume>, hydrator: Hydrator) -> Self {
-        Self { volume, hydrator, exported: Arc::default() }
+    pub(crate) fn new(volume: Arc<Volume>, hydrator: Hydrator, releaser: Releaser) -> Self {
+        Self { volume, hydrator, releaser, exported: Arc::default() }
     }
 
     pub(crate) fn id(&self) -> TargetId {
@@ -84,6 +86,10 @@ impl Store {
 
     pub(crate) fn hydrator(&self) -> &Hydrator {
         &self.hydrator
+    }
+
+    pub(crate) fn releaser(&self) -> &Releaser {
+        &self.releaser
     }
 
     /// What lies on the target from a place on, at most `limit` chunks.
@@ -124,6 +130,9 @@ impl Store {
         range: Range<u32>,
         reader: Reader,
     ) -> Result<ReadBytes, Failure> {
+        if reader != Reader::Export {
+            self.releaser.note_use(view.key);
+        }
         for _ in 0..ATTEMPTS_MAX {
             let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
             let snapshot = self.volume.snapshot(view.key, blocks).await?;
@@ -216,6 +225,7 @@ impl Store {
         request: WriteRequest,
         durable: bool,
     ) -> Result<ChunkVersion, Failure> {
+        self.releaser.note_use(view.key);
         for _ in 0..ATTEMPTS_MAX {
             let written = match durable {
                 true => self.volume.write_durably(request.clone()).await,
@@ -254,7 +264,7 @@ impl Store {
                 let wanted = Wanted { first: block, end: block + 1, sequential: false };
                 self.bring(view, wanted).await
             }
-
+            EngineError::NoSpace => Ok(self.releaser.make_room().await?),
             EngineError::Corrupt { key, block, clean: true }
                 if u32::from(block) * BLOCK < view.backed =>
             {
@@ -268,7 +278,11 @@ impl Store {
     async fn bring(&self, view: &ChunkView, wanted: Wanted) -> Result<(), Failure> {
         if let Fetched::Segments(segments) = self.hydrator.fetch(view, wanted).await? {
             for mut segment in segments {
-                segment.installed().await?;
+                match segment.installed().await {
+                    // Then it is fetched once more.
+                    Err(EngineError::NoSpace) => return Ok(self.releaser.make_room().await?),
+                    other => other?,
+                }
             }
         }
         Ok(())
@@ -284,6 +298,7 @@ impl Store {
         if blocks == 0 {
             return Ok(ByteLen(0));
         }
+        self.releaser.note_use(view.key);
         let mut missing = None;
         // Each round stores something, unless somebody releases at the same time.
         for _ in 0..ATTEMPTS_MAX + usize::from(blocks) {

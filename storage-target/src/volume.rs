@@ -49,8 +49,8 @@
 //! answer, not the work. They need a tokio runtime around them.
 //!
 //! Modules in reading order: `request`, `error`, `place`, `open`, `recovery`, `room`, `sections`
-//! and `spots` (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `contents`, `commit`,
-//! `checkpoint`, `reopen`; `inspect`, `findings`, `scrub`, `gather`, `describe`.
+//! and `spots` (pure), `read`, `install`, `write`, `zero`, `ends`, `remove`, `clean`, `contents`,
+//! `commit`, `checkpoint`, `reopen`; `inspect`, `findings`, `scrub`, `gather`, `describe`.
 
 use std::{
     collections::BTreeMap,
@@ -80,6 +80,7 @@ use crate::{
 
 mod boot;
 mod checkpoint;
+mod clean;
 mod commit;
 mod contents;
 mod describe;
@@ -108,6 +109,7 @@ mod write;
 mod zero;
 
 pub use boot::boot_id;
+pub use clean::{CleanPage, CleanPlace};
 pub use error::EngineError;
 pub use open::OpenError;
 pub use place::PlaceOptions;

@@ -3,6 +3,7 @@
 use millrace_protocol::{
     admin::{ChunkPlace, JobFailure, LogStatus, SessionStatus, StateSum, TargetStatus},
     cluster::Bucket,
+    release::PinReply,
 };
 use millrace_types::{
     ByteLen, ChunkIndex, ChunkSize, ErrorKind, Failure, GroupId, HostId, InodeId, JobId, LinkId,
@@ -165,6 +166,17 @@ fn the_shapes_of_link_options_and_of_a_resolution_are_fixed() {
             "origin": {"url": "s3://bucket/train/a", "tag": "t"},
         })
     );
+}
+
+#[test]
+fn the_shapes_of_pins_are_fixed() {
+    let reply = PinReply { changed: true, above: vec![b"/train".to_vec()] };
+    assert_eq!(
+        as_json(&PinReport::new("mr:/train/a".into(), true, &reply)),
+        json!({"path": "mr:/train/a", "pinned": true, "changed": true, "above": ["/train"]})
+    );
+    let pinned = PinnedReport { path: Some("/train/a".into()), inode: 7 };
+    assert_eq!(as_json(&pinned), json!({"path": "/train/a", "inode": 7}));
 }
 
 #[test]

@@ -62,8 +62,8 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, backup, cluster, control, fsck, lease, lock, metadata, session, storage, target,
-    upkeep,
+    access, admin, backup, cluster, control, fsck, lease, lock, metadata, release, session,
+    storage, target, upkeep,
 };
 
 requests! {
@@ -160,6 +160,8 @@ requests! {
     ReportChanged = 0x0308, cluster::ReportChanged => session::Done;
     /// What targets have seen of the command log: tells the log from an older copy of it.
     CompareLog = 0x0309, cluster::CompareLog => cluster::LogPoint;
+    /// A target that needs room asks what may go.
+    AskRelease = 0x030a, release::AskRelease => release::AskReleaseReply;
 
     /// Shows the session ticket to a target.
     Attach = 0x0401, storage::Attach => storage::AttachReply;
@@ -250,6 +252,11 @@ requests! {
     PrepareBackup = 0x0630, backup::PrepareBackup => backup::BackupReply;
     /// Reads a part of a backup.
     ReadBackup = 0x0631, backup::ReadBackup => backup::BackupPiece;
+
+    /// Has targets keep a file or tree, or ends that.
+    SetPin = 0x0640, release::SetPin => release::PinReply;
+    /// What targets have to keep.
+    ListPins = 0x0641, release::ListPins => release::PinsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -60,6 +60,7 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result
     if inode.xattr_bytes > 0 {
         tx.delete_all(&keys::xattrs(inode.id))?;
     }
+    tx.delete(keys::pin(inode.id));
     tx.delete(keys::inode(inode.id));
     tx.change_file_system(|fs| fs.inodes = fs.inodes.saturating_sub(1))
 }

@@ -50,7 +50,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::FetchReclaim
         | Kind::AcknowledgeReclaim
         | Kind::ReportChanged
-        | Kind::CompareLog => &[Role::Target],
+        | Kind::CompareLog
+        | Kind::AskRelease => &[Role::Target],
         Kind::FetchLinks => &[Role::Target, Role::Admin],
         Kind::ClusterStatus
         | Kind::AddLink
@@ -69,7 +70,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::StartRepair
         | Kind::ShowNamespace
         | Kind::PrepareBackup
-        | Kind::ReadBackup => &[Role::Admin],
+        | Kind::ReadBackup
+        | Kind::ListPins => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout
@@ -78,7 +80,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowJob
         | Kind::CancelJob
         | Kind::ShowState
-        | Kind::ResolveConflict => &[Role::Admin, Role::Client],
+        | Kind::ResolveConflict
+        | Kind::SetPin => &[Role::Admin, Role::Client],
         Kind::Attach
         | Kind::Read
         | Kind::Write

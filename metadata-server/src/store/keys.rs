@@ -33,6 +33,7 @@
 //! | `Z`   |                               | [`RestoreRecord`]: how often a backup was put back |
 //! | `a`   | session 8                     | empty: a session that may keep names under leases  |
 //! | `b`   | inode 8                       | link 4 or empty: a file that may get its first name |
+//! | `c`   | inode 8                       | empty: a file or directory that is pinned          |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`DistrustRecord`]: super::records::DistrustRecord
@@ -383,6 +384,18 @@ pub fn keeper(session: SessionId) -> Vec<u8> {
 #[must_use]
 pub fn nameable(inode: InodeId) -> Vec<u8> {
     key!(b'b', inode.0.to_be_bytes())
+}
+
+/// Everything that is pinned.
+#[must_use]
+pub fn pins() -> Vec<u8> {
+    key!(b'c')
+}
+
+/// A file or directory that is pinned.
+#[must_use]
+pub fn pin(inode: InodeId) -> Vec<u8> {
+    key!(b'c', inode.0.to_be_bytes())
 }
 
 /// The bytes of `key` behind `prefix`; empty when it is another one.

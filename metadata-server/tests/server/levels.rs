@@ -4,10 +4,10 @@
 use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
-        Command, Create, Envelope, Format, NoteReads, RegisterHost, SetAttributes, SetXattr,
+        Command, Create, Envelope, Format, NoteReads, RegisterHost, SetAttributes, SetPin, SetXattr,
     },
     engine::StoreKind,
-    namespace::tree,
+    namespace::{pins, tree},
     store::{MetaStore as _, View as _, keys, memory::MemoryStore},
 };
 use millrace_protocol::{
@@ -121,6 +121,19 @@ fn times_of_access_follow_reads_from_the_fourth_level_on() {
     log.apply(read(2)).unwrap();
     let root = tree::inode(&log.store, InodeId::ROOT).unwrap();
     assert_eq!(root.accessed, Timestamp(2));
+}
+
+#[test]
+fn there_are_pins_from_the_fifth_level_on() {
+    let mut log = Log::default();
+    log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
+    let pin = || SetPin { caller: Caller::ROOT, inode: InodeId::ROOT, pinned: true };
+    log.apply(Command::SetFeatureLevel(4)).unwrap();
+    assert_eq!(log.apply(Command::SetPin(pin())), Err(ErrorKind::NotSupported));
+    assert!(!pins::has_own(&log.store, InodeId::ROOT).unwrap());
+    log.apply(Command::SetFeatureLevel(5)).unwrap();
+    log.apply(Command::SetPin(pin())).unwrap();
+    assert!(pins::has_own(&log.store, InodeId::ROOT).unwrap());
 }
 
 #[test]

@@ -33,6 +33,7 @@ mod power;
 mod reclaim;
 mod replay;
 mod restore;
+mod room;
 mod snapshots;
 mod state_directory;
 mod trust;

@@ -71,6 +71,7 @@ variants!(
         CreateUnnamed,
         Repair,
         NoteReads,
+        SetPin,
     }
 );
 

@@ -10,7 +10,11 @@ use tokio::sync::watch;
 
 use super::{FetchKey, Inner, Segment, chunk::Claim};
 use crate::{
-    disk::AlignedBuffer, page_checksum::of_pages, parts::BLOCK, view::ChunkView, volume::Fill,
+    disk::AlignedBuffer,
+    page_checksum::of_pages,
+    parts::BLOCK,
+    view::ChunkView,
+    volume::{EngineError, Fill},
 };
 
 impl Inner {
@@ -105,6 +109,9 @@ impl Inner {
             let outcome = inner.volume.fill(fill).await.map(drop);
             if let Err(error) = &outcome {
                 // The readers have their bytes; the next ones will fetch again.
+                if matches!(error, EngineError::NoSpace) {
+                    inner.releaser.ask();
+                }
                 tracing::debug!(chunk = %fetch_key.chunk, %error, "fetched bytes are not stored");
             }
             let mut chunks = inner.lock();

@@ -18,6 +18,7 @@ use crate::{
     format::batch::BootId,
     hydration::Hydrator,
     links::Links,
+    release::{Releaser, Watermarks},
     store::{Reader, Store},
     view::ChunkView,
     volume::{Authority, WriteRequest},
@@ -88,8 +89,9 @@ impl World {
         };
         let volume = open(disk.path()).await;
         let runtime = tokio::runtime::Handle::current();
-        let hydrator = Hydrator::new(Arc::clone(&volume), links, runtime);
-        Self { store: Store::new(volume, hydrator), content, bucket, disk, bytes }
+        let releaser = Releaser::new(Arc::clone(&volume), Watermarks { high: 100, low: 100 });
+        let hydrator = Hydrator::new(Arc::clone(&volume), links, releaser.clone(), runtime);
+        Self { store: Store::new(volume, hydrator, releaser), content, bucket, disk, bytes }
     }
 
     fn view(&self, index: u32) -> ChunkView {

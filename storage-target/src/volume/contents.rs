@@ -24,7 +24,7 @@ const ENTRIES: usize = 256;
 const JUMPS: u32 = 64;
 
 /// The table of sections.
-const SECTIONS: u8 = 1;
+pub(super) const SECTIONS: u8 = 1;
 
 impl Volume {
     /// The chunks that are here, from `from` on: at most `limit`. Reads the index alone, and of a

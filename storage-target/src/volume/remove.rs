@@ -197,12 +197,6 @@ enum AtDamage {
     GoRound,
 }
 
-impl AtDamage {
-    fn may_pass(self, error: &IndexError) -> bool {
-        self == Self::GoRound && matches!(error, IndexError::Damaged { .. })
-    }
-}
-
 #[derive(Clone, Copy)]
 struct Trim {
     content: ContentName,
@@ -290,11 +284,9 @@ impl Shared {
         let mut freed = 0;
         let mut from = Some(range.from);
         while let Some(at) = from {
-            let page = match self.page(at, range.until).await {
-                Err(EngineError::Index(error)) if damage.may_pass(&error) => {
-                    self.page_around(at, range.until).await?
-                }
-                other => other?,
+            let page = match damage {
+                AtDamage::Fail => self.page(at, range.until).await?,
+                AtDamage::GoRound => self.page_passing_damage(at, range.until).await?,
             };
             from = page.next;
             let mut sections = page.sections.iter().peekable();
@@ -380,12 +372,26 @@ impl Shared {
         Ok(given_up)
     }
 
+    /// As [`Self::page`]; goes round a damaged leaf.
+    pub(super) async fn page_passing_damage(
+        &self,
+        from: Key,
+        until: Key,
+    ) -> Result<Page, EngineError> {
+        match self.page(from, until).await {
+            Err(EngineError::Index(error)) if matches!(*error, IndexError::Damaged { .. }) => {
+                self.page_around(from, until).await
+            }
+            other => other,
+        }
+    }
+
     /// As [`Self::page`], of what can be read of the leaf to which the key belongs.
     async fn page_around(&self, from: Key, until: Key) -> Result<Page, EngineError> {
         let survey = self.index.survey(from, SCAN_ENTRIES).await?;
         if let Some(damage) = &survey.damage {
             let (target, page) = (self.target, damage.reference.page);
-            tracing::error!(%target, page, "a removal goes round a damaged node of the index");
+            tracing::error!(%target, page, "goes round a damaged node of the index");
         }
         let entries = survey.entries.into_iter().filter(|(key, _)| *key < until).collect();
         Ok(Page { sections: sections_of(entries)?, next: survey.next.filter(|next| *next < until) })

@@ -8,6 +8,7 @@ mod fsck;
 mod lease;
 mod lock;
 mod metadata;
+mod release;
 mod storage;
 mod upkeep;
 
@@ -42,6 +43,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(access::all());
     samples.extend(cluster::all());
     samples.extend(storage::all());
+    samples.extend(release::all());
     samples.extend(admin::all());
     samples.extend(upkeep::all());
     samples.extend(fsck::all());

@@ -9,10 +9,12 @@ use super::{
 };
 use crate::{
     hydration::{
+        import::broken,
         spread::runs,
         walk::{Unlisted, Walk, inode},
     },
-    namespace::{Body, Inode, ObjectState},
+    namespace::{Body, Inode, ObjectState, pins},
+    store::View,
 };
 
 /// Works through the job's file or tree.
@@ -80,9 +82,16 @@ async fn take<E: Environment>(
     let (Body::File(body), Some(content)) = (&inode.body, inode.content()) else { return };
     // Only these bytes can come from the bucket or be dropped because it has them.
     let size = inode.size.min(body.origin_length);
-    let concerned = size > 0
-        && body.inline.is_none()
-        && (hydrate || matches!(body.state, ObjectState::Clean | ObjectState::Exported));
+    let saved = matches!(body.state, ObjectState::Clean | ObjectState::Exported);
+    let mut concerned = size > 0 && body.inline.is_none() && (hydrate || saved);
+    if concerned && !hydrate {
+        let pinned = inode.clone();
+        let query = move |view: &dyn View| pins::is_pinned(view, &pinned).map_err(broken);
+        match context.environment.read(query).await {
+            Ok(pinned) => concerned = !pinned,
+            Err(failure) => return context.fail_id(inode.id, failure).await,
+        }
+    }
     context.progress.found(if concerned { size } else { 0 });
     if concerned {
         dispatcher.file(inode.id, runs(&content, size), size).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use millrace_metadata_server::{
     command::{
         Command, Commit, Create, CreateMasked, CreateUnnamed, MakeLink, NoteReads, OpenWrite,
-        Opener, Remove, RemoveXattr, Rename, SetAttributes, SetDefaults, SetTime, SetXattr,
+        Opener, Remove, RemoveXattr, Rename, SetAttributes, SetDefaults, SetPin, SetTime, SetXattr,
     },
     namespace::{Inode, LayoutDefaults},
     store::{View, keys, records::OpenRecord},
@@ -186,6 +186,12 @@ impl Commands {
         };
         let directory = self.directory(view);
         Command::SetDefaults(SetDefaults { caller: self.caller(), directory, defaults })
+    }
+
+    pub(super) fn set_pin(&mut self, view: &dyn View) -> Command {
+        let inode = self.inode(view, |_| true).id;
+        let pinned = percent(&self.random, 70);
+        Command::SetPin(SetPin { caller: self.caller(), inode, pinned })
     }
 
     /// Reads a moment after the last one, or of what is not there.

@@ -6,8 +6,8 @@ use millrace_metadata_server::{
         CreateUnnamed, DropDirectory, Envelope, ForgetEntries, Format, FoundObject, ImportEntries,
         ImportEntry, ImportKind, JobCounts, MakeLink, NewKey, NoteReads, ObserveObject,
         OpenSession, OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename,
-        Repair, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions, SetTime, SetXattr,
-        UpdateJob,
+        Repair, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions, SetPin, SetTime,
+        SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -52,6 +52,7 @@ pub(super) fn all() -> Vec<Envelope> {
         (of_changes_in_buckets(), None),
         (of_repairs(), None),
         (of_reads(), None),
+        (of_pins(), None),
     ];
     let time = Timestamp(1_700_000_000_123_456_789);
     let enveloped = families.into_iter().flat_map(|(commands, operation)| {
@@ -368,6 +369,11 @@ fn of_changes_in_buckets() -> Vec<Command> {
 
 fn found() -> FoundObject {
     FoundObject { origin: origin(), modified: Timestamp(1_700_000_000_000_000_065) }
+}
+
+fn of_pins() -> Vec<Command> {
+    let pinned = SetPin { caller: caller(), inode: InodeId(75), pinned: true };
+    vec![Command::SetPin(pinned)]
 }
 
 fn of_reads() -> Vec<Command> {

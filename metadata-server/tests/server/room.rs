@@ -1,0 +1,154 @@
+//! What targets may drop to make room: what is saved in a bucket, and neither written to nor
+//! pinned, itself or above.
+
+use millrace_metadata_server::{
+    command::{AddLink, Command, ImportEntries, ImportEntry, ImportKind, Outcome},
+    engine::StoreKind,
+    ops,
+};
+use millrace_protocol::{
+    capability::Origin,
+    cluster::{Bucket, LinkMode},
+    metadata::{NewNode, OpenMode},
+    release::{ASK_RELEASE_MAX, AskRelease, ListPins, ReleaseAnswer, SetPin},
+    session::{Caller, Role},
+    target::ContentName,
+};
+use millrace_types::{ContentGeneration, ErrorKind, InodeId, LinkId, Timestamp};
+
+use crate::{
+    engine::Server,
+    hosts::{Host, client, name, register_targets, run},
+};
+
+struct World {
+    server: Server,
+    host: Host,
+    _dir: tempfile::TempDir,
+}
+
+/// `/set/sub/a` and `/set/sub/b` are objects, `/own` is none.
+fn world() -> (World, [InodeId; 3]) {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), StoreKind::Memory);
+    register_targets(&server);
+    let mut host = Host::open(&server, 1);
+    let make = |host: &mut Host, parent, text: &str, node| {
+        host.make(&server, parent, text, node).unwrap().attributes.inode
+    };
+    let set = make(&mut host, InodeId::ROOT, "set", NewNode::Directory);
+    let own = make(&mut host, InodeId::ROOT, "own", NewNode::Regular);
+    let link = AddLink {
+        directory: set,
+        bucket: Bucket { url: "file:///b".into(), endpoint: None, region: None, credentials: None },
+        prefix: String::new(),
+        mode: LinkMode::Import,
+    };
+    let [a, b] = server.turn(move |core| {
+        let outcome = core.execute(None, Command::AddLink(link)).unwrap();
+        let Outcome::Link(link) = outcome else { panic!("{outcome:?}") };
+        let ids = [(); 3].map(|()| core.new_inode_id().unwrap());
+        let entry = |text: &str, inode, kind| ImportEntry {
+            name: name(text),
+            inode,
+            seed: 1,
+            mode: 0o777,
+            uid: 0,
+            gid: 0,
+            modified: Timestamp(1),
+            kind,
+        };
+        let mut import = |directory, entries| {
+            let import = ImportEntries { directory, entries };
+            core.execute(None, Command::ImportEntries(import)).unwrap();
+            core.execute(None, Command::MarkDirectoryListed(directory)).unwrap();
+        };
+        import(set, vec![entry("sub", ids[0], ImportKind::Directory)]);
+        let objects = ["a", "b"]
+            .iter()
+            .zip(&ids[1..])
+            .map(|(text, inode)| entry(text, *inode, ImportKind::File(origin(link, text))));
+        import(ids[0], objects.collect());
+        [ids[1], ids[2]]
+    });
+    (World { server, host, _dir: dir }, [a, b, own])
+}
+
+fn origin(link: LinkId, text: &str) -> Origin {
+    let (key, tag) = (format!("sub/{text}"), "t".to_owned());
+    Origin { link, key, size: 100, tag, modified: Timestamp(1) }
+}
+
+impl World {
+    fn ask(&self, inodes: &[InodeId]) -> Vec<ReleaseAnswer> {
+        let content = |&inode| ContentName { inode, generation: ContentGeneration(1) };
+        let request = AskRelease { contents: inodes.iter().map(content).collect() };
+        let daemon = ops::Client { role: Role::Target, ..client(200) };
+        run(&self.server, &daemon, request, ops::release::ask).unwrap().answers
+    }
+
+    fn pin(&self, caller: Caller, path: &str, pinned: bool) -> Result<(bool, usize), ErrorKind> {
+        let request = SetPin { caller, path: path.into(), pinned };
+        let reply = self.host.run(&self.server, request, ops::release::set_pin)?;
+        Ok((reply.changed, reply.above.len()))
+    }
+
+    fn pins(&self) -> Vec<String> {
+        let operator = ops::Client { role: Role::Admin, ..client(201) };
+        let reply =
+            run(&self.server, &operator, ListPins { after: None }, ops::release::pins).unwrap();
+        assert!(!reply.more);
+        reply.pins.into_iter().map(|(_, path)| String::from_utf8(path).unwrap()).collect()
+    }
+}
+
+#[test]
+fn what_is_saved_may_go_unless_somebody_writes_to_it_or_it_differs() {
+    use ReleaseAnswer::{InUse, MayGo, Unknown, Unsaved};
+    let (mut world, [a, b, own]) = world();
+    let gone = InodeId(1 << 40);
+    assert_eq!(world.ask(&[a, a, own, b, gone]), [MayGo, MayGo, Unsaved, MayGo, Unknown]);
+    let open = world.host.open_write(a, false);
+    world.host.run(&world.server, open, ops::open::open).unwrap();
+    let answer = world.ask(&[a])[0];
+    assert!(matches!(answer, InUse | Unsaved), "{answer:?}");
+    let close = world.host.close_write(a);
+    assert_eq!(close.mode, OpenMode::Write);
+    world.host.run(&world.server, close, ops::open::close).unwrap();
+    assert_eq!(world.ask(&[a, b]), [Unsaved, MayGo], "it may differ from its object");
+    let cut = world.host.open_write(b, true);
+    world.host.run(&world.server, cut, ops::open::open).unwrap();
+    assert_eq!(world.ask(&[b]), [Unknown], "it has another content");
+
+    let contents =
+        vec![ContentName { inode: a, generation: ContentGeneration(1) }; ASK_RELEASE_MAX + 1];
+    let refused = world.host.run(&world.server, AskRelease { contents }, ops::release::ask);
+    assert_eq!(refused.unwrap_err(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn a_pin_holds_for_all_below_for_every_name_and_over_a_restart() {
+    use ReleaseAnswer::{MayGo, Pinned};
+    let (mut world, [a, b, _]) = world();
+    assert_eq!(world.pin(Caller::ROOT, "/set/sub", true), Ok((true, 0)));
+    assert_eq!(world.pin(Caller::ROOT, "/set/sub", true), Ok((false, 0)));
+    assert_eq!(world.ask(&[a, b]), [Pinned, Pinned]);
+    assert_eq!(world.pin(Caller::ROOT, "/set/sub/a", true), Ok((true, 1)));
+    assert_eq!(world.pins(), ["/set/sub", "/set/sub/a"]);
+    assert_eq!(world.pin(Caller::ROOT, "/set/sub", false), Ok((true, 0)));
+    assert_eq!(world.ask(&[a, b]), [Pinned, MayGo]);
+
+    let stranger = Caller { uid: 77, gid: 77, groups: vec![] };
+    assert_eq!(world.pin(stranger.clone(), "/set/sub/a", false), Err(ErrorKind::NotPermitted));
+    assert_eq!(world.pin(Caller::ROOT, "/set/none", true), Err(ErrorKind::NotFound));
+    assert_eq!(world.pins(), ["/set/sub/a"]);
+
+    let remove = world.host.remove(InodeId::ROOT, "own", false);
+    world.host.run(&world.server, remove, ops::remove::remove).unwrap();
+    let sub = world.server.turn(move |core| {
+        millrace_metadata_server::namespace::tree::inode(core.view(), a).unwrap().parent
+    });
+    let remove = world.host.remove(sub.unwrap().directory, "a", false);
+    world.host.run(&world.server, remove, ops::remove::remove).unwrap();
+    assert_eq!(world.pins(), Vec::<String>::new(), "a pin goes with its file");
+}
