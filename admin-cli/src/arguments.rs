@@ -7,11 +7,13 @@ use millrace_protocol::admin::AttributeSource;
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
 mod fsck;
+mod job;
 mod metadata;
 mod pin;
 mod target;
 
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
+pub use job::{SelectArguments, StartArguments};
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
 pub use target::{ScrubArguments, TargetArgument, TargetCommand};
@@ -76,17 +78,17 @@ pub enum Command {
     #[command(subcommand)]
     Link(LinkCommand),
     /// Fetch a file or tree from its bucket before somebody reads it
-    #[command(after_help = HYDRATE_HELP)]
-    Hydrate(StartArguments),
+    #[command(after_help = job::HYDRATE_HELP)]
+    Hydrate(SelectArguments),
     /// List a linked tree again: new, changed and deleted objects are followed
-    #[command(after_help = IMPORT_HELP)]
+    #[command(after_help = job::IMPORT_HELP)]
     Import(StartArguments),
     /// Write changed files of a tree back to their bucket
-    #[command(after_help = EXPORT_HELP)]
-    Export(StartArguments),
+    #[command(after_help = job::EXPORT_HELP)]
+    Export(SelectArguments),
     /// Free the space of what the bucket has too; names stay and reads fetch again
-    #[command(after_help = RELEASE_HELP)]
-    Release(StartArguments),
+    #[command(after_help = job::RELEASE_HELP)]
+    Release(SelectArguments),
     /// Have targets keep a file or tree when they need room
     #[command(after_help = pin::PIN_HELP)]
     Pin(PinArguments),
@@ -360,17 +362,6 @@ pub struct LinkRemoveArguments {
     pub path: PathBuf,
 }
 
-/// Arguments of the commands that start a job.
-#[derive(Args, Debug)]
-pub struct StartArguments {
-    /// Stay until the job ends, with its progress; the job's result is the exit code
-    #[arg(long)]
-    pub wait: bool,
-    /// A path inside a mount, or mr:/... for a path from the file system's root
-    #[arg(value_name = "PATH")]
-    pub path: PathBuf,
-}
-
 /// Arguments of `resolve`.
 #[derive(Args, Debug)]
 pub struct ResolveArguments {
@@ -398,11 +389,13 @@ pub enum JobCommand {
     List,
     /// Show one job with its failures
     Show(JobShowArguments),
+    /// Start a job once more that has ended; files that are done are passed over
+    Retry(JobShowArguments),
     /// Ask a job to stop; what it has done stays done
     Cancel(JobArgument),
 }
 
-/// Arguments of `job show`.
+/// Arguments of `job show` and `job retry`.
 #[derive(Args, Debug)]
 pub struct JobShowArguments {
     /// Stay until the job ends, with its progress; the job's result is the exit code
@@ -488,47 +481,6 @@ In /etc/fstab:
   meta-1:/train  /mnt/train  millrace  ro,identity=/etc/millrace/client.pem,_netdev  0 0";
 
 /// The help of a command that starts a job: what it does besides, and examples.
-macro_rules! job_help {
-    ($what:literal, $examples:literal) => {
-        concat!(
-            $what,
-            "\n\n\
-The job runs in the cluster: it goes on when this command is interrupted, and after a restart of the
-servers. With --wait the exit code is the job's result: 0 when every file is done, 1 otherwise.
-Without, watch it with `millrace job show ID`.
-
-Examples:\n",
-            $examples
-        )
-    };
-}
-
-const HYDRATE_HELP: &str = job_help!(
-    "Afterwards reads ask the bucket for nothing. What was changed here stays as it is.",
-    "  millrace hydrate /mnt/data/train --wait
-  millrace hydrate mr:/train --json        prints the job"
-);
-
-const IMPORT_HELP: &str = job_help!(
-    "Only names, sizes and times are fetched; files that were not changed here follow their
-objects. Of a single file its object is asked for.",
-    "  millrace import /mnt/data/train --wait
-  millrace import mr:/train/cat.jpg"
-);
-
-const EXPORT_HELP: &str = job_help!(
-    "An object that was changed in the bucket meanwhile is never overwritten: the file is in
-conflict then (`millrace resolve`). Files that are open for writing are left out and reported.",
-    "  millrace export /mnt/data/run7 --wait && millrace release /mnt/data/run7
-  millrace export mr:/out --json           prints the job"
-);
-
-const RELEASE_HELP: &str = job_help!(
-    "What was changed here and not exported stays.",
-    "  millrace release /mnt/data/train --wait
-  millrace release mr:/train"
-);
-
 const STATE_HELP: &str = "\
 released: only the name is here; partial: some bytes are; hydrated: all are; dirty: differs from the
 bucket; exported: written here and in the bucket since; conflict: changed on both sides.

@@ -10,6 +10,7 @@ pub(crate) mod dev_up;
 pub(crate) mod fsck;
 pub(crate) mod job_cancel;
 pub(crate) mod job_list;
+pub(crate) mod job_retry;
 pub(crate) mod job_show;
 pub(crate) mod link_add;
 pub(crate) mod link_list;

@@ -110,16 +110,16 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
             commands::link_remove::run(context, arguments).await
         }
         Command::Hydrate(arguments) => {
-            commands::start_job::run(context, JobKind::Hydrate, arguments).await
+            commands::start_job::run_selected(context, JobKind::Hydrate, arguments).await
         }
         Command::Import(arguments) => {
             commands::start_job::run(context, JobKind::Import, arguments).await
         }
         Command::Export(arguments) => {
-            commands::start_job::run(context, JobKind::Export, arguments).await
+            commands::start_job::run_selected(context, JobKind::Export, arguments).await
         }
         Command::Release(arguments) => {
-            commands::start_job::run(context, JobKind::Release, arguments).await
+            commands::start_job::run_selected(context, JobKind::Release, arguments).await
         }
         Command::Pin(arguments) => match &arguments.path {
             Some(path) => commands::pin::set(context, path, true).await,
@@ -134,6 +134,9 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Job(JobCommand::List) => commands::job_list::run(context).await,
         Command::Job(JobCommand::Show(arguments)) => {
             commands::job_show::run(context, arguments).await
+        }
+        Command::Job(JobCommand::Retry(arguments)) => {
+            commands::job_retry::run(context, arguments).await
         }
         Command::Job(JobCommand::Cancel(arguments)) => {
             commands::job_cancel::run(context, arguments).await

@@ -17,10 +17,12 @@ use crate::output::{path_text, time_text};
 
 mod fsck;
 mod pin;
+mod selection;
 mod target;
 
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
+pub(crate) use selection::SelectionReport;
 pub(crate) use target::{
     DetailReport, DrainReport, FindingReport, ScrubReport, TargetDetailReport, TargetScrubReport,
     TargetShowReport,
@@ -125,6 +127,9 @@ pub(crate) struct JobReport {
     pub(crate) failures: Vec<FailureReport>,
     pub(crate) started: String,
     pub(crate) ended: Option<String>,
+    /// What `job show` tells of a job that does not do all of its tree.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) selection: Option<SelectionReport>,
 }
 
 /// Why a job could not do one file.
@@ -345,6 +350,7 @@ impl From<&Job> for JobReport {
             failures: failures.collect(),
             started: time_text(job.started),
             ended: job.ended.map(time_text),
+            selection: None,
         }
     }
 }

@@ -75,7 +75,7 @@ pub(crate) fn exit_of(job: &Job) -> Exit {
 /// A job's result in words.
 pub(crate) fn summary(job: &Job) -> String {
     let ended = match job.state {
-        JobState::Queued => "waits for the job before it",
+        JobState::Queued => "waits for others to end",
         JobState::Running => "runs",
         JobState::Succeeded => "succeeded",
         JobState::Failed => "failed",

@@ -15,6 +15,7 @@ use millrace_protocol::{
     },
     control::{DescribeMount, MountDescription},
     release::SetPin,
+    selection::{RetryJob, ShowSelection, StartSelected},
     session::Caller,
 };
 use millrace_transport::local::{LocalCall, LocalService};
@@ -111,6 +112,18 @@ impl LocalService for Control {
             RequestKind::SetPin => {
                 self.forward(call, |r: &mut SetPin| named(&mut r.caller, &mut r.path)).await;
             }
+            RequestKind::StartSelected => {
+                let amend = |r: &mut StartSelected| named(&mut r.start.caller, &mut r.start.path);
+                self.forward(call, amend).await;
+            }
+            RequestKind::RetryJob => {
+                let amend = |request: &mut RetryJob| {
+                    request.caller = asking.clone();
+                    Ok(())
+                };
+                self.forward(call, amend).await;
+            }
+            RequestKind::ShowSelection => self.forward(call, |_: &mut ShowSelection| Ok(())).await,
             RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
             RequestKind::ListJobs => self.forward(call, |_: &mut ListJobs| Ok(())).await,
             RequestKind::CancelJob => {

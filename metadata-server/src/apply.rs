@@ -57,7 +57,7 @@ pub(crate) use trust::unnamed;
 /// | 2     | access control lists; a program's capabilities go when its bytes or owner change |
 /// | 3     | repairs of the namespace                                                         |
 /// | 4     | times of access that follow reads                                                |
-/// | 5     | pins                                                                             |
+/// | 5     | pins; jobs over a part of a tree                                                 |
 pub const FEATURE_LEVEL: u32 = 5;
 
 /// The level at which every log begins, whichever program made it.
@@ -152,6 +152,7 @@ fn dispatch(
         Command::ImportEntries(import) => import::entries(tx, import),
         Command::MarkDirectoryListed(directory) => import::mark_listed(tx, *directory),
         Command::AddJob(job) => job::add(tx, job),
+        Command::AddSelectedJob(job) => job::add_selected(tx, job),
         Command::UpdateJob(update) => job::update(tx, update),
         Command::BeginExport(begin) => export::begin(tx, begin),
         Command::RecordUpload { inode, export, upload_id } => {

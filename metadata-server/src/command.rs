@@ -42,7 +42,7 @@ pub use bucket::{
     DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetLinkOptions,
 };
 pub use create::{CreateMasked, CreateUnnamed};
-pub use job::{AddJob, BeginExport, CompleteExport, JobCounts, UpdateJob};
+pub use job::{AddJob, AddSelectedJob, BeginExport, CompleteExport, JobCounts, UpdateJob};
 pub use pin::SetPin;
 pub use repair::{LOST_FOUND, Repair};
 pub use trust::ReclaimOrphans;
@@ -194,6 +194,8 @@ pub enum Command {
     NoteReads(NoteReads),
     /// Pins an inode, or ends that.
     SetPin(SetPin),
+    /// Takes a job over a part of its tree into the queue.
+    AddSelectedJob(Box<AddSelectedJob>),
 }
 
 /// Makes an empty file system.

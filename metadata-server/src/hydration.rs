@@ -20,6 +20,7 @@ use millrace_protocol::{
         AddLink, CancelJob, Job, LinkOptions, LinkStatus, RemoveLink, ResolveConflict,
         ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
+    selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
 };
 use millrace_service::metrics::Metrics;
@@ -186,6 +187,34 @@ impl<E: Environment> Hydration<E> {
     /// When the caller may not, the path leads nowhere, or the queue is full.
     pub async fn start_job(&self, top: &[u8], request: &StartJob) -> Result<Job, Failure> {
         self.jobs.start(top, request).await
+    }
+
+    /// Starts a job over a part of a tree; the request's path begins at `top`.
+    ///
+    /// # Errors
+    /// As [`Jobs::start_selected`].
+    pub async fn start_selected(
+        &self,
+        top: &[u8],
+        request: &StartSelected,
+    ) -> Result<Job, Failure> {
+        self.jobs.start_selected(top, request).await
+    }
+
+    /// Starts a job once more.
+    ///
+    /// # Errors
+    /// As [`Jobs::retry`].
+    pub async fn retry_job(&self, request: &RetryJob) -> Result<Job, Failure> {
+        self.jobs.retry(request).await
+    }
+
+    /// What a job works on.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn show_selection(&self, id: JobId) -> Result<SelectionReply, Failure> {
+        self.jobs.selection(id).await
     }
 
     /// Jobs, newest first.

@@ -51,6 +51,44 @@ fn objects_are_files_and_are_fetched_once() -> Result<()> {
 }
 
 #[test]
+fn a_job_over_some_files_says_what_it_works_on_and_is_run_again() -> Result<()> {
+    let bucket = Bucket::start()?;
+    for key in ["set/a.jpg", "set/sub/b.jpg", "set/c.txt", "set/old/d.jpg"] {
+        bucket.put(key, &bytes(1_000, 1))?;
+    }
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    cluster.cli(&["link", "add", "s3://data/set", "mr:/set"])?.ok()?;
+    let select = ["--include", "*.jpg", "--exclude", "old/**"];
+    let hydrate = |more: &[&str]| {
+        let path = cluster.mount().join("set");
+        let path = path.to_str().context("a path")?;
+        cluster.json(&[&["hydrate", path, "--wait"], &select[..], more].concat())
+    };
+    let counted = hydrate(&["--dry-run"])?;
+    assert_eq!((&counted["files_total"], &counted["files_done"]), (&2.into(), &0.into()));
+    assert_eq!(state(&cluster, "mr:/set/a.jpg")?, "released");
+    let done = hydrate(&[])?;
+    assert_eq!((&done["files_done"], &done["bytes_done"]), (&2.into(), &2_000.into()));
+    for (path, expected) in [
+        ("mr:/set/a.jpg", "hydrated"),
+        ("mr:/set/sub/b.jpg", "hydrated"),
+        ("mr:/set/c.txt", "released"),
+        ("mr:/set/old/d.jpg", "released"),
+    ] {
+        assert_eq!(state(&cluster, path)?, expected, "{path}");
+    }
+    let id = done["id"].to_string();
+    let again = cluster.json(&["job", "retry", &id, "--wait"])?;
+    assert_eq!((&again["files_done"], &again["state"]), (&2.into(), &"succeeded".into()));
+    let shown = cluster.cli(&["job", "show", &again["id"].to_string()])?;
+    let told = "--include '*.jpg' --exclude 'old/**'";
+    ensure!(shown.stdout.contains(told), "{}", shown.stdout);
+    let wrong = cluster.cli(&["hydrate", "mr:/set", "--include", "a["])?;
+    ensure!(wrong.code == Some(1) && wrong.stderr.contains("a["), "{}", wrong.stderr);
+    Ok(())
+}
+
+#[test]
 fn a_small_read_of_a_large_object_does_not_fetch_it_whole() -> Result<()> {
     let bucket = Bucket::start()?;
     let body = bytes(64_000_000, 5);

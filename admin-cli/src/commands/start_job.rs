@@ -4,10 +4,13 @@
 //! here.
 
 use anyhow::Context as _;
-use millrace_protocol::admin::{JobKind, StartJob};
+use millrace_protocol::{
+    admin::{JobKind, StartJob},
+    selection::StartSelected,
+};
 
 use crate::{
-    arguments::StartArguments,
+    arguments::{SelectArguments, StartArguments},
     context::{CALLER, Context, at},
     exit::Exit,
     watch,
@@ -23,4 +26,23 @@ pub(crate) async fn run(
     let request = StartJob { caller: CALLER, kind, path };
     let reply = connection.request(&request).await.context(at(&arguments.path))?;
     watch::report(context, &connection, reply.job, arguments.wait).await
+}
+
+/// The same over some files of a tree. One over all of them is started as ever, so that an older
+/// server does it too.
+pub(crate) async fn run_selected(
+    context: &Context,
+    kind: JobKind,
+    arguments: SelectArguments,
+) -> anyhow::Result<Exit> {
+    let (selection, dry_run) = (arguments.selection(), arguments.dry_run);
+    if selection.is_everything() && !dry_run {
+        return run(context, kind, arguments.start).await;
+    }
+    let StartArguments { wait, path: named } = arguments.start;
+    let (connection, path) = context.at(&named).await?;
+    let start = StartJob { caller: CALLER, kind, path };
+    let request = StartSelected { start, selection, dry_run };
+    let reply = connection.request(&request).await.context(at(&named))?;
+    watch::report(context, &connection, reply.job, wait).await
 }

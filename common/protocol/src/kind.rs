@@ -62,8 +62,8 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, backup, cluster, control, fsck, lease, lock, metadata, release, session,
-    storage, target, upkeep,
+    access, admin, backup, cluster, control, fsck, lease, lock, metadata, release, selection,
+    session, storage, target, upkeep,
 };
 
 requests! {
@@ -257,6 +257,12 @@ requests! {
     SetPin = 0x0640, release::SetPin => release::PinReply;
     /// What targets have to keep.
     ListPins = 0x0641, release::ListPins => release::PinsReply;
+    /// Starts a job over a part of a tree.
+    StartSelected = 0x0642, selection::StartSelected => admin::JobReply;
+    /// What a job works on.
+    ShowSelection = 0x0643, selection::ShowSelection => selection::SelectionReply;
+    /// Starts a job once more.
+    RetryJob = 0x0644, selection::RetryJob => admin::JobReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

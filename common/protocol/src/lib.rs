@@ -6,8 +6,8 @@
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
-//! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`upkeep`], [`fsck`], [`backup`],
-//! [`control`].
+//! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`], [`upkeep`],
+//! [`fsck`], [`backup`], [`control`].
 
 pub mod access;
 pub mod admin;
@@ -23,6 +23,7 @@ pub mod lease;
 pub mod lock;
 pub mod metadata;
 pub mod release;
+pub mod selection;
 pub mod session;
 pub mod storage;
 pub mod target;

@@ -5,9 +5,12 @@ use millrace_types::ErrorKind;
 
 use super::{ApplyError, Transaction};
 use crate::{
-    command::{AddJob, Outcome, UpdateJob},
+    command::{AddJob, AddSelectedJob, Outcome, UpdateJob},
     namespace::tree,
-    store::{keys, records::JobRecord},
+    store::{
+        keys,
+        records::{JobRecord, SelectionRecord},
+    },
 };
 
 /// Takes a job; the oldest ended one beyond [`JOBS_KEPT`] is forgotten.
@@ -18,7 +21,10 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
     if known.len() >= JOBS_KEPT {
         let ended = known.iter().find(|(_, record)| record.job.state.is_final());
         match ended {
-            Some((key, _)) => tx.delete(key.clone()),
+            Some((key, record)) => {
+                tx.delete(key.clone());
+                tx.delete(keys::selection(record.job.id));
+            }
             None => return Err(ErrorKind::Busy.into()),
         }
     }
@@ -31,6 +37,24 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
     tx.put(keys::job(id), &record);
     Ok(Outcome::Job(id))
 }
+
+/// Takes a job over a part of its tree.
+pub(super) fn add_selected(
+    tx: &mut Transaction<'_>,
+    selected: &AddSelectedJob,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < SELECTION_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let id = tx.file_system()?.next_job;
+    let outcome = add(tx, &selected.add)?;
+    let (selection, dry_run) = (selected.selection.clone(), selected.dry_run);
+    tx.put(keys::selection(id), &SelectionRecord { selection, dry_run });
+    Ok(outcome)
+}
+
+/// The feature level from which on there are jobs over a part of a tree.
+const SELECTION_LEVEL: u32 = 5;
 
 /// Moves a job on. An ended one stays as it ended.
 pub(super) fn update(tx: &mut Transaction<'_>, update: &UpdateJob) -> Result<Outcome, ApplyError> {

@@ -3,6 +3,7 @@
 use millrace_protocol::{
     admin::{Job, JobFailure, JobState},
     capability::Origin,
+    selection::Selection,
     session::Caller,
 };
 use millrace_types::{InodeId, JobId, LinkId};
@@ -17,6 +18,17 @@ pub struct AddJob {
     pub caller: Caller,
     /// The top of its tree.
     pub root: InodeId,
+}
+
+/// Takes a job over a part of its tree into the queue.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AddSelectedJob {
+    /// The job.
+    pub add: AddJob,
+    /// Which files.
+    pub selection: Selection,
+    /// Whether nothing is done.
+    pub dry_run: bool,
 }
 
 /// How far a job is. Counts are absolute, so that a repeated one changes nothing.

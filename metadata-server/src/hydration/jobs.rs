@@ -1,28 +1,36 @@
-//! Jobs: import, hydrate, release and export of a file or tree, one after another.
+//! Jobs: import, hydrate, release and export of a file or tree, some at a time.
 //!
 //! A job is a record in the store, moved on by commands; what it does is idempotent, so that after
 //! a crash it is simply run again. The state machine is in [`JobState`]; this module runs it,
 //! counts, and passes cancellation on. Work is done by the targets.
+//!
+//! Jobs run beside each other, so that a tree that takes a day to fetch holds up no checkpoint. Of
+//! exports there is one at a time: what one of them finds begun was left by one that is over.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use millrace_protocol::admin::{CancelJob, Job, JobKind, JobState, StartJob};
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use millrace_protocol::{
+    admin::{CancelJob, Job, JobKind, JobState, PathBytes, StartJob},
+    selection::{RetryJob, Selection, SelectionReply, StartSelected},
+    session::Caller,
+};
 use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use self::progress::Progress;
+use self::{filter::Filter, progress::Progress};
 use super::{
     environment::Environment,
     import::{Importer, broken},
     walk::{Viewpoint, check, path_of, resolve},
 };
 use crate::{
-    command::{AddJob, Command, Outcome, UpdateJob},
+    command::{AddJob, AddSelectedJob, Command, Outcome, UpdateJob},
     namespace::{
         Inode,
         permission::{self, Access},
@@ -30,7 +38,7 @@ use crate::{
     },
     store::{
         View, keys,
-        records::{self, JobRecord},
+        records::{self, JobRecord, SelectionRecord},
     },
 };
 
@@ -38,6 +46,7 @@ mod directory_export;
 mod dispatch;
 mod export;
 mod file_export;
+mod filter;
 mod list;
 mod progress;
 mod settle;
@@ -50,8 +59,25 @@ pub struct Jobs<E> {
     environment: Arc<E>,
     importer: Arc<Importer<E>>,
     waiting: Notify,
-    running: Mutex<HashMap<JobId, CancellationToken>>,
+    running: Mutex<HashMap<JobId, Running>>,
 }
+
+/// A job at work.
+#[derive(Debug)]
+struct Running {
+    kind: JobKind,
+    stop: CancellationToken,
+}
+
+/// A job is at work as long as this is there.
+struct Begun<'a, E: Environment> {
+    jobs: &'a Jobs<E>,
+    id: JobId,
+    stop: CancellationToken,
+}
+
+/// Jobs at work at the same time: each has its own bounds on requests to targets.
+const RUNNING_MAX: usize = 4;
 
 /// How often a running job's counts become a command.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
@@ -64,6 +90,9 @@ struct Context<'a, E> {
     environment: &'a Arc<E>,
     importer: &'a Arc<Importer<E>>,
     job: &'a JobRecord,
+    filter: &'a Filter,
+    /// Nothing is done: what would be is counted as found.
+    dry_run: bool,
     progress: &'a Progress,
 }
 
@@ -79,25 +108,79 @@ impl<E: Environment> Jobs<E> {
     /// [`ErrorKind::PermissionDenied`] or [`ErrorKind::NotPermitted`] when the caller may not; a
     /// path that leads nowhere; [`ErrorKind::Busy`] when the queue is full.
     pub async fn start(&self, top: &[u8], request: &StartJob) -> Result<Job, Failure> {
+        let add = self.prepare(top, request).await?;
+        self.add(Command::AddJob(add)).await
+    }
+
+    /// Takes a job over a part of a tree into the queue.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; [`ErrorKind::InvalidArgument`] for a selection that makes no sense, and
+    /// for an import, which knows no files before it has listed them.
+    pub async fn start_selected(
+        &self,
+        top: &[u8],
+        request: &StartSelected,
+    ) -> Result<Job, Failure> {
+        if request.start.kind == JobKind::Import {
+            let words = "an import lists whole directories: it takes no selection";
+            return Err(Failure::new(ErrorKind::InvalidArgument, words));
+        }
+        Filter::compile(&request.selection, Timestamp(0))?;
+        let add = self.prepare(top, &request.start).await?;
+        let (selection, dry_run) = (request.selection.clone(), request.dry_run);
+        let command = AddSelectedJob { add, selection, dry_run };
+        self.add(Command::AddSelectedJob(Box::new(command))).await
+    }
+
+    /// Takes a job that has ended into the queue once more, as a new one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::NotPermitted`] for anybody but who started it and root;
+    /// [`ErrorKind::Busy`] while it has not ended.
+    pub async fn retry(&self, request: &RetryJob) -> Result<Job, Failure> {
+        let JobRecord { job, caller, root } = self.record(request.id).await?;
+        check_owner(&request.caller, &caller)?;
+        if !job.state.is_final() {
+            let words = format!("job {} has not ended", request.id.0);
+            return Err(Failure::new(ErrorKind::Busy, words));
+        }
+        let SelectionRecord { selection, dry_run } = self.selection_record(request.id).await?;
+        let add = AddJob { job: fresh(job.kind, job.path), caller, root };
+        self.add(match selection.is_everything() && !dry_run {
+            true => Command::AddJob(add),
+            false => Command::AddSelectedJob(Box::new(AddSelectedJob { add, selection, dry_run })),
+        })
+        .await
+    }
+
+    /// What a job works on.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn selection(&self, id: JobId) -> Result<SelectionReply, Failure> {
+        let SelectionRecord { selection, dry_run } = self.selection_record(id).await?;
+        Ok(SelectionReply { selection, dry_run })
+    }
+
+    async fn selection_record(&self, id: JobId) -> Result<SelectionRecord, Failure> {
+        let query = self
+            .environment
+            .read(move |view| records::read(view, &keys::selection(id)).map_err(broken));
+        let everything = || SelectionRecord { selection: Selection::default(), dry_run: false };
+        Ok(query.await?.unwrap_or_else(everything))
+    }
+
+    async fn prepare(&self, top: &[u8], request: &StartJob) -> Result<AddJob, Failure> {
         let from = Viewpoint { top, caller: &request.caller };
         let top = resolve(&*self.environment, &self.importer, from, &request.path).await?;
         self.check_caller(request, &top).await?;
-        let job = Job {
-            id: JobId(0),
-            kind: request.kind,
-            path: path_of(&*self.environment, &top).await,
-            state: JobState::Queued,
-            files_done: 0,
-            files_total: 0,
-            bytes_done: 0,
-            bytes_total: 0,
-            errors: 0,
-            failures: Vec::new(),
-            started: Timestamp(0),
-            ended: None,
-        };
-        let add = AddJob { job, caller: request.caller.clone(), root: top.id };
-        let outcome = self.environment.execute(Command::AddJob(add), true).await?;
+        let job = fresh(request.kind, path_of(&*self.environment, &top).await);
+        Ok(AddJob { job, caller: request.caller.clone(), root: top.id })
+    }
+
+    async fn add(&self, command: Command) -> Result<Job, Failure> {
+        let outcome = self.environment.execute(command, true).await?;
         let Outcome::Job(id) = outcome else { return Err(ErrorKind::Internal.into()) };
         self.waiting.notify_one();
         self.show(id).await
@@ -125,11 +208,7 @@ impl<E: Environment> Jobs<E> {
     /// [`ErrorKind::NotPermitted`] for anybody but who started it and root.
     pub async fn cancel(&self, request: &CancelJob) -> Result<Job, Failure> {
         let record = self.record(request.id).await?;
-        let allowed =
-            permission::is_root(&request.caller) || request.caller.uid == record.caller.uid;
-        if !allowed {
-            return Err(ErrorKind::NotPermitted.into());
-        }
+        check_owner(&request.caller, &record.caller)?;
         // An ended job stays as it ended; a running one is told to stop, and its last counts stay.
         let progress = Progress::of(&record.job);
         let update = progress.update(request.id, Some(JobState::Cancelled));
@@ -140,10 +219,13 @@ impl<E: Environment> Jobs<E> {
 
     /// Tells a running job to stop.
     fn stop(&self, id: JobId) {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(token) = running.get(&id) {
-            token.cancel();
+        if let Some(running) = self.running().get(&id) {
+            running.stop.cancel();
         }
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashMap<JobId, Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs jobs until `stop`. A job that is stopped so goes on with the next start of the server.
@@ -153,14 +235,24 @@ impl<E: Environment> Jobs<E> {
                 tracing::warn!(%failure, "exports of an earlier run cannot be settled yet");
                 tokio::time::sleep(PAUSE).await;
             }
+            let mut jobs = FuturesUnordered::new();
             loop {
-                match self.next().await {
-                    Ok(Some(record)) => self.run_one(record).await,
-                    Ok(None) => self.waiting.notified().await,
+                let again = match self.next().await {
+                    Ok(Some(record)) => {
+                        let begun = self.begin(&record.job);
+                        jobs.push(self.run_one(record, begun));
+                        continue;
+                    }
+                    Ok(None) => Duration::MAX,
                     Err(failure) => {
                         tracing::warn!(%failure, "the queue of jobs cannot be read");
-                        tokio::time::sleep(PAUSE).await;
+                        PAUSE
                     }
+                };
+                tokio::select! {
+                    Some(()) = jobs.next(), if !jobs.is_empty() => {}
+                    () = self.waiting.notified() => {}
+                    () = tokio::time::sleep(again) => {}
                 }
             }
         };
@@ -170,57 +262,86 @@ impl<E: Environment> Jobs<E> {
         }
     }
 
-    /// The oldest job that has not ended.
+    /// The oldest job that waits and may begin now.
     async fn next(&self) -> Result<Option<JobRecord>, Failure> {
-        let query = self.environment.read(|view| {
+        let (busy, exports): (Vec<_>, bool) = {
+            let running = self.running();
+            let exports = running.values().any(|one| one.kind == JobKind::Export);
+            (running.keys().copied().collect(), exports)
+        };
+        if busy.len() >= RUNNING_MAX {
+            return Ok(None);
+        }
+        let query = self.environment.read(move |view| {
             let known = tree::scan::<JobRecord>(view, &keys::jobs(), usize::MAX);
             let mut open = known.map_err(broken)?.into_iter().map(|(_, record)| record);
-            Ok(open.find(|record| !record.job.state.is_final()))
+            Ok(open.find(|JobRecord { job, .. }| {
+                let waits = !job.state.is_final() && !busy.contains(&job.id);
+                waits && !(exports && job.kind == JobKind::Export)
+            }))
         });
         query.await
     }
 
-    async fn run_one(&self, record: JobRecord) {
+    /// The job is at work until what this returns is dropped.
+    fn begin(&self, job: &Job) -> Begun<'_, E> {
+        let stop = CancellationToken::new();
+        self.running().insert(job.id, Running { kind: job.kind, stop: stop.clone() });
+        Begun { jobs: self, id: job.id, stop }
+    }
+
+    async fn run_one(&self, record: JobRecord, begun: Begun<'_, E>) {
         let id = record.job.id;
-        let token = CancellationToken::new();
-        let registered = |token| {
-            let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            match token {
-                Some(token) => running.insert(id, token),
-                None => running.remove(&id),
-            };
-        };
-        registered(Some(token.clone()));
         let progress = Progress::default();
         self.report(&progress, id, Some(JobState::Running)).await;
         tracing::info!(job = id.0, kind = ?record.job.kind, "job begins");
-        let context = Context {
-            environment: &self.environment,
-            importer: &self.importer,
-            job: &record,
-            progress: &progress,
-        };
-        let work = async {
-            match record.job.kind {
-                JobKind::Import => list::run(&context).await,
-                JobKind::Hydrate | JobKind::Release => transfer::run(&context).await,
-                JobKind::Export => export::run(&context).await,
-            }
-        };
         let end = tokio::select! {
-            () = token.cancelled() => JobState::Cancelled,
-            () = work => progress.end(),
+            () = begun.stop.cancelled() => JobState::Cancelled,
+            end = self.work(&record, &progress) => end,
             () = self.report_for_ever(&progress, id) => JobState::Failed,
         };
         self.report(&progress, id, Some(end)).await;
-        registered(None);
         // What was under way when it was stopped is given up, or turns out to stand.
         if end == JobState::Cancelled
+            && record.job.kind == JobKind::Export
             && let Err(failure) = settle::all(&self.environment, &self.importer).await
         {
             tracing::warn!(%failure, "exports of a cancelled job cannot be settled yet");
         }
+        drop(begun);
         tracing::info!(job = id.0, ?end, errors = progress.errors(), "job ends");
+    }
+
+    async fn work(&self, record: &JobRecord, progress: &Progress) -> JobState {
+        let id = record.job.id;
+        // It may have been cancelled before there was anything to stop.
+        if self.record(id).await.is_ok_and(|now| now.job.state.is_final()) {
+            return JobState::Cancelled;
+        }
+        let selected = self.selection_record(id).await.and_then(|selected| {
+            Ok((Filter::compile(&selected.selection, record.job.started)?, selected.dry_run))
+        });
+        let (filter, dry_run) = match selected {
+            Ok(selected) => selected,
+            Err(failure) => {
+                progress.failed(record.job.path.clone(), failure);
+                return JobState::Failed;
+            }
+        };
+        let context = Context {
+            environment: &self.environment,
+            importer: &self.importer,
+            job: record,
+            filter: &filter,
+            dry_run,
+            progress,
+        };
+        match record.job.kind {
+            JobKind::Import => list::run(&context).await,
+            JobKind::Hydrate | JobKind::Release => transfer::run(&context).await,
+            JobKind::Export => export::run(&context).await,
+        }
+        progress.end()
     }
 
     async fn report_for_ever(&self, progress: &Progress, id: JobId) {
@@ -272,6 +393,38 @@ impl<E: Environment> Jobs<E> {
             }
         }
         Ok(())
+    }
+}
+
+impl<E: Environment> Drop for Begun<'_, E> {
+    fn drop(&mut self) {
+        self.jobs.running().remove(&self.id);
+    }
+}
+
+/// A job that nobody has begun.
+fn fresh(kind: JobKind, path: PathBytes) -> Job {
+    Job {
+        id: JobId(0),
+        kind,
+        path,
+        state: JobState::Queued,
+        files_done: 0,
+        files_total: 0,
+        bytes_done: 0,
+        bytes_total: 0,
+        errors: 0,
+        failures: Vec::new(),
+        started: Timestamp(0),
+        ended: None,
+    }
+}
+
+/// Who started a job, and root, may end it and start it again.
+fn check_owner(caller: &Caller, owner: &Caller) -> Result<(), Failure> {
+    match permission::is_root(caller) || caller.uid == owner.uid {
+        true => Ok(()),
+        false => Err(ErrorKind::NotPermitted.into()),
     }
 }
 

@@ -4,6 +4,7 @@
 mod conflicts;
 mod exports;
 mod imports;
+mod jobs;
 mod permissions;
 mod refresh;
 mod removal;

@@ -10,6 +10,7 @@ use millrace_protocol::{
         RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
+    selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
     session::Done,
 };
 use millrace_transport::IncomingCall;
@@ -97,6 +98,48 @@ impl Hydrated for StartJob {
     ) -> Result<JobReply, Failure> {
         let job = hydration.start_job(&top, &self).await?;
         Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for StartSelected {
+    fn restrict(&mut self, client: &Client) {
+        self.start.caller = client.caller(&self.start.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
+    ) -> Result<JobReply, Failure> {
+        let job = hydration.start_selected(&top, &self).await?;
+        Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for RetryJob {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<JobReply, Failure> {
+        let job = hydration.retry_job(&self).await?;
+        Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for ShowSelection {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<SelectionReply, Failure> {
+        hydration.show_selection(self.id).await
     }
 }
 

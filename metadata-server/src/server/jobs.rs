@@ -1,6 +1,9 @@
 //! Starting and cancelling jobs: what a client may do with them, and how it sees them.
 
-use millrace_protocol::admin::{CancelJob, JobReply, StartJob};
+use millrace_protocol::{
+    admin::{CancelJob, JobReply, StartJob},
+    selection::{RetryJob, ShowSelection, StartSelected},
+};
 use millrace_transport::IncomingCall;
 use millrace_types::{Failure, JobId};
 
@@ -14,6 +17,35 @@ impl MetadataService {
             Err(failure) => Err(failure),
         };
         respond::<StartJob>(call, result).await;
+    }
+
+    pub(super) async fn start_selected(&self, call: IncomingCall) {
+        let result = match self.hydrated::<StartSelected>(&call).await {
+            Ok(reply) => self.seen(&call, reply.job.id).await,
+            Err(failure) => Err(failure),
+        };
+        respond::<StartSelected>(call, result).await;
+    }
+
+    pub(super) async fn retry_job(&self, call: IncomingCall) {
+        let result = async {
+            let id = call.decode::<RetryJob>()?.id;
+            self.seen(&call, id).await?;
+            let reply = self.hydrated::<RetryJob>(&call).await?;
+            self.seen(&call, reply.job.id).await
+        };
+        let result = result.await;
+        respond::<RetryJob>(call, result).await;
+    }
+
+    pub(super) async fn show_selection(&self, call: IncomingCall) {
+        let result = async {
+            let id = call.decode::<ShowSelection>()?.id;
+            self.seen(&call, id).await?;
+            self.hydrated::<ShowSelection>(&call).await
+        };
+        let result = result.await;
+        respond::<ShowSelection>(call, result).await;
     }
 
     pub(super) async fn cancel_job(&self, call: IncomingCall) {

@@ -81,7 +81,10 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::CancelJob
         | Kind::ShowState
         | Kind::ResolveConflict
-        | Kind::SetPin => &[Role::Admin, Role::Client],
+        | Kind::SetPin
+        | Kind::StartSelected
+        | Kind::ShowSelection
+        | Kind::RetryJob => &[Role::Admin, Role::Client],
         Kind::Attach
         | Kind::Read
         | Kind::Write

@@ -34,6 +34,7 @@
 //! | `a`   | session 8                     | empty: a session that may keep names under leases  |
 //! | `b`   | inode 8                       | link 4 or empty: a file that may get its first name |
 //! | `c`   | inode 8                       | empty: a file or directory that is pinned          |
+//! | `d`   | job 8                         | [`SelectionRecord`]: a job over a part of its tree |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`DistrustRecord`]: super::records::DistrustRecord
@@ -51,6 +52,7 @@
 //! [`ReclaimRecord`]: super::records::ReclaimRecord
 //! [`RestoreRecord`]: super::records::RestoreRecord
 //! [`RunRecord`]: super::records::RunRecord
+//! [`SelectionRecord`]: super::records::SelectionRecord
 //! [`SessionRecord`]: super::records::SessionRecord
 //! [`TargetRecord`]: super::records::TargetRecord
 //! [`TrimRecord`]: super::records::TrimRecord
@@ -396,6 +398,12 @@ pub fn pins() -> Vec<u8> {
 #[must_use]
 pub fn pin(inode: InodeId) -> Vec<u8> {
     key!(b'c', inode.0.to_be_bytes())
+}
+
+/// What a job works on, if that is not all of its tree.
+#[must_use]
+pub fn selection(job: JobId) -> Vec<u8> {
+    key!(b'd', job.0.to_be_bytes())
 }
 
 /// The bytes of `key` behind `prefix`; empty when it is another one.

@@ -9,6 +9,7 @@ use millrace_protocol::{
     admin::{AttributeSource, Job},
     cluster::{Bucket, LinkMode},
     metadata::FileKind,
+    selection::Selection,
     session::Caller,
 };
 use millrace_types::{
@@ -303,6 +304,16 @@ pub struct JobRecord {
     pub root: InodeId,
 }
 record!(JobRecord, 1, "job");
+
+/// What a job works on, if that is not all of its tree, or is only counted.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct SelectionRecord {
+    /// Which files.
+    pub selection: Selection,
+    /// Whether nothing is done.
+    pub dry_run: bool,
+}
+record!(SelectionRecord, 1, "selection of a job");
 
 /// The export of one file, from before its upload began until the inode shows its outcome.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

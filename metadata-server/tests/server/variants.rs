@@ -72,6 +72,7 @@ variants!(
         Repair,
         NoteReads,
         SetPin,
+        AddSelectedJob,
     }
 );
 

@@ -9,6 +9,7 @@ mod lease;
 mod lock;
 mod metadata;
 mod release;
+mod selection;
 mod storage;
 mod upkeep;
 
@@ -45,6 +46,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(storage::all());
     samples.extend(release::all());
     samples.extend(admin::all());
+    samples.extend(selection::all());
     samples.extend(upkeep::all());
     samples.extend(fsck::all());
     samples.extend(backup::all());

@@ -46,6 +46,12 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
             Ok(None) => break,
             Ok(Some(page)) => {
                 for inode in page {
+                    // Of a selection the marks of directories are no part.
+                    let whole = context.filter.is_everything() && !context.dry_run;
+                    let left_out = inode.is_directory() && !whole;
+                    if left_out || !context.selects(&inode).await {
+                        continue;
+                    }
                     while files.len() >= FILES_MAX {
                         take(context, files.next().await).await;
                     }
@@ -71,10 +77,16 @@ fn begin<'a, E: Environment>(
     match &inode.body {
         Body::File(_) => Some(Box::pin(async move {
             let id = inode.id;
-            let result = file_export::run(context, &uploads, id).await;
-            Ended { inode: id, result: result.map(|()| Counted::Yes) }
+            let result = match context.dry_run {
+                true => file_export::look(context, id).await.map(|()| Counted::No),
+                false => file_export::run(context, &uploads, id).await.map(|()| Counted::Yes),
+            };
+            Ended { inode: id, result }
         })),
         Body::Symlink(_) => Some(Box::pin(async move {
+            if context.dry_run {
+                return Ended { inode: inode.id, result: Ok(Counted::No) };
+            }
             context.progress.found(0);
             let id = inode.id;
             let result = file_export::symlink(context, &inode).await;

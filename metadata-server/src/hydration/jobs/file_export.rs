@@ -89,6 +89,18 @@ pub(super) async fn run<E: Environment>(
     Err(Failure::new(ErrorKind::InUse, "the file keeps changing while it is exported"))
 }
 
+/// Counts one regular file as found, if the bucket lacks its content.
+pub(super) async fn look<E: Environment>(
+    context: &Context<'_, E>,
+    inode: InodeId,
+) -> Result<(), Failure> {
+    let source = read_source(context, inode).await?;
+    if is_needed(&source) {
+        context.progress.found(source.inode.size);
+    }
+    Ok(())
+}
+
 /// Stores a symbolic link, unless the object is there already.
 pub(super) async fn symlink<E: Environment>(
     context: &Context<'_, E>,

@@ -2,7 +2,10 @@
 //! asks for the object again.
 
 use super::{Context, Environment};
-use crate::hydration::walk::{Unlisted, Walk, inode, path_of};
+use crate::{
+    hydration::walk::{Unlisted, Walk, inode, path_of},
+    namespace::Inode,
+};
 
 /// Lists everything below the job's directory that its caller may see.
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
@@ -30,6 +33,19 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
 }
 
 impl<E: Environment> Context<'_, E> {
+    /// Whether the job works on a file.
+    pub(super) async fn selects(&self, inode: &Inode) -> bool {
+        if self.filter.is_everything() {
+            return true;
+        }
+        if !self.filter.needs_path() {
+            return self.filter.admits(inode, b"");
+        }
+        let path = path_of(&**self.environment, inode).await;
+        let below = path.strip_prefix(self.job.job.path.as_slice()).unwrap_or(&path);
+        self.filter.admits(inode, below.strip_prefix(b"/").unwrap_or(below))
+    }
+
     /// Counts a failure under the path that an inode has now.
     pub(super) async fn fail_id(
         &self,

@@ -92,7 +92,13 @@ async fn take<E: Environment>(
             Err(failure) => return context.fail_id(inode.id, failure).await,
         }
     }
+    if !context.selects(inode).await || (context.dry_run && !concerned) {
+        return;
+    }
     context.progress.found(if concerned { size } else { 0 });
+    if context.dry_run {
+        return;
+    }
     if concerned {
         dispatcher.file(inode.id, runs(&content, size), size).await;
     } else {

@@ -2,9 +2,9 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddLink, BeginExport, Command, CompleteExport, DropDirectory, ForgetEntries,
-        FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts, ObserveObject,
-        ResolveConflict, SetLinkOptions, UpdateJob,
+        AddJob, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport, DropDirectory,
+        ForgetEntries, FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts,
+        ObserveObject, ResolveConflict, SetLinkOptions, UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
@@ -16,6 +16,7 @@ use millrace_protocol::{
     admin::{AttributeSource, Job, JobFailure, JobKind, JobState, Keep},
     capability::Origin,
     cluster::{Bucket, LinkMode},
+    selection::Selection,
 };
 use millrace_types::{ErrorKind, FileName, InodeId, JobId, LinkId, MIB, Timestamp};
 
@@ -119,7 +120,15 @@ impl Commands {
                 ended: None,
             };
             let root = self.directory(view);
-            return Command::AddJob(AddJob { job, caller: self.caller(), root });
+            let add = AddJob { job, caller: self.caller(), root };
+            if percent(&self.random, 50) {
+                return Command::AddJob(add);
+            }
+            let include = vec!["*.jpg".to_owned()];
+            let selection = Selection { include, ..Selection::default() };
+            let dry_run = percent(&self.random, 50);
+            let selected = AddSelectedJob { add, selection, dry_run };
+            return Command::AddSelectedJob(Box::new(selected));
         }
         let id = self.record::<JobRecord>(view, &keys::jobs()).map_or(9, |(id, _)| id);
         let states =

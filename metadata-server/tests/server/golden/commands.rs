@@ -2,12 +2,12 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddLink, BeginExport, Command, Commit, CompleteExport, Create, CreateMasked,
-        CreateUnnamed, DropDirectory, Envelope, ForgetEntries, Format, FoundObject, ImportEntries,
-        ImportEntry, ImportKind, JobCounts, MakeLink, NewKey, NoteReads, ObserveObject,
-        OpenSession, OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename,
-        Repair, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions, SetPin, SetTime,
-        SetXattr, UpdateJob,
+        AddJob, AddLink, AddSelectedJob, BeginExport, Command, Commit, CompleteExport, Create,
+        CreateMasked, CreateUnnamed, DropDirectory, Envelope, ForgetEntries, Format, FoundObject,
+        ImportEntries, ImportEntry, ImportKind, JobCounts, MakeLink, NewKey, NoteReads,
+        ObserveObject, OpenSession, OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove,
+        RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions,
+        SetPin, SetTime, SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -17,6 +17,7 @@ use millrace_protocol::{
     capability::Origin,
     cluster::{Bucket, LinkMode},
     metadata::{NewNode, RenameMode, XattrMode},
+    selection::Selection,
     session::{Caller, Operation},
     target::ContentName,
 };
@@ -314,12 +315,28 @@ fn of_buckets() -> Vec<Command> {
     ]
 }
 
+pub(super) fn selection() -> Selection {
+    Selection {
+        include: vec!["*.jpg".into()],
+        exclude: vec!["old/**".into()],
+        size_min: Some(1),
+        size_max: Some(2),
+        age_min: Some(3),
+        age_max: Some(4),
+    }
+}
+
 fn of_jobs() -> Vec<Command> {
     let counts =
         JobCounts { files_done: 1, files_total: 2, bytes_done: 3, bytes_total: 4, errors: 5 };
     let export = 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10;
     vec![
         Command::AddJob(AddJob { job: job(), caller: caller(), root: InodeId(51) }),
+        Command::AddSelectedJob(Box::new(AddSelectedJob {
+            add: AddJob { job: job(), caller: caller(), root: InodeId(51) },
+            selection: selection(),
+            dry_run: true,
+        })),
         Command::UpdateJob(UpdateJob {
             id: JobId(52),
             state: Some(JobState::Failed),

@@ -9,7 +9,7 @@ use millrace_metadata_server::{
     store::records::{
         Applied, DistrustRecord, Entry, Export, FileSystem, GroupRecord, HostRecord, JobRecord,
         KeyRecord, LinkRecord, OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord, RunRecord,
-        SessionRecord, TargetRecord, TrimRecord, Whiteout,
+        SelectionRecord, SessionRecord, TargetRecord, TrimRecord, Whiteout,
     },
 };
 use millrace_protocol::{admin::AttributeSource, cluster::LinkMode, metadata::FileKind};
@@ -20,7 +20,7 @@ use millrace_types::{
 
 use super::{
     Sample,
-    commands::{bucket, caller, job, name, origin},
+    commands::{bucket, caller, job, name, origin, selection},
 };
 
 pub(super) fn samples() -> Vec<Sample> {
@@ -48,6 +48,7 @@ pub(super) fn samples() -> Vec<Sample> {
             &DistrustRecord { since: Timestamp(-7), reason: "an older copy".to_owned() },
         ),
         Sample::of("RestoreRecord", &RestoreRecord { restores: 0x0102_0304 }),
+        Sample::of("SelectionRecord", &SelectionRecord { selection: selection(), dry_run: true }),
         Sample::of("JobRecord", &JobRecord { job: job(), caller: caller(), root: InodeId(11) }),
     ];
     samples.extend(of_cluster());

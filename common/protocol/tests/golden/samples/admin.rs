@@ -156,7 +156,7 @@ fn link() -> LinkStatus {
     LinkStatus { id: LinkId(3), path: path(), bucket: bucket(), mode: LinkMode::ReadOnly }
 }
 
-fn job() -> Job {
+pub(super) fn job() -> Job {
     Job {
         id: JobId(4),
         kind: JobKind::Hydrate,

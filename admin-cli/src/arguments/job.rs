@@ -1,0 +1,130 @@
+//! The commands that start a job.
+
+use std::path::PathBuf;
+
+use clap::{Args, builder::NonEmptyStringValueParser};
+use jiff::{Span, SpanRelativeTo};
+use millrace_protocol::selection::Selection;
+use millrace_types::ByteLen;
+
+/// Arguments of the commands that start a job.
+#[derive(Args, Debug)]
+pub struct StartArguments {
+    /// Stay until the job ends, with its progress; the job's result is the exit code
+    #[arg(long)]
+    pub wait: bool,
+    /// A path inside a mount, or mr:/... for a path from the file system's root
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
+/// Arguments of the commands that start a job over some files of a tree.
+#[derive(Args, Debug)]
+pub struct SelectArguments {
+    /// Path, and whether to wait.
+    #[command(flatten)]
+    pub start: StartArguments,
+    /// Only files whose name matches, or with a `/` in GLOB whose path below PATH does (`**` passes
+    /// directories); may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = NonEmptyStringValueParser::new())]
+    pub include: Vec<String>,
+    /// No files that match; may be repeated
+    #[arg(long, value_name = "GLOB", value_parser = NonEmptyStringValueParser::new())]
+    pub exclude: Vec<String>,
+    /// Only files of so many bytes at least
+    #[arg(long, value_name = "SIZE")]
+    pub larger: Option<ByteLen>,
+    /// Only files of so many bytes at most
+    #[arg(long, value_name = "SIZE")]
+    pub smaller: Option<ByteLen>,
+    /// Only files whose content has not changed for so long, such as 12h or 30d
+    #[arg(long, value_name = "AGE", value_parser = seconds)]
+    pub older: Option<u64>,
+    /// Only files whose content has changed since
+    #[arg(long, value_name = "AGE", value_parser = seconds)]
+    pub newer: Option<u64>,
+    /// Count what would be done, and do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+impl SelectArguments {
+    /// Which files.
+    pub(crate) fn selection(&self) -> Selection {
+        Selection {
+            include: self.include.clone(),
+            exclude: self.exclude.clone(),
+            size_min: self.larger.map(|size| size.0),
+            size_max: self.smaller.map(|size| size.0),
+            age_min: self.older,
+            age_max: self.newer,
+        }
+    }
+}
+
+/// Reads an age; a day has 24 hours.
+fn seconds(text: &str) -> Result<u64, String> {
+    let wrong = |_| format!("{text} is no age: write it as 90s, 15m, 12h, 30d or 8w");
+    let span: Span = text.parse().map_err(wrong)?;
+    let age = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(wrong)?;
+    u64::try_from(age.as_secs()).map_err(|_| format!("{text} lies in the future"))
+}
+
+macro_rules! job_help {
+    ($what:literal, $examples:literal) => {
+        concat!(
+            $what,
+            "\n\n\
+The job runs in the cluster: it goes on when this command is interrupted, and after a restart of the
+servers. With --wait the exit code is the job's result: 0 when every file is done, 1 otherwise.
+Without, watch it with `millrace job show ID`.
+
+Examples:\n",
+            $examples
+        )
+    };
+}
+
+pub(super) const HYDRATE_HELP: &str = job_help!(
+    "Afterwards reads ask the bucket for nothing. What was changed here stays as it is.",
+    "  millrace hydrate /mnt/data/train --wait
+  millrace hydrate /mnt/data --include '*.safetensors' --dry-run
+  millrace hydrate mr:/train --json        prints the job"
+);
+
+pub(super) const IMPORT_HELP: &str = job_help!(
+    "Only names, sizes and times are fetched; files that were not changed here follow their
+objects. Of a single file its object is asked for.",
+    "  millrace import /mnt/data/train --wait
+  millrace import mr:/train/cat.jpg"
+);
+
+pub(super) const EXPORT_HELP: &str = job_help!(
+    "An object that was changed in the bucket meanwhile is never overwritten: the file is in
+conflict then (`millrace resolve`). Files that are open for writing are left out and reported.",
+    "  millrace export /mnt/data/run7 --wait && millrace release /mnt/data/run7
+  millrace export mr:/out --json           prints the job"
+);
+
+pub(super) const RELEASE_HELP: &str = job_help!(
+    "What was changed here and not exported stays.",
+    "  millrace release /mnt/data/train --wait
+  millrace release /mnt/data --older 30d --larger 1GiB
+  millrace release mr:/train"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_has_a_unit_and_days_have_24_hours() {
+        assert_eq!(seconds("90s"), Ok(90));
+        assert_eq!(seconds("12h"), Ok(12 * 3600));
+        assert_eq!(seconds("30d"), Ok(30 * 86_400));
+        assert_eq!(seconds("2w"), Ok(14 * 86_400));
+        for wrong in ["", "30", "d", "yesterday", "-3d"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What a job works on.
+
+use millrace_protocol::selection::SelectionReply;
+use millrace_types::ByteLen;
+use serde::Serialize;
+
+/// Which files of its tree; what is `null` or empty leaves nothing out.
+#[derive(Serialize, Debug, PartialEq, Eq)]
+pub(crate) struct SelectionReport {
+    pub(crate) include: Vec<String>,
+    pub(crate) exclude: Vec<String>,
+    pub(crate) larger_bytes: Option<u64>,
+    pub(crate) smaller_bytes: Option<u64>,
+    pub(crate) older_seconds: Option<u64>,
+    pub(crate) newer_seconds: Option<u64>,
+    pub(crate) dry_run: bool,
+}
+
+impl SelectionReport {
+    /// Nothing for a job that does all of its tree.
+    pub(crate) fn of(reply: SelectionReply) -> Option<Self> {
+        let SelectionReply { selection, dry_run } = reply;
+        (dry_run || !selection.is_everything()).then(|| Self {
+            include: selection.include,
+            exclude: selection.exclude,
+            larger_bytes: selection.size_min,
+            smaller_bytes: selection.size_max,
+            older_seconds: selection.age_min,
+            newer_seconds: selection.age_max,
+            dry_run,
+        })
+    }
+
+    /// In words.
+    pub(crate) fn words(&self) -> String {
+        let mut words = Vec::new();
+        words.extend(self.include.iter().map(|glob| format!("--include '{glob}'")));
+        words.extend(self.exclude.iter().map(|glob| format!("--exclude '{glob}'")));
+        words.extend(self.larger_bytes.map(|bytes| format!("--larger {}", size(bytes))));
+        words.extend(self.smaller_bytes.map(|bytes| format!("--smaller {}", size(bytes))));
+        words.extend(self.older_seconds.map(|age| format!("--older {age}s")));
+        words.extend(self.newer_seconds.map(|age| format!("--newer {age}s")));
+        words.extend(self.dry_run.then(|| "--dry-run".to_owned()));
+        words.join(" ")
+    }
+}
+
+fn size(bytes: u64) -> String {
+    ByteLen(bytes).to_string().replace(' ', "")
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::selection::Selection;
+
+    use super::*;
+
+    #[test]
+    fn a_selection_is_told_as_it_is_written() {
+        let reply = |selection, dry_run| SelectionReply { selection, dry_run };
+        assert_eq!(SelectionReport::of(reply(Selection::default(), false)), None);
+        let selection = Selection {
+            include: vec!["*.jpg".into(), "a/**".into()],
+            exclude: vec!["b".into()],
+            size_min: Some(1 << 30),
+            size_max: None,
+            age_min: Some(60),
+            age_max: None,
+        };
+        let told = SelectionReport::of(reply(selection, true)).unwrap().words();
+        let expected = "--include '*.jpg' --include 'a/**' --exclude 'b' --larger 1GiB --older 60s";
+        assert_eq!(told, format!("{expected} --dry-run"));
+    }
+}

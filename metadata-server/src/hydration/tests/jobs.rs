@@ -1,0 +1,126 @@
+//! Jobs beside each other, over some files of a tree, only counted, and once more.
+
+use std::sync::atomic::Ordering;
+
+use millrace_protocol::{
+    admin::{Job, JobKind, JobState, StartJob},
+    cluster::LinkMode,
+    selection::{RetryJob, Selection, StartSelected},
+    session::Caller,
+};
+use millrace_types::{ErrorKind, JobId};
+
+use super::server::{ROOT, World};
+
+fn start(kind: JobKind, path: &str) -> StartJob {
+    StartJob { caller: ROOT, kind, path: path.as_bytes().to_vec() }
+}
+
+fn including(pattern: &str) -> Selection {
+    Selection { include: vec![pattern.to_owned()], ..Selection::default() }
+}
+
+impl World {
+    async fn selected(&self, kind: JobKind, selection: Selection, dry_run: bool) -> Job {
+        let request = StartSelected { start: start(kind, "/data"), selection, dry_run };
+        let id = self.hydration.start_selected(b"", &request).await.unwrap().id;
+        self.run_until(|job| job.id == id && job.state.is_final()).await
+    }
+
+    async fn state_of(&self, id: JobId) -> JobState {
+        self.hydration.show_job(id).await.unwrap().state
+    }
+}
+
+#[tokio::test]
+async fn a_job_whose_targets_are_silent_holds_up_no_other_but_an_export_an_export() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("there", b"12345");
+    world.write("/data/new", b"new").await;
+    world.server.silent.store(true, Ordering::Relaxed);
+    let begin =
+        async |kind| world.hydration.start_job(b"", &start(kind, "/data")).await.unwrap().id;
+    let hydrate = begin(JobKind::Hydrate).await;
+    let (first, second) = (begin(JobKind::Export).await, begin(JobKind::Export).await);
+    let released = world.job(JobKind::Release, "/data").await;
+    assert_eq!(released.state, JobState::Succeeded);
+    for (id, state) in [(hydrate, JobState::Running), (first, JobState::Running)] {
+        assert_eq!(world.state_of(id).await, state);
+    }
+    assert_eq!(world.state_of(second).await, JobState::Queued, "the first may still have begun it");
+
+    // As after a restart: all of them are done again.
+    world.server.silent.store(false, Ordering::Relaxed);
+    let last = world.run_until(|job| job.id == second && job.state.is_final()).await;
+    assert_eq!(last.state, JobState::Succeeded, "{:?}", last.failures);
+    assert_eq!(world.state_of(first).await, JobState::Succeeded);
+    world.run_until(|job| job.id == hydrate && job.state == JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn a_job_works_on_the_files_that_are_selected_and_a_dry_run_on_none() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for name in ["a.jpg", "sub/b.jpg", "sub/c.png", "d.txt"] {
+        world.put(name, b"12345");
+    }
+    let counted = world.selected(JobKind::Hydrate, including("*.jpg"), true).await;
+    assert_eq!((counted.state, counted.files_done), (JobState::Succeeded, 0));
+    assert_eq!((counted.files_total, counted.bytes_total), (2, 10));
+    assert!(world.server.items_of("hydrate").is_empty(), "nothing is fetched");
+    let done = world.selected(JobKind::Hydrate, including("sub/*"), false).await;
+    assert_eq!((done.files_done, done.bytes_done), (2, 10));
+    assert_eq!(world.server.items_of("hydrate").len(), 2);
+    let large = Selection { size_min: Some(6), ..Selection::default() };
+    let none = world.selected(JobKind::Release, large, false).await;
+    assert_eq!((none.state, none.files_total), (JobState::Succeeded, 0));
+    assert!(world.server.items_of("release").is_empty());
+
+    for name in ["x.pt", "y.tmp"] {
+        world.write(&format!("/data/{name}"), b"new").await;
+    }
+    let but_tmp = Selection { exclude: vec!["*.tmp".to_owned()], ..Selection::default() };
+    let counted = world.selected(JobKind::Export, but_tmp.clone(), true).await;
+    assert_eq!((counted.files_total, counted.bytes_total, counted.files_done), (1, 3, 0));
+    assert!(!world.object("x.pt").exists());
+    let done = world.selected(JobKind::Export, but_tmp, false).await;
+    assert_eq!(done.state, JobState::Succeeded, "{:?}", done.failures);
+    assert!(world.object("x.pt").exists() && !world.object("y.tmp").exists());
+}
+
+#[tokio::test]
+async fn what_makes_no_selection_is_refused_before_there_is_a_job() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let refused = async |kind, selection| {
+        let request = StartSelected { start: start(kind, "/data"), selection, dry_run: false };
+        world.hydration.start_selected(b"", &request).await.unwrap_err()
+    };
+    let error = refused(JobKind::Hydrate, including("a[")).await;
+    assert_eq!(error.kind, ErrorKind::InvalidArgument);
+    assert!(error.message.contains("a["), "{error}");
+    let error = refused(JobKind::Import, including("*")).await;
+    assert_eq!(error.kind, ErrorKind::InvalidArgument);
+    assert!(world.hydration.list_jobs().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_job_that_has_ended_is_started_once_more_with_what_it_was_told() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("a.jpg", b"12345");
+    world.put("b.txt", b"12345");
+    let first = world.selected(JobKind::Hydrate, including("*.jpg"), false).await;
+    let retry = |caller, id| RetryJob { caller, id };
+    let again = world.hydration.retry_job(&retry(ROOT, first.id)).await.unwrap();
+    assert_eq!((again.state, again.path.as_slice()), (JobState::Queued, &b"/data"[..]));
+    let busy = world.hydration.retry_job(&retry(ROOT, again.id)).await.unwrap_err();
+    assert_eq!(busy.kind, ErrorKind::Busy, "it has not ended");
+    let done = world.run_until(|job| job.id == again.id && job.state.is_final()).await;
+    assert_eq!((done.files_total, done.kind), (1, JobKind::Hydrate));
+    let shown = world.hydration.show_selection(again.id).await.unwrap();
+    assert_eq!(shown.selection, including("*.jpg"));
+
+    let stranger = Caller { uid: 77, gid: 77, groups: Vec::new() };
+    let refused = world.hydration.retry_job(&retry(stranger, first.id)).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::NotPermitted);
+    let missing = world.hydration.retry_job(&retry(ROOT, JobId(99))).await.unwrap_err();
+    assert_eq!(missing.kind, ErrorKind::NotFound);
+}
