@@ -57,7 +57,7 @@ pub(crate) use trust::unnamed;
 /// | 2     | access control lists; a program's capabilities go when its bytes or owner change |
 /// | 3     | repairs of the namespace                                                         |
 /// | 4     | times of access that follow reads                                                |
-/// | 5     | pins; jobs over a part of a tree                                                 |
+/// | 5     | pins; jobs over a part of a tree; nothing is imported into what was removed      |
 pub const FEATURE_LEVEL: u32 = 5;
 
 /// The level at which every log begins, whichever program made it.

@@ -10,7 +10,8 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], [`parts`], [`spread`], [`state`], [`report`], `changed`, `conflicts`, [`jobs`].
+//! [`links`], [`parts`], [`spread`], [`state`], [`report`], `changed`, `conflicts`, `destination`,
+//! [`jobs`].
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 mod changed;
 mod conflicts;
+pub(crate) mod destination;
 pub mod environment;
 pub mod import;
 pub mod jobs;

@@ -15,10 +15,9 @@
 //! begin and waits for it; it is refused only when that frees nothing.
 
 use std::{
-    collections::HashSet,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -28,7 +27,7 @@ use millrace_protocol::{
     target::ContentName,
 };
 use millrace_transport::{CallOptions, Peer};
-use millrace_types::{ByteLen, ChunkKey, Failure, TargetId};
+use millrace_types::{ByteLen, ChunkKey, ErrorKind, Failure, TargetId};
 use tokio::sync::{Notify, watch};
 
 use crate::{
@@ -38,18 +37,23 @@ use crate::{
 
 mod oldest;
 mod recency;
+mod refused;
 
 use oldest::{Candidate, Oldest};
 use recency::Recency;
+use refused::Refused;
 
 /// When bytes are dropped. Shares of what the target can hold, in percent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Watermarks {
     /// Above it dropping begins; 100: only when no space is left.
     pub(crate) high: u8,
-    /// Down to it.
+    /// Down to it; at most [`LOW_MAX`].
     pub(crate) low: u8,
 }
+
+/// Above it, what a single write needs would not be free on the smallest target.
+pub(crate) const LOW_MAX: u8 = 95;
 
 /// Frees space of one target. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -64,6 +68,8 @@ struct Inner {
     recency: Recency,
     /// Somebody found no space.
     wanted: Notify,
+    /// Changes that wait for space.
+    waiting: AtomicU32,
     progress: watch::Sender<Progress>,
     /// Who is asked, once the daemon is a member of its cluster.
     metadata: OnceLock<(Peer, Cluster)>,
@@ -79,6 +85,10 @@ struct Progress {
     freed: u64,
     /// When the last one ended that dropped nothing, if no other has since.
     vain: Option<Instant>,
+    /// When something was dropped last.
+    made: Option<Instant>,
+    /// Whether the last one ended because the metadata server did not answer.
+    unanswered: bool,
 }
 
 /// How often the use of the space is looked at without anybody asking.
@@ -91,14 +101,15 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the metadata server may take for one answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What a round frees at least, so that who waits for space does not wait for each write.
-const ROUND_BYTES_MIN: u64 = 64 << 20;
+/// What a round frees at least for who waits, so that not each write has to: a 16th of the target,
+/// or so many bytes.
+const ROUND_BYTES: u64 = 64 << 20;
 
-/// Looks through the index in one round: what the metadata server refuses is replaced by others.
-const LOOKS_MAX: usize = 4;
+/// How long one round looks for what may go.
+const ROUND_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Contents remembered as refused in one round.
-const REFUSED_MAX: usize = 1 << 20;
+/// How long a change waits before it looks again whether what was dropped is free.
+const QUARANTINE_PAUSE: Duration = Duration::from_millis(250);
 
 /// After a round that freed nothing, the watermark alone begins no other one for so long.
 const VAIN: Duration = Duration::from_secs(60);
@@ -109,12 +120,16 @@ const VAIN_ASKED: Duration = Duration::from_secs(2);
 
 impl Releaser {
     pub(crate) fn new(volume: Arc<Volume>, watermarks: Watermarks) -> Self {
-        assert!(watermarks.low <= watermarks.high && watermarks.high <= 100, "percent, in order");
+        assert!(
+            watermarks.low <= watermarks.high.min(LOW_MAX) && watermarks.high <= 100,
+            "percent, in order"
+        );
         let inner = Inner {
             volume,
             watermarks,
             recency: Recency::new(Instant::now()),
             wanted: Notify::new(),
+            waiting: AtomicU32::new(0),
             progress: watch::Sender::new(Progress::default()),
             metadata: OnceLock::new(),
             released: AtomicU64::new(0),
@@ -132,23 +147,42 @@ impl Releaser {
         self.inner.wanted.notify_one();
     }
 
-    /// Waits until something was dropped. May be dropped at its await.
+    /// Waits until something was dropped, or what was is free. May be dropped at its await.
     ///
     /// # Errors
-    /// [`EngineError::NoSpace`] when there is nothing that may go, or nobody to ask.
-    pub(crate) async fn make_room(&self) -> Result<(), EngineError> {
+    /// [`ErrorKind::NoSpace`] when there is nothing that may go; [`ErrorKind::Unavailable`] when
+    /// nobody can be asked now.
+    pub(crate) async fn make_room(&self) -> Result<(), Failure> {
+        let full = || Failure::from(EngineError::NoSpace);
         let mut progress = self.inner.progress.subscribe();
         let before = *progress.borrow();
-        let alone = self.inner.metadata.get().is_none();
-        if alone || before.is_vain(VAIN_ASKED) || self.inner.volume.statistics().space.clean == 0 {
-            return Err(EngineError::NoSpace);
+        let Statistics { space, used, free, .. } = self.inner.volume.statistics();
+        if !is_short(self.inner.watermarks, used, free) {
+            // Room was made meanwhile, or is when no reader looks any more at what was dropped.
+            if space.quarantined == 0 && !before.has_made_room(VAIN_ASKED) {
+                return Err(full());
+            }
+            tokio::time::sleep(QUARANTINE_PAUSE).await;
+            return Ok(());
         }
+        if self.inner.metadata.get().is_none() || space.clean == 0 {
+            return Err(full());
+        }
+        if before.is_vain(VAIN_ASKED) {
+            return Err(before.refusal());
+        }
+        let _waiting = Waiting::begin(&self.inner.waiting);
         self.ask();
-        // A round that is under way answers too: after one in vain no other begins at once.
-        let made = progress.wait_for(|now| now.freed > before.freed || now.ended > before.ended);
+        // A round that is under way answers too if it was in vain: no other begins at once.
+        let made = progress.wait_for(|now| {
+            let over = now.ended > before.begun || (now.ended > before.ended && now.vain.is_some());
+            now.freed > before.freed || over
+        });
         match tokio::time::timeout(PATIENCE, made).await {
             Ok(Ok(now)) if now.freed > before.freed => Ok(()),
-            _ => Err(EngineError::NoSpace),
+            Ok(Ok(now)) => Err(now.refusal()),
+            Ok(Err(_)) => Err(full()),
+            Err(_) => Err(unanswered()),
         }
     }
 
@@ -160,53 +194,68 @@ impl Releaser {
     /// Makes room whenever it is due, until it is dropped.
     pub(crate) async fn run(self, metadata: Peer, cluster: Cluster) {
         assert!(self.inner.metadata.set((metadata, cluster)).is_ok(), "it runs once");
+        let mut refused = Refused::default();
+        let mut warned = false;
         loop {
-            let asked = tokio::time::timeout(LOOK, self.inner.wanted.notified()).await.is_ok();
+            drop(tokio::time::timeout(LOOK, self.inner.wanted.notified()).await);
+            let asked = self.inner.waiting.load(Ordering::Acquire) > 0;
             let before = *self.inner.progress.borrow();
             let pauses = before.is_vain(if asked { VAIN_ASKED } else { VAIN });
             let Some(goal) = self.goal(asked).filter(|_| !pauses) else { continue };
             self.inner.progress.send_modify(|progress| progress.begun += 1);
             let target = self.target();
-            if let Err(error) = self.round(goal).await {
+            let outcome = self.round(goal, asked, &mut refused).await;
+            if let Err(error) = &outcome {
                 tracing::warn!(%target, %error, "no room is made now");
             }
             let freed = self.inner.progress.borrow().freed - before.freed;
             if freed > 0 {
                 tracing::info!(%target, bytes = freed, asked, "dropped what the bucket has too");
-            } else if !before.is_vain(VAIN) {
+                warned = false;
+            } else if outcome.is_ok() && !warned {
                 tracing::warn!(%target, "the target is nearly full, and nothing of it may go");
+                warned = true;
             }
             self.inner.progress.send_modify(|progress| {
                 progress.ended = progress.begun;
                 progress.vain = (freed == 0).then(Instant::now);
+                progress.unanswered = matches!(outcome, Err(RoundError::Metadata(_)));
             });
         }
     }
 
     /// How many bytes to drop now, if any.
     fn goal(&self, asked: bool) -> Option<ByteLen> {
-        let Statistics { used, free, .. } = self.inner.volume.statistics();
+        let Statistics { used, free, space, .. } = self.inner.volume.statistics();
+        if space.clean == 0 {
+            return None;
+        }
         due(self.inner.watermarks, used, free, asked)
     }
 
-    async fn round(&self, goal: ByteLen) -> Result<(), RoundError> {
-        let mut left = goal.0;
-        let mut refused = HashSet::new();
-        for _ in 0..LOOKS_MAX {
-            let candidates = self.look(ByteLen(left), &refused).await?;
+    /// Drops `goal` bytes, if so many may go. What may not is passed over for a while.
+    async fn round(
+        &self,
+        goal: ByteLen,
+        asked: bool,
+        refused: &mut Refused,
+    ) -> Result<(), RoundError> {
+        let deadline = Instant::now() + ROUND_TIME_MAX;
+        refused.forget_old(Instant::now());
+        let (mut left, mut wanted) = (goal.0, goal.0);
+        while left > 0 && Instant::now() < deadline && !refused.is_full() {
+            let candidates = self.look(ByteLen(wanted), refused).await?;
             if candidates.is_empty() {
                 return Ok(());
             }
             for batch in candidates.chunks(ASK_RELEASE_MAX) {
-                let freed = self.drop_batch(batch, &mut refused).await?;
-                left = left.saturating_sub(freed);
+                left = left.saturating_sub(self.drop_batch(batch, asked, refused).await?);
                 if left == 0 {
-                    return Ok(());
+                    break;
                 }
             }
-            if refused.len() >= REFUSED_MAX {
-                return Ok(());
-            }
+            // Where much may not go, fewer looks show more.
+            wanted = wanted.saturating_mul(2);
         }
         Ok(())
     }
@@ -215,14 +264,14 @@ impl Releaser {
     async fn look(
         &self,
         wanted: ByteLen,
-        refused: &HashSet<ContentName>,
+        refused: &Refused,
     ) -> Result<Vec<Candidate>, EngineError> {
         let mut oldest = Oldest::new(wanted);
         let mut from = None;
         loop {
             let page = self.inner.volume.clean_chunks(from).await?;
             for (chunk, bytes) in page.chunks {
-                if !refused.contains(&content_of(chunk)) {
+                if !refused.contains(content_of(chunk)) {
                     let used = self.inner.recency.of(chunk);
                     oldest.push(Candidate { used, chunk, bytes });
                 }
@@ -240,7 +289,8 @@ impl Releaser {
     async fn drop_batch(
         &self,
         batch: &[Candidate],
-        refused: &mut HashSet<ContentName>,
+        asked: bool,
+        refused: &mut Refused,
     ) -> Result<u64, RoundError> {
         let Some((metadata, cluster)) = self.inner.metadata.get() else { return Ok(0) };
         cluster.check_may_write()?;
@@ -254,17 +304,21 @@ impl Releaser {
                 refused.insert(content_of(chunk));
                 continue;
             }
-            // Somebody has come back to it.
-            if self.inner.recency.of(chunk) != candidate.used {
+            // Somebody has come back to it; but a write comes first.
+            if !asked && self.inner.recency.of(chunk) != candidate.used {
                 continue;
             }
-            freed += self.inner.volume.release(chunk).await?.0;
+            let bytes = self.inner.volume.release(chunk).await?.0;
             self.inner.recency.forget(chunk);
+            self.inner.released.fetch_add(bytes, Ordering::Relaxed);
+            self.inner.progress.send_modify(|progress| {
+                progress.freed += bytes;
+                progress.made = Some(Instant::now());
+            });
+            freed += bytes;
         }
         // What was dropped is free when that is durable.
         self.inner.volume.sync().await?;
-        self.inner.released.fetch_add(freed, Ordering::Relaxed);
-        self.inner.progress.send_modify(|progress| progress.freed += freed);
         Ok(freed)
     }
 
@@ -278,6 +332,21 @@ impl Progress {
     fn is_vain(&self, within: Duration) -> bool {
         self.vain.is_some_and(|ended| ended.elapsed() < within)
     }
+
+    /// Whether something was dropped, not longer ago.
+    fn has_made_room(&self, within: Duration) -> bool {
+        self.made.is_some_and(|made| made.elapsed() < within)
+    }
+
+    /// What a change is told for which nothing was dropped.
+    fn refusal(&self) -> Failure {
+        if self.unanswered { unanswered() } else { EngineError::NoSpace.into() }
+    }
+}
+
+fn unanswered() -> Failure {
+    let words = "the target is full, and nobody says what of it may go";
+    Failure::new(ErrorKind::Unavailable, words).retry_after(VAIN_ASKED)
 }
 
 /// Why a round ends early.
@@ -291,13 +360,39 @@ enum RoundError {
 
 /// How many bytes are to be dropped, if any, where `used` are in use and `free` can still be had.
 fn due(watermarks: Watermarks, used: ByteLen, free: ByteLen, asked: bool) -> Option<ByteLen> {
-    let all = u128::from(used.0) + u128::from(free.0);
-    let share = |percent: u8| u64::try_from(all * u128::from(percent) / 100).unwrap_or(u64::MAX);
-    if used.0 <= share(watermarks.high) && !asked {
+    let mark = if asked { watermarks.low } else { watermarks.high };
+    if used.0 <= share(mark, used, free) {
         return None;
     }
-    let least = if asked { ROUND_BYTES_MIN.min(used.0) } else { 1 };
-    Some(ByteLen(used.0.saturating_sub(share(watermarks.low)).max(least)))
+    let least = if asked { ROUND_BYTES.min((used.0 + free.0) / 16) } else { 1 };
+    let goal = used.0.saturating_sub(share(watermarks.low, used, free));
+    Some(ByteLen(goal.max(least)))
+}
+
+/// Whether there is so little room that dropping helps who found none.
+fn is_short(watermarks: Watermarks, used: ByteLen, free: ByteLen) -> bool {
+    used.0 > share(watermarks.low, used, free)
+}
+
+fn share(percent: u8, used: ByteLen, free: ByteLen) -> u64 {
+    let all = u128::from(used.0) + u128::from(free.0);
+    u64::try_from(all * u128::from(percent) / 100).unwrap_or(u64::MAX)
+}
+
+/// A change waits for space as long as this is there.
+struct Waiting<'a>(&'a AtomicU32);
+
+impl<'a> Waiting<'a> {
+    fn begin(waiting: &'a AtomicU32) -> Self {
+        waiting.fetch_add(1, Ordering::AcqRel);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 fn content_of(chunk: ChunkKey) -> ContentName {
@@ -315,11 +410,11 @@ mod tests {
         assert_eq!(goal(900, false), None);
         assert_eq!(goal(901, false), Some(ByteLen(101)));
         assert_eq!(goal(100, false), None);
-        assert_eq!(goal(100, true), Some(ByteLen(100)), "no more than there is");
-        assert_eq!(goal(1000, true), Some(ByteLen(1000)), "a round is worth its while");
-        let full = due(marks, ByteLen(1 << 40), ByteLen(0), true);
-        assert_eq!(full, Some(ByteLen((1 << 40) - (1 << 40) * 80 / 100)));
-        let only_asked = Watermarks { high: 100, low: 100 };
-        assert_eq!(due(only_asked, ByteLen(10), ByteLen(0), false), None);
+        assert_eq!(goal(800, true), None, "there is room");
+        assert_eq!(goal(810, true), Some(ByteLen(62)), "a round is worth its while");
+        assert_eq!(goal(1000, true), Some(ByteLen(200)));
+        let only_asked = Watermarks { high: 100, low: 95 };
+        assert_eq!(due(only_asked, ByteLen(100), ByteLen(0), false), None);
+        assert_eq!(due(only_asked, ByteLen(100), ByteLen(0), true), Some(ByteLen(6)));
     }
 }

@@ -10,7 +10,11 @@ use millrace_transport::TransportSettings;
 use millrace_types::{ByteLen, GIB, MIB, TargetId};
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
-use crate::{disk::DiskEngine, release::Watermarks, volume::ScrubSettings};
+use crate::{
+    disk::DiskEngine,
+    release::{LOW_MAX, Watermarks},
+    volume::ScrubSettings,
+};
 
 /// The settings of `millrace-target`.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -119,7 +123,7 @@ pub struct ReleaseTable {
     /// Fuller than this, a target drops what was used longest ago of what its buckets have too.
     /// 100: only when a change finds no space. Default 90: at 95 `millrace status` warns.
     pub high: u8,
-    /// So full it is then, not above `high`. Default 85.
+    /// So full it is then: not above `high`, 95 at most. Default 85.
     pub low: u8,
 }
 
@@ -215,8 +219,10 @@ fn index_cache<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ByteLen, D:
 
 fn release<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReleaseTable, D::Error> {
     let table = ReleaseTable::deserialize(deserializer)?;
-    match table.low <= table.high && table.high <= 100 {
+    match table.low <= table.high.min(LOW_MAX) && table.high <= 100 {
         true => Ok(table),
-        false => Err(D::Error::custom("low and high are percentages, low not above high")),
+        false => Err(D::Error::custom(
+            "low and high are percentages, low not above high, and 95 at most",
+        )),
     }
 }

@@ -264,7 +264,7 @@ impl Store {
                 let wanted = Wanted { first: block, end: block + 1, sequential: false };
                 self.bring(view, wanted).await
             }
-            EngineError::NoSpace => Ok(self.releaser.make_room().await?),
+            EngineError::NoSpace => self.releaser.make_room().await,
             EngineError::Corrupt { key, block, clean: true }
                 if u32::from(block) * BLOCK < view.backed =>
             {
@@ -280,7 +280,7 @@ impl Store {
             for mut segment in segments {
                 match segment.installed().await {
                     // Then it is fetched once more.
-                    Err(EngineError::NoSpace) => return Ok(self.releaser.make_room().await?),
+                    Err(EngineError::NoSpace) => return self.releaser.make_room().await,
                     other => other?,
                 }
             }

@@ -20,7 +20,7 @@ impl SelectionReport {
     /// Nothing for a job that does all of its tree.
     pub(crate) fn of(reply: SelectionReply) -> Option<Self> {
         let SelectionReply { selection, dry_run } = reply;
-        (dry_run || !selection.is_everything()).then(|| Self {
+        (dry_run || !selection.is_everything()).then_some(Self {
             include: selection.include,
             exclude: selection.exclude,
             larger_bytes: selection.size_min,

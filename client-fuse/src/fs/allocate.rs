@@ -29,8 +29,7 @@ impl FileSystem {
         let end = offset.checked_add(len).ok_or(ErrorKind::FileTooLarge)?;
         let file = &handle.file;
         let sizing = file.sizing.lock().await;
-        self.flush_file(file).await;
-        handle.check_failures()?;
+        self.flush_telling(file).await?;
         self.commit(file, false).await?;
         self.declare(handle, mode == ZERO, end).await?;
         drop(sizing);

@@ -72,6 +72,8 @@ pub(crate) struct State {
     pub(crate) lease: Option<Lease>,
     /// The way to the bytes; `None` where the caller has no right to them.
     pub(crate) access: Option<Arc<Access>>,
+    /// Of which content and epoch `access` is, or was before a repeated open.
+    version: Option<(ContentGeneration, WriteEpoch)>,
     /// The content as the server last told it. Newer than that of `access` after an answer without
     /// a capability, as to a stat.
     pub(crate) content: Option<Content>,
@@ -144,6 +146,7 @@ impl File {
             attributes: reply.attributes.clone(),
             lease: None,
             access: None,
+            version: None,
             content: None,
             viewed,
             inline: None,
@@ -409,7 +412,7 @@ impl State {
     /// Takes the way to a content of `size` bytes. Of another one than before it is known what has
     /// not been sent yet, and nothing that was: that went to the one before.
     fn replace_access(&mut self, fresh: Access, size: u64) {
-        if self.access.as_ref().is_some_and(|held| held.version() != fresh.version()) {
+        if self.version.replace(fresh.version()).is_some_and(|held| held != fresh.version()) {
             self.own_end = self.buffer.end();
             self.undeclared = self.buffer.leaves_hole(size);
         }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A failure of a write that its program believes done is recorded in the file and reported once by
-//! every handle at its next fsync or close; until then its writes and reads fail for it.
+//! every handle at its next fsync or close; writes through it fail before that, twice.
 
 use std::sync::Arc;
 
@@ -68,6 +68,20 @@ impl FileSystem {
     pub(super) async fn sync_stored(&self, file: &File) -> Result<(), Failure> {
         self.sync_targets(file).await?;
         self.commit(file, true).await
+    }
+
+    /// As [`Self::flush_file`], for what needs the bytes at the targets now.
+    ///
+    /// # Errors
+    /// The newest failure of these, which stays to be reported as well.
+    pub(crate) async fn flush_telling(&self, file: &Arc<File>) -> Result<(), Failure> {
+        let before = file.state().failures;
+        self.flush_file(file).await;
+        let state = file.state();
+        match &state.failure {
+            Some(failure) if state.failures > before => Err(failure.clone()),
+            _ => Ok(()),
+        }
     }
 
     /// Sends all that is buffered and waits until it has landed. Failures are recorded.

@@ -29,6 +29,8 @@ pub(crate) struct FileHandle {
     /// In which life of the metadata server it is known to be open.
     pub(crate) incarnation: AtomicU64,
     failures_seen: AtomicU64,
+    /// Writes that were refused for failures: two for each of them at most.
+    writes_refused: AtomicU64,
     /// A lock that was taken through it is lost.
     lock_lost: AtomicBool,
     /// The version of the object that it was opened on, if the file had one.
@@ -75,6 +77,7 @@ impl FileHandle {
             (state.failures, version)
         };
         let failures_seen = AtomicU64::new(failures);
+        let writes_refused = AtomicU64::new(2 * failures);
         let incarnation = AtomicU64::new(incarnation);
         let writers = Writers::default();
         let lock_lost = AtomicBool::new(false);
@@ -86,6 +89,7 @@ impl FileHandle {
             writers,
             incarnation,
             failures_seen,
+            writes_refused,
             lock_lost,
             version,
         }
@@ -144,15 +148,24 @@ impl FileHandle {
         failure_since(&state, seen)
     }
 
-    /// Fails for the failures that have not been reported yet, which stay to be reported: of a long
-    /// write or read the kernel makes several, and where a later one of them fails it tells the
-    /// program how far it came and not why.
+    /// Fails for a write, twice for each burst of failures, which stays to be reported: of a long
+    /// write the kernel makes several, and where a later one of them fails it tells the program how
+    /// far it came and not why. The program's next write is the first of its own then, and fails
+    /// again; those after it are taken.
     ///
     /// # Errors
-    /// The newest of them.
-    pub(crate) fn check_failures(&self) -> Result<(), Failure> {
+    /// The newest of the failures.
+    pub(crate) fn refuse_write(&self) -> Result<(), Failure> {
         let state = self.file.state();
-        failure_since(&state, self.failures_seen.load(Ordering::Acquire))
+        let seen = self.failures_seen.load(Ordering::Acquire);
+        // What was reported is told; of several at once the last is enough.
+        let told = self.writes_refused.load(Ordering::Acquire).max(2 * seen);
+        let told = told.max((2 * state.failures).saturating_sub(2));
+        if told >= 2 * state.failures {
+            return Ok(());
+        }
+        self.writes_refused.store(told + 1, Ordering::Release);
+        failure_since(&state, seen)
     }
 }
 

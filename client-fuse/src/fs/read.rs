@@ -116,8 +116,7 @@ impl FileSystem {
         let Waiting { range, parts, landings, flush_first } = waiting;
         let file = &handle.file;
         if flush_first {
-            self.flush_file(file).await;
-            handle.check_failures()?;
+            self.flush_telling(file).await?;
             return self.read_again(handle, range).await;
         }
         let mut bytes = Body::default();

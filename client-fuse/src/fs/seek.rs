@@ -43,8 +43,7 @@ impl FileSystem {
         wanted: Wanted,
     ) -> Result<Option<u64>, Failure> {
         let file = &handle.file;
-        self.flush_file(file).await;
-        handle.check_failures()?;
+        self.flush_telling(file).await?;
         for attempt in 0..REFRESHES_MAX {
             if attempt > 0 {
                 tokio::time::sleep(REFRESH_PAUSE).await;

@@ -32,11 +32,11 @@ impl FileSystem {
         data: &[u8],
     ) -> Result<bool, Failure> {
         handle.check_locks()?;
-        handle.check_failures()?;
         let Place::At(offset) = place else { return Ok(false) };
         if handle.options.direct || handle.options.sync {
             return Ok(false);
         }
+        handle.refuse_write()?;
         check_end(&handle.file, offset, data)?;
         if needs_mark(&handle.file, offset) {
             return Ok(false);
@@ -59,8 +59,11 @@ impl FileSystem {
         data: &[u8],
     ) -> Result<(), Failure> {
         handle.check_locks()?;
-        handle.check_failures()?;
         let file = &handle.file;
+        let waits = handle.options.sync || handle.options.direct;
+        if !waits {
+            handle.refuse_write()?;
+        }
         let sizing = file.sizing.lock().await;
         let offset = match place {
             Place::At(offset) => offset,
@@ -78,11 +81,10 @@ impl FileSystem {
         let permit = self.take_memory(file, length(data)).await;
         self.buffer(file, offset, data, permit);
         drop(sizing);
-        if !handle.options.sync && !handle.options.direct {
+        if !waits {
             return Ok(());
         }
-        self.flush_file(file).await;
-        handle.check_failures()?;
+        self.flush_telling(file).await?;
         if handle.options.sync {
             // Of a long write the program may not hear of it now.
             self.sync_stored(file).await.inspect_err(|failure| {

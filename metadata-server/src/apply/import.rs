@@ -34,6 +34,9 @@ struct Counts {
     conflicts: u32,
 }
 
+/// The feature level from which on nothing is imported into a directory that was removed.
+const REMOVED_LEVEL: u32 = 5;
+
 /// Takes one page of a listing.
 pub(super) fn entries(
     tx: &mut Transaction<'_>,
@@ -43,6 +46,11 @@ pub(super) fn entries(
         return Err(ErrorKind::InvalidArgument.into());
     }
     let mut parent = tx.inode(import.directory)?;
+    // Removed while somebody had it open: nothing comes into it any more.
+    let is_removed = parent.is_directory() && parent.links == 0;
+    if is_removed && tx.file_system()?.feature_level >= REMOVED_LEVEL {
+        return Err(ErrorKind::NotFound.into());
+    }
     match tx.link_of(&parent)? {
         Some((_, link)) if !link.removing => {}
         _ => return Err(ErrorKind::InvalidArgument.into()),

@@ -23,7 +23,7 @@ pub enum Verdict {
 }
 
 /// The tables that are looked at here, by the first byte of their keys.
-pub const TABLES: &[u8] = b"CNOQRUVWXYEab";
+pub const TABLES: &[u8] = b"CNOQRUVWXYEabc";
 
 /// What is wrong with one record of [`TABLES`].
 pub(super) fn flaw(view: &dyn View, key: &[u8], value: &[u8]) -> Result<Option<Flaw>, StoreError> {
@@ -62,7 +62,9 @@ pub fn verdict(
             let known = view.get(&keys::session(session))?.is_some();
             remove_unless(known, || format!("it is of session {session}, which has ended"))
         }
-        Some(table @ (b'U' | b'V' | b'E' | b'W' | b'X' | b'b')) => of_inode(view, *table, key),
+        Some(table @ (b'U' | b'V' | b'E' | b'W' | b'X' | b'b' | b'c')) => {
+            of_inode(view, *table, key)
+        }
         _ => Ok(None),
     }
 }
@@ -157,6 +159,7 @@ fn of_inode(
         b'V' => "has a shrink that targets must hear of, and is no file",
         b'E' => "has an upload under way, and is no file",
         b'W' => "has removed names of a bucket, and is no directory",
+        b'c' => "is pinned, and does not exist",
         b'b' => "may get its first name, and has one or does not exist",
         _ => "has an extended attribute, and does not exist",
     };

@@ -427,6 +427,6 @@ pub(super) fn spec_of(bucket: &cluster::Bucket) -> Result<LinkSpec, BucketError>
 }
 
 /// A broken store stops the server by itself; who asked just learns that it failed.
-pub(super) fn broken(error: crate::store::StoreError) -> Failure {
+pub(crate) fn broken(error: crate::store::StoreError) -> Failure {
     Failure::new(ErrorKind::Internal, error.to_string())
 }

@@ -136,7 +136,7 @@ impl<E: Environment> Jobs<E> {
     /// Takes a job that has ended into the queue once more, as a new one.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::NotPermitted`] for anybody but who started it and root;
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::NotPermitted`] for anybody but its owner and root;
     /// [`ErrorKind::Busy`] while it has not ended.
     pub async fn retry(&self, request: &RetryJob) -> Result<Job, Failure> {
         let JobRecord { job, caller, root } = self.record(request.id).await?;

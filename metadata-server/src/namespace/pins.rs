@@ -13,6 +13,9 @@ use crate::store::{StoreError, View, keys};
 /// Deeper than any path: ends the walk in a store that is damaged.
 const DEPTH_MAX: usize = 4096;
 
+/// Of a file with more names nobody looks for all of them: it counts as pinned.
+const NAMES_MAX: u32 = 64;
+
 /// Whether the inode is pinned, or any directory above it by any of its names.
 ///
 /// # Errors
@@ -21,7 +24,20 @@ pub fn is_pinned(view: &(impl View + ?Sized), inode: &Inode) -> Result<bool, Sto
     if !any(view)? {
         return Ok(false);
     }
-    Ok(has_own(view, inode.id)? || !above(view, inode)?.is_empty())
+    if has_own(view, inode.id)? || (!inode.is_directory() && inode.links > NAMES_MAX) {
+        return Ok(true);
+    }
+    for parent in tree::parents(view, inode)? {
+        let mut at = Some(parent.directory);
+        for _ in 0..DEPTH_MAX {
+            let Some(directory) = at else { break };
+            if has_own(view, directory)? {
+                return Ok(true);
+            }
+            at = tree::find(view, directory)?.and_then(|inode| inode.parent).map(|up| up.directory);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether the inode itself is pinned.
@@ -30,25 +46,6 @@ pub fn is_pinned(view: &(impl View + ?Sized), inode: &Inode) -> Result<bool, Sto
 /// When the store is broken.
 pub fn has_own(view: &(impl View + ?Sized), inode: InodeId) -> Result<bool, StoreError> {
     Ok(view.get(&keys::pin(inode))?.is_some())
-}
-
-/// The directories above an inode, by any of its names, that are pinned.
-///
-/// # Errors
-/// When the store is broken.
-pub fn above(view: &(impl View + ?Sized), inode: &Inode) -> Result<Vec<InodeId>, StoreError> {
-    let mut pinned = Vec::new();
-    for parent in tree::parents(view, inode)? {
-        let mut at = Some(parent.directory);
-        for _ in 0..DEPTH_MAX {
-            let Some(directory) = at else { break };
-            if has_own(view, directory)? && !pinned.contains(&directory) {
-                pinned.push(directory);
-            }
-            at = tree::find(view, directory)?.and_then(|inode| inode.parent).map(|up| up.directory);
-        }
-    }
-    Ok(pinned)
 }
 
 /// Most file systems have none, and then nobody looks further.

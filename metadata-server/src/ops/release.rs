@@ -1,6 +1,6 @@
 //! What targets may drop to make room, and what is pinned.
 
-use std::ops::Bound;
+use std::{ops::Bound, time::Duration};
 
 use millrace_protocol::{
     admin::PathBytes,
@@ -10,16 +10,21 @@ use millrace_protocol::{
     },
     target::ContentName,
 };
-use millrace_types::{ErrorKind, Failure, InodeId};
+use millrace_types::{ErrorKind, Failure, InodeId, Timestamp};
 
-use super::{Client, Step, broken, path};
+use super::{Client, Step, broken as store_broken, path};
 use crate::{
     command::{self, Command},
     engine::Core,
+    hydration::{destination::is_saved, import::broken},
     leases::touched::writers,
     namespace::{Body, ObjectState, pins, tree},
-    store::{StoreError, View, borrow, keys, prefix_end},
+    store::{View, borrow, keys, prefix_end},
 };
+
+/// How long after its export a file stays: longer than a fetch from the object before it can last
+/// (a minute without a byte, two with retries).
+const SETTLED: Duration = Duration::from_secs(15 * 60);
 
 /// Tells a target what may go. The answer is of this moment: what is opened for writing after it is
 /// fetched from the bucket again.
@@ -34,6 +39,7 @@ pub fn ask(
     if request.contents.len() > ASK_RELEASE_MAX {
         return Err(ErrorKind::InvalidArgument.into());
     }
+    let now = core.now();
     let mut answers: Vec<ReleaseAnswer> = Vec::with_capacity(request.contents.len());
     for (at, content) in request.contents.iter().enumerate() {
         // Chunks of one file come one after the other.
@@ -43,29 +49,36 @@ pub fn ask(
         };
         let answer = match known {
             Some(answer) => answer,
-            None => answer(core.view(), content).map_err(|error| broken(core, error))?,
+            None => answer(core.view(), content, now)?,
         };
         answers.push(answer);
     }
     Ok(Step::Done(AskReleaseReply { answers }))
 }
 
-fn answer(view: &(impl View + ?Sized), content: &ContentName) -> Result<ReleaseAnswer, StoreError> {
-    let Some(inode) = tree::find(view, content.inode)? else {
+fn answer(
+    view: &dyn View,
+    content: &ContentName,
+    now: Timestamp,
+) -> Result<ReleaseAnswer, Failure> {
+    let Some(inode) = tree::find(view, content.inode).map_err(broken)? else {
         return Ok(ReleaseAnswer::Unknown);
     };
     let Body::File(file) = &inode.body else { return Ok(ReleaseAnswer::Unknown) };
     if file.generation != content.generation {
         return Ok(ReleaseAnswer::Unknown);
     }
-    if !matches!(file.state, ObjectState::Clean | ObjectState::Exported) {
+    if !is_saved(view, &inode, file)? {
         return Ok(ReleaseAnswer::Unsaved);
     }
-    let exported = view.get(&keys::export(inode.id))?.is_some();
-    if exported || !writers(view, inode.id)?.is_empty() {
+    let exporting = view.get(&keys::export(inode.id)).map_err(broken)?.is_some();
+    let written = !writers(view, inode.id).map_err(broken)?.is_empty();
+    // What was being fetched before the change may arrive yet.
+    let young = file.state == ObjectState::Exported && inode.changed.plus(SETTLED) > now;
+    if exporting || written || young {
         return Ok(ReleaseAnswer::InUse);
     }
-    Ok(match pins::is_pinned(view, &inode)? {
+    Ok(match pins::is_pinned(view, &inode).map_err(broken)? {
         true => ReleaseAnswer::Pinned,
         false => ReleaseAnswer::MayGo,
     })
@@ -84,19 +97,41 @@ pub fn set_pin(
         Step::Done(inode) => inode,
         Step::Need(need) => return Ok(Step::Need(need)),
     };
-    let was = pins::has_own(core.view(), inode.id).map_err(|error| broken(core, error))?;
+    let was = pins::has_own(core.view(), inode.id).map_err(|error| store_broken(core, error))?;
     let command = Command::SetPin(command::SetPin {
         caller: client.caller(&request.caller),
         inode: inode.id,
         pinned: request.pinned,
     });
     core.execute(None, command)?;
-    let above = pins::above(core.view(), &inode).map_err(|error| broken(core, error))?;
-    let mut paths = Vec::new();
-    for directory in above {
-        paths.extend(path_of(core, directory)?);
+    let above = pinned_on_the_way(core, client, request)?;
+    Ok(Step::Done(PinReply { changed: was != request.pinned, above }))
+}
+
+/// The directories of a path that are pinned, as the caller names them, who may search them.
+fn pinned_on_the_way(
+    core: &mut Core,
+    client: &Client,
+    request: &SetPin,
+) -> Result<Vec<PathBytes>, Failure> {
+    let names = tree::components(&request.path)?;
+    let mut pinned = Vec::new();
+    for depth in 0..names.len() {
+        let mut path: PathBytes = Vec::new();
+        for name in &names[..depth] {
+            path.push(b'/');
+            path.extend_from_slice(name.as_bytes());
+        }
+        if path.is_empty() {
+            path.push(b'/');
+        }
+        if let Step::Done(inode) = path::resolve(core, client, &request.caller, &path)?
+            && pins::has_own(core.view(), inode.id).map_err(|error| store_broken(core, error))?
+        {
+            pinned.push(path);
+        }
     }
-    Ok(Step::Done(PinReply { changed: was != request.pinned, above: paths }))
+    Ok(pinned)
 }
 
 /// What is pinned.
@@ -109,7 +144,7 @@ pub fn pins(core: &mut Core, _: &Client, request: &ListPins) -> Result<Step<Pins
     let after = request.after.map(keys::pin);
     let from = after.as_ref().map_or(Bound::Included(&all), Bound::Excluded);
     let found = core.view().scan(from.map(Vec::as_slice), borrow(&end), PINS_MAX + 1);
-    let found = found.map_err(|error| broken(core, error))?;
+    let found = found.map_err(|error| store_broken(core, error))?;
     let mut pins = Vec::new();
     for (key, _) in found.iter().take(PINS_MAX) {
         let Some(inode) = keys::number_at(key, 1).map(InodeId) else { continue };
@@ -122,5 +157,5 @@ fn path_of(core: &mut Core, inode: InodeId) -> Result<Option<PathBytes>, Failure
     let view = core.view();
     let found = tree::find(view, inode)
         .and_then(|found| found.map_or(Ok(None), |inode| tree::path(view, &inode)));
-    found.map_err(|error| broken(core, error))
+    found.map_err(|error| store_broken(core, error))
 }

@@ -3,13 +3,14 @@
 
 use millrace_metadata_server::{
     command::{AddLink, Command, ImportEntries, ImportEntry, ImportKind, Outcome},
-    engine::StoreKind,
+    engine::{Core, StoreKind},
+    namespace::tree,
     ops,
 };
 use millrace_protocol::{
     capability::Origin,
     cluster::{Bucket, LinkMode},
-    metadata::{NewNode, OpenMode},
+    metadata::{MakeLink, NewNode, OpenMode},
     release::{ASK_RELEASE_MAX, AskRelease, ListPins, ReleaseAnswer, SetPin},
     session::{Caller, Role},
     target::ContentName,
@@ -93,6 +94,11 @@ impl World {
         Ok((reply.changed, reply.above.len()))
     }
 
+    fn directory_of(&self, inode: InodeId) -> InodeId {
+        let found = move |core: &mut Core| tree::inode(core.view(), inode).unwrap().parent;
+        self.server.turn(found).unwrap().directory
+    }
+
     fn pins(&self) -> Vec<String> {
         let operator = ops::Client { role: Role::Admin, ..client(201) };
         let reply =
@@ -104,18 +110,17 @@ impl World {
 
 #[test]
 fn what_is_saved_may_go_unless_somebody_writes_to_it_or_it_differs() {
-    use ReleaseAnswer::{InUse, MayGo, Unknown, Unsaved};
+    use ReleaseAnswer::{MayGo, Unknown, Unsaved};
     let (mut world, [a, b, own]) = world();
     let gone = InodeId(1 << 40);
     assert_eq!(world.ask(&[a, a, own, b, gone]), [MayGo, MayGo, Unsaved, MayGo, Unknown]);
     let open = world.host.open_write(a, false);
     world.host.run(&world.server, open, ops::open::open).unwrap();
-    let answer = world.ask(&[a])[0];
-    assert!(matches!(answer, InUse | Unsaved), "{answer:?}");
+    assert_eq!(world.ask(&[a]), [Unsaved], "it may differ from its object");
     let close = world.host.close_write(a);
     assert_eq!(close.mode, OpenMode::Write);
     world.host.run(&world.server, close, ops::open::close).unwrap();
-    assert_eq!(world.ask(&[a, b]), [Unsaved, MayGo], "it may differ from its object");
+    assert_eq!(world.ask(&[a, b]), [Unsaved, MayGo], "nobody has compared them");
     let cut = world.host.open_write(b, true);
     world.host.run(&world.server, cut, ops::open::open).unwrap();
     assert_eq!(world.ask(&[b]), [Unknown], "it has another content");
@@ -124,6 +129,24 @@ fn what_is_saved_may_go_unless_somebody_writes_to_it_or_it_differs() {
         vec![ContentName { inode: a, generation: ContentGeneration(1) }; ASK_RELEASE_MAX + 1];
     let refused = world.host.run(&world.server, AskRelease { contents }, ops::release::ask);
     assert_eq!(refused.unwrap_err(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn what_was_renamed_or_has_holes_is_nowhere_else_and_stays() {
+    use ReleaseAnswer::{MayGo, Unsaved};
+    let (mut world, [a, b, _]) = world();
+    assert_eq!(world.ask(&[a, b]), [MayGo, MayGo]);
+    let sub = world.directory_of(a);
+    let rename = world.host.rename((sub, "a"), (sub, "c"));
+    world.host.run(&world.server, rename, ops::rename::rename).unwrap();
+    assert_eq!(world.ask(&[a]), [Unsaved], "an export may put another file in its object's place");
+    let back = world.host.rename((sub, "c"), (sub, "a"));
+    world.host.run(&world.server, back, ops::rename::rename).unwrap();
+    assert_eq!(world.ask(&[a]), [MayGo]);
+    let up = world.server.turn(move |core| tree::inode(core.view(), sub).unwrap().parent.unwrap());
+    let moved = world.host.rename((up.directory, "sub"), (up.directory, "other"));
+    world.host.run(&world.server, moved, ops::rename::rename).unwrap();
+    assert_eq!(world.ask(&[a, b]), [Unsaved, Unsaved], "so with a directory above");
 }
 
 #[test]
@@ -143,12 +166,29 @@ fn a_pin_holds_for_all_below_for_every_name_and_over_a_restart() {
     assert_eq!(world.pin(Caller::ROOT, "/set/none", true), Err(ErrorKind::NotFound));
     assert_eq!(world.pins(), ["/set/sub/a"]);
 
+    // A second name, below a directory that is pinned.
+    let set = world.directory_of(world.directory_of(a));
+    let kept = world.host.make(&world.server, set, "kept", NewNode::Directory);
+    let kept = kept.unwrap().attributes.inode;
+    let link = MakeLink {
+        caller: Caller::ROOT,
+        operation: world.host.operation(),
+        inode: b,
+        parent: kept,
+        name: name("b"),
+    };
+    world.host.run(&world.server, link, ops::create::make_link).unwrap();
+    assert_eq!(world.ask(&[b]), [MayGo]);
+    assert_eq!(world.pin(Caller::ROOT, "/set/kept", true), Ok((true, 0)));
+    assert_eq!(world.ask(&[b]), [Pinned]);
+    assert_eq!(world.pin(Caller::ROOT, "/set/kept", false), Ok((true, 0)));
+
     let remove = world.host.remove(InodeId::ROOT, "own", false);
     world.host.run(&world.server, remove, ops::remove::remove).unwrap();
-    let sub = world.server.turn(move |core| {
-        millrace_metadata_server::namespace::tree::inode(core.view(), a).unwrap().parent
-    });
-    let remove = world.host.remove(sub.unwrap().directory, "a", false);
+    let remove = world.host.remove(world.directory_of(a), "a", false);
     world.host.run(&world.server, remove, ops::remove::remove).unwrap();
     assert_eq!(world.pins(), Vec::<String>::new(), "a pin goes with its file");
+    assert_eq!(world.pin(Caller::ROOT, "/set/sub/b", true), Ok((true, 0)));
+    world.server.restart();
+    assert_eq!(world.ask(&[b]), [Pinned]);
 }

@@ -89,7 +89,7 @@ impl World {
         };
         let volume = open(disk.path()).await;
         let runtime = tokio::runtime::Handle::current();
-        let releaser = Releaser::new(Arc::clone(&volume), Watermarks { high: 100, low: 100 });
+        let releaser = Releaser::new(Arc::clone(&volume), Watermarks { high: 100, low: 95 });
         let hydrator = Hydrator::new(Arc::clone(&volume), links, releaser.clone(), runtime);
         Self { store: Store::new(volume, hydrator, releaser), content, bucket, disk, bytes }
     }

@@ -236,7 +236,7 @@ fn of_a_content_that_was_cut_only_what_is_not_sent_yet_counts() {
 }
 
 #[test]
-fn a_failure_stays_until_a_close_or_sync_has_told_it() {
+fn a_failure_is_told_by_two_writes_and_by_a_close_or_sync() {
     let file = Arc::new(opened(Rights::ReadWrite));
     let handle = || {
         let options = HandleOptions::from_flags(libc::O_WRONLY);
@@ -245,12 +245,23 @@ fn a_failure_stays_until_a_close_or_sync_has_told_it() {
     let (one, other) = (handle(), handle());
     file.state().record_failure(ErrorKind::NoSpace.into());
     let later = handle();
+    assert!(later.report().is_ok(), "not to who came later");
     for _ in 0..2 {
-        // The kernel may keep this from the program.
-        assert_eq!(one.check_failures().unwrap_err().kind, ErrorKind::NoSpace);
+        // The kernel may keep the first from the program.
+        assert_eq!(one.refuse_write().unwrap_err().kind, ErrorKind::NoSpace);
     }
+    assert!(one.refuse_write().is_ok(), "there may be room again");
     assert_eq!(one.report().unwrap_err().kind, ErrorKind::NoSpace);
-    assert!(one.check_failures().is_ok() && one.report().is_ok(), "once");
+    assert!(one.refuse_write().is_ok() && one.report().is_ok(), "once");
+    file.state().record_failure(ErrorKind::NoSpace.into());
+    file.state().record_failure(ErrorKind::NoSpace.into());
+    assert!(one.refuse_write().is_err() && one.refuse_write().is_err());
+    assert!(one.refuse_write().is_ok() && one.report().is_err());
+    file.state().record_failure(ErrorKind::NoSpace.into());
+    assert!(one.report().is_err());
+    assert!(one.refuse_write().is_ok(), "it was reported");
+    file.state().record_failure(ErrorKind::NoSpace.into());
+    assert!(one.refuse_write().is_err() && one.refuse_write().is_err());
+    assert!(one.refuse_write().is_ok());
     assert!(other.report().is_err(), "to each of them");
-    assert!(later.report().is_ok(), "but not to who came later");
 }

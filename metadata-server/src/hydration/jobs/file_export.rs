@@ -18,11 +18,8 @@ use futures::TryStreamExt;
 use millrace_object_source::{
     Bucket, Condition, Error as BucketError, ObjectVersion, PosixAttributes, Tag,
 };
-use millrace_protocol::{
-    capability::Content,
-    cluster::{self, LinkMode},
-};
-use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, LinkId};
+use millrace_protocol::{capability::Content, cluster::LinkMode};
+use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -32,11 +29,16 @@ use super::{
 };
 use crate::{
     command::{BeginExport, Command, Outcome},
-    hydration::{import::broken, parts::PartPlan, walk::refused},
+    hydration::{
+        destination::{Destination, destination},
+        import::broken,
+        parts::PartPlan,
+        walk::refused,
+    },
     namespace::{Body, FileBody, Inode, ObjectState, tree},
     store::{
         View, keys,
-        records::{self, LinkRecord, Whiteout},
+        records::{self, Whiteout},
     },
 };
 
@@ -51,15 +53,6 @@ pub(super) struct Source {
     pub(super) destination: Destination,
     /// Tag of the object whose name was removed here, or replaced by this file.
     removed: Option<String>,
-}
-
-/// The object that a file or link goes to.
-#[derive(Debug, Clone)]
-pub(super) struct Destination {
-    pub(super) link: LinkId,
-    pub(super) mode: LinkMode,
-    pub(super) bucket: cluster::Bucket,
-    pub(super) key: String,
 }
 
 /// Exports one regular file, if the bucket lacks its content.
@@ -260,8 +253,7 @@ fn replaced(source: &Source) -> Option<String> {
 /// The version that the file came from or went to, if its object is the destination.
 fn own_version(source: &Source) -> Option<String> {
     let origin = source.body.origin.as_ref()?;
-    let same = origin.key == source.destination.key && origin.link == source.destination.link;
-    same.then(|| origin.tag.clone())
+    source.destination.is_of(origin).then(|| origin.tag.clone())
 }
 
 /// Files that were written here, and files that have another name than their object.
@@ -322,41 +314,6 @@ fn removed(view: &dyn View, inode: &Inode) -> Result<Option<String>, Failure> {
     let key = keys::whiteout(parent.directory, parent.name.as_bytes());
     let whiteout: Option<Whiteout> = records::read(view, &key).map_err(broken)?;
     Ok(whiteout.map(|whiteout| whiteout.tag).filter(|tag| !tag.is_empty()))
-}
-
-/// The link above an inode, and the key that its path has there.
-fn destination(view: &dyn View, inode: &Inode) -> Result<Destination, Failure> {
-    let parent = inode.parent.clone().ok_or(ErrorKind::Stale)?;
-    let outside = || {
-        Failure::new(
-            ErrorKind::InvalidArgument,
-            "the file lies in no linked directory: there is no bucket to export it to",
-        )
-    };
-    let directory = tree::inode(view, parent.directory).map_err(refused)?;
-    let link = directory.directory()?.linked.as_ref().map(|linked| linked.link);
-    let link = link.ok_or_else(outside)?;
-    let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
-    let record = record.filter(|record| !record.removing).ok_or_else(outside)?;
-    let mut names = vec![parent.name.clone()];
-    let mut at = directory;
-    while at.id != record.directory {
-        let above = at.parent.clone().ok_or_else(outside)?;
-        names.push(above.name);
-        at = tree::inode(view, above.directory).map_err(refused)?;
-    }
-    let spec = crate::hydration::import::spec_of(&record.bucket)?;
-    let mut key = spec.prefix().to_owned();
-    for (at, name) in names.iter().rev().enumerate() {
-        let text = std::str::from_utf8(name.as_bytes()).map_err(|_| {
-            Failure::new(ErrorKind::InvalidArgument, "the name is no UTF-8, which keys must be")
-        })?;
-        if at > 0 {
-            key.push('/');
-        }
-        key.push_str(text);
-    }
-    Ok(Destination { link, mode: record.mode, bucket: record.bucket, key })
 }
 
 fn check_mode(destination: &Destination) -> Result<(), Failure> {

@@ -9,11 +9,12 @@ use super::{
 };
 use crate::{
     hydration::{
+        destination::is_saved,
         import::broken,
         spread::runs,
         walk::{Unlisted, Walk, inode},
     },
-    namespace::{Body, Inode, ObjectState, pins},
+    namespace::{Body, Inode, pins},
     store::View,
 };
 
@@ -82,14 +83,16 @@ async fn take<E: Environment>(
     let (Body::File(body), Some(content)) = (&inode.body, inode.content()) else { return };
     // Only these bytes can come from the bucket or be dropped because it has them.
     let size = inode.size.min(body.origin_length);
-    let saved = matches!(body.state, ObjectState::Clean | ObjectState::Exported);
-    let mut concerned = size > 0 && body.inline.is_none() && (hydrate || saved);
+    let mut concerned = size > 0 && body.inline.is_none();
     if concerned && !hydrate {
-        let pinned = inode.clone();
-        let query = move |view: &dyn View| pins::is_pinned(view, &pinned).map_err(broken);
+        let (inode, body) = (inode.clone(), body.clone());
+        let id = inode.id;
+        let query = move |view: &dyn View| {
+            Ok(is_saved(view, &inode, &body)? && !pins::is_pinned(view, &inode).map_err(broken)?)
+        };
         match context.environment.read(query).await {
-            Ok(pinned) => concerned = !pinned,
-            Err(failure) => return context.fail_id(inode.id, failure).await,
+            Ok(may_go) => concerned = may_go,
+            Err(failure) => return context.fail_id(id, failure).await,
         }
     }
     if !context.selects(inode).await || (context.dry_run && !concerned) {

@@ -1,0 +1,95 @@
+//! Where the bytes of a file belong in its bucket, and whether the object that it names is there.
+
+use millrace_protocol::{
+    capability::Origin,
+    cluster::{self, LinkMode},
+};
+use millrace_types::{ErrorKind, Failure, LinkId};
+
+use super::{
+    import::{broken, spec_of},
+    walk::refused,
+};
+use crate::{
+    namespace::{FileBody, Inode, ObjectState, tree},
+    store::{
+        View, keys,
+        records::{self, LinkRecord},
+    },
+};
+
+/// The object that a file or link goes to.
+#[derive(Debug, Clone)]
+pub(crate) struct Destination {
+    pub(crate) link: LinkId,
+    pub(crate) mode: LinkMode,
+    pub(crate) bucket: cluster::Bucket,
+    pub(crate) key: String,
+}
+
+impl Destination {
+    /// Whether an object is the one at this place.
+    pub(crate) fn is_of(&self, origin: &Origin) -> bool {
+        origin.key == self.key && origin.link == self.link
+    }
+}
+
+/// Whether what is here of a file's bytes can be had again: its object lies where the file does, so
+/// that nobody replaces it here, and the bytes are the object's. A file that was renamed since
+/// shares its object with whatever takes its old name.
+///
+/// Not so a file with holes: who has it open from before its export takes what is absent for a
+/// hole, and reads zeros.
+///
+/// # Errors
+/// When the store is broken.
+pub(crate) fn is_saved(view: &dyn View, inode: &Inode, file: &FileBody) -> Result<bool, Failure> {
+    let agrees = matches!(file.state, ObjectState::Clean | ObjectState::Exported);
+    let Some(origin) = file.origin.as_ref().filter(|_| agrees && !file.sparse) else {
+        return Ok(false);
+    };
+    match destination(view, inode) {
+        Ok(destination) => Ok(destination.is_of(origin)),
+        Err(failure) if failure.kind == ErrorKind::Internal => Err(failure),
+        Err(_) => Ok(false),
+    }
+}
+
+/// The link above an inode, and the key that its path has there.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for what lies in no linked directory, or has no key;
+/// [`ErrorKind::Stale`] for what has no name.
+pub(crate) fn destination(view: &dyn View, inode: &Inode) -> Result<Destination, Failure> {
+    let parent = inode.parent.clone().ok_or(ErrorKind::Stale)?;
+    let outside = || {
+        Failure::new(
+            ErrorKind::InvalidArgument,
+            "the file lies in no linked directory: there is no bucket to export it to",
+        )
+    };
+    let directory = tree::inode(view, parent.directory).map_err(refused)?;
+    let link = directory.directory()?.linked.as_ref().map(|linked| linked.link);
+    let link = link.ok_or_else(outside)?;
+    let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+    let record = record.filter(|record| !record.removing).ok_or_else(outside)?;
+    let mut names = vec![parent.name.clone()];
+    let mut at = directory;
+    while at.id != record.directory {
+        let above = at.parent.clone().ok_or_else(outside)?;
+        names.push(above.name);
+        at = tree::inode(view, above.directory).map_err(refused)?;
+    }
+    let spec = spec_of(&record.bucket)?;
+    let mut key = spec.prefix().to_owned();
+    for (at, name) in names.iter().rev().enumerate() {
+        let text = std::str::from_utf8(name.as_bytes()).map_err(|_| {
+            Failure::new(ErrorKind::InvalidArgument, "the name is no UTF-8, which keys must be")
+        })?;
+        if at > 0 {
+            key.push('/');
+        }
+        key.push_str(text);
+    }
+    Ok(Destination { link, mode: record.mode, bucket: record.bucket, key })
+}
