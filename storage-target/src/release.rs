@@ -87,7 +87,7 @@ struct Progress {
     vain: Option<Instant>,
     /// When something was dropped last.
     made: Option<Instant>,
-    /// Whether the last one ended because the metadata server did not answer.
+    /// Whether the last one ended before it had asked for all.
     unanswered: bool,
 }
 
@@ -179,7 +179,7 @@ impl Releaser {
             now.freed > before.freed || over
         });
         match tokio::time::timeout(PATIENCE, made).await {
-            Ok(Ok(now)) if now.freed > before.freed => Ok(()),
+            Ok(Ok(now)) if now.freed > before.freed || now.is_settled() => Ok(()),
             Ok(Ok(now)) => Err(now.refusal()),
             Ok(Err(_)) => Err(full()),
             Err(_) => Err(unanswered()),
@@ -201,7 +201,16 @@ impl Releaser {
             let asked = self.inner.waiting.load(Ordering::Acquire) > 0;
             let before = *self.inner.progress.borrow();
             let pauses = before.is_vain(if asked { VAIN_ASKED } else { VAIN });
-            let Some(goal) = self.goal(asked).filter(|_| !pauses) else { continue };
+            if pauses {
+                continue;
+            }
+            let Some(goal) = self.goal(asked) else {
+                // Whoever waits looks again: others have made room.
+                if asked {
+                    self.end_round(None, false);
+                }
+                continue;
+            };
             self.inner.progress.send_modify(|progress| progress.begun += 1);
             let target = self.target();
             let outcome = self.round(goal, asked, &mut refused).await;
@@ -212,16 +221,21 @@ impl Releaser {
             if freed > 0 {
                 tracing::info!(%target, bytes = freed, asked, "dropped what the bucket has too");
                 warned = false;
-            } else if outcome.is_ok() && !warned {
+            } else if matches!(outcome, Ok(Looked::AtAll)) && !warned {
                 tracing::warn!(%target, "the target is nearly full, and nothing of it may go");
                 warned = true;
             }
-            self.inner.progress.send_modify(|progress| {
-                progress.ended = progress.begun;
-                progress.vain = (freed == 0).then(Instant::now);
-                progress.unanswered = matches!(outcome, Err(RoundError::Metadata(_)));
-            });
+            let vain = (freed == 0).then(Instant::now);
+            self.end_round(vain, !matches!(outcome, Ok(Looked::AtAll)));
         }
+    }
+
+    fn end_round(&self, vain: Option<Instant>, unanswered: bool) {
+        self.inner.progress.send_modify(|progress| {
+            progress.ended += 1;
+            progress.begun = progress.ended;
+            (progress.vain, progress.unanswered) = (vain, unanswered);
+        });
     }
 
     /// How many bytes to drop now, if any.
@@ -239,14 +253,17 @@ impl Releaser {
         goal: ByteLen,
         asked: bool,
         refused: &mut Refused,
-    ) -> Result<(), RoundError> {
+    ) -> Result<Looked, RoundError> {
         let deadline = Instant::now() + ROUND_TIME_MAX;
         refused.forget_old(Instant::now());
         let (mut left, mut wanted) = (goal.0, goal.0);
-        while left > 0 && Instant::now() < deadline && !refused.is_full() {
+        while left > 0 {
+            if Instant::now() >= deadline || refused.is_full() {
+                return Ok(Looked::AtSome);
+            }
             let candidates = self.look(ByteLen(wanted), refused).await?;
             if candidates.is_empty() {
-                return Ok(());
+                break;
             }
             for batch in candidates.chunks(ASK_RELEASE_MAX) {
                 left = left.saturating_sub(self.drop_batch(batch, asked, refused).await?);
@@ -257,7 +274,7 @@ impl Releaser {
             // Where much may not go, fewer looks show more.
             wanted = wanted.saturating_mul(2);
         }
-        Ok(())
+        Ok(Looked::AtAll)
     }
 
     /// The chunks used longest ago that make so many bytes together.
@@ -317,8 +334,10 @@ impl Releaser {
             });
             freed += bytes;
         }
-        // What was dropped is free when that is durable.
-        self.inner.volume.sync().await?;
+        if freed > 0 {
+            // What was dropped is free when that is durable.
+            self.inner.volume.sync().await?;
+        }
         Ok(freed)
     }
 
@@ -331,6 +350,11 @@ impl Progress {
     /// Whether the last round dropped nothing, and that is not longer ago.
     fn is_vain(&self, within: Duration) -> bool {
         self.vain.is_some_and(|ended| ended.elapsed() < within)
+    }
+
+    /// Whether the last round found that there is room.
+    fn is_settled(&self) -> bool {
+        self.vain.is_none() && !self.unanswered
     }
 
     /// Whether something was dropped, not longer ago.
@@ -347,6 +371,15 @@ impl Progress {
 fn unanswered() -> Failure {
     let words = "the target is full, and nobody says what of it may go";
     Failure::new(ErrorKind::Unavailable, words).retry_after(VAIN_ASKED)
+}
+
+/// How much of the target a round has looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Looked {
+    /// As much as was needed, or all.
+    AtAll,
+    /// It took too long: more may be found by the next.
+    AtSome,
 }
 
 /// Why a round ends early.

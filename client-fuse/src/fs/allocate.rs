@@ -29,7 +29,8 @@ impl FileSystem {
         let end = offset.checked_add(len).ok_or(ErrorKind::FileTooLarge)?;
         let file = &handle.file;
         let sizing = file.sizing.lock().await;
-        self.flush_telling(file).await?;
+        let failures = file.state().failures;
+        self.flush_telling(file, failures).await?;
         self.commit(file, false).await?;
         self.declare(handle, mode == ZERO, end).await?;
         drop(sizing);

@@ -70,12 +70,12 @@ impl FileSystem {
         self.commit(file, true).await
     }
 
-    /// As [`Self::flush_file`], for what needs the bytes at the targets now.
+    /// As [`Self::flush_file`], for what needs the bytes at the targets now; `before` is how many
+    /// failures there were when they came into the buffer.
     ///
     /// # Errors
-    /// The newest failure of these, which stays to be reported as well.
-    pub(crate) async fn flush_telling(&self, file: &Arc<File>) -> Result<(), Failure> {
-        let before = file.state().failures;
+    /// The newest failure since, which stays to be reported as well.
+    pub(crate) async fn flush_telling(&self, file: &Arc<File>, before: u64) -> Result<(), Failure> {
         self.flush_file(file).await;
         let state = file.state();
         match &state.failure {

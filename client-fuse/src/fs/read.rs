@@ -32,7 +32,8 @@ pub(crate) struct Waiting {
     parts: Vec<Part>,
     landings: u64,
     /// Buffered writes lie over part of the range: they have to be stored first.
-    flush_first: bool,
+    /// What is buffered goes to the targets first; and how many failures there were before.
+    flush_first: Option<u64>,
 }
 
 impl FileSystem {
@@ -70,7 +71,8 @@ impl FileSystem {
                 return Ok(Begun::Done(bytes.into()));
             }
             let parts = Vec::new();
-            return Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: true }));
+            let flush_first = Some(state.failures);
+            return Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first }));
         }
         let Some(access) = state.access.clone() else {
             return Err(Failure::new(ErrorKind::PermissionDenied, "no right to the content"));
@@ -100,7 +102,7 @@ impl FileSystem {
             self.metrics.read_ready.inc();
             return Ok(Begun::Done(ready));
         }
-        Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: false }))
+        Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: None }))
     }
 
     /// Waits for the bytes of a read that could not be answered at once.
@@ -115,8 +117,8 @@ impl FileSystem {
     ) -> Result<Body, Failure> {
         let Waiting { range, parts, landings, flush_first } = waiting;
         let file = &handle.file;
-        if flush_first {
-            self.flush_telling(file).await?;
+        if let Some(failures) = flush_first {
+            self.flush_telling(file, failures).await?;
             return self.read_again(handle, range).await;
         }
         let mut bytes = Body::default();

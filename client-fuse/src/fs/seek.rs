@@ -43,7 +43,8 @@ impl FileSystem {
         wanted: Wanted,
     ) -> Result<Option<u64>, Failure> {
         let file = &handle.file;
-        self.flush_telling(file).await?;
+        let failures = file.state().failures;
+        self.flush_telling(file, failures).await?;
         for attempt in 0..REFRESHES_MAX {
             if attempt > 0 {
                 tokio::time::sleep(REFRESH_PAUSE).await;

@@ -79,12 +79,13 @@ impl FileSystem {
         // Last, because others wait for it: the right to append may be with a host that is gone.
         // Sending what is buffered, which makes room, needs none of what is held here.
         let permit = self.take_memory(file, length(data)).await;
+        let failures = file.state().failures;
         self.buffer(file, offset, data, permit);
         drop(sizing);
         if !waits {
             return Ok(());
         }
-        self.flush_telling(file).await?;
+        self.flush_telling(file, failures).await?;
         if handle.options.sync {
             // Of a long write the program may not hear of it now.
             self.sync_stored(file).await.inspect_err(|failure| {

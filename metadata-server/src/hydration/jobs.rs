@@ -5,7 +5,8 @@
 //! counts, and passes cancellation on. Work is done by the targets.
 //!
 //! Jobs run beside each other, so that a tree that takes a day to fetch holds up no checkpoint. Of
-//! exports there is one at a time: what one of them finds begun was left by one that is over.
+//! exports and releases there is one at a time: what an export finds begun was left by one that is
+//! over, and what a release is about to drop no export may put another object in the place of.
 
 use std::{
     collections::HashMap,
@@ -27,7 +28,7 @@ use self::{filter::Filter, progress::Progress};
 use super::{
     environment::Environment,
     import::{Importer, broken},
-    walk::{Viewpoint, check, path_of, resolve},
+    walk::{Viewpoint, check, inode, path_of, resolve},
 };
 use crate::{
     command::{AddJob, AddSelectedJob, Command, Outcome, UpdateJob},
@@ -76,8 +77,9 @@ struct Begun<'a, E: Environment> {
     stop: CancellationToken,
 }
 
-/// Jobs at work at the same time: each has its own bounds on requests to targets.
-const RUNNING_MAX: usize = 4;
+/// Jobs at work at the same time, besides an export or release: each has its own bounds on requests
+/// to targets.
+const OTHERS_MAX: usize = 3;
 
 /// How often a running job's counts become a command.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
@@ -146,7 +148,11 @@ impl<E: Environment> Jobs<E> {
             return Err(Failure::new(ErrorKind::Busy, words));
         }
         let SelectionRecord { selection, dry_run } = self.selection_record(request.id).await?;
-        let add = AddJob { job: fresh(job.kind, job.path), caller, root };
+        // What was allowed then need not be now.
+        let top = inode(&*self.environment, root).await?;
+        self.check_caller(job.kind, &caller, &top).await?;
+        let path = path_of(&*self.environment, &top).await;
+        let add = AddJob { job: fresh(job.kind, path), caller, root };
         self.add(match selection.is_everything() && !dry_run {
             true => Command::AddJob(add),
             false => Command::AddSelectedJob(Box::new(AddSelectedJob { add, selection, dry_run })),
@@ -174,7 +180,7 @@ impl<E: Environment> Jobs<E> {
     async fn prepare(&self, top: &[u8], request: &StartJob) -> Result<AddJob, Failure> {
         let from = Viewpoint { top, caller: &request.caller };
         let top = resolve(&*self.environment, &self.importer, from, &request.path).await?;
-        self.check_caller(request, &top).await?;
+        self.check_caller(request.kind, &request.caller, &top).await?;
         let job = fresh(request.kind, path_of(&*self.environment, &top).await);
         Ok(AddJob { job, caller: request.caller.clone(), root: top.id })
     }
@@ -264,20 +270,17 @@ impl<E: Environment> Jobs<E> {
 
     /// The oldest job that waits and may begin now.
     async fn next(&self) -> Result<Option<JobRecord>, Failure> {
-        let (busy, exports): (Vec<_>, bool) = {
+        let (busy, alone, others): (Vec<_>, usize, usize) = {
             let running = self.running();
-            let exports = running.values().any(|one| one.kind == JobKind::Export);
-            (running.keys().copied().collect(), exports)
+            let alone = running.values().filter(|one| is_alone(one.kind)).count();
+            (running.keys().copied().collect(), alone, running.len() - alone)
         };
-        if busy.len() >= RUNNING_MAX {
-            return Ok(None);
-        }
         let query = self.environment.read(move |view| {
             let known = tree::scan::<JobRecord>(view, &keys::jobs(), usize::MAX);
             let mut open = known.map_err(broken)?.into_iter().map(|(_, record)| record);
             Ok(open.find(|JobRecord { job, .. }| {
-                let waits = !job.state.is_final() && !busy.contains(&job.id);
-                waits && !(exports && job.kind == JobKind::Export)
+                let room = if is_alone(job.kind) { alone == 0 } else { others < OTHERS_MAX };
+                room && !job.state.is_final() && !busy.contains(&job.id)
             }))
         });
         query.await
@@ -378,13 +381,18 @@ impl<E: Environment> Jobs<E> {
     }
 
     /// Reading is enough to import and hydrate; the others change what is where.
-    async fn check_caller(&self, request: &StartJob, top: &Inode) -> Result<(), Failure> {
-        match request.kind {
+    async fn check_caller(
+        &self,
+        kind: JobKind,
+        caller: &Caller,
+        top: &Inode,
+    ) -> Result<(), Failure> {
+        match kind {
             JobKind::Import | JobKind::Hydrate => {
-                check(&*self.environment, &request.caller, top, Access::Read).await?;
+                check(&*self.environment, caller, top, Access::Read).await?;
             }
             JobKind::Release | JobKind::Export => {
-                if !permission::is_root(&request.caller) && request.caller.uid != top.uid {
+                if !permission::is_root(caller) && caller.uid != top.uid {
                     return Err(Failure::new(
                         ErrorKind::NotPermitted,
                         "only the owner or root may release or export it",
@@ -400,6 +408,11 @@ impl<E: Environment> Drop for Begun<'_, E> {
     fn drop(&mut self) {
         self.jobs.running().remove(&self.id);
     }
+}
+
+/// Whether only one of such jobs is at work at a time.
+fn is_alone(kind: JobKind) -> bool {
+    matches!(kind, JobKind::Export | JobKind::Release)
 }
 
 /// A job that nobody has begun.

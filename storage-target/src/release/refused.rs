@@ -15,7 +15,7 @@ pub(super) struct Refused {
 
 /// How long an answer counts: what is written or pinned mostly stays so for longer, and who ends a
 /// pin because nothing can be written waits no longer for that.
-const COUNTS: Duration = Duration::from_secs(10);
+const COUNTS: Duration = Duration::from_secs(30);
 
 /// Contents remembered at most, in some 50 MB.
 const CONTENTS_MAX: usize = 1 << 20;

@@ -14,7 +14,8 @@ use crate::{
         spread::runs,
         walk::{Unlisted, Walk, inode},
     },
-    namespace::{Body, Inode, pins},
+    leases::touched::writers,
+    namespace::{Body, Inode, pins, tree},
     store::View,
 };
 
@@ -85,10 +86,14 @@ async fn take<E: Environment>(
     let size = inode.size.min(body.origin_length);
     let mut concerned = size > 0 && body.inline.is_none();
     if concerned && !hydrate {
-        let (inode, body) = (inode.clone(), body.clone());
         let id = inode.id;
+        // As it is now: the page may be some moments old.
         let query = move |view: &dyn View| {
-            Ok(is_saved(view, &inode, &body)? && !pins::is_pinned(view, &inode).map_err(broken)?)
+            let Some(inode) = tree::find(view, id).map_err(broken)? else { return Ok(false) };
+            let Body::File(body) = &inode.body else { return Ok(false) };
+            let written = !writers(view, id).map_err(broken)?.is_empty();
+            let pinned = pins::is_pinned(view, &inode).map_err(broken)?;
+            Ok(!written && !pinned && is_saved(view, &inode, body)?)
         };
         match context.environment.read(query).await {
             Ok(may_go) => concerned = may_go,
