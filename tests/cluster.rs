@@ -20,6 +20,8 @@ mod flaws;
 mod full_disk;
 #[path = "cluster/interrupts.rs"]
 mod interrupts;
+#[path = "cluster/lost_target.rs"]
+mod lost_target;
 #[path = "cluster/patience.rs"]
 mod patience;
 #[path = "cluster/peers.rs"]

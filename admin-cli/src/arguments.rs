@@ -16,7 +16,7 @@ pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
 pub use job::{SelectArguments, StartArguments};
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
-pub use target::{ScrubArguments, TargetArgument, TargetCommand};
+pub use target::{LostArguments, ScrubArguments, TargetArgument, TargetCommand};
 
 /// The operator's tool of Millrace, a parallel file system for machine learning.
 #[derive(Parser, Debug)]

@@ -28,6 +28,7 @@ pub(crate) mod stripe_set;
 pub(crate) mod stripe_show;
 pub(crate) mod target_drain_check;
 pub(crate) mod target_list;
+pub(crate) mod target_lost;
 pub(crate) mod target_scrub;
 pub(crate) mod target_show;
 pub(crate) mod umount;

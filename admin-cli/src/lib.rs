@@ -161,5 +161,6 @@ async fn dispatch_target(context: &Context, command: TargetCommand) -> anyhow::R
         TargetCommand::DrainCheck(arguments) => {
             commands::target_drain_check::run(context, arguments).await
         }
+        TargetCommand::Lost(arguments) => commands::target_lost::run(context, arguments).await,
     }
 }

@@ -24,8 +24,8 @@ pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use selection::SelectionReport;
 pub(crate) use target::{
-    DetailReport, DrainReport, FindingReport, ScrubReport, TargetDetailReport, TargetScrubReport,
-    TargetShowReport,
+    DetailReport, DrainReport, FindingReport, LossReport, ScrubReport, TargetDetailReport,
+    TargetScrubReport, TargetShowReport,
 };
 
 /// What `status` prints.

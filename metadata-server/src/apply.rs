@@ -28,6 +28,7 @@ mod import;
 mod job;
 mod layout;
 mod link;
+mod loss;
 mod observe;
 mod open;
 mod orphan;
@@ -58,7 +59,9 @@ pub(crate) use trust::unnamed;
 /// | 3     | repairs of the namespace                                                         |
 /// | 4     | times of access that follow reads                                                |
 /// | 5     | pins; jobs over a part of a tree; nothing is imported into what was removed      |
-pub const FEATURE_LEVEL: u32 = 5;
+/// | 6     | targets that are given up; what was removed below a link stays removed; an       |
+/// |       | export's object is known also when the file was truncated meanwhile              |
+pub const FEATURE_LEVEL: u32 = 6;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;
@@ -176,6 +179,7 @@ fn dispatch(
         Command::Repair(order) => repair::repair(tx, order),
         Command::NoteReads(note) => access::note(tx, note),
         Command::SetPin(set) => pin::set(tx, set),
+        Command::Loss(loss) => loss::step(tx, loss),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

@@ -33,6 +33,7 @@ mod access;
 mod bucket;
 mod create;
 mod job;
+mod loss;
 mod pin;
 mod repair;
 mod trust;
@@ -43,6 +44,7 @@ pub use bucket::{
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{AddJob, AddSelectedJob, BeginExport, CompleteExport, JobCounts, UpdateJob};
+pub use loss::Loss;
 pub use pin::SetPin;
 pub use repair::{LOST_FOUND, Repair};
 pub use trust::ReclaimOrphans;
@@ -196,6 +198,8 @@ pub enum Command {
     SetPin(SetPin),
     /// Takes a job over a part of its tree into the queue.
     AddSelectedJob(Box<AddSelectedJob>),
+    /// Gives a target up.
+    Loss(Loss),
 }
 
 /// Makes an empty file system.

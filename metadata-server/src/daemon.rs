@@ -19,7 +19,7 @@ use crate::{
     reconcile::Reconciliation,
     server::{MetadataService, ServerEnvironment, Workers},
     settings::Settings,
-    targets::{peers::Peers, trims::Trims, upkeep::Upkeep},
+    targets::{losses::Losses, peers::Peers, trims::Trims, upkeep::Upkeep},
 };
 
 /// Puts a backup back into the data directory, while no server runs on it.
@@ -83,6 +83,7 @@ impl Daemon {
         let peers = Peers::new(handle.clone(), endpoints);
         let trims = Trims::new(handle.clone(), peers.clone());
         let upkeep = Upkeep::new(handle.clone(), peers.clone());
+        let losses = Losses::new(handle.clone());
         let environment = ServerEnvironment::new(handle.clone(), peers.clone(), Random::system());
         let buckets = Arc::new(Buckets::new(settings.bucket_access()));
         let hydration = Hydration::new(Arc::new(environment), buckets);
@@ -92,7 +93,7 @@ impl Daemon {
         hydration.register_metrics(&mut metrics);
         reconciliation.register_metrics(&mut metrics);
         engine.register_metrics(&mut metrics);
-        let workers = Workers { hydration, trims, upkeep, reconciliation };
+        let workers = Workers { hydration, trims, upkeep, losses, reconciliation };
         let counters = ServerMetrics::register(&mut metrics);
         spawn_background(&engine, &shutdown, &workers, &counters);
         let runtime = tokio::runtime::Handle::current();
@@ -181,6 +182,13 @@ fn spawn_background(
     drop(shutdown.spawn("trims", async move {
         tokio::select! {
             () = trims.run() => {}
+            () = stopping.draining() => {}
+        }
+    }));
+    let (losses, stopping) = (workers.losses.clone(), shutdown.clone());
+    drop(shutdown.spawn("losses", async move {
+        tokio::select! {
+            () = losses.run() => {}
             () = stopping.draining() => {}
         }
     }));

@@ -4,10 +4,11 @@
 //! changes are made by [`crate::apply`] alone.
 //!
 //! Modules, in reading order: [`inode`], [`permission`], [`acl`], [`tree`] (reading a tree and its
-//! paths).
+//! paths), [`pins`], [`loss`] (what the loss of a target damages).
 
 pub mod acl;
 pub mod inode;
+pub mod loss;
 pub mod permission;
 pub mod pins;
 pub mod tree;

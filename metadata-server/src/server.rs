@@ -27,7 +27,7 @@ use crate::{
     metrics::ServerMetrics,
     ops::{self, Client, Need, Step},
     reconcile::Reconciliation,
-    targets::{trims::Trims, upkeep::Upkeep},
+    targets::{losses::Losses, trims::Trims, upkeep::Upkeep},
 };
 use recalls::given_back;
 
@@ -50,6 +50,7 @@ pub struct MetadataService {
     hydration: Hydration<ServerEnvironment>,
     trims: Trims,
     upkeep: Upkeep,
+    losses: Losses,
     reconciliation: Reconciliation,
     /// Where work runs that goes on when its caller gives up.
     background: tokio::runtime::Handle,
@@ -70,6 +71,8 @@ pub struct Workers {
     pub trims: Trims,
     /// Targets' health.
     pub upkeep: Upkeep,
+    /// Targets that will not come back.
+    pub losses: Losses,
     /// Checks of the targets against the namespace.
     pub reconciliation: Reconciliation,
 }
@@ -114,13 +117,14 @@ impl MetadataService {
         shutdown: Shutdown,
     ) -> Self {
         let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
-        let Workers { hydration, trims, upkeep, reconciliation } = workers;
+        let Workers { hydration, trims, upkeep, losses, reconciliation } = workers;
         let backups = backup::Backups::default();
         Self {
             engine,
             hydration,
             trims,
             upkeep,
+            losses,
             reconciliation,
             background,
             rooms,
@@ -421,7 +425,9 @@ impl MetadataService {
             RequestKind::ListTargets
             | RequestKind::ShowTarget
             | RequestKind::ScrubTargets
-            | RequestKind::CheckDrain => self.dispatch_upkeep(call).await,
+            | RequestKind::CheckDrain
+            | RequestKind::LookLoss
+            | RequestKind::LoseTarget => self.dispatch_upkeep(call).await,
             RequestKind::StartFsck
             | RequestKind::ShowFsck
             | RequestKind::CancelFsck

@@ -5,9 +5,10 @@
 //!
 //! Modules: [`liveness`] (one target), [`registry`] (all of them), [`map`] (the cluster map),
 //! [`peers`] (connections to their daemons), [`trims`] (what shrinks ask of them), [`upkeep`] (what
-//! operators ask of them).
+//! operators ask of them), [`losses`] (those that will not come back).
 
 pub mod liveness;
+pub mod losses;
 pub mod map;
 pub mod peers;
 pub mod registry;

@@ -4,6 +4,7 @@
 //! request. Reckons in the metadata server's time, as the last heartbeat told it.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, PoisonError, RwLock},
     time::{Duration, Instant},
 };
@@ -15,12 +16,16 @@ use millrace_protocol::{
     codec,
 };
 use millrace_types::{
-    ChunkIndex, ErrorKind, Failure, GroupEpoch, KeyId, Layout, MapEpoch, TargetId, Timestamp,
+    ChunkIndex, ErrorKind, Failure, GroupEpoch, GroupId, KeyId, Layout, MapEpoch, PoolId, TargetId,
+    Timestamp,
 };
 use tokio::sync::{Notify, watch};
 
 /// How long a request waits for keys or a map that the next heartbeat will bring.
 const NEWS_WAIT: Duration = Duration::from_secs(2);
+
+/// The epoch of a group that has the targets that it was made with.
+const FIRST_EPOCH: GroupEpoch = GroupEpoch(1);
 
 /// The view of the cluster. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -33,10 +38,21 @@ struct Inner {
     clock: RwLock<Option<Clock>>,
     keys: RwLock<Vec<(KeyId, hmac::Key)>>,
     map: RwLock<Arc<Map>>,
+    /// Groups that were given to other targets, with how new a capability for their chunks must be.
+    moved: RwLock<HashMap<(PoolId, GroupId), Moved>>,
     /// Counts what has been learnt, for those who wait for something new.
     news: watch::Sender<u64>,
     /// Wakes the loop that fetches.
     wanted: Notify,
+}
+
+/// When a group got the targets that it has, as far as this daemon saw it.
+#[derive(Clone, Copy, Debug)]
+struct Moved {
+    epoch: GroupEpoch,
+    /// The newest key at that time. What older ones signed may take for a hole, or for the
+    /// bucket's, what only the targets before had.
+    key: KeyId,
 }
 
 /// The metadata server's time at one moment of this machine's steady clock.
@@ -56,6 +72,7 @@ impl Cluster {
             clock: RwLock::new(None),
             keys: RwLock::default(),
             map: RwLock::new(Arc::new(map)),
+            moved: RwLock::default(),
             news: watch::Sender::new(0),
             wanted: Notify::new(),
         };
@@ -76,9 +93,47 @@ impl Cluster {
         self.announce();
     }
 
+    /// Takes a new map. The keys must have been fetched after it.
     pub(crate) fn replace_map(&self, map: Map) {
+        self.note_moved(&map);
         *self.inner.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(map);
         self.announce();
+    }
+
+    fn note_moved(&self, map: &Map) {
+        let Some(key) = self.newest_key() else { return };
+        let mut moved = self.inner.moved.write().unwrap_or_else(PoisonError::into_inner);
+        for pool in &map.pools {
+            let groups = (0..).map(GroupId).zip(&pool.groups);
+            for (number, group) in groups.filter(|(_, group)| group.epoch > FIRST_EPOCH) {
+                let new = Moved { epoch: group.epoch, key };
+                let known = moved.entry((pool.id, number)).or_insert(new);
+                if known.epoch != group.epoch {
+                    *known = new;
+                }
+            }
+        }
+    }
+
+    /// Checks that what was signed with `key` is as new as the place of a chunk.
+    ///
+    /// # Errors
+    /// [`ErrorKind::KeyRetired`]: a new capability is needed.
+    pub(crate) fn check_fresh(
+        &self,
+        layout: &Layout,
+        chunk: ChunkIndex,
+        key: KeyId,
+    ) -> Result<(), Failure> {
+        let group = layout.group(chunk);
+        let moved = self.inner.moved.read().unwrap_or_else(PoisonError::into_inner);
+        match moved.get(&(layout.pool(), group)) {
+            Some(moved) if key < moved.key => {
+                let words = format!("{group} has had other targets since that was signed");
+                Err(Failure::new(ErrorKind::KeyRetired, words))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The newest key held, if any.

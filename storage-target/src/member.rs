@@ -173,12 +173,17 @@ impl Member {
 
     async fn fetch(&self, news: &HeartbeatReply) -> Result<(), Failure> {
         let cluster = &self.daemon.cluster;
-        if cluster.newest_key() != Some(news.newest_key) {
+        let held = cluster.map().epoch;
+        let map = match held == news.map_epoch {
+            true => None,
+            false => Some(self.call(&FetchMap { held }).await?),
+        };
+        // After the map: keys that are older than what moved in it must not pass for the newest.
+        if map.is_some() || cluster.newest_key() != Some(news.newest_key) {
             cluster.replace_keys(&self.call(&FetchKeys {}).await?);
         }
-        let held = cluster.map().epoch;
-        if held != news.map_epoch {
-            cluster.replace_map(self.call(&FetchMap { held }).await?);
+        if let Some(map) = map {
+            cluster.replace_map(map);
         }
         if self.daemon.links.version() != news.links_version {
             self.daemon.links.replace(self.call(&FetchLinks {}).await?);

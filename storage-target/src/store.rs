@@ -60,6 +60,10 @@ pub(crate) struct ReadBytes {
     pub(crate) fetched: u32,
 }
 
+/// Which version of a chunk it is, as far as writers made it.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Version(Vec<Option<(BlockState, u64)>>);
+
 /// Who reads, as far as it matters here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reader {
@@ -315,6 +319,25 @@ impl Store {
             self.bring(view, Wanted { first, end, sequential: true }).await?;
         }
         Err(busy(view))
+    }
+
+    /// Tells versions of the first `len` bytes of a chunk apart: what somebody has written of them.
+    /// What is only in the bucket is the same, fetched or not.
+    ///
+    /// # Errors
+    /// A damaged index.
+    pub(crate) async fn version(&self, view: &ChunkView, len: u32) -> Result<Version, Failure> {
+        if len == 0 {
+            return Ok(Version(Vec::new()));
+        }
+        let blocks = 0..block_of(len - 1) + 1;
+        let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
+        let blocks = blocks.map(|block| match snapshot.state(block) {
+            BlockState::Absent | BlockState::Clean => None,
+            BlockState::Zero => Some((BlockState::Zero, 0)),
+            BlockState::Written => Some((BlockState::Written, snapshot.fingerprint(block))),
+        });
+        Ok(Version(blocks.collect()))
     }
 
     /// Notes which version of each written block an export has read.

@@ -84,6 +84,7 @@ mod clean;
 mod commit;
 mod contents;
 mod describe;
+mod drops;
 mod ends;
 mod error;
 mod findings;
@@ -110,6 +111,7 @@ mod zero;
 
 pub use boot::boot_id;
 pub use clean::{CleanPage, CleanPlace};
+pub use drops::DropMark;
 pub use error::EngineError;
 pub use open::OpenError;
 pub use place::PlaceOptions;
@@ -119,6 +121,7 @@ pub use reopen::Origin;
 pub use request::{Authority, Fill, WriteRequest, ZeroRequest};
 pub use scrub::{ScrubActivity, ScrubCommand, ScrubSettings, ScrubStatus};
 
+use drops::Drops;
 use inspect::Inspection;
 use locks::BlockLocks;
 use read::Flights;
@@ -230,6 +233,8 @@ struct Shared {
     /// The checksum of a page of zeros.
     zero_page: Crc32c,
     blank: bool,
+    /// Outlives the volume's being opened again, as fetches do.
+    drops: Arc<Drops>,
 }
 
 /// What changes together with journal and index.

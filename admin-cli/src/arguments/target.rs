@@ -18,6 +18,20 @@ pub enum TargetCommand {
     /// Tell what would be lost if a target went away now
     #[command(after_help = DRAIN_HELP)]
     DrainCheck(TargetArgument),
+    /// Give a target up that will not come back, or tell what that would damage
+    #[command(after_help = LOST_HELP)]
+    Lost(LostArguments),
+}
+
+/// Arguments of `target lost`.
+#[derive(Args, Debug)]
+pub struct LostArguments {
+    /// The target, as `target list` shows it
+    #[arg(value_name = "ID", value_parser = target_id)]
+    pub id: TargetId,
+    /// Do it: the target is gone for good then, and so is what it alone had
+    #[arg(long)]
+    pub yes: bool,
 }
 
 /// A target.
@@ -98,3 +112,17 @@ lost is saved by `millrace export`, where there is a bucket, or by copying the f
 
 Example:
   millrace target drain-check 3f0a51c2b7e94d68";
+
+const LOST_HELP: &str = "\
+Without --yes nothing is changed: the command tells which files would be damaged. With it the other
+targets take the target's placement groups over. What a bucket has is fetched again when it is read.
+Files of which some lay on the target and in no bucket are `lost`: reading what is gone gives EIO,
+the rest can be read and copied, and nothing can be written but a new content (O_TRUNC).
+`millrace resolve PATH --keep bucket` puts the bucket's version in the place of such a file.
+
+The target must be offline. If its disk turns up later it is not used again under this id. Called
+again, the command lists what is still damaged.
+
+Examples:
+  millrace target lost 3f0a51c2b7e94d68
+  millrace target lost 3f0a51c2b7e94d68 --yes";

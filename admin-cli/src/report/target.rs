@@ -1,5 +1,6 @@
 //! What the commands about targets print.
 
+use millrace_protocol::loss::LossPage;
 use millrace_protocol::upkeep::{
     DescribedTarget, DrainReply, Fault, FindingReport as ToldFinding, ScrubReport as ToldScrub,
     ScrubState, TargetDetail, TargetScrub,
@@ -142,6 +143,21 @@ pub(crate) struct DrainReport {
     pub(crate) inodes: u64,
 }
 
+/// What `target lost` prints.
+#[derive(Serialize, Debug, Default)]
+pub(crate) struct LossReport {
+    pub(crate) id: String,
+    /// Whether it is given up; if not, the rest is what that would do.
+    pub(crate) given_up: bool,
+    /// Placement groups that it serves, or served.
+    pub(crate) groups: u32,
+    /// Files that are damaged.
+    pub(crate) damaged_files: u64,
+    /// All of them.
+    pub(crate) paths: Vec<String>,
+    pub(crate) inodes: u64,
+}
+
 impl From<&DescribedTarget> for TargetDetailReport {
     fn from(target: &DescribedTarget) -> Self {
         Self {
@@ -259,5 +275,16 @@ impl DrainReport {
         // Both must say so: the target knows of files that the metadata has forgotten, and the
         // metadata of zeros that take no bytes.
         self.safe = self.written_bytes == 0 && self.lost_files == 0;
+    }
+}
+
+impl LossReport {
+    /// Adds what was found of some of the files.
+    pub(crate) fn add(&mut self, page: &LossPage) {
+        self.given_up = page.given_up;
+        self.groups = page.groups;
+        self.inodes += page.inodes;
+        self.damaged_files += page.files;
+        self.paths.extend(page.paths.iter().map(|path| path_text(path)));
     }
 }

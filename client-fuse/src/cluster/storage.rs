@@ -168,16 +168,15 @@ impl Cluster {
     /// Makes durable what `target` has acknowledged, and returns its loss count.
     ///
     /// # Errors
-    /// As [`Self::write`].
+    /// As [`Self::write`]; [`ErrorKind::Lost`] for a target that was given up since.
     pub(crate) async fn sync(&self, target: TargetId) -> Result<u64, Failure> {
         let mut attempts = self.patience.begin(Instant::now());
         loop {
             let host = self.routing.host_of(target);
             let Some(peer) = host.and_then(|host| self.peer(host)) else {
-                let words = format!("the cluster map does not name target {target}");
-                let failure = Failure::new(ErrorKind::StaleGroup, words);
-                self.after(failure, None, &mut attempts).await?;
-                continue;
+                // The map named it when it acknowledged something, and maps only get newer.
+                let words = format!("target {target} was given up, with what it had acknowledged");
+                return Err(Failure::new(ErrorKind::Lost, words));
             };
             let request = storage::Sync { target };
             let options = CallOptions::bulk(attempts.deadline(WRITE_DEADLINE, Instant::now()));

@@ -212,6 +212,10 @@ impl FileSystem {
                     tracing::error!(inode = %file.inode, %failure, "fsync fails");
                     outcome = Err(failure);
                 }
+                Err(failure) if failure.kind == ErrorKind::Lost => {
+                    tracing::error!(inode = %file.inode, %failure, "fsync fails");
+                    outcome = Err(failure);
+                }
                 Err(failure) => {
                     // Still to be synced: the next fsync tries again.
                     file.state().unsynced.entry(target).or_insert(expected);

@@ -398,17 +398,20 @@ pub enum FileState {
     Exported = 5,
     /// Changed here and in the bucket.
     Conflict = 6,
+    /// Part of it lay on a target that was given up, and nowhere else.
+    Lost = 7,
 }
 
 impl FileState {
     /// Every state, in the order of a table.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Released,
         Self::Partial,
         Self::Hydrated,
         Self::Dirty,
         Self::Exported,
         Self::Conflict,
+        Self::Lost,
     ];
 
     /// The word in JSON, tables and extended attributes.
@@ -421,6 +424,7 @@ impl FileState {
             Self::Dirty => "dirty",
             Self::Exported => "exported",
             Self::Conflict => "conflict",
+            Self::Lost => "lost",
         }
     }
 }

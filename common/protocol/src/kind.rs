@@ -62,7 +62,7 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, backup, cluster, control, fsck, lease, lock, metadata, release, selection,
+    access, admin, backup, cluster, control, fsck, lease, lock, loss, metadata, release, selection,
     session, storage, target, upkeep,
 };
 
@@ -235,6 +235,10 @@ requests! {
     ScrubTargets = 0x0611, upkeep::ScrubTargets => upkeep::ScrubsReply;
     /// What would be lost if a target went away now.
     CheckDrain = 0x0612, upkeep::CheckDrain => upkeep::DrainReply;
+    /// Which files the loss of a target damages.
+    LookLoss = 0x0613, loss::LookLoss => loss::LossPage;
+    /// Gives a target up that will not come back.
+    LoseTarget = 0x0614, loss::LoseTarget => loss::LossProgress;
     /// Starts a check of the targets against the namespace.
     StartFsck = 0x0620, fsck::StartFsck => fsck::FsckReply;
     /// The check that runs, or the last one.

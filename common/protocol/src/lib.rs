@@ -7,7 +7,7 @@
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
 //! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`], [`upkeep`],
-//! [`fsck`], [`backup`], [`control`].
+//! [`loss`], [`fsck`], [`backup`], [`control`].
 
 pub mod access;
 pub mod admin;
@@ -21,6 +21,7 @@ pub mod fsck;
 pub mod kind;
 pub mod lease;
 pub mod lock;
+pub mod loss;
 pub mod metadata;
 pub mod release;
 pub mod selection;

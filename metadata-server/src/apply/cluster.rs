@@ -7,7 +7,7 @@ use crate::{
     command::{NewKey, Outcome, RegisterHost},
     store::{
         StoreError, keys,
-        records::{GroupRecord, HostRecord, KeyRecord, PoolRecord, TargetRecord},
+        records::{GroupRecord, HostRecord, KeyRecord, LostTarget, PoolRecord, TargetRecord},
     },
 };
 
@@ -53,6 +53,10 @@ pub(super) fn register_host(
     tx.put(key, &host);
     let mut joining = Vec::new();
     for &(target, capacity) in &register.targets {
+        if tx.read::<LostTarget>(&keys::lost_target(target))?.is_some() {
+            // Others have its groups; what it still holds is old.
+            continue;
+        }
         let key = keys::target(target);
         let known = tx.read::<TargetRecord>(&key)?;
         changed |= known.as_ref().is_none_or(|known| known.host != register.host);

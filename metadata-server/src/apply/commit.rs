@@ -20,6 +20,7 @@ pub(super) fn commit(tx: &mut Transaction<'_>, commit: &Commit) -> Result<Outcom
     if !current || (!grows && commit.written_at.is_none()) {
         return outcome;
     }
+    check_whole(file)?;
     if grows {
         check_size(file, commit.end)?;
         check_may_grow(tx, commit.inode)?;
@@ -49,6 +50,7 @@ pub(super) fn resize(
     if size == 0 {
         return replace_content(tx, inode).map(|()| false);
     }
+    check_whole(inode.file()?)?;
     if size > old {
         check_may_grow(tx, id)?;
         inode.file_mut()?.sparse = true;
@@ -82,6 +84,9 @@ pub(super) fn replace_content(
     let id = inode.id;
     let empty = inode.size == 0;
     let file = inode.file_mut()?;
+    if file.state == ObjectState::Lost {
+        file.state = if file.origin.is_some() { ObjectState::Dirty } else { ObjectState::Local };
+    }
     mark_dirty(file);
     if !(empty && is_untouched(file)) {
         orphan::reclaim(tx, id, file.generation, file.layout)?;
@@ -118,7 +123,14 @@ pub(super) fn mark_dirty(file: &mut FileBody) {
         ObjectState::Clean | ObjectState::Exported | ObjectState::Dirty => ObjectState::Dirty,
         ObjectState::Local => ObjectState::Local,
         ObjectState::Conflict => ObjectState::Conflict,
+        ObjectState::Lost => ObjectState::Lost,
     };
+}
+
+/// Refuses to change what has lost bytes: next to a change they could pass for a hole. Another
+/// content may take its place.
+pub(super) fn check_whole(file: &FileBody) -> Result<(), ErrorKind> {
+    if file.state == ObjectState::Lost { Err(ErrorKind::Lost) } else { Ok(()) }
 }
 
 /// The inode changed: its change time and count say so.

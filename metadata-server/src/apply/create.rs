@@ -19,7 +19,7 @@ use crate::{
     },
     store::{
         keys,
-        records::{Entry, FileSystem, PoolRecord},
+        records::{Entry, FileSystem, PoolRecord, Whiteout},
     },
 };
 
@@ -231,10 +231,10 @@ fn build(tx: &Transaction<'_>, create: &Create, parent: &Inode) -> Result<Inode,
             (FileKind::Regular, Body::File(Box::new(file_body(layout))), 0)
         }
         NewNode::Directory => {
-            let linked = body_of_parent
-                .linked
-                .as_ref()
-                .and_then(|linked| below(linked, &create.name, tx.time));
+            let linked = match &body_of_parent.linked {
+                Some(linked) => below(tx, (parent.id, linked), &create.name)?,
+                None => None,
+            };
             let body = directory_body(body_of_parent.defaults, linked);
             (FileKind::Directory, body, 0)
         }
@@ -265,19 +265,26 @@ fn build(tx: &Transaction<'_>, create: &Create, parent: &Inode) -> Result<Inode,
     Ok(inode)
 }
 
-/// A directory made here below a linked one: the bucket holds nothing of it yet.
+/// A directory made here below a linked one: the bucket holds nothing of it yet, or what was
+/// removed here before.
 fn below(
-    parent: &LinkedDirectory,
+    tx: &Transaction<'_>,
+    (directory, parent): (InodeId, &LinkedDirectory),
     name: &FileName,
-    time: millrace_types::Timestamp,
-) -> Option<LinkedDirectory> {
-    let name = std::str::from_utf8(name.as_bytes()).ok()?;
-    Some(LinkedDirectory {
+) -> Result<Option<LinkedDirectory>, ApplyError> {
+    let Ok(text) = std::str::from_utf8(name.as_bytes()) else { return Ok(None) };
+    let removed = tx.file_system()?.feature_level >= REMOVED_STAYS_LEVEL
+        && tx.read::<Whiteout>(&keys::whiteout(directory, name.as_bytes()))?.is_some();
+    Ok(Some(LinkedDirectory {
         link: parent.link,
-        prefix: format!("{}{name}/", parent.prefix),
-        listed: Some(time),
-    })
+        prefix: format!("{}{text}/", parent.prefix),
+        listed: Some(if removed { LinkedDirectory::NEVER_AGAIN } else { tx.time }),
+    }))
 }
+
+/// The feature level from which on what was removed below a link stays removed although its
+/// directory is made anew, and symbolic links stay removed.
+pub(super) const REMOVED_STAYS_LEVEL: u32 = 6;
 
 /// A new inode gets the group of a directory that says so.
 pub(super) fn inherit_group(inode: &mut Inode, parent: &Inode, caller: &Caller) {

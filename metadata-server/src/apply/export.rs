@@ -2,12 +2,15 @@
 
 use millrace_types::{ErrorKind, InodeId};
 
-use super::{ApplyError, Transaction, orphan};
+use super::{ApplyError, Transaction, commit, orphan};
 use crate::{
     command::{BeginExport, CompleteExport, Outcome},
     namespace::{ObjectState, tree},
     store::{keys, records::Export},
 };
+
+/// The feature level from which on a file that was truncated during its export knows the object.
+const TRUNCATED_LEVEL: u32 = 6;
 
 /// Freezes a file that nobody has open. An upload that was under way is replaced: its job looks for
 /// what it left in the bucket.
@@ -20,6 +23,7 @@ pub(super) fn begin(tx: &mut Transaction<'_>, begin: &BeginExport) -> Result<Out
     if file.state == ObjectState::Conflict {
         return Err(ErrorKind::Conflict.into());
     }
+    commit::check_whole(file)?;
     let export = Export {
         job: begin.job,
         id: begin.export,
@@ -60,8 +64,15 @@ pub(super) fn complete(
         return Ok(Outcome::Exported(false));
     };
     let same = inode.change_count == export.change_count;
+    let feature_level = tx.file_system()?.feature_level;
     let file = inode.file_mut()?;
-    if file.generation != export.generation {
+    if file.generation != export.generation || commit::check_whole(file).is_err() {
+        if feature_level >= TRUNCATED_LEVEL && file.state != ObjectState::Lost {
+            // Truncated meanwhile. The object backs nothing of it, but is its own.
+            file.state = ObjectState::Dirty;
+            file.origin = Some(complete.origin.clone());
+            tx.put_inode(&inode);
+        }
         return Ok(Outcome::Exported(false));
     }
     // The tag is the condition of the next upload, whether or not the file changed meanwhile. What

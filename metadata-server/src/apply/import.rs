@@ -197,7 +197,7 @@ fn refresh(
             follow(tx, inode, entry.modified, origin)?;
             counts.refreshed += 1;
         }
-        ObjectState::Conflict => {}
+        ObjectState::Conflict | ObjectState::Lost => {}
         ObjectState::Dirty | ObjectState::Local => {
             become_conflict(tx, inode)?;
             counts.conflicts += 1;

@@ -6,7 +6,7 @@
 //!   clean or exported    gone              its names go, and with the last one the file
 //!   dirty or local       another version   conflict; nothing is overwritten
 //!   dirty                gone              conflict; nothing is overwritten
-//!   conflict             any               stays until it is resolved
+//!   conflict, or lost    any               stays until it is resolved
 //! ```
 //!
 //! What a bucket changes is no change of a directory by anybody here: its times stay.
@@ -57,7 +57,7 @@ pub(super) fn object(
             import::become_conflict(tx, inode)?;
             Observation::Conflict
         }
-        (ObjectState::Conflict, _) => Observation::Known,
+        (ObjectState::Conflict | ObjectState::Lost, _) => Observation::Known,
     };
     Ok(Outcome::Observed(observation))
 }
@@ -73,8 +73,11 @@ pub(super) fn resolve(
     if !permission::is_root(caller) && caller.uid != inode.uid {
         return Err(ErrorKind::NotPermitted.into());
     }
-    if inode.file()?.state != ObjectState::Conflict {
-        return Err(ErrorKind::InvalidArgument.into());
+    match (inode.file()?.state, resolve.keep) {
+        (ObjectState::Conflict, _) => {}
+        // The bucket's version is whole, if there is one.
+        (ObjectState::Lost, Keep::Bucket) if resolve.found.is_some() => {}
+        _ => return Err(ErrorKind::InvalidArgument.into()),
     }
     let written = resolve.keep == Keep::Bucket && orphan::is_open(tx, inode.id)?;
     if written || tx.read::<Export>(&keys::export(inode.id))?.is_some() {

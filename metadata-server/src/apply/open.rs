@@ -18,6 +18,9 @@ pub(super) fn open_write(
     open: &OpenWrite,
 ) -> Result<Outcome, ApplyError> {
     let inode = tx.inode(open.opener.inode)?;
+    if !open.truncate {
+        commit::check_whole(inode.file()?)?;
+    }
     inode.file()?;
     if let Some(caller) = &open.caller {
         permission::check(tx, caller, &inode, permission::Access::Write)?;

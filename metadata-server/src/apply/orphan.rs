@@ -72,6 +72,12 @@ pub(super) fn is_open(tx: &Transaction<'_>, inode: InodeId) -> Result<bool, Appl
     Ok(!tx.scan(Bound::Included(&opens), borrow(&end), 1)?.is_empty())
 }
 
+/// Whether anybody has the inode open for writing.
+pub(super) fn is_written(tx: &Transaction<'_>, inode: InodeId) -> Result<bool, ApplyError> {
+    let opens = tree::scan::<OpenRecord>(tx, &keys::opens(inode), usize::MAX)?;
+    Ok(opens.iter().any(|(_, open)| open.writes > 0))
+}
+
 /// Puts a content and all before it into the queue of every target that may hold chunks of it.
 pub(super) fn reclaim(
     tx: &mut Transaction<'_>,

@@ -2,7 +2,11 @@
 
 use millrace_types::{ErrorKind, FileName, SessionId};
 
-use super::{ApplyError, Transaction, create::touch_directory, orphan};
+use super::{
+    ApplyError, Transaction,
+    create::{REMOVED_STAYS_LEVEL, touch_directory},
+    orphan,
+};
 use crate::{
     command::{Outcome, Remove},
     namespace::{Body, Inode, ParentLink, permission, tree},
@@ -28,7 +32,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, remove: &Remove) -> Result<Outcom
     }
     tx.check_names_writable(&parent)?;
     let id = inode.id;
-    leave_whiteout(tx, &parent, &inode, &remove.name);
+    leave_whiteout(tx, &parent, &inode, &remove.name)?;
     take_entry(tx, &mut parent, &inode, &remove.name, &entry);
     tx.put_inode(&parent);
     drop_name(tx, inode, parent.id, &remove.name, &remove.readers)?;
@@ -60,21 +64,25 @@ pub(super) fn leave_whiteout(
     parent: &Inode,
     inode: &Inode,
     name: &FileName,
-) {
+) -> Result<(), ApplyError> {
     let Body::Directory(directory) = &parent.body else {
-        return;
+        return Ok(());
     };
     if directory.linked.is_none() {
-        return;
+        return Ok(());
     }
+    let links_stay = tx.file_system()?.feature_level >= REMOVED_STAYS_LEVEL;
     let tag = match &inode.body {
         Body::File(file) => file.origin.as_ref().map(|origin| origin.tag.clone()),
         Body::Directory(body) => body.linked.as_ref().map(|_| String::new()),
+        // Nobody knows which object it came from, or whether from any.
+        Body::Symlink(_) if links_stay => Some(String::new()),
         Body::Symlink(_) | Body::Special => None,
     };
     if let Some(tag) = tag {
         tx.put(keys::whiteout(parent.id, name.as_bytes()), &Whiteout { tag });
     }
+    Ok(())
 }
 
 /// Takes an entry out of a directory and counts it there; the caller stores the directory.

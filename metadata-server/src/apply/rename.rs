@@ -155,7 +155,7 @@ fn exchange(tx: &mut Transaction<'_>, source: Side, target: Side) -> Result<(), 
 /// Takes a side's entry out of its directory.
 fn take(tx: &mut Transaction<'_>, side: &Side) -> Result<(), ApplyError> {
     let mut parent = tx.inode(side.parent)?;
-    leave_whiteout(tx, &parent, &side.inode, &side.name);
+    leave_whiteout(tx, &parent, &side.inode, &side.name)?;
     take_entry(tx, &mut parent, &side.inode, &side.name, &side.entry);
     tx.put_inode(&parent);
     Ok(())

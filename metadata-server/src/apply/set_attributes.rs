@@ -24,6 +24,7 @@ pub(super) fn set(tx: &mut Transaction<'_>, set: &SetAttributes) -> Result<Outco
     }
     if set.make_sparse {
         check_may_write(tx, set.caller.as_ref(), &inode)?;
+        commit::check_whole(inode.file()?)?;
         inode.file_mut()?.sparse = true;
     }
     let names_other = set.mode.is_some()

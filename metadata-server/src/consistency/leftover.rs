@@ -134,7 +134,9 @@ fn reclaim(
         let text = format!("target {target} is told to free what {} has", record.inode);
         return Ok(Some(Verdict::Remove(FlawKind::LiveReclaim, text)));
     }
-    let known = view.get(&keys::target(target))?.is_some();
+    // What was given up gets rid of its queue by and by.
+    let known = view.get(&keys::target(target))?.is_some()
+        || view.get(&keys::lost_target(target))?.is_some();
     remove_unless(known, || format!("target {target} is told to free something, and is none"))
 }
 

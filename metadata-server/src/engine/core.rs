@@ -482,7 +482,7 @@ impl Core {
     /// Keeps what is derived from the store in step with it.
     fn observe(&mut self, command: &Command, outcome: &Outcome) -> Result<(), StoreError> {
         match command {
-            Command::RegisterHost(_) | Command::TargetBlank(_) => {
+            Command::RegisterHost(_) | Command::TargetBlank(_) | Command::Loss(_) => {
                 let map = map::read(&*self.store.0)?;
                 if map != *self.map {
                     self.map = Arc::new(map);

@@ -1,4 +1,5 @@
-//! Decides conflicts: which of two versions of a file stays.
+//! Decides conflicts: which of two versions of a file stays. Puts the bucket's in the place of what
+//! was lost with a target.
 
 use std::sync::Arc;
 
@@ -43,8 +44,10 @@ pub(super) async fn resolve<E: Environment>(
     }
     let body = file.file().map_err(|kind| Failure::new(kind, format!("{path} is no file")))?;
     let calm = || Failure::new(ErrorKind::InvalidArgument, format!("{path} is not in conflict"));
-    if body.state != ObjectState::Conflict {
-        return Err(calm());
+    match body.state {
+        ObjectState::Conflict => {}
+        ObjectState::Lost => check_replaceable(body, request.keep, &path)?,
+        _ => return Err(calm()),
     }
     if request.keep == Keep::Local {
         check_whole(environment, &file, body, &path).await?;
@@ -52,6 +55,10 @@ pub(super) async fn resolve<E: Environment>(
     let id = file.id;
     let object = environment.read(move |view| Object::of(view, id)).await?.ok_or_else(calm)?;
     let found = importer.head(&object).await?;
+    if body.state == ObjectState::Lost && found.is_none() {
+        let text = format!("the object of {path} is no longer in the bucket");
+        return Err(Failure::new(ErrorKind::NotFound, text));
+    }
     let origin = match &found {
         Some(found) => {
             let url = spec_of(&object.bucket)?.url_of(&found.origin.key);
@@ -71,6 +78,19 @@ pub(super) async fn resolve<E: Environment>(
     let removed = observation == Observation::Removed;
     let size = if removed { 0 } else { inode(environment, id).await?.size };
     Ok(ResolveReply { removed, size: ByteLen(size), origin })
+}
+
+/// What lay on a target that was given up is nowhere: only the bucket has a whole version.
+fn check_replaceable(body: &FileBody, keep: Keep, path: &str) -> Result<(), Failure> {
+    let text = match (keep, &body.origin) {
+        (Keep::Bucket, Some(_)) => return Ok(()),
+        (Keep::Bucket, None) => format!("{path} came from no bucket, and was never in one"),
+        (Keep::Local, _) => format!(
+            "parts of {path} lay on a target that was given up: copy what can be read, or keep \
+             the bucket's version"
+        ),
+    };
+    Err(Failure::new(ErrorKind::Lost, text))
 }
 
 /// What was written here may lie over bytes of the version that it was imported from. Those that

@@ -4,14 +4,14 @@ use millrace_protocol::{
     capability::Origin,
     cluster::{self, LinkMode},
 };
-use millrace_types::{ErrorKind, Failure, LinkId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
 
 use super::{
     import::{broken, spec_of},
     walk::refused,
 };
 use crate::{
-    namespace::{FileBody, Inode, ObjectState, tree},
+    namespace::{Body, FileBody, Inode, ObjectState, tree},
     store::{
         View, keys,
         records::{self, LinkRecord},
@@ -62,34 +62,74 @@ pub(crate) fn is_saved(view: &dyn View, inode: &Inode, file: &FileBody) -> Resul
 /// [`ErrorKind::Stale`] for what has no name.
 pub(crate) fn destination(view: &dyn View, inode: &Inode) -> Result<Destination, Failure> {
     let parent = inode.parent.clone().ok_or(ErrorKind::Stale)?;
-    let outside = || {
-        Failure::new(
-            ErrorKind::InvalidArgument,
-            "the file lies in no linked directory: there is no bucket to export it to",
-        )
-    };
     let directory = tree::inode(view, parent.directory).map_err(refused)?;
     let link = directory.directory()?.linked.as_ref().map(|linked| linked.link);
     let link = link.ok_or_else(outside)?;
     let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
     let record = record.filter(|record| !record.removing).ok_or_else(outside)?;
-    let mut names = vec![parent.name.clone()];
+    let mut key = path_key(view, directory, &record)?;
+    if !key.is_empty() && !key.ends_with('/') {
+        key.push('/');
+    }
+    key.push_str(text_of(&parent.name)?);
+    Ok(Destination { link, mode: record.mode, bucket: record.bucket, key })
+}
+
+/// The prefix of keys that the path of a directory has: empty, or ending in `/`. `None` where no
+/// key can have its names.
+///
+/// # Errors
+/// When the store is broken.
+pub(super) fn prefix_of(view: &dyn View, directory: InodeId) -> Result<Option<String>, Failure> {
+    let Some(inode) = tree::find(view, directory).map_err(broken)? else { return Ok(None) };
+    let link = match &inode.body {
+        Body::Directory(body) => body.linked.as_ref().map(|linked| linked.link),
+        _ => None,
+    };
+    let Some(link) = link else { return Ok(None) };
+    let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+    let Some(record) = record else { return Ok(None) };
+    match path_key(view, inode, &record) {
+        Ok(mut key) => {
+            if !key.is_empty() && !key.ends_with('/') {
+                key.push('/');
+            }
+            Ok(Some(key))
+        }
+        Err(failure) if failure.kind == ErrorKind::Internal => Err(failure),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The key of a directory below a link's, or the link's prefix.
+fn path_key(view: &dyn View, directory: Inode, link: &LinkRecord) -> Result<String, Failure> {
+    let mut names = Vec::new();
     let mut at = directory;
-    while at.id != record.directory {
+    while at.id != link.directory {
         let above = at.parent.clone().ok_or_else(outside)?;
         names.push(above.name);
         at = tree::inode(view, above.directory).map_err(refused)?;
     }
-    let spec = spec_of(&record.bucket)?;
+    let spec = spec_of(&link.bucket)?;
     let mut key = spec.prefix().to_owned();
     for (at, name) in names.iter().rev().enumerate() {
-        let text = std::str::from_utf8(name.as_bytes()).map_err(|_| {
-            Failure::new(ErrorKind::InvalidArgument, "the name is no UTF-8, which keys must be")
-        })?;
         if at > 0 {
             key.push('/');
         }
-        key.push_str(text);
+        key.push_str(text_of(name)?);
     }
-    Ok(Destination { link, mode: record.mode, bucket: record.bucket, key })
+    Ok(key)
+}
+
+fn text_of(name: &FileName) -> Result<&str, Failure> {
+    std::str::from_utf8(name.as_bytes()).map_err(|_| {
+        Failure::new(ErrorKind::InvalidArgument, "the name is no UTF-8, which keys must be")
+    })
+}
+
+fn outside() -> Failure {
+    Failure::new(
+        ErrorKind::InvalidArgument,
+        "the file lies in no linked directory: there is no bucket to export it to",
+    )
 }

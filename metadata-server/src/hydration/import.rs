@@ -33,10 +33,10 @@ pub(super) use self::{
     entries::{Defaults, key_of, origin_of},
     object::Object,
 };
-use super::{environment::Environment, metrics::FollowCounts};
+use super::{destination::prefix_of, environment::Environment, metrics::FollowCounts};
 use crate::{
     command::{BATCH_MAX, Command, ImportEntries, ImportEntry, ImportKind, Outcome},
-    namespace::{Body, tree},
+    namespace::{Body, LinkedDirectory, tree},
     store::{
         View, keys,
         records::{self, LinkRecord},
@@ -210,8 +210,10 @@ impl<E: Environment> Importer<E> {
     pub async fn refresh(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
-            Some(linked) => self.wait_for(&linked).await,
-            None => Ok(()),
+            Some(linked) if linked.listed != Some(LinkedDirectory::NEVER_AGAIN) => {
+                self.wait_for(&linked).await
+            }
+            _ => Ok(()),
         }
     }
 
@@ -394,8 +396,23 @@ async fn finished(listing: &mut watch::Receiver<Listing>) -> Listing {
     )
 }
 
-/// The linked directory, if it is one whose link still imports.
+/// The linked directory, if it is one whose link still imports, and not one that has been moved
+/// since it was listed: its names are what was moved, while the bucket's now belong to whatever
+/// takes the old place.
 pub(super) fn linked(view: &dyn View, directory: InodeId) -> Result<Option<Linked>, Failure> {
+    let Some(linked) = linked_anywhere(view, directory)? else { return Ok(None) };
+    if linked.listed.is_none() {
+        return Ok(Some(linked));
+    }
+    let prefix = prefix_of(view, directory)?;
+    Ok(Some(linked).filter(|linked| prefix.as_ref() == Some(&linked.prefix)))
+}
+
+/// The linked directory, if it is one whose link still imports.
+pub(super) fn linked_anywhere(
+    view: &dyn View,
+    directory: InodeId,
+) -> Result<Option<Linked>, Failure> {
     let Some(inode) = tree::find(view, directory).map_err(broken)? else { return Ok(None) };
     let Body::Directory(body) = &inode.body else { return Ok(None) };
     let Some(linked) = &body.linked else { return Ok(None) };

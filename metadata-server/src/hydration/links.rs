@@ -340,9 +340,7 @@ async fn refuse_dirty<E: Environment>(
 /// Whether something of a file exists only here.
 fn differs(inode: &Inode) -> bool {
     match &inode.body {
-        Body::File(file) => {
-            matches!(file.state, ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict)
-        }
+        Body::File(file) => !matches!(file.state, ObjectState::Clean | ObjectState::Exported),
         _ => false,
     }
 }

@@ -17,6 +17,7 @@ pub fn of_file(size: u64, body: &FileBody, present: &Present) -> (FileState, u64
     let all = here >= size;
     let state = match body.state {
         ObjectState::Conflict => FileState::Conflict,
+        ObjectState::Lost => FileState::Lost,
         ObjectState::Local | ObjectState::Dirty => FileState::Dirty,
         ObjectState::Exported if all => FileState::Exported,
         ObjectState::Clean if all => FileState::Hydrated,

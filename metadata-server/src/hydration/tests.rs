@@ -5,6 +5,7 @@ mod conflicts;
 mod exports;
 mod imports;
 mod jobs;
+mod moved;
 mod permissions;
 mod refresh;
 mod removal;

@@ -109,6 +109,9 @@ pub enum ObjectState {
     Exported = 3,
     /// Changed here and in the bucket.
     Conflict = 4,
+    /// Bytes that no bucket has lay on a target that was given up: what is absent is lost, and the
+    /// object, if there is one, stands in for none of it.
+    Lost = 5,
 }
 
 /// What only a directory has.
@@ -150,8 +153,15 @@ pub struct LinkedDirectory {
     pub link: LinkId,
     /// The whole prefix within the bucket: empty, or ending in `/`.
     pub prefix: String,
-    /// When it was last listed to its end; `None` before the first time.
+    /// When it was last listed to its end; `None` before the first time, and
+    /// [`Self::NEVER_AGAIN`] where the bucket's names are not wanted.
     pub listed: Option<Timestamp>,
+}
+
+impl LinkedDirectory {
+    /// What the bucket has below the prefix was removed or moved here, before this directory was
+    /// made: listing it would bring that back.
+    pub const NEVER_AGAIN: Timestamp = Timestamp(i64::MAX);
 }
 
 impl Inode {

@@ -24,6 +24,7 @@ use crate::{
         borrow, keys, prefix_end,
         records::{OpenRecord, PoolRecord, SessionRecord},
     },
+    targets::losses,
 };
 
 /// Ended jobs that a status shows.
@@ -46,6 +47,9 @@ pub fn status(
     let mut problems = problems(&targets);
     problems.extend(core.broken().map(str::to_owned));
     problems.extend(conflicts(core)?);
+    problems.extend(losses::pending(core)?.into_iter().map(|target| {
+        format!("target {target} is being given up: its groups wait until that is done")
+    }));
     problems.extend_from_slice(core.noted_problems());
     // Every restart holds locks up for moments: that is nothing to report.
     if core.now().since(core.started()) > DECLARING_USUAL {

@@ -20,7 +20,7 @@ use crate::{
     namespace::tree,
     store::{
         borrow, keys, prefix_end,
-        records::{self, LinkRecord, ReclaimRecord, TargetRecord},
+        records::{self, LinkRecord, LostTarget, ReclaimRecord, TargetRecord},
     },
 };
 
@@ -61,7 +61,11 @@ pub fn register(
     });
     core.execute(None, command)?;
     for report in &request.targets {
-        if report.blank && is_known(report.id) {
+        if is_lost(core, report.id)? {
+            tracing::error!(target = %report.id, host = request.host_name,
+                "a target is back that was given up: others have its groups, and it stays unused; \
+                 take it out of the daemon's settings, or empty its disk to have it join anew");
+        } else if report.blank && is_known(report.id) {
             tracing::error!(target = %report.id, "a target came back without its data");
             core.execute(None, Command::TargetBlank(report.id))?;
         }
@@ -256,13 +260,21 @@ fn heard(
     reports: &[millrace_protocol::cluster::TargetReport],
 ) -> Result<(), Failure> {
     let (now, time) = (core.instant(), core.now());
-    if core.registry.handle_report(client.host, reports, now, time) {
+    for stranger in core.registry.handle_report(client.host, reports, now, time) {
+        if is_lost(core, stranger)? {
+            continue;
+        }
         return Err(Failure::new(
             ErrorKind::NotFound,
             "a target is not registered for this daemon: register first",
         ));
     }
     Ok(())
+}
+
+/// Whether a target was given up: it is none any more, whatever its daemon believes.
+fn is_lost(core: &mut Core, target: TargetId) -> Result<bool, Failure> {
+    Ok(read::<LostTarget>(core, &keys::lost_target(target))?.is_some())
 }
 
 fn news(core: &mut Core, client: &Client) -> Result<HeartbeatReply, Failure> {

@@ -63,6 +63,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowTarget
         | Kind::ScrubTargets
         | Kind::CheckDrain
+        | Kind::LookLoss
+        | Kind::LoseTarget
         | Kind::StartFsck
         | Kind::ShowFsck
         | Kind::CancelFsck

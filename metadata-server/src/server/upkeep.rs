@@ -2,6 +2,7 @@
 
 use millrace_protocol::{
     Request, RequestKind,
+    loss::{LookLoss, LoseTarget},
     upkeep::{CheckDrain, ListTargets, ScrubTargets, ShowTarget},
 };
 use millrace_transport::IncomingCall;
@@ -28,6 +29,20 @@ impl MetadataService {
             RequestKind::ScrubTargets => {
                 self.upkeep::<ScrubTargets, _>(call, async |upkeep, request| {
                     upkeep.scrub(&request).await
+                })
+                .await;
+            }
+            RequestKind::LookLoss => {
+                let losses = self.losses.clone();
+                self.upkeep::<LookLoss, _>(call, async move |_, request| {
+                    losses.look(&request).await
+                })
+                .await;
+            }
+            RequestKind::LoseTarget => {
+                let losses = self.losses.clone();
+                self.upkeep::<LoseTarget, _>(call, async move |_, request| {
+                    losses.lose(&request).await
                 })
                 .await;
             }

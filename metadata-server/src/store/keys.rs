@@ -35,6 +35,7 @@
 //! | `b`   | inode 8                       | link 4 or empty: a file that may get its first name |
 //! | `c`   | inode 8                       | empty: a file or directory that is pinned          |
 //! | `d`   | job 8                         | [`SelectionRecord`]: a job over a part of its tree |
+//! | `e`   | target 8                      | [`LostTarget`]: a target that was given up         |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`DistrustRecord`]: super::records::DistrustRecord
@@ -47,6 +48,7 @@
 //! [`JobRecord`]: super::records::JobRecord
 //! [`KeyRecord`]: super::records::KeyRecord
 //! [`LinkRecord`]: super::records::LinkRecord
+//! [`LostTarget`]: super::records::LostTarget
 //! [`OpenRecord`]: super::records::OpenRecord
 //! [`PoolRecord`]: super::records::PoolRecord
 //! [`ReclaimRecord`]: super::records::ReclaimRecord
@@ -406,6 +408,18 @@ pub fn selection(job: JobId) -> Vec<u8> {
     key!(b'd', job.0.to_be_bytes())
 }
 
+/// Every target that was given up.
+#[must_use]
+pub fn lost_targets() -> Vec<u8> {
+    key!(b'e')
+}
+
+/// A target that was given up.
+#[must_use]
+pub fn lost_target(target: TargetId) -> Vec<u8> {
+    key!(b'e', target.0)
+}
+
 /// The bytes of `key` behind `prefix`; empty when it is another one.
 #[must_use]
 pub fn after<'a>(key: &'a [u8], prefix: &[u8]) -> &'a [u8] {
@@ -417,6 +431,12 @@ pub fn after<'a>(key: &'a [u8], prefix: &[u8]) -> &'a [u8] {
 pub fn number_at(key: &[u8], offset: usize) -> Option<u64> {
     let bytes = key.get(offset..offset.checked_add(8)?)?;
     bytes.try_into().ok().map(u64::from_be_bytes)
+}
+
+/// The pool of a key of [`pool`] or [`group`]; `None` in a key that is too short.
+#[must_use]
+pub fn pool_of(key: &[u8]) -> Option<PoolId> {
+    Some(PoolId(u16::from_be_bytes(key.get(1..3)?.try_into().ok()?)))
 }
 
 #[cfg(test)]

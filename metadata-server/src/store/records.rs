@@ -13,8 +13,8 @@ use millrace_protocol::{
     session::Caller,
 };
 use millrace_types::{
-    ByteLen, ChangeCount, ContentGeneration, GroupEpoch, HostId, InodeId, JobId, KeyId, Layout,
-    LinkId, LogIndex, MapEpoch, SessionId, TargetId, Timestamp, WriteEpoch,
+    ByteLen, ChangeCount, ContentGeneration, GroupEpoch, GroupId, HostId, InodeId, JobId, KeyId,
+    Layout, LinkId, LogIndex, MapEpoch, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -181,6 +181,26 @@ pub struct TargetRecord {
     pub lost_below: InodeId,
 }
 record!(TargetRecord, 1, "target");
+
+/// A target that was given up. Its id is never used again.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct LostTarget {
+    /// The daemon that served it.
+    pub host: HostId,
+    /// When it was given up.
+    pub begun: Timestamp,
+    /// The groups that it served.
+    pub groups: Vec<(PoolId, GroupId)>,
+    /// Inodes below this id may have had chunks on it.
+    pub below: InodeId,
+    /// Of these, every one up to this has been looked at.
+    pub looked_at: InodeId,
+    /// Files that were damaged.
+    pub files: u64,
+    /// When others took the groups over.
+    pub ended: Option<Timestamp>,
+}
+record!(LostTarget, 1, "lost target");
 
 /// An append-only array of groups.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

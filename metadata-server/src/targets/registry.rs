@@ -1,7 +1,7 @@
 //! What heartbeats tell of all targets. In memory only.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -13,7 +13,7 @@ use millrace_types::{HostId, TargetId, Timestamp};
 
 use super::liveness::Liveness;
 
-/// Every target ever registered, with its last report.
+/// Every target of the map, with its last report.
 #[derive(Debug)]
 pub struct Registry {
     lease: Duration,
@@ -51,8 +51,10 @@ impl Registry {
         registry
     }
 
-    /// The map changed: targets may have joined or moved.
+    /// The map changed: targets may have joined, moved, or been given up.
     pub fn handle_map(&mut self, map: &Map, now: Instant) {
+        let known: BTreeSet<TargetId> = map.targets.iter().map(|target| target.id).collect();
+        self.targets.retain(|id, _| known.contains(id));
         for target in &map.targets {
             let member = self.targets.entry(target.id).or_insert_with(|| Member {
                 host: target.host,
@@ -65,16 +67,16 @@ impl Registry {
         }
     }
 
-    /// A daemon reports. Targets that it does not serve according to the map are passed over; tells
-    /// whether there were any.
+    /// A daemon reports. Targets that it does not serve according to the map are passed over, and
+    /// returned.
     pub fn handle_report(
         &mut self,
         host: HostId,
         reports: &[TargetReport],
         now: Instant,
         time: Timestamp,
-    ) -> bool {
-        let mut strangers = false;
+    ) -> Vec<TargetId> {
+        let mut strangers = Vec::new();
         for report in reports {
             match self.targets.get_mut(&report.id) {
                 Some(member) if member.host == host => {
@@ -82,7 +84,7 @@ impl Registry {
                     member.report = Some(report.clone());
                     member.heard = time;
                 }
-                _ => strangers = true,
+                _ => strangers.push(report.id),
             }
         }
         strangers
@@ -110,6 +112,12 @@ impl Registry {
             }
         }
         changed
+    }
+
+    /// Whether a target answers; `None` for one that the map does not name.
+    #[must_use]
+    pub fn state(&self, target: TargetId) -> Option<TargetState> {
+        self.targets.get(&target).map(Member::state)
     }
 
     /// Every target.

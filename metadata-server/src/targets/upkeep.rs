@@ -18,7 +18,7 @@ use millrace_types::{ByteLen, ErrorKind, Failure, GroupId, HostId, InodeId, Pool
 use super::peers::Peers;
 use crate::{
     engine::{Core, Handle},
-    namespace::{Body, Inode, ObjectState, tree},
+    namespace::{Body, Inode, ObjectState, loss, tree},
     ops::{admin, broken},
     store::{borrow, keys, prefix_end, records},
 };
@@ -214,15 +214,12 @@ fn files(
         let inode: Inode = records::decode(&key, &value).map_err(|error| broken(core, error))?;
         files.next = more.then_some(inode.id);
         let Body::File(file) = &inode.body else { continue };
-        let chunks = inode.size.div_ceil(file.layout.chunk_size().bytes());
-        let used = file.layout.groups().take(usize::try_from(chunks).unwrap_or(usize::MAX));
-        let pool = file.layout.pool();
-        if !used.into_iter().any(|group| groups.contains(&(pool, group))) {
+        if !loss::touches(&file.layout, inode.size, groups) {
             continue;
         }
         match file.state {
             ObjectState::Clean | ObjectState::Exported => files.backed += 1,
-            ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict => {
+            ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict | ObjectState::Lost => {
                 files.unbacked.push(ContentName { inode: inode.id, generation: file.generation });
             }
         }

@@ -61,7 +61,7 @@ impl Commands {
     }
 
     fn any(&mut self, view: &dyn View) -> Command {
-        let weights: [(u64, Make); 26] = [
+        let weights: [(u64, Make); 27] = [
             (20, Self::create),
             (6, Self::make_link),
             (12, Self::remove),
@@ -88,6 +88,7 @@ impl Commands {
             (1, Self::repair),
             (5, Self::note_reads),
             (3, Self::set_pin),
+            (2, Self::loss),
         ];
         let mut at = self.random.within(0..weights.iter().map(|(weight, _)| weight).sum());
         for (weight, make) in weights {

@@ -4,7 +4,8 @@
 use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
-        Command, Create, Envelope, Format, NoteReads, RegisterHost, SetAttributes, SetPin, SetXattr,
+        Command, Create, Envelope, Format, Loss, NoteReads, RegisterHost, SetAttributes, SetPin,
+        SetXattr,
     },
     engine::StoreKind,
     namespace::{pins, tree},
@@ -16,7 +17,7 @@ use millrace_protocol::{
     session::Caller,
 };
 use millrace_types::{
-    ByteLen, ErrorKind, FileName, HostId, InodeId, LogIndex, TargetId, Timestamp,
+    ByteLen, ErrorKind, FileName, GIB, HostId, InodeId, LogIndex, TargetId, Timestamp,
 };
 use tempfile::TempDir;
 
@@ -134,6 +135,26 @@ fn there_are_pins_from_the_fifth_level_on() {
     log.apply(Command::SetFeatureLevel(5)).unwrap();
     log.apply(Command::SetPin(pin())).unwrap();
     assert!(pins::has_own(&log.store, InodeId::ROOT).unwrap());
+}
+
+#[test]
+fn targets_are_given_up_from_the_sixth_level_on() {
+    let mut log = Log::default();
+    log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
+    let targets = [TargetId([1; 8]), TargetId([2; 8])];
+    log.apply(Command::RegisterHost(RegisterHost {
+        host: HostId([1; 16]),
+        name: "storage".to_owned(),
+        addresses: vec!["10.0.0.1:1".to_owned()],
+        targets: targets.map(|target| (target, ByteLen(GIB))).into(),
+    }))
+    .unwrap();
+    let begin = || Command::Loss(Loss::Begin { target: targets[0], below: InodeId(9) });
+    log.apply(Command::SetFeatureLevel(5)).unwrap();
+    assert_eq!(log.apply(begin()), Err(ErrorKind::NotSupported));
+    log.apply(Command::SetFeatureLevel(6)).unwrap();
+    log.apply(begin()).unwrap();
+    assert!(log.store.get(&keys::lost_target(targets[0])).unwrap().is_some());
 }
 
 #[test]

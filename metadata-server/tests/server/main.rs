@@ -26,6 +26,7 @@ mod hosts;
 mod killed;
 mod leases;
 mod levels;
+mod loss;
 mod lost_names;
 mod namespace;
 mod once;

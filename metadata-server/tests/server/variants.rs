@@ -73,6 +73,7 @@ variants!(
         NoteReads,
         SetPin,
         AddSelectedJob,
+        Loss,
     }
 );
 

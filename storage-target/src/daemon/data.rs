@@ -199,6 +199,7 @@ impl Daemon {
         let store = self.store(place.target)?.clone();
         let epoch = place.group_epoch;
         self.cluster.check_group(place.target, &content.layout, place.chunk, epoch).await?;
+        self.cluster.check_fresh(&content.layout, place.chunk, place.capability.key)?;
         let view = ChunkView::new(&content, place.chunk);
         let range = view.range(place.offset, place.len)?;
         Ok(Access { store, view, range, session: capability.session })

@@ -16,7 +16,7 @@ use millrace_protocol::{
         UploadCondition, UploadObject, UploadObjectReply, UploadPart, UploadPartReply, UploadSource,
     },
 };
-use millrace_types::{Crc32c, ErrorKind, Failure, HostId, TargetId};
+use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, TargetId};
 use tokio::{runtime::Handle, sync::Semaphore};
 
 use super::Daemon;
@@ -27,6 +27,9 @@ const UPLOAD_LEN_MAX: u64 = 64 * 1024 * 1024;
 
 /// Bytes of all uploads in memory: one of the largest, or eight of the usual 8 MiB.
 const UPLOADS_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// How often a file that is written under its export is read again, of 8 MiB in some milliseconds.
+const GATHERS_MAX: usize = 8;
 
 /// Reads from the daemons of other hosts.
 #[async_trait::async_trait]
@@ -88,7 +91,7 @@ impl Daemon {
         };
         let bucket = self.links.bucket(source.link).await?;
         let _permit = self.upload_permit(source.len).await?;
-        let (body, checksum) = self.gather(&source).await?;
+        let (body, checksum) = self.gather_at_once(&source).await?;
         let key = source.key;
         let tag = self.on_buckets(bucket, move |bucket| async move {
             bucket.put_small(&key, body, &metadata, &condition).await
@@ -119,6 +122,32 @@ impl Daemon {
         let permits = u32::try_from(len).expect("below 64 MiB");
         let permit = Arc::clone(&self.exporter.memory).acquire_many_owned(permits).await;
         permit.map_err(|_| ErrorKind::Unavailable.into())
+    }
+
+    /// Reads a file of one chunk, which is here, as it is at one moment: what is being written
+    /// meanwhile is in it or not.
+    async fn gather_at_once(&self, source: &UploadSource) -> Result<(Vec<Bytes>, Crc32c), Failure> {
+        let content = source.content.clone().checked()?;
+        let view = ChunkView::new(&content, ChunkIndex(0));
+        let len = u32::try_from(source.len).ok().filter(|&len| len <= view.chunk_size);
+        let len = len.filter(|_| source.offset == 0).ok_or_else(|| {
+            let words = "only a file of one chunk goes to the bucket at once";
+            Failure::new(ErrorKind::InvalidArgument, words)
+        })?;
+        let map = self.cluster.map();
+        let group = map.group(content.layout.pool(), content.layout.group(view.key.index));
+        let target = group.and_then(|group| group.targets.first());
+        let elsewhere =
+            || Failure::new(ErrorKind::StaleGroup, "the file's chunk is on another host");
+        let store = target.and_then(|target| self.stores.get(target)).ok_or_else(elsewhere)?;
+        for _ in 0..GATHERS_MAX {
+            let before = store.version(&view, len).await?;
+            let gathered = self.gather(source).await?;
+            if store.version(&view, len).await? == before {
+                return Ok(gathered);
+            }
+        }
+        Err(Failure::new(ErrorKind::InUse, "the file is being written while it is exported"))
     }
 
     /// Reads a byte range of a file from wherever its chunks are.
@@ -160,6 +189,7 @@ impl Daemon {
         let group = group.ok_or_else(unknown)?;
         let target: TargetId = *group.targets.first().ok_or_else(unknown)?;
         let (parts, checksum) = if let Some(store) = self.stores.get(&target) {
+            self.cluster.check_fresh(&content.layout, index, source.capability.key)?;
             let read = store.read(view, range.clone(), Reader::Export).await?;
             (read.body, read.checksum)
         } else {

@@ -14,7 +14,7 @@ use crate::{
     page_checksum::of_pages,
     parts::BLOCK,
     view::ChunkView,
-    volume::{EngineError, Fill},
+    volume::{DropMark, EngineError, Fill},
 };
 
 impl Inner {
@@ -42,6 +42,7 @@ impl Inner {
     }
 
     async fn run(self: &Arc<Self>, view: &ChunkView, claim: Claim) -> Result<(), Failure> {
+        let mark = self.volume.drop_mark(&view.key);
         let mut source = self.open(view, claim).await?;
         loop {
             let next = {
@@ -54,7 +55,7 @@ impl Inner {
             let buffer = self.volume.pool().acquire(len as usize).await;
             let buffer = source.fill(buffer, len as usize).await?;
             self.fetched_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
-            self.deliver(view, claim.id, (first, end - first), (buffer, len));
+            self.deliver(view, claim.id, (first, end - first), (buffer, len), mark);
         }
     }
 
@@ -77,6 +78,7 @@ impl Inner {
         claim: u64,
         (first_block, blocks): (u16, u16),
         (buffer, len): (AlignedBuffer, u32),
+        mark: DropMark,
     ) {
         let buffer = Arc::new(buffer);
         let checksums: Arc<[_]> = of_pages(buffer.as_slice()).into();
@@ -102,6 +104,7 @@ impl Inner {
             write_epoch: view.write_epoch,
             chunk_size: view.chunk_size,
             backed: view.backed,
+            mark,
         };
         let fetch_key = FetchKey::of(view);
         let inner = Arc::clone(self);

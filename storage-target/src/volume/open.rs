@@ -18,6 +18,7 @@ use millrace_types::{ByteLen, Crc32c, TargetId};
 use super::{
     Blank, EngineError, INODE_TURNS, Options, Shared, State, Upkeep, Volume,
     checkpoint::INDEX_STEP,
+    drops::Drops,
     findings::Finder,
     inspect::Inspection,
     locks::BlockLocks,
@@ -135,13 +136,14 @@ impl Volume {
 }
 
 /// What an engine takes over from the one before, whose journal has failed in the same process.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Predecessor {
     pub(super) target: TargetId,
     /// What clients have heard last.
     pub(super) loss_count: u64,
     pub(super) checksum_failures: u64,
     pub(super) blank: bool,
+    pub(super) drops: Arc<Drops>,
 }
 
 impl Live {
@@ -160,14 +162,14 @@ impl Live {
             None => (parts.make().await?, true),
         };
         let target = superblock.target;
-        if let Some(before) = before.filter(|before| before.target != target) {
+        if let Some(before) = before.as_ref().filter(|before| before.target != target) {
             return Err(OpenError::OtherTarget { found: target, expected: before.target });
         }
         let superblock = parts.raise_capacity(superblock).await?;
         let regions = parts.regions(&superblock.layout)?;
         let mut recovered = recover(&parts, &superblock, regions, before.is_some()).await?;
         let (lossy, dropped) = (recovered.lossy, recovered.dropped);
-        if let Some(before) = before {
+        if let Some(before) = &before {
             // Also what was answered after the failure is answered otherwise from now on.
             let least = (before.loss_count + 1).saturating_sub(superblock.losses);
             recovered.loss_count = recovered.loss_count.max(least);
@@ -175,6 +177,7 @@ impl Live {
         let mut shared = shared_of(options, &superblock, recovered, blank);
         if let Some(before) = before {
             shared.blank = before.blank;
+            shared.drops = before.drops;
             shared.checksum_failures = AtomicU64::new(before.checksum_failures);
         }
         let shared = Arc::new(shared);
@@ -446,6 +449,7 @@ fn shared_of(
         clock: Clock::system(),
         zero_page: Crc32c::of(&[0; PAGE]),
         blank,
+        drops: Arc::default(),
     }
 }
 

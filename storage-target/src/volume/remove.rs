@@ -90,6 +90,7 @@ impl Volume {
     /// # Errors
     /// A failure of index or journal; nothing is then changed.
     pub async fn release(&self, key: ChunkKey) -> Result<ByteLen, EngineError> {
+        self.shared().drops.note(&key);
         let restate = |_, _: u64, state| (state == BlockState::Clean).then_some(BlockState::Absent);
         self.restate(key, 0..=SECTIONS_MAX - 1, restate).await
     }
@@ -99,6 +100,7 @@ impl Volume {
     /// # Errors
     /// As [`Self::release`].
     pub async fn drop_clean(&self, key: ChunkKey, block: u16) -> Result<(), EngineError> {
+        self.shared().drops.note(&key);
         let section = split_block(block).0;
         let restate = move |at, _: u64, state| {
             (at == block && state == BlockState::Clean).then_some(BlockState::Absent)

@@ -216,6 +216,7 @@ impl Slot {
             loss_count: old.loss_count.load(Ordering::Acquire),
             checksum_failures: old.checksum_failures.load(Ordering::Relaxed),
             blank: old.blank,
+            drops: Arc::clone(&old.drops),
         };
         drop(old);
         let options = origin.open().await?;

@@ -5,6 +5,7 @@ use std::{fmt, ops::Range, sync::Arc};
 use bytes::Bytes;
 use millrace_types::{ChunkKey, Crc32c, GroupEpoch, SessionId, WriteEpoch, WriteNumber};
 
+use super::DropMark;
 use crate::disk::AlignedBuffer;
 
 /// Whether a change may still be applied when its turn has come: the session's ticket may have run
@@ -99,4 +100,6 @@ pub struct Fill {
     pub chunk_size: u32,
     /// How many bytes from the chunk's start the bucket backs.
     pub backed: u32,
+    /// Taken before the bucket was asked: what the chunk has dropped since is not stored.
+    pub mark: DropMark,
 }

@@ -118,11 +118,21 @@ async fn fill(
     bytes: &[u8],
     write_epoch: WriteEpoch,
 ) -> Result<u64, EngineError> {
+    volume.fill(filling(volume, key, first_block, bytes, write_epoch).await).await
+}
+
+async fn filling(
+    volume: &Volume,
+    key: ChunkKey,
+    first_block: u16,
+    bytes: &[u8],
+    write_epoch: WriteEpoch,
+) -> Fill {
     let mut buffer = volume.pool().acquire(bytes.len()).await;
     buffer.as_mut_slice().fill(0);
     buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
     let checksums = of_pages(buffer.as_slice());
-    let fill = Fill {
+    Fill {
         key,
         first_block,
         buffer: Arc::new(buffer),
@@ -131,8 +141,8 @@ async fn fill(
         write_epoch,
         chunk_size: CHUNK_SIZE,
         backed: CHUNK_SIZE,
-    };
-    volume.fill(fill).await
+        mark: volume.drop_mark(&key),
+    }
 }
 
 /// Reads blocks; absent bytes show as `None`.
@@ -234,6 +244,25 @@ async fn a_fill_stores_only_what_is_absent() {
     let freed = volume.release(key(1, 0)).await.unwrap();
     assert_eq!(freed.0, stored);
     assert_eq!(used_pages(&volume).await, 1);
+}
+
+#[tokio::test]
+async fn what_was_asked_for_before_a_release_is_not_stored_after_it() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    let before = volume.drop_mark(&key(1, 0));
+    let bytes = pattern(9, 0, 2 * BLOCK);
+    fill(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await.unwrap();
+    volume.release(key(1, 0)).await.unwrap();
+    let late = Fill { mark: before, ..filling(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await };
+    assert_eq!(volume.fill(late).await.unwrap(), 0, "its object may be another one by now");
+    assert_eq!(used_pages(&volume).await, 0);
+    let stored = fill(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await.unwrap();
+    assert_eq!(stored, 2 * BLOCK as u64);
+    let before = volume.drop_mark(&key(1, 0));
+    volume.drop_clean(key(1, 0), 1).await.unwrap();
+    let late = Fill { mark: before, ..filling(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await };
+    assert_eq!(volume.fill(late).await.unwrap(), 0);
 }
 
 #[tokio::test]

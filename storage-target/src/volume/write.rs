@@ -9,10 +9,10 @@ use std::{ops::Range, sync::Arc};
 use bytes::Bytes;
 use futures::future::join;
 use millrace_protocol::storage::ChunkVersion;
-use millrace_types::{BlockState, ChunkSize, Crc32c};
+use millrace_types::{BlockState, ChunkKey, ChunkSize, Crc32c};
 
 use super::{
-    EngineError, Fill, Shared, Volume, WriteRequest,
+    DropMark, EngineError, Fill, Shared, Volume, WriteRequest,
     install::{Cause, Decision, Installed, Outcome},
     read::pieces,
     room::pieces_of,
@@ -81,10 +81,17 @@ impl Volume {
     /// Stores what came from the bucket where blocks are still absent; returns the bytes stored.
     ///
     /// # Errors
-    /// As [`Self::write`]. A content or epoch that is no longer current stores nothing.
+    /// As [`Self::write`]. A content or epoch that is no longer current stores nothing, nor does
+    /// what a chunk has dropped since the bucket was asked.
     pub async fn fill(&self, fill: Fill) -> Result<u64, EngineError> {
         let shared = self.shared();
         run(async move { shared.fill(fill).await }).await
+    }
+
+    /// What a fetch for a chunk takes along before it asks the bucket.
+    #[must_use]
+    pub fn drop_mark(&self, chunk: &ChunkKey) -> DropMark {
+        self.shared().drops.mark(chunk)
     }
 }
 
@@ -321,6 +328,11 @@ impl Shared {
         let cause = Cause::of_fill(&fill);
         let mut installed = 0;
         let mut change = |number: u8, old: &Sections, section: &mut Section| {
+            // Looked at where no drop of this section can come between: its object may be another
+            // version than these bytes.
+            if self.drops.mark(&fill.key) != fill.mark {
+                return Decision::Go;
+            }
             for block in block_of_page(pages.start)..=block_of_page(pages.end - 1) {
                 let first = u32::from(block) * u32::from(BLOCK_PAGES);
                 let part = first..pages.end.min(first + u32::from(BLOCK_PAGES));

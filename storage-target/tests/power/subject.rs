@@ -407,6 +407,7 @@ impl Subject {
             write_epoch: WriteEpoch(chunk.epoch),
             chunk_size: u32::try_from(TARGET_CHUNK).unwrap(),
             backed: u32::try_from(TARGET_CHUNK).unwrap(),
+            mark: self.volume().drop_mark(&chunk.key()),
         };
         let done = self.volume().fill(fill).await;
         done.map(drop).map_err(|error| self.after(error))

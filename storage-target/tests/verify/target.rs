@@ -251,6 +251,7 @@ impl Target {
             write_epoch: self.epoch(inode),
             chunk_size: u32::try_from(CHUNK).unwrap(),
             backed: u32::try_from(CHUNK).unwrap(),
+            mark: self.volume().drop_mark(&key(inode)),
         };
         self.volume().fill(fill).await.unwrap();
         self.put(inode, block, Some(bytes));

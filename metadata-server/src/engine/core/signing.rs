@@ -14,21 +14,40 @@ use crate::{
 
 impl Core {
     pub(super) fn make_key(&mut self) {
+        if let Err(error) = self.renew_key() {
+            tracing::error!(%error, "cannot make a signing key");
+        }
+    }
+
+    /// Makes a new key, however old the present one is; the next [`Self::use_coming_key`] after
+    /// it is synced uses it.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn renew_key(&mut self) -> Result<(), Failure> {
         let secret = new_secret();
-        match self.execute(None, Command::NewKey(NewKey { secret })) {
-            Ok(_) => self.coming_key = Some(self.log.last()),
-            Err(error) => tracing::error!(%error, "cannot make a signing key"),
+        self.execute(None, Command::NewKey(NewKey { secret }))?;
+        self.coming_key = Some(self.log.last());
+        Ok(())
+    }
+
+    /// Uses the new key from here on, if there is one and it is synced.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub fn use_coming_key(&mut self) -> Result<(), Failure> {
+        match self.coming_key {
+            Some(index) if self.log.state().synced >= index => {
+                self.load_keys().map_err(|error| self.failure(error.into()))
+            }
+            _ => Ok(()),
         }
     }
 
     /// Makes a new key when the present one is old; uses it as soon as it is synced.
     pub(super) fn rotate_key(&mut self, now: Timestamp) -> Result<(), Failure> {
-        if let Some(index) = self.coming_key {
-            if self.log.state().synced >= index {
-                self.coming_key = None;
-                self.load_keys().map_err(|error| self.failure(error.into()))?;
-            }
-            return Ok(());
+        if self.coming_key.is_some() {
+            return self.use_coming_key();
         }
         let keys = signing_keys(&*self.store.0).map_err(|error| self.failure(error.into()))?;
         let old = keys

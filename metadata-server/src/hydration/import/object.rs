@@ -4,9 +4,10 @@ use millrace_object_source::{Error, PosixAttributes};
 use millrace_protocol::cluster;
 use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId};
 
-use super::{Environment, Importer, broken, key_of, linked, origin_of};
+use super::{Environment, Importer, broken, origin_of};
 use crate::{
     command::{Command, FoundObject, Observation, ObserveObject, Outcome},
+    hydration::destination::destination,
     namespace::{Body, Inode, ObjectState, tree},
     store::{
         View, keys,
@@ -23,6 +24,8 @@ pub(in crate::hydration) struct Object {
     pub(in crate::hydration) key: String,
     pub(in crate::hydration) known: Option<String>,
     pub(in crate::hydration) generation: ContentGeneration,
+    /// Whether the file was moved away from its object: what becomes of that is not its affair.
+    pub(in crate::hydration) elsewhere: bool,
 }
 
 impl Object {
@@ -31,17 +34,24 @@ impl Object {
         let Some(inode) = tree::find(view, id).map_err(broken)? else { return Ok(None) };
         let Body::File(body) = &inode.body else { return Ok(None) };
         let generation = body.generation;
-        let (link, key, known) = match (&body.origin, &inode.parent) {
-            (Some(origin), _) => (origin.link, origin.key.clone(), Some(origin.tag.clone())),
-            (None, Some(parent)) => match linked(view, parent.directory)? {
-                Some(linked) => (linked.link, key_of(&linked.prefix, &parent.name), None),
-                None => return Ok(None),
+        let (link, key, known) = match &body.origin {
+            Some(origin) => (origin.link, origin.key.clone(), Some(origin.tag.clone())),
+            None => match destination(view, &inode) {
+                Ok(destination) => (destination.link, destination.key, None),
+                Err(failure) if failure.kind == ErrorKind::Internal => return Err(failure),
+                Err(_) => return Ok(None),
             },
-            (None, None) => return Ok(None),
         };
         let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
         let Some(record) = record.filter(|record| !record.removing) else { return Ok(None) };
-        Ok(Some(Self { inode, link, bucket: record.bucket, key, known, generation }))
+        let elsewhere = match (&body.origin, destination(view, &inode)) {
+            (Some(origin), Ok(destination)) => !destination.is_of(origin),
+            (Some(_), Err(failure)) if failure.kind == ErrorKind::Internal => return Err(failure),
+            (Some(_), Err(_)) => true,
+            (None, _) => false,
+        };
+        let bucket = record.bucket;
+        Ok(Some(Self { inode, link, bucket, key, known, generation, elsewhere }))
     }
 }
 
@@ -81,6 +91,11 @@ impl<E: Environment> Importer<E> {
             return Ok((Observation::Known, exists));
         }
         let inode = object.inode.id;
+        if object.elsewhere {
+            tracing::debug!(%inode, key = object.key,
+                "an object changed that its file was moved away from: the file stays as it is");
+            return Ok((Observation::Known, exists));
+        }
         let observe = ObserveObject { inode, known: object.known.clone(), found };
         let outcome = self.environment.execute(Command::ObserveObject(observe), false).await?;
         let Outcome::Observed(observation) = outcome else {

@@ -4,7 +4,10 @@ use millrace_types::Failure;
 
 use super::{Context, Environment, export::Counted, file_export};
 use crate::{
-    hydration::import::{Defaults, linked},
+    hydration::{
+        destination::prefix_of,
+        import::{Defaults, linked_anywhere},
+    },
     namespace::Inode,
 };
 
@@ -17,9 +20,11 @@ pub(super) async fn run<E: Environment>(
     let Some(parent) = inode.parent.as_ref().map(|parent| parent.directory) else {
         return Ok(Counted::No);
     };
-    let query =
-        context.environment.read(move |view| Ok((linked(view, id)?, linked(view, parent)?)));
-    let (Some(own), Some(above)) = query.await? else {
+    let query = context.environment.read(move |view| {
+        let own = linked_anywhere(view, id)?;
+        Ok((own, linked_anywhere(view, parent)?, prefix_of(view, id)?))
+    });
+    let (Some(own), Some(above), Some(prefix)) = query.await? else {
         // The directory of a link itself, or a link that is being removed.
         return Ok(Counted::No);
     };
@@ -32,6 +37,6 @@ pub(super) async fn run<E: Environment>(
     file_export::check_exports(context, inode).await?;
     let bucket = context.importer.bucket(&own.bucket)?;
     let metadata = file_export::attributes(inode).to_metadata(None)?;
-    bucket.mark_directory(&own.prefix, &metadata).await?;
+    bucket.mark_directory(&prefix, &metadata).await?;
     Ok(Counted::Yes)
 }

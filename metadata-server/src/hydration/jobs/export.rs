@@ -5,7 +5,7 @@
 //! object that holds its target. A directory with nothing in it, or with another owner or mode than
 //! an import would give it, is marked by an empty object `name/`, unless it is already.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_types::{ErrorKind, Failure, InodeId};
@@ -41,6 +41,8 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
     let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
     let mut walk = Walk::new(context.job.root, Unlisted::Leave);
+    // A file of several names is one object, under the first of them.
+    let mut linked = HashSet::new();
     loop {
         match walk.next(&**context.environment, context.importer).await {
             Ok(None) => break,
@@ -50,6 +52,10 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
                     let whole = context.filter.is_everything() && !context.dry_run;
                     let left_out = inode.is_directory() && !whole;
                     if left_out || !context.selects(&inode).await {
+                        continue;
+                    }
+                    let named_again = !inode.is_directory() && inode.links > 1;
+                    if named_again && !linked.insert(inode.id) {
                         continue;
                     }
                     while files.len() >= FILES_MAX {

@@ -62,9 +62,13 @@ pub(super) async fn run<E: Environment>(
     inode: InodeId,
 ) -> Result<(), Failure> {
     let mut counted = false;
+    let mut forgotten = false;
     settle::earlier(context.environment, context.importer, inode).await?;
     for _ in 0..ATTEMPTS {
-        let source = read_source(context, inode).await?;
+        let mut source = read_source(context, inode).await?;
+        if forgotten {
+            source.removed = None;
+        }
         let size = source.inode.size;
         let needed = is_needed(&source);
         if !counted {
@@ -74,12 +78,28 @@ pub(super) async fn run<E: Environment>(
         if !needed {
             return Ok(());
         }
-        if once(context, uploads, &source).await? {
-            context.progress.moved(size);
-            return Ok(());
+        match once(context, uploads, &source).await? {
+            Attempt::Exported => {
+                context.progress.moved(size);
+                return Ok(());
+            }
+            Attempt::Again => {}
+            Attempt::NothingToReplace => forgotten = true,
         }
     }
-    Err(Failure::new(ErrorKind::InUse, "the file keeps changing while it is exported"))
+    let text = "the file, or its upload in the bucket, keeps changing while it is exported";
+    Err(Failure::new(ErrorKind::InUse, text))
+}
+
+/// What one attempt came to.
+enum Attempt {
+    /// The object stands.
+    Exported,
+    /// The file, or its upload, did not last until the end.
+    Again,
+    /// The object that the file was to replace, whose name was removed here, is gone from the
+    /// bucket.
+    NothingToReplace,
 }
 
 /// Counts one regular file as found, if the bucket lacks its content.
@@ -135,12 +155,12 @@ pub(super) async fn check_exports<E: Environment>(
     check_mode(&destination.await?)
 }
 
-/// One attempt. False when the file changed meanwhile.
+/// One attempt.
 async fn once<E: Environment>(
     context: &Context<'_, E>,
     uploads: &Arc<Semaphore>,
     source: &Source,
-) -> Result<bool, Failure> {
+) -> Result<Attempt, Failure> {
     check_mode(&source.destination)?;
     let size = source.inode.size;
     let plan = PartPlan::new(size, source.content.layout.chunk_size()).ok_or_else(|| {
@@ -153,21 +173,25 @@ async fn once<E: Environment>(
     let export = begin(context, source, plan.part_size()).await?;
     if export.change_count != source.inode.change_count {
         settle::give_up(context.environment, &bucket, &export).await?;
-        return Ok(false);
+        return Ok(Attempt::Again);
     }
     let uploaded = upload::run(context, uploads, source, &bucket, &export, &plan).await;
     let version = match uploaded {
         Ok(upload::End::Stored(tag)) => stored(&bucket, &export, size, tag).await?,
         Ok(upload::End::Changed) => {
             settle::give_up(context.environment, &bucket, &export).await?;
-            return Ok(false);
+            return Ok(Attempt::Again);
         }
         Err(failure) => match settle::look(&bucket, &export).await? {
             Some(version) => version,
-            None => return Err(lost(context, &bucket, &export, failure).await),
+            None => return lost(context, source, &bucket, &export, failure).await,
         },
     };
-    settle::publish(context.environment, &export, source.content.layout, version).await
+    let layout = source.content.layout;
+    match settle::publish(context.environment, &export, layout, version).await? {
+        true => Ok(Attempt::Exported),
+        false => Ok(Attempt::Again),
+    }
 }
 
 /// What the bucket says of the object that was just stored. Somebody may have replaced it since:
@@ -192,24 +216,50 @@ async fn stored(
 /// conflict from now on.
 async fn lost<E: Environment>(
     context: &Context<'_, E>,
+    source: &Source,
     bucket: &Bucket,
     export: &Export,
     failure: Failure,
-) -> Failure {
+) -> Result<Attempt, Failure> {
     if let Err(error) = settle::give_up(context.environment, bucket, export).await {
         tracing::warn!(key = %export.key, %error, "an upload cannot be given up now");
     }
-    if failure.kind != ErrorKind::ObjectChanged {
-        return failure;
+    let replaces = replaced(source).is_some();
+    match failure.kind {
+        // Gone by itself, without an object: a rule of the bucket, or an operator, ended it.
+        ErrorKind::Stale => return Ok(Attempt::Again),
+        // What was to be read is gone with the content that it belonged to.
+        ErrorKind::Lost | ErrorKind::StaleContent | ErrorKind::StaleEpoch
+            if !is_unchanged(&**context.environment, export.inode, export.change_count).await? =>
+        {
+            return Ok(Attempt::Again);
+        }
+        ErrorKind::ObjectChanged => {}
+        // Some buckets say so where a condition names an object that is gone.
+        ErrorKind::NotFound if replaces => {}
+        _ => return Err(failure),
     }
     let key = &export.key;
+    let own = own_version(source).is_some();
+    if !own && replaces && matches!(bucket.head(key).await, Err(BucketError::NotFound { .. })) {
+        return Ok(Attempt::NothingToReplace);
+    }
+    if !own && source.body.origin.is_some() {
+        return Err(Failure::new(
+            ErrorKind::Conflict,
+            format!(
+                "the bucket has another object at {key}, which this file did not come from; \
+                 nothing was overwritten: rename the file, or remove the object"
+            ),
+        ));
+    }
     if let Err(error) = context.importer.object(export.inode).await {
         tracing::warn!(%key, %error, "the bucket's version of a conflict cannot be recorded");
     }
-    Failure::new(
+    Err(Failure::new(
         ErrorKind::Conflict,
         format!("{key} was changed in the bucket too; nothing was overwritten"),
-    )
+    ))
 }
 
 async fn begin<E: Environment>(
@@ -259,7 +309,7 @@ fn own_version(source: &Source) -> Option<String> {
 /// Files that were written here, and files that have another name than their object.
 fn is_needed(source: &Source) -> bool {
     match source.body.state {
-        ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict => true,
+        ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict | ObjectState::Lost => true,
         ObjectState::Clean | ObjectState::Exported => own_version(source).is_none(),
     }
 }

@@ -9,9 +9,7 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
-use millrace_object_source::{
-    Bucket, Condition, Error as BucketError, Tag, UploadId, UploadedPart,
-};
+use millrace_object_source::{Bucket, Condition, Tag, UploadId, UploadedPart};
 use millrace_protocol::{
     capability::Signed,
     cluster::Map,
@@ -117,12 +115,7 @@ async fn by_parts<E: Environment>(
         return Ok(End::Changed);
     }
     let made = bucket.complete_upload(&export.key, upload, &parts, &export.condition()?).await;
-    match made {
-        Ok(tag) => Ok(End::Stored(tag)),
-        // Gone by itself, without an object: begun again from the start by the next attempt.
-        Err(error @ BucketError::NoUpload { .. }) => Err(error.into()),
-        Err(error) => Err(error.into()),
-    }
+    Ok(End::Stored(made?))
 }
 
 /// What all uploads of one file share.

@@ -224,6 +224,83 @@ async fn a_checkpoint_renamed_over_the_last_one_replaces_its_object() {
 }
 
 #[tokio::test]
+async fn an_upload_that_the_bucket_ends_is_begun_again() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/large", &large()).await;
+    world.server.faults.lock().unwrap().push_back(Fault::Fail(ErrorKind::Stale));
+    world.export("/data").await;
+    assert_eq!(world.state("/data/large").await, ObjectState::Exported);
+    assert!(fs::read(world.object("large")).unwrap() == large());
+    // One that never lasts is told, and not taken for done.
+    world.write("/data/large", &large()[1..]).await;
+    let stale = || Fault::Fail(ErrorKind::Stale);
+    world.server.faults.lock().unwrap().extend([stale(), stale(), stale(), stale(), stale()]);
+    world.server.faults.lock().unwrap().extend([stale(), stale(), stale(), stale(), stale()]);
+    let job = world.job(JobKind::Export, "/data").await;
+    assert_eq!((job.state, job.errors), (JobState::Failed, 1), "{:?}", job.failures);
+    assert_eq!(world.state("/data/large").await, ObjectState::Dirty);
+}
+
+#[tokio::test]
+async fn a_file_of_two_names_is_one_object() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let data = world.find("/data").await.unwrap().id;
+    for (name, content) in [("small", b"content".to_vec()), ("large", large())] {
+        let inode = world.write(&format!("/data/{name}"), &content).await;
+        let link = command::MakeLink {
+            caller: ROOT,
+            inode,
+            parent: data,
+            name: FileName::parse(format!("{name}-too").as_bytes()).unwrap(),
+        };
+        world.server.execute(Command::MakeLink(link), false).await.unwrap();
+    }
+    let job = world.job(JobKind::Export, "/data").await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 2), "{:?}", job.failures);
+    assert!(fs::read(world.object("large")).unwrap() == large());
+    assert_eq!(fs::read(world.object("small")).unwrap(), b"content");
+    assert!(!world.object("small-too").exists());
+    assert_eq!(world.state("/data/large-too").await, ObjectState::Exported);
+}
+
+#[tokio::test]
+async fn a_file_in_the_place_of_one_that_is_gone_on_both_sides_is_exported() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for name in ["small", "large"] {
+        world.put(name, b"before");
+    }
+    for (name, content) in [("small", b"mine".to_vec()), ("large", large())] {
+        let (path, data) = (format!("/data/{name}"), world.find("/data").await.unwrap().id);
+        world.find(&path).await.unwrap();
+        let name_of = FileName::parse(name.as_bytes()).unwrap();
+        let remove = command::Remove {
+            caller: ROOT,
+            parent: data,
+            name: name_of,
+            directory: false,
+            readers: Vec::new(),
+        };
+        world.server.execute(Command::Remove(remove), false).await.unwrap();
+        fs::remove_file(world.object(name)).unwrap();
+        world.write(&path, &content).await;
+        world.export(&path).await;
+        assert!(fs::read(world.object(name)).unwrap() == content);
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_is_truncated_meanwhile_still_knows_its_object() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let inode = world.write("/data/file", b"content").await;
+    world.export("/data/file").await;
+    world.write("/data/file", b"changed").await;
+    world.server.faults.lock().unwrap().push_back(Fault::Truncate(inode));
+    world.export("/data/file").await;
+    assert_eq!(fs::read(world.object("file")).unwrap(), b"", "as it is since");
+    assert_eq!(world.state("/data/file").await, ObjectState::Exported);
+}
+
+#[tokio::test]
 async fn only_a_link_that_exports_exports() {
     let world = World::new(LinkMode::Import).await;
     world.write("/data/file", b"1").await;

@@ -64,6 +64,8 @@ pub(super) enum Fault {
     Fail(ErrorKind),
     /// Somebody opens and closes this file for writing meanwhile.
     Write(InodeId),
+    /// Somebody cuts this file to nothing meanwhile.
+    Truncate(InodeId),
 }
 
 #[derive(Debug)]
@@ -377,6 +379,15 @@ impl TestServer {
                 self.open_write(inode).await;
                 let size = self.files.lock().unwrap()[&inode].len() as u64;
                 self.commit(inode, size).await;
+                Ok(Box::new(reply))
+            }
+            Some(Fault::Truncate(inode)) => {
+                let reply = work.await?;
+                let opener = Opener { session: SESSION, inode };
+                let open = command::OpenWrite { caller: None, opener, truncate: true };
+                self.execute(Command::OpenWrite(open), false).await.unwrap();
+                self.execute(Command::CloseWrite(opener), false).await.unwrap();
+                self.files.lock().unwrap().insert(inode, Vec::new());
                 Ok(Box::new(reply))
             }
         }

@@ -2,7 +2,7 @@
 
 use millrace_metadata_server::{
     apply::FEATURE_LEVEL,
-    command::{Command, Format, NewKey, OpenSession, ReclaimOrphans, RegisterHost, Repair},
+    command::{Command, Format, Loss, NewKey, OpenSession, ReclaimOrphans, RegisterHost, Repair},
     store::{
         View, keys,
         records::{ReclaimRecord, TrimRecord},
@@ -22,6 +22,9 @@ impl Commands {
         let second = if percent(&self.random, 20) { self.target() } else { own };
         let mut targets = vec![(own, ByteLen(GIB)), (second, ByteLen(2 * GIB))];
         targets.dedup_by_key(|(id, _)| *id);
+        if percent(&self.random, 30) {
+            targets.push((self.expendable(), ByteLen(GIB)));
+        }
         let addresses = vec![format!("10.0.0.{}:7441", self.random.within(1..4))];
         Command::RegisterHost(RegisterHost { host, name: "storage".to_owned(), addresses, targets })
     }
@@ -41,7 +44,7 @@ impl Commands {
     }
 
     pub(super) fn of_cluster(&mut self, view: &dyn View) -> Command {
-        match self.random.within(0..24) {
+        match self.random.within(0..28) {
             0 => self.register_host(),
             1 => Command::TargetBlank(self.target()),
             2 => {
@@ -57,9 +60,26 @@ impl Commands {
             12 => Command::BeginRun(self.random.number()),
             13 => Command::Distrust("an older copy".to_owned()),
             14 | 15 => Command::Trust,
-            16 => self.reclaim_orphans(view),
+            16..21 => self.reclaim_orphans(view),
             _ => self.reclaimed(view),
         }
+    }
+
+    /// One of some targets that are given up now and then, for good.
+    fn expendable(&self) -> TargetId {
+        let number = 0xe0 + self.random.within(0..8);
+        TargetId([u8::try_from(number).unwrap(); 8])
+    }
+
+    /// A step, whether or not it is due.
+    pub(super) fn loss(&mut self, view: &dyn View) -> Command {
+        let target = self.expendable();
+        let inodes = (0..self.random.within(0..8)).map(|_| self.file(view).id).collect();
+        Command::Loss(match self.random.within(0..10) {
+            0 => Loss::Begin { target, below: InodeId(self.random.within(2..1000)) },
+            1..8 => Loss::Mark { target, inodes, through: InodeId(self.random.within(2..1000)) },
+            _ => Loss::End(target),
+        })
     }
 
     /// Contents that a file has, had, or never had.

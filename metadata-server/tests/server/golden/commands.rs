@@ -4,7 +4,7 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddLink, AddSelectedJob, BeginExport, Command, Commit, CompleteExport, Create,
         CreateMasked, CreateUnnamed, DropDirectory, Envelope, ForgetEntries, Format, FoundObject,
-        ImportEntries, ImportEntry, ImportKind, JobCounts, MakeLink, NewKey, NoteReads,
+        ImportEntries, ImportEntry, ImportKind, JobCounts, Loss, MakeLink, NewKey, NoteReads,
         ObserveObject, OpenSession, OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove,
         RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions,
         SetPin, SetTime, SetXattr, UpdateJob,
@@ -54,6 +54,7 @@ pub(super) fn all() -> Vec<Envelope> {
         (of_repairs(), None),
         (of_reads(), None),
         (of_pins(), None),
+        (of_losses(), None),
     ];
     let time = Timestamp(1_700_000_000_123_456_789);
     let enveloped = families.into_iter().flat_map(|(commands, operation)| {
@@ -386,6 +387,17 @@ fn of_changes_in_buckets() -> Vec<Command> {
 
 fn found() -> FoundObject {
     FoundObject { origin: origin(), modified: Timestamp(1_700_000_000_000_000_065) }
+}
+
+fn of_losses() -> Vec<Command> {
+    let target = TargetId([1; 8]);
+    let inodes = vec![InodeId(77), InodeId(78)];
+    let steps = [
+        Loss::Begin { target, below: InodeId(79) },
+        Loss::Mark { target, inodes, through: InodeId(78) },
+        Loss::End(target),
+    ];
+    steps.map(Command::Loss).into()
 }
 
 fn of_pins() -> Vec<Command> {

@@ -39,6 +39,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("whiteout", keys::whiteout(INODE, b"name \xff")),
         Sample::key("nameable", keys::nameable(INODE)),
         Sample::key("pin", keys::pin(INODE)),
+        Sample::key("lost_target", keys::lost_target(TARGET)),
         Sample::key("selection", keys::selection(JobId(NUMBER))),
         Sample::key("xattr", keys::xattr(INODE, b"user.name")),
         Sample::key("run", keys::run(LogIndex(NUMBER))),

@@ -8,14 +8,15 @@ use millrace_metadata_server::{
     },
     store::records::{
         Applied, DistrustRecord, Entry, Export, FileSystem, GroupRecord, HostRecord, JobRecord,
-        KeyRecord, LinkRecord, OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord, RunRecord,
-        SelectionRecord, SessionRecord, TargetRecord, TrimRecord, Whiteout,
+        KeyRecord, LinkRecord, LostTarget, OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord,
+        RunRecord, SelectionRecord, SessionRecord, TargetRecord, TrimRecord, Whiteout,
     },
 };
 use millrace_protocol::{admin::AttributeSource, cluster::LinkMode, metadata::FileKind};
 use millrace_types::{
-    ByteLen, ChangeCount, ChunkSize, ContentGeneration, GroupEpoch, HostId, InodeId, JobId, KeyId,
-    Layout, LinkId, LogIndex, MapEpoch, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
+    ByteLen, ChangeCount, ChunkSize, ContentGeneration, GroupEpoch, GroupId, HostId, InodeId,
+    JobId, KeyId, Layout, LinkId, LogIndex, MapEpoch, PoolId, SessionId, TargetId, Timestamp,
+    WriteEpoch,
 };
 
 use super::{
@@ -88,6 +89,15 @@ fn of_cluster() -> Vec<Sample> {
         capacity: ByteLen(1 << 40),
         lost_below: InodeId(77),
     };
+    let lost = LostTarget {
+        host: HostId([5; 16]),
+        begun: Timestamp(1_700_000_000_000_000_001),
+        groups: vec![(PoolId(0), GroupId(3)), (PoolId(0), GroupId(9))],
+        below: InodeId(78),
+        looked_at: InodeId(50),
+        files: 2,
+        ended: Some(Timestamp(1_700_000_000_000_000_002)),
+    };
     let targets = vec![TargetId([1; 8]), TargetId([2; 8])];
     let pool = PoolRecord { name: "default".to_owned(), groups: 128, targets: targets.clone() };
     let group = GroupRecord { epoch: GroupEpoch(3), targets };
@@ -96,6 +106,7 @@ fn of_cluster() -> Vec<Sample> {
     vec![
         Sample::of("HostRecord", &host),
         Sample::of("TargetRecord", &target),
+        Sample::of("LostTarget", &lost),
         Sample::of("PoolRecord", &pool),
         Sample::of("GroupRecord", &group),
         Sample::of("KeyRecord", &key),

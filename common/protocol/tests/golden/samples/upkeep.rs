@@ -2,6 +2,7 @@
 
 use millrace_protocol::{
     admin::{TargetState, TargetStatus},
+    loss::{LookLoss, LoseTarget, LossPage, LossProgress},
     upkeep::{
         CheckDrain, ControlScrub, DescribeTarget, DescribedTarget, DrainReply, Fault, FindingPlace,
         FindingReport, IndexUse, ListTargets, ScrubAction, ScrubReport, ScrubState, ScrubTargets,
@@ -56,6 +57,27 @@ pub(super) fn all() -> Vec<Sample> {
             },
         ),
         pair(&CheckDrain { target: TARGET, after: Some(InodeId(5)) }, &drain),
+        pair(
+            &LookLoss { target: TARGET, after: Some(InodeId(6)) },
+            &LossPage {
+                groups: 64,
+                given_up: true,
+                inodes: 4096,
+                files: 2,
+                paths: vec![b"/out/model.pt".to_vec()],
+                next: Some(InodeId(78)),
+            },
+        ),
+        pair(
+            &LoseTarget { target: TARGET },
+            &LossProgress {
+                groups: 64,
+                looked_at: InodeId(9),
+                below: InodeId(1 << 20),
+                files: 3,
+                ended: false,
+            },
+        ),
     ]
     .into_iter()
     .flatten()
