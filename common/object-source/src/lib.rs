@@ -4,7 +4,8 @@
 //! timeouts, and the translation of every answer into an [`Error`]. It never decides what is
 //! imported or exported, knows no inode and no chunk, and keeps no data.
 //!
-//! Invariants: bytes handed out by [`Bucket::get_range`] are of the version that was asked for; an
+//! Invariants: bytes handed out by [`Bucket::get_range`] are of the version that was asked for, those
+//! of [`Bucket::get_whole`] are also what the bucket has a checksum of, where it has one; an
 //! object appears whole or not at all, and only while the [`Condition`] holds; a secret is never in
 //! a message or a log line; every wait ends.
 //!
@@ -32,6 +33,6 @@ pub use error::Error;
 pub use link::{ANONYMOUS, LinkSpec, Location};
 pub use object::{
     Condition, Continuation, Entry, EntryKind, Head, KEY_LEN_MAX, Metadata, ObjectVersion,
-    PARTS_MAX, Page, Tag, UploadId, UploadedPart,
+    PARTS_MAX, Page, Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
 };
 pub use settings::Settings;

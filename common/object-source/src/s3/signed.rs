@@ -10,6 +10,7 @@ use object_store::{
     aws::{AwsAuthorizer, AwsCredentialProvider},
     client::{HttpClient, HttpRequest, HttpRequestBody},
 };
+use tokio::time::timeout;
 
 use super::{address::Address, answer};
 use crate::{Error, Settings};
@@ -21,6 +22,7 @@ pub(super) struct Signer {
     credentials: Option<AwsCredentialProvider>,
     address: Address,
     backoff: ExponentialBuilder,
+    answer_timeout: Duration,
 }
 
 /// One request to the bucket or a key in it.
@@ -50,7 +52,8 @@ impl Signer {
             .with_max_times(settings.retries_max)
             .with_total_delay(Some(settings.retry_timeout))
             .with_jitter();
-        Self { client, credentials, address, backoff }
+        let answer_timeout = settings.retry_timeout;
+        Self { client, credentials, address, backoff, answer_timeout }
     }
 
     /// Sends until an answer comes, at most as often as the settings say.
@@ -70,11 +73,41 @@ impl Signer {
         Ok(exchanged.await?.0)
     }
 
+    /// As [`Self::send`]; an answer that `check` finds transiently wrong is asked for again.
+    pub(super) async fn send_checked(
+        &self,
+        ask: &Ask<'_>,
+        check: impl Fn(&HeaderMap, &Bytes) -> Result<(), Error>,
+    ) -> Result<Bytes, Error> {
+        let once = || async {
+            let (headers, bytes) = self.exchange(ask).await?;
+            check(&headers, &bytes)?;
+            Ok(bytes)
+        };
+        once.retry(self.backoff).when(Error::is_transient).await
+    }
+
     pub(super) async fn send_once(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
         Ok(self.exchange(ask).await?.1)
     }
 
     async fn exchange(&self, ask: &Ask<'_>) -> Result<(HeaderMap, Bytes), Error> {
+        if ask.method != Method::GET {
+            // A long completion may take minutes, over which S3 sends a blank now and then.
+            return self.exchange_for_ever(ask).await;
+        }
+        let exchanged = timeout(self.answer_timeout, self.exchange_for_ever(ask)).await;
+        exchanged.unwrap_or_else(|_| {
+            Err(Error::unavailable(format!(
+                "{} did not end its answer within {} s",
+                self.address.endpoint(),
+                self.answer_timeout.as_secs()
+            )))
+        })
+    }
+
+    /// One request and its answer, which takes as long as the server says something now and then.
+    async fn exchange_for_ever(&self, ask: &Ask<'_>) -> Result<(HeaderMap, Bytes), Error> {
         let key = ask.key.unwrap_or_default();
         let request = self.request(ask).await?;
         let answer = self
@@ -96,8 +129,10 @@ impl Signer {
             bytes.extend_from_slice(&piece);
         }
         let bytes = bytes.freeze();
-        // S3 begins a long completion with 200 and may end it with an error in the body.
-        if head.status.is_success() && !answer::is_error(&bytes) {
+        // S3 begins a long completion with 200 and may end it with an error in the body. The body of
+        // an object may look like anything.
+        let is_object = ask.method == Method::GET && ask.key.is_some() && ask.query.is_empty();
+        if head.status.is_success() && (is_object || !answer::is_error(&bytes)) {
             return Ok((head.headers, bytes));
         }
         Err(answer::refusal(head.status, &head.headers, &bytes, &self.address, key))
