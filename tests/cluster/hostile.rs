@@ -44,12 +44,23 @@ struct World {
 impl World {
     /// Starts all of it, with these objects below `set/`.
     fn start(objects: &[(&str, Vec<u8>)], options: &[&str]) -> Result<Self> {
+        Self::start_with(objects, options, &[])
+    }
+
+    /// The same, with daemons that have these variables too.
+    fn start_with(
+        objects: &[(&str, Vec<u8>)],
+        options: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
         let bucket = Bucket::start()?;
         put_all(&bucket, objects)?;
         let proxy = HostileProxy::for_endpoint(&bucket.endpoint())?;
         let mut wish = Wish::default().with_bucket(&bucket);
         // Checks wait for leases.
         wish.environment.push(("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned()));
+        let own = environment.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
+        wish.environment.extend(own);
         let cluster = Cluster::start(wish)?;
         let endpoint = proxy.endpoint();
         let add = ["link", "add", "s3://data/set", "mr:/set", "--endpoint", &endpoint];

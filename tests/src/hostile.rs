@@ -119,6 +119,12 @@ impl HostileProxy {
         of_kind.filter(|((_, name), _)| *name == fault).map(|(_, count)| count).sum()
     }
 
+    /// How many faults were done in all.
+    #[must_use]
+    pub fn faults(&self) -> u64 {
+        self.shared.state().done.values().sum()
+    }
+
     /// All that was done, for people.
     #[must_use]
     pub fn told(&self) -> String {

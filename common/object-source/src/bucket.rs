@@ -11,14 +11,13 @@ use crate::{
     directory::Directory,
     limits::Limits,
     object::{PARTS_MAX, WHOLE_LEN_MAX, check_key, check_prefix},
+    pace::Pace,
     s3::S3,
 };
 
 pub use self::body::RangeBody;
-use self::pace::Pace;
 
 mod body;
-mod pace;
 
 /// An open bucket. Cheap to share; every operation may run at the same time as any other.
 ///

@@ -1,14 +1,18 @@
 //! Hydrate jobs: what they could not fetch is what they say, and a retry brings it.
 
-use std::fs;
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, ensure};
 use millrace_tests::{
     hostile::{Asked, Fault, Rule},
     program::wait_for,
 };
+use rustix::io::Errno;
 
-use super::{World, bytes};
+use super::{World, bytes, told};
 
 #[test]
 fn a_hydrate_job_names_what_failed_and_its_retry_brings_it() -> Result<()> {
@@ -59,5 +63,47 @@ fn a_job_whose_bucket_says_nothing_runs_and_goes_on_when_it_answers() -> Result<
     world.proxy.clear();
     let ended = world.job(&["job", "show", &id])?;
     ensure!(ended["state"] == "succeeded" && ended["files_done"] == 2, "{ended}");
+    world.is_sound(&objects)
+}
+
+#[test]
+fn a_bucket_that_is_silent_or_drips_is_given_up_by_readers_and_jobs() -> Result<()> {
+    let objects = [("a/small", bytes(100_000, 1)), ("a/large", bytes(9_000_000, 2))];
+    let objects = [&objects[..], &[("b/small", bytes(10, 3)), ("c/small", bytes(10, 4))]].concat();
+    // The mount has more patience than this.
+    let patience = [("MILLRACE_BUCKETS__READ_TIMEOUT", "1s")];
+    let world = World::start_with(&objects, &[], &patience)?;
+    ensure!(fs::read_dir(world.set().join("a"))?.count() == 2, "they are listed");
+    let drips = || Fault::Trickle(1, Duration::from_millis(50));
+    for (asked, key, fault) in [
+        (Asked::Get, "set/a/small", drips()),
+        (Asked::Get, "set/a/large", drips()),
+        (Asked::List, "set%2Fb%2F", Fault::Silence),
+        (Asked::List, "set%2Fc%2F", drips()),
+    ] {
+        world.proxy.add(Rule::always(asked, fault).of(key));
+    }
+    thread::scope(|scope| {
+        let programs = ["a/small", "a/large", "b", "c"].map(|name| {
+            let path = world.set().join(name);
+            scope.spawn(move || -> Result<()> {
+                let begun = Instant::now();
+                let outcome = match path.file_name().is_some_and(|name| name.len() == 1) {
+                    true => {
+                        fs::read_dir(path).and_then(|mut all| all.try_for_each(|one| one.map(drop)))
+                    }
+                    false => fs::read(path).map(drop),
+                };
+                let outcome = told(name, begun, outcome)?;
+                ensure!(outcome == Err(Errno::IO), "{name}: {outcome:?}");
+                Ok(())
+            })
+        });
+        let job = scope.spawn(|| world.job(&["hydrate", "mr:/set"]));
+        programs.into_iter().try_for_each(|program| program.join().expect("no panic"))?;
+        let job = job.join().expect("no panic")?;
+        ensure!(job["errors"] == 4, "two files and two directories: {job}");
+        Ok(())
+    })?;
     world.is_sound(&objects)
 }

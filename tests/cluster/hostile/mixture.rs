@@ -1,4 +1,5 @@
-//! All faults by chance, from a seed, under readers, jobs and exports at the same time.
+//! All faults by chance, from a seed, under readers, jobs and exports at the same time, while
+//! another client replaces objects.
 
 use std::{
     fs::{self, File},
@@ -9,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     chance::{length, seed},
     hostile::Storm,
@@ -18,36 +19,86 @@ use millrace_tests::{
 use super::{World, bytes, first_difference, told};
 
 /// Files that are read, and files that are written and exported, in each round.
-const FILES: u64 = 12;
+const FILES: usize = 12;
+
+/// Rounds of one run of the length 1.
+const ROUNDS: u64 = 2;
+
+/// What is refused for now is tried so often: more than one request of four going wrong explains.
+const TRIES_MAX: usize = 20;
+
+/// Lengths of objects: nothing, a piece of a page, whole with one request and just so, one chunk,
+/// several.
+const READ: [usize; 6] = [0, 1000, 300_000, 1_048_576, 3_000_000, 17_000_000];
+
+/// Lengths of files that are exported: in the namespace itself, of one chunk, by parts.
+const WRITTEN: [usize; 5] = [0, 100, 70_000, 2_000_000, 9_000_000];
+
+struct Object {
+    name: String,
+    /// The first one, and perhaps the one that replaces it while it is read.
+    versions: Vec<Vec<u8>>,
+}
+
+impl Object {
+    fn of(round: u64, at: usize, seed: u64) -> Self {
+        let body =
+            |version| bytes(READ[at % READ.len()], seed ^ (round << 16) ^ at as u64 ^ version);
+        let mut versions = vec![body(0)];
+        // Two of each round: one that comes whole with one request, and one of several chunks.
+        if at == 2 || at == 5 {
+            versions.push(body(1 << 40));
+        }
+        Self { name: format!("in-{round}/{at}"), versions }
+    }
+
+    /// Where a piece of any version would have to be, that is what was read, if it was.
+    fn check(&self, offset: usize, len: usize, read: &[u8]) -> Result<()> {
+        let of_one = self.versions.iter().any(|body| body.get(offset..offset + len) == Some(read));
+        let differs = || first_difference(read, &self.versions[0][offset..]);
+        ensure!(of_one, "{} is wrong at {offset}: {}", self.name, differs());
+        Ok(())
+    }
+
+    fn len(&self) -> usize {
+        self.versions[0].len()
+    }
+}
 
 #[test]
 fn a_mixture_of_all_faults_leaves_readers_jobs_and_bucket_right() -> Result<()> {
     let seed = seed()?;
-    let rounds = length()? * 2;
-    let named: Vec<_> = (0..rounds * FILES)
-        .map(|at| {
-            let len = [0, 1000, 300_000, 1_048_576, 3_000_000, 17_000_000][at as usize % 6];
-            (format!("in-{}/{at}", at / FILES), bytes(len, seed ^ at))
-        })
+    let rounds = length()? * ROUNDS;
+    let objects: Vec<Vec<_>> = (0..rounds)
+        .map(|round| (0..FILES).map(|at| Object::of(round, at, seed)).collect())
         .collect();
-    let objects: Vec<_> = named.iter().map(|(name, body)| (&**name, body.clone())).collect();
-    let world = World::start(&objects, &["--mode", "import-export"])?;
-    let mut written = Vec::new();
-    for round in 0..rounds {
-        world.proxy.storm(Storm { seed: seed ^ round, one_in: 4 });
-        let of_round = &objects[(round * FILES) as usize..((round + 1) * FILES) as usize];
-        let made = under_a_storm(&world, seed, round, of_round)?;
+    let first = |object: &Object| (object.name.clone(), object.versions[0].clone());
+    let begin: Vec<_> = objects.iter().flatten().map(first).collect();
+    let begin: Vec<_> = begin.iter().map(|(name, body)| (&**name, body.clone())).collect();
+    let world = World::start(&begin, &["--mode", "import-export"])?;
+    let mut end = Vec::new();
+    for (objects, round) in objects.iter().zip(0..) {
+        world.proxy.storm(Storm { seed: seed ^ round, one_in: 4 - 2 * (round % 2) });
+        let made = under_a_storm(&world, seed, round, objects);
+        let made = made.with_context(|| format!("round {round}: {}", world.proxy.told()))?;
         world.proxy.clear();
         for job in made.jobs {
             let again = world.job(&["job", "retry", &job])?;
-            ensure!(again["state"] == "succeeded", "seed {seed}: {again}");
+            ensure!(again["state"] == "succeeded", "{again}");
         }
-        written.extend(made.files);
+        end.extend(made.files);
     }
-    let mut all = objects.clone();
-    all.extend(written.iter().map(|(name, body)| (&**name, body.clone())));
-    world.bucket_has(&all)?;
-    world.is_sound(&all)
+    // What was replaced after it was read is found by listing it again.
+    let import = world.job(&["import", "mr:/set"])?;
+    ensure!(import["state"] == "succeeded", "{import}");
+    let last =
+        |object: &Object| object.versions.last().map(|body| (object.name.clone(), body.clone()));
+    end.extend(objects.iter().flatten().filter_map(last));
+    let faults = world.proxy.faults();
+    ensure!(faults > 20 * rounds, "it was no storm: {}", world.proxy.told());
+    let end: Vec<_> = end.iter().map(|(name, body)| (&**name, body.clone())).collect();
+    world.bucket_has(&end)?;
+    world.is_sound(&end).with_context(|| world.proxy.told())
 }
 
 /// What a round made: files, and the jobs that ended.
@@ -56,72 +107,78 @@ struct Made {
     jobs: Vec<String>,
 }
 
-fn under_a_storm(
-    world: &World,
-    seed: u64,
-    round: u64,
-    objects: &[(&str, Vec<u8>)],
-) -> Result<Made> {
-    let out = format!("out-{round}");
-    // Whether anything below a name is in the bucket is asked before it is made.
-    let mut tries = 0;
-    while let Err(errno) = told(&out, Instant::now(), fs::create_dir(world.set().join(&out)))? {
-        tries += 1;
-        ensure!(tries < 20, "{out}: {errno}");
-    }
-    let mut files = Vec::new();
-    for at in 0..FILES {
-        let len = [0, 100, 70_000, 2_000_000, 9_000_000][at as usize % 5];
-        let (name, body) = (format!("{out}/{at}"), bytes(len, seed ^ round ^ (at << 32)));
-        let mut tries = 0;
-        while let Err(errno) =
-            told(&name, Instant::now(), fs::write(world.set().join(&name), &body))?
-        {
-            tries += 1;
-            ensure!(tries < 20, "{name}: {errno}");
-        }
-        files.push((name, body));
-    }
+fn under_a_storm(world: &World, seed: u64, round: u64, objects: &[Object]) -> Result<Made> {
+    let files = written(world, seed, round)?;
     thread::scope(|scope| -> Result<Made> {
-        let half = objects.len() / 2;
-        let readers = [&objects[..half], &objects[half..]]
-            .map(|some| scope.spawn(|| some.iter().try_for_each(|(n, b)| reads(world, n, b))));
-        let (below, exported) = (format!("mr:/set/in-{round}"), format!("mr:/set/{out}"));
-        let hydrate = scope.spawn(move || started(world, &["hydrate", &below]));
-        let export = scope.spawn(move || started(world, &["export", &exported]));
+        let (one, other) = objects.split_at(objects.len() / 2);
+        let readers = [one, other]
+            .map(|some| scope.spawn(|| some.iter().try_for_each(|object| reads(world, object))));
+        let (read, made) = (format!("mr:/set/in-{round}"), format!("mr:/set/out-{round}"));
+        let hydrate = scope.spawn(move || job(world, &["hydrate", &read]));
+        let export = scope.spawn(move || job(world, &["export", &made]));
+        for object in objects {
+            if let [_, new] = &object.versions[..] {
+                world.bucket.put(&format!("set/{}", object.name), new)?;
+            }
+        }
         for reader in readers {
             reader.join().expect("no panic")?;
         }
         let jobs = [hydrate, export].map(|job| job.join().expect("no panic"));
-        let jobs = jobs.into_iter().collect::<Result<Vec<_>>>()?;
-        Ok(Made { files, jobs })
+        Ok(Made { files, jobs: jobs.into_iter().collect::<Result<_>>()? })
     })
 }
 
-/// Runs a job to its end; a path that cannot be resolved now is tried again.
-fn started(world: &World, arguments: &[&str]) -> Result<String> {
+/// Makes files: whether the bucket has something of their names is asked first.
+fn written(world: &World, seed: u64, round: u64) -> Result<Vec<(String, Vec<u8>)>> {
+    let directory = format!("out-{round}");
+    again(&directory, || fs::create_dir(world.set().join(&directory)))?;
+    let mut files = Vec::new();
+    for at in 0..FILES {
+        let body = bytes(WRITTEN[at % WRITTEN.len()], !seed ^ (round << 16) ^ at as u64);
+        let name = format!("{directory}/{at}");
+        again(&name, || fs::write(world.set().join(&name), &body))?;
+        files.push((name, body));
+    }
+    Ok(files)
+}
+
+fn again(what: &str, work: impl Fn() -> io::Result<()>) -> Result<()> {
+    let mut errno = None;
+    for _ in 0..TRIES_MAX {
+        match told(what, Instant::now(), work())? {
+            Ok(()) => return Ok(()),
+            Err(last) => errno = Some(last),
+        }
+    }
+    anyhow::bail!("{what}: {errno:?} each time")
+}
+
+/// Runs a job to its end, whatever that is; a path that cannot be resolved now is tried again.
+fn job(world: &World, arguments: &[&str]) -> Result<String> {
     let mut tries = 0;
     loop {
         match world.job(arguments) {
             Ok(job) => return Ok(job["id"].to_string()),
-            Err(error) if tries < 20 && error.to_string().contains("exit Some(1)") => tries += 1,
+            Err(error) if tries < TRIES_MAX && error.to_string().contains("exit Some(1)") => {
+                tries += 1;
+            }
             Err(error) => return Err(error),
         }
     }
 }
 
 /// Whole, and in pieces from the end: each gives what is right or an errno.
-fn reads(world: &World, name: &str, body: &[u8]) -> Result<()> {
-    let path = world.set().join(name);
+fn reads(world: &World, object: &Object) -> Result<()> {
+    let (name, path) = (&object.name, world.set().join(&object.name));
     if let Ok(read) = told(name, Instant::now(), fs::read(&path))? {
-        ensure!(read == *body, "{name} is wrong: {}", first_difference(&read, body));
+        object.check(0, object.len(), &read)?;
     }
-    let mut offset = body.len().saturating_sub(40_000);
+    let mut offset = object.len().saturating_sub(40_000);
     while offset > 0 {
-        let mut piece = vec![0; 30_000.min(body.len() - offset)];
-        let begun = Instant::now();
-        if told(name, begun, read_at(&path, &mut piece, offset as u64))?.is_ok() {
-            ensure!(piece == body[offset..offset + piece.len()], "{name} is wrong at {offset}");
+        let mut piece = vec![0; 30_000.min(object.len() - offset)];
+        if told(name, Instant::now(), read_at(&path, &mut piece, offset as u64))?.is_ok() {
+            object.check(offset, piece.len(), &piece)?;
         }
         offset = offset.saturating_sub(2_500_000);
     }

@@ -73,6 +73,9 @@ pub(super) fn damaged(
         Fault::CutAfter(at) => (plan.bytes, plan.end) = (first(&plan.bytes, *at), End::Close),
         Fault::Trickle(piece, pause) => plan.pieces = Some((*piece, *pause)),
         Fault::FlippedBit(at) if len > 0 => plan.bytes = flipped(&plan.bytes, *at),
+        Fault::FlippedBitOfWhole(at) if len > 0 && head.status == StatusCode::OK => {
+            plan.bytes = flipped(&plan.bytes, *at);
+        }
         Fault::LengthTooLong(by) => {
             plan.end = End::Close;
             set_length(&mut head.headers, len + by);

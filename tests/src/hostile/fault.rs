@@ -36,6 +36,8 @@ pub enum Fault {
     Trickle(usize, Duration),
     /// One bit of the byte at this place of the body is another one.
     FlippedBit(u64),
+    /// The same, of an answer that is a whole object: only of those there are checksums.
+    FlippedBitOfWhole(u64),
     /// `Content-Length` promises so many bytes too many; the body ends as it should.
     LengthTooLong(u64),
     /// `Content-Length`, and with it the body, has so many bytes too few.
@@ -106,7 +108,7 @@ impl Fault {
             Self::CutAfter(_) => "cut in body",
             Self::Silence | Self::SilenceFor(_) => "silence",
             Self::Trickle(..) => "trickle",
-            Self::FlippedBit(_) => "flipped bit",
+            Self::FlippedBit(_) | Self::FlippedBitOfWhole(_) => "flipped bit",
             Self::LengthTooLong(_) => "length too long",
             Self::LengthTooShort(_) => "length too short",
             Self::OtherSize => "other size",

@@ -19,6 +19,8 @@ pub enum Asked {
     Create,
     /// An upload completed.
     Complete,
+    /// An upload given up.
+    Abort,
     /// Anything else.
     Other,
 }
@@ -78,6 +80,7 @@ fn classify(method: &Method, query: &str) -> Asked {
         Method::PUT => Asked::Put,
         Method::POST if has("uploads") => Asked::Create,
         Method::POST if has("uploadId") => Asked::Complete,
+        Method::DELETE if has("uploadId") => Asked::Abort,
         _ => Asked::Other,
     }
 }

@@ -29,7 +29,7 @@ impl Storm {
             Asked::Get => of_get(&mut draws),
             Asked::List => of_list(&mut draws),
             Asked::Put | Asked::Part | Asked::Complete | Asked::Create => of_upload(&mut draws),
-            Asked::Head | Asked::Other => of_any(&mut draws),
+            Asked::Head | Asked::Abort | Asked::Other => of_any(&mut draws),
         })
     }
 }
@@ -46,7 +46,7 @@ fn of_any(draws: &mut Draws<'_>) -> Fault {
 }
 
 fn of_get(draws: &mut Draws<'_>) -> Fault {
-    match draws.below(14) {
+    match draws.below(15) {
         0..5 => of_any(draws),
         5 => Fault::Vanished,
         6 => Fault::ResetAfter(draws.below(1_000_000)),
@@ -56,6 +56,7 @@ fn of_get(draws: &mut Draws<'_>) -> Fault {
         10 => Fault::LengthTooShort(1 + draws.below(1000)),
         11 => Fault::OtherTag,
         12 => Fault::OtherSize,
+        13 => Fault::FlippedBitOfWhole(draws.below(1_000_000)),
         _ => Fault::ResetAfter(0),
     }
 }

@@ -9,8 +9,7 @@ use std::{
 use bytes::Bytes;
 use futures::{Stream, stream::BoxStream};
 
-use super::pace::Pace;
-use crate::{Counters, Error, limits::Permit};
+use crate::{Counters, Error, limits::Permit, pace::Pace};
 
 /// The bytes of a range, as they arrive. Pieces have any size; together they are exactly the range,
 /// or the last item is an error. Dropping it ends the request.

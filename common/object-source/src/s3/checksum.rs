@@ -30,8 +30,8 @@ const KIND: &str = "x-amz-checksum-type";
 const ENCRYPTION: &str = "x-amz-server-side-encryption";
 const CUSTOMER_KEY: &str = "x-amz-server-side-encryption-customer-algorithm";
 
-/// Checks the bytes of a whole object; against its entity tag only if `tags` says so, since MD5 costs
-/// as much CPU as the rest of the way of these bytes together.
+/// Checks the bytes of a whole object; against its entity tag only if `tags` says so, since MD5
+/// costs as much CPU as the rest of the way of these bytes together.
 pub(super) fn verify(headers: &HeaderMap, tag: &Tag, tags: bool, bytes: &[u8]) -> Verdict {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // That of an object put by parts may be one of the parts' checksums.

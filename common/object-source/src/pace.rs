@@ -1,8 +1,8 @@
 //! How slowly a body may come before it is given up.
 //!
-//! A server that sends a byte now and then is never silent for long: without this, who waits for the
-//! last byte would wait for days. Only the time that is spent waiting for the server counts, not
-//! that in which nobody wants bytes.
+//! A server that sends a byte now and then is never silent for long: without this, who waits for
+//! the last byte would wait for days. Only the time that is spent waiting for the server counts,
+//! not that in which nobody wants bytes.
 
 use std::{
     pin::Pin,
@@ -14,7 +14,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// Bytes in a second, on the average over the patience, below which a body is given up: far less
 /// than any line that is good for anything.
-const RATE_MIN: u64 = 1024;
+const RATE_MIN: f64 = 1024.0;
 
 /// The pace of one body.
 #[derive(Debug)]
@@ -29,12 +29,12 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn new(patience: Duration) -> Self {
+    pub(crate) fn new(patience: Duration) -> Self {
         let timer = Box::pin(sleep(patience));
         Self { patience, timer, left: Some(patience), arrived: 0 }
     }
 
-    pub(super) fn arrived(&mut self, bytes: u64) {
+    pub(crate) fn arrived(&mut self, bytes: u64) {
         if self.left.is_none() {
             let left = self.timer.deadline().saturating_duration_since(Instant::now());
             self.left = Some(left);
@@ -43,14 +43,14 @@ impl Pace {
     }
 
     /// Waits along with the body. Ready when that comes too slowly.
-    pub(super) fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_too_slow(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(left) = self.left.take() {
             self.timer.as_mut().reset(Instant::now() + left);
         }
         loop {
             std::task::ready!(self.timer.as_mut().poll(cx));
-            let floor = self.patience.as_millis() as u64 * RATE_MIN / 1000;
-            if self.arrived < floor.max(1) {
+            let floor = self.patience.as_secs_f64() * RATE_MIN;
+            if (self.arrived as f64) < floor {
                 return Poll::Ready(());
             }
             self.arrived = 0;
@@ -90,7 +90,7 @@ mod tests {
     #[tokio::test]
     async fn time_in_which_nobody_waits_does_not_count() {
         let mut pace = Pace::new(PATIENCE);
-        tokio::time::sleep(PATIENCE * 2).await;
+        sleep(PATIENCE * 2).await;
         let slow = poll_fn(|cx| Poll::Ready(pace.poll_too_slow(cx).is_ready()));
         assert!(!slow.await, "it has only begun to wait");
     }
