@@ -115,7 +115,7 @@ async fn list(
     }
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let mut state = shared.state();
-    let first = state.listings.entry(asked.target.clone()).or_insert(text.clone()).clone();
+    let first = state.listings.entry(asked.target.clone()).or_insert_with(|| text.clone()).clone();
     Ok(document(match fault {
         ListFault::Stale => first,
         other => state.pages.damage(&text, other),
