@@ -18,6 +18,8 @@ mod failing_disk;
 mod flaws;
 #[path = "cluster/full_disk.rs"]
 mod full_disk;
+#[path = "cluster/hostile.rs"]
+mod hostile;
 #[path = "cluster/interrupts.rs"]
 mod interrupts;
 #[path = "cluster/lost_target.rs"]

@@ -151,12 +151,23 @@ impl Default for FsckSettings {
 }
 
 /// The table `[buckets]`.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct BucketSettings {
     /// The file with named credentials, read again when it changes. Default: none, so that only the
     /// environment's are known.
     pub credentials_file: Option<PathBuf>,
+    /// How long a bucket may stay silent in the middle of an answer, or send less than 1 KiB/s.
+    /// Default 60 s.
+    #[serde(with = "duration")]
+    pub read_timeout: Duration,
+}
+
+impl Default for BucketSettings {
+    fn default() -> Self {
+        let defaults = millrace_object_source::Settings::default();
+        Self { credentials_file: None, read_timeout: defaults.read_timeout }
+    }
 }
 
 impl DaemonSettings for Settings {
@@ -221,6 +232,7 @@ impl Settings {
     pub fn bucket_access(&self) -> millrace_object_source::Settings {
         millrace_object_source::Settings {
             credentials_file: self.buckets.credentials_file.clone(),
+            read_timeout: self.buckets.read_timeout,
             ..millrace_object_source::Settings::default()
         }
     }

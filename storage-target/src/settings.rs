@@ -151,6 +151,10 @@ pub struct BucketSettings {
     pub requests_max: usize,
     /// Bytes in flight to and from one bucket. Default 256 MiB.
     pub bytes_max: ByteLen,
+    /// How long a bucket may stay silent in the middle of an answer, or send less than 1 KiB/s.
+    /// Default 60 s.
+    #[serde(with = "millrace_service::duration")]
+    pub read_timeout: Duration,
 }
 
 impl Default for BucketSettings {
@@ -160,6 +164,7 @@ impl Default for BucketSettings {
             credentials_file: None,
             requests_max: defaults.requests_in_flight_max,
             bytes_max: defaults.bytes_in_flight_max,
+            read_timeout: defaults.read_timeout,
         }
     }
 }
@@ -170,6 +175,7 @@ impl BucketSettings {
             credentials_file: self.credentials_file.clone(),
             requests_in_flight_max: self.requests_max,
             bytes_in_flight_max: self.bytes_max,
+            read_timeout: self.read_timeout,
             ..millrace_object_source::Settings::default()
         }
     }

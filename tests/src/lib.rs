@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod daemon;
 pub mod disk;
 pub mod figures;
+pub mod hostile;
 pub mod program;
 pub mod proxy;
 pub mod starter;

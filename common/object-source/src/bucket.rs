@@ -1,15 +1,17 @@
 //! One bucket, whatever kind it is: limits and counters before, the kind's own code behind.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures::TryStreamExt;
 
 use crate::{
     Condition, Continuation, Counters, Error, Head, LinkSpec, Location, Metadata, Page, Settings,
     Tag, UploadId, UploadedPart,
     directory::Directory,
     limits::Limits,
-    object::{PARTS_MAX, check_key, check_prefix},
+    object::{PARTS_MAX, WHOLE_LEN_MAX, check_key, check_prefix},
+    pace::Pace,
     s3::S3,
 };
 
@@ -38,6 +40,7 @@ pub struct Bucket {
     kind: Kind,
     limits: Limits,
     counters: Arc<Counters>,
+    patience: Duration,
     name: String,
 }
 
@@ -64,7 +67,8 @@ impl Bucket {
             }
         };
         let name = spec.without_prefix().url_of("");
-        Ok(Self { kind, limits: Limits::new(settings), counters, name })
+        let (limits, patience) = (Limits::new(settings), settings.read_timeout);
+        Ok(Self { kind, limits, counters, patience, name })
     }
 
     /// What has been asked of it so far.
@@ -182,7 +186,36 @@ impl Bucket {
             Kind::S3(s3) => s3.get_range(key, range, if_match).await?,
             Kind::Directory(directory) => directory.get_range(key, range, if_match).await?,
         };
-        Ok(RangeBody::new(stream, len, permit, Arc::clone(&self.counters)))
+        let pace = Pace::new(self.patience);
+        Ok(RangeBody::new(stream, len, permit, Arc::clone(&self.counters), pace))
+    }
+
+    /// All bytes of one version of an object of `size` bytes, [`WHOLE_LEN_MAX`] at most. On S3 they
+    /// are checked against the bucket's checksum of the object: its CRC32C if it tells one, else,
+    /// over plain HTTP, its entity tag if that can be an MD5. Damaged ones are asked for again. (An
+    /// entity tag that is no MD5 but looks like one is found by that: the bytes come the same
+    /// twice.)
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when the object is another version by now.
+    pub async fn get_whole(&self, key: &str, size: u64, if_match: &Tag) -> Result<Bytes, Error> {
+        check_key(key)?;
+        if size > WHOLE_LEN_MAX {
+            return Err(Error::invalid(format!("{size} bytes are too many for one piece")));
+        }
+        match &self.kind {
+            _ if size == 0 => Ok(Bytes::new()),
+            Kind::S3(s3) => {
+                let _permit = self.limits.acquire(size).await?;
+                let bytes = s3.get_whole(key, size, if_match).await?;
+                self.counters.receive(bytes.len());
+                Ok(bytes)
+            }
+            Kind::Directory(_) => {
+                let body = self.get_range(key, 0..size, if_match).await?;
+                Ok(body.try_collect::<Vec<_>>().await?.concat().into())
+            }
+        }
     }
 
     /// Stores a whole object. For objects of some MiB; larger ones go by parts.

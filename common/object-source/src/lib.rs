@@ -4,12 +4,13 @@
 //! timeouts, and the translation of every answer into an [`Error`]. It never decides what is
 //! imported or exported, knows no inode and no chunk, and keeps no data.
 //!
-//! Invariants: bytes handed out by [`Bucket::get_range`] are of the version that was asked for; an
-//! object appears whole or not at all, and only while the [`Condition`] holds; a secret is never in
-//! a message or a log line; every wait ends.
+//! Invariants: bytes handed out by [`Bucket::get_range`] are of the version that was asked for, and
+//! those of [`Bucket::get_whole`] match the bucket's checksum too, where it has one; an object
+//! appears whole or not at all, and only while the [`Condition`] holds; a secret is never in a
+//! message or a log line; every wait ends.
 //!
 //! Modules, in reading order: [`LinkSpec`] (`link`), [`Bucket`] (`bucket`), `object` (the nouns),
-//! `attributes`, `s3`, `directory`, `credentials`, `limits`, `counters`.
+//! `attributes`, `s3`, `directory`, `credentials`, `limits`, `pace`, `counters`.
 
 mod attributes;
 mod bucket;
@@ -21,6 +22,7 @@ mod error;
 mod limits;
 mod link;
 mod object;
+mod pace;
 mod s3;
 mod settings;
 
@@ -32,6 +34,6 @@ pub use error::Error;
 pub use link::{ANONYMOUS, LinkSpec, Location};
 pub use object::{
     Condition, Continuation, Entry, EntryKind, Head, KEY_LEN_MAX, Metadata, ObjectVersion,
-    PARTS_MAX, Page, Tag, UploadId, UploadedPart,
+    PARTS_MAX, Page, Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
 };
 pub use settings::Settings;

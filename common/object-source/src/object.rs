@@ -2,9 +2,13 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use millrace_types::{FileName, Timestamp};
+use millrace_types::{FileName, MIB, Timestamp};
 
 use crate::Error;
+
+/// The longest object that is fetched whole ([`crate::Bucket::get_whole`]): longer ones pay for the
+/// wait until the last byte is there, and for the memory.
+pub const WHOLE_LEN_MAX: u64 = MIB;
 
 /// The longest key in bytes (S3's limit).
 pub const KEY_LEN_MAX: usize = 1024;
@@ -103,7 +107,7 @@ pub struct Page {
 
 /// Where the next page begins: on S3 the server's own cursor. Not worth storing: a listing that was
 /// interrupted starts over.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Continuation(pub(crate) String);
 
 /// What must hold at a key for a put or completion to take effect.

@@ -21,6 +21,7 @@ use self::{
     address::Address,
     metered::{Connector, Wire},
     signed::Signer,
+    whole::Tags,
 };
 use crate::{
     ANONYMOUS, Condition, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
@@ -30,11 +31,13 @@ use crate::{
 mod address;
 mod answer;
 mod check;
+mod checksum;
 mod directory;
 mod list;
 mod metered;
 mod signed;
 mod upload;
+mod whole;
 
 /// One bucket behind one endpoint.
 #[derive(Debug)]
@@ -43,6 +46,7 @@ pub(crate) struct S3 {
     signer: Signer,
     address: Address,
     settings: Settings,
+    tags: Tags,
 }
 
 impl S3 {
@@ -89,7 +93,8 @@ impl S3 {
         let store = builder.build().map_err(|error| answer::translate(error, ""))?;
         let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
         let signer = Signer::new(client, credentials, address.clone(), settings);
-        Ok(Self { store, signer, address, settings: settings.clone() })
+        let (settings, tags) = (settings.clone(), Tags::default());
+        Ok(Self { store, signer, address, settings, tags })
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {

@@ -20,7 +20,8 @@ pub struct Settings {
     pub queue_timeout: Duration,
     /// How long a connection may take. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long a server may stay silent in the middle of an exchange. Default 60 s.
+    /// How long a server may stay silent in the middle of an exchange, or send less than 1 KiB/s.
+    /// Default 60 s.
     pub read_timeout: Duration,
     /// How often a request is repeated after a transient failure. Default 5.
     pub retries_max: usize,

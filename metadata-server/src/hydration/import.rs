@@ -18,7 +18,7 @@
 //! [`Page::skipped`]: millrace_object_source::Page::skipped
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -288,6 +288,8 @@ impl<E: Environment> Importer<E> {
         let again = linked.listed.is_some();
         let (mut after, mut total, mut skipped, mut example) = (None, 0, 0, None);
         let mut seen = Seen::default();
+        // A hundred bytes for each thousand names.
+        let mut cursors = HashSet::new();
         loop {
             let asked = self.environment.now();
             let page = bucket.list_directory(&linked.prefix, after.as_ref()).await?;
@@ -304,8 +306,14 @@ impl<E: Environment> Importer<E> {
                 self.import_page(&bucket, linked, asked, batch).await?;
             }
             after = page.next;
-            if after.is_none() {
-                break;
+            match &after {
+                None => break,
+                Some(next) if cursors.insert(next.clone()) => {}
+                // Each name is a command at most once, but this would never end.
+                Some(_) => {
+                    let text = format!("the bucket's listing of {:?} has no end", linked.prefix);
+                    return Err(Failure::new(ErrorKind::BucketUnavailable, text));
+                }
             }
             told.send_replace(Listing::Growing(total));
         }

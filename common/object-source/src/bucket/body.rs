@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use futures::{Stream, stream::BoxStream};
 
-use crate::{Counters, Error, limits::Permit};
+use crate::{Counters, Error, limits::Permit, pace::Pace};
 
 /// The bytes of a range, as they arrive. Pieces have any size; together they are exactly the range,
 /// or the last item is an error. Dropping it ends the request.
@@ -22,6 +22,7 @@ pub struct RangeBody {
 struct Source {
     stream: BoxStream<'static, Result<Bytes, Error>>,
     counters: Arc<Counters>,
+    pace: Pace,
     _permit: Permit,
 }
 
@@ -31,8 +32,9 @@ impl RangeBody {
         len: u64,
         permit: Permit,
         counters: Arc<Counters>,
+        pace: Pace,
     ) -> Self {
-        let source = Some(Source { stream, counters, _permit: permit });
+        let source = Some(Source { stream, counters, pace, _permit: permit });
         Self { source, remaining: len }
     }
 
@@ -61,12 +63,19 @@ impl Stream for RangeBody {
             let Some(source) = &mut this.source else {
                 return Poll::Ready(None);
             };
-            let item = std::task::ready!(source.stream.as_mut().poll_next(cx));
+            let Poll::Ready(item) = source.stream.as_mut().poll_next(cx) else {
+                std::task::ready!(source.pace.poll_too_slow(cx));
+                this.end();
+                return Poll::Ready(Some(Err(Error::unavailable(
+                    "the bucket sends its answer too slowly",
+                ))));
+            };
             match item {
                 Some(Ok(bytes)) if bytes.is_empty() => {}
                 Some(Ok(bytes)) => {
                     source.counters.receive(bytes.len());
                     let len = bytes.len() as u64;
+                    source.pace.arrived(len);
                     if len > this.remaining {
                         this.end();
                         return Poll::Ready(Some(Err(Error::unavailable(

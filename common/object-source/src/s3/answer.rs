@@ -134,6 +134,17 @@ pub(super) fn transport(error: &HttpError, endpoint: &str) -> Error {
 /// An error of object_store about a key.
 pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
     use object_store::Error as Store;
+    // What refuses to go on with an interrupted body comes wrapped as a generic error.
+    if let Store::Generic { source, .. } = error {
+        return match source.downcast::<Store>() {
+            Ok(inner) => translate(*inner, key),
+            Err(source) => {
+                let error = Store::Generic { store: "S3", source };
+                let chain = chain(&error);
+                generic(&error, &chain, &embedded_document(&chain), key)
+            }
+        };
+    }
     let key_owned = key.to_owned();
     let chain = chain(&error);
     let document = embedded_document(&chain);

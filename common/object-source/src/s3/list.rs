@@ -91,14 +91,16 @@ fn parse(answer: &[u8]) -> Result<ListBucketResult, Error> {
 /// hide a million others.
 fn page(result: &ListBucketResult, prefix: &str) -> Result<Page, Error> {
     let encoded = result.encoding_type.as_deref() == Some("url");
-    let mut page = Page {
-        next: result
-            .next_continuation_token
-            .clone()
-            .filter(|token| result.is_truncated && !token.is_empty())
-            .map(Continuation),
-        ..Page::default()
+    let token = result.next_continuation_token.as_ref().filter(|token| !token.is_empty());
+    let next = match (result.is_truncated, token) {
+        (false, _) => None,
+        (true, Some(token)) => Some(Continuation(token.clone())),
+        // Never take it for the end: the names behind it would be missing here.
+        (true, None) => {
+            return Err(Error::unavailable("the bucket's listing goes on, and does not say where"));
+        }
     };
+    let mut page = Page { next, ..Page::default() };
     let mut found = Vec::with_capacity(result.contents.len() + result.common_prefixes.len());
     for contents in &result.contents {
         let key = decode(&contents.key, encoded);
@@ -188,6 +190,14 @@ mod tests {
         assert_eq!(page.entries[1].kind, EntryKind::Directory);
         assert_eq!((page.skipped, page.skipped_example.as_deref()), (3, Some("d/..")));
         assert_eq!(page.next, Some(Continuation("t1".to_owned())));
+    }
+
+    #[test]
+    fn a_page_that_is_not_the_last_and_names_no_next_one_is_an_error() {
+        for token in ["", "<NextContinuationToken></NextContinuationToken>"] {
+            let cut = ANSWER.replace("<NextContinuationToken>t1</NextContinuationToken>", token);
+            assert!(page(&parse(cut.as_bytes()).unwrap(), "d/").is_err(), "{token}");
+        }
     }
 
     #[test]

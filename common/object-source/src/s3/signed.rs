@@ -1,6 +1,9 @@
 //! Requests that object_store does not offer, signed with its authorizer and sent with its client.
 
-use std::time::Duration;
+use std::{
+    future::poll_fn,
+    time::{Duration, Instant},
+};
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
@@ -12,7 +15,7 @@ use object_store::{
 };
 
 use super::{address::Address, answer};
-use crate::{Error, Settings};
+use crate::{Error, Settings, pace::Pace};
 
 /// Signs, sends, repeats.
 #[derive(Debug)]
@@ -21,6 +24,7 @@ pub(super) struct Signer {
     credentials: Option<AwsCredentialProvider>,
     address: Address,
     backoff: ExponentialBuilder,
+    settings: Settings,
 }
 
 /// One request to the bucket or a key in it.
@@ -50,24 +54,45 @@ impl Signer {
             .with_max_times(settings.retries_max)
             .with_total_delay(Some(settings.retry_timeout))
             .with_jitter();
-        Self { client, credentials, address, backoff }
+        Self { client, credentials, address, backoff, settings: settings.clone() }
     }
 
     /// Sends until an answer comes, at most as often as the settings say.
     pub(super) async fn send(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
-        (|| self.send_once(ask)).retry(self.backoff).when(Error::is_transient).await
+        let again = self.while_time_is(Error::is_transient);
+        (|| self.send_once(ask)).retry(self.backoff).when(again).await
     }
 
     /// Sends; repeats only what the server refused to begin (slow down).
     pub(super) async fn send_unless_begun(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
-        let refused = |error: &Error| matches!(error, Error::Busy { .. });
+        let refused = self.while_time_is(|error| matches!(error, Error::Busy { .. }));
         (|| self.send_once(ask)).retry(self.backoff).when(refused).await
     }
 
     /// As [`Self::send`], for an answer that is in its headers.
     pub(super) async fn send_for_headers(&self, ask: &Ask<'_>) -> Result<HeaderMap, Error> {
-        let exchanged = (|| self.exchange(ask)).retry(self.backoff).when(Error::is_transient);
-        Ok(exchanged.await?.0)
+        let again = self.while_time_is(Error::is_transient);
+        Ok((|| self.exchange(ask)).retry(self.backoff).when(again).await?.0)
+    }
+
+    /// As [`Self::send`]; an answer that `check` finds transiently wrong is asked for again.
+    pub(super) async fn send_checked(
+        &self,
+        ask: &Ask<'_>,
+        check: impl Fn(&HeaderMap, &Bytes) -> Result<(), Error>,
+    ) -> Result<Bytes, Error> {
+        let once = || async {
+            let (headers, bytes) = self.exchange(ask).await?;
+            check(&headers, &bytes)?;
+            Ok(bytes)
+        };
+        once.retry(self.backoff).when(self.while_time_is(Error::is_transient)).await
+    }
+
+    /// Which errors lead to another attempt, of attempts that begin now.
+    fn while_time_is(&self, when: impl Fn(&Error) -> bool) -> impl Fn(&Error) -> bool {
+        let (begun, limit) = (Instant::now(), self.settings.retry_timeout);
+        move |error| begun.elapsed() < limit && when(error)
     }
 
     pub(super) async fn send_once(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
@@ -85,19 +110,30 @@ impl Signer {
         let (head, body) = answer.into_parts();
         let mut stream = body.bytes_stream();
         let mut bytes = BytesMut::new();
-        while let Some(piece) = stream
-            .try_next()
-            .await
-            .map_err(|error| answer::transport(&error, self.address.endpoint()))?
-        {
+        let mut pace = Pace::new(self.settings.read_timeout);
+        // A long completion may take minutes, over which S3 sends a blank now and then.
+        let has_pace = ask.method == Method::GET;
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = stream.try_next() => next,
+                () = poll_fn(|cx| pace.poll_too_slow(cx)), if has_pace => {
+                    return Err(Error::unavailable("the bucket sends its answer too slowly"));
+                }
+            };
+            let next = next.map_err(|error| answer::transport(&error, self.address.endpoint()));
+            let Some(piece) = next? else { break };
+            pace.arrived(piece.len() as u64);
             if bytes.len() + piece.len() > ANSWER_LEN_MAX {
                 return Err(Error::unavailable("the bucket's answer is longer than any can be"));
             }
             bytes.extend_from_slice(&piece);
         }
         let bytes = bytes.freeze();
-        // S3 begins a long completion with 200 and may end it with an error in the body.
-        if head.status.is_success() && !answer::is_error(&bytes) {
+        // S3 begins a long completion with 200 and may end it with an error in the body. The body
+        // of an object may look like anything.
+        let is_object = ask.method == Method::GET && ask.key.is_some() && ask.query.is_empty();
+        if head.status.is_success() && (is_object || !answer::is_error(&bytes)) {
             return Ok((head.headers, bytes));
         }
         Err(answer::refusal(head.status, &head.headers, &bytes, &self.address, key))

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use millrace_object_source::{
     Bucket, Condition, EntryKind, Error, Metadata, Page, PosixAttributes, RequestClass, Tag,
-    UploadId, UploadedPart,
+    UploadId, UploadedPart, WHOLE_LEN_MAX,
 };
 use millrace_types::{MIB, Timestamp};
 
@@ -56,6 +56,18 @@ async fn whole_objects(bucket: &Bucket, prefix: &str) {
     assert_eq!(PosixAttributes::from_metadata(&head.metadata), attributes);
     assert_eq!(head.metadata.value("millrace-export-id"), Some("export-1"));
     assert_eq!(read(bucket, &key, 0, 1500, &tag).await, body.concat());
+    assert_eq!(bucket.get_whole(&key, 1500, &tag).await.unwrap(), body.concat());
+    let other = Tag::new("\"0123456789abcdef0123456789abcdef\"").unwrap();
+    let changed = bucket.get_whole(&key, 1500, &other).await;
+    assert!(matches!(changed, Err(Error::Changed { .. })), "{changed:?}");
+    let absent = bucket.get_whole(&format!("{prefix}whole/absent"), 10, &tag).await;
+    assert!(matches!(absent, Err(Error::NotFound { .. } | Error::Changed { .. })), "{absent:?}");
+    assert!(bucket.get_whole(&key, WHOLE_LEN_MAX + 1, &tag).await.is_err());
+    // An object may look like an answer of the server's own.
+    let odd = format!("{prefix}whole/odd");
+    let words = Bytes::from("<Error><Code>InternalError</Code></Error>");
+    let tag = put(bucket, &odd, &words, Condition::None).await.unwrap();
+    assert_eq!(bucket.get_whole(&odd, words.len() as u64, &tag).await.unwrap(), words);
     let empty = format!("{prefix}whole/empty");
     let tag = put(bucket, &empty, &Bytes::new(), Condition::None).await.unwrap();
     assert_eq!(bucket.head(&empty).await.unwrap().version.size, 0);

@@ -1,6 +1,5 @@
 //! One name asked for alone: HEAD of its key, and whether anything lies below `name/`.
 
-use futures::TryStreamExt;
 use millrace_object_source::{Bucket, Error, Head, PosixAttributes};
 use millrace_types::{ErrorKind, Failure, FileName, name::SYMLINK_LEN_MAX};
 
@@ -52,10 +51,6 @@ pub(super) async fn object(
     if !is_symlink(&attributes) || !(1..=SYMLINK_LEN_MAX as u64).contains(&size) {
         return Ok(found);
     }
-    let mut body = bucket.get_range(key, 0..size, &head.version.tag).await?;
-    let mut target = Vec::new();
-    while let Some(piece) = body.try_next().await? {
-        target.extend_from_slice(&piece);
-    }
-    Ok(found.into_symlink(target))
+    let target = bucket.get_whole(key, size, &head.version.tag).await?;
+    Ok(found.into_symlink(target.to_vec()))
 }

@@ -14,7 +14,6 @@
 
 use std::sync::Arc;
 
-use futures::TryStreamExt;
 use millrace_object_source::{
     Bucket, Condition, Error as BucketError, ObjectVersion, PosixAttributes, Tag,
 };
@@ -382,10 +381,6 @@ async fn holds(bucket: &Bucket, key: &str, target: &[u8]) -> Result<bool, Failur
     if head.version.size != target.len() as u64 {
         return Ok(false);
     }
-    let mut body = bucket.get_range(key, 0..head.version.size, &head.version.tag).await?;
-    let mut bytes = Vec::new();
-    while let Some(piece) = body.try_next().await? {
-        bytes.extend_from_slice(&piece);
-    }
-    Ok(bytes == target)
+    let bytes = bucket.get_whole(key, head.version.size, &head.version.tag).await?;
+    Ok(*bytes == *target)
 }

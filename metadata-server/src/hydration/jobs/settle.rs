@@ -36,7 +36,6 @@ pub(super) struct Export {
     pub(super) link: LinkId,
     pub(super) key: String,
     replaces: Option<String>,
-    upload_id: Option<String>,
 }
 
 impl Export {
@@ -48,7 +47,6 @@ impl Export {
             link: record.link,
             key: record.key,
             replaces: record.replaces,
-            upload_id: record.upload_id,
         }
     }
 
@@ -81,14 +79,21 @@ pub(super) async fn look(
     }
 }
 
-/// Forgets an export that made nothing.
+/// Forgets an export that made nothing; not before the bucket has forgotten its upload.
 pub(super) async fn give_up<E: Environment>(
     environment: &Arc<E>,
     bucket: &Bucket,
     export: &Export,
 ) -> Result<(), Failure> {
-    if let Some(id) = &export.upload_id {
-        bucket.abort_upload(&export.key, &UploadId::new(id.clone())?).await?;
+    let (inode, id) = (export.inode, export.id);
+    // The upload began after the export did, and perhaps could not be aborted then.
+    let upload = environment.read(move |view| {
+        let record: Option<records::Export> =
+            records::read(view, &keys::export(inode)).map_err(broken)?;
+        Ok(record.filter(|record| record.id == id).and_then(|record| record.upload_id))
+    });
+    if let Some(id) = upload.await? {
+        bucket.abort_upload(&export.key, &UploadId::new(id)?).await?;
     }
     let abort = Command::AbortExport { inode: export.inode, export: export.id };
     environment.execute(abort, true).await.map(|_| ())

@@ -63,3 +63,17 @@ fn an_error_inside_a_success_is_found() {
     assert!(is_error(b"<?xml version=\"1.0\"?>\n\n<Error><Code>InternalError</Code></Error>"));
     assert!(!is_error(b"<CompleteMultipartUploadResult><ETag>x</ETag>"));
 }
+
+#[test]
+fn a_refusal_to_go_on_with_a_body_is_what_it_would_be_at_its_beginning() {
+    use object_store::Error as Store;
+    let path = || "k".to_owned();
+    let told =
+        |inner: Store| translate(Store::Generic { store: "S3", source: Box::new(inner) }, "k");
+    let error = told(Store::PermissionDenied { path: path(), source: "403".into() });
+    assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+    let error = told(Store::Precondition { path: path(), source: "412".into() });
+    assert!(matches!(error, Error::Changed { .. }), "{error:?}");
+    let error = told(Store::NotFound { path: path(), source: "404".into() });
+    assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
+}

@@ -1,0 +1,108 @@
+//! Whether the bytes of a whole object are those that the bucket has.
+//!
+//! Checksums come for whole objects only, never for ranges of them. S3's own CRC32C is believed
+//! always. An entity tag is the MD5 of the bytes only if the object was put whole and is not
+//! encrypted with a key of somebody's own, and some servers have yet other tags that look the same:
+//! a mismatch with it is a reason to ask once more, and proves nothing once it repeats.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use http::HeaderMap;
+use md5::{Digest as _, Md5};
+use millrace_types::Crc32c;
+
+use crate::Tag;
+
+/// What an answer says of its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// They match a checksum of the bucket.
+    Right,
+    /// It has none that is known here.
+    Unknown,
+    /// They do not match its checksum.
+    Wrong,
+    /// They have this MD5, and the entity tag looks like another one.
+    Unlike([u8; 16]),
+}
+
+const CRC32C: &str = "x-amz-checksum-crc32c";
+const KIND: &str = "x-amz-checksum-type";
+const ENCRYPTION: &str = "x-amz-server-side-encryption";
+const CUSTOMER_KEY: &str = "x-amz-server-side-encryption-customer-algorithm";
+
+/// Checks the bytes of a whole object; against its entity tag only if `tags` says so, since MD5
+/// costs as much CPU as the rest of the way of these bytes together.
+pub(super) fn verify(headers: &HeaderMap, tag: &Tag, tags: bool, bytes: &[u8]) -> Verdict {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    // That of an object put by parts may be one of the parts' checksums.
+    let whole = text(KIND).is_none_or(|kind| kind == "FULL_OBJECT");
+    if let Some(told) = text(CRC32C).filter(|_| whole).and_then(crc32c) {
+        return if told == Crc32c::of(bytes) { Verdict::Right } else { Verdict::Wrong };
+    }
+    let plain =
+        text(ENCRYPTION).is_none_or(|kind| kind == "AES256") && text(CUSTOMER_KEY).is_none();
+    match md5_of(tag).filter(|_| plain && tags) {
+        None => Verdict::Unknown,
+        Some(told) => {
+            let found: [u8; 16] = Md5::digest(bytes).into();
+            if told == found { Verdict::Right } else { Verdict::Unlike(found) }
+        }
+    }
+}
+
+/// `None` for what is no checksum of a whole, such as `4BytesInBase64==-3`.
+fn crc32c(text: &str) -> Option<Crc32c> {
+    let bytes: [u8; 4] = STANDARD.decode(text).ok()?.try_into().ok()?;
+    Some(Crc32c(u32::from_be_bytes(bytes)))
+}
+
+fn md5_of(tag: &Tag) -> Option<[u8; 16]> {
+    let text = tag.as_str().strip_prefix('"')?.strip_suffix('"')?;
+    if text.len() != 32 || !text.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    const MD5_OF_HELLO: &str = "\"5d41402abc4b2a76b9719d911017c592\"";
+    const CRC32C_OF_HELLO: &str = "mnG7TA==";
+
+    fn of(tag: &str, headers: &[(&'static str, &'static str)], bytes: &[u8]) -> Verdict {
+        let pair =
+            |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
+        let headers: HeaderMap = headers.iter().map(pair).collect();
+        verify(&headers, &Tag::new(tag).unwrap(), true, bytes)
+    }
+
+    #[test]
+    fn a_checksum_of_the_whole_decides() {
+        let told = [(CRC32C, CRC32C_OF_HELLO)];
+        assert_eq!(of("\"x\"", &told, b"hello"), Verdict::Right);
+        assert_eq!(of(MD5_OF_HELLO, &told, b"hellp"), Verdict::Wrong);
+        let whole = [(CRC32C, CRC32C_OF_HELLO), (KIND, "FULL_OBJECT")];
+        assert_eq!(of("\"x\"", &whole, b"hellp"), Verdict::Wrong);
+        let parts = [(CRC32C, CRC32C_OF_HELLO), (KIND, "COMPOSITE")];
+        assert_eq!(of("\"x-2\"", &parts, b"hellp"), Verdict::Unknown);
+        assert_eq!(of("\"x-2\"", &[(CRC32C, "mnG7TA==-2")], b"hellp"), Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_tag_is_a_digest_only_where_it_can_be_one() {
+        assert_eq!(of(MD5_OF_HELLO, &[], b"hello"), Verdict::Right);
+        assert!(matches!(of(MD5_OF_HELLO, &[], b"hellp"), Verdict::Unlike(_)));
+        assert_eq!(of(MD5_OF_HELLO, &[(ENCRYPTION, "aws:kms")], b"hellp"), Verdict::Unknown);
+        assert_eq!(of(MD5_OF_HELLO, &[(CUSTOMER_KEY, "AES256")], b"hellp"), Verdict::Unknown);
+        assert!(matches!(of(MD5_OF_HELLO, &[(ENCRYPTION, "AES256")], b"x"), Verdict::Unlike(_)));
+        for tag in ["\"5d41402abc4b2a76b9719d911017c592-2\"", "\"abc\"", "5d41402a"] {
+            assert_eq!(of(tag, &[], b"hellp"), Verdict::Unknown, "{tag}");
+        }
+        let tag = Tag::new(MD5_OF_HELLO).unwrap();
+        assert_eq!(verify(&HeaderMap::new(), &tag, false, b"hellp"), Verdict::Unknown);
+    }
+}
