@@ -283,7 +283,7 @@ fn below(
 }
 
 /// The feature level from which on what was removed below a link stays removed although its
-/// directory is made anew, and symbolic links stay removed.
+/// directory is made anew, symbolic links stay removed, and files that were moved are known.
 pub(super) const REMOVED_STAYS_LEVEL: u32 = 6;
 
 /// A new inode gets the group of a directory that says so.

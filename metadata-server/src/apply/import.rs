@@ -108,6 +108,7 @@ fn add(
             return Ok(());
         }
         tx.delete(keys::whiteout(parent.id, entry.name.as_bytes()));
+        tx.delete(keys::moved_file(parent.id, entry.name.as_bytes()));
     }
     let mut inode = build(tx, parent, entry)?;
     add_name(tx, parent, &mut inode, &entry.name)?;

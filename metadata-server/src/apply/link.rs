@@ -5,7 +5,7 @@ use millrace_types::{ErrorKind, LinkId, Timestamp};
 
 use super::{
     ApplyError, Transaction,
-    remove::{drop_name, take_entry},
+    remove::{drop_name, forget_whiteouts, take_entry},
 };
 use crate::{
     command::{AddLink, BATCH_MAX, ForgetEntries, Outcome, SetLinkOptions},
@@ -30,7 +30,7 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddLink) -> Result<Outcome, Ap
         Some(LinkedDirectory { link: id, prefix: add.prefix.clone(), listed: None::<Timestamp> });
     inode.changed = tx.time;
     // Names that were imported through an earlier link are no reason to hide this one's.
-    tx.delete_all(&keys::whiteouts(inode.id))?;
+    forget_whiteouts(tx, inode.id)?;
     tx.put_inode(&inode);
     let record = LinkRecord {
         directory: inode.id,
@@ -89,7 +89,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, Ap
     if let Some(mut inode) = tree::find(tx, record.directory)? {
         inode.directory_mut()?.linked = None;
         inode.changed = tx.time;
-        tx.delete_all(&keys::whiteouts(inode.id))?;
+        forget_whiteouts(tx, inode.id)?;
         tx.put_inode(&inode);
     }
     tx.delete(keys::link(id));

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use millrace_protocol::target::ContentName;
 use millrace_types::{ContentGeneration, ErrorKind, InodeId, Layout, SessionId, TargetId};
 
-use super::{ApplyError, Transaction, trust};
+use super::{ApplyError, Transaction, remove, trust};
 use crate::{
     command::{BATCH_MAX, Outcome, ReclaimOrphans},
     namespace::{Body, Inode, tree},
@@ -54,7 +54,7 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result
             tx.delete(keys::conflict(inode.id));
             tx.delete(keys::nameable(inode.id));
         }
-        Body::Directory(_) => tx.delete_all(&keys::whiteouts(inode.id))?,
+        Body::Directory(_) => remove::forget_whiteouts(tx, inode.id)?,
         Body::Symlink(_) | Body::Special => {}
     }
     if inode.xattr_bytes > 0 {

@@ -1,6 +1,6 @@
 //! Removes names: unlink and rmdir.
 
-use millrace_types::{ErrorKind, FileName, SessionId};
+use millrace_types::{ErrorKind, FileName, InodeId, SessionId};
 
 use super::{
     ApplyError, Transaction,
@@ -71,18 +71,32 @@ pub(super) fn leave_whiteout(
     if directory.linked.is_none() {
         return Ok(());
     }
-    let links_stay = tx.file_system()?.feature_level >= REMOVED_STAYS_LEVEL;
+    let is_new = tx.file_system()?.feature_level >= REMOVED_STAYS_LEVEL;
     let tag = match &inode.body {
         Body::File(file) => file.origin.as_ref().map(|origin| origin.tag.clone()),
         Body::Directory(body) => body.linked.as_ref().map(|_| String::new()),
         // Nobody knows which object it came from, or whether from any.
-        Body::Symlink(_) if links_stay => Some(String::new()),
+        Body::Symlink(_) if is_new => Some(String::new()),
         Body::Symlink(_) | Body::Special => None,
     };
-    if let Some(tag) = tag {
-        tx.put(keys::whiteout(parent.id, name.as_bytes()), &Whiteout { tag });
+    let Some(tag) = tag else { return Ok(()) };
+    tx.put(keys::whiteout(parent.id, name.as_bytes()), &Whiteout { tag });
+    // While it has other names, or another one now, it may need the object.
+    let moved = keys::moved_file(parent.id, name.as_bytes());
+    match &inode.body {
+        Body::File(_) if is_new => tx.put_bytes(moved, inode.id.0.to_be_bytes().into()),
+        _ => tx.delete(moved),
     }
     Ok(())
+}
+
+/// Forgets which imported names of a directory were removed.
+pub(super) fn forget_whiteouts(
+    tx: &mut Transaction<'_>,
+    directory: InodeId,
+) -> Result<(), ApplyError> {
+    tx.delete_all(&keys::whiteouts(directory))?;
+    Ok(tx.delete_all(&keys::moved_files(directory))?)
 }
 
 /// Takes an entry out of a directory and counts it there; the caller stores the directory.
@@ -106,7 +120,7 @@ pub(super) fn take_entry(
 pub(super) fn drop_name(
     tx: &mut Transaction<'_>,
     mut inode: Inode,
-    parent: millrace_types::InodeId,
+    parent: InodeId,
     name: &FileName,
     readers: &[SessionId],
 ) -> Result<(), ApplyError> {
@@ -126,7 +140,7 @@ pub(super) fn drop_name(
 pub(super) fn forget_parent(
     tx: &mut Transaction<'_>,
     inode: &mut Inode,
-    parent: millrace_types::InodeId,
+    parent: InodeId,
     name: &FileName,
 ) -> Result<(), ApplyError> {
     let gone = ParentLink { directory: parent, name: name.clone() };

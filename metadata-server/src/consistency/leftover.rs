@@ -23,7 +23,7 @@ pub enum Verdict {
 }
 
 /// The tables that are looked at here, by the first byte of their keys.
-pub const TABLES: &[u8] = b"CNOQRUVWXYEabc";
+pub const TABLES: &[u8] = b"CNOQRUVWXYEabcf";
 
 /// What is wrong with one record of [`TABLES`].
 pub(super) fn flaw(view: &dyn View, key: &[u8], value: &[u8]) -> Result<Option<Flaw>, StoreError> {
@@ -62,7 +62,7 @@ pub fn verdict(
             let known = view.get(&keys::session(session))?.is_some();
             remove_unless(known, || format!("it is of session {session}, which has ended"))
         }
-        Some(table @ (b'U' | b'V' | b'E' | b'W' | b'X' | b'b' | b'c')) => {
+        Some(table @ (b'U' | b'V' | b'E' | b'W' | b'X' | b'b' | b'c' | b'f')) => {
             of_inode(view, *table, key)
         }
         _ => Ok(None),
@@ -152,7 +152,7 @@ fn of_inode(
     let right = match table {
         b'U' => file.is_some_and(|file| file.state == ObjectState::Conflict),
         b'V' | b'E' => file.is_some(),
-        b'W' => inode.as_ref().is_some_and(Inode::is_directory),
+        b'W' | b'f' => inode.as_ref().is_some_and(Inode::is_directory),
         b'b' => inode.as_ref().is_some_and(|inode| inode.parent.is_none()),
         _ => inode.is_some(),
     };
@@ -160,7 +160,7 @@ fn of_inode(
         b'U' => "is listed as in conflict, and is not",
         b'V' => "has a shrink that targets must hear of, and is no file",
         b'E' => "has an upload under way, and is no file",
-        b'W' => "has removed names of a bucket, and is no directory",
+        b'W' | b'f' => "has removed names of a bucket, and is no directory",
         b'c' => "is pinned, and does not exist",
         b'b' => "may get its first name, and has one or does not exist",
         _ => "has an extended attribute, and does not exist",

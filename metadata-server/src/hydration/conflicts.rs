@@ -101,26 +101,35 @@ async fn check_whole<E: Environment>(
     body: &FileBody,
     path: &str,
 ) -> Result<(), Failure> {
-    if body.origin_length == 0 || body.inline.is_some() {
+    let missing = missing(environment, file, body).await?;
+    if missing.0 == 0 {
         return Ok(());
+    }
+    Err(Failure::new(
+        ErrorKind::Lost,
+        format!(
+            "{missing} of {path} were never fetched, and the version that they belong to is no \
+             longer in the bucket: copy what can be read, or keep the bucket's version"
+        ),
+    ))
+}
+
+/// How many bytes of a file are nowhere but in its object. Holes count as well: nobody can tell
+/// them from bytes that were never fetched.
+pub(super) async fn missing<E: Environment>(
+    environment: &E,
+    file: &Inode,
+    body: &FileBody,
+) -> Result<ByteLen, Failure> {
+    if body.origin_length == 0 || body.inline.is_some() {
+        return Ok(ByteLen(0));
     }
     let name = ContentName { inode: file.id, generation: body.generation };
     let map = environment.map().await?;
     let present = presence(environment, &map, vec![name]).await?;
     let held = present.get(&name).copied().unwrap_or_default();
     let here = held.clean.0.saturating_add(held.written.0).saturating_add(held.zero.0);
-    let missing = file.size.saturating_sub(here);
-    if missing == 0 {
-        return Ok(());
-    }
-    Err(Failure::new(
-        ErrorKind::Lost,
-        format!(
-            "{} of {path} were never fetched, and the version that they belong to is no longer in \
-             the bucket: copy what can be read, or keep the bucket's version",
-            ByteLen(missing)
-        ),
-    ))
+    Ok(ByteLen(file.size.saturating_sub(here)))
 }
 
 fn in_words(failure: Failure, path: &str) -> Failure {

@@ -36,6 +36,7 @@
 //! | `c`   | inode 8                       | empty: a file or directory that is pinned          |
 //! | `d`   | job 8                         | [`SelectionRecord`]: a job over a part of its tree |
 //! | `e`   | target 8                      | [`LostTarget`]: a target that was given up         |
+//! | `f`   | directory 8, name             | inode 8: which file had the name of a whiteout     |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`DistrustRecord`]: super::records::DistrustRecord
@@ -346,6 +347,18 @@ pub fn whiteouts(directory: InodeId) -> Vec<u8> {
 #[must_use]
 pub fn whiteout(directory: InodeId, name: &[u8]) -> Vec<u8> {
     key!(b'W', directory.0.to_be_bytes(), name)
+}
+
+/// All files that had removed imported names of a directory.
+#[must_use]
+pub fn moved_files(directory: InodeId) -> Vec<u8> {
+    key!(b'f', directory.0.to_be_bytes())
+}
+
+/// The file that had a removed imported name. It may be gone since.
+#[must_use]
+pub fn moved_file(directory: InodeId, name: &[u8]) -> Vec<u8> {
+    key!(b'f', directory.0.to_be_bytes(), name)
 }
 
 /// All extended attributes of an inode.

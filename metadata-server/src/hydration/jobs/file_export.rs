@@ -17,7 +17,10 @@ use std::sync::Arc;
 use millrace_object_source::{
     Bucket, Condition, Error as BucketError, ObjectVersion, PosixAttributes, Tag,
 };
-use millrace_protocol::{capability::Content, cluster::LinkMode};
+use millrace_protocol::{
+    capability::{Content, Origin},
+    cluster::LinkMode,
+};
 use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId};
 use tokio::sync::Semaphore;
 
@@ -29,10 +32,11 @@ use super::{
 use crate::{
     command::{BeginExport, Command, Outcome},
     hydration::{
+        conflicts::missing,
         destination::{Destination, destination},
         import::broken,
         parts::PartPlan,
-        walk::refused,
+        walk::{path_of, refused},
     },
     namespace::{Body, FileBody, Inode, ObjectState, tree},
     store::{
@@ -52,6 +56,8 @@ pub(super) struct Source {
     pub(super) destination: Destination,
     /// Tag of the object whose name was removed here, or replaced by this file.
     removed: Option<String>,
+    /// The file that had the name then.
+    moved: Option<InodeId>,
 }
 
 /// Exports one regular file, if the bucket lacks its content.
@@ -67,6 +73,9 @@ pub(super) async fn run<E: Environment>(
         let mut source = read_source(context, inode).await?;
         if forgotten {
             source.removed = None;
+        }
+        if own_version(&source).is_none() {
+            check_not_needed(context, &source).await?;
         }
         let size = source.inode.size;
         let needed = is_needed(&source);
@@ -221,7 +230,9 @@ async fn lost<E: Environment>(
     failure: Failure,
 ) -> Result<Attempt, Failure> {
     if let Err(error) = settle::give_up(context.environment, bucket, export).await {
+        // The file's next export does that first.
         tracing::warn!(key = %export.key, %error, "an upload cannot be given up now");
+        return Err(failure);
     }
     let replaces = replaced(source).is_some();
     match failure.kind {
@@ -351,8 +362,8 @@ async fn read_source<E: Environment>(
             return Err(ErrorKind::InvalidArgument.into());
         };
         let destination = destination(view, &inode)?;
-        let removed = removed(view, &inode)?;
-        Ok(Source { body: (**body).clone(), content, destination, removed, inode })
+        let (removed, moved) = (removed(view, &inode)?, moved(view, &inode)?);
+        Ok(Source { body: (**body).clone(), content, destination, removed, moved, inode })
     });
     query.await
 }
@@ -363,6 +374,47 @@ fn removed(view: &dyn View, inode: &Inode) -> Result<Option<String>, Failure> {
     let key = keys::whiteout(parent.directory, parent.name.as_bytes());
     let whiteout: Option<Whiteout> = records::read(view, &key).map_err(broken)?;
     Ok(whiteout.map(|whiteout| whiteout.tag).filter(|tag| !tag.is_empty()))
+}
+
+/// The file that had the inode's name before, if it was imported.
+fn moved(view: &dyn View, inode: &Inode) -> Result<Option<InodeId>, Failure> {
+    let Some(parent) = &inode.parent else { return Ok(None) };
+    let key = keys::moved_file(parent.directory, parent.name.as_bytes());
+    let value = view.get(&key).map_err(broken)?;
+    let id = value.and_then(|value| value.as_slice().try_into().ok().map(u64::from_be_bytes));
+    Ok(id.map(InodeId))
+}
+
+/// Refuses to replace an object that a file still needs which was moved away from it: bytes that
+/// were never fetched would be gone.
+async fn check_not_needed<E: Environment>(
+    context: &Context<'_, E>,
+    source: &Source,
+) -> Result<(), Failure> {
+    let (Some(removed), Some(id)) = (&source.removed, source.moved) else { return Ok(()) };
+    let query = context.environment.read(move |view| tree::find(view, id).map_err(broken));
+    let Some(other) = query.await?.filter(|other| other.id != source.inode.id) else {
+        return Ok(());
+    };
+    let Body::File(body) = &other.body else { return Ok(()) };
+    let needs = |origin: &Origin| source.destination.is_of(origin) && origin.tag == *removed;
+    if !body.origin.as_ref().is_some_and(needs) {
+        return Ok(());
+    }
+    let missing = missing(&**context.environment, &other, body).await?;
+    if missing.0 == 0 {
+        return Ok(());
+    }
+    let path = path_of(&**context.environment, &other).await;
+    Err(Failure::new(
+        ErrorKind::Conflict,
+        format!(
+            "{} was moved away from {}, and {missing} of it are nowhere but in the object there: \
+             hydrate or export it before this file replaces the object",
+            path.escape_ascii(),
+            source.destination.key,
+        ),
+    ))
 }
 
 fn check_mode(destination: &Destination) -> Result<(), Failure> {

@@ -77,10 +77,11 @@ async fn a_renamed_file_never_follows_what_takes_its_old_place() {
     world.put("latest", b"first");
     list(&world, "/data").await;
     rename(&world, "/data/latest", "/data/old").await;
+    let old = world.find("/data/old").await.unwrap();
     world.write("/data/latest", b"second version").await;
+    world.server.present.lock().unwrap().insert(old.id, 5);
     world.export("/data/latest").await;
     assert_eq!(fs::read(world.object("latest")).unwrap(), b"second version");
-    let old = world.find("/data/old").await.unwrap();
 
     // A lookup, a reader who finds that the object is another, and a whole import look at it.
     world.hydration.importer.object(old.id).await.unwrap();
@@ -93,6 +94,40 @@ async fn a_renamed_file_never_follows_what_takes_its_old_place() {
     let told = world.hydration.importer.object(old.id).await.unwrap_err();
     assert_eq!(told.kind, ErrorKind::ObjectChanged);
     assert_eq!(world.find("/data/old").await.unwrap().size, 5, "it is still there");
+}
+
+#[tokio::test]
+async fn an_object_stays_while_a_file_that_was_moved_away_still_needs_it() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for key in ["latest", "other"] {
+        world.put(key, b"first");
+    }
+    let data = list(&world, "/data").await;
+    rename(&world, "/data/latest", "/data/old").await;
+    let old = world.find("/data/old").await.unwrap();
+    world.server.present.lock().unwrap().insert(old.id, 4);
+    world.write("/data/latest", b"second version").await;
+    let job = world.job(JobKind::Export, "/data/latest").await;
+    let failure = &job.failures[0].failure;
+    assert_eq!(failure.kind, ErrorKind::Conflict);
+    assert!(failure.message.contains("/data/old") && failure.message.contains("1 B"), "{failure}");
+    assert_eq!(fs::read(world.object("latest")).unwrap(), b"first");
+    // A file of two names that loses the first one needs it as much.
+    let inode = world.find("/data/other").await.unwrap().id;
+    let link = command::MakeLink { caller: ROOT, inode, parent: data, name: name("second") };
+    world.server.execute(Command::MakeLink(link), false).await.unwrap();
+    remove(&world, "/data/other", false).await;
+    world.write("/data/other", b"another").await;
+    let job = world.job(JobKind::Export, "/data/other").await;
+    assert!(job.failures[0].failure.message.contains("/data/second"), "{:?}", job.failures);
+
+    // Once it is here the object may go, and once it is gone nobody needs it.
+    world.server.present.lock().unwrap().insert(old.id, 5);
+    world.export("/data/latest").await;
+    assert_eq!(fs::read(world.object("latest")).unwrap(), b"second version");
+    remove(&world, "/data/second", false).await;
+    world.export("/data/other").await;
+    assert_eq!(fs::read(world.object("other")).unwrap(), b"another");
 }
 
 #[tokio::test]

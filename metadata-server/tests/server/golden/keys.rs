@@ -37,6 +37,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("conflict", keys::conflict(INODE)),
         Sample::key("trim", keys::trim(INODE)),
         Sample::key("whiteout", keys::whiteout(INODE, b"name \xff")),
+        Sample::key("moved_file", keys::moved_file(INODE, b"name \xff")),
         Sample::key("nameable", keys::nameable(INODE)),
         Sample::key("pin", keys::pin(INODE)),
         Sample::key("lost_target", keys::lost_target(TARGET)),
