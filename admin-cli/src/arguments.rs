@@ -6,12 +6,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValuePars
 use millrace_protocol::admin::AttributeSource;
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
+mod bucket;
 mod fsck;
 mod job;
 mod metadata;
 mod pin;
 mod target;
 
+pub use bucket::{ConflictsCommand, LinkCheckArguments};
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
 pub use job::{SelectArguments, StartArguments};
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
@@ -98,6 +100,9 @@ pub enum Command {
     /// Decide a conflict: which version of a file that changed here and in its bucket stays
     #[command(after_help = RESOLVE_HELP)]
     Resolve(ResolveArguments),
+    /// List the files that changed here and in their buckets, and decide which version stays
+    #[command(subcommand)]
+    Conflicts(ConflictsCommand),
     /// Show how a file stands against its bucket, or count the files of a directory by state
     #[command(after_help = STATE_HELP)]
     State(PathArgument),
@@ -266,6 +271,9 @@ pub enum LinkCommand {
     Add(LinkAddArguments),
     /// List the links
     List,
+    /// Have every host try the bucket of a link, and tell in words what is wrong
+    #[command(after_help = bucket::LINK_CHECK_HELP)]
+    Check(LinkCheckArguments),
     /// Set how a link follows its bucket
     #[command(after_help = LINK_SET_HELP)]
     Set(LinkSetArguments),

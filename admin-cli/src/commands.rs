@@ -4,6 +4,7 @@
 
 pub(crate) mod cluster_init;
 pub(crate) mod cluster_invite;
+pub(crate) mod conflicts_list;
 pub(crate) mod dev_down;
 pub(crate) mod dev_status;
 pub(crate) mod dev_up;
@@ -13,6 +14,7 @@ pub(crate) mod job_list;
 pub(crate) mod job_retry;
 pub(crate) mod job_show;
 pub(crate) mod link_add;
+pub(crate) mod link_check;
 pub(crate) mod link_list;
 pub(crate) mod link_remove;
 pub(crate) mod link_set;

@@ -32,8 +32,8 @@ mod watch;
 pub use settings::AdminSettings;
 
 use arguments::{
-    Cli, ClusterCommand, Command, DevCommand, JobCommand, LinkCommand, MetadataCommand,
-    StripeCommand, TargetCommand,
+    Cli, ClusterCommand, Command, ConflictsCommand, DevCommand, JobCommand, LinkCommand,
+    MetadataCommand, StripeCommand, TargetCommand,
 };
 use context::Context;
 use exit::{Exit, Misuse};
@@ -102,6 +102,9 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Link(LinkCommand::Add(arguments)) => {
             commands::link_add::run(context, arguments).await
         }
+        Command::Link(LinkCommand::Check(arguments)) => {
+            commands::link_check::run(context, arguments).await
+        }
         Command::Link(LinkCommand::List) => commands::link_list::run(context).await,
         Command::Link(LinkCommand::Set(arguments)) => {
             commands::link_set::run(context, arguments).await
@@ -126,7 +129,10 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
             None => commands::pin::list(context).await,
         },
         Command::Unpin(arguments) => commands::pin::set(context, &arguments.path, false).await,
-        Command::Resolve(arguments) => commands::resolve::run(context, arguments).await,
+        Command::Conflicts(ConflictsCommand::List) => commands::conflicts_list::run(context).await,
+        Command::Resolve(arguments) | Command::Conflicts(ConflictsCommand::Resolve(arguments)) => {
+            commands::resolve::run(context, arguments).await
+        }
         Command::State(arguments) => commands::state::run(context, arguments).await,
         Command::Target(command) => dispatch_target(context, command).await,
         Command::Fsck(command) => commands::fsck::run(context, command).await,

@@ -15,11 +15,15 @@ use serde::Serialize;
 
 use crate::output::{path_text, time_text};
 
+mod bucket;
 mod fsck;
 mod pin;
 mod selection;
 mod target;
 
+#[cfg(test)]
+pub(crate) use bucket::HostCheckReport;
+pub(crate) use bucket::{ConflictReport, LinkCheckReport};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use selection::SelectionReport;

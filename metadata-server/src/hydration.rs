@@ -21,6 +21,7 @@ use millrace_protocol::{
         AddLink, CancelJob, Job, LinkOptions, LinkStatus, RemoveLink, ResolveConflict,
         ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
+    bucket::{CheckLink, CheckLinkReply},
     selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
 };
@@ -157,6 +158,14 @@ impl<E: Environment> Hydration<E> {
     /// When the directory is not the top of a link.
     pub async fn set_link_options(&self, request: &SetLinkOptions) -> Result<LinkOptions, Failure> {
         links::set_options(&*self.environment, &self.importer, request).await
+    }
+
+    /// Has every host that needs the bucket of a link try it.
+    ///
+    /// # Errors
+    /// When the directory is not the top of a link.
+    pub async fn check_link(&self, request: &CheckLink) -> Result<CheckLinkReply, Failure> {
+        links::check(&*self.environment, &self.importer, request).await
     }
 
     /// How all links follow their buckets.

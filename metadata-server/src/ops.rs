@@ -32,6 +32,7 @@ pub mod access;
 pub mod admin;
 pub mod cluster;
 pub mod commit;
+pub mod conflicts;
 pub mod create;
 pub mod directory;
 pub mod fsck;

@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use millrace_protocol::{
-    Request, RequestKind, admin, cluster, metadata,
+    Request, RequestKind, admin, bucket, cluster, metadata,
     session::{self, Role},
 };
 use millrace_runtime::Shutdown;
@@ -408,6 +408,8 @@ impl MetadataService {
             RequestKind::SetLayout => self.run(call, Synced, ops::admin::set_layout).await,
             RequestKind::SetPin => self.run(call, Synced, ops::release::set_pin).await,
             RequestKind::ListPins => self.run(call, Written, ops::release::pins).await,
+            RequestKind::ListConflicts => self.run(call, Written, ops::conflicts::list).await,
+            RequestKind::CheckLink => self.hydrate::<bucket::CheckLink>(call).await,
             RequestKind::ListLinks => self.run(call, Written, ops::admin::links).await,
             RequestKind::ListJobs => self.run(call, Written, ops::job::list).await,
             RequestKind::ShowJob => self.run(call, Written, ops::job::show).await,

@@ -188,3 +188,44 @@ fn a_forbidden_an_absent_and_an_unreachable_bucket_are_refused_with_what_to_do()
     assert_eq!(fs::read(denied.mount().join("x/object"))?, b"body");
     Ok(())
 }
+
+#[test]
+fn an_operator_sees_who_reaches_a_bucket_and_what_changed_on_both_sides() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.put("set/file", b"first")?;
+    let proxy = Proxy::for_endpoint(&bucket.endpoint())?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let endpoint = proxy.endpoint();
+    let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+    cluster.cli(&[&add[..], &["--endpoint", &endpoint]].concat())?.ok()?;
+    let checked = cluster.json(&["link", "check"])?;
+    let hosts = checked[0]["hosts"].as_array().context("a list")?;
+    ensure!(checked[0]["usable"] == true && hosts.len() == 3, "{checked}");
+    ensure!(hosts.iter().all(|host| host["error"].is_null()), "{checked}");
+    proxy.set(Weather::Down);
+    let said = cluster.cli(&["link", "check", "mr:/set"])?;
+    ensure!(said.code == Some(1) && said.stdout.contains("cannot be read and written"), "{said}");
+    ensure!(
+        said.stdout.matches(&endpoint).count() == 3,
+        "each host says whom it cannot reach: {said}"
+    );
+    let other = cluster.cli(&["link", "check", "mr:/"])?;
+    ensure!(
+        other.code == Some(1) && other.stderr.contains("not the directory of a link"),
+        "{other}"
+    );
+    proxy.set(Weather::Fair);
+
+    let file = cluster.mount().join("set/file");
+    fs::write(&file, b"written here")?;
+    ensure!(cluster.json(&["conflicts", "list"])? == serde_json::json!([]));
+    bucket.put("set/file", b"written there")?;
+    cluster.cli(&["import", "mr:/set", "--wait"])?.ok()?;
+    let listed = cluster.json(&["conflicts", "list"])?;
+    let (path, size, key) = (&listed[0]["path"], &listed[0]["size_bytes"], &listed[0]["key"]);
+    ensure!(*path == "/set/file" && *size == 12 && *key == "set/file", "{listed}");
+    cluster.cli(&["conflicts", "resolve", "mr:/set/file", "--keep", "bucket"])?.ok()?;
+    ensure!(cluster.cli(&["conflicts", "list"])?.ok()?.contains("no conflicts"));
+    ensure!(fs::read(&file)? == b"written there");
+    Ok(())
+}

@@ -62,8 +62,8 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, backup, cluster, control, fsck, lease, lock, loss, metadata, release, selection,
-    session, storage, target, upkeep,
+    access, admin, backup, bucket, cluster, control, fsck, lease, lock, loss, metadata, release,
+    selection, session, storage, target, upkeep,
 };
 
 requests! {
@@ -267,6 +267,11 @@ requests! {
     ShowSelection = 0x0643, selection::ShowSelection => selection::SelectionReply;
     /// Starts a job once more.
     RetryJob = 0x0644, selection::RetryJob => admin::JobReply;
+
+    /// Has every host that needs the bucket of a link try it.
+    CheckLink = 0x0650, bucket::CheckLink => bucket::CheckLinkReply;
+    /// Files that changed here and in their buckets.
+    ListConflicts = 0x0651, bucket::ListConflicts => bucket::ConflictsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -7,11 +7,12 @@
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
 //! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`], [`upkeep`],
-//! [`loss`], [`fsck`], [`backup`], [`control`].
+//! [`loss`], [`bucket`], [`fsck`], [`backup`], [`control`].
 
 pub mod access;
 pub mod admin;
 pub mod backup;
+pub mod bucket;
 pub mod capability;
 pub mod cluster;
 pub mod codec;

@@ -1,12 +1,17 @@
 //! Adds, lists and removes links.
 
-use std::{fmt::Write, sync::Arc, time::Duration};
+use std::{
+    fmt::Write,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::{StreamExt, stream};
 use millrace_protocol::{
     admin::{
         AddLink, AttributeSource, LinkOptions, LinkStatus, PathBytes, RemoveLink, SetLinkOptions,
     },
+    bucket::{CheckLink, CheckLinkReply, HostCheck},
     cluster::{Bucket, Host, LinkMode},
     metadata::NewNode,
     session::Caller,
@@ -24,7 +29,7 @@ use crate::{
     namespace::{Body, Inode, ObjectState, tree},
     store::{
         View, keys,
-        records::{JobRecord, LinkRecord},
+        records::{self, JobRecord, LinkRecord},
     },
 };
 
@@ -177,6 +182,27 @@ pub async fn remove<E: Environment>(
     environment.execute(Command::RemoveLink(link), true).await.map(|_| ())
 }
 
+/// Has every host that needs the bucket of a link try it now.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] when the directory is not the top of a link. What hosts find is in the
+/// reply.
+pub async fn check<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &CheckLink,
+) -> Result<CheckLinkReply, Failure> {
+    let link = link_at(environment, importer, &request.path).await?;
+    let query = environment.read(move |view| {
+        let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+        record.ok_or_else(|| ErrorKind::NotFound.into())
+    });
+    let LinkRecord { bucket, mode, .. } = query.await?;
+    let prefix = spec_of(&bucket)?.prefix().to_owned();
+    let hosts = try_everywhere(environment, importer, &bucket, &prefix, mode).await?;
+    Ok(CheckLinkReply { bucket, mode, hosts })
+}
+
 async fn check_everywhere<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
@@ -184,11 +210,30 @@ async fn check_everywhere<E: Environment>(
     prefix: &str,
     mode: LinkMode,
 ) -> Result<(), Failure> {
+    complaint(try_everywhere(environment, importer, bucket, prefix, mode).await?)
+}
+
+/// How the metadata server and each target daemon fare with a bucket.
+async fn try_everywhere<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    bucket: &Bucket,
+    prefix: &str,
+    mode: LinkMode,
+) -> Result<Vec<HostCheck>, Failure> {
     let write = mode == LinkMode::ImportExport;
     let map = environment.map().await?;
+    let begun = Instant::now();
+    let checked = move |host: String, result: Result<(), Failure>| {
+        let took_ms = u32::try_from(begun.elapsed().as_millis()).unwrap_or(u32::MAX);
+        HostCheck { host, took_ms, result }
+    };
     let own = async {
-        let open = importer.bucket(bucket)?;
-        open.check(prefix, write).await.map_err(Failure::from)
+        let tried = async {
+            let open = importer.bucket(bucket)?;
+            open.check(prefix, write).await.map_err(Failure::from)
+        };
+        checked("the metadata server".to_owned(), tried.await)
     };
     let request = CheckBucket { bucket: bucket.clone(), write };
     let serves = |host: &&Host| map.targets.iter().any(|target| target.host == host.id);
@@ -196,20 +241,20 @@ async fn check_everywhere<E: Environment>(
     let hosts: Vec<Host> = map.hosts.iter().filter(serves).cloned().collect();
     let asked = stream::iter(hosts).map(|host| {
         let ask = environment.ask(host.id, request.clone(), CHECK_TIMEOUT);
-        async move { (host_name(&host), ask.await.map(|_| ())) }
+        async move { checked(host_name(&host), ask.await.map(|_| ())) }
     });
     let (own, mut others) =
         tokio::join!(own, asked.buffer_unordered(CHECKS_MAX).collect::<Vec<_>>());
-    others.sort_by(|(a, _), (b, _)| a.cmp(b));
-    others.insert(0, ("the metadata server".to_owned(), own));
-    complaint(others)
+    others.sort_by(|a, b| a.host.cmp(&b.host));
+    others.insert(0, own);
+    Ok(others)
 }
 
 /// One failure that names all hosts that failed, the same sentence once.
-fn complaint(checked: Vec<(String, Result<(), Failure>)>) -> Result<(), Failure> {
+fn complaint(checked: Vec<HostCheck>) -> Result<(), Failure> {
     let mut sentences: Vec<(String, Vec<String>)> = Vec::new();
     let mut kind = None;
-    for (host, result) in checked {
+    for HostCheck { host, result, .. } in checked {
         let Err(failure) = result else { continue };
         kind.get_or_insert(failure.kind);
         let text = if failure.message.is_empty() { failure.to_string() } else { failure.message };
@@ -393,11 +438,12 @@ mod tests {
     #[test]
     fn a_complaint_names_every_host_and_says_each_sentence_once() {
         let fail = |kind, text: &str| Err(Failure::new(kind, text));
+        let tried = |host: &str, result| HostCheck { host: host.to_owned(), took_ms: 1, result };
         let checked = vec![
-            ("the metadata server".to_owned(), Ok(())),
-            ("target host a".to_owned(), fail(ErrorKind::BucketUnavailable, "refused")),
-            ("target host b".to_owned(), fail(ErrorKind::BucketUnavailable, "refused")),
-            ("target host c".to_owned(), fail(ErrorKind::BucketDenied, "no credentials")),
+            tried("the metadata server", Ok(())),
+            tried("target host a", fail(ErrorKind::BucketUnavailable, "refused")),
+            tried("target host b", fail(ErrorKind::BucketUnavailable, "refused")),
+            tried("target host c", fail(ErrorKind::BucketDenied, "no credentials")),
         ];
         let failure = complaint(checked).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::BucketUnavailable);
@@ -405,6 +451,6 @@ mod tests {
             failure.message,
             "on target host a, target host b: refused; on target host c: no credentials"
         );
-        assert_eq!(complaint(vec![("x".to_owned(), Ok(()))]), Ok(()));
+        assert_eq!(complaint(vec![tried("x", Ok(()))]), Ok(()));
     }
 }

@@ -9,6 +9,7 @@ use millrace_protocol::{
         AddLink, CancelJob, JobReply, LinkOptionsReply, LinkReply, ListLinkOptions, PathBytes,
         RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
+    bucket::{CheckLink, CheckLinkReply},
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
     selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
     session::Done,
@@ -182,6 +183,18 @@ impl Hydrated for SetLinkOptions {
     ) -> Result<LinkOptionsReply, Failure> {
         let links = vec![hydration.set_link_options(&self).await?];
         Ok(LinkOptionsReply { links })
+    }
+}
+
+impl Hydrated for CheckLink {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<CheckLinkReply, Failure> {
+        hydration.check_link(&self).await
     }
 }
 

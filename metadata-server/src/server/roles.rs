@@ -73,7 +73,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowNamespace
         | Kind::PrepareBackup
         | Kind::ReadBackup
-        | Kind::ListPins => &[Role::Admin],
+        | Kind::ListPins
+        | Kind::CheckLink
+        | Kind::ListConflicts => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout

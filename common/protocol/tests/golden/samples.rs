@@ -3,6 +3,7 @@
 mod access;
 mod admin;
 mod backup;
+mod bucket;
 mod cluster;
 mod fsck;
 mod lease;
@@ -42,6 +43,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(lock::all());
     samples.extend(lease::all());
     samples.extend(access::all());
+    samples.extend(bucket::all());
     samples.extend(cluster::all());
     samples.extend(storage::all());
     samples.extend(release::all());

@@ -1,0 +1,41 @@
+//! `millrace link check` and `millrace conflicts ...`
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::ResolveArguments;
+
+/// Arguments of `link check`.
+#[derive(Args, Debug)]
+pub struct LinkCheckArguments {
+    /// The link's directory; without one, all links are checked
+    #[arg(value_name = "PATH")]
+    pub path: Option<PathBuf>,
+}
+
+/// `millrace conflicts ...`
+#[derive(Subcommand, Debug)]
+pub enum ConflictsCommand {
+    /// List them
+    #[command(after_help = LIST_HELP)]
+    List,
+    /// Decide one: as `millrace resolve`
+    Resolve(ResolveArguments),
+}
+
+pub(super) const LINK_CHECK_HELP: &str = "\
+The metadata server and every target daemon list one key under the link's prefix; for a link of mode
+import-export they also begin an upload and give it up. Nothing is stored. Exit code 1: one of them
+cannot.
+
+Examples:
+  millrace link check
+  millrace link check mr:/train --json";
+
+const LIST_HELP: &str = "\
+Nothing is overwritten, here or in the bucket, before a conflict is decided.
+
+Examples:
+  millrace conflicts list
+  millrace conflicts resolve mr:/run7/model.pt --keep bucket";

@@ -1,0 +1,70 @@
+//! What `link check` and `conflicts list` print.
+
+use millrace_protocol::bucket::{CheckLinkReply, Conflict};
+use serde::Serialize;
+
+use super::mode_name;
+use crate::output::{path_text, time_text};
+
+/// Whether the hosts can use the bucket of a link.
+#[derive(Serialize, Debug)]
+pub(crate) struct LinkCheckReport {
+    pub(crate) path: String,
+    pub(crate) url: String,
+    pub(crate) mode: &'static str,
+    /// Whether all of them can.
+    pub(crate) usable: bool,
+    pub(crate) hosts: Vec<HostCheckReport>,
+}
+
+/// Whether one can.
+#[derive(Serialize, Debug)]
+pub(crate) struct HostCheckReport {
+    pub(crate) host: String,
+    pub(crate) took_ms: u32,
+    /// Why not.
+    pub(crate) error: Option<String>,
+}
+
+/// A file that changed here and in its bucket.
+#[derive(Serialize, Debug)]
+pub(crate) struct ConflictReport {
+    /// `null` for a file that has lost its last name and is open still.
+    pub(crate) path: Option<String>,
+    pub(crate) inode: u64,
+    /// Of the version here.
+    pub(crate) size_bytes: u64,
+    /// When that was written.
+    pub(crate) modified: String,
+    /// The object's key; `null` for a file that was made here.
+    pub(crate) key: Option<String>,
+}
+
+impl LinkCheckReport {
+    pub(crate) fn new(path: String, reply: &CheckLinkReply) -> Self {
+        let hosts = reply.hosts.iter().map(|checked| HostCheckReport {
+            host: checked.host.clone(),
+            took_ms: checked.took_ms,
+            error: checked.result.as_ref().err().map(ToString::to_string),
+        });
+        Self {
+            path,
+            url: reply.bucket.url.clone(),
+            mode: mode_name(reply.mode),
+            usable: reply.hosts.iter().all(|checked| checked.result.is_ok()),
+            hosts: hosts.collect(),
+        }
+    }
+}
+
+impl From<&Conflict> for ConflictReport {
+    fn from(told: &Conflict) -> Self {
+        Self {
+            path: (!told.path.is_empty()).then(|| path_text(&told.path)),
+            inode: told.inode.0,
+            size_bytes: told.size.0,
+            modified: time_text(told.modified),
+            key: told.key.clone(),
+        }
+    }
+}
