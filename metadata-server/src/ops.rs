@@ -21,7 +21,7 @@ use crate::{
     engine::Core,
     hydration::import::is_old,
     leases::Wait,
-    namespace::{Body, Inode, permission, tree},
+    namespace::{Body, Inode, ObjectState, permission, tree},
     store::{
         StoreError, keys,
         records::{self, LinkRecord, OpenRecord, SessionRecord, TrimRecord},
@@ -252,9 +252,11 @@ pub(crate) fn show(
     if let (Some(session), Some(content)) = (session, inode.content())
         && may_read_data(client, inode)
     {
+        // A write into part of a lost block would make zeros of its rest.
+        let is_lost = inode.file().is_ok_and(|file| file.state == ObjectState::Lost);
         let rights = match writes(core, session, inode.id)? {
-            0 => Rights::Read,
-            _ => Rights::ReadWrite,
+            1.. if !is_lost => Rights::ReadWrite,
+            _ => Rights::Read,
         };
         capability = Some(core.keyring().capability(rights, session, content)?);
     }

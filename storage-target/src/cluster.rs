@@ -53,6 +53,7 @@ struct Moved {
     /// The newest key at that time. What older ones signed may take for a hole, or for the
     /// bucket's, what only the targets before had.
     key: KeyId,
+    seen: Instant,
 }
 
 /// The metadata server's time at one moment of this machine's steady clock.
@@ -102,17 +103,42 @@ impl Cluster {
 
     fn note_moved(&self, map: &Map) {
         let Some(key) = self.newest_key() else { return };
+        let seen = Instant::now();
         let mut moved = self.inner.moved.write().unwrap_or_else(PoisonError::into_inner);
         for pool in &map.pools {
             let groups = (0..).map(GroupId).zip(&pool.groups);
             for (number, group) in groups.filter(|(_, group)| group.epoch > FIRST_EPOCH) {
-                let new = Moved { epoch: group.epoch, key };
+                let new = Moved { epoch: group.epoch, key, seen };
                 let known = moved.entry((pool.id, number)).or_insert(new);
                 if known.epoch != group.epoch {
                     *known = new;
                 }
             }
         }
+    }
+
+    /// Checks that the map names a target.
+    ///
+    /// # Errors
+    /// [`ErrorKind::StaleGroup`] for one that was given up.
+    pub(crate) fn check_serves(&self, target: TargetId) -> Result<(), Failure> {
+        if self.map().targets.iter().any(|known| known.id == target) {
+            return Ok(());
+        }
+        let words = format!("target {target} was given up: others have its groups");
+        Err(Failure::new(ErrorKind::StaleGroup, words))
+    }
+
+    /// Whether the group of a chunk got other targets after a moment, as far as this daemon saw it.
+    pub(crate) fn has_moved_since(
+        &self,
+        layout: &Layout,
+        chunk: ChunkIndex,
+        moment: Instant,
+    ) -> bool {
+        let moved = self.inner.moved.read().unwrap_or_else(PoisonError::into_inner);
+        let group = (layout.pool(), layout.group(chunk));
+        moved.get(&group).is_some_and(|moved| moved.seen > moment)
     }
 
     /// Checks that what was signed with `key` is as new as the place of a chunk.

@@ -256,6 +256,8 @@ fn what_a_lost_target_had_acknowledged_and_nobody_synced_fails_at_fsync() -> Res
     for (path, _, mut file) in written.into_iter().filter(|(_, target, _)| *target == lost) {
         let more = file.write_all(b"more").and_then(|()| file.sync_all());
         ensure!(more.is_err(), "{path} takes no change");
+        let read = fs::read(cluster.mount().join(&path));
+        ensure!(errno_of(read) == Some(Errno::IO), "no byte of {path} became a zero");
         drop(file);
         write(&cluster.mount().join(&path), &body(99))?;
         ensure!(fs::read(cluster.mount().join(&path))? == body(99));

@@ -9,7 +9,7 @@ use millrace_types::{
     PoolId, SessionId, WriteEpoch, name::SYMLINK_LEN_MAX,
 };
 
-use super::{ApplyError, FIRST_LEVEL, Transaction, acl, layout, open, unnamed};
+use super::{ApplyError, FIRST_LEVEL, Transaction, acl, commit, layout, open, unnamed};
 use crate::{
     command::{Create, Format, MakeLink, Opener, Outcome},
     namespace::{
@@ -317,6 +317,7 @@ fn open_existing(
     if let (Some(session), FileKind::Regular) = (create.open, entry.kind) {
         let inode = tx.inode(entry.inode)?;
         permission::check(tx, &create.caller, &inode, permission::Access::Write)?;
+        commit::check_whole(inode.file()?)?;
         open::begin(tx, inode, session)?;
     }
     Ok(Outcome::Inode(entry.inode))

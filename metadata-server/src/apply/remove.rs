@@ -75,8 +75,9 @@ pub(super) fn leave_whiteout(
     let tag = match &inode.body {
         Body::File(file) => file.origin.as_ref().map(|origin| origin.tag.clone()),
         Body::Directory(body) => body.linked.as_ref().map(|_| String::new()),
-        // Nobody knows which object it came from, or whether from any.
-        Body::Symlink(_) if is_new => Some(String::new()),
+        // Nobody knows which object it came from, or whether from any. What hides the object of a
+        // file that had the name before goes on doing so.
+        Body::Symlink(_) if is_new && !hides(tx, parent.id, name)? => Some(String::new()),
         Body::Symlink(_) | Body::Special => None,
     };
     let Some(tag) = tag else { return Ok(()) };
@@ -88,6 +89,10 @@ pub(super) fn leave_whiteout(
         _ => tx.delete(moved),
     }
     Ok(())
+}
+
+fn hides(tx: &Transaction<'_>, directory: InodeId, name: &FileName) -> Result<bool, ApplyError> {
+    Ok(tx.get(&keys::whiteout(directory, name.as_bytes()))?.is_some())
 }
 
 /// Forgets which imported names of a directory were removed.

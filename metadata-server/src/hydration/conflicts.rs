@@ -54,6 +54,14 @@ pub(super) async fn resolve<E: Environment>(
     }
     let id = file.id;
     let object = environment.read(move |view| Object::of(view, id)).await?.ok_or_else(calm)?;
+    if body.state == ObjectState::Lost && object.elsewhere {
+        let text = format!(
+            "{path} was renamed: the object at {} may be another file's by now; copy it from the \
+             bucket, if it is the right one",
+            object.key
+        );
+        return Err(Failure::new(ErrorKind::Lost, text));
+    }
     let found = importer.head(&object).await?;
     if body.state == ObjectState::Lost && found.is_none() {
         let text = format!("the object of {path} is no longer in the bucket");

@@ -21,15 +21,16 @@ pub fn touches(layout: &Layout, size: u64, groups: &Groups) -> bool {
 /// Whether some of a file of `size` bytes may have been in these groups and nowhere else; `written`
 /// says whether somebody has it open for writing.
 ///
-/// Errs on the side of loss: nobody can ask the target what it held. In a file that may have holes,
-/// what its writer has not committed would be taken for one, so that its size is no bound.
+/// Errs on the side of loss: nobody can ask the target what it held. Of a file that is being
+/// written it may have acknowledged more than has been committed, which the next writes would make
+/// zeros of, so that its size is no bound.
 #[must_use]
 pub fn is_damaged(file: &FileBody, size: u64, groups: &Groups, written: bool) -> bool {
     let is_saved = match file.state {
         ObjectState::Clean | ObjectState::Exported | ObjectState::Lost => true,
         ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict => false,
     };
-    let size = if written && file.sparse { u64::MAX } else { size };
+    let size = if written { u64::MAX } else { size };
     !is_saved && file.inline.is_none() && touches(&file.layout, size, groups)
 }
 
@@ -64,7 +65,7 @@ mod tests {
     #[test]
     fn what_is_only_here_and_reaches_the_groups_is_damaged() {
         let is_damaged = |state, size, chunk| {
-            is_damaged(&file(state, false), size, &group_of_chunk(chunk), true)
+            is_damaged(&file(state, false), size, &group_of_chunk(chunk), false)
         };
         assert!(is_damaged(ObjectState::Local, 1, 0));
         assert!(is_damaged(ObjectState::Dirty, 8 * MIB + 1, 1));
@@ -76,10 +77,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_writer_has_not_committed_is_no_hole() {
-        let (sparse, full) = (file(ObjectState::Local, true), file(ObjectState::Local, false));
-        assert!(is_damaged(&sparse, 1, &group_of_chunk(2), true));
-        assert!(!is_damaged(&sparse, 1, &group_of_chunk(2), false));
-        assert!(!is_damaged(&full, 1, &group_of_chunk(2), true));
+    fn what_a_writer_has_not_committed_may_be_lost() {
+        for sparse in [false, true] {
+            let file = file(ObjectState::Local, sparse);
+            assert!(is_damaged(&file, 1, &group_of_chunk(2), true));
+            assert!(!is_damaged(&file, 1, &group_of_chunk(2), false));
+        }
     }
 }

@@ -273,7 +273,7 @@ fn heard(
 }
 
 /// Whether a target was given up: it is none any more, whatever its daemon believes.
-fn is_lost(core: &mut Core, target: TargetId) -> Result<bool, Failure> {
+pub(crate) fn is_lost(core: &mut Core, target: TargetId) -> Result<bool, Failure> {
     Ok(read::<LostTarget>(core, &keys::lost_target(target))?.is_some())
 }
 

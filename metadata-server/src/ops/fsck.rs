@@ -3,7 +3,10 @@
 use millrace_protocol::cluster::{CompareLog, LogPoint, TARGETS_PER_HOST_MAX};
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Client, Step, cluster::check_own_target};
+use super::{
+    Client, Step,
+    cluster::{check_own_target, is_lost},
+};
 use crate::engine::Core;
 
 /// A daemon shows what its targets have seen of the log. The answer must wait for the sync: the
@@ -20,11 +23,15 @@ pub fn compare_log(
     if request.targets.len() > TARGETS_PER_HOST_MAX {
         return Err(Failure::new(ErrorKind::InvalidArgument, "a daemon serves 1 to 64 targets"));
     }
+    let mut witnesses = Vec::new();
     for witness in &request.targets {
-        check_own_target(core, client, witness.target)?;
+        if !is_lost(core, witness.target)? {
+            check_own_target(core, client, witness.target)?;
+            witnesses.push(*witness);
+        }
     }
-    for witness in &request.targets {
-        core.compare_log(*witness)?;
+    for witness in witnesses {
+        core.compare_log(witness)?;
     }
     if core.is_doubt_pending() {
         let text = "the command log cannot take what the targets have shown";

@@ -245,7 +245,7 @@ fn damaged(
                 file.state == ObjectState::Lost && loss::touches(&file.layout, inode.size, groups)
             }
             false => {
-                let written = file.sparse && !writers(view, inode.id)?.is_empty();
+                let written = !writers(view, inode.id)?.is_empty();
                 loss::is_damaged(file, inode.size, groups, written)
             }
         })

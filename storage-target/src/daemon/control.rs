@@ -1,7 +1,7 @@
 //! Requests of the metadata server: trim, hydrate, release, presence, lists, marks, bucket checks;
 //! and the reclaim queue, which this daemon asks for itself.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Instant};
 
 use futures::{StreamExt, stream};
 use millrace_protocol::{
@@ -42,9 +42,9 @@ impl Daemon {
     /// Fetches what is absent and backed.
     pub(crate) async fn hydrate(&self, request: Hydrate) -> Result<ItemResults, Failure> {
         check_items(request.items.len())?;
-        let (store, target) = (self.store(request.target)?, request.target);
+        let (store, target, asked) = (self.store(request.target)?, request.target, Instant::now());
         let results = stream::iter(request.items)
-            .map(|item| async move { self.hydrate_item(store, target, &item).await })
+            .map(|item| async move { self.hydrate_item(store, (target, asked), &item).await })
             .buffered(ITEMS_AT_A_TIME);
         Ok(ItemResults { results: results.collect().await })
     }
@@ -52,7 +52,7 @@ impl Daemon {
     async fn hydrate_item(
         &self,
         store: &Store,
-        target: TargetId,
+        (target, asked): (TargetId, Instant),
         item: &Item,
     ) -> Result<ByteLen, Failure> {
         let content = item.content.clone().checked()?;
@@ -65,6 +65,10 @@ impl Daemon {
             let group = map.group(content.layout.pool(), content.layout.group(index));
             // Chunks of other targets are passed over.
             if group.is_some_and(|group| group.targets.contains(&target)) {
+                if self.cluster.has_moved_since(&content.layout, index, asked) {
+                    let words = "others had the chunk when this was asked: ask again";
+                    return Err(Failure::new(ErrorKind::StaleGroup, words));
+                }
                 fetched += store.hydrate(&ChunkView::new(&content, index)).await?.0;
             }
         }

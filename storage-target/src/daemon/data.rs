@@ -166,6 +166,9 @@ impl Daemon {
     /// Makes everything acknowledged on a target durable.
     pub(crate) async fn sync(&self, caller: &Caller, request: &Sync) -> Result<SyncReply, Failure> {
         session(caller)?;
+        // What was given up while nobody could tell this daemon must not be called durable.
+        self.cluster.check_may_write()?;
+        self.cluster.check_serves(request.target)?;
         let loss_count = self.store(request.target)?.volume().sync().await?;
         self.counters.syncs.inc();
         Ok(SyncReply { loss_count })

@@ -15,7 +15,7 @@ use millrace_protocol::{
     cluster::Map,
     target::{Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported, Release},
 };
-use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, MIB};
+use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, MIB};
 
 use super::{Context, Environment};
 use crate::hydration::spread::{Place, places_of};
@@ -48,11 +48,23 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 const ATTEMPTS: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(250);
 
+/// Whether the chunks of a run are where they were: what an item says of a file may be older than
+/// the loss of a target, and whoever has its groups now must not take that for the truth.
+fn lies_the_same(known: &Map, now: &Map, item: &Item) -> bool {
+    let layout = &item.content.layout;
+    let indexes = (0..item.count.min(layout.width())).map(|at| item.first.0.saturating_add(at));
+    indexes.map(ChunkIndex).all(|index| {
+        let group = layout.group(index);
+        known.group(layout.pool(), group) == now.group(layout.pool(), group)
+    })
+}
+
 /// Sends items to targets and counts what comes back.
 pub(super) struct Dispatcher<'a, E> {
     context: &'a Context<'a, E>,
     task: Task,
-    map: Map,
+    /// As it was when the job began.
+    map: Arc<Map>,
     batches: BTreeMap<Place, Batch>,
     requests: FuturesUnordered<BoxFuture<'a, Sent>>,
     /// Files whose object is another version by now; counted as failed only without it.
@@ -90,6 +102,7 @@ struct Sent {
 impl<'a, E: Environment> Dispatcher<'a, E> {
     pub(super) fn new(context: &'a Context<'a, E>, task: Task, map: Map) -> Self {
         let batches = BTreeMap::new();
+        let map = Arc::new(map);
         Self { context, task, map, batches, requests: FuturesUnordered::new(), changed: None }
     }
 
@@ -157,9 +170,19 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
             self.take(sent).await;
         }
         let (environment, task) = (Arc::clone(self.context.environment), self.task);
+        let known = Arc::clone(&self.map);
         self.requests.push(Box::pin(async move {
             let items: Vec<Item> = batch.pieces.iter().map(|piece| piece.item.clone()).collect();
-            let result = ask(&*environment, place, task, items).await;
+            let result = match environment.map().await {
+                Ok(now) if items.iter().all(|item| lies_the_same(&known, &now, item)) => {
+                    ask(&*environment, place, task, items).await
+                }
+                Ok(_) => Err(Failure::new(
+                    ErrorKind::StaleGroup,
+                    "a target was given up meanwhile: run the job again",
+                )),
+                Err(failure) => Err(failure),
+            };
             Sent { pieces: batch.pieces, result }
         }));
     }
