@@ -118,6 +118,12 @@ pub struct Request {
 }
 
 impl Request {
+    /// Whether it changes the disk.
+    #[cfg(test)]
+    pub(crate) fn is_write(&self) -> bool {
+        self.operation == Operation::Write
+    }
+
     fn complete(self, result: Result<(), DiskError>) {
         let buffer = match self.buffer {
             Held::Exclusive(buffer) => Some(buffer),
@@ -385,11 +391,22 @@ impl Answer {
     ///
     /// # Errors
     /// [`DiskError`].
-    pub(crate) async fn complete(self) -> Result<Option<AlignedBuffer>, DiskError> {
+    pub(crate) async fn complete(mut self) -> Result<Option<AlignedBuffer>, DiskError> {
         let completion = self.completion.await.map_err(|_| DiskError::Stopped)?;
         self.metered.complete(self.bytes);
         completion.result?;
         Ok(completion.buffer)
+    }
+
+    /// Waits until a write is complete. May be dropped at its await, and called again until it has
+    /// returned.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub(crate) async fn written(&mut self) -> Result<(), DiskError> {
+        let completion = (&mut self.completion).await.map_err(|_| DiskError::Stopped)?;
+        self.metered.complete(self.bytes);
+        completion.result
     }
 }
 

@@ -26,8 +26,8 @@
 //! It does not know what records mean, and holds none of them once they are written. It frees
 //! nothing by itself: its owner says from where on it is still needed ([`Journal::release`]).
 //!
-//! Modules: `ring` (places, pure), `line` (who waits, pure), `beside` (data under way), `replay`
-//! (reading at a start).
+//! Modules: `ring` (places, pure), `line` (who waits, pure), `writing` (batches onto the disk),
+//! `beside` (data under way), `replay` (reading at a start).
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -38,10 +38,10 @@ use bytes::Bytes;
 use millrace_types::TargetId;
 
 use crate::{
-    disk::{BufferPool, DiskError, DiskQueue, Piece},
+    disk::{BufferPool, DiskError, DiskQueue},
     format::{
         batch::BootId,
-        batch::{BATCH_LEN_MAX, BatchHeader, Position, RECORD_LEN_MAX, batch_len, encode_batch},
+        batch::{BATCH_LEN_MAX, Position, RECORD_LEN_MAX, batch_len},
         units::PAGE_SIZE,
     },
 };
@@ -53,6 +53,7 @@ mod replay;
 mod ring;
 #[cfg(test)]
 mod tests;
+mod writing;
 
 pub use beside::DataUnderWay;
 pub use meter::JournalMeter;
@@ -61,6 +62,7 @@ pub use ring::Ring;
 
 use line::Line;
 use meter::Phase;
+use writing::UnderWay;
 
 /// Where a journal lies, and what it may use.
 #[derive(Clone, Debug)]
@@ -114,8 +116,8 @@ pub struct Journal {
 struct Shared {
     options: Options,
     state: Mutex<State>,
-    /// One batch is written at a time.
-    write_turn: tokio::sync::Mutex<()>,
+    /// One batch is written at a time: the one that the disk has.
+    writing: tokio::sync::Mutex<Option<UnderWay>>,
     meter: OnceLock<JournalMeter>,
 }
 
@@ -180,7 +182,7 @@ impl Journal {
         let shared = Shared {
             options,
             state: Mutex::new(state),
-            write_turn: tokio::sync::Mutex::new(()),
+            writing: tokio::sync::Mutex::default(),
             meter: OnceLock::new(),
         };
         Ok((Self { shared: Arc::new(shared) }, replayed))
@@ -351,55 +353,6 @@ impl Server {
 }
 
 impl Shared {
-    async fn write(&self, sequence: u64) -> Result<(), JournalError> {
-        self.write_batches(sequence).await?;
-        self.data_of(sequence).await
-    }
-
-    /// Writes batches until a record is on the device.
-    async fn write_batches(&self, sequence: u64) -> Result<(), JournalError> {
-        while self.state().batches_end()? <= sequence {
-            let _turn = self.write_turn.lock().await;
-            if self.state().batches_end()? <= sequence {
-                self.write_batch().await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes what was appended, as far as it fits one batch. The caller has the turn.
-    async fn write_batch(&self) -> Result<(), JournalError> {
-        let Options { target, boot, disk, pool, ring } = &self.options;
-        let (position, committed, records) = self.state().next_batch(*ring);
-        let header = BatchHeader { target: *target, position, committed, boot: *boot };
-        let (bytes, checksum) = encode_batch(&header, &records);
-        let mut buffer = pool.acquire(bytes.len()).await;
-        buffer.as_mut_slice()[..bytes.len()].copy_from_slice(&bytes);
-        let offset = position.page * u64::from(PAGE_SIZE);
-        let piece = Piece { offset, range: 0..bytes.len() };
-        let written = disk.write(vec![piece], Arc::new(buffer)).await;
-        if let Some(meter) = self.meter.get() {
-            meter.written(records.len(), bytes.len());
-        }
-        let mut state = self.state();
-        if let Err(error) = written {
-            state.failed = true;
-            return Err(error.into());
-        }
-        state.pending.drain(..records.len());
-        state.pending_pages -= records.iter().map(|record| pages_of([record.len()])).sum::<u64>();
-        let pages = bytes.len() as u64 / u64::from(PAGE_SIZE);
-        let head = Position {
-            page: ring.after(position.page, pages),
-            sequence: position.sequence + records.len() as u64,
-            previous: checksum,
-        };
-        state.head = head;
-        state.carried_end = committed + 1;
-        state.used_pages = ring.distance(state.tail, head.page);
-        Ok(())
-    }
-
     /// Makes a record durable, and all that were appended while others were.
     async fn sync(&self, sequence: u64) -> Result<(), JournalError> {
         let newest = (self.state().appended_end() - 1).max(sequence);
@@ -446,11 +399,6 @@ impl State {
         }
     }
 
-    /// Every record below is on the device, its data perhaps not.
-    fn batches_end(&self) -> Result<u64, JournalError> {
-        if self.failed { Err(JournalError::Failed) } else { Ok(self.head.sequence) }
-    }
-
     /// The data of every record below is there.
     fn data_end(&self) -> u64 {
         self.besides.first().copied().unwrap_or(u64::MAX)
@@ -466,22 +414,6 @@ impl State {
     /// Every record below has been appended.
     fn appended_end(&self) -> u64 {
         self.head.sequence + self.pending.len() as u64
-    }
-
-    /// Place, `committed` and records of the next batch.
-    fn next_batch(&self, ring: Ring) -> (Position, u64, Vec<Bytes>) {
-        let mut records: Vec<Bytes> = Vec::new();
-        let mut len = batch_len([]);
-        for record in &self.pending {
-            len += record.len() + 4;
-            if len > BATCH_LEN_MAX {
-                break;
-            }
-            records.push(record.clone());
-        }
-        let pages = pages_of(records.iter().map(Bytes::len));
-        let position = Position { page: ring.place(self.head.page, pages), ..self.head };
-        (position, self.durable_end.saturating_sub(1), records)
     }
 }
 

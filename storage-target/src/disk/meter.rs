@@ -63,8 +63,8 @@ impl Metered {
     }
 
     /// It is done, and has moved so many bytes.
-    pub(super) fn complete(self, bytes: usize) {
-        let (Some(meter), Some(start)) = (&self.meter, self.handed_over) else { return };
+    pub(super) fn complete(&mut self, bytes: usize) {
+        let (Some(meter), Some(start)) = (&self.meter, self.handed_over.take()) else { return };
         meter.observe(self.operation, start.elapsed(), bytes);
     }
 }

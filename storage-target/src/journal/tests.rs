@@ -1,5 +1,6 @@
 //! The journal by itself, and together with the index through cuts of power.
 
+mod ended;
 mod power;
 
 use bytes::Bytes;

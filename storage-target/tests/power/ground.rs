@@ -71,6 +71,11 @@ pub(crate) trait Ground: Send + Sync {
 
     /// Lets requests take their time, in an order of chance. Those of real disks do.
     fn set_delays(&self, _delays: bool) {}
+
+    /// Whether what an earlier volume has asked for may still reach the disk.
+    fn outlives_volumes(&self) -> bool {
+        false
+    }
 }
 
 #[derive(Default)]
@@ -86,6 +91,8 @@ impl Observer for Heard {
 pub(crate) struct Directory {
     ground: Arc<dyn Ground>,
     faults: Faults,
+    /// Of the volume that was opened last.
+    last: Mutex<Option<DiskQueue>>,
 }
 
 impl Directory {
@@ -94,15 +101,22 @@ impl Directory {
     }
 
     pub(crate) fn on(ground: Arc<dyn Ground>, faults: Faults) -> Self {
-        Self { ground, faults }
+        Self { ground, faults, last: Mutex::default() }
     }
 
     pub(crate) async fn open(&self, boot: BootId, pool: BufferPool) -> Result<Volume, OpenError> {
+        // A process that ends takes its requests with it: none reaches the disk of the next one.
+        let last = self.last.lock().expect("nobody has panicked").take();
+        if let Some(last) = last.filter(|_| self.ground.outlives_volumes()) {
+            last.end().await;
+        }
         let Parts { disk, backing, capacity, blank } = self.ground.parts()?;
+        let disk = self.faults.before(&disk);
+        *self.last.lock().expect("nobody has panicked") = Some(disk.clone());
         let options = Options {
             cluster: ClusterId([9; 16]),
             blank: Some(blank),
-            disk: self.faults.before(&disk),
+            disk,
             growth: Some(Growth { backing: self.faults.before_growth(backing), capacity }),
             pool,
             cache_bytes: 64 * 1024,

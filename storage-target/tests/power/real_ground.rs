@@ -92,6 +92,10 @@ impl Ground for Real {
         self.faults.fail(operation, nth, os_error);
     }
 
+    fn outlives_volumes(&self) -> bool {
+        true
+    }
+
     fn flip(&self, offset: u64, bit: u8) {
         let file = OpenOptions::new().read(true).write(true).open(&self.file).unwrap();
         let mut byte = [0];
