@@ -11,7 +11,7 @@
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
 //! [`changed_objects`], [`open`], [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
 //! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
-//! [`xattr`], [`statfs`], [`mod@access_times`], [`upkeep`].
+//! [`removed`], [`xattr`], [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -28,7 +28,7 @@ use crate::{
         changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
         handles::Handles, kept_pages::KeptPages, kernel_names::KernelNames,
         kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
-        pending_reads::PendingReads, readdir::DirectoryHandle, xattr::Offered,
+        pending_reads::PendingReads, readdir::DirectoryHandle, removed::Removed, xattr::Offered,
     },
     metrics::ClientMetrics,
     settings::MountSettings,
@@ -55,6 +55,7 @@ pub(crate) mod open;
 pub(crate) mod pending_reads;
 pub(crate) mod read;
 pub(crate) mod readdir;
+pub(crate) mod removed;
 pub(crate) mod seek;
 pub(crate) mod statfs;
 pub(crate) mod upkeep;
@@ -81,6 +82,8 @@ pub(crate) struct FileSystem {
     pub(crate) kernel: KernelNames,
     /// Names and attributes under leases.
     names: Names,
+    /// What was removed here and programs here may have open.
+    removed: Removed,
     ahead: LookAhead,
     /// What was read and the server does not know yet.
     access_times: AccessTimes,
@@ -120,6 +123,7 @@ impl FileSystem {
             pages: KernelPages::default(),
             kernel: KernelNames::default(),
             names,
+            removed: Removed::default(),
             ahead: LookAhead::default(),
             access_times,
             reads: Arc::default(),
@@ -142,6 +146,7 @@ impl FileSystem {
     /// The kernel has forgotten an inode; one that is open, only another mention of it.
     pub(crate) fn forget(&self, inode: InodeId) {
         self.kept.forget(inode);
+        self.removed.forget(inode);
         if self.files.find(inode).is_none() {
             self.locks.forget(inode);
         }

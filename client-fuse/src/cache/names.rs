@@ -215,6 +215,12 @@ impl Names {
         self.names.get(&(directory, name.clone()))?.inode
     }
 
+    /// The attributes of what the name led to when they were last seen here, likewise.
+    pub(crate) fn last_seen(&self, directory: InodeId, name: &FileName) -> Option<Attributes> {
+        let inode = self.hint(directory, name)?;
+        self.attributes.get(&inode).map(|kept| kept.attributes)
+    }
+
     /// Keeps attributes under the lease with this key. Those of a file with several names are not
     /// kept: who removes one of them here would have to know the others.
     pub(crate) fn keep_attributes(&self, attributes: Attributes, lease: Lease) {

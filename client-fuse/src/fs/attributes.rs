@@ -57,7 +57,10 @@ impl FileSystem {
         caller: Caller,
         inode: InodeId,
     ) -> Result<Attributes, Failure> {
-        let (reply, lease) = self.show_inode(&caller, inode).await?;
+        let (reply, lease) = match self.show_inode(&caller, inode).await {
+            Ok(shown) => shown,
+            Err(failure) => return self.removed.show(inode, failure),
+        };
         let Some(file) = self.files.find(inode) else {
             return Ok(reply.attributes);
         };
@@ -125,7 +128,13 @@ impl FileSystem {
                 &caller,
                 inode,
             )
-            .await?;
+            .await;
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(failure) => {
+                return self.removed.change(inode, changes, self.cluster.now(), failure);
+            }
+        };
         if let (Some(file), Some(size)) = (&file, changes.size) {
             file.state().record_resize(size);
         }

@@ -209,12 +209,14 @@ impl FileSystem {
         (parent, name): (InodeId, &FileName),
     ) -> Result<(), Failure> {
         let names = [(parent, name)];
+        let last = self.names.last_seen(parent, name);
         let changing = self.changing(&names, None);
         let request = |operation| RemoveName { remove: remove(operation) };
         match self.cluster.change(request).await {
             Ok(removed) => {
                 let removed = self.with_reads(removed);
                 changing.end_known((parent, name.clone()), None, removed.directory);
+                self.handle_removal(last);
                 Ok(())
             }
             Err(failure) => {
@@ -222,6 +224,13 @@ impl FileSystem {
                 self.handle_unmade(&failure).await;
                 Err(failure)
             }
+        }
+    }
+
+    /// What this mount has removed may be open here in a way that the server does not know of.
+    pub(super) fn handle_removal(&self, last: Option<Attributes>) {
+        if let Some(last) = last {
+            self.removed.handle_removal(last, self.cluster.now());
         }
     }
 

@@ -185,6 +185,7 @@ impl FileSystem {
         };
         let names = [(source.0, &source.1), (target.0, &target.1)];
         let covered = self.covered(&names);
+        let replaced = self.names.last_seen(target.0, &target.1);
         let changing = self.changing(&names, None);
         self.before_rename(names, covered).await;
         self.change_during(changing, request).await?;
@@ -193,6 +194,9 @@ impl FileSystem {
             RenameMode::Exchange => self.names.hint(target.0, &target.1),
             RenameMode::Replace | RenameMode::NoReplace => None,
         };
+        if mode == RenameMode::Replace {
+            self.handle_removal(replaced);
+        }
         self.names.keep_name(source, other, None);
         self.names.keep_name(target, moved, None);
         Ok(())

@@ -199,8 +199,10 @@ fn set_times(path: &Path, read: Time, written: Time) -> Seen {
         }
     };
     let times = Timestamps { last_access: spec(read), last_modification: spec(written) };
+    // Before: walking to a place through a symbolic link reads that, which may be what is at it.
+    let file = open(path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
     utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?;
-    let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
+    let stat = fstat(&file)?;
     let shown = |time, seconds: i64, nanoseconds: u64| match time {
         Time::At(..) => format!("{seconds}.{nanoseconds:09}"),
         Time::Now | Time::Kept => String::new(),
