@@ -1,5 +1,7 @@
 //! Whole clusters of real processes: crashes, refusals, limits.
 
+#[path = "cluster/auto_export.rs"]
+mod auto_export;
 #[path = "cluster/backup.rs"]
 mod backup;
 #[path = "cluster/bad_input.rs"]

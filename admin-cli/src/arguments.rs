@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
-use millrace_protocol::admin::AttributeSource;
+use millrace_protocol::{admin::AttributeSource, bucket::QUIET_SECONDS_MAX};
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
 mod bucket;
@@ -327,6 +327,37 @@ pub struct LinkOptionArguments {
     /// Where owner, mode and kind of listed objects come from
     #[arg(long, value_enum, help_heading = "Following the bucket")]
     pub attributes: Option<AttributesName>,
+    /// Files go to the bucket by themselves once left alone for so long; or off
+    #[arg(long, value_name = "SECONDS", value_parser = AutoExportName::parse,
+        help_heading = "Following the bucket")]
+    pub auto_export: Option<AutoExportName>,
+}
+
+/// Whether files go to the bucket by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AutoExportName {
+    /// They do not.
+    Off,
+    /// Once they have been left alone for so many seconds.
+    After(u32),
+}
+
+impl AutoExportName {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == "off" => Ok(Self::Off),
+            Ok(seconds) if seconds <= QUIET_SECONDS_MAX => Ok(Self::After(seconds)),
+            _ => Err(format!("a number of seconds up to {QUIET_SECONDS_MAX} (a day), or off")),
+        }
+    }
+
+    /// As it is asked for.
+    pub(crate) fn quiet_seconds(self) -> Option<u32> {
+        match self {
+            Self::Off => None,
+            Self::After(seconds) => Some(seconds),
+        }
+    }
 }
 
 /// Where attributes come from.
@@ -535,7 +566,9 @@ otherwise listing. What a refresh costs in requests is in docs/operations.md.
 
 Examples:
   millrace link set mr:/train --refresh 300
-  millrace link set mr:/hub --attributes objects       symbolic links and modes come back";
+  millrace link set mr:/hub --attributes objects       symbolic links and modes come back
+  millrace link set mr:/runs --auto-export 30          checkpoints go out 30 s after their close
+  millrace link set mr:/runs --auto-export off";
 
 const STRIPE_HELP: &str = "\
 Examples:

@@ -2,6 +2,7 @@
 //! answer. Nothing is decided here that a server
 //! could decide.
 
+mod auto_export;
 pub(crate) mod cluster_init;
 pub(crate) mod cluster_invite;
 pub(crate) mod conflicts_list;

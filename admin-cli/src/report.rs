@@ -6,9 +6,10 @@
 
 use millrace_protocol::{
     admin::{
-        AttributeSource, ClusterStatusReply, FileState, Health, Job, JobKind, JobState, Keep,
-        LayoutReply, LinkOptions, LinkStatus, ResolveReply, StateReply, TargetState,
+        AttributeSource, ClusterStatusReply, FileState, Health, Job, JobFailure, JobKind, JobState,
+        Keep, LayoutReply, LinkOptions, LinkStatus, ResolveReply, StateReply, TargetState,
     },
+    bucket::AutoExport,
     cluster::LinkMode,
 };
 use serde::Serialize;
@@ -23,7 +24,7 @@ mod target;
 
 #[cfg(test)]
 pub(crate) use bucket::HostCheckReport;
-pub(crate) use bucket::{ConflictReport, LinkCheckReport};
+pub(crate) use bucket::{AutoExportReport, ConflictReport, LinkCheckReport};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use selection::SelectionReport;
@@ -101,6 +102,9 @@ pub(crate) struct LinkReport {
     /// How it follows its bucket; not part of `status`.
     #[serde(flatten)]
     pub(crate) options: Option<LinkOptionsReport>,
+    /// How it exports by itself, if it does; not part of `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) auto_export: Option<AutoExportReport>,
 }
 
 /// How a link follows its bucket.
@@ -288,6 +292,7 @@ impl From<&LinkStatus> for LinkReport {
             region: link.bucket.region.clone(),
             credentials: link.bucket.credentials.clone(),
             options: None,
+            auto_export: None,
         }
     }
 }
@@ -304,6 +309,12 @@ impl LinkReport {
             },
         });
         Self { options, ..self }
+    }
+
+    /// The same with how it exports by itself.
+    pub(crate) fn with_auto_export(self, known: &[AutoExport]) -> Self {
+        let own = known.iter().find(|export| export.link.0 == self.id);
+        Self { auto_export: own.map(AutoExportReport::from), ..self }
     }
 }
 
@@ -335,12 +346,15 @@ fn origin(origin: Option<&(String, String)>) -> Option<OriginReport> {
     origin.map(|(url, tag)| OriginReport { url: url.clone(), tag: tag.clone() })
 }
 
+impl From<&JobFailure> for FailureReport {
+    fn from(failed: &JobFailure) -> Self {
+        Self { path: path_text(&failed.path), error: failed.failure.to_string() }
+    }
+}
+
 impl From<&Job> for JobReport {
     fn from(job: &Job) -> Self {
-        let failures = job.failures.iter().map(|failed| FailureReport {
-            path: path_text(&failed.path),
-            error: failed.failure.to_string(),
-        });
+        let failures = job.failures.iter().map(FailureReport::from);
         Self {
             id: job.id.0,
             kind: kind_name(job.kind),

@@ -61,7 +61,8 @@ pub(crate) use trust::unnamed;
 /// | 5     | pins; jobs over a part of a tree; nothing is imported into what was removed      |
 /// | 6     | targets that are given up; what was removed below a link stays removed; an       |
 /// |       | export's object is known also when the file was truncated meanwhile              |
-pub const FEATURE_LEVEL: u32 = 6;
+/// | 7     | links that export by themselves                                                  |
+pub const FEATURE_LEVEL: u32 = 7;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;
@@ -180,6 +181,7 @@ fn dispatch(
         Command::NoteReads(note) => access::note(tx, note),
         Command::SetPin(set) => pin::set(tx, set),
         Command::Loss(loss) => loss::step(tx, loss),
+        Command::SetAutoExport(set) => link::set_auto_export(tx, *set),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

@@ -40,7 +40,8 @@ mod trust;
 
 pub use access::NoteReads;
 pub use bucket::{
-    DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetLinkOptions,
+    DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetAutoExport,
+    SetLinkOptions,
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{AddJob, AddSelectedJob, BeginExport, CompleteExport, JobCounts, UpdateJob};
@@ -200,6 +201,8 @@ pub enum Command {
     AddSelectedJob(Box<AddSelectedJob>),
     /// Gives a target up.
     Loss(Loss),
+    /// Sets whether files below a link go to its bucket by themselves.
+    SetAutoExport(SetAutoExport),
 }
 
 /// Makes an empty file system.

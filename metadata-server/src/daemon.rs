@@ -84,7 +84,10 @@ impl Daemon {
         let trims = Trims::new(handle.clone(), peers.clone());
         let upkeep = Upkeep::new(handle.clone(), peers.clone());
         let losses = Losses::new(handle.clone());
-        let environment = ServerEnvironment::new(handle.clone(), peers.clone(), Random::system());
+        let environment = {
+            let (cluster, random) = (identity.peer().cluster, Random::system());
+            ServerEnvironment::new(handle.clone(), peers.clone(), random, cluster)
+        };
         let buckets = Arc::new(Buckets::new(settings.bucket_access()));
         let hydration = Hydration::new(Arc::new(environment), buckets);
         let reconciliation =

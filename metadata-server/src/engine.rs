@@ -34,6 +34,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     capability::Keyring,
     log::{LogError, SyncState, Syncer},
+    written::Written,
 };
 use clock::ServerClock;
 use seat::Seat;
@@ -68,6 +69,7 @@ pub struct Handle {
     syncer: Arc<Syncer>,
     keyring: Arc<Keyring>,
     clock: ServerClock,
+    written: Arc<Written>,
 }
 
 /// A [`Handle`] that does not keep the engine alive.
@@ -78,6 +80,7 @@ struct WeakHandle {
     syncer: Arc<Syncer>,
     keyring: Arc<Keyring>,
     clock: ServerClock,
+    written: Arc<Written>,
 }
 
 enum Message {
@@ -112,9 +115,10 @@ impl Engine {
         let (tasks, waiting) = sync_channel(snapshots::TASKS_MAX);
         core.set_snapshot_tasks(tasks);
         let (syncer, keyring) = (Arc::clone(core.syncer()), Arc::clone(core.keyring()));
-        let clock = core.clock().clone();
+        let (clock, written) = (core.clock().clone(), Arc::clone(core.written()));
         let seat = Arc::new(Seat::new(core));
-        let handle = Handle { queue: sender, seat: Arc::clone(&seat), syncer, keyring, clock };
+        let (queue, of_handle) = (sender, Arc::clone(&seat));
+        let handle = Handle { queue, seat: of_handle, syncer, keyring, clock, written };
         let (stopping, metrics) = (Arc::<AtomicBool>::default(), SnapshotMetrics::default());
         let taker = snapshots::Taker {
             engine: handle.downgrade(),
@@ -178,6 +182,7 @@ impl WeakHandle {
             syncer: Arc::clone(&self.syncer),
             keyring: Arc::clone(&self.keyring),
             clock: self.clock.clone(),
+            written: Arc::clone(&self.written),
         })
     }
 }
@@ -190,6 +195,7 @@ impl Handle {
             syncer: Arc::clone(&self.syncer),
             keyring: Arc::clone(&self.keyring),
             clock: self.clock.clone(),
+            written: Arc::clone(&self.written),
         }
     }
 
@@ -301,6 +307,12 @@ impl Handle {
     #[must_use]
     pub fn keyring(&self) -> &Arc<Keyring> {
         &self.keyring
+    }
+
+    /// What clients write, make and rename.
+    #[must_use]
+    pub fn written(&self) -> &Written {
+        &self.written
     }
 
     /// The server's time.

@@ -11,7 +11,7 @@
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
 //! [`links`], [`parts`], [`spread`], [`state`], [`report`], `changed`, `conflicts`, `destination`,
-//! [`jobs`].
+//! `own`, [`jobs`].
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use millrace_protocol::{
         AddLink, CancelJob, Job, LinkOptions, LinkStatus, RemoveLink, ResolveConflict,
         ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
-    bucket::{CheckLink, CheckLinkReply},
+    bucket::{AutoExport, CheckLink, CheckLinkReply, SetAutoExport},
     selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
 };
@@ -37,6 +37,7 @@ pub mod import;
 pub mod jobs;
 pub mod links;
 pub mod metrics;
+mod own;
 pub mod parts;
 pub mod report;
 pub mod spread;
@@ -160,6 +161,29 @@ impl<E: Environment> Hydration<E> {
         links::set_options(&*self.environment, &self.importer, request).await
     }
 
+    /// Sets whether files below a link go to its bucket by themselves: see
+    /// [`links::set_auto_export`].
+    ///
+    /// # Errors
+    /// When the directory is not the top of a link, or the link does not export.
+    pub async fn set_auto_export(
+        &self,
+        request: &SetAutoExport,
+    ) -> Result<Vec<AutoExport>, Failure> {
+        let link = links::set_auto_export(&*self.environment, &self.importer, request).await?;
+        self.jobs.auto_export.reload().await?;
+        let all = self.jobs.auto_export.status().await?;
+        Ok(all.into_iter().filter(|one| one.link == link).collect())
+    }
+
+    /// The links that export by themselves.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_auto_exports(&self) -> Result<Vec<AutoExport>, Failure> {
+        self.jobs.auto_export.status().await
+    }
+
     /// Has every host that needs the bucket of a link try it.
     ///
     /// # Errors
@@ -181,7 +205,10 @@ impl<E: Environment> Hydration<E> {
     /// # Errors
     /// While files are dirty or a job works there.
     pub async fn remove_link(&self, request: &RemoveLink) -> Result<(), Failure> {
-        links::remove(&*self.environment, &self.importer, request).await
+        let removed = links::remove(&*self.environment, &self.importer, request).await;
+        // Also where it failed: the removal may have begun.
+        self.jobs.auto_export.reload().await?;
+        removed
     }
 
     /// The state of a file or tree, whose path begins at `top`: see [`report::show`].

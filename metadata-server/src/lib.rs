@@ -6,8 +6,8 @@
 //! that thread.
 //!
 //! Modules, in reading order: [`command`], [`namespace`], [`store`], [`apply`], [`files`], [`log`],
-//! [`snapshot`], [`engine`], [`sessions`], [`leases`], [`locks`], [`targets`], [`capability`],
-//! [`ops`], [`hydration`], [`server`], [`daemon`], [`settings`], [`metrics`].
+//! [`snapshot`], [`engine`], [`sessions`], [`leases`], [`locks`], [`written`], [`targets`],
+//! [`capability`], [`ops`], [`hydration`], [`server`], [`daemon`], [`settings`], [`metrics`].
 
 pub mod apply;
 pub mod capability;
@@ -30,3 +30,4 @@ pub mod settings;
 pub mod snapshot;
 pub mod store;
 pub mod targets;
+pub mod written;

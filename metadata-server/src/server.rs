@@ -410,6 +410,8 @@ impl MetadataService {
             RequestKind::ListPins => self.run(call, Written, ops::release::pins).await,
             RequestKind::ListConflicts => self.run(call, Written, ops::conflicts::list).await,
             RequestKind::CheckLink => self.hydrate::<bucket::CheckLink>(call).await,
+            RequestKind::SetAutoExport => self.hydrate::<bucket::SetAutoExport>(call).await,
+            RequestKind::ListAutoExports => self.hydrate::<bucket::ListAutoExports>(call).await,
             RequestKind::ListLinks => self.run(call, Written, ops::admin::links).await,
             RequestKind::ListJobs => self.run(call, Written, ops::job::list).await,
             RequestKind::ShowJob => self.run(call, Written, ops::job::show).await,

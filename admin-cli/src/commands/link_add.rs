@@ -6,6 +6,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
 };
 
+use super::auto_export;
 use crate::{
     arguments::{AttributesName, LinkAddArguments, LinkModeName},
     context::Context,
@@ -44,7 +45,12 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
     // Without any of them it only tells what holds.
     let set = connection.request(&options).await;
     let set = set.context("the directory is linked, but its options are not set; see link set")?;
-    let report = LinkReport::from(&link).with_options(&set.links);
+    let exports = async {
+        auto_export::set(&connection, link.path.clone(), arguments.options.auto_export).await?;
+        auto_export::list(&connection).await
+    };
+    let exports = exports.await.context("the directory is linked; see link set")?;
+    let report = LinkReport::from(&link).with_options(&set.links).with_auto_export(&exports);
     context
         .output
         .result(&report, || format!("{} shows {} ({})", report.path, report.url, report.mode))?;

@@ -2,6 +2,7 @@
 
 use millrace_protocol::admin::{ListLinkOptions, ListLinks};
 
+use super::auto_export;
 use crate::{
     context::Context,
     exit::Exit,
@@ -14,13 +15,15 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
     let connection = context.cluster().await?;
     let reply = connection.request(&ListLinks {}).await?;
     let options = connection.request(&ListLinkOptions {}).await?.links;
-    let report = |link| LinkReport::from(link).with_options(&options);
+    let exports = auto_export::list(&connection).await?;
+    let report = |link| LinkReport::from(link).with_options(&options).with_auto_export(&exports);
     let reports: Vec<_> = reply.links.iter().map(report).collect();
     context.output.result(&reports, || {
         if reports.is_empty() {
             return "no links; make one with `millrace link add URL PATH`".to_owned();
         }
-        let mut links = table(&["PATH", "URL", "MODE", "REFRESH", "ENDPOINT", "CREDENTIALS"]);
+        let mut links =
+            table(&["PATH", "URL", "MODE", "REFRESH", "AUTO-EXPORT", "ENDPOINT", "CREDENTIALS"]);
         for link in &reports {
             let refresh = match &link.options {
                 Some(options) if options.refresh_seconds > 0 => {
@@ -33,11 +36,17 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
                 link.url.as_str(),
                 link.mode,
                 refresh.as_str(),
+                auto_export::column(link).as_str(),
                 link.endpoint.as_deref().unwrap_or("-"),
                 link.credentials.as_deref().unwrap_or("-"),
             ]);
         }
-        render(&links)
+        let failing = reports.iter().filter_map(|link| link.auto_export.as_ref());
+        let failing: Vec<_> = failing.flat_map(auto_export::complaints).collect();
+        match failing.is_empty() {
+            true => render(&links),
+            false => format!("{}\ncannot be sent:\n{}", render(&links), failing.join("\n")),
+        }
     })?;
     Ok(Exit::Done)
 }

@@ -3,18 +3,19 @@
 use anyhow::Context as _;
 use millrace_protocol::admin::{ListLinks, SetLinkOptions};
 
+use super::auto_export;
 use crate::{
     arguments::{AttributesName, LinkSetArguments},
     context::{Context, at},
     exit::Exit,
-    report::LinkReport,
+    report::{AutoExportReport, LinkReport},
 };
 
 /// Sets what was given, leaves the rest, and prints the link.
 pub(crate) async fn run(context: &Context, arguments: LinkSetArguments) -> anyhow::Result<Exit> {
     let (connection, path) = context.operate_at(&arguments.path).await?;
     let request = SetLinkOptions {
-        path,
+        path: path.clone(),
         refresh_seconds: arguments.options.refresh,
         attributes: arguments.options.attributes.map(AttributesName::source),
     };
@@ -22,7 +23,9 @@ pub(crate) async fn run(context: &Context, arguments: LinkSetArguments) -> anyho
     let links = connection.request(&ListLinks {}).await?.links;
     let link = links.iter().find(|link| set.iter().any(|options| options.id == link.id));
     let link = link.context("the link was removed meanwhile")?;
-    let report = LinkReport::from(link).with_options(&set);
+    auto_export::set(&connection, path, arguments.options.auto_export).await?;
+    let exports = auto_export::list(&connection).await?;
+    let report = LinkReport::from(link).with_options(&set).with_auto_export(&exports);
     context.output.result(&report, || words(&report))?;
     Ok(Exit::Done)
 }
@@ -34,5 +37,11 @@ fn words(report: &LinkReport) -> String {
         }
         _ => "looks again only on command".to_owned(),
     };
-    format!("{} shows {} and {follows}", report.path, report.url)
+    let exports = match &report.auto_export {
+        Some(AutoExportReport { quiet_seconds, .. }) => {
+            format!("; files go there by themselves after {quiet_seconds} s")
+        }
+        None => String::new(),
+    };
+    format!("{} shows {} and {follows}{exports}", report.path, report.url)
 }

@@ -1,9 +1,9 @@
 //! What `link check` and `conflicts list` print.
 
-use millrace_protocol::bucket::{CheckLinkReply, Conflict};
+use millrace_protocol::bucket::{AutoExport, CheckLinkReply, Conflict};
 use serde::Serialize;
 
-use super::mode_name;
+use super::{FailureReport, mode_name};
 use crate::output::{path_text, time_text};
 
 /// Whether the hosts can use the bucket of a link.
@@ -38,6 +38,29 @@ pub(crate) struct ConflictReport {
     pub(crate) modified: String,
     /// The object's key; `null` for a file that was made here.
     pub(crate) key: Option<String>,
+}
+
+/// How a link exports by itself; all but the first since the metadata server began to run.
+#[derive(Serialize, Debug)]
+pub(crate) struct AutoExportReport {
+    /// How long a file must have been left alone.
+    pub(crate) quiet_seconds: u32,
+    /// Files that are to be looked at.
+    pub(crate) waiting: u64,
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+    /// Files that cannot be sent now.
+    pub(crate) failing: u64,
+    /// The first of them.
+    pub(crate) failures: Vec<FailureReport>,
+}
+
+impl From<&AutoExport> for AutoExportReport {
+    fn from(export: &AutoExport) -> Self {
+        let AutoExport { quiet_seconds, waiting, files, bytes, failing, .. } = *export;
+        let failures = export.failures.iter().map(FailureReport::from).collect();
+        Self { quiet_seconds, waiting, files, bytes, failing, failures }
+    }
 }
 
 impl LinkCheckReport {

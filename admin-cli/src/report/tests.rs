@@ -156,7 +156,23 @@ fn the_shapes_of_link_options_and_of_a_resolution_are_fixed() {
     let mut expected = link_json();
     expected["refresh_seconds"] = json!(300);
     expected["attributes"] = json!("objects");
-    assert_eq!(as_json(&LinkReport::from(&link()).with_options(&[options])), expected);
+    let report = LinkReport::from(&link()).with_options(&[options]);
+    assert_eq!(as_json(&report), expected);
+    let failure = ErrorKind::Conflict.into();
+    let export = AutoExport {
+        link: LinkId(1),
+        quiet_seconds: 30,
+        waiting: 2,
+        files: 7,
+        bytes: 70,
+        failing: 1,
+        failures: vec![JobFailure { path: b"/a".to_vec(), failure }],
+    };
+    expected["auto_export"] = json!({
+        "quiet_seconds": 30, "waiting": 2, "files": 7, "bytes": 70, "failing": 1,
+        "failures": [{"path": "/a", "error": ErrorKind::Conflict.to_string()}],
+    });
+    assert_eq!(as_json(&report.with_auto_export(&[export])), expected);
     let origin = Some(("s3://bucket/train/a".into(), "t".into()));
     let reply = ResolveReply { removed: false, size: ByteLen(5), origin };
     assert_eq!(

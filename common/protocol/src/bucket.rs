@@ -1,10 +1,10 @@
 //! An operator's questions about buckets: who reaches them, and what changed on both sides.
 
-use millrace_types::{ByteLen, Failure, InodeId, Timestamp};
+use millrace_types::{ByteLen, Failure, InodeId, LinkId, Timestamp};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{
-    admin::PathBytes,
+    admin::{JobFailure, PathBytes},
     cluster::{Bucket, LinkMode},
 };
 
@@ -36,6 +36,53 @@ pub struct HostCheck {
     /// Why it cannot use the bucket, in a sentence.
     pub result: Result<(), Failure>,
 }
+
+/// Sets whether files below a link go to its bucket by themselves.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct SetAutoExport {
+    /// The link's directory, from the root. The link must export.
+    pub path: PathBytes,
+    /// Seconds that a file must not have been written, renamed or open for writing:
+    /// [`QUIET_SECONDS_MAX`] at most. `None`: files go by jobs only.
+    pub quiet_seconds: Option<u32>,
+}
+
+/// The longest quiet time: a day.
+pub const QUIET_SECONDS_MAX: u32 = 86_400;
+
+/// Asks which links export by themselves.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListAutoExports {}
+
+/// The links that export by themselves; of [`SetAutoExport`], only that link, if it does.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AutoExportsReply {
+    /// Ascending by link.
+    pub links: Vec<AutoExport>,
+}
+
+/// How one link exports by itself. All but the first two is since the metadata server began to run.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AutoExport {
+    /// The link.
+    pub link: LinkId,
+    /// Seconds that a file must have been left alone.
+    pub quiet_seconds: u32,
+    /// Files that are to be looked at, soon or when a failure is tried again.
+    pub waiting: u64,
+    /// Files that were sent.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files that cannot be sent now. One that only a change or a person can help is not tried
+    /// again before it changes.
+    pub failing: u64,
+    /// The first of these.
+    pub failures: Vec<JobFailure>,
+}
+
+/// The most failures that [`AutoExport`] names.
+pub const AUTO_EXPORT_FAILURES_MAX: usize = 8;
 
 /// The most conflicts of one page: their names fit into a message.
 pub const CONFLICTS_MAX: usize = 128;

@@ -272,6 +272,10 @@ requests! {
     CheckLink = 0x0650, bucket::CheckLink => bucket::CheckLinkReply;
     /// Files that changed here and in their buckets.
     ListConflicts = 0x0651, bucket::ListConflicts => bucket::ConflictsReply;
+    /// Sets whether files below a link go to its bucket by themselves.
+    SetAutoExport = 0x0652, bucket::SetAutoExport => bucket::AutoExportsReply;
+    /// The links that export by themselves.
+    ListAutoExports = 0x0653, bucket::ListAutoExports => bucket::AutoExportsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

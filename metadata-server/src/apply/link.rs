@@ -1,6 +1,6 @@
 //! Links: binding a directory to a bucket and prefix, and taking that back.
 
-use millrace_protocol::admin::AttributeSource;
+use millrace_protocol::{admin::AttributeSource, cluster::LinkMode};
 use millrace_types::{ErrorKind, LinkId, Timestamp};
 
 use super::{
@@ -8,9 +8,12 @@ use super::{
     remove::{drop_name, forget_whiteouts, take_entry},
 };
 use crate::{
-    command::{AddLink, BATCH_MAX, ForgetEntries, Outcome, SetLinkOptions},
+    command::{AddLink, BATCH_MAX, ForgetEntries, Outcome, SetAutoExport, SetLinkOptions},
     namespace::{LinkedDirectory, tree},
-    store::{keys, records::LinkRecord},
+    store::{
+        keys,
+        records::{AutoExportRecord, LinkRecord},
+    },
 };
 
 /// Binds an empty directory. Links do not nest.
@@ -93,6 +96,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, Ap
         tx.put_inode(&inode);
     }
     tx.delete(keys::link(id));
+    tx.delete(keys::auto_export(id));
     tx.change_file_system(|fs| fs.links_version += 1)?;
     Ok(Outcome::Done)
 }
@@ -106,6 +110,27 @@ pub(super) fn set_options(
     record.refresh_seconds = set.refresh_seconds.unwrap_or(record.refresh_seconds);
     record.attributes = set.attributes.unwrap_or(record.attributes);
     tx.put(keys::link(set.link), &record);
+    Ok(Outcome::Done)
+}
+
+/// The feature level from which on links export by themselves.
+const AUTO_EXPORT_LEVEL: u32 = 7;
+
+/// Whether files go to the bucket by themselves from now on, and after which time.
+pub(super) fn set_auto_export(
+    tx: &mut Transaction<'_>,
+    set: SetAutoExport,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < AUTO_EXPORT_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let record = find(tx, set.link)?;
+    let key = keys::auto_export(set.link);
+    match set.quiet_seconds {
+        Some(_) if record.mode != LinkMode::ImportExport => return Err(ErrorKind::ReadOnly.into()),
+        Some(quiet_seconds) => tx.put(key, &AutoExportRecord { quiet_seconds }),
+        None => tx.delete(key),
+    }
     Ok(Outcome::Done)
 }
 

@@ -30,6 +30,15 @@ pub struct FoundObject {
     pub modified: Timestamp,
 }
 
+/// Sets whether files below a link go to its bucket by themselves.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SetAutoExport {
+    /// The link.
+    pub link: LinkId,
+    /// Seconds that a file must have been left alone; `None`: they do not.
+    pub quiet_seconds: Option<u32>,
+}
+
 /// What an observation led to.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]

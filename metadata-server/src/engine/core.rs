@@ -31,6 +31,7 @@ use crate::{
         records::{self, FileSystem, SessionRecord},
     },
     targets::{Registry, map},
+    written::Written,
 };
 
 mod consistency;
@@ -89,6 +90,8 @@ pub struct Core {
     repair: Repair,
     doubt: Doubt,
     room: Room,
+    /// What clients write, make and rename, for those who send it on.
+    written: Arc<Written>,
     snapshots: Snapshots,
     /// A count that is under way.
     census: Option<Census>,
@@ -155,6 +158,7 @@ impl Core {
             repair: Repair::new(now),
             doubt: Doubt::new(rebuilt),
             room: Room::new(settings.dir.clone(), settings.reserve_bytes),
+            written: Arc::default(),
             clock,
             settings,
             log,
@@ -357,6 +361,12 @@ impl Core {
         self.rotate_key(self.now())
     }
 
+    /// What clients write, make and rename.
+    #[must_use]
+    pub(super) fn written(&self) -> &Arc<Written> {
+        &self.written
+    }
+
     /// The clock, for those beside the engine.
     #[must_use]
     pub fn clock(&self) -> &ServerClock {
@@ -505,7 +515,7 @@ impl Core {
             Command::AddLink(_) | Command::RemoveLink(_) => self.links_index = self.log.last(),
             _ => {}
         }
-        Ok(())
+        self.written.note(&*self.store.0, command, outcome)
     }
 
     /// An older log goes on with the behaviour of this program; what it has stays as it was.

@@ -11,11 +11,12 @@ use millrace_protocol::{
     cluster::Map,
     kind::Request,
 };
-use millrace_types::{Failure, HostId, InodeId, Timestamp};
+use millrace_types::{ClusterId, Failure, HostId, InodeId, Timestamp};
 
 use crate::{
     command::{Command, Outcome},
     store::View,
+    written::Written,
 };
 
 /// Commands, queries, ids, signatures and requests to target daemons.
@@ -84,6 +85,12 @@ pub trait Environment: Send + Sync + 'static {
         request: R,
         timeout: Duration,
     ) -> impl Future<Output = Result<R::Reply, Failure>> + Send;
+
+    /// What is written, made and renamed by clients.
+    fn written(&self) -> &Written;
+
+    /// The cluster.
+    fn cluster(&self) -> ClusterId;
 
     /// The server's clock.
     fn now(&self) -> Timestamp;

@@ -6,7 +6,8 @@
 //!
 //! Jobs run beside each other, so that a tree that takes a day to fetch holds up no checkpoint. Of
 //! exports and releases there is one at a time: what an export finds begun was left by one that is
-//! over, and what a release is about to drop no export may put another object in the place of.
+//! over, and what a release is about to drop no export may put another object in the place of. What
+//! links export by themselves (`auto_export`) takes its turn between them.
 
 use std::{
     collections::HashMap,
@@ -24,7 +25,7 @@ use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use self::{filter::Filter, progress::Progress};
+use self::{alone::Alone, auto_export::AutoExporter, filter::Filter, progress::Progress};
 use super::{
     environment::Environment,
     import::{Importer, broken},
@@ -43,6 +44,8 @@ use crate::{
     },
 };
 
+mod alone;
+mod auto_export;
 mod directory_export;
 mod dispatch;
 mod export;
@@ -59,7 +62,9 @@ mod upload;
 pub struct Jobs<E> {
     environment: Arc<E>,
     importer: Arc<Importer<E>>,
+    pub(super) auto_export: AutoExporter<E>,
     waiting: Notify,
+    alone: Alone,
     running: Mutex<HashMap<JobId, Running>>,
 }
 
@@ -101,7 +106,14 @@ struct Context<'a, E> {
 impl<E: Environment> Jobs<E> {
     /// No job runs before [`Self::run`].
     pub fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
-        Self { environment, importer, waiting: Notify::new(), running: Mutex::default() }
+        Self {
+            auto_export: AutoExporter::new(Arc::clone(&environment), Arc::clone(&importer)),
+            environment,
+            importer,
+            waiting: Notify::new(),
+            alone: Alone::default(),
+            running: Mutex::default(),
+        }
     }
 
     /// Takes a job into the queue. The request's path begins at `top`.
@@ -241,30 +253,35 @@ impl<E: Environment> Jobs<E> {
                 tracing::warn!(%failure, "exports of an earlier run cannot be settled yet");
                 tokio::time::sleep(PAUSE).await;
             }
-            let mut jobs = FuturesUnordered::new();
-            loop {
-                let again = match self.next().await {
-                    Ok(Some(record)) => {
-                        let begun = self.begin(&record.job);
-                        jobs.push(self.run_one(record, begun));
-                        continue;
-                    }
-                    Ok(None) => Duration::MAX,
-                    Err(failure) => {
-                        tracing::warn!(%failure, "the queue of jobs cannot be read");
-                        PAUSE
-                    }
-                };
-                tokio::select! {
-                    Some(()) = jobs.next(), if !jobs.is_empty() => {}
-                    () = self.waiting.notified() => {}
-                    () = tokio::time::sleep(again) => {}
-                }
-            }
+            tokio::join!(self.work_off(), self.auto_export.run(&self.alone));
         };
         tokio::select! {
             () = stop.cancelled() => {}
             () = work => {}
+        }
+    }
+
+    /// Runs the jobs of the queue for as long as it is polled.
+    async fn work_off(&self) {
+        let mut jobs = FuturesUnordered::new();
+        loop {
+            let again = match self.next().await {
+                Ok(Some(record)) => {
+                    let begun = self.begin(&record.job);
+                    jobs.push(self.run_one(record, begun));
+                    continue;
+                }
+                Ok(None) => Duration::MAX,
+                Err(failure) => {
+                    tracing::warn!(%failure, "the queue of jobs cannot be read");
+                    PAUSE
+                }
+            };
+            tokio::select! {
+                Some(()) = jobs.next(), if !jobs.is_empty() => {}
+                () = self.waiting.notified() => {}
+                () = tokio::time::sleep(again) => {}
+            }
         }
     }
 
@@ -296,6 +313,14 @@ impl<E: Environment> Jobs<E> {
     async fn run_one(&self, record: JobRecord, begun: Begun<'_, E>) {
         let id = record.job.id;
         let progress = Progress::default();
+        let _turn = match is_alone(record.job.kind) {
+            // One that is cancelled meanwhile ends below.
+            true => tokio::select! {
+                () = begun.stop.cancelled() => None,
+                turn = self.alone.take() => Some(turn),
+            },
+            false => None,
+        };
         self.report(&progress, id, Some(JobState::Running)).await;
         tracing::info!(job = id.0, kind = ?record.job.kind, "job begins");
         let end = tokio::select! {

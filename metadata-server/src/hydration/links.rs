@@ -11,7 +11,7 @@ use millrace_protocol::{
     admin::{
         AddLink, AttributeSource, LinkOptions, LinkStatus, PathBytes, RemoveLink, SetLinkOptions,
     },
-    bucket::{CheckLink, CheckLinkReply, HostCheck},
+    bucket::{CheckLink, CheckLinkReply, HostCheck, QUIET_SECONDS_MAX, SetAutoExport},
     cluster::{Bucket, Host, LinkMode},
     metadata::NewNode,
     session::Caller,
@@ -116,11 +116,39 @@ pub async fn set_options<E: Environment>(
 pub fn options(view: &dyn View) -> Result<Vec<LinkOptions>, Failure> {
     let records = tree::scan::<LinkRecord>(view, &keys::links(), LINKS_MAX).map_err(broken)?;
     let options = |(key, record): (Vec<u8>, LinkRecord)| LinkOptions {
-        id: link_id(&key),
+        id: link_id(&key, &keys::links()),
         refresh_seconds: record.refresh_seconds,
         attributes: record.attributes,
     };
     Ok(records.into_iter().map(options).collect())
+}
+
+/// Sets whether files below a link go to its bucket by themselves; tells which link it is.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for a quiet time beyond [`QUIET_SECONDS_MAX`];
+/// [`ErrorKind::NotFound`] when the directory is not the top of a link; [`ErrorKind::ReadOnly`]
+/// with a sentence when the link does not export.
+pub async fn set_auto_export<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &SetAutoExport,
+) -> Result<LinkId, Failure> {
+    let quiet_seconds = request.quiet_seconds;
+    if quiet_seconds.is_some_and(|seconds| seconds > QUIET_SECONDS_MAX) {
+        let words = format!("the quiet time is at most {QUIET_SECONDS_MAX} seconds, a day");
+        return Err(Failure::new(ErrorKind::InvalidArgument, words));
+    }
+    let link = link_at(environment, importer, &request.path).await?;
+    let set = command::SetAutoExport { link, quiet_seconds };
+    let done = environment.execute(Command::SetAutoExport(set), true).await;
+    done.map(|_| link).map_err(|failure| match failure.kind {
+        ErrorKind::ReadOnly => Failure::new(
+            ErrorKind::ReadOnly,
+            "the link does not export: add it with --mode import-export",
+        ),
+        _ => failure,
+    })
 }
 
 /// The link whose top is at `path`.
@@ -147,7 +175,7 @@ pub fn statuses(view: &dyn View) -> Result<Vec<LinkStatus>, Failure> {
         let inode = tree::find(view, record.directory).map_err(broken)?;
         let path = inode.map(|inode| tree::path(view, &inode).map_err(broken)).transpose()?;
         Ok(LinkStatus {
-            id: link_id(&key),
+            id: link_id(&key, &keys::links()),
             path: path.flatten().unwrap_or_default(),
             bucket: record.bucket,
             mode: record.mode,
@@ -323,11 +351,12 @@ async fn make_one<E: Environment>(
 fn top_of(view: &dyn View, directory: InodeId) -> Result<Option<LinkId>, Failure> {
     let records = tree::scan::<LinkRecord>(view, &keys::links(), LINKS_MAX).map_err(broken)?;
     let mut found = records.into_iter().filter(|(_, record)| record.directory == directory);
-    Ok(found.next().map(|(key, _)| link_id(&key)))
+    Ok(found.next().map(|(key, _)| link_id(&key, &keys::links())))
 }
 
-fn link_id(key: &[u8]) -> LinkId {
-    let bytes = keys::after(key, &keys::links());
+/// The link of a key of the table that begins with `table`.
+pub(super) fn link_id(key: &[u8], table: &[u8]) -> LinkId {
+    let bytes = keys::after(key, table);
     LinkId(bytes.try_into().map_or(0, u32::from_be_bytes))
 }
 

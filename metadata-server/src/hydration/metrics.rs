@@ -18,6 +18,9 @@ pub struct FollowCounts {
     removed: Counter,
     conflicts: Counter,
     resolved: Counter,
+    sent_files: Counter,
+    sent_bytes: Counter,
+    sent_failures: Counter,
 }
 
 impl FollowCounts {
@@ -36,6 +39,17 @@ impl FollowCounts {
     pub(super) fn imported(&self, followed: u32, conflicts: u32) {
         self.followed.inc_by(followed.into());
         self.conflicts.inc_by(conflicts.into());
+    }
+
+    /// A file went to its bucket by itself.
+    pub(super) fn sent_by_itself(&self, bytes: u64) {
+        self.sent_files.inc();
+        self.sent_bytes.inc_by(bytes);
+    }
+
+    /// A file could not.
+    pub(super) fn failed_by_itself(&self) {
+        self.sent_failures.inc();
     }
 
     /// Registers all of them.
@@ -78,6 +92,17 @@ impl FollowCounts {
             "metadata_bucket_conflicts_kept",
             "Conflicts that were decided for what was written here",
             &self.resolved,
+        );
+        counter(
+            "metadata_auto_export_files",
+            "Files that links sent to their buckets by themselves",
+            &self.sent_files,
+        );
+        counter("metadata_auto_export_bytes", "Bytes of these files", &self.sent_bytes);
+        counter(
+            "metadata_auto_export_failures",
+            "Times that such a file could not be sent",
+            &self.sent_failures,
         );
     }
 }

@@ -8,7 +8,7 @@ use millrace_protocol::{
     cluster::Map,
 };
 use millrace_runtime::Random;
-use millrace_types::{Failure, HostId, InodeId, Timestamp};
+use millrace_types::{ClusterId, Failure, HostId, InodeId, Timestamp};
 
 use crate::{
     command::{Command, Outcome},
@@ -16,6 +16,7 @@ use crate::{
     hydration::Environment,
     store::View,
     targets::peers::Peers,
+    written::Written,
 };
 
 /// The engine and the connections to the target daemons.
@@ -24,13 +25,14 @@ pub struct ServerEnvironment {
     engine: Handle,
     peers: Peers,
     random: Random,
+    cluster: ClusterId,
 }
 
 impl ServerEnvironment {
-    /// Over a running engine.
+    /// Over a running engine of this cluster.
     #[must_use]
-    pub fn new(engine: Handle, peers: Peers, random: Random) -> Self {
-        Self { engine, peers, random }
+    pub fn new(engine: Handle, peers: Peers, random: Random, cluster: ClusterId) -> Self {
+        Self { engine, peers, random, cluster }
     }
 }
 
@@ -75,6 +77,14 @@ impl Environment for ServerEnvironment {
         timeout: Duration,
     ) -> Result<R::Reply, Failure> {
         self.peers.ask(host, &request, timeout).await
+    }
+
+    fn written(&self) -> &Written {
+        self.engine.written()
+    }
+
+    fn cluster(&self) -> ClusterId {
+        self.cluster
     }
 
     fn now(&self) -> Timestamp {

@@ -9,7 +9,7 @@ use millrace_protocol::{
         AddLink, CancelJob, JobReply, LinkOptionsReply, LinkReply, ListLinkOptions, PathBytes,
         RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
-    bucket::{CheckLink, CheckLinkReply},
+    bucket::{AutoExportsReply, CheckLink, CheckLinkReply, ListAutoExports, SetAutoExport},
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
     selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
     session::Done,
@@ -195,6 +195,32 @@ impl Hydrated for CheckLink {
         _: PathBytes,
     ) -> Result<CheckLinkReply, Failure> {
         hydration.check_link(&self).await
+    }
+}
+
+impl Hydrated for SetAutoExport {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<AutoExportsReply, Failure> {
+        let links = hydration.set_auto_export(&self).await?;
+        Ok(AutoExportsReply { links })
+    }
+}
+
+impl Hydrated for ListAutoExports {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<AutoExportsReply, Failure> {
+        let links = hydration.list_auto_exports().await?;
+        Ok(AutoExportsReply { links })
     }
 }
 

@@ -75,7 +75,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ReadBackup
         | Kind::ListPins
         | Kind::CheckLink
-        | Kind::ListConflicts => &[Role::Admin],
+        | Kind::ListConflicts
+        | Kind::SetAutoExport
+        | Kind::ListAutoExports => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout

@@ -37,8 +37,10 @@
 //! | `d`   | job 8                         | [`SelectionRecord`]: a job over a part of its tree |
 //! | `e`   | target 8                      | [`LostTarget`]: a target that was given up         |
 //! | `f`   | directory 8, name             | inode 8: which file had the name of a whiteout     |
+//! | `g`   | link 4                        | [`AutoExportRecord`]: a link that exports by itself |
 //!
 //! [`Applied`]: super::records::Applied
+//! [`AutoExportRecord`]: super::records::AutoExportRecord
 //! [`DistrustRecord`]: super::records::DistrustRecord
 //! [`Entry`]: super::records::Entry
 //! [`Export`]: super::records::Export
@@ -431,6 +433,18 @@ pub fn lost_targets() -> Vec<u8> {
 #[must_use]
 pub fn lost_target(target: TargetId) -> Vec<u8> {
     key!(b'e', target.0)
+}
+
+/// Every link that exports by itself.
+#[must_use]
+pub fn auto_exports() -> Vec<u8> {
+    key!(b'g')
+}
+
+/// How a link exports by itself.
+#[must_use]
+pub fn auto_export(link: LinkId) -> Vec<u8> {
+    key!(b'g', link.0.to_be_bytes())
 }
 
 /// The bytes of `key` behind `prefix`; empty when it is another one.

@@ -258,6 +258,14 @@ pub struct LinkRecord {
 }
 record!(LinkRecord, 2, "link");
 
+/// A link that exports by itself.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AutoExportRecord {
+    /// Seconds that a file must have been left alone.
+    pub quiet_seconds: u32,
+}
+record!(AutoExportRecord, 1, "auto-export");
+
 /// A content whose chunks may go, on one target.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReclaimRecord {

@@ -4,8 +4,8 @@
 use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
-        Command, Create, Envelope, Format, Loss, NoteReads, RegisterHost, SetAttributes, SetPin,
-        SetXattr,
+        AddLink, Command, Create, Envelope, Format, Loss, NoteReads, RegisterHost, SetAttributes,
+        SetAutoExport, SetPin, SetXattr,
     },
     engine::StoreKind,
     namespace::{pins, tree},
@@ -13,11 +13,12 @@ use millrace_metadata_server::{
 };
 use millrace_protocol::{
     access::LastRead,
+    cluster::{Bucket, LinkMode},
     metadata::{NewNode, XattrMode},
     session::Caller,
 };
 use millrace_types::{
-    ByteLen, ErrorKind, FileName, GIB, HostId, InodeId, LogIndex, TargetId, Timestamp,
+    ByteLen, ErrorKind, FileName, GIB, HostId, InodeId, LinkId, LogIndex, TargetId, Timestamp,
 };
 use tempfile::TempDir;
 
@@ -122,6 +123,50 @@ fn times_of_access_follow_reads_from_the_fourth_level_on() {
     log.apply(read(2)).unwrap();
     let root = tree::inode(&log.store, InodeId::ROOT).unwrap();
     assert_eq!(root.accessed, Timestamp(2));
+}
+
+#[test]
+fn links_export_by_themselves_from_the_seventh_level_on() {
+    let mut log = Log::default();
+    log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
+    let directory = Create {
+        caller: Caller::ROOT,
+        parent: InodeId::ROOT,
+        name: FileName::parse(b"data").unwrap(),
+        node: NewNode::Directory,
+        mode: 0o755,
+        inode: InodeId(2),
+        seed: 0,
+        open: None,
+        exclusive: true,
+    };
+    log.apply(Command::Create(directory)).unwrap();
+    let bucket =
+        Bucket { url: "file:///b".to_owned(), endpoint: None, region: None, credentials: None };
+    let link = |mode| AddLink {
+        directory: InodeId(2),
+        bucket: bucket.clone(),
+        prefix: String::new(),
+        mode,
+    };
+    log.apply(Command::AddLink(link(LinkMode::ImportExport))).unwrap();
+    let set =
+        |quiet_seconds| Command::SetAutoExport(SetAutoExport { link: LinkId(1), quiet_seconds });
+    log.apply(Command::SetFeatureLevel(6)).unwrap();
+    assert_eq!(log.apply(set(Some(5))), Err(ErrorKind::NotSupported));
+    log.apply(Command::SetFeatureLevel(7)).unwrap();
+    log.apply(set(Some(5))).unwrap();
+    let key = keys::auto_export(LinkId(1));
+    assert!(log.store.get(&key).unwrap().is_some());
+    log.apply(set(None)).unwrap();
+    assert!(log.store.get(&key).unwrap().is_none());
+    log.apply(set(Some(5))).unwrap();
+    // The record goes with its link, and a link that does not export has none.
+    log.apply(Command::RemoveLink(LinkId(1))).unwrap();
+    assert!(log.store.get(&key).unwrap().is_none());
+    log.apply(Command::AddLink(link(LinkMode::Import))).unwrap();
+    let refused = SetAutoExport { link: LinkId(2), quiet_seconds: Some(5) };
+    assert_eq!(log.apply(Command::SetAutoExport(refused)), Err(ErrorKind::ReadOnly));
 }
 
 #[test]

@@ -74,6 +74,7 @@ variants!(
         SetPin,
         AddSelectedJob,
         Loss,
+        SetAutoExport,
     }
 );
 

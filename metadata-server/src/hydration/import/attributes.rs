@@ -3,10 +3,14 @@
 //! Asked for links that say so, and only of names that are new or changed. One request for each.
 
 use futures::{StreamExt, TryStreamExt, stream};
-use millrace_object_source::{Bucket, Error, PosixAttributes};
-use millrace_types::{ErrorKind, Failure};
+use millrace_object_source::{Bucket, EXPORT_ID_KEY, Error, Head, PosixAttributes};
+use millrace_types::{ErrorKind, Failure, FileName};
 
-use super::{Environment, ImportKind, Importer, Linked, entries::Found, key_of, probe};
+use super::{Environment, ImportKind, Importer, Linked, broken, entries::Found, key_of, probe};
+use crate::{
+    hydration::own::{OwnMark, is_ahead},
+    namespace::tree,
+};
 
 /// Names of one listing that are asked for at the same time.
 const HEADS_MAX: usize = 32;
@@ -44,10 +48,35 @@ impl<E: Environment> Importer<E> {
         match bucket.head(&key).await {
             Ok(head) => {
                 let name = found.name().clone();
+                if self.is_late(linked, &name, &key, &head).await? {
+                    return Ok(None);
+                }
                 probe::object(bucket, &key, &name, &head, linked).await.map(Some)
             }
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether the object is an older version of the file that has its name here: an upload of that
+    /// arrived after it had been given up. The next export goes on from it.
+    async fn is_late(
+        &self,
+        linked: &Linked,
+        name: &FileName,
+        key: &str,
+        head: &Head,
+    ) -> Result<bool, Failure> {
+        if head.metadata.value(EXPORT_ID_KEY).is_none() {
+            return Ok(false);
+        }
+        let (directory, name) = (linked.directory, name.clone());
+        let query = self.environment.read(move |view| {
+            let entry = tree::entry(view, directory, &name).map_err(broken)?;
+            entry.map(|entry| tree::named(view, &entry).map_err(broken)).transpose()
+        });
+        let Some(inode) = query.await?.filter(is_ahead) else { return Ok(false) };
+        let own = OwnMark::of(&*self.environment, inode.id, linked.link, key).await?;
+        Ok(own.has_made(&head.metadata))
     }
 }

@@ -7,7 +7,10 @@ use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId};
 use super::{Environment, Importer, broken, origin_of};
 use crate::{
     command::{Command, FoundObject, Observation, ObserveObject, Outcome},
-    hydration::destination::destination,
+    hydration::{
+        destination::destination,
+        own::{OwnMark, is_ahead},
+    },
     namespace::{Body, Inode, ObjectState, tree},
     store::{
         View, keys,
@@ -85,8 +88,15 @@ impl<E: Environment> Importer<E> {
         &self,
         object: &Object,
     ) -> Result<(Observation, bool), Failure> {
-        let found = self.head(object).await?;
+        let (found, is_own) = match self.asked(object).await? {
+            Some((found, is_own)) => (Some(found), is_own),
+            None => (None, false),
+        };
         let exists = found.is_some();
+        if is_own && is_ahead(&object.inode) {
+            // An upload that arrived late. The next export goes on from it.
+            return Ok((Observation::Known, exists));
+        }
         if found.as_ref().map(|found| &found.origin.tag) == object.known.as_ref() {
             return Ok((Observation::Known, exists));
         }
@@ -122,6 +132,11 @@ impl<E: Environment> Importer<E> {
         &self,
         object: &Object,
     ) -> Result<Option<FoundObject>, Failure> {
+        Ok(self.asked(object).await?.map(|(found, _)| found))
+    }
+
+    /// The same, and whether an export of this file made it.
+    async fn asked(&self, object: &Object) -> Result<Option<(FoundObject, bool)>, Failure> {
         let _permit = self.probes.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         let bucket = self.bucket(&object.bucket)?;
         match bucket.head(&object.key).await {
@@ -129,7 +144,10 @@ impl<E: Environment> Importer<E> {
                 let attributes = PosixAttributes::from_metadata(&head.metadata);
                 let modified = attributes.mtime.unwrap_or(head.version.modified);
                 let origin = origin_of(object.link, object.key.clone(), &head.version);
-                Ok(Some(FoundObject { origin, modified }))
+                let (inode, link) = (object.inode.id, object.link);
+                let own = OwnMark::of(&*self.environment, inode, link, &object.key).await?;
+                let is_own = own.has_made(&head.metadata);
+                Ok(Some((FoundObject { origin, modified }, is_own)))
             }
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error.into()),

@@ -38,5 +38,5 @@ pub(super) async fn run<E: Environment>(
     let bucket = context.importer.bucket(&own.bucket)?;
     let metadata = file_export::attributes(inode).to_metadata(None)?;
     bucket.mark_directory(&prefix, &metadata).await?;
-    Ok(Counted::Yes)
+    Ok(Counted::Yes { sent: None })
 }

@@ -18,21 +18,23 @@ use crate::{
 };
 
 /// Files under way at the same time: small ones wait mostly for the bucket's answer.
-const FILES_MAX: usize = 16;
+pub(super) const FILES_MAX: usize = 16;
 
 /// Parts and small objects that targets upload at the same time, over all files.
-const UPLOADS_MAX: usize = 32;
+pub(super) const UPLOADS_MAX: usize = 32;
 
 /// How one file, link or directory ended.
-struct Ended {
+pub(super) struct Ended {
     inode: InodeId,
-    result: Result<Counted, Failure>,
+    pub(super) result: Result<Counted, Failure>,
 }
 
 /// Whether something was counted as found.
-#[derive(PartialEq, Eq)]
 pub(super) enum Counted {
-    Yes,
+    Yes {
+        /// Bytes of a file that the bucket lacked and has now.
+        sent: Option<u64>,
+    },
     No,
 }
 
@@ -74,7 +76,8 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     }
 }
 
-fn begin<'a, E: Environment>(
+/// Exports one file, link or mark of a directory, if that can be exported at all.
+pub(super) fn begin<'a, E: Environment>(
     context: &'a Context<'a, E>,
     uploads: &Arc<Semaphore>,
     inode: Inode,
@@ -85,7 +88,10 @@ fn begin<'a, E: Environment>(
             let id = inode.id;
             let result = match context.dry_run {
                 true => file_export::look(context, id).await.map(|()| Counted::No),
-                false => file_export::run(context, &uploads, id).await.map(|()| Counted::Yes),
+                false => {
+                    let sent = file_export::run(context, &uploads, id).await;
+                    sent.map(|sent| Counted::Yes { sent })
+                }
             };
             Ended { inode: id, result }
         })),
@@ -96,7 +102,7 @@ fn begin<'a, E: Environment>(
             context.progress.found(0);
             let id = inode.id;
             let result = file_export::symlink(context, &inode).await;
-            Ended { inode: id, result: result.map(|()| Counted::Yes) }
+            Ended { inode: id, result: result.map(|()| Counted::Yes { sent: None }) }
         })),
         Body::Directory(body) => {
             // Of what was never listed here nothing is known that the bucket has not.
@@ -115,7 +121,7 @@ async fn take<E: Environment>(context: &Context<'_, E>, ended: Option<Ended>) {
     match ended {
         None => {}
         Some(Ended { result: Ok(Counted::No), .. }) => {}
-        Some(Ended { result: Ok(Counted::Yes), .. }) => context.progress.done(),
+        Some(Ended { result: Ok(Counted::Yes { .. }), .. }) => context.progress.done(),
         // Removed since the walk saw it: nothing is missing in the bucket.
         Some(Ended { result: Err(failure), .. }) if failure.kind == ErrorKind::Stale => {
             context.progress.done();

@@ -35,6 +35,7 @@ use crate::{
         conflicts::missing,
         destination::{Destination, destination},
         import::broken,
+        own::OwnMark,
         parts::PartPlan,
         walk::{path_of, refused},
     },
@@ -56,24 +57,28 @@ pub(super) struct Source {
     pub(super) destination: Destination,
     /// Tag of the object whose name was removed here, or replaced by this file.
     removed: Option<String>,
+    /// Tag of an object that an earlier export of this file made, which nobody waited for any more.
+    own: Option<String>,
     /// The file that had the name then.
     moved: Option<InodeId>,
 }
 
-/// Exports one regular file, if the bucket lacks its content.
+/// Exports one regular file, if the bucket lacks its content. Tells how many bytes it sent then.
 pub(super) async fn run<E: Environment>(
     context: &Context<'_, E>,
     uploads: &Arc<Semaphore>,
     inode: InodeId,
-) -> Result<(), Failure> {
+) -> Result<Option<u64>, Failure> {
     let mut counted = false;
     let mut forgotten = false;
+    let mut own = None;
     settle::earlier(context.environment, context.importer, inode).await?;
     for _ in 0..ATTEMPTS {
         let mut source = read_source(context, inode).await?;
         if forgotten {
             source.removed = None;
         }
+        source.own = own.clone();
         if own_version(&source).is_none() {
             check_not_needed(context, &source).await?;
         }
@@ -84,15 +89,16 @@ pub(super) async fn run<E: Environment>(
             counted = true;
         }
         if !needed {
-            return Ok(());
+            return Ok(None);
         }
         match once(context, uploads, &source).await? {
             Attempt::Exported => {
                 context.progress.moved(size);
-                return Ok(());
+                return Ok(Some(size));
             }
             Attempt::Again => {}
             Attempt::NothingToReplace => forgotten = true,
+            Attempt::BehindOwn(tag) => own = Some(tag),
         }
     }
     let text = "the file, or its upload in the bucket, keeps changing while it is exported";
@@ -108,6 +114,9 @@ enum Attempt {
     /// The object that the file was to replace, whose name was removed here, is gone from the
     /// bucket.
     NothingToReplace,
+    /// The bucket has an older version of this file that an earlier export made, late, with this
+    /// tag.
+    BehindOwn(String),
 }
 
 /// Counts one regular file as found, if the bucket lacks its content.
@@ -250,6 +259,12 @@ async fn lost<E: Environment>(
         _ => return Err(failure),
     }
     let key = &export.key;
+    if let Ok(head) = bucket.head(key).await
+        && own_mark(&**context.environment, source).await?.has_made(&head.metadata)
+    {
+        tracing::info!(inode = %export.inode, %key, "an upload arrived after it was given up");
+        return Ok(Attempt::BehindOwn(head.version.tag.as_str().to_owned()));
+    }
     let own = own_version(source).is_some();
     if !own && replaces && matches!(bucket.head(key).await, Err(BucketError::NotFound { .. })) {
         return Ok(Attempt::NothingToReplace);
@@ -277,8 +292,8 @@ async fn begin<E: Environment>(
     source: &Source,
     part_size: u64,
 ) -> Result<Export, Failure> {
-    let high = u128::from(context.environment.random());
-    let id = (high << 64) | u128::from(context.environment.random());
+    let own = own_mark(&**context.environment, source).await?;
+    let id = own.id(context.environment.random());
     let inode = source.inode.id;
     let begin = BeginExport {
         inode,
@@ -307,13 +322,18 @@ async fn begin<E: Environment>(
 /// whose name was taken away here before this file got it (as a checkpoint is renamed over the last
 /// one).
 fn replaced(source: &Source) -> Option<String> {
-    own_version(source).or_else(|| source.removed.clone())
+    source.own.clone().or_else(|| own_version(source)).or_else(|| source.removed.clone())
 }
 
 /// The version that the file came from or went to, if its object is the destination.
 fn own_version(source: &Source) -> Option<String> {
     let origin = source.body.origin.as_ref()?;
     source.destination.is_of(origin).then(|| origin.tag.clone())
+}
+
+async fn own_mark<E: Environment>(environment: &E, source: &Source) -> Result<OwnMark, Failure> {
+    let Destination { link, key, .. } = &source.destination;
+    OwnMark::of(environment, source.inode.id, *link, key).await
 }
 
 /// Files that were written here, and files that have another name than their object.
@@ -363,7 +383,8 @@ async fn read_source<E: Environment>(
         };
         let destination = destination(view, &inode)?;
         let (removed, moved) = (removed(view, &inode)?, moved(view, &inode)?);
-        Ok(Source { body: (**body).clone(), content, destination, removed, moved, inode })
+        let body = (**body).clone();
+        Ok(Source { body, content, destination, removed, moved, inode, own: None })
     });
     query.await
 }

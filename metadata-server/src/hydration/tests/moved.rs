@@ -26,7 +26,7 @@ fn split(path: &str) -> (&str, FileName) {
     (directory, name(last))
 }
 
-async fn rename(world: &World, from: &str, to: &str) {
+pub(super) async fn rename(world: &World, from: &str, to: &str) {
     let ((source_parent, source_name), (target_parent, target_name)) = (split(from), split(to));
     let rename = command::Rename {
         caller: ROOT,
@@ -40,7 +40,7 @@ async fn rename(world: &World, from: &str, to: &str) {
     world.server.execute(Command::Rename(rename), false).await.unwrap();
 }
 
-async fn remove(world: &World, path: &str, directory: bool) {
+pub(super) async fn remove(world: &World, path: &str, directory: bool) {
     let (parent, name) = split(path);
     let parent = world.find(parent).await.unwrap().id;
     let remove = command::Remove { caller: ROOT, parent, name, directory, readers: Vec::new() };

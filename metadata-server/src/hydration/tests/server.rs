@@ -29,8 +29,8 @@ use millrace_protocol::{
     },
 };
 use millrace_types::{
-    ByteLen, ErrorKind, Failure, FileName, HostId, InodeId, KeyId, LinkId, LogIndex, SessionId,
-    TargetId, Timestamp,
+    ByteLen, ClusterId, ErrorKind, Failure, FileName, HostId, InodeId, KeyId, LinkId, LogIndex,
+    SessionId, TargetId, Timestamp,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -49,6 +49,7 @@ use crate::{
         records::{self, LinkRecord},
     },
     targets::map,
+    written::Written,
 };
 
 pub(super) const HOST: HostId = HostId([1; 16]);
@@ -88,6 +89,7 @@ pub(super) struct TestServer {
     pub(super) changed: Mutex<BTreeSet<InodeId>>,
     /// Targets do not answer what moves bytes.
     pub(super) silent: AtomicBool,
+    written: Written,
 }
 
 /// A server, hydration over it, and the directory that plays the bucket.
@@ -203,21 +205,36 @@ impl World {
 
     /// Runs the queue until a job is as wanted.
     pub(super) async fn run_until(&self, wanted: impl Fn(&Job) -> bool) -> Job {
-        let stop = CancellationToken::new();
-        let watch = async {
+        let found = self.run_beside(async {
             loop {
                 let jobs = self.hydration.list_jobs().await.unwrap();
                 if let Some(job) = jobs.into_iter().find(|job| wanted(job)) {
-                    stop.cancel();
                     return job;
                 }
                 tokio::task::yield_now().await;
             }
+        });
+        found.await
+    }
+
+    /// Runs everything that goes by itself until `work` is done.
+    pub(super) async fn run_beside<T>(&self, work: impl Future<Output = T>) -> T {
+        let stop = CancellationToken::new();
+        let watch = async {
+            let result = work.await;
+            stop.cancel();
+            result
         };
         let limit = tokio::time::timeout(Duration::from_secs(30), async {
             tokio::join!(self.hydration.run(stop.clone()), watch).1
         });
-        limit.await.expect("the job ends")
+        limit.await.expect("it ends")
+    }
+
+    /// The same server after a restart: what was in memory is gone.
+    pub(super) fn restart(&mut self) {
+        let buckets = Arc::clone(&self.server.buckets);
+        self.hydration = Hydration::new(Arc::clone(&self.server), buckets);
     }
 
     pub(super) async fn export(&self, path: &str) {
@@ -251,6 +268,7 @@ impl TestServer {
             named: Mutex::default(),
             changed: Mutex::default(),
             silent: AtomicBool::new(false),
+            written: Written::default(),
         }
     }
 
@@ -452,6 +470,7 @@ impl Environment for TestServer {
         let envelope = Envelope { time, operation: None, command };
         let effect = apply(&*store, LogIndex(number), &envelope).map_err(refused)?;
         store.commit(&effect.batch).unwrap();
+        self.written.note(&*store, &envelope.command, &effect.outcome).unwrap();
         let mut named = self.named.lock().unwrap();
         named.retain(|inode| !effect.raised.contains(inode));
         Ok(effect.outcome)
@@ -475,6 +494,14 @@ impl Environment for TestServer {
 
     async fn sign_read(&self, _content: Content) -> Result<Signed, Failure> {
         Ok(Signed { key: KeyId(1), body: Vec::new(), mac: [0; 32] })
+    }
+
+    fn cluster(&self) -> ClusterId {
+        ClusterId([9; 16])
+    }
+
+    fn written(&self) -> &Written {
+        &self.written
     }
 
     async fn map(&self) -> Result<Map, Failure> {

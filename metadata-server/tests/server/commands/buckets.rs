@@ -4,7 +4,7 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport, DropDirectory,
         ForgetEntries, FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts,
-        ObserveObject, ResolveConflict, SetLinkOptions, UpdateJob,
+        ObserveObject, ResolveConflict, SetAutoExport, SetLinkOptions, UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
@@ -175,6 +175,10 @@ impl Commands {
             modified: Timestamp(1_710_000_000_000_000_000),
         });
         match self.random.within(0..10) {
+            0 if percent(&self.random, 50) => Command::SetAutoExport(SetAutoExport {
+                link: self.link(view),
+                quiet_seconds: percent(&self.random, 50).then_some(30),
+            }),
             0 => Command::SetLinkOptions(SetLinkOptions {
                 link: self.link(view),
                 refresh_seconds: Some(30),

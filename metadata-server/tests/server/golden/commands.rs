@@ -6,8 +6,8 @@ use millrace_metadata_server::{
         CreateMasked, CreateUnnamed, DropDirectory, Envelope, ForgetEntries, Format, FoundObject,
         ImportEntries, ImportEntry, ImportKind, JobCounts, Loss, MakeLink, NewKey, NoteReads,
         ObserveObject, OpenSession, OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove,
-        RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetDefaults, SetLinkOptions,
-        SetPin, SetTime, SetXattr, UpdateJob,
+        RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults,
+        SetLinkOptions, SetPin, SetTime, SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -55,6 +55,7 @@ pub(super) fn all() -> Vec<Envelope> {
         (of_reads(), None),
         (of_pins(), None),
         (of_losses(), None),
+        (of_auto_exports(), None),
     ];
     let time = Timestamp(1_700_000_000_123_456_789);
     let enveloped = families.into_iter().flat_map(|(commands, operation)| {
@@ -387,6 +388,12 @@ fn of_changes_in_buckets() -> Vec<Command> {
 
 fn found() -> FoundObject {
     FoundObject { origin: origin(), modified: Timestamp(1_700_000_000_000_000_065) }
+}
+
+fn of_auto_exports() -> Vec<Command> {
+    let set =
+        |quiet_seconds| Command::SetAutoExport(SetAutoExport { link: LinkId(80), quiet_seconds });
+    vec![set(Some(30)), set(None)]
 }
 
 fn of_losses() -> Vec<Command> {

@@ -7,9 +7,10 @@ use millrace_metadata_server::{
         ParentLink,
     },
     store::records::{
-        Applied, DistrustRecord, Entry, Export, FileSystem, GroupRecord, HostRecord, JobRecord,
-        KeyRecord, LinkRecord, LostTarget, OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord,
-        RunRecord, SelectionRecord, SessionRecord, TargetRecord, TrimRecord, Whiteout,
+        Applied, AutoExportRecord, DistrustRecord, Entry, Export, FileSystem, GroupRecord,
+        HostRecord, JobRecord, KeyRecord, LinkRecord, LostTarget, OpenRecord, PoolRecord,
+        ReclaimRecord, RestoreRecord, RunRecord, SelectionRecord, SessionRecord, TargetRecord,
+        TrimRecord, Whiteout,
     },
 };
 use millrace_protocol::{admin::AttributeSource, cluster::LinkMode, metadata::FileKind};
@@ -107,6 +108,7 @@ fn of_cluster() -> Vec<Sample> {
         Sample::of("HostRecord", &host),
         Sample::of("TargetRecord", &target),
         Sample::of("LostTarget", &lost),
+        Sample::of("AutoExportRecord", &AutoExportRecord { quiet_seconds: 30 }),
         Sample::of("PoolRecord", &pool),
         Sample::of("GroupRecord", &group),
         Sample::of("KeyRecord", &key),

@@ -1,10 +1,14 @@
 //! Messages about who reaches buckets, and what changed on both sides.
 
 use millrace_protocol::{
-    bucket::{CheckLink, CheckLinkReply, Conflict, ConflictsReply, HostCheck, ListConflicts},
+    admin::JobFailure,
+    bucket::{
+        AutoExport, AutoExportsReply, CheckLink, CheckLinkReply, Conflict, ConflictsReply,
+        HostCheck, ListAutoExports, ListConflicts, SetAutoExport,
+    },
     cluster::{Bucket, LinkMode},
 };
-use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, Timestamp};
+use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, LinkId, Timestamp};
 
 use super::{Sample, pair};
 
@@ -27,7 +31,25 @@ pub(super) fn all() -> Vec<Sample> {
         modified: Timestamp(1_700_000_000_000_000_000),
         key: Some("run/model.pt".into()),
     };
+    let failure = JobFailure {
+        path: b"/run/model.pt".to_vec(),
+        failure: Failure::new(ErrorKind::Conflict, "changed in the bucket too"),
+    };
+    let auto_export = AutoExport {
+        link: LinkId(3),
+        quiet_seconds: 30,
+        waiting: 4,
+        files: 1_000,
+        bytes: 1 << 40,
+        failing: 1,
+        failures: vec![failure],
+    };
     [
+        pair(
+            &SetAutoExport { path: b"/run".to_vec(), quiet_seconds: Some(30) },
+            &AutoExportsReply { links: vec![auto_export] },
+        ),
+        pair(&ListAutoExports {}, &AutoExportsReply { links: Vec::new() }),
         pair(
             &CheckLink { path: b"/train".to_vec() },
             &CheckLinkReply { bucket, mode: LinkMode::ImportExport, hosts },

@@ -1,0 +1,207 @@
+//! Links that export by themselves.
+
+use std::{fs, time::Duration};
+
+use millrace_protocol::{
+    admin::{JobKind, JobState, RemoveLink, StartJob},
+    bucket::{AutoExport, QUIET_SECONDS_MAX, SetAutoExport},
+    cluster::LinkMode,
+};
+use millrace_types::ErrorKind;
+
+use super::{
+    moved::rename,
+    server::{Fault, ROOT, World},
+};
+use crate::{hydration::Environment, namespace::ObjectState};
+
+async fn set(world: &World, quiet_seconds: Option<u32>) -> Vec<AutoExport> {
+    let request = SetAutoExport { path: b"/data".to_vec(), quiet_seconds };
+    world.hydration.set_auto_export(&request).await.unwrap()
+}
+
+/// A link that exports as soon as nobody has a file open.
+async fn exporting() -> World {
+    let world = World::new(LinkMode::ImportExport).await;
+    set(&world, Some(0)).await;
+    world
+}
+
+async fn status(world: &World) -> AutoExport {
+    world.hydration.list_auto_exports().await.unwrap().remove(0)
+}
+
+/// Until a file is in its bucket, in this version.
+async fn arrived(world: &World, path: &str, bytes: &[u8]) {
+    let object = world.object(path.strip_prefix("/data/").unwrap());
+    while world.state(path).await != ObjectState::Exported
+        || fs::read(&object).ok().as_deref() != Some(bytes)
+    {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Until everything was looked at that is due.
+async fn settled(world: &World) -> AutoExport {
+    loop {
+        let status = status(world).await;
+        if status.waiting == 0 {
+            return status;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_written_goes_to_the_bucket_by_itself() {
+    let world = exporting().await;
+    let work = async {
+        world.write("/data/new", b"one").await;
+        arrived(&world, "/data/new", b"one").await;
+        world.write("/data/new", b"another").await;
+        arrived(&world, "/data/new", b"another").await;
+        world.make_directory("/data/ckpt").await;
+        world.write("/data/ckpt/model.pt", &vec![7; 3 << 20]).await;
+        arrived(&world, "/data/ckpt/model.pt", &vec![7; 3 << 20]).await;
+        settled(&world).await
+    };
+    let status = world.run_beside(work).await;
+    assert_eq!((status.files, status.bytes, status.failing), (3, 10 + (3 << 20), 0));
+    assert!(world.hydration.list_jobs().await.unwrap().is_empty(), "no job was started");
+}
+
+#[tokio::test]
+async fn what_was_written_before_a_start_or_before_it_was_asked_for_is_found() {
+    let mut world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/data/run").await;
+    world.write("/data/run/before", b"before").await;
+    set(&world, Some(0)).await;
+    world.run_beside(arrived(&world, "/data/run/before", b"before")).await;
+    world.write("/data/run/while", b"nobody looks").await;
+    world.restart();
+    world.run_beside(arrived(&world, "/data/run/while", b"nobody looks")).await;
+    assert_eq!(status(&world).await.files, 1, "what the bucket has is not sent again");
+}
+
+#[tokio::test]
+async fn a_file_that_is_open_waits_for_its_writer() {
+    let world = exporting().await;
+    let inode = world.write("/data/file", b"first").await;
+    world.server.open_write(inode).await;
+    let work = async {
+        while status(&world).await.waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+        // It has been looked at meanwhile, if ever.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!world.object("file").exists());
+        assert_eq!(status(&world).await.waiting, 1);
+        world.server.commit(inode, 5).await;
+        arrived(&world, "/data/file", b"first").await;
+    };
+    world.run_beside(work).await;
+    assert_eq!(status(&world).await.failing, 0);
+}
+
+#[tokio::test]
+async fn what_is_renamed_goes_to_its_new_key_with_all_below_it() {
+    let world = exporting().await;
+    let work = async {
+        world.make_directory("/data/tmp").await;
+        world.write("/data/tmp/a", b"a").await;
+        arrived(&world, "/data/tmp/a", b"a").await;
+        rename(&world, "/data/tmp", "/data/done").await;
+        arrived(&world, "/data/done/a", b"a").await;
+        rename(&world, "/data/done/a", "/data/b").await;
+        arrived(&world, "/data/b", b"a").await;
+        // A checkpoint that takes the place of the last one.
+        world.write("/data/b.new", b"second").await;
+        rename(&world, "/data/b.new", "/data/b").await;
+        arrived(&world, "/data/b", b"second").await;
+    };
+    world.run_beside(work).await;
+}
+
+#[tokio::test]
+async fn a_failure_that_may_pass_is_tried_again_and_another_waits_for_a_change() {
+    let world = exporting().await;
+    let work = async {
+        let failed = Fault::Fail(ErrorKind::BucketUnavailable);
+        world.server.faults.lock().unwrap().push_back(failed);
+        world.write("/data/file", b"content").await;
+        while status(&world).await.failing == 0 {
+            tokio::task::yield_now().await;
+        }
+        let failing = status(&world).await;
+        assert_eq!((failing.waiting, failing.failing), (1, 1));
+        assert_eq!(failing.failures[0].failure.kind, ErrorKind::BucketUnavailable);
+        assert_eq!(failing.failures[0].path, b"/data/file");
+        // A change is as good as the next try.
+        world.write("/data/file", b"changed").await;
+        arrived(&world, "/data/file", b"changed").await;
+        assert_eq!(settled(&world).await.failing, 0);
+        world.put("file", b"somebody else's");
+        world.write("/data/file", b"mine").await;
+        while status(&world).await.failing == 0 {
+            tokio::task::yield_now().await;
+        }
+        let failing = settled(&world).await;
+        assert_eq!(failing.failures[0].failure.kind, ErrorKind::Conflict);
+        assert_eq!(fs::read(world.object("file")).unwrap(), b"somebody else's");
+    };
+    world.run_beside(work).await;
+}
+
+#[tokio::test]
+async fn jobs_and_what_goes_by_itself_take_turns() {
+    let world = exporting().await;
+    for number in 0..100 {
+        world.write(&format!("/data/{number}"), b"some bytes").await;
+    }
+    // Both send the same files at the same time: each is sent by one of them.
+    let start = |kind| StartJob { caller: ROOT, kind, path: b"/data".to_vec() };
+    let work = async {
+        for kind in [JobKind::Export, JobKind::Release, JobKind::Export] {
+            let id = world.hydration.start_job(b"", &start(kind)).await.unwrap().id;
+            world.write("/data/7", b"once more!").await;
+            loop {
+                let job = world.hydration.show_job(id).await.unwrap();
+                if job.state.is_final() {
+                    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+        for number in 0..100 {
+            let bytes: &[u8] = if number == 7 { b"once more!" } else { b"some bytes" };
+            arrived(&world, &format!("/data/{number}"), bytes).await;
+        }
+        settled(&world).await
+    };
+    assert_eq!(world.run_beside(work).await.failing, 0);
+}
+
+#[tokio::test]
+async fn it_is_refused_where_it_makes_no_sense_and_ends_with_its_link() {
+    let world = World::new(LinkMode::Import).await;
+    let ask = |path: &[u8], quiet_seconds| SetAutoExport { path: path.to_vec(), quiet_seconds };
+    let refused = async |request| {
+        world.hydration.set_auto_export(&request).await.expect_err("it is refused").kind
+    };
+    assert_eq!(refused(ask(b"/data", Some(5))).await, ErrorKind::ReadOnly);
+    assert_eq!(refused(ask(b"/", Some(5))).await, ErrorKind::NotFound);
+    let longest = Some(QUIET_SECONDS_MAX + 1);
+    assert_eq!(refused(ask(b"/data", longest)).await, ErrorKind::InvalidArgument);
+    assert!(set(&world, None).await.is_empty(), "it is off already");
+
+    let world = exporting().await;
+    world.write("/data/file", b"content").await;
+    assert!(set(&world, None).await.is_empty());
+    assert!(world.server.written().take().changed.is_empty(), "nobody listens any more");
+    assert_eq!(set(&world, Some(30)).await[0].quiet_seconds, 30);
+    assert_eq!(set(&world, Some(40)).await[0].quiet_seconds, 40);
+    let remove = RemoveLink { path: b"/data".to_vec(), discard: true };
+    world.hydration.remove_link(&remove).await.unwrap();
+    assert!(world.hydration.list_auto_exports().await.unwrap().is_empty());
+}

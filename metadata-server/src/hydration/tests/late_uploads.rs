@@ -1,0 +1,99 @@
+//! Uploads that arrive after the server has given them up.
+
+use std::{fs, sync::atomic::Ordering};
+
+use millrace_object_source::{Condition, EXPORT_ID_KEY, Metadata};
+use millrace_protocol::{
+    admin::{JobKind, JobState, StartJob},
+    cluster::LinkMode,
+};
+use millrace_types::{ErrorKind, InodeId};
+
+use super::server::{ROOT, World};
+use crate::{
+    command::Command,
+    hydration::Environment,
+    namespace::ObjectState,
+    store::{
+        keys,
+        records::{self, Export},
+    },
+};
+
+async fn export_of(world: &World, inode: InodeId) -> Option<Export> {
+    let query =
+        world.server.read(move |view| Ok(records::read(view, &keys::export(inode)).unwrap()));
+    query.await.unwrap()
+}
+
+/// A link with a file whose upload is under the hands of a target when the server ends; after the
+/// restart it is given up, and then it arrives.
+async fn late(world: &mut World) -> InodeId {
+    let inode = world.write("/data/file", b"first").await;
+    world.server.silent.store(true, Ordering::Relaxed);
+    let start = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/data".to_vec() };
+    let job = world.hydration.start_job(b"", &start).await.unwrap().id;
+    let begun = world.run_beside(async {
+        loop {
+            if let Some(export) = export_of(world, inode).await {
+                return export;
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let begun = begun.await;
+    let cancel = millrace_protocol::admin::CancelJob { caller: ROOT, id: job };
+    world.hydration.cancel_job(&cancel).await.unwrap();
+    world.restart();
+    world
+        .run_beside(async {
+            while export_of(world, inode).await.is_some() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    world.server.silent.store(false, Ordering::Relaxed);
+    let id = [(EXPORT_ID_KEY.to_owned(), format!("{:032x}", begun.id))];
+    let (metadata, body) = (Metadata::new(id).unwrap(), vec![b"first".to_vec().into()]);
+    world.bucket.put_small("file", body, &metadata, &Condition::Absent).await.unwrap();
+    inode
+}
+
+#[tokio::test]
+async fn the_next_export_goes_on_from_it() {
+    for changed in [false, true] {
+        let mut world = World::new(LinkMode::ImportExport).await;
+        late(&mut world).await;
+        let expected: &[u8] = if changed { b"second" } else { b"first" };
+        world.write("/data/file", expected).await;
+        world.export("/data").await;
+        assert_eq!(world.state("/data/file").await, ObjectState::Exported);
+        assert_eq!(fs::read(world.object("file")).unwrap(), expected);
+    }
+}
+
+#[tokio::test]
+async fn looking_at_the_bucket_makes_no_conflict_of_it() {
+    let mut world = World::new(LinkMode::ImportExport).await;
+    let inode = late(&mut world).await;
+    world.hydration.importer.object(inode).await.unwrap();
+    assert_eq!(world.state("/data/file").await, ObjectState::Local);
+    let listed = world.job(JobKind::Import, "/data").await;
+    assert_eq!(listed.state, JobState::Succeeded);
+    assert_eq!(world.state("/data/file").await, ObjectState::Local);
+    // Somebody else's is one.
+    world.put("file", b"theirs");
+    world.hydration.importer.object(inode).await.unwrap();
+    assert_eq!(world.state("/data/file").await, ObjectState::Conflict);
+}
+
+#[tokio::test]
+async fn what_was_exported_before_a_backup_was_put_back_is_not_overwritten() {
+    let mut world = World::new(LinkMode::ImportExport).await;
+    late(&mut world).await;
+    let restored = Command::Restored("a backup of yesterday".to_owned());
+    world.server.execute(restored, true).await.unwrap();
+    let job = world.job(JobKind::Export, "/data").await;
+    assert_eq!(job.failures[0].failure.kind, ErrorKind::Conflict, "{:?}", job.failures);
+    assert_eq!(fs::read(world.object("file")).unwrap(), b"first");
+}
