@@ -65,7 +65,7 @@ async fn what_is_written_goes_to_the_bucket_by_itself() {
         arrived(&world, "/data/ckpt/model.pt", &vec![7; 3 << 20]).await;
         settled(&world).await
     };
-    let status = world.run_beside(work).await;
+    let status = world.run_beside(Box::pin(work)).await;
     assert_eq!((status.files, status.bytes, status.failing), (3, 10 + (3 << 20), 0));
     assert!(world.hydration.list_jobs().await.unwrap().is_empty(), "no job was started");
 }
@@ -99,7 +99,7 @@ async fn a_file_that_is_open_waits_for_its_writer() {
         world.server.commit(inode, 5).await;
         arrived(&world, "/data/file", b"first").await;
     };
-    world.run_beside(work).await;
+    world.run_beside(Box::pin(work)).await;
     assert_eq!(status(&world).await.failing, 0);
 }
 
@@ -119,7 +119,7 @@ async fn what_is_renamed_goes_to_its_new_key_with_all_below_it() {
         rename(&world, "/data/b.new", "/data/b").await;
         arrived(&world, "/data/b", b"second").await;
     };
-    world.run_beside(work).await;
+    world.run_beside(Box::pin(work)).await;
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn a_failure_that_may_pass_is_tried_again_and_another_waits_for_a_change()
         assert_eq!(failing.failures[0].failure.kind, ErrorKind::Conflict);
         assert_eq!(fs::read(world.object("file")).unwrap(), b"somebody else's");
     };
-    world.run_beside(work).await;
+    world.run_beside(Box::pin(work)).await;
 }
 
 #[tokio::test]
@@ -179,7 +179,7 @@ async fn jobs_and_what_goes_by_itself_take_turns() {
         }
         settled(&world).await
     };
-    assert_eq!(world.run_beside(work).await.failing, 0);
+    assert_eq!(world.run_beside(Box::pin(work)).await.failing, 0);
 }
 
 #[tokio::test]

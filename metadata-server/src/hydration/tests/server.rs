@@ -225,9 +225,9 @@ impl World {
             stop.cancel();
             result
         };
-        let limit = tokio::time::timeout(Duration::from_secs(30), async {
-            tokio::join!(self.hydration.run(stop.clone()), watch).1
-        });
+        let all = Box::pin(self.hydration.run(stop.clone()));
+        let limit =
+            tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(all, watch).1 });
         limit.await.expect("it ends")
     }
 
