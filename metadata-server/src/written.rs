@@ -74,6 +74,8 @@ impl Written {
             (Command::SetAttributes(set), _) => set.inode,
             (Command::MakeLink(link), _) => link.inode,
             (Command::ResolveConflict(resolve), _) => resolve.inode,
+            // It may have another name, under which it goes from now on.
+            (Command::Remove(_), Outcome::Inode(inode)) => *inode,
             (Command::Rename(rename), _) => {
                 let back = (rename.source_parent, &rename.source_name);
                 let back = (rename.mode == RenameMode::Exchange).then_some(back);

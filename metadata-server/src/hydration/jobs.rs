@@ -314,9 +314,9 @@ impl<E: Environment> Jobs<E> {
         let id = record.job.id;
         let progress = Progress::default();
         let _turn = match is_alone(record.job.kind) {
-            // One that is cancelled meanwhile ends below.
             true => tokio::select! {
-                () = begun.stop.cancelled() => None,
+                // It is recorded as cancelled, and has begun nothing that is to be settled.
+                () = begun.stop.cancelled() => return,
                 turn = self.alone.take() => Some(turn),
             },
             false => None,

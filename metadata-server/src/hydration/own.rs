@@ -5,8 +5,8 @@
 //! each export, which travels in the object's metadata, says for which file it was: half of it
 //! follows from the cluster, the file and the place, half is drawn.
 //!
-//! What was exported before a backup was put back may be newer than what the backup knows: it
-//! counts as somebody else's.
+//! What was exported before a backup was put back may be newer than what the backup knows. So
+//! nothing counts as own where that has happened, and such an object is a conflict.
 
 use millrace_object_source::{EXPORT_ID_KEY, Metadata};
 use millrace_types::{ClusterId, Failure, InodeId, LinkId};
@@ -22,7 +22,11 @@ use crate::{
 
 /// The half of its export's ids that a file and its place have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct OwnMark(u64);
+pub(super) struct OwnMark {
+    half: u64,
+    /// Whether no backup was ever put back.
+    is_certain: bool,
+}
 
 impl OwnMark {
     /// Of exports of this file to this key.
@@ -37,37 +41,38 @@ impl OwnMark {
     ) -> Result<Self, Failure> {
         let query = environment
             .read(|view| records::read::<RestoreRecord>(view, &keys::restores()).map_err(broken));
-        let restores = query.await?.map_or(0, |record| record.restores);
-        Ok(Self::new(environment.cluster(), restores, inode, link, key))
+        let is_certain = query.await?.is_none_or(|record| record.restores == 0);
+        Ok(Self { is_certain, ..Self::new(environment.cluster(), inode, link, key) })
     }
 
-    fn new(cluster: ClusterId, restores: u32, inode: InodeId, link: LinkId, key: &str) -> Self {
+    fn new(cluster: ClusterId, inode: InodeId, link: LinkId, key: &str) -> Self {
         let [a, b, c, d, e, f, g, h, ..] = cluster.0;
         // Clusters draw their ids, and give an inode's id once. The place is in it because objects
         // may be copied with their metadata.
-        let place = crc32c::crc32c_append(link.0, &restores.to_be_bytes());
-        let place = u64::from(crc32c::crc32c_append(place, key.as_bytes()));
-        Self(u64::from_be_bytes([a, b, c, d, e, f, g, h]) ^ inode.0 ^ (place << 32))
+        let place = u64::from(crc32c::crc32c_append(link.0, key.as_bytes()));
+        let half = u64::from_be_bytes([a, b, c, d, e, f, g, h]) ^ inode.0 ^ (place << 32);
+        Self { half, is_certain: true }
     }
 
     /// An id of such an export.
     pub(super) fn id(self, drawn: u64) -> u128 {
-        (u128::from(self.0) << 64) | u128::from(drawn)
+        (u128::from(self.half) << 64) | u128::from(drawn)
     }
 
     /// Whether one of these exports made an object with these metadata.
     pub(super) fn has_made(self, metadata: &Metadata) -> bool {
         let id = metadata.value(EXPORT_ID_KEY).filter(|id| id.len() == 32);
         let id = id.and_then(|id| u128::from_str_radix(id, 16).ok());
-        id.is_some_and(|id| (id >> 64) == u128::from(self.0))
+        self.is_certain && id.is_some_and(|id| (id >> 64) == u128::from(self.half))
     }
 }
 
-/// Whether a file was changed since it was like any object, so that an older version of its own is
-/// nothing to follow, and nothing that somebody else did.
+/// Whether a file was changed since it was like any object, and needs no byte of one: an older
+/// version of its own is then nothing to follow, and nothing that somebody else did.
 pub(super) fn is_ahead(inode: &Inode) -> bool {
     matches!(&inode.body, Body::File(file)
-        if matches!(file.state, ObjectState::Local | ObjectState::Dirty))
+        if matches!(file.state, ObjectState::Local | ObjectState::Dirty)
+            && file.origin_length == 0)
 }
 
 #[cfg(test)]
@@ -82,18 +87,19 @@ mod tests {
 
     #[test]
     fn a_file_knows_its_own_objects_at_their_place() {
-        let own = OwnMark::new(CLUSTER, 0, InodeId(5), LinkId(1), "run/model.pt");
+        let own = OwnMark::new(CLUSTER, InodeId(5), LinkId(1), "run/model.pt");
         let id = |mark: OwnMark| metadata(&format!("{:032x}", mark.id(9)));
         assert!(own.has_made(&id(own)));
         for other in [
-            OwnMark::new(ClusterId([8; 16]), 0, InodeId(5), LinkId(1), "run/model.pt"),
-            OwnMark::new(CLUSTER, 1, InodeId(5), LinkId(1), "run/model.pt"),
-            OwnMark::new(CLUSTER, 0, InodeId(6), LinkId(1), "run/model.pt"),
-            OwnMark::new(CLUSTER, 0, InodeId(5), LinkId(2), "run/model.pt"),
-            OwnMark::new(CLUSTER, 0, InodeId(5), LinkId(1), "run/copy.pt"),
+            OwnMark::new(ClusterId([8; 16]), InodeId(5), LinkId(1), "run/model.pt"),
+            OwnMark::new(CLUSTER, InodeId(6), LinkId(1), "run/model.pt"),
+            OwnMark::new(CLUSTER, InodeId(5), LinkId(2), "run/model.pt"),
+            OwnMark::new(CLUSTER, InodeId(5), LinkId(1), "run/copy.pt"),
         ] {
             assert!(!own.has_made(&id(other)), "{other:?}");
         }
+        let restored = OwnMark { is_certain: false, ..own };
+        assert!(!restored.has_made(&id(own)), "what was exported may be newer than the backup");
         for damaged in ["", "1", "no number at all, of 32 letters.", &"f".repeat(33)] {
             assert!(!own.has_made(&metadata(damaged)), "{damaged}");
         }

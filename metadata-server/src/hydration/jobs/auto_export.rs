@@ -64,6 +64,7 @@ pub(in crate::hydration) struct AutoExporter<E> {
     environment: Arc<E>,
     importer: Arc<Importer<E>>,
     state: Mutex<State>,
+    reloading: tokio::sync::Mutex<()>,
     /// There may be a walk to begin, or room to go on with one.
     sorting: Notify,
     /// There may be something to send.
@@ -108,7 +109,8 @@ const OPEN_PAUSE: Duration = Duration::from_secs(1);
 impl<E: Environment> AutoExporter<E> {
     pub(super) fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
         let (sorting, sending) = (Notify::new(), Notify::new());
-        Self { environment, importer, state: Mutex::default(), sorting, sending }
+        let (state, reloading) = (Mutex::default(), tokio::sync::Mutex::default());
+        Self { environment, importer, state, reloading, sorting, sending }
     }
 
     /// Reads which links export by themselves. Of one that did not before, everything is looked at.
@@ -116,6 +118,8 @@ impl<E: Environment> AutoExporter<E> {
     /// # Errors
     /// That the server is busy or shutting down.
     pub(in crate::hydration) async fn reload(&self) -> Result<(), Failure> {
+        // What was read first must be applied first.
+        let _one = self.reloading.lock().await;
         let links = self.environment.read(followed).await?;
         // Before anything is looked at: what is written meanwhile comes by itself.
         self.environment.written().listen(!links.is_empty());
@@ -132,7 +136,10 @@ impl<E: Environment> AutoExporter<E> {
         });
         for (link, (directory, quiet)) in links {
             match known.get_mut(&link) {
-                Some(followed) => followed.quiet = quiet,
+                Some(followed) => {
+                    followed.quiet = quiet;
+                    queue.hasten(link, now + quiet);
+                }
                 None => {
                     known.insert(link, Followed::new(directory, quiet));
                     sweep::put(sweeps, Sweep::of_link(link, directory, now + quiet));
@@ -141,6 +148,7 @@ impl<E: Environment> AutoExporter<E> {
         }
         drop(state);
         self.sorting.notify_one();
+        self.sending.notify_one();
         Ok(())
     }
 
@@ -169,11 +177,14 @@ impl<E: Environment> AutoExporter<E> {
         }
         for (link, failing) in all.iter_mut().zip(failing) {
             for (id, failure) in failing {
-                let path = match inode(&*self.environment, id).await {
-                    Ok(inode) => path_of(&*self.environment, &inode).await,
-                    Err(_) => id.to_string().into_bytes(),
-                };
-                link.failures.push(JobFailure { path, failure });
+                match inode(&*self.environment, id).await {
+                    Ok(inode) => {
+                        let path = path_of(&*self.environment, &inode).await;
+                        link.failures.push(JobFailure { path, failure });
+                    }
+                    // Removed since.
+                    Err(_) => link.failing = link.failing.saturating_sub(1),
+                }
             }
         }
         Ok(all)
@@ -253,9 +264,9 @@ impl<E: Environment> AutoExporter<E> {
         let (directory, due) = (followed.directory, now + followed.quiet);
         let waiting = Waiting::changed(place.link, now, followed.quiet);
         if is_tree {
-            sweep::put(&mut state.sweeps, Sweep::of_moved(place.link, place.inode, due));
+            sweep::put(&mut state.sweeps, Sweep::of_all(place.link, place.inode, due));
         } else if !state.queue.put(place.inode, waiting) {
-            sweep::put(&mut state.sweeps, Sweep::of_link(place.link, directory, due));
+            sweep::put(&mut state.sweeps, Sweep::of_all(place.link, directory, due));
         }
     }
 
@@ -266,7 +277,7 @@ impl<E: Environment> AutoExporter<E> {
         let State { links, sweeps, .. } = &mut *state;
         for (link, followed) in links {
             let due = now + followed.quiet.max(PAUSE);
-            sweep::put(sweeps, Sweep::of_link(*link, followed.directory, due));
+            sweep::put(sweeps, Sweep::of_all(*link, followed.directory, due));
         }
     }
 
@@ -296,7 +307,9 @@ impl<E: Environment> AutoExporter<E> {
                 && let Some((id, waiting)) = self.take_due()
             {
                 let (context, uploads) = (&context, &uploads);
-                files.push(async move { (id, waiting, one(context, uploads, id).await) });
+                files.push(
+                    async move { (id, waiting, one(context, uploads, id, waiting.link).await) },
+                );
             }
             if files.is_empty() {
                 turn = None;
@@ -336,10 +349,13 @@ impl<E: Environment> AutoExporter<E> {
         let mut state = self.state();
         let State { links, queue, under_way, sweeps } = &mut *state;
         let again = under_way.remove(&id).and_then(|same| same.again);
-        let Some(followed) = links.get_mut(&waiting.link) else { return };
-        if again.is_some_and(|again| !queue.put_new(id, again)) {
-            sweep::put(sweeps, Sweep::of_link(waiting.link, followed.directory, now));
+        if let Some(again) = again
+            && let Some(followed) = links.get(&again.link)
+            && !queue.put_new(id, again)
+        {
+            sweep::put(sweeps, Sweep::of_all(again.link, followed.directory, now));
         }
+        let Some(followed) = links.get_mut(&waiting.link) else { return };
         let again = match result {
             Ok(Counted::Yes { sent }) => {
                 followed.failing.remove(&id);
@@ -360,22 +376,17 @@ impl<E: Environment> AutoExporter<E> {
             Err(failure) => {
                 self.importer.counts.failed_by_itself();
                 let may_pass = may_pass(failure.kind);
-                if may_pass {
-                    tracing::info!(inode = %id, %failure, "a file goes to its bucket later");
-                } else {
-                    tracing::warn!(inode = %id, %failure, "a file cannot go to its bucket");
+                if waiting.failed == 0 {
+                    tracing::warn!(inode = %id, %failure, "a file cannot go to its bucket now");
                 }
                 if followed.failing.len() < FAILING_MAX {
                     followed.failing.insert(id, failure);
                 }
-                if !may_pass {
-                    return;
-                }
-                waiting.after_failure(now, followed.quiet)
+                waiting.after_failure(now, followed.quiet, may_pass)
             }
         };
         if !queue.put_new(id, again) {
-            sweep::put(sweeps, Sweep::of_link(waiting.link, followed.directory, again.due));
+            sweep::put(sweeps, Sweep::of_all(waiting.link, followed.directory, again.due));
         }
     }
 
@@ -411,13 +422,18 @@ async fn one<E: Environment>(
     context: &Context<'_, E>,
     uploads: &Arc<Semaphore>,
     id: InodeId,
+    link: LinkId,
 ) -> Result<Counted, Failure> {
     let query = context.environment.read(move |view| {
-        let inode = tree::inode(view, id).map_err(refused)?;
+        // Of another link by now, or of none.
+        let stays = place_of(view, id)?.is_some_and(|place| place.link == link);
+        if !stays {
+            return Ok(None);
+        }
         let is_written = !writers(view, id).map_err(broken)?.is_empty();
-        Ok((inode, is_written))
+        Ok(Some((tree::inode(view, id).map_err(refused)?, is_written)))
     });
-    let (inode, is_written) = query.await?;
+    let Some((inode, is_written)) = query.await? else { return Ok(Counted::No) };
     if is_written {
         return Err(ErrorKind::InUse.into());
     }

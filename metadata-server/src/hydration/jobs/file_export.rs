@@ -241,7 +241,8 @@ async fn lost<E: Environment>(
     if let Err(error) = settle::give_up(context.environment, bucket, export).await {
         // The file's next export does that first.
         tracing::warn!(key = %export.key, %error, "an upload cannot be given up now");
-        return Err(failure);
+        // Not the first one, which may say that the file is gone, of which nothing is known.
+        return Err(if failure.kind == ErrorKind::Stale { error } else { failure });
     }
     let replaces = replaced(source).is_some();
     match failure.kind {
@@ -261,6 +262,8 @@ async fn lost<E: Environment>(
     let key = &export.key;
     if let Ok(head) = bucket.head(key).await
         && own_mark(&**context.environment, source).await?.has_made(&head.metadata)
+        // Bytes that are nowhere but in the version before it are gone: that is for a person.
+        && missing(&**context.environment, &source.inode, &source.body).await?.0 == 0
     {
         tracing::info!(inode = %export.inode, %key, "an upload arrived after it was given up");
         return Ok(Attempt::BehindOwn(head.version.tag.as_str().to_owned()));

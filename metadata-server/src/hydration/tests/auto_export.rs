@@ -1,19 +1,24 @@
 //! Links that export by themselves.
 
-use std::{fs, time::Duration};
+use std::{fs, sync::atomic::Ordering, time::Duration};
 
 use millrace_protocol::{
-    admin::{JobKind, JobState, RemoveLink, StartJob},
+    admin::{CancelJob, JobKind, JobState, RemoveLink, StartJob},
     bucket::{AutoExport, QUIET_SECONDS_MAX, SetAutoExport},
     cluster::LinkMode,
 };
-use millrace_types::ErrorKind;
+use millrace_types::{ErrorKind, FileName};
 
 use super::{
-    moved::rename,
+    moved::{remove, rename},
     server::{Fault, ROOT, World},
 };
-use crate::{hydration::Environment, namespace::ObjectState};
+use crate::{
+    command::{self, Command},
+    hydration::Environment,
+    namespace::ObjectState,
+    store::keys,
+};
 
 async fn set(world: &World, quiet_seconds: Option<u32>) -> Vec<AutoExport> {
     let request = SetAutoExport { path: b"/data".to_vec(), quiet_seconds };
@@ -123,7 +128,7 @@ async fn what_is_renamed_goes_to_its_new_key_with_all_below_it() {
 }
 
 #[tokio::test]
-async fn a_failure_that_may_pass_is_tried_again_and_another_waits_for_a_change() {
+async fn what_fails_is_tried_again_and_a_change_is_as_good_as_the_next_try() {
     let world = exporting().await;
     let work = async {
         let failed = Fault::Fail(ErrorKind::BucketUnavailable);
@@ -136,7 +141,6 @@ async fn a_failure_that_may_pass_is_tried_again_and_another_waits_for_a_change()
         assert_eq!((failing.waiting, failing.failing), (1, 1));
         assert_eq!(failing.failures[0].failure.kind, ErrorKind::BucketUnavailable);
         assert_eq!(failing.failures[0].path, b"/data/file");
-        // A change is as good as the next try.
         world.write("/data/file", b"changed").await;
         arrived(&world, "/data/file", b"changed").await;
         assert_eq!(settled(&world).await.failing, 0);
@@ -145,9 +149,64 @@ async fn a_failure_that_may_pass_is_tried_again_and_another_waits_for_a_change()
         while status(&world).await.failing == 0 {
             tokio::task::yield_now().await;
         }
-        let failing = settled(&world).await;
+        let failing = status(&world).await;
+        assert_eq!((failing.waiting, failing.failures.len()), (1, 1), "it is tried again, rarely");
         assert_eq!(failing.failures[0].failure.kind, ErrorKind::Conflict);
         assert_eq!(fs::read(world.object("file")).unwrap(), b"somebody else's");
+    };
+    world.run_beside(Box::pin(work)).await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_removed_meanwhile_is_no_failure_and_another_name_stays() {
+    let world = exporting().await;
+    set(&world, Some(1)).await;
+    let work = async {
+        let inode = world.write("/data/first", b"two names").await;
+        let link = command::MakeLink {
+            caller: ROOT,
+            inode,
+            parent: world.find("/data").await.unwrap().id,
+            name: FileName::parse(b"second").unwrap(),
+        };
+        world.server.execute(Command::MakeLink(link), false).await.unwrap();
+        world.write("/data/gone", b"gone").await;
+        while status(&world).await.waiting < 2 {
+            tokio::task::yield_now().await;
+        }
+        remove(&world, "/data/gone", false).await;
+        arrived(&world, "/data/first", b"two names").await;
+        settled(&world).await;
+        remove(&world, "/data/first", false).await;
+        arrived(&world, "/data/second", b"two names").await;
+        settled(&world).await
+    };
+    let status = world.run_beside(Box::pin(work)).await;
+    assert_eq!((status.files, status.failing), (2, 0), "{status:?}");
+    assert!(!world.object("gone").exists());
+}
+
+#[tokio::test]
+async fn a_job_that_is_cancelled_before_its_turn_disturbs_nothing() {
+    let world = exporting().await;
+    world.server.silent.store(true, Ordering::Relaxed);
+    let inode = world.write("/data/file", b"content").await;
+    let work = async {
+        let begun = || world.server.read(move |view| Ok(view.get(&keys::export(inode)).unwrap()));
+        while begun().await.unwrap().is_none() {
+            tokio::task::yield_now().await;
+        }
+        let start = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/data".to_vec() };
+        let id = world.hydration.start_job(b"", &start).await.unwrap().id;
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+        world.hydration.cancel_job(&CancelJob { caller: ROOT, id }).await.unwrap();
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+        assert!(begun().await.unwrap().is_some(), "the upload is not given up");
+        assert_eq!(world.hydration.show_job(id).await.unwrap().state, JobState::Cancelled);
     };
     world.run_beside(Box::pin(work)).await;
 }

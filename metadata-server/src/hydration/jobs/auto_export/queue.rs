@@ -30,9 +30,13 @@ impl Waiting {
         Self { link, due: now + quiet, failed: 0 }
     }
 
-    /// The same file, after one more failure that may pass: later each time.
-    pub(super) fn after_failure(self, now: Instant, quiet: Duration) -> Self {
-        let pause = PAUSE_FIRST.saturating_mul(1 << self.failed.min(10)).min(PAUSE_MAX);
+    /// The same file, after one more failure: later each time that it may pass by itself, and after
+    /// the longest pause otherwise.
+    pub(super) fn after_failure(self, now: Instant, quiet: Duration, may_pass: bool) -> Self {
+        let pause = match may_pass {
+            true => PAUSE_FIRST.saturating_mul(1 << self.failed.min(10)).min(PAUSE_MAX),
+            false => PAUSE_MAX,
+        };
         Self { due: now + pause.max(quiet), failed: self.failed + 1, ..self }
     }
 }
@@ -84,6 +88,18 @@ impl Queue {
         self.files.values().filter(|waiting| waiting.link == link).count()
     }
 
+    /// Lets no file of a link that has not failed wait longer than until then.
+    pub(super) fn hasten(&mut self, link: LinkId, due: Instant) {
+        let Self { order, files } = self;
+        for (inode, waiting) in files.iter_mut() {
+            if waiting.link == link && waiting.due > due && waiting.failed == 0 {
+                order.remove(&(waiting.due, *inode));
+                waiting.due = due;
+                order.insert((due, *inode));
+            }
+        }
+    }
+
     /// Forgets the files of a link.
     pub(super) fn forget(&mut self, link: LinkId) {
         self.files.retain(|_, waiting| waiting.link != link);
@@ -124,18 +140,35 @@ mod tests {
         let mut waiting = Waiting::changed(LINK, now, Duration::ZERO);
         let mut pauses = Vec::new();
         for _ in 0..12 {
-            waiting = waiting.after_failure(now, Duration::ZERO);
+            waiting = waiting.after_failure(now, Duration::ZERO, true);
             pauses.push(waiting.due.duration_since(now).as_secs());
         }
         assert_eq!(pauses[..10], [2, 4, 8, 16, 32, 64, 128, 256, 512, 600]);
         assert_eq!(pauses.last(), Some(&600));
         let long = Duration::from_secs(3600);
         assert_eq!(
-            waiting.after_failure(now, long).due,
+            waiting.after_failure(now, long, true).due,
             now + long,
             "never sooner than left alone"
         );
-        assert_eq!(Waiting::changed(LINK, now, QUIET).failed, 0);
+        let first = Waiting::changed(LINK, now, QUIET);
+        assert_eq!(
+            (first.failed, first.after_failure(now, QUIET, false).due),
+            (0, now + PAUSE_MAX)
+        );
+    }
+
+    #[test]
+    fn a_shorter_time_holds_for_what_waits_already() {
+        let now = Instant::now();
+        let mut queue = Queue::default();
+        queue.put(InodeId(1), Waiting::changed(LINK, now, QUIET));
+        queue.put(InodeId(2), Waiting::changed(LinkId(2), now, QUIET));
+        let failed = Waiting { failed: 3, ..Waiting::changed(LINK, now, QUIET) };
+        queue.put(InodeId(3), failed);
+        queue.hasten(LINK, now);
+        assert_eq!(queue.take(now).map(|(inode, _)| inode), Some(InodeId(1)));
+        assert_eq!(queue.next(), Some(now + QUIET));
     }
 
     #[test]

@@ -22,18 +22,19 @@ pub(super) struct Sweep {
     pub(super) link: LinkId,
     top: InodeId,
     due: Instant,
-    /// Everything below has another key than before, also symbolic links and marks of directories.
-    /// Of others nothing says whether the bucket has them, and to ask costs a request each.
-    is_moved: bool,
+    /// Also symbolic links and marks of directories, because they have other keys than before, or
+    /// nobody knows what was written. Nothing here says whether the bucket has them, and to ask
+    /// costs a request each.
+    is_all: bool,
 }
 
 impl Sweep {
     pub(super) fn of_link(link: LinkId, directory: InodeId, due: Instant) -> Self {
-        Self { link, top: directory, due, is_moved: false }
+        Self { link, top: directory, due, is_all: false }
     }
 
-    pub(super) fn of_moved(link: LinkId, directory: InodeId, due: Instant) -> Self {
-        Self { link, top: directory, due, is_moved: true }
+    pub(super) fn of_all(link: LinkId, directory: InodeId, due: Instant) -> Self {
+        Self { link, top: directory, due, is_all: true }
     }
 }
 
@@ -42,10 +43,10 @@ const SWEEPS_MAX: usize = 10_000;
 
 /// Lets a walk wait, in the place of the same one.
 pub(super) fn put(sweeps: &mut VecDeque<Sweep>, sweep: Sweep) {
-    let same = |known: &Sweep| (known.top, known.is_moved) == (sweep.top, sweep.is_moved);
+    let same = |known: &Sweep| (known.top, known.is_all) == (sweep.top, sweep.is_all);
     sweeps.retain(|known| !same(known));
     if sweeps.len() >= SWEEPS_MAX {
-        // The renamed files among them are found by their state; what that misses, a job finds.
+        // The renamed files among them are found by the walk at the next start, or by a job.
         sweeps.pop_front();
     }
     sweeps.push_back(sweep);
@@ -72,7 +73,7 @@ impl<E: Environment> AutoExporter<E> {
                 Ok(Some(page)) => {
                     let query = self.environment.read(move |view| {
                         let wanted = page.iter().filter_map(|inode| {
-                            match differs(view, inode, sweep.is_moved) {
+                            match differs(view, inode, sweep.is_all) {
                                 Ok(true) => Some(Ok(inode.id)),
                                 Ok(false) => None,
                                 Err(failure) => Some(Err(failure)),
@@ -97,7 +98,13 @@ impl<E: Environment> AutoExporter<E> {
     async fn put_found(&self, link: LinkId, found: &[InodeId]) {
         for &inode in found {
             while !self.put_one(link, inode) {
-                self.sorting.notified().await;
+                // Some of it may be due.
+                self.sending.notify_one();
+                tokio::select! {
+                    () = self.sorting.notified() => {}
+                    () = tokio::time::sleep(super::PAUSE) => {}
+                }
+                Box::pin(self.sort_noted()).await;
             }
         }
         self.sending.notify_one();
@@ -119,7 +126,7 @@ impl<E: Environment> AutoExporter<E> {
 }
 
 /// Whether the bucket lacks something of an inode, as far as the inode says.
-fn differs(view: &dyn View, inode: &Inode, is_moved: bool) -> Result<bool, Failure> {
+fn differs(view: &dyn View, inode: &Inode, is_all: bool) -> Result<bool, Failure> {
     match &inode.body {
         Body::File(file) => match file.state {
             ObjectState::Local | ObjectState::Dirty => Ok(true),
@@ -131,7 +138,7 @@ fn differs(view: &dyn View, inode: &Inode, is_moved: bool) -> Result<bool, Failu
                 Err(_) => Ok(false),
             },
         },
-        Body::Symlink(_) | Body::Directory(_) => Ok(is_moved),
+        Body::Symlink(_) | Body::Directory(_) => Ok(is_all),
         Body::Special => Ok(false),
     }
 }
@@ -149,7 +156,7 @@ mod tests {
         let mut sweeps = VecDeque::new();
         put(&mut sweeps, Sweep::of_link(LinkId(1), InodeId(5), now));
         put(&mut sweeps, Sweep::of_link(LinkId(1), InodeId(5), later));
-        put(&mut sweeps, Sweep::of_moved(LinkId(1), InodeId(6), now));
+        put(&mut sweeps, Sweep::of_all(LinkId(1), InodeId(6), now));
         assert_eq!((sweeps.len(), next(&sweeps)), (2, Some(now)));
         assert_eq!(take(&mut sweeps, now).map(|sweep| sweep.top), Some(InodeId(6)));
         assert_eq!((take(&mut sweeps, now), next(&sweeps)), (None, Some(later)));
