@@ -1,5 +1,7 @@
 //! Whole clusters of real processes: crashes, refusals, limits.
 
+#[path = "cluster/ahead.rs"]
+mod ahead;
 #[path = "cluster/auto_export.rs"]
 mod auto_export;
 #[path = "cluster/backup.rs"]

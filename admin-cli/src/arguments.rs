@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
-use millrace_protocol::{admin::AttributeSource, bucket::QUIET_SECONDS_MAX};
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
 mod bucket;
 mod fsck;
 mod job;
+mod link_options;
 mod metadata;
 mod pin;
 mod target;
@@ -16,6 +16,7 @@ mod target;
 pub use bucket::{ConflictsCommand, LinkCheckArguments};
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
 pub use job::{SelectArguments, StartArguments};
+pub use link_options::{AttributesName, AutoExportName, FetchName, LinkOptionArguments};
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
 pub use target::{LostArguments, ScrubArguments, TargetArgument, TargetCommand};
@@ -318,67 +319,6 @@ pub struct LinkSetArguments {
     pub path: PathBuf,
 }
 
-/// How a link follows its bucket.
-#[derive(Args, Debug)]
-pub struct LinkOptionArguments {
-    /// A directory listed longer ago is listed again when somebody looks; 0: only on command
-    #[arg(long, value_name = "SECONDS", help_heading = "Following the bucket")]
-    pub refresh: Option<u32>,
-    /// Where owner, mode and kind of listed objects come from
-    #[arg(long, value_enum, help_heading = "Following the bucket")]
-    pub attributes: Option<AttributesName>,
-    /// Files go to the bucket by themselves once left alone for so long; or off
-    #[arg(long, value_name = "SECONDS", value_parser = AutoExportName::parse,
-        help_heading = "Following the bucket")]
-    pub auto_export: Option<AutoExportName>,
-}
-
-/// Whether files go to the bucket by themselves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AutoExportName {
-    /// They do not.
-    Off,
-    /// Once they have been left alone for so many seconds.
-    After(u32),
-}
-
-impl AutoExportName {
-    fn parse(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            _ if text == "off" => Ok(Self::Off),
-            Ok(seconds) if seconds <= QUIET_SECONDS_MAX => Ok(Self::After(seconds)),
-            _ => Err(format!("a number of seconds up to {QUIET_SECONDS_MAX} (a day), or off")),
-        }
-    }
-
-    /// As it is asked for.
-    pub(crate) fn quiet_seconds(self) -> Option<u32> {
-        match self {
-            Self::Off => None,
-            Self::After(seconds) => Some(seconds),
-        }
-    }
-}
-
-/// Where attributes come from.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttributesName {
-    /// From the listing alone: no further requests, the link's defaults
-    Listing,
-    /// From each new or changed object's metadata: one HEAD for each
-    Objects,
-}
-
-impl AttributesName {
-    /// The word on the wire.
-    pub(crate) fn source(self) -> AttributeSource {
-        match self {
-            Self::Listing => AttributeSource::Listing,
-            Self::Objects => AttributeSource::Objects,
-        }
-    }
-}
-
 /// The modes of a link.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkModeName {
@@ -562,13 +502,14 @@ Examples:
 
 const LINK_SET_HELP: &str = "\
 A link is made with --refresh 0, and with --attributes objects if its mode is import-export,
-otherwise listing. What a refresh costs in requests is in docs/operations.md.
+otherwise listing; and with --fetch ahead. What they cost in requests is in docs/operations.md.
 
 Examples:
   millrace link set mr:/train --refresh 300
   millrace link set mr:/hub --attributes objects       symbolic links and modes come back
   millrace link set mr:/runs --auto-export 30          checkpoints go out 30 s after their close
-  millrace link set mr:/runs --auto-export off";
+  millrace link set mr:/runs --auto-export off
+  millrace link set mr:/hub --fetch asked              nothing that nobody asked for";
 
 const STRIPE_HELP: &str = "\
 Examples:

@@ -9,6 +9,7 @@ pub(crate) mod conflicts_list;
 pub(crate) mod dev_down;
 pub(crate) mod dev_status;
 pub(crate) mod dev_up;
+mod fetch_policy;
 pub(crate) mod fsck;
 pub(crate) mod job_cancel;
 pub(crate) mod job_list;

@@ -9,6 +9,7 @@ use millrace_protocol::{
         AttributeSource, ClusterStatusReply, FileState, Health, Job, JobFailure, JobKind, JobState,
         Keep, LayoutReply, LinkOptions, LinkStatus, ResolveReply, StateReply, TargetState,
     },
+    ahead::LinkFetches,
     bucket::AutoExport,
     cluster::LinkMode,
 };
@@ -24,7 +25,7 @@ mod target;
 
 #[cfg(test)]
 pub(crate) use bucket::HostCheckReport;
-pub(crate) use bucket::{AutoExportReport, ConflictReport, LinkCheckReport};
+pub(crate) use bucket::{AutoExportReport, ConflictReport, FetchReport, LinkCheckReport};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use selection::SelectionReport;
@@ -105,6 +106,9 @@ pub(crate) struct LinkReport {
     /// How it exports by itself, if it does; not part of `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) auto_export: Option<AutoExportReport>,
+    /// What is fetched behind reads; not part of `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fetch: Option<FetchReport>,
 }
 
 /// How a link follows its bucket.
@@ -293,6 +297,7 @@ impl From<&LinkStatus> for LinkReport {
             credentials: link.bucket.credentials.clone(),
             options: None,
             auto_export: None,
+            fetch: None,
         }
     }
 }
@@ -315,6 +320,12 @@ impl LinkReport {
     pub(crate) fn with_auto_export(self, known: &[AutoExport]) -> Self {
         let own = known.iter().find(|export| export.link.0 == self.id);
         Self { auto_export: own.map(AutoExportReport::from), ..self }
+    }
+
+    /// The same with what is fetched behind reads.
+    pub(crate) fn with_fetches(self, known: &[LinkFetches]) -> Self {
+        let own = known.iter().find(|fetches| fetches.link.0 == self.id);
+        Self { fetch: own.map(FetchReport::from), ..self }
     }
 }
 

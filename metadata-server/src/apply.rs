@@ -62,7 +62,7 @@ pub(crate) use trust::unnamed;
 /// | 6     | targets that are given up; what was removed below a link stays removed; an       |
 /// |       | export's object is known also when the file was truncated meanwhile              |
 /// | 7     | links that export by themselves                                                  |
-pub const FEATURE_LEVEL: u32 = 7;
+pub const FEATURE_LEVEL: u32 = 8;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;
@@ -182,6 +182,7 @@ fn dispatch(
         Command::SetPin(set) => pin::set(tx, set),
         Command::Loss(loss) => loss::step(tx, loss),
         Command::SetAutoExport(set) => link::set_auto_export(tx, *set),
+        Command::SetFetchPolicy(set) => link::set_fetch_policy(tx, *set),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

@@ -41,7 +41,7 @@ mod trust;
 pub use access::NoteReads;
 pub use bucket::{
     DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetAutoExport,
-    SetLinkOptions,
+    SetFetchPolicy, SetLinkOptions,
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{AddJob, AddSelectedJob, BeginExport, CompleteExport, JobCounts, UpdateJob};
@@ -203,6 +203,8 @@ pub enum Command {
     Loss(Loss),
     /// Sets whether files below a link go to its bucket by themselves.
     SetAutoExport(SetAutoExport),
+    /// Sets what is fetched behind reads below a link.
+    SetFetchPolicy(SetFetchPolicy),
 }
 
 /// Makes an empty file system.

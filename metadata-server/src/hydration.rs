@@ -10,8 +10,8 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], [`parts`], [`spread`], [`state`], [`report`], `changed`, `conflicts`, `destination`,
-//! `own`, [`jobs`].
+//! [`links`], [`parts`], [`spread`], [`state`], [`report`], `changed`, `ahead`, `conflicts`,
+//! `destination`, `own`, [`jobs`].
 
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ use millrace_protocol::{
         AddLink, CancelJob, Job, LinkOptions, LinkStatus, RemoveLink, ResolveConflict,
         ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
+    ahead::{LinkFetches, Miss, SetFetchPolicy},
     bucket::{AutoExport, CheckLink, CheckLinkReply, SetAutoExport},
     selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
@@ -29,6 +30,7 @@ use millrace_service::metrics::Metrics;
 use millrace_types::{Failure, FileName, InodeId, JobId};
 use tokio_util::sync::CancellationToken;
 
+mod ahead;
 mod changed;
 mod conflicts;
 pub(crate) mod destination;
@@ -46,6 +48,7 @@ pub mod state;
 mod tests;
 pub mod walk;
 
+use ahead::Ahead;
 use changed::Changed;
 pub use environment::Environment;
 use import::Importer;
@@ -60,6 +63,7 @@ pub struct Hydration<E> {
     importer: Arc<Importer<E>>,
     jobs: Arc<Jobs<E>>,
     changed: Arc<Changed<E>>,
+    ahead: Arc<Ahead<E>>,
 }
 
 impl<E> Clone for Hydration<E> {
@@ -70,6 +74,7 @@ impl<E> Clone for Hydration<E> {
             importer: Arc::clone(&self.importer),
             jobs: Arc::clone(&self.jobs),
             changed: Arc::clone(&self.changed),
+            ahead: Arc::clone(&self.ahead),
         }
     }
 }
@@ -81,13 +86,44 @@ impl<E: Environment> Hydration<E> {
         let importer = Arc::new(Importer::new(Arc::clone(&environment), Arc::clone(&buckets)));
         let jobs = Arc::new(Jobs::new(Arc::clone(&environment), Arc::clone(&importer)));
         let changed = Arc::new(Changed::new(Arc::clone(&environment), Arc::clone(&importer)));
-        Self { environment, buckets, importer, jobs, changed }
+        let ahead = Arc::new(Ahead::new(Arc::clone(&environment), importer.counts.clone()));
+        Self { environment, buckets, importer, jobs, changed, ahead }
     }
 
-    /// Settles exports that were interrupted, then runs jobs and follows reported changes until
-    /// `stop`.
+    /// Settles exports that were interrupted, then runs jobs, follows reported changes and fetches
+    /// ahead of readers until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
-        tokio::join!(self.jobs.run(stop.clone()), self.changed.run(stop));
+        tokio::join!(
+            self.jobs.run(stop.clone()),
+            self.changed.run(stop.clone()),
+            self.ahead.run(stop)
+        );
+    }
+
+    /// Takes a target's report of reads that had to wait. Returns at once.
+    pub fn note_misses(&self, misses: &[Miss]) {
+        self.ahead.note(misses);
+    }
+
+    /// Sets what is fetched behind reads below a link: see [`links::set_fetch_policy`].
+    ///
+    /// # Errors
+    /// When the directory is not the top of a link.
+    pub async fn set_fetch_policy(
+        &self,
+        request: &SetFetchPolicy,
+    ) -> Result<Vec<LinkFetches>, Failure> {
+        let link = links::set_fetch_policy(&*self.environment, &self.importer, request).await?;
+        let all = self.ahead.status().await?;
+        Ok(all.into_iter().filter(|one| one.link == link).collect())
+    }
+
+    /// What the links fetch behind reads.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_fetch_policies(&self) -> Result<Vec<LinkFetches>, Failure> {
+        self.ahead.status().await
     }
 
     /// Takes a target's report of objects that changed. Returns at once; files follow behind.

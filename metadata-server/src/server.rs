@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use millrace_protocol::{
-    Request, RequestKind, admin, bucket, cluster, metadata,
+    Request, RequestKind, admin, ahead, bucket, cluster, metadata,
     session::{self, Role},
 };
 use millrace_runtime::Shutdown;
@@ -353,6 +353,7 @@ impl MetadataService {
             RequestKind::CompareLog => self.run(call, Synced, ops::fsck::compare_log).await,
             RequestKind::AskRelease => self.run(call, Written, ops::release::ask).await,
             RequestKind::ReportChanged => self.hydrate::<cluster::ReportChanged>(call).await,
+            RequestKind::ReportMisses => self.hydrate::<ahead::ReportMisses>(call).await,
             RequestKind::ReadDirectory => self.read_directory(call).await,
             RequestKind::Commit => self.commit(call).await,
             RequestKind::SyncMetadata => self.sync(call).await,
@@ -412,6 +413,10 @@ impl MetadataService {
             RequestKind::CheckLink => self.hydrate::<bucket::CheckLink>(call).await,
             RequestKind::SetAutoExport => self.hydrate::<bucket::SetAutoExport>(call).await,
             RequestKind::ListAutoExports => self.hydrate::<bucket::ListAutoExports>(call).await,
+            RequestKind::SetFetchPolicy => self.hydrate::<ahead::SetFetchPolicy>(call).await,
+            RequestKind::ListFetchPolicies => {
+                self.hydrate::<ahead::ListFetchPolicies>(call).await;
+            }
             RequestKind::ListLinks => self.run(call, Written, ops::admin::links).await,
             RequestKind::ListJobs => self.run(call, Written, ops::job::list).await,
             RequestKind::ShowJob => self.run(call, Written, ops::job::show).await,

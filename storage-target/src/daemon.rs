@@ -21,6 +21,7 @@ use crate::{
     cluster::Cluster,
     links::Links,
     metrics::Counters,
+    misses::Misses,
     sessions::{Attached, Sessions},
     store::Store,
 };
@@ -45,6 +46,9 @@ pub(crate) struct Daemon {
     pub(crate) exporter: Exporter,
     pub(crate) counters: Counters,
     pub(crate) changed: Changed,
+    pub(crate) misses: Misses,
+    /// Fetches that no reader waits for, at most [`control::BACKGROUND_MAX`] at a time.
+    background: Semaphore,
     /// One permit a byte, of [`BODIES_BYTES_MAX`].
     bodies: Arc<Semaphore>,
     pub(crate) reclaimed_bytes: AtomicU64,
@@ -76,6 +80,8 @@ impl Daemon {
             exporter,
             counters,
             changed: Changed::default(),
+            misses: Misses::default(),
+            background: Semaphore::new(control::BACKGROUND_MAX),
             bodies: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),
             reclaimed_bytes: AtomicU64::new(0),
             introduced: AtomicBool::new(false),

@@ -17,6 +17,7 @@
 //! byte of a read is), `view` (a chunk as a capability describes it), `release` (making room),
 //! `hydration`, `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers),
 //! `server` (the wire), `member` (heartbeats), `changed` (objects that are not what they were),
+//! `misses` (reads that waited for a bucket), `noted` (what those two have in common),
 //! `metrics`, [`run`](mod@run). Beside them the offline tools, which use [`format`](mod@format) and
 //! the walk of [`index`] alone: [`image`] (a target's bytes, opened for reading), [`verify`] and
 //! [`dump`].
@@ -40,6 +41,8 @@ mod hydration;
 mod links;
 mod member;
 mod metrics;
+mod misses;
+mod noted;
 mod page_checksum;
 mod parts;
 mod release;

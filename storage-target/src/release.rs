@@ -147,6 +147,12 @@ impl Releaser {
         self.inner.wanted.notify_one();
     }
 
+    /// Whether bytes that nobody asked for yet can be taken in without others having to go.
+    pub(crate) fn has_room(&self) -> bool {
+        let Statistics { used, free, .. } = self.inner.volume.statistics();
+        !is_short(self.inner.watermarks, used, free)
+    }
+
     /// Waits until something was dropped, or what was is free. May be dropped at its await.
     ///
     /// # Errors

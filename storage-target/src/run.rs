@@ -175,11 +175,13 @@ impl Running {
         let server = serve(&identity, &settings, network, &daemon, &shutdown)?;
         let member = join(&settings, &endpoints, &server, &daemon).await?;
         let reports = daemon.changed.clone().report(member.metadata.clone());
+        let misses = daemon.misses.clone().report(member.metadata.clone());
         let rooms = make_room(&daemon, &member.metadata);
         let stopping = shutdown.clone();
         drop(tokio::spawn(async move {
             tokio::select! {
                 () = reports => {}
+                () = misses => {}
                 () = member.run() => {}
                 () = rooms => {}
                 () = stopping.stopped() => {}

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use millrace_protocol::{
     Request, RequestKind,
+    ahead::FetchAhead,
     fsck::ListContents,
     session::Role,
     storage::{Attach, Read, Seek, Sync, Write, Zero},
@@ -105,6 +106,10 @@ impl TargetService {
             RequestKind::Hydrate => {
                 answer::<Hydrate, _>(call, async |request| daemon.hydrate(request).await).await;
             }
+            RequestKind::FetchAhead => {
+                answer::<FetchAhead, _>(call, async |request| daemon.fetch_ahead(request).await)
+                    .await;
+            }
             RequestKind::Release => {
                 answer::<Release, _>(call, async |request| daemon.release(&request).await).await;
             }
@@ -174,6 +179,7 @@ impl Service for TargetService {
                 kind,
                 RequestKind::Trim
                     | RequestKind::Hydrate
+                    | RequestKind::FetchAhead
                     | RequestKind::Release
                     | RequestKind::Presence
                     | RequestKind::ListContents

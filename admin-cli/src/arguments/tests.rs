@@ -60,6 +60,8 @@ fn every_documented_form_parses() {
         "millrace link set mr:/p --auto-export 0",
         "millrace link add s3://b/p mr:/p --mode import-export --auto-export 86400",
         "millrace link set mr:/p --auto-export off",
+        "millrace link set mr:/p --fetch asked",
+        "millrace link add s3://b/p mr:/p --fetch file",
         "millrace link list --json",
         "millrace link remove mr:/p --discard",
         "millrace hydrate mr:/p --wait",

@@ -6,7 +6,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
 };
 
-use super::auto_export;
+use super::{auto_export, fetch_policy};
 use crate::{
     arguments::{AttributesName, LinkAddArguments, LinkModeName},
     context::Context,
@@ -45,12 +45,14 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
     // Without any of them it only tells what holds.
     let set = connection.request(&options).await;
     let set = set.context("the directory is linked, but its options are not set; see link set")?;
-    let exports = async {
+    let others = async {
         auto_export::set(&connection, link.path.clone(), arguments.options.auto_export).await?;
-        auto_export::list(&connection).await
+        fetch_policy::set(&connection, link.path.clone(), arguments.options.fetch).await?;
+        anyhow::Ok((auto_export::list(&connection).await?, fetch_policy::list(&connection).await?))
     };
-    let exports = exports.await.context("the directory is linked; see link set")?;
-    let report = LinkReport::from(&link).with_options(&set.links).with_auto_export(&exports);
+    let (exports, fetches) = others.await.context("the directory is linked; see link set")?;
+    let report = LinkReport::from(&link).with_options(&set.links);
+    let report = report.with_auto_export(&exports).with_fetches(&fetches);
     context
         .output
         .result(&report, || format!("{} shows {} ({})", report.path, report.url, report.mode))?;

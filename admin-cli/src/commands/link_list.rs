@@ -2,7 +2,7 @@
 
 use millrace_protocol::admin::{ListLinkOptions, ListLinks};
 
-use super::auto_export;
+use super::{auto_export, fetch_policy};
 use crate::{
     context::Context,
     exit::Exit,
@@ -16,14 +16,26 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
     let reply = connection.request(&ListLinks {}).await?;
     let options = connection.request(&ListLinkOptions {}).await?.links;
     let exports = auto_export::list(&connection).await?;
-    let report = |link| LinkReport::from(link).with_options(&options).with_auto_export(&exports);
+    let fetches = fetch_policy::list(&connection).await?;
+    let report = |link| {
+        let report = LinkReport::from(link).with_options(&options);
+        report.with_auto_export(&exports).with_fetches(&fetches)
+    };
     let reports: Vec<_> = reply.links.iter().map(report).collect();
     context.output.result(&reports, || {
         if reports.is_empty() {
             return "no links; make one with `millrace link add URL PATH`".to_owned();
         }
-        let mut links =
-            table(&["PATH", "URL", "MODE", "REFRESH", "AUTO-EXPORT", "ENDPOINT", "CREDENTIALS"]);
+        let mut links = table(&[
+            "PATH",
+            "URL",
+            "MODE",
+            "REFRESH",
+            "AUTO-EXPORT",
+            "FETCH",
+            "ENDPOINT",
+            "CREDENTIALS",
+        ]);
         for link in &reports {
             let refresh = match &link.options {
                 Some(options) if options.refresh_seconds > 0 => {
@@ -37,6 +49,7 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
                 link.mode,
                 refresh.as_str(),
                 auto_export::column(link).as_str(),
+                fetch_policy::column(link).as_str(),
                 link.endpoint.as_deref().unwrap_or("-"),
                 link.credentials.as_deref().unwrap_or("-"),
             ]);

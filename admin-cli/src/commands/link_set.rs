@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use millrace_protocol::admin::{ListLinks, SetLinkOptions};
 
-use super::auto_export;
+use super::{auto_export, fetch_policy};
 use crate::{
     arguments::{AttributesName, LinkSetArguments},
     context::{Context, at},
@@ -23,9 +23,12 @@ pub(crate) async fn run(context: &Context, arguments: LinkSetArguments) -> anyho
     let links = connection.request(&ListLinks {}).await?.links;
     let link = links.iter().find(|link| set.iter().any(|options| options.id == link.id));
     let link = link.context("the link was removed meanwhile")?;
-    auto_export::set(&connection, path, arguments.options.auto_export).await?;
+    auto_export::set(&connection, path.clone(), arguments.options.auto_export).await?;
+    fetch_policy::set(&connection, path, arguments.options.fetch).await?;
     let exports = auto_export::list(&connection).await?;
-    let report = LinkReport::from(link).with_options(&set).with_auto_export(&exports);
+    let fetches = fetch_policy::list(&connection).await?;
+    let report = LinkReport::from(link).with_options(&set);
+    let report = report.with_auto_export(&exports).with_fetches(&fetches);
     context.output.result(&report, || words(&report))?;
     Ok(Exit::Done)
 }
@@ -43,5 +46,6 @@ fn words(report: &LinkReport) -> String {
         }
         None => String::new(),
     };
-    format!("{} shows {} and {follows}{exports}", report.path, report.url)
+    let fetches = report.fetch.as_ref().map_or("", fetch_policy::words);
+    format!("{} shows {} and {follows}{exports}{fetches}", report.path, report.url)
 }

@@ -1,6 +1,9 @@
 //! What `link check` and `conflicts list` print.
 
-use millrace_protocol::bucket::{AutoExport, CheckLinkReply, Conflict};
+use millrace_protocol::{
+    ahead::{FetchPolicy, LinkFetches},
+    bucket::{AutoExport, CheckLinkReply, Conflict},
+};
 use serde::Serialize;
 
 use super::{FailureReport, mode_name};
@@ -60,6 +63,28 @@ impl From<&AutoExport> for AutoExportReport {
         let AutoExport { quiet_seconds, waiting, files, bytes, failing, .. } = *export;
         let failures = export.failures.iter().map(FailureReport::from).collect();
         Self { quiet_seconds, waiting, files, bytes, failing, failures }
+    }
+}
+
+/// What is fetched behind reads; the figures since the metadata server began to run.
+#[derive(Serialize, Debug)]
+pub(crate) struct FetchReport {
+    pub(crate) policy: &'static str,
+    /// Files, or parts of large ones, that were fetched before anybody asked for them.
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+}
+
+impl From<&LinkFetches> for FetchReport {
+    fn from(fetches: &LinkFetches) -> Self {
+        let LinkFetches { policy, files, bytes, .. } = *fetches;
+        let policy = match policy {
+            FetchPolicy::Asked => "asked",
+            FetchPolicy::Chunk => "chunk",
+            FetchPolicy::File => "file",
+            FetchPolicy::Ahead => "ahead",
+        };
+        Self { policy, files, bytes }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use millrace_protocol::{
     admin::{ChunkPlace, JobFailure, LogStatus, SessionStatus, StateSum, TargetStatus},
+    ahead::FetchPolicy,
     cluster::Bucket,
     release::PinReply,
 };
@@ -172,7 +173,11 @@ fn the_shapes_of_link_options_and_of_a_resolution_are_fixed() {
         "quiet_seconds": 30, "waiting": 2, "files": 7, "bytes": 70, "failing": 1,
         "failures": [{"path": "/a", "error": ErrorKind::Conflict.to_string()}],
     });
-    assert_eq!(as_json(&report.with_auto_export(&[export])), expected);
+    let report = report.with_auto_export(&[export]);
+    assert_eq!(as_json(&report), expected);
+    let fetches = LinkFetches { link: LinkId(1), policy: FetchPolicy::Ahead, files: 9, bytes: 90 };
+    expected["fetch"] = json!({"policy": "ahead", "files": 9, "bytes": 90});
+    assert_eq!(as_json(&report.with_fetches(&[fetches])), expected);
     let origin = Some(("s3://bucket/train/a".into(), "t".into()));
     let reply = ResolveReply { removed: false, size: ByteLen(5), origin };
     assert_eq!(

@@ -62,8 +62,8 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, backup, bucket, cluster, control, fsck, lease, lock, loss, metadata, release,
-    selection, session, storage, target, upkeep,
+    access, admin, ahead, backup, bucket, cluster, control, fsck, lease, lock, loss, metadata,
+    release, selection, session, storage, target, upkeep,
 };
 
 requests! {
@@ -162,6 +162,8 @@ requests! {
     CompareLog = 0x0309, cluster::CompareLog => cluster::LogPoint;
     /// A target that needs room asks what may go.
     AskRelease = 0x030a, release::AskRelease => release::AskReleaseReply;
+    /// Reads that had to wait for a bucket.
+    ReportMisses = 0x030b, ahead::ReportMisses => session::Done;
 
     /// Shows the session ticket to a target.
     Attach = 0x0401, storage::Attach => storage::AttachReply;
@@ -196,6 +198,8 @@ requests! {
     DescribeTarget = 0x0509, upkeep::DescribeTarget => upkeep::TargetDetail;
     /// Starts, pauses, resumes a target's scrub, or sets its rate.
     ControlScrub = 0x050a, upkeep::ControlScrub => upkeep::ScrubReport;
+    /// Fetches absent, origin-backed bytes behind what readers wait for, while there is room.
+    FetchAhead = 0x050b, ahead::FetchAhead => target::ItemResults;
     /// What lies on a target, a page at a time.
     ListContents = 0x0510, fsck::ListContents => fsck::ContentsPage;
 
@@ -276,6 +280,10 @@ requests! {
     SetAutoExport = 0x0652, bucket::SetAutoExport => bucket::AutoExportsReply;
     /// The links that export by themselves.
     ListAutoExports = 0x0653, bucket::ListAutoExports => bucket::AutoExportsReply;
+    /// Sets what is fetched behind reads below a link.
+    SetFetchPolicy = 0x0654, ahead::SetFetchPolicy => ahead::FetchPoliciesReply;
+    /// What the links fetch behind reads.
+    ListFetchPolicies = 0x0655, ahead::ListFetchPolicies => ahead::FetchPoliciesReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -7,10 +7,11 @@
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
 //! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`], [`upkeep`],
-//! [`loss`], [`bucket`], [`fsck`], [`backup`], [`control`].
+//! [`loss`], [`bucket`], [`ahead`], [`fsck`], [`backup`], [`control`].
 
 pub mod access;
 pub mod admin;
+pub mod ahead;
 pub mod backup;
 pub mod bucket;
 pub mod capability;

@@ -8,11 +8,13 @@ use super::{
     remove::{drop_name, forget_whiteouts, take_entry},
 };
 use crate::{
-    command::{AddLink, BATCH_MAX, ForgetEntries, Outcome, SetAutoExport, SetLinkOptions},
+    command::{
+        AddLink, BATCH_MAX, ForgetEntries, Outcome, SetAutoExport, SetFetchPolicy, SetLinkOptions,
+    },
     namespace::{LinkedDirectory, tree},
     store::{
         keys,
-        records::{AutoExportRecord, LinkRecord},
+        records::{AutoExportRecord, FetchRecord, LinkRecord},
     },
 };
 
@@ -97,6 +99,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, Ap
     }
     tx.delete(keys::link(id));
     tx.delete(keys::auto_export(id));
+    tx.delete(keys::fetch(id));
     tx.change_file_system(|fs| fs.links_version += 1)?;
     Ok(Outcome::Done)
 }
@@ -131,6 +134,22 @@ pub(super) fn set_auto_export(
         Some(quiet_seconds) => tx.put(key, &AutoExportRecord { quiet_seconds }),
         None => tx.delete(key),
     }
+    Ok(Outcome::Done)
+}
+
+/// The feature level from which on links say what is fetched behind reads.
+const FETCH_LEVEL: u32 = 8;
+
+/// What is fetched behind reads from now on.
+pub(super) fn set_fetch_policy(
+    tx: &mut Transaction<'_>,
+    set: SetFetchPolicy,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < FETCH_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    find(tx, set.link)?;
+    tx.put(keys::fetch(set.link), &FetchRecord { policy: set.policy });
     Ok(Outcome::Done)
 }
 

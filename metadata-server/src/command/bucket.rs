@@ -2,6 +2,7 @@
 
 use millrace_protocol::{
     admin::{AttributeSource, Keep},
+    ahead::FetchPolicy,
     capability::Origin,
     session::Caller,
 };
@@ -37,6 +38,15 @@ pub struct SetAutoExport {
     pub link: LinkId,
     /// Seconds that a file must have been left alone; `None`: they do not.
     pub quiet_seconds: Option<u32>,
+}
+
+/// Sets what is fetched behind reads below a link.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SetFetchPolicy {
+    /// The link.
+    pub link: LinkId,
+    /// From now on.
+    pub policy: FetchPolicy,
 }
 
 /// What an observation led to.

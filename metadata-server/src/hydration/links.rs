@@ -11,6 +11,7 @@ use millrace_protocol::{
     admin::{
         AddLink, AttributeSource, LinkOptions, LinkStatus, PathBytes, RemoveLink, SetLinkOptions,
     },
+    ahead::SetFetchPolicy,
     bucket::{CheckLink, CheckLinkReply, HostCheck, QUIET_SECONDS_MAX, SetAutoExport},
     cluster::{Bucket, Host, LinkMode},
     metadata::NewNode,
@@ -149,6 +150,21 @@ pub async fn set_auto_export<E: Environment>(
         ),
         _ => failure,
     })
+}
+
+/// Sets what is fetched behind reads below a link; tells which link it is.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] when the directory is not the top of a link.
+pub async fn set_fetch_policy<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &SetFetchPolicy,
+) -> Result<LinkId, Failure> {
+    let link = link_at(environment, importer, &request.path).await?;
+    let set = command::SetFetchPolicy { link, policy: request.policy };
+    environment.execute(Command::SetFetchPolicy(set), true).await?;
+    Ok(link)
 }
 
 /// The link whose top is at `path`.

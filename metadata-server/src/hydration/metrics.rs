@@ -21,6 +21,9 @@ pub struct FollowCounts {
     sent_files: Counter,
     sent_bytes: Counter,
     sent_failures: Counter,
+    missed: Counter,
+    ahead_files: Counter,
+    ahead_bytes: Counter,
 }
 
 impl FollowCounts {
@@ -45,6 +48,17 @@ impl FollowCounts {
     pub(super) fn sent_by_itself(&self, bytes: u64) {
         self.sent_files.inc();
         self.sent_bytes.inc_by(bytes);
+    }
+
+    /// Readers had to wait for their bucket.
+    pub(super) fn missed(&self, count: usize) {
+        self.missed.inc_by(count as u64);
+    }
+
+    /// Something was fetched before anybody asked for it.
+    pub(super) fn fetched_ahead(&self, bytes: u64) {
+        self.ahead_files.inc();
+        self.ahead_bytes.inc_by(bytes);
     }
 
     /// A file could not.
@@ -104,5 +118,16 @@ impl FollowCounts {
             "Times that such a file could not be sent",
             &self.sent_failures,
         );
+        counter(
+            "metadata_ahead_misses",
+            "Chunks that readers had to wait for while their bucket was asked",
+            &self.missed,
+        );
+        counter(
+            "metadata_ahead_files",
+            "Files, or parts of large ones, fetched before anybody asked for them",
+            &self.ahead_files,
+        );
+        counter("metadata_ahead_bytes", "Bytes of these", &self.ahead_bytes);
     }
 }

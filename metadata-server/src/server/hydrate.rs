@@ -9,6 +9,7 @@ use millrace_protocol::{
         AddLink, CancelJob, JobReply, LinkOptionsReply, LinkReply, ListLinkOptions, PathBytes,
         RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
+    ahead::{FetchPoliciesReply, ListFetchPolicies, MISSES_MAX, ReportMisses, SetFetchPolicy},
     bucket::{AutoExportsReply, CheckLink, CheckLinkReply, ListAutoExports, SetAutoExport},
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
     selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
@@ -265,5 +266,48 @@ impl Hydrated for ReportChanged {
         }
         hydration.note_changed(&self.contents);
         Ok(Done::default())
+    }
+}
+
+impl Hydrated for ReportMisses {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<Done, Failure> {
+        if self.misses.len() > MISSES_MAX {
+            let text = format!("a report names at most {MISSES_MAX} misses");
+            return Err(Failure::new(ErrorKind::InvalidArgument, text));
+        }
+        hydration.note_misses(&self.misses);
+        Ok(Done::default())
+    }
+}
+
+impl Hydrated for SetFetchPolicy {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<FetchPoliciesReply, Failure> {
+        let links = hydration.set_fetch_policy(&self).await?;
+        Ok(FetchPoliciesReply { links })
+    }
+}
+
+impl Hydrated for ListFetchPolicies {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<FetchPoliciesReply, Failure> {
+        let links = hydration.list_fetch_policies().await?;
+        Ok(FetchPoliciesReply { links })
     }
 }

@@ -50,6 +50,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::FetchReclaim
         | Kind::AcknowledgeReclaim
         | Kind::ReportChanged
+        | Kind::ReportMisses
         | Kind::CompareLog
         | Kind::AskRelease => &[Role::Target],
         Kind::FetchLinks => &[Role::Target, Role::Admin],
@@ -77,7 +78,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::CheckLink
         | Kind::ListConflicts
         | Kind::SetAutoExport
-        | Kind::ListAutoExports => &[Role::Admin],
+        | Kind::ListAutoExports
+        | Kind::SetFetchPolicy
+        | Kind::ListFetchPolicies => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout
@@ -99,6 +102,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::Sync
         | Kind::Trim
         | Kind::Hydrate
+        | Kind::FetchAhead
         | Kind::Release
         | Kind::Presence
         | Kind::UploadPart

@@ -38,12 +38,14 @@
 //! | `e`   | target 8                      | [`LostTarget`]: a target that was given up         |
 //! | `f`   | directory 8, name             | inode 8: which file had the name of a whiteout     |
 //! | `g`   | link 4                        | [`AutoExportRecord`]: a link that exports by itself |
+//! | `h`   | link 4                        | [`FetchRecord`]: what is fetched behind reads      |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
 //! [`DistrustRecord`]: super::records::DistrustRecord
 //! [`Entry`]: super::records::Entry
 //! [`Export`]: super::records::Export
+//! [`FetchRecord`]: super::records::FetchRecord
 //! [`FileSystem`]: super::records::FileSystem
 //! [`GroupRecord`]: super::records::GroupRecord
 //! [`HostRecord`]: super::records::HostRecord
@@ -445,6 +447,18 @@ pub fn auto_exports() -> Vec<u8> {
 #[must_use]
 pub fn auto_export(link: LinkId) -> Vec<u8> {
     key!(b'g', link.0.to_be_bytes())
+}
+
+/// Every link whose policy was set.
+#[must_use]
+pub fn fetches() -> Vec<u8> {
+    key!(b'h')
+}
+
+/// What is fetched behind reads below a link.
+#[must_use]
+pub fn fetch(link: LinkId) -> Vec<u8> {
+    key!(b'h', link.0.to_be_bytes())
 }
 
 /// The bytes of `key` behind `prefix`; empty when it is another one.

@@ -7,6 +7,7 @@
 
 use millrace_protocol::{
     admin::{AttributeSource, Job},
+    ahead::FetchPolicy,
     cluster::{Bucket, LinkMode},
     metadata::FileKind,
     selection::Selection,
@@ -265,6 +266,14 @@ pub struct AutoExportRecord {
     pub quiet_seconds: u32,
 }
 record!(AutoExportRecord, 1, "auto-export");
+
+/// What is fetched behind reads below a link.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FetchRecord {
+    /// The policy.
+    pub policy: FetchPolicy,
+}
+record!(FetchRecord, 1, "fetch");
 
 /// A content whose chunks may go, on one target.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@ use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
         AddLink, Command, Create, Envelope, Format, Loss, NoteReads, RegisterHost, SetAttributes,
-        SetAutoExport, SetPin, SetXattr,
+        SetAutoExport, SetFetchPolicy, SetPin, SetXattr,
     },
     engine::StoreKind,
     namespace::{pins, tree},
@@ -13,6 +13,7 @@ use millrace_metadata_server::{
 };
 use millrace_protocol::{
     access::LastRead,
+    ahead::FetchPolicy,
     cluster::{Bucket, LinkMode},
     metadata::{NewNode, XattrMode},
     session::Caller,
@@ -125,8 +126,8 @@ fn times_of_access_follow_reads_from_the_fourth_level_on() {
     assert_eq!(root.accessed, Timestamp(2));
 }
 
-#[test]
-fn links_export_by_themselves_from_the_seventh_level_on() {
+/// A file system with a directory that is linked.
+fn linked(mode: LinkMode) -> Log {
     let mut log = Log::default();
     log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
     let directory = Create {
@@ -141,15 +142,19 @@ fn links_export_by_themselves_from_the_seventh_level_on() {
         exclusive: true,
     };
     log.apply(Command::Create(directory)).unwrap();
+    log.apply(link(mode)).unwrap();
+    log
+}
+
+fn link(mode: LinkMode) -> Command {
     let bucket =
         Bucket { url: "file:///b".to_owned(), endpoint: None, region: None, credentials: None };
-    let link = |mode| AddLink {
-        directory: InodeId(2),
-        bucket: bucket.clone(),
-        prefix: String::new(),
-        mode,
-    };
-    log.apply(Command::AddLink(link(LinkMode::ImportExport))).unwrap();
+    Command::AddLink(AddLink { directory: InodeId(2), bucket, prefix: String::new(), mode })
+}
+
+#[test]
+fn links_export_by_themselves_from_the_seventh_level_on() {
+    let mut log = linked(LinkMode::ImportExport);
     let set =
         |quiet_seconds| Command::SetAutoExport(SetAutoExport { link: LinkId(1), quiet_seconds });
     log.apply(Command::SetFeatureLevel(6)).unwrap();
@@ -164,9 +169,27 @@ fn links_export_by_themselves_from_the_seventh_level_on() {
     // The record goes with its link, and a link that does not export has none.
     log.apply(Command::RemoveLink(LinkId(1))).unwrap();
     assert!(log.store.get(&key).unwrap().is_none());
-    log.apply(Command::AddLink(link(LinkMode::Import))).unwrap();
+    log.apply(link(LinkMode::Import)).unwrap();
     let refused = SetAutoExport { link: LinkId(2), quiet_seconds: Some(5) };
     assert_eq!(log.apply(Command::SetAutoExport(refused)), Err(ErrorKind::ReadOnly));
+}
+
+#[test]
+fn links_say_what_is_fetched_behind_reads_from_the_eighth_level_on() {
+    let mut log = linked(LinkMode::ReadOnly);
+    let set = |link| {
+        let policy = FetchPolicy::Asked;
+        Command::SetFetchPolicy(SetFetchPolicy { link: LinkId(link), policy })
+    };
+    log.apply(Command::SetFeatureLevel(7)).unwrap();
+    assert_eq!(log.apply(set(1)), Err(ErrorKind::NotSupported));
+    log.apply(Command::SetFeatureLevel(8)).unwrap();
+    assert_eq!(log.apply(set(2)), Err(ErrorKind::NotFound));
+    log.apply(set(1)).unwrap();
+    let key = keys::fetch(LinkId(1));
+    assert!(log.store.get(&key).unwrap().is_some());
+    log.apply(Command::RemoveLink(LinkId(1))).unwrap();
+    assert!(log.store.get(&key).unwrap().is_none());
 }
 
 #[test]

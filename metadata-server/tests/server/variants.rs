@@ -75,6 +75,7 @@ variants!(
         AddSelectedJob,
         Loss,
         SetAutoExport,
+        SetFetchPolicy,
     }
 );
 

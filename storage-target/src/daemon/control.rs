@@ -5,6 +5,7 @@ use std::{sync::atomic::Ordering, time::Instant};
 
 use futures::{StreamExt, stream};
 use millrace_protocol::{
+    ahead::FetchAhead,
     cluster::{CompareLog, LogPoint, LogWitness, ReclaimBatch},
     fsck::{ContentsPage, LISTED_CHUNKS_MAX, ListContents},
     session::Done,
@@ -14,6 +15,7 @@ use millrace_protocol::{
     },
 };
 use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
+use tokio::sync::SemaphorePermit;
 
 use super::Daemon;
 use crate::{links, store::Store, view::ChunkView};
@@ -21,8 +23,10 @@ use crate::{links, store::Store, view::ChunkView};
 /// Contents in one presence request at most.
 const CONTENTS_MAX: usize = 4096;
 
-/// Items of a hydrate request that are worked on at a time; each has one chunk under way.
-const ITEMS_AT_A_TIME: usize = 8;
+/// Items that are fetched at a time for jobs and ahead of readers, of all requests; each has one
+/// chunk under way. Three of four requests that a daemon has in flight to one bucket by default:
+/// readers find a free one.
+pub(super) const BACKGROUND_MAX: usize = 48;
 
 impl Daemon {
     /// Drops what lies past a new size.
@@ -44,9 +48,33 @@ impl Daemon {
         check_items(request.items.len())?;
         let (store, target, asked) = (self.store(request.target)?, request.target, Instant::now());
         let results = stream::iter(request.items)
-            .map(|item| async move { self.hydrate_item(store, (target, asked), &item).await })
-            .buffered(ITEMS_AT_A_TIME);
+            .map(|item| async move {
+                let _turn = self.background_turn().await?;
+                self.hydrate_item(store, (target, asked), &item).await
+            })
+            .buffered(BACKGROUND_MAX);
         Ok(ItemResults { results: results.collect().await })
+    }
+
+    /// Fetches likewise, behind what readers wait for, and only while there is room.
+    pub(crate) async fn fetch_ahead(&self, request: FetchAhead) -> Result<ItemResults, Failure> {
+        check_items(request.items.len())?;
+        let (store, target, asked) = (self.store(request.target)?, request.target, Instant::now());
+        let results = stream::iter(request.items)
+            .map(|item| async move {
+                let _turn = self.background_turn().await?;
+                if !store.releaser().has_room() {
+                    let words = "the target has no room for what nobody asked for yet";
+                    return Err(Failure::new(ErrorKind::NoSpace, words));
+                }
+                self.hydrate_item(store, (target, asked), &item).await
+            })
+            .buffered(BACKGROUND_MAX);
+        Ok(ItemResults { results: results.collect().await })
+    }
+
+    async fn background_turn(&self) -> Result<SemaphorePermit<'_>, Failure> {
+        self.background.acquire().await.map_err(|_| ErrorKind::Unavailable.into())
     }
 
     async fn hydrate_item(

@@ -70,6 +70,9 @@ impl Daemon {
         let read = access.store.read(&access.view, access.range, reader).await;
         self.changed.note(access.view.key, &read);
         let ReadBytes { body, checksum, fetched } = self.counters.note_failure(read)?;
+        if fetched > 0 && reader != Reader::Export {
+            self.misses.note(access.view.key);
+        }
         self.counters.read_bytes.inc_by(u64::from(request.place.len));
         Ok((ReadReply { checksum, fetched }, body))
     }

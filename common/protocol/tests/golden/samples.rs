@@ -2,6 +2,7 @@
 
 mod access;
 mod admin;
+mod ahead;
 mod backup;
 mod bucket;
 mod cluster;
@@ -44,6 +45,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(lease::all());
     samples.extend(access::all());
     samples.extend(bucket::all());
+    samples.extend(ahead::all());
     samples.extend(cluster::all());
     samples.extend(storage::all());
     samples.extend(release::all());

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use millrace_object_source::{Bucket, Buckets, Condition, Metadata, Settings, Tag, UploadId};
 use millrace_protocol::{
     admin::{AddLink, Job, JobKind, JobState, StartJob},
+    ahead::FetchAhead,
     capability::{Content, Signed},
     cluster::{self, LinkMode, Map},
     kind::Request,
@@ -89,6 +90,8 @@ pub(super) struct TestServer {
     pub(super) changed: Mutex<BTreeSet<InodeId>>,
     /// Targets do not answer what moves bytes.
     pub(super) silent: AtomicBool,
+    /// Targets have no room for what nobody asked for.
+    pub(super) full: AtomicBool,
     written: Written,
 }
 
@@ -268,6 +271,7 @@ impl TestServer {
             named: Mutex::default(),
             changed: Mutex::default(),
             silent: AtomicBool::new(false),
+            full: AtomicBool::new(false),
             written: Written::default(),
         }
     }
@@ -355,6 +359,10 @@ impl TestServer {
             Ok(presence) => return Ok(Box::new(self.presence(&presence))),
             Err(request) => request,
         };
+        let request = match request.downcast::<FetchAhead>() {
+            Ok(ahead) => return Ok(Box::new(self.fetch_ahead(ahead.items))),
+            Err(request) => request,
+        };
         let items = match request.downcast::<Hydrate>() {
             Ok(hydrate) => ("hydrate", hydrate.items),
             Err(request) => match request.downcast::<Release>() {
@@ -364,10 +372,7 @@ impl TestServer {
                 }
             },
         };
-        for item in &items.1 {
-            let inode = item.content.inode;
-            assert!(self.named.lock().unwrap().contains(&inode), "{inode} was not named for good");
-        }
+        self.check_named(&items.1);
         let results = items.1.iter().map(|item| {
             match self.changed.lock().unwrap().remove(&item.content.inode) {
                 true => Err(ErrorKind::ObjectChanged.into()),
@@ -378,6 +383,25 @@ impl TestServer {
         let named = items.1.into_iter().map(|item| (items.0, item));
         self.items.lock().unwrap().extend(named);
         Ok(Box::new(ItemResults { results }))
+    }
+
+    fn check_named(&self, items: &[Item]) {
+        for item in items {
+            let inode = item.content.inode;
+            assert!(self.named.lock().unwrap().contains(&inode), "{inode} was not named for good");
+        }
+    }
+
+    fn fetch_ahead(&self, items: Vec<Item>) -> ItemResults {
+        self.check_named(&items);
+        let full = self.full.load(Ordering::Relaxed);
+        let result = |item: &Item| match full {
+            true => Err(ErrorKind::NoSpace.into()),
+            false => Ok(ByteLen(item.content.origin_length)),
+        };
+        let results = items.iter().map(result).collect();
+        self.items.lock().unwrap().extend(items.into_iter().map(|item| ("ahead", item)));
+        ItemResults { results }
     }
 
     async fn faulty<T: Send + 'static>(

@@ -4,7 +4,7 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport, DropDirectory,
         ForgetEntries, FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts,
-        ObserveObject, ResolveConflict, SetAutoExport, SetLinkOptions, UpdateJob,
+        ObserveObject, ResolveConflict, SetAutoExport, SetFetchPolicy, SetLinkOptions, UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
@@ -14,6 +14,7 @@ use millrace_metadata_server::{
 };
 use millrace_protocol::{
     admin::{AttributeSource, Job, JobFailure, JobKind, JobState, Keep},
+    ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
     selection::Selection,
@@ -175,6 +176,10 @@ impl Commands {
             modified: Timestamp(1_710_000_000_000_000_000),
         });
         match self.random.within(0..10) {
+            0 if percent(&self.random, 30) => Command::SetFetchPolicy(SetFetchPolicy {
+                link: self.link(view),
+                policy: FetchPolicy::Chunk,
+            }),
             0 if percent(&self.random, 50) => Command::SetAutoExport(SetAutoExport {
                 link: self.link(view),
                 quiet_seconds: percent(&self.random, 50).then_some(30),

@@ -7,13 +7,14 @@ use millrace_metadata_server::{
         ImportEntries, ImportEntry, ImportKind, JobCounts, Loss, MakeLink, NewKey, NoteReads,
         ObserveObject, OpenSession, OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove,
         RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults,
-        SetLinkOptions, SetPin, SetTime, SetXattr, UpdateJob,
+        SetFetchPolicy, SetLinkOptions, SetPin, SetTime, SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
 use millrace_protocol::{
     access::LastRead,
     admin::{AttributeSource, Job, JobFailure, JobKind, JobState, Keep},
+    ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
     metadata::{NewNode, RenameMode, XattrMode},
@@ -56,6 +57,7 @@ pub(super) fn all() -> Vec<Envelope> {
         (of_pins(), None),
         (of_losses(), None),
         (of_auto_exports(), None),
+        (of_fetches(), None),
     ];
     let time = Timestamp(1_700_000_000_123_456_789);
     let enveloped = families.into_iter().flat_map(|(commands, operation)| {
@@ -394,6 +396,11 @@ fn of_auto_exports() -> Vec<Command> {
     let set =
         |quiet_seconds| Command::SetAutoExport(SetAutoExport { link: LinkId(80), quiet_seconds });
     vec![set(Some(30)), set(None)]
+}
+
+fn of_fetches() -> Vec<Command> {
+    let set = SetFetchPolicy { link: LinkId(80), policy: FetchPolicy::File };
+    vec![Command::SetFetchPolicy(set)]
 }
 
 fn of_losses() -> Vec<Command> {

@@ -42,6 +42,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("pin", keys::pin(INODE)),
         Sample::key("lost_target", keys::lost_target(TARGET)),
         Sample::key("auto_export", keys::auto_export(LinkId(5))),
+        Sample::key("fetch", keys::fetch(LinkId(5))),
         Sample::key("selection", keys::selection(JobId(NUMBER))),
         Sample::key("xattr", keys::xattr(INODE, b"user.name")),
         Sample::key("run", keys::run(LogIndex(NUMBER))),

@@ -7,13 +7,15 @@ use millrace_metadata_server::{
         ParentLink,
     },
     store::records::{
-        Applied, AutoExportRecord, DistrustRecord, Entry, Export, FileSystem, GroupRecord,
-        HostRecord, JobRecord, KeyRecord, LinkRecord, LostTarget, OpenRecord, PoolRecord,
-        ReclaimRecord, RestoreRecord, RunRecord, SelectionRecord, SessionRecord, TargetRecord,
-        TrimRecord, Whiteout,
+        Applied, AutoExportRecord, DistrustRecord, Entry, Export, FetchRecord, FileSystem,
+        GroupRecord, HostRecord, JobRecord, KeyRecord, LinkRecord, LostTarget, OpenRecord,
+        PoolRecord, ReclaimRecord, RestoreRecord, RunRecord, SelectionRecord, SessionRecord,
+        TargetRecord, TrimRecord, Whiteout,
     },
 };
-use millrace_protocol::{admin::AttributeSource, cluster::LinkMode, metadata::FileKind};
+use millrace_protocol::{
+    admin::AttributeSource, ahead::FetchPolicy, cluster::LinkMode, metadata::FileKind,
+};
 use millrace_types::{
     ByteLen, ChangeCount, ChunkSize, ContentGeneration, GroupEpoch, GroupId, HostId, InodeId,
     JobId, KeyId, Layout, LinkId, LogIndex, MapEpoch, PoolId, SessionId, TargetId, Timestamp,
@@ -109,6 +111,7 @@ fn of_cluster() -> Vec<Sample> {
         Sample::of("TargetRecord", &target),
         Sample::of("LostTarget", &lost),
         Sample::of("AutoExportRecord", &AutoExportRecord { quiet_seconds: 30 }),
+        Sample::of("FetchRecord", &FetchRecord { policy: FetchPolicy::Asked }),
         Sample::of("PoolRecord", &pool),
         Sample::of("GroupRecord", &group),
         Sample::of("KeyRecord", &key),
