@@ -58,34 +58,48 @@ impl Figures {
         found.map(|(_, rounds)| median(rounds))
     }
 
-    /// As a table in Markdown: medians, and how many times the base's.
+    /// As a table in Markdown: medians, and how many times the base's. A cell is empty where a
+    /// contestant has no such figure.
     #[must_use]
     pub fn table(&self) -> String {
-        let mut text = String::new();
-        for (nth, row) in self.rows.iter().enumerate() {
-            if nth == 0 {
-                text.push_str("| what |");
-                for (name, _) in &row.contestants {
-                    text.push_str(&format!(" {name} |"));
-                }
-                text.push_str("\n|---|");
-                text.push_str(&"---:|".repeat(row.contestants.len()));
-                text.push('\n');
-            }
+        let names = self.contestants();
+        let mut text = String::from("| what |");
+        for name in &names {
+            text.push_str(&format!(" {name} |"));
+        }
+        text.push_str("\n|---|");
+        text.push_str(&"---:|".repeat(names.len()));
+        text.push('\n');
+        for row in &self.rows {
             text.push_str(&format!("| {}, {} |", row.name, row.unit));
-            let base = self.base(row);
-            for (name, rounds) in &row.contestants {
-                let figure = median(rounds);
-                match base.filter(|_| *name != self.base) {
-                    Some(base) => {
-                        text.push_str(&format!(" {figure:.0} ({:.2}) |", figure / base));
-                    }
-                    None => text.push_str(&format!(" {figure:.0} |")),
-                }
+            for name in &names {
+                text.push_str(&self.cell(row, name));
             }
             text.push('\n');
         }
         text
+    }
+
+    /// Everybody of whom anything was measured, in the order of their first figure.
+    fn contestants(&self) -> Vec<&str> {
+        let mut names = Vec::new();
+        for (name, _) in self.rows.iter().flat_map(|row| &row.contestants) {
+            if !names.contains(&name.as_str()) {
+                names.push(name.as_str());
+            }
+        }
+        names
+    }
+
+    fn cell(&self, row: &Row, name: &str) -> String {
+        let Some((_, rounds)) = row.contestants.iter().find(|(known, _)| known == name) else {
+            return " |".to_owned();
+        };
+        let figure = median(rounds);
+        match self.base(row).filter(|_| name != self.base) {
+            Some(base) => format!(" {} ({:.2}) |", rounded(figure), figure / base),
+            None => format!(" {} |", rounded(figure)),
+        }
     }
 
     /// All rounds, for a program.
@@ -108,4 +122,10 @@ pub fn median(rounds: &[f64]) -> f64 {
     let mut sorted = rounds.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[sorted.len() / 2]
+}
+
+/// With three digits that count at least.
+fn rounded(figure: f64) -> String {
+    let decimals = if figure.abs() < 10.0 { 2 } else { usize::from(figure.abs() < 100.0) };
+    format!("{figure:.decimals$}")
 }

@@ -2,6 +2,7 @@
 //! figures.
 
 pub mod aligned;
+pub mod bucket;
 pub mod figures;
 pub mod quiet;
 pub mod target;

@@ -8,8 +8,9 @@ use std::{sync::Arc, time::Instant};
 use anyhow::{Context, Result};
 use clap::Parser;
 use futures::{StreamExt, TryStreamExt, stream};
+use millrace_benches::bucket;
 use millrace_types::{ByteLen, MIB};
-use object_store::{GetOptions, ObjectStore, ObjectStoreExt, aws::AmazonS3Builder, path::Path};
+use object_store::{ObjectStoreExt, path::Path};
 
 /// Measures parallel ranged GETs of one object over `object_store`.
 #[derive(Parser, Debug)]
@@ -35,13 +36,7 @@ struct Arguments {
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     anyhow::ensure!(arguments.parallel > 0 && arguments.part.0 > 0, "nothing to do");
-    let store = AmazonS3Builder::from_env()
-        .with_endpoint(&arguments.endpoint)
-        .with_bucket_name(&arguments.bucket)
-        .with_allow_http(true)
-        .build()
-        .context("opening the bucket")?;
-    let store: Arc<dyn ObjectStore> = Arc::new(store);
+    let store = bucket::open(&arguments.endpoint, &arguments.bucket)?;
     let key = Path::parse(&arguments.key)?;
     let size = store.head(&key).await.context("asking for the object's size")?.size;
 
@@ -49,7 +44,9 @@ async fn main() -> Result<()> {
     let part = arguments.part.0;
     let starts = (0..size.div_ceil(part)).map(|index| index * part);
     let read: u64 = stream::iter(starts)
-        .map(|start| read_range(Arc::clone(&store), key.clone(), start..size.min(start + part)))
+        .map(|start| {
+            bucket::read(Arc::clone(&store), key.clone(), Some(start..size.min(start + part)))
+        })
         .buffer_unordered(arguments.parallel)
         .try_fold(0, |sum, bytes| async move { Ok(sum + bytes) })
         .await?;
@@ -62,18 +59,4 @@ async fn main() -> Result<()> {
         println!("{{\"bytes\": {read}, \"seconds\": {seconds:.3}, \"mib_per_second\": {rate:.1}}}");
     }
     Ok(())
-}
-
-async fn read_range(
-    store: Arc<dyn ObjectStore>,
-    key: Path,
-    range: std::ops::Range<u64>,
-) -> Result<u64> {
-    let options = GetOptions { range: Some(range.into()), ..Default::default() };
-    let mut bytes = store.get_opts(&key, options).await?.into_stream();
-    let mut read = 0;
-    while let Some(piece) = bytes.try_next().await? {
-        read += piece.len() as u64;
-    }
-    Ok(read)
 }
