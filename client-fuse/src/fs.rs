@@ -11,7 +11,7 @@
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
 //! [`changed_objects`], [`open`], [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
 //! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
-//! [`removed`], [`xattr`], [`statfs`], [`mod@access_times`], [`upkeep`].
+//! [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -37,6 +37,7 @@ use crate::{
 pub(crate) mod access_times;
 pub(crate) mod allocate;
 pub(crate) mod attributes;
+mod bucket_xattrs;
 pub(crate) mod changed_objects;
 pub(crate) mod copy;
 pub(crate) mod file;

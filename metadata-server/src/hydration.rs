@@ -22,7 +22,7 @@ use millrace_protocol::{
         ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
     ahead::{LinkFetches, Miss, SetFetchPolicy},
-    bucket::{AutoExport, CheckLink, CheckLinkReply, SetAutoExport},
+    bucket::{AutoExport, CheckLink, CheckLinkReply, FileReply, SetAutoExport, ShowFile},
     selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
 };
@@ -255,6 +255,14 @@ impl<E: Environment> Hydration<E> {
     /// When the caller may not read it, or a target does not answer.
     pub async fn show_state(&self, top: &[u8], request: &ShowState) -> Result<StateReply, Failure> {
         report::show(&*self.environment, &self.importer, top, request).await
+    }
+
+    /// How one file stands, for a client whose paths begin at `top`: see [`report::show_file`].
+    ///
+    /// # Errors
+    /// When the caller may not read it, or a target does not answer.
+    pub async fn show_file(&self, top: &[u8], request: &ShowFile) -> Result<FileReply, Failure> {
+        report::show_file(&*self.environment, &self.importer, top, request).await
     }
 
     /// Takes a job; its path begins at `top`: see [`Jobs::start`].

@@ -427,6 +427,7 @@ impl MetadataService {
             RequestKind::StartSelected => self.start_selected(call).await,
             RequestKind::RetryJob => self.retry_job(call).await,
             RequestKind::ShowSelection => self.show_selection(call).await,
+            RequestKind::ShowFile => self.hydrate::<bucket::ShowFile>(call).await,
             RequestKind::ShowState => self.hydrate::<admin::ShowState>(call).await,
             RequestKind::SetLinkOptions => self.hydrate::<admin::SetLinkOptions>(call).await,
             RequestKind::ListLinkOptions => self.hydrate::<admin::ListLinkOptions>(call).await,

@@ -1,12 +1,16 @@
 //! Links to buckets: hydration, export, and buckets that are away or forbidden.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{collections::BTreeMap, fs, io::Write as _, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     bucket::Bucket,
     cluster::{Cluster, Wish},
     proxy::{Proxy, Weather},
+};
+use rustix::{
+    fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr},
+    io::Errno,
 };
 
 fn state(cluster: &Cluster, path: &str) -> Result<String> {
@@ -125,6 +129,54 @@ fn an_exported_file_is_in_the_bucket_and_released_it_comes_back() -> Result<()> 
     cluster.cli(&["release", "mr:/out", "--wait"])?.ok()?;
     assert_eq!(state(&cluster, "mr:/out/made/checkpoint")?, "released");
     assert!(fs::read(root.join("made/checkpoint"))? == whole);
+    Ok(())
+}
+
+/// What a file says of its bucket.
+fn said(path: &Path, name: &str) -> rustix::io::Result<String> {
+    let mut value = vec![0; 256];
+    let len = getxattr(path, format!("user.millrace.{name}"), &mut value)?;
+    Ok(String::from_utf8_lossy(&value[..len]).into_owned())
+}
+
+#[test]
+fn a_program_asks_a_file_how_it_stands_and_no_copy_takes_the_answer_along() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.put("out/there", &bytes(200_000, 1))?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let add = ["link", "add", "s3://data/out", "mr:/out", "--mode", "import-export"];
+    cluster.cli(&add)?.ok()?;
+    let root = cluster.mount().join("out");
+    let there = root.join("there");
+    let all = |path: &Path| {
+        ["state", "hydrated", "origin"].map(|name| said(path, name).unwrap_or_default())
+    };
+    assert_eq!(all(&there), ["released", "0", "s3://data/out/there"]);
+    let told = cluster.json(&["state", "mr:/out/there"])?;
+    assert_eq!(Some(said(&there, "etag")?.as_str()), told["origin"]["tag"].as_str(), "{told}");
+    fs::read(&there)?;
+    assert_eq!(all(&there), ["hydrated", "200000", "s3://data/out/there"]);
+
+    // What is written and not closed yet counts.
+    let made = root.join("made");
+    let mut file = fs::File::create(&made)?;
+    file.write_all(b"made here")?;
+    assert_eq!(all(&made), ["dirty", "9", ""]);
+    assert_eq!(said(&made, "etag"), Err(Errno::NODATA));
+    drop(file);
+    cluster.cli(&["export", "mr:/out", "--wait"])?.ok()?;
+    assert_eq!(all(&made), ["exported", "9", "s3://data/out/made"]);
+
+    let mut names = [0; 256];
+    assert_eq!(listxattr(&there, &mut names)?, 0, "it is in no list");
+    for name in ["state", "other"] {
+        let name = format!("user.millrace.{name}");
+        let set = setxattr(&there, &name, b"x", XattrFlags::empty());
+        assert_eq!(set, Err(Errno::PERM));
+        assert_eq!(removexattr(&there, &name), Err(Errno::PERM));
+    }
+    assert_eq!(said(&there, "other"), Err(Errno::NODATA));
+    assert_eq!(said(&root, "state"), Err(Errno::NODATA), "a directory has many");
     Ok(())
 }
 

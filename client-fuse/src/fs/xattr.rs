@@ -10,6 +10,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, InodeId};
 
+use super::bucket_xattrs::{check_change, is_of_bucket};
 use crate::{fs::FileSystem, settings::MountSettings};
 
 /// Which kinds of attributes a mount offers beside the others.
@@ -55,6 +56,9 @@ impl FileSystem {
         name: Vec<u8>,
     ) -> Result<Vec<u8>, Failure> {
         self.offered.check(&name)?;
+        if is_of_bucket(&name) {
+            return self.bucket_xattr(caller, inode, &name).await;
+        }
         let reply = self.cluster.ask(&GetXattr { caller, inode, name }).await?;
         Ok(reply.value)
     }
@@ -91,6 +95,7 @@ impl FileSystem {
         mode: XattrMode,
     ) -> Result<(), Failure> {
         self.offered.check(&name)?;
+        check_change(&name)?;
         if name.starts_with(b"security.")
             && let Some(file) = self.files.find(inode)
         {
@@ -120,6 +125,7 @@ impl FileSystem {
         name: Vec<u8>,
     ) -> Result<(), Failure> {
         self.offered.check(&name)?;
+        check_change(&name)?;
         let request = |operation| RemoveXattr {
             caller: caller.clone(),
             operation,

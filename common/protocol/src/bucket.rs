@@ -4,8 +4,9 @@ use millrace_types::{ByteLen, Failure, InodeId, LinkId, Timestamp};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{
-    admin::{JobFailure, PathBytes},
+    admin::{FileState, JobFailure, PathBytes},
     cluster::{Bucket, LinkMode},
+    session::Caller,
 };
 
 /// Has every host that needs the bucket of a link try it now.
@@ -35,6 +36,28 @@ pub struct HostCheck {
     pub took_ms: u32,
     /// Why it cannot use the bucket, in a sentence.
     pub result: Result<(), Failure>,
+}
+
+/// Asks how one file stands against its bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ShowFile {
+    /// For whom: needs read permission.
+    pub caller: Caller,
+    /// The file.
+    pub inode: InodeId,
+}
+
+/// How one file stands against its bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct FileReply {
+    /// Its state.
+    pub state: FileState,
+    /// Its size.
+    pub size: ByteLen,
+    /// Bytes of it that are here.
+    pub hydrated: ByteLen,
+    /// The object behind it, as a URL, and its tag.
+    pub origin: Option<(String, String)>,
 }
 
 /// Sets whether files below a link go to its bucket by themselves.

@@ -284,6 +284,8 @@ requests! {
     SetFetchPolicy = 0x0654, ahead::SetFetchPolicy => ahead::FetchPoliciesReply;
     /// What the links fetch behind reads.
     ListFetchPolicies = 0x0655, ahead::ListFetchPolicies => ahead::FetchPoliciesReply;
+    /// How one file stands against its bucket.
+    ShowFile = 0x0656, bucket::ShowFile => bucket::FileReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

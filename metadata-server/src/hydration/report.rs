@@ -5,20 +5,21 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_protocol::{
     admin::{ShowState, StateReply},
+    bucket::{FileReply, ShowFile},
     cluster::Map,
     target::{ContentName, Presence, Present},
 };
-use millrace_types::{ErrorKind, Failure, TargetId};
+use millrace_types::{ByteLen, ErrorKind, Failure, TargetId};
 
 use super::{
     environment::Environment,
     import::{Importer, broken, spec_of},
     spread::Place,
     state::{self, Sums},
-    walk::{Unlisted, Viewpoint, Walk, check, may_list, resolve},
+    walk::{Unlisted, Viewpoint, Walk, check, inode, may_list, resolve},
 };
 use crate::{
-    namespace::{Body, FileBody, Inode, permission::Access},
+    namespace::{Body, FileBody, Inode, permission::Access, tree},
     store::{
         keys,
         records::{self, LinkRecord},
@@ -74,6 +75,40 @@ pub async fn show<E: Environment>(
         unlisted_directories: unlisted,
         origin: origin_of(environment, &top).await?,
     })
+}
+
+/// How one file stands, for a client that sees what is below `top`.
+///
+/// # Errors
+/// [`ErrorKind::PermissionDenied`] when the caller may not read it; [`ErrorKind::Forbidden`]
+/// outside of `top`; [`ErrorKind::InvalidArgument`] for what is no file; [`ErrorKind::Stale`] when
+/// it is gone; a target that does not answer.
+pub async fn show_file<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    top: &[u8],
+    request: &ShowFile,
+) -> Result<FileReply, Failure> {
+    let file = inode(environment, request.inode).await?;
+    // One without names has no place; who has it open was let in when it had one.
+    if !top.is_empty() && file.links > 0 {
+        let top = resolve(environment, importer, Viewpoint::OPERATOR, top).await?.id;
+        let wanted = file.clone();
+        let query =
+            environment.read(move |view| tree::is_below(view, &wanted, top).map_err(broken));
+        if !query.await? {
+            return Err(ErrorKind::Forbidden.into());
+        }
+    }
+    check(environment, &request.caller, &file, Access::Read).await?;
+    let Body::File(body) = &file.body else { return Err(ErrorKind::InvalidArgument.into()) };
+    let map = environment.map().await?;
+    let name = ContentName { inode: file.id, generation: body.generation };
+    let asked = if body.origin_length > 0 && body.inline.is_none() { vec![name] } else { vec![] };
+    let held = presence(environment, &map, asked).await?.remove(&name).unwrap_or_default();
+    let (state, here) = state::of_file(file.size, body, &held);
+    let origin = origin_of(environment, &file).await?;
+    Ok(FileReply { state, size: ByteLen(file.size), hydrated: ByteLen(here), origin })
 }
 
 fn is_unlisted(inode: &Inode) -> bool {

@@ -10,7 +10,10 @@ use millrace_protocol::{
         RemoveLink, ResolveConflict, ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
     ahead::{FetchPoliciesReply, ListFetchPolicies, MISSES_MAX, ReportMisses, SetFetchPolicy},
-    bucket::{AutoExportsReply, CheckLink, CheckLinkReply, ListAutoExports, SetAutoExport},
+    bucket::{
+        AutoExportsReply, CheckLink, CheckLinkReply, FileReply, ListAutoExports, SetAutoExport,
+        ShowFile,
+    },
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
     selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
     session::Done,
@@ -196,6 +199,20 @@ impl Hydrated for CheckLink {
         _: PathBytes,
     ) -> Result<CheckLinkReply, Failure> {
         hydration.check_link(&self).await
+    }
+}
+
+impl Hydrated for ShowFile {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
+    ) -> Result<FileReply, Failure> {
+        hydration.show_file(&top, &self).await
     }
 }
 

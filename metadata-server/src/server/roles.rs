@@ -89,6 +89,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowJob
         | Kind::CancelJob
         | Kind::ShowState
+        | Kind::ShowFile
         | Kind::ResolveConflict
         | Kind::SetPin
         | Kind::StartSelected

@@ -138,7 +138,8 @@ impl<'a> Bench<'a> {
 
     pub(crate) fn link(&self, below: &str, mode: &'static str) -> Result<Link<'_>> {
         let url = format!("s3://{}/{}", self.arguments.bucket, self.objects.key(below));
-        self.cluster.link(&url, &Endpoint { endpoint: &self.endpoint, mode })
+        let fetch = &self.arguments.fetch;
+        self.cluster.link(&url, &Endpoint { endpoint: &self.endpoint, mode, fetch })
     }
 
     pub(crate) fn place(&self, below: &str) -> rivals::Place<'_> {

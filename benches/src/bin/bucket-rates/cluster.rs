@@ -65,7 +65,7 @@ impl Cluster {
         let path = self.mountpoint.join(format!("link-{}", self.links.get()));
         self.links.set(self.links.get() + 1);
         let mut add = self.command(&["link", "add", url]);
-        add.arg(&path).args(["--endpoint", at.endpoint, "--mode", at.mode]);
+        add.arg(&path).args(["--endpoint", at.endpoint, "--mode", at.mode, "--fetch", at.fetch]);
         answer(add)?;
         Ok(Link { cluster: self, path })
     }
@@ -106,6 +106,8 @@ pub(crate) struct Endpoint<'a> {
     pub(crate) endpoint: &'a str,
     /// As for `link add`.
     pub(crate) mode: &'static str,
+    /// As well.
+    pub(crate) fetch: &'a str,
 }
 
 impl Link<'_> {

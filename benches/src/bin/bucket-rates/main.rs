@@ -70,6 +70,9 @@ struct Arguments {
     /// Directories that the small files lie in, such as the classes of a set of pictures.
     #[arg(long, default_value_t = 1)]
     directories: usize,
+    /// What is fetched behind reads, as for `millrace link add --fetch`.
+    #[arg(long, default_value = "ahead")]
+    fetch: String,
     /// Programs that read the small files at a time.
     #[arg(long, default_value_t = 8)]
     readers: usize,

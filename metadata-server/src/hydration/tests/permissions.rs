@@ -1,7 +1,8 @@
 //! Users may ask about paths, and start jobs on them, as far as they may look there.
 
 use millrace_protocol::{
-    admin::{JobKind, JobState, Keep, ResolveConflict, ShowState, StartJob, StateReply},
+    admin::{FileState, JobKind, JobState, Keep, ResolveConflict, ShowState, StartJob, StateReply},
+    bucket::ShowFile,
     cluster::LinkMode,
     session::Caller,
 };
@@ -115,4 +116,31 @@ async fn what_lies_above_the_top_of_a_restricted_client_does_not_concern_its_use
     assert_eq!(job.path, top);
     let out = state(&world, "/data/private/below", user(), "/../x").await.unwrap_err();
     assert_eq!(out.kind, ErrorKind::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_file_is_told_of_by_its_number_to_who_may_read_it_and_is_let_in() {
+    let world = world().await;
+    let open = world.find("/data/open/file").await.unwrap().id;
+    let ask = async |top: &str, caller, inode| {
+        let request = ShowFile { caller, inode };
+        world.hydration.show_file(top.as_bytes(), &request).await.map_err(|failure| failure.kind)
+    };
+    let told = ask("", user(), open).await.unwrap();
+    assert_eq!((told.state, told.size.0, told.hydrated.0), (FileState::Released, 5, 0));
+    let (url, tag) = told.origin.unwrap();
+    assert!(url.ends_with("/open/file") && !tag.is_empty(), "{url} {tag}");
+    assert!(ask("/data/open", user(), open).await.is_ok());
+    assert_eq!(ask("/data/private", user(), open).await, Err(ErrorKind::Forbidden));
+    let directory = world.find("/data/open").await.unwrap().id;
+    assert_eq!(ask("", user(), directory).await, Err(ErrorKind::InvalidArgument));
+    assert_eq!(ask("", user(), InodeId(99_999)).await, Err(ErrorKind::Stale));
+    let close = SetAttributes {
+        caller: Some(ROOT),
+        inode: open,
+        mode: Some(0o600),
+        ..SetAttributes::default()
+    };
+    world.server.execute(Command::SetAttributes(close), false).await.unwrap();
+    assert_eq!(ask("", user(), open).await, Err(ErrorKind::PermissionDenied));
 }

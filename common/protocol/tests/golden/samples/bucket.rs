@@ -1,12 +1,13 @@
 //! Messages about who reaches buckets, and what changed on both sides.
 
 use millrace_protocol::{
-    admin::JobFailure,
+    admin::{FileState, JobFailure},
     bucket::{
         AutoExport, AutoExportsReply, CheckLink, CheckLinkReply, Conflict, ConflictsReply,
-        HostCheck, ListAutoExports, ListConflicts, SetAutoExport,
+        FileReply, HostCheck, ListAutoExports, ListConflicts, SetAutoExport, ShowFile,
     },
     cluster::{Bucket, LinkMode},
+    session::Caller,
 };
 use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, LinkId, Timestamp};
 
@@ -44,11 +45,19 @@ pub(super) fn all() -> Vec<Sample> {
         failing: 1,
         failures: vec![failure],
     };
+    let caller = Caller { uid: 1000, gid: 1000, groups: vec![27] };
+    let shown = FileReply {
+        state: FileState::Partial,
+        size: ByteLen(1 << 20),
+        hydrated: ByteLen(1 << 16),
+        origin: Some(("s3://b/train/a".into(), "\"t\"".into())),
+    };
     [
         pair(
             &SetAutoExport { path: b"/run".to_vec(), quiet_seconds: Some(30) },
             &AutoExportsReply { links: vec![auto_export] },
         ),
+        pair(&ShowFile { caller, inode: InodeId(7) }, &shown),
         pair(&ListAutoExports {}, &AutoExportsReply { links: Vec::new() }),
         pair(
             &CheckLink { path: b"/train".to_vec() },

@@ -1,0 +1,102 @@
+//! How a file stands against its bucket, as extended attributes that nobody stores.
+//!
+//! They are answered when somebody asks for them by name, and appear in no list: programs that
+//! copy all attributes of a file (`rsync -X`, `tar --xattrs`) would carry them to where they say
+//! nothing.
+
+use millrace_protocol::{
+    bucket::{FileReply, ShowFile},
+    session::Caller,
+};
+use millrace_types::{ErrorKind, Failure, InodeId};
+
+use crate::fs::FileSystem;
+
+/// What all of them begin with. Nobody can set an attribute of such a name.
+const PREFIX: &[u8] = b"user.millrace.";
+
+/// Whether an attribute is one of these, or would be.
+pub(super) fn is_of_bucket(name: &[u8]) -> bool {
+    name.starts_with(PREFIX)
+}
+
+/// Refuses to set or remove one.
+///
+/// # Errors
+/// [`ErrorKind::NotPermitted`].
+pub(super) fn check_change(name: &[u8]) -> Result<(), Failure> {
+    if is_of_bucket(name) { Err(ErrorKind::NotPermitted.into()) } else { Ok(()) }
+}
+
+impl FileSystem {
+    /// Reads one of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoData`] for a name that there is not, for what is no file, and where there is
+    /// no object; what the server answers.
+    pub(super) async fn bucket_xattr(
+        &self,
+        caller: Caller,
+        inode: InodeId,
+        name: &[u8],
+    ) -> Result<Vec<u8>, Failure> {
+        let name = name.strip_prefix(PREFIX).unwrap_or_default();
+        if !NAMES.contains(&name) {
+            return Err(ErrorKind::NoData.into());
+        }
+        // What was written a moment ago is not told to the server before it has to.
+        if let Some(file) = self.files.find(inode) {
+            self.flush_file(&file).await;
+            self.commit(&file, false).await?;
+        }
+        match self.cluster.ask(&ShowFile { caller, inode }).await {
+            Ok(reply) => value(name, reply).ok_or_else(|| ErrorKind::NoData.into()),
+            // A directory, or a server that does not know the request.
+            Err(failure)
+                if matches!(failure.kind, ErrorKind::InvalidArgument | ErrorKind::NotSupported) =>
+            {
+                Err(ErrorKind::NoData.into())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+const NAMES: [&[u8]; 4] = [b"state", b"origin", b"etag", b"hydrated"];
+
+fn value(name: &[u8], reply: FileReply) -> Option<Vec<u8>> {
+    match name {
+        b"state" => Some(reply.state.name().as_bytes().to_vec()),
+        b"origin" => reply.origin.map(|(url, _)| url.into_bytes()),
+        b"etag" => reply.origin.map(|(_, tag)| tag.into_bytes()),
+        b"hydrated" => Some(reply.hydrated.0.to_string().into_bytes()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::admin::FileState;
+    use millrace_types::ByteLen;
+
+    use super::*;
+
+    #[test]
+    fn each_name_has_its_value_and_an_object_that_is_not_there_none() {
+        let origin = Some(("s3://b/a".to_owned(), "\"t\"".to_owned()));
+        let (size, hydrated) = (ByteLen(9), ByteLen(5));
+        let reply = FileReply { state: FileState::Partial, size, hydrated, origin };
+        let values = NAMES.map(|name| value(name, reply.clone()).unwrap());
+        assert_eq!(values, [&b"partial"[..], b"s3://b/a", b"\"t\"", b"5"]);
+        let local = FileReply { state: FileState::Dirty, origin: None, ..reply };
+        assert_eq!(value(b"state", local.clone()).unwrap(), b"dirty");
+        assert_eq!((value(b"origin", local.clone()), value(b"etag", local)), (None, None));
+    }
+
+    #[test]
+    fn nobody_sets_one() {
+        assert_eq!(check_change(b"user.millrace.state"), Err(ErrorKind::NotPermitted.into()));
+        assert_eq!(check_change(b"user.millrace.other"), Err(ErrorKind::NotPermitted.into()));
+        assert_eq!(check_change(b"user.millracestate"), Ok(()));
+    }
+}
