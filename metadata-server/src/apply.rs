@@ -62,6 +62,7 @@ pub(crate) use trust::unnamed;
 /// | 6     | targets that are given up; what was removed below a link stays removed; an       |
 /// |       | export's object is known also when the file was truncated meanwhile              |
 /// | 7     | links that export by themselves                                                  |
+/// | 8     | links that say what is fetched behind reads                                      |
 pub const FEATURE_LEVEL: u32 = 8;
 
 /// The level at which every log begins, whichever program made it.

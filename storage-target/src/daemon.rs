@@ -17,6 +17,7 @@ use millrace_types::{ErrorKind, Failure, TargetId};
 use tokio::sync::Semaphore;
 
 use crate::{
+    background::Background,
     changed::Changed,
     cluster::Cluster,
     links::Links,
@@ -47,8 +48,8 @@ pub(crate) struct Daemon {
     pub(crate) counters: Counters,
     pub(crate) changed: Changed,
     pub(crate) misses: Misses,
-    /// Fetches that no reader waits for, at most [`control::BACKGROUND_MAX`] at a time.
-    background: Semaphore,
+    /// Turns of fetches that no reader waits for.
+    background: Background,
     /// One permit a byte, of [`BODIES_BYTES_MAX`].
     bodies: Arc<Semaphore>,
     pub(crate) reclaimed_bytes: AtomicU64,
@@ -71,6 +72,7 @@ impl Daemon {
         links: Links,
         exporter: Exporter,
         counters: Counters,
+        background: Background,
     ) -> Self {
         Self {
             stores: stores.into_iter().map(|store| (store.id(), store)).collect(),
@@ -81,7 +83,7 @@ impl Daemon {
             counters,
             changed: Changed::default(),
             misses: Misses::default(),
-            background: Semaphore::new(control::BACKGROUND_MAX),
+            background,
             bodies: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),
             reclaimed_bytes: AtomicU64::new(0),
             introduced: AtomicBool::new(false),

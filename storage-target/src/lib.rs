@@ -17,7 +17,8 @@
 //! byte of a read is), `view` (a chunk as a capability describes it), `release` (making room),
 //! `hydration`, `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers),
 //! `server` (the wire), `member` (heartbeats), `changed` (objects that are not what they were),
-//! `misses` (reads that waited for a bucket), `noted` (what those two have in common),
+//! `background` (turns of fetches that nobody waits for), `misses` (reads that waited), `noted`
+//! (what it and `changed` have in common),
 //! `metrics`, [`run`](mod@run). Beside them the offline tools, which use [`format`](mod@format) and
 //! the walk of [`index`] alone: [`image`] (a target's bytes, opened for reading), [`verify`] and
 //! [`dump`].
@@ -34,6 +35,7 @@ pub mod space;
 pub mod verify;
 pub mod volume;
 
+mod background;
 mod changed;
 mod cluster;
 mod daemon;

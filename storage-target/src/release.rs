@@ -74,6 +74,21 @@ struct Inner {
     /// Who is asked, once the daemon is a member of its cluster.
     metadata: OnceLock<(Peer, Cluster)>,
     released: AtomicU64,
+    /// Bytes that are being fetched and that nobody asked for.
+    unasked: AtomicU64,
+}
+
+/// Room for bytes that are being fetched.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    unasked: &'a AtomicU64,
+    bytes: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.unasked.fetch_sub(self.bytes, Ordering::AcqRel);
+    }
 }
 
 /// How far the rounds are.
@@ -133,6 +148,7 @@ impl Releaser {
             progress: watch::Sender::new(Progress::default()),
             metadata: OnceLock::new(),
             released: AtomicU64::new(0),
+            unasked: AtomicU64::new(0),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -147,10 +163,20 @@ impl Releaser {
         self.inner.wanted.notify_one();
     }
 
-    /// Whether bytes that nobody asked for yet can be taken in without others having to go.
-    pub(crate) fn has_room(&self) -> bool {
+    /// Takes a place for bytes that nobody asked for yet, as long as the guard is there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`] when others would have to go for them.
+    pub(crate) fn take_place(&self, bytes: u64) -> Result<Place<'_>, Failure> {
+        let place = Place { unasked: &self.inner.unasked, bytes };
+        let all = self.inner.unasked.fetch_add(bytes, Ordering::AcqRel).saturating_add(bytes);
         let Statistics { used, free, .. } = self.inner.volume.statistics();
-        !is_short(self.inner.watermarks, used, free)
+        let (used, free) = (used.0.saturating_add(all), free.0.saturating_sub(all));
+        if is_short(self.inner.watermarks, ByteLen(used), ByteLen(free)) {
+            let words = "the target has no room for what nobody asked for yet";
+            return Err(Failure::new(ErrorKind::NoSpace, words));
+        }
+        Ok(place)
     }
 
     /// Waits until something was dropped, or what was is free. May be dropped at its await.

@@ -23,6 +23,7 @@ use millrace_transport::{
 use millrace_types::{ClusterId, Crc32c, Failure, HostId};
 
 use crate::{
+    background::Background,
     cluster::Cluster,
     daemon::{Daemon, Exporter, Remote},
     disk::BufferPool,
@@ -171,7 +172,9 @@ impl Running {
         let remote = Arc::new(RemoteTargets::new(endpoints.clone()));
         let exporter = Exporter::new(remote, buckets);
         let cluster = Cluster::new();
-        let daemon = Arc::new(Daemon::new(stores, cluster, links, exporter, counters));
+        let background = Background::new(settings.buckets.requests_max);
+        let daemon = Daemon::new(stores, cluster, links, exporter, counters, background);
+        let daemon = Arc::new(daemon);
         let server = serve(&identity, &settings, network, &daemon, &shutdown)?;
         let member = join(&settings, &endpoints, &server, &daemon).await?;
         let reports = daemon.changed.clone().report(member.metadata.clone());

@@ -64,6 +64,15 @@ pub(crate) struct ReadBytes {
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Version(Vec<Option<(BlockState, u64)>>);
 
+/// Who wants a chunk that nobody reads yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Behind {
+    /// A job: room is made for it.
+    Job,
+    /// Nobody: it comes only while no other bytes have to go for it.
+    Readers,
+}
+
 /// Who reads, as far as it matters here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reader {
@@ -266,7 +275,7 @@ impl Store {
         match error {
             EngineError::NeedsFill { block, .. } => {
                 let wanted = Wanted { first: block, end: block + 1, sequential: false };
-                self.bring(view, wanted).await
+                self.bring(view, wanted, Behind::Job).await
             }
             EngineError::NoSpace => self.releaser.make_room().await,
             EngineError::Corrupt { key, block, clean: true }
@@ -279,12 +288,14 @@ impl Store {
     }
 
     /// Fetches blocks and waits until the volume has them.
-    async fn bring(&self, view: &ChunkView, wanted: Wanted) -> Result<(), Failure> {
+    async fn bring(&self, view: &ChunkView, wanted: Wanted, behind: Behind) -> Result<(), Failure> {
         if let Fetched::Segments(segments) = self.hydrator.fetch(view, wanted).await? {
             for mut segment in segments {
                 match segment.installed().await {
                     // Then it is fetched once more.
-                    Err(EngineError::NoSpace) => return self.releaser.make_room().await,
+                    Err(EngineError::NoSpace) if behind == Behind::Job => {
+                        return self.releaser.make_room().await;
+                    }
                     other => other?,
                 }
             }
@@ -297,7 +308,11 @@ impl Store {
     ///
     /// # Errors
     /// Those of the bucket, and [`ErrorKind::NoSpace`].
-    pub(crate) async fn hydrate(&self, view: &ChunkView) -> Result<ByteLen, Failure> {
+    pub(crate) async fn hydrate(
+        &self,
+        view: &ChunkView,
+        behind: Behind,
+    ) -> Result<ByteLen, Failure> {
         let blocks = u16::try_from(view.backed.div_ceil(BLOCK)).expect("1,024 at most");
         if blocks == 0 {
             return Ok(ByteLen(0));
@@ -312,11 +327,15 @@ impl Store {
             let bytes = (0..blocks).filter(absent).map(|at| u64::from(bytes_of(at))).sum();
             let missing = *missing.get_or_insert(bytes);
             let Some(first) = (0..blocks).find(absent) else { return Ok(ByteLen(missing)) };
+            let _place = match behind {
+                Behind::Job => None,
+                Behind::Readers => Some(self.releaser.take_place(bytes)?),
+            };
             // A megabyte at a time bounds the buffers that wait; the stream goes on by itself.
             let end =
                 (first..blocks.min(first + 16)).take_while(absent).last().unwrap_or(first) + 1;
             drop(snapshot);
-            self.bring(view, Wanted { first, end, sequential: true }).await?;
+            self.bring(view, Wanted { first, end, sequential: true }, behind).await?;
         }
         Err(busy(view))
     }

@@ -64,7 +64,9 @@ impl World {
         let cluster = Cluster::start(wish)?;
         let endpoint = proxy.endpoint();
         let add = ["link", "add", "s3://data/set", "mr:/set", "--endpoint", &endpoint];
-        cluster.cli(&[&add, options].concat())?.ok()?;
+        // What is fetched ahead of readers would meet the faults that are meant for them.
+        let fetch: &[&str] = if options.contains(&"--fetch") { &[] } else { &["--fetch", "asked"] };
+        cluster.cli(&[&add, fetch, options].concat())?.ok()?;
         let daemons = cluster.daemons();
         Ok(Self { cluster, daemons, proxy, bucket })
     }

@@ -12,12 +12,17 @@ use millrace_types::{ErrorKind, Failure, InodeId};
 
 use crate::fs::FileSystem;
 
-/// What all of them begin with. Nobody can set an attribute of such a name.
-const PREFIX: &[u8] = b"user.millrace.";
+/// What they are called. Every other name is an attribute like any.
+const NAMES: [&[u8]; 4] = [
+    b"user.millrace.state",
+    b"user.millrace.hydrated",
+    b"user.millrace.origin",
+    b"user.millrace.etag",
+];
 
-/// Whether an attribute is one of these, or would be.
+/// Whether an attribute is one of these.
 pub(super) fn is_of_bucket(name: &[u8]) -> bool {
-    name.starts_with(PREFIX)
+    NAMES.contains(&name)
 }
 
 /// Refuses to set or remove one.
@@ -32,24 +37,22 @@ impl FileSystem {
     /// Reads one of them.
     ///
     /// # Errors
-    /// [`ErrorKind::NoData`] for a name that there is not, for what is no file, and where there is
-    /// no object; what the server answers.
+    /// [`ErrorKind::NoData`] for what is no file, and where there is no object;
+    /// [`ErrorKind::Internal`] when a target that holds some of it is away; what the server
+    /// answers.
     pub(super) async fn bucket_xattr(
         &self,
         caller: Caller,
         inode: InodeId,
         name: &[u8],
     ) -> Result<Vec<u8>, Failure> {
-        let name = name.strip_prefix(PREFIX).unwrap_or_default();
-        if !NAMES.contains(&name) {
-            return Err(ErrorKind::NoData.into());
-        }
+        let counted = NAMES[..2].contains(&name);
         // What was written a moment ago is not told to the server before it has to.
-        if let Some(file) = self.files.find(inode) {
+        if counted && let Some(file) = self.files.find(inode) {
             self.flush_file(&file).await;
             self.commit(&file, false).await?;
         }
-        match self.cluster.ask(&ShowFile { caller, inode }).await {
+        match self.cluster.ask(&ShowFile { caller, inode, counted }).await {
             Ok(reply) => value(name, reply).ok_or_else(|| ErrorKind::NoData.into()),
             // A directory, or a server that does not know the request.
             Err(failure)
@@ -62,14 +65,12 @@ impl FileSystem {
     }
 }
 
-const NAMES: [&[u8]; 4] = [b"state", b"origin", b"etag", b"hydrated"];
-
 fn value(name: &[u8], reply: FileReply) -> Option<Vec<u8>> {
     match name {
-        b"state" => Some(reply.state.name().as_bytes().to_vec()),
-        b"origin" => reply.origin.map(|(url, _)| url.into_bytes()),
-        b"etag" => reply.origin.map(|(_, tag)| tag.into_bytes()),
-        b"hydrated" => Some(reply.hydrated.0.to_string().into_bytes()),
+        b"user.millrace.state" => Some(reply.state.name().as_bytes().to_vec()),
+        b"user.millrace.origin" => reply.origin.map(|(url, _)| url.into_bytes()),
+        b"user.millrace.etag" => reply.origin.map(|(_, tag)| tag.into_bytes()),
+        b"user.millrace.hydrated" => Some(reply.hydrated.0.to_string().into_bytes()),
         _ => None,
     }
 }
@@ -87,16 +88,16 @@ mod tests {
         let (size, hydrated) = (ByteLen(9), ByteLen(5));
         let reply = FileReply { state: FileState::Partial, size, hydrated, origin };
         let values = NAMES.map(|name| value(name, reply.clone()).unwrap());
-        assert_eq!(values, [&b"partial"[..], b"s3://b/a", b"\"t\"", b"5"]);
+        assert_eq!(values, [&b"partial"[..], b"5", b"s3://b/a", b"\"t\""]);
         let local = FileReply { state: FileState::Dirty, origin: None, ..reply };
-        assert_eq!(value(b"state", local.clone()).unwrap(), b"dirty");
-        assert_eq!((value(b"origin", local.clone()), value(b"etag", local)), (None, None));
+        let values = NAMES.map(|name| value(name, local.clone()));
+        assert_eq!(values, [Some(b"dirty".to_vec()), Some(b"5".to_vec()), None, None]);
     }
 
     #[test]
     fn nobody_sets_one() {
         assert_eq!(check_change(b"user.millrace.state"), Err(ErrorKind::NotPermitted.into()));
-        assert_eq!(check_change(b"user.millrace.other"), Err(ErrorKind::NotPermitted.into()));
-        assert_eq!(check_change(b"user.millracestate"), Ok(()));
+        // Where a bucket is a directory, its objects' attributes have such names.
+        assert_eq!(check_change(b"user.millrace.file-owner"), Ok(()));
     }
 }

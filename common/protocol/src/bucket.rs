@@ -45,6 +45,9 @@ pub struct ShowFile {
     pub caller: Caller,
     /// The file.
     pub inode: InodeId,
+    /// Whether its targets are asked what they hold. Without it `state` is as if they held all, and
+    /// `hydrated` is the size.
+    pub counted: bool,
 }
 
 /// How one file stands against its bucket.

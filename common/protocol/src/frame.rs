@@ -247,7 +247,12 @@ pub enum FrameError {
 
 impl From<FrameError> for Failure {
     fn from(error: FrameError) -> Self {
-        Self::new(ErrorKind::Protocol, error.to_string())
+        let kind = match error {
+            // A newer peer asks for what is not known here yet.
+            FrameError::Code { shape: SHAPE_REQUEST, .. } => ErrorKind::NotSupported,
+            _ => ErrorKind::Protocol,
+        };
+        Self::new(kind, error.to_string())
     }
 }
 

@@ -20,7 +20,7 @@ use millrace_protocol::{
     ahead::{FetchPolicy, LinkFetches, Miss},
     capability::Content,
 };
-use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, LinkId};
+use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, LinkId, MapEpoch};
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -58,6 +58,16 @@ const WAITING_MAX: usize = 16_384;
 
 /// Misses that are looked up, and entries of a directory that are looked at, in one query.
 const LOOKUPS: usize = 256;
+
+/// Entries that are looked at in vain count as a file for each so many: a directory of millions in
+/// which hardly anything is small is not walked through for a handful of misses.
+const LOOKS_PER_FILE: u64 = 8;
+
+/// Pieces of work between two looks at what has come in.
+const STEPS: usize = 8;
+
+/// What the log says of a target that is left alone.
+const ALONE: &str = "nothing is fetched ahead of readers for a while";
 
 /// Links whose policies are read; far beyond what anybody makes by hand.
 const LINKS_MAX: usize = 10_000;
@@ -187,69 +197,88 @@ impl<E: Environment> Ahead<E> {
             if misses.is_empty() {
                 return;
             }
+            // Before the files, as everywhere here: see `Sender::put`.
+            let epoch = match self.environment.map().await {
+                Ok(map) => map.epoch,
+                Err(failure) => return tracing::debug!(%failure, "there is no map"),
+            };
             let query = self.environment.read(move |view| {
                 let found = misses.into_iter().map(|miss| look(view, miss));
                 Ok(found.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect::<Vec<_>>())
             });
             match query.await {
-                Ok(found) => found.into_iter().for_each(|missed| self.sort_one(work, missed)),
+                Ok(found) => found.into_iter().for_each(|one| self.sort_one(work, epoch, one)),
                 Err(failure) => tracing::debug!(%failure, "what was missed cannot be looked up"),
             }
         }
     }
 
-    fn sort_one(&self, work: &mut Work, missed: Missed) {
+    fn sort_one(&self, work: &mut Work, epoch: MapEpoch, missed: Missed) {
         let Missed { link, directory, content, chunk } = missed;
-        let policy = self.state().links.entry(link).or_insert(DEFAULT).policy;
-        match policy {
+        let now = Instant::now();
+        match self.policy(link) {
             FetchPolicy::Asked => {}
-            FetchPolicy::Chunk => work.rest.put(link, content, Some(chunk)),
-            FetchPolicy::File => work.rest.put(link, content, None),
+            FetchPolicy::Chunk => work.rest.put(epoch, link, content, Some(chunk), now),
+            FetchPolicy::File => work.rest.put(epoch, link, content, None, now),
             FetchPolicy::Ahead => {
                 if let Some(directory) = directory
                     && content.origin_length <= SMALL_MAX
                 {
-                    work.demand.miss(directory, link, Instant::now());
+                    work.demand.miss(directory, link, content.inode, now);
                 }
             }
         }
     }
 
+    fn policy(&self, link: LinkId) -> FetchPolicy {
+        self.state().links.get(&link).unwrap_or(&DEFAULT).policy
+    }
+
     /// Sends as much as targets shall have at a time.
     async fn fill(&self, work: &mut Work) {
-        loop {
+        // Before the files: see `Sender::put`.
+        let map = match self.environment.map().await {
+            Ok(map) => map,
+            Err(failure) => return tracing::debug!(%failure, "there is no map"),
+        };
+        for _ in 0..STEPS {
             let now = Instant::now();
             work.sender.send(&self.environment, now);
-            // Before the files: see `Sender::put`.
-            let map = match self.environment.map().await {
-                Ok(map) => map,
-                Err(failure) => return tracing::debug!(%failure, "there is no map"),
-            };
             if !work.sender.has_room(&map, now) {
                 return;
             }
-            let pieces = match (work.rest.next(), work.demand.next()) {
-                (None, None) => return,
-                (Some(piece), None) => vec![piece],
-                (piece, Some(step)) => {
-                    let mut pieces = self.step(work, step).await;
-                    pieces.extend(piece);
-                    pieces
+            let mut pieces = Vec::new();
+            let (rest, step) = (work.rest.next(map.epoch), work.demand.next());
+            if rest.is_none() && step.is_none() {
+                return;
+            }
+            // A link may have been told otherwise meanwhile.
+            pieces.extend(rest.filter(|piece| {
+                matches!(self.policy(piece.link), FetchPolicy::Chunk | FetchPolicy::File)
+            }));
+            match step {
+                Some(step) if self.policy(step.link) == FetchPolicy::Ahead => {
+                    pieces.extend(self.step(work, step).await);
                 }
-            };
+                Some(step) => work.demand.forget(step.directory),
+                None => {}
+            }
             for piece in pieces {
                 if let Err(failure) = work.sender.put(&map, &piece, now) {
                     tracing::debug!(%failure, "a file cannot be fetched ahead");
                 }
             }
         }
+        // Answers and reports come first.
+        self.news.notify_one();
     }
 
     /// The next files of a directory.
     async fn step(&self, work: &mut Work, step: Step) -> Vec<Piece> {
         match self.environment.read(move |view| page(view, step)).await {
-            Ok((pieces, cookie)) => {
-                work.demand.took(step, pieces.len() as u64, cookie, Instant::now());
+            Ok(Page { pieces, looked, last }) => {
+                let charge = (pieces.len() as u64).max(looked / LOOKS_PER_FILE);
+                work.demand.took(step, charge, last, Instant::now());
                 pieces
             }
             Err(failure) => {
@@ -263,7 +292,14 @@ impl<E: Environment> Ahead<E> {
     fn take(&self, sent: Sent, work: &mut Work) {
         let results = match sent.result {
             Ok(reply) => reply.results,
-            Err(failure) => vec![Err(failure); sent.pieces.len()],
+            // The map changed: it is looked up anew when somebody waits again.
+            Err(failure) if failure.kind == ErrorKind::StaleGroup => return,
+            Err(failure) => {
+                if work.sender.leave_alone(sent.place, Instant::now()) {
+                    tracing::info!(%failure, target = %sent.place.target, ALONE);
+                }
+                return;
+            }
         };
         for (piece, result) in sent.pieces.iter().zip(results) {
             match result {
@@ -279,24 +315,19 @@ impl<E: Environment> Ahead<E> {
         }
     }
 
-    /// Stops what a failure says is no use now.
+    /// Stops what a failure says is no use now. A single file is left to its readers.
     fn give_up(work: &mut Work, place: Place, piece: &Piece, failure: &Failure) {
         match failure.kind {
-            // Whoever reads it finds that, and the file follows.
-            ErrorKind::ObjectChanged => {}
-            ErrorKind::NoSpace | ErrorKind::NotSupported => {
+            ErrorKind::NoSpace => {
                 if work.sender.leave_alone(place, Instant::now()) {
-                    tracing::info!(%failure, target = %place.target,
-                        "nothing is fetched ahead of readers for a while");
+                    tracing::info!(%failure, target = %place.target, ALONE);
                 }
             }
-            _ => {
-                tracing::debug!(%failure, inode = %piece.item.content.inode, "not fetched ahead");
-                match piece.directory {
-                    Some(directory) => work.demand.forget(directory),
-                    None => work.rest.clear(),
-                }
-            }
+            ErrorKind::BucketUnavailable | ErrorKind::BucketDenied => match piece.directory {
+                Some(directory) => work.demand.forget(directory),
+                None => work.rest.forget(&piece.item.content),
+            },
+            _ => tracing::debug!(%failure, inode = %piece.item.content.inode, "not fetched ahead"),
         }
     }
 
@@ -342,23 +373,32 @@ fn backed(inode: &Inode) -> Option<(LinkId, Content)> {
     (content.origin_length > 0 && body.inline.is_none()).then_some((link, content))
 }
 
-/// Some small files of a directory, and behind which entry it goes on; `None` at its end.
-fn page(view: &dyn View, step: Step) -> Result<(Vec<Piece>, Option<u64>), Failure> {
+/// What was found in a directory.
+struct Page {
+    pieces: Vec<Piece>,
+    /// Entries that were looked at.
+    looked: u64,
+    /// Behind which it goes on; `None` at the end.
+    last: Option<u64>,
+}
+
+/// Some small files of a directory.
+fn page(view: &dyn View, step: Step) -> Result<Page, Failure> {
     let listed = tree::list(view, step.directory, step.cookie, LOOKUPS).map_err(broken)?;
-    let (mut pieces, mut last) = (Vec::new(), None);
+    let mut page = Page { pieces: Vec::new(), looked: 0, last: None };
     for (_, entry) in listed {
-        if pieces.len() as u64 >= step.files {
+        if page.pieces.len() as u64 >= step.files {
             break;
         }
-        last = Some(entry.cookie);
+        (page.looked, page.last) = (page.looked + 1, Some(entry.cookie));
         let inode = tree::named(view, &entry).map_err(broken)?;
         let Some((link, content)) = backed(&inode) else { continue };
         let size = content.origin_length;
         if link == step.link && size <= SMALL_MAX {
             let directory = Some(step.directory);
             let items = runs(&content, size);
-            pieces.extend(items.map(|item| Piece { link, directory, item, size }));
+            page.pieces.extend(items.map(|item| Piece { link, directory, item, size }));
         }
     }
-    Ok((pieces, last))
+    Ok(page)
 }

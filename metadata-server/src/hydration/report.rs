@@ -1,6 +1,10 @@
 //! Answers how a file or tree stands against its bucket, by asking the targets what they hold.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_protocol::{
@@ -9,12 +13,12 @@ use millrace_protocol::{
     cluster::Map,
     target::{ContentName, Presence, Present},
 };
-use millrace_types::{ByteLen, ErrorKind, Failure, TargetId};
+use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
 
 use super::{
     environment::Environment,
     import::{Importer, broken, spec_of},
-    spread::Place,
+    spread::{Place, chunks_of, place_of},
     state::{self, Sums},
     walk::{Unlisted, Viewpoint, Walk, check, inode, may_list, resolve},
 };
@@ -77,12 +81,15 @@ pub async fn show<E: Environment>(
     })
 }
 
+/// How long one target may take to count a single file: somebody waits for the answer.
+const FILE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How one file stands, for a client that sees what is below `top`.
 ///
 /// # Errors
 /// [`ErrorKind::PermissionDenied`] when the caller may not read it; [`ErrorKind::Forbidden`]
 /// outside of `top`; [`ErrorKind::InvalidArgument`] for what is no file; [`ErrorKind::Stale`] when
-/// it is gone; a target that does not answer.
+/// it is gone; [`ErrorKind::Internal`] when a target that may hold some of it does not answer.
 pub async fn show_file<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
@@ -90,6 +97,7 @@ pub async fn show_file<E: Environment>(
     request: &ShowFile,
 ) -> Result<FileReply, Failure> {
     let file = inode(environment, request.inode).await?;
+    let Body::File(body) = &file.body else { return Err(ErrorKind::InvalidArgument.into()) };
     // One without names has no place; who has it open was let in when it had one.
     if !top.is_empty() && file.links > 0 {
         let top = resolve(environment, importer, Viewpoint::OPERATOR, top).await?.id;
@@ -101,14 +109,44 @@ pub async fn show_file<E: Environment>(
         }
     }
     check(environment, &request.caller, &file, Access::Read).await?;
-    let Body::File(body) = &file.body else { return Err(ErrorKind::InvalidArgument.into()) };
-    let map = environment.map().await?;
-    let name = ContentName { inode: file.id, generation: body.generation };
-    let asked = if body.origin_length > 0 && body.inline.is_none() { vec![name] } else { vec![] };
-    let held = presence(environment, &map, asked).await?.remove(&name).unwrap_or_default();
+    let asks = request.counted && body.origin_length > 0 && body.inline.is_none();
+    let held = match asks {
+        true => held_of(environment, &file).await?,
+        false => Present { clean: ByteLen(file.size), ..Present::default() },
+    };
     let (state, here) = state::of_file(file.size, body, &held);
     let origin = origin_of(environment, &file).await?;
     Ok(FileReply { state, size: ByteLen(file.size), hydrated: ByteLen(here), origin })
+}
+
+/// What the targets that the file lies on hold of it. Asks each once.
+async fn held_of<E: Environment>(environment: &E, file: &Inode) -> Result<Present, Failure> {
+    let content = file.content().ok_or(ErrorKind::InvalidArgument)?;
+    let name = ContentName { inode: content.inode, generation: content.generation };
+    let map = environment.map().await?;
+    let mut places = BTreeSet::new();
+    // Round its groups once; what lies behind repeats them.
+    let chunks = chunks_of(&content.layout, file.size).min(content.layout.width());
+    for chunk in 0..chunks {
+        places.insert(place_of(&map, &content.layout, ChunkIndex(chunk))?);
+    }
+    let asked = stream::iter(places).map(|place| {
+        let request = Presence { target: place.target, contents: vec![name] };
+        async move {
+            let reply = environment.ask(place.host, request, FILE_TIMEOUT).await;
+            // Not to be repeated for as long as the target is away.
+            reply.map_err(|failure| Failure {
+                kind: ErrorKind::Internal,
+                ..silent(place.target, &failure)
+            })
+        }
+    });
+    let mut replies = asked.buffer_unordered(TARGETS_AT_ONCE);
+    let mut held = Present::default();
+    while let Some(reply) = replies.try_next().await? {
+        reply.present.iter().for_each(|part| state::add(&mut held, part));
+    }
+    Ok(held)
 }
 
 fn is_unlisted(inode: &Inode) -> bool {

@@ -15,18 +15,19 @@ use millrace_protocol::{
     },
 };
 use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
-use tokio::sync::SemaphorePermit;
 
 use super::Daemon;
-use crate::{links, store::Store, view::ChunkView};
+use crate::{
+    links,
+    store::{Behind, Store},
+    view::ChunkView,
+};
 
 /// Contents in one presence request at most.
 const CONTENTS_MAX: usize = 4096;
 
-/// Items that are fetched at a time for jobs and ahead of readers, of all requests; each has one
-/// chunk under way. Three of four requests that a daemon has in flight to one bucket by default:
-/// readers find a free one.
-pub(super) const BACKGROUND_MAX: usize = 48;
+/// Items of a request that are looked at together; each waits for its turns.
+const ITEMS_AT_A_TIME: usize = 64;
 
 impl Daemon {
     /// Drops what lies past a new size.
@@ -49,10 +50,10 @@ impl Daemon {
         let (store, target, asked) = (self.store(request.target)?, request.target, Instant::now());
         let results = stream::iter(request.items)
             .map(|item| async move {
-                let _turn = self.background_turn().await?;
-                self.hydrate_item(store, (target, asked), &item).await
+                let _turns = self.background.turns(&item.content).await?;
+                self.hydrate_item(store, (target, asked), &item, Behind::Job).await
             })
-            .buffered(BACKGROUND_MAX);
+            .buffered(ITEMS_AT_A_TIME);
         Ok(ItemResults { results: results.collect().await })
     }
 
@@ -62,19 +63,11 @@ impl Daemon {
         let (store, target, asked) = (self.store(request.target)?, request.target, Instant::now());
         let results = stream::iter(request.items)
             .map(|item| async move {
-                let _turn = self.background_turn().await?;
-                if !store.releaser().has_room() {
-                    let words = "the target has no room for what nobody asked for yet";
-                    return Err(Failure::new(ErrorKind::NoSpace, words));
-                }
-                self.hydrate_item(store, (target, asked), &item).await
+                let _turns = self.background.turns(&item.content).await?;
+                self.hydrate_item(store, (target, asked), &item, Behind::Readers).await
             })
-            .buffered(BACKGROUND_MAX);
+            .buffered(ITEMS_AT_A_TIME);
         Ok(ItemResults { results: results.collect().await })
-    }
-
-    async fn background_turn(&self) -> Result<SemaphorePermit<'_>, Failure> {
-        self.background.acquire().await.map_err(|_| ErrorKind::Unavailable.into())
     }
 
     async fn hydrate_item(
@@ -82,6 +75,7 @@ impl Daemon {
         store: &Store,
         (target, asked): (TargetId, Instant),
         item: &Item,
+        behind: Behind,
     ) -> Result<ByteLen, Failure> {
         let content = item.content.clone().checked()?;
         let chunks = content.origin_length.div_ceil(content.layout.chunk_size().bytes());
@@ -97,7 +91,7 @@ impl Daemon {
                     let words = "others had the chunk when this was asked: ask again";
                     return Err(Failure::new(ErrorKind::StaleGroup, words));
                 }
-                fetched += store.hydrate(&ChunkView::new(&content, index)).await?.0;
+                fetched += store.hydrate(&ChunkView::new(&content, index), behind).await?.0;
             }
         }
         Ok(ByteLen(fetched))

@@ -19,7 +19,7 @@ use crate::{
     hydration::Hydrator,
     links::Links,
     release::{Releaser, Watermarks},
-    store::{Reader, Store},
+    store::{Behind, Reader, Store},
     view::ChunkView,
     volume::{Authority, WriteRequest},
     volume::{PlaceOptions, Volume},
@@ -218,7 +218,7 @@ async fn an_object_that_changed_is_an_error_and_never_a_mix() {
 async fn a_damaged_clean_block_is_fetched_again() {
     use std::os::unix::fs::FileExt;
     let world = World::new().await;
-    world.store.hydrate(&world.view(0)).await.unwrap();
+    world.store.hydrate(&world.view(0), Behind::Job).await.unwrap();
     let snapshot = world.store.volume().snapshot(world.view(0).key, 3..4).await.unwrap();
     let page = snapshot.disk_page(3 * 16).unwrap();
     let store = fs::OpenOptions::new().write(true).open(world.disk.path().join("store")).unwrap();
@@ -233,10 +233,10 @@ async fn a_damaged_clean_block_is_fetched_again() {
 #[tokio::test]
 async fn hydrating_stores_everything_and_counts_what_was_fetched() {
     let world = World::new().await;
-    assert_eq!(world.store.hydrate(&world.view(0)).await.unwrap().0, 8 << 20);
-    assert_eq!(world.store.hydrate(&world.view(0)).await.unwrap().0, 0);
+    assert_eq!(world.store.hydrate(&world.view(0), Behind::Job).await.unwrap().0, 8 << 20);
+    assert_eq!(world.store.hydrate(&world.view(0), Behind::Job).await.unwrap().0, 0);
     let tail = OBJECT_LEN as u64 - (8 << 20);
-    assert_eq!(world.store.hydrate(&world.view(1)).await.unwrap().0, tail);
+    assert_eq!(world.store.hydrate(&world.view(1), Behind::Job).await.unwrap().0, tail);
     fs::remove_file(world.bucket.path().join("object")).unwrap();
     world.read(0, 1 << 20, Reader::Random).await.unwrap();
     world.read(9 << 20, 100_000, Reader::Random).await.unwrap();
@@ -256,6 +256,6 @@ async fn a_full_target_still_serves_what_it_cannot_store() {
         inode += 1;
     }
     world.read(3 << 20, 1 << 20, Reader::Random).await.unwrap();
-    let failure = world.store.hydrate(&world.view(0)).await.unwrap_err();
+    let failure = world.store.hydrate(&world.view(0), Behind::Job).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::NoSpace);
 }

@@ -75,7 +75,7 @@ fn a_mixture_of_all_faults_leaves_readers_jobs_and_bucket_right() -> Result<()> 
     let first = |object: &Object| (object.name.clone(), object.versions[0].clone());
     let begin: Vec<_> = objects.iter().flatten().map(first).collect();
     let begin: Vec<_> = begin.iter().map(|(name, body)| (&**name, body.clone())).collect();
-    let world = World::start(&begin, &["--mode", "import-export"])?;
+    let world = World::start(&begin, &["--mode", "import-export", "--fetch", "ahead"])?;
     let mut end = Vec::new();
     for (objects, round) in objects.iter().zip(0..) {
         world.proxy.storm(Storm { seed: seed ^ round, one_in: 4 - 2 * (round % 2) });

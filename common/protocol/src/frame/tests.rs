@@ -63,6 +63,10 @@ fn an_error_names_the_field() {
     assert_eq!(with(10, &[9]), Err(FrameError::Shape { found: 9 }));
     let code = FrameError::Code { found: 0xffff, shape: 1 };
     assert_eq!(with(12, &[0xff, 0xff]), Err(code));
+    // What a newer peer asks is no broken frame: it is told that nobody knows it here.
+    assert_eq!(Failure::from(code).kind, ErrorKind::NotSupported);
+    let unknown = FrameError::Code { found: 0xffff, shape: 2 };
+    assert_eq!(Failure::from(unknown).kind, ErrorKind::Protocol);
     assert_eq!(with(11, &[1]), Err(FrameError::Reserved { offset: 11 }));
     assert_eq!(with(15, &[1]), Err(FrameError::Reserved { offset: 15 }));
     assert_eq!(with(63, &[1]), Err(FrameError::Reserved { offset: 63 }));

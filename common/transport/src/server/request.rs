@@ -77,6 +77,7 @@ async fn read(
             let message = format!("malformed frame: {}", failure.message);
             return Err(Failure::new(ErrorKind::Protocol, message));
         }
+        Ok(Err(failure)) if failure.kind == ErrorKind::NotSupported => return Err(failure),
         Ok(Err(failure)) => {
             tracing::debug!(%failure, id = %connection.id(), "request not read");
             return Ok(None);

@@ -27,8 +27,14 @@ const FORGOTTEN: Duration = Duration::from_secs(60);
 /// After the last file of a directory was fetched, misses of who was waiting already still come.
 const STRAGGLERS: Duration = Duration::from_secs(5);
 
-/// Directories that are followed: 100 bytes each.
+/// Directories that are followed: 400 bytes each.
 const DIRECTORIES_MAX: usize = 16_384;
+
+/// How often old ones are looked for when there is no room.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// Files that count once, however often they are waited for. A file of several chunks is one.
+const REMEMBERED: usize = 32;
 
 /// The directories with reads that had to wait.
 #[derive(Debug, Default)]
@@ -36,11 +42,15 @@ pub(super) struct Demand {
     directories: HashMap<InodeId, Directory>,
     /// Those of which more may be fetched, each once.
     turns: VecDeque<InodeId>,
+    /// When old ones were looked for.
+    swept: Option<Instant>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Directory {
     link: LinkId,
+    /// The last files that were waited for.
+    files: VecDeque<InodeId>,
     misses: u64,
     last: Instant,
     /// Behind the last entry that was looked at.
@@ -75,11 +85,15 @@ impl Directory {
 
 impl Demand {
     /// A reader had to wait for a file of a directory.
-    pub(super) fn miss(&mut self, directory: InodeId, link: LinkId, now: Instant) {
+    pub(super) fn miss(&mut self, directory: InodeId, link: LinkId, file: InodeId, now: Instant) {
         let is_old = |one: &Directory| now.duration_since(one.last) > FORGOTTEN;
         if self.directories.len() >= DIRECTORIES_MAX && !self.directories.contains_key(&directory) {
+            if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP) {
+                return;
+            }
+            self.swept = Some(now);
             self.directories.retain(|_, one| !is_old(one));
-            let Self { directories, turns } = self;
+            let Self { directories, turns, .. } = self;
             turns.retain(|turn| directories.contains_key(turn));
             if directories.len() >= DIRECTORIES_MAX {
                 return;
@@ -87,6 +101,7 @@ impl Demand {
         }
         let fresh = Directory {
             link,
+            files: VecDeque::new(),
             misses: 0,
             last: now,
             cookie: 0,
@@ -94,15 +109,26 @@ impl Demand {
             has_turn: false,
             ended: None,
         };
-        let one = self.directories.entry(directory).or_insert(fresh);
+        let one = self.directories.entry(directory).or_insert_with(|| fresh.clone());
         match one.ended {
             Some(ended) if now.duration_since(ended) < STRAGGLERS => return,
             // From the first entry on again: what was there has been dropped, or is new.
             Some(_) => *one = Directory { has_turn: one.has_turn, ..fresh },
-            None if is_old(one) => (one.misses, one.fetched) = (0, 0),
+            None if is_old(one) => {
+                (one.misses, one.fetched) = (0, 0);
+                one.files.clear();
+            }
             None => {}
         }
-        (one.misses, one.last) = (one.misses + 1, now);
+        one.last = now;
+        if one.files.contains(&file) {
+            return;
+        }
+        one.files.push_back(file);
+        if one.files.len() > REMEMBERED {
+            one.files.pop_front();
+        }
+        one.misses += 1;
         if one.left() > 0 && !one.has_turn {
             one.has_turn = true;
             self.turns.push_back(directory);
@@ -151,14 +177,20 @@ mod tests {
     const THERE: InodeId = InodeId(8);
     const LINK: LinkId = LinkId(1);
 
+    /// So many files, other ones each time.
     fn misses(demand: &mut Demand, directory: InodeId, count: u64, now: Instant) {
-        (0..count).for_each(|_| demand.miss(directory, LINK, now));
+        let known = demand.directories.get(&directory).map_or(0, |one| one.misses);
+        let files = (known..known + count).map(|n| InodeId(1_000_000 + n));
+        files.for_each(|file| demand.miss(directory, LINK, file, now));
     }
 
     #[test]
     fn one_read_says_nothing_and_more_of_them_more_and_more() {
         let (mut demand, now) = (Demand::default(), Instant::now());
         misses(&mut demand, HERE, 1, now);
+        assert_eq!(demand.next(), None);
+        // Of one file as often as of its chunks.
+        (0..100).for_each(|_| demand.miss(HERE, LINK, InodeId(1_000_000), now));
         assert_eq!(demand.next(), None);
         misses(&mut demand, HERE, 1, now);
         let step = demand.next().unwrap();

@@ -123,7 +123,7 @@ async fn a_file_is_told_of_by_its_number_to_who_may_read_it_and_is_let_in() {
     let world = world().await;
     let open = world.find("/data/open/file").await.unwrap().id;
     let ask = async |top: &str, caller, inode| {
-        let request = ShowFile { caller, inode };
+        let request = ShowFile { caller, inode, counted: true };
         world.hydration.show_file(top.as_bytes(), &request).await.map_err(|failure| failure.kind)
     };
     let told = ask("", user(), open).await.unwrap();

@@ -57,7 +57,7 @@ pub(super) fn all() -> Vec<Sample> {
             &SetAutoExport { path: b"/run".to_vec(), quiet_seconds: Some(30) },
             &AutoExportsReply { links: vec![auto_export] },
         ),
-        pair(&ShowFile { caller, inode: InodeId(7) }, &shown),
+        pair(&ShowFile { caller, inode: InodeId(7), counted: true }, &shown),
         pair(&ListAutoExports {}, &AutoExportsReply { links: Vec::new() }),
         pair(
             &CheckLink { path: b"/train".to_vec() },
