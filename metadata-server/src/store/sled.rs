@@ -15,6 +15,8 @@ use std::{
     io,
     ops::Bound,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use super::{Batch, MetaStore, Pair, StoreError, Stores, View, memory::is_empty_range, remove};
@@ -36,13 +38,12 @@ impl SledStore {
     /// # Errors
     /// When sled cannot open it; the caller moves it away and rebuilds from the log.
     pub fn open(dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
-        let db = ::sled::Config::new()
+        let config = ::sled::Config::new()
             .path(dir)
             .cache_capacity(cache_bytes)
             .mode(::sled::Mode::HighThroughput)
-            .flush_every_ms(Some(FLUSH_EVERY_MS))
-            .open()
-            .map_err(broken)?;
+            .flush_every_ms(Some(FLUSH_EVERY_MS));
+        let db = open_when_free(&config).map_err(broken)?;
         let copies = db.open_tree(COPIES).map_err(broken)?;
         let store = Self { db, copies, dir: dir.to_owned() };
         store.complete()?;
@@ -170,6 +171,30 @@ fn sync_tree(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// How long a store is waited for that somebody holds. sled's threads let go of its files some
+/// moments after it was closed, and a process that was killed some after its end was told; taken
+/// for broken, the store would be made anew from the log.
+const HELD: Duration = Duration::from_secs(10);
+
+/// How often it is tried meanwhile.
+const AGAIN: Duration = Duration::from_millis(20);
+
+fn open_when_free(config: &::sled::Config) -> Result<::sled::Db, ::sled::Error> {
+    let begun = Instant::now();
+    loop {
+        match config.open() {
+            Err(error) if is_held(&error) && begun.elapsed() < HELD => thread::sleep(AGAIN),
+            other => return other,
+        }
+    }
+}
+
+/// sled has no kind of its own for it.
+fn is_held(error: &::sled::Error) -> bool {
+    let words = "could not acquire lock";
+    matches!(error, ::sled::Error::Io(error) if error.to_string().contains(words))
+}
+
 fn broken(error: ::sled::Error) -> StoreError {
     let source = match error {
         ::sled::Error::Io(error) => error,
@@ -210,6 +235,22 @@ mod tests {
             let dir = root.path().join(made.to_string());
             Box::new(SledStore::open(&dir, 1 << 20).unwrap())
         });
+    }
+
+    #[test]
+    fn a_store_that_is_held_for_moments_is_waited_for() {
+        let root = tempfile::tempdir().unwrap();
+        let mut store = SledStore::open(root.path(), 1 << 20).unwrap();
+        let mut batch = Batch::default();
+        batch.put(b"key".to_vec(), b"value".to_vec());
+        store.commit(&batch).unwrap();
+        let holder = thread::spawn(move || {
+            thread::sleep(AGAIN * 5);
+            drop(store);
+        });
+        let store = SledStore::open(root.path(), 1 << 20).unwrap();
+        assert_eq!(store.get(b"key").unwrap(), Some(b"value".to_vec()));
+        holder.join().unwrap();
     }
 
     #[test]
