@@ -84,6 +84,7 @@ run_random() {
     more LENGTH=20 SEED="$(date +%s)" -- mount coherence::
     more LENGTH=100 -- mount directories::
     more LENGTH=10 -- cluster exactly_once::
+    more LENGTH=10 -- cluster killed_jobs::
     more LENGTH=400 -- kernel stress
     more LENGTH=10 -- processes
     return "$failed"

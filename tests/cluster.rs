@@ -26,12 +26,16 @@ mod full_disk;
 mod hostile;
 #[path = "cluster/interrupts.rs"]
 mod interrupts;
+#[path = "cluster/killed_jobs.rs"]
+mod killed_jobs;
 #[path = "cluster/lost_target.rs"]
 mod lost_target;
 #[path = "cluster/patience.rs"]
 mod patience;
 #[path = "cluster/peers.rs"]
 mod peers;
+#[path = "cluster/publish.rs"]
+mod publish;
 #[path = "cluster/reclaim.rs"]
 mod reclaim;
 #[path = "cluster/restricted.rs"]

@@ -15,7 +15,7 @@ mod target;
 
 pub use bucket::{ConflictsCommand, LinkCheckArguments};
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
-pub use job::{SelectArguments, StartArguments};
+pub use job::{ExportArguments, SelectArguments, StartArguments};
 pub use link_options::{AttributesName, AutoExportName, FetchName, LinkOptionArguments};
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
@@ -88,7 +88,7 @@ pub enum Command {
     Import(StartArguments),
     /// Write changed files of a tree back to their bucket
     #[command(after_help = job::EXPORT_HELP)]
-    Export(SelectArguments),
+    Export(ExportArguments),
     /// Free the space of what the bucket has too; names stay and reads fetch again
     #[command(after_help = job::RELEASE_HELP)]
     Release(SelectArguments),

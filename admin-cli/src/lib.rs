@@ -118,9 +118,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Import(arguments) => {
             commands::start_job::run(context, JobKind::Import, arguments).await
         }
-        Command::Export(arguments) => {
-            commands::start_job::run_selected(context, JobKind::Export, arguments).await
-        }
+        Command::Export(arguments) => commands::start_job::export(context, arguments).await,
         Command::Release(arguments) => {
             commands::start_job::run_selected(context, JobKind::Release, arguments).await
         }

@@ -15,7 +15,7 @@ use millrace_protocol::{
     },
     control::{DescribeMount, MountDescription},
     release::SetPin,
-    selection::{RetryJob, ShowSelection, StartSelected},
+    selection::{RetryJob, ShowSelection, StartPublication, StartSelected},
     session::Caller,
 };
 use millrace_transport::local::{LocalCall, LocalService};
@@ -114,6 +114,11 @@ impl LocalService for Control {
             }
             RequestKind::StartSelected => {
                 let amend = |r: &mut StartSelected| named(&mut r.start.caller, &mut r.start.path);
+                self.forward(call, amend).await;
+            }
+            RequestKind::StartPublication => {
+                let amend =
+                    |r: &mut StartPublication| named(&mut r.start.caller, &mut r.start.path);
                 self.forward(call, amend).await;
             }
             RequestKind::RetryJob => {

@@ -46,6 +46,7 @@ mod xattr;
 
 #[cfg(test)]
 pub(crate) use cluster::GROUPS_PER_TARGET;
+pub(crate) use export::has_made as export_has_made;
 pub(crate) use orphan::POSITION_BITS;
 use transaction::Transaction;
 pub(crate) use trust::unnamed;
@@ -63,7 +64,8 @@ pub(crate) use trust::unnamed;
 /// |       | export's object is known also when the file was truncated meanwhile              |
 /// | 7     | links that export by themselves                                                  |
 /// | 8     | links that say what is fetched behind reads                                      |
-pub const FEATURE_LEVEL: u32 = 8;
+/// | 9     | exports that are known until all targets know of them; exports with a manifest   |
+pub const FEATURE_LEVEL: u32 = 9;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;
@@ -184,6 +186,8 @@ fn dispatch(
         Command::Loss(loss) => loss::step(tx, loss),
         Command::SetAutoExport(set) => link::set_auto_export(tx, *set),
         Command::SetFetchPolicy(set) => link::set_fetch_policy(tx, *set),
+        Command::AddPublication(job) => job::add_publication(tx, job),
+        Command::ReopenExport { inode, export } => export::reopen(tx, *inode, *export),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

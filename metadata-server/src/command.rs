@@ -153,7 +153,7 @@ pub enum Command {
     },
     /// The object stands in the bucket.
     CompleteExport(CompleteExport),
-    /// The upload was given up.
+    /// The upload was given up, or the targets know of the object: the export is forgotten.
     AbortExport {
         /// The file.
         inode: InodeId,
@@ -205,6 +205,16 @@ pub enum Command {
     SetAutoExport(SetAutoExport),
     /// Sets what is fetched behind reads below a link.
     SetFetchPolicy(SetFetchPolicy),
+    /// A file that was exported is dirty again, unless it changed since: its targets do not know
+    /// which of their blocks the object has.
+    ReopenExport {
+        /// The file.
+        inode: InodeId,
+        /// The export.
+        export: u128,
+    },
+    /// Takes an export that ends with a manifest into the queue.
+    AddPublication(AddJob),
 }
 
 /// Makes an empty file system.

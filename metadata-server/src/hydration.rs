@@ -23,7 +23,7 @@ use millrace_protocol::{
     },
     ahead::{LinkFetches, Miss, SetFetchPolicy},
     bucket::{AutoExport, CheckLink, CheckLinkReply, FileReply, SetAutoExport, ShowFile},
-    selection::{RetryJob, SelectionReply, StartSelected},
+    selection::{RetryJob, SelectionReply, StartPublication, StartSelected},
     target::ContentName,
 };
 use millrace_service::metrics::Metrics;
@@ -283,6 +283,18 @@ impl<E: Environment> Hydration<E> {
         request: &StartSelected,
     ) -> Result<Job, Failure> {
         self.jobs.start_selected(top, request).await
+    }
+
+    /// Starts an export of a directory with a manifest; the request's path begins at `top`.
+    ///
+    /// # Errors
+    /// As [`Jobs::start_publication`].
+    pub async fn start_publication(
+        &self,
+        top: &[u8],
+        request: &StartPublication,
+    ) -> Result<Job, Failure> {
+        self.jobs.start_publication(top, request).await
     }
 
     /// Starts a job once more.

@@ -425,6 +425,7 @@ impl MetadataService {
             RequestKind::StartJob => self.start_job(call).await,
             RequestKind::CancelJob => self.cancel_job(call).await,
             RequestKind::StartSelected => self.start_selected(call).await,
+            RequestKind::StartPublication => self.start_publication(call).await,
             RequestKind::RetryJob => self.retry_job(call).await,
             RequestKind::ShowSelection => self.show_selection(call).await,
             RequestKind::ShowFile => self.hydrate::<bucket::ShowFile>(call).await,

@@ -74,6 +74,7 @@ impl Written {
             (Command::SetAttributes(set), _) => set.inode,
             (Command::MakeLink(link), _) => link.inode,
             (Command::ResolveConflict(resolve), _) => resolve.inode,
+            (Command::ReopenExport { inode, .. }, _) => *inode,
             // It may have another name, under which it goes from now on.
             (Command::Remove(_), Outcome::Inode(inode)) => *inode,
             (Command::Rename(rename), _) => {

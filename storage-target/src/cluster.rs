@@ -172,6 +172,26 @@ impl Cluster {
         Arc::clone(&self.inner.map.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// A map that has the group of a chunk: a daemon that has just started, or has not heard of a
+    /// new group, must not take the chunk for another target's. Waits some seconds for it. May be
+    /// dropped at its await.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`].
+    pub(crate) async fn map_with(
+        &self,
+        layout: &Layout,
+        chunk: ChunkIndex,
+    ) -> Result<Arc<Map>, Failure> {
+        let (pool, group) = (layout.pool(), layout.group(chunk));
+        let known = self
+            .wait_for(|cluster| Some(cluster.map()).filter(|map| map.group(pool, group).is_some()));
+        known.await.ok_or_else(|| {
+            let words = format!("the daemon has no map of the cluster with {group} yet");
+            Failure::new(ErrorKind::Unavailable, words)
+        })
+    }
+
     /// Waits until a request needs news.
     pub(crate) async fn wanted(&self) {
         self.inner.wanted.notified().await;

@@ -4,7 +4,7 @@
 //! serves peers goes through a [`Store`], never to the volume alone.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -34,6 +34,9 @@ const ATTEMPTS_MAX: usize = 16;
 /// Blocks remembered as handed to an export, over all chunks: 64 GiB of files under export.
 const EXPORTED_BLOCKS_MAX: usize = 1 << 20;
 
+/// Chunks that are remembered as not noted: 512 GiB of the default size, in 3 MiB of memory.
+const PASSED_OVER_MAX: usize = 1 << 16;
+
 /// One target. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
@@ -47,6 +50,8 @@ pub(crate) struct Store {
 struct Exported {
     chunks: HashMap<ChunkKey, ExportedBlocks>,
     blocks: usize,
+    /// Chunks with blocks that were read while no more could be noted.
+    passed_over: HashSet<ChunkKey>,
 }
 
 /// Bytes that were read.
@@ -363,8 +368,10 @@ impl Store {
     fn note_exported(&self, snapshot: &Snapshot, range: &Range<u32>) {
         let mut exported = self.exported.lock().unwrap_or_else(PoisonError::into_inner);
         if exported.blocks >= EXPORTED_BLOCKS_MAX {
-            // The files stay dirty then, and the next export uploads them again.
-            *exported = Exported::default();
+            if exported.passed_over.len() < PASSED_OVER_MAX {
+                exported.passed_over.insert(snapshot.key());
+            }
+            return;
         }
         let mut added = 0;
         let chunk = exported.chunks.entry(snapshot.key()).or_default();
@@ -380,15 +387,36 @@ impl Store {
     /// syncs.
     ///
     /// # Errors
-    /// A failure of the journal.
-    pub(crate) async fn mark_exported(&self, key: ChunkKey) -> Result<ByteLen, Failure> {
-        let noted = {
+    /// [`ErrorKind::ObjectChanged`] when other blocks are left as written within the first `backed`
+    /// bytes of the chunk: they were written since, or were read before this run of the daemon;
+    /// [`ErrorKind::FileTooLarge`] when there are more than are remembered, so that reading them
+    /// once more would come to the same. A failure of the journal.
+    pub(crate) async fn mark_exported(
+        &self,
+        key: ChunkKey,
+        backed: u32,
+    ) -> Result<ByteLen, Failure> {
+        let (noted, passed_over) = {
             let mut exported = self.exported.lock().unwrap_or_else(PoisonError::into_inner);
             let noted = exported.chunks.remove(&key).unwrap_or_default();
             exported.blocks -= noted.len();
-            noted
+            (noted, exported.passed_over.remove(&key))
         };
-        Ok(self.volume.mark_exported(key, &noted).await?)
+        let marked = self.volume.mark_exported(key, &noted).await?;
+        if backed > 0 {
+            let blocks = 0..block_of(backed - 1) + 1;
+            let snapshot = self.volume.snapshot(key, blocks.clone()).await?;
+            let left = blocks.filter(|&at| snapshot.state(at) == BlockState::Written).count();
+            if left > 0 {
+                let words = format!("{left} blocks of {key} are not those that an export read");
+                let kind = match passed_over {
+                    true => ErrorKind::FileTooLarge,
+                    false => ErrorKind::ObjectChanged,
+                };
+                return Err(Failure::new(kind, words));
+            }
+        }
+        Ok(marked)
     }
 }
 

@@ -246,6 +246,12 @@ async fn parts_are_uploaded_and_what_was_exported_becomes_clean() {
     let marked = metadata.call(&mark, World::control()).await.unwrap();
     let expected = data.len() as u64 - BLOCK_SIZE;
     assert_eq!(marked.results[0].as_ref().unwrap().0, expected, "one block changed meanwhile");
+    // Who knows that the object has all of it learns that the target does not.
+    let mut item = mark.items[0].clone();
+    item.content.origin_length = data.len() as u64;
+    let mark = MarkExported { target: world.target, items: vec![item] };
+    let marked = metadata.call(&mark, World::control()).await.unwrap();
+    assert_eq!(marked.results[0].as_ref().unwrap_err().kind, ErrorKind::ObjectChanged);
     world.stop().await;
 }
 

@@ -103,6 +103,57 @@ fn a_reader_of_an_overwritten_object_gets_estale_and_the_next_open_the_new_conte
 }
 
 #[test]
+fn a_handle_from_before_a_deletion_ends_with_it_and_shows_nothing_of_what_came_after() -> Result<()>
+{
+    const LEN: usize = 9_000_000;
+    let bucket = Bucket::start()?;
+    for name in ["gone", "again"] {
+        bucket.put(&format!("set/{name}"), &version(1, LEN))?;
+    }
+    let cluster = linked(&bucket, &[])?;
+    let set = cluster.mount().join("set");
+    // All of both is here, and nothing in the page cache but a beginning.
+    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    let open = |name: &str| fs::File::open(set.join(name));
+    let mut handles = Vec::new();
+    for name in ["gone", "again"] {
+        let mut begun = open(name)?;
+        begun.read_exact(&mut [0; 1000])?;
+        handles.push((name, begun));
+        handles.push((name, open(name)?));
+    }
+    delete(&bucket, "set/gone")?;
+    delete(&bucket, "set/again")?;
+    bucket.put("set/again", &version(2, LEN))?;
+    cluster.cli(&["import", "mr:/set", "--wait"])?.ok()?;
+
+    // Until the targets have freed what was fetched it may be read, each time elsewhere, so that
+    // nothing comes from the page cache.
+    let old = version(1, LEN);
+    for (name, handle) in &handles {
+        let mut at = 4_000_000;
+        eventually(&format!("the end of {name}"), || {
+            at = (at + 8192) % (LEN - 4096);
+            let mut piece = [0; 4096];
+            match handle.read_at(&mut piece, at as u64) {
+                Ok(len) => {
+                    ensure!(len == 4096 && piece == old[at..at + 4096], "{name} at {at}: another");
+                    Ok(false)
+                }
+                Err(failed) => {
+                    ensure!(failed.raw_os_error() == Some(ESTALE), "{name} at {at}: {failed}");
+                    Ok(true)
+                }
+            }
+        })?;
+    }
+    let gone = open("gone").unwrap_err();
+    assert_eq!(gone.kind(), std::io::ErrorKind::NotFound, "{gone}");
+    ensure!(fs::read(set.join("again"))? == version(2, LEN), "the object that is there now");
+    Ok(())
+}
+
+#[test]
 fn the_end_of_a_shorter_object_is_never_taken_for_that_of_the_one_that_is_open() -> Result<()> {
     let bucket = Bucket::start()?;
     bucket.put("set/file", &version(1, 24_000_000))?;

@@ -48,6 +48,19 @@ pub struct SelectArguments {
     pub dry_run: bool,
 }
 
+/// Arguments of `export`.
+#[derive(Args, Debug)]
+pub struct ExportArguments {
+    /// Path, which files, and whether to wait.
+    #[command(flatten)]
+    pub select: SelectArguments,
+    /// PATH is a directory that counts as a whole: once every file of it is in the bucket, put
+    /// .millrace-manifest.json there, which names them all with their versions
+    #[arg(long, conflicts_with_all =
+        ["include", "exclude", "larger", "smaller", "older", "newer", "dry_run"])]
+    pub atomic: bool,
+}
+
 impl SelectArguments {
     /// Which files.
     pub(crate) fn selection(&self) -> Selection {
@@ -103,6 +116,7 @@ pub(super) const EXPORT_HELP: &str = job_help!(
     "An object that was changed in the bucket meanwhile is never overwritten: the file is in
 conflict then (`millrace resolve`). Files that are open for writing are left out and reported.",
     "  millrace export /mnt/data/run7 --wait && millrace release /mnt/data/run7
+  millrace export /mnt/data/run7/step-100 --atomic --wait
   millrace export mr:/out --json           prints the job"
 );
 

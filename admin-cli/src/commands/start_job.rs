@@ -6,11 +6,11 @@
 use anyhow::Context as _;
 use millrace_protocol::{
     admin::{JobKind, StartJob},
-    selection::StartSelected,
+    selection::{StartPublication, StartSelected},
 };
 
 use crate::{
-    arguments::{SelectArguments, StartArguments},
+    arguments::{ExportArguments, SelectArguments, StartArguments},
     context::{CALLER, Context, at},
     exit::Exit,
     watch,
@@ -26,6 +26,20 @@ pub(crate) async fn run(
     let request = StartJob { caller: CALLER, kind, path };
     let reply = connection.request(&request).await.context(at(&arguments.path))?;
     watch::report(context, &connection, reply.job, arguments.wait).await
+}
+
+/// An export, which may end with a manifest of the whole directory.
+pub(crate) async fn export(context: &Context, arguments: ExportArguments) -> anyhow::Result<Exit> {
+    let ExportArguments { select, atomic } = arguments;
+    if !atomic {
+        return run_selected(context, JobKind::Export, select).await;
+    }
+    let StartArguments { wait, path: named } = select.start;
+    let (connection, path) = context.at(&named).await?;
+    let request =
+        StartPublication { start: StartJob { caller: CALLER, kind: JobKind::Export, path } };
+    let reply = connection.request(&request).await.context(at(&named))?;
+    watch::report(context, &connection, reply.job, wait).await
 }
 
 /// The same over some files of a tree. One over all of them is started as ever, so that an older

@@ -323,6 +323,19 @@ impl Bucket {
         }
     }
 
+    /// Uploads of this key that were begun, by whomever, and not ended; at most 1,000.
+    ///
+    /// # Errors
+    /// Those of access: on S3 it takes the right `s3:ListBucketMultipartUploads`.
+    pub async fn list_uploads(&self, key: &str) -> Result<Vec<UploadId>, Error> {
+        check_key(key)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.list_uploads(key).await,
+            Kind::Directory(directory) => directory.list_uploads(key).await,
+        }
+    }
+
     /// Gives an upload up and frees its parts. Aborting one that is over is no error.
     ///
     /// # Errors

@@ -136,6 +136,11 @@ impl Directory {
         .await
     }
 
+    pub(crate) async fn list_uploads(&self, key: &str) -> Result<Vec<UploadId>, Error> {
+        let key = key.to_owned();
+        self.blocking(RequestClass::Upload, move |tree| write::uploads(tree, &key)).await
+    }
+
     pub(crate) async fn abort_upload(&self, key: &str, upload: &UploadId) -> Result<(), Error> {
         let (key, upload) = (key.to_owned(), upload.clone());
         self.blocking(RequestClass::Upload, move |tree| write::abort(tree, &key, &upload)).await

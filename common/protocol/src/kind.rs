@@ -271,6 +271,8 @@ requests! {
     ShowSelection = 0x0643, selection::ShowSelection => selection::SelectionReply;
     /// Starts a job once more.
     RetryJob = 0x0644, selection::RetryJob => admin::JobReply;
+    /// Starts an export that ends with a manifest.
+    StartPublication = 0x0645, selection::StartPublication => admin::JobReply;
 
     /// Has every host that needs the bucket of a link try it.
     CheckLink = 0x0650, bucket::CheckLink => bucket::CheckLinkReply;

@@ -71,6 +71,10 @@ pub struct Release {
 }
 
 /// After an export: blocks that are still the exported version become clean, the rest stay written.
+/// An item of which some do so within its content's origin length is answered with
+/// [`ErrorKind::ObjectChanged`](millrace_types::ErrorKind::ObjectChanged), or with
+/// [`ErrorKind::FileTooLarge`](millrace_types::ErrorKind::FileTooLarge) where another export would
+/// come to the same; what could be marked is.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct MarkExported {
     /// The target.

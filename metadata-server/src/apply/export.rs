@@ -1,16 +1,20 @@
 //! Exports: a file is frozen, uploaded, and becomes exported if it has not changed meanwhile.
 
+use millrace_protocol::capability::Origin;
 use millrace_types::{ErrorKind, InodeId};
 
 use super::{ApplyError, Transaction, commit, orphan};
 use crate::{
     command::{BeginExport, CompleteExport, Outcome},
-    namespace::{ObjectState, tree},
+    namespace::{Body, Inode, ObjectState, tree},
     store::{keys, records::Export},
 };
 
 /// The feature level from which on a file that was truncated during its export knows the object.
 const TRUNCATED_LEVEL: u32 = 6;
+
+/// The feature level from which on an export stays known until all targets know of the object.
+const MARKED_LEVEL: u32 = 9;
 
 /// Freezes a file that nobody has open. An upload that was under way is replaced: its job looks for
 /// what it left in the bucket.
@@ -53,7 +57,8 @@ pub(super) fn record_upload(
     Ok(Outcome::Done)
 }
 
-/// The object stands. Only a file that is still the frozen one is exported by it.
+/// The object stands. Only a file that is still the frozen one is exported by it; its export stays
+/// known until the targets have taken their blocks for the object's.
 pub(super) fn complete(
     tx: &mut Transaction<'_>,
     complete: &CompleteExport,
@@ -87,10 +92,43 @@ pub(super) fn complete(
     file.origin = Some(complete.origin.clone());
     inode.changed = tx.time;
     tx.put_inode(&inode);
+    if same && feature_level >= MARKED_LEVEL {
+        tx.put(keys::export(complete.inode), &export);
+    }
     Ok(Outcome::Exported(same))
 }
 
-/// Gives the upload up; one that is gone already is no error.
+/// Whether a file is what this export made of it. One that was written to since is not.
+pub(crate) fn has_made(export: &Export, inode: &Inode) -> bool {
+    let Body::File(file) = &inode.body else { return false };
+    let of_it = |origin: &Origin| origin.link == export.link && origin.key == export.key;
+    file.state == ObjectState::Exported
+        && inode.change_count == export.change_count
+        && file.origin.as_ref().is_some_and(of_it)
+}
+
+/// The targets do not know which of their blocks the object has: unless the file was written to
+/// since, it is dirty again, and its next export sends it once more.
+pub(super) fn reopen(
+    tx: &mut Transaction<'_>,
+    inode: InodeId,
+    id: u128,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < MARKED_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let export = find(tx, inode, id)?;
+    tx.delete(keys::export(inode));
+    let Some(mut inode) = tree::find(tx, inode)?.filter(|inode| has_made(&export, inode)) else {
+        return Ok(Outcome::Done);
+    };
+    commit::mark_dirty(inode.file_mut()?);
+    tx.put_inode(&inode);
+    Ok(Outcome::Done)
+}
+
+/// Gives the upload up, or forgets an export that is known everywhere; one that is gone already is
+/// no error.
 pub(super) fn abort(
     tx: &mut Transaction<'_>,
     inode: InodeId,

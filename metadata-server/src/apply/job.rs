@@ -24,6 +24,7 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
             Some((key, record)) => {
                 tx.delete(key.clone());
                 tx.delete(keys::selection(record.job.id));
+                tx.delete(keys::publication(record.job.id));
             }
             None => return Err(ErrorKind::Busy.into()),
         }
@@ -55,6 +56,23 @@ pub(super) fn add_selected(
 
 /// The feature level from which on there are jobs over a part of a tree.
 const SELECTION_LEVEL: u32 = 5;
+
+/// Takes an export that ends with a manifest.
+pub(super) fn add_publication(
+    tx: &mut Transaction<'_>,
+    job: &AddJob,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < PUBLICATION_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let id = tx.file_system()?.next_job;
+    let outcome = add(tx, job)?;
+    tx.put_bytes(keys::publication(id), Vec::new());
+    Ok(outcome)
+}
+
+/// The feature level from which on there are exports with a manifest.
+const PUBLICATION_LEVEL: u32 = 9;
 
 /// Moves a job on. An ended one stays as it ended.
 pub(super) fn update(tx: &mut Transaction<'_>, update: &UpdateJob) -> Result<Outcome, ApplyError> {

@@ -203,11 +203,19 @@ impl<E: Environment> Importer<E> {
         }
     }
 
-    /// Lists `directory` again, listed or not: finds what the bucket changed.
+    /// Lists `directory` again, listed or not: finds what the bucket changed up to now.
     ///
     /// # Errors
     /// Those of the bucket.
     pub async fn refresh(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
+        let before = {
+            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            running.get(&directory).cloned()
+        };
+        // It may have passed what changed since. How it ends says nothing of the next one.
+        if let Some(mut before) = before {
+            drop(finished(&mut before).await);
+        }
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
             Some(linked) if linked.listed != Some(LinkedDirectory::NEVER_AGAIN) => {

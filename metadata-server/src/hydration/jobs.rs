@@ -18,14 +18,16 @@ use std::{
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use millrace_protocol::{
     admin::{CancelJob, Job, JobKind, JobState, PathBytes, StartJob},
-    selection::{RetryJob, Selection, SelectionReply, StartSelected},
+    selection::{RetryJob, Selection, SelectionReply, StartPublication, StartSelected},
     session::Caller,
 };
 use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use self::{alone::Alone, auto_export::AutoExporter, filter::Filter, progress::Progress};
+use self::{
+    alone::Alone, auto_export::AutoExporter, filter::Filter, marks::Unmarked, progress::Progress,
+};
 use super::{
     environment::Environment,
     import::{Importer, broken},
@@ -52,7 +54,9 @@ mod export;
 mod file_export;
 mod filter;
 mod list;
+mod marks;
 mod progress;
+mod publish;
 mod settle;
 mod transfer;
 mod upload;
@@ -65,6 +69,7 @@ pub struct Jobs<E> {
     pub(super) auto_export: AutoExporter<E>,
     waiting: Notify,
     alone: Alone,
+    unmarked: Arc<Unmarked>,
     running: Mutex<HashMap<JobId, Running>>,
 }
 
@@ -96,6 +101,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 struct Context<'a, E> {
     environment: &'a Arc<E>,
     importer: &'a Arc<Importer<E>>,
+    unmarked: &'a Unmarked,
     job: &'a JobRecord,
     filter: &'a Filter,
     /// Nothing is done: what would be is counted as found.
@@ -106,8 +112,11 @@ struct Context<'a, E> {
 impl<E: Environment> Jobs<E> {
     /// No job runs before [`Self::run`].
     pub fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
+        let unmarked = Arc::new(Unmarked::default());
+        let (its_environment, its_importer) = (Arc::clone(&environment), Arc::clone(&importer));
         Self {
-            auto_export: AutoExporter::new(Arc::clone(&environment), Arc::clone(&importer)),
+            auto_export: AutoExporter::new(its_environment, its_importer, Arc::clone(&unmarked)),
+            unmarked,
             environment,
             importer,
             waiting: Notify::new(),
@@ -147,6 +156,24 @@ impl<E: Environment> Jobs<E> {
         self.add(Command::AddSelectedJob(Box::new(command))).await
     }
 
+    /// Takes an export of a directory into the queue that ends with a manifest.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; [`ErrorKind::InvalidArgument`] for another kind of job, and below no
+    /// link; [`ErrorKind::NotDirectory`].
+    pub async fn start_publication(
+        &self,
+        top: &[u8],
+        request: &StartPublication,
+    ) -> Result<Job, Failure> {
+        if request.start.kind != JobKind::Export {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        let add = self.prepare(top, &request.start).await?;
+        publish::check(&*self.environment, add.root).await?;
+        self.add(Command::AddPublication(add)).await
+    }
+
     /// Takes a job that has ended into the queue once more, as a new one.
     ///
     /// # Errors
@@ -165,6 +192,9 @@ impl<E: Environment> Jobs<E> {
         self.check_caller(job.kind, &caller, &top).await?;
         let path = path_of(&*self.environment, &top).await;
         let add = AddJob { job: fresh(job.kind, path), caller, root };
+        if publish::is_wanted(&*self.environment, request.id).await? {
+            return self.add(Command::AddPublication(add)).await;
+        }
         self.add(match selection.is_everything() && !dry_run {
             true => Command::AddJob(add),
             false => Command::AddSelectedJob(Box::new(AddSelectedJob { add, selection, dry_run })),
@@ -249,16 +279,24 @@ impl<E: Environment> Jobs<E> {
     /// Runs jobs until `stop`. A job that is stopped so goes on with the next start of the server.
     pub async fn run(&self, stop: CancellationToken) {
         let work = async {
-            while let Err(failure) = settle::all(&self.environment, &self.importer).await {
+            while let Err(failure) = self.settle().await {
                 tracing::warn!(%failure, "exports of an earlier run cannot be settled yet");
                 tokio::time::sleep(PAUSE).await;
             }
-            tokio::join!(self.work_off(), self.auto_export.run(&self.alone));
+            tokio::join!(
+                self.work_off(),
+                self.auto_export.run(&self.alone),
+                self.unmarked.ask_again(&self.environment),
+            );
         };
         tokio::select! {
             () = stop.cancelled() => {}
             () = work => {}
         }
+    }
+
+    async fn settle(&self) -> Result<(), Failure> {
+        settle::all(&self.environment, &self.importer, &self.unmarked).await
     }
 
     /// Runs the jobs of the queue for as long as it is polled.
@@ -332,7 +370,7 @@ impl<E: Environment> Jobs<E> {
         // What was under way when it was stopped is given up, or turns out to stand.
         if end == JobState::Cancelled
             && record.job.kind == JobKind::Export
-            && let Err(failure) = settle::all(&self.environment, &self.importer).await
+            && let Err(failure) = self.settle().await
         {
             tracing::warn!(%failure, "exports of a cancelled job cannot be settled yet");
         }
@@ -359,6 +397,7 @@ impl<E: Environment> Jobs<E> {
         let context = Context {
             environment: &self.environment,
             importer: &self.importer,
+            unmarked: &self.unmarked,
             job: record,
             filter: &filter,
             dry_run,
@@ -367,7 +406,10 @@ impl<E: Environment> Jobs<E> {
         match record.job.kind {
             JobKind::Import => list::run(&context).await,
             JobKind::Hydrate | JobKind::Release => transfer::run(&context).await,
-            JobKind::Export => export::run(&context).await,
+            JobKind::Export => {
+                export::run(&context).await;
+                publish::run(&context).await;
+            }
         }
         progress.end()
     }

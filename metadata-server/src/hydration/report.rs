@@ -1,19 +1,20 @@
 //! Answers how a file or tree stands against its bucket, by asking the targets what they hold.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
+    slice,
     sync::Arc,
     time::Duration,
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_protocol::{
-    admin::{ShowState, StateReply},
+    admin::{FileState, ShowState, StateReply},
     bucket::{FileReply, ShowFile},
     cluster::Map,
     target::{ContentName, Presence, Present},
 };
-use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
+use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, TargetId};
 
 use super::{
     environment::Environment,
@@ -23,7 +24,7 @@ use super::{
     walk::{Unlisted, Viewpoint, Walk, check, inode, may_list, resolve},
 };
 use crate::{
-    namespace::{Body, FileBody, Inode, permission::Access, tree},
+    namespace::{Body, FileBody, Inode, ObjectState, permission::Access, tree},
     store::{
         keys,
         records::{self, LinkRecord},
@@ -114,7 +115,10 @@ pub async fn show_file<E: Environment>(
         true => held_of(environment, &file).await?,
         false => Present { clean: ByteLen(file.size), ..Present::default() },
     };
-    let (state, here) = state::of_file(file.size, body, &held);
+    let (mut state, here) = state::of_file(file.size, body, &held);
+    if unmarked(environment, slice::from_ref(&file)).await?.contains(&file.id) {
+        state = FileState::Dirty;
+    }
     let origin = origin_of(environment, &file).await?;
     Ok(FileReply { state, size: ByteLen(file.size), hydrated: ByteLen(here), origin })
 }
@@ -176,13 +180,43 @@ async fn count<E: Environment>(
         .map(|(inode, body)| ContentName { inode: inode.id, generation: body.generation })
         .collect();
     let present = presence(environment, map, asked).await?;
+    let unmarked = unmarked(environment, &page).await?;
     for (inode, body) in files {
         let name = ContentName { inode: inode.id, generation: body.generation };
         let held = present.get(&name).copied().unwrap_or_default();
-        let (state, here) = state::of_file(inode.size, body, &held);
+        let (mut state, here) = state::of_file(inode.size, body, &held);
+        if unmarked.contains(&inode.id) {
+            state = FileState::Dirty;
+        }
         sums.count(state, inode.size, here);
     }
     Ok(())
+}
+
+/// Exported files of which the targets do not know yet that their bucket has them: nothing of them
+/// can be released.
+async fn unmarked<E: Environment>(
+    environment: &E,
+    inodes: &[Inode],
+) -> Result<HashSet<InodeId>, Failure> {
+    let is_exported = |inode: &&Inode| match &inode.body {
+        Body::File(file) => file.state == ObjectState::Exported,
+        _ => false,
+    };
+    let exported: Vec<_> = inodes.iter().filter(is_exported).map(|inode| inode.id).collect();
+    if exported.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let query = environment.read(move |view| {
+        let mut unmarked = HashSet::new();
+        for id in exported {
+            if view.get(&keys::export(id)).map_err(broken)?.is_some() {
+                unmarked.insert(id);
+            }
+        }
+        Ok(unmarked)
+    });
+    query.await
 }
 
 /// What all targets together hold of some contents.

@@ -3,13 +3,16 @@
 
 mod ahead;
 mod auto_export;
+mod conflict_rule;
 mod conflicts;
 mod exports;
 mod imports;
 mod jobs;
 mod late_uploads;
+mod marks;
 mod moved;
 mod permissions;
+mod publish;
 mod refresh;
 mod removal;
 mod server;

@@ -15,7 +15,7 @@ use millrace_protocol::{
         ShowFile,
     },
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
-    selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
+    selection::{RetryJob, SelectionReply, ShowSelection, StartPublication, StartSelected},
     session::Done,
 };
 use millrace_transport::IncomingCall;
@@ -117,6 +117,21 @@ impl Hydrated for StartSelected {
         top: PathBytes,
     ) -> Result<JobReply, Failure> {
         let job = hydration.start_selected(&top, &self).await?;
+        Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for StartPublication {
+    fn restrict(&mut self, client: &Client) {
+        self.start.caller = client.caller(&self.start.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
+    ) -> Result<JobReply, Failure> {
+        let job = hydration.start_publication(&top, &self).await?;
         Ok(JobReply { job })
     }
 }

@@ -2,7 +2,7 @@
 
 use millrace_protocol::{
     admin::{CancelJob, JobReply, StartJob},
-    selection::{RetryJob, ShowSelection, StartSelected},
+    selection::{RetryJob, ShowSelection, StartPublication, StartSelected},
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{Failure, JobId};
@@ -25,6 +25,14 @@ impl MetadataService {
             Err(failure) => Err(failure),
         };
         respond::<StartSelected>(call, result).await;
+    }
+
+    pub(super) async fn start_publication(&self, call: IncomingCall) {
+        let result = match self.hydrated::<StartPublication>(&call).await {
+            Ok(reply) => self.seen(&call, reply.job.id).await,
+            Err(failure) => Err(failure),
+        };
+        respond::<StartPublication>(call, result).await;
     }
 
     pub(super) async fn retry_job(&self, call: IncomingCall) {

@@ -93,6 +93,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ResolveConflict
         | Kind::SetPin
         | Kind::StartSelected
+        | Kind::StartPublication
         | Kind::ShowSelection
         | Kind::RetryJob => &[Role::Admin, Role::Client],
         Kind::Attach

@@ -39,6 +39,7 @@
 //! | `f`   | directory 8, name             | inode 8: which file had the name of a whiteout     |
 //! | `g`   | link 4                        | [`AutoExportRecord`]: a link that exports by itself |
 //! | `h`   | link 4                        | [`FetchRecord`]: what is fetched behind reads      |
+//! | `i`   | job 8                         | empty: an export that ends with a manifest         |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
@@ -423,6 +424,12 @@ pub fn pin(inode: InodeId) -> Vec<u8> {
 #[must_use]
 pub fn selection(job: JobId) -> Vec<u8> {
     key!(b'd', job.0.to_be_bytes())
+}
+
+/// An export that ends with a manifest.
+#[must_use]
+pub fn publication(job: JobId) -> Vec<u8> {
+    key!(b'i', job.0.to_be_bytes())
 }
 
 /// Every target that was given up.

@@ -352,7 +352,8 @@ pub struct SelectionRecord {
 }
 record!(SelectionRecord, 1, "selection of a job");
 
-/// The export of one file, from before its upload began until the inode shows its outcome.
+/// The export of one file, from before its upload began until the inode shows its outcome and the
+/// targets know which of their blocks the object has.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Export {
     /// For this job.

@@ -88,7 +88,7 @@ impl Commands {
             (1, Self::repair),
             (5, Self::note_reads),
             (3, Self::set_pin),
-            (2, Self::loss),
+            (5, Self::loss),
         ];
         let mut at = self.random.within(0..weights.iter().map(|(weight, _)| weight).sum());
         for (weight, make) in weights {

@@ -4,22 +4,24 @@
 use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
-        AddLink, Command, Create, Envelope, Format, Loss, NoteReads, RegisterHost, SetAttributes,
-        SetAutoExport, SetFetchPolicy, SetPin, SetXattr,
+        AddLink, BeginExport, Command, CompleteExport, Create, Envelope, Format, Loss, NoteReads,
+        RegisterHost, SetAttributes, SetAutoExport, SetFetchPolicy, SetPin, SetXattr,
     },
     engine::StoreKind,
-    namespace::{pins, tree},
+    namespace::{Body, ObjectState, pins, tree},
     store::{MetaStore as _, View as _, keys, memory::MemoryStore},
 };
 use millrace_protocol::{
     access::LastRead,
     ahead::FetchPolicy,
+    capability::Origin,
     cluster::{Bucket, LinkMode},
     metadata::{NewNode, XattrMode},
     session::Caller,
 };
 use millrace_types::{
-    ByteLen, ErrorKind, FileName, GIB, HostId, InodeId, LinkId, LogIndex, TargetId, Timestamp,
+    ByteLen, ErrorKind, FileName, GIB, HostId, InodeId, JobId, LinkId, LogIndex, MIB, TargetId,
+    Timestamp,
 };
 use tempfile::TempDir;
 
@@ -190,6 +192,55 @@ fn links_say_what_is_fetched_behind_reads_from_the_eighth_level_on() {
     assert!(log.store.get(&key).unwrap().is_some());
     log.apply(Command::RemoveLink(LinkId(1))).unwrap();
     assert!(log.store.get(&key).unwrap().is_none());
+}
+
+#[test]
+fn exports_stay_known_until_targets_know_of_them_from_the_ninth_level_on() {
+    for level in [8, 9] {
+        let mut log = linked(LinkMode::ImportExport);
+        log.apply(Command::SetFeatureLevel(level)).unwrap();
+        let host = RegisterHost {
+            host: HostId([1; 16]),
+            name: "store".to_owned(),
+            addresses: vec!["127.0.0.1:1".to_owned()],
+            targets: vec![(TargetId([1; 8]), ByteLen(1 << 40))],
+        };
+        log.apply(Command::RegisterHost(host)).unwrap();
+        let create = Create {
+            caller: Caller::ROOT,
+            parent: InodeId(2),
+            name: FileName::parse(b"file").unwrap(),
+            node: NewNode::Regular,
+            mode: 0o644,
+            inode: FILE,
+            seed: 1,
+            open: None,
+            exclusive: true,
+        };
+        log.apply(Command::Create(create)).unwrap();
+        let (export, link, key) = (7, LinkId(1), "file".to_owned());
+        log.apply(Command::BeginExport(BeginExport {
+            inode: FILE,
+            job: JobId(1),
+            export,
+            link,
+            key: key.clone(),
+            replaces: None,
+            part_size: 8 * MIB,
+        }))
+        .unwrap();
+        let origin = Origin { link, key, tag: "\"1\"".to_owned(), size: 0, modified: Timestamp(1) };
+        let complete = CompleteExport { inode: FILE, export, origin };
+        log.apply(Command::CompleteExport(complete)).unwrap();
+        let stays = log.store.get(&keys::export(FILE)).unwrap().is_some();
+        assert_eq!(stays, level == 9);
+        let reopened = log.apply(Command::ReopenExport { inode: FILE, export });
+        assert_eq!(reopened.is_ok(), level == 9, "{reopened:?}");
+        let inode = tree::inode(&log.store, FILE).unwrap();
+        let Body::File(file) = &inode.body else { panic!("a file") };
+        let expected = if level == 9 { ObjectState::Dirty } else { ObjectState::Exported };
+        assert_eq!(file.state, expected);
+    }
 }
 
 #[test]

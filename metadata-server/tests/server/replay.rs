@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Commands between two looks at the stores.
-const COMMANDS_A_STAGE: usize = 500;
+const COMMANDS_A_STAGE: usize = 800;
 
 /// Two engines that are given the same: one keeps its store in memory, one on disk.
 struct Pair {

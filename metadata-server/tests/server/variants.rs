@@ -76,6 +76,8 @@ variants!(
         Loss,
         SetAutoExport,
         SetFetchPolicy,
+        ReopenExport,
+        AddPublication,
     }
 );
 

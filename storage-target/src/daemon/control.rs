@@ -80,10 +80,10 @@ impl Daemon {
         let content = item.content.clone().checked()?;
         let chunks = content.origin_length.div_ceil(content.layout.chunk_size().bytes());
         let end = u64::from(item.first.0).saturating_add(u64::from(item.count)).min(chunks);
-        let map = self.cluster.map();
         let mut fetched = 0;
         for index in u64::from(item.first.0)..end {
             let index = ChunkIndex(u32::try_from(index).map_err(|_| ErrorKind::FileTooLarge)?);
+            let map = self.cluster.map_with(&content.layout, index).await?;
             let group = map.group(content.layout.pool(), content.layout.group(index));
             // Chunks of other targets are passed over.
             if group.is_some_and(|group| group.targets.contains(&target)) {
@@ -203,11 +203,23 @@ async fn release_item(store: &Store, item: &Item) -> Result<ByteLen, Failure> {
 }
 
 async fn mark_item_exported(store: &Store, item: &Item) -> Result<ByteLen, Failure> {
-    let mut marked = 0;
+    let (mut marked, mut outcome) = (0, Ok(()));
+    let chunk = item.content.layout.chunk_size().bytes();
     for key in store.volume().chunks(name_of(item), item.first, item.count).await? {
-        marked += store.mark_exported(key).await?.0;
+        let before = u64::from(key.index.0) * chunk;
+        let backed = item.content.origin_length.saturating_sub(before).min(chunk);
+        let backed = u32::try_from(backed).map_err(|_| ErrorKind::Internal)?;
+        match store.mark_exported(key, backed).await {
+            Ok(bytes) => marked += bytes.0,
+            // Too many for one export stays so, whatever the others say.
+            Err(failure) if failure.kind == ErrorKind::FileTooLarge => outcome = Err(failure),
+            Err(failure) if failure.kind == ErrorKind::ObjectChanged => {
+                outcome = outcome.and(Err(failure));
+            }
+            Err(failure) => return Err(failure),
+        }
     }
-    Ok(ByteLen(marked))
+    outcome.map(|()| ByteLen(marked))
 }
 
 fn name_of(item: &Item) -> ContentName {

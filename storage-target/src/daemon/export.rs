@@ -134,7 +134,7 @@ impl Daemon {
             let words = "only a file of one chunk goes to the bucket at once";
             Failure::new(ErrorKind::InvalidArgument, words)
         })?;
-        let map = self.cluster.map();
+        let map = self.cluster.map_with(&content.layout, view.key.index).await?;
         let group = map.group(content.layout.pool(), content.layout.group(view.key.index));
         let target = group.and_then(|group| group.targets.first());
         let elsewhere =
@@ -182,8 +182,8 @@ impl Daemon {
         view: &ChunkView,
         range: Range<u32>,
     ) -> Result<(Bytes, Crc32c), Failure> {
-        let map = self.cluster.map();
         let index = view.key.index;
+        let map = self.cluster.map_with(&content.layout, index).await?;
         let group = map.group(content.layout.pool(), content.layout.group(index));
         let unknown = || Failure::new(ErrorKind::StaleGroup, "the chunk's group is unknown here");
         let group = group.ok_or_else(unknown)?;

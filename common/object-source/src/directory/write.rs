@@ -17,7 +17,9 @@ use std::{
 use bytes::Bytes;
 use millrace_types::{Crc32c, name::NAME_LEN_MAX};
 use rustix::{
-    fs::{AtFlags, RenameFlags, XattrFlags, fsetxattr, fsync, renameat, renameat_with, unlinkat},
+    fs::{
+        AtFlags, Dir, RenameFlags, XattrFlags, fsetxattr, fsync, renameat, renameat_with, unlinkat,
+    },
     io::Errno,
 };
 
@@ -137,6 +139,26 @@ pub(super) fn abort(tree: &Tree, key: &str, upload: &UploadId) -> Result<(), Err
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(tree.io_error(&error.into(), key)),
     }
+}
+
+/// Uploads of a key that are not over. Of a name so long that its temporary one is cut none is
+/// told: it may be another's.
+pub(super) fn uploads(tree: &Tree, key: &str) -> Result<Vec<UploadId>, Error> {
+    let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
+    let Some(directory) = tree.open_directory(path)? else { return Ok(Vec::new()) };
+    let failed = |error: Errno| tree.io_error(&error.into(), key);
+    let mut uploads = Vec::new();
+    for entry in Dir::read_from(&directory).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let Ok(found) = entry.file_name().to_str() else { continue };
+        let rest = found.strip_prefix('.').and_then(|rest| rest.strip_prefix(name));
+        if let Some(id) = rest.and_then(|rest| rest.strip_prefix(MARK))
+            && is_temporary(found)
+        {
+            uploads.push(UploadId::new(id)?);
+        }
+    }
+    Ok(uploads)
 }
 
 /// Whether a name is that of a temporary file of an upload.

@@ -140,7 +140,8 @@ fn name_below(key: &str, prefix: &str) -> Option<FileName> {
     FileName::parse(name.as_bytes()).ok()
 }
 
-fn decode(key: &str, encoded: bool) -> String {
+/// A key as it stands in a list that was asked for with `encoding-type=url`.
+pub(super) fn decode(key: &str, encoded: bool) -> String {
     if !encoded {
         return key.to_owned();
     }

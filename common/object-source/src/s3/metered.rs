@@ -81,7 +81,7 @@ fn classify(method: &Method, query: &str) -> RequestClass {
     let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
     match *method {
         Method::GET if has("list-type") => RequestClass::List,
-        Method::GET if has("uploadId") => RequestClass::Upload,
+        Method::GET if has("uploadId") || has("uploads") => RequestClass::Upload,
         Method::GET => RequestClass::Get,
         Method::HEAD => RequestClass::Head,
         Method::PUT if has("uploadId") => RequestClass::Part,
@@ -101,6 +101,7 @@ mod tests {
             (Method::GET, "", RequestClass::Get),
             (Method::GET, "delimiter=%2F&list-type=2", RequestClass::List),
             (Method::GET, "uploadId=x", RequestClass::Upload),
+            (Method::GET, "encoding-type=url&prefix=a&uploads=", RequestClass::Upload),
             (Method::HEAD, "", RequestClass::Head),
             (Method::PUT, "", RequestClass::Put),
             (Method::PUT, "partNumber=1&uploadId=x", RequestClass::Part),

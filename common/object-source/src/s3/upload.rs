@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use object_store::{PutMultipartOptions, multipart::MultipartStore};
 use serde::{Deserialize, Serialize};
 
-use super::{S3, answer, attributes_of, path_of, signed::Ask};
+use super::{S3, answer, attributes_of, list::decode, path_of, signed::Ask};
 use crate::{Condition, Error, Metadata, Tag, UploadId, UploadedPart, object::PARTS_MAX};
 
 #[derive(Debug, Serialize)]
@@ -47,6 +47,25 @@ struct ListedPart {
     #[serde(rename = "ETag")]
     tag: String,
     size: u64,
+}
+
+/// One page: so many uploads of one key are left by nothing that works.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListUploadsResult {
+    /// Needed, so that another document is never taken for an empty list.
+    is_truncated: bool,
+    #[serde(default, rename = "Upload")]
+    uploads: Vec<ListedUpload>,
+    #[serde(default)]
+    encoding_type: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListedUpload {
+    key: String,
+    upload_id: String,
 }
 
 impl S3 {
@@ -117,6 +136,18 @@ impl S3 {
         })
     }
 
+    pub(crate) async fn list_uploads(&self, key: &str) -> Result<Vec<UploadId>, Error> {
+        let ask = Ask {
+            method: Method::GET,
+            key: None,
+            // Keys may hold what XML cannot.
+            query: vec![("encoding-type", "url"), ("prefix", key), ("uploads", "")],
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+        };
+        uploads_of(&self.signer.send(&ask).await?, key)
+    }
+
     pub(crate) async fn complete_upload(
         &self,
         key: &str,
@@ -145,6 +176,20 @@ impl S3 {
         let upload = self.create_upload(key, &Metadata::default()).await?;
         self.abort_upload(key, &upload).await
     }
+}
+
+/// The uploads in a list of those below a prefix that are of exactly this key.
+fn uploads_of(answer: &[u8], key: &str) -> Result<Vec<UploadId>, Error> {
+    let page: ListUploadsResult = quick_xml::de::from_reader(answer).map_err(|error| {
+        Error::unavailable(format!("the bucket's list of uploads is malformed: {error}"))
+    })?;
+    if page.is_truncated {
+        tracing::warn!(key, "the bucket has more unfinished uploads than it lists at once");
+    }
+    let encoded = page.encoding_type.as_deref() == Some("url");
+    let uploads = page.uploads.into_iter();
+    let uploads = uploads.filter(|upload| decode(&upload.key, encoded) == key);
+    uploads.map(|upload| UploadId::new(upload.upload_id)).collect()
 }
 
 /// 404 on a request that names an upload speaks of the upload.
@@ -200,6 +245,22 @@ mod tests {
         let part = |number| UploadedPart { number, tag: Tag::new("t").unwrap(), len: 1 };
         let told = without_repeated([1, 2, 2, 3, 4, 4, 4].map(part).to_vec());
         assert_eq!(told, [1, 3].map(part));
+    }
+
+    #[test]
+    fn uploads_of_other_keys_below_the_prefix_are_not_taken_for_the_keys() {
+        let answer = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>\
+             <EncodingType>url</EncodingType>\
+             <Upload><Key>out/a%2Bb</Key><UploadId>1</UploadId></Upload>\
+             <Upload><Key>out/a%2Bb.index</Key><UploadId>2</UploadId></Upload>\
+             <Upload><Key>out/a%2Bb</Key><UploadId>3</UploadId></Upload>\
+             </ListMultipartUploadsResult>";
+        let found = uploads_of(answer.as_bytes(), "out/a+b").unwrap();
+        assert_eq!(found, [UploadId::new("1").unwrap(), UploadId::new("3").unwrap()]);
+        let none = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>\
+             </ListMultipartUploadsResult>";
+        assert!(uploads_of(none.as_bytes(), "out/a+b").unwrap().is_empty());
+        assert!(uploads_of(b"<ListBucketResult></ListBucketResult>", "out").is_err());
     }
 
     #[test]

@@ -172,9 +172,16 @@ async fn conditions_of_completion(bucket: &Bucket, prefix: &str) {
 
 async fn uploads_that_are_over(bucket: &Bucket, prefix: &str) {
     let key = format!("{prefix}given-up");
+    assert!(bucket.list_uploads(&key).await.unwrap().is_empty());
     let id = bucket.create_upload(&key, &none()).await.unwrap();
+    let longer = format!("{key}-too");
+    let neighbour = bucket.create_upload(&longer, &none()).await.unwrap();
+    assert_eq!(bucket.list_uploads(&key).await.unwrap(), std::slice::from_ref(&id));
+    assert_eq!(bucket.list_uploads(&longer).await.unwrap(), std::slice::from_ref(&neighbour));
+    bucket.abort_upload(&longer, &neighbour).await.unwrap();
     let part = bucket.put_part(&key, &id, 1, 0, vec![pattern(10, 1)]).await.unwrap();
     bucket.abort_upload(&key, &id).await.unwrap();
+    assert!(bucket.list_uploads(&key).await.unwrap().is_empty());
     bucket.abort_upload(&key, &id).await.unwrap();
     let result = bucket.put_part(&key, &id, 2, 10, vec![pattern(10, 1)]).await;
     assert!(matches!(result, Err(Error::NoUpload { .. })), "{result:?}");

@@ -38,6 +38,7 @@ use super::{
     Alone, Context, Filter, PAUSE, Progress,
     export::{self, Counted, FILES_MAX, UPLOADS_MAX},
     fresh,
+    marks::Unmarked,
 };
 use crate::{
     hydration::{
@@ -63,6 +64,7 @@ mod sweep;
 pub(in crate::hydration) struct AutoExporter<E> {
     environment: Arc<E>,
     importer: Arc<Importer<E>>,
+    unmarked: Arc<Unmarked>,
     state: Mutex<State>,
     reloading: tokio::sync::Mutex<()>,
     /// There may be a walk to begin, or room to go on with one.
@@ -107,10 +109,14 @@ const LOOKUPS: usize = 256;
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
 impl<E: Environment> AutoExporter<E> {
-    pub(super) fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
+    pub(super) fn new(
+        environment: Arc<E>,
+        importer: Arc<Importer<E>>,
+        unmarked: Arc<Unmarked>,
+    ) -> Self {
         let (sorting, sending) = (Notify::new(), Notify::new());
         let (state, reloading) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { environment, importer, state, reloading, sorting, sending }
+        Self { environment, importer, unmarked, state, reloading, sorting, sending }
     }
 
     /// Reads which links export by themselves. Of one that did not before, everything is looked at.
@@ -292,6 +298,7 @@ impl<E: Environment> AutoExporter<E> {
         let context = Context {
             environment: &self.environment,
             importer: &self.importer,
+            unmarked: &self.unmarked,
             job: &job,
             filter: &filter,
             dry_run: false,

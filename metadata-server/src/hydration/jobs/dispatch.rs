@@ -225,7 +225,12 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
     }
 }
 
-/// Sends one request, again while the target is busy or away: everything here may be repeated.
+fn passes(failure: &&Failure) -> bool {
+    failure.kind.is_transient()
+}
+
+/// Sends one request, again while the target is busy or away, or is so for one of the items:
+/// everything here may be repeated.
 pub(super) async fn ask<E: Environment>(
     environment: &E,
     place: Place,
@@ -245,14 +250,19 @@ pub(super) async fn ask<E: Environment>(
                 environment.ask(place.host, MarkExported { target, items }, TIMEOUT).await
             }
         };
-        match asked {
-            Err(failure) if failure.kind.is_transient() && attempt < ATTEMPTS => {
+        // What was done of the others costs nothing when it is asked for again.
+        let passing = match &asked {
+            Ok(reply) => reply.results.iter().filter_map(|one| one.as_ref().err()).find(passes),
+            Err(failure) => Some(failure).filter(passes),
+        };
+        match passing.filter(|_| attempt < ATTEMPTS) {
+            Some(failure) => {
                 let hint = Duration::from_millis(failure.retry_after_ms.into());
                 tokio::time::sleep(pause.max(hint)).await;
                 pause *= 2;
                 attempt += 1;
             }
-            other => return other,
+            None => return asked,
         }
     }
 }

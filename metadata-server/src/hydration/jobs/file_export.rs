@@ -4,7 +4,7 @@
 //!   BeginExport (logged: id, change count, condition, part size)
 //!     -> create upload -> RecordUpload (logged) -> parts by the targets
 //!     -> change count still the same? -> complete under the condition -> HEAD
-//!     -> CompleteExport (logged) -> MarkExported at the targets
+//!     -> CompleteExport (logged) -> MarkExported at the targets -> forgotten (logged)
 //! ```
 //!
 //! A file of one chunk goes by one conditional put of the target that holds it: a chunk is read as
@@ -21,12 +21,12 @@ use millrace_protocol::{
     capability::{Content, Origin},
     cluster::LinkMode,
 };
-use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId};
+use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, Timestamp};
 use tokio::sync::Semaphore;
 
 use super::{
     Context, Environment,
-    settle::{self, Export},
+    settle::{self, Export, Published},
     upload,
 };
 use crate::{
@@ -48,6 +48,9 @@ use crate::{
 
 /// How often a file that changes under its export is begun again.
 const ATTEMPTS: usize = 3;
+
+/// How often one is begun again whose targets were restarted before they knew of its object.
+const UNMARKED_MAX: usize = 10;
 
 /// A file and where it goes.
 pub(super) struct Source {
@@ -72,8 +75,10 @@ pub(super) async fn run<E: Environment>(
     let mut counted = false;
     let mut forgotten = false;
     let mut own = None;
-    settle::earlier(context.environment, context.importer, inode).await?;
-    for _ in 0..ATTEMPTS {
+    let (mut attempts, mut unmarked) = (0, 0);
+    context.unmarked.leave(inode).await;
+    settle::earlier(context.environment, context.importer, context.unmarked, inode).await?;
+    while attempts < ATTEMPTS && unmarked < UNMARKED_MAX {
         let mut source = read_source(context, inode).await?;
         if forgotten {
             source.removed = None;
@@ -84,11 +89,13 @@ pub(super) async fn run<E: Environment>(
         }
         let size = source.inode.size;
         let needed = is_needed(&source);
+        let earlier = was_sent_since(&source, context.job.job.started);
         if !counted {
-            context.progress.found(if needed { size } else { 0 });
+            context.progress.found(if needed || earlier { size } else { 0 });
             counted = true;
         }
         if !needed {
+            context.progress.moved(if earlier { size } else { 0 });
             return Ok(None);
         }
         match once(context, uploads, &source).await? {
@@ -97,9 +104,14 @@ pub(super) async fn run<E: Environment>(
                 return Ok(Some(size));
             }
             Attempt::Again => {}
+            Attempt::Unmarked => {
+                unmarked += 1;
+                continue;
+            }
             Attempt::NothingToReplace => forgotten = true,
             Attempt::BehindOwn(tag) => own = Some(tag),
         }
+        attempts += 1;
     }
     let text = "the file, or its upload in the bucket, keeps changing while it is exported";
     Err(Failure::new(ErrorKind::InUse, text))
@@ -111,6 +123,8 @@ enum Attempt {
     Exported,
     /// The file, or its upload, did not last until the end.
     Again,
+    /// The object stands, but not all targets know which of their blocks it has.
+    Unmarked,
     /// The object that the file was to replace, whose name was removed here, is gone from the
     /// bucket.
     NothingToReplace,
@@ -204,11 +218,12 @@ async fn once<E: Environment>(
             None => return lost(context, source, &bucket, &export, failure).await,
         },
     };
-    let layout = source.content.layout;
-    match settle::publish(context.environment, &export, layout, version).await? {
-        true => Ok(Attempt::Exported),
-        false => Ok(Attempt::Again),
-    }
+    let Context { environment, unmarked, .. } = context;
+    Ok(match settle::publish(environment, unmarked, &export, version).await? {
+        Published::Exported => Attempt::Exported,
+        Published::Changed => Attempt::Again,
+        Published::Unmarked => Attempt::Unmarked,
+    })
 }
 
 /// What the bucket says of the object that was just stored. Somebody may have replaced it since:
@@ -225,7 +240,7 @@ async fn stored(
             ErrorKind::Corrupt,
             format!("{} has {} bytes in the bucket, not {size}", export.key, head.version.size),
         )),
-        Ok(_) | Err(_) => Ok(ObjectVersion { tag, size, modified: millrace_types::Timestamp(0) }),
+        Ok(_) | Err(_) => Ok(ObjectVersion { tag, size, modified: Timestamp(0) }),
     }
 }
 
@@ -345,6 +360,11 @@ fn is_needed(source: &Source) -> bool {
         ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict | ObjectState::Lost => true,
         ObjectState::Clean | ObjectState::Exported => own_version(source).is_none(),
     }
+}
+
+/// Whether the file went to the bucket since the job began: before the server was restarted.
+fn was_sent_since(source: &Source, began: Timestamp) -> bool {
+    source.body.state == ObjectState::Exported && source.inode.changed >= began
 }
 
 /// Whether the file is still as it was frozen.

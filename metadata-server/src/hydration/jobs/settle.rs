@@ -6,20 +6,16 @@ use std::sync::Arc;
 use millrace_object_source::{
     Bucket, Condition, EXPORT_ID_KEY, Error as BucketError, ObjectVersion, Tag, UploadId,
 };
-use millrace_protocol::target::Item;
-use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, Layout, LinkId};
+use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, LinkId};
 
 use super::{
     Environment,
-    dispatch::{Task, ask},
+    marks::{self, Marks, Unmarked},
 };
 use crate::{
+    apply::export_has_made,
     command::{Command, CompleteExport, Outcome},
-    hydration::{
-        import::{Importer, broken, origin_of},
-        spread::{places_of, runs},
-        walk::inode,
-    },
+    hydration::import::{Importer, broken, origin_of},
     namespace::tree,
     store::{
         keys,
@@ -90,58 +86,87 @@ pub(super) async fn give_up<E: Environment>(
     let upload = environment.read(move |view| {
         let record: Option<records::Export> =
             records::read(view, &keys::export(inode)).map_err(broken)?;
-        Ok(record.filter(|record| record.id == id).and_then(|record| record.upload_id))
+        let Some(record) = record.filter(|record| record.id == id) else { return Ok(Begun::No) };
+        if let Some(upload) = record.upload_id {
+            return Ok(Begun::As(upload));
+        }
+        let file = tree::find(view, inode).map_err(broken)?;
+        let one_chunk = file.and_then(|inode| Some(inode.content()?.layout.chunk_size().bytes()));
+        Ok(if record.size > one_chunk.unwrap_or(0) { Begun::Perhaps } else { Begun::No })
     });
-    if let Some(id) = upload.await? {
-        bucket.abort_upload(&export.key, &UploadId::new(id)?).await?;
+    match upload.await? {
+        Begun::As(id) => bucket.abort_upload(&export.key, &UploadId::new(id)?).await?,
+        Begun::Perhaps => abort_unknown(bucket, &export.key).await?,
+        Begun::No => {}
     }
     let abort = Command::AbortExport { inode: export.inode, export: export.id };
     environment.execute(abort, true).await.map(|_| ())
 }
 
-/// Records that the object stands, and has the targets take their blocks for the bucket's. False
-/// when the file had changed: the object then is an older version of it.
-pub(super) async fn publish<E: Environment>(
-    environment: &Arc<E>,
-    export: &Export,
-    layout: Layout,
-    version: ObjectVersion,
-) -> Result<bool, Failure> {
-    let size = version.size;
-    let origin = origin_of(export.link, export.key.clone(), &version);
-    let complete = CompleteExport { inode: export.inode, export: export.id, origin };
-    let outcome = environment.execute(Command::CompleteExport(complete), true).await?;
-    let Outcome::Exported(same) = outcome else { return Err(ErrorKind::Internal.into()) };
-    if same && let Err(failure) = mark(environment, export.inode, layout, size).await {
-        // The object stands. Blocks that stay "written" only cannot be released.
-        tracing::warn!(inode = %export.inode, %failure, "targets do not know of an export yet");
-    }
-    Ok(same)
+/// What an export may have begun in the bucket.
+enum Begun {
+    No,
+    /// Its name was recorded.
+    As(String),
+    /// It is begun before its name is recorded, which may not have come to pass.
+    Perhaps,
 }
 
-async fn mark<E: Environment>(
-    environment: &Arc<E>,
-    id: InodeId,
-    layout: Layout,
-    size: u64,
-) -> Result<(), Failure> {
-    let content = inode(&**environment, id).await?.content().ok_or(ErrorKind::Stale)?;
-    debug_assert_eq!(content.layout, layout, "a content keeps its layout");
-    let map = environment.map().await?;
-    for item in runs(&content, size) {
-        for place in places_of(&map, &item, size)?.into_keys() {
-            let one: Vec<Item> = vec![item.clone()];
-            let reply = ask(&**environment, place, Task::MarkExported, one).await?;
-            reply.results.into_iter().try_for_each(|result| result.map(|_| ()))?;
+/// Aborts what is begun of a key. Nobody knows whose it is; whoever else uploads to the key just
+/// now is told that the upload is gone, and begins again.
+async fn abort_unknown(bucket: &Bucket, key: &str) -> Result<(), Failure> {
+    let uploads = match bucket.list_uploads(key).await {
+        Ok(uploads) => uploads,
+        Err(error @ (BucketError::Denied { .. } | BucketError::Unsupported { .. })) => {
+            tracing::warn!(key, %error, "an upload may stay behind: uploads cannot be listed");
+            return Ok(());
         }
+        Err(error) => return Err(error.into()),
+    };
+    for upload in uploads {
+        tracing::info!(key, upload = upload.as_str(), "an upload that nobody knows is aborted");
+        bucket.abort_upload(key, &upload).await?;
     }
     Ok(())
 }
 
-/// Settles every export that an earlier run left under way.
+/// What the record of a stored object came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Published {
+    /// The file is exported.
+    Exported,
+    /// The file had changed: the object is an older version of it.
+    Changed,
+    /// The targets do not know which blocks the object has: it is to be sent once more.
+    Unmarked,
+}
+
+/// Records that the object stands, and has the targets take their blocks for the bucket's.
+pub(super) async fn publish<E: Environment>(
+    environment: &Arc<E>,
+    unmarked: &Unmarked,
+    export: &Export,
+    version: ObjectVersion,
+) -> Result<Published, Failure> {
+    let origin = origin_of(export.link, export.key.clone(), &version);
+    let complete = CompleteExport { inode: export.inode, export: export.id, origin };
+    let outcome = environment.execute(Command::CompleteExport(complete), true).await?;
+    match outcome {
+        Outcome::Exported(true) => Ok(match marks::set(environment, unmarked, export).await {
+            Marks::Known => Published::Exported,
+            Marks::Missing => Published::Unmarked,
+        }),
+        Outcome::Exported(false) => Ok(Published::Changed),
+        _ => Err(ErrorKind::Internal.into()),
+    }
+}
+
+/// Settles every export that an earlier run left under way. Targets that have to hear of one are
+/// asked later.
 pub(super) async fn all<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
+    unmarked: &Unmarked,
 ) -> Result<(), Failure> {
     let left = environment.read(|view| {
         let known = tree::scan::<records::Export>(view, &keys::exports(), LEFT_MAX);
@@ -150,7 +175,17 @@ pub(super) async fn all<E: Environment>(
     for (key, record) in left.await? {
         let Some(id) = keys::number_at(&key, 1) else { continue };
         let export = Export::new(InodeId(id), record);
-        if let Err(failure) = one(environment, importer, &export).await {
+        let outcome = match standing(environment, &export).await {
+            Ok(Standing::Made) => {
+                unmarked.put(export);
+                continue;
+            }
+            Ok(Standing::Begun(link)) => {
+                begun(environment, importer, unmarked, &export, link).await
+            }
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = outcome {
             // Another bucket may be reachable; this one is tried again by the file's next export.
             tracing::warn!(key = %export.key, %failure, "an export cannot be settled now");
         }
@@ -163,13 +198,25 @@ pub(super) async fn all<E: Environment>(
 pub(super) async fn earlier<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
+    unmarked: &Unmarked,
     inode: InodeId,
 ) -> Result<(), Failure> {
     let query = environment.read(move |view| {
         records::read::<records::Export>(view, &keys::export(inode)).map_err(broken)
     });
     match query.await? {
-        Some(record) => one(environment, importer, &Export::new(inode, record)).await,
+        Some(record) => {
+            let export = Export::new(inode, record);
+            match standing(environment, &export).await? {
+                Standing::Made => {
+                    marks::set(environment, unmarked, &export).await;
+                    Ok(())
+                }
+                Standing::Begun(link) => {
+                    begun(environment, importer, unmarked, &export, link).await
+                }
+            }
+        }
         None => Ok(()),
     }
 }
@@ -177,31 +224,47 @@ pub(super) async fn earlier<E: Environment>(
 /// At most as many exports are under way as the job that was interrupted had.
 const LEFT_MAX: usize = 10_000;
 
-async fn one<E: Environment>(
+/// How far an export is that was left under way.
+enum Standing {
+    /// Only the targets have to hear of it.
+    Made,
+    /// Nobody knows what the bucket has. The link, if it is still there.
+    Begun(Option<LinkRecord>),
+}
+
+async fn standing<E: Environment>(
+    environment: &Arc<E>,
+    export: &Export,
+) -> Result<Standing, Failure> {
+    let (link, id) = (export.link, export.inode);
+    let query = environment.read(move |view| {
+        let record: Option<records::Export> =
+            records::read(view, &keys::export(id)).map_err(broken)?;
+        let inode = tree::find(view, id).map_err(broken)?;
+        if record.zip(inode).is_some_and(|(record, inode)| export_has_made(&record, &inode)) {
+            return Ok(Standing::Made);
+        }
+        let link = records::read(view, &keys::link(link)).map_err(broken)?;
+        Ok(Standing::Begun(link))
+    });
+    query.await
+}
+
+async fn begun<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
+    unmarked: &Unmarked,
     export: &Export,
+    link: Option<LinkRecord>,
 ) -> Result<(), Failure> {
-    let link = export.link;
-    let query = environment
-        .read(move |view| records::read::<LinkRecord>(view, &keys::link(link)).map_err(broken));
-    let Some(record) = query.await? else {
+    let Some(link) = link else {
         let abort = Command::AbortExport { inode: export.inode, export: export.id };
         return environment.execute(abort, true).await.map(|_| ());
     };
-    let bucket = importer.bucket(&record.bucket)?;
+    let bucket = importer.bucket(&link.bucket)?;
     let Some(version) = look(&bucket, export).await? else {
         return give_up(environment, &bucket, export).await;
     };
-    match inode(&**environment, export.inode).await {
-        Ok(inode) => {
-            let layout = inode.file()?.layout;
-            publish(environment, export, layout, version).await.map(|_| ())
-        }
-        Err(failure) if failure.kind == ErrorKind::Stale => {
-            let abort = Command::AbortExport { inode: export.inode, export: export.id };
-            environment.execute(abort, true).await.map(|_| ())
-        }
-        Err(failure) => Err(failure),
-    }
+    // Of a file that is gone the export is forgotten.
+    publish(environment, unmarked, export, version).await.map(|_| ())
 }

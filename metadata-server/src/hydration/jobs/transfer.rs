@@ -16,7 +16,7 @@ use crate::{
     },
     leases::touched::writers,
     namespace::{Body, Inode, pins, tree},
-    store::View,
+    store::{View, keys},
 };
 
 /// Works through the job's file or tree.
@@ -93,7 +93,9 @@ async fn take<E: Environment>(
             let Body::File(body) = &inode.body else { return Ok(false) };
             let written = !writers(view, id).map_err(broken)?.is_empty();
             let pinned = pins::is_pinned(view, &inode).map_err(broken)?;
-            Ok(!written && !pinned && is_saved(view, &inode, body)?)
+            // Its targets do not know yet that they may drop it.
+            let exporting = view.get(&keys::export(id)).map_err(broken)?.is_some();
+            Ok(!written && !pinned && !exporting && is_saved(view, &inode, body)?)
         };
         match context.environment.read(query).await {
             Ok(may_go) => concerned = may_go,

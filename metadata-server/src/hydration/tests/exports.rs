@@ -176,6 +176,29 @@ async fn an_export_that_a_crash_interrupted_is_settled_at_the_next_start() {
 }
 
 #[tokio::test]
+async fn an_upload_whose_name_was_not_recorded_any_more_does_not_stay_behind() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let inode = world.write("/data/large", &large()).await;
+    let link = world.hydration.list_links().await.unwrap()[0].id;
+    let begin = command::BeginExport {
+        inode,
+        job: millrace_types::JobId(1),
+        export: 7,
+        link,
+        key: "large".to_owned(),
+        replaces: None,
+        part_size: 8 * MIB,
+    };
+    world.server.execute(Command::BeginExport(begin), true).await.unwrap();
+    let metadata = PosixAttributes::default().to_metadata(None).unwrap();
+    world.bucket.create_upload("large", &metadata).await.unwrap();
+    world.bucket.create_upload("large-too", &metadata).await.unwrap();
+    world.job(JobKind::Release, "/data").await;
+    assert!(world.bucket.list_uploads("large").await.unwrap().is_empty());
+    assert_eq!(world.bucket.list_uploads("large-too").await.unwrap().len(), 1, "of another key");
+}
+
+#[tokio::test]
 async fn a_renamed_file_goes_to_the_key_of_its_new_path() {
     let world = World::new(LinkMode::ImportExport).await;
     let data = world.find("/data").await.unwrap().id;

@@ -47,13 +47,13 @@ pub(super) async fn remove(world: &World, path: &str, directory: bool) {
     world.server.execute(Command::Remove(remove), false).await.unwrap();
 }
 
-async fn list(world: &World, path: &str) -> InodeId {
+pub(super) async fn list(world: &World, path: &str) -> InodeId {
     let directory = world.find(path).await.unwrap().id;
     world.hydration.importer.whole(directory).await.unwrap();
     directory
 }
 
-async fn names(world: &World, path: &str) -> Vec<String> {
+pub(super) async fn names(world: &World, path: &str) -> Vec<String> {
     let directory = world.find(path).await.unwrap().id;
     let query = world.server.read(move |view| Ok(tree::list(view, directory, 0, 1000).unwrap()));
     let mut names: Vec<_> =
@@ -62,7 +62,7 @@ async fn names(world: &World, path: &str) -> Vec<String> {
     names
 }
 
-async fn refresh_all(world: &World) {
+pub(super) async fn refresh_all(world: &World) {
     let path = b"/data".to_vec();
     let request = SetLinkOptions { path, refresh_seconds: Some(60), attributes: None };
     world.hydration.set_link_options(&request).await.unwrap();

@@ -239,3 +239,19 @@ async fn links_modes_and_empty_directories_come_back_by_a_listing() {
     assert_eq!(asked, 0, "what is known is not asked for again");
     assert_eq!(world.bucket.counters().requests(RequestClass::Put), puts);
 }
+
+#[tokio::test]
+async fn an_import_takes_no_listing_for_its_own_that_began_before_it() {
+    for round in 0..30 {
+        let world = World::new(LinkMode::ReadOnly).await;
+        world.put("file", b"before");
+        // Asked for by name, which begins to list the directory.
+        assert_eq!(world.find("/data/file").await.unwrap().size, 6);
+        for _ in 0..round % 6 {
+            tokio::task::yield_now().await;
+        }
+        world.put("file", b"after it");
+        world.job(JobKind::Import, "/data").await;
+        assert_eq!(world.find("/data/file").await.unwrap().size, 8, "round {round}");
+    }
+}

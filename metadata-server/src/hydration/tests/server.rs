@@ -68,6 +68,10 @@ pub(super) enum Fault {
     Write(InodeId),
     /// Somebody cuts this file to nothing meanwhile.
     Truncate(InodeId),
+    /// Somebody replaces this object meanwhile, before the target does what it is asked.
+    Put(PathBuf, &'static [u8]),
+    /// Somebody deletes this object meanwhile, before the target does what it is asked.
+    Delete(PathBuf),
 }
 
 #[derive(Debug)]
@@ -88,6 +92,8 @@ pub(super) struct TestServer {
     named: Mutex<BTreeSet<InodeId>>,
     /// Files of which targets say once that the object changed.
     pub(super) changed: Mutex<BTreeSet<InodeId>>,
+    /// What targets answer when they shall take blocks for the bucket's, one after the other.
+    pub(super) marks: Mutex<VecDeque<ErrorKind>>,
     /// Targets do not answer what moves bytes.
     pub(super) silent: AtomicBool,
     /// Targets have no room for what nobody asked for.
@@ -137,9 +143,7 @@ impl World {
     pub(super) fn put(&self, key: &str, bytes: &[u8]) {
         let path = self.object(key);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let whole = tempfile::NamedTempFile::new().unwrap();
-        fs::write(&whole, bytes).unwrap();
-        whole.persist(path).unwrap();
+        replace(&path, bytes);
     }
 
     pub(super) fn object(&self, key: &str) -> PathBuf {
@@ -246,6 +250,12 @@ impl World {
     }
 }
 
+fn replace(object: &Path, bytes: &[u8]) {
+    let whole = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&whole, bytes).unwrap();
+    whole.persist(object).unwrap();
+}
+
 pub(super) fn bucket_of(path: &Path) -> cluster::Bucket {
     cluster::Bucket {
         url: format!("file://{}", path.display()),
@@ -270,6 +280,7 @@ impl TestServer {
             present: Mutex::default(),
             named: Mutex::default(),
             changed: Mutex::default(),
+            marks: Mutex::default(),
             silent: AtomicBool::new(false),
             full: AtomicBool::new(false),
             written: Written::default(),
@@ -374,10 +385,14 @@ impl TestServer {
         };
         self.check_named(&items.1);
         let results = items.1.iter().map(|item| {
-            match self.changed.lock().unwrap().remove(&item.content.inode) {
-                true => Err(ErrorKind::ObjectChanged.into()),
-                false => Ok(ByteLen(0)),
-            }
+            let fault = match items.0 {
+                "mark" => self.marks.lock().unwrap().pop_front(),
+                _ => {
+                    let changed = self.changed.lock().unwrap().remove(&item.content.inode);
+                    changed.then_some(ErrorKind::ObjectChanged)
+                }
+            };
+            fault.map_or(Ok(ByteLen(0)), |kind| Err(kind.into()))
         });
         let results = results.collect();
         let named = items.1.into_iter().map(|item| (items.0, item));
@@ -415,6 +430,14 @@ impl TestServer {
             Some(Fault::LoseAnswer) => {
                 work.await?;
                 Err(ErrorKind::Unavailable.into())
+            }
+            Some(Fault::Put(object, bytes)) => {
+                replace(&object, bytes);
+                Ok(Box::new(work.await?))
+            }
+            Some(Fault::Delete(object)) => {
+                fs::remove_file(object).unwrap();
+                Ok(Box::new(work.await?))
             }
             Some(Fault::Write(inode)) => {
                 let reply = work.await?;

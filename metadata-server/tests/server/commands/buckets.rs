@@ -122,8 +122,10 @@ impl Commands {
             };
             let root = self.directory(view);
             let add = AddJob { job, caller: self.caller(), root };
-            if percent(&self.random, 50) {
-                return Command::AddJob(add);
+            match self.random.within(0..4) {
+                0 | 1 => return Command::AddJob(add),
+                2 => return Command::AddPublication(add),
+                _ => {}
             }
             let include = vec!["*.jpg".to_owned()];
             let selection = Selection { include, ..Selection::default() };
@@ -160,8 +162,9 @@ impl Commands {
         let (inode, id) = known
             .filter(|_| percent(&self.random, 95))
             .map_or_else(|| (self.file(view).id, 1), |(inode, export)| (InodeId(inode), export.id));
-        match self.random.within(0..4) {
+        match self.random.within(0..5) {
             0 => Command::AbortExport { inode, export: id },
+            4 => Command::ReopenExport { inode, export: id },
             1 => Command::RecordUpload { inode, export: id, upload_id: "upload-7".to_owned() },
             _ => {
                 let origin = self.origin(&self.name());
@@ -175,12 +178,12 @@ impl Commands {
             origin: self.origin(&self.name()),
             modified: Timestamp(1_710_000_000_000_000_000),
         });
-        match self.random.within(0..10) {
-            0 if percent(&self.random, 30) => Command::SetFetchPolicy(SetFetchPolicy {
+        match self.random.within(0..12) {
+            10 => Command::SetFetchPolicy(SetFetchPolicy {
                 link: self.link(view),
                 policy: FetchPolicy::Chunk,
             }),
-            0 if percent(&self.random, 50) => Command::SetAutoExport(SetAutoExport {
+            11 => Command::SetAutoExport(SetAutoExport {
                 link: self.link(view),
                 quiet_seconds: percent(&self.random, 50).then_some(30),
             }),

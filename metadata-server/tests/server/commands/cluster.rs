@@ -44,9 +44,9 @@ impl Commands {
     }
 
     pub(super) fn of_cluster(&mut self, view: &dyn View) -> Command {
-        match self.random.within(0..28) {
+        match self.random.within(0..29) {
             0 => self.register_host(),
-            1 => Command::TargetBlank(self.target()),
+            1 | 28 => Command::TargetBlank(self.target()),
             2 => {
                 let mut secret = [0; 32];
                 self.random.fill(&mut secret);
@@ -76,8 +76,8 @@ impl Commands {
         let target = self.expendable();
         let inodes = (0..self.random.within(0..8)).map(|_| self.file(view).id).collect();
         Command::Loss(match self.random.within(0..10) {
-            0 => Loss::Begin { target, below: InodeId(self.random.within(2..1000)) },
-            1..8 => Loss::Mark { target, inodes, through: InodeId(self.random.within(2..1000)) },
+            0 | 1 => Loss::Begin { target, below: InodeId(self.random.within(2..1000)) },
+            2..8 => Loss::Mark { target, inodes, through: InodeId(self.random.within(2..1000)) },
             _ => Loss::End(target),
         })
     }

@@ -58,6 +58,7 @@ pub(super) fn all() -> Vec<Envelope> {
         (of_losses(), None),
         (of_auto_exports(), None),
         (of_fetches(), None),
+        (of_reopened_exports(), None),
     ];
     let time = Timestamp(1_700_000_000_123_456_789);
     let enveloped = families.into_iter().flat_map(|(commands, operation)| {
@@ -401,6 +402,15 @@ fn of_auto_exports() -> Vec<Command> {
 fn of_fetches() -> Vec<Command> {
     let set = SetFetchPolicy { link: LinkId(80), policy: FetchPolicy::File };
     vec![Command::SetFetchPolicy(set)]
+}
+
+fn of_reopened_exports() -> Vec<Command> {
+    let job = Job { kind: JobKind::Export, ..job() };
+    let publication = AddJob { job, caller: caller(), root: InodeId(83) };
+    vec![
+        Command::ReopenExport { inode: InodeId(81), export: 82 << 64 },
+        Command::AddPublication(publication),
+    ]
 }
 
 fn of_losses() -> Vec<Command> {

@@ -44,6 +44,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("auto_export", keys::auto_export(LinkId(5))),
         Sample::key("fetch", keys::fetch(LinkId(5))),
         Sample::key("selection", keys::selection(JobId(NUMBER))),
+        Sample::key("publication", keys::publication(JobId(NUMBER))),
         Sample::key("xattr", keys::xattr(INODE, b"user.name")),
         Sample::key("run", keys::run(LogIndex(NUMBER))),
         Sample::key("distrust", keys::distrust()),

@@ -2,7 +2,9 @@
 
 use millrace_protocol::{
     admin::{JobKind, JobReply, StartJob},
-    selection::{RetryJob, Selection, SelectionReply, ShowSelection, StartSelected},
+    selection::{
+        RetryJob, Selection, SelectionReply, ShowSelection, StartPublication, StartSelected,
+    },
 };
 use millrace_types::JobId;
 
@@ -19,9 +21,11 @@ pub(super) fn all() -> Vec<Sample> {
     };
     let start = StartJob { caller: caller(), kind: JobKind::Hydrate, path: b"/train".to_vec() };
     let reply = || JobReply { job: job() };
+    let publication = StartJob { kind: JobKind::Export, ..start.clone() };
     [
         pair(&StartSelected { start, selection: selection.clone(), dry_run: true }, &reply()),
         pair(&ShowSelection { id: JobId(8) }, &SelectionReply { selection, dry_run: true }),
+        pair(&StartPublication { start: publication }, &reply()),
         pair(&RetryJob { caller: caller(), id: JobId(8) }, &reply()),
     ]
     .into_iter()

@@ -1,0 +1,232 @@
+//! Publishes a directory: behind an export of everything in it, one object that names all others.
+//!
+//! Who finds the manifest knows that every object in it stood in the bucket before, whole, and in
+//! which version. A checkpoint is read by it, or not at all; a directory that is exported again
+//! keeps the manifest of before until the new one takes its place.
+
+use std::collections::HashSet;
+
+use millrace_object_source::{Condition, PosixAttributes};
+use millrace_protocol::cluster::LinkMode;
+use millrace_types::{ErrorKind, Failure, InodeId, JobId};
+use serde::Serialize;
+
+use super::{Context, Environment};
+use crate::{
+    hydration::{
+        destination::{destination, prefix_of},
+        import::{Linked, broken, linked_anywhere},
+        walk::{Unlisted, Walk, inode, path_of, refused},
+    },
+    leases::touched::writers,
+    namespace::{Body, Inode, ObjectState, tree},
+    store::{
+        View, keys,
+        records::{self, LinkRecord},
+    },
+};
+
+/// The manifest's name in the directory.
+const NAME: &str = ".millrace-manifest.json";
+
+/// Files of one manifest: 15 MiB of it, one put.
+const FILES_MAX: usize = 100_000;
+
+#[derive(Debug, Serialize)]
+struct Manifest {
+    /// Of this description.
+    format: u32,
+    /// Of the cluster that put the objects there.
+    cluster: String,
+    /// RFC 3339, in UTC.
+    published: String,
+    /// What the keys begin with.
+    prefix: String,
+    bytes: u64,
+    files: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    /// The key is the prefix and this.
+    path: String,
+    size: u64,
+    /// The entity tag of the version, with its quotes; of a symbolic link none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tag: Option<String>,
+    /// Where a symbolic link leads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    symlink: Option<String>,
+}
+
+/// Whether a job ends with a manifest.
+///
+/// # Errors
+/// That the server is busy or shutting down.
+pub(super) async fn is_wanted<E: Environment>(environment: &E, id: JobId) -> Result<bool, Failure> {
+    let query = environment.read(move |view| view.get(&keys::publication(id)).map_err(broken));
+    Ok(query.await?.is_some())
+}
+
+/// Refuses what cannot be published: a file, and what lies below no link that exports.
+///
+/// # Errors
+/// [`ErrorKind::NotDirectory`]; [`ErrorKind::InvalidArgument`]; [`ErrorKind::ReadOnly`].
+pub(super) async fn check<E: Environment>(environment: &E, top: InodeId) -> Result<(), Failure> {
+    place(environment, top).await.map(|_| ())
+}
+
+/// Behind an export job: puts the manifest there, if it shall, and if nothing has failed.
+pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
+    let published = match is_wanted(&**context.environment, context.job.job.id).await {
+        Ok(wanted) if !wanted || context.progress.errors() > 0 => return,
+        Ok(_) => publish(context).await,
+        Err(failure) => Err(failure),
+    };
+    if let Err(failure) = published {
+        context.fail_id(context.job.root, failure).await;
+    }
+}
+
+/// The directory, and what its keys begin with.
+async fn place<E: Environment>(environment: &E, top: InodeId) -> Result<(Linked, String), Failure> {
+    let query = environment.read(move |view| {
+        tree::inode(view, top).map_err(refused)?.directory()?;
+        let linked = linked_anywhere(view, top)?;
+        let mode = match &linked {
+            Some(linked) => {
+                let record: Option<LinkRecord> =
+                    records::read(view, &keys::link(linked.link)).map_err(broken)?;
+                record.map(|record| record.mode)
+            }
+            None => None,
+        };
+        Ok((linked, mode, prefix_of(view, top)?))
+    });
+    match query.await? {
+        (Some(linked), Some(LinkMode::ImportExport), Some(prefix)) => Ok((linked, prefix)),
+        (Some(_), Some(_), Some(_)) => {
+            let words = "the link does not export: add it with --mode import-export";
+            Err(Failure::new(ErrorKind::ReadOnly, words))
+        }
+        _ => {
+            let words = "only a directory in a linked directory can be published";
+            Err(Failure::new(ErrorKind::InvalidArgument, words))
+        }
+    }
+}
+
+async fn publish<E: Environment>(context: &Context<'_, E>) -> Result<(), Failure> {
+    let environment = &**context.environment;
+    let top = inode(environment, context.job.root).await?;
+    let (linked, prefix) = place(environment, top.id).await?;
+    let files = entries(context, &linked, &prefix).await?;
+    let now = environment.now();
+    let manifest = Manifest {
+        format: 1,
+        cluster: environment.cluster().to_string(),
+        published: jiff::Timestamp::from_nanosecond(i128::from(now.0))
+            .map_err(|_| ErrorKind::Internal)?
+            .to_string(),
+        bytes: files.iter().map(|entry| entry.size).sum(),
+        prefix: prefix.clone(),
+        files,
+    };
+    let mut text = serde_json::to_vec_pretty(&manifest).map_err(|_| ErrorKind::Internal)?;
+    text.push(b'\n');
+    let attributes = PosixAttributes {
+        mode: Some(0o100_644),
+        uid: Some(top.uid),
+        gid: Some(top.gid),
+        mtime: Some(now),
+    };
+    let bucket = context.importer.bucket(&linked.bucket)?;
+    let (key, metadata) = (format!("{prefix}{NAME}"), attributes.to_metadata(None)?);
+    // The one of before is older in any case: whoever puts the last one has seen all of it.
+    bucket.put_small(&key, vec![text.into()], &metadata, &Condition::None).await?;
+    tracing::info!(key, files = manifest.files.len(), bytes = manifest.bytes, "published");
+    Ok(())
+}
+
+/// All that lies below the directory, as its objects are.
+async fn entries<E: Environment>(
+    context: &Context<'_, E>,
+    linked: &Linked,
+    prefix: &str,
+) -> Result<Vec<Entry>, Failure> {
+    let environment = &**context.environment;
+    let mut entries = Vec::new();
+    let mut linked_twice = HashSet::new();
+    // What nobody has listed here is in the bucket too, and belongs to it.
+    let mut walk = Walk::new(context.job.root, Unlisted::List);
+    while let Some(page) = walk.next(environment, context.importer).await.map_err(|(_, e)| e)? {
+        for inode in page {
+            let named_again = inode.links > 1 && !linked_twice.insert(inode.id);
+            if inode.is_directory() || matches!(inode.body, Body::Special) || named_again {
+                continue;
+            }
+            let (link, wanted) = (linked.link, prefix.to_owned());
+            let id = inode.id;
+            let query = environment.read(move |view| {
+                tree::find(view, id)
+                    .map_err(broken)?
+                    .map_or(Ok(None), |now| entry(view, &now, link, &wanted))
+            });
+            match query.await? {
+                Some(found) if found.path == NAME => {}
+                Some(found) => entries.push(found),
+                None => return Err(changed(environment, &inode).await),
+            }
+            if entries.len() > FILES_MAX {
+                let words = format!("more than {FILES_MAX} files are not published at once");
+                return Err(Failure::new(ErrorKind::InvalidArgument, words));
+            }
+        }
+    }
+    Ok(entries)
+}
+
+/// `None` for what the bucket does not have as it is now.
+fn entry(
+    view: &dyn View,
+    inode: &Inode,
+    link: millrace_types::LinkId,
+    prefix: &str,
+) -> Result<Option<Entry>, Failure> {
+    let there = destination(view, inode)?;
+    let path = there.key.strip_prefix(prefix).filter(|_| there.link == link);
+    let Some(path) = path.map(str::to_owned) else {
+        let words = format!("{} belongs to another link: publish it by itself", there.key);
+        return Err(Failure::new(ErrorKind::InvalidArgument, words));
+    };
+    match &inode.body {
+        Body::Symlink(target) => Ok(Some(Entry {
+            path,
+            size: target.len() as u64,
+            tag: None,
+            symlink: Some(String::from_utf8_lossy(target).into_owned()),
+        })),
+        Body::File(file) => {
+            let agrees = matches!(file.state, ObjectState::Clean | ObjectState::Exported)
+                && writers(view, inode.id).map_err(broken)?.is_empty();
+            let origin = file.origin.as_ref().filter(|origin| agrees && there.is_of(origin));
+            Ok(origin.map(|origin| Entry {
+                path,
+                size: origin.size,
+                tag: Some(origin.tag.clone()),
+                symlink: None,
+            }))
+        }
+        Body::Directory(_) | Body::Special => Ok(None),
+    }
+}
+
+async fn changed<E: Environment>(environment: &E, inode: &Inode) -> Failure {
+    let path = path_of(environment, inode).await;
+    let words = format!(
+        "{} was changed while its directory was published: nothing says that it is whole; run the \
+         job again",
+        path.escape_ascii(),
+    );
+    Failure::new(ErrorKind::InUse, words)
+}

@@ -1,0 +1,230 @@
+//! kill -9 of every daemon at random moments of an import, a hydrate, an export and a release of
+//! many files: each job ends by itself, tells exactly what it did, and does no finished file again.
+//!
+//! `MILLRACE_TEST_SEED` chooses the seed, `MILLRACE_TEST_LENGTH` makes it so many times as many
+//! files.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use millrace_runtime::Random;
+use millrace_tests::{
+    bucket::Bucket,
+    chance,
+    cluster::{Cluster, Wish},
+    figures,
+    program::wait_for,
+};
+use serde_json::{Value, json};
+
+/// With them in ten directories, a listing has a page each.
+const FILES: u64 = 500;
+const DIRECTORIES: u64 = 10;
+/// Of several parts each.
+const LARGE: u64 = 3;
+const LARGE_LEN: usize = 20_000_000;
+
+/// Kills of one job, of each daemon as often.
+const KILLS: u64 = 6;
+const DAEMONS: [&str; 3] = ["metadata", "target-0", "target-1"];
+
+/// Files that are under way when a daemon is killed, and are begun again: two requests a target of
+/// 64 files each in a hydrate, 16 in an export.
+const FETCHED_AGAIN: u64 = 2 * 2 * 64;
+const SENT_AGAIN: u64 = 2 * 16;
+
+/// Puts what the test makes here into the bucket, as others would.
+const FILL: &str = "
+import concurrent.futures, os
+root = sys.argv[2]
+def put(path):
+    key = 'set/' + os.path.relpath(path, root)
+    client.upload_file(path, 'data', key)
+paths = [os.path.join(at, name) for at, _, names in os.walk(root) for name in names]
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    list(pool.map(put, paths))
+";
+
+/// What of the bucket is not as the directory is, and what is left of uploads.
+const COMPARE: &str = "
+import concurrent.futures, os
+root = sys.argv[2]
+def is_other(key):
+    body = client.get_object(Bucket='data', Key=key)['Body'].read()
+    with open(os.path.join(root, key.removeprefix('set/')), 'rb') as file:
+        return body != file.read()
+pages = client.get_paginator('list_objects_v2').paginate(Bucket='data')
+keys = [entry['Key'] for page in pages for entry in page.get('Contents', [])]
+uploads = client.list_multipart_uploads(Bucket='data').get('Uploads', [])
+with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    others = [key for key, other in zip(keys, pool.map(is_other, keys)) if other]
+print(json.dumps({'objects': len(keys), 'others': others, 'uploads': len(uploads)}))
+";
+
+struct World {
+    bucket: Bucket,
+    cluster: Cluster,
+    random: Random,
+    files: u64,
+    /// How often a daemon was killed while a job was at work for sure.
+    kills: u64,
+}
+
+fn bytes(len: usize, number: u64) -> Vec<u8> {
+    let byte = |at: usize| u8::try_from((at as u64 * 31 + at as u64 / 253 + number * 7) % 256);
+    (0..len).map(|at| byte(at).unwrap_or(0)).collect()
+}
+
+/// The path of a file, and its bytes in a version.
+fn file(number: u64, version: u64) -> (PathBuf, Vec<u8>) {
+    let seed = number * 2 + version;
+    if number < LARGE {
+        return (PathBuf::from(format!("large-{number}")), bytes(LARGE_LEN, seed));
+    }
+    let path = format!("d{}/f{number}", number % DIRECTORIES);
+    (PathBuf::from(path), bytes(5_000 + usize::try_from(number % 3_000).unwrap_or(0), seed))
+}
+
+fn write_all(root: &Path, files: u64, version: u64) -> Result<()> {
+    for number in 0..files {
+        let (path, body) = file(number, version);
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().context("it has one")?)?;
+        fs::write(path, body)?;
+    }
+    Ok(())
+}
+
+fn count(counts: &BTreeMap<String, u64>, kind: &str) -> u64 {
+    counts.get(kind).copied().unwrap_or(0)
+}
+
+impl World {
+    fn start() -> Result<Self> {
+        let random = Random::seeded(chance::seed()?);
+        let files = FILES * chance::length()?;
+        let bucket = Bucket::start()?;
+        let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+        let scratch = cluster.scratch()?;
+        write_all(&scratch, files, 0)?;
+        bucket.script(FILL, &[scratch.to_str().context("UTF-8")?])?;
+        let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+        cluster.cli(&[&add[..], &["--fetch", "asked"]].concat())?.ok()?;
+        Ok(Self { bucket, cluster, random, files, kills: 0 })
+    }
+
+    fn set(&self) -> PathBuf {
+        self.cluster.mount().join("set")
+    }
+
+    /// Runs a job to its end while daemons are killed, and tells the requests that it made.
+    fn job(&mut self, kind: &str) -> Result<(Value, BTreeMap<String, u64>)> {
+        let before = self.bucket.requests()?;
+        let begun = self.cluster.json(&[kind, "mr:/set"])?;
+        let id = begun["id"].to_string();
+        let now = || self.cluster.json(&["job", "show", &id]).ok();
+        let is_over = |job: &Value| job["state"] != "queued" && job["state"] != "running";
+        // Of what a job takes when nobody ends anything, on two busy cores, a part.
+        let pause = match kind {
+            "import" | "release" => self.files / 20,
+            _ => self.files / 3,
+        };
+        let mut kills = 0;
+        for number in 0..KILLS {
+            thread::sleep(Duration::from_millis(self.random.within(0..pause)));
+            // To ask takes longer than some jobs.
+            if number > 0 && now().is_some_and(|job| is_over(&job)) {
+                break;
+            }
+            let daemon = DAEMONS[usize::try_from((number + self.random.within(0..2)) % 3)?];
+            self.cluster.crash(daemon).with_context(|| format!("{daemon} in {kind}"))?;
+            kills += u64::from(number > 0);
+        }
+        let job = wait_for(kind, || now().filter(is_over))?;
+        self.kills += kills;
+        let after = self.bucket.requests()?;
+        let made = after.iter().map(|(kind, all)| (kind.clone(), all - count(&before, kind)));
+        let made: BTreeMap<_, _> = made.collect();
+        figures::report(&format!("{kind}: {kills} kills, {job}, requests {made:?}"))?;
+        ensure!(job["state"] == "succeeded" && job["errors"] == 0, "{kind}: {job}");
+        Ok((job, made))
+    }
+
+    /// The report of a job that did all files.
+    fn check_report(&self, job: &Value) -> Result<()> {
+        let (files, bytes) = (job["files_done"].as_u64(), job["bytes_done"].as_u64());
+        ensure!(files == Some(self.files) && job["files_total"] == job["files_done"], "{job}");
+        let all: usize = (0..self.files).map(|number| file(number, 0).1.len()).sum();
+        ensure!(bytes == Some(all as u64) && job["bytes_total"] == job["bytes_done"], "{job}");
+        Ok(())
+    }
+
+    fn check_files(&self, version: u64) -> Result<()> {
+        for number in 0..self.files {
+            let (path, body) = file(number, version);
+            ensure!(fs::read(self.set().join(&path))? == body, "{} is another", path.display());
+        }
+        Ok(())
+    }
+
+    /// The bucket has these files, whole, and nothing else.
+    fn check_bucket(&self, version: u64) -> Result<()> {
+        let scratch = self.cluster.scratch()?;
+        write_all(&scratch, self.files, version)?;
+        let scratch = scratch.to_str().context("UTF-8")?;
+        let told: Value = serde_json::from_str(&self.bucket.script(COMPARE, &[scratch])?)?;
+        let expected = json!({ "objects": self.files, "others": [], "uploads": 0 });
+        ensure!(told == expected, "{told}");
+        Ok(())
+    }
+}
+
+#[test]
+fn jobs_end_with_a_true_report_whatever_is_killed_meanwhile() -> Result<()> {
+    let begun = Instant::now();
+    let mut world = World::start()?;
+    let files = world.files;
+
+    let (_, asked) = world.job("import")?;
+    let pages = (DIRECTORIES + 1) * files.div_ceil(1_000 * DIRECTORIES);
+    ensure!(count(&asked, "LIST") <= (KILLS + 1) * pages, "{asked:?} for {pages} pages");
+    let names: usize = fs::read_dir(world.set())?
+        .map(|entry| Ok(fs::read_dir(entry?.path()).map_or(1, Iterator::count)))
+        .sum::<Result<_>>()?;
+    ensure!(names as u64 == files, "{names} names");
+
+    let (job, asked) = world.job("hydrate")?;
+    world.check_report(&job)?;
+    let parts = LARGE * (LARGE_LEN as u64).div_ceil(8 << 20) * 2;
+    let most = files + parts + KILLS * FETCHED_AGAIN;
+    ensure!(count(&asked, "GET") <= most, "{asked:?} for {files} files");
+    let state = world.cluster.json(&["state", "mr:/set"])?;
+    ensure!(state["state"] == "hydrated", "{state}");
+    world.check_files(0)?;
+
+    write_all(&world.set(), files, 1)?;
+    let (job, asked) = world.job("export")?;
+    world.check_report(&job)?;
+    let most = files + parts + KILLS * SENT_AGAIN;
+    ensure!(count(&asked, "PUT") <= most, "{asked:?} for {files} files");
+    world.check_bucket(1)?;
+
+    let (job, _) = world.job("release")?;
+    world.check_report(&job)?;
+    let held = world.cluster.json(&["state", "mr:/set"])?;
+    ensure!(held["hydrated_bytes"] == 0, "{held}");
+    world.check_files(1)?;
+    ensure!(world.kills > 0, "no job went on after a kill: this shows nothing");
+    figures::report(&format!(
+        "{} kills of daemons under jobs over {files} files in {:.0} s: each job told the truth, \
+         every object is whole",
+        world.kills,
+        begun.elapsed().as_secs_f64(),
+    ))
+}
