@@ -26,6 +26,8 @@ mod full_disk;
 mod hostile;
 #[path = "cluster/interrupts.rs"]
 mod interrupts;
+#[path = "cluster/job_options.rs"]
+mod job_options;
 #[path = "cluster/killed_jobs.rs"]
 mod killed_jobs;
 #[path = "cluster/lost_target.rs"]

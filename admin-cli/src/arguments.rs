@@ -13,9 +13,9 @@ mod metadata;
 mod pin;
 mod target;
 
-pub use bucket::{ConflictsCommand, LinkCheckArguments};
+pub use bucket::{ConflictsCommand, LinkCheckArguments, LinkListArguments};
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
-pub use job::{ExportArguments, SelectArguments, StartArguments};
+pub use job::{ExportArguments, JobReportArguments, ReportFormat, SelectArguments, StartArguments};
 pub use link_options::{AttributesName, AutoExportName, FetchName, LinkOptionArguments};
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
@@ -271,7 +271,7 @@ pub enum LinkCommand {
     #[command(after_help = LINK_HELP)]
     Add(LinkAddArguments),
     /// List the links
-    List,
+    List(LinkListArguments),
     /// Have every host try the bucket of a link, and tell in words what is wrong
     #[command(after_help = bucket::LINK_CHECK_HELP)]
     Check(LinkCheckArguments),
@@ -372,6 +372,9 @@ pub enum JobCommand {
     Retry(JobShowArguments),
     /// Ask a job to stop; what it has done stays done
     Cancel(JobArgument),
+    /// Print what became of each file, of a job that was started with --report and has ended
+    #[command(after_help = job::REPORT_HELP)]
+    Report(JobReportArguments),
 }
 
 /// Arguments of `job show` and `job retry`.

@@ -105,7 +105,9 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Link(LinkCommand::Check(arguments)) => {
             commands::link_check::run(context, arguments).await
         }
-        Command::Link(LinkCommand::List) => commands::link_list::run(context).await,
+        Command::Link(LinkCommand::List(arguments)) => {
+            commands::link_list::run(context, arguments).await
+        }
         Command::Link(LinkCommand::Set(arguments)) => {
             commands::link_set::run(context, arguments).await
         }
@@ -144,6 +146,9 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         }
         Command::Job(JobCommand::Cancel(arguments)) => {
             commands::job_cancel::run(context, arguments).await
+        }
+        Command::Job(JobCommand::Report(arguments)) => {
+            commands::job_report::run(context, arguments).await
         }
     }
 }

@@ -28,7 +28,7 @@ pub(crate) use bucket::HostCheckReport;
 pub(crate) use bucket::{AutoExportReport, ConflictReport, FetchReport, LinkCheckReport};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
-pub(crate) use selection::SelectionReport;
+pub(crate) use selection::{JobOptionsReport, SelectionReport};
 pub(crate) use target::{
     DetailReport, DrainReport, FindingReport, LossReport, ScrubReport, TargetDetailReport,
     TargetScrubReport, TargetShowReport,
@@ -142,6 +142,9 @@ pub(crate) struct JobReport {
     /// What `job show` tells of a job that does not do all of its tree.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) selection: Option<SelectionReport>,
+    /// What `job show` tells of a job that is done in some way of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) options: Option<JobOptionsReport>,
 }
 
 /// Why a job could not do one file.
@@ -380,6 +383,7 @@ impl From<&Job> for JobReport {
             started: time_text(job.started),
             ended: job.ended.map(time_text),
             selection: None,
+            options: None,
         }
     }
 }

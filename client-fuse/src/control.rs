@@ -14,8 +14,9 @@ use millrace_protocol::{
         StartJob,
     },
     control::{DescribeMount, MountDescription},
+    job_options::{FetchReport, ShowJobOptions, StartWithOptions},
     release::SetPin,
-    selection::{RetryJob, ShowSelection, StartPublication, StartSelected},
+    selection::{RetryJob, ShowSelection, StartSelected},
     session::Caller,
 };
 use millrace_transport::local::{LocalCall, LocalService};
@@ -116,10 +117,20 @@ impl LocalService for Control {
                 let amend = |r: &mut StartSelected| named(&mut r.start.caller, &mut r.start.path);
                 self.forward(call, amend).await;
             }
-            RequestKind::StartPublication => {
+            RequestKind::StartWithOptions => {
                 let amend =
-                    |r: &mut StartPublication| named(&mut r.start.caller, &mut r.start.path);
+                    |r: &mut StartWithOptions| named(&mut r.start.caller, &mut r.start.path);
                 self.forward(call, amend).await;
+            }
+            RequestKind::FetchReport => {
+                let amend = |request: &mut FetchReport| {
+                    request.caller = asking.clone();
+                    Ok(())
+                };
+                self.forward(call, amend).await;
+            }
+            RequestKind::ShowJobOptions => {
+                self.forward(call, |_: &mut ShowJobOptions| Ok(())).await;
             }
             RequestKind::RetryJob => {
                 let amend = |request: &mut RetryJob| {

@@ -65,7 +65,8 @@ pub(crate) use trust::unnamed;
 /// | 7     | links that export by themselves                                                  |
 /// | 8     | links that say what is fetched behind reads                                      |
 /// | 9     | exports that are known until all targets know of them; exports with a manifest   |
-pub const FEATURE_LEVEL: u32 = 9;
+/// | 10    | options of jobs                                                                  |
+pub const FEATURE_LEVEL: u32 = 10;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;
@@ -186,8 +187,9 @@ fn dispatch(
         Command::Loss(loss) => loss::step(tx, loss),
         Command::SetAutoExport(set) => link::set_auto_export(tx, *set),
         Command::SetFetchPolicy(set) => link::set_fetch_policy(tx, *set),
-        Command::AddPublication(job) => job::add_publication(tx, job),
         Command::ReopenExport { inode, export } => export::reopen(tx, *inode, *export),
+        Command::AddPublication(job) => job::add_publication(tx, job),
+        Command::AddJobWithOptions(job) => job::add_with_options(tx, job),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

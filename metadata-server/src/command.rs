@@ -44,7 +44,9 @@ pub use bucket::{
     SetFetchPolicy, SetLinkOptions,
 };
 pub use create::{CreateMasked, CreateUnnamed};
-pub use job::{AddJob, AddSelectedJob, BeginExport, CompleteExport, JobCounts, UpdateJob};
+pub use job::{
+    AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts, UpdateJob,
+};
 pub use loss::Loss;
 pub use pin::SetPin;
 pub use repair::{LOST_FOUND, Repair};
@@ -213,8 +215,11 @@ pub enum Command {
         /// The export.
         export: u128,
     },
-    /// Takes an export that ends with a manifest into the queue.
+    /// Takes an export that ends with a manifest into the queue. Not made any more: such a job is
+    /// one with options now.
     AddPublication(AddJob),
+    /// Takes a job that is done in some way of its own into the queue.
+    AddJobWithOptions(Box<AddJobWithOptions>),
 }
 
 /// Makes an empty file system.

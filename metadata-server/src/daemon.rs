@@ -86,7 +86,8 @@ impl Daemon {
         let losses = Losses::new(handle.clone());
         let environment = {
             let (cluster, random) = (identity.peer().cluster, Random::system());
-            ServerEnvironment::new(handle.clone(), peers.clone(), random, cluster)
+            let reports = settings.data.join("reports");
+            ServerEnvironment::new(handle.clone(), peers.clone(), random, cluster, reports)
         };
         let buckets = Arc::new(Buckets::new(settings.bucket_access()));
         let hydration = Hydration::new(Arc::new(environment), buckets);

@@ -10,8 +10,8 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], [`parts`], [`spread`], [`state`], [`report`], `changed`, `ahead`, `conflicts`,
-//! `destination`, `own`, [`jobs`].
+//! [`links`], [`parts`], [`spread`], [`state`], [`report`], [`requests`], `changed`, `ahead`,
+//! `conflicts`, `destination`, `own`, [`jobs`].
 
 use std::sync::Arc;
 
@@ -23,7 +23,9 @@ use millrace_protocol::{
     },
     ahead::{LinkFetches, Miss, SetFetchPolicy},
     bucket::{AutoExport, CheckLink, CheckLinkReply, FileReply, SetAutoExport, ShowFile},
-    selection::{RetryJob, SelectionReply, StartPublication, StartSelected},
+    job_options::{FetchReport, JobOptionsReply, ReportPage, StartWithOptions},
+    requests::RequestsReply,
+    selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
 };
 use millrace_service::metrics::Metrics;
@@ -42,6 +44,7 @@ pub mod metrics;
 mod own;
 pub mod parts;
 pub mod report;
+pub mod requests;
 pub mod spread;
 pub mod state;
 #[cfg(test)]
@@ -285,16 +288,40 @@ impl<E: Environment> Hydration<E> {
         self.jobs.start_selected(top, request).await
     }
 
-    /// Starts an export of a directory with a manifest; the request's path begins at `top`.
+    /// Starts a job that is done in some way of its own; the request's path begins at `top`.
     ///
     /// # Errors
-    /// As [`Jobs::start_publication`].
-    pub async fn start_publication(
+    /// As [`Jobs::start_with_options`].
+    pub async fn start_with_options(
         &self,
         top: &[u8],
-        request: &StartPublication,
+        request: &StartWithOptions,
     ) -> Result<Job, Failure> {
-        self.jobs.start_publication(top, request).await
+        self.jobs.start_with_options(top, request).await
+    }
+
+    /// How a job is done.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn show_job_options(&self, id: JobId) -> Result<JobOptionsReply, Failure> {
+        Ok(JobOptionsReply { options: self.jobs.options(id).await? })
+    }
+
+    /// A part of a job's report.
+    ///
+    /// # Errors
+    /// As [`Jobs::outcomes`].
+    pub async fn fetch_report(&self, request: &FetchReport) -> Result<ReportPage, Failure> {
+        self.jobs.outcomes(request).await
+    }
+
+    /// What the buckets of all links were asked: see [`requests::count`].
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_requests(&self) -> Result<RequestsReply, Failure> {
+        requests::count(&*self.environment, &self.importer).await
     }
 
     /// Starts a job once more.

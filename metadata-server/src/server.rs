@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use millrace_protocol::{
-    Request, RequestKind, admin, ahead, bucket, cluster, metadata,
+    Request, RequestKind, admin, ahead, bucket, cluster, metadata, requests,
     session::{self, Role},
 };
 use millrace_runtime::Shutdown;
@@ -425,7 +425,10 @@ impl MetadataService {
             RequestKind::StartJob => self.start_job(call).await,
             RequestKind::CancelJob => self.cancel_job(call).await,
             RequestKind::StartSelected => self.start_selected(call).await,
-            RequestKind::StartPublication => self.start_publication(call).await,
+            RequestKind::StartWithOptions => self.start_with_options(call).await,
+            RequestKind::ShowJobOptions => self.show_job_options(call).await,
+            RequestKind::FetchReport => self.fetch_report(call).await,
+            RequestKind::ListRequests => self.hydrate::<requests::ListRequests>(call).await,
             RequestKind::RetryJob => self.retry_job(call).await,
             RequestKind::ShowSelection => self.show_selection(call).await,
             RequestKind::ShowFile => self.hydrate::<bucket::ShowFile>(call).await,

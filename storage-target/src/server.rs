@@ -6,6 +6,7 @@ use millrace_protocol::{
     Request, RequestKind,
     ahead::FetchAhead,
     fsck::ListContents,
+    requests::CountRequests,
     session::Role,
     storage::{Attach, Read, Seek, Sync, Write, Zero},
     target::{
@@ -142,6 +143,12 @@ impl TargetService {
                 answer::<CheckBucket, _>(call, async |request| daemon.check_bucket(&request).await)
                     .await;
             }
+            RequestKind::CountRequests => {
+                answer::<CountRequests, _>(call, async |request| {
+                    Ok(daemon.count_requests(&request))
+                })
+                .await;
+            }
             RequestKind::DescribeTarget => {
                 answer::<DescribeTarget, _>(call, async |request| daemon.describe_target(&request))
                     .await;
@@ -187,6 +194,7 @@ impl Service for TargetService {
                     | RequestKind::UploadObject
                     | RequestKind::MarkExported
                     | RequestKind::CheckBucket
+                    | RequestKind::CountRequests
                     | RequestKind::DescribeTarget
                     | RequestKind::ControlScrub
             ),

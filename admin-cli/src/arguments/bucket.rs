@@ -14,6 +14,14 @@ pub struct LinkCheckArguments {
     pub path: Option<PathBuf>,
 }
 
+/// Arguments of `link list`.
+#[derive(Args, Debug)]
+pub struct LinkListArguments {
+    /// What the buckets were asked instead, by kind of request, since the daemons began
+    #[arg(long)]
+    pub requests: bool,
+}
+
 /// `millrace conflicts ...`
 #[derive(Subcommand, Debug)]
 pub enum ConflictsCommand {

@@ -2,10 +2,15 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, builder::NonEmptyStringValueParser};
+use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use jiff::{Span, SpanRelativeTo};
-use millrace_protocol::selection::Selection;
+use millrace_protocol::{
+    job_options::{JobOptions, PRIORITY_MAX},
+    selection::Selection,
+};
 use millrace_types::ByteLen;
+
+use super::JobArgument;
 
 /// Arguments of the commands that start a job.
 #[derive(Args, Debug)]
@@ -13,9 +18,40 @@ pub struct StartArguments {
     /// Stay until the job ends, with its progress; the job's result is the exit code
     #[arg(long)]
     pub wait: bool,
+    /// Begin before jobs that wait with a lower one, from -10 to 10
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
+        value_parser = clap::value_parser!(i8)
+            .range(-i64::from(PRIORITY_MAX)..=i64::from(PRIORITY_MAX)))]
+    pub priority: i8,
+    /// Write down what becomes of each file, for `millrace job report`
+    #[arg(long)]
+    pub report: bool,
     /// A path inside a mount, or mr:/... for a path from the file system's root
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
+}
+
+/// Arguments of `job report`.
+#[derive(Args, Debug)]
+pub struct JobReportArguments {
+    /// How files are listed
+    #[arg(long, value_enum, default_value_t = ReportFormat::Jsonl)]
+    pub format: ReportFormat,
+    /// Write to a new file instead of the terminal; it appears when it is whole
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// The job.
+    #[command(flatten)]
+    pub job: JobArgument,
+}
+
+/// How a report lists files.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReportFormat {
+    /// A JSON object a line
+    Jsonl,
+    /// A table with a head
+    Csv,
 }
 
 /// Arguments of the commands that start a job over some files of a tree.
@@ -46,6 +82,9 @@ pub struct SelectArguments {
     /// Count what would be done, and do nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Move so many bytes a second at most, such as 200MiB (hydrate and export)
+    #[arg(long, value_name = "BYTES")]
+    pub rate: Option<ByteLen>,
 }
 
 /// Arguments of `export`.
@@ -61,7 +100,21 @@ pub struct ExportArguments {
     pub atomic: bool,
 }
 
+impl StartArguments {
+    /// How the job is done.
+    pub(crate) fn options(&self) -> JobOptions {
+        let (priority, report) = (self.priority, self.report);
+        JobOptions { priority, report, ..JobOptions::default() }
+    }
+}
+
 impl SelectArguments {
+    /// How the job is done.
+    pub(crate) fn options(&self) -> JobOptions {
+        let bytes_per_second = self.rate.map(|rate| rate.0);
+        JobOptions { bytes_per_second, ..self.start.options() }
+    }
+
     /// Which files.
     pub(crate) fn selection(&self) -> Selection {
         Selection {
@@ -98,10 +151,20 @@ Examples:\n",
     };
 }
 
+pub(super) const REPORT_HELP: &str = "\
+Each file has a path, an outcome (done, failed, would be done), the bytes that were moved or dropped
+for it, and of a failed one the error.
+
+Examples:
+  millrace hydrate /mnt/data/train --report --wait
+  millrace job report 7 | grep '\"failed\"'
+  millrace job report 7 --format csv --out train.csv";
+
 pub(super) const HYDRATE_HELP: &str = job_help!(
     "Afterwards reads ask the bucket for nothing. What was changed here stays as it is.",
     "  millrace hydrate /mnt/data/train --wait
   millrace hydrate /mnt/data --include '*.safetensors' --dry-run
+  millrace hydrate /mnt/data --rate 200MiB --priority -1
   millrace hydrate mr:/train --json        prints the job"
 );
 

@@ -1,12 +1,12 @@
 //! `millrace job show ID [--wait]`.
 
-use millrace_protocol::{admin::ShowJob, selection::ShowSelection};
+use millrace_protocol::{admin::ShowJob, job_options::ShowJobOptions, selection::ShowSelection};
 
 use crate::{
     arguments::JobShowArguments,
     context::Context,
     exit::Exit,
-    report::{JobReport, SelectionReport},
+    report::{JobOptionsReport, JobReport, SelectionReport},
     watch,
 };
 
@@ -21,10 +21,17 @@ pub(crate) async fn run(context: &Context, arguments: JobShowArguments) -> anyho
     // A server that knows no selections has jobs without.
     let reply = connection.request(&ShowSelection { id }).await.ok();
     let selection = reply.and_then(SelectionReport::of);
-    let report = JobReport { selection, ..JobReport::from(&job) };
-    context.output.result(&report, || match &report.selection {
-        Some(selection) => format!("{}\n  {}", watch::summary(&job), selection.words()),
-        None => watch::summary(&job),
+    let reply = connection.request(&ShowJobOptions { id }).await.ok();
+    let options = reply.and_then(|reply| JobOptionsReport::of(reply.options));
+    let report = JobReport { selection, options, ..JobReport::from(&job) };
+    context.output.result(&report, || {
+        let selection = report.selection.as_ref().map(SelectionReport::words);
+        let options = report.options.as_ref().map(JobOptionsReport::words);
+        let how: Vec<_> = selection.into_iter().chain(options).collect();
+        match how.is_empty() {
+            true => watch::summary(&job),
+            false => format!("{}\n  {}", watch::summary(&job), how.join(" ")),
+        }
     })?;
     Ok(Exit::Done)
 }

@@ -1,9 +1,10 @@
-//! `millrace link list`.
+//! `millrace link list [--requests]`.
 
 use millrace_protocol::admin::{ListLinkOptions, ListLinks};
 
-use super::{auto_export, fetch_policy};
+use super::{auto_export, fetch_policy, link_requests};
 use crate::{
+    arguments::LinkListArguments,
     context::Context,
     exit::Exit,
     output::{render, table},
@@ -11,8 +12,11 @@ use crate::{
 };
 
 /// Asks and prints.
-pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
+pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyhow::Result<Exit> {
     let connection = context.cluster().await?;
+    if arguments.requests {
+        return link_requests::run(context, &connection).await;
+    }
     let reply = connection.request(&ListLinks {}).await?;
     let options = connection.request(&ListLinkOptions {}).await?.links;
     let exports = auto_export::list(&connection).await?;

@@ -6,7 +6,8 @@
 use anyhow::Context as _;
 use millrace_protocol::{
     admin::{JobKind, StartJob},
-    selection::{StartPublication, StartSelected},
+    job_options::{JobOptions, StartWithOptions},
+    selection::{Selection, StartSelected},
 };
 
 use crate::{
@@ -16,47 +17,69 @@ use crate::{
     watch,
 };
 
-/// Starts the job, and follows it when asked to.
+/// Starts the job over all of a tree, and follows it when asked to.
 pub(crate) async fn run(
     context: &Context,
     kind: JobKind,
     arguments: StartArguments,
 ) -> anyhow::Result<Exit> {
-    let (connection, path) = context.at(&arguments.path).await?;
-    let request = StartJob { caller: CALLER, kind, path };
-    let reply = connection.request(&request).await.context(at(&arguments.path))?;
-    watch::report(context, &connection, reply.job, arguments.wait).await
+    let options = arguments.options();
+    start(context, kind, arguments, Work { options, ..Work::default() }).await
 }
 
 /// An export, which may end with a manifest of the whole directory.
 pub(crate) async fn export(context: &Context, arguments: ExportArguments) -> anyhow::Result<Exit> {
     let ExportArguments { select, atomic } = arguments;
-    if !atomic {
-        return run_selected(context, JobKind::Export, select).await;
-    }
-    let StartArguments { wait, path: named } = select.start;
-    let (connection, path) = context.at(&named).await?;
-    let request =
-        StartPublication { start: StartJob { caller: CALLER, kind: JobKind::Export, path } };
-    let reply = connection.request(&request).await.context(at(&named))?;
-    watch::report(context, &connection, reply.job, wait).await
+    let options = JobOptions { atomic, ..select.options() };
+    run_with(context, JobKind::Export, select, options).await
 }
 
-/// The same over some files of a tree. One over all of them is started as ever, so that an older
-/// server does it too.
+/// The same over some files of a tree.
 pub(crate) async fn run_selected(
     context: &Context,
     kind: JobKind,
     arguments: SelectArguments,
 ) -> anyhow::Result<Exit> {
+    let options = arguments.options();
+    run_with(context, kind, arguments, options).await
+}
+
+async fn run_with(
+    context: &Context,
+    kind: JobKind,
+    arguments: SelectArguments,
+    options: JobOptions,
+) -> anyhow::Result<Exit> {
     let (selection, dry_run) = (arguments.selection(), arguments.dry_run);
-    if selection.is_everything() && !dry_run {
-        return run(context, kind, arguments.start).await;
-    }
-    let StartArguments { wait, path: named } = arguments.start;
+    start(context, kind, arguments.start, Work { selection, dry_run, options }).await
+}
+
+/// What a job does of its tree, and how.
+#[derive(Default)]
+struct Work {
+    selection: Selection,
+    dry_run: bool,
+    options: JobOptions,
+}
+
+/// Sends the plainest request that says it, so that an older server does what it can.
+async fn start(
+    context: &Context,
+    kind: JobKind,
+    arguments: StartArguments,
+    work: Work,
+) -> anyhow::Result<Exit> {
+    let StartArguments { wait, path: named, .. } = arguments;
     let (connection, path) = context.at(&named).await?;
     let start = StartJob { caller: CALLER, kind, path };
-    let request = StartSelected { start, selection, dry_run };
-    let reply = connection.request(&request).await.context(at(&named))?;
-    watch::report(context, &connection, reply.job, wait).await
+    let Work { selection, dry_run, options } = work;
+    let reply = if options != JobOptions::default() {
+        let request = StartWithOptions { start, selection, dry_run, options };
+        connection.request(&request).await
+    } else if !selection.is_everything() || dry_run {
+        connection.request(&StartSelected { start, selection, dry_run }).await
+    } else {
+        connection.request(&start).await
+    };
+    watch::report(context, &connection, reply.context(at(&named))?.job, wait).await
 }

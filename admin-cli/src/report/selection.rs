@@ -1,6 +1,6 @@
-//! What a job works on.
+//! What a job works on, and how it is done.
 
-use millrace_protocol::selection::SelectionReply;
+use millrace_protocol::{job_options::JobOptions, selection::SelectionReply};
 use millrace_types::ByteLen;
 use serde::Serialize;
 
@@ -45,6 +45,38 @@ impl SelectionReport {
     }
 }
 
+/// How a job is done, if that is in some way of its own.
+#[derive(Serialize, PartialEq, Eq, Debug)]
+pub(crate) struct JobOptionsReport {
+    pub(crate) atomic: bool,
+    pub(crate) priority: i8,
+    pub(crate) rate_bytes_per_second: Option<u64>,
+    pub(crate) report: bool,
+}
+
+impl JobOptionsReport {
+    /// Nothing for a job without options.
+    pub(crate) fn of(options: JobOptions) -> Option<Self> {
+        let JobOptions { atomic, priority, bytes_per_second, report } = options;
+        (options != JobOptions::default()).then_some(Self {
+            atomic,
+            priority,
+            rate_bytes_per_second: bytes_per_second,
+            report,
+        })
+    }
+
+    /// In words.
+    pub(crate) fn words(&self) -> String {
+        let mut words = Vec::new();
+        words.extend(self.atomic.then(|| "--atomic".to_owned()));
+        words.extend((self.priority != 0).then(|| format!("--priority {}", self.priority)));
+        words.extend(self.rate_bytes_per_second.map(|rate| format!("--rate {}", size(rate))));
+        words.extend(self.report.then(|| "--report".to_owned()));
+        words.join(" ")
+    }
+}
+
 fn size(bytes: u64) -> String {
     ByteLen(bytes).to_string().replace(' ', "")
 }
@@ -54,6 +86,19 @@ mod tests {
     use millrace_protocol::selection::Selection;
 
     use super::*;
+
+    #[test]
+    fn options_are_told_as_they_are_written() {
+        assert_eq!(JobOptionsReport::of(JobOptions::default()), None);
+        let options = JobOptions {
+            atomic: true,
+            priority: -2,
+            bytes_per_second: Some(200 << 20),
+            report: true,
+        };
+        let told = JobOptionsReport::of(options).unwrap().words();
+        assert_eq!(told, "--atomic --priority -2 --rate 200MiB --report");
+    }
 
     #[test]
     fn a_selection_is_told_as_it_is_written() {

@@ -56,6 +56,11 @@ impl Counters {
         self.requests[class as usize].load(Ordering::Relaxed)
     }
 
+    /// Requests by class, in the order of [`RequestClass::ALL`].
+    pub fn by_class(&self) -> [u64; RequestClass::ALL.len()] {
+        RequestClass::ALL.map(|class| self.requests(class))
+    }
+
     /// Requests of all classes.
     pub fn requests_total(&self) -> u64 {
         RequestClass::ALL.iter().map(|&class| self.requests(class)).sum()

@@ -112,7 +112,8 @@ impl LinkSpec {
     }
 
     /// The same bucket under another prefix of it shares limits and connections with this one.
-    pub(crate) fn without_prefix(&self) -> Self {
+    #[must_use]
+    pub fn without_prefix(&self) -> Self {
         let mut spec = self.clone();
         if let Location::S3 { prefix, .. } = &mut spec.location {
             prefix.clear();

@@ -62,8 +62,8 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, ahead, backup, bucket, cluster, control, fsck, lease, lock, loss, metadata,
-    release, selection, session, storage, target, upkeep,
+    access, admin, ahead, backup, bucket, cluster, control, fsck, job_options, lease, lock, loss,
+    metadata, release, requests, selection, session, storage, target, upkeep,
 };
 
 requests! {
@@ -200,6 +200,8 @@ requests! {
     ControlScrub = 0x050a, upkeep::ControlScrub => upkeep::ScrubReport;
     /// Fetches absent, origin-backed bytes behind what readers wait for, while there is room.
     FetchAhead = 0x050b, ahead::FetchAhead => target::ItemResults;
+    /// What this host asked some buckets.
+    CountRequests = 0x050c, requests::CountRequests => requests::CountsReply;
     /// What lies on a target, a page at a time.
     ListContents = 0x0510, fsck::ListContents => fsck::ContentsPage;
 
@@ -271,8 +273,13 @@ requests! {
     ShowSelection = 0x0643, selection::ShowSelection => selection::SelectionReply;
     /// Starts a job once more.
     RetryJob = 0x0644, selection::RetryJob => admin::JobReply;
-    /// Starts an export that ends with a manifest.
-    StartPublication = 0x0645, selection::StartPublication => admin::JobReply;
+    // 0x0645 started an export with a manifest; it is one of the options now.
+    /// Starts a job that is done in some way of its own.
+    StartWithOptions = 0x0646, job_options::StartWithOptions => admin::JobReply;
+    /// How a job is done.
+    ShowJobOptions = 0x0647, job_options::ShowJobOptions => job_options::JobOptionsReply;
+    /// What became of each file of a job.
+    FetchReport = 0x0648, job_options::FetchReport => job_options::ReportPage;
 
     /// Has every host that needs the bucket of a link try it.
     CheckLink = 0x0650, bucket::CheckLink => bucket::CheckLinkReply;
@@ -288,6 +295,8 @@ requests! {
     ListFetchPolicies = 0x0655, ahead::ListFetchPolicies => ahead::FetchPoliciesReply;
     /// How one file stands against its bucket.
     ShowFile = 0x0656, bucket::ShowFile => bucket::FileReply;
+    /// What the buckets of all links were asked.
+    ListRequests = 0x0657, requests::ListRequests => requests::RequestsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -6,8 +6,9 @@
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
-//! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`], [`upkeep`],
-//! [`loss`], [`bucket`], [`ahead`], [`fsck`], [`backup`], [`control`].
+//! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`],
+//! [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`requests`], [`ahead`], [`fsck`],
+//! [`backup`], [`control`].
 
 pub mod access;
 pub mod admin;
@@ -20,12 +21,14 @@ pub mod codec;
 pub mod control;
 pub mod frame;
 pub mod fsck;
+pub mod job_options;
 pub mod kind;
 pub mod lease;
 pub mod lock;
 pub mod loss;
 pub mod metadata;
 pub mod release;
+pub mod requests;
 pub mod selection;
 pub mod session;
 pub mod storage;

@@ -39,14 +39,6 @@ pub struct StartSelected {
     pub dry_run: bool,
 }
 
-/// Starts an export of a directory that ends with a manifest of all that it put there, in the
-/// bucket, or, when a file could not be exported, without one.
-#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct StartPublication {
-    /// The job: an export of a directory below one link.
-    pub start: StartJob,
-}
-
 /// Starts a job once more that has ended: over the same files, of which those that are done are
 /// passed over.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

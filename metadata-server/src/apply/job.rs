@@ -5,11 +5,11 @@ use millrace_types::ErrorKind;
 
 use super::{ApplyError, Transaction};
 use crate::{
-    command::{AddJob, AddSelectedJob, Outcome, UpdateJob},
+    command::{AddJob, AddJobWithOptions, AddSelectedJob, Outcome, UpdateJob},
     namespace::tree,
     store::{
         keys,
-        records::{JobRecord, SelectionRecord},
+        records::{JobOptionsRecord, JobRecord, SelectionRecord},
     },
 };
 
@@ -25,6 +25,7 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
                 tx.delete(key.clone());
                 tx.delete(keys::selection(record.job.id));
                 tx.delete(keys::publication(record.job.id));
+                tx.delete(keys::job_options(record.job.id));
             }
             None => return Err(ErrorKind::Busy.into()),
         }
@@ -57,7 +58,7 @@ pub(super) fn add_selected(
 /// The feature level from which on there are jobs over a part of a tree.
 const SELECTION_LEVEL: u32 = 5;
 
-/// Takes an export that ends with a manifest.
+/// Takes an export that ends with a manifest: what logs have from before there were options.
 pub(super) fn add_publication(
     tx: &mut Transaction<'_>,
     job: &AddJob,
@@ -73,6 +74,27 @@ pub(super) fn add_publication(
 
 /// The feature level from which on there are exports with a manifest.
 const PUBLICATION_LEVEL: u32 = 9;
+
+/// Takes a job that is done in some way of its own.
+pub(super) fn add_with_options(
+    tx: &mut Transaction<'_>,
+    job: &AddJobWithOptions,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < OPTIONS_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let AddJobWithOptions { selected, options } = job;
+    let id = tx.file_system()?.next_job;
+    let outcome = match selected.selection.is_everything() && !selected.dry_run {
+        true => add(tx, &selected.add)?,
+        false => add_selected(tx, selected)?,
+    };
+    tx.put(keys::job_options(id), &JobOptionsRecord { options: *options });
+    Ok(outcome)
+}
+
+/// The feature level from which on jobs have options.
+const OPTIONS_LEVEL: u32 = 10;
 
 /// Moves a job on. An ended one stays as it ended.
 pub(super) fn update(tx: &mut Transaction<'_>, update: &UpdateJob) -> Result<Outcome, ApplyError> {

@@ -3,6 +3,7 @@
 use millrace_protocol::{
     admin::{Job, JobFailure, JobState},
     capability::Origin,
+    job_options::JobOptions,
     selection::Selection,
     session::Caller,
 };
@@ -29,6 +30,15 @@ pub struct AddSelectedJob {
     pub selection: Selection,
     /// Whether nothing is done.
     pub dry_run: bool,
+}
+
+/// Takes a job that is done in some way of its own into the queue.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AddJobWithOptions {
+    /// The job, and which files.
+    pub selected: AddSelectedJob,
+    /// How.
+    pub options: JobOptions,
 }
 
 /// How far a job is. Counts are absolute, so that a repeated one changes nothing.

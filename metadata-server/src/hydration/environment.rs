@@ -4,7 +4,7 @@
 //! over an in-memory store with the same apply. Hydration owns no state besides: what must last is
 //! a command.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, path::Path, time::Duration};
 
 use millrace_protocol::{
     capability::{Content, Signed},
@@ -94,6 +94,10 @@ pub trait Environment: Send + Sync + 'static {
 
     /// The server's clock.
     fn now(&self) -> Timestamp;
+
+    /// Where what became of the files of jobs is written down: a directory of this server's own,
+    /// which may be missing.
+    fn reports(&self) -> &Path;
 
     /// A random number, for ids of exports and beginnings of layouts.
     fn random(&self) -> u64;

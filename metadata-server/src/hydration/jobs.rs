@@ -10,44 +10,41 @@
 //! links export by themselves (`auto_export`) takes its turn between them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use millrace_protocol::{
-    admin::{CancelJob, Job, JobKind, JobState, PathBytes, StartJob},
-    selection::{RetryJob, Selection, SelectionReply, StartPublication, StartSelected},
+    admin::{CancelJob, Job, JobKind, JobState},
+    job_options::{FetchReport, ReportPage},
     session::Caller,
 };
-use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
+use millrace_types::{ErrorKind, Failure, JobId};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    alone::Alone, auto_export::AutoExporter, filter::Filter, marks::Unmarked, progress::Progress,
+    alone::Alone, auto_export::AutoExporter, context::Context, filter::Filter, marks::Unmarked,
+    outcomes::Outcomes, pace::Pace, progress::Progress,
 };
 use super::{
     environment::Environment,
     import::{Importer, broken},
-    walk::{Viewpoint, check, inode, path_of, resolve},
 };
 use crate::{
-    command::{AddJob, AddSelectedJob, Command, Outcome, UpdateJob},
-    namespace::{
-        Inode,
-        permission::{self, Access},
-        tree,
-    },
+    command::{Command, UpdateJob},
+    namespace::{permission, tree},
     store::{
         View, keys,
-        records::{self, JobRecord, SelectionRecord},
+        records::{self, JobOptionsRecord, JobRecord, SelectionRecord},
     },
 };
 
 mod alone;
 mod auto_export;
+mod context;
 mod directory_export;
 mod dispatch;
 mod export;
@@ -55,9 +52,12 @@ mod file_export;
 mod filter;
 mod list;
 mod marks;
+mod outcomes;
+mod pace;
 mod progress;
 mod publish;
 mod settle;
+mod start;
 mod transfer;
 mod upload;
 
@@ -80,6 +80,15 @@ struct Running {
     stop: CancellationToken,
 }
 
+/// What a job is to do, and how.
+struct How {
+    filter: Filter,
+    dry_run: bool,
+    is_atomic: bool,
+    outcomes: Option<Outcomes>,
+    pace: Option<Pace>,
+}
+
 /// A job is at work as long as this is there.
 struct Begun<'a, E: Environment> {
     jobs: &'a Jobs<E>,
@@ -97,18 +106,6 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(500);
 /// After a failure of the server itself (shutting down, overloaded) the queue is looked at again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What a job works with.
-struct Context<'a, E> {
-    environment: &'a Arc<E>,
-    importer: &'a Arc<Importer<E>>,
-    unmarked: &'a Unmarked,
-    job: &'a JobRecord,
-    filter: &'a Filter,
-    /// Nothing is done: what would be is counted as found.
-    dry_run: bool,
-    progress: &'a Progress,
-}
-
 impl<E: Environment> Jobs<E> {
     /// No job runs before [`Self::run`].
     pub fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
@@ -123,115 +120,6 @@ impl<E: Environment> Jobs<E> {
             alone: Alone::default(),
             running: Mutex::default(),
         }
-    }
-
-    /// Takes a job into the queue. The request's path begins at `top`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::PermissionDenied`] or [`ErrorKind::NotPermitted`] when the caller may not; a
-    /// path that leads nowhere; [`ErrorKind::Busy`] when the queue is full.
-    pub async fn start(&self, top: &[u8], request: &StartJob) -> Result<Job, Failure> {
-        let add = self.prepare(top, request).await?;
-        self.add(Command::AddJob(add)).await
-    }
-
-    /// Takes a job over a part of a tree into the queue.
-    ///
-    /// # Errors
-    /// As [`Self::start`]; [`ErrorKind::InvalidArgument`] for a selection that makes no sense, and
-    /// for an import, which knows no files before it has listed them.
-    pub async fn start_selected(
-        &self,
-        top: &[u8],
-        request: &StartSelected,
-    ) -> Result<Job, Failure> {
-        if request.start.kind == JobKind::Import {
-            let words = "an import lists whole directories: it takes no selection";
-            return Err(Failure::new(ErrorKind::InvalidArgument, words));
-        }
-        Filter::compile(&request.selection, Timestamp(0))?;
-        let add = self.prepare(top, &request.start).await?;
-        let (selection, dry_run) = (request.selection.clone(), request.dry_run);
-        let command = AddSelectedJob { add, selection, dry_run };
-        self.add(Command::AddSelectedJob(Box::new(command))).await
-    }
-
-    /// Takes an export of a directory into the queue that ends with a manifest.
-    ///
-    /// # Errors
-    /// As [`Self::start`]; [`ErrorKind::InvalidArgument`] for another kind of job, and below no
-    /// link; [`ErrorKind::NotDirectory`].
-    pub async fn start_publication(
-        &self,
-        top: &[u8],
-        request: &StartPublication,
-    ) -> Result<Job, Failure> {
-        if request.start.kind != JobKind::Export {
-            return Err(ErrorKind::InvalidArgument.into());
-        }
-        let add = self.prepare(top, &request.start).await?;
-        publish::check(&*self.environment, add.root).await?;
-        self.add(Command::AddPublication(add)).await
-    }
-
-    /// Takes a job that has ended into the queue once more, as a new one.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::NotPermitted`] for anybody but its owner and root;
-    /// [`ErrorKind::Busy`] while it has not ended.
-    pub async fn retry(&self, request: &RetryJob) -> Result<Job, Failure> {
-        let JobRecord { job, caller, root } = self.record(request.id).await?;
-        check_owner(&request.caller, &caller)?;
-        if !job.state.is_final() {
-            let words = format!("job {} has not ended", request.id.0);
-            return Err(Failure::new(ErrorKind::Busy, words));
-        }
-        let SelectionRecord { selection, dry_run } = self.selection_record(request.id).await?;
-        // What was allowed then need not be now.
-        let top = inode(&*self.environment, root).await?;
-        self.check_caller(job.kind, &caller, &top).await?;
-        let path = path_of(&*self.environment, &top).await;
-        let add = AddJob { job: fresh(job.kind, path), caller, root };
-        if publish::is_wanted(&*self.environment, request.id).await? {
-            return self.add(Command::AddPublication(add)).await;
-        }
-        self.add(match selection.is_everything() && !dry_run {
-            true => Command::AddJob(add),
-            false => Command::AddSelectedJob(Box::new(AddSelectedJob { add, selection, dry_run })),
-        })
-        .await
-    }
-
-    /// What a job works on.
-    ///
-    /// # Errors
-    /// That the server is busy or shutting down.
-    pub async fn selection(&self, id: JobId) -> Result<SelectionReply, Failure> {
-        let SelectionRecord { selection, dry_run } = self.selection_record(id).await?;
-        Ok(SelectionReply { selection, dry_run })
-    }
-
-    async fn selection_record(&self, id: JobId) -> Result<SelectionRecord, Failure> {
-        let query = self
-            .environment
-            .read(move |view| records::read(view, &keys::selection(id)).map_err(broken));
-        let everything = || SelectionRecord { selection: Selection::default(), dry_run: false };
-        Ok(query.await?.unwrap_or_else(everything))
-    }
-
-    async fn prepare(&self, top: &[u8], request: &StartJob) -> Result<AddJob, Failure> {
-        let from = Viewpoint { top, caller: &request.caller };
-        let top = resolve(&*self.environment, &self.importer, from, &request.path).await?;
-        self.check_caller(request.kind, &request.caller, &top).await?;
-        let job = fresh(request.kind, path_of(&*self.environment, &top).await);
-        Ok(AddJob { job, caller: request.caller.clone(), root: top.id })
-    }
-
-    async fn add(&self, command: Command) -> Result<Job, Failure> {
-        let outcome = self.environment.execute(command, true).await?;
-        let Outcome::Job(id) = outcome else { return Err(ErrorKind::Internal.into()) };
-        self.waiting.notify_one();
-        self.show(id).await
     }
 
     /// Jobs, newest first.
@@ -323,7 +211,7 @@ impl<E: Environment> Jobs<E> {
         }
     }
 
-    /// The oldest job that waits and may begin now.
+    /// Of the jobs that wait and may begin now, the oldest of the highest priority.
     async fn next(&self) -> Result<Option<JobRecord>, Failure> {
         let (busy, alone, others): (Vec<_>, usize, usize) = {
             let running = self.running();
@@ -332,11 +220,21 @@ impl<E: Environment> Jobs<E> {
         };
         let query = self.environment.read(move |view| {
             let known = tree::scan::<JobRecord>(view, &keys::jobs(), usize::MAX);
-            let mut open = known.map_err(broken)?.into_iter().map(|(_, record)| record);
-            Ok(open.find(|JobRecord { job, .. }| {
+            let mut first: Option<(i8, JobRecord)> = None;
+            for (_, record) in known.map_err(broken)? {
+                let job = &record.job;
                 let room = if is_alone(job.kind) { alone == 0 } else { others < OTHERS_MAX };
-                room && !job.state.is_final() && !busy.contains(&job.id)
-            }))
+                if !room || job.state.is_final() || busy.contains(&job.id) {
+                    continue;
+                }
+                let options: Option<JobOptionsRecord> =
+                    records::read(view, &keys::job_options(job.id)).map_err(broken)?;
+                let priority = options.map_or(0, |record| record.options.priority);
+                if first.as_ref().is_none_or(|(highest, _)| priority > *highest) {
+                    first = Some((priority, record));
+                }
+            }
+            Ok(first.map(|(_, record)| record))
         });
         query.await
     }
@@ -361,10 +259,19 @@ impl<E: Environment> Jobs<E> {
         };
         self.report(&progress, id, Some(JobState::Running)).await;
         tracing::info!(job = id.0, kind = ?record.job.kind, "job begins");
-        let end = tokio::select! {
-            () = begun.stop.cancelled() => JobState::Cancelled,
-            end = self.work(&record, &progress) => end,
-            () = self.report_for_ever(&progress, id) => JobState::Failed,
+        let end = match self.how(&record).await {
+            Ok(how) => {
+                let end = tokio::select! {
+                    () = begun.stop.cancelled() => JobState::Cancelled,
+                    end = self.work(&record, &how, &progress) => end,
+                    () = self.report_for_ever(&progress, id) => JobState::Failed,
+                };
+                self.finish(&record, how, &progress, end).await
+            }
+            Err(failure) => {
+                progress.failed(record.job.path.clone(), failure);
+                JobState::Failed
+            }
         };
         self.report(&progress, id, Some(end)).await;
         // What was under way when it was stopped is given up, or turns out to stand.
@@ -378,37 +285,95 @@ impl<E: Environment> Jobs<E> {
         tracing::info!(job = id.0, ?end, errors = progress.errors(), "job ends");
     }
 
-    async fn work(&self, record: &JobRecord, progress: &Progress) -> JobState {
+    /// What a job is to do, and how.
+    async fn how(&self, record: &JobRecord) -> Result<How, Failure> {
         let id = record.job.id;
-        // It may have been cancelled before there was anything to stop.
-        if self.record(id).await.is_ok_and(|now| now.job.state.is_final()) {
-            return JobState::Cancelled;
-        }
-        let selected = self.selection_record(id).await.and_then(|selected| {
-            Ok((Filter::compile(&selected.selection, record.job.started)?, selected.dry_run))
-        });
-        let (filter, dry_run) = match selected {
-            Ok(selected) => selected,
+        let SelectionRecord { selection, dry_run } = self.selection_record(id).await?;
+        let options = self.options(id).await?;
+        let filter = Filter::compile(&selection, record.job.started)?;
+        let outcomes = match options.report {
+            true => Some(self.begin_report(id).await?),
+            false => None,
+        };
+        let pace = options.bytes_per_second.map(Pace::new);
+        Ok(How { filter, dry_run, is_atomic: options.atomic, outcomes, pace })
+    }
+
+    async fn begin_report(&self, id: JobId) -> Result<Outcomes, Failure> {
+        let known: HashSet<_> = self.list().await?.iter().map(|job| job.id).collect();
+        let directory = self.environment.reports().to_owned();
+        blocking(move || {
+            outcomes::prune(&directory, |job| known.contains(&job));
+            Outcomes::begin(&directory, id)
+        })
+        .await
+    }
+
+    /// How a job ends whose report is kept: only with a whole one it has succeeded.
+    async fn finish(
+        &self,
+        record: &JobRecord,
+        how: How,
+        progress: &Progress,
+        end: JobState,
+    ) -> JobState {
+        let Some(outcomes) = how.outcomes else { return end };
+        match blocking(move || outcomes.finish()).await {
+            Ok(()) => end,
             Err(failure) => {
                 progress.failed(record.job.path.clone(), failure);
-                return JobState::Failed;
+                if end == JobState::Succeeded { JobState::Failed } else { end }
             }
-        };
+        }
+    }
+
+    /// A part of the report of a job that has ended.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for no such job, and for one whose report was not asked for when it
+    /// began; [`ErrorKind::NotPermitted`] for anybody but its owner and root; [`ErrorKind::Busy`]
+    /// while it works; [`ErrorKind::Internal`] when the report cannot be read.
+    pub async fn outcomes(&self, request: &FetchReport) -> Result<ReportPage, Failure> {
+        let FetchReport { caller, id, offset } = request;
+        let (id, offset) = (*id, *offset);
+        let record = self.record(id).await?;
+        check_owner(caller, &record.caller)?;
+        if !self.options(id).await?.report {
+            let words = format!("job {} was started without --report", id.0);
+            return Err(Failure::new(ErrorKind::NotFound, words));
+        }
+        if !record.job.state.is_final() || self.running().contains_key(&id) {
+            let words = format!("job {} has not ended", id.0);
+            return Err(Failure::new(ErrorKind::Busy, words));
+        }
+        let directory = self.environment.reports().to_owned();
+        blocking(move || outcomes::page(&directory, id, offset)).await
+    }
+
+    async fn work(&self, record: &JobRecord, how: &How, progress: &Progress) -> JobState {
+        // It may have been cancelled before there was anything to stop.
+        if self.record(record.job.id).await.is_ok_and(|now| now.job.state.is_final()) {
+            return JobState::Cancelled;
+        }
         let context = Context {
             environment: &self.environment,
             importer: &self.importer,
             unmarked: &self.unmarked,
             job: record,
-            filter: &filter,
-            dry_run,
+            filter: &how.filter,
+            dry_run: how.dry_run,
             progress,
+            outcomes: how.outcomes.as_ref(),
+            pace: how.pace.as_ref(),
         };
         match record.job.kind {
             JobKind::Import => list::run(&context).await,
             JobKind::Hydrate | JobKind::Release => transfer::run(&context).await,
             JobKind::Export => {
                 export::run(&context).await;
-                publish::run(&context).await;
+                if how.is_atomic {
+                    publish::run(&context).await;
+                }
             }
         }
         progress.end()
@@ -446,29 +411,6 @@ impl<E: Environment> Jobs<E> {
         });
         query.await
     }
-
-    /// Reading is enough to import and hydrate; the others change what is where.
-    async fn check_caller(
-        &self,
-        kind: JobKind,
-        caller: &Caller,
-        top: &Inode,
-    ) -> Result<(), Failure> {
-        match kind {
-            JobKind::Import | JobKind::Hydrate => {
-                check(&*self.environment, caller, top, Access::Read).await?;
-            }
-            JobKind::Release | JobKind::Export => {
-                if !permission::is_root(caller) && caller.uid != top.uid {
-                    return Err(Failure::new(
-                        ErrorKind::NotPermitted,
-                        "only the owner or root may release or export it",
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 impl<E: Environment> Drop for Begun<'_, E> {
@@ -482,30 +424,20 @@ fn is_alone(kind: JobKind) -> bool {
     matches!(kind, JobKind::Export | JobKind::Release)
 }
 
-/// A job that nobody has begun.
-fn fresh(kind: JobKind, path: PathBytes) -> Job {
-    Job {
-        id: JobId(0),
-        kind,
-        path,
-        state: JobState::Queued,
-        files_done: 0,
-        files_total: 0,
-        bytes_done: 0,
-        bytes_total: 0,
-        errors: 0,
-        failures: Vec::new(),
-        started: Timestamp(0),
-        ended: None,
-    }
-}
-
 /// Who started a job, and root, may end it and start it again.
 fn check_owner(caller: &Caller, owner: &Caller) -> Result<(), Failure> {
     match permission::is_root(caller) || caller.uid == owner.uid {
         true => Ok(()),
         false => Err(ErrorKind::NotPermitted.into()),
     }
+}
+
+/// Runs what waits for a disk where it holds up nothing else.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|_| Err(ErrorKind::Unavailable.into()))
 }
 
 /// The jobs as a view shows them, newest first.

@@ -317,7 +317,8 @@ fn complaint(checked: Vec<HostCheck>) -> Result<(), Failure> {
     Err(Failure::new(kind, message))
 }
 
-fn host_name(host: &Host) -> String {
+/// What people call a target daemon.
+pub(super) fn host_name(host: &Host) -> String {
     if host.name.is_empty() { host.id.to_string() } else { format!("target host {}", host.name) }
 }
 

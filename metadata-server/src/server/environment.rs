@@ -1,6 +1,9 @@
 //! What hydration gets from the server: the engine, and the target daemons.
 
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use millrace_protocol::{
     Request,
@@ -26,13 +29,20 @@ pub struct ServerEnvironment {
     peers: Peers,
     random: Random,
     cluster: ClusterId,
+    reports: PathBuf,
 }
 
 impl ServerEnvironment {
-    /// Over a running engine of this cluster.
+    /// Over a running engine of this cluster. Reports of jobs are kept in `reports`.
     #[must_use]
-    pub fn new(engine: Handle, peers: Peers, random: Random, cluster: ClusterId) -> Self {
-        Self { engine, peers, random, cluster }
+    pub fn new(
+        engine: Handle,
+        peers: Peers,
+        random: Random,
+        cluster: ClusterId,
+        reports: PathBuf,
+    ) -> Self {
+        Self { engine, peers, random, cluster, reports }
     }
 }
 
@@ -85,6 +95,10 @@ impl Environment for ServerEnvironment {
 
     fn cluster(&self) -> ClusterId {
         self.cluster
+    }
+
+    fn reports(&self) -> &Path {
+        &self.reports
     }
 
     fn now(&self) -> Timestamp {

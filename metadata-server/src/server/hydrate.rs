@@ -15,7 +15,9 @@ use millrace_protocol::{
         ShowFile,
     },
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
-    selection::{RetryJob, SelectionReply, ShowSelection, StartPublication, StartSelected},
+    job_options::{FetchReport, JobOptionsReply, ReportPage, ShowJobOptions, StartWithOptions},
+    requests::{ListRequests, RequestsReply},
+    selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
     session::Done,
 };
 use millrace_transport::IncomingCall;
@@ -121,7 +123,7 @@ impl Hydrated for StartSelected {
     }
 }
 
-impl Hydrated for StartPublication {
+impl Hydrated for StartWithOptions {
     fn restrict(&mut self, client: &Client) {
         self.start.caller = client.caller(&self.start.caller);
     }
@@ -131,8 +133,46 @@ impl Hydrated for StartPublication {
         hydration: Hydration<ServerEnvironment>,
         top: PathBytes,
     ) -> Result<JobReply, Failure> {
-        let job = hydration.start_publication(&top, &self).await?;
+        let job = hydration.start_with_options(&top, &self).await?;
         Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for ShowJobOptions {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<JobOptionsReply, Failure> {
+        hydration.show_job_options(self.id).await
+    }
+}
+
+impl Hydrated for FetchReport {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<ReportPage, Failure> {
+        hydration.fetch_report(&self).await
+    }
+}
+
+impl Hydrated for ListRequests {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<RequestsReply, Failure> {
+        hydration.list_requests().await
     }
 }
 

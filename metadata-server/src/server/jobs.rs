@@ -2,7 +2,8 @@
 
 use millrace_protocol::{
     admin::{CancelJob, JobReply, StartJob},
-    selection::{RetryJob, ShowSelection, StartPublication, StartSelected},
+    job_options::{FetchReport, ShowJobOptions, StartWithOptions},
+    selection::{RetryJob, ShowSelection, StartSelected},
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{Failure, JobId};
@@ -27,12 +28,32 @@ impl MetadataService {
         respond::<StartSelected>(call, result).await;
     }
 
-    pub(super) async fn start_publication(&self, call: IncomingCall) {
-        let result = match self.hydrated::<StartPublication>(&call).await {
+    pub(super) async fn start_with_options(&self, call: IncomingCall) {
+        let result = match self.hydrated::<StartWithOptions>(&call).await {
             Ok(reply) => self.seen(&call, reply.job.id).await,
             Err(failure) => Err(failure),
         };
-        respond::<StartPublication>(call, result).await;
+        respond::<StartWithOptions>(call, result).await;
+    }
+
+    pub(super) async fn show_job_options(&self, call: IncomingCall) {
+        let result = async {
+            let id = call.decode::<ShowJobOptions>()?.id;
+            self.seen(&call, id).await?;
+            self.hydrated::<ShowJobOptions>(&call).await
+        };
+        let result = result.await;
+        respond::<ShowJobOptions>(call, result).await;
+    }
+
+    pub(super) async fn fetch_report(&self, call: IncomingCall) {
+        let result = async {
+            let id = call.decode::<FetchReport>()?.id;
+            self.seen(&call, id).await?;
+            self.hydrated::<FetchReport>(&call).await
+        };
+        let result = result.await;
+        respond::<FetchReport>(call, result).await;
     }
 
     pub(super) async fn retry_job(&self, call: IncomingCall) {

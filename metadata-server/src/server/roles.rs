@@ -80,7 +80,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::SetAutoExport
         | Kind::ListAutoExports
         | Kind::SetFetchPolicy
-        | Kind::ListFetchPolicies => &[Role::Admin],
+        | Kind::ListFetchPolicies
+        | Kind::ListRequests => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
         | Kind::SetLayout
@@ -93,7 +94,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ResolveConflict
         | Kind::SetPin
         | Kind::StartSelected
-        | Kind::StartPublication
+        | Kind::StartWithOptions
+        | Kind::ShowJobOptions
+        | Kind::FetchReport
         | Kind::ShowSelection
         | Kind::RetryJob => &[Role::Admin, Role::Client],
         Kind::Attach
@@ -111,6 +114,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::UploadObject
         | Kind::MarkExported
         | Kind::CheckBucket
+        | Kind::CountRequests
         | Kind::DescribeTarget
         | Kind::ControlScrub
         | Kind::ListContents

@@ -39,7 +39,9 @@
 //! | `f`   | directory 8, name             | inode 8: which file had the name of a whiteout     |
 //! | `g`   | link 4                        | [`AutoExportRecord`]: a link that exports by itself |
 //! | `h`   | link 4                        | [`FetchRecord`]: what is fetched behind reads      |
-//! | `i`   | job 8                         | empty: an export that ends with a manifest         |
+//! | `i`   | job 8                         | empty: an export that ends with a manifest, as     |
+//! |       |                               | made before there were options                     |
+//! | `j`   | job 8                         | [`JobOptionsRecord`]: how a job is done            |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
@@ -51,6 +53,7 @@
 //! [`GroupRecord`]: super::records::GroupRecord
 //! [`HostRecord`]: super::records::HostRecord
 //! [`Inode`]: crate::namespace::Inode
+//! [`JobOptionsRecord`]: super::records::JobOptionsRecord
 //! [`JobRecord`]: super::records::JobRecord
 //! [`KeyRecord`]: super::records::KeyRecord
 //! [`LinkRecord`]: super::records::LinkRecord
@@ -426,10 +429,16 @@ pub fn selection(job: JobId) -> Vec<u8> {
     key!(b'd', job.0.to_be_bytes())
 }
 
-/// An export that ends with a manifest.
+/// An export that ends with a manifest, from before jobs had options.
 #[must_use]
 pub fn publication(job: JobId) -> Vec<u8> {
     key!(b'i', job.0.to_be_bytes())
+}
+
+/// How a job is done, if that is in some way of its own.
+#[must_use]
+pub fn job_options(job: JobId) -> Vec<u8> {
+    key!(b'j', job.0.to_be_bytes())
 }
 
 /// Every target that was given up.

@@ -9,6 +9,7 @@ use millrace_protocol::{
     admin::{AttributeSource, Job},
     ahead::FetchPolicy,
     cluster::{Bucket, LinkMode},
+    job_options::JobOptions,
     metadata::FileKind,
     selection::Selection,
     session::Caller,
@@ -351,6 +352,14 @@ pub struct SelectionRecord {
     pub dry_run: bool,
 }
 record!(SelectionRecord, 1, "selection of a job");
+
+/// How a job is done, if that is in some way of its own.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct JobOptionsRecord {
+    /// As it was asked for.
+    pub options: JobOptions,
+}
+record!(JobOptionsRecord, 1, "options of a job");
 
 /// The export of one file, from before its upload began until the inode shows its outcome and the
 /// targets know which of their blocks the object has.

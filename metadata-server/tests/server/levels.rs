@@ -4,8 +4,9 @@
 use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
-        AddLink, BeginExport, Command, CompleteExport, Create, Envelope, Format, Loss, NoteReads,
-        RegisterHost, SetAttributes, SetAutoExport, SetFetchPolicy, SetPin, SetXattr,
+        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
+        Create, Envelope, Format, Loss, NoteReads, RegisterHost, SetAttributes, SetAutoExport,
+        SetFetchPolicy, SetPin, SetXattr,
     },
     engine::StoreKind,
     namespace::{Body, ObjectState, pins, tree},
@@ -13,10 +14,13 @@ use millrace_metadata_server::{
 };
 use millrace_protocol::{
     access::LastRead,
+    admin::{Job, JobKind, JobState},
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
+    job_options::JobOptions,
     metadata::{NewNode, XattrMode},
+    selection::Selection,
     session::Caller,
 };
 use millrace_types::{
@@ -240,6 +244,42 @@ fn exports_stay_known_until_targets_know_of_them_from_the_ninth_level_on() {
         let Body::File(file) = &inode.body else { panic!("a file") };
         let expected = if level == 9 { ObjectState::Dirty } else { ObjectState::Exported };
         assert_eq!(file.state, expected);
+    }
+}
+
+#[test]
+fn jobs_have_options_from_the_tenth_level_on_and_older_publications_are_replayed() {
+    let mut log = linked(LinkMode::ImportExport);
+    let add = AddJob { job: export_job(), caller: Caller::ROOT, root: InodeId(2) };
+    let with_options = || {
+        let add = AddJob { job: export_job(), caller: Caller::ROOT, root: InodeId(2) };
+        let selected = AddSelectedJob { add, selection: Selection::default(), dry_run: false };
+        let options = JobOptions { priority: 3, ..JobOptions::default() };
+        Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options }))
+    };
+    log.apply(Command::SetFeatureLevel(9)).unwrap();
+    log.apply(Command::AddPublication(add)).unwrap();
+    assert!(log.store.get(&keys::publication(JobId(1))).unwrap().is_some());
+    assert_eq!(log.apply(with_options()), Err(ErrorKind::NotSupported));
+    log.apply(Command::SetFeatureLevel(10)).unwrap();
+    log.apply(with_options()).unwrap();
+    assert!(log.store.get(&keys::job_options(JobId(2))).unwrap().is_some());
+}
+
+fn export_job() -> Job {
+    Job {
+        id: JobId(0),
+        kind: JobKind::Export,
+        path: b"/data".to_vec(),
+        state: JobState::Queued,
+        files_done: 0,
+        files_total: 0,
+        bytes_done: 0,
+        bytes_total: 0,
+        errors: 0,
+        failures: Vec::new(),
+        started: Timestamp(0),
+        ended: None,
     }
 }
 

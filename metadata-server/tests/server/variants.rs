@@ -78,6 +78,7 @@ variants!(
         SetFetchPolicy,
         ReopenExport,
         AddPublication,
+        AddJobWithOptions,
     }
 );
 

@@ -8,6 +8,7 @@ use millrace_protocol::{
     ahead::FetchAhead,
     cluster::{CompareLog, LogPoint, LogWitness, ReclaimBatch},
     fsck::{ContentsPage, LISTED_CHUNKS_MAX, ListContents},
+    requests::{CountRequests, CountsReply, RequestCounts},
     session::Done,
     target::{
         CheckBucket, ContentName, Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported, Presence,
@@ -173,6 +174,21 @@ impl Daemon {
         let (prefix, write) = (spec.prefix().to_owned(), request.write);
         bucket.check(&prefix, write).await?;
         Ok(Done::default())
+    }
+
+    /// What this host asked some buckets since it began.
+    pub(crate) fn count_requests(&self, request: &CountRequests) -> CountsReply {
+        let counts_of = |bucket| {
+            let open = self.links.open(bucket)?;
+            let counters = open.counters();
+            let (received, sent) = (counters.bytes_received(), counters.bytes_sent());
+            Ok(RequestCounts::new(counters.by_class(), counters.failures(), received, sent))
+        };
+        let counts = request.buckets.iter().map(|bucket| {
+            // One that cannot be opened was asked nothing.
+            counts_of(bucket).unwrap_or_else(|_: Failure| RequestCounts::default())
+        });
+        CountsReply { counts: counts.collect() }
     }
 
     /// Frees a part of a target's reclaim queue; returns the position of its last entry.

@@ -11,6 +11,7 @@ mod lease;
 mod lock;
 mod metadata;
 mod release;
+mod requests;
 mod selection;
 mod storage;
 mod upkeep;
@@ -51,6 +52,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(release::all());
     samples.extend(admin::all());
     samples.extend(selection::all());
+    samples.extend(requests::all());
     samples.extend(upkeep::all());
     samples.extend(fsck::all());
     samples.extend(backup::all());

@@ -37,8 +37,8 @@ use self::{
 use super::{
     Alone, Context, Filter, PAUSE, Progress,
     export::{self, Counted, FILES_MAX, UPLOADS_MAX},
-    fresh,
     marks::Unmarked,
+    start::fresh,
 };
 use crate::{
     hydration::{
@@ -303,6 +303,8 @@ impl<E: Environment> AutoExporter<E> {
             filter: &filter,
             dry_run: false,
             progress: &Progress::default(),
+            outcomes: None,
+            pace: None,
         };
         let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
         let mut files = FuturesUnordered::new();

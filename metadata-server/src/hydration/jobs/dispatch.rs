@@ -17,7 +17,9 @@ use millrace_protocol::{
 };
 use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, MIB};
 
-use super::{Context, Environment};
+use tokio::time::Instant;
+
+use super::{Context, Environment, Pace};
 use crate::hydration::spread::{Place, places_of};
 
 /// What targets are asked to do with items.
@@ -90,6 +92,7 @@ struct Piece {
 /// A file under way. Done when nobody holds it back any more.
 struct File {
     inode: InodeId,
+    size: u64,
     pieces: AtomicU32,
     failed: AtomicU32,
 }
@@ -125,7 +128,8 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         size: u64,
     ) {
         // The file itself is one piece, so that it does not end before its last item is taken.
-        let file = Arc::new(File { inode, pieces: AtomicU32::new(1), failed: AtomicU32::new(0) });
+        let (pieces, failed) = (AtomicU32::new(1), AtomicU32::new(0));
+        let file = Arc::new(File { inode, size, pieces, failed });
         for item in items {
             let places = match places_of(&self.map, &item, size) {
                 Ok(places) => places,
@@ -140,7 +144,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
                 self.add(place, piece).await;
             }
         }
-        self.piece_done(&file);
+        piece_done(self.context, &file).await;
     }
 
     /// Sends what is left and waits for all answers.
@@ -157,7 +161,9 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         let batch = self.batches.entry(place).or_default();
         batch.bytes += piece.bytes;
         batch.pieces.push(piece);
-        let full = batch.pieces.len() >= BATCH_ITEMS_MAX || batch.bytes >= BATCH_BYTES_MAX;
+        let portion = self.context.pace.map_or(BATCH_BYTES_MAX, Pace::portion);
+        let bytes_max = BATCH_BYTES_MAX.min(portion);
+        let full = batch.pieces.len() >= BATCH_ITEMS_MAX || batch.bytes >= bytes_max;
         if full && let Some(batch) = self.batches.remove(&place) {
             self.send(place, batch).await;
         }
@@ -169,6 +175,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
             let Some(sent) = self.requests.next().await else { break };
             self.take(sent).await;
         }
+        self.await_turn(batch.bytes).await;
         let (environment, task) = (Arc::clone(self.context.environment), self.task);
         let known = Arc::clone(&self.map);
         self.requests.push(Box::pin(async move {
@@ -187,6 +194,21 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         }));
     }
 
+    /// Waits until bytes may move, if the job is held to a rate. What comes back meanwhile may say
+    /// that less was moved than it was charged for.
+    async fn await_turn(&mut self, bytes: u64) {
+        let Some(pace) = self.context.pace else { return };
+        while pace.next() > Instant::now() {
+            tokio::select! {
+                () = tokio::time::sleep_until(pace.next()) => {}
+                Some(sent) = self.requests.next(), if !self.requests.is_empty() => {
+                    self.take(sent).await;
+                }
+            }
+        }
+        pace.charge(bytes, Instant::now());
+    }
+
     async fn take(&mut self, sent: Sent) {
         let results: Vec<Result<ByteLen, Failure>> = match sent.result {
             Ok(reply) if reply.results.len() == sent.pieces.len() => reply.results,
@@ -195,10 +217,16 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         };
         for (piece, result) in sent.pieces.into_iter().zip(results) {
             match result {
-                Ok(_) => self.context.progress.moved(piece.bytes),
+                Ok(moved) => {
+                    self.context.progress.moved(piece.bytes);
+                    if let Some(pace) = self.context.pace {
+                        // What was here already did not come from the bucket.
+                        pace.refund(piece.bytes.saturating_sub(moved.0), Instant::now());
+                    }
+                }
                 Err(failure) => self.fail(&piece.file, failure).await,
             }
-            self.piece_done(&piece.file);
+            piece_done(self.context, &piece.file).await;
         }
     }
 
@@ -216,12 +244,12 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
             _ => self.context.fail_id(file.inode, failure).await,
         }
     }
+}
 
-    fn piece_done(&self, file: &File) {
-        let last = file.pieces.fetch_sub(1, Ordering::Relaxed) == 1;
-        if last && file.failed.load(Ordering::Relaxed) == 0 {
-            self.context.progress.done();
-        }
+async fn piece_done<E: Environment>(context: &Context<'_, E>, file: &File) {
+    let last = file.pieces.fetch_sub(1, Ordering::Relaxed) == 1;
+    if last && file.failed.load(Ordering::Relaxed) == 0 {
+        context.done_id(file.inode, file.size).await;
     }
 }
 

@@ -121,10 +121,12 @@ async fn take<E: Environment>(context: &Context<'_, E>, ended: Option<Ended>) {
     match ended {
         None => {}
         Some(Ended { result: Ok(Counted::No), .. }) => {}
-        Some(Ended { result: Ok(Counted::Yes { .. }), .. }) => context.progress.done(),
+        Some(Ended { inode, result: Ok(Counted::Yes { sent }) }) => {
+            context.done_id(inode, sent.unwrap_or(0)).await;
+        }
         // Removed since the walk saw it: nothing is missing in the bucket.
-        Some(Ended { result: Err(failure), .. }) if failure.kind == ErrorKind::Stale => {
-            context.progress.done();
+        Some(Ended { inode, result: Err(failure) }) if failure.kind == ErrorKind::Stale => {
+            context.done_id(inode, 0).await;
         }
         Some(Ended { inode, result: Err(failure) }) => context.fail_id(inode, failure).await,
     }

@@ -140,7 +140,7 @@ pub(super) async fn look<E: Environment>(
 ) -> Result<(), Failure> {
     let source = read_source(context, inode).await?;
     if is_needed(&source) {
-        context.progress.found(source.inode.size);
+        context.would_id(inode, source.inode.size).await;
     }
     Ok(())
 }

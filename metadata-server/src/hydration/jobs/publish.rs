@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use millrace_object_source::{Condition, PosixAttributes};
 use millrace_protocol::cluster::LinkMode;
-use millrace_types::{ErrorKind, Failure, InodeId, JobId};
+use millrace_types::{ErrorKind, Failure, InodeId};
 use serde::Serialize;
 
 use super::{Context, Environment};
@@ -59,15 +59,6 @@ struct Entry {
     symlink: Option<String>,
 }
 
-/// Whether a job ends with a manifest.
-///
-/// # Errors
-/// That the server is busy or shutting down.
-pub(super) async fn is_wanted<E: Environment>(environment: &E, id: JobId) -> Result<bool, Failure> {
-    let query = environment.read(move |view| view.get(&keys::publication(id)).map_err(broken));
-    Ok(query.await?.is_some())
-}
-
 /// Refuses what cannot be published: a file, and what lies below no link that exports.
 ///
 /// # Errors
@@ -76,14 +67,11 @@ pub(super) async fn check<E: Environment>(environment: &E, top: InodeId) -> Resu
     place(environment, top).await.map(|_| ())
 }
 
-/// Behind an export job: puts the manifest there, if it shall, and if nothing has failed.
+/// Behind an export job: puts the manifest there, if nothing has failed.
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
-    let published = match is_wanted(&**context.environment, context.job.job.id).await {
-        Ok(wanted) if !wanted || context.progress.errors() > 0 => return,
-        Ok(_) => publish(context).await,
-        Err(failure) => Err(failure),
-    };
-    if let Err(failure) = published {
+    if context.progress.errors() == 0
+        && let Err(failure) = publish(context).await
+    {
         context.fail_id(context.job.root, failure).await;
     }
 }

@@ -102,16 +102,19 @@ async fn take<E: Environment>(
             Err(failure) => return context.fail_id(id, failure).await,
         }
     }
-    if !context.selects(inode).await || (context.dry_run && !concerned) {
+    if !context.selects(inode).await {
         return;
     }
-    context.progress.found(if concerned { size } else { 0 });
-    if context.dry_run {
-        return;
-    }
-    if concerned {
-        dispatcher.file(inode.id, runs(&content, size), size).await;
-    } else {
-        context.progress.done();
+    match (context.dry_run, concerned) {
+        (true, true) => context.would_id(inode.id, size).await,
+        (true, false) => {}
+        (false, true) => {
+            context.progress.found(size);
+            dispatcher.file(inode.id, runs(&content, size), size).await;
+        }
+        (false, false) => {
+            context.progress.found(0);
+            context.done_id(inode.id, 0).await;
+        }
     }
 }

@@ -143,6 +143,7 @@ impl<E: Environment> Work<'_, E> {
             condition,
         };
         let _permit = self.uploads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        self.context.paced(self.source.inode.size).await;
         let environment = &**self.context.environment;
         let reply = environment.ask(place.host, request, PART_TIMEOUT).await?;
         Ok(End::Stored(tag(&reply.etag)?))
@@ -159,6 +160,7 @@ impl<E: Environment> Work<'_, E> {
         let mut pause = PAUSE;
         let mut attempt = 1;
         let _permit = self.uploads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        self.context.paced(part.len).await;
         loop {
             match environment.ask(place.host, request.clone(), PART_TIMEOUT).await {
                 Ok(reply) => {

@@ -5,7 +5,8 @@ use std::fs;
 use millrace_protocol::{
     admin::{Job, JobKind, JobState, StartJob},
     cluster::LinkMode,
-    selection::{RetryJob, StartPublication},
+    job_options::{JobOptions, StartWithOptions},
+    selection::{RetryJob, Selection},
 };
 use millrace_types::{ErrorKind, Failure, JobId};
 use serde_json::Value;
@@ -16,8 +17,10 @@ const MANIFEST: &str = "step/.millrace-manifest.json";
 
 async fn start(world: &World, path: &str) -> Result<JobId, Failure> {
     let start = StartJob { caller: ROOT, kind: JobKind::Export, path: path.as_bytes().to_vec() };
-    let job = world.hydration.start_publication(b"", &StartPublication { start }).await;
-    job.map(|job| job.id)
+    let options = JobOptions { atomic: true, ..JobOptions::default() };
+    let request =
+        StartWithOptions { start, selection: Selection::default(), dry_run: false, options };
+    world.hydration.start_with_options(b"", &request).await.map(|job| job.id)
 }
 
 async fn publish(world: &World) -> Job {

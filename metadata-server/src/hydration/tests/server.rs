@@ -13,8 +13,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use millrace_object_source::{Bucket, Buckets, Condition, Metadata, Settings, Tag, UploadId};
+use millrace_object_source::{Bucket, Buckets, Settings};
 use millrace_protocol::{
     admin::{AddLink, Job, JobKind, JobState, StartJob},
     ahead::FetchAhead,
@@ -22,11 +21,11 @@ use millrace_protocol::{
     cluster::{self, LinkMode, Map},
     kind::Request,
     metadata::NewNode,
+    requests::{CountRequests, CountsReply, RequestCounts},
     session::{Caller, Done},
     target::{
         CheckBucket, Hydrate, Item, ItemResults, MarkExported, Presence, PresenceReply, Present,
-        Release, UploadCondition, UploadObject, UploadObjectReply, UploadPart, UploadPartReply,
-        UploadSource,
+        Release, UploadObject, UploadPart,
     },
 };
 use millrace_types::{
@@ -44,14 +43,12 @@ use crate::{
         walk::{Viewpoint, refused, resolve},
     },
     namespace::{Body, Inode, ObjectState},
-    store::{
-        MetaStore, View, keys,
-        memory::MemoryStore,
-        records::{self, LinkRecord},
-    },
+    store::{MetaStore, View, memory::MemoryStore},
     targets::map,
     written::Written,
 };
+
+mod uploads;
 
 pub(super) const HOST: HostId = HostId([1; 16]);
 pub(super) const ROOT: Caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
@@ -98,7 +95,10 @@ pub(super) struct TestServer {
     pub(super) silent: AtomicBool,
     /// Targets have no room for what nobody asked for.
     pub(super) full: AtomicBool,
+    /// Targets do not say what they asked buckets.
+    pub(super) uncounted: AtomicBool,
     written: Written,
+    reports: tempfile::TempDir,
 }
 
 /// A server, hydration over it, and the directory that plays the bucket.
@@ -283,7 +283,9 @@ impl TestServer {
             marks: Mutex::default(),
             silent: AtomicBool::new(false),
             full: AtomicBool::new(false),
+            uncounted: AtomicBool::new(false),
             written: Written::default(),
+            reports: tempfile::tempdir().unwrap(),
         }
     }
 
@@ -340,6 +342,10 @@ impl TestServer {
         self.execute(Command::OpenWrite(open), false).await.unwrap();
     }
 
+    pub(super) fn reports_dir(&self) -> &Path {
+        self.reports.path()
+    }
+
     pub(super) fn items_of(&self, request: &str) -> Vec<Item> {
         let items = self.items.lock().unwrap();
         items.iter().filter(|(name, _)| *name == request).map(|(_, item)| item.clone()).collect()
@@ -351,6 +357,16 @@ impl TestServer {
                 let bucket = self.buckets.bucket(&spec_of(&check.bucket)?)?;
                 bucket.check("", check.write).await?;
                 return Ok(Box::new(Done { index: LogIndex(0) }));
+            }
+            Err(request) => request,
+        };
+        let request = match request.downcast::<CountRequests>() {
+            Ok(_) if self.uncounted.load(Ordering::Relaxed) => {
+                return Err(ErrorKind::Unavailable.into());
+            }
+            Ok(count) => {
+                let one = RequestCounts::new([10, 20, 40, 0, 0, 0, 0], 1, 5, 0);
+                return Ok(Box::new(CountsReply { counts: vec![one; count.buckets.len()] }));
             }
             Err(request) => request,
         };
@@ -392,7 +408,10 @@ impl TestServer {
                     changed.then_some(ErrorKind::ObjectChanged)
                 }
             };
-            fault.map_or(Ok(ByteLen(0)), |kind| Err(kind.into()))
+            let away = items.0 == "hydrate"
+                && !self.present.lock().unwrap().contains_key(&item.content.inode);
+            let moved = if away { item.content.origin_length } else { 0 };
+            fault.map_or(Ok(ByteLen(moved)), |kind| Err(kind.into()))
         });
         let results = results.collect();
         let named = items.1.into_iter().map(|item| (items.0, item));
@@ -417,84 +436,6 @@ impl TestServer {
         let results = items.iter().map(result).collect();
         self.items.lock().unwrap().extend(items.into_iter().map(|item| ("ahead", item)));
         ItemResults { results }
-    }
-
-    async fn faulty<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<Box<dyn Any + Send>, Failure> {
-        let fault = self.faults.lock().unwrap().pop_front();
-        match fault {
-            None => Ok(Box::new(work.await?)),
-            Some(Fault::Fail(kind)) => Err(kind.into()),
-            Some(Fault::LoseAnswer) => {
-                work.await?;
-                Err(ErrorKind::Unavailable.into())
-            }
-            Some(Fault::Put(object, bytes)) => {
-                replace(&object, bytes);
-                Ok(Box::new(work.await?))
-            }
-            Some(Fault::Delete(object)) => {
-                fs::remove_file(object).unwrap();
-                Ok(Box::new(work.await?))
-            }
-            Some(Fault::Write(inode)) => {
-                let reply = work.await?;
-                self.open_write(inode).await;
-                let size = self.files.lock().unwrap()[&inode].len() as u64;
-                self.commit(inode, size).await;
-                Ok(Box::new(reply))
-            }
-            Some(Fault::Truncate(inode)) => {
-                let reply = work.await?;
-                let opener = Opener { session: SESSION, inode };
-                let open = command::OpenWrite { caller: None, opener, truncate: true };
-                self.execute(Command::OpenWrite(open), false).await.unwrap();
-                self.execute(Command::CloseWrite(opener), false).await.unwrap();
-                self.files.lock().unwrap().insert(inode, Vec::new());
-                Ok(Box::new(reply))
-            }
-        }
-    }
-
-    fn bytes_of(&self, source: &UploadSource) -> Vec<Bytes> {
-        let files = self.files.lock().unwrap();
-        let from = usize::try_from(source.offset).unwrap();
-        let to = from + usize::try_from(source.len).unwrap();
-        vec![Bytes::copy_from_slice(&files[&source.content.inode][from..to])]
-    }
-
-    async fn bucket_of_link(&self, link: LinkId) -> Arc<Bucket> {
-        let query = self.read(move |view| {
-            let record: Option<LinkRecord> = records::read(view, &keys::link(link)).unwrap();
-            Ok(record.unwrap())
-        });
-        let record = query.await.unwrap();
-        self.buckets.bucket(&spec_of(&record.bucket).unwrap()).unwrap()
-    }
-
-    async fn upload_part(&self, part: UploadPart) -> Result<UploadPartReply, Failure> {
-        let source = &part.source;
-        let bucket = self.bucket_of_link(source.link).await;
-        let upload = UploadId::new(part.upload_id)?;
-        let body = self.bytes_of(source);
-        let put = bucket.put_part(&source.key, &upload, part.part_number, source.offset, body);
-        let etag = put.await?.tag.to_string();
-        Ok(UploadPartReply { etag, checksum: Default::default() })
-    }
-
-    async fn upload_object(&self, object: UploadObject) -> Result<UploadObjectReply, Failure> {
-        let source = &object.source;
-        let bucket = self.bucket_of_link(source.link).await;
-        let condition = match object.condition {
-            UploadCondition::Absent => Condition::Absent,
-            UploadCondition::Tag(tag) => Condition::Matches(Tag::new(tag)?),
-        };
-        let metadata = Metadata::new(object.metadata)?;
-        let body = self.bytes_of(source);
-        let tag = bucket.put_small(&source.key, body, &metadata, &condition).await?;
-        Ok(UploadObjectReply { etag: tag.to_string(), checksum: Default::default() })
     }
 
     fn presence(&self, presence: &Presence) -> PresenceReply {
@@ -564,6 +505,10 @@ impl Environment for TestServer {
         assert_eq!(host, HOST);
         let reply = self.serve(Box::new(request)).await?;
         Ok(*reply.downcast::<R::Reply>().expect("each request has its reply"))
+    }
+
+    fn reports(&self) -> &Path {
+        self.reports.path()
     }
 
     fn now(&self) -> Timestamp {

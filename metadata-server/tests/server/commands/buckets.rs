@@ -2,9 +2,10 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport, DropDirectory,
-        ForgetEntries, FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts,
-        ObserveObject, ResolveConflict, SetAutoExport, SetFetchPolicy, SetLinkOptions, UpdateJob,
+        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
+        DropDirectory, ForgetEntries, FoundObject, ImportEntries, ImportEntry, ImportKind,
+        JobCounts, ObserveObject, ResolveConflict, SetAutoExport, SetFetchPolicy, SetLinkOptions,
+        UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
@@ -17,6 +18,7 @@ use millrace_protocol::{
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
+    job_options::JobOptions,
     selection::Selection,
 };
 use millrace_types::{ErrorKind, FileName, InodeId, JobId, LinkId, MIB, Timestamp};
@@ -122,16 +124,22 @@ impl Commands {
             };
             let root = self.directory(view);
             let add = AddJob { job, caller: self.caller(), root };
-            match self.random.within(0..4) {
+            match self.random.within(0..5) {
                 0 | 1 => return Command::AddJob(add),
                 2 => return Command::AddPublication(add),
                 _ => {}
             }
-            let include = vec!["*.jpg".to_owned()];
+            let include = vec!["*.jpg".to_owned(); usize::from(percent(&self.random, 60))];
             let selection = Selection { include, ..Selection::default() };
             let dry_run = percent(&self.random, 50);
             let selected = AddSelectedJob { add, selection, dry_run };
-            return Command::AddSelectedJob(Box::new(selected));
+            if percent(&self.random, 50) {
+                return Command::AddSelectedJob(Box::new(selected));
+            }
+            let priority = i8::try_from(self.random.within(0..21)).unwrap() - 10;
+            let options = JobOptions { priority, report: true, ..JobOptions::default() };
+            let with_options = AddJobWithOptions { selected, options };
+            return Command::AddJobWithOptions(Box::new(with_options));
         }
         let id = self.record::<JobRecord>(view, &keys::jobs()).map_or(9, |(id, _)| id);
         let states =

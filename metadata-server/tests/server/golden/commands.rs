@@ -2,12 +2,13 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddLink, AddSelectedJob, BeginExport, Command, Commit, CompleteExport, Create,
-        CreateMasked, CreateUnnamed, DropDirectory, Envelope, ForgetEntries, Format, FoundObject,
-        ImportEntries, ImportEntry, ImportKind, JobCounts, Loss, MakeLink, NewKey, NoteReads,
-        ObserveObject, OpenSession, OpenWrite, Opener, ReclaimOrphans, RegisterHost, Remove,
-        RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults,
-        SetFetchPolicy, SetLinkOptions, SetPin, SetTime, SetXattr, UpdateJob,
+        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, Commit,
+        CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
+        ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts,
+        Loss, MakeLink, NewKey, NoteReads, ObserveObject, OpenSession, OpenWrite, Opener,
+        ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename, Repair, ResolveConflict,
+        SetAttributes, SetAutoExport, SetDefaults, SetFetchPolicy, SetLinkOptions, SetPin, SetTime,
+        SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -17,6 +18,7 @@ use millrace_protocol::{
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
+    job_options::JobOptions,
     metadata::{NewNode, RenameMode, XattrMode},
     selection::Selection,
     session::{Caller, Operation},
@@ -404,12 +406,20 @@ fn of_fetches() -> Vec<Command> {
     vec![Command::SetFetchPolicy(set)]
 }
 
+pub(super) fn options() -> JobOptions {
+    JobOptions { atomic: true, priority: -3, bytes_per_second: Some(1 << 28), report: true }
+}
+
 fn of_reopened_exports() -> Vec<Command> {
     let job = Job { kind: JobKind::Export, ..job() };
-    let publication = AddJob { job, caller: caller(), root: InodeId(83) };
+    let add = AddJob { job, caller: caller(), root: InodeId(83) };
+    let publication = Command::AddPublication(add.clone());
+    let selected = AddSelectedJob { add, selection: Selection::default(), dry_run: false };
+    let options = options();
     vec![
         Command::ReopenExport { inode: InodeId(81), export: 82 << 64 },
-        Command::AddPublication(publication),
+        publication,
+        Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options })),
     ]
 }
 

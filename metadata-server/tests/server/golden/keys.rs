@@ -45,6 +45,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("fetch", keys::fetch(LinkId(5))),
         Sample::key("selection", keys::selection(JobId(NUMBER))),
         Sample::key("publication", keys::publication(JobId(NUMBER))),
+        Sample::key("job_options", keys::job_options(JobId(NUMBER))),
         Sample::key("xattr", keys::xattr(INODE, b"user.name")),
         Sample::key("run", keys::run(LogIndex(NUMBER))),
         Sample::key("distrust", keys::distrust()),

@@ -2,9 +2,10 @@
 
 use millrace_protocol::{
     admin::{JobKind, JobReply, StartJob},
-    selection::{
-        RetryJob, Selection, SelectionReply, ShowSelection, StartPublication, StartSelected,
+    job_options::{
+        FetchReport, JobOptions, JobOptionsReply, ReportPage, ShowJobOptions, StartWithOptions,
     },
+    selection::{RetryJob, Selection, SelectionReply, ShowSelection, StartSelected},
 };
 use millrace_types::JobId;
 
@@ -21,11 +22,22 @@ pub(super) fn all() -> Vec<Sample> {
     };
     let start = StartJob { caller: caller(), kind: JobKind::Hydrate, path: b"/train".to_vec() };
     let reply = || JobReply { job: job() };
-    let publication = StartJob { kind: JobKind::Export, ..start.clone() };
+    let options =
+        JobOptions { atomic: true, priority: -3, bytes_per_second: Some(1 << 28), report: true };
+    let with_options = StartWithOptions {
+        start: StartJob { kind: JobKind::Export, ..start.clone() },
+        selection: Selection::default(),
+        dry_run: false,
+        options,
+    };
+    let fetch = FetchReport { caller: caller(), id: JobId(8), offset: 9 };
+    let page = ReportPage { lines: b"{}\n".to_vec(), next: Some(12) };
     [
         pair(&StartSelected { start, selection: selection.clone(), dry_run: true }, &reply()),
         pair(&ShowSelection { id: JobId(8) }, &SelectionReply { selection, dry_run: true }),
-        pair(&StartPublication { start: publication }, &reply()),
+        pair(&with_options, &reply()),
+        pair(&ShowJobOptions { id: JobId(8) }, &JobOptionsReply { options }),
+        pair(&fetch, &page),
         pair(&RetryJob { caller: caller(), id: JobId(8) }, &reply()),
     ]
     .into_iter()

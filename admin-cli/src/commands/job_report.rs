@@ -1,0 +1,111 @@
+//! `millrace job report ID [--format csv] [--out FILE]`: what became of each file of a job.
+
+use std::{
+    io::{self, BufRead as _, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, ensure};
+use millrace_protocol::job_options::FetchReport;
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use crate::{
+    arguments::{JobReportArguments, ReportFormat},
+    connection::Connection,
+    context::{CALLER, Context},
+    exit::Exit,
+};
+
+/// One file.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    path: String,
+    outcome: String,
+    bytes: u64,
+    error: Option<String>,
+}
+
+/// Fetches and prints; FILE appears when it is whole.
+pub(crate) async fn run(context: &Context, arguments: JobReportArguments) -> anyhow::Result<Exit> {
+    let JobReportArguments { format, out, job } = arguments;
+    let connection = context.anywhere().await?;
+    let first = FetchReport { caller: CALLER, id: job.id, offset: 0 };
+    match out {
+        None => {
+            let mut out = io::stdout().lock();
+            match print(&connection, first, format, &mut out).await {
+                // A reader that has seen enough.
+                Err(error) if is_broken_pipe(&error) => {}
+                other => other?,
+            }
+        }
+        Some(file) => {
+            ensure!(!file.exists(), "{} exists: name a new file", file.display());
+            let parent = match file.parent() {
+                Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+                _ => PathBuf::from("."),
+            };
+            let failed = |file: &Path| format!("cannot write {}", file.display());
+            let mut partial = NamedTempFile::new_in(&parent).with_context(|| failed(&file))?;
+            print(&connection, first, format, &mut partial).await.with_context(|| failed(&file))?;
+            let kept = partial.persist_noclobber(&file);
+            kept.map_err(|error| error.error).with_context(|| failed(&file))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+async fn print(
+    connection: &Connection,
+    mut request: FetchReport,
+    format: ReportFormat,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    if format == ReportFormat::Csv {
+        out.write_all(b"path,outcome,bytes,error\n")?;
+    }
+    loop {
+        let page = connection.request(&request).await?;
+        match format {
+            ReportFormat::Jsonl => out.write_all(&page.lines)?,
+            ReportFormat::Csv => write_rows(out, &page.lines)?,
+        }
+        match page.next {
+            Some(next) => request.offset = next,
+            None => break,
+        }
+    }
+    Ok(out.flush()?)
+}
+
+fn write_rows(out: &mut impl Write, lines: &[u8]) -> anyhow::Result<()> {
+    let mut table = csv::WriterBuilder::new().has_headers(false).from_writer(out);
+    for line in lines.lines() {
+        let row: Line = serde_json::from_str(&line?).context("a line of the report is damaged")?;
+        table.serialize(row)?;
+    }
+    Ok(table.flush()?)
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let is_broken = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(is_broken))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_quoted_where_they_must_be() {
+        let lines = br#"{"path":"/set/a,b","outcome":"done","bytes":7}
+{"path":"/set/c","outcome":"failed","bytes":0,"error":"it said \"no\""}
+"#;
+        let mut out = Vec::new();
+        write_rows(&mut out, lines).unwrap();
+        let expected = "\"/set/a,b\",done,7,\n/set/c,failed,0,\"it said \"\"no\"\"\"\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        assert!(write_rows(&mut Vec::new(), b"{").is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! What a job works with, and how it tells what became of a file.
+
+use std::sync::Arc;
+
+use millrace_protocol::admin::PathBytes;
+use millrace_types::{Failure, FileName, InodeId};
+
+use super::{
+    Environment, Importer,
+    filter::Filter,
+    marks::Unmarked,
+    outcomes::{Outcome, Outcomes},
+    pace::Pace,
+    progress::Progress,
+};
+use crate::{
+    hydration::{
+        import::broken,
+        walk::{inode, path_of},
+    },
+    namespace::{Inode, tree},
+    store::{StoreError, View, records::JobRecord},
+};
+
+/// What a job works with.
+pub(super) struct Context<'a, E> {
+    pub(super) environment: &'a Arc<E>,
+    pub(super) importer: &'a Arc<Importer<E>>,
+    pub(super) unmarked: &'a Unmarked,
+    pub(super) job: &'a JobRecord,
+    pub(super) filter: &'a Filter,
+    /// Nothing is done: what would be is counted as found.
+    pub(super) dry_run: bool,
+    pub(super) progress: &'a Progress,
+    /// Where what becomes of each file is written down, if somebody wants to know.
+    pub(super) outcomes: Option<&'a Outcomes>,
+    /// What bytes wait for, if the job is held to a rate.
+    pub(super) pace: Option<&'a Pace>,
+}
+
+impl<E: Environment> Context<'_, E> {
+    /// Whether the job works on a file.
+    pub(super) async fn selects(&self, inode: &Inode) -> bool {
+        if self.filter.is_everything() {
+            return true;
+        }
+        if !self.filter.needs_path() {
+            return self.filter.admits(inode, b"");
+        }
+        let (root, wanted) = (self.job.root, inode.clone());
+        let query = self.environment.read(move |view| below(view, root, &wanted).map_err(broken));
+        // What was moved out of the tree meanwhile is not in it.
+        match query.await {
+            Ok(Some(path)) => self.filter.admits(inode, &path),
+            _ => false,
+        }
+    }
+
+    /// Waits for the turn of some bytes, if the job is held to a rate.
+    pub(super) async fn paced(&self, bytes: u64) {
+        if let Some(pace) = self.pace {
+            pace.take(bytes).await;
+        }
+    }
+
+    /// A file is done, for which so many bytes had to be moved or dropped.
+    pub(super) async fn done_id(&self, id: InodeId, bytes: u64) {
+        self.progress.done();
+        self.note(id, bytes, Outcome::Done).await;
+    }
+
+    /// Something would be done with a file, were this no dry run.
+    pub(super) async fn would_id(&self, id: InodeId, bytes: u64) {
+        self.progress.found(bytes);
+        self.note(id, bytes, Outcome::Would).await;
+    }
+
+    /// Counts a failure under the path that an inode has now.
+    pub(super) async fn fail_id(&self, id: InodeId, failure: Failure) {
+        let path = self.path_now(id).await;
+        if let Some(outcomes) = self.outcomes {
+            outcomes.note(&path, 0, &Outcome::Failed(&failure));
+        }
+        self.progress.failed(path, failure);
+    }
+
+    async fn note(&self, id: InodeId, bytes: u64, outcome: Outcome<'_>) {
+        let Some(outcomes) = self.outcomes else { return };
+        let path = self.path_now(id).await;
+        outcomes.note(&path, bytes, &outcome);
+    }
+
+    async fn path_now(&self, id: InodeId) -> PathBytes {
+        match inode(&**self.environment, id).await {
+            Ok(inode) => path_of(&**self.environment, &inode).await,
+            Err(_) => id.to_string().into_bytes(),
+        }
+    }
+}
+
+/// The path of an inode below another one, by its first name; of that one itself, its name.
+fn below(view: &dyn View, root: InodeId, inode: &Inode) -> Result<Option<PathBytes>, StoreError> {
+    let mut names: Vec<FileName> = Vec::new();
+    let mut at = inode.clone();
+    while at.id != root || names.is_empty() {
+        let Some(parent) = at.parent.filter(|_| names.len() < DEPTH_MAX) else { return Ok(None) };
+        let is_root = at.id == root;
+        names.push(parent.name);
+        if is_root {
+            break;
+        }
+        let Some(directory) = tree::find(view, parent.directory)? else { return Ok(None) };
+        at = directory;
+    }
+    let names: Vec<_> = names.iter().rev().map(FileName::as_bytes).collect();
+    Ok(Some(names.join(&b'/')))
+}
+
+/// Deeper than any path.
+const DEPTH_MAX: usize = 4096;

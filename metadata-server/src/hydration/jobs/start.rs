@@ -1,0 +1,212 @@
+//! Jobs on their way into the queue: who may start them, over what, and how they are done.
+
+use millrace_protocol::{
+    admin::{Job, JobKind, JobState, PathBytes, StartJob},
+    job_options::{JobOptions, StartWithOptions},
+    selection::{RetryJob, Selection, SelectionReply, StartSelected},
+    session::Caller,
+};
+use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
+
+use super::{Environment, Jobs, check_owner, filter::Filter, publish};
+use crate::{
+    command::{AddJob, AddJobWithOptions, AddSelectedJob, Command, Outcome},
+    hydration::{
+        import::broken,
+        walk::{Viewpoint, check, inode, path_of, resolve},
+    },
+    namespace::{
+        Inode,
+        permission::{self, Access},
+    },
+    store::{
+        keys,
+        records::{self, JobOptionsRecord, JobRecord, SelectionRecord},
+    },
+};
+
+impl<E: Environment> Jobs<E> {
+    /// Takes a job into the queue. The request's path begins at `top`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::PermissionDenied`] or [`ErrorKind::NotPermitted`] when the caller may not; a
+    /// path that leads nowhere; [`ErrorKind::Busy`] when the queue is full.
+    pub async fn start(&self, top: &[u8], request: &StartJob) -> Result<Job, Failure> {
+        let add = self.prepare(top, request).await?;
+        self.add(Command::AddJob(add)).await
+    }
+
+    /// Takes a job over a part of a tree into the queue.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; [`ErrorKind::InvalidArgument`] for a selection that makes no sense, and
+    /// for an import, which knows no files before it has listed them.
+    pub async fn start_selected(
+        &self,
+        top: &[u8],
+        request: &StartSelected,
+    ) -> Result<Job, Failure> {
+        if request.start.kind == JobKind::Import {
+            return Err(no_selection());
+        }
+        Filter::compile(&request.selection, Timestamp(0))?;
+        let add = self.prepare(top, &request.start).await?;
+        let (selection, dry_run) = (request.selection.clone(), request.dry_run);
+        let command = AddSelectedJob { add, selection, dry_run };
+        self.add(Command::AddSelectedJob(Box::new(command))).await
+    }
+
+    /// Takes a job into the queue that is done in some way of its own.
+    ///
+    /// # Errors
+    /// As [`Self::start_selected`]; [`ErrorKind::InvalidArgument`] for options that such a job
+    /// cannot keep; of one that ends with a manifest, [`ErrorKind::NotDirectory`],
+    /// [`ErrorKind::InvalidArgument`] below no link, and [`ErrorKind::ReadOnly`] below one that
+    /// does not export.
+    pub async fn start_with_options(
+        &self,
+        top: &[u8],
+        request: &StartWithOptions,
+    ) -> Result<Job, Failure> {
+        let StartWithOptions { start, selection, dry_run, options } = request;
+        let is_whole = selection.is_everything() && !dry_run;
+        if start.kind == JobKind::Import && !is_whole {
+            return Err(no_selection());
+        }
+        Filter::compile(selection, Timestamp(0))?;
+        options.check(start.kind, is_whole)?;
+        let add = self.prepare(top, start).await?;
+        if options.atomic {
+            publish::check(&*self.environment, add.root).await?;
+        }
+        let selected = AddSelectedJob { add, selection: selection.clone(), dry_run: *dry_run };
+        self.add(command_of(selected, *options)).await
+    }
+
+    /// Takes a job that has ended into the queue once more, as a new one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::NotPermitted`] for anybody but its owner and root;
+    /// [`ErrorKind::Busy`] while it has not ended.
+    pub async fn retry(&self, request: &RetryJob) -> Result<Job, Failure> {
+        let JobRecord { job, caller, root } = self.record(request.id).await?;
+        check_owner(&request.caller, &caller)?;
+        if !job.state.is_final() {
+            let words = format!("job {} has not ended", request.id.0);
+            return Err(Failure::new(ErrorKind::Busy, words));
+        }
+        let SelectionRecord { selection, dry_run } = self.selection_record(request.id).await?;
+        // What was allowed then need not be now.
+        let top = inode(&*self.environment, root).await?;
+        self.check_caller(job.kind, &caller, &top).await?;
+        let path = path_of(&*self.environment, &top).await;
+        let add = AddJob { job: fresh(job.kind, path), caller, root };
+        let options = self.options(request.id).await?;
+        self.add(command_of(AddSelectedJob { add, selection, dry_run }, options)).await
+    }
+
+    /// What a job works on.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn selection(&self, id: JobId) -> Result<SelectionReply, Failure> {
+        let SelectionRecord { selection, dry_run } = self.selection_record(id).await?;
+        Ok(SelectionReply { selection, dry_run })
+    }
+
+    /// How a job is done.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn options(&self, id: JobId) -> Result<JobOptions, Failure> {
+        let query = self.environment.read(move |view| {
+            let record = records::read(view, &keys::job_options(id)).map_err(broken)?;
+            if let Some(JobOptionsRecord { options }) = record {
+                return Ok(options);
+            }
+            let atomic = view.get(&keys::publication(id)).map_err(broken)?.is_some();
+            Ok(JobOptions { atomic, ..JobOptions::default() })
+        });
+        query.await
+    }
+
+    pub(super) async fn selection_record(&self, id: JobId) -> Result<SelectionRecord, Failure> {
+        let query = self
+            .environment
+            .read(move |view| records::read(view, &keys::selection(id)).map_err(broken));
+        let everything = || SelectionRecord { selection: Selection::default(), dry_run: false };
+        Ok(query.await?.unwrap_or_else(everything))
+    }
+
+    async fn prepare(&self, top: &[u8], request: &StartJob) -> Result<AddJob, Failure> {
+        let from = Viewpoint { top, caller: &request.caller };
+        let top = resolve(&*self.environment, &self.importer, from, &request.path).await?;
+        self.check_caller(request.kind, &request.caller, &top).await?;
+        let job = fresh(request.kind, path_of(&*self.environment, &top).await);
+        Ok(AddJob { job, caller: request.caller.clone(), root: top.id })
+    }
+
+    async fn add(&self, command: Command) -> Result<Job, Failure> {
+        let outcome = self.environment.execute(command, true).await?;
+        let Outcome::Job(id) = outcome else { return Err(ErrorKind::Internal.into()) };
+        self.waiting.notify_one();
+        self.show(id).await
+    }
+
+    /// Reading is enough to import and hydrate; the others change what is where.
+    async fn check_caller(
+        &self,
+        kind: JobKind,
+        caller: &Caller,
+        top: &Inode,
+    ) -> Result<(), Failure> {
+        match kind {
+            JobKind::Import | JobKind::Hydrate => {
+                check(&*self.environment, caller, top, Access::Read).await?;
+            }
+            JobKind::Release | JobKind::Export => {
+                if !permission::is_root(caller) && caller.uid != top.uid {
+                    return Err(Failure::new(
+                        ErrorKind::NotPermitted,
+                        "only the owner or root may release or export it",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The plainest command that adds such a job, so that logs stay readable to older servers.
+fn command_of(selected: AddSelectedJob, options: JobOptions) -> Command {
+    if options != JobOptions::default() {
+        return Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options }));
+    }
+    match selected.selection.is_everything() && !selected.dry_run {
+        true => Command::AddJob(selected.add),
+        false => Command::AddSelectedJob(Box::new(selected)),
+    }
+}
+
+fn no_selection() -> Failure {
+    let words = "an import lists whole directories: it takes no selection";
+    Failure::new(ErrorKind::InvalidArgument, words)
+}
+
+/// A job that nobody has begun.
+pub(super) fn fresh(kind: JobKind, path: PathBytes) -> Job {
+    Job {
+        id: JobId(0),
+        kind,
+        path,
+        state: JobState::Queued,
+        files_done: 0,
+        files_total: 0,
+        bytes_done: 0,
+        bytes_total: 0,
+        errors: 0,
+        failures: Vec::new(),
+        started: Timestamp(0),
+        ended: None,
+    }
+}
