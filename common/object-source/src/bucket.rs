@@ -9,7 +9,7 @@ use crate::{
     Condition, Continuation, Counters, Error, Head, LinkSpec, Location, Metadata, Page, Settings,
     Tag, UploadId, UploadedPart,
     directory::Directory,
-    limits::Limits,
+    limits::{Limits, Requests},
     object::{PARTS_MAX, WHOLE_LEN_MAX, check_key, check_prefix},
     pace::Pace,
     s3::S3,
@@ -58,16 +58,19 @@ impl Bucket {
     /// environment's settings make no sense.
     pub fn open(spec: &LinkSpec, settings: &Settings) -> Result<Self, Error> {
         let counters = Arc::new(Counters::default());
+        let requests = Arc::new(Requests::new(settings.requests_in_flight_max));
         let kind = match spec.location() {
             Location::S3 { bucket, .. } => {
-                Kind::S3(Box::new(S3::open(spec, bucket, settings, Arc::clone(&counters))?))
+                let pressure = Arc::clone(&requests);
+                let counters = Arc::clone(&counters);
+                Kind::S3(Box::new(S3::open(spec, bucket, settings, counters, pressure)?))
             }
             Location::Directory { root } => {
                 Kind::Directory(Directory::new(root.clone(), Arc::clone(&counters)))
             }
         };
         let name = spec.without_prefix().url_of("");
-        let (limits, patience) = (Limits::new(settings), settings.read_timeout);
+        let (limits, patience) = (Limits::new(settings, requests), settings.read_timeout);
         Ok(Self { kind, limits, counters, patience, name })
     }
 
@@ -75,6 +78,13 @@ impl Bucket {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// How many requests this process has in flight at most: [`Settings::requests_in_flight_max`],
+    /// or fewer since the bucket asked to slow down.
+    #[must_use]
+    pub fn requests_limit(&self) -> usize {
+        self.limits.requests()
     }
 
     /// The bucket's URL without a prefix: a label for logs and metrics.

@@ -25,7 +25,7 @@ use self::{
 };
 use crate::{
     ANONYMOUS, Condition, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
-    UploadId, credentials::SectionCredentials,
+    UploadId, credentials::SectionCredentials, limits::Requests,
 };
 
 mod address;
@@ -55,6 +55,7 @@ impl S3 {
         bucket: &str,
         settings: &Settings,
         counters: Arc<Counters>,
+        requests: Arc<Requests>,
     ) -> Result<Self, Error> {
         let environment = AmazonS3Builder::from_env();
         let address = Address::new(spec, bucket, &environment)?;
@@ -69,7 +70,7 @@ impl S3 {
             max_retries: settings.retries_max,
             retry_timeout: settings.retry_timeout,
         };
-        let wire = Wire::new(address.authority().to_owned(), counters);
+        let wire = Wire::new(address.authority().to_owned(), counters, requests);
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;
         let anonymous = spec.credentials() == Some(ANONYMOUS)

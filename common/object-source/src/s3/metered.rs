@@ -1,9 +1,10 @@
-//! The HTTP client under everything: counts each request where it leaves the process.
+//! The HTTP client under everything: counts each request where it leaves the process, and hears
+//! from each answer whether the bucket wants fewer of them.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::Method;
+use http::{Method, StatusCode};
 use object_store::{
     ClientOptions,
     client::{
@@ -11,19 +12,22 @@ use object_store::{
         ReqwestConnector,
     },
 };
+use tokio::time::Instant;
 
-use crate::{Counters, RequestClass};
+use super::signed::asks_to_wait;
+use crate::{Counters, RequestClass, limits::Requests};
 
 /// Which requests are the bucket's, and where they are counted.
 #[derive(Debug, Clone)]
 pub(super) struct Wire {
     authority: String,
     counters: Arc<Counters>,
+    requests: Arc<Requests>,
 }
 
 impl Wire {
-    pub(super) fn new(authority: String, counters: Arc<Counters>) -> Self {
-        Self { authority, counters }
+    pub(super) fn new(authority: String, counters: Arc<Counters>, requests: Arc<Requests>) -> Self {
+        Self { authority, counters, requests }
     }
 
     fn class(&self, request: &HttpRequest) -> RequestClass {
@@ -32,6 +36,17 @@ impl Wire {
             return RequestClass::Other;
         }
         classify(request.method(), uri.query().unwrap_or_default())
+    }
+
+    fn heard(&self, status: StatusCode) {
+        let bucket = &self.authority;
+        if !asks_to_wait(status) {
+            if self.requests.answered() {
+                tracing::info!(bucket, "the bucket takes as many requests as before");
+            }
+        } else if let Some(limit) = self.requests.slow_down(Instant::now()) {
+            tracing::warn!(bucket, limit, "the bucket asks to slow down: fewer requests at a time");
+        }
     }
 }
 
@@ -70,6 +85,11 @@ impl HttpService for Metered {
             counters.send(request.body().content_length() as u64);
         }
         let answer = self.client.execute(request).await;
+        if let Ok(answer) = &answer
+            && class != RequestClass::Other
+        {
+            self.wire.heard(answer.status());
+        }
         if answer.as_ref().map_or(true, |answer| answer.status().as_u16() >= 400) {
             counters.fail();
         }

@@ -7,7 +7,7 @@ use millrace_object_source::{
     Bucket, Condition, Error, LinkSpec, Metadata, RequestClass, Settings,
 };
 
-use crate::{contract, weed::Weed};
+use crate::{contract, moto::Moto, weed::Weed};
 
 const CREDENTIALS: &str = "[writer]\naws_access_key_id = writer\n\
      aws_secret_access_key = writer-secret\n\
@@ -43,6 +43,20 @@ async fn the_contract_holds_on_s3_and_refusals_are_told_in_words() {
     refusals(&settings, &weed.endpoint()).await;
     assert!(writer.counters().requests(RequestClass::List) > 0);
     assert_eq!(writer.counters().requests(RequestClass::Other), 0);
+}
+
+#[tokio::test]
+async fn the_contract_holds_on_another_s3_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = settings(dir.path());
+    let moto = Moto::start();
+    let writer = open(&settings, &moto.endpoint(), "data", "writer");
+    let other = open(&settings, &moto.endpoint(), "data", "writer");
+    // moto ignores the conditions of a completion, and answers 500 to a part of no upload.
+    contract::holds_but_for_ends_of_uploads(&writer, &other, "a b/c/").await;
+    many_keys(&writer).await;
+    let error = open(&settings, &moto.endpoint(), "nowhere", "writer").check("", false).await;
+    assert!(matches!(error, Err(Error::NoBucket { .. })), "{error:?}");
 }
 
 /// The server makes a bucket at the first upload of an administrator; it answers before its volumes
@@ -135,6 +149,38 @@ async fn what_answers_but_is_no_bucket_is_told_in_words() {
     let error = open(&settings, &endpoint, "data", "writer").check("", false).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("malformed"), "{error}");
+    server.abort();
+}
+
+#[tokio::test]
+async fn a_bucket_that_asks_to_slow_down_gets_half_as_many_requests_at_a_time_and_then_more() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    const SLOW: &[u8] = b"HTTP/1.1 503 Slow Down\r\ncontent-length: 0\r\n\r\n";
+    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\netag: \"1\"\r\n\
+        last-modified: Tue, 24 Nov 2026 00:00:00 GMT\r\n\r\n";
+    let dir = tempfile::tempdir().unwrap();
+    let settings = Settings { requests_in_flight_max: 8, ..settings(dir.path()) };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(async move {
+        let mut answers = 0;
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            while matches!(stream.read(&mut request).await, Ok(1..)) {
+                answers += 1;
+                stream.write_all(if answers == 1 { SLOW } else { HEAD }).await.unwrap();
+            }
+        }
+    });
+    let bucket = open(&settings, &endpoint, "data", "writer");
+    assert_eq!(bucket.requests_limit(), 8);
+    // Its one repetition is the first good answer of the four that a further request takes.
+    bucket.head("key").await.unwrap();
+    assert_eq!(bucket.requests_limit(), 4);
+    for limit in [4, 4, 5] {
+        bucket.head("key").await.unwrap();
+        assert_eq!(bucket.requests_limit(), limit);
+    }
     server.abort();
 }
 
