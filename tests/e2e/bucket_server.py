@@ -1,6 +1,6 @@
-"""Runs a real S3 server (SeaweedFS) on loopback for tests and demonstrations.
+"""Runs a real S3 server on loopback for tests and demonstrations: SeaweedFS, or moto.
 
-Owns one `weed` process, its free ports and a directory; knows nothing of Millrace. As a program it
+Owns one server process, its free ports and a directory; knows nothing of Millrace. As a program it
 prints one line of JSON when the server answers, then waits: it ends, and the server with it, when
 its standard input closes, on SIGTERM or on SIGINT. With `--detach` it prints the line and leaves
 the server running (the line names the process).
@@ -60,6 +60,7 @@ class BucketServer:
 
     def __init__(self, directory, die_with_parent=True):
         self.directory = pathlib.Path(directory)
+        self.log = self.directory / "server.log"
         self.die_with_parent = die_with_parent
         self.access_key = ACCESS_KEY
         self.secret_key = SECRET_KEY
@@ -75,8 +76,8 @@ class BucketServer:
             if self._wait_until_ready():
                 return self
             self.stop()
-        log = (self.directory / "weed.log").read_text(errors="replace")[-2000:]
-        raise RuntimeError(f"weed did not start in {attempts} attempts; end of its log:\n{log}")
+        log = self.log.read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"no start in {attempts} attempts; end of the server's log:\n{log}")
 
     def _spawn(self):
         names = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc")
@@ -102,7 +103,10 @@ class BucketServer:
             f"-s3.localSocket={self.directory / 's3.sock'}",
             f"-metricsIp={HOST}", f"-metricsPort={port['metrics']}",
         ]
-        log = open(self.directory / "weed.log", "ab")
+        self._run(command)
+
+    def _run(self, command):
+        log = open(self.log, "ab")
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             cwd=self.directory, env={**os.environ, "TMPDIR": str(self.directory)},
@@ -175,6 +179,19 @@ class BucketServer:
         self.stop()
 
 
+class MotoServer(BucketServer):
+    """moto's S3 server: takes any credentials, keeps objects in memory, counts no requests."""
+
+    def _spawn(self):
+        self.ports = free_ports(1)
+        self.endpoint = f"http://{HOST}:{self.ports[0]}"
+        self.metrics_url = ""
+        self._run([sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.ports[0])])
+
+
+SERVERS = {"weed": BucketServer, "moto": MotoServer}
+
+
 def remove_sockets(ports):
     """Removes the sockets that weed leaves in /tmp, whatever directory it was given."""
     for port in ports:
@@ -209,9 +226,10 @@ def s3_client(endpoint, access_key, secret_key, retries=5):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--dir", required=True, help="where the server keeps its data and log")
+    arguments.add_argument("--server", choices=SERVERS, default="weed", help="which server")
     arguments.add_argument("--detach", action="store_true", help="leave the server running")
     options = arguments.parse_args()
-    server = BucketServer(options.dir, die_with_parent=not options.detach)
+    server = SERVERS[options.server](options.dir, die_with_parent=not options.detach)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
     try:

@@ -1,4 +1,4 @@
-//! A real S3 server (SeaweedFS) with one bucket, run by `tests/e2e/bucket_server.py`.
+//! A real S3 server (SeaweedFS, or moto) with one bucket, run by `tests/e2e/bucket_server.py`.
 
 use std::{
     collections::BTreeMap,
@@ -30,11 +30,24 @@ impl Bucket {
     /// # Errors
     /// When the server cannot be started, or Python lacks what it needs.
     pub fn start() -> Result<Self> {
+        Self::start_server("weed")
+    }
+
+    /// The same with moto, another server, which counts no requests and knows no identities.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_moto() -> Result<Self> {
+        Self::start_server("moto")
+    }
+
+    fn start_server(program: &str) -> Result<Self> {
         let directory = crate::cluster::working_directory("bucket-")?;
         let mut child = Command::new(python())
             .arg(repository().join("tests/e2e/bucket_server.py"))
             .arg("--dir")
             .arg(directory.path())
+            .args(["--server", program])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
