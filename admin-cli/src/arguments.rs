@@ -367,7 +367,7 @@ pub enum JobCommand {
     /// List jobs, the newest first
     List,
     /// Show one job with its failures
-    Show(JobShowArguments),
+    Show(JobDetailArguments),
     /// Start a job once more that has ended; files that are done are passed over
     Retry(JobShowArguments),
     /// Ask a job to stop; what it has done stays done
@@ -375,6 +375,17 @@ pub enum JobCommand {
     /// Print what became of each file, of a job that was started with --report and has ended
     #[command(after_help = job::REPORT_HELP)]
     Report(JobReportArguments),
+}
+
+/// Arguments of `job show`.
+#[derive(Args, Debug)]
+pub struct JobDetailArguments {
+    /// With how far each directory right below its own is
+    #[arg(long)]
+    pub directories: bool,
+    /// The job, and whether to stay.
+    #[command(flatten)]
+    pub show: JobShowArguments,
 }
 
 /// Arguments of `job show` and `job retry`.

@@ -46,6 +46,25 @@ impl Place {
     }
 }
 
+/// How a directory may be written in front of paths below it, without a slash at the end unless it
+/// is a root.
+pub(crate) fn spellings(directory: &Path) -> Vec<Vec<u8>> {
+    if let Ok(Some(path)) = cluster_path(directory) {
+        return vec![[SCHEME, &path].concat()];
+    }
+    let known = [std::path::absolute(directory).ok(), canonical(directory).ok()];
+    let mut spellings: Vec<Vec<u8>> = Vec::new();
+    for path in known.into_iter().flatten() {
+        // Collected again without a slash at its end.
+        let path: PathBuf = path.components().collect();
+        let bytes = path.into_os_string().into_encoded_bytes();
+        if !spellings.contains(&bytes) {
+            spellings.push(bytes);
+        }
+    }
+    spellings
+}
+
 /// The path behind `mr:`, normalised; nothing for a local path.
 fn cluster_path(argument: &Path) -> anyhow::Result<Option<PathBytes>> {
     let Some(path) = argument.as_os_str().as_bytes().strip_prefix(SCHEME) else {
@@ -137,6 +156,19 @@ mod tests {
         assert!(cluster("mr:a").unwrap_err().contains("mr:/"));
         assert!(cluster("mr:/a/../b").unwrap_err().contains(".."));
         assert!(cluster(&format!("mr:/{}", "x/".repeat(3000))).is_err());
+    }
+
+    #[test]
+    fn a_directory_may_be_written_with_and_without_its_links() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().canonicalize().unwrap().join("real");
+        std::fs::create_dir(&real).unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+        assert_eq!(spellings(&link.join("")), [bytes(&link), bytes(&real)]);
+        assert_eq!(spellings(Path::new("mr:/a//b/")), [b"mr:/a/b"]);
+        assert_eq!(spellings(Path::new("mr:/")), [b"mr:/"]);
     }
 
     #[test]

@@ -12,12 +12,14 @@ use millrace_protocol::{
     ahead::LinkFetches,
     bucket::AutoExport,
     cluster::LinkMode,
+    requests::BucketRequests,
 };
 use serde::Serialize;
 
 use crate::output::{path_text, time_text};
 
 mod bucket;
+mod detail;
 mod fsck;
 mod pin;
 mod selection;
@@ -26,6 +28,7 @@ mod target;
 #[cfg(test)]
 pub(crate) use bucket::HostCheckReport;
 pub(crate) use bucket::{AutoExportReport, ConflictReport, FetchReport, LinkCheckReport};
+pub(crate) use detail::{CountsReport, DirectoriesReport};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use selection::{JobOptionsReport, SelectionReport};
@@ -109,6 +112,9 @@ pub(crate) struct LinkReport {
     /// What is fetched behind reads; not part of `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fetch: Option<FetchReport>,
+    /// What its bucket was asked, by all links into it; of `link list`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) requests: Option<CountsReport>,
 }
 
 /// How a link follows its bucket.
@@ -145,6 +151,12 @@ pub(crate) struct JobReport {
     /// What `job show` tells of a job that is done in some way of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) options: Option<JobOptionsReport>,
+    /// What its work asked buckets: of `job show`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) requests: Option<CountsReport>,
+    /// How far each directory is, where that was asked for.
+    #[serde(flatten)]
+    pub(crate) directories: Option<DirectoriesReport>,
 }
 
 /// Why a job could not do one file.
@@ -301,6 +313,7 @@ impl From<&LinkStatus> for LinkReport {
             options: None,
             auto_export: None,
             fetch: None,
+            requests: None,
         }
     }
 }
@@ -329,6 +342,15 @@ impl LinkReport {
     pub(crate) fn with_fetches(self, known: &[LinkFetches]) -> Self {
         let own = known.iter().find(|fetches| fetches.link.0 == self.id);
         Self { fetch: own.map(FetchReport::from), ..self }
+    }
+}
+
+impl LinkReport {
+    /// The same with what its bucket was asked.
+    pub(crate) fn with_requests(self, known: &[BucketRequests]) -> Self {
+        let has = |bucket: &&BucketRequests| bucket.links.iter().any(|link| link.0 == self.id);
+        let requests = known.iter().find(has).map(|bucket| bucket.counts.into());
+        Self { requests, ..self }
     }
 }
 
@@ -384,6 +406,8 @@ impl From<&Job> for JobReport {
             ended: job.ended.map(time_text),
             selection: None,
             options: None,
+            requests: None,
+            directories: None,
         }
     }
 }

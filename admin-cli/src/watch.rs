@@ -5,8 +5,11 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use millrace_protocol::admin::{Job, JobState, ShowJob};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use millrace_protocol::{
+    admin::{Job, JobState, ShowJob},
+    job_detail::ShowJobDetail,
+};
 use millrace_types::{ByteLen, JobId};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -18,7 +21,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output::counted,
-    report::{JobReport, kind_name},
+    report::{CountsReport, JobReport, kind_name},
 };
 
 /// Reports a job that was just started, or with `wait` follows it to its end; `hint` is how to name
@@ -32,25 +35,21 @@ pub(crate) async fn report(
     job: Job,
     wait: bool,
 ) -> anyhow::Result<Exit> {
-    let job = if wait {
-        match follow(connection, job).await? {
-            Followed::Ended(job) => job,
-            Followed::Interrupted(id) => {
-                say(&format!(
-                    "job {0} goes on; watch it with `{1} job show {0} --wait`, stop it with \
-                     `{1} job cancel {0}`",
-                    id.0,
-                    program(context)
-                ));
-                return Ok(Exit::Interrupted);
-            }
+    let mut report = JobReport::from(&job);
+    let mut job = job;
+    if wait {
+        match follow_to_end(context, connection, job).await? {
+            Some(ended) => job = ended,
+            None => return Ok(Exit::Interrupted),
         }
-    } else {
-        job
-    };
-    context.output.result(&JobReport::from(&job), || {
+        // A server that counts none has jobs without.
+        let detail = connection.request(&ShowJobDetail { id: job.id }).await.ok();
+        let requests = detail.map(|reply| reply.detail.requests.into());
+        report = JobReport { requests, ..JobReport::from(&job) };
+    }
+    context.output.result(&report, || {
         if wait {
-            summary(&job)
+            summary(&job) + &asked(report.requests.as_ref())
         } else {
             format!(
                 "job {0} started: {1} of {2}; watch it with `{3} job show {0} --wait`",
@@ -62,6 +61,34 @@ pub(crate) async fn report(
         }
     })?;
     Ok(if wait { exit_of(&job) } else { Exit::Done })
+}
+
+/// Follows a job to its end; nothing when the user stops watching, who is told how to go on.
+///
+/// # Errors
+/// When the cluster stays away.
+pub(crate) async fn follow_to_end(
+    context: &Context,
+    connection: &Connection,
+    job: Job,
+) -> anyhow::Result<Option<Job>> {
+    match follow(connection, job).await? {
+        Followed::Ended(job) => Ok(Some(job)),
+        Followed::Interrupted(id) => {
+            say(&format!(
+                "job {0} goes on; watch it with `{1} job show {0} --wait`, stop it with \
+                 `{1} job cancel {0}`",
+                id.0,
+                program(context)
+            ));
+            Ok(None)
+        }
+    }
+}
+
+/// A line that tells what a job asked buckets.
+pub(crate) fn asked(requests: Option<&CountsReport>) -> String {
+    requests.map_or_else(String::new, |requests| format!("\n  asked for: {}", requests.words()))
 }
 
 /// The exit code that tells a job's result.
@@ -157,6 +184,8 @@ async fn follow(connection: &Connection, job: Job) -> anyhow::Result<Followed> {
 /// What a person sees of a job in progress, on standard error.
 struct View {
     bar: Option<ProgressBar>,
+    /// When it was first looked at, and what was done then.
+    first: (Instant, u64),
     shown: Option<Instant>,
     line: String,
 }
@@ -170,7 +199,8 @@ impl View {
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        Self { bar, shown: None, line: String::new() }
+        let first = (Instant::now(), job.bytes_done);
+        Self { bar, first, shown: None, line: String::new() }
     }
 
     fn show(&mut self, job: &Job) {
@@ -181,12 +211,18 @@ impl View {
             bar.set_message(line);
             return;
         }
+        // After a restart of the server it counts from the beginning.
+        if job.bytes_done < self.first.1 {
+            self.first = (Instant::now(), job.bytes_done);
+        }
+        let (begun, before) = self.first;
         let line = format!(
-            "{} {}: {line}, {} of {}",
+            "{} {}: {line}, {} of {}{}",
             kind_name(job.kind),
             job.id.0,
             ByteLen(job.bytes_done),
-            ByteLen(job.bytes_total)
+            ByteLen(job.bytes_total),
+            pace(job, job.bytes_done - before, begun.elapsed())
         );
         self.plain(line);
     }
@@ -217,8 +253,19 @@ impl View {
     }
 }
 
+/// Rate and time left, of what was done in some time; nothing before that tells anything.
+fn pace(job: &Job, done: u64, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs();
+    let Some(rate) = done.checked_div(seconds).filter(|rate| *rate > 0) else {
+        return String::new();
+    };
+    let left = job.bytes_total.saturating_sub(job.bytes_done) / rate;
+    let left = HumanDuration(Duration::from_secs(left));
+    format!(", {} a second, {left} left", ByteLen(rate))
+}
+
 fn style() -> ProgressStyle {
-    let template = "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg} {eta}";
+    let template = "{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {msg} {eta} left";
     ProgressStyle::with_template(template).expect("the template is constant and tested")
 }
 
@@ -252,6 +299,15 @@ mod tests {
     use millrace_types::{ErrorKind, Failure, MIB, Timestamp};
 
     use super::*;
+
+    #[test]
+    fn rate_and_time_left_are_told_once_they_are_known() {
+        let job = Job { bytes_total: 100 * MIB, bytes_done: 40 * MIB, ..job(JobState::Running, 0) };
+        let told = pace(&job, 20 * MIB, Duration::from_millis(10_500));
+        assert_eq!(told, ", 2 MiB a second, 30 seconds left");
+        assert_eq!(pace(&job, 0, Duration::from_secs(10)), "");
+        assert_eq!(pace(&job, 20 * MIB, Duration::from_millis(900)), "");
+    }
 
     fn job(state: JobState, errors: u64) -> Job {
         Job {

@@ -14,7 +14,9 @@ use millrace_protocol::{
         StartJob,
     },
     control::{DescribeMount, MountDescription},
-    job_options::{FetchReport, ShowJobOptions, StartWithOptions},
+    file_list::AppendFiles,
+    job_detail::ShowJobDetail,
+    job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
     release::SetPin,
     selection::{RetryJob, ShowSelection, StartSelected},
     session::Caller,
@@ -122,6 +124,15 @@ impl LocalService for Control {
                     |r: &mut StartWithOptions| named(&mut r.start.caller, &mut r.start.path);
                 self.forward(call, amend).await;
             }
+            _ => self.handle_job(call, asking).await,
+        }
+    }
+}
+
+impl Control {
+    /// Requests about jobs and lists that there are, in the name of who asks.
+    async fn handle_job(&self, call: LocalCall, asking: Caller) {
+        match call.kind() {
             RequestKind::FetchReport => {
                 let amend = |request: &mut FetchReport| {
                     request.caller = asking.clone();
@@ -129,6 +140,21 @@ impl LocalService for Control {
                 };
                 self.forward(call, amend).await;
             }
+            RequestKind::PutReport => {
+                let amend = |request: &mut PutReport| {
+                    request.caller = asking.clone();
+                    Ok(())
+                };
+                self.forward(call, amend).await;
+            }
+            RequestKind::AppendFiles => {
+                let amend = |request: &mut AppendFiles| {
+                    request.caller = asking.clone();
+                    Ok(())
+                };
+                self.forward(call, amend).await;
+            }
+            RequestKind::ShowJobDetail => self.forward(call, |_: &mut ShowJobDetail| Ok(())).await,
             RequestKind::ShowJobOptions => {
                 self.forward(call, |_: &mut ShowJobOptions| Ok(())).await;
             }

@@ -190,6 +190,7 @@ fn dispatch(
         Command::ReopenExport { inode, export } => export::reopen(tx, *inode, *export),
         Command::AddPublication(job) => job::add_publication(tx, job),
         Command::AddJobWithOptions(job) => job::add_with_options(tx, job),
+        Command::NoteJobDetail(note) => job::note_detail(tx, note),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

@@ -45,7 +45,8 @@ pub use bucket::{
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{
-    AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts, UpdateJob,
+    AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts,
+    NoteJobDetail, UpdateJob,
 };
 pub use loss::Loss;
 pub use pin::SetPin;
@@ -220,6 +221,8 @@ pub enum Command {
     AddPublication(AddJob),
     /// Takes a job that is done in some way of its own into the queue.
     AddJobWithOptions(Box<AddJobWithOptions>),
+    /// Records what a job asked buckets, and how far it is in each directory.
+    NoteJobDetail(Box<NoteJobDetail>),
 }
 
 /// Makes an empty file system.

@@ -23,13 +23,17 @@ use millrace_protocol::{
     },
     ahead::{LinkFetches, Miss, SetFetchPolicy},
     bucket::{AutoExport, CheckLink, CheckLinkReply, FileReply, SetAutoExport, ShowFile},
-    job_options::{FetchReport, JobOptionsReply, ReportPage, StartWithOptions},
+    file_list::{AppendFiles, FilesReply},
+    job_detail::JobDetailReply,
+    job_options::{
+        FetchReport, JobOptionsReply, PutReport, PutReportReply, ReportPage, StartWithOptions,
+    },
     requests::RequestsReply,
     selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
 };
 use millrace_service::metrics::Metrics;
-use millrace_types::{Failure, FileName, InodeId, JobId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, JobId};
 use tokio_util::sync::CancellationToken;
 
 mod ahead;
@@ -306,6 +310,34 @@ impl<E: Environment> Hydration<E> {
     /// That the server is busy or shutting down.
     pub async fn show_job_options(&self, id: JobId) -> Result<JobOptionsReply, Failure> {
         Ok(JobOptionsReply { options: self.jobs.options(id).await? })
+    }
+
+    /// Puts a job's report into a bucket, also when the caller goes away meanwhile.
+    ///
+    /// # Errors
+    /// As [`Jobs::put_report`].
+    pub async fn put_report(&self, request: PutReport) -> Result<PutReportReply, Failure> {
+        let jobs = Arc::clone(&self.jobs);
+        let put = tokio::spawn(async move { jobs.put_report(&request).await });
+        put.await.unwrap_or_else(|_| Err(ErrorKind::Unavailable.into()))
+    }
+
+    /// Adds a page to a list of files for a job: see [`Jobs::append_files`].
+    ///
+    /// # Errors
+    /// When it is no page, or cannot be kept.
+    pub async fn append_files(&self, request: AppendFiles) -> Result<FilesReply, Failure> {
+        self.jobs.append_files(request).await
+    }
+
+    /// What a job asked buckets, and how far it is in each directory.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn show_job_detail(&self, id: JobId) -> Result<JobDetailReply, Failure> {
+        let targets = self.environment.map().await?.targets.len();
+        let detail = self.jobs.detail(id).await?;
+        Ok(JobDetailReply { detail, targets: u32::try_from(targets).unwrap_or(u32::MAX) })
     }
 
     /// A part of a job's report.

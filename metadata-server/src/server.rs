@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use millrace_protocol::{
-    Request, RequestKind, admin, ahead, bucket, cluster, metadata, requests,
+    Request, RequestKind, admin, ahead, bucket, cluster, file_list, metadata, requests,
     session::{self, Role},
 };
 use millrace_runtime::Shutdown;
@@ -428,6 +428,9 @@ impl MetadataService {
             RequestKind::StartWithOptions => self.start_with_options(call).await,
             RequestKind::ShowJobOptions => self.show_job_options(call).await,
             RequestKind::FetchReport => self.fetch_report(call).await,
+            RequestKind::PutReport => self.put_report(call).await,
+            RequestKind::ShowJobDetail => self.show_job_detail(call).await,
+            RequestKind::AppendFiles => self.hydrate::<file_list::AppendFiles>(call).await,
             RequestKind::ListRequests => self.hydrate::<requests::ListRequests>(call).await,
             RequestKind::RetryJob => self.retry_job(call).await,
             RequestKind::ShowSelection => self.show_selection(call).await,

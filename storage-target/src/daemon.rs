@@ -30,6 +30,7 @@ use crate::{
 mod control;
 mod data;
 mod export;
+mod tallied;
 mod upkeep;
 
 pub(crate) use export::{Exporter, Remote};

@@ -9,6 +9,7 @@ use millrace_protocol::{
     requests::CountRequests,
     session::Role,
     storage::{Attach, Read, Seek, Sync, Write, Zero},
+    tallied::Tallied,
     target::{
         CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadPart,
     },
@@ -149,6 +150,9 @@ impl TargetService {
                 })
                 .await;
             }
+            RequestKind::Tallied => {
+                answer::<Tallied, _>(call, async |request| daemon.tallied(request).await).await;
+            }
             RequestKind::DescribeTarget => {
                 answer::<DescribeTarget, _>(call, async |request| daemon.describe_target(&request))
                     .await;
@@ -195,6 +199,7 @@ impl Service for TargetService {
                     | RequestKind::MarkExported
                     | RequestKind::CheckBucket
                     | RequestKind::CountRequests
+                    | RequestKind::Tallied
                     | RequestKind::DescribeTarget
                     | RequestKind::ControlScrub
             ),

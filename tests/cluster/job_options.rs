@@ -1,11 +1,12 @@
 //! Jobs with a report, a rate and a priority, and what a bucket was asked, as operators see them.
 
-use std::fs;
+use std::{collections::BTreeSet, fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     bucket::Bucket,
     cluster::{Cluster, Wish},
+    program::binaries,
 };
 
 #[test]
@@ -86,5 +87,75 @@ fn what_a_bucket_was_asked_is_listed_by_kind_over_all_daemons() -> Result<()> {
     ensure!(one["list"].as_u64() > Some(0) && told["silent"] == serde_json::json!([]), "{told}");
     let words = cluster.cli(&["link", "list", "--requests"])?.ok()?;
     ensure!(words.contains("RECEIVED") && words.contains("s3://data/"), "{words}");
+    Ok(())
+}
+
+#[test]
+fn a_job_over_a_list_of_many_files_goes_on_after_a_kill_and_tells_what_is_not_there() -> Result<()>
+{
+    const FILES: u64 = 400;
+    // Names of files that are not there: a list of any length is read in pages.
+    const MISSING: u64 = 20_000;
+    let bucket = Bucket::start()?;
+    for number in 0..FILES {
+        bucket.put(&format!("set/d{}/{number}", number % 4), &[7; 3_000])?;
+    }
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let link = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+    cluster.cli(&[&link[..], &["--fetch", "asked"]].concat())?.ok()?;
+    let set = cluster.mount().join("set");
+    let set = set.to_str().context("a temporary path is text")?;
+    let mut names = String::from("./d0\0");
+    for number in (1..FILES).step_by(2) {
+        names.push_str(&format!("{set}/d{}/{number}\0", number % 4));
+    }
+    for number in 0..MISSING {
+        names.push_str(&format!("d3/none-{number}\0"));
+    }
+    let list = cluster.dir().join("list");
+    fs::write(&list, names)?;
+    // Through the mount, from standard input; the rate keeps the job busy.
+    let mut command = Command::new(binaries().join("millrace"));
+    command.arg("--dir").arg(cluster.dir()).args(["--json", "hydrate", set, "--report"]);
+    command.args(["--files-from", "-", "-0", "--rate", "400KiB"]).stdin(fs::File::open(&list)?);
+    let begun = command.output()?;
+    ensure!(begun.status.success(), "{begun:?}");
+    let told = String::from_utf8(begun.stderr)?;
+    ensure!(told.contains("s3://data/set/") && told.contains("2 targets"), "{told}");
+    let job: serde_json::Value = serde_json::from_slice(&begun.stdout)?;
+    let id = job["id"].as_u64().context("a job has a number")?.to_string();
+    cluster.crash("metadata")?;
+    cluster.crash("target-0")?;
+    let ended = cluster.cli(&["--json", "job", "show", &id, "--wait", "--directories"])?;
+    ensure!(ended.code == Some(1), "{ended}");
+    let job: serde_json::Value = serde_json::from_str(&ended.stdout)?;
+    // A quarter by its directory, and every second file.
+    let done = FILES / 4 + FILES / 2;
+    ensure!(job["files_done"] == done && job["errors"] == MISSING, "{job}");
+    ensure!(job["options"]["files"] == true, "{job}");
+    let directories = job["directories"].as_array().context("a list")?;
+    let rows = directories.iter().map(|row| (row["name"].as_str(), row["files_done"].as_u64()));
+    let rows: Vec<_> = rows.collect();
+    let expected = [("d0", 100), ("d1", 100), ("d3", 100)];
+    assert_eq!(rows, expected.map(|(name, files)| (Some(name), Some(files))));
+    let gets = job["requests"]["get"].as_u64().context("a count")?;
+    ensure!(gets > 0 && gets <= bucket.requests()?["GET"], "{job}");
+    let mut paths = BTreeSet::new();
+    for line in cluster.cli(&["job", "report", &id])?.ok()?.lines() {
+        let line: serde_json::Value = serde_json::from_str(line)?;
+        let path = line["path"].as_str().context("a path")?.to_owned();
+        ensure!((line["outcome"] == "failed") == path.contains("none-"), "{line}");
+        ensure!(paths.insert(path), "twice: {line}");
+    }
+    ensure!(paths.len() as u64 == done + MISSING, "{} lines", paths.len());
+
+    // Once more, over the same list: what is done costs nothing.
+    let asked = bucket.requests()?["GET"];
+    let again = cluster.cli(&["--json", "job", "retry", &id, "--wait"])?;
+    let job: serde_json::Value = serde_json::from_str(&again.stdout)?;
+    ensure!(job["files_done"] == done && job["errors"] == MISSING, "{job}");
+    ensure!(job["requests"]["get"] == 0 && bucket.requests()?["GET"] == asked, "{job}");
+    let listed = cluster.cli(&["link", "list"])?.ok()?;
+    ensure!(listed.contains("s3://data/ was asked: ") && listed.contains(" GET"), "{listed}");
     Ok(())
 }

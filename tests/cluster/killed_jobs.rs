@@ -126,7 +126,7 @@ impl World {
     /// Runs a job to its end while daemons are killed, and tells the requests that it made.
     fn job(&mut self, kind: &str) -> Result<(Value, BTreeMap<String, u64>)> {
         let before = self.bucket.requests()?;
-        let begun = self.cluster.json(&[kind, "mr:/set"])?;
+        let begun = self.cluster.json(&[kind, "mr:/set", "--report"])?;
         let id = begun["id"].to_string();
         let now = || self.cluster.json(&["job", "show", &id]).ok();
         let is_over = |job: &Value| job["state"] != "queued" && job["state"] != "running";
@@ -153,7 +153,27 @@ impl World {
         let made: BTreeMap<_, _> = made.collect();
         figures::report(&format!("{kind}: {kills} kills, {job}, requests {made:?}"))?;
         ensure!(job["state"] == "succeeded" && job["errors"] == 0, "{kind}: {job}");
+        self.check_outcomes(&job)?;
         Ok((job, made))
+    }
+
+    /// The job's report has each file once, with the bytes that the job is about.
+    fn check_outcomes(&self, job: &Value) -> Result<()> {
+        let lines = self.cluster.cli(&["job", "report", &job["id"].to_string()])?.ok()?;
+        let mut told = BTreeMap::new();
+        for line in lines.lines() {
+            let line: Value = serde_json::from_str(line)?;
+            ensure!(line["outcome"] == "done", "{line}");
+            let path = line["path"].as_str().context("a path")?.to_owned();
+            ensure!(told.insert(path, line["bytes"].as_u64()).is_none(), "twice: {line}");
+        }
+        ensure!(Some(told.len() as u64) == job["files_done"].as_u64(), "{} of {job}", told.len());
+        for number in 0..self.files {
+            let (path, body) = file(number, 0);
+            let bytes = told.get(&format!("/set/{}", path.display()));
+            ensure!(bytes == Some(&Some(body.len() as u64)), "{}: {bytes:?}", path.display());
+        }
+        Ok(())
     }
 
     /// The report of a job that did all files.

@@ -40,6 +40,10 @@ pub struct JobReportArguments {
     /// Write to a new file instead of the terminal; it appears when it is whole
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Have the server put it into a bucket instead: a key below the prefix of the job's link, or
+    /// (root) the URL of an object in the bucket of a link; nothing is ever overwritten
+    #[arg(long, value_name = "KEY|URL", conflicts_with = "out")]
+    pub to: Option<String>,
     /// The job.
     #[command(flatten)]
     pub job: JobArgument,
@@ -79,6 +83,13 @@ pub struct SelectArguments {
     /// Only files whose content has changed since
     #[arg(long, value_name = "AGE", value_parser = seconds)]
     pub newer: Option<u64>,
+    /// Work on the files that FILE names, one a line, and on all below its directories, instead of
+    /// everything; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub files_from: Option<PathBuf>,
+    /// Names in FILE end in a zero byte instead of a line feed, as `find -print0` writes them
+    #[arg(short = '0', long, requires = "files_from")]
+    pub null: bool,
     /// Count what would be done, and do nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -158,13 +169,15 @@ for it, and of a failed one the error.
 Examples:
   millrace hydrate /mnt/data/train --report --wait
   millrace job report 7 | grep '\"failed\"'
-  millrace job report 7 --format csv --out train.csv";
+  millrace job report 7 --format csv --out train.csv
+  millrace job report 7 --to reports/7.jsonl";
 
 pub(super) const HYDRATE_HELP: &str = job_help!(
     "Afterwards reads ask the bucket for nothing. What was changed here stays as it is.",
     "  millrace hydrate /mnt/data/train --wait
   millrace hydrate /mnt/data --include '*.safetensors' --dry-run
   millrace hydrate /mnt/data --rate 200MiB --priority -1
+  millrace hydrate /mnt/data --files-from needed.txt
   millrace hydrate mr:/train --json        prints the job"
 );
 

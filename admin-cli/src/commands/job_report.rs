@@ -1,4 +1,4 @@
-//! `millrace job report ID [--format csv] [--out FILE]`: what became of each file of a job.
+//! `millrace job report ID [--format csv] [--out FILE | --to KEY|URL]`: what became of each file of a job.
 
 use std::{
     io::{self, BufRead as _, Write},
@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use millrace_protocol::job_options::FetchReport;
+use millrace_protocol::job_options::{FetchReport, PutReport};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -16,6 +16,13 @@ use crate::{
     context::{CALLER, Context},
     exit::Exit,
 };
+
+/// Where a report is.
+#[derive(Serialize)]
+struct PutReportReport {
+    url: String,
+    size_bytes: u64,
+}
 
 /// One file.
 #[derive(Serialize, Deserialize)]
@@ -28,8 +35,15 @@ struct Line {
 
 /// Fetches and prints; FILE appears when it is whole.
 pub(crate) async fn run(context: &Context, arguments: JobReportArguments) -> anyhow::Result<Exit> {
-    let JobReportArguments { format, out, job } = arguments;
+    let JobReportArguments { format, out, to, job } = arguments;
     let connection = context.anywhere().await?;
+    if let Some(to) = to {
+        let table = format == ReportFormat::Csv;
+        let put = connection.request(&PutReport { caller: CALLER, id: job.id, to, table }).await?;
+        let report = PutReportReport { url: put.url, size_bytes: put.size };
+        context.output.result(&report, || format!("the report is {}", report.url))?;
+        return Ok(Exit::Done);
+    }
     let first = FetchReport { caller: CALLER, id: job.id, offset: 0 };
     match out {
         None => {

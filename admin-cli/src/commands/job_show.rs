@@ -1,37 +1,52 @@
-//! `millrace job show ID [--wait]`.
+//! `millrace job show ID [--directories] [--wait]`.
 
-use millrace_protocol::{admin::ShowJob, job_options::ShowJobOptions, selection::ShowSelection};
+use millrace_protocol::{
+    admin::ShowJob, job_detail::ShowJobDetail, job_options::ShowJobOptions,
+    selection::ShowSelection,
+};
 
 use crate::{
-    arguments::JobShowArguments,
+    arguments::JobDetailArguments,
     context::Context,
     exit::Exit,
-    report::{JobOptionsReport, JobReport, SelectionReport},
+    report::{CountsReport, DirectoriesReport, JobOptionsReport, JobReport, SelectionReport},
     watch,
 };
 
 /// Asks and prints; with `--wait` follows the job to its end.
-pub(crate) async fn run(context: &Context, arguments: JobShowArguments) -> anyhow::Result<Exit> {
+pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> anyhow::Result<Exit> {
+    let JobDetailArguments { directories, show } = arguments;
     let connection = context.anywhere().await?;
-    let id = arguments.job.id;
-    let job = connection.request(&ShowJob { id }).await?.job;
-    if arguments.wait {
-        return watch::report(context, &connection, job, true).await;
+    let id = show.job.id;
+    let mut job = connection.request(&ShowJob { id }).await?.job;
+    if show.wait {
+        match watch::follow_to_end(context, &connection, job).await? {
+            Some(ended) => job = ended,
+            None => return Ok(Exit::Interrupted),
+        }
     }
     // A server that knows no selections has jobs without.
     let reply = connection.request(&ShowSelection { id }).await.ok();
     let selection = reply.and_then(SelectionReport::of);
     let reply = connection.request(&ShowJobOptions { id }).await.ok();
     let options = reply.and_then(|reply| JobOptionsReport::of(reply.options));
-    let report = JobReport { selection, options, ..JobReport::from(&job) };
+    let detail = connection.request(&ShowJobDetail { id }).await.ok().map(|reply| reply.detail);
+    let requests = detail.as_ref().map(|detail| CountsReport::from(detail.requests));
+    let directories = detail.filter(|_| directories).as_ref().map(DirectoriesReport::of);
+    let report = JobReport { selection, options, requests, directories, ..JobReport::from(&job) };
     context.output.result(&report, || {
         let selection = report.selection.as_ref().map(SelectionReport::words);
         let options = report.options.as_ref().map(JobOptionsReport::words);
         let how: Vec<_> = selection.into_iter().chain(options).collect();
-        match how.is_empty() {
-            true => watch::summary(&job),
-            false => format!("{}\n  {}", watch::summary(&job), how.join(" ")),
+        let mut text = watch::summary(&job);
+        if !how.is_empty() {
+            text.push_str(&format!("\n  {}", how.join(" ")));
         }
+        text.push_str(&watch::asked(report.requests.as_ref()));
+        if let Some(directories) = &report.directories {
+            text.push_str(&format!("\n{}", directories.words()));
+        }
+        text
     })?;
-    Ok(Exit::Done)
+    Ok(if show.wait { watch::exit_of(&job) } else { Exit::Done })
 }

@@ -1,6 +1,9 @@
 //! `millrace link list [--requests]`.
 
-use millrace_protocol::admin::{ListLinkOptions, ListLinks};
+use millrace_protocol::{
+    admin::{ListLinkOptions, ListLinks},
+    requests::ListRequests,
+};
 
 use super::{auto_export, fetch_policy, link_requests};
 use crate::{
@@ -21,9 +24,12 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
     let options = connection.request(&ListLinkOptions {}).await?.links;
     let exports = auto_export::list(&connection).await?;
     let fetches = fetch_policy::list(&connection).await?;
+    // An older server does not count for others.
+    let requests = connection.request(&ListRequests {}).await.ok();
+    let counted = requests.as_ref().map_or(&[][..], |reply| &reply.buckets);
     let report = |link| {
         let report = LinkReport::from(link).with_options(&options);
-        report.with_auto_export(&exports).with_fetches(&fetches)
+        report.with_auto_export(&exports).with_fetches(&fetches).with_requests(counted)
     };
     let reports: Vec<_> = reply.links.iter().map(report).collect();
     context.output.result(&reports, || {
@@ -60,10 +66,14 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
         }
         let failing = reports.iter().filter_map(|link| link.auto_export.as_ref());
         let failing: Vec<_> = failing.flat_map(auto_export::complaints).collect();
-        match failing.is_empty() {
-            true => render(&links),
-            false => format!("{}\ncannot be sent:\n{}", render(&links), failing.join("\n")),
+        let mut text = render(&links);
+        if let Some(requests) = &requests {
+            text.push_str(&link_requests::summary(requests));
         }
+        if !failing.is_empty() {
+            text.push_str(&format!("\ncannot be sent:\n{}", failing.join("\n")));
+        }
+        text
     })?;
     Ok(Exit::Done)
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use millrace_protocol::{
     admin::ListLinks,
-    requests::{BucketRequests, ListRequests, RequestCounts},
+    requests::{BucketRequests, ListRequests, RequestsReply},
 };
 use millrace_types::ByteLen;
 use serde::Serialize;
@@ -14,6 +14,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output::{path_text, render, table},
+    report::CountsReport,
 };
 
 /// All buckets.
@@ -30,16 +31,8 @@ struct BucketReport {
     url: String,
     /// The directories that are linked to it.
     paths: Vec<String>,
-    list: u64,
-    head: u64,
-    get: u64,
-    put: u64,
-    part: u64,
-    upload: u64,
-    other: u64,
-    failed: u64,
-    received_bytes: u64,
-    sent_bytes: u64,
+    #[serde(flatten)]
+    counts: CountsReport,
 }
 
 /// Asks and prints.
@@ -51,7 +44,7 @@ pub(super) async fn run(context: &Context, connection: &Connection) -> anyhow::R
     let bucket = |BucketRequests { url, links, counts }| {
         // A link may be made or removed between the two questions.
         let known = links.iter().filter_map(|id| paths.get(id).cloned());
-        BucketReport::new(url, known.collect(), counts)
+        BucketReport { url, paths: known.collect(), counts: counts.into() }
     };
     let buckets: Vec<_> = reply.buckets.into_iter().map(bucket).collect();
     let report = RequestsReport { buckets, silent: reply.silent };
@@ -68,11 +61,12 @@ fn words(report: &RequestsReport) -> String {
         "RECEIVED", "SENT",
     ]);
     for bucket in &report.buckets {
-        let BucketReport { list, head, get, put, part, upload, other, failed, .. } = bucket;
+        let CountsReport { list, head, get, put, part, upload, other, failed, .. } = &bucket.counts;
         let counts = [list, head, get, put, part, upload, other, failed];
         let mut row = vec![bucket.url.clone(), bucket.paths.join(", ")];
         row.extend(counts.map(ToString::to_string));
-        row.extend([bucket.received_bytes, bucket.sent_bytes].map(|n| ByteLen(n).to_string()));
+        let bytes = [bucket.counts.received_bytes, bucket.counts.sent_bytes];
+        row.extend(bytes.map(|n| ByteLen(n).to_string()));
         buckets.add_row(row);
     }
     match report.silent.is_empty() {
@@ -81,23 +75,33 @@ fn words(report: &RequestsReport) -> String {
     }
 }
 
-impl BucketReport {
-    fn new(url: String, paths: Vec<String>, counts: RequestCounts) -> Self {
-        let RequestCounts { list, head, get, put, part, upload, other, failed, .. } = counts;
-        let RequestCounts { received_bytes, sent_bytes, .. } = counts;
-        Self {
-            url,
-            paths,
-            list,
-            head,
-            get,
-            put,
-            part,
-            upload,
-            other,
-            failed,
-            received_bytes,
-            sent_bytes,
-        }
+/// What each bucket was asked, a line each, to go below a table of links.
+pub(super) fn summary(reply: &RequestsReply) -> String {
+    let mut text = String::new();
+    for bucket in &reply.buckets {
+        let words = CountsReport::from(bucket.counts).words();
+        text.push_str(&format!("\nsince the daemons began, {} was asked: {words}", bucket.url));
+    }
+    if !reply.silent.is_empty() {
+        text.push_str(&format!("\nwithout {}, which say nothing", reply.silent.join(", ")));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::requests::RequestCounts;
+
+    use super::*;
+
+    #[test]
+    fn a_list_of_links_ends_with_what_their_buckets_were_asked() {
+        let counts = RequestCounts::new([1, 0, 20, 0, 0, 0, 0], 0, 5, 0);
+        let bucket = BucketRequests { url: "s3://data/".to_owned(), links: Vec::new(), counts };
+        let reply = RequestsReply { buckets: vec![bucket], silent: vec!["store-2".to_owned()] };
+        let expected = "\nsince the daemons began, s3://data/ was asked: 1 LIST, 20 GET\n\
+                        without store-2, which say nothing";
+        assert_eq!(summary(&reply), expected);
+        assert_eq!(summary(&RequestsReply { buckets: Vec::new(), silent: Vec::new() }), "");
     }
 }

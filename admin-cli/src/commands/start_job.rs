@@ -3,6 +3,8 @@
 //! The verbs differ in the job that they start, and in their help (`arguments`); all the rest is
 //! here.
 
+use std::path::PathBuf;
+
 use anyhow::Context as _;
 use millrace_protocol::{
     admin::{JobKind, StartJob},
@@ -10,6 +12,7 @@ use millrace_protocol::{
     selection::{Selection, StartSelected},
 };
 
+use super::{file_list, preview};
 use crate::{
     arguments::{ExportArguments, SelectArguments, StartArguments},
     context::{CALLER, Context, at},
@@ -51,7 +54,9 @@ async fn run_with(
     options: JobOptions,
 ) -> anyhow::Result<Exit> {
     let (selection, dry_run) = (arguments.selection(), arguments.dry_run);
-    start(context, kind, arguments.start, Work { selection, dry_run, options }).await
+    let SelectArguments { start: arguments, files_from, null, .. } = arguments;
+    let files = files_from.map(|file| Files { file, zero_ended: null });
+    start(context, kind, arguments, Work { selection, dry_run, options, files }).await
 }
 
 /// What a job does of its tree, and how.
@@ -60,6 +65,13 @@ struct Work {
     selection: Selection,
     dry_run: bool,
     options: JobOptions,
+    files: Option<Files>,
+}
+
+/// Where its files are named.
+struct Files {
+    file: PathBuf,
+    zero_ended: bool,
 }
 
 /// Sends the plainest request that says it, so that an older server does what it can.
@@ -72,7 +84,12 @@ async fn start(
     let StartArguments { wait, path: named, .. } = arguments;
     let (connection, path) = context.at(&named).await?;
     let start = StartJob { caller: CALLER, kind, path };
-    let Work { selection, dry_run, options } = work;
+    let Work { selection, dry_run, mut options, files } = work;
+    let whole = start.path.clone();
+    let is_part = !selection.is_everything() || files.is_some();
+    if let Some(Files { file, zero_ended }) = files {
+        options.files = Some(file_list::send(&connection, &file, zero_ended, &named).await?);
+    }
     let reply = if options != JobOptions::default() {
         let request = StartWithOptions { start, selection, dry_run, options };
         connection.request(&request).await
@@ -81,5 +98,9 @@ async fn start(
     } else {
         connection.request(&start).await
     };
-    watch::report(context, &connection, reply.context(at(&named))?.job, wait).await
+    let job = reply.context(at(&named))?.job;
+    if kind == JobKind::Hydrate && !dry_run {
+        preview::tell(&connection, &job, &whole, is_part).await;
+    }
+    watch::report(context, &connection, job, wait).await
 }

@@ -52,17 +52,20 @@ pub(crate) struct JobOptionsReport {
     pub(crate) priority: i8,
     pub(crate) rate_bytes_per_second: Option<u64>,
     pub(crate) report: bool,
+    /// Whether it works on the files of a list.
+    pub(crate) files: bool,
 }
 
 impl JobOptionsReport {
     /// Nothing for a job without options.
     pub(crate) fn of(options: JobOptions) -> Option<Self> {
-        let JobOptions { atomic, priority, bytes_per_second, report } = options;
+        let JobOptions { atomic, priority, bytes_per_second, report, files } = options;
         (options != JobOptions::default()).then_some(Self {
             atomic,
             priority,
             rate_bytes_per_second: bytes_per_second,
             report,
+            files: files.is_some(),
         })
     }
 
@@ -73,6 +76,7 @@ impl JobOptionsReport {
         words.extend((self.priority != 0).then(|| format!("--priority {}", self.priority)));
         words.extend(self.rate_bytes_per_second.map(|rate| format!("--rate {}", size(rate))));
         words.extend(self.report.then(|| "--report".to_owned()));
+        words.extend(self.files.then(|| "--files-from (a list)".to_owned()));
         words.join(" ")
     }
 }
@@ -83,7 +87,7 @@ fn size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use millrace_protocol::selection::Selection;
+    use millrace_protocol::{file_list::FileListId, selection::Selection};
 
     use super::*;
 
@@ -95,9 +99,10 @@ mod tests {
             priority: -2,
             bytes_per_second: Some(200 << 20),
             report: true,
+            files: Some(FileListId(7)),
         };
         let told = JobOptionsReport::of(options).unwrap().words();
-        assert_eq!(told, "--atomic --priority -2 --rate 200MiB --report");
+        assert_eq!(told, "--atomic --priority -2 --rate 200MiB --report --files-from (a list)");
     }
 
     #[test]

@@ -4,7 +4,9 @@ use millrace_protocol::{
     admin::{ChunkPlace, JobFailure, LogStatus, SessionStatus, StateSum, TargetStatus},
     ahead::FetchPolicy,
     cluster::Bucket,
+    job_detail::{DirectoryProgress, JobDetail},
     release::PinReply,
+    requests::RequestCounts,
 };
 use millrace_types::{
     ByteLen, ChunkIndex, ChunkSize, ErrorKind, Failure, GroupId, HostId, InodeId, JobId, LinkId,
@@ -246,4 +248,36 @@ fn the_shape_of_a_layout_is_fixed() {
         "truncated": false,
     });
     assert_eq!(as_json(&StripeReport::new("f".into(), &reply)), expected);
+}
+
+#[test]
+fn what_was_asked_and_how_far_directories_are_is_told_with_links_and_jobs() {
+    let counts = RequestCounts::new([1, 2, 3, 4, 5, 6, 7], 8, 9, 10);
+    let asked = json!({
+        "list": 1, "head": 2, "get": 3, "put": 4, "part": 5, "upload": 6, "other": 7, "failed": 8,
+        "received_bytes": 9, "sent_bytes": 10
+    });
+    let bucket =
+        |link| BucketRequests { url: "s3://bucket/".into(), links: vec![LinkId(link)], counts };
+    let report = LinkReport::from(&link()).with_requests(&[bucket(2), bucket(1)]);
+    assert_eq!(as_json(&report)["requests"], asked);
+    let directory = DirectoryProgress {
+        name: b"val".to_vec(),
+        files_total: 2,
+        files_done: 1,
+        bytes_total: 4,
+        bytes_done: 3,
+        errors: 5,
+    };
+    let detail = JobDetail { directories: vec![directory], ..JobDetail::default() };
+    let directories = Some(DirectoriesReport::of(&detail));
+    let requests = Some(counts.into());
+    let report = as_json(&JobReport { requests, directories, ..JobReport::from(&job()) });
+    assert_eq!(report["requests"], asked);
+    let row = json!({
+        "name": "val", "files_done": 1, "files_total": 2, "bytes_done": 3, "bytes_total": 4,
+        "errors": 5
+    });
+    assert_eq!(report["directories"], json!([row]));
+    assert_eq!(report["other_directories"], Value::Null);
 }

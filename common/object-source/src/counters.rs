@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::tally;
+
 /// The kinds of requests that are told apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestClass {
@@ -82,18 +84,42 @@ impl Counters {
     }
 
     pub(crate) fn count(&self, class: RequestClass) {
-        self.requests[class as usize].fetch_add(1, Ordering::Relaxed);
+        self.add(|counters| counters.requests[class as usize].fetch_add(1, Ordering::Relaxed));
     }
 
     pub(crate) fn fail(&self) {
-        self.failures.fetch_add(1, Ordering::Relaxed);
+        self.add(|counters| counters.failures.fetch_add(1, Ordering::Relaxed));
     }
 
     pub(crate) fn receive(&self, bytes: usize) {
-        self.bytes_received.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.add(|counters| counters.bytes_received.fetch_add(bytes as u64, Ordering::Relaxed));
     }
 
     pub(crate) fn send(&self, bytes: u64) {
-        self.bytes_sent.fetch_add(bytes, Ordering::Relaxed);
+        self.add(|counters| counters.bytes_sent.fetch_add(bytes, Ordering::Relaxed));
+    }
+
+    /// Counts, here and for the work that this task does.
+    fn add(&self, count: impl Fn(&Self) -> u64) {
+        count(self);
+        tally::note(|counters| {
+            count(counters);
+        });
+    }
+
+    /// Adds what another process counted for the same work.
+    pub fn merge(
+        &self,
+        by_class: [u64; RequestClass::ALL.len()],
+        failures: u64,
+        bytes: (u64, u64),
+    ) {
+        for (own, other) in self.requests.iter().zip(by_class) {
+            own.fetch_add(other, Ordering::Relaxed);
+        }
+        self.failures.fetch_add(failures, Ordering::Relaxed);
+        let (received, sent) = bytes;
+        self.bytes_received.fetch_add(received, Ordering::Relaxed);
+        self.bytes_sent.fetch_add(sent, Ordering::Relaxed);
     }
 }

@@ -10,7 +10,8 @@
 //! message or a log line; every wait ends.
 //!
 //! Modules, in reading order: [`LinkSpec`] (`link`), [`Bucket`] (`bucket`), `object` (the nouns),
-//! `attributes`, `s3`, `directory`, `credentials`, `limits`, `pace`, `counters`.
+//! `attributes`, `s3`, `directory`, `credentials`, `limits`, `pace`, `counters`,
+//! `tally`.
 
 mod attributes;
 mod bucket;
@@ -25,6 +26,7 @@ mod object;
 mod pace;
 mod s3;
 mod settings;
+mod tally;
 
 pub use attributes::{EXPORT_ID_KEY, PosixAttributes};
 pub use bucket::{Bucket, RangeBody};
@@ -37,3 +39,4 @@ pub use object::{
     PARTS_MAX, Page, Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
 };
 pub use settings::Settings;
+pub use tally::{Tally, tallied};

@@ -5,6 +5,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{
     admin::{JobKind, StartJob},
+    file_list::FileListId,
     selection::Selection,
     session::Caller,
 };
@@ -23,6 +24,9 @@ pub struct JobOptions {
     pub bytes_per_second: Option<u64>,
     /// Whether what becomes of each file is written down, for [`FetchReport`].
     pub report: bool,
+    /// The files that it works on, with all below the directories among them, instead of the whole
+    /// tree.
+    pub files: Option<FileListId>,
 }
 
 /// The highest priority; its negative is the lowest.
@@ -82,6 +86,29 @@ pub struct ReportPage {
     pub next: Option<u64>,
 }
 
+/// Has the server put a job's report into a bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct PutReport {
+    /// For whom: who started the job, or root.
+    pub caller: Caller,
+    /// A job that has ended.
+    pub id: JobId,
+    /// Where: a key, below the prefix of the link in which the job's directory lies; or the URL of
+    /// an object in the bucket of any link.
+    pub to: String,
+    /// As a table (CSV) instead of JSON lines.
+    pub table: bool,
+}
+
+/// Where a report is now.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct PutReportReply {
+    /// The object.
+    pub url: String,
+    /// Its bytes.
+    pub size: u64,
+}
+
 impl JobOptions {
     /// Checks them against what the job is.
     ///
@@ -89,6 +116,12 @@ impl JobOptions {
     /// [`ErrorKind::InvalidArgument`], which says what is wrong.
     pub fn check(&self, kind: JobKind, is_whole: bool) -> Result<(), Failure> {
         let wrong = |words: String| Err(Failure::new(ErrorKind::InvalidArgument, words));
+        if kind == JobKind::Import && self.files.is_some() {
+            return wrong(
+                "an import lists whole directories: it takes no list of files".to_owned(),
+            );
+        }
+        let is_whole = is_whole && self.files.is_none();
         if self.atomic && (kind != JobKind::Export || !is_whole) {
             return wrong("only an export of a whole directory ends with a manifest".to_owned());
         }
@@ -116,6 +149,9 @@ mod tests {
         let atomic = JobOptions { atomic: true, ..JobOptions::default() };
         assert!(check(atomic, JobKind::Export) && !check(atomic, JobKind::Hydrate));
         assert!(atomic.check(JobKind::Export, false).is_err(), "of a part of a tree");
+        let files = JobOptions { files: Some(FileListId(1)), ..JobOptions::default() };
+        assert!(check(files, JobKind::Release) && !check(files, JobKind::Import));
+        assert!(!check(JobOptions { atomic: true, ..files }, JobKind::Export));
         let priority = |priority| JobOptions { priority, ..JobOptions::default() };
         assert!(check(priority(-10), JobKind::Import) && check(priority(10), JobKind::Import));
         assert!(!check(priority(-11), JobKind::Import) && !check(priority(11), JobKind::Import));

@@ -62,8 +62,9 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, ahead, backup, bucket, cluster, control, fsck, job_options, lease, lock, loss,
-    metadata, release, requests, selection, session, storage, target, upkeep,
+    access, admin, ahead, backup, bucket, cluster, control, file_list, fsck, job_detail,
+    job_options, lease, lock, loss, metadata, release, requests, selection, session, storage,
+    tallied, target, upkeep,
 };
 
 requests! {
@@ -273,13 +274,21 @@ requests! {
     ShowSelection = 0x0643, selection::ShowSelection => selection::SelectionReply;
     /// Starts a job once more.
     RetryJob = 0x0644, selection::RetryJob => admin::JobReply;
-    // 0x0645 started an export with a manifest; it is one of the options now.
+    // 0x0645 StartPublication, an export with a manifest: REMOVED in 0.1.0. It is an option now.
     /// Starts a job that is done in some way of its own.
     StartWithOptions = 0x0646, job_options::StartWithOptions => admin::JobReply;
     /// How a job is done.
     ShowJobOptions = 0x0647, job_options::ShowJobOptions => job_options::JobOptionsReply;
     /// What became of each file of a job.
     FetchReport = 0x0648, job_options::FetchReport => job_options::ReportPage;
+    /// Adds to a list of files for a job.
+    AppendFiles = 0x0649, file_list::AppendFiles => file_list::FilesReply;
+    /// What a job asked buckets, and how far it is in each directory.
+    ShowJobDetail = 0x064a, job_detail::ShowJobDetail => job_detail::JobDetailReply;
+    /// Puts a job's report into a bucket.
+    PutReport = 0x064b, job_options::PutReport => job_options::PutReportReply;
+    /// Work of a target for a job, counted; of target control, whatever its number.
+    Tallied = 0x064f, tallied::Tallied => tallied::TalliedReply;
 
     /// Has every host that needs the bucket of a link try it.
     CheckLink = 0x0650, bucket::CheckLink => bucket::CheckLinkReply;

@@ -1,15 +1,18 @@
 //! Jobs: taken into the queue, moved on, ended.
 
-use millrace_protocol::admin::{JOB_FAILURES_MAX, JobState};
+use millrace_protocol::{
+    admin::{JOB_FAILURES_MAX, JobState},
+    job_detail::DIRECTORIES_MAX,
+};
 use millrace_types::ErrorKind;
 
 use super::{ApplyError, Transaction};
 use crate::{
-    command::{AddJob, AddJobWithOptions, AddSelectedJob, Outcome, UpdateJob},
+    command::{AddJob, AddJobWithOptions, AddSelectedJob, NoteJobDetail, Outcome, UpdateJob},
     namespace::tree,
     store::{
         keys,
-        records::{JobOptionsRecord, JobRecord, SelectionRecord},
+        records::{JobDetailRecord, JobOptionsRecord, JobRecord, SelectionRecord},
     },
 };
 
@@ -26,6 +29,7 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
                 tx.delete(keys::selection(record.job.id));
                 tx.delete(keys::publication(record.job.id));
                 tx.delete(keys::job_options(record.job.id));
+                tx.delete(keys::job_detail(record.job.id));
             }
             None => return Err(ErrorKind::Busy.into()),
         }
@@ -91,6 +95,22 @@ pub(super) fn add_with_options(
     };
     tx.put(keys::job_options(id), &JobOptionsRecord { options: *options });
     Ok(outcome)
+}
+
+/// Records more of a job, also of one that has ended.
+pub(super) fn note_detail(
+    tx: &mut Transaction<'_>,
+    note: &NoteJobDetail,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < OPTIONS_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let record: Option<JobRecord> = tx.read(&keys::job(note.id))?;
+    record.ok_or(ErrorKind::NotFound)?;
+    let mut detail = note.detail.clone();
+    detail.directories.truncate(DIRECTORIES_MAX);
+    tx.put(keys::job_detail(note.id), &JobDetailRecord { detail });
+    Ok(Outcome::Job(note.id))
 }
 
 /// The feature level from which on jobs have options.

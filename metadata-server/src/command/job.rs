@@ -3,6 +3,7 @@
 use millrace_protocol::{
     admin::{Job, JobFailure, JobState},
     capability::Origin,
+    job_detail::JobDetail,
     job_options::JobOptions,
     selection::Selection,
     session::Caller,
@@ -39,6 +40,15 @@ pub struct AddJobWithOptions {
     pub selected: AddSelectedJob,
     /// How.
     pub options: JobOptions,
+}
+
+/// What a job asked buckets, and how far it is in each directory; replaces what was recorded.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct NoteJobDetail {
+    /// The job.
+    pub id: JobId,
+    /// Counts are absolute, so that a repeated one changes nothing.
+    pub detail: JobDetail,
 }
 
 /// How far a job is. Counts are absolute, so that a repeated one changes nothing.

@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_object_source::{Bucket, Buckets, Error as BucketError, LinkSpec};
+use millrace_object_source::{Bucket, Buckets, Error as BucketError, LinkSpec, tallied};
 use millrace_protocol::{admin::AttributeSource, cluster};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId, Timestamp};
 use tokio::sync::{Semaphore, watch};
@@ -264,7 +264,7 @@ impl<E: Environment> Importer<E> {
         let importer = Arc::clone(self);
         let linked = linked.clone();
         // Not bound to whoever asked first: others wait for it, and it is worth finishing.
-        drop(tokio::spawn(async move {
+        drop(tokio::spawn(tallied(async move {
             let end = match importer.list(&linked, &sender).await {
                 Ok(()) => Listing::Complete,
                 Err(failure) => {
@@ -278,7 +278,7 @@ impl<E: Environment> Importer<E> {
             };
             importer.forget(linked.directory);
             sender.send_replace(end);
-        }));
+        })));
         Ok(receiver)
     }
 

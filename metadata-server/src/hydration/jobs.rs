@@ -18,16 +18,17 @@ use std::{
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use millrace_protocol::{
     admin::{CancelJob, Job, JobKind, JobState},
+    file_list::FileListId,
     job_options::{FetchReport, ReportPage},
     session::Caller,
 };
 use millrace_types::{ErrorKind, Failure, JobId};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    alone::Alone, auto_export::AutoExporter, context::Context, filter::Filter, marks::Unmarked,
-    outcomes::Outcomes, pace::Pace, progress::Progress,
+    alone::Alone, auto_export::AutoExporter, context::Context, detail::Work, filter::Filter,
+    marks::Unmarked, outcomes::Outcomes, pace::Pace, progress::Progress,
 };
 use super::{
     environment::Environment,
@@ -45,10 +46,13 @@ use crate::{
 mod alone;
 mod auto_export;
 mod context;
+mod detail;
+mod directories;
 mod directory_export;
 mod dispatch;
 mod export;
 mod file_export;
+mod files;
 mod filter;
 mod list;
 mod marks;
@@ -56,7 +60,9 @@ mod outcomes;
 mod pace;
 mod progress;
 mod publish;
+mod report_to;
 mod settle;
+mod sources;
 mod start;
 mod transfer;
 mod upload;
@@ -78,11 +84,13 @@ pub struct Jobs<E> {
 struct Running {
     kind: JobKind,
     stop: CancellationToken,
+    work: Arc<Work>,
 }
 
 /// What a job is to do, and how.
 struct How {
     filter: Filter,
+    files: Option<FileListId>,
     dry_run: bool,
     is_atomic: bool,
     outcomes: Option<Outcomes>,
@@ -94,14 +102,24 @@ struct Begun<'a, E: Environment> {
     jobs: &'a Jobs<E>,
     id: JobId,
     stop: CancellationToken,
+    work: Arc<Work>,
 }
 
 /// Jobs at work at the same time, besides an export or release: each has its own bounds on requests
 /// to targets.
 const OTHERS_MAX: usize = 3;
 
+/// Bytes of all reports: some fifty million lines.
+const REPORTS_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
+
 /// How often a running job's counts become a command.
 const REPORT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How often what it asked buckets does.
+const DETAIL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often lists of files are looked for that no job names.
+const PRUNE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// After a failure of the server itself (shutting down, overloaded) the queue is looked at again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -175,6 +193,7 @@ impl<E: Environment> Jobs<E> {
                 self.work_off(),
                 self.auto_export.run(&self.alone),
                 self.unmarked.ask_again(&self.environment),
+                self.prune_for_ever(),
             );
         };
         tokio::select! {
@@ -242,13 +261,15 @@ impl<E: Environment> Jobs<E> {
     /// The job is at work until what this returns is dropped.
     fn begin(&self, job: &Job) -> Begun<'_, E> {
         let stop = CancellationToken::new();
-        self.running().insert(job.id, Running { kind: job.kind, stop: stop.clone() });
-        Begun { jobs: self, id: job.id, stop }
+        let work = Arc::new(Work::default());
+        let running = Running { kind: job.kind, stop: stop.clone(), work: Arc::clone(&work) };
+        self.running().insert(job.id, running);
+        Begun { jobs: self, id: job.id, stop, work }
     }
 
     async fn run_one(&self, record: JobRecord, begun: Begun<'_, E>) {
         let id = record.job.id;
-        let progress = Progress::default();
+        let Work { progress, tally, .. } = &*begun.work;
         let _turn = match is_alone(record.job.kind) {
             true => tokio::select! {
                 // It is recorded as cancelled, and has begun nothing that is to be settled.
@@ -257,23 +278,25 @@ impl<E: Environment> Jobs<E> {
             },
             false => None,
         };
-        self.report(&progress, id, Some(JobState::Running)).await;
+        self.resume_detail(id, &begun.work).await;
+        self.report(progress, id, Some(JobState::Running)).await;
         tracing::info!(job = id.0, kind = ?record.job.kind, "job begins");
         let end = match self.how(&record).await {
             Ok(how) => {
                 let end = tokio::select! {
                     () = begun.stop.cancelled() => JobState::Cancelled,
-                    end = self.work(&record, &how, &progress) => end,
-                    () = self.report_for_ever(&progress, id) => JobState::Failed,
+                    end = tally.clone().scope(self.work(&record, &how, progress)) => end,
+                    () = self.report_for_ever(&begun.work, id) => JobState::Failed,
                 };
-                self.finish(&record, how, &progress, end).await
+                self.finish(&record, how, progress, end).await
             }
             Err(failure) => {
                 progress.failed(record.job.path.clone(), failure);
                 JobState::Failed
             }
         };
-        self.report(&progress, id, Some(end)).await;
+        self.record_detail(id, &begun.work, true).await;
+        self.report(progress, id, Some(end)).await;
         // What was under way when it was stopped is given up, or turns out to stand.
         if end == JobState::Cancelled
             && record.job.kind == JobKind::Export
@@ -281,7 +304,6 @@ impl<E: Environment> Jobs<E> {
         {
             tracing::warn!(%failure, "exports of a cancelled job cannot be settled yet");
         }
-        drop(begun);
         tracing::info!(job = id.0, ?end, errors = progress.errors(), "job ends");
     }
 
@@ -296,14 +318,15 @@ impl<E: Environment> Jobs<E> {
             false => None,
         };
         let pace = options.bytes_per_second.map(Pace::new);
-        Ok(How { filter, dry_run, is_atomic: options.atomic, outcomes, pace })
+        let (files, is_atomic) = (options.files, options.atomic);
+        Ok(How { filter, files, dry_run, is_atomic, outcomes, pace })
     }
 
     async fn begin_report(&self, id: JobId) -> Result<Outcomes, Failure> {
         let known: HashSet<_> = self.list().await?.iter().map(|job| job.id).collect();
         let directory = self.environment.reports().to_owned();
         blocking(move || {
-            outcomes::prune(&directory, |job| known.contains(&job));
+            outcomes::prune(&directory, REPORTS_BYTES_MAX, |job| known.contains(&job));
             Outcomes::begin(&directory, id)
         })
         .await
@@ -342,7 +365,10 @@ impl<E: Environment> Jobs<E> {
             let words = format!("job {} was started without --report", id.0);
             return Err(Failure::new(ErrorKind::NotFound, words));
         }
-        if !record.job.state.is_final() || self.running().contains_key(&id) {
+        let state = record.job.state;
+        // One that was cancelled may still be at it; of others the report is whole before they end.
+        let is_busy = state == JobState::Cancelled && self.running().contains_key(&id);
+        if !state.is_final() || is_busy {
             let words = format!("job {} has not ended", id.0);
             return Err(Failure::new(ErrorKind::Busy, words));
         }
@@ -361,6 +387,7 @@ impl<E: Environment> Jobs<E> {
             unmarked: &self.unmarked,
             job: record,
             filter: &how.filter,
+            files: how.files,
             dry_run: how.dry_run,
             progress,
             outcomes: how.outcomes.as_ref(),
@@ -379,11 +406,16 @@ impl<E: Environment> Jobs<E> {
         progress.end()
     }
 
-    async fn report_for_ever(&self, progress: &Progress, id: JobId) {
+    async fn report_for_ever(&self, work: &Work, id: JobId) {
+        let mut told = Instant::now();
         loop {
             tokio::time::sleep(REPORT_INTERVAL).await;
-            if progress.take_changed() {
-                self.report(progress, id, None).await;
+            if work.progress.take_changed() {
+                self.report(&work.progress, id, None).await;
+            }
+            if told.elapsed() >= DETAIL_INTERVAL {
+                self.record_detail(id, work, false).await;
+                told = Instant::now();
             }
         }
     }

@@ -50,7 +50,8 @@ pub async fn resolve<E: Environment>(
     descend(environment, importer, top.id, path, from.caller).await
 }
 
-async fn descend<E: Environment>(
+/// Finds what is at `path` below `top`, as [`resolve`] does.
+pub(super) async fn descend<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
     top: InodeId,
@@ -116,16 +117,20 @@ pub enum Unlisted {
 /// position for each level, and one page.
 #[derive(Debug)]
 pub struct Walk {
-    top: Option<InodeId>,
+    /// Where it begins, and whether it has.
+    top: (InodeId, bool),
     open: Vec<Position>,
+    branch: Option<FileName>,
     unlisted: Unlisted,
     caller: Option<Caller>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Position {
     directory: InodeId,
     cookie: u64,
+    /// The directory right below the top that it is, or lies in.
+    branch: Option<FileName>,
 }
 
 /// Entries of one page: keeps a query of the store short.
@@ -138,7 +143,8 @@ impl Walk {
     /// Begins at `top`.
     #[must_use]
     pub fn new(top: InodeId, unlisted: Unlisted) -> Self {
-        Self { top: Some(top), open: Vec::new(), unlisted, caller: None }
+        let (open, branch) = (Vec::new(), None);
+        Self { top: (top, false), open, branch, unlisted, caller: None }
     }
 
     /// The same walk for a user: a directory that they may not read and search is an error
@@ -146,6 +152,12 @@ impl Walk {
     #[must_use]
     pub fn seen_by(self, caller: &Caller) -> Self {
         Self { caller: Some(caller.clone()), ..self }
+    }
+
+    /// The name of the directory right below the top in which all lies that came, or failed, last;
+    /// none for what lies in the top itself.
+    pub(super) fn branch(&self) -> Option<&FileName> {
+        self.branch.as_ref()
     }
 
     /// Some more inodes, or `None` at the end. A directory that cannot be listed is an error, after
@@ -158,13 +170,16 @@ impl Walk {
         environment: &E,
         importer: &Arc<Importer<E>>,
     ) -> Result<Option<VecDeque<Inode>>, (InodeId, Failure)> {
-        if let Some(top) = self.top.take() {
+        let (top, has_begun) = self.top;
+        if !has_begun {
+            self.top.1 = true;
             let inode = inode(environment, top).await.map_err(|failure| (top, failure))?;
-            self.enter(&inode);
+            self.enter(&inode, None);
             return Ok(Some(VecDeque::from([inode])));
         }
         while let Some(position) = self.open.last() {
-            let Position { directory, cookie } = *position;
+            let Position { directory, cookie, branch } = position.clone();
+            self.branch.clone_from(&branch);
             if cookie == 0
                 && let Err(failure) = self.begin(environment, importer, directory).await
             {
@@ -188,16 +203,18 @@ impl Walk {
             }
             let inodes: VecDeque<Inode> = page.into_iter().map(|(_, inode)| inode).collect();
             for inode in inodes.iter().rev() {
-                self.enter(inode);
+                let own = inode.parent.as_ref().filter(|_| directory == top);
+                self.enter(inode, own.map(|parent| &parent.name).or(branch.as_ref()));
             }
             return Ok(Some(inodes));
         }
         Ok(None)
     }
 
-    fn enter(&mut self, inode: &Inode) {
+    fn enter(&mut self, inode: &Inode, branch: Option<&FileName>) {
         if inode.is_directory() && self.open.len() < DEPTH_MAX + PAGE_ENTRIES {
-            self.open.push(Position { directory: inode.id, cookie: 0 });
+            let branch = branch.cloned();
+            self.open.push(Position { directory: inode.id, cookie: 0, branch });
         }
     }
 

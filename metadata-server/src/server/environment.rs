@@ -5,13 +5,17 @@ use std::{
     time::Duration,
 };
 
+use millrace_object_source::Tally;
 use millrace_protocol::{
-    Request,
+    Request, RequestKind,
     capability::{Content, Rights, SYSTEM_SESSION, Signed},
     cluster::Map,
+    codec,
+    requests::RequestCounts,
+    tallied::{Tallied, TalliedReply},
 };
 use millrace_runtime::Random;
-use millrace_types::{ClusterId, Failure, HostId, InodeId, Timestamp};
+use millrace_types::{ClusterId, ErrorKind, Failure, HostId, InodeId, Timestamp};
 
 use crate::{
     command::{Command, Outcome},
@@ -86,7 +90,22 @@ impl Environment for ServerEnvironment {
         request: R,
         timeout: Duration,
     ) -> Result<R::Reply, Failure> {
-        self.peers.ask(host, &request, timeout).await
+        let counted = [RequestKind::Hydrate, RequestKind::UploadPart, RequestKind::UploadObject];
+        let tally = Tally::present().filter(|_| counted.contains(&R::KIND));
+        let Some(tally) = tally else { return self.peers.ask(host, &request, timeout).await };
+        let kind = R::KIND.code();
+        let wrapped = Tallied { kind, request: codec::encode(&request).to_vec() };
+        match self.peers.ask(host, &wrapped, timeout).await {
+            Ok(TalliedReply { answer, requests }) => {
+                add(&requests, &tally);
+                Ok(codec::decode(&answer?)?)
+            }
+            // A target daemon from before there was this: what it asks is not counted for the job.
+            Err(failure) if failure.kind == ErrorKind::NotSupported => {
+                self.peers.ask(host, &request, timeout).await
+            }
+            Err(failure) => Err(failure),
+        }
     }
 
     fn written(&self) -> &Written {
@@ -108,4 +127,11 @@ impl Environment for ServerEnvironment {
     fn random(&self) -> u64 {
         self.random.number()
     }
+}
+
+/// Counts what a target asked for the same work.
+fn add(requests: &RequestCounts, tally: &Tally) {
+    let RequestCounts { list, head, get, put, part, upload, other, failed, .. } = *requests;
+    let bytes = (requests.received_bytes, requests.sent_bytes);
+    tally.counters().merge([list, head, get, put, part, upload, other], failed, bytes);
 }

@@ -15,7 +15,12 @@ use millrace_protocol::{
         ShowFile,
     },
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
-    job_options::{FetchReport, JobOptionsReply, ReportPage, ShowJobOptions, StartWithOptions},
+    file_list::{AppendFiles, FilesReply},
+    job_detail::{JobDetailReply, ShowJobDetail},
+    job_options::{
+        FetchReport, JobOptionsReply, PutReport, PutReportReply, ReportPage, ShowJobOptions,
+        StartWithOptions,
+    },
     requests::{ListRequests, RequestsReply},
     selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
     session::Done,
@@ -161,6 +166,46 @@ impl Hydrated for FetchReport {
         _: PathBytes,
     ) -> Result<ReportPage, Failure> {
         hydration.fetch_report(&self).await
+    }
+}
+
+impl Hydrated for PutReport {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<PutReportReply, Failure> {
+        hydration.put_report(self).await
+    }
+}
+
+impl Hydrated for AppendFiles {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<FilesReply, Failure> {
+        hydration.append_files(self).await
+    }
+}
+
+impl Hydrated for ShowJobDetail {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<JobDetailReply, Failure> {
+        hydration.show_job_detail(self.id).await
     }
 }
 

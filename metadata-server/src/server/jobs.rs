@@ -2,7 +2,8 @@
 
 use millrace_protocol::{
     admin::{CancelJob, JobReply, StartJob},
-    job_options::{FetchReport, ShowJobOptions, StartWithOptions},
+    job_detail::ShowJobDetail,
+    job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
     selection::{RetryJob, ShowSelection, StartSelected},
 };
 use millrace_transport::IncomingCall;
@@ -44,6 +45,26 @@ impl MetadataService {
         };
         let result = result.await;
         respond::<ShowJobOptions>(call, result).await;
+    }
+
+    pub(super) async fn show_job_detail(&self, call: IncomingCall) {
+        let result = async {
+            let id = call.decode::<ShowJobDetail>()?.id;
+            self.seen(&call, id).await?;
+            self.hydrated::<ShowJobDetail>(&call).await
+        };
+        let result = result.await;
+        respond::<ShowJobDetail>(call, result).await;
+    }
+
+    pub(super) async fn put_report(&self, call: IncomingCall) {
+        let result = async {
+            let id = call.decode::<PutReport>()?.id;
+            self.seen(&call, id).await?;
+            self.hydrated::<PutReport>(&call).await
+        };
+        let result = result.await;
+        respond::<PutReport>(call, result).await;
     }
 
     pub(super) async fn fetch_report(&self, call: IncomingCall) {

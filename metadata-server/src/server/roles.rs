@@ -97,6 +97,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::StartWithOptions
         | Kind::ShowJobOptions
         | Kind::FetchReport
+        | Kind::ShowJobDetail
+        | Kind::PutReport
+        | Kind::AppendFiles
         | Kind::ShowSelection
         | Kind::RetryJob => &[Role::Admin, Role::Client],
         Kind::Attach
@@ -115,6 +118,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::MarkExported
         | Kind::CheckBucket
         | Kind::CountRequests
+        | Kind::Tallied
         | Kind::DescribeTarget
         | Kind::ControlScrub
         | Kind::ListContents

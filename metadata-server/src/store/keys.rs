@@ -42,6 +42,7 @@
 //! | `i`   | job 8                         | empty: an export that ends with a manifest, as     |
 //! |       |                               | made before there were options                     |
 //! | `j`   | job 8                         | [`JobOptionsRecord`]: how a job is done            |
+//! | `o`   | job 8                         | [`JobDetailRecord`]: what a job asked, and where   |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
@@ -53,6 +54,7 @@
 //! [`GroupRecord`]: super::records::GroupRecord
 //! [`HostRecord`]: super::records::HostRecord
 //! [`Inode`]: crate::namespace::Inode
+//! [`JobDetailRecord`]: super::records::JobDetailRecord
 //! [`JobOptionsRecord`]: super::records::JobOptionsRecord
 //! [`JobRecord`]: super::records::JobRecord
 //! [`KeyRecord`]: super::records::KeyRecord
@@ -439,6 +441,12 @@ pub fn publication(job: JobId) -> Vec<u8> {
 #[must_use]
 pub fn job_options(job: JobId) -> Vec<u8> {
     key!(b'j', job.0.to_be_bytes())
+}
+
+/// What a job asked buckets, and how far it is in each directory.
+#[must_use]
+pub fn job_detail(job: JobId) -> Vec<u8> {
+    key!(b'o', job.0.to_be_bytes())
 }
 
 /// Every target that was given up.

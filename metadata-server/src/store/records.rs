@@ -9,6 +9,7 @@ use millrace_protocol::{
     admin::{AttributeSource, Job},
     ahead::FetchPolicy,
     cluster::{Bucket, LinkMode},
+    job_detail::JobDetail,
     job_options::JobOptions,
     metadata::FileKind,
     selection::Selection,
@@ -360,6 +361,14 @@ pub struct JobOptionsRecord {
     pub options: JobOptions,
 }
 record!(JobOptionsRecord, 1, "options of a job");
+
+/// More of a job than its counts.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct JobDetailRecord {
+    /// As it was told last.
+    pub detail: JobDetail,
+}
+record!(JobDetailRecord, 1, "detail of a job");
 
 /// The export of one file, from before its upload began until the inode shows its outcome and the
 /// targets know which of their blocks the object has.

@@ -5,8 +5,8 @@ use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
-        Create, Envelope, Format, Loss, NoteReads, RegisterHost, SetAttributes, SetAutoExport,
-        SetFetchPolicy, SetPin, SetXattr,
+        Create, Envelope, Format, Loss, NoteJobDetail, NoteReads, RegisterHost, SetAttributes,
+        SetAutoExport, SetFetchPolicy, SetPin, SetXattr,
     },
     engine::StoreKind,
     namespace::{Body, ObjectState, pins, tree},
@@ -18,6 +18,7 @@ use millrace_protocol::{
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
+    job_detail::JobDetail,
     job_options::JobOptions,
     metadata::{NewNode, XattrMode},
     selection::Selection,
@@ -261,8 +262,16 @@ fn jobs_have_options_from_the_tenth_level_on_and_older_publications_are_replayed
     log.apply(Command::AddPublication(add)).unwrap();
     assert!(log.store.get(&keys::publication(JobId(1))).unwrap().is_some());
     assert_eq!(log.apply(with_options()), Err(ErrorKind::NotSupported));
+    let note = |id| {
+        let detail = JobDetail::default();
+        Command::NoteJobDetail(Box::new(NoteJobDetail { id: JobId(id), detail }))
+    };
+    assert_eq!(log.apply(note(1)), Err(ErrorKind::NotSupported));
     log.apply(Command::SetFeatureLevel(10)).unwrap();
     log.apply(with_options()).unwrap();
+    log.apply(note(1)).unwrap();
+    assert!(log.store.get(&keys::job_detail(JobId(1))).unwrap().is_some());
+    assert_eq!(log.apply(note(9)), Err(ErrorKind::NotFound));
     assert!(log.store.get(&keys::job_options(JobId(2))).unwrap().is_some());
 }
 

@@ -79,6 +79,7 @@ variants!(
         ReopenExport,
         AddPublication,
         AddJobWithOptions,
+        NoteJobDetail,
     }
 );
 

@@ -8,7 +8,7 @@
 use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
-use millrace_object_source::{Bucket, Condition, Metadata, Tag, UploadId};
+use millrace_object_source::{Bucket, Condition, Metadata, Tag, UploadId, tallied};
 use millrace_protocol::{
     capability::Content,
     storage::{Place, Read, TRANSFER_LEN_MAX},
@@ -110,7 +110,7 @@ impl Daemon {
         T: Send + 'static,
         F: Future<Output = Result<T, millrace_object_source::Error>> + Send + 'static,
     {
-        let task = self.exporter.runtime.spawn(work(bucket));
+        let task = self.exporter.runtime.spawn(tallied(work(bucket)));
         Ok(task.await.map_err(|_| Failure::from(ErrorKind::Unavailable))??)
     }
 

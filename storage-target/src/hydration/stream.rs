@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use bytes::Bytes;
 use futures::StreamExt;
-use millrace_object_source::{RangeBody, Tag, WHOLE_LEN_MAX};
+use millrace_object_source::{RangeBody, Tag, WHOLE_LEN_MAX, tallied};
 use millrace_types::{ErrorKind, Failure};
 use tokio::sync::watch;
 
@@ -21,7 +21,7 @@ impl Inner {
     /// Starts a stream for a claim.
     pub(super) fn start(self: Arc<Self>, view: ChunkView, claim: Claim) {
         let runtime = self.runtime.clone();
-        drop(runtime.spawn(async move {
+        drop(runtime.spawn(tallied(async move {
             let outcome = self.run(&view, claim).await;
             if let Err(failure) = &outcome {
                 tracing::warn!(
@@ -38,7 +38,7 @@ impl Inner {
                     chunks.remove(&FetchKey::of(&view));
                 }
             }
-        }));
+        })));
     }
 
     async fn run(self: &Arc<Self>, view: &ChunkView, claim: Claim) -> Result<(), Failure> {

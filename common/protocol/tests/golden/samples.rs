@@ -7,6 +7,7 @@ mod backup;
 mod bucket;
 mod cluster;
 mod fsck;
+mod jobs;
 mod lease;
 mod lock;
 mod metadata;
@@ -53,6 +54,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(admin::all());
     samples.extend(selection::all());
     samples.extend(requests::all());
+    samples.extend(jobs::all());
     samples.extend(upkeep::all());
     samples.extend(fsck::all());
     samples.extend(backup::all());

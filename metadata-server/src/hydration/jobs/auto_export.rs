@@ -37,6 +37,7 @@ use self::{
 use super::{
     Alone, Context, Filter, PAUSE, Progress,
     export::{self, Counted, FILES_MAX, UPLOADS_MAX},
+    file_export::Sent,
     marks::Unmarked,
     start::fresh,
 };
@@ -301,6 +302,7 @@ impl<E: Environment> AutoExporter<E> {
             unmarked: &self.unmarked,
             job: &job,
             filter: &filter,
+            files: None,
             dry_run: false,
             progress: &Progress::default(),
             outcomes: None,
@@ -368,7 +370,7 @@ impl<E: Environment> AutoExporter<E> {
         let again = match result {
             Ok(Counted::Yes { sent }) => {
                 followed.failing.remove(&id);
-                if let Some(bytes) = sent {
+                if let Sent::Now(bytes) = sent {
                     followed.files += 1;
                     followed.bytes += bytes;
                     self.importer.counts.sent_by_itself(bytes);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_protocol::admin::PathBytes;
+use millrace_protocol::{admin::PathBytes, file_list::FileListId};
 use millrace_types::{Failure, FileName, InodeId};
 
 use super::{
@@ -12,6 +12,7 @@ use super::{
     outcomes::{Outcome, Outcomes},
     pace::Pace,
     progress::Progress,
+    sources::{Subject, Unfound},
 };
 use crate::{
     hydration::{
@@ -29,6 +30,8 @@ pub(super) struct Context<'a, E> {
     pub(super) unmarked: &'a Unmarked,
     pub(super) job: &'a JobRecord,
     pub(super) filter: &'a Filter,
+    /// The files that it works on, unless that is all of its tree.
+    pub(super) files: Option<FileListId>,
     /// Nothing is done: what would be is counted as found.
     pub(super) dry_run: bool,
     pub(super) progress: &'a Progress,
@@ -65,23 +68,43 @@ impl<E: Environment> Context<'_, E> {
 
     /// A file is done, for which so many bytes had to be moved or dropped.
     pub(super) async fn done_id(&self, id: InodeId, bytes: u64) {
-        self.progress.done();
+        self.progress.done(id);
         self.note(id, bytes, Outcome::Done).await;
     }
 
     /// Something would be done with a file, were this no dry run.
     pub(super) async fn would_id(&self, id: InodeId, bytes: u64) {
-        self.progress.found(bytes);
+        self.progress.found(id, bytes);
+        self.progress.leave(id);
         self.note(id, bytes, Outcome::Would).await;
     }
 
     /// Counts a failure under the path that an inode has now.
     pub(super) async fn fail_id(&self, id: InodeId, failure: Failure) {
         let path = self.path_now(id).await;
-        if let Some(outcomes) = self.outcomes {
-            outcomes.note(&path, 0, &Outcome::Failed(&failure));
+        self.note_failure(&path, &failure);
+        self.progress.failed_at(id, path, failure);
+    }
+
+    /// Counts what could not be looked at.
+    pub(super) async fn fail(&self, unfound: Unfound) {
+        let Unfound { subject, branch, failure } = unfound;
+        match subject {
+            Subject::Inode(id) => {
+                self.progress.enter(id, branch.as_ref());
+                self.fail_id(id, failure).await;
+            }
+            Subject::Path(path) => {
+                self.note_failure(&path, &failure);
+                self.progress.missed(branch.as_ref(), path, failure);
+            }
         }
-        self.progress.failed(path, failure);
+    }
+
+    fn note_failure(&self, path: &[u8], failure: &Failure) {
+        if let Some(outcomes) = self.outcomes {
+            outcomes.note(path, 0, &Outcome::Failed(failure));
+        }
     }
 
     async fn note(&self, id: InodeId, bytes: u64, outcome: Outcome<'_>) {

@@ -2,7 +2,11 @@
 
 use millrace_types::Failure;
 
-use super::{Context, Environment, export::Counted, file_export};
+use super::{
+    Context, Environment,
+    export::Counted,
+    file_export::{self, Sent},
+};
 use crate::{
     hydration::{
         destination::prefix_of,
@@ -33,10 +37,10 @@ pub(super) async fn run<E: Environment>(
     if own.link != above.link || (inode.size > 0 && guessed) {
         return Ok(Counted::No);
     }
-    context.progress.found(0);
+    context.progress.found(id, 0);
     file_export::check_exports(context, inode).await?;
     let bucket = context.importer.bucket(&own.bucket)?;
     let metadata = file_export::attributes(inode).to_metadata(None)?;
     bucket.mark_directory(&prefix, &metadata).await?;
-    Ok(Counted::Yes { sent: None })
+    Ok(Counted::Yes { sent: Sent::Nothing })
 }

@@ -5,15 +5,19 @@
 //! object that holds its target. A directory with nothing in it, or with another owner or mode than
 //! an import would give it, is marked by an empty object `name/`, unless it is already.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_types::{ErrorKind, Failure, InodeId};
 use tokio::sync::Semaphore;
 
-use super::{Context, Environment, directory_export, file_export};
+use super::{
+    Context, Environment, directory_export,
+    file_export::{self, Sent},
+    sources::Sources,
+};
 use crate::{
-    hydration::walk::{Unlisted, Walk},
+    hydration::walk::Unlisted,
     namespace::{Body, Inode},
 };
 
@@ -32,8 +36,8 @@ pub(super) struct Ended {
 /// Whether something was counted as found.
 pub(super) enum Counted {
     Yes {
-        /// Bytes of a file that the bucket lacked and has now.
-        sent: Option<u64>,
+        /// Of a file, what the bucket lacked.
+        sent: Sent,
     },
     No,
 }
@@ -42,33 +46,33 @@ pub(super) enum Counted {
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
     let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
-    let mut walk = Walk::new(context.job.root, Unlisted::Leave);
-    // A file of several names is one object, under the first of them.
-    let mut linked = HashSet::new();
+    let mut sources = match Sources::of(context, Unlisted::Leave, None).await {
+        Ok(sources) => sources,
+        Err(failure) => return context.fail_id(context.job.root, failure).await,
+    };
+    // Of a selection the marks of directories are no part.
+    let whole = context.filter.is_everything() && context.files.is_none() && !context.dry_run;
     loop {
-        match walk.next(&**context.environment, context.importer).await {
+        match sources.next(context).await {
             Ok(None) => break,
             Ok(Some(page)) => {
-                for inode in page {
-                    // Of a selection the marks of directories are no part.
-                    let whole = context.filter.is_everything() && !context.dry_run;
+                for inode in page.inodes {
                     let left_out = inode.is_directory() && !whole;
                     if left_out || !context.selects(&inode).await {
-                        continue;
-                    }
-                    let named_again = !inode.is_directory() && inode.links > 1;
-                    if named_again && !linked.insert(inode.id) {
                         continue;
                     }
                     while files.len() >= FILES_MAX {
                         take(context, files.next().await).await;
                     }
-                    if let Some(file) = begin(context, &uploads, inode) {
-                        files.push(file);
+                    let id = inode.id;
+                    context.progress.enter(id, page.branch.as_ref());
+                    match begin(context, &uploads, inode) {
+                        Some(file) => files.push(file),
+                        None => context.progress.leave(id),
                     }
                 }
             }
-            Err((directory, failure)) => context.fail_id(directory, failure).await,
+            Err(unfound) => context.fail(unfound).await,
         }
     }
     while !files.is_empty() {
@@ -99,10 +103,10 @@ pub(super) fn begin<'a, E: Environment>(
             if context.dry_run {
                 return Ended { inode: inode.id, result: Ok(Counted::No) };
             }
-            context.progress.found(0);
             let id = inode.id;
+            context.progress.found(id, 0);
             let result = file_export::symlink(context, &inode).await;
-            Ended { inode: id, result: result.map(|()| Counted::Yes { sent: None }) }
+            Ended { inode: id, result: result.map(|()| Counted::Yes { sent: Sent::Nothing }) }
         })),
         Body::Directory(body) => {
             // Of what was never listed here nothing is known that the bucket has not.
@@ -120,9 +124,13 @@ pub(super) fn begin<'a, E: Environment>(
 async fn take<E: Environment>(context: &Context<'_, E>, ended: Option<Ended>) {
     match ended {
         None => {}
-        Some(Ended { result: Ok(Counted::No), .. }) => {}
+        Some(Ended { inode, result: Ok(Counted::No) }) => context.progress.leave(inode),
         Some(Ended { inode, result: Ok(Counted::Yes { sent }) }) => {
-            context.done_id(inode, sent.unwrap_or(0)).await;
+            let bytes = match sent {
+                Sent::Now(bytes) | Sent::Before(bytes) => bytes,
+                Sent::Nothing => 0,
+            };
+            context.done_id(inode, bytes).await;
         }
         // Removed since the walk saw it: nothing is missing in the bucket.
         Some(Ended { inode, result: Err(failure) }) if failure.kind == ErrorKind::Stale => {

@@ -66,12 +66,23 @@ pub(super) struct Source {
     moved: Option<InodeId>,
 }
 
-/// Exports one regular file, if the bucket lacks its content. Tells how many bytes it sent then.
+/// What of a file went to the bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// So many bytes.
+    Now(u64),
+    /// So many bytes, by the same job before the server was restarted.
+    Before(u64),
+    /// The bucket has it as it is.
+    Nothing,
+}
+
+/// Exports one regular file, if the bucket lacks its content.
 pub(super) async fn run<E: Environment>(
     context: &Context<'_, E>,
     uploads: &Arc<Semaphore>,
     inode: InodeId,
-) -> Result<Option<u64>, Failure> {
+) -> Result<Sent, Failure> {
     let mut counted = false;
     let mut forgotten = false;
     let mut own = None;
@@ -91,17 +102,20 @@ pub(super) async fn run<E: Environment>(
         let needed = is_needed(&source);
         let earlier = was_sent_since(&source, context.job.job.started);
         if !counted {
-            context.progress.found(if needed || earlier { size } else { 0 });
+            context.progress.found(inode, if needed || earlier { size } else { 0 });
             counted = true;
         }
         if !needed {
-            context.progress.moved(if earlier { size } else { 0 });
-            return Ok(None);
+            if !earlier {
+                return Ok(Sent::Nothing);
+            }
+            context.progress.moved(size);
+            return Ok(Sent::Before(size));
         }
         match once(context, uploads, &source).await? {
             Attempt::Exported => {
                 context.progress.moved(size);
-                return Ok(Some(size));
+                return Ok(Sent::Now(size));
             }
             Attempt::Again => {}
             Attempt::Unmarked => {

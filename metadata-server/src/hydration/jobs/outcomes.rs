@@ -126,11 +126,15 @@ pub(super) fn page(directory: &Path, job: JobId, offset: u64) -> Result<ReportPa
     };
     let mut file = File::open(&path).map_err(unread)?;
     let len = file.metadata().map_err(unread)?.len();
-    file.seek(SeekFrom::Start(offset)).map_err(unread)?;
+    // From the end of the line before on, which shows that one begins here.
+    let before = u64::from(offset > 0);
+    file.seek(SeekFrom::Start(offset - before)).map_err(unread)?;
     let mut lines = Vec::new();
-    file.take(REPORT_PAGE_MAX as u64).read_to_end(&mut lines).map_err(unread)?;
+    file.take(before + REPORT_PAGE_MAX as u64).read_to_end(&mut lines).map_err(unread)?;
+    let begins = before == 0 || lines.first() == Some(&b'\n');
+    lines.drain(..lines.len().min(usize::from(before > 0)));
     let whole = lines.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
-    if whole == 0 && offset != len {
+    if !begins || (whole == 0 && offset != len) {
         let words = format!("no line of the report begins at byte {offset}");
         return Err(Failure::new(ErrorKind::InvalidArgument, words));
     }
@@ -139,15 +143,23 @@ pub(super) fn page(directory: &Path, job: JobId, offset: u64) -> Result<ReportPa
     Ok(ReportPage { lines, next: (next < len).then_some(next) })
 }
 
-/// Removes the reports of jobs that nobody remembers any more. Blocks.
-pub(super) fn prune(directory: &Path, is_known: impl Fn(JobId) -> bool) {
+/// Removes the reports of jobs that nobody remembers any more, and the oldest of the others while
+/// all together have more than `bytes_max`. Blocks.
+pub(super) fn prune(directory: &Path, bytes_max: u64, is_known: impl Fn(JobId) -> bool) {
     let Ok(entries) = fs::read_dir(directory) else { return };
-    for entry in entries.flatten() {
-        let job = entry.file_name().to_str().and_then(job_of);
-        if job.is_some_and(|job| !is_known(job))
-            && let Err(error) = fs::remove_file(entry.path())
+    let report = |entry: fs::DirEntry| {
+        let job = job_of(entry.file_name().to_str()?)?;
+        Some((job, entry.path(), entry.metadata().ok()?.len()))
+    };
+    let mut reports: Vec<_> = entries.flatten().filter_map(report).collect();
+    reports.sort_by_key(|(job, ..)| std::cmp::Reverse(job.0));
+    let mut kept = 0_u64;
+    for (job, path, bytes) in reports {
+        kept = kept.saturating_add(bytes);
+        if (!is_known(job) || kept > bytes_max)
+            && let Err(error) = fs::remove_file(&path)
         {
-            tracing::warn!(path = %entry.path().display(), %error, "an old report stays");
+            tracing::warn!(path = %path.display(), %error, "an old report stays");
         }
     }
 }
@@ -232,10 +244,15 @@ mod tests {
         for name in ["job-1.jsonl", "job-2.jsonl", "job-x.jsonl", "notes"] {
             fs::write(directory.path().join(name), b"").unwrap();
         }
-        prune(directory.path(), |job| job == JobId(2));
+        prune(directory.path(), u64::MAX, |job| job == JobId(2));
         let left = fs::read_dir(directory.path()).unwrap().count();
         assert_eq!(left, 3);
         assert!(!directory.path().join("job-1.jsonl").exists());
-        prune(&directory.path().join("missing"), |_| false);
+        prune(&directory.path().join("missing"), 0, |_| false);
+        fs::write(directory.path().join("job-2.jsonl"), b"12345").unwrap();
+        fs::write(directory.path().join("job-10.jsonl"), b"12345").unwrap();
+        prune(directory.path(), 9, |_| true);
+        assert!(!directory.path().join("job-2.jsonl").exists(), "the oldest goes for room");
+        assert!(directory.path().join("job-10.jsonl").exists());
     }
 }

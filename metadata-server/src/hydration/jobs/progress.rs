@@ -2,9 +2,13 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use millrace_protocol::admin::{JOB_FAILURES_MAX, Job, JobFailure, JobState, PathBytes};
-use millrace_types::{Failure, JobId};
+use millrace_protocol::{
+    admin::{JOB_FAILURES_MAX, Job, JobFailure, JobState, PathBytes},
+    job_detail::DirectoryProgress,
+};
+use millrace_types::{Failure, FileName, InodeId, JobId};
 
+use super::directories::Directories;
 use crate::command::{JobCounts, UpdateJob};
 
 /// Counts, and the first failures. Shared by everything that works for the job.
@@ -17,6 +21,7 @@ pub(super) struct Progress {
 struct State {
     counts: JobCounts,
     failures: Vec<JobFailure>,
+    directories: Directories,
     changed: bool,
 }
 
@@ -31,12 +36,23 @@ impl Progress {
             errors: job.errors,
         };
         let failures = job.failures.clone();
-        Self { state: Mutex::new(State { counts, failures, changed: false }) }
+        Self { state: Mutex::new(State { counts, failures, ..State::default() }) }
+    }
+
+    /// A file or directory below `branch` comes: what is told of it from now on counts there, too.
+    pub(super) fn enter(&self, inode: InodeId, branch: Option<&FileName>) {
+        self.lock().directories.enter(inode, branch);
+    }
+
+    /// Nothing is done with what came.
+    pub(super) fn leave(&self, inode: InodeId) {
+        self.lock().directories.leave(inode);
     }
 
     /// A file to work on was found.
-    pub(super) fn found(&self, bytes: u64) {
+    pub(super) fn found(&self, inode: InodeId, bytes: u64) {
         let mut state = self.lock();
+        state.directories.found(inode, bytes);
         state.counts.files_total += 1;
         state.counts.bytes_total = state.counts.bytes_total.saturating_add(bytes);
     }
@@ -54,8 +70,10 @@ impl Progress {
     }
 
     /// A found file is done.
-    pub(super) fn done(&self) {
-        self.lock().counts.files_done += 1;
+    pub(super) fn done(&self, inode: InodeId) {
+        let mut state = self.lock();
+        state.directories.done(inode);
+        state.counts.files_done += 1;
     }
 
     /// A found file, or a directory, could not be done.
@@ -65,6 +83,23 @@ impl Progress {
         if state.failures.len() < JOB_FAILURES_MAX {
             state.failures.push(JobFailure { path, failure });
         }
+    }
+
+    /// The same of an inode that came.
+    pub(super) fn failed_at(&self, inode: InodeId, path: PathBytes, failure: Failure) {
+        self.lock().directories.failed(inode);
+        self.failed(path, failure);
+    }
+
+    /// The same of a path below `branch` that leads nowhere.
+    pub(super) fn missed(&self, branch: Option<&FileName>, path: PathBytes, failure: Failure) {
+        self.lock().directories.missed(branch);
+        self.failed(path, failure);
+    }
+
+    /// How far each directory is, and what is not told apart.
+    pub(super) fn directories(&self) -> (Vec<DirectoryProgress>, DirectoryProgress) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).directories.told()
     }
 
     /// Files that failed.
@@ -106,7 +141,7 @@ mod tests {
     fn all_failures_are_counted_and_the_first_are_kept() {
         let progress = Progress::default();
         for _ in 0..JOB_FAILURES_MAX + 5 {
-            progress.found(10);
+            progress.found(InodeId(2), 10);
             progress.failed(b"/x".to_vec(), ErrorKind::NotFound.into());
         }
         assert_eq!(progress.end(), JobState::Failed);

@@ -1,14 +1,19 @@
 //! Jobs on their way into the queue: who may start them, over what, and how they are done.
 
+use std::{collections::HashSet, time::SystemTime};
+
 use millrace_protocol::{
     admin::{Job, JobKind, JobState, PathBytes, StartJob},
+    file_list::{AppendFiles, FileListId, FilesReply},
     job_options::{JobOptions, StartWithOptions},
     selection::{RetryJob, Selection, SelectionReply, StartSelected},
     session::Caller,
 };
 use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
 
-use super::{Environment, Jobs, check_owner, filter::Filter, publish};
+use super::{
+    Environment, Jobs, PRUNE_INTERVAL, blocking, check_owner, files, filter::Filter, publish,
+};
 use crate::{
     command::{AddJob, AddJobWithOptions, AddSelectedJob, Command, Outcome},
     hydration::{
@@ -79,8 +84,46 @@ impl<E: Environment> Jobs<E> {
         if options.atomic {
             publish::check(&*self.environment, add.root).await?;
         }
+        if let Some(list) = options.files {
+            let (directory, uid) = (self.environment.reports().to_owned(), start.caller.uid);
+            blocking(move || files::keep(&directory, list, uid)).await?;
+        }
         let selected = AddSelectedJob { add, selection: selection.clone(), dry_run: *dry_run };
         self.add(command_of(selected, *options)).await
+    }
+
+    /// Adds a page to a list of files, for a job of the same caller's.
+    ///
+    /// # Errors
+    /// As [`files::append`].
+    pub async fn append_files(&self, request: AppendFiles) -> Result<FilesReply, Failure> {
+        let list = request.list.unwrap_or_else(|| FileListId(self.environment.random()));
+        let directory = self.environment.reports().to_owned();
+        blocking(move || files::append(&directory, list, &request)).await?;
+        Ok(FilesReply { list })
+    }
+
+    /// Removes lists of files that no job names any more, from time to time.
+    pub(super) async fn prune_for_ever(&self) {
+        loop {
+            if let Err(failure) = self.prune_lists().await {
+                tracing::debug!(%failure, "old lists of files are not looked for");
+            }
+            tokio::time::sleep(PRUNE_INTERVAL).await;
+        }
+    }
+
+    pub(in crate::hydration) async fn prune_lists(&self) -> Result<(), Failure> {
+        let mut named = HashSet::new();
+        for job in self.list().await? {
+            named.extend(self.options(job.id).await?.files);
+        }
+        let directory = self.environment.reports().to_owned();
+        blocking(move || {
+            files::prune(&directory, &named, SystemTime::now());
+            Ok(())
+        })
+        .await
     }
 
     /// Takes a job that has ended into the queue once more, as a new one.

@@ -1,18 +1,19 @@
 //! The hydrate and release jobs: everything that a file has in a bucket is fetched, or dropped.
 
 use millrace_protocol::{admin::JobKind, capability::Content};
-use millrace_types::{ErrorKind, Failure, InodeId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
 use super::{
     Context, Environment,
     dispatch::{Dispatcher, Task},
+    sources::Sources,
 };
 use crate::{
     hydration::{
         destination::is_saved,
         import::broken,
         spread::runs,
-        walk::{Unlisted, Walk, inode},
+        walk::{Unlisted, inode},
     },
     leases::touched::writers,
     namespace::{Body, Inode, pins, tree},
@@ -36,20 +37,21 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     if hydrate {
         dispatcher.set_changed_aside();
     }
-    let mut walk = Walk::new(context.job.root, unlisted);
-    if hydrate {
-        // To read is enough for it; the owner of a tree may release all of it.
-        walk = walk.seen_by(&context.job.caller);
-    }
+    // To read is enough for a hydrate; the owner of a tree may release all of it.
+    let viewer = hydrate.then_some(&context.job.caller);
+    let mut sources = match Sources::of(context, unlisted, viewer).await {
+        Ok(sources) => sources,
+        Err(failure) => return context.fail_id(context.job.root, failure).await,
+    };
     loop {
-        match walk.next(&**context.environment, context.importer).await {
+        match sources.next(context).await {
             Ok(None) => break,
             Ok(Some(page)) => {
-                for inode in page {
-                    take(context, &mut dispatcher, &inode, hydrate).await;
+                for inode in page.inodes {
+                    take(context, &mut dispatcher, &inode, hydrate, page.branch.as_ref()).await;
                 }
             }
-            Err((directory, failure)) => context.fail_id(directory, failure).await,
+            Err(unfound) => context.fail(unfound).await,
         }
     }
     dispatcher.finish().await;
@@ -80,6 +82,7 @@ async fn take<E: Environment>(
     dispatcher: &mut Dispatcher<'_, E>,
     inode: &Inode,
     hydrate: bool,
+    branch: Option<&FileName>,
 ) {
     let (Body::File(body), Some(content)) = (&inode.body, inode.content()) else { return };
     // Only these bytes can come from the bucket or be dropped because it has them.
@@ -99,21 +102,25 @@ async fn take<E: Environment>(
         };
         match context.environment.read(query).await {
             Ok(may_go) => concerned = may_go,
-            Err(failure) => return context.fail_id(id, failure).await,
+            Err(failure) => {
+                context.progress.enter(id, branch);
+                return context.fail_id(id, failure).await;
+            }
         }
     }
     if !context.selects(inode).await {
         return;
     }
+    context.progress.enter(inode.id, branch);
     match (context.dry_run, concerned) {
         (true, true) => context.would_id(inode.id, size).await,
-        (true, false) => {}
+        (true, false) => context.progress.leave(inode.id),
         (false, true) => {
-            context.progress.found(size);
+            context.progress.found(inode.id, size);
             dispatcher.file(inode.id, runs(&content, size), size).await;
         }
         (false, false) => {
-            context.progress.found(0);
+            context.progress.found(inode.id, 0);
             context.done_id(inode.id, 0).await;
         }
     }

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_object_source::{Bucket, Buckets, Settings};
+use millrace_object_source::{Bucket, Buckets, Settings, Tally};
 use millrace_protocol::{
     admin::{AddLink, Job, JobKind, JobState, StartJob},
     ahead::FetchAhead,
@@ -250,6 +250,13 @@ impl World {
     }
 }
 
+/// Counts for a job what a target would ask.
+fn note_get(moved: u64) {
+    if let Some(tally) = Tally::present().filter(|_| moved > 0) {
+        tally.counters().merge([0, 0, 1, 0, 0, 0, 0], 0, (moved, 0));
+    }
+}
+
 fn replace(object: &Path, bytes: &[u8]) {
     let whole = tempfile::NamedTempFile::new().unwrap();
     fs::write(&whole, bytes).unwrap();
@@ -411,6 +418,7 @@ impl TestServer {
             let away = items.0 == "hydrate"
                 && !self.present.lock().unwrap().contains_key(&item.content.inode);
             let moved = if away { item.content.origin_length } else { 0 };
+            note_get(moved);
             fault.map_or(Ok(ByteLen(moved)), |kind| Err(kind.into()))
         });
         let results = results.collect();

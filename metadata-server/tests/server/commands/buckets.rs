@@ -4,8 +4,8 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
         DropDirectory, ForgetEntries, FoundObject, ImportEntries, ImportEntry, ImportKind,
-        JobCounts, ObserveObject, ResolveConflict, SetAutoExport, SetFetchPolicy, SetLinkOptions,
-        UpdateJob,
+        JobCounts, NoteJobDetail, ObserveObject, ResolveConflict, SetAutoExport, SetFetchPolicy,
+        SetLinkOptions, UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
@@ -18,7 +18,9 @@ use millrace_protocol::{
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
+    job_detail::JobDetail,
     job_options::JobOptions,
+    requests::RequestCounts,
     selection::Selection,
 };
 use millrace_types::{ErrorKind, FileName, InodeId, JobId, LinkId, MIB, Timestamp};
@@ -142,6 +144,12 @@ impl Commands {
             return Command::AddJobWithOptions(Box::new(with_options));
         }
         let id = self.record::<JobRecord>(view, &keys::jobs()).map_or(9, |(id, _)| id);
+        if percent(&self.random, 20) {
+            let list = self.random.within(0..100);
+            let requests = RequestCounts { list, ..RequestCounts::default() };
+            let detail = JobDetail { requests, ..JobDetail::default() };
+            return Command::NoteJobDetail(Box::new(NoteJobDetail { id: JobId(id), detail }));
+        }
         let states =
             [JobState::Running, JobState::Succeeded, JobState::Failed, JobState::Cancelled];
         let failure = JobFailure { path: b"/x".to_vec(), failure: ErrorKind::Lost.into() };

@@ -5,8 +5,8 @@ use millrace_metadata_server::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, Commit,
         CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
         ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts,
-        Loss, MakeLink, NewKey, NoteReads, ObserveObject, OpenSession, OpenWrite, Opener,
-        ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename, Repair, ResolveConflict,
+        Loss, MakeLink, NewKey, NoteJobDetail, NoteReads, ObserveObject, OpenSession, OpenWrite,
+        Opener, ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename, Repair, ResolveConflict,
         SetAttributes, SetAutoExport, SetDefaults, SetFetchPolicy, SetLinkOptions, SetPin, SetTime,
         SetXattr, UpdateJob,
     },
@@ -18,8 +18,11 @@ use millrace_protocol::{
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
+    file_list::FileListId,
+    job_detail::{DirectoryProgress, JobDetail},
     job_options::JobOptions,
     metadata::{NewNode, RenameMode, XattrMode},
+    requests::RequestCounts,
     selection::Selection,
     session::{Caller, Operation},
     target::ContentName,
@@ -406,8 +409,28 @@ fn of_fetches() -> Vec<Command> {
     vec![Command::SetFetchPolicy(set)]
 }
 
+pub(super) fn detail() -> JobDetail {
+    let directory = DirectoryProgress {
+        name: b"val".to_vec(),
+        files_total: 11,
+        files_done: 12,
+        bytes_total: 13,
+        bytes_done: 14,
+        errors: 15,
+    };
+    let others = DirectoryProgress { name: Vec::new(), files_total: 16, ..directory.clone() };
+    let requests = RequestCounts::new([1, 2, 3, 4, 5, 6, 7], 8, 1 << 40, 1 << 30);
+    JobDetail { requests, directories: vec![directory], others }
+}
+
 pub(super) fn options() -> JobOptions {
-    JobOptions { atomic: true, priority: -3, bytes_per_second: Some(1 << 28), report: true }
+    JobOptions {
+        atomic: true,
+        priority: -3,
+        bytes_per_second: Some(1 << 28),
+        report: true,
+        files: Some(FileListId(0x0102_0304_0506_0708)),
+    }
 }
 
 fn of_reopened_exports() -> Vec<Command> {
@@ -420,6 +443,7 @@ fn of_reopened_exports() -> Vec<Command> {
         Command::ReopenExport { inode: InodeId(81), export: 82 << 64 },
         publication,
         Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options })),
+        Command::NoteJobDetail(Box::new(NoteJobDetail { id: JobId(84), detail: detail() })),
     ]
 }
 

@@ -46,6 +46,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("selection", keys::selection(JobId(NUMBER))),
         Sample::key("publication", keys::publication(JobId(NUMBER))),
         Sample::key("job_options", keys::job_options(JobId(NUMBER))),
+        Sample::key("job_detail", keys::job_detail(JobId(NUMBER))),
         Sample::key("xattr", keys::xattr(INODE, b"user.name")),
         Sample::key("run", keys::run(LogIndex(NUMBER))),
         Sample::key("distrust", keys::distrust()),

@@ -8,9 +8,9 @@ use millrace_metadata_server::{
     },
     store::records::{
         Applied, AutoExportRecord, DistrustRecord, Entry, Export, FetchRecord, FileSystem,
-        GroupRecord, HostRecord, JobOptionsRecord, JobRecord, KeyRecord, LinkRecord, LostTarget,
-        OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord, RunRecord, SelectionRecord,
-        SessionRecord, TargetRecord, TrimRecord, Whiteout,
+        GroupRecord, HostRecord, JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord,
+        LinkRecord, LostTarget, OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord, RunRecord,
+        SelectionRecord, SessionRecord, TargetRecord, TrimRecord, Whiteout,
     },
 };
 use millrace_protocol::{
@@ -24,7 +24,7 @@ use millrace_types::{
 
 use super::{
     Sample,
-    commands::{bucket, caller, job, name, options, origin, selection},
+    commands::{bucket, caller, detail, job, name, options, origin, selection},
 };
 
 pub(super) fn samples() -> Vec<Sample> {
@@ -53,6 +53,7 @@ pub(super) fn samples() -> Vec<Sample> {
         ),
         Sample::of("RestoreRecord", &RestoreRecord { restores: 0x0102_0304 }),
         Sample::of("JobOptionsRecord", &JobOptionsRecord { options: options() }),
+        Sample::of("JobDetailRecord", &JobDetailRecord { detail: detail() }),
         Sample::of("SelectionRecord", &SelectionRecord { selection: selection(), dry_run: true }),
         Sample::of("JobRecord", &JobRecord { job: job(), caller: caller(), root: InodeId(11) }),
     ];

@@ -2,6 +2,7 @@
 
 use millrace_protocol::{
     admin::{JobKind, JobReply, StartJob},
+    file_list::FileListId,
     job_options::{
         FetchReport, JobOptions, JobOptionsReply, ReportPage, ShowJobOptions, StartWithOptions,
     },
@@ -22,8 +23,13 @@ pub(super) fn all() -> Vec<Sample> {
     };
     let start = StartJob { caller: caller(), kind: JobKind::Hydrate, path: b"/train".to_vec() };
     let reply = || JobReply { job: job() };
-    let options =
-        JobOptions { atomic: true, priority: -3, bytes_per_second: Some(1 << 28), report: true };
+    let options = JobOptions {
+        atomic: true,
+        priority: -3,
+        bytes_per_second: Some(1 << 28),
+        report: true,
+        files: Some(FileListId(0x0102_0304_0506_0708)),
+    };
     let with_options = StartWithOptions {
         start: StartJob { kind: JobKind::Export, ..start.clone() },
         selection: Selection::default(),

@@ -1,0 +1,46 @@
+//! Messages about lists of files, and about more of a job than its counts.
+
+use millrace_protocol::{
+    RequestKind,
+    file_list::{AppendFiles, FileListId, FilesReply},
+    job_detail::{DirectoryProgress, JobDetail, JobDetailReply, ShowJobDetail},
+    job_options::{PutReport, PutReportReply},
+    requests::RequestCounts,
+    tallied::{Tallied, TalliedReply},
+};
+use millrace_types::JobId;
+
+use super::{Sample, caller, pair};
+
+pub(super) fn all() -> Vec<Sample> {
+    let list = FileListId(0x0102_0304_0506_0708);
+    let append = AppendFiles {
+        caller: caller(),
+        list: Some(list),
+        offset: 9,
+        paths: b"a.jpg\0val/b.jpg\0".to_vec(),
+    };
+    let requests = RequestCounts::new([1, 2, 3, 4, 5, 6, 7], 8, 1 << 40, 1 << 30);
+    let directory = DirectoryProgress {
+        name: b"val".to_vec(),
+        files_total: 11,
+        files_done: 12,
+        bytes_total: 13,
+        bytes_done: 14,
+        errors: 15,
+    };
+    let others = DirectoryProgress { name: Vec::new(), files_total: 16, ..directory.clone() };
+    let detail = JobDetail { requests, directories: vec![directory], others };
+    let put = PutReport { caller: caller(), id: JobId(8), to: "logs/8".into(), table: true };
+    let put_reply = PutReportReply { url: "s3://data/logs/8".into(), size: 18 };
+    let tallied = Tallied { kind: RequestKind::Hydrate.code(), request: vec![1, 2, 3] };
+    [
+        pair(&append, &FilesReply { list }),
+        pair(&ShowJobDetail { id: JobId(8) }, &JobDetailReply { detail, targets: 17 }),
+        pair(&put, &put_reply),
+        pair(&tallied, &TalliedReply { answer: Ok(vec![4, 5]), requests }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}

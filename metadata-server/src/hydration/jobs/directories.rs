@@ -1,0 +1,144 @@
+//! How far a job is in each directory right below its own.
+//!
+//! The first of them have a row of their own, what is in others is summed in one. Of a file the row
+//! is remembered from when the job takes it to when that ends.
+
+use std::collections::HashMap;
+
+use millrace_protocol::job_detail::{DIRECTORIES_MAX, DirectoryProgress};
+use millrace_types::{FileName, InodeId};
+
+/// Rows, and the files under way.
+#[derive(Debug, Default)]
+pub(super) struct Directories {
+    rows: Vec<DirectoryProgress>,
+    others: DirectoryProgress,
+    by_name: HashMap<Vec<u8>, usize>,
+    under_way: HashMap<InodeId, UnderWay>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct UnderWay {
+    /// The row; `None` for the sum of all that have none.
+    row: Option<usize>,
+    bytes: u64,
+}
+
+impl Directories {
+    /// A file or directory below `branch` comes; `None` is the job's directory itself.
+    pub(super) fn enter(&mut self, inode: InodeId, branch: Option<&FileName>) {
+        let row = self.row(branch);
+        self.under_way.insert(inode, UnderWay { row, bytes: 0 });
+    }
+
+    /// Nothing is done with it.
+    pub(super) fn leave(&mut self, inode: InodeId) {
+        self.under_way.remove(&inode);
+    }
+
+    /// It is to be done.
+    pub(super) fn found(&mut self, inode: InodeId, bytes: u64) {
+        let Some(file) = self.under_way.get_mut(&inode) else { return };
+        file.bytes = bytes;
+        let row = file.row;
+        let row = self.at(row);
+        row.files_total += 1;
+        row.bytes_total = row.bytes_total.saturating_add(bytes);
+    }
+
+    /// It is done.
+    pub(super) fn done(&mut self, inode: InodeId) {
+        let Some(UnderWay { row, bytes }) = self.under_way.remove(&inode) else { return };
+        let row = self.at(row);
+        row.files_done += 1;
+        row.bytes_done = row.bytes_done.saturating_add(bytes);
+    }
+
+    /// It could not be done.
+    pub(super) fn failed(&mut self, inode: InodeId) {
+        let Some(UnderWay { row, .. }) = self.under_way.remove(&inode) else { return };
+        self.at(row).errors += 1;
+    }
+
+    /// Something below `branch` could not be found.
+    pub(super) fn missed(&mut self, branch: Option<&FileName>) {
+        let row = self.row(branch);
+        self.at(row).errors += 1;
+    }
+
+    /// The rows, and what is in none.
+    pub(super) fn told(&self) -> (Vec<DirectoryProgress>, DirectoryProgress) {
+        (self.rows.clone(), self.others.clone())
+    }
+
+    fn row(&mut self, branch: Option<&FileName>) -> Option<usize> {
+        let name = branch.map_or(&b""[..], FileName::as_bytes);
+        if let Some(row) = self.by_name.get(name) {
+            return Some(*row);
+        }
+        if self.rows.len() >= DIRECTORIES_MAX {
+            return None;
+        }
+        let row = self.rows.len();
+        self.rows.push(DirectoryProgress { name: name.to_vec(), ..DirectoryProgress::default() });
+        self.by_name.insert(name.to_vec(), row);
+        Some(row)
+    }
+
+    fn at(&mut self, row: Option<usize>) -> &mut DirectoryProgress {
+        row.and_then(|row| self.rows.get_mut(row)).unwrap_or(&mut self.others)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> FileName {
+        FileName::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn files_are_counted_where_they_lie_and_each_once() {
+        let mut directories = Directories::default();
+        for (id, branch) in [(1, None), (2, Some(name("a"))), (3, Some(name("a")))] {
+            directories.enter(InodeId(id), branch.as_ref());
+            directories.found(InodeId(id), 10);
+        }
+        directories.enter(InodeId(4), Some(&name("b")));
+        directories.leave(InodeId(4));
+        for id in [1, 2, 2, 4, 99] {
+            directories.done(InodeId(id));
+        }
+        directories.failed(InodeId(3));
+        directories.missed(Some(&name("b")));
+        let (rows, others) = directories.told();
+        let told: Vec<_> = rows
+            .iter()
+            .map(|row| {
+                let name = String::from_utf8(row.name.clone()).unwrap();
+                (name, row.files_done, row.files_total, row.bytes_done, row.bytes_total, row.errors)
+            })
+            .collect();
+        let expected = [("", 1, 1, 10, 10, 0), ("a", 1, 2, 10, 20, 1), ("b", 0, 0, 0, 0, 1)];
+        let expected = expected.map(|(name, a, b, c, d, e)| (name.to_owned(), a, b, c, d, e));
+        assert_eq!(told, expected);
+        assert_eq!(others, DirectoryProgress::default());
+        assert!(directories.under_way.is_empty(), "nothing is remembered of what has ended");
+    }
+
+    #[test]
+    fn many_directories_are_summed_behind_the_first() {
+        let mut directories = Directories::default();
+        for id in 0..1000 {
+            directories.enter(InodeId(id), Some(&name(&format!("{id:04}"))));
+            directories.found(InodeId(id), 1);
+            directories.done(InodeId(id));
+        }
+        let (rows, others) = directories.told();
+        assert_eq!(rows.len(), DIRECTORIES_MAX);
+        let rest = 1000 - DIRECTORIES_MAX as u64;
+        assert_eq!((others.files_done, others.bytes_total), (rest, rest));
+        assert_eq!(directories.by_name.len(), DIRECTORIES_MAX, "what is not told is not kept");
+    }
+}
