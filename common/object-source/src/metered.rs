@@ -16,14 +16,20 @@ use crate::{Counters, RequestClass};
 
 /// Which requests are the bucket's, and where they are counted.
 #[derive(Debug, Clone)]
-pub(super) struct Wire {
+pub(crate) struct Wire {
     authority: String,
     counters: Arc<Counters>,
+    classify: fn(&HttpRequest) -> RequestClass,
 }
 
 impl Wire {
-    pub(super) fn new(authority: String, counters: Arc<Counters>) -> Self {
-        Self { authority, counters }
+    /// Counts what goes to a host and port as `classify` says, and all else as "other".
+    pub(crate) fn new(
+        authority: String,
+        counters: Arc<Counters>,
+        classify: fn(&HttpRequest) -> RequestClass,
+    ) -> Self {
+        Self { authority, counters, classify }
     }
 
     fn class(&self, request: &HttpRequest) -> RequestClass {
@@ -31,18 +37,18 @@ impl Wire {
         if uri.authority().is_none_or(|authority| authority.as_str() != self.authority) {
             return RequestClass::Other;
         }
-        classify(request.method(), uri.query().unwrap_or_default())
+        (self.classify)(request)
     }
 }
 
 /// Makes clients that count.
-#[derive(Debug)]
-pub(super) struct Connector {
+#[derive(Debug, Clone)]
+pub(crate) struct Connector {
     wire: Wire,
 }
 
 impl Connector {
-    pub(super) fn new(wire: Wire) -> Self {
+    pub(crate) fn new(wire: Wire) -> Self {
         Self { wire }
     }
 }
@@ -77,22 +83,33 @@ impl HttpService for Metered {
     }
 }
 
-fn classify(method: &Method, query: &str) -> RequestClass {
-    let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
-    match *method {
+/// The requests of S3, and of the XML API of GCS, which took over its queries.
+pub(crate) fn classify(request: &HttpRequest) -> RequestClass {
+    let query = request.uri().query().unwrap_or_default();
+    let has = |name: &str| has_parameter(query, name);
+    match *request.method() {
         Method::GET if has("list-type") => RequestClass::List,
         Method::GET if has("uploadId") || has("uploads") => RequestClass::Upload,
         Method::GET => RequestClass::Get,
         Method::HEAD => RequestClass::Head,
         Method::PUT if has("uploadId") => RequestClass::Part,
+        // A copy publishes what was uploaded by parts.
+        Method::PUT if request.headers().contains_key("x-goog-copy-source") => RequestClass::Upload,
         Method::PUT => RequestClass::Put,
         Method::POST | Method::DELETE => RequestClass::Upload,
         _ => RequestClass::Other,
     }
 }
 
+/// Whether a query has a parameter, whatever its value.
+pub(crate) fn has_parameter(query: &str, name: &str) -> bool {
+    query.split('&').any(|pair| pair.split('=').next() == Some(name))
+}
+
 #[cfg(test)]
 mod tests {
+    use object_store::client::HttpRequestBody;
+
     use super::*;
 
     #[test]
@@ -108,7 +125,10 @@ mod tests {
             (Method::POST, "uploads=", RequestClass::Upload),
             (Method::DELETE, "uploadId=x", RequestClass::Upload),
         ] {
-            assert_eq!(classify(&method, query), class, "{method} {query}");
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.uri_mut() = format!("http://h/b/k?{query}").parse().unwrap();
+            *request.method_mut() = method.clone();
+            assert_eq!(classify(&request), class, "{method} {query}");
         }
     }
 }
