@@ -104,7 +104,7 @@ fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> E
             denied(place, "wants credentials", document)
         }
         (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-            denied(place, "refuses access: check the role or signature", document)
+            denied(place, "refuses access: check the key, signature or role", document)
         }
         (_, StatusCode::NOT_FOUND) => Error::NotFound { key },
         ("ServerBusy", _) | (_, StatusCode::CONFLICT) => {
