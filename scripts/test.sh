@@ -32,6 +32,7 @@ install_everything() {
     need_postgres
     [[ -n $quick ]] || need_debian python3-torch python3-torchvision
     need_python
+    need_azurite
 }
 
 # FUSE over io_uring is tested where the kernel has it, and only mounts that ask for it notice.
@@ -48,7 +49,7 @@ build() {
 }
 
 run_rust_tests() {
-    export MILLRACE_WEED=$python_dir/bin/weed
+    export MILLRACE_WEED=$python_dir/bin/weed MILLRACE_AZURITE=$azurite
     export MILLRACE_TEST_PYTHON=$python MILLRACE_TEST_BINARIES=$binaries MILLRACE_TEST_DIR=$work
     if cargo nextest --version >/dev/null 2>&1; then
         cargo nextest run --locked --workspace ${CI:+--profile ci} ${long:+--no-fail-fast}

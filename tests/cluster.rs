@@ -14,6 +14,8 @@ mod bad_input;
 mod buckets;
 #[path = "cluster/changes.rs"]
 mod changes;
+#[path = "cluster/clouds.rs"]
+mod clouds;
 #[path = "cluster/crashes.rs"]
 mod crashes;
 #[path = "cluster/exactly_once.rs"]

@@ -285,19 +285,19 @@ pub enum LinkCommand {
 /// Arguments of `link add`.
 #[derive(Args, Debug)]
 pub struct LinkAddArguments {
-    /// The bucket and prefix: s3://bucket/prefix or file:///directory
+    /// s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///directory
     #[arg(value_name = "URL")]
     pub url: String,
     /// The directory, made if it is missing
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
-    /// Another S3 endpoint than Amazon's, such as http://127.0.0.1:8333
+    /// Another endpoint than the cloud's own, such as http://127.0.0.1:8333
     #[arg(long, value_name = "URL")]
     pub endpoint: Option<String>,
-    /// The bucket's region
+    /// The bucket's region (s3:// only)
     #[arg(long, value_name = "R")]
     pub region: Option<String>,
-    /// Section of the servers' credentials file [default: the servers' AWS_* environment]
+    /// Section of the servers' credentials file [default: the servers' environment]
     #[arg(long, value_name = "NAME")]
     pub credentials: Option<String>,
     /// What may be changed, and whether it goes back
@@ -537,7 +537,8 @@ fails and names it. Keys are never sent: --credentials names a section of the se
 Examples:
   millrace link add s3://datasets/imagenet mr:/imagenet --region eu-central-1
   millrace link add s3://runs/7 /mnt/data/run7 --mode import-export --credentials team-a
-  millrace link add s3://train mr:/train --endpoint http://127.0.0.1:8333 --region us-east-1";
+  millrace link add s3://train mr:/train --endpoint http://127.0.0.1:8333 --region us-east-1
+  millrace link add gs://datasets/imagenet mr:/imagenet --credentials google-reader";
 
 #[cfg(test)]
 mod tests;

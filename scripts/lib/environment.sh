@@ -1,13 +1,15 @@
 # What the scripts share: where things are, how missing things are installed, how steps are timed.
 #
-# Sourced, never run. Installs only Debian packages, PyPI packages (into target/python) and what
-# cargo fetches. Safe to call again: what is there already costs a second.
+# Sourced, never run. Installs only Debian packages, PyPI packages (into target/python), one npm
+# package (into target/azurite) and what cargo fetches. Safe to call again: what is there already costs a second.
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 target_dir=${CARGO_TARGET_DIR:-$repository/target}
 binaries=$target_dir/debug
 python_dir=$target_dir/python
 python=$python_dir/bin/python
+azurite_dir=$target_dir/azurite
+azurite=$azurite_dir/node_modules/.bin/azurite-blob
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
 export CARGO_TARGET_DIR=$target_dir
 
@@ -101,6 +103,15 @@ CHECK
         "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
             scikit-image scikit-learn
     fi
+}
+
+# A server of Azure's Blob Storage. Always this version, so that a test means the same everywhere.
+need_azurite() {
+    local version=3.35.0 manifest=$azurite_dir/node_modules/azurite/package.json
+    command -v node >/dev/null && command -v npm >/dev/null || need_debian nodejs npm
+    [[ -x $azurite ]] && grep --quiet "\"version\": \"$version\"" "$manifest" && return 0
+    mkdir --parents "$azurite_dir"
+    npm install --prefix "$azurite_dir" --no-audit --no-fund --loglevel=error "azurite@$version"
 }
 
 # A database server for the tests to start; the package starts none of its own.

@@ -4,12 +4,14 @@
 //! test fails. Talks to a cluster only as a user does: through the `millrace` program, through the
 //! mount and through the bucket. Never links server code.
 
+pub mod azurite;
 pub mod bucket;
 pub mod chance;
 pub mod cluster;
 pub mod daemon;
 pub mod disk;
 pub mod figures;
+pub mod google;
 pub mod hostile;
 pub mod program;
 pub mod proxy;

@@ -60,12 +60,13 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
 }
 
 fn check_url(url: &str) -> Result<(), Misuse> {
-    let known = ["s3://", "file:///"];
+    let known = ["s3://", "gs://", "az://", "file:///"];
     if known.iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
         return Ok(());
     }
     Err(Misuse(format!(
-        "{url} is no bucket that Millrace can reach; use s3://bucket/prefix or file:///directory"
+        "{url} is no bucket that Millrace can reach; use s3://bucket/prefix, gs://bucket/prefix, \
+         az://container/prefix or file:///directory"
     )))
 }
 
@@ -75,10 +76,10 @@ mod tests {
 
     #[test]
     fn only_urls_of_buckets_are_sent() {
-        for good in ["s3://b", "s3://b/p/q", "file:///srv/data"] {
+        for good in ["s3://b", "s3://b/p/q", "gs://b", "az://c/p", "file:///srv/data"] {
             assert!(check_url(good).is_ok(), "{good}");
         }
-        for bad in ["s3://", "b/p", "http://b", "file://data", "gs://b", ""] {
+        for bad in ["s3://", "gs://", "b/p", "http://b", "file://data", "abfs://b", ""] {
             assert!(check_url(bad).unwrap_err().to_string().contains("s3://"), "{bad}");
         }
     }

@@ -8,7 +8,9 @@ use futures::TryStreamExt;
 use crate::{
     Condition, Continuation, Counters, Error, Head, LinkSpec, Location, Metadata, Page, Settings,
     Tag, UploadId, UploadedPart,
+    azure::Azure,
     directory::Directory,
+    google::Google,
     limits::{Limits, Requests},
     object::{PARTS_MAX, WHOLE_LEN_MAX, check_key, check_prefix},
     pace::Pace,
@@ -26,8 +28,8 @@ mod body;
 /// file names is refused with [`Error::Invalid`].
 ///
 /// # Durability
-/// A put or completion that returned is stored as the bucket stores things: on S3 at once; in a
-/// `file://` directory after fsync of file and directory.
+/// A put or completion that returned is stored as the bucket stores things: in a cloud at once; in
+/// a `file://` directory after fsync of file and directory.
 ///
 /// # Cancellation
 /// Every future may be dropped at any time. What a dropped put, part or completion did is unknown:
@@ -47,6 +49,8 @@ pub struct Bucket {
 #[derive(Debug)]
 enum Kind {
     S3(Box<S3>),
+    Google(Box<Google>),
+    Azure(Box<Azure>),
     Directory(Directory),
 }
 
@@ -59,15 +63,18 @@ impl Bucket {
     pub fn open(spec: &LinkSpec, settings: &Settings) -> Result<Self, Error> {
         let counters = Arc::new(Counters::default());
         let requests = Arc::new(Requests::new(settings.requests_in_flight_max));
+        let (counted, paced) = (Arc::clone(&counters), Arc::clone(&requests));
         let kind = match spec.location() {
             Location::S3 { bucket, .. } => {
-                let pressure = Arc::clone(&requests);
-                let counters = Arc::clone(&counters);
-                Kind::S3(Box::new(S3::open(spec, bucket, settings, counters, pressure)?))
+                Kind::S3(Box::new(S3::open(spec, bucket, settings, counted, paced)?))
             }
-            Location::Directory { root } => {
-                Kind::Directory(Directory::new(root.clone(), Arc::clone(&counters)))
+            Location::Google { bucket, .. } => {
+                Kind::Google(Box::new(Google::open(spec, bucket, settings, counted, paced)?))
             }
+            Location::Azure { container, .. } => {
+                Kind::Azure(Box::new(Azure::open(spec, container, settings, counted, paced)?))
+            }
+            Location::Directory { root } => Kind::Directory(Directory::new(root.clone(), counted)),
         };
         let name = spec.without_prefix().url_of("");
         let (limits, patience) = (Limits::new(settings, requests), settings.read_timeout);
@@ -111,6 +118,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.list_directory(prefix, after).await,
+            Kind::Google(google) => google.list_directory(prefix, after).await,
+            Kind::Azure(azure) => azure.list_directory(prefix, after).await,
             Kind::Directory(directory) => directory.list(prefix, after).await,
         }
     }
@@ -124,6 +133,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.has_below(prefix).await,
+            Kind::Google(google) => google.has_below(prefix).await,
+            Kind::Azure(azure) => azure.has_below(prefix).await,
             Kind::Directory(directory) => directory.has_below(prefix).await,
         }
     }
@@ -137,6 +148,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.head(key).await,
+            Kind::Google(google) => google.head(key).await,
+            Kind::Azure(azure) => azure.head(key).await,
             Kind::Directory(directory) => directory.head(key).await,
         }
     }
@@ -150,6 +163,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.head_directory(prefix).await,
+            Kind::Google(google) => google.head_directory(prefix).await,
+            Kind::Azure(azure) => azure.head_directory(prefix).await,
             Kind::Directory(directory) => directory.head_directory(prefix).await,
         }
     }
@@ -167,6 +182,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         let made = match &self.kind {
             Kind::S3(s3) => s3.mark_directory(prefix, metadata).await,
+            Kind::Google(google) => google.mark_directory(prefix, metadata).await,
+            Kind::Azure(azure) => azure.mark_directory(prefix, metadata).await,
             Kind::Directory(directory) => directory.mark_directory(prefix, metadata).await,
         };
         match made {
@@ -194,17 +211,19 @@ impl Bucket {
         let permit = self.limits.acquire(len).await?;
         let stream = match &self.kind {
             Kind::S3(s3) => s3.get_range(key, range, if_match).await?,
+            Kind::Google(google) => google.get_range(key, range, if_match).await?,
+            Kind::Azure(azure) => azure.get_range(key, range, if_match).await?,
             Kind::Directory(directory) => directory.get_range(key, range, if_match).await?,
         };
         let pace = Pace::new(self.patience);
         Ok(RangeBody::new(stream, len, permit, Arc::clone(&self.counters), pace))
     }
 
-    /// All bytes of one version of an object of `size` bytes, [`WHOLE_LEN_MAX`] at most. On S3 they
-    /// are checked against the bucket's checksum of the object: its CRC32C if it tells one, else,
-    /// over plain HTTP, its entity tag if that can be an MD5. Damaged ones are asked for again. (An
-    /// entity tag that is no MD5 but looks like one is found by that: the bytes come the same
-    /// twice.)
+    /// All bytes of one version of an object of `size` bytes, [`WHOLE_LEN_MAX`] at most. On S3 and
+    /// GCS they are checked against the bucket's checksum of the object: its CRC32C if it tells
+    /// one, else, on S3 over plain HTTP, its entity tag if that can be an MD5. Damaged ones are
+    /// asked for again. (An entity tag that is no MD5 but looks like one is found by that: the
+    /// bytes come the same twice.)
     ///
     /// # Errors
     /// [`Error::Changed`] when the object is another version by now.
@@ -221,7 +240,13 @@ impl Bucket {
                 self.counters.receive(bytes.len());
                 Ok(bytes)
             }
-            Kind::Directory(_) => {
+            Kind::Google(google) => {
+                let _permit = self.limits.acquire(size).await?;
+                let bytes = google.get_whole(key, size, if_match).await?;
+                self.counters.receive(bytes.len());
+                Ok(bytes)
+            }
+            Kind::Azure(_) | Kind::Directory(_) => {
                 let body = self.get_range(key, 0..size, if_match).await?;
                 Ok(body.try_collect::<Vec<_>>().await?.concat().into())
             }
@@ -244,6 +269,8 @@ impl Bucket {
         let _permit = self.limits.acquire(len_of(&body)).await?;
         match &self.kind {
             Kind::S3(s3) => s3.put_small(key, body, metadata, condition).await,
+            Kind::Google(google) => google.put_small(key, body, metadata, condition).await,
+            Kind::Azure(azure) => azure.put_small(key, body, metadata, condition).await,
             Kind::Directory(directory) => directory.put(key, body, metadata, condition).await,
         }
     }
@@ -257,14 +284,16 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.create_upload(key, metadata).await,
+            Kind::Google(google) => google.create_upload(key, metadata).await,
+            Kind::Azure(azure) => azure.create_upload(key, metadata).await,
             Kind::Directory(directory) => directory.create_upload(key, metadata).await,
         }
     }
 
     /// Stores one part: the object's bytes from `offset` on. Sending a part again replaces it.
     ///
-    /// S3 goes by the number alone, so numbers must follow the order of offsets, and all parts but
-    /// the last have 5 MiB at least; a directory goes by the offset alone.
+    /// Clouds go by the number alone, so numbers must follow the order of offsets, and all parts
+    /// but the last have 5 MiB at least; a directory goes by the offset alone.
     ///
     /// # Errors
     /// [`Error::NoUpload`] when the upload is over.
@@ -284,6 +313,8 @@ impl Bucket {
         let _permit = self.limits.acquire(len).await?;
         let tag = match &self.kind {
             Kind::S3(s3) => s3.put_part(key, upload, number, body).await?,
+            Kind::Google(google) => google.put_part(key, upload, number, body).await?,
+            Kind::Azure(azure) => azure.put_part(key, upload, number, body).await?,
             Kind::Directory(directory) => directory.put_part(key, upload, offset, body).await?,
         };
         Ok(UploadedPart { number, tag, len })
@@ -303,6 +334,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.list_parts(key, upload).await,
+            Kind::Google(google) => google.list_parts(key, upload).await,
+            Kind::Azure(azure) => azure.list_parts(key, upload).await,
             Kind::Directory(_) => Err(Error::Unsupported {
                 message: "a directory does not know which parts it has".to_owned(),
             }),
@@ -326,6 +359,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.complete_upload(key, upload, parts, condition).await,
+            Kind::Google(google) => google.complete_upload(key, upload, parts, condition).await,
+            Kind::Azure(azure) => azure.complete_upload(key, upload, parts, condition).await,
             Kind::Directory(directory) => {
                 let size = parts.iter().map(|part| part.len).sum();
                 directory.complete_upload(key, upload, size, condition).await
@@ -342,6 +377,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.list_uploads(key).await,
+            Kind::Google(google) => google.list_uploads(key).await,
+            Kind::Azure(azure) => azure.list_uploads(key).await,
             Kind::Directory(directory) => directory.list_uploads(key).await,
         }
     }
@@ -355,6 +392,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         let result = match &self.kind {
             Kind::S3(s3) => s3.abort_upload(key, upload).await,
+            Kind::Google(google) => google.abort_upload(key, upload).await,
+            Kind::Azure(azure) => azure.abort_upload(key, upload).await,
             Kind::Directory(directory) => directory.abort_upload(key, upload).await,
         };
         match result {
@@ -373,6 +412,8 @@ impl Bucket {
         check_prefix(prefix)?;
         match &self.kind {
             Kind::S3(s3) => s3.check(prefix, write).await,
+            Kind::Google(google) => google.check(prefix, write).await,
+            Kind::Azure(azure) => azure.check(prefix, write).await,
             Kind::Directory(directory) => directory.check(write).await,
         }
     }

@@ -7,36 +7,46 @@
 //! aws_access_key_id = AKIA...
 //! aws_secret_access_key = ...
 //! aws_session_token = ...          (if temporary)
+//!
+//! [archive]
+//! google_service_account = /etc/millrace/archive.json
+//!
+//! [results]
+//! azure_storage_account_name = results
+//! azure_storage_account_key = ...  (or azure_storage_sas_token = ...)
 //! ```
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fmt, fs,
     io::Read,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
-use object_store::{CredentialProvider, aws::AwsCredential};
+use object_store::CredentialProvider;
 
-use crate::Error;
+use crate::{Error, Settings};
 
-/// The credentials of one section, followed through changes of the file.
-#[derive(Debug)]
-pub(crate) struct SectionCredentials {
+/// The credentials of one section, followed through changes of the file, and of the file that the
+/// section may name.
+pub(crate) struct Section<C> {
     path: PathBuf,
     section: String,
-    state: Mutex<State>,
+    make: Make<C>,
+    state: Mutex<State<C>>,
 }
 
-#[derive(Debug)]
-struct State {
+/// Makes credentials of the values of a section. Runs where it may block for a file.
+type Make<C> = Box<dyn Fn(&Values<'_>) -> Result<C, Error> + Send + Sync>;
+
+struct State<C> {
     looked_at: Instant,
-    stamp: Stamp,
-    credential: Arc<AwsCredential>,
+    stamps: Vec<(PathBuf, Stamp)>,
+    credential: Arc<C>,
 }
 
 /// What tells a changed file: an editor replaces it, a script rewrites it in place.
@@ -53,26 +63,39 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Larger files are refused: nobody has this many credentials.
 const FILE_LEN_MAX: u64 = 1024 * 1024;
 
-impl SectionCredentials {
+impl<C> Section<C> {
     /// Reads a section for the first time.
     ///
     /// # Errors
     /// [`Error::Denied`] with a sentence: no such file or section, a file that others can read, or
     /// keys missing in it.
-    pub(crate) fn open(path: &Path, section: &str) -> Result<Self, Error> {
-        let (stamp, credential) = load(path, section)?;
-        let state = State { looked_at: Instant::now(), stamp, credential: Arc::new(credential) };
-        Ok(Self { path: path.to_owned(), section: section.to_owned(), state: Mutex::new(state) })
+    pub(crate) fn open(
+        settings: &Settings,
+        section: &str,
+        make: impl Fn(&Values<'_>) -> Result<C, Error> + Send + Sync + 'static,
+    ) -> Result<Self, Error> {
+        let path = settings.credentials_file.as_deref().ok_or_else(|| Error::Denied {
+            message: format!(
+                "credentials {section:?} are asked for, but this host has no credentials \
+                 file: name one in the daemon's setting [buckets] credentials_file"
+            ),
+        })?;
+        let (stamps, credential) = load(path, section, &make)?;
+        let state = State { looked_at: Instant::now(), stamps, credential: Arc::new(credential) };
+        let (path, section) = (path.to_owned(), section.to_owned());
+        Ok(Self { path, section, make: Box::new(make), state: Mutex::new(state) })
     }
 
     /// The credentials as the file says now.
-    fn current(&self) -> Result<Arc<AwsCredential>, Error> {
-        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    pub(crate) fn current(&self) -> Result<Arc<C>, Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.looked_at.elapsed() >= LOOK_INTERVAL {
-            let unchanged = fs::metadata(&self.path).is_ok_and(|now| stamp(&now) == state.stamp);
-            if !unchanged {
-                let (stamp, credential) = load(&self.path, &self.section)?;
-                state.stamp = stamp;
+            let same = |(path, stamp): &(PathBuf, Stamp)| {
+                fs::metadata(path).is_ok_and(|now| stamp_of(&now) == *stamp)
+            };
+            if !state.stamps.iter().all(same) {
+                let (stamps, credential) = load(&self.path, &self.section, &self.make)?;
+                state.stamps = stamps;
                 state.credential = Arc::new(credential);
                 tracing::info!(file = %self.path.display(), section = %self.section,
                     "credentials file changed: read again");
@@ -83,11 +106,19 @@ impl SectionCredentials {
     }
 }
 
-#[async_trait]
-impl CredentialProvider for SectionCredentials {
-    type Credential = AwsCredential;
+/// Says which section it is, and nothing of what is in it.
+impl<C> fmt::Debug for Section<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Section");
+        text.field("path", &self.path).field("section", &self.section).finish_non_exhaustive()
+    }
+}
 
-    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+#[async_trait]
+impl<C: fmt::Debug + Send + Sync + 'static> CredentialProvider for Section<C> {
+    type Credential = C;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<C>> {
         self.current().map_err(|error| object_store::Error::Unauthenticated {
             path: self.section.clone(),
             source: Box::new(error),
@@ -95,7 +126,62 @@ impl CredentialProvider for SectionCredentials {
     }
 }
 
-fn stamp(metadata: &fs::Metadata) -> Stamp {
+/// The keys and values of a section.
+pub(crate) struct Values<'a> {
+    file: &'a Path,
+    section: &'a str,
+    values: &'a BTreeMap<String, String>,
+    /// Files that the section names.
+    named: Mutex<Vec<(PathBuf, Stamp)>>,
+}
+
+impl Values<'_> {
+    /// A value, checked: it travels in headers; other bytes would fail there without saying where
+    /// they came from.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] when there are such bytes in it.
+    pub(crate) fn value(&self, name: &str) -> Result<Option<String>, Error> {
+        let sound = |text: &str| text.bytes().all(|byte| (b'!'..=b'~').contains(&byte));
+        match self.values.get(name) {
+            Some(text) if !sound(text) => {
+                Err(self.wrong(&format!("has a value with unexpected characters: {name}")))
+            }
+            other => Ok(other.cloned()),
+        }
+    }
+
+    /// A value that must be there.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] when it is not.
+    pub(crate) fn needed(&self, name: &str) -> Result<String, Error> {
+        self.value(name)?.ok_or_else(|| self.wrong(&format!("has no {name}")))
+    }
+
+    /// The text of a file that the section names under `name`. It is watched along.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] when it is not named, cannot be read, or others can read it too.
+    pub(crate) fn file(&self, name: &str) -> Result<(PathBuf, String), Error> {
+        let told = self.values.get(name);
+        let path = PathBuf::from(told.ok_or_else(|| self.wrong(&format!("has no {name}")))?);
+        let (stamp, text) = read_private(&path)?;
+        self.named.lock().unwrap_or_else(PoisonError::into_inner).push((path.clone(), stamp));
+        Ok((path, text))
+    }
+
+    /// What is wrong with the section, in words that go on behind its name.
+    pub(crate) fn wrong(&self, why: &str) -> Error {
+        denied(self.file, &format!("section [{}] {why}", self.section))
+    }
+}
+
+fn denied(path: &Path, why: &str) -> Error {
+    Error::Denied { message: format!("credentials file {}: {why}", path.display()) }
+}
+
+fn stamp_of(metadata: &fs::Metadata) -> Stamp {
     Stamp {
         inode: metadata.ino(),
         len: metadata.len(),
@@ -103,49 +189,41 @@ fn stamp(metadata: &fs::Metadata) -> Stamp {
     }
 }
 
-fn load(path: &Path, section: &str) -> Result<(Stamp, AwsCredential), Error> {
-    let fail = |why: String| Error::Denied {
-        message: format!("credentials file {}: {why}", path.display()),
-    };
-    let mut file = fs::File::open(path).map_err(|error| fail(error.to_string()))?;
-    let metadata = file.metadata().map_err(|error| fail(error.to_string()))?;
+/// Reads a file that only its owner can use.
+fn read_private(path: &Path) -> Result<(Stamp, String), Error> {
+    let fail = |error: std::io::Error| denied(path, &error.to_string());
+    let mut file = fs::File::open(path).map_err(fail)?;
+    let metadata = file.metadata().map_err(fail)?;
     if metadata.mode() & 0o077 != 0 {
-        return Err(fail(format!(
-            "others than its owner can use it (mode {:03o}): run chmod 600",
-            metadata.mode() & 0o777
-        )));
+        let mode = metadata.mode() & 0o777;
+        let why = format!("others than its owner can use it (mode {mode:03o}): run chmod 600");
+        return Err(denied(path, &why));
     }
     if metadata.len() > FILE_LEN_MAX {
-        return Err(fail("larger than 1 MiB".to_owned()));
+        return Err(denied(path, "larger than 1 MiB"));
     }
     let mut text = String::new();
-    file.by_ref()
-        .take(FILE_LEN_MAX)
-        .read_to_string(&mut text)
-        .map_err(|error| fail(error.to_string()))?;
+    file.by_ref().take(FILE_LEN_MAX).read_to_string(&mut text).map_err(fail)?;
+    Ok((stamp_of(&metadata), text))
+}
+
+fn load<C>(
+    path: &Path,
+    section: &str,
+    make: impl Fn(&Values<'_>) -> Result<C, Error>,
+) -> Result<(Vec<(PathBuf, Stamp)>, C), Error> {
+    let (stamp, text) = read_private(path)?;
     let is_toml = path.extension().is_some_and(|extension| extension == "toml");
-    let sections = if is_toml { parse_toml(&text) } else { parse_ini(&text) }.map_err(fail)?;
-    let values =
-        sections.get(section).ok_or_else(|| fail(format!("there is no section [{section}]")))?;
-    let value = |name: &str| {
-        let aws = format!("aws_{name}");
-        values.get(name).or_else(|| values.get(&aws)).cloned()
-    };
-    let needed = |name: &str| {
-        value(name).ok_or_else(|| fail(format!("section [{section}] has no aws_{name}")))
-    };
-    let credential = AwsCredential {
-        key_id: needed("access_key_id")?,
-        secret_key: needed("secret_access_key")?,
-        token: value("session_token"),
-    };
-    // They travel in headers; other bytes would fail there without saying where they came from.
-    let sound = |text: &str| text.bytes().all(|byte| (b'!'..=b'~').contains(&byte));
-    let token_sound = credential.token.as_deref().is_none_or(sound);
-    if !sound(&credential.key_id) || !sound(&credential.secret_key) || !token_sound {
-        return Err(fail(format!("section [{section}] has a value with unexpected characters")));
-    }
-    Ok((stamp(&metadata), credential))
+    let sections = if is_toml { parse_toml(&text) } else { parse_ini(&text) };
+    let sections = sections.map_err(|why| denied(path, &why))?;
+    let missing = || denied(path, &format!("there is no section [{section}]"));
+    let values = sections.get(section).ok_or_else(missing)?;
+    let named = Mutex::default();
+    let values = Values { file: path, section, values, named };
+    let credential = make(&values)?;
+    let mut stamps = values.named.into_inner().unwrap_or_else(PoisonError::into_inner);
+    stamps.push((path.to_owned(), stamp));
+    Ok((stamps, credential))
 }
 
 type Sections = BTreeMap<String, BTreeMap<String, String>>;
@@ -191,7 +269,10 @@ fn parse_ini(text: &str) -> Result<Sections, String> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use object_store::aws::AwsCredential;
+
     use super::*;
+    use crate::s3::keys;
 
     const INI: &str = "# keys\n[one]\naws_access_key_id = AK1\naws_secret_access_key=s1==\n\n\
                        [two]\nAWS_ACCESS_KEY_ID = AK2\naws_secret_access_key = s2\n\
@@ -204,6 +285,12 @@ mod tests {
         path
     }
 
+    fn open(path: &Path, section: &str) -> Result<Section<AwsCredential>, Error> {
+        let file = Some(path.to_owned());
+        let settings = Settings { credentials_file: file, ..Settings::default() };
+        Section::open(&settings, section, keys::from_values)
+    }
+
     #[test]
     fn a_section_is_read_from_both_forms() {
         let dir = tempfile::tempdir().unwrap();
@@ -212,7 +299,7 @@ mod tests {
             "[two]\naccess_key_id = \"AK2\"\nsecret_access_key = \"s2\"\nsession_token = \"t2\"\n";
         let toml = write(dir.path(), "credentials.toml", toml, 0o600);
         for path in [ini, toml] {
-            let two = SectionCredentials::open(&path, "two").unwrap().current().unwrap();
+            let two = open(&path, "two").unwrap().current().unwrap();
             assert_eq!(two.key_id, "AK2");
             assert_eq!(two.secret_key, "s2");
             assert_eq!(two.token.as_deref(), Some("t2"));
@@ -222,8 +309,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_without_the_secret() {
         let dir = tempfile::tempdir().unwrap();
-        let open =
-            |path: &Path, section| SectionCredentials::open(path, section).unwrap_err().to_string();
+        let open = |path: &Path, section| open(path, section).unwrap_err().to_string();
         let good = write(dir.path(), "good", INI, 0o600);
         assert!(open(&good, "three").contains("no section [three]"));
         assert!(open(&good, "broken").contains("no aws_secret_access_key"));
@@ -241,7 +327,7 @@ mod tests {
     fn a_changed_file_is_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = write(dir.path(), "credentials", INI, 0o600);
-        let section = SectionCredentials::open(&path, "one").unwrap();
+        let section = open(&path, "one").unwrap();
         let next = write(dir.path(), "next", &INI.replace("AK1", "AK9"), 0o600);
         fs::rename(next, &path).unwrap();
         // As if the interval had passed.

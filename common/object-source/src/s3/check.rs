@@ -1,11 +1,9 @@
 //! Whether this host can use the bucket, in words.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use tokio::time::{Instant, timeout_at};
 
 use super::S3;
-use crate::Error;
+use crate::{Error, transport::probe_key};
 
 impl S3 {
     pub(crate) async fn check(&self, prefix: &str, write: bool) -> Result<(), Error> {
@@ -44,10 +42,4 @@ impl S3 {
             ))
         })?
     }
-}
-
-/// A key that nobody uses; nothing is ever stored there.
-fn probe_key(prefix: &str) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{prefix}.millrace-check-{:x}", now.as_nanos())
 }

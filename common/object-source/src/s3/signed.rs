@@ -1,21 +1,18 @@
 //! Requests that object_store does not offer, signed with its authorizer and sent with its client.
 
-use std::{
-    future::poll_fn,
-    time::{Duration, Instant},
-};
+use std::{future::poll_fn, time::Instant};
 
 use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, Method};
 use object_store::{
     aws::{AwsAuthorizer, AwsCredentialProvider},
     client::{HttpClient, HttpRequest, HttpRequestBody},
 };
 
 use super::{address::Address, answer};
-use crate::{Error, Settings, pace::Pace};
+use crate::{Error, Settings, pace::Pace, transport};
 
 /// Signs, sends, repeats.
 #[derive(Debug)]
@@ -48,12 +45,7 @@ impl Signer {
         address: Address,
         settings: &Settings,
     ) -> Self {
-        let backoff = ExponentialBuilder::default()
-            .with_min_delay(Duration::from_millis(100))
-            .with_max_delay(Duration::from_secs(5))
-            .with_max_times(settings.retries_max)
-            .with_total_delay(Some(settings.retry_timeout))
-            .with_jitter();
+        let backoff = transport::backoff(settings);
         Self { client, credentials, address, backoff, settings: settings.clone() }
     }
 
@@ -106,7 +98,7 @@ impl Signer {
             .client
             .execute(request)
             .await
-            .map_err(|error| answer::transport(&error, self.address.endpoint()))?;
+            .map_err(|error| transport::unreachable(&error, self.address.endpoint()))?;
         let (head, body) = answer.into_parts();
         let mut stream = body.bytes_stream();
         let mut bytes = BytesMut::new();
@@ -121,7 +113,8 @@ impl Signer {
                     return Err(Error::unavailable("the bucket sends its answer too slowly"));
                 }
             };
-            let next = next.map_err(|error| answer::transport(&error, self.address.endpoint()));
+            let next =
+                next.map_err(|error| transport::unreachable(&error, self.address.endpoint()));
             let Some(piece) = next? else { break };
             pace.arrived(piece.len() as u64);
             if bytes.len() + piece.len() > ANSWER_LEN_MAX {
@@ -133,7 +126,7 @@ impl Signer {
         // S3 begins a long completion with 200 and may end it with an error in the body. The body
         // of an object may look like anything.
         let is_object = ask.method == Method::GET && ask.key.is_some() && ask.query.is_empty();
-        if head.status.is_success() && (is_object || !answer::is_error(&bytes)) {
+        if head.status.is_success() && (is_object || !transport::is_error(&bytes)) {
             return Ok((head.headers, bytes));
         }
         Err(answer::refusal(head.status, &head.headers, &bytes, &self.address, key))
@@ -146,7 +139,7 @@ impl Signer {
             Some(provider) => {
                 let got = provider.get_credential().await;
                 got.map(|_| ()).map_err(|error| Error::Denied {
-                    message: format!("no credentials: {}", answer::innermost(&error)),
+                    message: format!("no credentials: {}", transport::innermost(&error)),
                 })
             }
         }
@@ -169,9 +162,4 @@ impl Signer {
         }
         Ok(request)
     }
-}
-
-/// The status that says: later.
-pub(super) fn asks_to_wait(status: StatusCode) -> bool {
-    matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS)
 }

@@ -3,70 +3,16 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use object_store::{PutMultipartOptions, multipart::MultipartStore};
-use serde::{Deserialize, Serialize};
 
-use super::{S3, answer, attributes_of, list::decode, path_of, signed::Ask};
-use crate::{Condition, Error, Metadata, Tag, UploadId, UploadedPart, object::PARTS_MAX};
-
-#[derive(Debug, Serialize)]
-#[serde(rename = "CompleteMultipartUpload")]
-struct CompleteRequest<'a> {
-    #[serde(rename = "Part")]
-    parts: Vec<CompletePart<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "PascalCase")]
-struct CompletePart<'a> {
-    #[serde(rename = "ETag")]
-    tag: &'a str,
-    part_number: u16,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct CompleteResult {
-    #[serde(rename = "ETag")]
-    tag: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ListPartsResult {
-    is_truncated: bool,
-    #[serde(default)]
-    next_part_number_marker: Option<String>,
-    #[serde(default, rename = "Part")]
-    parts: Vec<ListedPart>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ListedPart {
-    part_number: u16,
-    #[serde(rename = "ETag")]
-    tag: String,
-    size: u64,
-}
-
-/// One page: so many uploads of one key are left by nothing that works.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ListUploadsResult {
-    /// Needed, so that another document is never taken for an empty list.
-    is_truncated: bool,
-    #[serde(default, rename = "Upload")]
-    uploads: Vec<ListedUpload>,
-    #[serde(default)]
-    encoding_type: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct ListedUpload {
-    key: String,
-    upload_id: String,
-}
+use super::{S3, answer, attributes_of, path_of, signed::Ask};
+use crate::{
+    Condition, Error, Metadata, Tag, UploadId, UploadedPart,
+    object::PARTS_MAX,
+    parts::{
+        CompleteResult, ListPartsResult, about_upload, complete_body, listed_parts, uploads_of,
+        without_repeated,
+    },
+};
 
 impl S3 {
     pub(crate) async fn create_upload(
@@ -131,9 +77,7 @@ impl S3 {
             body: Bytes::new(),
         };
         let body = self.signer.send(&ask).await.map_err(|error| about_upload(error, key))?;
-        quick_xml::de::from_reader(&*body).map_err(|error| {
-            Error::unavailable(format!("the bucket's list of parts is malformed: {error}"))
-        })
+        listed_parts(&body)
     }
 
     pub(crate) async fn list_uploads(&self, key: &str) -> Result<Vec<UploadId>, Error> {
@@ -178,39 +122,6 @@ impl S3 {
     }
 }
 
-/// The uploads in a list of those below a prefix that are of exactly this key.
-fn uploads_of(answer: &[u8], key: &str) -> Result<Vec<UploadId>, Error> {
-    let page: ListUploadsResult = quick_xml::de::from_reader(answer).map_err(|error| {
-        Error::unavailable(format!("the bucket's list of uploads is malformed: {error}"))
-    })?;
-    if page.is_truncated {
-        tracing::warn!(key, "the bucket has more unfinished uploads than it lists at once");
-    }
-    let encoded = page.encoding_type.as_deref() == Some("url");
-    let uploads = page.uploads.into_iter();
-    let uploads = uploads.filter(|upload| decode(&upload.key, encoded) == key);
-    uploads.map(|upload| UploadId::new(upload.upload_id)).collect()
-}
-
-/// 404 on a request that names an upload speaks of the upload.
-fn about_upload(error: Error, key: &str) -> Error {
-    match error {
-        Error::NotFound { .. } => Error::NoUpload { key: key.to_owned() },
-        other => other,
-    }
-}
-
-/// SeaweedFS goes on listing a part that was replaced, beside its successor and in no order of
-/// time. Which of them counts is unknown: neither is told, so that the part is sent again.
-fn without_repeated(parts: Vec<UploadedPart>) -> Vec<UploadedPart> {
-    parts
-        .chunk_by(|a, b| a.number == b.number)
-        .filter(|same| same.len() == 1)
-        .flatten()
-        .cloned()
-        .collect()
-}
-
 fn condition_headers(condition: &Condition) -> Result<HeaderMap, Error> {
     let (name, value): (HeaderName, HeaderValue) = match condition {
         Condition::None => return Ok(HeaderMap::new()),
@@ -222,55 +133,4 @@ fn condition_headers(condition: &Condition) -> Result<HeaderMap, Error> {
         }
     };
     Ok(HeaderMap::from_iter([(name, value)]))
-}
-
-fn complete_body(parts: &[UploadedPart]) -> Result<Bytes, Error> {
-    let parts = parts.iter();
-    let request = CompleteRequest {
-        parts: parts
-            .map(|part| CompletePart { tag: part.tag.as_str(), part_number: part.number })
-            .collect(),
-    };
-    let text = quick_xml::se::to_string(&request)
-        .map_err(|error| Error::invalid(format!("the list of parts: {error}")))?;
-    Ok(Bytes::from(text))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_part_that_is_listed_twice_counts_as_missing() {
-        let part = |number| UploadedPart { number, tag: Tag::new("t").unwrap(), len: 1 };
-        let told = without_repeated([1, 2, 2, 3, 4, 4, 4].map(part).to_vec());
-        assert_eq!(told, [1, 3].map(part));
-    }
-
-    #[test]
-    fn uploads_of_other_keys_below_the_prefix_are_not_taken_for_the_keys() {
-        let answer = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>\
-             <EncodingType>url</EncodingType>\
-             <Upload><Key>out/a%2Bb</Key><UploadId>1</UploadId></Upload>\
-             <Upload><Key>out/a%2Bb.index</Key><UploadId>2</UploadId></Upload>\
-             <Upload><Key>out/a%2Bb</Key><UploadId>3</UploadId></Upload>\
-             </ListMultipartUploadsResult>";
-        let found = uploads_of(answer.as_bytes(), "out/a+b").unwrap();
-        assert_eq!(found, [UploadId::new("1").unwrap(), UploadId::new("3").unwrap()]);
-        let none = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>\
-             </ListMultipartUploadsResult>";
-        assert!(uploads_of(none.as_bytes(), "out/a+b").unwrap().is_empty());
-        assert!(uploads_of(b"<ListBucketResult></ListBucketResult>", "out").is_err());
-    }
-
-    #[test]
-    fn a_completion_names_each_part_with_its_tag() {
-        let part = |number, tag: &str| UploadedPart { number, tag: Tag::new(tag).unwrap(), len: 1 };
-        let body = complete_body(&[part(1, "\"a\""), part(3, "b")]).unwrap();
-        assert_eq!(
-            std::str::from_utf8(&body).unwrap(),
-            "<CompleteMultipartUpload><Part><ETag>\"a\"</ETag><PartNumber>1</PartNumber></Part>\
-             <Part><ETag>b</ETag><PartNumber>3</PartNumber></Part></CompleteMultipartUpload>"
-        );
-    }
 }

@@ -81,6 +81,17 @@ pub(super) async fn give_up<E: Environment>(
     bucket: &Bucket,
     export: &Export,
 ) -> Result<(), Failure> {
+    end_upload(environment, bucket, export).await?;
+    let abort = Command::AbortExport { inode: export.inode, export: export.id };
+    environment.execute(abort, true).await.map(|_| ())
+}
+
+/// Has the bucket forget the upload of an export, if it knows one.
+async fn end_upload<E: Environment>(
+    environment: &Arc<E>,
+    bucket: &Bucket,
+    export: &Export,
+) -> Result<(), Failure> {
     let (inode, id) = (export.inode, export.id);
     // The upload began after the export did, and perhaps could not be aborted then.
     let upload = environment.read(move |view| {
@@ -99,8 +110,7 @@ pub(super) async fn give_up<E: Environment>(
         Begun::Perhaps => abort_unknown(bucket, &export.key).await?,
         Begun::No => {}
     }
-    let abort = Command::AbortExport { inode: export.inode, export: export.id };
-    environment.execute(abort, true).await.map(|_| ())
+    Ok(())
 }
 
 /// What an export may have begun in the bucket.
@@ -265,6 +275,10 @@ async fn begun<E: Environment>(
     let Some(version) = look(&bucket, export).await? else {
         return give_up(environment, &bucket, export).await;
     };
+    // On gs:// and az:// the object stands before what it was made of is deleted.
+    if let Err(failure) = end_upload(environment, &bucket, export).await {
+        tracing::warn!(key = %export.key, %failure, "an upload stays behind in the bucket");
+    }
     // Of a file that is gone the export is forgotten.
     publish(environment, unmarked, export, version).await.map(|_| ())
 }

@@ -26,9 +26,8 @@ async fn export_of(world: &World, inode: InodeId) -> Option<Export> {
     query.await.unwrap()
 }
 
-/// A link with a file whose upload is under the hands of a target when the server ends; after the
-/// restart it is given up, and then it arrives.
-async fn late(world: &mut World) -> InodeId {
+/// A file whose export has begun and is under the hands of a target that says nothing.
+async fn begun(world: &mut World) -> (InodeId, Export) {
     let inode = world.write("/data/file", b"first").await;
     world.server.silent.store(true, Ordering::Relaxed);
     let start = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/data".to_vec() };
@@ -44,7 +43,28 @@ async fn late(world: &mut World) -> InodeId {
     let begun = begun.await;
     let cancel = millrace_protocol::admin::CancelJob { caller: ROOT, id: job };
     world.hydration.cancel_job(&cancel).await.unwrap();
+    (inode, begun)
+}
+
+/// Stores the object of an export, as its upload would.
+async fn arrives(world: &World, export: &Export) {
+    let id = [(EXPORT_ID_KEY.to_owned(), format!("{:032x}", export.id))];
+    let (metadata, body) = (Metadata::new(id).unwrap(), vec![b"first".to_vec().into()]);
+    world.bucket.put_small("file", body, &metadata, &Condition::Absent).await.unwrap();
+}
+
+/// A link with a file whose upload is under the hands of a target when the server ends; after the
+/// restart it is given up, and then it arrives.
+async fn late(world: &mut World) -> InodeId {
+    let (inode, begun) = begun(world).await;
     world.restart();
+    is_settled(world, inode).await;
+    world.server.silent.store(false, Ordering::Relaxed);
+    arrives(world, &begun).await;
+    inode
+}
+
+async fn is_settled(world: &mut World, inode: InodeId) {
     world
         .run_beside(async {
             while export_of(world, inode).await.is_some() {
@@ -52,11 +72,21 @@ async fn late(world: &mut World) -> InodeId {
             }
         })
         .await;
-    world.server.silent.store(false, Ordering::Relaxed);
-    let id = [(EXPORT_ID_KEY.to_owned(), format!("{:032x}", begun.id))];
-    let (metadata, body) = (Metadata::new(id).unwrap(), vec![b"first".to_vec().into()]);
-    world.bucket.put_small("file", body, &metadata, &Condition::Absent).await.unwrap();
-    inode
+}
+
+#[tokio::test]
+async fn what_a_published_object_was_made_of_is_deleted_after_a_kill_in_between() {
+    let mut world = World::new(LinkMode::ImportExport).await;
+    let (inode, begun) = begun(&mut world).await;
+    let upload = world.bucket.create_upload("file", &Metadata::default()).await.unwrap();
+    let upload_id = upload.as_str().to_owned();
+    let record = Command::RecordUpload { inode, export: begun.id, upload_id };
+    world.server.execute(record, true).await.unwrap();
+    arrives(&world, &begun).await;
+    world.restart();
+    is_settled(&mut world, inode).await;
+    assert_eq!(world.state("/data/file").await, ObjectState::Exported);
+    assert!(world.bucket.list_uploads("file").await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use object_store::aws::AmazonS3Builder;
 
 use super::*;
-use crate::LinkSpec;
+use crate::{LinkSpec, transport::is_error};
 
 fn address() -> Address {
     let spec = LinkSpec::new("s3://data", Some("http://h:1"), None, None).unwrap();

@@ -14,20 +14,27 @@ use object_store::{
 };
 use tokio::time::Instant;
 
-use super::signed::asks_to_wait;
-use crate::{Counters, RequestClass, limits::Requests};
+use crate::{Counters, RequestClass, limits::Requests, transport::asks_to_wait};
 
 /// Which requests are the bucket's, and where they are counted.
 #[derive(Debug, Clone)]
-pub(super) struct Wire {
+pub(crate) struct Wire {
     authority: String,
     counters: Arc<Counters>,
     requests: Arc<Requests>,
+    classify: fn(&HttpRequest) -> RequestClass,
 }
 
 impl Wire {
-    pub(super) fn new(authority: String, counters: Arc<Counters>, requests: Arc<Requests>) -> Self {
-        Self { authority, counters, requests }
+    /// Counts what goes to a host and port as `classify` says, and all else as "other"; tells
+    /// `requests` what its answers say of their number.
+    pub(crate) fn new(
+        authority: String,
+        counters: Arc<Counters>,
+        requests: Arc<Requests>,
+        classify: fn(&HttpRequest) -> RequestClass,
+    ) -> Self {
+        Self { authority, counters, requests, classify }
     }
 
     fn class(&self, request: &HttpRequest) -> RequestClass {
@@ -35,7 +42,7 @@ impl Wire {
         if uri.authority().is_none_or(|authority| authority.as_str() != self.authority) {
             return RequestClass::Other;
         }
-        classify(request.method(), uri.query().unwrap_or_default())
+        (self.classify)(request)
     }
 
     fn heard(&self, status: StatusCode) {
@@ -51,13 +58,13 @@ impl Wire {
 }
 
 /// Makes clients that count.
-#[derive(Debug)]
-pub(super) struct Connector {
+#[derive(Debug, Clone)]
+pub(crate) struct Connector {
     wire: Wire,
 }
 
 impl Connector {
-    pub(super) fn new(wire: Wire) -> Self {
+    pub(crate) fn new(wire: Wire) -> Self {
         Self { wire }
     }
 }
@@ -97,22 +104,33 @@ impl HttpService for Metered {
     }
 }
 
-fn classify(method: &Method, query: &str) -> RequestClass {
-    let has = |name: &str| query.split('&').any(|pair| pair.split('=').next() == Some(name));
-    match *method {
+/// The requests of S3, and of the XML API of GCS, which took over its queries.
+pub(crate) fn classify(request: &HttpRequest) -> RequestClass {
+    let query = request.uri().query().unwrap_or_default();
+    let has = |name: &str| has_parameter(query, name);
+    match *request.method() {
         Method::GET if has("list-type") => RequestClass::List,
         Method::GET if has("uploadId") || has("uploads") => RequestClass::Upload,
         Method::GET => RequestClass::Get,
         Method::HEAD => RequestClass::Head,
         Method::PUT if has("uploadId") => RequestClass::Part,
+        // A copy publishes what was uploaded by parts.
+        Method::PUT if request.headers().contains_key("x-goog-copy-source") => RequestClass::Upload,
         Method::PUT => RequestClass::Put,
         Method::POST | Method::DELETE => RequestClass::Upload,
         _ => RequestClass::Other,
     }
 }
 
+/// Whether a query has a parameter, whatever its value.
+pub(crate) fn has_parameter(query: &str, name: &str) -> bool {
+    query.split('&').any(|pair| pair.split('=').next() == Some(name))
+}
+
 #[cfg(test)]
 mod tests {
+    use object_store::client::HttpRequestBody;
+
     use super::*;
 
     #[test]
@@ -128,7 +146,10 @@ mod tests {
             (Method::POST, "uploads=", RequestClass::Upload),
             (Method::DELETE, "uploadId=x", RequestClass::Upload),
         ] {
-            assert_eq!(classify(&method, query), class, "{method} {query}");
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.uri_mut() = format!("http://h/b/k?{query}").parse().unwrap();
+            *request.method_mut() = method.clone();
+            assert_eq!(classify(&request), class, "{method} {query}");
         }
     }
 }

@@ -1,0 +1,187 @@
+//! What every request to Azure carries, and what its refusals mean.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use object_store::{azure::AzureAuthorizer, client::HttpRequest};
+use serde::Deserialize;
+
+use super::{address::Address, keys::Keys};
+use crate::{
+    Error, Tag,
+    transport::{asks_to_wait, innermost},
+    web::Dialect,
+};
+
+/// The language of Blob Storage.
+#[derive(Debug)]
+pub(super) struct Azure {
+    keys: Arc<Keys>,
+    address: Address,
+}
+
+/// The error document.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Document {
+    code: String,
+    message: String,
+}
+
+/// The version of the protocol: the one that object_store signs for.
+const VERSION: (&str, &str) = ("x-ms-version", "2023-11-03");
+
+/// The entity tag of an answer that must have one.
+pub(super) fn tag_in(headers: &HeaderMap) -> Result<Tag, Error> {
+    tag(headers.get(header::ETAG).and_then(|value| value.to_str().ok()))
+}
+
+/// An entity tag with quotes, as headers have it; listings leave them out.
+pub(super) fn tag(told: Option<&str>) -> Result<Tag, Error> {
+    let missing = || Error::unavailable("the container's answer has no usable entity tag");
+    let told = told.filter(|text| !text.is_empty()).ok_or_else(missing)?;
+    let quoted = if told.contains('"') { told.to_owned() } else { format!("\"{told}\"") };
+    Tag::new(quoted).map_err(|_| missing())
+}
+
+impl Azure {
+    pub(super) fn new(keys: Arc<Keys>, address: Address) -> Self {
+        Self { keys, address }
+    }
+}
+
+#[async_trait]
+impl Dialect for Azure {
+    async fn authorize(&self, request: &mut HttpRequest) -> Result<(), Error> {
+        request.headers_mut().insert(VERSION.0, HeaderValue::from_static(VERSION.1));
+        let Some(credential) = self.keys.credential().await? else { return Ok(()) };
+        AzureAuthorizer::new(&credential, self.keys.account().unwrap_or_default())
+            .try_authorize(request)
+            .map_err(|error| Error::Denied {
+                message: format!("the request cannot be signed: {}", innermost(&error)),
+            })
+    }
+
+    fn refusal(&self, status: StatusCode, headers: &HeaderMap, body: &[u8], key: &str) -> Error {
+        // Azure puts a mark before its documents.
+        let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+        let mut document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
+        if let Some(code) = headers.get("x-ms-error-code").and_then(|code| code.to_str().ok()) {
+            code.clone_into(&mut document.code);
+        }
+        let container = self.address.container();
+        let place = format!("the container {container} at {}", self.address.base());
+        by_code(status, &document, &place, key)
+    }
+}
+
+fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> Error {
+    let key = key.to_owned();
+    let code = document.code.as_str();
+    match (code, status) {
+        ("ContainerNotFound" | "ContainerBeingDeleted" | "ContainerDisabled", _) => {
+            Error::NoBucket {
+                message: format!("{place} does not exist: check its name, account and endpoint"),
+            }
+        }
+        // Blocks that no list may name any more: another list or put came first.
+        ("InvalidBlockList", _) => Error::NoUpload { key },
+        ("ConditionNotMet" | "BlobAlreadyExists" | "UnauthorizedBlobOverwrite", _)
+        | (_, StatusCode::PRECONDITION_FAILED) => Error::Changed { key },
+        ("BlobArchived", _) => Error::Unsupported {
+            message: format!("{place}: {key:?} is archived and must be restored first"),
+        },
+        ("AuthenticationFailed", _) if is_about_time(&document.message) => {
+            denied(place, "says that this host's clock is wrong: set it", document)
+        }
+        ("AuthenticationFailed" | "InvalidAuthenticationInfo", _) => denied(
+            place,
+            "does not accept the credentials: check account, key or signature, and the clock",
+            document,
+        ),
+        ("NoAuthenticationInformation" | "PublicAccessNotPermitted", _) => {
+            denied(place, "wants credentials", document)
+        }
+        (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+            denied(place, "refuses access: check the key, signature or role", document)
+        }
+        (_, StatusCode::NOT_FOUND) => Error::NotFound { key },
+        ("ServerBusy", _) | (_, StatusCode::CONFLICT) => {
+            Error::Busy { message: format!("{place} asks to wait ({status} {code})") }
+        }
+        (_, status) if asks_to_wait(status) => {
+            Error::Busy { message: format!("{place} asks to wait ({status})") }
+        }
+        (_, status) => {
+            let said = first_line(&document.message);
+            Error::unavailable(format!("{place} answers {status} {code} {said}"))
+        }
+    }
+}
+
+fn is_about_time(message: &str) -> bool {
+    message.contains("date header") || message.contains("Date header")
+}
+
+/// What follows are the request's id and time, and what was signed.
+fn first_line(message: &str) -> &str {
+    message.lines().next().unwrap_or_default().trim()
+}
+
+fn denied(place: &str, what: &str, document: &Document) -> Error {
+    let said = [document.code.as_str(), first_line(&document.message)].join(": ");
+    let said = said.trim_matches([':', ' ']);
+    let message = if said.is_empty() {
+        format!("{place} {what}")
+    } else {
+        format!("{place} {what} ({said})")
+    };
+    Error::Denied { message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(status: u16, code: &str, message: &str) -> Error {
+        let document = Document { code: code.to_owned(), message: message.to_owned() };
+        by_code(StatusCode::from_u16(status).unwrap(), &document, "the container c", "k")
+    }
+
+    #[test]
+    fn each_refusal_says_what_the_caller_must_do() {
+        assert!(matches!(refused(404, "BlobNotFound", ""), Error::NotFound { .. }));
+        assert!(matches!(refused(404, "", ""), Error::NotFound { .. }));
+        assert!(matches!(refused(404, "ContainerNotFound", ""), Error::NoBucket { .. }));
+        assert!(matches!(refused(412, "ConditionNotMet", ""), Error::Changed { .. }));
+        assert!(matches!(refused(409, "BlobAlreadyExists", ""), Error::Changed { .. }));
+        assert!(matches!(refused(400, "InvalidBlockList", ""), Error::NoUpload { .. }));
+        assert!(matches!(refused(503, "ServerBusy", ""), Error::Busy { .. }));
+        assert!(matches!(refused(500, "InternalError", ""), Error::Unavailable { .. }));
+        assert!(matches!(refused(409, "PublicAccessNotPermitted", ""), Error::Denied { .. }));
+        let old = "Request date header too old: 'Tue, 24 Nov 2026 11:00:00 GMT'";
+        for (status, code, message, word) in [
+            (403, "AuthenticationFailed", old, "clock is wrong"),
+            (403, "AuthenticationFailed", "", "check account, key"),
+            (403, "AuthorizationPermissionMismatch", "", "role"),
+        ] {
+            let error = refused(status, code, message);
+            assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_was_signed_is_not_repeated() {
+        let message = "Server failed to authenticate the request.\nRequestId:1\nsignature s3cr3t";
+        let error = refused(403, "AuthenticationFailed", message).to_string();
+        assert!(error.contains("failed to authenticate") && !error.contains("s3cr3t"), "{error}");
+    }
+
+    #[test]
+    fn a_tag_is_the_same_with_and_without_quotes() {
+        assert_eq!(tag(Some("0x8DB")).unwrap(), tag(Some("\"0x8DB\"")).unwrap());
+        assert!(tag(Some("")).is_err() && tag(None).is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! Listing a directory: one page of the XML API's list with a delimiter.
+
+use http::Method;
+
+use super::{Google, answer};
+use crate::{
+    Continuation, Error, Page, Tag,
+    listing::{self, Contents, ListBucketResult, parse},
+    temporary::is_temporary,
+    web::Ask,
+};
+
+/// Keys of one look whether there are any: some may be what uploads left behind.
+const LOOK_KEYS: &str = "16";
+
+impl Google {
+    pub(crate) async fn list_directory(
+        &self,
+        prefix: &str,
+        after: Option<&Continuation>,
+    ) -> Result<Page, Error> {
+        let mut query = vec![
+            ("delimiter", "/"),
+            // Keys may hold what XML cannot.
+            ("encoding-type", "url"),
+            ("list-type", "2"),
+            ("prefix", prefix),
+        ];
+        if let Some(Continuation(token)) = after {
+            query.push(("continuation-token", token));
+        }
+        let (_, answer) = self.web.send(&self.list_ask(&query)).await?;
+        let mut result = parse(&answer)?;
+        without_temporary(&mut result);
+        listing::page(&result, prefix, tag_of)
+    }
+
+    pub(crate) async fn has_below(&self, prefix: &str) -> Result<bool, Error> {
+        let mut token = String::new();
+        loop {
+            let mut query = look(prefix);
+            if !token.is_empty() {
+                query.push(("continuation-token", &token));
+            }
+            let (_, answer) = self.web.send(&self.list_ask(&query)).await?;
+            let mut result = parse(&answer)?;
+            without_temporary(&mut result);
+            if !result.contents.is_empty() {
+                return Ok(true);
+            }
+            match result.next_continuation_token.filter(|_| result.is_truncated) {
+                Some(next) if !next.is_empty() && next != token => token = next,
+                _ => return Ok(false),
+            }
+        }
+    }
+
+    /// Lists some keys, once, without repeating: to see whether it is allowed.
+    pub(super) async fn try_list(&self, prefix: &str) -> Result<(), Error> {
+        let (_, answer) = self.web.send_once(&self.list_ask(&look(prefix))).await?;
+        parse(&answer).map(|_| ())
+    }
+
+    /// All keys below a prefix that few have.
+    pub(super) async fn few_below(&self, prefix: &str) -> Result<Vec<String>, Error> {
+        let query = [("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)];
+        let (_, answer) = self.web.send(&self.list_ask(&query)).await?;
+        let result = parse(&answer)?;
+        Ok(result.contents.iter().map(|contents| result.decoded(&contents.key)).collect())
+    }
+
+    pub(super) fn list_ask(&self, query: &[(&str, &str)]) -> Ask {
+        Ask::new(Method::GET, self.address.url(None, query), "")
+    }
+}
+
+fn look(prefix: &str) -> Vec<(&'static str, &str)> {
+    vec![("encoding-type", "url"), ("list-type", "2"), ("max-keys", LOOK_KEYS), ("prefix", prefix)]
+}
+
+fn without_temporary(result: &mut ListBucketResult) {
+    let contents = std::mem::take(&mut result.contents);
+    let kept =
+        contents.into_iter().filter(|contents| !is_temporary(&result.decoded(&contents.key)));
+    result.contents = kept.collect();
+}
+
+fn tag_of(contents: &Contents) -> Result<Tag, Error> {
+    answer::tag(contents.generation.as_deref())
+}

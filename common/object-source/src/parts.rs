@@ -1,0 +1,164 @@
+//! The documents of uploads by parts, which S3 and the XML API of GCS share.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, UploadId, UploadedPart, listing::decode};
+
+#[derive(Debug, Serialize)]
+#[serde(rename = "CompleteMultipartUpload")]
+struct CompleteRequest<'a> {
+    #[serde(rename = "Part")]
+    parts: Vec<CompletePart<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "PascalCase")]
+struct CompletePart<'a> {
+    #[serde(rename = "ETag")]
+    tag: &'a str,
+    part_number: u16,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct CompleteResult {
+    #[serde(rename = "ETag")]
+    pub(crate) tag: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct ListPartsResult {
+    pub(crate) is_truncated: bool,
+    #[serde(default)]
+    pub(crate) next_part_number_marker: Option<String>,
+    #[serde(default, rename = "Part")]
+    pub(crate) parts: Vec<ListedPart>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct ListedPart {
+    pub(crate) part_number: u16,
+    #[serde(rename = "ETag")]
+    pub(crate) tag: String,
+    pub(crate) size: u64,
+}
+
+/// One page: so many uploads of one key are left by nothing that works.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListUploadsResult {
+    /// Needed, so that another document is never taken for an empty list.
+    is_truncated: bool,
+    #[serde(default, rename = "Upload")]
+    uploads: Vec<ListedUpload>,
+    #[serde(default)]
+    encoding_type: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ListedUpload {
+    key: String,
+    upload_id: String,
+}
+
+/// Reads a list of parts.
+pub(crate) fn listed_parts(answer: &[u8]) -> Result<ListPartsResult, Error> {
+    quick_xml::de::from_reader(answer).map_err(|error| {
+        Error::unavailable(format!("the bucket's list of parts is malformed: {error}"))
+    })
+}
+
+/// The uploads in a list of those below a prefix: each one's key and id.
+pub(crate) fn listed_uploads(answer: &[u8], prefix: &str) -> Result<Vec<(String, String)>, Error> {
+    let page: ListUploadsResult = quick_xml::de::from_reader(answer).map_err(|error| {
+        Error::unavailable(format!("the bucket's list of uploads is malformed: {error}"))
+    })?;
+    if page.is_truncated {
+        tracing::warn!(prefix, "the bucket has more unfinished uploads than it lists at once");
+    }
+    let encoded = page.encoding_type.as_deref() == Some("url");
+    let uploads = page.uploads.into_iter();
+    Ok(uploads.map(|upload| (decode(&upload.key, encoded), upload.upload_id)).collect())
+}
+
+/// Those of exactly this key.
+pub(crate) fn uploads_of(answer: &[u8], key: &str) -> Result<Vec<UploadId>, Error> {
+    let uploads = listed_uploads(answer, key)?.into_iter().filter(|(of, _)| of == key);
+    uploads.map(|(_, id)| UploadId::new(id)).collect()
+}
+
+/// 404 on a request that names an upload speaks of the upload.
+pub(crate) fn about_upload(error: Error, key: &str) -> Error {
+    match error {
+        Error::NotFound { .. } => Error::NoUpload { key: key.to_owned() },
+        other => other,
+    }
+}
+
+/// SeaweedFS goes on listing a part that was replaced, beside its successor and in no order of
+/// time. Which of them counts is unknown: neither is told, so that the part is sent again.
+pub(crate) fn without_repeated(parts: Vec<UploadedPart>) -> Vec<UploadedPart> {
+    parts
+        .chunk_by(|a, b| a.number == b.number)
+        .filter(|same| same.len() == 1)
+        .flatten()
+        .cloned()
+        .collect()
+}
+
+/// The document that names the parts of an object.
+pub(crate) fn complete_body(parts: &[UploadedPart]) -> Result<Bytes, Error> {
+    let parts = parts.iter();
+    let request = CompleteRequest {
+        parts: parts
+            .map(|part| CompletePart { tag: part.tag.as_str(), part_number: part.number })
+            .collect(),
+    };
+    let text = quick_xml::se::to_string(&request)
+        .map_err(|error| Error::invalid(format!("the list of parts: {error}")))?;
+    Ok(Bytes::from(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tag;
+
+    #[test]
+    fn a_part_that_is_listed_twice_counts_as_missing() {
+        let part = |number| UploadedPart { number, tag: Tag::new("t").unwrap(), len: 1 };
+        let told = without_repeated([1, 2, 2, 3, 4, 4, 4].map(part).to_vec());
+        assert_eq!(told, [1, 3].map(part));
+    }
+
+    #[test]
+    fn uploads_of_other_keys_below_the_prefix_are_not_taken_for_the_keys() {
+        let answer = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>\
+             <EncodingType>url</EncodingType>\
+             <Upload><Key>out/a%2Bb</Key><UploadId>1</UploadId></Upload>\
+             <Upload><Key>out/a%2Bb.index</Key><UploadId>2</UploadId></Upload>\
+             <Upload><Key>out/a%2Bb</Key><UploadId>3</UploadId></Upload>\
+             </ListMultipartUploadsResult>";
+        let found = uploads_of(answer.as_bytes(), "out/a+b").unwrap();
+        assert_eq!(found, [UploadId::new("1").unwrap(), UploadId::new("3").unwrap()]);
+        let none = "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>\
+             </ListMultipartUploadsResult>";
+        assert!(uploads_of(none.as_bytes(), "out/a+b").unwrap().is_empty());
+        assert!(uploads_of(b"<ListBucketResult></ListBucketResult>", "out").is_err());
+    }
+
+    #[test]
+    fn a_completion_names_each_part_with_its_tag() {
+        let part = |number, tag: &str| UploadedPart { number, tag: Tag::new(tag).unwrap(), len: 1 };
+        let body = complete_body(&[part(1, "\"a\""), part(3, "b")]).unwrap();
+        assert_eq!(
+            std::str::from_utf8(&body).unwrap(),
+            "<CompleteMultipartUpload><Part><ETag>\"a\"</ETag><PartNumber>1</PartNumber></Part>\
+             <Part><ETag>b</ETag><PartNumber>3</PartNumber></Part></CompleteMultipartUpload>"
+        );
+    }
+}

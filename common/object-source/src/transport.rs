@@ -1,0 +1,78 @@
+//! What every bucket behind HTTP has in common: answers that do not come, and when to ask again.
+
+use std::{
+    error::Error as StdError,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use backon::ExponentialBuilder;
+use http::StatusCode;
+use object_store::client::{HttpError, HttpErrorKind};
+
+use crate::{Error, Settings};
+
+/// The pauses between the attempts of one request.
+pub(crate) fn backoff(settings: &Settings) -> ExponentialBuilder {
+    ExponentialBuilder::default()
+        .with_min_delay(Duration::from_millis(100))
+        .with_max_delay(Duration::from_secs(5))
+        .with_max_times(settings.retries_max)
+        .with_total_delay(Some(settings.retry_timeout))
+        .with_jitter()
+}
+
+/// The status that says: later.
+pub(crate) fn asks_to_wait(status: StatusCode) -> bool {
+    matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS)
+}
+
+/// Whether a body is an error document, whatever the status said.
+pub(crate) fn is_error(body: &[u8]) -> bool {
+    let start = &body[..body.len().min(256)];
+    String::from_utf8_lossy(start).contains("<Error>")
+}
+
+/// No answer at all.
+pub(crate) fn unreachable(error: &HttpError, endpoint: &str) -> Error {
+    let chain = chain(error);
+    let lower = chain.to_ascii_lowercase();
+    let why = if lower.contains("dns error") || lower.contains("failed to lookup address") {
+        "its name cannot be resolved: check the endpoint and this host's DNS".to_owned()
+    } else if lower.contains("connection refused") {
+        "nobody listens there (connection refused): check the endpoint".to_owned()
+    } else if lower.contains("certificate") || lower.contains("tls") {
+        format!("its TLS certificate is not accepted: {}", innermost(error))
+    } else if error.kind() == HttpErrorKind::Timeout {
+        "no answer in time: check the address, routes and firewalls".to_owned()
+    } else {
+        innermost(error)
+    };
+    Error::unavailable(format!("cannot reach {endpoint}: {why}"))
+}
+
+/// The words of an error and of all its causes.
+pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text
+}
+
+/// The words of the deepest cause: those above it repeat it or say less.
+pub(crate) fn innermost(error: &(dyn StdError + 'static)) -> String {
+    let mut deepest = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
+}
+
+/// A key that nobody uses; nothing is ever stored there.
+pub(crate) fn probe_key(prefix: &str) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("{prefix}.millrace-check-{:x}", now.as_nanos())
+}

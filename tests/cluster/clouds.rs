@@ -1,0 +1,290 @@
+//! `gs://` and `az://` through whole clusters: read lazily, exported whole and by parts, in
+//! conflict, and without a word about keys.
+
+use std::{
+    fs,
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use millrace_tests::{
+    azurite::{self, Azurite},
+    cluster::{Cluster, Wish},
+    google::{GoogleServer, READER, WRITER},
+};
+
+/// A bucket named `data` at somebody's, and what others do to it.
+trait Cloud {
+    const SCHEME: &'static str;
+
+    fn endpoint(&self) -> String;
+    /// Writes what the sections `writer` and `wrong` of a credentials file say.
+    fn sections(&self, folder: &Path) -> Result<String>;
+    /// What must never be told.
+    fn secret(&self) -> Result<String>;
+    fn put(&self, key: &str, body: &[u8]) -> Result<()>;
+    fn get(&self, key: &str) -> Result<Vec<u8>>;
+    /// Whether anything of uploads is left beside a key.
+    fn has_left(&self, key: &str) -> Result<bool>;
+    /// The metadata of an object, under the name that FSx gives a mode.
+    fn mode(&self, key: &str) -> Result<String>;
+}
+
+impl Cloud for GoogleServer {
+    const SCHEME: &'static str = "gs";
+
+    fn endpoint(&self) -> String {
+        Self::endpoint(self)
+    }
+
+    fn sections(&self, folder: &Path) -> Result<String> {
+        let mut text = String::new();
+        for (section, account) in [("writer", WRITER), ("wrong", READER)] {
+            let key = folder.join(format!("{section}.json"));
+            self.write_key(account, &key)?;
+            text += &format!("[{section}]\ngoogle_service_account = '{}'\n", key.display());
+        }
+        Ok(text)
+    }
+
+    fn secret(&self) -> Result<String> {
+        self.secret_of(WRITER).context("the writer has a key")
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> Result<()> {
+        Self::put(self, key, body);
+        Ok(())
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>> {
+        Ok(Self::get(self, key).with_context(|| format!("no object {key}"))?.to_vec())
+    }
+
+    fn has_left(&self, _: &str) -> Result<bool> {
+        Ok(self.uploads() > 0 || self.keys().iter().any(|key| key.contains(".millrace-")))
+    }
+
+    fn mode(&self, key: &str) -> Result<String> {
+        self.metadata(key, "file-permissions").context("no mode")
+    }
+}
+
+impl Cloud for Azurite {
+    const SCHEME: &'static str = "az";
+
+    fn endpoint(&self) -> String {
+        Self::endpoint(self)
+    }
+
+    fn sections(&self, _: &Path) -> Result<String> {
+        let account = format!("azure_storage_account_name = '{}'\n", azurite::ACCOUNT);
+        let section = |name: &str, key: &str| {
+            format!("[{name}]\n{account}azure_storage_account_key = '{key}'\n")
+        };
+        Ok(section("writer", &self.key()) + &section("wrong", "Z3Vlc3M="))
+    }
+
+    fn secret(&self) -> Result<String> {
+        Ok(self.key())
+    }
+
+    fn put(&self, key: &str, body: &[u8]) -> Result<()> {
+        Self::put(self, key, body)
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>> {
+        Self::get(self, key)
+    }
+
+    fn has_left(&self, _: &str) -> Result<bool> {
+        let listed =
+            self.ask("GET", "", &[("restype", "container"), ("comp", "list")], &[], b"")?;
+        Ok(String::from_utf8_lossy(&listed.body).contains(".millrace-"))
+    }
+
+    fn mode(&self, key: &str) -> Result<String> {
+        let head = self.ask("HEAD", key, &[], &[], b"")?.head;
+        let line = head.lines().find_map(|line| line.strip_prefix("x-ms-meta-file_permissions: "));
+        Ok(line.context("no mode")?.to_owned())
+    }
+}
+
+fn bytes(len: usize, seed: usize) -> Vec<u8> {
+    (0..len)
+        .map(|index| u8::try_from((index * 31 + index / 251 + seed) % 256).unwrap_or(0))
+        .collect()
+}
+
+fn state(cluster: &Cluster, path: &str) -> Result<String> {
+    let told = cluster.json(&["state", path])?;
+    told["state"].as_str().map(str::to_owned).with_context(|| told.to_string())
+}
+
+struct World<C> {
+    cluster: Cluster,
+    cloud: C,
+    root: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl<C: Cloud> World<C> {
+    /// A cluster with a link to `set/`, in which there are a small and a large object.
+    fn new(cloud: C) -> Result<Self> {
+        cloud.put("set/small", &bytes(1_000, 1))?;
+        cloud.put("set/sub/large", &bytes(20_000_000, 2))?;
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("credentials.toml");
+        fs::write(&file, cloud.sections(folder.path())?)?;
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
+        // All that the daemons could ever say about it.
+        let environment =
+            vec![("RUST_LOG".to_owned(), "millrace=trace,object_store=debug".to_owned())];
+        let wish = Wish { credentials: Some(file), environment, ..Wish::default() };
+        let cluster = Cluster::start(wish)?;
+        let root = cluster.mount().join("set");
+        let world = Self { cluster, cloud, root, _folder: folder };
+        world.add("data/set", "mr:/set", "writer")?.ok()?;
+        Ok(world)
+    }
+
+    fn add(&self, at: &str, path: &str, section: &str) -> Result<millrace_tests::program::Said> {
+        let (url, endpoint) = (format!("{}://{at}", C::SCHEME), self.cloud.endpoint());
+        let add = ["link", "add", &url, path, "--mode", "import-export"];
+        let more = ["--endpoint", &endpoint, "--credentials", section];
+        self.cluster.cli(&[&add[..], &more].concat())
+    }
+
+    fn is_read_lazily(&self) -> Result<()> {
+        let large = bytes(20_000_000, 2);
+        ensure!(state(&self.cluster, "mr:/set/sub/large")? == "released");
+        let mut piece = [0; 4_096];
+        let file = fs::File::open(self.root.join("sub/large"))?;
+        file.read_exact_at(&mut piece, 12_345_678)?;
+        ensure!(piece == large[12_345_678..12_345_678 + 4_096]);
+        let told = self.cluster.json(&["state", "mr:/set/sub/large"])?;
+        ensure!(told["hydrated_bytes"].as_u64().context("a number")? < 20_000_000, "{told}");
+        ensure!(fs::read(self.root.join("sub/large"))? == large);
+        ensure!(fs::read(self.root.join("small"))? == bytes(1_000, 1));
+        ensure!(state(&self.cluster, "mr:/set/sub/large")? == "hydrated");
+        Ok(())
+    }
+
+    fn is_exported(&self) -> Result<()> {
+        let (large, small) = (bytes(33_333_333, 3), bytes(9, 4));
+        fs::create_dir(self.root.join("made"))?;
+        fs::write(self.root.join("made/checkpoint"), &large)?;
+        fs::write(self.root.join("made/small"), &small)?;
+        fs::set_permissions(self.root.join("made/small"), fs::Permissions::from_mode(0o640))?;
+        let replaced = bytes(20_000_000, 5);
+        fs::write(self.root.join("sub/large"), &replaced)?;
+        self.cluster.cli(&["export", "mr:/set", "--wait"])?.ok()?;
+        ensure!(self.cloud.get("set/made/checkpoint")? == large);
+        ensure!(self.cloud.get("set/made/small")? == small);
+        ensure!(self.cloud.get("set/sub/large")? == replaced);
+        ensure!(self.cloud.mode("set/made/small")? == "0100640");
+        ensure!(self.cloud.mode("set/made/checkpoint")?.starts_with("0100"));
+        ensure!(!self.cloud.has_left("set/made/checkpoint")?);
+        self.cluster.cli(&["release", "mr:/set", "--wait"])?.ok()?;
+        ensure!(state(&self.cluster, "mr:/set/made/checkpoint")? == "released");
+        ensure!(fs::read(self.root.join("made/checkpoint"))? == large);
+        Ok(())
+    }
+
+    /// Both sides change a file that is sent at once and one that goes by parts.
+    fn conflicts_are_found(&self) -> Result<()> {
+        let ours = bytes(25_000_000, 6);
+        for (name, ours) in [("small", &bytes(2_000, 7)), ("sub/large", &ours)] {
+            fs::write(self.root.join(name), ours)?;
+            self.cloud.put(&format!("set/{name}"), b"theirs")?;
+            let path = format!("mr:/set/{name}");
+            let said = self.cluster.cli(&["export", &path, "--wait"])?;
+            ensure!(said.code != Some(0), "{said}");
+            ensure!(state(&self.cluster, &path)? == "conflict", "{name}");
+            ensure!(self.cloud.get(&format!("set/{name}"))? == b"theirs", "{name}");
+            self.cluster.cli(&["conflicts", "resolve", &path, "--keep", "local"])?.ok()?;
+            self.cluster.cli(&["export", &path, "--wait"])?.ok()?;
+            ensure!(self.cloud.get(&format!("set/{name}"))? == *ours, "{name}");
+            ensure!(!self.cloud.has_left(&format!("set/{name}"))?, "{name}");
+        }
+        self.cloud.put("set/small", &bytes(500, 8))?;
+        self.cluster.cli(&["import", "mr:/set", "--wait"])?.ok()?;
+        ensure!(fs::read(self.root.join("small"))? == bytes(500, 8), "what is clean follows");
+        Ok(())
+    }
+
+    fn attributes_come_back(&self) -> Result<()> {
+        let other = self.cluster.mount().join("again");
+        let add = self.add("data/set/made", "mr:/again", "writer")?;
+        add.ok()?;
+        ensure!(fs::read_dir(&other)?.count() == 2, "no name but those of files");
+        ensure!(fs::metadata(other.join("small"))?.mode() & 0o777 == 0o640);
+        Ok(())
+    }
+
+    fn requests_are_counted(&self) -> Result<()> {
+        let told = self.cluster.json(&["link", "list", "--requests"])?;
+        let one = &told["buckets"][0];
+        ensure!(one["url"] == format!("{}://data/", C::SCHEME), "{told}");
+        for kind in ["list", "get", "put", "part"] {
+            ensure!(one[kind].as_u64() > Some(0), "{kind}: {told}");
+        }
+        ensure!(one["received_bytes"].as_u64() > Some(20_000_000), "{told}");
+        ensure!(one["sent_bytes"].as_u64() > Some(33_333_333), "{told}");
+        Ok(())
+    }
+
+    fn refusals_are_told(&self) -> Result<()> {
+        let said = self.add("nowhere", "mr:/x", "writer")?;
+        ensure!(said.code == Some(1) && said.stderr.contains("nowhere"), "{said}");
+        ensure!(said.stderr.contains("does not exist: check its name"), "{said}");
+        let said = self.add("data/x", "mr:/x", "wrong")?;
+        ensure!(said.code == Some(1) && said.stderr.contains("check"), "{said}");
+        for host in ["metadata server", "target-0", "target-1"] {
+            ensure!(said.stderr.contains(host), "{said}");
+        }
+        ensure!(!self.cluster.mount().join("x").exists(), "nothing is linked");
+        let checked = self.cluster.json(&["link", "check", "mr:/set"])?;
+        ensure!(checked[0]["usable"] == true, "{checked}");
+        Ok(())
+    }
+
+    /// Neither the key nor a token nor a signature.
+    fn nothing_tells_a_secret(&self) -> Result<()> {
+        let mut texts = vec![self.cluster.cli(&["link", "list"])?.ok()?];
+        texts.push(self.cluster.json(&["link", "list"])?.to_string());
+        let secret = self.cloud.secret()?;
+        for daemon in ["metadata", "target-0", "target-1", "mount"] {
+            let log = self.cluster.log(daemon);
+            ensure!(!log.is_empty(), "{daemon} logs something");
+            texts.push(log);
+        }
+        for text in &texts {
+            for word in [secret.as_str(), "Bearer ", "SharedKey ", "PRIVATE KEY"] {
+                ensure!(!text.contains(word), "{word:?} is told");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn everything_works<C: Cloud>(cloud: C) -> Result<()> {
+    let world = World::new(cloud)?;
+    world.is_read_lazily()?;
+    world.is_exported()?;
+    world.conflicts_are_found()?;
+    world.attributes_come_back()?;
+    world.requests_are_counted()?;
+    world.refusals_are_told()?;
+    world.nothing_tells_a_secret()
+}
+
+#[test]
+fn a_bucket_of_google_is_read_lazily_exported_and_never_overwritten_unseen() -> Result<()> {
+    everything_works(GoogleServer::start()?)
+}
+
+#[test]
+fn a_container_of_azure_is_read_lazily_exported_and_never_overwritten_unseen() -> Result<()> {
+    everything_works(Azurite::start()?)
+}
