@@ -21,6 +21,7 @@ use self::{
     address::Address,
     metered::{Connector, Wire},
     signed::Signer,
+    stream::Streamer,
     whole::Tags,
 };
 use crate::{
@@ -32,10 +33,12 @@ mod address;
 mod answer;
 mod check;
 mod checksum;
+mod delete;
 mod directory;
 mod list;
 mod metered;
 mod signed;
+mod stream;
 mod upload;
 mod whole;
 
@@ -44,6 +47,7 @@ mod whole;
 pub(crate) struct S3 {
     store: AmazonS3,
     signer: Signer,
+    streamer: Streamer,
     address: Address,
     settings: Settings,
     tags: Tags,
@@ -69,6 +73,7 @@ impl S3 {
             max_retries: settings.retries_max,
             retry_timeout: settings.retry_timeout,
         };
+        let streamer = Streamer::new(settings, Arc::clone(&counters))?;
         let wire = Wire::new(address.authority().to_owned(), counters);
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;
@@ -94,7 +99,7 @@ impl S3 {
         let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
         let signer = Signer::new(client, credentials, address.clone(), settings);
         let (settings, tags) = (settings.clone(), Tags::default());
-        Ok(Self { store, signer, address, settings, tags })
+        Ok(Self { store, signer, streamer, address, settings, tags })
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {

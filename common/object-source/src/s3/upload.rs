@@ -6,7 +6,10 @@ use object_store::{PutMultipartOptions, multipart::MultipartStore};
 use serde::{Deserialize, Serialize};
 
 use super::{S3, answer, attributes_of, list::decode, path_of, signed::Ask};
-use crate::{Condition, Error, Metadata, Tag, UploadId, UploadedPart, object::PARTS_MAX};
+use crate::{
+    BegunUpload, Condition, Continuation, Error, Metadata, Tag, UploadId, UploadedPart,
+    UploadsPage, object::PARTS_MAX,
+};
 
 #[derive(Debug, Serialize)]
 #[serde(rename = "CompleteMultipartUpload")]
@@ -59,6 +62,16 @@ struct ListUploadsResult {
     uploads: Vec<ListedUpload>,
     #[serde(default)]
     encoding_type: Option<String>,
+    #[serde(default)]
+    next_key_marker: Option<String>,
+    #[serde(default)]
+    next_upload_id_marker: Option<String>,
+}
+
+impl ListUploadsResult {
+    fn is_encoded(&self) -> bool {
+        self.encoding_type.as_deref() == Some("url")
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -66,6 +79,8 @@ struct ListUploadsResult {
 struct ListedUpload {
     key: String,
     upload_id: String,
+    #[serde(default)]
+    initiated: Option<String>,
 }
 
 impl S3 {
@@ -148,6 +163,42 @@ impl S3 {
         uploads_of(&self.signer.send(&ask).await?, key)
     }
 
+    pub(crate) async fn list_uploads_below(
+        &self,
+        prefix: &str,
+        after: Option<&Continuation>,
+    ) -> Result<UploadsPage, Error> {
+        // The bucket's cursor has two parts; a key holds no line feed.
+        let (key, id) = after.and_then(|after| after.0.split_once('\n')).unwrap_or_default();
+        let mut query = vec![("encoding-type", "url"), ("prefix", prefix), ("uploads", "")];
+        if !key.is_empty() {
+            query.extend([("key-marker", key), ("upload-id-marker", id)]);
+        }
+        // The order in which they are signed.
+        query.sort_unstable();
+        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        let ask = Ask { method: Method::GET, key: None, query, headers, body };
+        let page = uploads_page(&self.signer.send(&ask).await?)?;
+        let encoded = page.is_encoded();
+        let markers = page.next_key_marker.zip(page.next_upload_id_marker);
+        let next = markers
+            .filter(|_| page.is_truncated)
+            .map(|(key, id)| Continuation(format!("{}\n{id}", decode(&key, encoded))));
+        // A server that goes round would be asked for ever.
+        let next = next.filter(|next| Some(next) != after);
+        let uploads = page.uploads.into_iter().filter_map(|upload| {
+            let begun = upload.initiated.and_then(|text| text.parse::<jiff::Timestamp>().ok());
+            let begun = begun
+                .map_or(i64::MAX, |begun| i64::try_from(begun.as_nanosecond()).unwrap_or(i64::MAX));
+            Some(BegunUpload {
+                key: decode(&upload.key, encoded),
+                upload: UploadId::new(upload.upload_id).ok()?,
+                begun: millrace_types::Timestamp(begun),
+            })
+        });
+        Ok(UploadsPage { uploads: uploads.collect(), next })
+    }
+
     pub(crate) async fn complete_upload(
         &self,
         key: &str,
@@ -180,16 +231,20 @@ impl S3 {
 
 /// The uploads in a list of those below a prefix that are of exactly this key.
 fn uploads_of(answer: &[u8], key: &str) -> Result<Vec<UploadId>, Error> {
-    let page: ListUploadsResult = quick_xml::de::from_reader(answer).map_err(|error| {
-        Error::unavailable(format!("the bucket's list of uploads is malformed: {error}"))
-    })?;
+    let page = uploads_page(answer)?;
     if page.is_truncated {
         tracing::warn!(key, "the bucket has more unfinished uploads than it lists at once");
     }
-    let encoded = page.encoding_type.as_deref() == Some("url");
+    let encoded = page.is_encoded();
     let uploads = page.uploads.into_iter();
     let uploads = uploads.filter(|upload| decode(&upload.key, encoded) == key);
     uploads.map(|upload| UploadId::new(upload.upload_id)).collect()
+}
+
+fn uploads_page(answer: &[u8]) -> Result<ListUploadsResult, Error> {
+    quick_xml::de::from_reader(answer).map_err(|error| {
+        Error::unavailable(format!("the bucket's list of uploads is malformed: {error}"))
+    })
 }
 
 /// 404 on a request that names an upload speaks of the upload.
