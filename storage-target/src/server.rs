@@ -10,7 +10,8 @@ use millrace_protocol::{
     session::Role,
     storage::{Attach, Read, Seek, Sync, Write, Zero},
     target::{
-        CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadPart,
+        CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadObjectTo,
+        UploadPart, UploadPartTo,
     },
     upkeep::{ControlScrub, DescribeTarget},
 };
@@ -133,6 +134,18 @@ impl TargetService {
                 })
                 .await;
             }
+            RequestKind::UploadPartTo => {
+                answer::<UploadPartTo, _>(call, async |request| {
+                    daemon.upload_part_to(request).await
+                })
+                .await;
+            }
+            RequestKind::UploadObjectTo => {
+                answer::<UploadObjectTo, _>(call, async |request| {
+                    daemon.upload_object_to(request).await
+                })
+                .await;
+            }
             RequestKind::MarkExported => {
                 answer::<MarkExported, _>(call, async |request| {
                     daemon.mark_exported(&request).await
@@ -192,6 +205,8 @@ impl Service for TargetService {
                     | RequestKind::ListContents
                     | RequestKind::UploadPart
                     | RequestKind::UploadObject
+                    | RequestKind::UploadPartTo
+                    | RequestKind::UploadObjectTo
                     | RequestKind::MarkExported
                     | RequestKind::CheckBucket
                     | RequestKind::CountRequests
