@@ -16,6 +16,8 @@ mod changes;
 mod crashes;
 #[path = "cluster/exactly_once.rs"]
 mod exactly_once;
+#[path = "cluster/export_to.rs"]
+mod export_to;
 #[path = "cluster/failing_disk.rs"]
 mod failing_disk;
 #[path = "cluster/flaws.rs"]

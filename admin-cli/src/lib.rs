@@ -111,6 +111,9 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Link(LinkCommand::Set(arguments)) => {
             commands::link_set::run(context, arguments).await
         }
+        Command::Link(LinkCommand::Uploads(arguments)) => {
+            commands::link_uploads::run(context, arguments).await
+        }
         Command::Link(LinkCommand::Remove(arguments)) => {
             commands::link_remove::run(context, arguments).await
         }

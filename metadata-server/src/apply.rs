@@ -22,7 +22,9 @@ mod access;
 mod acl;
 mod cluster;
 mod commit;
+mod copy;
 mod create;
+mod deletion;
 mod export;
 mod import;
 mod job;
@@ -65,7 +67,7 @@ pub(crate) use trust::unnamed;
 /// | 7     | links that export by themselves                                                  |
 /// | 8     | links that say what is fetched behind reads                                      |
 /// | 9     | exports that are known until all targets know of them; exports with a manifest   |
-/// | 10    | options of jobs                                                                  |
+/// | 10    | options of jobs; exports to buckets of no link; removals that reach the bucket   |
 pub const FEATURE_LEVEL: u32 = 10;
 
 /// The level at which every log begins, whichever program made it.
@@ -190,6 +192,10 @@ fn dispatch(
         Command::ReopenExport { inode, export } => export::reopen(tx, *inode, *export),
         Command::AddPublication(job) => job::add_publication(tx, job),
         Command::AddJobWithOptions(job) => job::add_with_options(tx, job),
+        Command::RecordCopy(record) => copy::record(tx, record),
+        Command::ForgetCopy { job, inode } => copy::forget(tx, *job, *inode),
+        Command::SetDeletePropagation(set) => deletion::set(tx, *set),
+        Command::ForgetDeletion(forget) => deletion::forget(tx, forget),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

@@ -40,12 +40,13 @@ mod trust;
 
 pub use access::NoteReads;
 pub use bucket::{
-    DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetAutoExport,
-    SetFetchPolicy, SetLinkOptions,
+    DropDirectory, ForgetDeletion, FoundObject, Observation, ObserveObject, ResolveConflict,
+    SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{
-    AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts, UpdateJob,
+    AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts, RecordCopy,
+    UpdateJob,
 };
 pub use loss::Loss;
 pub use pin::SetPin;
@@ -220,6 +221,19 @@ pub enum Command {
     AddPublication(AddJob),
     /// Takes a job that is done in some way of its own into the queue.
     AddJobWithOptions(Box<AddJobWithOptions>),
+    /// An upload by parts to a bucket that no link leads to begins, or has got its name.
+    RecordCopy(Box<RecordCopy>),
+    /// Such an upload is over.
+    ForgetCopy {
+        /// The job that it was for.
+        job: JobId,
+        /// The file.
+        inode: InodeId,
+    },
+    /// Sets whether removals below a link reach its bucket.
+    SetDeletePropagation(SetDeletePropagation),
+    /// An object that was to be deleted is gone, or stays.
+    ForgetDeletion(Box<ForgetDeletion>),
 }
 
 /// Makes an empty file system.

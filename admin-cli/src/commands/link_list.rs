@@ -2,7 +2,7 @@
 
 use millrace_protocol::admin::{ListLinkOptions, ListLinks};
 
-use super::{auto_export, fetch_policy, link_requests};
+use super::{auto_export, fetch_policy, link_requests, propagation};
 use crate::{
     arguments::LinkListArguments,
     context::Context,
@@ -21,8 +21,9 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
     let options = connection.request(&ListLinkOptions {}).await?.links;
     let exports = auto_export::list(&connection).await?;
     let fetches = fetch_policy::list(&connection).await?;
+    let deletes = propagation::list(&connection).await?;
     let report = |link| {
-        let report = LinkReport::from(link).with_options(&options);
+        let report = LinkReport::from(link).with_options(&options).with_deletes(&deletes);
         report.with_auto_export(&exports).with_fetches(&fetches)
     };
     let reports: Vec<_> = reply.links.iter().map(report).collect();
@@ -36,6 +37,7 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
             "MODE",
             "REFRESH",
             "AUTO-EXPORT",
+            "DELETES",
             "FETCH",
             "ENDPOINT",
             "CREDENTIALS",
@@ -53,6 +55,7 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
                 link.mode,
                 refresh.as_str(),
                 auto_export::column(link).as_str(),
+                propagation::column(link).as_str(),
                 fetch_policy::column(link).as_str(),
                 link.endpoint.as_deref().unwrap_or("-"),
                 link.credentials.as_deref().unwrap_or("-"),
@@ -60,10 +63,15 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
         }
         let failing = reports.iter().filter_map(|link| link.auto_export.as_ref());
         let failing: Vec<_> = failing.flat_map(auto_export::complaints).collect();
-        match failing.is_empty() {
-            true => render(&links),
-            false => format!("{}\ncannot be sent:\n{}", render(&links), failing.join("\n")),
+        let undeleted = reports.iter().filter_map(|link| link.propagate_deletes.as_ref());
+        let undeleted: Vec<_> = undeleted.flat_map(propagation::complaints).collect();
+        let mut words = render(&links);
+        for (what, lines) in [("sent", failing), ("deleted", undeleted)] {
+            if !lines.is_empty() {
+                words += &format!("\ncannot be {what}:\n{}", lines.join("\n"));
+            }
         }
+        words
     })?;
     Ok(Exit::Done)
 }

@@ -79,6 +79,10 @@ variants!(
         ReopenExport,
         AddPublication,
         AddJobWithOptions,
+        RecordCopy,
+        ForgetCopy,
+        SetDeletePropagation,
+        ForgetDeletion,
     }
 );
 

@@ -7,6 +7,7 @@ use millrace_types::{Failure, FileName, InodeId};
 
 use super::{
     Environment, Importer,
+    copy::Elsewhere,
     filter::Filter,
     marks::Unmarked,
     outcomes::{Outcome, Outcomes},
@@ -36,6 +37,8 @@ pub(super) struct Context<'a, E> {
     pub(super) outcomes: Option<&'a Outcomes>,
     /// What bytes wait for, if the job is held to a rate.
     pub(super) pace: Option<&'a Pace>,
+    /// Where files go, if that is not their link's bucket.
+    pub(super) elsewhere: Option<&'a Elsewhere>,
 }
 
 impl<E: Environment> Context<'_, E> {

@@ -11,7 +11,7 @@ use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_types::{ErrorKind, Failure, InodeId};
 use tokio::sync::Semaphore;
 
-use super::{Context, Environment, directory_export, file_export};
+use super::{Context, Environment, copy, directory_export, file_export};
 use crate::{
     hydration::walk::{Unlisted, Walk},
     namespace::{Body, Inode},
@@ -25,7 +25,7 @@ pub(super) const UPLOADS_MAX: usize = 32;
 
 /// How one file, link or directory ended.
 pub(super) struct Ended {
-    inode: InodeId,
+    pub(super) inode: InodeId,
     pub(super) result: Result<Counted, Failure>,
 }
 
@@ -42,7 +42,9 @@ pub(super) enum Counted {
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
     let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
-    let mut walk = Walk::new(context.job.root, Unlisted::Leave);
+    // Of what was never listed a link's bucket has everything, and another one nothing.
+    let unlisted = context.elsewhere.map_or(Unlisted::Leave, |_| Unlisted::List);
+    let mut walk = Walk::new(context.job.root, unlisted);
     // A file of several names is one object, under the first of them.
     let mut linked = HashSet::new();
     loop {
@@ -82,6 +84,9 @@ pub(super) fn begin<'a, E: Environment>(
     uploads: &Arc<Semaphore>,
     inode: Inode,
 ) -> Option<BoxFuture<'a, Ended>> {
+    if let Some(elsewhere) = context.elsewhere {
+        return copy::begin(context, elsewhere, uploads, inode);
+    }
     let uploads = Arc::clone(uploads);
     match &inode.body {
         Body::File(_) => Some(Box::pin(async move {

@@ -8,7 +8,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
 
-use super::{Environment, Jobs, check_owner, filter::Filter, publish};
+use super::{Environment, Jobs, check_owner, copy, filter::Filter, publish};
 use crate::{
     command::{AddJob, AddJobWithOptions, AddSelectedJob, Command, Outcome},
     hydration::{
@@ -62,7 +62,7 @@ impl<E: Environment> Jobs<E> {
     /// As [`Self::start_selected`]; [`ErrorKind::InvalidArgument`] for options that such a job
     /// cannot keep; of one that ends with a manifest, [`ErrorKind::NotDirectory`],
     /// [`ErrorKind::InvalidArgument`] below no link, and [`ErrorKind::ReadOnly`] below one that
-    /// does not export.
+    /// does not export; of one that goes elsewhere, that a server does not reach that bucket.
     pub async fn start_with_options(
         &self,
         top: &[u8],
@@ -77,10 +77,13 @@ impl<E: Environment> Jobs<E> {
         options.check(start.kind, is_whole)?;
         let add = self.prepare(top, start).await?;
         if options.atomic {
-            publish::check(&*self.environment, add.root).await?;
+            publish::check(&*self.environment, add.root, options.destination.is_some()).await?;
+        }
+        if let Some(destination) = &options.destination {
+            copy::check(&*self.environment, &self.importer, add.root, destination).await?;
         }
         let selected = AddSelectedJob { add, selection: selection.clone(), dry_run: *dry_run };
-        self.add(command_of(selected, *options)).await
+        self.add(command_of(selected, options.clone())).await
     }
 
     /// Takes a job that has ended into the queue once more, as a new one.

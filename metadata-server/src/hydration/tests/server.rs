@@ -25,7 +25,7 @@ use millrace_protocol::{
     session::{Caller, Done},
     target::{
         CheckBucket, Hydrate, Item, ItemResults, MarkExported, Presence, PresenceReply, Present,
-        Release, UploadObject, UploadPart,
+        Release, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
     },
 };
 use millrace_types::{
@@ -91,6 +91,8 @@ pub(super) struct TestServer {
     pub(super) changed: Mutex<BTreeSet<InodeId>>,
     /// What targets answer when they shall take blocks for the bucket's, one after the other.
     pub(super) marks: Mutex<VecDeque<ErrorKind>>,
+    /// The uploads that parts went to of exports to other places.
+    pub(super) copied_uploads: Mutex<Vec<String>>,
     /// Targets do not answer what moves bytes.
     pub(super) silent: AtomicBool,
     /// Targets have no room for what nobody asked for.
@@ -281,6 +283,7 @@ impl TestServer {
             named: Mutex::default(),
             changed: Mutex::default(),
             marks: Mutex::default(),
+            copied_uploads: Mutex::default(),
             silent: AtomicBool::new(false),
             full: AtomicBool::new(false),
             uncounted: AtomicBool::new(false),
@@ -370,12 +373,21 @@ impl TestServer {
             }
             Err(request) => request,
         };
-        let moves = request.is::<Hydrate>() || request.is::<UploadObject>();
+        let moves =
+            request.is::<Hydrate>() || request.is::<UploadObject>() || request.is::<UploadPartTo>();
         if moves && self.silent.load(Ordering::Relaxed) {
             return pending().await;
         }
         let request = match request.downcast::<UploadPart>() {
             Ok(part) => return self.faulty(self.upload_part(*part)).await,
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadPartTo>() {
+            Ok(part) => return self.faulty(self.upload_part_to(*part)).await,
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadObjectTo>() {
+            Ok(object) => return self.faulty(self.upload_object_to(*object)).await,
             Err(request) => request,
         };
         let request = match request.downcast::<UploadObject>() {
@@ -469,6 +481,10 @@ impl Environment for TestServer {
         query: impl FnOnce(&dyn View) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         query(&*self.store.lock().unwrap())
+    }
+
+    async fn settled(&self) -> Result<(), Failure> {
+        Ok(())
     }
 
     async fn reserve_inodes(&self, count: usize) -> Result<Vec<InodeId>, Failure> {

@@ -3,13 +3,14 @@
 use millrace_protocol::{
     admin::{JobKind, JobReply, StartJob},
     job_options::{
-        FetchReport, JobOptions, JobOptionsReply, ReportPage, ShowJobOptions, StartWithOptions,
+        Destination, FetchReport, JobOptions, JobOptionsReply, ReportPage, ShowJobOptions,
+        StartWithOptions,
     },
     selection::{RetryJob, Selection, SelectionReply, ShowSelection, StartSelected},
 };
 use millrace_types::JobId;
 
-use super::{Sample, admin::job, caller, pair};
+use super::{Sample, admin::job, caller, cluster::bucket, pair};
 
 pub(super) fn all() -> Vec<Sample> {
     let selection = Selection {
@@ -22,13 +23,18 @@ pub(super) fn all() -> Vec<Sample> {
     };
     let start = StartJob { caller: caller(), kind: JobKind::Hydrate, path: b"/train".to_vec() };
     let reply = || JobReply { job: job() };
-    let options =
-        JobOptions { atomic: true, priority: -3, bytes_per_second: Some(1 << 28), report: true };
+    let options = JobOptions {
+        atomic: true,
+        priority: -3,
+        bytes_per_second: Some(1 << 28),
+        report: true,
+        destination: Some(Destination { bucket: bucket(), overwrite: true }),
+    };
     let with_options = StartWithOptions {
         start: StartJob { kind: JobKind::Export, ..start.clone() },
         selection: Selection::default(),
         dry_run: false,
-        options,
+        options: options.clone(),
     };
     let fetch = FetchReport { caller: caller(), id: JobId(8), offset: 9 };
     let page = ReportPage { lines: b"{}\n".to_vec(), next: Some(12) };
