@@ -105,7 +105,10 @@ pub fn apply(view: &dyn View, index: LogIndex, envelope: &Envelope) -> Result<Ef
     if let Some(operation) = envelope.operation {
         session::check_operation(&transaction, operation)?;
     }
-    let outcome = dispatch(&mut transaction, &envelope.command, envelope.operation)?;
+    let Envelope { command, operation, .. } = envelope;
+    let outcome = dispatch(&mut transaction, command, *operation).inspect_err(|error| {
+        tracing::trace!(?operation, ?command, %error, "command refused");
+    })?;
     if let Some(operation) = envelope.operation {
         session::remember(&mut transaction, operation, &outcome)?;
     }
@@ -197,9 +200,6 @@ fn dispatch(
         Command::SetDeletePropagation(set) => deletion::set(tx, *set),
         Command::ForgetDeletion(forget) => deletion::forget(tx, forget),
     }
-    .inspect_err(|error| {
-        tracing::trace!(?operation, ?command, %error, "command refused");
-    })
 }
 
 /// The bytes of a value.

@@ -37,8 +37,7 @@ print(body == open(sys.argv[4], 'rb').read())
 }
 
 #[test]
-fn checkpoints_go_to_another_bucket_than_the_data_and_nothing_here_counts_as_exported() -> Result<()>
-{
+fn checkpoints_go_to_another_bucket_and_nothing_here_counts_as_exported() -> Result<()> {
     let bucket = Bucket::start()?;
     bucket.script("client.create_bucket(Bucket='checkpoints')", &[])?;
     bucket.put("set/cold.bin", &bytes(300_000, 1))?;

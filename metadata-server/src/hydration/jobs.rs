@@ -226,8 +226,8 @@ impl<E: Environment> Jobs<E> {
         }
     }
 
-    /// Of the jobs that wait and may begin now, the oldest of the highest priority, and whether only
-    /// one of its like may work.
+    /// Of the jobs that wait and may begin now, the oldest of the highest priority, and whether
+    /// only one of its like may work at a time.
     async fn next(&self) -> Result<Option<(JobRecord, bool)>, Failure> {
         let (busy, alone, others): (Vec<_>, usize, usize) = {
             let running = self.running();

@@ -161,7 +161,7 @@ async fn a_checkpoint_renamed_over_the_last_one_replaces_its_object_which_is_nev
     world.find("/data/model.pt").await.unwrap();
     world.write("/data/model.tmp", b"second").await;
     world.move_name("/data/model.tmp", "/data/model.pt").await;
-    // Of an export of another directory nothing is deleted here, and the new file waits for its own.
+    // Its successor cannot go yet: the object stays until it is replaced.
     let model = world.find("/data/model.pt").await.unwrap().id;
     world.server.open_write(model).await;
     let job = world.export_all().await;

@@ -378,20 +378,8 @@ impl TestServer {
         if moves && self.silent.load(Ordering::Relaxed) {
             return pending().await;
         }
-        let request = match request.downcast::<UploadPart>() {
-            Ok(part) => return self.faulty(self.upload_part(*part)).await,
-            Err(request) => request,
-        };
-        let request = match request.downcast::<UploadPartTo>() {
-            Ok(part) => return self.faulty(self.upload_part_to(*part)).await,
-            Err(request) => request,
-        };
-        let request = match request.downcast::<UploadObjectTo>() {
-            Ok(object) => return self.faulty(self.upload_object_to(*object)).await,
-            Err(request) => request,
-        };
-        let request = match request.downcast::<UploadObject>() {
-            Ok(object) => return self.faulty(self.upload_object(*object)).await,
+        let request = match self.upload(request).await {
+            Ok(answer) => return answer,
             Err(request) => request,
         };
         let request = match request.downcast::<Presence>() {
@@ -429,6 +417,29 @@ impl TestServer {
         let named = items.1.into_iter().map(|item| (items.0, item));
         self.items.lock().unwrap().extend(named);
         Ok(Box::new(ItemResults { results }))
+    }
+
+    /// Does what is asked if that is an upload; otherwise gives the request back.
+    async fn upload(
+        &self,
+        request: Box<dyn Any + Send>,
+    ) -> Result<Result<Box<dyn Any + Send>, Failure>, Box<dyn Any + Send>> {
+        let request = match request.downcast::<UploadPart>() {
+            Ok(part) => return Ok(self.faulty(self.upload_part(*part)).await),
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadPartTo>() {
+            Ok(part) => return Ok(self.faulty(self.upload_part_to(*part)).await),
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadObjectTo>() {
+            Ok(object) => return Ok(self.faulty(self.upload_object_to(*object)).await),
+            Err(request) => request,
+        };
+        match request.downcast::<UploadObject>() {
+            Ok(object) => Ok(self.faulty(self.upload_object(*object)).await),
+            Err(request) => Err(request),
+        }
     }
 
     fn check_named(&self, items: &[Item]) {

@@ -62,6 +62,23 @@ pub(super) fn all() -> Vec<Sample> {
         pair(&ShowFile { caller, inode: InodeId(7), counted: true }, &shown),
         pair(&ListAutoExports {}, &AutoExportsReply { links: Vec::new() }),
         pair(
+            &CheckLink { path: b"/train".to_vec() },
+            &CheckLinkReply { bucket, mode: LinkMode::ImportExport, hosts },
+        ),
+        pair(
+            &ListConflicts { after: Some(InodeId(6)) },
+            &ConflictsReply { conflicts: vec![conflict], more: true },
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .chain(deletions())
+    .collect()
+}
+
+fn deletions() -> Vec<Sample> {
+    [
+        pair(
             &SetDeletePropagation { path: b"/run".to_vec(), on: true },
             &DeletePropagationReply {
                 links: vec![DeletePropagation {
@@ -88,14 +105,6 @@ pub(super) fn all() -> Vec<Sample> {
             },
         ),
         pair(&ListDeletePropagation {}, &DeletePropagationReply { links: Vec::new() }),
-        pair(
-            &CheckLink { path: b"/train".to_vec() },
-            &CheckLinkReply { bucket, mode: LinkMode::ImportExport, hosts },
-        ),
-        pair(
-            &ListConflicts { after: Some(InodeId(6)) },
-            &ConflictsReply { conflicts: vec![conflict], more: true },
-        ),
     ]
     .into_iter()
     .flatten()
