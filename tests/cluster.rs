@@ -20,6 +20,8 @@ mod clouds;
 mod crashes;
 #[path = "cluster/exactly_once.rs"]
 mod exactly_once;
+#[path = "cluster/export_to.rs"]
+mod export_to;
 #[path = "cluster/failing_disk.rs"]
 mod failing_disk;
 #[path = "cluster/flaws.rs"]

@@ -13,10 +13,12 @@ mod metadata;
 mod pin;
 mod target;
 
-pub use bucket::{ConflictsCommand, LinkCheckArguments, LinkListArguments};
+pub use bucket::{ConflictsCommand, LinkCheckArguments, LinkListArguments, LinkUploadsArguments};
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
 pub use job::{ExportArguments, JobReportArguments, ReportFormat, SelectArguments, StartArguments};
-pub use link_options::{AttributesName, AutoExportName, FetchName, LinkOptionArguments};
+pub use link_options::{
+    AttributesName, AutoExportName, FetchName, LinkOptionArguments, SwitchName,
+};
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
 pub use target::{LostArguments, ScrubArguments, TargetArgument, TargetCommand};
@@ -278,6 +280,9 @@ pub enum LinkCommand {
     /// Set how a link follows its bucket
     #[command(after_help = LINK_SET_HELP)]
     Set(LinkSetArguments),
+    /// List uploads below a link's prefix that were begun and not ended, and abort old ones
+    #[command(after_help = bucket::LINK_UPLOADS_HELP)]
+    Uploads(LinkUploadsArguments),
     /// Unbind a directory; the bucket is not touched
     Remove(LinkRemoveArguments),
 }

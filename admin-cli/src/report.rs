@@ -10,7 +10,7 @@ use millrace_protocol::{
         Keep, LayoutReply, LinkOptions, LinkStatus, ResolveReply, StateReply, TargetState,
     },
     ahead::LinkFetches,
-    bucket::AutoExport,
+    bucket::{AutoExport, DeletePropagation},
     cluster::LinkMode,
     requests::BucketRequests,
 };
@@ -27,7 +27,9 @@ mod target;
 
 #[cfg(test)]
 pub(crate) use bucket::HostCheckReport;
-pub(crate) use bucket::{AutoExportReport, ConflictReport, FetchReport, LinkCheckReport};
+pub(crate) use bucket::{
+    AutoExportReport, ConflictReport, FetchReport, LinkCheckReport, PropagationReport,
+};
 pub(crate) use detail::{CountsReport, DirectoriesReport};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
@@ -115,6 +117,9 @@ pub(crate) struct LinkReport {
     /// What its bucket was asked, by all links into it; of `link list`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) requests: Option<CountsReport>,
+    /// How removals reach its bucket, if they do; not part of `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) propagate_deletes: Option<PropagationReport>,
 }
 
 /// How a link follows its bucket.
@@ -314,6 +319,7 @@ impl From<&LinkStatus> for LinkReport {
             auto_export: None,
             fetch: None,
             requests: None,
+            propagate_deletes: None,
         }
     }
 }
@@ -336,6 +342,12 @@ impl LinkReport {
     pub(crate) fn with_auto_export(self, known: &[AutoExport]) -> Self {
         let own = known.iter().find(|export| export.link.0 == self.id);
         Self { auto_export: own.map(AutoExportReport::from), ..self }
+    }
+
+    /// The same with how removals reach the bucket.
+    pub(crate) fn with_deletes(self, known: &[DeletePropagation]) -> Self {
+        let own = known.iter().find(|deletes| deletes.link.0 == self.id);
+        Self { propagate_deletes: own.map(PropagationReport::from), ..self }
     }
 
     /// The same with what is fetched behind reads.

@@ -22,7 +22,9 @@ mod access;
 mod acl;
 mod cluster;
 mod commit;
+mod copy;
 mod create;
+mod deletion;
 mod export;
 mod import;
 mod job;
@@ -65,7 +67,7 @@ pub(crate) use trust::unnamed;
 /// | 7     | links that export by themselves                                                  |
 /// | 8     | links that say what is fetched behind reads                                      |
 /// | 9     | exports that are known until all targets know of them; exports with a manifest   |
-/// | 10    | options of jobs                                                                  |
+/// | 10    | options of jobs; exports to buckets of no link; removals that reach the bucket   |
 pub const FEATURE_LEVEL: u32 = 10;
 
 /// The level at which every log begins, whichever program made it.
@@ -103,7 +105,10 @@ pub fn apply(view: &dyn View, index: LogIndex, envelope: &Envelope) -> Result<Ef
     if let Some(operation) = envelope.operation {
         session::check_operation(&transaction, operation)?;
     }
-    let outcome = dispatch(&mut transaction, &envelope.command, envelope.operation)?;
+    let Envelope { command, operation, .. } = envelope;
+    let outcome = dispatch(&mut transaction, command, *operation).inspect_err(|error| {
+        tracing::trace!(?operation, ?command, %error, "command refused");
+    })?;
     if let Some(operation) = envelope.operation {
         session::remember(&mut transaction, operation, &outcome)?;
     }
@@ -191,10 +196,11 @@ fn dispatch(
         Command::AddPublication(job) => job::add_publication(tx, job),
         Command::AddJobWithOptions(job) => job::add_with_options(tx, job),
         Command::NoteJobDetail(note) => job::note_detail(tx, note),
+        Command::RecordCopy(record) => copy::record(tx, record),
+        Command::ForgetCopy { job, inode } => copy::forget(tx, *job, *inode),
+        Command::SetDeletePropagation(set) => deletion::set(tx, *set),
+        Command::ForgetDeletion(forget) => deletion::forget(tx, forget),
     }
-    .inspect_err(|error| {
-        tracing::trace!(?operation, ?command, %error, "command refused");
-    })
 }
 
 /// The bytes of a value.

@@ -40,13 +40,13 @@ mod trust;
 
 pub use access::NoteReads;
 pub use bucket::{
-    DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetAutoExport,
-    SetFetchPolicy, SetLinkOptions,
+    DropDirectory, ForgetDeletion, FoundObject, Observation, ObserveObject, ResolveConflict,
+    SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{
     AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts,
-    NoteJobDetail, UpdateJob,
+    NoteJobDetail, RecordCopy, UpdateJob,
 };
 pub use loss::Loss;
 pub use pin::SetPin;
@@ -223,6 +223,19 @@ pub enum Command {
     AddJobWithOptions(Box<AddJobWithOptions>),
     /// Records what a job asked buckets, and how far it is in each directory.
     NoteJobDetail(Box<NoteJobDetail>),
+    /// An upload by parts to a bucket that no link leads to begins, or has got its name.
+    RecordCopy(Box<RecordCopy>),
+    /// Such an upload is over.
+    ForgetCopy {
+        /// The job that it was for.
+        job: JobId,
+        /// The file.
+        inode: InodeId,
+    },
+    /// Sets whether removals below a link reach its bucket.
+    SetDeletePropagation(SetDeletePropagation),
+    /// An object that was to be deleted is gone, or stays.
+    ForgetDeletion(Box<ForgetDeletion>),
 }
 
 /// Makes an empty file system.

@@ -22,7 +22,10 @@ use millrace_protocol::{
         ResolveReply, SetLinkOptions, ShowState, StartJob, StateReply,
     },
     ahead::{LinkFetches, Miss, SetFetchPolicy},
-    bucket::{AutoExport, CheckLink, CheckLinkReply, FileReply, SetAutoExport, ShowFile},
+    bucket::{
+        AutoExport, CheckLink, CheckLinkReply, DeletePropagation, FileReply, ListUploads,
+        SetAutoExport, SetDeletePropagation, ShowFile, UploadsReply,
+    },
     file_list::{AppendFiles, FilesReply},
     job_detail::JobDetailReply,
     job_options::{
@@ -53,6 +56,7 @@ pub mod spread;
 pub mod state;
 #[cfg(test)]
 mod tests;
+pub mod uploads;
 pub mod walk;
 
 use ahead::Ahead;
@@ -227,12 +231,43 @@ impl<E: Environment> Hydration<E> {
         self.jobs.auto_export.status().await
     }
 
+    /// Sets whether removals below a link reach its bucket: see
+    /// [`links::set_delete_propagation`].
+    ///
+    /// # Errors
+    /// When the directory is not the top of a link, or the link does not export.
+    pub async fn set_delete_propagation(
+        &self,
+        request: &SetDeletePropagation,
+    ) -> Result<Vec<DeletePropagation>, Failure> {
+        let environment = &*self.environment;
+        let link = links::set_delete_propagation(environment, &self.importer, request).await?;
+        let all = self.jobs.deleter.status().await?;
+        Ok(all.into_iter().filter(|one| one.link == link).collect())
+    }
+
+    /// The links whose removals reach the bucket.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_delete_propagation(&self) -> Result<Vec<DeletePropagation>, Failure> {
+        self.jobs.deleter.status().await
+    }
+
     /// Has every host that needs the bucket of a link try it.
     ///
     /// # Errors
     /// When the directory is not the top of a link.
     pub async fn check_link(&self, request: &CheckLink) -> Result<CheckLinkReply, Failure> {
         links::check(&*self.environment, &self.importer, request).await
+    }
+
+    /// Uploads that were begun below a link and not ended: see [`uploads::list`].
+    ///
+    /// # Errors
+    /// When the directory is not the top of a link; those of the bucket.
+    pub async fn list_uploads(&self, request: &ListUploads) -> Result<UploadsReply, Failure> {
+        uploads::list(&*self.environment, &self.importer, request).await
     }
 
     /// How all links follow their buckets.

@@ -413,6 +413,13 @@ impl MetadataService {
             RequestKind::CheckLink => self.hydrate::<bucket::CheckLink>(call).await,
             RequestKind::SetAutoExport => self.hydrate::<bucket::SetAutoExport>(call).await,
             RequestKind::ListAutoExports => self.hydrate::<bucket::ListAutoExports>(call).await,
+            RequestKind::SetDeletePropagation => {
+                self.hydrate::<bucket::SetDeletePropagation>(call).await;
+            }
+            RequestKind::ListDeletePropagation => {
+                self.hydrate::<bucket::ListDeletePropagation>(call).await;
+            }
+            RequestKind::ListUploads => self.hydrate::<bucket::ListUploads>(call).await,
             RequestKind::SetFetchPolicy => self.hydrate::<ahead::SetFetchPolicy>(call).await,
             RequestKind::ListFetchPolicies => {
                 self.hydrate::<ahead::ListFetchPolicies>(call).await;

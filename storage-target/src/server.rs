@@ -11,7 +11,8 @@ use millrace_protocol::{
     storage::{Attach, Read, Seek, Sync, Write, Zero},
     tallied::Tallied,
     target::{
-        CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadPart,
+        CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadObjectTo,
+        UploadPart, UploadPartTo,
     },
     upkeep::{ControlScrub, DescribeTarget},
 };
@@ -99,6 +100,36 @@ impl TargetService {
         }
     }
 
+    async fn upload(&self, call: IncomingCall) {
+        let daemon = &self.daemon;
+        match call.kind() {
+            RequestKind::UploadPart => {
+                answer::<UploadPart, _>(call, async |request| daemon.upload_part(request).await)
+                    .await;
+            }
+            RequestKind::UploadObject => {
+                answer::<UploadObject, _>(call, async |request| {
+                    daemon.upload_object(request).await
+                })
+                .await;
+            }
+            RequestKind::UploadPartTo => {
+                answer::<UploadPartTo, _>(call, async |request| {
+                    daemon.upload_part_to(request).await
+                })
+                .await;
+            }
+            RequestKind::UploadObjectTo => {
+                answer::<UploadObjectTo, _>(call, async |request| {
+                    daemon.upload_object_to(request).await
+                })
+                .await;
+            }
+            // `control` hands nothing else on.
+            _ => call.fail(ErrorKind::NotSupported).await,
+        }
+    }
+
     async fn control(&self, call: IncomingCall) {
         let daemon = &self.daemon;
         match call.kind() {
@@ -124,16 +155,10 @@ impl TargetService {
                 })
                 .await;
             }
-            RequestKind::UploadPart => {
-                answer::<UploadPart, _>(call, async |request| daemon.upload_part(request).await)
-                    .await;
-            }
-            RequestKind::UploadObject => {
-                answer::<UploadObject, _>(call, async |request| {
-                    daemon.upload_object(request).await
-                })
-                .await;
-            }
+            RequestKind::UploadPart
+            | RequestKind::UploadObject
+            | RequestKind::UploadPartTo
+            | RequestKind::UploadObjectTo => self.upload(call).await,
             RequestKind::MarkExported => {
                 answer::<MarkExported, _>(call, async |request| {
                     daemon.mark_exported(&request).await
@@ -196,6 +221,8 @@ impl Service for TargetService {
                     | RequestKind::ListContents
                     | RequestKind::UploadPart
                     | RequestKind::UploadObject
+                    | RequestKind::UploadPartTo
+                    | RequestKind::UploadObjectTo
                     | RequestKind::MarkExported
                     | RequestKind::CheckBucket
                     | RequestKind::CountRequests

@@ -256,6 +256,46 @@ async fn parts_are_uploaded_and_what_was_exported_becomes_clean() {
 }
 
 #[tokio::test]
+async fn a_part_larger_than_any_chunk_is_put_together_while_it_is_sent() {
+    let world = World::start().await;
+    let data = bytes(9, 75 * MIB + 17);
+    fs::write(world.bucket.path().join("object"), &data).unwrap();
+    let content = world.imported(2, "object").await;
+    let bucket = world.open_bucket();
+    let none = millrace_object_source::Metadata::default();
+    let upload = bucket.create_upload("out/file", &none).await.unwrap();
+    let metadata = world.peer(Role::Metadata, None);
+    let place = world.place(&content, 0, (0, 1), (SYSTEM_SESSION, Rights::Read));
+    let part = |offset: usize, len: usize, part_number| UploadPart {
+        source: UploadSource {
+            content: content.clone(),
+            capability: place.capability.clone(),
+            offset: offset as u64,
+            len: len as u64,
+            link: LinkId(1),
+            key: "out/file".to_owned(),
+        },
+        upload_id: upload.as_str().to_owned(),
+        part_number,
+    };
+    let large = 72 * MIB;
+    let mut parts = Vec::new();
+    for (number, (offset, len)) in (1..).zip([(0, large), (large, data.len() - large)]) {
+        let reply = metadata.call(&part(offset, len, number), World::bulk()).await.unwrap();
+        assert_eq!(reply.checksum, Crc32c::of(&data.slice(offset..offset + len)));
+        let tag = millrace_object_source::Tag::new(reply.etag).unwrap();
+        parts.push(millrace_object_source::UploadedPart { number, tag, len: len as u64 });
+    }
+    let absent = millrace_object_source::Condition::Absent;
+    bucket.complete_upload("out/file", &upload, &parts, &absent).await.unwrap();
+    assert!(fs::read(world.bucket.path().join("out/file")).unwrap() == data);
+    // Of an upload that is over no part is taken.
+    let over = metadata.call(&part(0, large, 1), World::bulk()).await.unwrap_err();
+    assert_eq!(over.kind, ErrorKind::Stale, "{over}");
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn deleted_files_are_reclaimed_from_the_queue() {
     let world = World::start().await;
     let content = world.content(4);

@@ -22,6 +22,18 @@ pub struct LinkListArguments {
     pub requests: bool,
 }
 
+/// Arguments of `link uploads`.
+#[derive(Args, Debug)]
+pub struct LinkUploadsArguments {
+    /// Abort those that were begun so long ago or earlier, such as 7d, unless an export here is
+    /// using them
+    #[arg(long, value_name = "AGE", value_parser = super::job::seconds)]
+    pub abort_older_than: Option<u64>,
+    /// The linked directory
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
 /// `millrace conflicts ...`
 #[derive(Subcommand, Debug)]
 pub enum ConflictsCommand {
@@ -40,6 +52,14 @@ cannot.
 Examples:
   millrace link check
   millrace link check mr:/train --json";
+
+pub(super) const LINK_UPLOADS_HELP: &str = "\
+An upload by parts that nobody ends is kept, and charged, by the bucket for ever. Those of other
+programs below the prefix are listed too, and aborted when they are old enough.
+
+Examples:
+  millrace link uploads mr:/run7
+  millrace link uploads mr:/run7 --abort-older-than 7d";
 
 const LIST_HELP: &str = "\
 Nothing is overwritten, here or in the bucket, before a conflict is decided.

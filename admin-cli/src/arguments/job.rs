@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
 use jiff::{Span, SpanRelativeTo};
 use millrace_protocol::{
-    job_options::{JobOptions, PRIORITY_MAX},
+    cluster::Bucket,
+    job_options::{Destination, JobOptions, PRIORITY_MAX},
     selection::Selection,
 };
 use millrace_types::ByteLen;
 
 use super::JobArgument;
+use crate::{commands::link_add::check_url, exit::Misuse};
 
 /// Arguments of the commands that start a job.
 #[derive(Args, Debug)]
@@ -109,6 +111,36 @@ pub struct ExportArguments {
     #[arg(long, conflicts_with_all =
         ["include", "exclude", "larger", "smaller", "older", "newer", "dry_run"])]
     pub atomic: bool,
+    /// Put the files of PATH there instead, s3://BUCKET/PREFIX or file:///DIRECTORY; nothing here
+    /// counts as exported by that
+    #[arg(long, value_name = "URL", help_heading = "To another place")]
+    pub to: Option<String>,
+    /// The address of the S3 server, such as http://127.0.0.1:8333
+    #[arg(long, value_name = "URL", requires = "to", help_heading = "To another place")]
+    pub endpoint: Option<String>,
+    /// The region that requests are signed for
+    #[arg(long, requires = "to", help_heading = "To another place")]
+    pub region: Option<String>,
+    /// A section of the servers' credentials files, or `anonymous`
+    #[arg(long, value_name = "SECTION", requires = "to", help_heading = "To another place")]
+    pub credentials: Option<String>,
+    /// Replace objects there that no such export made, too
+    #[arg(long, requires = "to", help_heading = "To another place")]
+    pub overwrite: bool,
+}
+
+impl ExportArguments {
+    /// Where the files go, if not to the bucket of their link.
+    ///
+    /// # Errors
+    /// For a URL that Millrace cannot reach.
+    pub(crate) fn destination(&self) -> Result<Option<Destination>, Misuse> {
+        let Some(url) = self.to.clone() else { return Ok(None) };
+        check_url(&url)?;
+        let (endpoint, region) = (self.endpoint.clone(), self.region.clone());
+        let bucket = Bucket { url, endpoint, region, credentials: self.credentials.clone() };
+        Ok(Some(Destination { bucket, overwrite: self.overwrite }))
+    }
 }
 
 impl StartArguments {
@@ -140,7 +172,7 @@ impl SelectArguments {
 }
 
 /// Reads an age; a day has 24 hours.
-fn seconds(text: &str) -> Result<u64, String> {
+pub(super) fn seconds(text: &str) -> Result<u64, String> {
     let wrong = |_| format!("{text} is no age: write it as 90s, 15m, 12h, 30d or 8w");
     let span: Span = text.parse().map_err(wrong)?;
     let age = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(wrong)?;
@@ -193,6 +225,7 @@ pub(super) const EXPORT_HELP: &str = job_help!(
 conflict then (`millrace resolve`). Files that are open for writing are left out and reported.",
     "  millrace export /mnt/data/run7 --wait && millrace release /mnt/data/run7
   millrace export /mnt/data/run7/step-100 --atomic --wait
+  millrace export /mnt/data/run7 --to s3://checkpoints/run7 --credentials archive --wait
   millrace export mr:/out --json           prints the job"
 );
 

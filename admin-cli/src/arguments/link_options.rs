@@ -19,6 +19,20 @@ pub struct LinkOptionArguments {
     /// What is fetched behind reads that had to wait for the bucket
     #[arg(long, value_enum, help_heading = "Following the bucket")]
     pub fetch: Option<FetchName>,
+    /// Objects of what is removed here are deleted, and those that files left behind under another
+    /// key
+    #[arg(long, value_enum, value_name = "SWITCH", num_args = 0..=1, default_missing_value = "on",
+        require_equals = true, help_heading = "Following the bucket")]
+    pub propagate_deletes: Option<SwitchName>,
+}
+
+/// Whether something is so.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SwitchName {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
 }
 
 /// What is fetched behind reads.

@@ -6,7 +6,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
 };
 
-use super::{auto_export, fetch_policy};
+use super::{auto_export, fetch_policy, propagation};
 use crate::{
     arguments::{AttributesName, LinkAddArguments, LinkModeName},
     context::Context,
@@ -48,10 +48,13 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
     let others = async {
         auto_export::set(&connection, link.path.clone(), arguments.options.auto_export).await?;
         fetch_policy::set(&connection, link.path.clone(), arguments.options.fetch).await?;
+        let deletes = arguments.options.propagate_deletes;
+        propagation::set(&connection, link.path.clone(), deletes).await?;
         anyhow::Ok((auto_export::list(&connection).await?, fetch_policy::list(&connection).await?))
     };
     let (exports, fetches) = others.await.context("the directory is linked; see link set")?;
-    let report = LinkReport::from(&link).with_options(&set.links);
+    let deletes = propagation::list(&connection).await?;
+    let report = LinkReport::from(&link).with_options(&set.links).with_deletes(&deletes);
     let report = report.with_auto_export(&exports).with_fetches(&fetches);
     context
         .output
@@ -59,7 +62,11 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
     Ok(Exit::Done)
 }
 
-fn check_url(url: &str) -> Result<(), Misuse> {
+/// Refuses what is no bucket before a server is asked.
+///
+/// # Errors
+/// A sentence with what would be right.
+pub(crate) fn check_url(url: &str) -> Result<(), Misuse> {
     let known = ["s3://", "gs://", "az://", "file:///"];
     if known.iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
         return Ok(());

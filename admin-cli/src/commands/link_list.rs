@@ -5,7 +5,7 @@ use millrace_protocol::{
     requests::ListRequests,
 };
 
-use super::{auto_export, fetch_policy, link_requests};
+use super::{auto_export, fetch_policy, link_requests, propagation};
 use crate::{
     arguments::LinkListArguments,
     context::Context,
@@ -27,8 +27,9 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
     // An older server does not count for others.
     let requests = connection.request(&ListRequests {}).await.ok();
     let counted = requests.as_ref().map_or(&[][..], |reply| &reply.buckets);
+    let deletes = propagation::list(&connection).await?;
     let report = |link| {
-        let report = LinkReport::from(link).with_options(&options);
+        let report = LinkReport::from(link).with_options(&options).with_deletes(&deletes);
         report.with_auto_export(&exports).with_fetches(&fetches).with_requests(counted)
     };
     let reports: Vec<_> = reply.links.iter().map(report).collect();
@@ -42,6 +43,7 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
             "MODE",
             "REFRESH",
             "AUTO-EXPORT",
+            "DELETES",
             "FETCH",
             "ENDPOINT",
             "CREDENTIALS",
@@ -59,6 +61,7 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
                 link.mode,
                 refresh.as_str(),
                 auto_export::column(link).as_str(),
+                propagation::column(link).as_str(),
                 fetch_policy::column(link).as_str(),
                 link.endpoint.as_deref().unwrap_or("-"),
                 link.credentials.as_deref().unwrap_or("-"),
@@ -66,14 +69,18 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
         }
         let failing = reports.iter().filter_map(|link| link.auto_export.as_ref());
         let failing: Vec<_> = failing.flat_map(auto_export::complaints).collect();
-        let mut text = render(&links);
+        let undeleted = reports.iter().filter_map(|link| link.propagate_deletes.as_ref());
+        let undeleted: Vec<_> = undeleted.flat_map(propagation::complaints).collect();
+        let mut words = render(&links);
         if let Some(requests) = &requests {
-            text.push_str(&link_requests::summary(requests));
+            words.push_str(&link_requests::summary(requests));
         }
-        if !failing.is_empty() {
-            text.push_str(&format!("\ncannot be sent:\n{}", failing.join("\n")));
+        for (what, lines) in [("sent", failing), ("deleted", undeleted)] {
+            if !lines.is_empty() {
+                words += &format!("\ncannot be {what}:\n{}", lines.join("\n"));
+            }
         }
-        text
+        words
     })?;
     Ok(Exit::Done)
 }

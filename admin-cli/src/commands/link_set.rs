@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use millrace_protocol::admin::{ListLinks, SetLinkOptions};
 
-use super::{auto_export, fetch_policy};
+use super::{auto_export, fetch_policy, propagation};
 use crate::{
     arguments::{AttributesName, LinkSetArguments},
     context::{Context, at},
@@ -24,10 +24,12 @@ pub(crate) async fn run(context: &Context, arguments: LinkSetArguments) -> anyho
     let link = links.iter().find(|link| set.iter().any(|options| options.id == link.id));
     let link = link.context("the link was removed meanwhile")?;
     auto_export::set(&connection, path.clone(), arguments.options.auto_export).await?;
-    fetch_policy::set(&connection, path, arguments.options.fetch).await?;
+    fetch_policy::set(&connection, path.clone(), arguments.options.fetch).await?;
+    propagation::set(&connection, path, arguments.options.propagate_deletes).await?;
     let exports = auto_export::list(&connection).await?;
     let fetches = fetch_policy::list(&connection).await?;
-    let report = LinkReport::from(link).with_options(&set);
+    let deletes = propagation::list(&connection).await?;
+    let report = LinkReport::from(link).with_options(&set).with_deletes(&deletes);
     let report = report.with_auto_export(&exports).with_fetches(&fetches);
     context.output.result(&report, || words(&report))?;
     Ok(Exit::Done)
@@ -46,6 +48,10 @@ fn words(report: &LinkReport) -> String {
         }
         None => String::new(),
     };
+    let deletes = match report.propagate_deletes {
+        Some(_) => "; what is removed here is deleted there",
+        None => "",
+    };
     let fetches = report.fetch.as_ref().map_or("", fetch_policy::words);
-    format!("{} shows {} and {follows}{exports}{fetches}", report.path, report.url)
+    format!("{} shows {} and {follows}{exports}{deletes}{fetches}", report.path, report.url)
 }

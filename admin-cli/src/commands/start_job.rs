@@ -32,8 +32,9 @@ pub(crate) async fn run(
 
 /// An export, which may end with a manifest of the whole directory.
 pub(crate) async fn export(context: &Context, arguments: ExportArguments) -> anyhow::Result<Exit> {
-    let ExportArguments { select, atomic } = arguments;
-    let options = JobOptions { atomic, ..select.options() };
+    let destination = arguments.destination()?;
+    let ExportArguments { select, atomic, .. } = arguments;
+    let options = JobOptions { atomic, destination, ..select.options() };
     run_with(context, JobKind::Export, select, options).await
 }
 
@@ -82,7 +83,11 @@ async fn start(
     work: Work,
 ) -> anyhow::Result<Exit> {
     let StartArguments { wait, path: named, .. } = arguments;
-    let (connection, path) = context.at(&named).await?;
+    // To another place only operators may export.
+    let (connection, path) = match work.options.destination {
+        Some(_) => context.operate_at(&named).await?,
+        None => context.at(&named).await?,
+    };
     let start = StartJob { caller: CALLER, kind, path };
     let Work { selection, dry_run, mut options, files } = work;
     let whole = start.path.clone();

@@ -2,7 +2,7 @@
 
 use millrace_protocol::{
     ahead::{FetchPolicy, LinkFetches},
-    bucket::{AutoExport, CheckLinkReply, Conflict},
+    bucket::{AutoExport, CheckLinkReply, Conflict, DeletePropagation},
 };
 use serde::Serialize;
 
@@ -63,6 +63,27 @@ impl From<&AutoExport> for AutoExportReport {
         let AutoExport { quiet_seconds, waiting, files, bytes, failing, .. } = *export;
         let failures = export.failures.iter().map(FailureReport::from).collect();
         Self { quiet_seconds, waiting, files, bytes, failing, failures }
+    }
+}
+
+/// How removals reach a link's bucket.
+#[derive(Serialize, Debug)]
+pub(crate) struct PropagationReport {
+    /// Objects, and marks of directories, that are to go.
+    pub(crate) waiting: u64,
+    /// What was deleted since the metadata server began to run.
+    pub(crate) deleted: u64,
+    /// Of those that wait, how many could not be deleted.
+    pub(crate) failing: u64,
+    /// The first of them, by their keys.
+    pub(crate) failures: Vec<FailureReport>,
+}
+
+impl From<&DeletePropagation> for PropagationReport {
+    fn from(deletes: &DeletePropagation) -> Self {
+        let DeletePropagation { waiting, deleted, failing, .. } = *deletes;
+        let failures = deletes.failures.iter().map(FailureReport::from).collect();
+        Self { waiting, deleted, failing, failures }
     }
 }
 

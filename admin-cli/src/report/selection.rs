@@ -1,6 +1,10 @@
 //! What a job works on, and how it is done.
 
-use millrace_protocol::{job_options::JobOptions, selection::SelectionReply};
+use millrace_protocol::{
+    cluster::Bucket,
+    job_options::{Destination, JobOptions},
+    selection::SelectionReply,
+};
 use millrace_types::ByteLen;
 use serde::Serialize;
 
@@ -54,18 +58,37 @@ pub(crate) struct JobOptionsReport {
     pub(crate) report: bool,
     /// Whether it works on the files of a list.
     pub(crate) files: bool,
+    pub(crate) destination: Option<DestinationReport>,
+}
+
+/// Where files go that do not go to the bucket of their link.
+#[derive(Serialize, PartialEq, Eq, Debug)]
+pub(crate) struct DestinationReport {
+    pub(crate) url: String,
+    pub(crate) endpoint: Option<String>,
+    pub(crate) region: Option<String>,
+    pub(crate) credentials: Option<String>,
+    pub(crate) overwrite: bool,
 }
 
 impl JobOptionsReport {
     /// Nothing for a job without options.
     pub(crate) fn of(options: JobOptions) -> Option<Self> {
-        let JobOptions { atomic, priority, bytes_per_second, report, files } = options;
-        (options != JobOptions::default()).then_some(Self {
+        if options == JobOptions::default() {
+            return None;
+        }
+        let JobOptions { atomic, priority, bytes_per_second, report, files, destination } = options;
+        let destination = destination.map(|Destination { bucket, overwrite }| {
+            let Bucket { url, endpoint, region, credentials } = bucket;
+            DestinationReport { url, endpoint, region, credentials, overwrite }
+        });
+        Some(Self {
             atomic,
             priority,
             rate_bytes_per_second: bytes_per_second,
             report,
             files: files.is_some(),
+            destination,
         })
     }
 
@@ -77,6 +100,13 @@ impl JobOptionsReport {
         words.extend(self.rate_bytes_per_second.map(|rate| format!("--rate {}", size(rate))));
         words.extend(self.report.then(|| "--report".to_owned()));
         words.extend(self.files.then(|| "--files-from (a list)".to_owned()));
+        if let Some(to) = &self.destination {
+            words.push(format!("--to {}", to.url));
+            words.extend(to.endpoint.as_ref().map(|endpoint| format!("--endpoint {endpoint}")));
+            words.extend(to.region.as_ref().map(|region| format!("--region {region}")));
+            words.extend(to.credentials.as_ref().map(|name| format!("--credentials {name}")));
+            words.extend(to.overwrite.then(|| "--overwrite".to_owned()));
+        }
         words.join(" ")
     }
 }
@@ -100,9 +130,20 @@ mod tests {
             bytes_per_second: Some(200 << 20),
             report: true,
             files: Some(FileListId(7)),
+            destination: Some(Destination {
+                bucket: Bucket {
+                    url: "s3://b/p".to_owned(),
+                    endpoint: None,
+                    region: None,
+                    credentials: Some("archive".to_owned()),
+                },
+                overwrite: true,
+            }),
         };
         let told = JobOptionsReport::of(options).unwrap().words();
-        assert_eq!(told, "--atomic --priority -2 --rate 200MiB --report --files-from (a list)");
+        let expected = "--atomic --priority -2 --rate 200MiB --report --files-from (a list) --to \
+                        s3://b/p --credentials archive --overwrite";
+        assert_eq!(told, expected);
     }
 
     #[test]

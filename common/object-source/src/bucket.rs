@@ -3,11 +3,12 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{Stream, TryStreamExt};
+use millrace_types::MIB;
 
 use crate::{
-    Condition, Continuation, Counters, Error, Head, LinkSpec, Location, Metadata, Page, Settings,
-    Tag, UploadId, UploadedPart,
+    Condition, Continuation, Counters, Error, Head, LinkSpec, Location, Metadata, Page, PartPlace,
+    Settings, Tag, UploadId, UploadedPart, UploadsPage,
     azure::Azure,
     directory::Directory,
     google::Google,
@@ -20,6 +21,12 @@ use crate::{
 pub use self::body::RangeBody;
 
 mod body;
+
+/// What a part that is streamed counts for among the bytes in flight: no more is in memory.
+const STREAM_WINDOW: u64 = 8 * MIB;
+
+/// The largest part that is sent from memory where it cannot be streamed.
+const HELD_LEN_MAX: u64 = 64 * MIB;
 
 /// An open bucket. Cheap to share; every operation may run at the same time as any other.
 ///
@@ -275,6 +282,48 @@ impl Bucket {
         }
     }
 
+    /// Deletes an object, if it is still this version. One that is gone already is no error.
+    ///
+    /// Where the server knows no condition on a deletion, the version is looked at just before.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when it is another version; those of access (on S3 it takes the right
+    /// `s3:DeleteObject`).
+    pub async fn delete(&self, key: &str, if_match: &Tag) -> Result<(), Error> {
+        check_key(key)?;
+        let _permit = self.limits.acquire(0).await?;
+        let deleted = match &self.kind {
+            Kind::S3(s3) => s3.delete(key, if_match).await,
+            Kind::Google(google) => google.delete(key, if_match).await,
+            Kind::Azure(azure) => azure.delete(key, if_match).await,
+            Kind::Directory(directory) => directory.delete(key, if_match).await,
+        };
+        match deleted {
+            Err(Error::NotFound { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Takes the mark of the directory `prefix` (ending in `/`) away. Tells whether it is gone: not
+    /// so an object of this key that has bytes, nor a directory of a `file://` bucket that has
+    /// anything in it.
+    ///
+    /// # Errors
+    /// Those of access.
+    pub async fn unmark_directory(&self, prefix: &str) -> Result<bool, Error> {
+        check_prefix(prefix)?;
+        if prefix.is_empty() {
+            return Ok(false);
+        }
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.unmark_directory(prefix).await,
+            Kind::Google(google) => google.unmark_directory(prefix).await,
+            Kind::Azure(azure) => azure.unmark_directory(prefix).await,
+            Kind::Directory(directory) => directory.unmark_directory(prefix).await,
+        }
+    }
+
     /// Begins an upload by parts. Nothing is visible before its completion.
     ///
     /// # Errors
@@ -316,6 +365,50 @@ impl Bucket {
             Kind::Google(google) => google.put_part(key, upload, number, body).await?,
             Kind::Azure(azure) => azure.put_part(key, upload, number, body).await?,
             Kind::Directory(directory) => directory.put_part(key, upload, offset, body).await?,
+        };
+        Ok(UploadedPart { number, tag, len })
+    }
+
+    /// Stores one part as [`Self::put_part`] does, however large, without holding it in memory:
+    /// `read` begins to read its `len` bytes, in pieces, and is called again for each attempt, and
+    /// once more where the bytes must be signed beforehand. On `gs://` and `az://` the part is held
+    /// in memory, and has 64 MiB at most.
+    ///
+    /// # Errors
+    /// As [`Self::put_part`], and those of `read`; [`Error::Unsupported`] for a part that is too
+    /// large for this kind of bucket.
+    pub async fn put_part_streamed<F, S>(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        part: PartPlace,
+        read: F,
+    ) -> Result<UploadedPart, Error>
+    where
+        F: Fn() -> S + Send + Sync,
+        S: Stream<Item = Result<Bytes, Error>> + Send + 'static,
+    {
+        check_key(key)?;
+        let PartPlace { number, offset, len } = part;
+        if !(1..=PARTS_MAX).contains(&number) {
+            return Err(Error::invalid(format!("part {number} is not from 1 to {PARTS_MAX}")));
+        }
+        let in_memory = match &self.kind {
+            Kind::S3(_) | Kind::Directory(_) => len.min(STREAM_WINDOW),
+            Kind::Google(_) | Kind::Azure(_) => len,
+        };
+        let _permit = self.limits.acquire(in_memory).await?;
+        let tag = match &self.kind {
+            Kind::Google(google) => {
+                google.put_part(key, upload, number, held(read(), len).await?).await?
+            }
+            Kind::Azure(azure) => {
+                azure.put_part(key, upload, number, held(read(), len).await?).await?
+            }
+            Kind::S3(s3) => s3.put_part_streamed(key, upload, number, len, read).await?,
+            Kind::Directory(directory) => {
+                directory.put_part_streamed(key, upload, offset, len, read()).await?
+            }
         };
         Ok(UploadedPart { number, tag, len })
     }
@@ -383,6 +476,26 @@ impl Bucket {
         }
     }
 
+    /// Uploads of all keys that begin with `prefix` (empty, or ending in `/`) that were begun, by
+    /// whomever, and not ended; some of them, from where `after` says.
+    ///
+    /// # Errors
+    /// As [`Self::list_uploads`].
+    pub async fn list_uploads_below(
+        &self,
+        prefix: &str,
+        after: Option<&Continuation>,
+    ) -> Result<UploadsPage, Error> {
+        check_prefix(prefix)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.list_uploads_below(prefix, after).await,
+            Kind::Google(google) => google.list_uploads_below(prefix, after).await,
+            Kind::Azure(azure) => azure.list_uploads_below(prefix, after).await,
+            Kind::Directory(directory) => directory.list_uploads_below(prefix).await,
+        }
+    }
+
     /// Gives an upload up and frees its parts. Aborting one that is over is no error.
     ///
     /// # Errors
@@ -416,6 +529,23 @@ impl Bucket {
             Kind::Azure(azure) => azure.check(prefix, write).await,
             Kind::Directory(directory) => directory.check(write).await,
         }
+    }
+}
+
+/// The `len` bytes of a body.
+async fn held<S>(body: S, len: u64) -> Result<Vec<Bytes>, Error>
+where
+    S: Stream<Item = Result<Bytes, Error>>,
+{
+    if len > HELD_LEN_MAX {
+        return Err(Error::Unsupported {
+            message: format!("a part of {len} bytes is too large for this kind of bucket"),
+        });
+    }
+    let pieces: Vec<Bytes> = body.try_collect().await?;
+    match len_of(&pieces) {
+        read if read == len => Ok(pieces),
+        read => Err(Error::invalid(format!("a part of {len} bytes came as {read}"))),
     }
 }
 

@@ -12,11 +12,13 @@
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
-use futures::stream::BoxStream;
+use futures::{Stream, TryStreamExt, stream::BoxStream};
+use millrace_types::Crc32c;
 
 use self::tree::Tree;
 use crate::{
     Condition, Continuation, Counters, Error, Head, Metadata, Page, RequestClass, Tag, UploadId,
+    UploadsPage,
 };
 
 mod list;
@@ -134,6 +136,51 @@ impl Directory {
             write::complete(tree, &key, &upload, size, &condition)
         })
         .await
+    }
+
+    /// Writes what is read piece by piece.
+    pub(crate) async fn put_part_streamed(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        offset: u64,
+        len: u64,
+        body: impl Stream<Item = Result<Bytes, Error>> + Send,
+    ) -> Result<Tag, Error> {
+        let mut body = std::pin::pin!(body);
+        let mut at = 0;
+        let mut checksum = Crc32c::EMPTY;
+        while let Some(piece) = body.try_next().await? {
+            checksum = checksum.append(&piece);
+            let next = at + piece.len() as u64;
+            if next > len {
+                break;
+            }
+            self.put_part(key, upload, offset + at, vec![piece]).await?;
+            at = next;
+        }
+        if at != len {
+            return Err(Error::invalid(format!("a part of {len} bytes came as another one")));
+        }
+        Tag::new(format!("\"{:08x}-{len:x}\"", checksum.0))
+    }
+
+    pub(crate) async fn delete(&self, key: &str, tag: &Tag) -> Result<(), Error> {
+        let (key, tag) = (key.to_owned(), tag.clone());
+        self.blocking(RequestClass::Upload, move |tree| write::delete(tree, &key, &tag)).await
+    }
+
+    pub(crate) async fn unmark_directory(&self, prefix: &str) -> Result<bool, Error> {
+        let prefix = prefix.to_owned();
+        let work = move |tree: &Tree| write::remove_directory(tree, &prefix);
+        self.blocking(RequestClass::Upload, work).await
+    }
+
+    pub(crate) async fn list_uploads_below(&self, prefix: &str) -> Result<UploadsPage, Error> {
+        let prefix = prefix.to_owned();
+        let work = move |tree: &Tree| write::uploads_below(tree, &prefix);
+        let uploads = self.blocking(RequestClass::Upload, work).await?;
+        Ok(UploadsPage { uploads, next: None })
     }
 
     pub(crate) async fn list_uploads(&self, key: &str) -> Result<Vec<UploadId>, Error> {

@@ -25,6 +25,7 @@ use crate::{
 mod address;
 mod answer;
 mod check;
+mod delete;
 mod keys;
 mod list;
 mod publish;

@@ -137,7 +137,7 @@ pub(crate) fn header_time(text: &str) -> Timestamp {
 }
 
 /// A time as listings have it.
-fn parse_time(text: &str) -> Timestamp {
+pub(crate) fn parse_time(text: &str) -> Timestamp {
     time_or_1970(text.parse().ok(), text)
 }
 

@@ -212,6 +212,37 @@ pub struct UploadedPart {
     pub len: u64,
 }
 
+/// Where a part belongs that is streamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartPlace {
+    /// 1 to 10,000.
+    pub number: u16,
+    /// Its first byte in the object.
+    pub offset: u64,
+    /// Bytes; at most 5 GiB (S3's limit).
+    pub len: u64,
+}
+
+/// An upload by parts that was begun and not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BegunUpload {
+    /// The whole key.
+    pub key: String,
+    /// Its name.
+    pub upload: UploadId,
+    /// When it was begun; on `file://` when a part last arrived. The bucket's clock.
+    pub begun: Timestamp,
+}
+
+/// Some uploads that were begun and not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UploadsPage {
+    /// In the order of the bucket.
+    pub uploads: Vec<BegunUpload>,
+    /// Ask again with this to get the next page; `None` means that this is the last one.
+    pub next: Option<Continuation>,
+}
+
 /// Refuses a key that cannot be a path: it would be another object after the way through names.
 pub(crate) fn check_key(key: &str) -> Result<(), Error> {
     let part_sound = |part: &str| {

@@ -1,9 +1,12 @@
 //! The documents of uploads by parts, which S3 and the XML API of GCS share.
 
 use bytes::Bytes;
+use millrace_types::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, UploadId, UploadedPart, listing::decode};
+use crate::{
+    BegunUpload, Continuation, Error, UploadId, UploadedPart, UploadsPage, listing::decode,
+};
 
 #[derive(Debug, Serialize)]
 #[serde(rename = "CompleteMultipartUpload")]
@@ -56,6 +59,10 @@ struct ListUploadsResult {
     uploads: Vec<ListedUpload>,
     #[serde(default)]
     encoding_type: Option<String>,
+    #[serde(default)]
+    next_key_marker: Option<String>,
+    #[serde(default)]
+    next_upload_id_marker: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -63,6 +70,20 @@ struct ListUploadsResult {
 struct ListedUpload {
     key: String,
     upload_id: String,
+    #[serde(default)]
+    initiated: Option<String>,
+}
+
+impl ListUploadsResult {
+    fn read(answer: &[u8]) -> Result<Self, Error> {
+        quick_xml::de::from_reader(answer).map_err(|error| {
+            Error::unavailable(format!("the bucket's list of uploads is malformed: {error}"))
+        })
+    }
+
+    fn is_encoded(&self) -> bool {
+        self.encoding_type.as_deref() == Some("url")
+    }
 }
 
 /// Reads a list of parts.
@@ -74,15 +95,40 @@ pub(crate) fn listed_parts(answer: &[u8]) -> Result<ListPartsResult, Error> {
 
 /// The uploads in a list of those below a prefix: each one's key and id.
 pub(crate) fn listed_uploads(answer: &[u8], prefix: &str) -> Result<Vec<(String, String)>, Error> {
-    let page: ListUploadsResult = quick_xml::de::from_reader(answer).map_err(|error| {
-        Error::unavailable(format!("the bucket's list of uploads is malformed: {error}"))
-    })?;
+    let page = ListUploadsResult::read(answer)?;
     if page.is_truncated {
         tracing::warn!(prefix, "the bucket has more unfinished uploads than it lists at once");
     }
-    let encoded = page.encoding_type.as_deref() == Some("url");
+    let encoded = page.is_encoded();
     let uploads = page.uploads.into_iter();
     Ok(uploads.map(|upload| (decode(&upload.key, encoded), upload.upload_id)).collect())
+}
+
+/// One page of a list of uploads, which was asked for from `after` on.
+pub(crate) fn uploads_page(
+    answer: &[u8],
+    after: Option<&Continuation>,
+) -> Result<UploadsPage, Error> {
+    let page = ListUploadsResult::read(answer)?;
+    let encoded = page.is_encoded();
+    let markers = page.next_key_marker.zip(page.next_upload_id_marker);
+    // The bucket's cursor has two parts; a key holds no line feed.
+    let next = markers
+        .filter(|_| page.is_truncated)
+        .map(|(key, id)| Continuation(format!("{}\n{id}", decode(&key, encoded))));
+    // A server that goes round would be asked for ever.
+    let next = next.filter(|next| Some(next) != after);
+    let uploads = page.uploads.into_iter().filter_map(|upload| {
+        let begun = upload.initiated.and_then(|text| text.parse::<jiff::Timestamp>().ok());
+        let begun = begun
+            .map_or(i64::MAX, |begun| i64::try_from(begun.as_nanosecond()).unwrap_or(i64::MAX));
+        Some(BegunUpload {
+            key: decode(&upload.key, encoded),
+            upload: UploadId::new(upload.upload_id).ok()?,
+            begun: Timestamp(begun),
+        })
+    });
+    Ok(UploadsPage { uploads: uploads.collect(), next })
 }
 
 /// Those of exactly this key.

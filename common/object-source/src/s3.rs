@@ -17,7 +17,7 @@ use object_store::{
     path::Path,
 };
 
-use self::{address::Address, signed::Signer, whole::Tags};
+use self::{address::Address, signed::Signer, stream::Streamer, whole::Tags};
 use crate::{
     ANONYMOUS, Condition, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
     UploadId,
@@ -30,10 +30,12 @@ mod address;
 mod answer;
 mod check;
 mod checksum;
+mod delete;
 mod directory;
 pub(crate) mod keys;
 mod list;
 mod signed;
+mod stream;
 mod upload;
 mod whole;
 
@@ -42,6 +44,7 @@ mod whole;
 pub(crate) struct S3 {
     store: AmazonS3,
     signer: Signer,
+    streamer: Streamer,
     address: Address,
     settings: Settings,
     tags: Tags,
@@ -68,6 +71,7 @@ impl S3 {
             max_retries: settings.retries_max,
             retry_timeout: settings.retry_timeout,
         };
+        let streamer = Streamer::new(settings, Arc::clone(&counters))?;
         let wire = Wire::new(address.authority().to_owned(), counters, requests, classify);
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;
@@ -93,7 +97,7 @@ impl S3 {
         let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
         let signer = Signer::new(client, credentials, address.clone(), settings);
         let (settings, tags) = (settings.clone(), Tags::default());
-        Ok(Self { store, signer, address, settings, tags })
+        Ok(Self { store, signer, streamer, address, settings, tags })
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {

@@ -43,6 +43,14 @@ pub(crate) fn id_of<'t>(temporary: &'t str, key: &str) -> Option<&'t str> {
     temporary.strip_prefix(prefix_of(key).as_str()).filter(|id| is_id(id))
 }
 
+/// The key that an upload is to, and its id, of a temporary key.
+pub(crate) fn destination_of(temporary: &str) -> Option<(String, &str)> {
+    let (directory, name) =
+        temporary.rfind('/').map_or(("", temporary), |at| temporary.split_at(at + 1));
+    let (object, id) = name.strip_prefix('.')?.rsplit_once(MARK)?;
+    is_id(id).then(|| (format!("{directory}{object}"), id))
+}
+
 /// Whether a text can be the id of such an upload.
 pub(crate) fn is_id(id: &str) -> bool {
     id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -64,10 +72,12 @@ mod tests {
             );
             assert_eq!(id_of(&temporary, key), Some(id), "{temporary}");
             assert_eq!(id_of(&temporary, "a/other"), None);
+            assert_eq!(destination_of(&temporary), Some((key.to_owned(), id)));
         }
         for other in ["a", ".a", ".a.millrace-", "d/.a.millrace-xyz", "a.millrace-0123456789abcdef"]
         {
             assert!(!is_temporary(other), "{other}");
+            assert_eq!(destination_of(other), None);
         }
         assert!(key_of(&"x".repeat(1000), id).is_err());
         assert!(key_of("a", "../../../../../x").is_err());

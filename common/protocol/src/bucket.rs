@@ -110,6 +110,85 @@ pub struct AutoExport {
 /// The most failures that [`AutoExport`] names.
 pub const AUTO_EXPORT_FAILURES_MAX: usize = 8;
 
+/// Sets whether the objects of what is removed below a link are deleted, and those of files that
+/// went to other keys.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct SetDeletePropagation {
+    /// The link's directory, from the root. The link must export.
+    pub path: PathBytes,
+    /// From now on. What waits when it ends stays in the bucket.
+    pub on: bool,
+}
+
+/// Asks for which links removals reach the bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListDeletePropagation {}
+
+/// The links whose removals reach the bucket; of [`SetDeletePropagation`], only that link, if it is
+/// one.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct DeletePropagationReply {
+    /// Ascending by link.
+    pub links: Vec<DeletePropagation>,
+}
+
+/// How removals of one link reach its bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct DeletePropagation {
+    /// The link.
+    pub link: LinkId,
+    /// Objects and marks of directories that are to go.
+    pub waiting: u64,
+    /// What was deleted since the metadata server began to run.
+    pub deleted: u64,
+    /// Of those that wait, how many could not be deleted when that was tried.
+    pub failing: u64,
+    /// The first of these; the path is the object's key.
+    pub failures: Vec<JobFailure>,
+}
+
+/// The most failures that [`DeletePropagation`] names.
+pub const DELETION_FAILURES_MAX: usize = 8;
+
+/// Asks for the uploads by parts that were begun below a link's prefix, by whomever, and not ended.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ListUploads {
+    /// The link's directory, from the root.
+    pub path: PathBytes,
+    /// Gives up those that were begun so many seconds ago, by the bucket's clock, or more, and that
+    /// no export of this cluster is using.
+    pub abort_older_than_seconds: Option<u64>,
+}
+
+/// Uploads that were begun and not ended.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct UploadsReply {
+    /// The first of them; at most [`UPLOADS_MAX`].
+    pub uploads: Vec<UnfinishedUpload>,
+    /// How many there are.
+    pub total: u64,
+    /// How many of them were given up.
+    pub aborted: u64,
+}
+
+/// The most uploads that [`UploadsReply`] names: their keys fit into a message.
+pub const UPLOADS_MAX: usize = 256;
+
+/// An upload that was begun and not ended.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct UnfinishedUpload {
+    /// The whole key.
+    pub key: String,
+    /// Its name at the bucket.
+    pub upload_id: String,
+    /// When it was begun, by the bucket's clock; the end of time where that does not tell.
+    pub begun: Timestamp,
+    /// Whether an export of this cluster is using it.
+    pub is_used: bool,
+    /// Whether it was given up now.
+    pub aborted: bool,
+}
+
 /// The most conflicts of one page: their names fit into a message.
 pub const CONFLICTS_MAX: usize = 128;
 

@@ -5,13 +5,14 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{
     admin::{JobKind, StartJob},
+    cluster::Bucket,
     file_list::FileListId,
     selection::Selection,
     session::Caller,
 };
 
 /// How a job is done, whatever it works on.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
 pub struct JobOptions {
     /// An export of a directory below one link ends with a manifest of all that it put there, in
     /// the bucket; or, when a file could not be exported, without one.
@@ -27,6 +28,18 @@ pub struct JobOptions {
     /// The files that it works on, with all below the directories among them, instead of the whole
     /// tree.
     pub files: Option<FileListId>,
+    /// An export goes to another place than its link's, and changes nothing here. For operators
+    /// alone, since the servers' credentials write there.
+    pub destination: Option<Destination>,
+}
+
+/// Where the files of an export are put instead of their link's bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Destination {
+    /// The bucket, and what every key begins with; the path below the top of the job follows.
+    pub bucket: Bucket,
+    /// Whether objects that no such export made are replaced too.
+    pub overwrite: bool,
 }
 
 /// The highest priority; its negative is the lowest.
@@ -125,6 +138,9 @@ impl JobOptions {
         if self.atomic && (kind != JobKind::Export || !is_whole) {
             return wrong("only an export of a whole directory ends with a manifest".to_owned());
         }
+        if self.destination.is_some() && kind != JobKind::Export {
+            return wrong("only an export has a destination".to_owned());
+        }
         if !(-PRIORITY_MAX..=PRIORITY_MAX).contains(&self.priority) {
             return wrong(format!("a priority is from -{PRIORITY_MAX} to {PRIORITY_MAX}"));
         }
@@ -147,11 +163,17 @@ mod tests {
     fn options_that_a_job_cannot_keep_are_refused() {
         let check = |options: JobOptions, kind| options.check(kind, true).is_ok();
         let atomic = JobOptions { atomic: true, ..JobOptions::default() };
-        assert!(check(atomic, JobKind::Export) && !check(atomic, JobKind::Hydrate));
+        assert!(check(atomic.clone(), JobKind::Export) && !check(atomic.clone(), JobKind::Hydrate));
         assert!(atomic.check(JobKind::Export, false).is_err(), "of a part of a tree");
         let files = JobOptions { files: Some(FileListId(1)), ..JobOptions::default() };
-        assert!(check(files, JobKind::Release) && !check(files, JobKind::Import));
+        assert!(check(files.clone(), JobKind::Release) && !check(files.clone(), JobKind::Import));
         assert!(!check(JobOptions { atomic: true, ..files }, JobKind::Export));
+        let bucket =
+            Bucket { url: "s3://b/p".to_owned(), endpoint: None, region: None, credentials: None };
+        let destination = Some(Destination { bucket, overwrite: false });
+        let elsewhere = JobOptions { destination, ..JobOptions::default() };
+        assert!(elsewhere.check(JobKind::Export, false).is_ok());
+        assert!(elsewhere.check(JobKind::Hydrate, true).is_err());
         let priority = |priority| JobOptions { priority, ..JobOptions::default() };
         assert!(check(priority(-10), JobKind::Import) && check(priority(10), JobKind::Import));
         assert!(!check(priority(-11), JobKind::Import) && !check(priority(11), JobKind::Import));

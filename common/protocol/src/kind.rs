@@ -203,6 +203,10 @@ requests! {
     FetchAhead = 0x050b, ahead::FetchAhead => target::ItemResults;
     /// What this host asked some buckets.
     CountRequests = 0x050c, requests::CountRequests => requests::CountsReply;
+    /// Uploads one part to a bucket that no link leads to.
+    UploadPartTo = 0x050d, target::UploadPartTo => target::UploadPartReply;
+    /// Uploads a small file as one object to a bucket that no link leads to.
+    UploadObjectTo = 0x050e, target::UploadObjectTo => target::UploadObjectReply;
     /// What lies on a target, a page at a time.
     ListContents = 0x0510, fsck::ListContents => fsck::ContentsPage;
 
@@ -306,6 +310,12 @@ requests! {
     ShowFile = 0x0656, bucket::ShowFile => bucket::FileReply;
     /// What the buckets of all links were asked.
     ListRequests = 0x0657, requests::ListRequests => requests::RequestsReply;
+    /// Sets whether removals below a link reach its bucket.
+    SetDeletePropagation = 0x0660, bucket::SetDeletePropagation => bucket::DeletePropagationReply;
+    /// The links whose removals reach the bucket.
+    ListDeletePropagation = 0x0661, bucket::ListDeletePropagation => bucket::DeletePropagationReply;
+    /// Uploads by parts below a link that were begun and not ended.
+    ListUploads = 0x0662, bucket::ListUploads => bucket::UploadsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -197,6 +197,24 @@ pub struct UploadObjectReply {
     pub checksum: Crc32c,
 }
 
+/// Uploads one part to a bucket that no link leads to.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct UploadPartTo {
+    /// The bucket.
+    pub bucket: Bucket,
+    /// The part; the link of its source says nothing.
+    pub part: UploadPart,
+}
+
+/// Uploads a whole file as one object to a bucket that no link leads to.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct UploadObjectTo {
+    /// The bucket.
+    pub bucket: Bucket,
+    /// The object; the link of its source says nothing.
+    pub object: UploadObject,
+}
+
 /// Asks whether this host reaches a bucket with its own credentials and network.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct CheckBucket {

@@ -3,7 +3,7 @@
 use millrace_protocol::capability::Origin;
 use millrace_types::{ErrorKind, InodeId};
 
-use super::{ApplyError, Transaction, commit, orphan};
+use super::{ApplyError, Transaction, commit, deletion, orphan};
 use crate::{
     command::{BeginExport, CompleteExport, Outcome},
     namespace::{Body, Inode, ObjectState, tree},
@@ -69,6 +69,7 @@ pub(super) fn complete(
         return Ok(Outcome::Exported(false));
     };
     let same = inode.change_count == export.change_count;
+    let old = inode.file()?.origin.clone();
     let feature_level = tx.file_system()?.feature_level;
     let file = inode.file_mut()?;
     if file.generation != export.generation || commit::check_whole(file).is_err() {
@@ -77,6 +78,7 @@ pub(super) fn complete(
             file.state = ObjectState::Dirty;
             file.origin = Some(complete.origin.clone());
             tx.put_inode(&inode);
+            deletion::object_left(tx, old.as_ref(), &complete.origin)?;
         }
         return Ok(Outcome::Exported(false));
     }
@@ -92,6 +94,7 @@ pub(super) fn complete(
     file.origin = Some(complete.origin.clone());
     inode.changed = tx.time;
     tx.put_inode(&inode);
+    deletion::object_left(tx, old.as_ref(), &complete.origin)?;
     if same && feature_level >= MARKED_LEVEL {
         tx.put(keys::export(complete.inode), &export);
     }

@@ -93,7 +93,7 @@ pub(super) fn add_with_options(
         true => add(tx, &selected.add)?,
         false => add_selected(tx, selected)?,
     };
-    tx.put(keys::job_options(id), &JobOptionsRecord { options: *options });
+    tx.put(keys::job_options(id), &JobOptionsRecord { options: options.clone() });
     Ok(outcome)
 }
 

@@ -4,7 +4,7 @@ use millrace_protocol::{admin::AttributeSource, cluster::LinkMode};
 use millrace_types::{ErrorKind, LinkId, Timestamp};
 
 use super::{
-    ApplyError, Transaction,
+    ApplyError, Transaction, deletion,
     remove::{drop_name, forget_whiteouts, take_entry},
 };
 use crate::{
@@ -100,6 +100,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, Ap
     tx.delete(keys::link(id));
     tx.delete(keys::auto_export(id));
     tx.delete(keys::fetch(id));
+    deletion::forget_link(tx, id)?;
     tx.change_file_system(|fs| fs.links_version += 1)?;
     Ok(Outcome::Done)
 }

@@ -5,7 +5,7 @@ use millrace_types::{ErrorKind, FileName, InodeId, SessionId};
 use super::{
     ApplyError, Transaction,
     create::{REMOVED_STAYS_LEVEL, touch_directory},
-    orphan,
+    deletion, orphan,
 };
 use crate::{
     command::{Outcome, Remove},
@@ -33,6 +33,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, remove: &Remove) -> Result<Outcom
     tx.check_names_writable(&parent)?;
     let id = inode.id;
     leave_whiteout(tx, &parent, &inode, &remove.name)?;
+    deletion::name_removed(tx, &inode)?;
     take_entry(tx, &mut parent, &inode, &remove.name, &entry);
     tx.put_inode(&parent);
     drop_name(tx, inode, parent.id, &remove.name, &remove.readers)?;

@@ -6,6 +6,7 @@ use millrace_types::{ErrorKind, FileName, InodeId};
 use super::{
     ApplyError, Transaction,
     create::{check_same_realm, insert_entry},
+    deletion,
     remove::{
         check_no_link_root, check_removable, drop_name, forget_parent, leave_whiteout, take_entry,
     },
@@ -135,6 +136,7 @@ fn replace(
 ) -> Result<(), ApplyError> {
     if let Some(target) = target {
         take(tx, &target)?;
+        deletion::name_removed(tx, &target.inode)?;
         drop_name(tx, target.inode, target.parent, &target.name, &rename.readers)?;
     }
     take(tx, &source)?;
@@ -156,6 +158,7 @@ fn exchange(tx: &mut Transaction<'_>, source: Side, target: Side) -> Result<(), 
 fn take(tx: &mut Transaction<'_>, side: &Side) -> Result<(), ApplyError> {
     let mut parent = tx.inode(side.parent)?;
     leave_whiteout(tx, &parent, &side.inode, &side.name)?;
+    deletion::directory_left(tx, &side.inode)?;
     take_entry(tx, &mut parent, &side.inode, &side.name, &side.entry);
     tx.put_inode(&parent);
     Ok(())

@@ -49,6 +49,28 @@ pub struct SetFetchPolicy {
     pub policy: FetchPolicy,
 }
 
+/// Sets whether removals below a link reach its bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SetDeletePropagation {
+    /// The link.
+    pub link: LinkId,
+    /// From now on.
+    pub on: bool,
+}
+
+/// An object that was to be deleted is gone, or stays.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ForgetDeletion {
+    /// The link.
+    pub link: LinkId,
+    /// The whole key.
+    pub key: String,
+    /// The version that was queued,
+    pub tag: String,
+    /// and when.
+    pub queued: Timestamp,
+}
+
 /// What an observation led to.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]

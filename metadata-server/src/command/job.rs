@@ -3,12 +3,13 @@
 use millrace_protocol::{
     admin::{Job, JobFailure, JobState},
     capability::Origin,
+    cluster::Bucket,
     job_detail::JobDetail,
     job_options::JobOptions,
     selection::Selection,
     session::Caller,
 };
-use millrace_types::{InodeId, JobId, LinkId};
+use millrace_types::{ChangeCount, ContentGeneration, InodeId, JobId, LinkId};
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// Takes a job into the queue.
@@ -107,4 +108,28 @@ pub struct CompleteExport {
     pub export: u128,
     /// The object's new version.
     pub origin: Origin,
+}
+
+/// An upload by parts to a bucket that no link leads to: before it is begun, and again when the
+/// bucket has named it.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct RecordCopy {
+    /// For this job.
+    pub job: JobId,
+    /// The file.
+    pub inode: InodeId,
+    /// The bucket.
+    pub bucket: Bucket,
+    /// The object's whole key.
+    pub key: String,
+    /// The content that is sent.
+    pub generation: ContentGeneration,
+    /// What the inode shows.
+    pub change_count: ChangeCount,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of each part but the last.
+    pub part_size: u64,
+    /// The upload, once it has a name.
+    pub upload_id: Option<String>,
 }

@@ -44,6 +44,13 @@ pub trait Environment: Send + Sync + 'static {
         query: impl FnOnce(&dyn View) -> Result<T, Failure> + Send + 'static,
     ) -> impl Future<Output = Result<T, Failure>> + Send;
 
+    /// Waits until everything that a query can see now is on stable storage: for what cannot be
+    /// taken back.
+    ///
+    /// # Errors
+    /// That the log cannot be synced, or that the server is busy or shutting down.
+    fn settled(&self) -> impl Future<Output = Result<(), Failure>> + Send;
+
     /// Inode ids that nobody else gets; those that are not used are lost, which is fine.
     ///
     /// # Errors

@@ -27,8 +27,9 @@ use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    alone::Alone, auto_export::AutoExporter, context::Context, detail::Work, filter::Filter,
-    marks::Unmarked, outcomes::Outcomes, pace::Pace, progress::Progress,
+    alone::Alone, auto_export::AutoExporter, context::Context, copy::Elsewhere, deleter::Deleter,
+    detail::Work, filter::Filter, marks::Unmarked, outcomes::Outcomes, pace::Pace,
+    progress::Progress,
 };
 use super::{
     environment::Environment,
@@ -46,6 +47,8 @@ use crate::{
 mod alone;
 mod auto_export;
 mod context;
+mod copy;
+mod deleter;
 mod detail;
 mod directories;
 mod directory_export;
@@ -73,6 +76,7 @@ pub struct Jobs<E> {
     environment: Arc<E>,
     importer: Arc<Importer<E>>,
     pub(super) auto_export: AutoExporter<E>,
+    pub(super) deleter: Deleter<E>,
     waiting: Notify,
     alone: Alone,
     unmarked: Arc<Unmarked>,
@@ -82,7 +86,7 @@ pub struct Jobs<E> {
 /// A job at work.
 #[derive(Debug)]
 struct Running {
-    kind: JobKind,
+    is_alone: bool,
     stop: CancellationToken,
     work: Arc<Work>,
 }
@@ -95,6 +99,7 @@ struct How {
     is_atomic: bool,
     outcomes: Option<Outcomes>,
     pace: Option<Pace>,
+    elsewhere: Option<Elsewhere>,
 }
 
 /// A job is at work as long as this is there.
@@ -130,6 +135,7 @@ impl<E: Environment> Jobs<E> {
         let unmarked = Arc::new(Unmarked::default());
         let (its_environment, its_importer) = (Arc::clone(&environment), Arc::clone(&importer));
         Self {
+            deleter: Deleter::new(Arc::clone(&environment), Arc::clone(&importer)),
             auto_export: AutoExporter::new(its_environment, its_importer, Arc::clone(&unmarked)),
             unmarked,
             environment,
@@ -189,9 +195,11 @@ impl<E: Environment> Jobs<E> {
                 tracing::warn!(%failure, "exports of an earlier run cannot be settled yet");
                 tokio::time::sleep(PAUSE).await;
             }
+            self.settle_copies().await;
             tokio::join!(
                 self.work_off(),
                 self.auto_export.run(&self.alone),
+                self.deleter.run(&self.alone),
                 self.unmarked.ask_again(&self.environment),
                 self.prune_for_ever(),
             );
@@ -206,14 +214,22 @@ impl<E: Environment> Jobs<E> {
         settle::all(&self.environment, &self.importer, &self.unmarked).await
     }
 
+    /// Gives up what exports to other places left that are over. What cannot be now is when the
+    /// next one ends.
+    async fn settle_copies(&self) {
+        if let Err(failure) = copy::uploads::settle(&self.environment, &self.importer).await {
+            tracing::warn!(%failure, "uploads to other places cannot be settled now");
+        }
+    }
+
     /// Runs the jobs of the queue for as long as it is polled.
     async fn work_off(&self) {
         let mut jobs = FuturesUnordered::new();
         loop {
             let again = match self.next().await {
-                Ok(Some(record)) => {
-                    let begun = self.begin(&record.job);
-                    jobs.push(self.run_one(record, begun));
+                Ok(Some((record, is_alone))) => {
+                    let begun = self.begin(record.job.id, is_alone);
+                    jobs.push(self.run_one(record, is_alone, begun));
                     continue;
                 }
                 Ok(None) => Duration::MAX,
@@ -230,47 +246,51 @@ impl<E: Environment> Jobs<E> {
         }
     }
 
-    /// Of the jobs that wait and may begin now, the oldest of the highest priority.
-    async fn next(&self) -> Result<Option<JobRecord>, Failure> {
+    /// Of the jobs that wait and may begin now, the oldest of the highest priority, and whether
+    /// only one of its like may work at a time.
+    async fn next(&self) -> Result<Option<(JobRecord, bool)>, Failure> {
         let (busy, alone, others): (Vec<_>, usize, usize) = {
             let running = self.running();
-            let alone = running.values().filter(|one| is_alone(one.kind)).count();
+            let alone = running.values().filter(|one| one.is_alone).count();
             (running.keys().copied().collect(), alone, running.len() - alone)
         };
         let query = self.environment.read(move |view| {
             let known = tree::scan::<JobRecord>(view, &keys::jobs(), usize::MAX);
-            let mut first: Option<(i8, JobRecord)> = None;
+            let mut first: Option<(i8, JobRecord, bool)> = None;
             for (_, record) in known.map_err(broken)? {
                 let job = &record.job;
-                let room = if is_alone(job.kind) { alone == 0 } else { others < OTHERS_MAX };
-                if !room || job.state.is_final() || busy.contains(&job.id) {
+                if job.state.is_final() || busy.contains(&job.id) {
                     continue;
                 }
                 let options: Option<JobOptionsRecord> =
                     records::read(view, &keys::job_options(job.id)).map_err(broken)?;
-                let priority = options.map_or(0, |record| record.options.priority);
-                if first.as_ref().is_none_or(|(highest, _)| priority > *highest) {
-                    first = Some((priority, record));
+                let options = options.map(|record| record.options).unwrap_or_default();
+                // What goes to another place changes nothing that an export could meet.
+                let is_alone = is_alone(job.kind) && options.destination.is_none();
+                let room = if is_alone { alone == 0 } else { others < OTHERS_MAX };
+                let higher = |highest: i8| options.priority > highest;
+                if room && first.as_ref().is_none_or(|(highest, ..)| higher(*highest)) {
+                    first = Some((options.priority, record, is_alone));
                 }
             }
-            Ok(first.map(|(_, record)| record))
+            Ok(first.map(|(_, record, is_alone)| (record, is_alone)))
         });
         query.await
     }
 
     /// The job is at work until what this returns is dropped.
-    fn begin(&self, job: &Job) -> Begun<'_, E> {
+    fn begin(&self, id: JobId, is_alone: bool) -> Begun<'_, E> {
         let stop = CancellationToken::new();
         let work = Arc::new(Work::default());
-        let running = Running { kind: job.kind, stop: stop.clone(), work: Arc::clone(&work) };
-        self.running().insert(job.id, running);
-        Begun { jobs: self, id: job.id, stop, work }
+        let running = Running { is_alone, stop: stop.clone(), work: Arc::clone(&work) };
+        self.running().insert(id, running);
+        Begun { jobs: self, id, stop, work }
     }
 
-    async fn run_one(&self, record: JobRecord, begun: Begun<'_, E>) {
+    async fn run_one(&self, record: JobRecord, is_alone: bool, begun: Begun<'_, E>) {
         let id = record.job.id;
         let Work { progress, tally, .. } = &*begun.work;
-        let _turn = match is_alone(record.job.kind) {
+        let _turn = match is_alone {
             true => tokio::select! {
                 // It is recorded as cancelled, and has begun nothing that is to be settled.
                 () = begun.stop.cancelled() => return,
@@ -300,9 +320,13 @@ impl<E: Environment> Jobs<E> {
         // What was under way when it was stopped is given up, or turns out to stand.
         if end == JobState::Cancelled
             && record.job.kind == JobKind::Export
+            && is_alone
             && let Err(failure) = self.settle().await
         {
             tracing::warn!(%failure, "exports of a cancelled job cannot be settled yet");
+        }
+        if record.job.kind == JobKind::Export && !is_alone {
+            self.settle_copies().await;
         }
         tracing::info!(job = id.0, ?end, errors = progress.errors(), "job ends");
     }
@@ -319,7 +343,14 @@ impl<E: Environment> Jobs<E> {
         };
         let pace = options.bytes_per_second.map(Pace::new);
         let (files, is_atomic) = (options.files, options.atomic);
-        Ok(How { filter, files, dry_run, is_atomic, outcomes, pace })
+        let elsewhere = match options.destination {
+            Some(destination) => {
+                let (environment, importer) = (&*self.environment, &*self.importer);
+                Some(Elsewhere::open(environment, importer, destination, is_atomic).await?)
+            }
+            None => None,
+        };
+        Ok(How { filter, files, dry_run, is_atomic, outcomes, pace, elsewhere })
     }
 
     async fn begin_report(&self, id: JobId) -> Result<Outcomes, Failure> {
@@ -392,6 +423,7 @@ impl<E: Environment> Jobs<E> {
             progress,
             outcomes: how.outcomes.as_ref(),
             pace: how.pace.as_ref(),
+            elsewhere: how.elsewhere.as_ref(),
         };
         match record.job.kind {
             JobKind::Import => list::run(&context).await,
@@ -400,6 +432,12 @@ impl<E: Environment> Jobs<E> {
                 export::run(&context).await;
                 if how.is_atomic {
                     publish::run(&context).await;
+                }
+                // What an older manifest names goes only when there is a newer one.
+                let is_over = !how.is_atomic || progress.errors() == 0;
+                let is_whole = how.filter.is_everything() && !how.dry_run;
+                if is_over && is_whole && how.elsewhere.is_none() {
+                    self.deleter.finish(&context).await;
                 }
             }
         }

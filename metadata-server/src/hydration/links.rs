@@ -12,7 +12,10 @@ use millrace_protocol::{
         AddLink, AttributeSource, LinkOptions, LinkStatus, PathBytes, RemoveLink, SetLinkOptions,
     },
     ahead::SetFetchPolicy,
-    bucket::{CheckLink, CheckLinkReply, HostCheck, QUIET_SECONDS_MAX, SetAutoExport},
+    bucket::{
+        CheckLink, CheckLinkReply, HostCheck, QUIET_SECONDS_MAX, SetAutoExport,
+        SetDeletePropagation,
+    },
     cluster::{Bucket, Host, LinkMode},
     metadata::NewNode,
     session::Caller,
@@ -143,13 +146,7 @@ pub async fn set_auto_export<E: Environment>(
     let link = link_at(environment, importer, &request.path).await?;
     let set = command::SetAutoExport { link, quiet_seconds };
     let done = environment.execute(Command::SetAutoExport(set), true).await;
-    done.map(|_| link).map_err(|failure| match failure.kind {
-        ErrorKind::ReadOnly => Failure::new(
-            ErrorKind::ReadOnly,
-            "the link does not export: add it with --mode import-export",
-        ),
-        _ => failure,
-    })
+    done.map(|_| link).map_err(does_not_export)
 }
 
 /// Sets what is fetched behind reads below a link; tells which link it is.
@@ -167,6 +164,31 @@ pub async fn set_fetch_policy<E: Environment>(
     Ok(link)
 }
 
+/// Sets whether removals below a link reach its bucket; tells which link it is.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] when the directory is not the top of a link; [`ErrorKind::ReadOnly`]
+/// with a sentence when the link does not export.
+pub async fn set_delete_propagation<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    request: &SetDeletePropagation,
+) -> Result<LinkId, Failure> {
+    let link = link_at(environment, importer, &request.path).await?;
+    let set = command::SetDeletePropagation { link, on: request.on };
+    let done = environment.execute(Command::SetDeletePropagation(set), true).await;
+    done.map(|_| link).map_err(does_not_export)
+}
+
+/// Says in words what apply says of a link that does not export.
+fn does_not_export(failure: Failure) -> Failure {
+    let words = "the link does not export: add it with --mode import-export";
+    match failure.kind {
+        ErrorKind::ReadOnly => Failure::new(ErrorKind::ReadOnly, words),
+        _ => failure,
+    }
+}
+
 /// The link whose top is at `path`.
 async fn link_at<E: Environment>(
     environment: &E,
@@ -179,6 +201,23 @@ async fn link_at<E: Environment>(
         let path = path.escape_ascii();
         Failure::new(ErrorKind::NotFound, format!("{path} is not the directory of a link"))
     })
+}
+
+/// The link whose top is at `path`, as it is recorded.
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] when the directory is not the top of a link.
+pub(super) async fn record_at<E: Environment>(
+    environment: &E,
+    importer: &Arc<Importer<E>>,
+    path: &PathBytes,
+) -> Result<LinkRecord, Failure> {
+    let link = link_at(environment, importer, path).await?;
+    let query = environment.read(move |view| {
+        let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+        record.ok_or_else(|| ErrorKind::NotFound.into())
+    });
+    query.await
 }
 
 /// All links as a view shows them.
@@ -236,18 +275,14 @@ pub async fn check<E: Environment>(
     importer: &Arc<Importer<E>>,
     request: &CheckLink,
 ) -> Result<CheckLinkReply, Failure> {
-    let link = link_at(environment, importer, &request.path).await?;
-    let query = environment.read(move |view| {
-        let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
-        record.ok_or_else(|| ErrorKind::NotFound.into())
-    });
-    let LinkRecord { bucket, mode, .. } = query.await?;
+    let LinkRecord { bucket, mode, .. } = record_at(environment, importer, &request.path).await?;
     let prefix = spec_of(&bucket)?.prefix().to_owned();
     let hosts = try_everywhere(environment, importer, &bucket, &prefix, mode).await?;
     Ok(CheckLinkReply { bucket, mode, hosts })
 }
 
-async fn check_everywhere<E: Environment>(
+/// Fails with a sentence that names each host that does not reach a bucket, and why.
+pub(super) async fn check_everywhere<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
     bucket: &Bucket,

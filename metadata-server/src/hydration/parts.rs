@@ -3,10 +3,10 @@
 //!
 //! A part is a whole number of chunks, so that it lies on as few targets as it can, and at least
 //! 8 MiB, so that every part is beyond S3's smallest (5 MiB). There are at most 10,000 parts, so
-//! that files beyond 78 GiB get larger ones. A target gathers a part in memory, which bounds parts
-//! to 64 MiB and files to 625 GiB.
+//! that files beyond 78 GiB get larger ones, up to 576 MiB for S3's largest object of 5 TiB. The
+//! target of a part's first chunk puts it together; beyond 64 MiB it sends it while it reads it.
 
-use millrace_types::{ChunkIndex, ChunkSize, MIB};
+use millrace_types::{ChunkIndex, ChunkSize, GIB, MIB};
 
 /// The smallest part that is made, in bytes. S3 demands 5 MiB of all but the last; 8 MiB is one
 /// chunk of the default size.
@@ -15,8 +15,11 @@ const PART_SIZE_MIN: u64 = 8 * MIB;
 /// S3's limit.
 const PARTS_MAX: u64 = 10_000;
 
-/// The largest part that a target uploads: a chunk of the largest size.
-const PART_SIZE_MAX: u64 = 64 * MIB;
+/// S3's limit.
+const PART_SIZE_MAX: u64 = 5 * GIB;
+
+/// S3's limit of an object.
+const OBJECT_SIZE_MAX: u64 = 5 * 1024 * GIB;
 
 /// How a file of one size is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +43,7 @@ pub struct Part {
 }
 
 impl PartPlan {
-    /// Plans a file; `None` when it is larger than 625 GiB.
+    /// Plans a file; `None` when it is larger than 5 TiB.
     #[must_use]
     pub fn new(size: u64, chunk_size: ChunkSize) -> Option<Self> {
         let chunk_size = chunk_size.bytes();
@@ -58,6 +61,7 @@ impl PartPlan {
     fn fixed(size: u64, part_size: u64, chunk_size: u64) -> Option<Self> {
         let sound = (PART_SIZE_MIN..=PART_SIZE_MAX).contains(&part_size)
             && part_size.is_multiple_of(chunk_size)
+            && size <= OBJECT_SIZE_MAX
             && size.div_ceil(part_size) <= PARTS_MAX;
         sound.then_some(Self { size, part_size, chunk_size })
     }
@@ -102,7 +106,7 @@ mod tests {
     proptest! {
         #[test]
         fn parts_cover_the_file_once_within_the_limits_of_s3(
-            size in 0_u64..=625 * GIB, chunk_power in 16_u32..=26
+            size in prop_oneof![0..=100 * GIB, 0..=OBJECT_SIZE_MAX], chunk_power in 16_u32..=26
         ) {
             let chunk_size = ChunkSize::new(1 << chunk_power).unwrap();
             let plan = PartPlan::new(size, chunk_size).unwrap();
@@ -115,6 +119,7 @@ mod tests {
                 prop_assert_eq!(u64::from(part.first_chunk.0) * chunk_size.bytes(), at);
                 let last = index + 1 == parts.len();
                 prop_assert!(last || part.len >= 5 * MIB);
+                prop_assert!(part.len <= 576 * MIB);
                 at += part.len;
             }
             prop_assert_eq!(at, size);
@@ -146,7 +151,9 @@ mod tests {
         for (size, part_size) in [(GIB, 0), (GIB, MIB), (GIB, 9 * MIB), (100 * GIB, 8 * MIB)] {
             assert_eq!(PartPlan::recorded(size, part_size, ChunkSize::DEFAULT), None);
         }
-        assert_eq!(PartPlan::new(625 * GIB + 1, ChunkSize::DEFAULT), None);
+        let largest = PartPlan::new(OBJECT_SIZE_MAX, ChunkSize::DEFAULT).unwrap();
+        assert_eq!(largest.part_size(), 528 * MIB);
+        assert_eq!(PartPlan::new(OBJECT_SIZE_MAX + 1, ChunkSize::DEFAULT), None);
         assert_eq!(PartPlan::new(u64::MAX, ChunkSize::MAX), None);
     }
 }

@@ -5,6 +5,8 @@ mod ahead;
 mod auto_export;
 mod conflict_rule;
 mod conflicts;
+mod copies;
+mod deletions;
 mod exports;
 mod file_lists;
 mod imports;

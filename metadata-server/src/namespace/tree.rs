@@ -97,6 +97,24 @@ pub fn scan<R: Record>(
         .collect()
 }
 
+/// Up to `limit` records of the table that begins with `prefix`, behind `after` (the prefix itself
+/// for the first).
+///
+/// # Errors
+/// When the store is broken.
+pub fn scan_after<R: Record>(
+    view: &(impl View + ?Sized),
+    prefix: &[u8],
+    after: &[u8],
+    limit: usize,
+) -> Result<Vec<(Vec<u8>, R)>, StoreError> {
+    let pairs = view.scan(Bound::Excluded(after), borrow(&prefix_end(prefix)), limit)?;
+    pairs
+        .into_iter()
+        .map(|(key, bytes)| Ok((key.clone(), records::decode(&key, &bytes)?)))
+        .collect()
+}
+
 /// Whether `inode` is `top` or lies below it, by any of its names.
 ///
 /// # Errors

@@ -63,6 +63,10 @@ impl Environment for ServerEnvironment {
         self.engine.turn(move |core| query(core.view())).await
     }
 
+    async fn settled(&self) -> Result<(), Failure> {
+        self.engine.durable_turn(|_| Ok(())).await
+    }
+
     async fn reserve_inodes(&self, count: usize) -> Result<Vec<InodeId>, Failure> {
         self.engine.turn(move |core| (0..count).map(|_| core.new_inode_id()).collect()).await
     }

@@ -11,8 +11,9 @@ use millrace_protocol::{
     },
     ahead::{FetchPoliciesReply, ListFetchPolicies, MISSES_MAX, ReportMisses, SetFetchPolicy},
     bucket::{
-        AutoExportsReply, CheckLink, CheckLinkReply, FileReply, ListAutoExports, SetAutoExport,
-        ShowFile,
+        AutoExportsReply, CheckLink, CheckLinkReply, DeletePropagationReply, FileReply,
+        ListAutoExports, ListDeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation,
+        ShowFile, UploadsReply,
     },
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
     file_list::{AppendFiles, FilesReply},
@@ -339,6 +340,44 @@ impl Hydrated for ListAutoExports {
     ) -> Result<AutoExportsReply, Failure> {
         let links = hydration.list_auto_exports().await?;
         Ok(AutoExportsReply { links })
+    }
+}
+
+impl Hydrated for SetDeletePropagation {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<DeletePropagationReply, Failure> {
+        let links = hydration.set_delete_propagation(&self).await?;
+        Ok(DeletePropagationReply { links })
+    }
+}
+
+impl Hydrated for ListDeletePropagation {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<DeletePropagationReply, Failure> {
+        let links = hydration.list_delete_propagation().await?;
+        Ok(DeletePropagationReply { links })
+    }
+}
+
+impl Hydrated for ListUploads {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<UploadsReply, Failure> {
+        hydration.list_uploads(&self).await
     }
 }
 

@@ -5,9 +5,10 @@ use millrace_protocol::{
     job_detail::ShowJobDetail,
     job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
     selection::{RetryJob, ShowSelection, StartSelected},
+    session::Role,
 };
 use millrace_transport::IncomingCall;
-use millrace_types::{Failure, JobId};
+use millrace_types::{ErrorKind, Failure, JobId};
 
 use super::{MetadataService, client, respond};
 use crate::ops::job;
@@ -30,10 +31,17 @@ impl MetadataService {
     }
 
     pub(super) async fn start_with_options(&self, call: IncomingCall) {
-        let result = match self.hydrated::<StartWithOptions>(&call).await {
-            Ok(reply) => self.seen(&call, reply.job.id).await,
-            Err(failure) => Err(failure),
+        let result = async {
+            let options = call.decode::<StartWithOptions>()?.options;
+            // The servers' credentials would write wherever a user of a mount likes.
+            if options.destination.is_some() && client(&call).role != Role::Admin {
+                let words = "only an operator exports to another place than the link's";
+                return Err(Failure::new(ErrorKind::NotPermitted, words));
+            }
+            let reply = self.hydrated::<StartWithOptions>(&call).await?;
+            self.seen(&call, reply.job.id).await
         };
+        let result = result.await;
         respond::<StartWithOptions>(call, result).await;
     }
 

@@ -79,6 +79,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ListConflicts
         | Kind::SetAutoExport
         | Kind::ListAutoExports
+        | Kind::SetDeletePropagation
+        | Kind::ListDeletePropagation
+        | Kind::ListUploads
         | Kind::SetFetchPolicy
         | Kind::ListFetchPolicies
         | Kind::ListRequests => &[Role::Admin],
@@ -115,6 +118,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::Presence
         | Kind::UploadPart
         | Kind::UploadObject
+        | Kind::UploadPartTo
+        | Kind::UploadObjectTo
         | Kind::MarkExported
         | Kind::CheckBucket
         | Kind::CountRequests

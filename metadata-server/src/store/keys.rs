@@ -42,10 +42,18 @@
 //! | `i`   | job 8                         | empty: an export that ends with a manifest, as     |
 //! |       |                               | made before there were options                     |
 //! | `j`   | job 8                         | [`JobOptionsRecord`]: how a job is done            |
+//! | `k`   | job 8, inode 8                | [`CopyRecord`]: an upload by parts to a bucket of  |
+//! |       |                               | no link, under way                                 |
+//! | `l`   | link 4                        | [`DeletePropagationRecord`]: removals below the    |
+//! |       |                               | link reach its bucket                              |
+//! | `l`   | link 4, `/`, key              | [`DeletionRecord`]: an object that is to go        |
 //! | `o`   | job 8                         | [`JobDetailRecord`]: what a job asked, and where   |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
+//! [`CopyRecord`]: super::records::CopyRecord
+//! [`DeletePropagationRecord`]: super::records::DeletePropagationRecord
+//! [`DeletionRecord`]: super::records::DeletionRecord
 //! [`DistrustRecord`]: super::records::DistrustRecord
 //! [`Entry`]: super::records::Entry
 //! [`Export`]: super::records::Export
@@ -447,6 +455,42 @@ pub fn job_options(job: JobId) -> Vec<u8> {
 #[must_use]
 pub fn job_detail(job: JobId) -> Vec<u8> {
     key!(b'o', job.0.to_be_bytes())
+}
+
+/// All uploads by parts to buckets of no link.
+#[must_use]
+pub fn copies() -> Vec<u8> {
+    key!(b'k')
+}
+
+/// Those of a job.
+#[must_use]
+pub fn copies_of(job: JobId) -> Vec<u8> {
+    key!(b'k', job.0.to_be_bytes())
+}
+
+/// The upload of one file for a job.
+#[must_use]
+pub fn copy(job: JobId, inode: InodeId) -> Vec<u8> {
+    key!(b'k', job.0.to_be_bytes(), inode.0.to_be_bytes())
+}
+
+/// Whether removals below a link reach its bucket.
+#[must_use]
+pub fn delete_propagation(link: LinkId) -> Vec<u8> {
+    key!(b'l', link.0.to_be_bytes())
+}
+
+/// All objects of a link that are to go.
+#[must_use]
+pub fn deletions(link: LinkId) -> Vec<u8> {
+    key!(b'l', link.0.to_be_bytes(), b"/")
+}
+
+/// One of them, by its key in the bucket.
+#[must_use]
+pub fn deletion(link: LinkId, key: &str) -> Vec<u8> {
+    key!(b'l', link.0.to_be_bytes(), b"/", key.as_bytes())
 }
 
 /// Every target that was given up.

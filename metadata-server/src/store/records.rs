@@ -355,7 +355,7 @@ pub struct SelectionRecord {
 record!(SelectionRecord, 1, "selection of a job");
 
 /// How a job is done, if that is in some way of its own.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct JobOptionsRecord {
     /// As it was asked for.
     pub options: JobOptions,
@@ -396,6 +396,47 @@ pub struct Export {
     pub upload_id: Option<String>,
 }
 record!(Export, 1, "export");
+
+/// An upload by parts to a bucket that no link leads to, from before it was begun until the object
+/// stands or it was given up.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CopyRecord {
+    /// The bucket.
+    pub bucket: Bucket,
+    /// The whole key of the object.
+    pub key: String,
+    /// The content that is sent.
+    pub generation: ContentGeneration,
+    /// What the inode showed when it was begun.
+    pub change_count: ChangeCount,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of each part but the last; fixed before the first one.
+    pub part_size: u64,
+    /// The upload, once the bucket has named it.
+    pub upload_id: Option<String>,
+}
+record!(CopyRecord, 1, "copy");
+
+/// Removals below a link reach its bucket.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeletePropagationRecord {
+    /// Since when; what was removed before stays there.
+    pub since: Timestamp,
+}
+record!(DeletePropagationRecord, 1, "propagation of deletions");
+
+/// An object that is to be deleted.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct DeletionRecord {
+    /// The version; of the mark of a directory, which has none, empty.
+    pub tag: String,
+    /// Files that had it and lost their names: who has one open may read it still.
+    pub inodes: Vec<InodeId>,
+    /// When it was removed.
+    pub queued: Timestamp,
+}
+record!(DeletionRecord, 1, "deletion");
 
 #[cfg(test)]
 mod tests {

@@ -5,8 +5,8 @@ use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
-        Create, Envelope, Format, Loss, NoteJobDetail, NoteReads, RegisterHost, SetAttributes,
-        SetAutoExport, SetFetchPolicy, SetPin, SetXattr,
+        Create, Envelope, Format, Loss, NoteJobDetail, NoteReads, RecordCopy, RegisterHost,
+        SetAttributes, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetPin, SetXattr,
     },
     engine::StoreKind,
     namespace::{Body, ObjectState, pins, tree},
@@ -25,8 +25,8 @@ use millrace_protocol::{
     session::Caller,
 };
 use millrace_types::{
-    ByteLen, ErrorKind, FileName, GIB, HostId, InodeId, JobId, LinkId, LogIndex, MIB, TargetId,
-    Timestamp,
+    ByteLen, ChangeCount, ContentGeneration, ErrorKind, FileName, GIB, HostId, InodeId, JobId,
+    LinkId, LogIndex, MIB, TargetId, Timestamp,
 };
 use tempfile::TempDir;
 
@@ -273,6 +273,45 @@ fn jobs_have_options_from_the_tenth_level_on_and_older_publications_are_replayed
     assert!(log.store.get(&keys::job_detail(JobId(1))).unwrap().is_some());
     assert_eq!(log.apply(note(9)), Err(ErrorKind::NotFound));
     assert!(log.store.get(&keys::job_options(JobId(2))).unwrap().is_some());
+}
+
+#[test]
+fn removals_reach_buckets_and_copies_are_recorded_from_the_tenth_level_on() {
+    let mut log = linked(LinkMode::ImportExport);
+    let set = |on| Command::SetDeletePropagation(SetDeletePropagation { link: LinkId(1), on });
+    let copy = || {
+        Command::RecordCopy(Box::new(RecordCopy {
+            job: JobId(1),
+            inode: FILE,
+            bucket: Bucket {
+                url: "s3://other".to_owned(),
+                endpoint: None,
+                region: None,
+                credentials: None,
+            },
+            key: "file".to_owned(),
+            generation: ContentGeneration(1),
+            change_count: ChangeCount(1),
+            size: 1,
+            part_size: 1,
+            upload_id: None,
+        }))
+    };
+    let forget = || Command::ForgetCopy { job: JobId(1), inode: FILE };
+    log.apply(Command::SetFeatureLevel(9)).unwrap();
+    for command in [set(true), copy(), forget()] {
+        assert_eq!(log.apply(command), Err(ErrorKind::NotSupported));
+    }
+    log.apply(Command::SetFeatureLevel(10)).unwrap();
+    log.apply(set(true)).unwrap();
+    log.apply(copy()).unwrap();
+    assert!(log.store.get(&keys::delete_propagation(LinkId(1))).unwrap().is_some());
+    assert!(log.store.get(&keys::copy(JobId(1), FILE)).unwrap().is_some());
+    log.apply(forget()).unwrap();
+    assert!(log.store.get(&keys::copy(JobId(1), FILE)).unwrap().is_none());
+    log.apply(Command::BeginLinkRemoval(LinkId(1))).unwrap();
+    log.apply(Command::RemoveLink(LinkId(1))).unwrap();
+    assert!(log.store.get(&keys::delete_propagation(LinkId(1))).unwrap().is_none());
 }
 
 fn export_job() -> Job {

@@ -80,6 +80,10 @@ variants!(
         AddPublication,
         AddJobWithOptions,
         NoteJobDetail,
+        RecordCopy,
+        ForgetCopy,
+        SetDeletePropagation,
+        ForgetDeletion,
     }
 );
 

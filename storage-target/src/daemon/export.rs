@@ -3,7 +3,7 @@
 //! The bytes of chunks on this host's targets are read here; those of others come from their
 //! daemons with the capability that the metadata server gave to the system session. They are
 //! gathered in memory of their own (not in the disk's buffers, which an upload would hold for
-//! seconds).
+//! seconds). What is larger than a chunk can be is sent while it is read (`stream`).
 
 use std::{ops::Range, sync::Arc};
 
@@ -13,7 +13,8 @@ use millrace_protocol::{
     capability::Content,
     storage::{Place, Read, TRANSFER_LEN_MAX},
     target::{
-        UploadCondition, UploadObject, UploadObjectReply, UploadPart, UploadPartReply, UploadSource,
+        UploadCondition, UploadObject, UploadObjectReply, UploadObjectTo, UploadPart,
+        UploadPartReply, UploadPartTo, UploadSource,
     },
 };
 use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, TargetId};
@@ -21,6 +22,8 @@ use tokio::{runtime::Handle, sync::Semaphore};
 
 use super::Daemon;
 use crate::{store::Reader, view::ChunkView};
+
+mod stream;
 
 /// The largest part or object that is gathered: a chunk of the largest size.
 const UPLOAD_LEN_MAX: u64 = 64 * 1024 * 1024;
@@ -59,14 +62,34 @@ impl Exporter {
 }
 
 impl Daemon {
-    /// Uploads one part.
+    /// Uploads one part to the bucket of a link.
     pub(crate) async fn upload_part(
         &self,
         request: UploadPart,
     ) -> Result<UploadPartReply, Failure> {
+        let bucket = self.links.bucket(request.source.link).await?;
+        self.part_into(bucket, request).await
+    }
+
+    /// Uploads one part to a bucket that no link leads to.
+    pub(crate) async fn upload_part_to(
+        &self,
+        request: UploadPartTo,
+    ) -> Result<UploadPartReply, Failure> {
+        let bucket = self.links.open(&request.bucket)?;
+        self.part_into(bucket, request.part).await
+    }
+
+    async fn part_into(
+        &self,
+        bucket: Arc<Bucket>,
+        request: UploadPart,
+    ) -> Result<UploadPartReply, Failure> {
         let UploadPart { source, upload_id, part_number } = request;
         let upload = UploadId::new(upload_id)?;
-        let bucket = self.links.bucket(source.link).await?;
+        if source.len > UPLOAD_LEN_MAX {
+            return self.stream_part(bucket, source, upload, part_number).await;
+        }
         let _permit = self.upload_permit(source.len).await?;
         let (body, checksum) = self.gather(&source).await?;
         let (key, offset) = (source.key, source.offset);
@@ -78,9 +101,27 @@ impl Daemon {
         Ok(UploadPartReply { etag: part.tag.as_str().to_owned(), checksum })
     }
 
-    /// Uploads a whole object.
+    /// Uploads a whole object to the bucket of a link.
     pub(crate) async fn upload_object(
         &self,
+        request: UploadObject,
+    ) -> Result<UploadObjectReply, Failure> {
+        let bucket = self.links.bucket(request.source.link).await?;
+        self.object_into(bucket, request).await
+    }
+
+    /// Uploads a whole object to a bucket that no link leads to.
+    pub(crate) async fn upload_object_to(
+        &self,
+        request: UploadObjectTo,
+    ) -> Result<UploadObjectReply, Failure> {
+        let bucket = self.links.open(&request.bucket)?;
+        self.object_into(bucket, request.object).await
+    }
+
+    async fn object_into(
+        &self,
+        bucket: Arc<Bucket>,
         request: UploadObject,
     ) -> Result<UploadObjectReply, Failure> {
         let UploadObject { source, metadata, condition } = request;
@@ -89,7 +130,6 @@ impl Daemon {
             UploadCondition::Absent => Condition::Absent,
             UploadCondition::Tag(tag) => Condition::Matches(Tag::new(tag)?),
         };
-        let bucket = self.links.bucket(source.link).await?;
         let _permit = self.upload_permit(source.len).await?;
         let (body, checksum) = self.gather_at_once(&source).await?;
         let key = source.key;
@@ -155,18 +195,10 @@ impl Daemon {
         let content = source.content.clone().checked()?;
         let mut body = Vec::new();
         let mut checksum = Crc32c::EMPTY;
-        for piece in content.layout.pieces(source.offset, source.len) {
-            let view = ChunkView::new(&content, piece.index);
-            let within = |at: u64| u32::try_from(at).expect("a chunk has 64 MiB at most");
-            let end = within(piece.offset_in_chunk + piece.len);
-            let mut at = within(piece.offset_in_chunk);
-            while at < end {
-                let next = end.min(at.saturating_add(TRANSFER_LEN_MAX));
-                let (bytes, sum) = self.gather_piece(source, &content, &view, at..next).await?;
-                checksum = checksum.combine(sum, bytes.len());
-                body.push(bytes);
-                at = next;
-            }
+        for (view, range) in transfers(&content, source) {
+            let (bytes, sum) = self.gather_piece(source, &content, &view, range).await?;
+            checksum = checksum.combine(sum, bytes.len());
+            body.push(bytes);
         }
         let gathered: u64 = body.iter().map(|bytes| bytes.len() as u64).sum();
         if gathered != source.len {
@@ -217,4 +249,19 @@ impl Daemon {
         }
         Ok((bytes, checksum))
     }
+}
+
+/// The reads that bring a range, in its order.
+fn transfers<'a>(
+    content: &'a Content,
+    source: &UploadSource,
+) -> impl Iterator<Item = (ChunkView, Range<u32>)> + use<'a> {
+    content.layout.pieces(source.offset, source.len).flat_map(|piece| {
+        let view = ChunkView::new(content, piece.index);
+        let within = |at: u64| u32::try_from(at).expect("a chunk has 64 MiB at most");
+        let (first, end) =
+            (within(piece.offset_in_chunk), within(piece.offset_in_chunk + piece.len));
+        let starts = (first..end).step_by(TRANSFER_LEN_MAX as usize);
+        starts.map(move |at| (view.clone(), at..end.min(at.saturating_add(TRANSFER_LEN_MAX))))
+    })
 }

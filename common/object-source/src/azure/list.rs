@@ -6,9 +6,9 @@ use serde::Deserialize;
 
 use super::{Azure, answer};
 use crate::{
-    Continuation, EntryKind, Error, ObjectVersion, Page,
+    BegunUpload, Continuation, EntryKind, Error, ObjectVersion, Page, UploadId, UploadsPage,
     listing::{self, header_time},
-    temporary::is_temporary,
+    temporary::{destination_of, is_temporary},
     web::Ask,
 };
 
@@ -118,6 +118,29 @@ impl Azure {
     pub(super) async fn few_below(&self, prefix: &str) -> Result<Vec<String>, Error> {
         let (_, answer) = self.web.send(&self.list_ask(&[("prefix", prefix)])).await?;
         Ok(parse(&answer)?.blobs.blob.iter().map(|blob| blob.name.decoded()).collect())
+    }
+
+    /// The blobs that stand for uploads, of one page of all keys below a prefix.
+    pub(crate) async fn list_uploads_below(
+        &self,
+        prefix: &str,
+        after: Option<&Continuation>,
+    ) -> Result<UploadsPage, Error> {
+        let mut query = vec![("prefix", prefix)];
+        if let Some(Continuation(marker)) = after {
+            query.push(("marker", marker));
+        }
+        let (_, answer) = self.web.send(&self.list_ask(&query)).await?;
+        let result = parse(&answer)?;
+        let mut uploads = Vec::new();
+        for blob in &result.blobs.blob {
+            if let Some((key, id)) = destination_of(&blob.name.decoded()) {
+                let begun = header_time(&blob.properties.last_modified);
+                uploads.push(BegunUpload { upload: UploadId::new(id)?, key, begun });
+            }
+        }
+        let next = Some(result.next_marker).filter(|marker| !marker.is_empty()).map(Continuation);
+        Ok(UploadsPage { uploads, next: next.filter(|next| Some(next) != after) })
     }
 
     fn list_ask(&self, query: &[(&str, &str)]) -> Ask {

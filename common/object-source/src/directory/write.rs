@@ -18,7 +18,8 @@ use bytes::Bytes;
 use millrace_types::{Crc32c, name::NAME_LEN_MAX};
 use rustix::{
     fs::{
-        AtFlags, Dir, RenameFlags, XattrFlags, fsetxattr, fsync, renameat, renameat_with, unlinkat,
+        AtFlags, Dir, FileType, RenameFlags, XattrFlags, fsetxattr, fsync, renameat, renameat_with,
+        unlinkat,
     },
     io::Errno,
 };
@@ -28,7 +29,7 @@ use super::{
     tree::{Tree, create_file, open_file},
 };
 use crate::{
-    Condition, Error, Metadata, Tag, UploadId,
+    BegunUpload, Condition, Error, Metadata, Tag, UploadId,
     temporary::{self, MARK, is_temporary},
 };
 
@@ -160,6 +161,74 @@ pub(super) fn uploads(tree: &Tree, key: &str) -> Result<Vec<UploadId>, Error> {
         }
     }
     Ok(uploads)
+}
+
+/// Uploads below a prefix that are not over, with their keys. Of names so long that the temporary
+/// ones are cut none is told.
+pub(super) fn uploads_below(tree: &Tree, prefix: &str) -> Result<Vec<BegunUpload>, Error> {
+    let mut found = Vec::new();
+    let mut open = vec![prefix.trim_end_matches('/').to_owned()];
+    while let Some(path) = open.pop() {
+        let Some(directory) = tree.open_directory(&path)? else { continue };
+        let failed = |error: Errno| tree.io_error(&error.into(), &path);
+        for entry in Dir::read_from(&directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            if matches!(name, "." | "..") {
+                continue;
+            }
+            let key_of = |name: &str| match path.is_empty() {
+                true => name.to_owned(),
+                false => format!("{path}/{name}"),
+            };
+            if entry.file_type() == FileType::Directory {
+                open.push(key_of(name));
+                continue;
+            }
+            let parts = name.strip_prefix('.').and_then(|rest| rest.rsplit_once(MARK));
+            let Some((object, id)) = parts.filter(|_| is_temporary(name)) else { continue };
+            let Ok(file) = open_file(&directory, name) else { continue };
+            if name.len() < NAME_LEN_MAX - 3
+                && let Ok(version) = read::version(&file)
+            {
+                let (key, upload) = (key_of(object), UploadId::new(id)?);
+                found.push(BegunUpload { key, upload, begun: version.modified });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.key.cmp(&b.key));
+    Ok(found)
+}
+
+/// Deletes an object, if it is this version.
+pub(super) fn delete(tree: &Tree, key: &str, tag: &Tag) -> Result<(), Error> {
+    let _one = PUBLISHING.lock().unwrap_or_else(PoisonError::into_inner);
+    let there = tree.open_object(key)?;
+    let version = read::version(&there).map_err(|error| tree.io_error(&error, key))?;
+    if version.tag != *tag {
+        return Err(Error::Changed { key: key.to_owned() });
+    }
+    let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
+    let missing = || Error::NotFound { key: key.to_owned() };
+    let directory = tree.open_directory(path)?.ok_or_else(missing)?;
+    let failed = |error: Errno| match error {
+        Errno::NOENT => missing(),
+        error => tree.io_error(&error.into(), key),
+    };
+    unlinkat(&directory, name, AtFlags::empty()).map_err(failed)?;
+    fsync(&directory).map_err(failed)
+}
+
+/// Removes the directory of a prefix, if nothing is in it; tells whether it is gone.
+pub(super) fn remove_directory(tree: &Tree, prefix: &str) -> Result<bool, Error> {
+    let path = prefix.trim_end_matches('/');
+    let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let Some(directory) = tree.open_directory(above)? else { return Ok(true) };
+    match unlinkat(&directory, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => Ok(false),
+        Err(error) => Err(tree.io_error(&error.into(), prefix)),
+    }
 }
 
 fn publish(

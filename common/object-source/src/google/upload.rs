@@ -42,7 +42,7 @@ impl<'u> Staged<'u> {
     }
 }
 
-fn upload_id(id: &str, upload: &str) -> Result<UploadId, Error> {
+pub(super) fn upload_id(id: &str, upload: &str) -> Result<UploadId, Error> {
     UploadId::new(format!("{id}.{upload}"))
 }
 

@@ -77,6 +77,9 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
         "RequestTimeTooSkewed" => {
             return denied(bucket, "says that this host's clock is wrong: set it", document);
         }
+        "NotImplemented" => {
+            return Error::Unsupported { message: format!("{bucket}: {}", document.message) };
+        }
         "ExpiredToken" => return denied(bucket, "says that the credentials expired", document),
         _ => {}
     }

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 
-use super::{S3, signed::Ask};
+use super::{S3, answer, signed::Ask};
 use crate::{Error, Metadata};
 
 const METADATA_PREFIX: &str = "x-amz-meta-";
@@ -20,6 +20,26 @@ impl S3 {
             Some((key.to_owned(), value.to_str().ok()?.to_owned()))
         });
         Ok(Metadata::received(pairs))
+    }
+
+    /// Deletes the object `prefix`, if it is empty.
+    pub(crate) async fn unmark_directory(&self, prefix: &str) -> Result<bool, Error> {
+        let (query, headers, body) = (Vec::new(), HeaderMap::new(), Bytes::new());
+        let ask = Ask { method: Method::HEAD, key: Some(prefix), query, headers, body };
+        let headers = match self.signer.send_for_headers(&ask).await {
+            Ok(headers) => headers,
+            Err(Error::NotFound { .. }) => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        if text(header::CONTENT_LENGTH).is_some_and(|len| len != "0") {
+            return Ok(false);
+        }
+        match self.delete_now(prefix, &answer::tag(text(header::ETAG))?).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(true),
+            Err(Error::Changed { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes the empty object `prefix`, unless there is one.

@@ -82,7 +82,7 @@ impl Signer {
     }
 
     /// Which errors lead to another attempt, of attempts that begin now.
-    fn while_time_is(&self, when: impl Fn(&Error) -> bool) -> impl Fn(&Error) -> bool {
+    pub(super) fn while_time_is(&self, when: impl Fn(&Error) -> bool) -> impl Fn(&Error) -> bool {
         let (begun, limit) = (Instant::now(), self.settings.retry_timeout);
         move |error| begun.elapsed() < limit && when(error)
     }
@@ -153,13 +153,28 @@ impl Signer {
             .body(HttpRequestBody::from(ask.body.clone()))
             .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
         request.headers_mut().extend(ask.headers.clone());
-        if let Some(provider) = &self.credentials {
-            let credential =
-                provider.get_credential().await.map_err(|error| answer::translate(error, ""))?;
-            AwsAuthorizer::new(&credential, "s3", self.address.region())
-                .try_authorize(&mut request, None)
-                .map_err(|error| answer::translate(error, ""))?;
-        }
+        self.authorize(&mut request, None, true).await?;
         Ok(request)
+    }
+
+    /// Signs a request; its body too, which has this digest if it is not in the request.
+    pub(super) async fn authorize(
+        &self,
+        request: &mut HttpRequest,
+        digest: Option<&[u8]>,
+        signs_payload: bool,
+    ) -> Result<(), Error> {
+        let Some(provider) = &self.credentials else { return Ok(()) };
+        let credential =
+            provider.get_credential().await.map_err(|error| answer::translate(error, ""))?;
+        AwsAuthorizer::new(&credential, "s3", self.address.region())
+            .with_sign_payload(signs_payload)
+            .try_authorize(request, digest)
+            .map_err(|error| answer::translate(error, ""))
+    }
+
+    /// How long to wait between attempts.
+    pub(super) fn backoff(&self) -> ExponentialBuilder {
+        self.backoff
     }
 }

@@ -6,11 +6,11 @@ use object_store::{PutMultipartOptions, multipart::MultipartStore};
 
 use super::{S3, answer, attributes_of, path_of, signed::Ask};
 use crate::{
-    Condition, Error, Metadata, Tag, UploadId, UploadedPart,
+    Condition, Continuation, Error, Metadata, Tag, UploadId, UploadedPart, UploadsPage,
     object::PARTS_MAX,
     parts::{
         CompleteResult, ListPartsResult, about_upload, complete_body, listed_parts, uploads_of,
-        without_repeated,
+        uploads_page, without_repeated,
     },
 };
 
@@ -90,6 +90,24 @@ impl S3 {
             body: Bytes::new(),
         };
         uploads_of(&self.signer.send(&ask).await?, key)
+    }
+
+    pub(crate) async fn list_uploads_below(
+        &self,
+        prefix: &str,
+        after: Option<&Continuation>,
+    ) -> Result<UploadsPage, Error> {
+        // The bucket's cursor has two parts; a key holds no line feed.
+        let (key, id) = after.and_then(|after| after.0.split_once('\n')).unwrap_or_default();
+        let mut query = vec![("encoding-type", "url"), ("prefix", prefix), ("uploads", "")];
+        if !key.is_empty() {
+            query.extend([("key-marker", key), ("upload-id-marker", id)]);
+        }
+        // The order in which they are signed.
+        query.sort_unstable();
+        let (headers, body) = (HeaderMap::new(), Bytes::new());
+        let ask = Ask { method: Method::GET, key: None, query, headers, body };
+        uploads_page(&self.signer.send(&ask).await?, after)
     }
 
     pub(crate) async fn complete_upload(

@@ -1,10 +1,10 @@
 //! What every bucket must do.
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{TryStreamExt, stream};
 use millrace_object_source::{
-    Bucket, Condition, EntryKind, Error, Metadata, Page, PosixAttributes, RequestClass, Tag,
-    UploadId, UploadedPart, WHOLE_LEN_MAX,
+    Bucket, Condition, EntryKind, Error, Metadata, Page, PartPlace, PosixAttributes, RequestClass,
+    Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
 };
 use millrace_types::{MIB, Timestamp};
 
@@ -25,6 +25,9 @@ pub(crate) async fn holds_but_for_ends_of_uploads(bucket: &Bucket, other: &Bucke
     listings(bucket, prefix).await;
     bad_keys(bucket).await;
     directories(bucket, prefix).await;
+    deletions(bucket, prefix).await;
+    streamed_parts(bucket, prefix).await;
+    unfinished_uploads(bucket, prefix).await;
 }
 
 pub(crate) async fn read(bucket: &Bucket, key: &str, from: u64, to: u64, tag: &Tag) -> Vec<u8> {
@@ -272,4 +275,84 @@ async fn bad_keys(bucket: &Bucket) {
         let result = bucket.list_directory(prefix, None).await;
         assert!(matches!(result, Err(Error::Invalid { .. })), "{prefix:?}: {result:?}");
     }
+}
+
+async fn deletions(bucket: &Bucket, prefix: &str) {
+    let key = format!("{prefix}deleted/one");
+    let first = put(bucket, &key, &pattern(100, 1), Condition::None).await.unwrap();
+    let second = put(bucket, &key, &pattern(100, 2), Condition::None).await.unwrap();
+    let refused = bucket.delete(&key, &first).await;
+    assert!(matches!(refused, Err(Error::Changed { .. })), "{refused:?}");
+    assert_eq!(bucket.head(&key).await.unwrap().version.tag, second, "it stands");
+    bucket.delete(&key, &second).await.unwrap();
+    assert!(matches!(bucket.head(&key).await, Err(Error::NotFound { .. })));
+    bucket.delete(&key, &second).await.unwrap();
+    // A mark goes, and only the mark.
+    let directory = format!("{prefix}unmarked/");
+    bucket.mark_directory(&directory, &none()).await.unwrap();
+    assert!(bucket.head_directory(&directory).await.is_ok());
+    assert!(bucket.unmark_directory(&directory).await.unwrap());
+    assert!(matches!(bucket.head_directory(&directory).await, Err(Error::NotFound { .. })));
+    assert!(bucket.unmark_directory(&directory).await.unwrap(), "gone already");
+    let below = format!("{directory}object");
+    put(bucket, &below, &pattern(10, 1), Condition::None).await.unwrap();
+    bucket.unmark_directory(&directory).await.unwrap();
+    assert!(bucket.head(&below).await.is_ok());
+}
+
+async fn streamed_parts(bucket: &Bucket, prefix: &str) {
+    let key = format!("{prefix}streamed");
+    let sizes = [5 * MIB + 3, 2 * MIB + 1];
+    let bodies = sizes.map(|len| pattern(usize::try_from(len).unwrap(), 9));
+    let upload = bucket.create_upload(&key, &none()).await.unwrap();
+    let mut parts = Vec::new();
+    let mut offset = 0;
+    for (number, body) in (1..).zip(&bodies) {
+        let len = body.len() as u64;
+        let place = PartPlace { number, offset, len };
+        let read = || {
+            let pieces: Vec<_> = body.chunks(1 << 20).map(Bytes::copy_from_slice).collect();
+            stream::iter(pieces.into_iter().map(Ok))
+        };
+        parts.push(bucket.put_part_streamed(&key, &upload, place, read).await.unwrap());
+        offset += len;
+    }
+    let condition = Condition::Absent;
+    let tag = bucket.complete_upload(&key, &upload, &parts, &condition).await.unwrap();
+    assert_eq!(read(bucket, &key, 0, offset, &tag).await, bodies.concat());
+    // A body that ends early or fails is no part.
+    let upload = bucket.create_upload(&key, &none()).await.unwrap();
+    let place = PartPlace { number: 1, offset: 0, len: 10 };
+    let short = || stream::iter([Ok(Bytes::from_static(b"short"))]);
+    assert!(bucket.put_part_streamed(&key, &upload, place, short).await.is_err());
+    let failing = || {
+        let message = "a target is away".to_owned();
+        stream::iter([Ok(Bytes::from_static(b"01234")), Err(Error::Invalid { message })])
+    };
+    assert!(bucket.put_part_streamed(&key, &upload, place, failing).await.is_err());
+    bucket.abort_upload(&key, &upload).await.unwrap();
+    let whole = || stream::iter([Ok(Bytes::from_static(b"0123456789"))]);
+    let over = bucket.put_part_streamed(&key, &upload, place, whole).await;
+    assert!(matches!(over, Err(Error::NoUpload { .. })), "{over:?}");
+}
+
+async fn unfinished_uploads(bucket: &Bucket, prefix: &str) {
+    let below = format!("{prefix}unfinished/");
+    // SeaweedFS encodes blanks and leaves a `+` as it is, which then reads as a blank.
+    let keys = ["a", "b/c d \u{fc}"].map(|name| format!("{below}{name}"));
+    let mut begun = Vec::new();
+    for key in &keys {
+        begun.push((key.clone(), bucket.create_upload(key, &none()).await.unwrap()));
+    }
+    let page = bucket.list_uploads_below(&below, None).await.unwrap();
+    let mut found: Vec<_> =
+        page.uploads.iter().map(|one| (one.key.clone(), one.upload.clone())).collect();
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(found, begun);
+    assert_eq!(page.next, None);
+    assert!(page.uploads.iter().all(|one| one.begun > Timestamp(0)), "{:?}", page.uploads);
+    for (key, upload) in &begun {
+        bucket.abort_upload(key, upload).await.unwrap();
+    }
+    assert!(bucket.list_uploads_below(&below, None).await.unwrap().uploads.is_empty());
 }

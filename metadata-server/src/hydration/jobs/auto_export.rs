@@ -307,6 +307,7 @@ impl<E: Environment> AutoExporter<E> {
             progress: &Progress::default(),
             outcomes: None,
             pace: None,
+            elsewhere: None,
         };
         let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
         let mut files = FuturesUnordered::new();

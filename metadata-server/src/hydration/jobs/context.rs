@@ -7,6 +7,7 @@ use millrace_types::{Failure, FileName, InodeId};
 
 use super::{
     Environment, Importer,
+    copy::Elsewhere,
     filter::Filter,
     marks::Unmarked,
     outcomes::{Outcome, Outcomes},
@@ -39,6 +40,8 @@ pub(super) struct Context<'a, E> {
     pub(super) outcomes: Option<&'a Outcomes>,
     /// What bytes wait for, if the job is held to a rate.
     pub(super) pace: Option<&'a Pace>,
+    /// Where files go, if that is not their link's bucket.
+    pub(super) elsewhere: Option<&'a Elsewhere>,
 }
 
 impl<E: Environment> Context<'_, E> {
@@ -97,6 +100,23 @@ impl<E: Environment> Context<'_, E> {
             Subject::Path(path) => {
                 self.note_failure(&path, &failure);
                 self.progress.missed(branch.as_ref(), path, failure);
+            }
+        }
+    }
+
+    /// Counts what is no file here any more, but an object, by its key.
+    pub(super) fn apart(&self, key: Vec<u8>, result: Result<(), Failure>) {
+        match result {
+            Ok(()) => {
+                if let Some(outcomes) = self.outcomes {
+                    outcomes.note(&key, 0, &Outcome::Done);
+                }
+                self.progress.apart(true);
+            }
+            Err(failure) => {
+                self.note_failure(&key, &failure);
+                self.progress.apart(false);
+                self.progress.failed(key, failure);
             }
         }
     }

@@ -12,7 +12,7 @@ use millrace_types::{ErrorKind, Failure, InodeId};
 use tokio::sync::Semaphore;
 
 use super::{
-    Context, Environment, directory_export,
+    Context, Environment, copy, directory_export,
     file_export::{self, Sent},
     sources::Sources,
 };
@@ -29,7 +29,7 @@ pub(super) const UPLOADS_MAX: usize = 32;
 
 /// How one file, link or directory ended.
 pub(super) struct Ended {
-    inode: InodeId,
+    pub(super) inode: InodeId,
     pub(super) result: Result<Counted, Failure>,
 }
 
@@ -46,7 +46,9 @@ pub(super) enum Counted {
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
     let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
-    let mut sources = match Sources::of(context, Unlisted::Leave, None).await {
+    // Of what was never listed a link's bucket has everything, and another one nothing.
+    let unlisted = context.elsewhere.map_or(Unlisted::Leave, |_| Unlisted::List);
+    let mut sources = match Sources::of(context, unlisted, None).await {
         Ok(sources) => sources,
         Err(failure) => return context.fail_id(context.job.root, failure).await,
     };
@@ -86,6 +88,9 @@ pub(super) fn begin<'a, E: Environment>(
     uploads: &Arc<Semaphore>,
     inode: Inode,
 ) -> Option<BoxFuture<'a, Ended>> {
+    if let Some(elsewhere) = context.elsewhere {
+        return copy::begin(context, elsewhere, uploads, inode);
+    }
     let uploads = Arc::clone(uploads);
     match &inode.body {
         Body::File(_) => Some(Box::pin(async move {

@@ -211,7 +211,7 @@ async fn once<E: Environment>(
     let plan = PartPlan::new(size, source.content.layout.chunk_size()).ok_or_else(|| {
         Failure::new(
             ErrorKind::FileTooLarge,
-            "files beyond 625 GiB cannot be exported: 10,000 parts of 64 MiB",
+            "files beyond 5 TiB cannot be exported: no object is larger",
         )
     })?;
     let bucket = context.importer.bucket(&source.destination.bucket)?;

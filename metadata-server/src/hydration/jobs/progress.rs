@@ -76,6 +76,13 @@ impl Progress {
         state.counts.files_done += 1;
     }
 
+    /// Something that is no file here was found, and perhaps done.
+    pub(super) fn apart(&self, is_done: bool) {
+        let mut state = self.lock();
+        state.counts.files_total += 1;
+        state.counts.files_done += u64::from(is_done);
+    }
+
     /// A found file, or a directory, could not be done.
     pub(super) fn failed(&self, path: PathBytes, failure: Failure) {
         let mut state = self.lock();

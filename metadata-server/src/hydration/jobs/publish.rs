@@ -4,14 +4,14 @@
 //! which version. A checkpoint is read by it, or not at all; a directory that is exported again
 //! keeps the manifest of before until the new one takes its place.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
 use millrace_object_source::{Condition, PosixAttributes};
 use millrace_protocol::cluster::LinkMode;
-use millrace_types::{ErrorKind, Failure, InodeId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 use serde::Serialize;
 
-use super::{Context, Environment};
+use super::{Context, Environment, copy::Elsewhere};
 use crate::{
     hydration::{
         destination::{destination, prefix_of},
@@ -27,10 +27,10 @@ use crate::{
 };
 
 /// The manifest's name in the directory.
-const NAME: &str = ".millrace-manifest.json";
+pub(super) const NAME: &str = ".millrace-manifest.json";
 
 /// Files of one manifest: 15 MiB of it, one put.
-const FILES_MAX: usize = 100_000;
+pub(super) const FILES_MAX: usize = 100_000;
 
 #[derive(Debug, Serialize)]
 struct Manifest {
@@ -63,8 +63,15 @@ struct Entry {
 ///
 /// # Errors
 /// [`ErrorKind::NotDirectory`]; [`ErrorKind::InvalidArgument`]; [`ErrorKind::ReadOnly`].
-pub(super) async fn check<E: Environment>(environment: &E, top: InodeId) -> Result<(), Failure> {
-    place(environment, top).await.map(|_| ())
+pub(super) async fn check<E: Environment>(
+    environment: &E,
+    top: InodeId,
+    is_elsewhere: bool,
+) -> Result<(), Failure> {
+    match is_elsewhere {
+        true => inode(environment, top).await?.directory().map(|_| ()).map_err(Failure::from),
+        false => place(environment, top).await.map(|_| ()),
+    }
 }
 
 /// Behind an export job: puts the manifest there, if nothing has failed.
@@ -107,8 +114,14 @@ async fn place<E: Environment>(environment: &E, top: InodeId) -> Result<(Linked,
 async fn publish<E: Environment>(context: &Context<'_, E>) -> Result<(), Failure> {
     let environment = &**context.environment;
     let top = inode(environment, context.job.root).await?;
-    let (linked, prefix) = place(environment, top.id).await?;
-    let files = entries(context, &linked, &prefix).await?;
+    let (bucket, prefix, files) = match context.elsewhere {
+        Some(to) => (Arc::clone(&to.open), to.prefix().to_owned(), copies(context, to).await?),
+        None => {
+            let (linked, prefix) = place(environment, top.id).await?;
+            let files = entries(context, &linked, &prefix).await?;
+            (context.importer.bucket(&linked.bucket)?, prefix, files)
+        }
+    };
     let now = environment.now();
     let manifest = Manifest {
         format: 1,
@@ -128,7 +141,6 @@ async fn publish<E: Environment>(context: &Context<'_, E>) -> Result<(), Failure
         gid: Some(top.gid),
         mtime: Some(now),
     };
-    let bucket = context.importer.bucket(&linked.bucket)?;
     let (key, metadata) = (format!("{prefix}{NAME}"), attributes.to_metadata(None)?);
     // The one of before is older in any case: whoever puts the last one has seen all of it.
     bucket.put_small(&key, vec![text.into()], &metadata, &Condition::None).await?;
@@ -166,12 +178,58 @@ async fn entries<E: Environment>(
                 None => return Err(changed(environment, &inode).await),
             }
             if entries.len() > FILES_MAX {
-                let words = format!("more than {FILES_MAX} files are not published at once");
-                return Err(Failure::new(ErrorKind::InvalidArgument, words));
+                return Err(too_many());
             }
         }
     }
     Ok(entries)
+}
+
+/// All that lies below the directory, as it stands at another place.
+async fn copies<E: Environment>(
+    context: &Context<'_, E>,
+    to: &Elsewhere,
+) -> Result<Vec<Entry>, Failure> {
+    let environment = &**context.environment;
+    let mut entries = Vec::new();
+    let mut linked_twice = HashSet::new();
+    let mut walk = Walk::new(context.job.root, Unlisted::Leave);
+    while let Some(page) = walk.next(environment, context.importer).await.map_err(|(_, e)| e)? {
+        for inode in page {
+            let named_again = inode.links > 1 && !linked_twice.insert(inode.id);
+            if inode.is_directory() || matches!(inode.body, Body::Special) || named_again {
+                continue;
+            }
+            let parent = inode.parent.as_ref();
+            if parent.is_some_and(|at| at.directory == context.job.root && is_name(&at.name)) {
+                continue;
+            }
+            let id = inode.id;
+            let open = environment.read(move |view| writers(view, id).map_err(broken)).await?;
+            let Some(copied) = to.copied(&inode).filter(|_| open.is_empty()) else {
+                return Err(changed(environment, &inode).await);
+            };
+            let symlink = match &inode.body {
+                Body::Symlink(target) => Some(String::from_utf8_lossy(target).into_owned()),
+                _ => None,
+            };
+            let tag = symlink.is_none().then(|| copied.object.tag.as_str().to_owned());
+            entries.push(Entry { path: copied.path, size: copied.object.size, tag, symlink });
+            if entries.len() > FILES_MAX {
+                return Err(too_many());
+            }
+        }
+    }
+    Ok(entries)
+}
+
+fn is_name(name: &FileName) -> bool {
+    name.as_bytes() == NAME.as_bytes()
+}
+
+fn too_many() -> Failure {
+    let words = format!("more than {FILES_MAX} files are not published at once");
+    Failure::new(ErrorKind::InvalidArgument, words)
 }
 
 /// `None` for what the bucket does not have as it is now.

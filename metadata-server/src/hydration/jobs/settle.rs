@@ -124,7 +124,7 @@ enum Begun {
 
 /// Aborts what is begun of a key. Nobody knows whose it is; whoever else uploads to the key just
 /// now is told that the upload is gone, and begins again.
-async fn abort_unknown(bucket: &Bucket, key: &str) -> Result<(), Failure> {
+pub(super) async fn abort_unknown(bucket: &Bucket, key: &str) -> Result<(), Failure> {
     let uploads = match bucket.list_uploads(key).await {
         Ok(uploads) => uploads,
         Err(error @ (BucketError::Denied { .. } | BucketError::Unsupported { .. })) => {

@@ -12,7 +12,7 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
 
 use super::{
-    Environment, Jobs, PRUNE_INTERVAL, blocking, check_owner, files, filter::Filter, publish,
+    Environment, Jobs, PRUNE_INTERVAL, blocking, check_owner, copy, files, filter::Filter, publish,
 };
 use crate::{
     command::{AddJob, AddJobWithOptions, AddSelectedJob, Command, Outcome},
@@ -67,7 +67,7 @@ impl<E: Environment> Jobs<E> {
     /// As [`Self::start_selected`]; [`ErrorKind::InvalidArgument`] for options that such a job
     /// cannot keep; of one that ends with a manifest, [`ErrorKind::NotDirectory`],
     /// [`ErrorKind::InvalidArgument`] below no link, and [`ErrorKind::ReadOnly`] below one that
-    /// does not export.
+    /// does not export; of one that goes elsewhere, that a server does not reach that bucket.
     pub async fn start_with_options(
         &self,
         top: &[u8],
@@ -82,14 +82,17 @@ impl<E: Environment> Jobs<E> {
         options.check(start.kind, is_whole)?;
         let add = self.prepare(top, start).await?;
         if options.atomic {
-            publish::check(&*self.environment, add.root).await?;
+            publish::check(&*self.environment, add.root, options.destination.is_some()).await?;
+        }
+        if let Some(destination) = &options.destination {
+            copy::check(&*self.environment, &self.importer, add.root, destination).await?;
         }
         if let Some(list) = options.files {
             let (directory, uid) = (self.environment.reports().to_owned(), start.caller.uid);
             blocking(move || files::keep(&directory, list, uid)).await?;
         }
         let selected = AddSelectedJob { add, selection: selection.clone(), dry_run: *dry_run };
-        self.add(command_of(selected, *options)).await
+        self.add(command_of(selected, options.clone())).await
     }
 
     /// Adds a page to a list of files, for a job of the same caller's.

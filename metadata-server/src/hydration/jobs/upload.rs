@@ -1,4 +1,4 @@
-//! Gets a frozen file's bytes into the bucket: by one put, or by parts that the targets send.
+//! Gets a frozen file's bytes into a bucket: by one put, or by parts that the targets send.
 
 use std::{
     sync::{
@@ -11,11 +11,13 @@ use std::{
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_object_source::{Bucket, Condition, Tag, UploadId, UploadedPart};
 use millrace_protocol::{
-    capability::Signed,
-    cluster::Map,
-    target::{UploadCondition, UploadObject, UploadPart, UploadSource},
+    capability::{Content, Signed},
+    cluster::{self, Map},
+    target::{
+        UploadCondition, UploadObject, UploadObjectTo, UploadPart, UploadPartTo, UploadSource,
+    },
 };
-use millrace_types::{ChunkIndex, ErrorKind, Failure};
+use millrace_types::{ChunkIndex, ErrorKind, Failure, LinkId, MIB};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -39,12 +41,16 @@ pub(super) enum End {
     Changed,
 }
 
-/// How long a target may take for one part: 64 MiB at 1 MiB/s, and its own retries.
+/// How long a target may take for one part beside its bytes: its own retries, and 64 MiB at 1 MiB
+/// a second.
 const PART_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// The slowest that a larger part may be, in bytes a second.
+const PART_RATE_MIN: u64 = MIB;
+
 /// How often a part is sent again when a target or the bucket is busy or away.
-const ATTEMPTS: u32 = 6;
-const PAUSE: Duration = Duration::from_millis(500);
+pub(super) const ATTEMPTS: u32 = 6;
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
 /// Parts of one file that are under way at the same time; all files together are bounded by the
 /// semaphore.
@@ -68,18 +74,13 @@ pub(super) async fn run<E: Environment>(
             .await?;
         return Ok(End::Stored(tag));
     }
-    let work = Work {
-        map: context.environment.map().await?,
-        capability: context.environment.sign_read(source.content.clone()).await?,
-        context,
-        uploads,
-        source,
-        export,
-        moved: AtomicU64::new(0),
-    };
-    if size <= source.content.layout.chunk_size().bytes() && plan.is_single() {
+    let to = To { bucket: None, link: export.link, key: export.key.clone() };
+    let sender = Sender::new(context, uploads, &source.content, to).await?;
+    let condition = export.condition()?;
+    if is_one_chunk(&source.content, size, plan) {
         let metadata = metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
-        return work.whole(metadata.collect()).await;
+        let tag = sender.whole(size, metadata.collect(), &condition).await?;
+        return Ok(End::Stored(tag));
     }
     let upload = bucket.create_upload(&export.key, &metadata).await?;
     let record = Command::RecordUpload {
@@ -88,9 +89,17 @@ pub(super) async fn run<E: Environment>(
         upload_id: upload.as_str().to_owned(),
     };
     context.environment.execute(record, true).await?;
-    let made = by_parts(&work, bucket, &upload, plan).await;
+    let made = async {
+        let parts = sender.parts(&upload, plan.parts()).await?;
+        if !is_unchanged(&**context.environment, export.inode, export.change_count).await? {
+            return Ok(End::Changed);
+        }
+        let made = bucket.complete_upload(&export.key, &upload, &parts, &condition).await;
+        Ok(End::Stored(made?))
+    };
+    let made = made.await;
     // The whole file is counted when it is done; parts only show that it goes on.
-    context.progress.unmoved(work.moved.load(Ordering::Relaxed));
+    sender.uncount();
     // After an unclear answer this may find the upload gone, which is no error; the object, if the
     // completion won after all, stays.
     if !matches!(made, Ok(End::Stored(_)))
@@ -101,68 +110,115 @@ pub(super) async fn run<E: Environment>(
     made
 }
 
-async fn by_parts<E: Environment>(
-    work: &Work<'_, E>,
-    bucket: &Bucket,
-    upload: &UploadId,
-    plan: &PartPlan,
-) -> Result<End, Failure> {
-    let sent = stream::iter(plan.parts()).map(|part| work.part(upload, part));
-    let mut parts: Vec<UploadedPart> = sent.buffer_unordered(PARTS_AT_ONCE).try_collect().await?;
-    parts.sort_by_key(|part| part.number);
-    let export = work.export;
-    if !is_unchanged(&**work.context.environment, export.inode, export.change_count).await? {
-        return Ok(End::Changed);
-    }
-    let made = bucket.complete_upload(&export.key, upload, &parts, &export.condition()?).await;
-    Ok(End::Stored(made?))
+/// Whether a file goes by one put: a chunk is read as it is at one moment.
+pub(super) fn is_one_chunk(content: &Content, size: u64, plan: &PartPlan) -> bool {
+    size <= content.layout.chunk_size().bytes() && plan.is_single()
 }
 
-/// What all uploads of one file share.
-struct Work<'a, E> {
+/// Where an object goes.
+pub(super) struct To {
+    /// A bucket that no link leads to; `None` for the link's.
+    pub(super) bucket: Option<cluster::Bucket>,
+    pub(super) link: LinkId,
+    pub(super) key: String,
+}
+
+/// Has targets send what they have of one file.
+pub(super) struct Sender<'a, E> {
     map: Map,
     capability: Signed,
     context: &'a Context<'a, E>,
     uploads: &'a Arc<Semaphore>,
-    source: &'a Source,
-    export: &'a Export,
+    content: &'a Content,
+    to: To,
     /// Bytes of finished parts, as the job counts them.
     moved: AtomicU64,
 }
 
-impl<E: Environment> Work<'_, E> {
-    async fn whole(&self, metadata: Vec<(String, String)>) -> Result<End, Failure> {
-        let place = place_of(&self.map, &self.source.content.layout, ChunkIndex(0))?;
-        let condition = match self.export.condition()? {
+impl<'a, E: Environment> Sender<'a, E> {
+    pub(super) async fn new(
+        context: &'a Context<'a, E>,
+        uploads: &'a Arc<Semaphore>,
+        content: &'a Content,
+        to: To,
+    ) -> Result<Self, Failure> {
+        let map = context.environment.map().await?;
+        let capability = context.environment.sign_read(content.clone()).await?;
+        Ok(Self { map, capability, context, uploads, content, to, moved: AtomicU64::new(0) })
+    }
+
+    /// Stores a file of one chunk. What a lost answer leaves open is for the caller to settle.
+    pub(super) async fn whole(
+        &self,
+        size: u64,
+        metadata: Vec<(String, String)>,
+        condition: &Condition,
+    ) -> Result<Tag, Failure> {
+        let place = place_of(&self.map, &self.content.layout, ChunkIndex(0))?;
+        let condition = match condition {
             Condition::Matches(tag) => UploadCondition::Tag(tag.as_str().to_owned()),
             Condition::Absent | Condition::None => UploadCondition::Absent,
         };
-        let request = UploadObject {
-            source: self.upload_source(0, self.source.inode.size),
-            metadata,
-            condition,
-        };
+        let object = UploadObject { source: self.source(0, size), metadata, condition };
         let _permit = self.uploads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
-        self.context.paced(self.source.inode.size).await;
+        self.context.paced(size).await;
         let environment = &**self.context.environment;
-        let reply = environment.ask(place.host, request, PART_TIMEOUT).await?;
-        Ok(End::Stored(tag(&reply.etag)?))
+        let reply = match self.to.bucket.clone() {
+            None => environment.ask(place.host, object, PART_TIMEOUT).await?,
+            Some(bucket) => {
+                let request = UploadObjectTo { bucket, object };
+                environment.ask(place.host, request, PART_TIMEOUT).await?
+            }
+        };
+        tag(&reply.etag)
+    }
+
+    /// Sends parts, as many at a time as may be; in their order when all are there.
+    pub(super) async fn parts(
+        &self,
+        upload: &UploadId,
+        parts: impl Iterator<Item = Part>,
+    ) -> Result<Vec<UploadedPart>, Failure> {
+        let sent = stream::iter(parts).map(|part| self.part(upload, part));
+        let sent = sent.buffer_unordered(PARTS_AT_ONCE).try_collect();
+        let mut sent: Vec<UploadedPart> = sent.await?;
+        sent.sort_by_key(|part| part.number);
+        Ok(sent)
+    }
+
+    /// Counts parts that are there already.
+    pub(super) fn count(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+        self.context.progress.moved(bytes);
+    }
+
+    /// Takes what was counted of parts back.
+    pub(super) fn uncount(&self) {
+        self.context.progress.unmoved(self.moved.swap(0, Ordering::Relaxed));
     }
 
     async fn part(&self, upload: &UploadId, part: Part) -> Result<UploadedPart, Failure> {
-        let place = place_of(&self.map, &self.source.content.layout, part.first_chunk)?;
+        let place = place_of(&self.map, &self.content.layout, part.first_chunk)?;
         let request = UploadPart {
-            source: self.upload_source(part.offset, part.len),
+            source: self.source(part.offset, part.len),
             upload_id: upload.as_str().to_owned(),
             part_number: part.number,
         };
         let environment = &**self.context.environment;
+        let timeout = PART_TIMEOUT + Duration::from_secs(part.len / PART_RATE_MIN);
         let mut pause = PAUSE;
         let mut attempt = 1;
         let _permit = self.uploads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         self.context.paced(part.len).await;
         loop {
-            match environment.ask(place.host, request.clone(), PART_TIMEOUT).await {
+            let asked = match self.to.bucket.clone() {
+                None => environment.ask(place.host, request.clone(), timeout).await,
+                Some(bucket) => {
+                    let request = UploadPartTo { bucket, part: request.clone() };
+                    environment.ask(place.host, request, timeout).await
+                }
+            };
+            match asked {
                 Ok(reply) => {
                     let tag = tag(&reply.etag)?;
                     self.moved.fetch_add(part.len, Ordering::Relaxed);
@@ -180,20 +236,20 @@ impl<E: Environment> Work<'_, E> {
         }
     }
 
-    fn upload_source(&self, offset: u64, len: u64) -> UploadSource {
+    fn source(&self, offset: u64, len: u64) -> UploadSource {
         UploadSource {
-            content: self.source.content.clone(),
+            content: self.content.clone(),
             capability: self.capability.clone(),
             offset,
             len,
-            link: self.export.link,
-            key: self.export.key.clone(),
+            link: self.to.link,
+            key: self.to.key.clone(),
         }
     }
 }
 
-/// A part replaces itself, so that it can be sent again whatever became of it.
-fn is_repeatable(kind: ErrorKind) -> bool {
+/// What replaces itself can be sent again, whatever became of it.
+pub(super) fn is_repeatable(kind: ErrorKind) -> bool {
     kind.is_transient() || kind == ErrorKind::BucketUnavailable
 }
 

@@ -14,8 +14,14 @@ use serde_json::Value;
 
 use super::server::{ROOT, World};
 
-const REPORTED: JobOptions =
-    JobOptions { atomic: false, priority: 0, bytes_per_second: None, report: true, files: None };
+const REPORTED: JobOptions = JobOptions {
+    atomic: false,
+    priority: 0,
+    bytes_per_second: None,
+    report: true,
+    files: None,
+    destination: None,
+};
 
 fn request(kind: JobKind, options: JobOptions) -> StartWithOptions {
     let start = StartJob { caller: ROOT, kind, path: b"/data".to_vec() };

@@ -25,7 +25,7 @@ use millrace_protocol::{
     session::{Caller, Done},
     target::{
         CheckBucket, Hydrate, Item, ItemResults, MarkExported, Presence, PresenceReply, Present,
-        Release, UploadObject, UploadPart,
+        Release, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
     },
 };
 use millrace_types::{
@@ -91,6 +91,8 @@ pub(super) struct TestServer {
     pub(super) changed: Mutex<BTreeSet<InodeId>>,
     /// What targets answer when they shall take blocks for the bucket's, one after the other.
     pub(super) marks: Mutex<VecDeque<ErrorKind>>,
+    /// The uploads that parts went to of exports to other places.
+    pub(super) copied_uploads: Mutex<Vec<String>>,
     /// Targets do not answer what moves bytes.
     pub(super) silent: AtomicBool,
     /// Targets have no room for what nobody asked for.
@@ -288,6 +290,7 @@ impl TestServer {
             named: Mutex::default(),
             changed: Mutex::default(),
             marks: Mutex::default(),
+            copied_uploads: Mutex::default(),
             silent: AtomicBool::new(false),
             full: AtomicBool::new(false),
             uncounted: AtomicBool::new(false),
@@ -377,16 +380,13 @@ impl TestServer {
             }
             Err(request) => request,
         };
-        let moves = request.is::<Hydrate>() || request.is::<UploadObject>();
+        let moves =
+            request.is::<Hydrate>() || request.is::<UploadObject>() || request.is::<UploadPartTo>();
         if moves && self.silent.load(Ordering::Relaxed) {
             return pending().await;
         }
-        let request = match request.downcast::<UploadPart>() {
-            Ok(part) => return self.faulty(self.upload_part(*part)).await,
-            Err(request) => request,
-        };
-        let request = match request.downcast::<UploadObject>() {
-            Ok(object) => return self.faulty(self.upload_object(*object)).await,
+        let request = match self.upload(request).await {
+            Ok(answer) => return answer,
             Err(request) => request,
         };
         let request = match request.downcast::<Presence>() {
@@ -425,6 +425,29 @@ impl TestServer {
         let named = items.1.into_iter().map(|item| (items.0, item));
         self.items.lock().unwrap().extend(named);
         Ok(Box::new(ItemResults { results }))
+    }
+
+    /// Does what is asked if that is an upload; otherwise gives the request back.
+    async fn upload(
+        &self,
+        request: Box<dyn Any + Send>,
+    ) -> Result<Result<Box<dyn Any + Send>, Failure>, Box<dyn Any + Send>> {
+        let request = match request.downcast::<UploadPart>() {
+            Ok(part) => return Ok(self.faulty(self.upload_part(*part)).await),
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadPartTo>() {
+            Ok(part) => return Ok(self.faulty(self.upload_part_to(*part)).await),
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadObjectTo>() {
+            Ok(object) => return Ok(self.faulty(self.upload_object_to(*object)).await),
+            Err(request) => request,
+        };
+        match request.downcast::<UploadObject>() {
+            Ok(object) => Ok(self.faulty(self.upload_object(*object)).await),
+            Err(request) => Err(request),
+        }
     }
 
     fn check_named(&self, items: &[Item]) {
@@ -477,6 +500,10 @@ impl Environment for TestServer {
         query: impl FnOnce(&dyn View) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
         query(&*self.store.lock().unwrap())
+    }
+
+    async fn settled(&self) -> Result<(), Failure> {
+        Ok(())
     }
 
     async fn reserve_inodes(&self, count: usize) -> Result<Vec<InodeId>, Failure> {

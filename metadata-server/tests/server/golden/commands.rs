@@ -4,11 +4,11 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, Commit,
         CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
-        ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts,
-        Loss, MakeLink, NewKey, NoteJobDetail, NoteReads, ObserveObject, OpenSession, OpenWrite,
-        Opener, ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename, Repair, ResolveConflict,
-        SetAttributes, SetAutoExport, SetDefaults, SetFetchPolicy, SetLinkOptions, SetPin, SetTime,
-        SetXattr, UpdateJob,
+        ForgetDeletion, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
+        JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteReads, ObserveObject, OpenSession,
+        OpenWrite, Opener, ReclaimOrphans, RecordCopy, RegisterHost, Remove, RemoveXattr, Rename,
+        Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults, SetDeletePropagation,
+        SetFetchPolicy, SetLinkOptions, SetPin, SetTime, SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -20,7 +20,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
     file_list::FileListId,
     job_detail::{DirectoryProgress, JobDetail},
-    job_options::JobOptions,
+    job_options::{Destination, JobOptions},
     metadata::{NewNode, RenameMode, XattrMode},
     requests::RequestCounts,
     selection::Selection,
@@ -28,8 +28,8 @@ use millrace_protocol::{
     target::ContentName,
 };
 use millrace_types::{
-    ByteLen, ChunkSize, ContentGeneration, ErrorKind, Failure, FileName, HostId, InodeId, JobId,
-    LinkId, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
+    ByteLen, ChangeCount, ChunkSize, ContentGeneration, ErrorKind, Failure, FileName, HostId,
+    InodeId, JobId, LinkId, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
 };
 
 use super::Sample;
@@ -430,6 +430,7 @@ pub(super) fn options() -> JobOptions {
         bytes_per_second: Some(1 << 28),
         report: true,
         files: Some(FileListId(0x0102_0304_0506_0708)),
+        destination: Some(Destination { bucket: bucket(), overwrite: true }),
     }
 }
 
@@ -444,6 +445,25 @@ fn of_reopened_exports() -> Vec<Command> {
         publication,
         Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options })),
         Command::NoteJobDetail(Box::new(NoteJobDetail { id: JobId(84), detail: detail() })),
+        Command::RecordCopy(Box::new(RecordCopy {
+            job: JobId(84),
+            inode: InodeId(85),
+            bucket: bucket(),
+            key: "run/model.pt".to_owned(),
+            generation: ContentGeneration(86),
+            change_count: ChangeCount(87),
+            size: 88,
+            part_size: 89,
+            upload_id: Some("u-90".to_owned()),
+        })),
+        Command::ForgetCopy { job: JobId(91), inode: InodeId(92) },
+        Command::SetDeletePropagation(SetDeletePropagation { link: LinkId(93), on: true }),
+        Command::ForgetDeletion(Box::new(ForgetDeletion {
+            link: LinkId(94),
+            key: "run/model.pt".to_owned(),
+            tag: "\"95\"".to_owned(),
+            queued: Timestamp(96),
+        })),
     ]
 }
 

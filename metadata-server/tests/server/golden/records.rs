@@ -7,10 +7,11 @@ use millrace_metadata_server::{
         ParentLink,
     },
     store::records::{
-        Applied, AutoExportRecord, DistrustRecord, Entry, Export, FetchRecord, FileSystem,
-        GroupRecord, HostRecord, JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord,
-        LinkRecord, LostTarget, OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord, RunRecord,
-        SelectionRecord, SessionRecord, TargetRecord, TrimRecord, Whiteout,
+        Applied, AutoExportRecord, CopyRecord, DeletePropagationRecord, DeletionRecord,
+        DistrustRecord, Entry, Export, FetchRecord, FileSystem, GroupRecord, HostRecord,
+        JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord, LinkRecord, LostTarget,
+        OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord, RunRecord, SelectionRecord,
+        SessionRecord, TargetRecord, TrimRecord, Whiteout,
     },
 };
 use millrace_protocol::{
@@ -54,6 +55,27 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::of("RestoreRecord", &RestoreRecord { restores: 0x0102_0304 }),
         Sample::of("JobOptionsRecord", &JobOptionsRecord { options: options() }),
         Sample::of("JobDetailRecord", &JobDetailRecord { detail: detail() }),
+        Sample::of(
+            "CopyRecord",
+            &CopyRecord {
+                bucket: bucket(),
+                key: "run/model.pt".to_owned(),
+                generation: ContentGeneration(86),
+                change_count: ChangeCount(87),
+                size: 88,
+                part_size: 89,
+                upload_id: Some("u-90".to_owned()),
+            },
+        ),
+        Sample::of("DeletePropagationRecord", &DeletePropagationRecord { since: Timestamp(97) }),
+        Sample::of(
+            "DeletionRecord",
+            &DeletionRecord {
+                tag: "\"98\"".to_owned(),
+                inodes: vec![InodeId(99)],
+                queued: Timestamp(100),
+            },
+        ),
         Sample::of("SelectionRecord", &SelectionRecord { selection: selection(), dry_run: true }),
         Sample::of("JobRecord", &JobRecord { job: job(), caller: caller(), root: InodeId(11) }),
     ];

@@ -4,7 +4,9 @@ use millrace_protocol::{
     admin::{FileState, JobFailure},
     bucket::{
         AutoExport, AutoExportsReply, CheckLink, CheckLinkReply, Conflict, ConflictsReply,
-        FileReply, HostCheck, ListAutoExports, ListConflicts, SetAutoExport, ShowFile,
+        DeletePropagation, DeletePropagationReply, FileReply, HostCheck, ListAutoExports,
+        ListConflicts, ListDeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation,
+        ShowFile, UnfinishedUpload, UploadsReply,
     },
     cluster::{Bucket, LinkMode},
     session::Caller,
@@ -67,6 +69,42 @@ pub(super) fn all() -> Vec<Sample> {
             &ListConflicts { after: Some(InodeId(6)) },
             &ConflictsReply { conflicts: vec![conflict], more: true },
         ),
+    ]
+    .into_iter()
+    .flatten()
+    .chain(deletions())
+    .collect()
+}
+
+fn deletions() -> Vec<Sample> {
+    [
+        pair(
+            &SetDeletePropagation { path: b"/run".to_vec(), on: true },
+            &DeletePropagationReply {
+                links: vec![DeletePropagation {
+                    link: LinkId(3),
+                    waiting: 4,
+                    deleted: 5,
+                    failing: 6,
+                    failures: Vec::new(),
+                }],
+            },
+        ),
+        pair(
+            &ListUploads { path: b"/run".to_vec(), abort_older_than_seconds: Some(86_400) },
+            &UploadsReply {
+                uploads: vec![UnfinishedUpload {
+                    key: "run/model.pt".to_owned(),
+                    upload_id: "u-1".to_owned(),
+                    begun: Timestamp(7),
+                    is_used: true,
+                    aborted: true,
+                }],
+                total: 8,
+                aborted: 9,
+            },
+        ),
+        pair(&ListDeletePropagation {}, &DeletePropagationReply { links: Vec::new() }),
     ]
     .into_iter()
     .flatten()

@@ -10,7 +10,7 @@ use millrace_protocol::{
     target::{
         CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, Presence,
         PresenceReply, Present, Release, Trim, TrimReply, UploadCondition, UploadObject,
-        UploadObjectReply, UploadPart, UploadPartReply, UploadSource,
+        UploadObjectReply, UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
     },
 };
 use millrace_types::{
@@ -139,9 +139,13 @@ fn uploads() -> Vec<Sample> {
         condition: UploadCondition::Tag("\"a\"".into()),
     };
     let checksum = Crc32c(0x1234_5678);
+    let part_to = UploadPartTo { bucket: bucket(), part: part.clone() };
+    let object_to = UploadObjectTo { bucket: bucket(), object: object.clone() };
     [
         pair(&part, &UploadPartReply { etag: "\"b\"".into(), checksum }),
         pair(&object, &UploadObjectReply { etag: "\"c\"".into(), checksum }),
+        pair(&part_to, &UploadPartReply { etag: "\"d\"".into(), checksum }),
+        pair(&object_to, &UploadObjectReply { etag: "\"e\"".into(), checksum }),
     ]
     .into_iter()
     .flatten()

@@ -4,13 +4,14 @@ use millrace_protocol::{
     admin::{JobKind, JobReply, StartJob},
     file_list::FileListId,
     job_options::{
-        FetchReport, JobOptions, JobOptionsReply, ReportPage, ShowJobOptions, StartWithOptions,
+        Destination, FetchReport, JobOptions, JobOptionsReply, ReportPage, ShowJobOptions,
+        StartWithOptions,
     },
     selection::{RetryJob, Selection, SelectionReply, ShowSelection, StartSelected},
 };
 use millrace_types::JobId;
 
-use super::{Sample, admin::job, caller, pair};
+use super::{Sample, admin::job, caller, cluster::bucket, pair};
 
 pub(super) fn all() -> Vec<Sample> {
     let selection = Selection {
@@ -29,12 +30,13 @@ pub(super) fn all() -> Vec<Sample> {
         bytes_per_second: Some(1 << 28),
         report: true,
         files: Some(FileListId(0x0102_0304_0506_0708)),
+        destination: Some(Destination { bucket: bucket(), overwrite: true }),
     };
     let with_options = StartWithOptions {
         start: StartJob { kind: JobKind::Export, ..start.clone() },
         selection: Selection::default(),
         dry_run: false,
-        options,
+        options: options.clone(),
     };
     let fetch = FetchReport { caller: caller(), id: JobId(8), offset: 9 };
     let page = ReportPage { lines: b"{}\n".to_vec(), next: Some(12) };

@@ -5,7 +5,8 @@ use std::{any::Any, fs, sync::Arc};
 use bytes::Bytes;
 use millrace_object_source::{Bucket, Condition, Metadata, Tag, UploadId};
 use millrace_protocol::target::{
-    UploadCondition, UploadObject, UploadObjectReply, UploadPart, UploadPartReply, UploadSource,
+    UploadCondition, UploadObject, UploadObjectReply, UploadObjectTo, UploadPart, UploadPartReply,
+    UploadPartTo, UploadSource,
 };
 use millrace_types::{ErrorKind, Failure, LinkId};
 
@@ -76,8 +77,33 @@ impl TestServer {
     }
 
     pub(super) async fn upload_part(&self, part: UploadPart) -> Result<UploadPartReply, Failure> {
+        let bucket = self.bucket_of_link(part.source.link).await;
+        self.part_into(&bucket, part).await
+    }
+
+    pub(super) async fn upload_part_to(
+        &self,
+        request: UploadPartTo,
+    ) -> Result<UploadPartReply, Failure> {
+        let bucket = self.buckets.bucket(&spec_of(&request.bucket).unwrap()).unwrap();
+        self.copied_uploads.lock().unwrap().push(request.part.upload_id.clone());
+        self.part_into(&bucket, request.part).await
+    }
+
+    pub(super) async fn upload_object_to(
+        &self,
+        request: UploadObjectTo,
+    ) -> Result<UploadObjectReply, Failure> {
+        let bucket = self.buckets.bucket(&spec_of(&request.bucket).unwrap()).unwrap();
+        self.object_into(&bucket, request.object).await
+    }
+
+    async fn part_into(
+        &self,
+        bucket: &Bucket,
+        part: UploadPart,
+    ) -> Result<UploadPartReply, Failure> {
         let source = &part.source;
-        let bucket = self.bucket_of_link(source.link).await;
         let upload = UploadId::new(part.upload_id)?;
         let body = self.bytes_of(source);
         let put = bucket.put_part(&source.key, &upload, part.part_number, source.offset, body);
@@ -89,8 +115,16 @@ impl TestServer {
         &self,
         object: UploadObject,
     ) -> Result<UploadObjectReply, Failure> {
+        let bucket = self.bucket_of_link(object.source.link).await;
+        self.object_into(&bucket, object).await
+    }
+
+    async fn object_into(
+        &self,
+        bucket: &Bucket,
+        object: UploadObject,
+    ) -> Result<UploadObjectReply, Failure> {
         let source = &object.source;
-        let bucket = self.bucket_of_link(source.link).await;
         let condition = match object.condition {
             UploadCondition::Absent => Condition::Absent,
             UploadCondition::Tag(tag) => Condition::Matches(Tag::new(tag)?),

@@ -1,0 +1,31 @@
+//! Deleting under a condition.
+
+use http::{Method, header};
+
+use super::Azure;
+use crate::{Error, Tag};
+
+impl Azure {
+    /// Deletes the blob of this version.
+    pub(crate) async fn delete(&self, key: &str, tag: &Tag) -> Result<(), Error> {
+        let ask = self.ask(Method::DELETE, key, &[]);
+        self.web.send(&ask.with(header::IF_MATCH.as_str(), tag.as_str())?).await.map(drop)
+    }
+
+    /// Deletes the blob `prefix`, if it is empty.
+    pub(crate) async fn unmark_directory(&self, prefix: &str) -> Result<bool, Error> {
+        let version = match self.head(prefix).await {
+            Ok(head) => head.version,
+            Err(Error::NotFound { .. }) => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        if version.size != 0 {
+            return Ok(false);
+        }
+        match self.delete(prefix, &version.tag).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(true),
+            Err(Error::Changed { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

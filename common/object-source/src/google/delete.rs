@@ -1,0 +1,88 @@
+//! Deleting under a condition, and the uploads below a prefix that were begun and not ended.
+
+use http::Method;
+
+use super::{
+    Google,
+    read::{IF_GENERATION, known},
+    upload::upload_id,
+};
+use crate::{
+    BegunUpload, Continuation, Error, Tag, UploadsPage,
+    listing::{parse, parse_time},
+    parts::uploads_page,
+    temporary,
+};
+
+/// What a continuation begins with once uploads are told and temporary objects come.
+const OBJECTS: &str = "\nobjects\n";
+
+impl Google {
+    /// Deletes the object of this generation.
+    pub(crate) async fn delete(&self, key: &str, tag: &Tag) -> Result<(), Error> {
+        let ask = self.ask(Method::DELETE, key, &[]).with(IF_GENERATION, known(key, tag)?)?;
+        self.web.send(&ask).await.map(drop)
+    }
+
+    /// Deletes the object `prefix`, if it is empty.
+    pub(crate) async fn unmark_directory(&self, prefix: &str) -> Result<bool, Error> {
+        let version = match self.head(prefix).await {
+            Ok(head) => head.version,
+            Err(Error::NotFound { .. }) => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        if version.size != 0 {
+            return Ok(false);
+        }
+        match self.delete(prefix, &version.tag).await {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(true),
+            Err(Error::Changed { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// First the uploads to temporary objects, then, from the listing of all keys, those objects
+    /// that were to be published or deleted.
+    pub(crate) async fn list_uploads_below(
+        &self,
+        prefix: &str,
+        after: Option<&Continuation>,
+    ) -> Result<UploadsPage, Error> {
+        if let Some(token) = after.and_then(|after| after.0.strip_prefix(OBJECTS)) {
+            return self.temporary_below(prefix, token).await;
+        }
+        let (key, id) = after.and_then(|after| after.0.split_once('\n')).unwrap_or_default();
+        let mut query = vec![("encoding-type", "url"), ("prefix", prefix), ("uploads", "")];
+        if !key.is_empty() {
+            query.extend([("key-marker", key), ("upload-id-marker", id)]);
+        }
+        let (_, answer) = self.web.send(&self.list_ask(&query)).await?;
+        let UploadsPage { uploads, next } = uploads_page(&answer, after)?;
+        let uploads = uploads.into_iter().filter_map(|BegunUpload { key, upload, begun }| {
+            let (key, id) = temporary::destination_of(&key)?;
+            Some(BegunUpload { upload: upload_id(id, upload.as_str()).ok()?, key, begun })
+        });
+        let next = next.unwrap_or_else(|| Continuation(OBJECTS.to_owned()));
+        Ok(UploadsPage { uploads: uploads.collect(), next: Some(next) })
+    }
+
+    async fn temporary_below(&self, prefix: &str, token: &str) -> Result<UploadsPage, Error> {
+        let mut query = vec![("encoding-type", "url"), ("list-type", "2"), ("prefix", prefix)];
+        if !token.is_empty() {
+            query.push(("continuation-token", token));
+        }
+        let (_, answer) = self.web.send(&self.list_ask(&query)).await?;
+        let result = parse(&answer)?;
+        let mut uploads = Vec::new();
+        for contents in &result.contents {
+            let temporary = result.decoded(&contents.key);
+            if let Some((key, id)) = temporary::destination_of(&temporary) {
+                let begun = parse_time(&contents.last_modified);
+                uploads.push(BegunUpload { upload: upload_id(id, "")?, key, begun });
+            }
+        }
+        let next =
+            result.next_continuation_token.filter(|next| result.is_truncated && next != token);
+        Ok(UploadsPage { uploads, next: next.map(|next| Continuation(format!("{OBJECTS}{next}"))) })
+    }
+}

@@ -1,0 +1,36 @@
+//! Deleting under a condition.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, header};
+
+use super::{S3, signed::Ask};
+use crate::{Error, Tag};
+
+impl S3 {
+    /// Looks at the version, and deletes it on condition that it is still that one: of servers that
+    /// pass over the condition, or know none, only the look is left.
+    pub(crate) async fn delete(&self, key: &str, tag: &Tag) -> Result<(), Error> {
+        let head = self.head(key).await?;
+        if head.version.tag != *tag {
+            return Err(Error::Changed { key: key.to_owned() });
+        }
+        self.delete_now(key, tag).await
+    }
+
+    pub(super) async fn delete_now(&self, key: &str, tag: &Tag) -> Result<(), Error> {
+        let mut headers = HeaderMap::new();
+        let value = HeaderValue::from_str(tag.as_str());
+        let value = value.map_err(|_| Error::invalid("an entity tag that cannot be sent"))?;
+        headers.insert(header::IF_MATCH, value);
+        match self.send_delete(key, headers).await {
+            Err(Error::Unsupported { .. }) => self.send_delete(key, HeaderMap::new()).await,
+            other => other,
+        }
+    }
+
+    async fn send_delete(&self, key: &str, headers: HeaderMap) -> Result<(), Error> {
+        let (query, body) = (Vec::new(), Bytes::new());
+        let ask = Ask { method: Method::DELETE, key: Some(key), query, headers, body };
+        self.signer.send(&ask).await.map(drop)
+    }
+}

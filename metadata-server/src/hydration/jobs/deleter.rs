@@ -1,0 +1,453 @@
+//! Deletes the objects of what was removed here, where the link says so.
+//!
+//! ```text
+//!   the removal of a last name, an export to another key (apply) ─▶ queue, in the log
+//!   links that export by themselves: after the quiet time ─┐
+//!   export jobs: at their end, below their top ────────────┴▶ is nobody here in need of it, and
+//!                                      will nobody replace it? ─▶ delete if it is that version
+//! ```
+//!
+//! It works in turn with exports, so that none of them puts a new version under a key between the
+//! look at it and its deletion. What is not to be deleted now stays in the queue: a restart begins
+//! with all of it.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::{StreamExt as _, stream};
+use millrace_object_source::{Error as BucketError, Tag};
+use millrace_protocol::{
+    admin::JobFailure,
+    bucket::{DELETION_FAILURES_MAX, DeletePropagation},
+    capability::Origin,
+};
+use millrace_types::{Failure, FileName, InodeId, LinkId};
+use tokio::time::Instant;
+
+use super::{Alone, Context, PAUSE};
+use crate::{
+    command::{Command, ForgetDeletion},
+    hydration::{
+        destination::prefix_of,
+        environment::Environment,
+        import::{Importer, broken, linked_anywhere, spec_of},
+        links::link_id,
+        walk::refused,
+    },
+    namespace::{Body, Inode, tree},
+    store::{
+        View, keys,
+        records::{self, AutoExportRecord, DeletePropagationRecord, DeletionRecord, LinkRecord},
+    },
+};
+
+/// Deletions under way at the same time.
+const DELETIONS_MAX: usize = 16;
+
+/// Entries of the queue that are looked at in one query.
+const PAGE_ENTRIES: usize = 256;
+
+/// Entries that are put aside; beyond it they are looked at again at once.
+const ASIDE_MAX: usize = 100_000;
+
+/// How often the queue is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// When something is looked at again that waits for something else here.
+const WAIT_PAUSE: Duration = Duration::from_secs(5);
+
+/// After a failure: this, then twice as long each time, up to the longest.
+const FAILURE_PAUSE: Duration = Duration::from_secs(2);
+const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(600);
+
+/// Deletes what the queue says. One per server.
+#[derive(Debug)]
+pub(in crate::hydration) struct Deleter<E> {
+    environment: Arc<E>,
+    importer: Arc<Importer<E>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    deleted: BTreeMap<LinkId, u64>,
+    aside: HashMap<(LinkId, String), Aside>,
+}
+
+/// Why something is not deleted now, and when it is looked at again.
+#[derive(Debug, Clone)]
+struct Aside {
+    due: Instant,
+    attempts: u32,
+    failure: Option<Failure>,
+}
+
+/// An entry of the queue.
+#[derive(Debug, Clone)]
+struct Queued {
+    link: LinkId,
+    /// Of the mark of a directory it ends in `/`.
+    key: String,
+    record: DeletionRecord,
+}
+
+/// What is to be done with an entry.
+enum Verdict {
+    Delete(LinkRecord),
+    /// Something here may still need the object, or will replace it.
+    Wait,
+    /// It is somebody's object by now, or its link is gone.
+    Drop,
+}
+
+/// How one entry ended.
+enum Ended {
+    Deleted,
+    Dropped,
+    Waits,
+    Failed(Failure),
+}
+
+impl<E: Environment> Deleter<E> {
+    pub(super) fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
+        Self { environment, importer, state: Mutex::default() }
+    }
+
+    /// The links whose removals reach the bucket.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub(in crate::hydration) async fn status(&self) -> Result<Vec<DeletePropagation>, Failure> {
+        let counts = self.environment.read(|view| {
+            let mut counts = Vec::new();
+            for link in links(view)? {
+                let prefix = keys::deletions(link);
+                let waiting = tree::scan::<DeletionRecord>(view, &prefix, COUNTED_MAX);
+                counts.push((link, waiting.map_err(broken)?.len() as u64));
+            }
+            Ok(counts)
+        });
+        let counts = counts.await?;
+        let state = self.state();
+        let one = |(link, waiting): (LinkId, u64)| {
+            let failing = state.aside.iter().filter(|((of, _), _)| *of == link);
+            let mut failures: Vec<JobFailure> = failing
+                .filter_map(|((_, key), aside)| {
+                    let failure = aside.failure.clone()?;
+                    Some(JobFailure { path: key.clone().into_bytes(), failure })
+                })
+                .collect();
+            failures.sort_by(|a, b| a.path.cmp(&b.path));
+            let failing = failures.len() as u64;
+            failures.truncate(DELETION_FAILURES_MAX);
+            let deleted = state.deleted.get(&link).copied().unwrap_or(0);
+            DeletePropagation { link, waiting, deleted, failing, failures }
+        };
+        Ok(counts.into_iter().map(one).collect())
+    }
+
+    /// Works off what is due of links that export by themselves, for as long as it is polled.
+    pub(super) async fn run(&self, alone: &Alone) {
+        loop {
+            match self.due().await {
+                Ok(due) if due.is_empty() => tokio::time::sleep(LOOK_INTERVAL).await,
+                Ok(due) => {
+                    // As a job, so that exports which never stop make way.
+                    let _turn = alone.take().await;
+                    self.work_off(due).await;
+                }
+                Err(failure) => {
+                    tracing::warn!(%failure, "the queue of deletions cannot be read");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// At the end of an export job, whose turn it is: deletes what was removed below its top, and
+    /// counts it.
+    pub(super) async fn finish(&self, context: &Context<'_, E>) {
+        let root = context.job.root;
+        let places = match self.environment.read(move |view| below(view, root)).await {
+            Ok(places) => places,
+            Err(failure) => return context.fail_id(root, failure).await,
+        };
+        for (link, prefix) in places {
+            let mut after = None;
+            loop {
+                let page = match self.page(link, after.take()).await {
+                    Ok(page) => page,
+                    Err(failure) => return context.fail_id(root, failure).await,
+                };
+                let Some(last) = page.last() else { break };
+                after = Some(last.key.clone());
+                let page: Vec<_> =
+                    page.into_iter().filter(|one| one.key.starts_with(&prefix)).collect();
+                for (key, ended) in self.work_off(page).await {
+                    match ended {
+                        Ended::Deleted => context.apart(key.into_bytes(), Ok(())),
+                        Ended::Failed(failure) => context.apart(key.into_bytes(), Err(failure)),
+                        Ended::Dropped | Ended::Waits => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Some entries that are due, of links that export by themselves.
+    async fn due(&self) -> Result<Vec<Queued>, Failure> {
+        let now = self.environment.now();
+        let query = self.environment.read(|view| {
+            let mut quiet = Vec::new();
+            for link in links(view)? {
+                let export: Option<AutoExportRecord> =
+                    records::read(view, &keys::auto_export(link)).map_err(broken)?;
+                quiet.extend(export.map(|export| (link, export.quiet_seconds)));
+            }
+            Ok(quiet)
+        });
+        let mut due = Vec::new();
+        for (link, quiet_seconds) in query.await? {
+            let quiet = i64::from(quiet_seconds).saturating_mul(1_000_000_000);
+            let mut after = None;
+            loop {
+                let page = self.page(link, after.take()).await?;
+                let Some(last) = page.last() else { break };
+                after = Some(last.key.clone());
+                let moment = Instant::now();
+                let state = self.state();
+                due.extend(page.into_iter().filter(|one| {
+                    let aside = state.aside.get(&(link, one.key.clone()));
+                    one.record.queued.0.saturating_add(quiet) <= now.0
+                        && aside.is_none_or(|aside| aside.due <= moment)
+                }));
+                if due.len() >= PAGE_ENTRIES {
+                    return Ok(due);
+                }
+            }
+        }
+        Ok(due)
+    }
+
+    async fn page(&self, link: LinkId, after: Option<String>) -> Result<Vec<Queued>, Failure> {
+        let query = self.environment.read(move |view| page(view, link, after.as_deref()));
+        query.await
+    }
+
+    async fn work_off(&self, entries: Vec<Queued>) -> Vec<(String, Ended)> {
+        let ended = stream::iter(entries).map(|entry| async move {
+            let ended = self.one(&entry).await.unwrap_or_else(Ended::Failed);
+            self.note(&entry, &ended);
+            (entry.key, ended)
+        });
+        ended.buffer_unordered(DELETIONS_MAX).collect().await
+    }
+
+    async fn one(&self, entry: &Queued) -> Result<Ended, Failure> {
+        let wanted = entry.clone();
+        let link = match self.environment.read(move |view| judge(view, &wanted)).await? {
+            Verdict::Delete(link) => link,
+            Verdict::Wait => return Ok(Ended::Waits),
+            Verdict::Drop => {
+                self.forget(entry).await?;
+                return Ok(Ended::Dropped);
+            }
+        };
+        // Of a removal that a loss of power takes back the object must be there.
+        self.environment.settled().await?;
+        let bucket = self.importer.bucket(&link.bucket)?;
+        let key = &entry.key;
+        if key.ends_with('/') {
+            // Something else is below it, or the object has bytes: it is no mark of ours alone.
+            if !bucket.unmark_directory(key).await? {
+                return Ok(Ended::Waits);
+            }
+        } else {
+            match bucket.delete(key, &Tag::new(entry.record.tag.clone())?).await {
+                Ok(()) => {}
+                Err(BucketError::Changed { .. }) => {
+                    tracing::info!(key, "an object that was removed here is another one by now");
+                    self.forget(entry).await?;
+                    return Ok(Ended::Dropped);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        tracing::debug!(key, "deleted in the bucket");
+        self.forget(entry).await?;
+        Ok(Ended::Deleted)
+    }
+
+    async fn forget(&self, entry: &Queued) -> Result<(), Failure> {
+        let DeletionRecord { tag, queued, .. } = entry.record.clone();
+        let forget = ForgetDeletion { link: entry.link, key: entry.key.clone(), tag, queued };
+        let command = Command::ForgetDeletion(Box::new(forget));
+        self.environment.execute(command, false).await.map(|_| ())
+    }
+
+    fn note(&self, entry: &Queued, ended: &Ended) {
+        let name = (entry.link, entry.key.clone());
+        let mut state = self.state();
+        let before = state.aside.remove(&name);
+        let attempts = before.as_ref().map_or(0, |aside| aside.attempts) + 1;
+        let doubled = FAILURE_PAUSE * (1 << attempts.min(10));
+        let (pause, failure) = match ended {
+            Ended::Deleted => return *state.deleted.entry(entry.link).or_default() += 1,
+            Ended::Dropped => return,
+            Ended::Waits => (WAIT_PAUSE.max(doubled / 4), None),
+            Ended::Failed(failure) => {
+                if before.is_none_or(|before| before.failure.is_none()) {
+                    tracing::warn!(key = entry.key, %failure, "an object cannot be deleted now");
+                }
+                (doubled, Some(failure.clone()))
+            }
+        };
+        if state.aside.len() < ASIDE_MAX {
+            let due = Instant::now() + pause.min(FAILURE_PAUSE_MAX);
+            state.aside.insert(name, Aside { due, attempts, failure });
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each step leaves it whole, so that a panic elsewhere cannot have torn it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The most entries that are counted of one link.
+const COUNTED_MAX: usize = 100_000;
+
+/// The links whose removals reach the bucket.
+fn links(view: &dyn View) -> Result<Vec<LinkId>, Failure> {
+    let known = tree::scan::<LinkRecord>(view, &keys::links(), usize::MAX).map_err(broken)?;
+    let mut links = Vec::new();
+    for (key, _) in known {
+        let link = link_id(&key, &keys::links());
+        let on: Option<DeletePropagationRecord> =
+            records::read(view, &keys::delete_propagation(link)).map_err(broken)?;
+        links.extend(on.map(|_| link));
+    }
+    Ok(links)
+}
+
+fn page(view: &dyn View, link: LinkId, after: Option<&str>) -> Result<Vec<Queued>, Failure> {
+    let table = keys::deletions(link);
+    let first = after.map_or_else(|| table.clone(), |after| keys::deletion(link, after));
+    let found = tree::scan_after::<DeletionRecord>(view, &table, &first, PAGE_ENTRIES);
+    let entry = |(key, record): (Vec<u8>, DeletionRecord)| Queued {
+        link,
+        key: String::from_utf8_lossy(keys::after(&key, &table)).into_owned(),
+        record,
+    };
+    Ok(found.map_err(broken)?.into_iter().map(entry).collect())
+}
+
+/// The links at and below a job's top, with what the keys of its part begin with.
+fn below(view: &dyn View, root: InodeId) -> Result<Vec<(LinkId, String)>, Failure> {
+    let top = tree::inode(view, root).map_err(refused)?;
+    if !top.is_directory() {
+        return Ok(Vec::new());
+    }
+    if let Some(linked) = linked_anywhere(view, root)? {
+        let prefix = prefix_of(view, root)?;
+        return Ok(prefix.map(|prefix| (linked.link, prefix)).into_iter().collect());
+    }
+    let mut found = Vec::new();
+    for link in links(view)? {
+        let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+        let Some(record) = record else { continue };
+        let directory = tree::find(view, record.directory).map_err(broken)?;
+        if let Some(directory) = directory
+            && tree::is_below(view, &directory, root).map_err(broken)?
+        {
+            found.push((link, String::new()));
+        }
+    }
+    Ok(found)
+}
+
+fn judge(view: &dyn View, entry: &Queued) -> Result<Verdict, Failure> {
+    let link: Option<LinkRecord> = records::read(view, &keys::link(entry.link)).map_err(broken)?;
+    let Some(link) = link.filter(|link| !link.removing) else { return Ok(Verdict::Drop) };
+    let is_its = |origin: &Origin| origin.link == entry.link && origin.key == entry.key;
+    let needs = |inode: &Inode| match &inode.body {
+        Body::File(file) => {
+            let origin = file.origin.as_ref().filter(|origin| is_its(origin));
+            origin.is_some_and(|origin| origin.tag == entry.record.tag)
+        }
+        _ => false,
+    };
+    let place = place(view, &link, &entry.key)?;
+    if entry.key.ends_with('/') {
+        return Ok(match place.inode {
+            Some(inode) if inode.is_directory() => Verdict::Drop,
+            _ => Verdict::Delete(link),
+        });
+    }
+    match &place.inode {
+        Some(inode) if inode.is_directory() => {}
+        Some(inode) => match &inode.body {
+            Body::File(file) if file.origin.as_ref().is_some_and(is_its) => {
+                return Ok(Verdict::Drop);
+            }
+            // Its export replaces the object.
+            Body::File(_) => return Ok(Verdict::Wait),
+            _ => {}
+        },
+        None => {}
+    }
+    // Without a name and open still, or moved away and not exported yet.
+    for id in entry.record.inodes.iter().copied().chain(place.moved) {
+        let inode = tree::find(view, id).map_err(broken)?;
+        if inode.as_ref().is_some_and(needs) {
+            return Ok(Verdict::Wait);
+        }
+    }
+    Ok(Verdict::Delete(link))
+}
+
+/// What is here where a key would be.
+#[derive(Default)]
+struct Place {
+    inode: Option<Inode>,
+    /// The file that had the name before.
+    moved: Option<InodeId>,
+}
+
+fn place(view: &dyn View, link: &LinkRecord, key: &str) -> Result<Place, Failure> {
+    let spec = spec_of(&link.bucket)?;
+    let Some(path) = key.trim_end_matches('/').strip_prefix(spec.prefix()) else {
+        return Ok(Place::default());
+    };
+    let mut directory = link.directory;
+    let (above, last) = path.rsplit_once('/').map_or((None, path), |(a, l)| (Some(a), l));
+    for part in above.into_iter().flat_map(|above| above.split('/')) {
+        let Ok(name) = FileName::parse(part.as_bytes()) else { return Ok(Place::default()) };
+        match tree::entry(view, directory, &name).map_err(broken)? {
+            Some(entry) => directory = entry.inode,
+            None => return Ok(Place::default()),
+        }
+    }
+    let Ok(name) = FileName::parse(last.as_bytes()) else { return Ok(Place::default()) };
+    let entry = tree::entry(view, directory, &name).map_err(broken)?;
+    let inode = entry.map(|entry| tree::named(view, &entry).map_err(broken)).transpose()?;
+    let moved = view.get(&keys::moved_file(directory, name.as_bytes())).map_err(broken)?;
+    let moved = moved.and_then(|id| id.as_slice().try_into().ok().map(u64::from_be_bytes));
+    Ok(Place { inode, moved: moved.map(InodeId) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_put_off_longer_each_time_and_never_for_ever() {
+        let pause =
+            |attempts: u32| (FAILURE_PAUSE * (1 << attempts.min(10))).min(FAILURE_PAUSE_MAX);
+        assert!(pause(1) < pause(2) && pause(2) < pause(5));
+        assert_eq!(pause(40), FAILURE_PAUSE_MAX);
+    }
+}

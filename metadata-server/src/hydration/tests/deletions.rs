@@ -1,0 +1,310 @@
+//! What is removed here is deleted in the bucket, where the link says so: that version, when nobody
+//! here needs it any more, and never before.
+
+use std::{fs, time::Duration};
+
+use millrace_protocol::{
+    admin::{Job, JobKind, JobState, StartJob},
+    bucket::{DeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation},
+    cluster::LinkMode,
+    job_options::{JobOptions, StartWithOptions},
+    metadata::RenameMode,
+    selection::Selection,
+};
+use millrace_types::{ErrorKind, FileName};
+
+use super::server::{Fault, ROOT, World};
+use crate::{
+    command::{self, Command},
+    hydration::Environment,
+    namespace::ObjectState,
+};
+
+impl World {
+    async fn propagate(&self, on: bool) -> Vec<DeletePropagation> {
+        let request = SetDeletePropagation { path: b"/data".to_vec(), on };
+        self.hydration.set_delete_propagation(&request).await.unwrap()
+    }
+
+    async fn propagating() -> Self {
+        let world = Self::new(LinkMode::ImportExport).await;
+        assert_eq!(world.propagate(true).await.len(), 1);
+        world
+    }
+
+    async fn remove_name(&self, path: &str, directory: bool) {
+        let (above, name) = path.rsplit_once('/').unwrap();
+        let remove = command::Remove {
+            caller: ROOT,
+            parent: self.find(above).await.unwrap().id,
+            name: FileName::parse(name.as_bytes()).unwrap(),
+            directory,
+            readers: Vec::new(),
+        };
+        self.server.execute(Command::Remove(remove), false).await.unwrap();
+    }
+
+    async fn move_name(&self, from: &str, to: &str) {
+        let (above, source_name) = from.rsplit_once('/').unwrap();
+        let (below, target_name) = to.rsplit_once('/').unwrap();
+        let rename = command::Rename {
+            caller: ROOT,
+            source_parent: self.find(above).await.unwrap().id,
+            source_name: FileName::parse(source_name.as_bytes()).unwrap(),
+            target_parent: self.find(below).await.unwrap().id,
+            target_name: FileName::parse(target_name.as_bytes()).unwrap(),
+            mode: RenameMode::Replace,
+            readers: Vec::new(),
+        };
+        self.server.execute(Command::Rename(rename), false).await.unwrap();
+    }
+
+    async fn deletes(&self) -> DeletePropagation {
+        self.hydration.list_delete_propagation().await.unwrap().remove(0)
+    }
+
+    async fn export_all(&self) -> Job {
+        self.job(JobKind::Export, "/data").await
+    }
+}
+
+#[tokio::test]
+async fn a_removed_file_takes_its_object_along_with_the_next_export_and_only_if_the_link_says_so() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for name in ["kept", "gone", "other"] {
+        world.put(name, b"content");
+    }
+    for name in ["kept", "gone", "other"] {
+        world.find(&format!("/data/{name}")).await.unwrap();
+    }
+    world.remove_name("/data/kept", false).await;
+    world.propagate(true).await;
+    world.remove_name("/data/gone", false).await;
+    assert!(world.object("gone").exists() && world.deletes().await.waiting == 1);
+    let job = world.export_all().await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 2), "{:?}", job.failures);
+    assert!(!world.object("gone").exists());
+    assert!(world.object("kept").exists(), "it was removed before the link said so");
+    assert!(world.object("other").exists());
+    let deletes = world.deletes().await;
+    assert_eq!((deletes.waiting, deletes.deleted, deletes.failing), (0, 1, 0));
+    world.remove_name("/data/other", false).await;
+    assert!(world.propagate(false).await.is_empty());
+    world.export_all().await;
+    assert!(world.object("other").exists(), "what waits when it ends stays");
+}
+
+#[tokio::test]
+async fn another_version_than_the_removed_one_stays_and_comes_back() {
+    let world = World::propagating().await;
+    world.put("file", b"mine");
+    world.find("/data/file").await.unwrap();
+    world.remove_name("/data/file", false).await;
+    world.put("file", b"somebody else's");
+    let job = world.export_all().await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(fs::read(world.object("file")).unwrap(), b"somebody else's");
+    assert_eq!(world.deletes().await.waiting, 0);
+    world.job(JobKind::Import, "/data").await;
+    assert_eq!(world.state("/data/file").await, ObjectState::Clean);
+}
+
+#[tokio::test]
+async fn a_renamed_file_stands_under_its_new_key_before_the_old_object_goes() {
+    let world = World::propagating().await;
+    let file = world.write("/data/old", b"content").await;
+    world.export_all().await;
+    world.move_name("/data/old", "/data/new").await;
+    assert_eq!(world.deletes().await.waiting, 0, "the only copy is needed");
+    // The export fails: nothing is deleted.
+    world.server.faults.lock().unwrap().push_back(Fault::Fail(ErrorKind::Lost));
+    let job = world.export_all().await;
+    assert_eq!(job.state, JobState::Failed);
+    assert!(world.object("old").exists() && !world.object("new").exists());
+    let job = world.export_all().await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(fs::read(world.object("new")).unwrap(), b"content");
+    assert!(!world.object("old").exists());
+    // One that was renamed and removed before its export leaves nothing.
+    world.move_name("/data/new", "/data/newer").await;
+    world.remove_name("/data/newer", false).await;
+    world.export_all().await;
+    assert!(!world.object("new").exists() && !world.object("newer").exists());
+    assert!(world.server.files.lock().unwrap().contains_key(&file));
+}
+
+#[tokio::test]
+async fn a_renamed_directory_moves_with_its_marks() {
+    let world = World::propagating().await;
+    world.make_directory("/data/tmp").await;
+    world.write("/data/tmp/a", b"a").await;
+    world.export_all().await;
+    world.move_name("/data/tmp", "/data/step").await;
+    let job = world.export_all().await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(fs::read(world.object("step/a")).unwrap(), b"a");
+    assert!(!world.object("tmp/a").exists());
+    world.export_all().await;
+    assert!(!world.object("tmp").exists());
+    world.remove_name("/data/step/a", false).await;
+    world.remove_name("/data/step", true).await;
+    world.export_all().await;
+    world.export_all().await;
+    assert!(!world.object("step").exists());
+    assert_eq!(world.deletes().await.waiting, 0);
+}
+
+#[tokio::test]
+async fn a_checkpoint_renamed_over_the_last_one_replaces_its_object_which_is_never_missing() {
+    let world = World::propagating().await;
+    world.put("model.pt", b"first");
+    world.find("/data/model.pt").await.unwrap();
+    world.write("/data/model.tmp", b"second").await;
+    world.move_name("/data/model.tmp", "/data/model.pt").await;
+    // Its successor cannot go yet: the object stays until it is replaced.
+    let model = world.find("/data/model.pt").await.unwrap().id;
+    world.server.open_write(model).await;
+    let job = world.export_all().await;
+    assert_eq!(job.errors, 1, "it is open");
+    assert_eq!(fs::read(world.object("model.pt")).unwrap(), b"first");
+    assert_eq!(world.deletes().await.waiting, 1);
+    world.server.commit(model, 6).await;
+    let job = world.export_all().await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(fs::read(world.object("model.pt")).unwrap(), b"second");
+    assert_eq!(world.deletes().await.waiting, 0);
+    assert_eq!(world.deletes().await.deleted, 0);
+}
+
+#[tokio::test]
+async fn a_file_with_another_name_and_one_that_is_open_keep_their_object() {
+    let world = World::propagating().await;
+    world.put("one", b"linked");
+    world.put("two", b"open");
+    let data = world.find("/data").await.unwrap().id;
+    let one = world.find("/data/one").await.unwrap().id;
+    let two = world.find("/data/two").await.unwrap().id;
+    let name = FileName::parse(b"again").unwrap();
+    let link = command::MakeLink { caller: ROOT, inode: one, parent: data, name };
+    world.server.execute(Command::MakeLink(link), false).await.unwrap();
+    world.remove_name("/data/one", false).await;
+    world.server.open_write(two).await;
+    world.remove_name("/data/two", false).await;
+    world.server.faults.lock().unwrap().push_back(Fault::Fail(ErrorKind::Lost));
+    world.export_all().await;
+    assert!(world.object("one").exists(), "its other name was not exported yet");
+    assert!(world.object("two").exists(), "somebody has it open");
+    world.server.commit(two, 4).await;
+    world.server.files.lock().unwrap().insert(one, b"linked".to_vec());
+    world.export_all().await;
+    assert!(!world.object("two").exists());
+    assert_eq!(fs::read(world.object("again")).unwrap(), b"linked");
+    assert!(!world.object("one").exists());
+}
+
+#[tokio::test]
+async fn links_that_export_by_themselves_delete_by_themselves_after_the_quiet_time() {
+    let world = World::propagating().await;
+    let set = SetAutoExport { path: b"/data".to_vec(), quiet_seconds: Some(60) };
+    world.hydration.set_auto_export(&set).await.unwrap();
+    world.put("file", b"content");
+    world.find("/data/file").await.unwrap();
+    world.remove_name("/data/file", false).await;
+    world.run_beside(tokio::time::sleep(Duration::from_millis(10))).await;
+    assert!(world.object("file").exists(), "not before the time");
+    world.server.pass(Duration::from_secs(61));
+    let gone = async {
+        while world.deletes().await.waiting > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    world.run_beside(gone).await;
+    assert!(!world.object("file").exists());
+}
+
+#[tokio::test]
+async fn what_cannot_be_deleted_is_told_and_tried_again() {
+    let mut world = World::propagating().await;
+    world.put("sub/file", b"content");
+    world.find("/data/sub/file").await.unwrap();
+    world.remove_name("/data/sub/file", false).await;
+    // The bucket is away.
+    let (there, away) = (world.object(""), world.bucket_dir.path().with_extension("away"));
+    fs::rename(&there, &away).unwrap();
+    let job = world.export_all().await;
+    assert_eq!(job.state, JobState::Failed);
+    let deletes = world.deletes().await;
+    assert_eq!((deletes.waiting, deletes.failing), (1, 1));
+    assert_eq!(deletes.failures[0].path, b"sub/file");
+    fs::rename(&away, &there).unwrap();
+    // Nothing of it is only in memory.
+    world.restart();
+    let job = world.export_all().await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert!(!world.object("sub/file").exists());
+    assert_eq!(world.deletes().await.failing, 0);
+}
+
+#[tokio::test]
+async fn a_part_of_a_tree_a_dry_run_and_a_link_that_does_not_export_delete_nothing() {
+    let world = World::propagating().await;
+    world.put("file", b"content");
+    world.make_directory("/data/sub").await;
+    world.find("/data/file").await.unwrap();
+    world.remove_name("/data/file", false).await;
+    let start = |path: &str| StartJob {
+        caller: ROOT,
+        kind: JobKind::Export,
+        path: path.as_bytes().to_vec(),
+    };
+    let everything = Selection::default();
+    let some = Selection { include: vec!["*.pt".to_owned()], ..Selection::default() };
+    for (path, selection, dry_run) in [
+        ("/data", some, false),
+        ("/data", everything.clone(), true),
+        ("/data/sub", everything, false),
+    ] {
+        let (start, options) = (start(path), JobOptions::default());
+        let request = StartWithOptions { start, selection, dry_run, options };
+        let id = world.hydration.start_with_options(b"", &request).await.unwrap().id;
+        world.run_until(|job| job.id == id && job.state.is_final()).await;
+        assert!(world.object("file").exists(), "{path} {dry_run}");
+    }
+    let other = World::new(LinkMode::Import).await;
+    let request = SetDeletePropagation { path: b"/data".to_vec(), on: true };
+    let refused = other.hydration.set_delete_propagation(&request).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::ReadOnly);
+}
+
+#[tokio::test]
+async fn unfinished_uploads_are_listed_and_old_ones_that_nobody_uses_are_aborted() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let metadata = millrace_object_source::Metadata::default();
+    let stale = world.bucket.create_upload("run/stale", &metadata).await.unwrap();
+    let used = world.bucket.create_upload("run/used", &metadata).await.unwrap();
+    let record = command::RecordCopy {
+        job: millrace_types::JobId(1),
+        inode: millrace_types::InodeId(77),
+        bucket: super::server::bucket_of(world.bucket_dir.path()),
+        key: "run/used".to_owned(),
+        generation: millrace_types::ContentGeneration(1),
+        change_count: millrace_types::ChangeCount(1),
+        size: 1,
+        part_size: 1,
+        upload_id: Some(used.as_str().to_owned()),
+    };
+    world.server.execute(Command::RecordCopy(Box::new(record)), true).await.unwrap();
+    let list = |age| ListUploads { path: b"/data".to_vec(), abort_older_than_seconds: age };
+    let told = world.hydration.list_uploads(&list(None)).await.unwrap();
+    let keys: Vec<_> =
+        told.uploads.iter().map(|one| (one.key.as_str(), one.is_used, one.aborted)).collect();
+    assert_eq!(keys, [("run/stale", false, false), ("run/used", true, false)]);
+    // The server's clock is far behind the bucket's here: nothing is old.
+    let told = world.hydration.list_uploads(&list(Some(0))).await.unwrap();
+    assert_eq!((told.total, told.aborted), (2, 0));
+    world.server.pass(Duration::from_secs(4_000_000_000));
+    let told = world.hydration.list_uploads(&list(Some(3600))).await.unwrap();
+    assert_eq!((told.total, told.aborted), (2, 1));
+    assert!(world.bucket.list_uploads("run/stale").await.unwrap().is_empty(), "{stale:?}");
+    assert_eq!(world.bucket.list_uploads("run/used").await.unwrap(), [used]);
+}
