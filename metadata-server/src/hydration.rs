@@ -372,7 +372,9 @@ impl<E: Environment> Hydration<E> {
     pub async fn show_job_detail(&self, id: JobId) -> Result<JobDetailReply, Failure> {
         let targets = self.environment.map().await?.targets.len();
         let detail = self.jobs.detail(id).await?;
-        Ok(JobDetailReply { detail, targets: u32::try_from(targets).unwrap_or(u32::MAX) })
+        let source = self.jobs.source(id).await?;
+        let targets = u32::try_from(targets).unwrap_or(u32::MAX);
+        Ok(JobDetailReply { detail, targets, source })
     }
 
     /// A part of a job's report.

@@ -90,6 +90,13 @@ fn what_a_bucket_was_asked_is_listed_by_kind_over_all_daemons() -> Result<()> {
     Ok(())
 }
 
+/// So many small objects in four directories.
+const FILL: &str = "
+for number in range(int(sys.argv[2])):
+    key = f'set/d{number % 4}/{number}'
+    client.put_object(Bucket='data', Key=key, Body=b'7' * 3000)
+";
+
 #[test]
 fn a_job_over_a_list_of_many_files_goes_on_after_a_kill_and_tells_what_is_not_there() -> Result<()>
 {
@@ -97,9 +104,7 @@ fn a_job_over_a_list_of_many_files_goes_on_after_a_kill_and_tells_what_is_not_th
     // Names of files that are not there: a list of any length is read in pages.
     const MISSING: u64 = 20_000;
     let bucket = Bucket::start()?;
-    for number in 0..FILES {
-        bucket.put(&format!("set/d{}/{number}", number % 4), &[7; 3_000])?;
-    }
+    bucket.script(FILL, &[&FILES.to_string()])?;
     let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
     let link = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
     cluster.cli(&[&link[..], &["--fetch", "asked"]].concat())?.ok()?;

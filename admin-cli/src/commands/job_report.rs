@@ -1,4 +1,4 @@
-//! `millrace job report ID [--format csv] [--out FILE | --to KEY|URL]`: what became of each file of a job.
+//! `millrace job report ID [--format csv] [--out FILE | --to KEY|URL]`: what became of each file.
 
 use std::{
     io::{self, BufRead as _, Write},

@@ -1,4 +1,4 @@
-//! `millrace link list --requests`: what the buckets of the links were asked, and so what they cost.
+//! `millrace link list --requests`: what the buckets of the links were asked: what they cost.
 
 use std::collections::HashMap;
 

@@ -10,17 +10,27 @@ use millrace_types::ByteLen;
 
 use crate::{connection::Connection, context::CALLER, output::counted, watch::say};
 
-/// Says what `job` fetches and from where, as far as that is known in a moment; of the whole tree at
-/// `path`, or of a part of it.
-pub(super) async fn tell(connection: &Connection, job: &Job, path: &[u8], is_part: bool) {
+/// What of the tree at `path` is not here, as far as that is known in a moment.
+pub(super) async fn look(connection: &Connection, path: &[u8]) -> Option<StateReply> {
     let request = ShowState { caller: CALLER, path: path.to_vec() };
     let state = tokio::time::timeout(PATIENCE, connection.request(&request)).await;
-    let detail = connection.request(&ShowJobDetail { id: job.id }).await;
-    let targets = detail.map_or(0, |reply| reply.targets);
-    say(&words(state.ok().and_then(Result::ok).as_ref(), targets, is_part));
+    state.ok().and_then(Result::ok)
 }
 
-fn words(state: Option<&StateReply>, targets: u32, is_part: bool) -> String {
+/// Says what `job` fetches and from where; `state` is of its tree, and it does all of that or a
+/// part.
+pub(super) async fn tell(
+    connection: &Connection,
+    job: &Job,
+    state: Option<&StateReply>,
+    is_part: bool,
+) {
+    let reply = connection.request(&ShowJobDetail { id: job.id }).await.ok();
+    let (targets, source) = reply.map_or((0, None), |reply| (reply.targets, reply.source));
+    say(&words(state, targets, source.as_deref(), is_part));
+}
+
+fn words(state: Option<&StateReply>, targets: u32, source: Option<&str>, is_part: bool) -> String {
     let to = match targets {
         0 => String::new(),
         targets => format!(" to {}", counted(targets.into(), "target")),
@@ -28,8 +38,8 @@ fn words(state: Option<&StateReply>, targets: u32, is_part: bool) -> String {
     let Some(state) = state else {
         return format!("fetches{to} what is not here; how much that is, it counts as it goes");
     };
-    let origin = state.origin.as_ref();
-    let from = origin.map_or("the linked buckets", |(url, _)| url.as_str());
+    let origin = state.origin.as_ref().map(|(url, _)| url.as_str());
+    let from = source.or(origin).unwrap_or("the linked buckets");
     let (files, bytes) = match state.directory {
         true => {
             let away = [FileState::Released, FileState::Partial];
@@ -74,19 +84,19 @@ mod tests {
                 sum(FileState::Hydrated, 9, 9 << 20),
             ],
             unlisted_directories: 0,
-            origin: Some(("s3://data/train/".to_owned(), String::new())),
+            origin: None,
         };
         let expected = "fetches up to 4 files, 3 MiB from s3://data/train/ to 2 targets";
-        assert_eq!(words(Some(&state), 2, false), expected);
-        let part = StateReply { unlisted_directories: 2, origin: None, ..state };
-        let text = words(Some(&part), 0, true);
+        assert_eq!(words(Some(&state), 2, Some("s3://data/train/"), false), expected);
+        let part = StateReply { unlisted_directories: 2, ..state };
+        let text = words(Some(&part), 0, None, true);
         assert!(text.contains("of the chosen files at most 4 files"), "{text}");
         assert!(text.contains("the linked buckets;") && text.contains("nobody"), "{text}");
         let file = StateReply { directory: false, sums: Vec::new(), ..part };
         assert!(
-            words(Some(&file), 1, false).contains("1 file, 2 MiB"),
+            words(Some(&file), 1, None, false).contains("1 file, 2 MiB"),
             "of it all but what is here"
         );
-        assert!(words(None, 1, false).contains("as it goes"));
+        assert!(words(None, 1, None, false).contains("as it goes"));
     }
 }

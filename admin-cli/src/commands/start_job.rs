@@ -90,7 +90,12 @@ async fn start(
     };
     let start = StartJob { caller: CALLER, kind, path };
     let Work { selection, dry_run, mut options, files } = work;
-    let whole = start.path.clone();
+    // Before it is started: a moment later it may have been done.
+    let is_told = kind == JobKind::Hydrate && !dry_run;
+    let state = match is_told {
+        true => preview::look(&connection, &start.path).await,
+        false => None,
+    };
     let is_part = !selection.is_everything() || files.is_some();
     if let Some(Files { file, zero_ended }) = files {
         options.files = Some(file_list::send(&connection, &file, zero_ended, &named).await?);
@@ -104,8 +109,8 @@ async fn start(
         connection.request(&start).await
     };
     let job = reply.context(at(&named))?.job;
-    if kind == JobKind::Hydrate && !dry_run {
-        preview::tell(&connection, &job, &whole, is_part).await;
+    if is_told {
+        preview::tell(&connection, &job, state.as_ref(), is_part).await;
     }
     watch::report(context, &connection, job, wait).await
 }

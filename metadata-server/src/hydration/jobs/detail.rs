@@ -10,7 +10,10 @@ use millrace_types::{Failure, JobId};
 use super::{Environment, Jobs, progress::Progress};
 use crate::{
     command::{Command, NoteJobDetail},
-    hydration::import::broken,
+    hydration::{
+        destination::prefix_of,
+        import::{broken, linked_anywhere, spec_of},
+    },
     store::{
         keys,
         records::{self, JobDetailRecord},
@@ -54,6 +57,20 @@ impl<E: Environment> Jobs<E> {
             Some(work) if work.before.get().is_some() => Ok(work.detail()),
             _ => self.recorded(id).await,
         }
+    }
+
+    /// The URL of what a job's directory shows of a bucket.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](millrace_types::ErrorKind::NotFound).
+    pub async fn source(&self, id: JobId) -> Result<Option<String>, Failure> {
+        let root = self.record(id).await?.root;
+        let query = self.environment.read(move |view| {
+            let (linked, prefix) = (linked_anywhere(view, root)?, prefix_of(view, root)?);
+            let Some((linked, prefix)) = linked.zip(prefix) else { return Ok(None) };
+            Ok(Some(spec_of(&linked.bucket)?.url_of(&prefix)))
+        });
+        query.await
     }
 
     /// Goes on with what was counted before.

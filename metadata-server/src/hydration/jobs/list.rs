@@ -22,9 +22,11 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
                         context.fail_id(inode.id, failure).await;
                         continue;
                     }
-                    context.progress.found(inode.id, inode.size);
-                    context.progress.moved(inode.size);
-                    context.done_id(inode.id, inode.size).await;
+                    // Of a directory the size is how many entries it has.
+                    let bytes = if inode.is_directory() { 0 } else { inode.size };
+                    context.progress.found(inode.id, bytes);
+                    context.progress.moved(bytes);
+                    context.done_id(inode.id, bytes).await;
                 }
             }
             Err(unfound) => context.fail(unfound).await,

@@ -168,7 +168,11 @@ async fn a_job_tells_what_it_asked_and_how_far_each_directory_is() {
     let before = world.bucket.counters().by_class();
     let imported = world.job(JobKind::Import, "/data").await;
     let after = world.bucket.counters().by_class();
-    let told = world.hydration.show_job_detail(imported.id).await.unwrap().detail;
+    let told = world.hydration.show_job_detail(imported.id).await.unwrap();
+    assert_eq!(told.targets, 2);
+    let bucket = format!("file://{}/", world.bucket_dir.path().display());
+    assert_eq!(told.source, Some(bucket));
+    let told = told.detail;
     assert!(told.requests.list >= 4, "{told:?}");
     assert_eq!(told.requests.list, after[0] - before[0], "nobody else asked");
 

@@ -31,12 +31,14 @@ pub(super) fn all() -> Vec<Sample> {
     };
     let others = DirectoryProgress { name: Vec::new(), files_total: 16, ..directory.clone() };
     let detail = JobDetail { requests, directories: vec![directory], others };
+    let source = Some("s3://data/train/".to_owned());
+    let detail_reply = JobDetailReply { detail, targets: 17, source };
     let put = PutReport { caller: caller(), id: JobId(8), to: "logs/8".into(), table: true };
     let put_reply = PutReportReply { url: "s3://data/logs/8".into(), size: 18 };
     let tallied = Tallied { kind: RequestKind::Hydrate.code(), request: vec![1, 2, 3] };
     [
         pair(&append, &FilesReply { list }),
-        pair(&ShowJobDetail { id: JobId(8) }, &JobDetailReply { detail, targets: 17 }),
+        pair(&ShowJobDetail { id: JobId(8) }, &detail_reply),
         pair(&put, &put_reply),
         pair(&tallied, &TalliedReply { answer: Ok(vec![4, 5]), requests }),
     ]
