@@ -40,7 +40,7 @@ impl Daemon {
         let read = move || {
             let (pieces, arriving) = mpsc::channel(AHEAD);
             // Nobody listens any more when the request was given up; then nothing comes.
-            let _ = begin.send(pieces);
+            drop(begin.send(pieces));
             stream::unfold(arriving, |mut arriving| async {
                 arriving.recv().await.map(|piece| (piece, arriving))
             })
@@ -89,7 +89,7 @@ impl Daemon {
                 Ok(piece) => piece,
                 Err(failure) => {
                     let message = failure.to_string();
-                    let _ = attempt.send(Err(BucketError::Invalid { message })).await;
+                    drop(attempt.send(Err(BucketError::Invalid { message })).await);
                     return Some(Err(failure));
                 }
             };
