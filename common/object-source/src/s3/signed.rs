@@ -5,14 +5,14 @@ use std::{future::poll_fn, time::Instant};
 use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, header};
 use object_store::{
     aws::{AwsAuthorizer, AwsCredentialProvider},
     client::{HttpClient, HttpRequest, HttpRequestBody},
 };
 
 use super::{address::Address, answer};
-use crate::{Error, Settings, pace::Pace, transport};
+use crate::{Error, Settings, WHOLE_LEN_MAX, pace::Pace, transport};
 
 /// Signs, sends, repeats.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ impl Signer {
             .map_err(|error| transport::unreachable(&error, self.address.endpoint()))?;
         let (head, body) = answer.into_parts();
         let mut stream = body.bytes_stream();
-        let mut bytes = BytesMut::new();
+        let mut bytes = BytesMut::with_capacity(announced(&head.headers));
         let mut pace = Pace::new(self.settings.read_timeout);
         // A long completion may take minutes, over which S3 sends a blank now and then.
         let has_pace = ask.method == Method::GET;
@@ -177,4 +177,12 @@ impl Signer {
     pub(super) fn backoff(&self) -> ExponentialBuilder {
         self.backoff
     }
+}
+
+/// Bytes of an answer as far as it says so itself, and room is made for at once: growing would copy
+/// a small object several times.
+fn announced(headers: &HeaderMap) -> usize {
+    let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    let length = length.and_then(|length| length.parse::<u64>().ok()).unwrap_or(0);
+    usize::try_from(length.min(WHOLE_LEN_MAX)).unwrap_or(0)
 }

@@ -116,7 +116,7 @@ async fn what_is_fetched_behind_a_read_is_what_the_link_says() {
             tokio::task::yield_now().await;
         }
     };
-    world.run_beside(work).await;
+    Box::pin(world.run_beside(work)).await;
 }
 
 #[tokio::test]

@@ -3,14 +3,14 @@
 use millrace_metadata_server::{
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
-        DropDirectory, ForgetEntries, FoundObject, ImportEntries, ImportEntry, ImportKind,
-        JobCounts, NoteJobDetail, ObserveObject, ResolveConflict, SetAutoExport, SetFetchPolicy,
-        SetLinkOptions, UpdateJob,
+        DropDirectory, ForgetDeletion, ForgetEntries, FoundObject, ImportEntries, ImportEntry,
+        ImportKind, JobCounts, NoteJobDetail, ObserveObject, RecordCopy, ResolveConflict,
+        SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions, UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
         View, keys,
-        records::{Export, JobRecord, LinkRecord},
+        records::{DeletionRecord, Export, JobRecord, LinkRecord},
     },
 };
 use millrace_protocol::{
@@ -23,7 +23,9 @@ use millrace_protocol::{
     requests::RequestCounts,
     selection::Selection,
 };
-use millrace_types::{ErrorKind, FileName, InodeId, JobId, LinkId, MIB, Timestamp};
+use millrace_types::{
+    ChangeCount, ContentGeneration, ErrorKind, FileName, InodeId, JobId, LinkId, MIB, Timestamp,
+};
 
 use super::Commands;
 use crate::chance::{percent, pick};
@@ -178,8 +180,25 @@ impl Commands {
         let (inode, id) = known
             .filter(|_| percent(&self.random, 95))
             .map_or_else(|| (self.file(view).id, 1), |(inode, export)| (InodeId(inode), export.id));
-        match self.random.within(0..5) {
+        match self.random.within(0..7) {
             0 => Command::AbortExport { inode, export: id },
+            5 => Command::RecordCopy(Box::new(RecordCopy {
+                job: JobId(1),
+                inode,
+                bucket: Bucket {
+                    url: "s3://copies".to_owned(),
+                    endpoint: None,
+                    region: None,
+                    credentials: None,
+                },
+                key: "copy".to_owned(),
+                generation: ContentGeneration(1),
+                change_count: ChangeCount(1),
+                size: 16 * MIB,
+                part_size: 8 * MIB,
+                upload_id: percent(&self.random, 50).then(|| "upload-8".to_owned()),
+            })),
+            6 => Command::ForgetCopy { job: JobId(1), inode },
             4 => Command::ReopenExport { inode, export: id },
             1 => Command::RecordUpload { inode, export: id, upload_id: "upload-7".to_owned() },
             _ => {
@@ -194,7 +213,23 @@ impl Commands {
             origin: self.origin(&self.name()),
             modified: Timestamp(1_710_000_000_000_000_000),
         });
-        match self.random.within(0..12) {
+        match self.random.within(0..14) {
+            12 => Command::SetDeletePropagation(SetDeletePropagation {
+                link: self.link(view),
+                on: percent(&self.random, 80),
+            }),
+            13 => {
+                let link = self.link(view);
+                let queued = tree::scan::<DeletionRecord>(view, &keys::deletions(link), 1);
+                let (key, tag, queued) = queued.unwrap().pop().map_or_else(
+                    || ("none".to_owned(), String::new(), Timestamp(0)),
+                    |(key, record)| {
+                        let key = keys::after(&key, &keys::deletions(link)).to_vec();
+                        (String::from_utf8(key).unwrap(), record.tag, record.queued)
+                    },
+                );
+                Command::ForgetDeletion(Box::new(ForgetDeletion { link, key, tag, queued }))
+            }
             10 => Command::SetFetchPolicy(SetFetchPolicy {
                 link: self.link(view),
                 policy: FetchPolicy::Chunk,
