@@ -254,7 +254,7 @@ impl<C: Cloud> World<C> {
         let mut texts = vec![self.cluster.cli(&["link", "list"])?.ok()?];
         texts.push(self.cluster.json(&["link", "list"])?.to_string());
         let secret = self.cloud.secret()?;
-        for daemon in ["metadata", "target-0", "target-1", "mount"] {
+        for daemon in ["metadata", "target-0", "target-1", "mount-0"] {
             let log = self.cluster.log(daemon);
             ensure!(!log.is_empty(), "{daemon} logs something");
             texts.push(log);
