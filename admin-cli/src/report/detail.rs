@@ -117,7 +117,8 @@ impl DirectoriesReport {
             let percent = match (row.bytes_total, row.files_total) {
                 (0, 0) => 100,
                 (0, files) => row.files_done.saturating_mul(100) / files,
-                (bytes, _) => (u128::from(row.bytes_done) * 100 / u128::from(bytes)) as u64,
+                // Both fit: no file system has 2^57 bytes.
+                (bytes, _) => row.bytes_done.saturating_mul(100) / bytes,
             };
             rows.add_row([
                 name.to_owned(),
