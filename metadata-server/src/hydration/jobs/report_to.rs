@@ -14,7 +14,7 @@ use millrace_protocol::{
     cluster::LinkMode,
     job_options::{FetchReport, PutReport, PutReportReply},
 };
-use millrace_types::{ErrorKind, Failure, JobId, MIB};
+use millrace_types::{ErrorKind, Failure, JobId};
 use serde::Deserialize;
 
 use super::{Environment, Jobs, blocking, outcomes};
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Bytes of a part; a report that has no more goes by one put.
-const PART_LEN: usize = 8 * MIB as usize;
+const PART_LEN: usize = 8 * 1024 * 1024;
 
 /// The key of the object's metadata that says which report it is.
 const MARK: &str = "millrace-report";

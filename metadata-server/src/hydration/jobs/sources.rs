@@ -121,7 +121,7 @@ impl Listed {
                 // All of the tree belongs to no directory below it.
                 Ok(inode) if inode.is_directory() => {
                     let walk = walk(inode.id, self.unlisted, self.viewer.as_ref());
-                    let branch = branch.or(inode.parent.map(|parent| parent.name));
+                    let branch = branch.or_else(|| inode.parent.map(|parent| parent.name));
                     self.walk = Some((walk, branch.filter(|_| inode.id != context.job.root)));
                 }
                 Ok(inode) => return Ok(Some(Page { inodes: VecDeque::from([inode]), branch })),
