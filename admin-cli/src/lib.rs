@@ -123,19 +123,17 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Target(command) => dispatch_target(context, command).await,
         Command::Fsck(command) => commands::fsck::run(context, command).await,
         Command::Metadata(command) => dispatch_metadata(context, command).await,
-        Command::Job(JobCommand::List) => commands::job_list::run(context).await,
-        Command::Job(JobCommand::Show(arguments)) => {
-            commands::job_show::run(context, arguments).await
-        }
-        Command::Job(JobCommand::Retry(arguments)) => {
-            commands::job_retry::run(context, arguments).await
-        }
-        Command::Job(JobCommand::Cancel(arguments)) => {
-            commands::job_cancel::run(context, arguments).await
-        }
-        Command::Job(JobCommand::Report(arguments)) => {
-            commands::job_report::run(context, arguments).await
-        }
+        Command::Job(command) => dispatch_job(context, command).await,
+    }
+}
+
+async fn dispatch_job(context: &Context, command: JobCommand) -> anyhow::Result<Exit> {
+    match command {
+        JobCommand::List => commands::job_list::run(context).await,
+        JobCommand::Show(arguments) => commands::job_show::run(context, arguments).await,
+        JobCommand::Retry(arguments) => commands::job_retry::run(context, arguments).await,
+        JobCommand::Cancel(arguments) => commands::job_cancel::run(context, arguments).await,
+        JobCommand::Report(arguments) => commands::job_report::run(context, arguments).await,
     }
 }
 

@@ -116,9 +116,8 @@ impl DirectoriesReport {
         for (name, row) in own.chain(others) {
             let percent = match (row.bytes_total, row.files_total) {
                 (0, 0) => 100,
-                (0, files) => row.files_done.saturating_mul(100) / files,
-                // Both fit: no file system has 2^57 bytes.
-                (bytes, _) => row.bytes_done.saturating_mul(100) / bytes,
+                (0, files) => u128::from(row.files_done) * 100 / u128::from(files),
+                (bytes, _) => u128::from(row.bytes_done) * 100 / u128::from(bytes),
             };
             rows.add_row([
                 name.to_owned(),

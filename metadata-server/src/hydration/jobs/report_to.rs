@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Bytes of a part; a report that has no more goes by one put.
-const PART_LEN: usize = 8 << 20;
+const PART_LEN: usize = 8 * 1024 * 1024;
 
 /// The key of the object's metadata that says which report it is.
 const MARK: &str = "millrace-report";
