@@ -53,6 +53,8 @@ pub struct Bucket {
     name: String,
 }
 
+/// What clouds do takes long, and futures of some KiB: those of Google and Azure are boxed, so that
+/// what waits for a bucket stays small.
 #[derive(Debug)]
 enum Kind {
     S3(Box<S3>),
@@ -125,8 +127,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.list_directory(prefix, after).await,
-            Kind::Google(google) => google.list_directory(prefix, after).await,
-            Kind::Azure(azure) => azure.list_directory(prefix, after).await,
+            Kind::Google(google) => Box::pin(google.list_directory(prefix, after)).await,
+            Kind::Azure(azure) => Box::pin(azure.list_directory(prefix, after)).await,
             Kind::Directory(directory) => directory.list(prefix, after).await,
         }
     }
@@ -140,8 +142,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.has_below(prefix).await,
-            Kind::Google(google) => google.has_below(prefix).await,
-            Kind::Azure(azure) => azure.has_below(prefix).await,
+            Kind::Google(google) => Box::pin(google.has_below(prefix)).await,
+            Kind::Azure(azure) => Box::pin(azure.has_below(prefix)).await,
             Kind::Directory(directory) => directory.has_below(prefix).await,
         }
     }
@@ -155,8 +157,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.head(key).await,
-            Kind::Google(google) => google.head(key).await,
-            Kind::Azure(azure) => azure.head(key).await,
+            Kind::Google(google) => Box::pin(google.head(key)).await,
+            Kind::Azure(azure) => Box::pin(azure.head(key)).await,
             Kind::Directory(directory) => directory.head(key).await,
         }
     }
@@ -170,8 +172,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.head_directory(prefix).await,
-            Kind::Google(google) => google.head_directory(prefix).await,
-            Kind::Azure(azure) => azure.head_directory(prefix).await,
+            Kind::Google(google) => Box::pin(google.head_directory(prefix)).await,
+            Kind::Azure(azure) => Box::pin(azure.head_directory(prefix)).await,
             Kind::Directory(directory) => directory.head_directory(prefix).await,
         }
     }
@@ -189,8 +191,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         let made = match &self.kind {
             Kind::S3(s3) => s3.mark_directory(prefix, metadata).await,
-            Kind::Google(google) => google.mark_directory(prefix, metadata).await,
-            Kind::Azure(azure) => azure.mark_directory(prefix, metadata).await,
+            Kind::Google(google) => Box::pin(google.mark_directory(prefix, metadata)).await,
+            Kind::Azure(azure) => Box::pin(azure.mark_directory(prefix, metadata)).await,
             Kind::Directory(directory) => directory.mark_directory(prefix, metadata).await,
         };
         match made {
@@ -218,8 +220,8 @@ impl Bucket {
         let permit = self.limits.acquire(len).await?;
         let stream = match &self.kind {
             Kind::S3(s3) => s3.get_range(key, range, if_match).await?,
-            Kind::Google(google) => google.get_range(key, range, if_match).await?,
-            Kind::Azure(azure) => azure.get_range(key, range, if_match).await?,
+            Kind::Google(google) => Box::pin(google.get_range(key, range, if_match)).await?,
+            Kind::Azure(azure) => Box::pin(azure.get_range(key, range, if_match)).await?,
             Kind::Directory(directory) => directory.get_range(key, range, if_match).await?,
         };
         let pace = Pace::new(self.patience);
@@ -249,7 +251,7 @@ impl Bucket {
             }
             Kind::Google(google) => {
                 let _permit = self.limits.acquire(size).await?;
-                let bytes = google.get_whole(key, size, if_match).await?;
+                let bytes = Box::pin(google.get_whole(key, size, if_match)).await?;
                 self.counters.receive(bytes.len());
                 Ok(bytes)
             }
@@ -276,8 +278,10 @@ impl Bucket {
         let _permit = self.limits.acquire(len_of(&body)).await?;
         match &self.kind {
             Kind::S3(s3) => s3.put_small(key, body, metadata, condition).await,
-            Kind::Google(google) => google.put_small(key, body, metadata, condition).await,
-            Kind::Azure(azure) => azure.put_small(key, body, metadata, condition).await,
+            Kind::Google(google) => {
+                Box::pin(google.put_small(key, body, metadata, condition)).await
+            }
+            Kind::Azure(azure) => Box::pin(azure.put_small(key, body, metadata, condition)).await,
             Kind::Directory(directory) => directory.put(key, body, metadata, condition).await,
         }
     }
@@ -333,8 +337,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.create_upload(key, metadata).await,
-            Kind::Google(google) => google.create_upload(key, metadata).await,
-            Kind::Azure(azure) => azure.create_upload(key, metadata).await,
+            Kind::Google(google) => Box::pin(google.create_upload(key, metadata)).await,
+            Kind::Azure(azure) => Box::pin(azure.create_upload(key, metadata)).await,
             Kind::Directory(directory) => directory.create_upload(key, metadata).await,
         }
     }
@@ -362,8 +366,8 @@ impl Bucket {
         let _permit = self.limits.acquire(len).await?;
         let tag = match &self.kind {
             Kind::S3(s3) => s3.put_part(key, upload, number, body).await?,
-            Kind::Google(google) => google.put_part(key, upload, number, body).await?,
-            Kind::Azure(azure) => azure.put_part(key, upload, number, body).await?,
+            Kind::Google(google) => Box::pin(google.put_part(key, upload, number, body)).await?,
+            Kind::Azure(azure) => Box::pin(azure.put_part(key, upload, number, body)).await?,
             Kind::Directory(directory) => directory.put_part(key, upload, offset, body).await?,
         };
         Ok(UploadedPart { number, tag, len })
@@ -427,8 +431,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.list_parts(key, upload).await,
-            Kind::Google(google) => google.list_parts(key, upload).await,
-            Kind::Azure(azure) => azure.list_parts(key, upload).await,
+            Kind::Google(google) => Box::pin(google.list_parts(key, upload)).await,
+            Kind::Azure(azure) => Box::pin(azure.list_parts(key, upload)).await,
             Kind::Directory(_) => Err(Error::Unsupported {
                 message: "a directory does not know which parts it has".to_owned(),
             }),
@@ -452,8 +456,12 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.complete_upload(key, upload, parts, condition).await,
-            Kind::Google(google) => google.complete_upload(key, upload, parts, condition).await,
-            Kind::Azure(azure) => azure.complete_upload(key, upload, parts, condition).await,
+            Kind::Google(google) => {
+                Box::pin(google.complete_upload(key, upload, parts, condition)).await
+            }
+            Kind::Azure(azure) => {
+                Box::pin(azure.complete_upload(key, upload, parts, condition)).await
+            }
             Kind::Directory(directory) => {
                 let size = parts.iter().map(|part| part.len).sum();
                 directory.complete_upload(key, upload, size, condition).await
@@ -470,8 +478,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.list_uploads(key).await,
-            Kind::Google(google) => google.list_uploads(key).await,
-            Kind::Azure(azure) => azure.list_uploads(key).await,
+            Kind::Google(google) => Box::pin(google.list_uploads(key)).await,
+            Kind::Azure(azure) => Box::pin(azure.list_uploads(key)).await,
             Kind::Directory(directory) => directory.list_uploads(key).await,
         }
     }
@@ -505,8 +513,8 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         let result = match &self.kind {
             Kind::S3(s3) => s3.abort_upload(key, upload).await,
-            Kind::Google(google) => google.abort_upload(key, upload).await,
-            Kind::Azure(azure) => azure.abort_upload(key, upload).await,
+            Kind::Google(google) => Box::pin(google.abort_upload(key, upload)).await,
+            Kind::Azure(azure) => Box::pin(azure.abort_upload(key, upload)).await,
             Kind::Directory(directory) => directory.abort_upload(key, upload).await,
         };
         match result {
@@ -525,8 +533,8 @@ impl Bucket {
         check_prefix(prefix)?;
         match &self.kind {
             Kind::S3(s3) => s3.check(prefix, write).await,
-            Kind::Google(google) => google.check(prefix, write).await,
-            Kind::Azure(azure) => azure.check(prefix, write).await,
+            Kind::Google(google) => Box::pin(google.check(prefix, write)).await,
+            Kind::Azure(azure) => Box::pin(azure.check(prefix, write)).await,
             Kind::Directory(directory) => directory.check(write).await,
         }
     }
