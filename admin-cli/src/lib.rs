@@ -99,21 +99,7 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Stripe(StripeCommand::Show(arguments)) => {
             commands::stripe_show::run(context, arguments).await
         }
-        Command::Link(LinkCommand::Add(arguments)) => {
-            commands::link_add::run(context, arguments).await
-        }
-        Command::Link(LinkCommand::Check(arguments)) => {
-            commands::link_check::run(context, arguments).await
-        }
-        Command::Link(LinkCommand::List(arguments)) => {
-            commands::link_list::run(context, arguments).await
-        }
-        Command::Link(LinkCommand::Set(arguments)) => {
-            commands::link_set::run(context, arguments).await
-        }
-        Command::Link(LinkCommand::Remove(arguments)) => {
-            commands::link_remove::run(context, arguments).await
-        }
+        Command::Link(command) => link(context, command).await,
         Command::Hydrate(arguments) => {
             commands::start_job::run_selected(context, JobKind::Hydrate, arguments).await
         }
@@ -150,6 +136,17 @@ async fn dispatch(context: &Context, command: Command) -> anyhow::Result<Exit> {
         Command::Job(JobCommand::Report(arguments)) => {
             commands::job_report::run(context, arguments).await
         }
+    }
+}
+
+async fn link(context: &Context, command: LinkCommand) -> anyhow::Result<Exit> {
+    match command {
+        LinkCommand::Add(arguments) => commands::link_add::run(context, arguments).await,
+        LinkCommand::Check(arguments) => commands::link_check::run(context, arguments).await,
+        LinkCommand::LeftOut(arguments) => commands::link_left_out::run(context, arguments).await,
+        LinkCommand::List(arguments) => commands::link_list::run(context, arguments).await,
+        LinkCommand::Set(arguments) => commands::link_set::run(context, arguments).await,
+        LinkCommand::Remove(arguments) => commands::link_remove::run(context, arguments).await,
     }
 }
 

@@ -12,6 +12,7 @@ use millrace_protocol::{
     ahead::LinkFetches,
     bucket::AutoExport,
     cluster::LinkMode,
+    refresh::RefreshInterval,
 };
 use serde::Serialize;
 
@@ -25,7 +26,9 @@ mod target;
 
 #[cfg(test)]
 pub(crate) use bucket::HostCheckReport;
-pub(crate) use bucket::{AutoExportReport, ConflictReport, FetchReport, LinkCheckReport};
+pub(crate) use bucket::{
+    AutoExportReport, ConflictReport, FetchReport, LeftOutReport, LinkCheckReport, RefreshReport,
+};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use selection::{JobOptionsReport, SelectionReport};
@@ -109,6 +112,9 @@ pub(crate) struct LinkReport {
     /// What is fetched behind reads; not part of `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fetch: Option<FetchReport>,
+    /// How it is listed again by itself, if it is; not part of `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) refresh: Option<RefreshReport>,
 }
 
 /// How a link follows its bucket.
@@ -301,6 +307,7 @@ impl From<&LinkStatus> for LinkReport {
             options: None,
             auto_export: None,
             fetch: None,
+            refresh: None,
         }
     }
 }
@@ -323,6 +330,12 @@ impl LinkReport {
     pub(crate) fn with_auto_export(self, known: &[AutoExport]) -> Self {
         let own = known.iter().find(|export| export.link.0 == self.id);
         Self { auto_export: own.map(AutoExportReport::from), ..self }
+    }
+
+    /// The same with how it is listed again by itself.
+    pub(crate) fn with_refreshes(self, known: &[RefreshInterval]) -> Self {
+        let own = known.iter().find(|refresh| refresh.link.0 == self.id);
+        Self { refresh: own.map(RefreshReport::from), ..self }
     }
 
     /// The same with what is fetched behind reads.

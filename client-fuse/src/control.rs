@@ -15,6 +15,7 @@ use millrace_protocol::{
     },
     control::{DescribeMount, MountDescription},
     job_options::{FetchReport, ShowJobOptions, StartWithOptions},
+    left_out::ShowLeftOut,
     release::SetPin,
     selection::{RetryJob, ShowSelection, StartSelected},
     session::Caller,
@@ -92,6 +93,10 @@ impl LocalService for Control {
             *to = asking.clone();
             self.whole_path(path)
         };
+        let own = |to: &mut Caller| {
+            *to = asking.clone();
+            Ok(())
+        };
         match call.kind() {
             RequestKind::DescribeMount => call.reply::<DescribeMount>(&self.description),
             RequestKind::ShowLayout => {
@@ -113,6 +118,9 @@ impl LocalService for Control {
             RequestKind::SetPin => {
                 self.forward(call, |r: &mut SetPin| named(&mut r.caller, &mut r.path)).await;
             }
+            RequestKind::ShowLeftOut => {
+                self.forward(call, |r: &mut ShowLeftOut| named(&mut r.caller, &mut r.path)).await;
+            }
             RequestKind::StartSelected => {
                 let amend = |r: &mut StartSelected| named(&mut r.start.caller, &mut r.start.path);
                 self.forward(call, amend).await;
@@ -123,31 +131,19 @@ impl LocalService for Control {
                 self.forward(call, amend).await;
             }
             RequestKind::FetchReport => {
-                let amend = |request: &mut FetchReport| {
-                    request.caller = asking.clone();
-                    Ok(())
-                };
-                self.forward(call, amend).await;
+                self.forward(call, |r: &mut FetchReport| own(&mut r.caller)).await;
             }
             RequestKind::ShowJobOptions => {
                 self.forward(call, |_: &mut ShowJobOptions| Ok(())).await;
             }
             RequestKind::RetryJob => {
-                let amend = |request: &mut RetryJob| {
-                    request.caller = asking.clone();
-                    Ok(())
-                };
-                self.forward(call, amend).await;
+                self.forward(call, |r: &mut RetryJob| own(&mut r.caller)).await;
             }
             RequestKind::ShowSelection => self.forward(call, |_: &mut ShowSelection| Ok(())).await,
             RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
             RequestKind::ListJobs => self.forward(call, |_: &mut ListJobs| Ok(())).await,
             RequestKind::CancelJob => {
-                let amend = |request: &mut CancelJob| {
-                    request.caller = asking.clone();
-                    Ok(())
-                };
-                self.forward(call, amend).await;
+                self.forward(call, |r: &mut CancelJob| own(&mut r.caller)).await;
             }
             other => {
                 let words = format!("{} is not for a mount's socket", other.name());

@@ -65,7 +65,8 @@ pub(crate) use trust::unnamed;
 /// | 7     | links that export by themselves                                                  |
 /// | 8     | links that say what is fetched behind reads                                      |
 /// | 9     | exports that are known until all targets know of them; exports with a manifest   |
-/// | 10    | options of jobs                                                                  |
+/// | 10    | options of jobs; keys that are left out; links that are listed by themselves;    |
+/// |       | a directory takes the place of an object of its name                             |
 pub const FEATURE_LEVEL: u32 = 10;
 
 /// The level at which every log begins, whichever program made it.
@@ -190,6 +191,8 @@ fn dispatch(
         Command::ReopenExport { inode, export } => export::reopen(tx, *inode, *export),
         Command::AddPublication(job) => job::add_publication(tx, job),
         Command::AddJobWithOptions(job) => job::add_with_options(tx, job),
+        Command::NoteLeftOut(note) => import::note_left_out(tx, note),
+        Command::SetRefreshInterval(set) => link::set_refresh_interval(tx, *set),
     }
     .inspect_err(|error| {
         tracing::trace!(?operation, ?command, %error, "command refused");

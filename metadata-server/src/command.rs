@@ -40,8 +40,8 @@ mod trust;
 
 pub use access::NoteReads;
 pub use bucket::{
-    DropDirectory, FoundObject, Observation, ObserveObject, ResolveConflict, SetAutoExport,
-    SetFetchPolicy, SetLinkOptions,
+    DropDirectory, FoundObject, NoteLeftOut, Observation, ObserveObject, ResolveConflict,
+    SetAutoExport, SetFetchPolicy, SetLinkOptions, SetRefreshInterval,
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{
@@ -220,6 +220,10 @@ pub enum Command {
     AddPublication(AddJob),
     /// Takes a job that is done in some way of its own into the queue.
     AddJobWithOptions(Box<AddJobWithOptions>),
+    /// Records what the last listing of a directory left out.
+    NoteLeftOut(NoteLeftOut),
+    /// Sets how often a link is listed again by itself.
+    SetRefreshInterval(SetRefreshInterval),
 }
 
 /// Makes an empty file system.

@@ -13,7 +13,7 @@ use std::{
 
 use async_trait::async_trait;
 use millrace_protocol::{
-    Request, RequestKind, admin, ahead, bucket, cluster, metadata, requests,
+    Request, RequestKind, admin, ahead, bucket, cluster, left_out, metadata, refresh, requests,
     session::{self, Role},
 };
 use millrace_runtime::Shutdown;
@@ -220,7 +220,7 @@ impl MetadataService {
             match need {
                 Need::Name { directory, name } => hydration.before_lookup(directory, &name).await,
                 Need::Listing(directory) => match hydration.before_list(directory, cookie).await? {
-                    Listing::Growing(_) | Listing::Complete => Ok(()),
+                    Listing::Growing(_) | Listing::Complete(_) => Ok(()),
                     Listing::Failed(failure) => Err(failure),
                 },
                 Need::Fresh { directory, name } => {
@@ -416,6 +416,13 @@ impl MetadataService {
             RequestKind::SetFetchPolicy => self.hydrate::<ahead::SetFetchPolicy>(call).await,
             RequestKind::ListFetchPolicies => {
                 self.hydrate::<ahead::ListFetchPolicies>(call).await;
+            }
+            RequestKind::ShowLeftOut => self.hydrate::<left_out::ShowLeftOut>(call).await,
+            RequestKind::SetRefreshInterval => {
+                self.hydrate::<refresh::SetRefreshInterval>(call).await;
+            }
+            RequestKind::ListRefreshIntervals => {
+                self.hydrate::<refresh::ListRefreshIntervals>(call).await;
             }
             RequestKind::ListLinks => self.run(call, Written, ops::admin::links).await,
             RequestKind::ListJobs => self.run(call, Written, ops::job::list).await,

@@ -2,7 +2,7 @@
 
 use millrace_protocol::admin::{ListLinkOptions, ListLinks};
 
-use super::{auto_export, fetch_policy, link_requests};
+use super::{auto_export, fetch_policy, link_requests, refresh_interval};
 use crate::{
     arguments::LinkListArguments,
     context::Context,
@@ -21,9 +21,11 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
     let options = connection.request(&ListLinkOptions {}).await?.links;
     let exports = auto_export::list(&connection).await?;
     let fetches = fetch_policy::list(&connection).await?;
+    let refreshes = refresh_interval::list(&connection).await?;
     let report = |link| {
         let report = LinkReport::from(link).with_options(&options);
-        report.with_auto_export(&exports).with_fetches(&fetches)
+        let report = report.with_auto_export(&exports).with_fetches(&fetches);
+        report.with_refreshes(&refreshes)
     };
     let reports: Vec<_> = reply.links.iter().map(report).collect();
     context.output.result(&reports, || {
@@ -41,17 +43,11 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
             "CREDENTIALS",
         ]);
         for link in &reports {
-            let refresh = match &link.options {
-                Some(options) if options.refresh_seconds > 0 => {
-                    format!("{} s", options.refresh_seconds)
-                }
-                _ => "-".to_owned(),
-            };
             links.add_row([
                 link.path.as_str(),
                 link.url.as_str(),
                 link.mode,
-                refresh.as_str(),
+                refresh_interval::column(link).as_str(),
                 auto_export::column(link).as_str(),
                 fetch_policy::column(link).as_str(),
                 link.endpoint.as_deref().unwrap_or("-"),
@@ -60,10 +56,14 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
         }
         let failing = reports.iter().filter_map(|link| link.auto_export.as_ref());
         let failing: Vec<_> = failing.flat_map(auto_export::complaints).collect();
-        match failing.is_empty() {
-            true => render(&links),
-            false => format!("{}\ncannot be sent:\n{}", render(&links), failing.join("\n")),
+        let unlisted: Vec<_> = reports.iter().filter_map(refresh_interval::complaint).collect();
+        let mut words = render(&links);
+        for (what, lines) in [("cannot be sent", failing), ("could not be listed", unlisted)] {
+            if !lines.is_empty() {
+                words += &format!("\n{what}:\n{}", lines.join("\n"));
+            }
         }
+        words
     })?;
     Ok(Exit::Done)
 }

@@ -10,6 +10,7 @@ use millrace_protocol::{
     selection::{Selection, StartSelected},
 };
 
+use super::link_left_out;
 use crate::{
     arguments::{ExportArguments, SelectArguments, StartArguments},
     context::{CALLER, Context, at},
@@ -71,7 +72,7 @@ async fn start(
 ) -> anyhow::Result<Exit> {
     let StartArguments { wait, path: named, .. } = arguments;
     let (connection, path) = context.at(&named).await?;
-    let start = StartJob { caller: CALLER, kind, path };
+    let start = StartJob { caller: CALLER, kind, path: path.clone() };
     let Work { selection, dry_run, options } = work;
     let reply = if options != JobOptions::default() {
         let request = StartWithOptions { start, selection, dry_run, options };
@@ -81,5 +82,13 @@ async fn start(
     } else {
         connection.request(&start).await
     };
-    watch::report(context, &connection, reply.context(at(&named))?.job, wait).await
+    let job = reply.context(at(&named))?.job;
+    let exit = watch::report(context, &connection, job, wait).await?;
+    if kind == JobKind::Import
+        && wait
+        && let Some(words) = link_left_out::after_import(&connection, path).await
+    {
+        watch::say(&words);
+    }
+    Ok(exit)
 }

@@ -105,6 +105,16 @@ impl Bucket {
         }
     }
 
+    /// Whether a listing may begin behind any name, at no higher cost than at the start.
+    #[must_use]
+    pub fn lists_ranges(&self) -> bool {
+        match &self.kind {
+            Kind::S3(_) => true,
+            // Each page reads the whole directory.
+            Kind::Directory(_) => false,
+        }
+    }
+
     /// Whether any key starts with `prefix` (which ends in `/`): whether it is a directory.
     ///
     /// # Errors

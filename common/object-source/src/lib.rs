@@ -33,7 +33,8 @@ pub use counters::{Counters, RequestClass};
 pub use error::Error;
 pub use link::{ANONYMOUS, LinkSpec, Location};
 pub use object::{
-    Condition, Continuation, Entry, EntryKind, Head, KEY_LEN_MAX, Metadata, ObjectVersion,
-    PARTS_MAX, Page, Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
+    Condition, Continuation, Entry, EntryKind, Head, KEY_LEN_MAX, LEFT_OUT_MAX, LeftOut,
+    LeftOutReason, Metadata, ObjectVersion, PARTS_MAX, Page, Tag, UploadId, UploadedPart,
+    WHOLE_LEN_MAX,
 };
 pub use settings::Settings;

@@ -62,8 +62,8 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, ahead, backup, bucket, cluster, control, fsck, job_options, lease, lock, loss,
-    metadata, release, requests, selection, session, storage, target, upkeep,
+    access, admin, ahead, backup, bucket, cluster, control, fsck, job_options, lease, left_out,
+    lock, loss, metadata, refresh, release, requests, selection, session, storage, target, upkeep,
 };
 
 requests! {
@@ -297,6 +297,13 @@ requests! {
     ShowFile = 0x0656, bucket::ShowFile => bucket::FileReply;
     /// What the buckets of all links were asked.
     ListRequests = 0x0657, requests::ListRequests => requests::RequestsReply;
+
+    /// Keys that can be no names.
+    ShowLeftOut = 0x0668, left_out::ShowLeftOut => left_out::LeftOutReply;
+    /// Sets how often a link is listed again by itself.
+    SetRefreshInterval = 0x0669, refresh::SetRefreshInterval => refresh::RefreshIntervalsReply;
+    /// The links that are listed again by themselves.
+    ListRefreshIntervals = 0x066a, refresh::ListRefreshIntervals => refresh::RefreshIntervalsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -7,7 +7,8 @@
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
 //! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`],
-//! [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`requests`], [`ahead`], [`fsck`],
+//! [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`left_out`], [`refresh`],
+//! [`requests`], [`ahead`], [`fsck`],
 //! [`backup`], [`control`].
 
 pub mod access;
@@ -24,9 +25,11 @@ pub mod fsck;
 pub mod job_options;
 pub mod kind;
 pub mod lease;
+pub mod left_out;
 pub mod lock;
 pub mod loss;
 pub mod metadata;
+pub mod refresh;
 pub mod release;
 pub mod requests;
 pub mod selection;

@@ -81,6 +81,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ListAutoExports
         | Kind::SetFetchPolicy
         | Kind::ListFetchPolicies
+        | Kind::SetRefreshInterval
+        | Kind::ListRefreshIntervals
         | Kind::ListRequests => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
@@ -98,6 +100,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ShowJobOptions
         | Kind::FetchReport
         | Kind::ShowSelection
+        | Kind::ShowLeftOut
         | Kind::RetryJob => &[Role::Admin, Role::Client],
         Kind::Attach
         | Kind::Read

@@ -79,6 +79,8 @@ variants!(
         ReopenExport,
         AddPublication,
         AddJobWithOptions,
+        NoteLeftOut,
+        SetRefreshInterval,
     }
 );
 

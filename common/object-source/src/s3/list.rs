@@ -9,7 +9,11 @@ use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
 use super::{S3, answer, signed::Ask};
-use crate::{Continuation, Entry, EntryKind, Error, ObjectVersion, Page};
+use crate::{
+    Continuation, Entry, EntryKind, Error, KEY_LEN_MAX, LEFT_OUT_MAX, LeftOut, LeftOutReason,
+    ObjectVersion, Page,
+    object::{Place, reason_against},
+};
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -55,8 +59,14 @@ impl S3 {
             ("list-type", "2"),
             ("prefix", prefix),
         ];
-        if let Some(Continuation(token)) = after {
-            query.push(("continuation-token", token));
+        let behind;
+        match after {
+            None => {}
+            Some(Continuation(Place::Cursor(token))) => query.push(("continuation-token", token)),
+            Some(Continuation(Place::Behind(name))) => {
+                behind = format!("{prefix}{name}");
+                query.push(("start-after", &behind));
+            }
         }
         let answer = self.signer.send(&list_ask(query)).await?;
         page(&parse(&answer)?, prefix)
@@ -83,8 +93,11 @@ fn list_ask<'a>(query: Vec<(&'a str, &'a str)>) -> Ask<'a> {
 }
 
 fn parse(answer: &[u8]) -> Result<ListBucketResult, Error> {
-    quick_xml::de::from_reader(answer)
-        .map_err(|error| Error::unavailable(format!("the bucket's listing is malformed: {error}")))
+    let malformed = |error: &dyn std::fmt::Display| {
+        Error::unavailable(format!("the bucket's listing is malformed: {error}"))
+    };
+    let text = std::str::from_utf8(answer).map_err(|error| malformed(&error))?;
+    quick_xml::de::from_str(text).map_err(|error| malformed(&error))
 }
 
 /// Turns keys into names. Keys that are no names are counted, never an error: one odd key must not
@@ -94,7 +107,7 @@ fn page(result: &ListBucketResult, prefix: &str) -> Result<Page, Error> {
     let token = result.next_continuation_token.as_ref().filter(|token| !token.is_empty());
     let next = match (result.is_truncated, token) {
         (false, _) => None,
-        (true, Some(token)) => Some(Continuation(token.clone())),
+        (true, Some(token)) => Some(Continuation(Place::Cursor(token.clone()))),
         // Never take it for the end: the names behind it would be missing here.
         (true, None) => {
             return Err(Error::unavailable("the bucket's listing goes on, and does not say where"));
@@ -120,10 +133,12 @@ fn page(result: &ListBucketResult, prefix: &str) -> Result<Page, Error> {
     found.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (key, kind) in found {
         match name_below(&key, prefix) {
-            Some(name) => page.entries.push(Entry { name, kind }),
-            None => {
+            Ok(name) => page.entries.push(Entry { name, kind }),
+            Err(reason) => {
                 page.skipped += 1;
-                page.skipped_example.get_or_insert(key);
+                if page.left_out.len() < LEFT_OUT_MAX {
+                    page.left_out.push(LeftOut { key, reason });
+                }
             }
         }
     }
@@ -131,18 +146,23 @@ fn page(result: &ListBucketResult, prefix: &str) -> Result<Page, Error> {
 }
 
 /// The name that a key or common prefix has in the directory, if it can be one.
-fn name_below(key: &str, prefix: &str) -> Option<FileName> {
-    let name = key.strip_prefix(prefix)?;
+fn name_below(key: &str, prefix: &str) -> Result<FileName, LeftOutReason> {
+    let name = key.strip_prefix(prefix).unwrap_or_default();
     let name = name.strip_suffix('/').unwrap_or(name);
-    if name.chars().any(|c| c.is_ascii_control()) {
-        return None;
+    if let Some(reason) = reason_against(name) {
+        return Err(reason);
     }
-    FileName::parse(name.as_bytes()).ok()
+    // What is longer could not be asked for.
+    if key.len() > KEY_LEN_MAX {
+        return Err(LeftOutReason::TooLong);
+    }
+    // A slash in its middle: no answer to what was asked.
+    FileName::parse(name.as_bytes()).map_err(|_| LeftOutReason::EmptyPart)
 }
 
 /// A key as it stands in a list that was asked for with `encoding-type=url`.
 pub(super) fn decode(key: &str, encoded: bool) -> String {
-    if !encoded {
+    if !encoded || !key.bytes().any(|byte| byte == b'%' || byte == b'+') {
         return key.to_owned();
     }
     // Servers write a space as '+' or %20, and a plus always as %2B.
@@ -189,8 +209,18 @@ mod tests {
         assert_eq!((version.size, version.tag.as_str()), (9, "\"abc-2\""));
         assert_eq!(version.modified.subsec_nanoseconds(), 500_000_000);
         assert_eq!(page.entries[1].kind, EntryKind::Directory);
-        assert_eq!((page.skipped, page.skipped_example.as_deref()), (3, Some("d/..")));
-        assert_eq!(page.next, Some(Continuation("t1".to_owned())));
+        let left_out: Vec<_> =
+            page.left_out.iter().map(|out| (out.key.as_str(), out.reason)).collect();
+        assert_eq!(page.skipped, 3);
+        assert_eq!(
+            left_out,
+            [
+                ("d/..", LeftOutReason::DotPart),
+                ("d//", LeftOutReason::EmptyPart),
+                ("d/bell\u{7}", LeftOutReason::ControlCharacter),
+            ]
+        );
+        assert_eq!(page.next, Some(Continuation(Place::Cursor("t1".to_owned()))));
     }
 
     #[test]

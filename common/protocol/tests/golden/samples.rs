@@ -8,6 +8,7 @@ mod bucket;
 mod cluster;
 mod fsck;
 mod lease;
+mod left_out;
 mod lock;
 mod metadata;
 mod release;
@@ -53,6 +54,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(admin::all());
     samples.extend(selection::all());
     samples.extend(requests::all());
+    samples.extend(left_out::all());
     samples.extend(upkeep::all());
     samples.extend(fsck::all());
     samples.extend(backup::all());

@@ -4,8 +4,8 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
         DropDirectory, ForgetEntries, FoundObject, ImportEntries, ImportEntry, ImportKind,
-        JobCounts, ObserveObject, ResolveConflict, SetAutoExport, SetFetchPolicy, SetLinkOptions,
-        UpdateJob,
+        JobCounts, NoteLeftOut, ObserveObject, ResolveConflict, SetAutoExport, SetFetchPolicy,
+        SetLinkOptions, SetRefreshInterval, UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
@@ -19,6 +19,7 @@ use millrace_protocol::{
     capability::Origin,
     cluster::{Bucket, LinkMode},
     job_options::JobOptions,
+    left_out::{LeftOutKey, LeftOutReason},
     selection::Selection,
 };
 use millrace_types::{ErrorKind, FileName, InodeId, JobId, LinkId, MIB, Timestamp};
@@ -186,7 +187,17 @@ impl Commands {
             origin: self.origin(&self.name()),
             modified: Timestamp(1_710_000_000_000_000_000),
         });
-        match self.random.within(0..12) {
+        match self.random.within(0..14) {
+            12 => {
+                let first =
+                    vec![LeftOutKey { key: "a//b".to_owned(), reason: LeftOutReason::EmptyPart }];
+                let (directory, keys) = (self.linked(view).id, self.random.within(0..3));
+                Command::NoteLeftOut(NoteLeftOut { directory, keys, first })
+            }
+            13 => Command::SetRefreshInterval(SetRefreshInterval {
+                link: self.link(view),
+                every_seconds: percent(&self.random, 50).then_some(60),
+            }),
             10 => Command::SetFetchPolicy(SetFetchPolicy {
                 link: self.link(view),
                 policy: FetchPolicy::Chunk,

@@ -5,10 +5,10 @@ use millrace_metadata_server::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, Commit,
         CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
         ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts,
-        Loss, MakeLink, NewKey, NoteReads, ObserveObject, OpenSession, OpenWrite, Opener,
-        ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename, Repair, ResolveConflict,
-        SetAttributes, SetAutoExport, SetDefaults, SetFetchPolicy, SetLinkOptions, SetPin, SetTime,
-        SetXattr, UpdateJob,
+        Loss, MakeLink, NewKey, NoteLeftOut, NoteReads, ObserveObject, OpenSession, OpenWrite,
+        Opener, ReclaimOrphans, RegisterHost, Remove, RemoveXattr, Rename, Repair, ResolveConflict,
+        SetAttributes, SetAutoExport, SetDefaults, SetFetchPolicy, SetLinkOptions, SetPin,
+        SetRefreshInterval, SetTime, SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -19,6 +19,7 @@ use millrace_protocol::{
     capability::Origin,
     cluster::{Bucket, LinkMode},
     job_options::JobOptions,
+    left_out::{LeftOutKey, LeftOutReason},
     metadata::{NewNode, RenameMode, XattrMode},
     selection::Selection,
     session::{Caller, Operation},
@@ -61,6 +62,7 @@ pub(super) fn all() -> Vec<Envelope> {
         (of_auto_exports(), None),
         (of_fetches(), None),
         (of_reopened_exports(), None),
+        (of_listings(), None),
     ];
     let time = Timestamp(1_700_000_000_123_456_789);
     let enveloped = families.into_iter().flat_map(|(commands, operation)| {
@@ -421,6 +423,16 @@ fn of_reopened_exports() -> Vec<Command> {
         publication,
         Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options })),
     ]
+}
+
+fn of_listings() -> Vec<Command> {
+    let note = NoteLeftOut { directory: InodeId(77), keys: 1 << 33, first: left_out() };
+    let set = SetRefreshInterval { link: LinkId(80), every_seconds: Some(600) };
+    vec![Command::NoteLeftOut(note), Command::SetRefreshInterval(set)]
+}
+
+pub(super) fn left_out() -> Vec<LeftOutKey> {
+    vec![LeftOutKey { key: "train/a//b".to_owned(), reason: LeftOutReason::EmptyPart }]
 }
 
 fn of_losses() -> Vec<Command> {
