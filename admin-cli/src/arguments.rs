@@ -13,11 +13,14 @@ mod metadata;
 mod pin;
 mod target;
 
-pub use bucket::{ConflictsCommand, LinkCheckArguments, LinkListArguments, LinkUploadsArguments};
+pub use bucket::{
+    ConflictsCommand, LinkCheckArguments, LinkLeftOutArguments, LinkListArguments,
+    LinkUploadsArguments,
+};
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
 pub use job::{ExportArguments, JobReportArguments, ReportFormat, SelectArguments, StartArguments};
 pub use link_options::{
-    AttributesName, AutoExportName, FetchName, LinkOptionArguments, SwitchName,
+    AttributesName, AutoExportName, FetchName, LinkOptionArguments, RefreshEvery, SwitchName,
 };
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
@@ -277,6 +280,9 @@ pub enum LinkCommand {
     /// Have every host try the bucket of a link, and tell in words what is wrong
     #[command(after_help = bucket::LINK_CHECK_HELP)]
     Check(LinkCheckArguments),
+    /// Tell which keys of a bucket can be no names here, and why
+    #[command(after_help = bucket::LINK_LEFT_OUT_HELP)]
+    LeftOut(LinkLeftOutArguments),
     /// Set how a link follows its bucket
     #[command(after_help = LINK_SET_HELP)]
     Set(LinkSetArguments),

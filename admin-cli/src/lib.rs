@@ -141,6 +141,7 @@ async fn dispatch_link(context: &Context, command: LinkCommand) -> anyhow::Resul
     match command {
         LinkCommand::Add(arguments) => commands::link_add::run(context, arguments).await,
         LinkCommand::Check(arguments) => commands::link_check::run(context, arguments).await,
+        LinkCommand::LeftOut(arguments) => commands::link_left_out::run(context, arguments).await,
         LinkCommand::List(arguments) => commands::link_list::run(context, arguments).await,
         LinkCommand::Set(arguments) => commands::link_set::run(context, arguments).await,
         LinkCommand::Uploads(arguments) => commands::link_uploads::run(context, arguments).await,

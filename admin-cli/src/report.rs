@@ -12,6 +12,7 @@ use millrace_protocol::{
     ahead::LinkFetches,
     bucket::{AutoExport, DeletePropagation},
     cluster::LinkMode,
+    refresh::RefreshInterval,
     requests::BucketRequests,
 };
 use serde::Serialize;
@@ -28,7 +29,8 @@ mod target;
 #[cfg(test)]
 pub(crate) use bucket::HostCheckReport;
 pub(crate) use bucket::{
-    AutoExportReport, ConflictReport, FetchReport, LinkCheckReport, PropagationReport,
+    AutoExportReport, ConflictReport, FetchReport, LeftOutReport, LinkCheckReport,
+    PropagationReport, RefreshReport,
 };
 pub(crate) use detail::{CountsReport, DirectoriesReport};
 pub(crate) use fsck::{CheckReport, CountReport};
@@ -120,6 +122,9 @@ pub(crate) struct LinkReport {
     /// How removals reach its bucket, if they do; not part of `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) propagate_deletes: Option<PropagationReport>,
+    /// How it is listed again by itself, if it is; not part of `status`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) refresh: Option<RefreshReport>,
 }
 
 /// How a link follows its bucket.
@@ -320,6 +325,7 @@ impl From<&LinkStatus> for LinkReport {
             fetch: None,
             requests: None,
             propagate_deletes: None,
+            refresh: None,
         }
     }
 }
@@ -348,6 +354,12 @@ impl LinkReport {
     pub(crate) fn with_deletes(self, known: &[DeletePropagation]) -> Self {
         let own = known.iter().find(|deletes| deletes.link.0 == self.id);
         Self { propagate_deletes: own.map(PropagationReport::from), ..self }
+    }
+
+    /// The same with how it is listed again by itself.
+    pub(crate) fn with_refreshes(self, known: &[RefreshInterval]) -> Self {
+        let own = known.iter().find(|refresh| refresh.link.0 == self.id);
+        Self { refresh: own.map(RefreshReport::from), ..self }
     }
 
     /// The same with what is fetched behind reads.

@@ -17,6 +17,7 @@ use millrace_protocol::{
     file_list::AppendFiles,
     job_detail::ShowJobDetail,
     job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
+    left_out::ShowLeftOut,
     release::SetPin,
     selection::{RetryJob, ShowSelection, StartSelected},
     session::Caller,
@@ -115,6 +116,9 @@ impl LocalService for Control {
             RequestKind::SetPin => {
                 self.forward(call, |r: &mut SetPin| named(&mut r.caller, &mut r.path)).await;
             }
+            RequestKind::ShowLeftOut => {
+                self.forward(call, |r: &mut ShowLeftOut| named(&mut r.caller, &mut r.path)).await;
+            }
             RequestKind::StartSelected => {
                 let amend = |r: &mut StartSelected| named(&mut r.start.caller, &mut r.start.path);
                 self.forward(call, amend).await;
@@ -132,48 +136,32 @@ impl LocalService for Control {
 impl Control {
     /// Requests about jobs and lists that there are, in the name of who asks.
     async fn handle_job(&self, call: LocalCall, asking: Caller) {
+        let own = |to: &mut Caller| {
+            *to = asking.clone();
+            Ok(())
+        };
         match call.kind() {
             RequestKind::FetchReport => {
-                let amend = |request: &mut FetchReport| {
-                    request.caller = asking.clone();
-                    Ok(())
-                };
-                self.forward(call, amend).await;
+                self.forward(call, |r: &mut FetchReport| own(&mut r.caller)).await;
             }
             RequestKind::PutReport => {
-                let amend = |request: &mut PutReport| {
-                    request.caller = asking.clone();
-                    Ok(())
-                };
-                self.forward(call, amend).await;
+                self.forward(call, |r: &mut PutReport| own(&mut r.caller)).await;
             }
             RequestKind::AppendFiles => {
-                let amend = |request: &mut AppendFiles| {
-                    request.caller = asking.clone();
-                    Ok(())
-                };
-                self.forward(call, amend).await;
+                self.forward(call, |r: &mut AppendFiles| own(&mut r.caller)).await;
             }
             RequestKind::ShowJobDetail => self.forward(call, |_: &mut ShowJobDetail| Ok(())).await,
             RequestKind::ShowJobOptions => {
                 self.forward(call, |_: &mut ShowJobOptions| Ok(())).await;
             }
             RequestKind::RetryJob => {
-                let amend = |request: &mut RetryJob| {
-                    request.caller = asking.clone();
-                    Ok(())
-                };
-                self.forward(call, amend).await;
+                self.forward(call, |r: &mut RetryJob| own(&mut r.caller)).await;
             }
             RequestKind::ShowSelection => self.forward(call, |_: &mut ShowSelection| Ok(())).await,
             RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
             RequestKind::ListJobs => self.forward(call, |_: &mut ListJobs| Ok(())).await,
             RequestKind::CancelJob => {
-                let amend = |request: &mut CancelJob| {
-                    request.caller = asking.clone();
-                    Ok(())
-                };
-                self.forward(call, amend).await;
+                self.forward(call, |r: &mut CancelJob| own(&mut r.caller)).await;
             }
             other => {
                 let words = format!("{} is not for a mount's socket", other.name());

@@ -67,7 +67,9 @@ pub(crate) use trust::unnamed;
 /// | 7     | links that export by themselves                                                  |
 /// | 8     | links that say what is fetched behind reads                                      |
 /// | 9     | exports that are known until all targets know of them; exports with a manifest   |
-/// | 10    | options of jobs; exports to buckets of no link; removals that reach the bucket   |
+/// | 10    | options of jobs; exports to buckets of no link; removals that reach the bucket;  |
+/// |       | keys that are left out; links that are listed by themselves; a directory takes   |
+/// |       | the place of an object of its name                                               |
 pub const FEATURE_LEVEL: u32 = 10;
 
 /// The level at which every log begins, whichever program made it.
@@ -200,6 +202,8 @@ fn dispatch(
         Command::ForgetCopy { job, inode } => copy::forget(tx, *job, *inode),
         Command::SetDeletePropagation(set) => deletion::set(tx, *set),
         Command::ForgetDeletion(forget) => deletion::forget(tx, forget),
+        Command::NoteLeftOut(note) => import::note_left_out(tx, note),
+        Command::SetRefreshInterval(set) => link::set_refresh_interval(tx, *set),
     }
 }
 

@@ -40,8 +40,9 @@ mod trust;
 
 pub use access::NoteReads;
 pub use bucket::{
-    DropDirectory, ForgetDeletion, FoundObject, Observation, ObserveObject, ResolveConflict,
-    SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
+    DropDirectory, ForgetDeletion, FoundObject, NoteLeftOut, Observation, ObserveObject,
+    ResolveConflict, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
+    SetRefreshInterval,
 };
 pub use create::{CreateMasked, CreateUnnamed};
 pub use job::{
@@ -236,6 +237,10 @@ pub enum Command {
     SetDeletePropagation(SetDeletePropagation),
     /// An object that was to be deleted is gone, or stays.
     ForgetDeletion(Box<ForgetDeletion>),
+    /// Records what the last listing of a directory left out.
+    NoteLeftOut(NoteLeftOut),
+    /// Sets how often a link is listed again by itself.
+    SetRefreshInterval(SetRefreshInterval),
 }
 
 /// Makes an empty file system.

@@ -10,8 +10,8 @@
 //! never by guess; every wait has a limit, and every set of things under way a bound.
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
-//! [`links`], [`parts`], [`spread`], [`state`], [`report`], [`requests`], `changed`, `ahead`,
-//! `conflicts`, `destination`, `own`, [`jobs`].
+//! [`links`], [`parts`], [`spread`], [`state`], [`report`], [`requests`], `left_out`, `changed`,
+//! `refresher`, `ahead`, `conflicts`, `destination`, `own`, [`jobs`].
 
 use std::sync::Arc;
 
@@ -31,6 +31,8 @@ use millrace_protocol::{
     job_options::{
         FetchReport, JobOptionsReply, PutReport, PutReportReply, ReportPage, StartWithOptions,
     },
+    left_out::{LeftOutReply, ShowLeftOut},
+    refresh::{RefreshInterval, SetRefreshInterval},
     requests::RequestsReply,
     selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
@@ -46,10 +48,12 @@ pub(crate) mod destination;
 pub mod environment;
 pub mod import;
 pub mod jobs;
+mod left_out;
 pub mod links;
 pub mod metrics;
 mod own;
 pub mod parts;
+mod refresher;
 pub mod report;
 pub mod requests;
 pub mod spread;
@@ -65,6 +69,7 @@ pub use environment::Environment;
 use import::Importer;
 pub use import::Listing;
 use jobs::Jobs;
+use refresher::Refresher;
 
 /// Everything that the server asks of hydration. Cheap to clone.
 #[derive(Debug)]
@@ -75,6 +80,7 @@ pub struct Hydration<E> {
     jobs: Arc<Jobs<E>>,
     changed: Arc<Changed<E>>,
     ahead: Arc<Ahead<E>>,
+    refresher: Arc<Refresher<E>>,
 }
 
 impl<E> Clone for Hydration<E> {
@@ -86,6 +92,7 @@ impl<E> Clone for Hydration<E> {
             jobs: Arc::clone(&self.jobs),
             changed: Arc::clone(&self.changed),
             ahead: Arc::clone(&self.ahead),
+            refresher: Arc::clone(&self.refresher),
         }
     }
 }
@@ -98,15 +105,18 @@ impl<E: Environment> Hydration<E> {
         let jobs = Arc::new(Jobs::new(Arc::clone(&environment), Arc::clone(&importer)));
         let changed = Arc::new(Changed::new(Arc::clone(&environment), Arc::clone(&importer)));
         let ahead = Arc::new(Ahead::new(Arc::clone(&environment), importer.counts.clone()));
-        Self { environment, buckets, importer, jobs, changed, ahead }
+        let (its_environment, its_importer) = (Arc::clone(&environment), Arc::clone(&importer));
+        let refresher = Arc::new(Refresher::new(its_environment, its_importer));
+        Self { environment, buckets, importer, jobs, changed, ahead, refresher }
     }
 
-    /// Settles exports that were interrupted, then runs jobs, follows reported changes and fetches
-    /// ahead of readers until `stop`.
+    /// Settles exports that were interrupted, then runs jobs, follows reported changes, lists links
+    /// again that say so and fetches ahead of readers until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         tokio::join!(
             self.jobs.run(stop.clone()),
             self.changed.run(stop.clone()),
+            self.refresher.run(stop.clone()),
             self.ahead.run(stop)
         );
     }
@@ -252,6 +262,39 @@ impl<E: Environment> Hydration<E> {
     /// That the server is busy or shutting down.
     pub async fn list_delete_propagation(&self) -> Result<Vec<DeletePropagation>, Failure> {
         self.jobs.deleter.status().await
+    }
+
+    /// Sets how often a link is listed again by itself.
+    ///
+    /// # Errors
+    /// When the directory is not the top of a link, or the interval is beyond its limits.
+    pub async fn set_refresh_interval(
+        &self,
+        request: &SetRefreshInterval,
+    ) -> Result<Vec<RefreshInterval>, Failure> {
+        let link = self.refresher.set(request).await?;
+        let all = self.refresher.status().await?;
+        Ok(all.into_iter().filter(|one| one.link == link).collect())
+    }
+
+    /// The links that are listed again by themselves.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn list_refresh_intervals(&self) -> Result<Vec<RefreshInterval>, Failure> {
+        self.refresher.status().await
+    }
+
+    /// Keys of buckets that are left out at and below a path, which begins at `top`.
+    ///
+    /// # Errors
+    /// For anybody but the owner of what is at the path and root; those of the path.
+    pub async fn show_left_out(
+        &self,
+        top: &[u8],
+        request: &ShowLeftOut,
+    ) -> Result<LeftOutReply, Failure> {
+        left_out::show(&*self.environment, &self.importer, top, request).await
     }
 
     /// Has every host that needs the bucket of a link try it.

@@ -13,7 +13,8 @@ use std::{
 
 use async_trait::async_trait;
 use millrace_protocol::{
-    Request, RequestKind, admin, ahead, bucket, cluster, file_list, metadata, requests,
+    Request, RequestKind, admin, ahead, bucket, cluster, file_list, left_out, metadata, refresh,
+    requests,
     session::{self, Role},
 };
 use millrace_runtime::Shutdown;
@@ -220,7 +221,7 @@ impl MetadataService {
             match need {
                 Need::Name { directory, name } => hydration.before_lookup(directory, &name).await,
                 Need::Listing(directory) => match hydration.before_list(directory, cookie).await? {
-                    Listing::Growing(_) | Listing::Complete => Ok(()),
+                    Listing::Growing(_) | Listing::Complete(_) => Ok(()),
                     Listing::Failed(failure) => Err(failure),
                 },
                 Need::Fresh { directory, name } => {
@@ -410,25 +411,8 @@ impl MetadataService {
             RequestKind::SetPin => self.run(call, Synced, ops::release::set_pin).await,
             RequestKind::ListPins => self.run(call, Written, ops::release::pins).await,
             RequestKind::ListConflicts => self.run(call, Written, ops::conflicts::list).await,
-            RequestKind::CheckLink => self.hydrate::<bucket::CheckLink>(call).await,
-            RequestKind::SetAutoExport => self.hydrate::<bucket::SetAutoExport>(call).await,
-            RequestKind::ListAutoExports => self.hydrate::<bucket::ListAutoExports>(call).await,
-            RequestKind::SetDeletePropagation => {
-                self.hydrate::<bucket::SetDeletePropagation>(call).await;
-            }
-            RequestKind::ListDeletePropagation => {
-                self.hydrate::<bucket::ListDeletePropagation>(call).await;
-            }
-            RequestKind::ListUploads => self.hydrate::<bucket::ListUploads>(call).await,
-            RequestKind::SetFetchPolicy => self.hydrate::<ahead::SetFetchPolicy>(call).await,
-            RequestKind::ListFetchPolicies => {
-                self.hydrate::<ahead::ListFetchPolicies>(call).await;
-            }
-            RequestKind::ListLinks => self.run(call, Written, ops::admin::links).await,
             RequestKind::ListJobs => self.run(call, Written, ops::job::list).await,
             RequestKind::ShowJob => self.run(call, Written, ops::job::show).await,
-            RequestKind::AddLink => self.hydrate::<admin::AddLink>(call).await,
-            RequestKind::RemoveLink => self.hydrate::<admin::RemoveLink>(call).await,
             RequestKind::StartJob => self.start_job(call).await,
             RequestKind::CancelJob => self.cancel_job(call).await,
             RequestKind::StartSelected => self.start_selected(call).await,
@@ -438,13 +422,10 @@ impl MetadataService {
             RequestKind::PutReport => self.put_report(call).await,
             RequestKind::ShowJobDetail => self.show_job_detail(call).await,
             RequestKind::AppendFiles => self.hydrate::<file_list::AppendFiles>(call).await,
-            RequestKind::ListRequests => self.hydrate::<requests::ListRequests>(call).await,
             RequestKind::RetryJob => self.retry_job(call).await,
             RequestKind::ShowSelection => self.show_selection(call).await,
             RequestKind::ShowFile => self.hydrate::<bucket::ShowFile>(call).await,
             RequestKind::ShowState => self.hydrate::<admin::ShowState>(call).await,
-            RequestKind::SetLinkOptions => self.hydrate::<admin::SetLinkOptions>(call).await,
-            RequestKind::ListLinkOptions => self.hydrate::<admin::ListLinkOptions>(call).await,
             RequestKind::ResolveConflict => self.hydrate::<admin::ResolveConflict>(call).await,
             RequestKind::ListTargets
             | RequestKind::ShowTarget
@@ -460,6 +441,39 @@ impl MetadataService {
             | RequestKind::ShowNamespace => self.fsck(call).await,
             RequestKind::PrepareBackup => self.prepare_backup(call).await,
             RequestKind::ReadBackup => self.read_backup(call).await,
+            _ => self.dispatch_link(call).await,
+        }
+    }
+
+    async fn dispatch_link(&self, call: IncomingCall) {
+        match call.kind() {
+            RequestKind::CheckLink => self.hydrate::<bucket::CheckLink>(call).await,
+            RequestKind::SetAutoExport => self.hydrate::<bucket::SetAutoExport>(call).await,
+            RequestKind::ListAutoExports => self.hydrate::<bucket::ListAutoExports>(call).await,
+            RequestKind::SetDeletePropagation => {
+                self.hydrate::<bucket::SetDeletePropagation>(call).await;
+            }
+            RequestKind::ListDeletePropagation => {
+                self.hydrate::<bucket::ListDeletePropagation>(call).await;
+            }
+            RequestKind::ListUploads => self.hydrate::<bucket::ListUploads>(call).await,
+            RequestKind::SetFetchPolicy => self.hydrate::<ahead::SetFetchPolicy>(call).await,
+            RequestKind::ListFetchPolicies => {
+                self.hydrate::<ahead::ListFetchPolicies>(call).await;
+            }
+            RequestKind::ShowLeftOut => self.hydrate::<left_out::ShowLeftOut>(call).await,
+            RequestKind::SetRefreshInterval => {
+                self.hydrate::<refresh::SetRefreshInterval>(call).await;
+            }
+            RequestKind::ListRefreshIntervals => {
+                self.hydrate::<refresh::ListRefreshIntervals>(call).await;
+            }
+            RequestKind::ListLinks => self.run(call, Durability::Written, ops::admin::links).await,
+            RequestKind::AddLink => self.hydrate::<admin::AddLink>(call).await,
+            RequestKind::RemoveLink => self.hydrate::<admin::RemoveLink>(call).await,
+            RequestKind::SetLinkOptions => self.hydrate::<admin::SetLinkOptions>(call).await,
+            RequestKind::ListLinkOptions => self.hydrate::<admin::ListLinkOptions>(call).await,
+            RequestKind::ListRequests => self.hydrate::<requests::ListRequests>(call).await,
             other => {
                 // `admits` lets nothing else in.
                 let text = format!("{} is no request to a metadata server", other.name());

@@ -22,6 +22,14 @@ pub struct LinkListArguments {
     pub requests: bool,
 }
 
+/// Arguments of `link left-out`.
+#[derive(Args, Debug)]
+pub struct LinkLeftOutArguments {
+    /// A linked directory, or one above or below
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+}
+
 /// Arguments of `link uploads`.
 #[derive(Args, Debug)]
 pub struct LinkUploadsArguments {
@@ -52,6 +60,16 @@ cannot.
 Examples:
   millrace link check
   millrace link check mr:/train --json";
+
+pub(super) const LINK_LEFT_OUT_HELP: &str = "\
+Keys such as a//b, a/../b or ones with control characters can be no file names; where a bucket has
+both a and a/b, a is a directory here. What the last listing of each directory left out is counted,
+and the first keys are named. Directories that nobody has listed yet are not known: see millrace
+import.
+
+Examples:
+  millrace link left-out mr:/train
+  millrace link left-out mr:/ --json";
 
 pub(super) const LINK_UPLOADS_HELP: &str = "\
 An upload by parts that nobody ends is kept, and charged, by the bucket for ever. Those of other

@@ -1,7 +1,12 @@
 //! How a link follows its bucket.
 
 use clap::{Args, ValueEnum};
-use millrace_protocol::{admin::AttributeSource, ahead::FetchPolicy, bucket::QUIET_SECONDS_MAX};
+use millrace_protocol::{
+    admin::AttributeSource,
+    ahead::FetchPolicy,
+    bucket::QUIET_SECONDS_MAX,
+    refresh::{REFRESH_INTERVAL_SECONDS_MAX, REFRESH_INTERVAL_SECONDS_MIN},
+};
 
 /// How a link follows its bucket.
 #[derive(Args, Debug)]
@@ -9,6 +14,10 @@ pub struct LinkOptionArguments {
     /// A directory listed longer ago is listed again when somebody looks; 0: only on command
     #[arg(long, value_name = "SECONDS", help_heading = "Following the bucket")]
     pub refresh: Option<u32>,
+    /// The server itself lists directories again that were listed once, so often; or off
+    #[arg(long, value_name = "SECONDS", value_parser = RefreshEvery::parse,
+        help_heading = "Following the bucket")]
+    pub refresh_every: Option<RefreshEvery>,
     /// Where owner, mode and kind of listed objects come from
     #[arg(long, value_enum, help_heading = "Following the bucket")]
     pub attributes: Option<AttributesName>,
@@ -83,6 +92,34 @@ impl AutoExportName {
         match self {
             Self::Off => None,
             Self::After(seconds) => Some(seconds),
+        }
+    }
+}
+
+/// Whether a link is listed again by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefreshEvery {
+    /// It is not.
+    Off,
+    /// Each so many seconds.
+    Seconds(u32),
+}
+
+impl RefreshEvery {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (least, most) = (REFRESH_INTERVAL_SECONDS_MIN, REFRESH_INTERVAL_SECONDS_MAX);
+        match text.parse() {
+            _ if text == "off" => Ok(Self::Off),
+            Ok(seconds) if (least..=most).contains(&seconds) => Ok(Self::Seconds(seconds)),
+            _ => Err(format!("a number of seconds from {least} to {most} (thirty days), or off")),
+        }
+    }
+
+    /// As it is asked for.
+    pub(crate) fn every_seconds(self) -> Option<u32> {
+        match self {
+            Self::Off => None,
+            Self::Seconds(seconds) => Some(seconds),
         }
     }
 }

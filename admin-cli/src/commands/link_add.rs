@@ -6,7 +6,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
 };
 
-use super::{auto_export, fetch_policy, propagation};
+use super::{auto_export, fetch_policy, propagation, refresh_interval};
 use crate::{
     arguments::{AttributesName, LinkAddArguments, LinkModeName},
     context::Context,
@@ -50,12 +50,18 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
         fetch_policy::set(&connection, link.path.clone(), arguments.options.fetch).await?;
         let deletes = arguments.options.propagate_deletes;
         propagation::set(&connection, link.path.clone(), deletes).await?;
-        anyhow::Ok((auto_export::list(&connection).await?, fetch_policy::list(&connection).await?))
+        let every = arguments.options.refresh_every;
+        refresh_interval::set(&connection, link.path.clone(), every).await?;
+        let (exports, fetches) =
+            (auto_export::list(&connection).await?, fetch_policy::list(&connection).await?);
+        anyhow::Ok((exports, fetches, refresh_interval::list(&connection).await?))
     };
-    let (exports, fetches) = others.await.context("the directory is linked; see link set")?;
+    let (exports, fetches, refreshes) =
+        others.await.context("the directory is linked; see link set")?;
     let deletes = propagation::list(&connection).await?;
     let report = LinkReport::from(&link).with_options(&set.links).with_deletes(&deletes);
     let report = report.with_auto_export(&exports).with_fetches(&fetches);
+    let report = report.with_refreshes(&refreshes);
     context
         .output
         .result(&report, || format!("{} shows {} ({})", report.path, report.url, report.mode))?;

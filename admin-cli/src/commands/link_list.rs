@@ -5,7 +5,7 @@ use millrace_protocol::{
     requests::ListRequests,
 };
 
-use super::{auto_export, fetch_policy, link_requests, propagation};
+use super::{auto_export, fetch_policy, link_requests, propagation, refresh_interval};
 use crate::{
     arguments::LinkListArguments,
     context::Context,
@@ -28,9 +28,11 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
     let requests = connection.request(&ListRequests {}).await.ok();
     let counted = requests.as_ref().map_or(&[][..], |reply| &reply.buckets);
     let deletes = propagation::list(&connection).await?;
+    let refreshes = refresh_interval::list(&connection).await?;
     let report = |link| {
         let report = LinkReport::from(link).with_options(&options).with_deletes(&deletes);
-        report.with_auto_export(&exports).with_fetches(&fetches).with_requests(counted)
+        let report = report.with_auto_export(&exports).with_fetches(&fetches);
+        report.with_requests(counted).with_refreshes(&refreshes)
     };
     let reports: Vec<_> = reply.links.iter().map(report).collect();
     context.output.result(&reports, || {
@@ -49,17 +51,11 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
             "CREDENTIALS",
         ]);
         for link in &reports {
-            let refresh = match &link.options {
-                Some(options) if options.refresh_seconds > 0 => {
-                    format!("{} s", options.refresh_seconds)
-                }
-                _ => "-".to_owned(),
-            };
             links.add_row([
                 link.path.as_str(),
                 link.url.as_str(),
                 link.mode,
-                refresh.as_str(),
+                refresh_interval::column(link).as_str(),
                 auto_export::column(link).as_str(),
                 propagation::column(link).as_str(),
                 fetch_policy::column(link).as_str(),
@@ -71,13 +67,19 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
         let failing: Vec<_> = failing.flat_map(auto_export::complaints).collect();
         let undeleted = reports.iter().filter_map(|link| link.propagate_deletes.as_ref());
         let undeleted: Vec<_> = undeleted.flat_map(propagation::complaints).collect();
+        let unlisted: Vec<_> = reports.iter().filter_map(refresh_interval::complaint).collect();
         let mut words = render(&links);
         if let Some(requests) = &requests {
             words.push_str(&link_requests::summary(requests));
         }
-        for (what, lines) in [("sent", failing), ("deleted", undeleted)] {
+        let complaints = [
+            ("cannot be sent", failing),
+            ("cannot be deleted", undeleted),
+            ("could not be listed", unlisted),
+        ];
+        for (what, lines) in complaints {
             if !lines.is_empty() {
-                words += &format!("\ncannot be {what}:\n{}", lines.join("\n"));
+                words += &format!("\n{what}:\n{}", lines.join("\n"));
             }
         }
         words

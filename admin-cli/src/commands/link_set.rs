@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use millrace_protocol::admin::{ListLinks, SetLinkOptions};
 
-use super::{auto_export, fetch_policy, propagation};
+use super::{auto_export, fetch_policy, propagation, refresh_interval};
 use crate::{
     arguments::{AttributesName, LinkSetArguments},
     context::{Context, at},
@@ -25,11 +25,14 @@ pub(crate) async fn run(context: &Context, arguments: LinkSetArguments) -> anyho
     let link = link.context("the link was removed meanwhile")?;
     auto_export::set(&connection, path.clone(), arguments.options.auto_export).await?;
     fetch_policy::set(&connection, path.clone(), arguments.options.fetch).await?;
-    propagation::set(&connection, path, arguments.options.propagate_deletes).await?;
+    propagation::set(&connection, path.clone(), arguments.options.propagate_deletes).await?;
+    refresh_interval::set(&connection, path, arguments.options.refresh_every).await?;
     let exports = auto_export::list(&connection).await?;
     let fetches = fetch_policy::list(&connection).await?;
     let deletes = propagation::list(&connection).await?;
+    let refreshes = refresh_interval::list(&connection).await?;
     let report = LinkReport::from(link).with_options(&set).with_deletes(&deletes);
+    let report = report.with_refreshes(&refreshes);
     let report = report.with_auto_export(&exports).with_fetches(&fetches);
     context.output.result(&report, || words(&report))?;
     Ok(Exit::Done)
@@ -40,8 +43,10 @@ fn words(report: &LinkReport) -> String {
         Some(options) if options.refresh_seconds > 0 => {
             format!("looks again after {} s", options.refresh_seconds)
         }
+        _ if report.refresh.is_some() => "looks again on command".to_owned(),
         _ => "looks again only on command".to_owned(),
     };
+    let refreshes = report.refresh.as_ref().map_or_else(String::new, refresh_interval::words);
     let exports = match &report.auto_export {
         Some(AutoExportReport { quiet_seconds, .. }) => {
             format!("; files go there by themselves after {quiet_seconds} s")
@@ -53,5 +58,6 @@ fn words(report: &LinkReport) -> String {
         None => "",
     };
     let fetches = report.fetch.as_ref().map_or("", fetch_policy::words);
-    format!("{} shows {} and {follows}{exports}{deletes}{fetches}", report.path, report.url)
+    let (path, url) = (&report.path, &report.url);
+    format!("{path} shows {url} and {follows}{refreshes}{exports}{deletes}{fetches}")
 }

@@ -12,7 +12,7 @@ use millrace_protocol::{
     selection::{Selection, StartSelected},
 };
 
-use super::{file_list, preview};
+use super::{file_list, link_left_out, preview};
 use crate::{
     arguments::{ExportArguments, SelectArguments, StartArguments},
     context::{CALLER, Context, at},
@@ -88,7 +88,7 @@ async fn start(
         Some(_) => context.operate_at(&named).await?,
         None => context.at(&named).await?,
     };
-    let start = StartJob { caller: CALLER, kind, path };
+    let start = StartJob { caller: CALLER, kind, path: path.clone() };
     let Work { selection, dry_run, mut options, files } = work;
     // Before it is started: a moment later it may have been done.
     let is_told = kind == JobKind::Hydrate && !dry_run;
@@ -112,5 +112,12 @@ async fn start(
     if is_told {
         preview::tell(&connection, &job, state.as_ref(), is_part).await;
     }
-    watch::report(context, &connection, job, wait).await
+    let exit = watch::report(context, &connection, job, wait).await?;
+    if kind == JobKind::Import
+        && wait
+        && let Some(words) = link_left_out::after_import(&connection, path).await
+    {
+        watch::say(&words);
+    }
+    Ok(exit)
 }

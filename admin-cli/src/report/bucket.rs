@@ -3,6 +3,8 @@
 use millrace_protocol::{
     ahead::{FetchPolicy, LinkFetches},
     bucket::{AutoExport, CheckLinkReply, Conflict, DeletePropagation},
+    left_out::{LeftOutKey, LeftOutReply},
+    refresh::RefreshInterval,
 };
 use serde::Serialize;
 
@@ -27,6 +29,77 @@ pub(crate) struct HostCheckReport {
     pub(crate) took_ms: u32,
     /// Why not.
     pub(crate) error: Option<String>,
+}
+
+/// Keys that can be no names here.
+#[derive(Serialize, Debug, Default)]
+pub(crate) struct LeftOutReport {
+    /// In all of the directories.
+    pub(crate) keys: u64,
+    pub(crate) directories: Vec<LeftOutDirectoryReport>,
+}
+
+/// What the last listing of a directory left out.
+#[derive(Serialize, Debug)]
+pub(crate) struct LeftOutDirectoryReport {
+    pub(crate) path: String,
+    pub(crate) keys: u64,
+    /// Some of them.
+    pub(crate) first: Vec<LeftOutKeyReport>,
+}
+
+/// A key, or the beginning of keys.
+#[derive(Serialize, Debug)]
+pub(crate) struct LeftOutKeyReport {
+    pub(crate) key: String,
+    pub(crate) reason: &'static str,
+}
+
+impl LeftOutReport {
+    /// Adds a page.
+    pub(crate) fn add(&mut self, page: &LeftOutReply) {
+        for told in &page.directories {
+            self.keys += told.keys;
+            let key = |out: &LeftOutKey| LeftOutKeyReport {
+                key: out.key.clone(),
+                reason: out.reason.words(),
+            };
+            self.directories.push(LeftOutDirectoryReport {
+                path: path_text(&told.path),
+                keys: told.keys,
+                first: told.first.iter().map(key).collect(),
+            });
+        }
+    }
+}
+
+/// How a link is listed again by itself.
+#[derive(Serialize, Debug)]
+pub(crate) struct RefreshReport {
+    pub(crate) every_seconds: u32,
+    /// Whether a round is under way.
+    pub(crate) running: bool,
+    /// When the last whole round ended, since the metadata server began to run.
+    pub(crate) ended: Option<String>,
+    /// Directories that were listed again.
+    pub(crate) directories: u64,
+    /// Directories that could not be listed.
+    pub(crate) failed: u64,
+    /// Why the last of these could not.
+    pub(crate) failure: Option<String>,
+}
+
+impl From<&RefreshInterval> for RefreshReport {
+    fn from(told: &RefreshInterval) -> Self {
+        Self {
+            every_seconds: told.every_seconds,
+            running: told.running,
+            ended: told.ended.map(time_text),
+            directories: told.directories,
+            failed: told.failed,
+            failure: told.failure.clone(),
+        }
+    }
 }
 
 /// A file that changed here and in its bucket.

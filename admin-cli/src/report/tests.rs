@@ -179,7 +179,22 @@ fn the_shapes_of_link_options_and_of_a_resolution_are_fixed() {
     assert_eq!(as_json(&report), expected);
     let fetches = LinkFetches { link: LinkId(1), policy: FetchPolicy::Ahead, files: 9, bytes: 90 };
     expected["fetch"] = json!({"policy": "ahead", "files": 9, "bytes": 90});
-    assert_eq!(as_json(&report.with_fetches(&[fetches])), expected);
+    let report = report.with_fetches(&[fetches]);
+    assert_eq!(as_json(&report), expected);
+    let refresh = RefreshInterval {
+        link: LinkId(1),
+        every_seconds: 600,
+        running: true,
+        ended: None,
+        directories: 8,
+        failed: 1,
+        failure: Some("away".into()),
+    };
+    expected["refresh"] = json!({
+        "every_seconds": 600, "running": true, "ended": null, "directories": 8, "failed": 1,
+        "failure": "away",
+    });
+    assert_eq!(as_json(&report.with_refreshes(&[refresh])), expected);
     let origin = Some(("s3://bucket/train/a".into(), "t".into()));
     let reply = ResolveReply { removed: false, size: ByteLen(5), origin };
     assert_eq!(

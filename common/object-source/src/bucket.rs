@@ -133,6 +133,16 @@ impl Bucket {
         }
     }
 
+    /// Whether a listing may begin behind any name, at no higher cost than at the start.
+    #[must_use]
+    pub fn lists_ranges(&self) -> bool {
+        match &self.kind {
+            Kind::S3(_) => true,
+            // Azure's begin at their start only; each page of a directory reads all of it.
+            Kind::Google(_) | Kind::Azure(_) | Kind::Directory(_) => false,
+        }
+    }
+
     /// Whether any key starts with `prefix` (which ends in `/`): whether it is a directory.
     ///
     /// # Errors

@@ -7,7 +7,11 @@ use millrace_types::{FileName, Timestamp};
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
-use crate::{Continuation, Entry, EntryKind, Error, ObjectVersion, Page, Tag};
+use crate::{
+    Continuation, Entry, EntryKind, Error, KEY_LEN_MAX, LEFT_OUT_MAX, LeftOut, LeftOutReason,
+    ObjectVersion, Page, Tag,
+    object::{Place, reason_against},
+};
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -45,8 +49,11 @@ struct CommonPrefix {
 
 /// Reads the document.
 pub(crate) fn parse(answer: &[u8]) -> Result<ListBucketResult, Error> {
-    quick_xml::de::from_reader(answer)
-        .map_err(|error| Error::unavailable(format!("the bucket's listing is malformed: {error}")))
+    let malformed = |error: &dyn std::fmt::Display| {
+        Error::unavailable(format!("the bucket's listing is malformed: {error}"))
+    };
+    let text = std::str::from_utf8(answer).map_err(|error| malformed(&error))?;
+    quick_xml::de::from_str(text).map_err(|error| malformed(&error))
 }
 
 /// Turns keys into names. Keys that are no names are counted, never an error: one odd key must not
@@ -59,7 +66,7 @@ pub(crate) fn page(
     let token = result.next_continuation_token.as_ref().filter(|token| !token.is_empty());
     let next = match (result.is_truncated, token) {
         (false, _) => None,
-        (true, Some(token)) => Some(Continuation(token.clone())),
+        (true, Some(token)) => Some(Continuation(Place::Cursor(token.clone()))),
         // Never take it for the end: the names behind it would be missing here.
         (true, None) => {
             return Err(Error::unavailable("the bucket's listing goes on, and does not say where"));
@@ -101,10 +108,12 @@ pub(crate) fn names(
     found.sort_by(|(a, _), (b, _)| a.cmp(b));
     for (key, kind) in found {
         match name_below(&key, prefix) {
-            Some(name) => page.entries.push(Entry { name, kind }),
-            None => {
+            Ok(name) => page.entries.push(Entry { name, kind }),
+            Err(reason) => {
                 page.skipped += 1;
-                page.skipped_example.get_or_insert(key);
+                if page.left_out.len() < LEFT_OUT_MAX {
+                    page.left_out.push(LeftOut { key, reason });
+                }
             }
         }
     }
@@ -112,18 +121,23 @@ pub(crate) fn names(
 }
 
 /// The name that a key or common prefix has in the directory, if it can be one.
-fn name_below(key: &str, prefix: &str) -> Option<FileName> {
-    let name = key.strip_prefix(prefix)?;
+fn name_below(key: &str, prefix: &str) -> Result<FileName, LeftOutReason> {
+    let name = key.strip_prefix(prefix).unwrap_or_default();
     let name = name.strip_suffix('/').unwrap_or(name);
-    if name.chars().any(|c| c.is_ascii_control()) {
-        return None;
+    if let Some(reason) = reason_against(name) {
+        return Err(reason);
     }
-    FileName::parse(name.as_bytes()).ok()
+    // What is longer could not be asked for.
+    if key.len() > KEY_LEN_MAX {
+        return Err(LeftOutReason::TooLong);
+    }
+    // A slash in its middle: no answer to what was asked.
+    FileName::parse(name.as_bytes()).map_err(|_| LeftOutReason::EmptyPart)
 }
 
 /// A key as it stands in a list that was asked for with `encoding-type=url`.
 pub(crate) fn decode(key: &str, encoded: bool) -> String {
-    if !encoded {
+    if !encoded || !key.bytes().any(|byte| byte == b'%' || byte == b'+') {
         return key.to_owned();
     }
     // Servers write a space as '+' or %20, and a plus always as %2B.
@@ -184,8 +198,18 @@ mod tests {
         assert_eq!((version.size, version.tag.as_str()), (9, "\"abc-2\""));
         assert_eq!(version.modified.subsec_nanoseconds(), 500_000_000);
         assert_eq!(page.entries[1].kind, EntryKind::Directory);
-        assert_eq!((page.skipped, page.skipped_example.as_deref()), (3, Some("d/..")));
-        assert_eq!(page.next, Some(Continuation("t1".to_owned())));
+        let left_out: Vec<_> =
+            page.left_out.iter().map(|out| (out.key.as_str(), out.reason)).collect();
+        assert_eq!(page.skipped, 3);
+        assert_eq!(
+            left_out,
+            [
+                ("d/..", LeftOutReason::DotPart),
+                ("d//", LeftOutReason::EmptyPart),
+                ("d/bell\u{7}", LeftOutReason::ControlCharacter),
+            ]
+        );
+        assert_eq!(page.next, Some(Continuation(Place::Cursor("t1".to_owned()))));
     }
 
     #[test]

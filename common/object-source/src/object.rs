@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use millrace_types::{FileName, MIB, Timestamp};
+use millrace_types::{FileName, MIB, Timestamp, name::NAME_LEN_MAX};
 
 use crate::Error;
 
@@ -95,20 +95,116 @@ pub enum EntryKind {
 pub struct Page {
     /// The entries.
     pub entries: Vec<Entry>,
-    /// How many keys of this page are no file names here: an empty part (`a//b`), `.` or `..`, an
-    /// ASCII control character, more than 255 bytes in one part, and on `file://` symbolic links,
-    /// special files and names that are no UTF-8.
+    /// How many keys of this page can be no names here.
     pub skipped: u64,
-    /// The first skipped key of this page, for the log.
-    pub skipped_example: Option<String>,
+    /// Which, in the order of the bucket: [`LEFT_OUT_MAX`] of them at most.
+    pub left_out: Vec<LeftOut>,
     /// Ask again with this to get the next page; `None` means that this is the last one.
     pub next: Option<Continuation>,
 }
 
-/// Where the next page begins: on S3 the server's own cursor. Not worth storing: a listing that was
-/// interrupted starts over.
+/// The most keys of one page that are named as left out: as many as S3 has on a page.
+pub const LEFT_OUT_MAX: usize = 1000;
+
+/// A key that can be no name here, or one that stands for all keys that begin with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The whole key; what is no UTF-8 is replaced.
+    pub key: String,
+    /// Why it is left out.
+    pub reason: LeftOutReason,
+}
+
+/// Why a key is left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LeftOutReason {
+    /// A part between two slashes is empty.
+    EmptyPart,
+    /// A part is `.` or `..`.
+    DotPart,
+    /// A part has an ASCII control character.
+    ControlCharacter,
+    /// A part has more than 255 bytes, or all of it more than 1,024.
+    TooLong,
+    /// On `file://`: it is no UTF-8.
+    NotUtf8,
+    /// On `file://`: it is neither a regular file nor a directory.
+    SpecialFile,
+}
+
+/// Why a part of a key can be no name, if so.
+pub(crate) fn reason_against(part: &str) -> Option<LeftOutReason> {
+    match part {
+        "" => Some(LeftOutReason::EmptyPart),
+        "." | ".." => Some(LeftOutReason::DotPart),
+        part if part.bytes().any(|byte| byte.is_ascii_control()) => {
+            Some(LeftOutReason::ControlCharacter)
+        }
+        part if part.len() > NAME_LEN_MAX => Some(LeftOutReason::TooLong),
+        _ => None,
+    }
+}
+
+/// Where the next page begins. Not worth storing: a listing that was interrupted starts over.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Continuation(pub(crate) String);
+pub struct Continuation(pub(crate) Place);
+
+/// A place in a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// The server's own cursor.
+    Cursor(String),
+    /// Behind this, in the order of keys as bytes: the key without the directory's prefix.
+    Behind(String),
+}
+
+impl Continuation {
+    /// The place behind a name in a directory, whether or not the directory has it: of keys that
+    /// are greater as bytes. Only for buckets that list ranges ([`crate::Bucket::lists_ranges`]);
+    /// what such a bucket shows may still begin before it.
+    #[must_use]
+    pub fn behind(name: &str) -> Self {
+        Self(Place::Behind(name.to_owned()))
+    }
+
+    /// A server's own cursor, such as a page of it has.
+    #[must_use]
+    pub fn cursor(cursor: &str) -> Self {
+        Self(Place::Cursor(cursor.to_owned()))
+    }
+
+    /// The name that it is behind, unless it is a server's own cursor.
+    #[must_use]
+    pub fn name_text(&self) -> Option<&str> {
+        match &self.0 {
+            Place::Behind(name) => Some(name),
+            Place::Cursor(_) => None,
+        }
+    }
+
+    /// The text of a server's own cursor.
+    #[must_use]
+    pub fn cursor_text(&self) -> Option<&str> {
+        match &self.0 {
+            Place::Cursor(cursor) => Some(cursor),
+            Place::Behind(_) => None,
+        }
+    }
+}
+
+/// The cursor of a listing of a kind of bucket that has nothing else.
+///
+/// # Errors
+/// [`Error::Invalid`] for a place that is no cursor.
+pub(crate) fn cursor_of(after: Option<&Continuation>) -> Result<Option<&str>, Error> {
+    match after.map(|Continuation(place)| place) {
+        None => Ok(None),
+        Some(Place::Cursor(cursor)) => Ok(Some(cursor)),
+        Some(Place::Behind(_)) => {
+            Err(Error::invalid("listings of this bucket begin at their start only"))
+        }
+    }
+}
 
 /// What must hold at a key for a put or completion to take effect.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -115,7 +115,7 @@ pub(crate) fn uploads_page(
     // The bucket's cursor has two parts; a key holds no line feed.
     let next = markers
         .filter(|_| page.is_truncated)
-        .map(|(key, id)| Continuation(format!("{}\n{id}", decode(&key, encoded))));
+        .map(|(key, id)| Continuation::cursor(&format!("{}\n{id}", decode(&key, encoded))));
     // A server that goes round would be asked for ever.
     let next = next.filter(|next| Some(next) != after);
     let uploads = page.uploads.into_iter().filter_map(|upload| {

@@ -63,8 +63,8 @@ macro_rules! requests {
 
 use crate::{
     access, admin, ahead, backup, bucket, cluster, control, file_list, fsck, job_detail,
-    job_options, lease, lock, loss, metadata, release, requests, selection, session, storage,
-    tallied, target, upkeep,
+    job_options, lease, left_out, lock, loss, metadata, refresh, release, requests, selection,
+    session, storage, tallied, target, upkeep,
 };
 
 requests! {
@@ -316,6 +316,13 @@ requests! {
     ListDeletePropagation = 0x0661, bucket::ListDeletePropagation => bucket::DeletePropagationReply;
     /// Uploads by parts below a link that were begun and not ended.
     ListUploads = 0x0662, bucket::ListUploads => bucket::UploadsReply;
+
+    /// Keys that can be no names.
+    ShowLeftOut = 0x0668, left_out::ShowLeftOut => left_out::LeftOutReply;
+    /// Sets how often a link is listed again by itself.
+    SetRefreshInterval = 0x0669, refresh::SetRefreshInterval => refresh::RefreshIntervalsReply;
+    /// The links that are listed again by themselves.
+    ListRefreshIntervals = 0x066a, refresh::ListRefreshIntervals => refresh::RefreshIntervalsReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

@@ -7,7 +7,8 @@
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
 //! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`],
-//! [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`requests`], [`ahead`], [`fsck`],
+//! [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`left_out`], [`refresh`],
+//! [`requests`], [`ahead`], [`fsck`],
 //! [`backup`], [`control`].
 
 pub mod access;
@@ -26,9 +27,11 @@ pub mod job_detail;
 pub mod job_options;
 pub mod kind;
 pub mod lease;
+pub mod left_out;
 pub mod lock;
 pub mod loss;
 pub mod metadata;
+pub mod refresh;
 pub mod release;
 pub mod requests;
 pub mod selection;

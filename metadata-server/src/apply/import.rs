@@ -8,21 +8,27 @@
 //!   dirty or local       the recorded one  nothing
 //!   dirty or local       another           conflict; nothing is overwritten
 //! ```
+//!
+//! Where a bucket has an object and a directory of one name, the directory is what is here: it
+//! takes the place of the object, and an object never that of a directory.
 
-use millrace_protocol::{capability::Origin, metadata::FileKind};
-use millrace_types::{ErrorKind, InodeId, Timestamp};
+use std::collections::BTreeMap;
+
+use millrace_protocol::{capability::Origin, left_out::LEFT_OUT_KEYS_MAX, metadata::FileKind};
+use millrace_types::{ErrorKind, FileName, InodeId, Layout, Timestamp};
 
 use super::{
     ApplyError, Transaction, commit,
     create::{add_name, directory_body, file_body, new_inode},
     layout, orphan,
+    remove::{drop_name, take_entry},
 };
 use crate::{
-    command::{BATCH_MAX, ImportEntries, ImportEntry, ImportKind, Outcome},
-    namespace::{Body, Inode, LinkedDirectory, ObjectState, permission, tree},
+    command::{BATCH_MAX, ImportEntries, ImportEntry, ImportKind, NoteLeftOut, Outcome},
+    namespace::{Body, Inode, LayoutDefaults, LinkedDirectory, ObjectState, permission, tree},
     store::{
         keys,
-        records::{Entry, Export, Whiteout},
+        records::{Entry, Export, LeftOutRecord, Whiteout},
     },
 };
 
@@ -57,11 +63,18 @@ pub(super) fn entries(
     }
     let (modified, changed) = (parent.modified, parent.changed);
     let mut counts = Counts::default();
+    let mut known = Known::of(tx, parent.id, &import.entries)?;
     for entry in &import.entries {
-        match tree::entry(tx, parent.id, &entry.name)? {
-            Some(_) if is_whited_out(tx, parent.id, entry)? => {}
+        match known.entry(tx, entry)? {
+            Some(_) if is_whited_out(known.whiteout(tx, entry)?.as_ref(), entry) => {}
+            Some(file) if takes_place(tx, &parent, entry, &file, &known)? => {
+                let inode = tree::named(tx, &file)?;
+                take_entry(tx, &mut parent, &inode, &entry.name, &file);
+                drop_name(tx, inode, parent.id, &entry.name, &[])?;
+                add(tx, &mut parent, entry, &mut known, &mut counts)?;
+            }
             Some(present) => refresh(tx, entry, &present, &mut counts)?,
-            None => add(tx, &mut parent, entry, &mut counts)?,
+            None => add(tx, &mut parent, entry, &mut known, &mut counts)?,
         }
     }
     if counts.added > 0 {
@@ -92,14 +105,129 @@ pub(super) fn mark_listed(
     Ok(Outcome::Done)
 }
 
+/// What a directory has under the names of one command.
+struct Known {
+    directory: InodeId,
+    /// `None` where a name comes twice: what it has then depends on what was made of the first.
+    read: Option<(BTreeMap<FileName, Entry>, BTreeMap<FileName, Whiteout>)>,
+    place: Option<layout::Place>,
+}
+
+impl Known {
+    fn of(
+        tx: &Transaction<'_>,
+        directory: InodeId,
+        entries: &[ImportEntry],
+    ) -> Result<Self, ApplyError> {
+        let is_ascending = entries.windows(2).all(|pair| pair[0].name < pair[1].name);
+        let names = entries.iter().map(|entry| &entry.name);
+        let read = match is_ascending {
+            true => {
+                let entry = |name: &FileName| keys::entry(directory, name.as_bytes());
+                let whiteout = |name: &FileName| keys::whiteout(directory, name.as_bytes());
+                let entries = tree::of_names(tx, entry, names.clone())?;
+                Some((entries, tree::of_names(tx, whiteout, names)?))
+            }
+            false => None,
+        };
+        Ok(Self { directory, read, place: None })
+    }
+
+    fn entry(
+        &self,
+        tx: &Transaction<'_>,
+        entry: &ImportEntry,
+    ) -> Result<Option<Entry>, ApplyError> {
+        match &self.read {
+            Some((entries, _)) => Ok(entries.get(&entry.name).copied()),
+            None => Ok(tree::entry(tx, self.directory, &entry.name)?),
+        }
+    }
+
+    fn whiteout(
+        &self,
+        tx: &Transaction<'_>,
+        entry: &ImportEntry,
+    ) -> Result<Option<Whiteout>, ApplyError> {
+        match &self.read {
+            Some((_, whiteouts)) => Ok(whiteouts.get(&entry.name).cloned()),
+            None => Ok(tx.read(&keys::whiteout(self.directory, entry.name.as_bytes()))?),
+        }
+    }
+
+    /// The layout of a new file.
+    fn layout(
+        &mut self,
+        tx: &Transaction<'_>,
+        defaults: &LayoutDefaults,
+        seed: u32,
+    ) -> Result<Layout, ApplyError> {
+        let place = match &self.place {
+            Some(place) => place,
+            None => self.place.insert(layout::Place::of(tx, defaults)?),
+        };
+        place.layout(seed)
+    }
+}
+
+/// The feature level from which on a directory takes the place of an object of its name.
+const DIRECTORY_LEVEL: u32 = 10;
+
+/// Whether a directory is to be where the object of its name is. Both are in the bucket: which of
+/// them its listing showed first must make no difference. A file that has become more than the
+/// object of that name stays.
+fn takes_place(
+    tx: &Transaction<'_>,
+    parent: &Inode,
+    entry: &ImportEntry,
+    present: &Entry,
+    known: &Known,
+) -> Result<bool, ApplyError> {
+    let is_directory = entry.kind == ImportKind::Directory && present.kind == FileKind::Regular;
+    if !is_directory
+        || tx.file_system()?.feature_level < DIRECTORY_LEVEL
+        || known.whiteout(tx, entry)?.is_some()
+    {
+        return Ok(false);
+    }
+    let inode = tree::named(tx, present)?;
+    let is_exporting = tx.read::<Export>(&keys::export(inode.id))?.is_some();
+    let Some(linked) = &parent.directory()?.linked else { return Ok(false) };
+    Ok(!is_exporting && inode.is_object_of(linked, &entry.name))
+}
+
+/// The feature level from which on it is recorded what listings leave out.
+const LEFT_OUT_LEVEL: u32 = 10;
+
+/// What the last listing of a directory left out.
+pub(super) fn note_left_out(
+    tx: &mut Transaction<'_>,
+    note: &NoteLeftOut,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < LEFT_OUT_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let directory = tx.inode(note.directory)?;
+    let is_linked = tx.link_of(&directory)?.is_some() && directory.links > 0;
+    if note.first.len() > LEFT_OUT_KEYS_MAX || !is_linked {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    let key = keys::left_out(directory.id);
+    match note.keys {
+        0 => tx.delete(key),
+        keys => tx.put(key, &LeftOutRecord { keys, first: note.first.clone() }),
+    }
+    Ok(Outcome::Done)
+}
+
 fn add(
     tx: &mut Transaction<'_>,
     parent: &mut Inode,
     entry: &ImportEntry,
+    known: &mut Known,
     counts: &mut Counts,
 ) -> Result<(), ApplyError> {
-    let whiteout = tx.read::<Whiteout>(&keys::whiteout(parent.id, entry.name.as_bytes()))?;
-    if let Some(whiteout) = whiteout {
+    if let Some(whiteout) = known.whiteout(tx, entry)? {
         let hidden = match &entry.kind {
             ImportKind::File(origin) => whiteout.tag == origin.tag,
             ImportKind::Directory | ImportKind::Symlink(_) => true,
@@ -110,14 +238,19 @@ fn add(
         tx.delete(keys::whiteout(parent.id, entry.name.as_bytes()));
         tx.delete(keys::moved_file(parent.id, entry.name.as_bytes()));
     }
-    let mut inode = build(tx, parent, entry)?;
+    let mut inode = build(tx, parent, entry, known)?;
     add_name(tx, parent, &mut inode, &entry.name)?;
     tx.put_inode(&inode);
     counts.added += 1;
     Ok(())
 }
 
-fn build(tx: &Transaction<'_>, parent: &Inode, entry: &ImportEntry) -> Result<Inode, ApplyError> {
+fn build(
+    tx: &Transaction<'_>,
+    parent: &Inode,
+    entry: &ImportEntry,
+    known: &mut Known,
+) -> Result<Inode, ApplyError> {
     let directory = parent.directory()?;
     let Some(linked) = &directory.linked else {
         return Err(ErrorKind::InvalidArgument.into());
@@ -136,7 +269,7 @@ fn build(tx: &Transaction<'_>, parent: &Inode, entry: &ImportEntry) -> Result<In
         }
         ImportKind::Symlink(target) => (FileKind::Symlink, Body::Symlink(target.clone())),
         ImportKind::File(origin) => {
-            let layout = layout::place(tx, &directory.defaults, entry.seed)?;
+            let layout = known.layout(tx, &directory.defaults, entry.seed)?;
             let mut file = file_body(layout);
             file.origin_length = origin.size;
             file.origin = Some(origin.clone());
@@ -155,16 +288,11 @@ fn build(tx: &Transaction<'_>, parent: &Inode, entry: &ImportEntry) -> Result<In
 
 /// Whether the object is the one whose name was taken away here, before the present name was made:
 /// replacing it is what its owner wants.
-fn is_whited_out(
-    tx: &Transaction<'_>,
-    parent: InodeId,
-    entry: &ImportEntry,
-) -> Result<bool, ApplyError> {
+fn is_whited_out(whiteout: Option<&Whiteout>, entry: &ImportEntry) -> bool {
     let ImportKind::File(origin) = &entry.kind else {
-        return Ok(false);
+        return false;
     };
-    let whiteout = tx.read::<Whiteout>(&keys::whiteout(parent, entry.name.as_bytes()))?;
-    Ok(whiteout.is_some_and(|whiteout| whiteout.tag == origin.tag))
+    whiteout.is_some_and(|whiteout| whiteout.tag == origin.tag)
 }
 
 fn refresh(
@@ -178,7 +306,7 @@ fn refresh(
     };
     let mut inode = tree::named(tx, present)?;
     if inode.kind != FileKind::Regular {
-        // A file and a prefix of one name: what was there first stays.
+        // A directory of the object's name, or what was made here.
         return Ok(());
     }
     if tx.read::<Export>(&keys::export(inode.id))?.is_some() {

@@ -15,14 +15,32 @@ pub(super) fn place(
     defaults: &LayoutDefaults,
     seed: u32,
 ) -> Result<Layout, ApplyError> {
-    let pool = tx.read::<PoolRecord>(&keys::pool(defaults.pool))?;
-    let groups = pool.map_or(0, |pool| pool.groups);
-    if groups == 0 {
-        // No target has registered yet: a file could never hold a byte.
-        return Err(ErrorKind::Unavailable.into());
+    Place::of(tx, defaults)?.layout(seed)
+}
+
+/// Where the new files of one directory go.
+pub(super) struct Place {
+    defaults: LayoutDefaults,
+    groups: u32,
+}
+
+impl Place {
+    /// Reads what the layouts of a directory's new files have in common.
+    pub(super) fn of(tx: &Transaction<'_>, defaults: &LayoutDefaults) -> Result<Self, ApplyError> {
+        let pool = tx.read::<PoolRecord>(&keys::pool(defaults.pool))?;
+        let groups = pool.map_or(0, |pool| pool.groups);
+        if groups == 0 {
+            // No target has registered yet: a file could never hold a byte.
+            return Err(ErrorKind::Unavailable.into());
+        }
+        Ok(Self { defaults: *defaults, groups })
     }
-    let width = defaults.width.unwrap_or(u32::MAX);
-    Ok(Layout::new(defaults.chunk_size, width, defaults.pool, groups, seed)?)
+
+    /// The layout of one of them.
+    pub(super) fn layout(&self, seed: u32) -> Result<Layout, ApplyError> {
+        let LayoutDefaults { chunk_size, pool, width, .. } = self.defaults;
+        Ok(Layout::new(chunk_size, width.unwrap_or(u32::MAX), pool, self.groups, seed)?)
+    }
 }
 
 /// Sets what new files in a directory get.

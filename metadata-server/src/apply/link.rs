@@ -10,11 +10,12 @@ use super::{
 use crate::{
     command::{
         AddLink, BATCH_MAX, ForgetEntries, Outcome, SetAutoExport, SetFetchPolicy, SetLinkOptions,
+        SetRefreshInterval,
     },
     namespace::{LinkedDirectory, tree},
     store::{
         keys,
-        records::{AutoExportRecord, FetchRecord, LinkRecord},
+        records::{AutoExportRecord, FetchRecord, LinkRecord, RefreshIntervalRecord},
     },
 };
 
@@ -101,6 +102,7 @@ pub(super) fn remove(tx: &mut Transaction<'_>, id: LinkId) -> Result<Outcome, Ap
     tx.delete(keys::auto_export(id));
     tx.delete(keys::fetch(id));
     deletion::forget_link(tx, id)?;
+    tx.delete(keys::refresh_interval(id));
     tx.change_file_system(|fs| fs.links_version += 1)?;
     Ok(Outcome::Done)
 }
@@ -151,6 +153,26 @@ pub(super) fn set_fetch_policy(
     }
     find(tx, set.link)?;
     tx.put(keys::fetch(set.link), &FetchRecord { policy: set.policy });
+    Ok(Outcome::Done)
+}
+
+/// The feature level from which on links are listed again by themselves.
+const REFRESH_LEVEL: u32 = 10;
+
+/// Whether the link is listed again by itself from now on, and how often.
+pub(super) fn set_refresh_interval(
+    tx: &mut Transaction<'_>,
+    set: SetRefreshInterval,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < REFRESH_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    find(tx, set.link)?;
+    let key = keys::refresh_interval(set.link);
+    match set.every_seconds {
+        Some(every_seconds) => tx.put(key, &RefreshIntervalRecord { every_seconds }),
+        None => tx.delete(key),
+    }
     Ok(Outcome::Done)
 }
 

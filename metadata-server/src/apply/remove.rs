@@ -96,11 +96,12 @@ fn hides(tx: &Transaction<'_>, directory: InodeId, name: &FileName) -> Result<bo
     Ok(tx.get(&keys::whiteout(directory, name.as_bytes()))?.is_some())
 }
 
-/// Forgets which imported names of a directory were removed.
+/// Forgets which imported names of a directory were removed, and which keys were left out there.
 pub(super) fn forget_whiteouts(
     tx: &mut Transaction<'_>,
     directory: InodeId,
 ) -> Result<(), ApplyError> {
+    tx.delete(keys::left_out(directory));
     tx.delete_all(&keys::whiteouts(directory))?;
     Ok(tx.delete_all(&keys::moved_files(directory))?)
 }

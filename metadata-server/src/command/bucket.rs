@@ -4,6 +4,7 @@ use millrace_protocol::{
     admin::{AttributeSource, Keep},
     ahead::FetchPolicy,
     capability::Origin,
+    left_out::LeftOutKey,
     session::Caller,
 };
 use millrace_types::{FileName, InodeId, LinkId, Timestamp};
@@ -69,6 +70,27 @@ pub struct ForgetDeletion {
     pub tag: String,
     /// and when.
     pub queued: Timestamp,
+}
+
+/// Sets how often a link is listed again by itself.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SetRefreshInterval {
+    /// The link.
+    pub link: LinkId,
+    /// Seconds from round to round; `None`: it is not.
+    pub every_seconds: Option<u32>,
+}
+
+/// Records what the last listing of a directory left out.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct NoteLeftOut {
+    /// The linked directory.
+    pub directory: InodeId,
+    /// How many keys; 0: nothing is left out any more.
+    pub keys: u64,
+    /// The first of them, at most
+    /// [`LEFT_OUT_KEYS_MAX`](millrace_protocol::left_out::LEFT_OUT_KEYS_MAX).
+    pub first: Vec<LeftOutKey>,
 }
 
 /// What an observation led to.

@@ -3,22 +3,23 @@
 //! Listing and lookup:
 //! - The first look into a linked directory starts one listing of it, shared by all who wait. Pages
 //!   become commands of at most 1,000 entries, so that a reader can go on with what is there
-//!   already.
+//!   already. The next pages are on their way meanwhile, and of a large directory several at a time
+//!   (`list`, `ranges`).
 //! - A name that is looked up before its directory is listed is asked for alone (HEAD, and whether
 //!   anything lies below `name/`) while the listing runs behind.
-//! - Where an object and a directory have one name, the directory wins; the object is counted as
-//!   skipped. Keys that cannot be file names are skipped too (see [`Page::skipped`]); each listing
-//!   that skipped something says so in the log, with an example.
+//! - Where an object and a directory have one name, the directory wins, whichever of them is found
+//!   first; the object is left out. Keys that cannot be file names are left out too (see
+//!   [`Page::left_out`]). What a listing left out is recorded (`left_out`), and a line in the log.
 //!
 //! Only HEAD tells POSIX attributes. Names found by listing get the link's defaults (the owner of
 //! the linked directory, 0755 for directories and 0644 for files, the object's time), unless the
 //! link asks for each object's own (`attributes`). Directories listed before are looked at again in
 //! `again`, single objects in `object`.
 //!
-//! [`Page::skipped`]: millrace_object_source::Page::skipped
+//! [`Page::left_out`]: millrace_object_source::Page::left_out
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -26,16 +27,18 @@ use std::{
 use millrace_object_source::{Bucket, Buckets, Error as BucketError, LinkSpec, tallied};
 use millrace_protocol::{admin::AttributeSource, cluster};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId, Timestamp};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-use self::{again::Seen, entries::Found};
+use self::entries::Found;
 pub(super) use self::{
     entries::{Defaults, key_of, origin_of},
     object::Object,
 };
-use super::{destination::prefix_of, environment::Environment, metrics::FollowCounts};
+use super::{
+    destination::prefix_of, environment::Environment, left_out::Tray, metrics::FollowCounts,
+};
 use crate::{
-    command::{BATCH_MAX, Command, ImportEntries, ImportEntry, ImportKind, Outcome},
+    command::{Command, ImportEntries, ImportEntry, ImportKind, Outcome},
     namespace::{Body, LinkedDirectory, tree},
     store::{
         View, keys,
@@ -46,11 +49,22 @@ use crate::{
 mod again;
 mod attributes;
 pub(super) mod entries;
+mod list;
 mod object;
 mod probe;
+mod ranges;
+mod shadow;
 
-/// Listings that run at the same time. Each asks for one page after another.
+/// Listings that run at the same time.
 const LISTINGS_MAX: usize = 16;
+
+/// Pages that all listings together have asked for and not imported yet: a third of the requests
+/// that may be on their way to a bucket, so that who looks a name up always finds room. A page of
+/// a thousand names takes some 300 KiB.
+const PAGES_MAX: usize = 24;
+
+/// Listings of these that nobody waits for but jobs and rounds: the rest is for who looks.
+const PATIENT_MAX: usize = 12;
 
 /// Listings that run or wait for their turn: who looks names up in a million directories would
 /// otherwise queue as many. Each costs a task of a few KiB.
@@ -59,18 +73,33 @@ const LISTINGS_WAITING_MAX: usize = 4096;
 /// How long who needs one more listing waits before asking again.
 const LISTINGS_PAUSE: Duration = Duration::from_millis(250);
 
-/// Names that are asked for alone at the same time.
+/// Names that are asked for alone at the same time, because somebody waits for them.
 const PROBES_MAX: usize = 64;
+
+/// Objects that all listings together ask for at the same time, for their attributes: fewer than
+/// may be on their way to a bucket, so that who looks a name up finds room.
+const HEADS_MAX: usize = 48;
 
 /// How far a listing is.
 #[derive(Debug, Clone)]
 pub enum Listing {
-    /// So many entries are in the tree; more will come.
-    Growing(u64),
-    /// All are there.
-    Complete,
+    /// So much is in the tree; more will come.
+    Growing(Tally),
+    /// All is there.
+    Complete(Tally),
     /// It stopped; the next look starts another.
     Failed(Failure),
+}
+
+/// What a listing has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Names of files and directories.
+    pub names: u64,
+    /// Bytes of the files.
+    pub bytes: u64,
+    /// Keys that can be no names.
+    pub left_out: u64,
 }
 
 /// Lists directories and imports names. One per server.
@@ -80,7 +109,10 @@ pub struct Importer<E> {
     buckets: Arc<Buckets>,
     running: Mutex<HashMap<InodeId, watch::Receiver<Listing>>>,
     listings: Semaphore,
+    patient: Semaphore,
+    pages: Arc<Semaphore>,
     probes: Semaphore,
+    heads: Semaphore,
     /// Directories whose refresh failed, and until when lookups do without.
     put_off: Mutex<HashMap<InodeId, Instant>>,
     pub(super) counts: FollowCounts,
@@ -107,7 +139,10 @@ impl<E: Environment> Importer<E> {
             buckets,
             running: Mutex::default(),
             listings: Semaphore::new(LISTINGS_MAX),
+            patient: Semaphore::new(PATIENT_MAX),
+            pages: Arc::new(Semaphore::new(PAGES_MAX)),
             probes: Semaphore::new(PROBES_MAX),
+            heads: Semaphore::new(HEADS_MAX),
             put_off: Mutex::default(),
             counts: FollowCounts::default(),
         }
@@ -143,7 +178,7 @@ impl<E: Environment> Importer<E> {
             // Whichever is first: a small directory is listed as fast as a name is found.
             done = finished(&mut listing) => match done {
                 Listing::Failed(failure) => Err(failure),
-                Listing::Growing(_) | Listing::Complete => Ok(()),
+                Listing::Growing(_) | Listing::Complete(_) => Ok(()),
             },
         }
     }
@@ -165,12 +200,14 @@ impl<E: Environment> Importer<E> {
                 let behind = tree::list(view, directory, cookie, 1).map_err(broken)?;
                 Ok((linked, !behind.is_empty()))
             });
-            let (Some(linked), behind) = found.await? else { return Ok(Listing::Complete) };
+            let (Some(linked), behind) = found.await? else {
+                return Ok(Listing::Complete(Tally::default()));
+            };
             let mut listing = self.listing(&linked)?;
             let now = listing.borrow_and_update().clone();
-            if let Listing::Growing(count) = now {
+            if let Listing::Growing(tally) = now {
                 if behind {
-                    return Ok(Listing::Growing(count));
+                    return Ok(Listing::Growing(tally));
                 }
                 // Its end must be seen here: a listing that failed is forgotten, and another would
                 // begin. An error means that the lister is gone.
@@ -181,7 +218,7 @@ impl<E: Environment> Importer<E> {
             let now = listing.borrow().clone();
             match now {
                 Listing::Failed(failure) => return Err(failure),
-                Listing::Complete => return Ok(Listing::Complete),
+                Listing::Complete(tally) => return Ok(Listing::Complete(tally)),
                 // Some more were added: look whether they are behind the cookie.
                 Listing::Growing(_) => {}
             }
@@ -197,17 +234,22 @@ impl<E: Environment> Importer<E> {
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
             Some(linked) if linked.listed.is_none() || linked.is_old(now) => {
-                self.wait_for(&linked).await
+                self.wait_for(&linked, |_| ()).await
             }
             _ => Ok(()),
         }
     }
 
-    /// Lists `directory` again, listed or not: finds what the bucket changed up to now.
+    /// Lists `directory` again, listed or not: finds what the bucket changed up to now. Calls
+    /// `told` with what it has found so far, whenever that grows.
     ///
     /// # Errors
     /// Those of the bucket.
-    pub async fn refresh(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
+    pub async fn refresh(
+        self: &Arc<Self>,
+        directory: InodeId,
+        told: impl FnMut(Tally) + Send,
+    ) -> Result<(), Failure> {
         let before = {
             let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
             running.get(&directory).cloned()
@@ -219,10 +261,19 @@ impl<E: Environment> Importer<E> {
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
             Some(linked) if linked.listed != Some(LinkedDirectory::NEVER_AGAIN) => {
-                self.wait_for(&linked).await
+                self.wait_for(&linked, told).await
             }
             _ => Ok(()),
         }
+    }
+
+    /// The turn of a listing that has time: jobs and rounds take one for each directory that they
+    /// have listed, so that some of the listings that may run are left to who looks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cancelled`] when the server ends.
+    pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, Failure> {
+        self.patient.acquire().await.map_err(|_| ErrorKind::Cancelled.into())
     }
 
     /// The bucket behind a link.
@@ -230,7 +281,11 @@ impl<E: Environment> Importer<E> {
         Ok(self.buckets.bucket(&spec_of(bucket)?)?)
     }
 
-    async fn wait_for(self: &Arc<Self>, linked: &Linked) -> Result<(), Failure> {
+    async fn wait_for(
+        self: &Arc<Self>,
+        linked: &Linked,
+        mut told: impl FnMut(Tally) + Send,
+    ) -> Result<(), Failure> {
         // A walk has time: it waits for its turn.
         let mut listing = loop {
             match self.listing(linked) {
@@ -238,10 +293,19 @@ impl<E: Environment> Importer<E> {
                 Err(_) => tokio::time::sleep(LISTINGS_PAUSE).await,
             }
         };
-        match finished(&mut listing).await {
-            Listing::Complete => Ok(()),
-            Listing::Failed(failure) => Err(failure),
-            Listing::Growing(_) => Err(ErrorKind::Unavailable.into()),
+        loop {
+            let now = listing.borrow_and_update().clone();
+            match now {
+                Listing::Growing(tally) => told(tally),
+                Listing::Complete(tally) => {
+                    told(tally);
+                    return Ok(());
+                }
+                Listing::Failed(failure) => return Err(failure),
+            }
+            if listing.changed().await.is_err() {
+                return Err(ErrorKind::Unavailable.into());
+            }
         }
     }
 
@@ -258,7 +322,7 @@ impl<E: Environment> Importer<E> {
             let text = "too many directories wait for being listed";
             return Err(Failure::new(ErrorKind::Busy, text).retry_after(LISTINGS_PAUSE));
         }
-        let (sender, receiver) = watch::channel(Listing::Growing(0));
+        let (sender, receiver) = watch::channel(Listing::Growing(Tally::default()));
         running.insert(linked.directory, receiver.clone());
         drop(running);
         let importer = Arc::clone(self);
@@ -266,7 +330,7 @@ impl<E: Environment> Importer<E> {
         // Not bound to whoever asked first: others wait for it, and it is worth finishing.
         drop(tokio::spawn(tallied(async move {
             let end = match importer.list(&linked, &sender).await {
-                Ok(()) => Listing::Complete,
+                Ok(tally) => Listing::Complete(tally),
                 Err(failure) => {
                     tracing::warn!(directory = %linked.directory, prefix = %linked.prefix, %failure,
                         "a linked directory cannot be listed");
@@ -286,67 +350,19 @@ impl<E: Environment> Importer<E> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&directory);
     }
 
-    async fn list(
-        self: &Arc<Self>,
-        linked: &Linked,
-        told: &watch::Sender<Listing>,
-    ) -> Result<(), Failure> {
-        let permit = self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
-        let bucket = self.bucket(&linked.bucket)?;
-        let again = linked.listed.is_some();
-        let (mut after, mut total, mut skipped, mut example) = (None, 0, 0, None);
-        let mut seen = Seen::default();
-        // A hundred bytes for each thousand names.
-        let mut cursors = HashSet::new();
-        loop {
-            let asked = self.environment.now();
-            let page = bucket.list_directory(&linked.prefix, after.as_ref()).await?;
-            let (mut found, shadowed) = entries::of_page(&page, linked);
-            skipped += page.skipped + shadowed;
-            example = example.or(page.skipped_example);
-            total += found.len() as u64;
-            if again {
-                seen.add(&found);
-            }
-            while !found.is_empty() {
-                let rest = found.split_off(found.len().min(BATCH_MAX));
-                let batch = std::mem::replace(&mut found, rest);
-                self.import_page(&bucket, linked, asked, batch).await?;
-            }
-            after = page.next;
-            match &after {
-                None => break,
-                Some(next) if cursors.insert(next.clone()) => {}
-                // Each name is a command at most once, but this would never end.
-                Some(_) => {
-                    let text = format!("the bucket's listing of {:?} has no end", linked.prefix);
-                    return Err(Failure::new(ErrorKind::BucketUnavailable, text));
-                }
-            }
-            told.send_replace(Listing::Growing(total));
-        }
-        if skipped > 0 {
-            tracing::warn!(link = %linked.link, prefix = %linked.prefix, skipped, example,
-                "keys that cannot be file names are left out");
-        }
-        // Subdirectories are listed for it too: with permits of their own.
-        drop(permit);
-        if again {
-            self.counts.refreshes.inc();
-            self.follow_missing(linked, seen).await?;
-        }
-        let listed = Command::MarkDirectoryListed(linked.directory);
-        self.environment.execute(listed, false).await.map(|_| ())
-    }
-
     /// Imports what a listing found, as far as it is new.
-    async fn import_page(
+    pub(super) async fn import_page(
         &self,
         bucket: &Bucket,
         linked: &Linked,
         asked: Timestamp,
-        mut found: Vec<Found>,
+        found: Vec<Found>,
+        left_out: &mut Tray,
     ) -> Result<(), Failure> {
+        let (mut found, shadowed) = self.without_shadowed(linked, found).await?;
+        for (key, reason) in shadowed {
+            left_out.add(&key, reason);
+        }
         let objects = linked.attributes == AttributeSource::Objects;
         if linked.listed.is_some() || objects {
             found = self.news(linked.directory, found).await?;
@@ -354,7 +370,7 @@ impl<E: Environment> Importer<E> {
         if objects {
             found = self.complete(bucket, linked, found).await?;
         }
-        self.import(linked.directory, asked, &found).await
+        self.import(linked.directory, asked, found).await
     }
 
     /// Gives ids to names that were found when the bucket was `asked`, and makes them a command. Of
@@ -364,18 +380,19 @@ impl<E: Environment> Importer<E> {
         &self,
         directory: InodeId,
         asked: Timestamp,
-        found: &[Found],
+        found: Vec<Found>,
     ) -> Result<(), Failure> {
-        let settled = self.changed_since(directory, asked, found).await?;
-        let found: Vec<_> = found.iter().filter(|found| !settled.contains(found.name())).collect();
+        let mut found = self.unchanged_since(directory, asked, found).await?;
+        // In this order the names that are known are found by one scan.
+        found.sort_by(|one, other| one.name().cmp(other.name()));
         if found.is_empty() {
             return Ok(());
         }
         let inodes = self.environment.reserve_inodes(found.len()).await?;
-        let entries = found.iter().zip(inodes).map(|(found, inode)| {
+        let entries = found.into_iter().zip(inodes).map(|(found, inode)| {
             let seed = self.environment.random() >> 32;
             let seed = u32::try_from(seed).expect("the upper half has 32 bits");
-            found.to_entry(inode, seed)
+            found.into_entry(inode, seed)
         });
         let entries: Vec<ImportEntry> = entries.collect();
         let import = ImportEntries { directory, entries };

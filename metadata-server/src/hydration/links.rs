@@ -190,7 +190,10 @@ fn does_not_export(failure: Failure) -> Failure {
 }
 
 /// The link whose top is at `path`.
-async fn link_at<E: Environment>(
+///
+/// # Errors
+/// [`ErrorKind::NotFound`] when the directory is not the top of a link.
+pub(super) async fn link_at<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
     path: &PathBytes,

@@ -276,9 +276,13 @@ async fn list<E: Environment>(
     importer: &Arc<Importer<E>>,
     directory: InodeId,
 ) -> Result<(), Failure> {
+    if unlisted == Unlisted::Leave {
+        return Ok(());
+    }
+    let _turn = importer.turn().await?;
     match unlisted {
         Unlisted::List => importer.whole(directory).await,
-        Unlisted::Refresh => importer.refresh(directory).await,
+        Unlisted::Refresh => importer.refresh(directory, |_| ()).await,
         Unlisted::Leave => Ok(()),
     }
 }

@@ -74,15 +74,19 @@ pub fn touched(
     by: Option<SessionId>,
 ) -> Result<Vec<Touch>, StoreError> {
     let mut touches = Vec::new();
-    for key in table(batch, &keys::all_entries()) {
+    let names = table(batch, &keys::all_entries());
+    for (key, existed) in names.iter().zip(exist(view, &names)?) {
         let Some(directory) = keys::number_at(key, 1).map(InodeId) else { continue };
         let Ok(name) = FileName::parse(keys::after(key, &keys::entries(directory))) else {
-            return Err(StoreError::Damaged { what: "name", key: key.to_owned() });
+            return Err(StoreError::Damaged { what: "name", key: (*key).to_owned() });
         };
-        let existed = view.get(key)?.is_some();
         touches.push(Touch::Name { directory, name, existed });
     }
-    for key in table(batch, &keys::inodes()) {
+    let inodes = table(batch, &keys::inodes());
+    for (key, existed) in inodes.iter().zip(exist(view, &inodes)?) {
+        if !existed {
+            continue;
+        }
         let Some(id) = keys::number_at(key, 1).map(InodeId) else { continue };
         let Some(inode) = tree::find(view, id)? else { continue };
         let may_be_kept = inode.is_directory()
@@ -98,8 +102,83 @@ pub fn touched(
     Ok(touches)
 }
 
+/// Which of some keys of a table, in their order, the view has. Those of many new names, as an
+/// import brings them, lie beside each other with nothing between: one scan tells, where each by
+/// itself would be looked for.
+fn exist(view: &dyn View, keys: &[&[u8]]) -> Result<Vec<bool>, StoreError> {
+    let mut exist = Vec::with_capacity(keys.len());
+    for run in keys.chunk_by(|one, other| are_close(one, other)) {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+        let limit = run.len() + BETWEEN_MAX;
+        if run.len() >= RUN_MIN {
+            let found = view.scan(Bound::Included(first), Bound::Included(last), limit)?;
+            if found.len() < limit {
+                let has = |key: &&[u8]| found.binary_search_by(|(one, _)| (**one).cmp(key)).is_ok();
+                exist.extend(run.iter().map(has));
+                continue;
+            }
+        }
+        for key in run {
+            exist.push(view.get(key)?.is_some());
+        }
+    }
+    Ok(exist)
+}
+
+/// Whether two keys may be of one run: names of one directory, or inodes whose numbers are near.
+fn are_close(one: &[u8], other: &[u8]) -> bool {
+    let [one_number, other_number] = [one, other].map(|key| keys::number_at(key, 1));
+    match (one_number, other_number) {
+        (Some(one_number), Some(other_number)) if one.len() > 9 || other.len() > 9 => {
+            one_number == other_number
+        }
+        (Some(one_number), Some(other_number)) => other_number - one_number <= BETWEEN_MAX as u64,
+        _ => false,
+    }
+}
+
+/// Keys of which one scan is cheaper than a look for each.
+const RUN_MIN: usize = 8;
+
+/// Others that may lie between the keys of a run for it to be worth it.
+const BETWEEN_MAX: usize = 64;
+
 /// The keys of one table that change.
 fn table<'a>(batch: &'a Batch, prefix: &[u8]) -> Vec<&'a [u8]> {
     let end = prefix_end(prefix);
     batch.range(Bound::Included(prefix), borrow(&end)).map(|(key, _)| key).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{MetaStore as _, memory::MemoryStore};
+
+    #[test]
+    fn names_that_exist_are_told_from_new_ones_however_many_lie_between_them() {
+        for between in [0, 3, 500] {
+            let mut store = MemoryStore::default();
+            let (mut stored, mut batch) = (Batch::default(), Batch::default());
+            for nth in 0..between {
+                let name = format!("0010-{nth:04}");
+                stored.put(keys::entry(InodeId(7), name.as_bytes()), Vec::new());
+            }
+            for nth in 0..40_u64 {
+                let name = format!("{nth:04}");
+                let key = keys::entry(InodeId(7 + nth % 2), name.as_bytes());
+                if nth % 3 == 0 {
+                    stored.put(key.clone(), Vec::new());
+                }
+                batch.put(key, Vec::new());
+            }
+            store.commit(&stored).unwrap();
+            let touches = touched(&store, &batch, None).unwrap();
+            assert_eq!(touches.len(), 40);
+            for touch in touches {
+                let Touch::Name { name, existed, .. } = touch else { panic!("a name") };
+                let number: u64 = name.to_string().parse().unwrap();
+                assert_eq!(existed, number.is_multiple_of(3), "{name}, {between} between");
+            }
+        }
+    }
 }

@@ -202,6 +202,19 @@ impl Inode {
         })
     }
 
+    /// Whether it is nothing but the object that has this name in a linked directory: imported, and
+    /// neither changed nor exported nor given another name since.
+    #[must_use]
+    pub fn is_object_of(&self, directory: &LinkedDirectory, name: &FileName) -> bool {
+        let Body::File(file) = &self.body else { return false };
+        let Some(origin) = &file.origin else { return false };
+        let below = origin.key.strip_prefix(&directory.prefix);
+        file.state == ObjectState::Clean
+            && self.links == 1
+            && origin.link == directory.link
+            && below.is_some_and(|below| below.as_bytes() == name.as_bytes())
+    }
+
     /// Whether it is a directory.
     #[must_use]
     pub fn is_directory(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Reads the tree: inodes, entries and paths, from a store or from a store with changes on top.
 
-use std::ops::Bound;
+use std::{collections::BTreeMap, ops::Bound};
 
 use millrace_protocol::admin::PathBytes;
 use millrace_types::{ErrorKind, FileName, InodeId};
@@ -40,6 +40,41 @@ pub fn entry(
     name: &FileName,
 ) -> Result<Option<Entry>, StoreError> {
     records::read(view, &keys::entry(directory, name.as_bytes()))
+}
+
+/// Those records of some names of a directory that exist, by name. Names that lie close together,
+/// as those of one page of a listing do, cost one scan; others a read each besides.
+///
+/// # Errors
+/// When the store is broken.
+pub fn of_names<'n, R: Record>(
+    view: &(impl View + ?Sized),
+    key: impl Fn(&FileName) -> Vec<u8>,
+    names: impl ExactSizeIterator<Item = &'n FileName> + Clone,
+) -> Result<BTreeMap<FileName, R>, StoreError> {
+    let (Some(first), Some(last)) = (names.clone().min(), names.clone().max()) else {
+        return Ok(BTreeMap::new());
+    };
+    let (from, to) = (key(first), key(last));
+    let name_at = from.len() - first.as_bytes().len();
+    let limit = names.len() + CLOSE_TOGETHER;
+    let pairs = view.scan(Bound::Included(&from), Bound::Included(&to), limit)?;
+    let mut found = BTreeMap::new();
+    if pairs.len() < limit {
+        for (key, bytes) in pairs {
+            let Ok(name) = FileName::parse(key.get(name_at..).unwrap_or_default()) else {
+                return Err(StoreError::Damaged { what: "name", key });
+            };
+            found.insert(name, records::decode(&key, &bytes)?);
+        }
+        return Ok(found);
+    }
+    for name in names {
+        if let Some(record) = records::read(view, &key(name))? {
+            found.insert(name.clone(), record);
+        }
+    }
+    Ok(found)
 }
 
 /// The inode that a name must have, since its entry exists.
@@ -234,6 +269,9 @@ pub fn resolve(
     }
     Ok(at)
 }
+
+/// How many other names may lie among some for one scan to be worth it.
+const CLOSE_TOGETHER: usize = 256;
 
 /// The deepest tree that is walked upwards: a path of 4,095 bytes has at most 2,048 components;
 /// renames can make deeper ones, of which nobody can name the bottom by one path.

@@ -22,6 +22,8 @@ use millrace_protocol::{
         FetchReport, JobOptionsReply, PutReport, PutReportReply, ReportPage, ShowJobOptions,
         StartWithOptions,
     },
+    left_out::{LeftOutReply, ShowLeftOut},
+    refresh::{ListRefreshIntervals, RefreshIntervalsReply, SetRefreshInterval},
     requests::{ListRequests, RequestsReply},
     selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
     session::Done,
@@ -340,6 +342,46 @@ impl Hydrated for ListAutoExports {
     ) -> Result<AutoExportsReply, Failure> {
         let links = hydration.list_auto_exports().await?;
         Ok(AutoExportsReply { links })
+    }
+}
+
+impl Hydrated for ShowLeftOut {
+    fn restrict(&mut self, client: &Client) {
+        self.caller = client.caller(&self.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
+    ) -> Result<LeftOutReply, Failure> {
+        hydration.show_left_out(&top, &self).await
+    }
+}
+
+impl Hydrated for SetRefreshInterval {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<RefreshIntervalsReply, Failure> {
+        let links = hydration.set_refresh_interval(&self).await?;
+        Ok(RefreshIntervalsReply { links })
+    }
+}
+
+impl Hydrated for ListRefreshIntervals {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<RefreshIntervalsReply, Failure> {
+        let links = hydration.list_refresh_intervals().await?;
+        Ok(RefreshIntervalsReply { links })
     }
 }
 

@@ -84,6 +84,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ListUploads
         | Kind::SetFetchPolicy
         | Kind::ListFetchPolicies
+        | Kind::SetRefreshInterval
+        | Kind::ListRefreshIntervals
         | Kind::ListRequests => &[Role::Admin],
         // A mount's daemon sends these on for its users.
         Kind::ShowLayout
@@ -104,6 +106,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::PutReport
         | Kind::AppendFiles
         | Kind::ShowSelection
+        | Kind::ShowLeftOut
         | Kind::RetryJob => &[Role::Admin, Role::Client],
         Kind::Attach
         | Kind::Read

@@ -47,6 +47,9 @@
 //! | `l`   | link 4                        | [`DeletePropagationRecord`]: removals below the    |
 //! |       |                               | link reach its bucket                              |
 //! | `l`   | link 4, `/`, key              | [`DeletionRecord`]: an object that is to go        |
+//! | `m`   | directory 8                   | [`LeftOutRecord`]: keys that can be no names       |
+//! | `n`   | link 4                        | [`RefreshIntervalRecord`]: a link that is listed   |
+//! |       |                               | again by itself                                    |
 //! | `o`   | job 8                         | [`JobDetailRecord`]: what a job asked, and where   |
 //!
 //! [`Applied`]: super::records::Applied
@@ -66,11 +69,13 @@
 //! [`JobOptionsRecord`]: super::records::JobOptionsRecord
 //! [`JobRecord`]: super::records::JobRecord
 //! [`KeyRecord`]: super::records::KeyRecord
+//! [`LeftOutRecord`]: super::records::LeftOutRecord
 //! [`LinkRecord`]: super::records::LinkRecord
 //! [`LostTarget`]: super::records::LostTarget
 //! [`OpenRecord`]: super::records::OpenRecord
 //! [`PoolRecord`]: super::records::PoolRecord
 //! [`ReclaimRecord`]: super::records::ReclaimRecord
+//! [`RefreshIntervalRecord`]: super::records::RefreshIntervalRecord
 //! [`RestoreRecord`]: super::records::RestoreRecord
 //! [`RunRecord`]: super::records::RunRecord
 //! [`SelectionRecord`]: super::records::SelectionRecord
@@ -527,6 +532,30 @@ pub fn fetches() -> Vec<u8> {
 #[must_use]
 pub fn fetch(link: LinkId) -> Vec<u8> {
     key!(b'h', link.0.to_be_bytes())
+}
+
+/// All directories whose last listing left keys out.
+#[must_use]
+pub fn left_outs() -> Vec<u8> {
+    key!(b'm')
+}
+
+/// What the last listing of a directory left out.
+#[must_use]
+pub fn left_out(directory: InodeId) -> Vec<u8> {
+    key!(b'm', directory.0.to_be_bytes())
+}
+
+/// All links that are listed again by themselves.
+#[must_use]
+pub fn refresh_intervals() -> Vec<u8> {
+    key!(b'n')
+}
+
+/// How often a link is listed again by itself.
+#[must_use]
+pub fn refresh_interval(link: LinkId) -> Vec<u8> {
+    key!(b'n', link.0.to_be_bytes())
 }
 
 /// The bytes of `key` behind `prefix`; empty when it is another one.

@@ -11,6 +11,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
     job_detail::JobDetail,
     job_options::JobOptions,
+    left_out::LeftOutKey,
     metadata::FileKind,
     selection::Selection,
     session::Caller,
@@ -276,6 +277,24 @@ pub struct FetchRecord {
     pub policy: FetchPolicy,
 }
 record!(FetchRecord, 1, "fetch");
+
+/// What the last listing of a linked directory left out.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct LeftOutRecord {
+    /// How many keys.
+    pub keys: u64,
+    /// The first of them.
+    pub first: Vec<LeftOutKey>,
+}
+record!(LeftOutRecord, 1, "left-out keys");
+
+/// A link that is listed again by itself.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RefreshIntervalRecord {
+    /// Seconds from round to round.
+    pub every_seconds: u32,
+}
+record!(RefreshIntervalRecord, 1, "refresh interval");
 
 /// A content whose chunks may go, on one target.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]

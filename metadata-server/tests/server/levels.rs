@@ -5,8 +5,9 @@ use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
-        Create, Envelope, Format, Loss, NoteJobDetail, NoteReads, RecordCopy, RegisterHost,
-        SetAttributes, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetPin, SetXattr,
+        Create, Envelope, Format, ImportEntries, ImportEntry, ImportKind, Loss, NoteJobDetail,
+        NoteLeftOut, NoteReads, RecordCopy, RegisterHost, SetAttributes, SetAutoExport,
+        SetDeletePropagation, SetFetchPolicy, SetPin, SetRefreshInterval, SetXattr,
     },
     engine::StoreKind,
     namespace::{Body, ObjectState, pins, tree},
@@ -20,6 +21,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
     job_detail::JobDetail,
     job_options::JobOptions,
+    left_out::{LeftOutKey, LeftOutReason},
     metadata::{NewNode, XattrMode},
     selection::Selection,
     session::Caller,
@@ -312,6 +314,78 @@ fn removals_reach_buckets_and_copies_are_recorded_from_the_tenth_level_on() {
     log.apply(Command::BeginLinkRemoval(LinkId(1))).unwrap();
     log.apply(Command::RemoveLink(LinkId(1))).unwrap();
     assert!(log.store.get(&keys::delete_propagation(LinkId(1))).unwrap().is_none());
+}
+
+/// Imports one name into the linked directory.
+fn import(log: &mut Log, inode: u64, kind: ImportKind) {
+    let entry = ImportEntry {
+        name: FileName::parse(b"a").unwrap(),
+        inode: InodeId(inode),
+        seed: 0,
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+        modified: Timestamp(0),
+        kind,
+    };
+    let import = ImportEntries { directory: InodeId(2), entries: vec![entry] };
+    log.apply(Command::ImportEntries(import)).unwrap();
+}
+
+#[test]
+fn from_the_tenth_level_on_a_directory_takes_the_place_of_an_object_and_listings_are_recorded() {
+    for level in [9, 10] {
+        let mut log = linked(LinkMode::Import);
+        let host = RegisterHost {
+            host: HostId([1; 16]),
+            name: "store".to_owned(),
+            addresses: vec!["127.0.0.1:1".to_owned()],
+            targets: vec![(TargetId([1; 8]), ByteLen(1 << 40))],
+        };
+        log.apply(Command::RegisterHost(host)).unwrap();
+        log.apply(Command::SetFeatureLevel(level)).unwrap();
+        let origin = Origin {
+            link: LinkId(1),
+            key: "a".to_owned(),
+            size: 5,
+            tag: "t".to_owned(),
+            modified: Timestamp(0),
+        };
+        import(&mut log, 20, ImportKind::File(origin.clone()));
+        import(&mut log, 21, ImportKind::Directory);
+        import(&mut log, 22, ImportKind::File(origin));
+        let name = FileName::parse(b"a").unwrap();
+        let entry = tree::entry(&log.store, InodeId(2), &name).unwrap().unwrap();
+        assert_eq!(entry.inode, InodeId(if level == 10 { 21 } else { 20 }));
+        let directory = tree::inode(&log.store, InodeId(2)).unwrap();
+        assert_eq!((directory.size, directory.links), (1, if level == 10 { 3 } else { 2 }));
+        assert_eq!(tree::find(&log.store, InodeId(20)).unwrap().is_some(), level == 9);
+
+        let note = |keys| {
+            let first = vec![LeftOutKey { key: "a".into(), reason: LeftOutReason::Directory }];
+            Command::NoteLeftOut(NoteLeftOut { directory: InodeId(2), keys, first })
+        };
+        let every = |every_seconds| {
+            Command::SetRefreshInterval(SetRefreshInterval { link: LinkId(1), every_seconds })
+        };
+        if level == 9 {
+            assert_eq!(log.apply(note(1)), Err(ErrorKind::NotSupported));
+            assert_eq!(log.apply(every(Some(60))), Err(ErrorKind::NotSupported));
+            continue;
+        }
+        let keys = [keys::left_out(InodeId(2)), keys::refresh_interval(LinkId(1))];
+        let are_there =
+            |log: &Log| keys.each_ref().map(|key| log.store.get(key).unwrap().is_some());
+        for commands in [[note(0), every(None)], [note(1), every(Some(60))]] {
+            for command in commands {
+                log.apply(command).unwrap();
+            }
+        }
+        assert_eq!(are_there(&log), [true; 2]);
+        log.apply(Command::RemoveLink(LinkId(1))).unwrap();
+        assert_eq!(are_there(&log), [false; 2]);
+        assert_eq!(log.apply(note(1)), Err(ErrorKind::InvalidArgument), "it is no link's");
+    }
 }
 
 fn export_job() -> Job {

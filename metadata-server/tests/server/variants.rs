@@ -84,6 +84,8 @@ variants!(
         ForgetCopy,
         SetDeletePropagation,
         ForgetDeletion,
+        NoteLeftOut,
+        SetRefreshInterval,
     }
 );
 

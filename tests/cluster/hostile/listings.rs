@@ -103,3 +103,31 @@ fn an_old_or_empty_listing_takes_nothing_away_and_the_next_one_brings_what_is_ne
     objects.push(("old/new", b"new".to_vec()));
     world.is_sound(&objects)
 }
+
+#[test]
+fn a_name_is_found_by_two_requests_while_the_listing_of_its_directory_does_not_come() -> Result<()>
+{
+    let objects = tree(&["many"]);
+    let objects: Vec<_> = objects.iter().map(|(name, body)| (&**name, body.clone())).collect();
+    let world = World::start(&objects, &[])?;
+    names(&world, "")?;
+    // However many keys a directory has, its listing cannot take longer than this.
+    world.proxy.add(Rule::always(Asked::List, Fault::Silence).of("set%2Fmany%2F"));
+    world.proxy.add(Rule::always(Asked::List, Fault::Pass));
+    world.proxy.add(Rule::always(Asked::Head, Fault::Pass));
+    let lookups = [("c", true), ("sub", true), ("nothing", false)];
+    for (at, (name, is_there)) in lookups.into_iter().enumerate() {
+        let begun = Instant::now();
+        let found = fs::symlink_metadata(world.set().join("many").join(name));
+        match told(name, begun, found.map(|found| found.is_dir()))? {
+            Ok(is_dir) => ensure!(is_there && is_dir == (name == "sub"), "{name}"),
+            Err(errno) => ensure!(!is_there && errno == Errno::NOENT, "{name}: {errno}"),
+        }
+        let asked = [Asked::Head, Asked::List].map(|kind| world.proxy.done(kind, "pass"));
+        ensure!(asked == [at as u64 + 1; 2], "{asked:?} requests after {name}");
+    }
+    world.proxy.clear();
+    let whole: BTreeSet<_> = ["a", "b", "c", "d", "e", "f", "g", "sub"].map(str::to_owned).into();
+    ensure!(names(&world, "many")? == whole, "the listing goes on");
+    world.is_sound(&objects)
+}

@@ -7,7 +7,9 @@ use rustix::fs::{AtFlags, Dir, FileType, statat};
 
 use super::{read, tree::Tree};
 use crate::{
-    Continuation, Entry, EntryKind, Error, ObjectVersion, Page, Tag, object::check_key,
+    Continuation, Entry, EntryKind, Error, LEFT_OUT_MAX, LeftOut, LeftOutReason, ObjectVersion,
+    Page, Tag,
+    object::{Place, reason_against},
     temporary::is_temporary,
 };
 
@@ -24,11 +26,11 @@ pub(super) fn page(tree: &Tree, prefix: &str, after: Option<Continuation>) -> Re
     let mut page = Page::default();
     if first_page {
         // Counted once, not on every page.
-        page.skipped = skipped.0;
-        page.skipped_example = skipped.1;
+        (page.skipped, page.left_out) = skipped;
     }
     let full = names.len() >= PAGE_ENTRIES_MAX;
-    page.next = names.last().filter(|_| full).cloned().map(Continuation);
+    page.next =
+        names.last().filter(|_| full).cloned().map(|name| Continuation(Place::Behind(name)));
     for name in names {
         if let Some(kind) = kind_of(&directory, &name) {
             let name = FileName::parse(name.as_bytes()).expect("names were checked");
@@ -44,7 +46,7 @@ pub(super) fn has_below(tree: &Tree, prefix: &str) -> Result<bool, Error> {
 }
 
 /// How many names are none here, and the first of them.
-type Skipped = (u64, Option<String>);
+type Skipped = (u64, Vec<LeftOut>);
 
 fn names(
     tree: &Tree,
@@ -54,24 +56,35 @@ fn names(
 ) -> Result<(Vec<String>, Skipped), Error> {
     let failed = |error: rustix::io::Errno| tree.io_error(&error.into(), prefix);
     let mut lowest = BinaryHeap::new();
-    let mut skipped: Skipped = (0, None);
+    let mut skipped: Skipped = (0, Vec::new());
+    let after = after.map(|Continuation(Place::Cursor(name) | Place::Behind(name))| name.as_str());
     for entry in Dir::read_from(directory).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let bytes = entry.file_name().to_bytes();
         if bytes == b"." || bytes == b".." {
             continue;
         }
-        let usable_type = match entry.file_type() {
+        let is_usable = match entry.file_type() {
             FileType::Unknown => type_of(directory, bytes).is_some(),
             other => matches!(other, FileType::RegularFile | FileType::Directory),
         };
-        let name = std::str::from_utf8(bytes).ok().filter(|name| check_key(name).is_ok());
-        let Some(name) = name.filter(|_| usable_type) else {
-            skipped.0 += 1;
-            skipped.1.get_or_insert_with(|| String::from_utf8_lossy(bytes).into_owned());
-            continue;
+        let name = match std::str::from_utf8(bytes) {
+            Err(_) => Err(LeftOutReason::NotUtf8),
+            Ok(_) if !is_usable => Err(LeftOutReason::SpecialFile),
+            Ok(name) => reason_against(name).map_or(Ok(name), Err),
         };
-        if is_temporary(name) || after.is_some_and(|Continuation(at)| name <= at.as_str()) {
+        let name = match name {
+            Ok(name) => name,
+            Err(reason) => {
+                skipped.0 += 1;
+                if skipped.1.len() < LEFT_OUT_MAX {
+                    let key = format!("{prefix}{}", String::from_utf8_lossy(bytes));
+                    skipped.1.push(LeftOut { key, reason });
+                }
+                continue;
+            }
+        };
+        if is_temporary(name) || after.is_some_and(|after| name <= after) {
             continue;
         }
         lowest.push(name.to_owned());

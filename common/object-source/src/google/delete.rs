@@ -10,6 +10,7 @@ use super::{
 use crate::{
     BegunUpload, Continuation, Error, Tag, UploadsPage,
     listing::{parse, parse_time},
+    object::cursor_of,
     parts::uploads_page,
     temporary,
 };
@@ -48,10 +49,11 @@ impl Google {
         prefix: &str,
         after: Option<&Continuation>,
     ) -> Result<UploadsPage, Error> {
-        if let Some(token) = after.and_then(|after| after.0.strip_prefix(OBJECTS)) {
+        let cursor = cursor_of(after)?;
+        if let Some(token) = cursor.and_then(|cursor| cursor.strip_prefix(OBJECTS)) {
             return self.temporary_below(prefix, token).await;
         }
-        let (key, id) = after.and_then(|after| after.0.split_once('\n')).unwrap_or_default();
+        let (key, id) = cursor.and_then(|cursor| cursor.split_once('\n')).unwrap_or_default();
         let mut query = vec![("encoding-type", "url"), ("prefix", prefix), ("uploads", "")];
         if !key.is_empty() {
             query.extend([("key-marker", key), ("upload-id-marker", id)]);
@@ -62,7 +64,7 @@ impl Google {
             let (key, id) = temporary::destination_of(&key)?;
             Some(BegunUpload { upload: upload_id(id, upload.as_str()).ok()?, key, begun })
         });
-        let next = next.unwrap_or_else(|| Continuation(OBJECTS.to_owned()));
+        let next = next.unwrap_or_else(|| Continuation::cursor(OBJECTS));
         Ok(UploadsPage { uploads: uploads.collect(), next: Some(next) })
     }
 
@@ -83,6 +85,9 @@ impl Google {
         }
         let next =
             result.next_continuation_token.filter(|next| result.is_truncated && next != token);
-        Ok(UploadsPage { uploads, next: next.map(|next| Continuation(format!("{OBJECTS}{next}"))) })
+        Ok(UploadsPage {
+            uploads,
+            next: next.map(|next| Continuation::cursor(&format!("{OBJECTS}{next}"))),
+        })
     }
 }

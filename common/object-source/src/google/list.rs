@@ -6,6 +6,7 @@ use super::{Google, answer};
 use crate::{
     Continuation, Error, Page, Tag,
     listing::{self, Contents, ListBucketResult, parse},
+    object::cursor_of,
     temporary::is_temporary,
     web::Ask,
 };
@@ -26,7 +27,7 @@ impl Google {
             ("list-type", "2"),
             ("prefix", prefix),
         ];
-        if let Some(Continuation(token)) = after {
+        if let Some(token) = cursor_of(after)? {
             query.push(("continuation-token", token));
         }
         let (_, answer) = self.web.send(&self.list_ask(&query)).await?;

@@ -7,6 +7,7 @@ use super::{S3, answer, signed::Ask};
 use crate::{
     Continuation, Error, Page, Tag,
     listing::{self, Contents, parse},
+    object::Place,
 };
 
 impl S3 {
@@ -22,8 +23,14 @@ impl S3 {
             ("list-type", "2"),
             ("prefix", prefix),
         ];
-        if let Some(Continuation(token)) = after {
-            query.push(("continuation-token", token));
+        let behind;
+        match after {
+            None => {}
+            Some(Continuation(Place::Cursor(token))) => query.push(("continuation-token", token)),
+            Some(Continuation(Place::Behind(name))) => {
+                behind = format!("{prefix}{name}");
+                query.push(("start-after", &behind));
+            }
         }
         let answer = self.signer.send(&list_ask(query)).await?;
         listing::page(&parse(&answer)?, prefix, tag_of)

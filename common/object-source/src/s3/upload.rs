@@ -7,7 +7,7 @@ use object_store::{PutMultipartOptions, multipart::MultipartStore};
 use super::{S3, answer, attributes_of, path_of, signed::Ask};
 use crate::{
     Condition, Continuation, Error, Metadata, Tag, UploadId, UploadedPart, UploadsPage,
-    object::PARTS_MAX,
+    object::{PARTS_MAX, cursor_of},
     parts::{
         CompleteResult, ListPartsResult, about_upload, complete_body, listed_parts, uploads_of,
         uploads_page, without_repeated,
@@ -98,7 +98,8 @@ impl S3 {
         after: Option<&Continuation>,
     ) -> Result<UploadsPage, Error> {
         // The bucket's cursor has two parts; a key holds no line feed.
-        let (key, id) = after.and_then(|after| after.0.split_once('\n')).unwrap_or_default();
+        let (key, id) =
+            cursor_of(after)?.and_then(|cursor| cursor.split_once('\n')).unwrap_or_default();
         let mut query = vec![("encoding-type", "url"), ("prefix", prefix), ("uploads", "")];
         if !key.is_empty() {
             query.extend([("key-marker", key), ("upload-id-marker", id)]);

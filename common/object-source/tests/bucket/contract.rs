@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use millrace_object_source::{
-    Bucket, Condition, EntryKind, Error, Metadata, Page, PartPlace, PosixAttributes, RequestClass,
-    Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
+    Bucket, Condition, Continuation, EntryKind, Error, Metadata, Page, PartPlace, PosixAttributes,
+    RequestClass, Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
 };
 use millrace_types::{MIB, Timestamp};
 
@@ -246,6 +246,39 @@ pub(crate) async fn pages(bucket: &Bucket, prefix: &str, count: usize) {
     assert!(pages > 1, "one page holds all {count}");
     let expected: Vec<_> = (0..count).map(|at| format!("{at:06}")).collect();
     assert_eq!(seen, expected);
+}
+
+/// A listing begins behind any name, whether or not there is one: of names and directories in the
+/// order of their keys.
+pub(crate) async fn begins_behind_names(bucket: &Bucket, prefix: &str, count: usize) {
+    assert!(bucket.lists_ranges());
+    for (behind, first) in [("000500", 501), ("0005", 500), ("000500x", 501), ("1", count)] {
+        let mut after = Some(Continuation::behind(behind));
+        let mut seen = Vec::new();
+        while let Some(place) = after {
+            let page = bucket.list_directory(prefix, Some(&place)).await.unwrap();
+            seen.extend(page.entries.iter().map(|entry| entry.name.to_string()));
+            after = page.next;
+        }
+        let expected: Vec<_> = (first..count).map(|at| format!("{at:06}")).collect();
+        assert_eq!(seen, expected, "behind {behind}");
+    }
+    let below = format!("{prefix}ranges/");
+    for name in ["a", "b-c", "b/x", "b/y", "b0", "c/z"] {
+        put(bucket, &format!("{below}{name}"), &pattern(1, 1), Condition::None).await.unwrap();
+    }
+    for (behind, expected) in [
+        ("a", &["b-c", "b", "b0", "c"][..]),
+        ("b", &["b-c", "b", "b0", "c"]),
+        ("b.", &["b", "b0", "c"]),
+        ("b00", &["c"]),
+        ("d", &[]),
+    ] {
+        let page = bucket.list_directory(&below, Some(&Continuation::behind(behind))).await;
+        let names = page.unwrap().entries;
+        let names: Vec<_> = names.iter().map(|entry| entry.name.to_string()).collect();
+        assert_eq!(names, expected, "behind {behind}");
+    }
 }
 
 async fn directories(bucket: &Bucket, prefix: &str) {

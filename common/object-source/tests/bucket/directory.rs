@@ -3,7 +3,9 @@
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use futures::TryStreamExt;
-use millrace_object_source::{Bucket, Condition, Error, LinkSpec, Metadata, Settings};
+use millrace_object_source::{
+    Bucket, Condition, Error, LeftOutReason, LinkSpec, Metadata, Settings,
+};
 
 use crate::contract;
 
@@ -45,6 +47,12 @@ async fn links_special_files_and_unreadable_names_are_counted_and_never_followed
     let page = bucket.list_directory("", None).await.unwrap();
     assert_eq!(page.entries.len(), 1);
     assert_eq!(page.skipped, 3);
+    let mut left_out: Vec<_> =
+        page.left_out.iter().map(|out| (out.key.as_str(), out.reason)).collect();
+    left_out.sort_by_key(|(key, _)| *key);
+    let special = LeftOutReason::SpecialFile;
+    let odd = ("odd\u{fffd}", LeftOutReason::NotUtf8);
+    assert_eq!(left_out, [("link", special), odd, ("out", special)]);
     for key in ["link", "out/secret"] {
         assert!(bucket.head(key).await.is_err(), "{key}");
     }

@@ -83,6 +83,7 @@ async fn many_keys(writer: &Bucket) {
     });
     puts.buffer_unordered(16).collect::<Vec<()>>().await;
     contract::pages(writer, "many/", 1_100).await;
+    contract::begins_behind_names(writer, "many/", 1_100).await;
 }
 
 async fn refusals(settings: &Settings, endpoint: &str) {

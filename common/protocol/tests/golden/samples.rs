@@ -9,6 +9,7 @@ mod cluster;
 mod fsck;
 mod jobs;
 mod lease;
+mod left_out;
 mod lock;
 mod metadata;
 mod release;
@@ -55,6 +56,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(selection::all());
     samples.extend(requests::all());
     samples.extend(jobs::all());
+    samples.extend(left_out::all());
     samples.extend(upkeep::all());
     samples.extend(fsck::all());
     samples.extend(backup::all());

@@ -12,7 +12,7 @@
 //! for a while: they are answered from what is known.
 
 use std::{
-    collections::{HashSet, hash_map::DefaultHasher},
+    collections::{BTreeMap, HashSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::{Arc, PoisonError},
     time::{Duration, Instant},
@@ -29,7 +29,7 @@ use super::{
 use crate::{
     command::{BATCH_MAX, Command, DropDirectory, Observation, Outcome},
     namespace::{Body, ObjectState, tree},
-    store::View,
+    store::{View, keys, records::Entry},
 };
 
 /// The longest that a lookup or listing waits for news of a bucket.
@@ -135,9 +135,10 @@ impl<E: Environment> Importer<E> {
         found: Vec<Found>,
     ) -> Result<Vec<Found>, Failure> {
         let query = self.environment.read(move |view| {
+            let known = known(view, directory, &found)?;
             let mut news = Vec::new();
             for found in found {
-                if !is_known(view, directory, &found)? {
+                if !is_known(view, known.get(found.name()), &found)? {
                     news.push(found);
                 }
             }
@@ -192,7 +193,7 @@ impl<E: Environment> Importer<E> {
         if self.bucket(&linked.bucket)?.has_below(&prefix).await? {
             return Ok(());
         }
-        self.refresh(inode).await?;
+        self.refresh(inode, |_| ()).await?;
         let drop = DropDirectory { parent: linked.directory, name, inode };
         let outcome = self.environment.execute(Command::DropDirectory(drop), false).await?;
         if outcome == Outcome::Observed(Observation::Removed) {
@@ -202,26 +203,32 @@ impl<E: Environment> Importer<E> {
         Ok(())
     }
 
-    /// Those of the names that are of files which changed after a moment.
-    pub(super) async fn changed_since(
+    /// What was found, without the names of files that changed here after a moment.
+    pub(super) async fn unchanged_since(
         &self,
         directory: InodeId,
         moment: Timestamp,
-        found: &[Found],
-    ) -> Result<HashSet<FileName>, Failure> {
-        let names: Vec<_> = found.iter().map(|found| found.name().clone()).collect();
+        mut found: Vec<Found>,
+    ) -> Result<Vec<Found>, Failure> {
         let query = self.environment.read(move |view| {
+            let known = known(view, directory, &found)?;
+            if known.is_empty() {
+                return Ok(found);
+            }
             let mut changed = HashSet::new();
-            for name in names {
-                let entry = tree::entry(view, directory, &name).map_err(broken)?;
-                let Some(entry) = entry.filter(|entry| entry.kind == FileKind::Regular) else {
-                    continue;
-                };
-                if tree::named(view, &entry).map_err(broken)?.changed > moment {
+            for (name, entry) in known {
+                if entry.kind == FileKind::Regular
+                    && tree::named(view, &entry).map_err(broken)?.changed > moment
+                {
                     changed.insert(name);
                 }
             }
-            Ok(changed)
+            // A directory takes the place of an object, whenever that was imported.
+            let is_settled = |found: &Found| {
+                *found.kind() != ImportKind::Directory && changed.contains(found.name())
+            };
+            found.retain(|found| !is_settled(found));
+            Ok(found)
         });
         query.await
     }
@@ -251,18 +258,28 @@ impl<E: Environment> Importer<E> {
     }
 }
 
+/// What a directory has under names that were found.
+pub(super) fn known(
+    view: &dyn View,
+    directory: InodeId,
+    found: &[Found],
+) -> Result<BTreeMap<FileName, Entry>, Failure> {
+    let key = |name: &FileName| keys::entry(directory, name.as_bytes());
+    tree::of_names(view, key, found.iter().map(Found::name)).map_err(broken)
+}
+
 /// Whether importing what was found would change nothing.
-fn is_known(view: &dyn View, directory: InodeId, found: &Found) -> Result<bool, Failure> {
-    let Some(entry) = tree::entry(view, directory, found.name()).map_err(broken)? else {
-        return Ok(false);
-    };
+fn is_known(view: &dyn View, entry: Option<&Entry>, found: &Found) -> Result<bool, Failure> {
+    let Some(entry) = entry else { return Ok(false) };
     let origin = match (found.kind(), entry.kind) {
         (ImportKind::Directory, FileKind::Directory) => return Ok(true),
+        // An object, in whose place the directory comes: others were left out before.
+        (ImportKind::Directory, FileKind::Regular) => return Ok(false),
         (ImportKind::File(origin), FileKind::Regular) => origin,
         // What was there first stays, whatever else has its name.
         _ => return Ok(true),
     };
-    let inode = tree::named(view, &entry).map_err(broken)?;
+    let inode = tree::named(view, entry).map_err(broken)?;
     let Body::File(body) = &inode.body else { return Ok(false) };
     let own = body.origin.as_ref();
     Ok(body.state == ObjectState::Conflict

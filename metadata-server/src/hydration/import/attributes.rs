@@ -12,8 +12,8 @@ use crate::{
     namespace::tree,
 };
 
-/// Names of one listing that are asked for at the same time.
-const HEADS_MAX: usize = 32;
+/// Names of one page that are asked for at the same time.
+const HEADS_OF_PAGE_MAX: usize = 32;
 
 impl<E: Environment> Importer<E> {
     /// Completes found names. One whose object went away meanwhile is left out.
@@ -25,7 +25,7 @@ impl<E: Environment> Importer<E> {
     ) -> Result<Vec<Found>, Failure> {
         let heads = found.into_iter().map(|found| self.complete_one(bucket, linked, found));
         let completed: Vec<Option<Found>> =
-            stream::iter(heads).buffered(HEADS_MAX).try_collect().await?;
+            stream::iter(heads).buffered(HEADS_OF_PAGE_MAX).try_collect().await?;
         Ok(completed.into_iter().flatten().collect())
     }
 
@@ -35,7 +35,7 @@ impl<E: Environment> Importer<E> {
         linked: &Linked,
         found: Found,
     ) -> Result<Option<Found>, Failure> {
-        let _permit = self.probes.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let _permit = self.heads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         let key = key_of(&linked.prefix, found.name());
         if *found.kind() == ImportKind::Directory {
             return match bucket.head_directory(&format!("{key}/")).await {

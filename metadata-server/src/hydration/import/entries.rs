@@ -95,17 +95,17 @@ impl Found {
         Self { kind: ImportKind::Symlink(target), mode: SYMLINK_MODE, ..self }
     }
 
-    pub(super) fn to_entry(&self, inode: InodeId, seed: u32) -> ImportEntry {
-        ImportEntry {
-            name: self.name.clone(),
-            inode,
-            seed,
-            mode: self.mode,
-            uid: self.uid,
-            gid: self.gid,
-            modified: self.modified,
-            kind: self.kind.clone(),
+    /// Bytes of the object; none of what is no file.
+    pub(super) fn bytes(&self) -> u64 {
+        match &self.kind {
+            ImportKind::File(origin) => origin.size,
+            ImportKind::Directory | ImportKind::Symlink(_) => 0,
         }
+    }
+
+    pub(super) fn into_entry(self, inode: InodeId, seed: u32) -> ImportEntry {
+        let Self { name, kind, modified, mode, uid, gid } = self;
+        ImportEntry { name, inode, seed, mode, uid, gid, modified, kind }
     }
 }
 
@@ -135,18 +135,20 @@ pub(in crate::hydration) fn key_of(prefix: &str, name: &FileName) -> String {
     format!("{prefix}{}", String::from_utf8_lossy(name.as_bytes()))
 }
 
-/// The names of a page, and how many objects were left out because a directory has their name. What
-/// lies on another page is settled when it is applied, in the same way.
-pub(in crate::hydration) fn of_page(page: &Page, linked: &Linked) -> (Vec<Found>, u64) {
+/// The names of a page, and the keys of objects that are left out because a directory on it has
+/// their name. What lies on another page is settled by what is here, in the same way.
+pub(in crate::hydration) fn of_page(page: &Page, linked: &Linked) -> (Vec<Found>, Vec<String>) {
     let is_directory = |entry: &&Entry| entry.kind == EntryKind::Directory;
     let directories: HashSet<&FileName> =
         page.entries.iter().filter(is_directory).map(|entry| &entry.name).collect();
-    let mut shadowed = 0;
+    let mut shadowed = Vec::new();
     let mut found = Vec::with_capacity(page.entries.len());
     for entry in &page.entries {
         match &entry.kind {
             EntryKind::Directory => found.push(Found::directory(entry.name.clone(), linked)),
-            EntryKind::Object(_) if directories.contains(&entry.name) => shadowed += 1,
+            EntryKind::Object(_) if directories.contains(&entry.name) => {
+                shadowed.push(key_of(&linked.prefix, &entry.name));
+            }
             EntryKind::Object(version) => {
                 let attributes = PosixAttributes::default();
                 found.push(Found::object(entry.name.clone(), version, attributes, linked));
@@ -205,8 +207,8 @@ mod tests {
             ..Page::default()
         };
         let (found, shadowed) = of_page(&page, &linked());
-        assert_eq!(shadowed, 1);
-        let entry = found[0].to_entry(InodeId(5), 1);
+        assert_eq!(shadowed, ["data/a"]);
+        let entry = found[0].clone().into_entry(InodeId(5), 1);
         assert_eq!((entry.kind, entry.mode, entry.uid), (ImportKind::Directory, 0o755, 7));
         let ImportKind::File(origin) = &found[1].kind else { panic!("a file") };
         assert_eq!((origin.key.as_str(), origin.tag.as_str()), ("data/b", "\"t\""));
@@ -222,7 +224,7 @@ mod tests {
             mtime: Some(Timestamp(3)),
         };
         let found = Found::object(name("x"), &version(), attributes, &linked());
-        let entry = found.to_entry(InodeId(5), 0);
+        let entry = found.into_entry(InodeId(5), 0);
         assert_eq!((entry.mode, entry.uid, entry.gid), (0o600, 1, 8));
         assert_eq!(entry.modified, Timestamp(3));
         assert!(!is_symlink(&attributes));

@@ -75,6 +75,15 @@ impl<E: Environment> Context<'_, E> {
         self.note(id, bytes, Outcome::Done).await;
     }
 
+    /// Tells of a file that a bucket has, and that was counted before, that it is done.
+    pub(super) async fn told_id(&self, id: InodeId) {
+        let Ok(inode) = inode(&**self.environment, id).await else { return };
+        if inode.content().is_some_and(|content| content.origin.is_none()) {
+            return;
+        }
+        self.note(id, inode.size, Outcome::Done).await;
+    }
+
     /// Something would be done with a file, were this no dry run.
     pub(super) async fn would_id(&self, id: InodeId, bytes: u64) {
         self.progress.found(id, bytes);
@@ -125,6 +134,11 @@ impl<E: Environment> Context<'_, E> {
         if let Some(outcomes) = self.outcomes {
             outcomes.note(path, 0, &Outcome::Failed(failure));
         }
+    }
+
+    /// Keys of the bucket were left out in a directory.
+    pub(super) async fn left_out_id(&self, id: InodeId, why: String) {
+        self.note(id, 0, Outcome::LeftOut(why)).await;
     }
 
     async fn note(&self, id: InodeId, bytes: u64, outcome: Outcome<'_>) {

@@ -60,6 +60,16 @@ impl Directories {
         self.at(row).errors += 1;
     }
 
+    /// So many names below `branch` came and are done.
+    pub(super) fn listed(&mut self, branch: Option<&FileName>, names: u64, bytes: u64) {
+        let row = self.row(branch);
+        let row = self.at(row);
+        row.files_total += names;
+        row.files_done += names;
+        row.bytes_total = row.bytes_total.saturating_add(bytes);
+        row.bytes_done = row.bytes_done.saturating_add(bytes);
+    }
+
     /// Something below `branch` could not be found.
     pub(super) fn missed(&mut self, branch: Option<&FileName>) {
         let row = self.row(branch);

@@ -1,35 +1,205 @@
 //! The import job: lists a linked tree to its end, also what was listed before; of a single file it
 //! asks for the object again.
+//!
+//! Many directories are listed at a time, the deepest that are known first, so that what waits for
+//! its turn stays a part of the tree's depth and not of its width. What is counted is what the
+//! buckets listed.
 
-use super::{Context, Environment, sources::Sources};
-use crate::hydration::walk::Unlisted;
+use std::ops::Bound;
+
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use millrace_protocol::metadata::FileKind;
+use millrace_types::{ErrorKind, Failure, FileName, InodeId};
+
+use super::{Context, Environment};
+use crate::{
+    hydration::{
+        import::{Tally, broken},
+        left_out,
+        walk::{inode, may_list},
+    },
+    namespace::Inode,
+    store::{
+        View, borrow, keys, prefix_end,
+        records::{self, Entry, LeftOutRecord},
+    },
+};
+
+/// Directories that one job has listed at a time.
+const DIRECTORIES_MAX: usize = 12;
+
+/// Names of one query: keeps it short.
+const NAMES_MAX: usize = 1000;
+
+/// The deepest tree that is walked.
+const DEPTH_MAX: usize = 4096;
 
 /// Lists everything below the job's directory that its caller may see.
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
-    let viewer = Some(&context.job.caller);
-    let mut sources = match Sources::of(context, Unlisted::Refresh, viewer).await {
-        Ok(sources) => sources,
-        Err(failure) => return context.fail_id(context.job.root, failure).await,
+    let root = context.job.root;
+    let top = match inode(&**context.environment, root).await {
+        Ok(top) => top,
+        Err(failure) => return context.fail_id(root, failure).await,
     };
+    if !top.is_directory()
+        && let Err(failure) = context.importer.object(root).await
+    {
+        return context.fail_id(root, failure).await;
+    }
+    context.progress.enter(root, None);
+    if top.is_directory() {
+        context.progress.found(root, 0);
+        context.progress.done(root);
+        tree_of(context, root).await;
+    } else {
+        context.progress.found(root, top.size);
+        context.progress.moved(top.size);
+        context.done_id(root, top.size).await;
+    }
+}
+
+/// A directory that is to be listed.
+struct Place {
+    directory: InodeId,
+    depth: usize,
+    /// The directory right below the job's that it is, or lies in.
+    branch: Option<FileName>,
+}
+
+/// A directory that was listed, and how far its subdirectories have been begun.
+struct Level {
+    place: Place,
+    after: Option<FileName>,
+    /// Subdirectories that were read and have not been begun.
+    waiting: Vec<(InodeId, FileName)>,
+}
+
+async fn tree_of<E: Environment>(context: &Context<'_, E>, root: InodeId) {
+    let mut levels: Vec<Level> = Vec::new();
+    let mut running = FuturesUnordered::new();
+    running.push(listed(context, Place { directory: root, depth: 0, branch: None }));
     loop {
-        match sources.next(context).await {
-            Ok(None) => return,
-            Ok(Some(page)) => {
-                for inode in page.inodes {
-                    context.progress.enter(inode.id, page.branch.as_ref());
-                    let top = inode.id == context.job.root && !inode.is_directory();
-                    if top && let Err(failure) = context.importer.object(inode.id).await {
-                        context.fail_id(inode.id, failure).await;
-                        continue;
-                    }
-                    // Of a directory the size is how many entries it has.
-                    let bytes = if inode.is_directory() { 0 } else { inode.size };
-                    context.progress.found(inode.id, bytes);
-                    context.progress.moved(bytes);
-                    context.done_id(inode.id, bytes).await;
+        while running.len() < DIRECTORIES_MAX
+            && let Some(level) = levels.last_mut()
+        {
+            match level.next(context).await {
+                Ok(Some(place)) => running.push(listed(context, place)),
+                Ok(None) => drop(levels.pop()),
+                Err(failure) => {
+                    fail(context, &level.place, failure).await;
+                    levels.pop();
                 }
             }
-            Err(unfound) => context.fail(unfound).await,
+        }
+        match running.next().await {
+            None => return,
+            Some((place, Err(failure))) => fail(context, &place, failure).await,
+            Some((Place { depth: DEPTH_MAX.., .. }, Ok(_))) => {}
+            Some((place, Ok(inode))) => {
+                // Of a directory without subdirectories no name needs to be looked at, unless
+                // each is to be told.
+                if inode.links > 2 || context.outcomes.is_some() {
+                    levels.push(Level { place, after: None, waiting: Vec::new() });
+                }
+            }
         }
     }
+}
+
+async fn fail<E: Environment>(context: &Context<'_, E>, place: &Place, failure: Failure) {
+    context.progress.enter(place.directory, place.branch.as_ref());
+    context.fail_id(place.directory, failure).await;
+}
+
+/// Lists one directory, and counts while that goes on.
+async fn listed<E: Environment>(
+    context: &Context<'_, E>,
+    place: Place,
+) -> (Place, Result<Inode, Failure>) {
+    let (directory, branch) = (place.directory, place.branch.clone());
+    let work = async {
+        let environment = &**context.environment;
+        if !may_list(environment, &context.job.caller, directory).await? {
+            return Err(ErrorKind::PermissionDenied.into());
+        }
+        let _turn = context.importer.turn().await?;
+        let mut counted = Tally::default();
+        let count = |now: Tally| {
+            let (names, bytes) = (now.names - counted.names, now.bytes - counted.bytes);
+            context.progress.listed(branch.as_ref(), names, bytes);
+            counted = now;
+        };
+        context.importer.refresh(directory, count).await?;
+        if context.outcomes.is_some() {
+            tell_left_out(context, directory).await?;
+        }
+        inode(environment, directory).await
+    };
+    let result = work.await;
+    (place, result)
+}
+
+/// Tells which keys the listing of a directory left out.
+async fn tell_left_out<E: Environment>(
+    context: &Context<'_, E>,
+    directory: InodeId,
+) -> Result<(), Failure> {
+    let record = left_out::of(&**context.environment, directory).await?;
+    let Some(LeftOutRecord { keys, first }) = record else { return Ok(()) };
+    let others = keys.saturating_sub(first.len() as u64);
+    for out in first {
+        let why = format!("{}: {}", out.key.escape_debug(), out.reason.words());
+        context.left_out_id(directory, why).await;
+    }
+    if others > 0 {
+        context.left_out_id(directory, format!("and {others} more keys")).await;
+    }
+    Ok(())
+}
+
+impl Level {
+    /// The next subdirectory. Tells of what is passed over on the way.
+    async fn next<E: Environment>(
+        &mut self,
+        context: &Context<'_, E>,
+    ) -> Result<Option<Place>, Failure> {
+        loop {
+            if let Some((directory, name)) = self.waiting.pop() {
+                let branch = self.place.branch.clone().or(Some(name));
+                return Ok(Some(Place { directory, depth: self.place.depth + 1, branch }));
+            }
+            let (directory, after) = (self.place.directory, self.after.take());
+            let query =
+                context.environment.read(move |view| names(view, directory, after.as_ref()));
+            let names = query.await?;
+            let Some((last, _)) = names.last() else { return Ok(None) };
+            self.after = Some(last.clone());
+            for (name, entry) in &names {
+                if entry.kind == FileKind::Directory {
+                    self.waiting.push((entry.inode, name.clone()));
+                } else if context.outcomes.is_some() {
+                    context.told_id(entry.inode).await;
+                }
+            }
+            self.waiting.reverse();
+        }
+    }
+}
+
+/// Some names of a directory behind one, in the order of names.
+fn names(
+    view: &dyn View,
+    directory: InodeId,
+    after: Option<&FileName>,
+) -> Result<Vec<(FileName, Entry)>, Failure> {
+    let prefix = keys::entries(directory);
+    let from = after.map_or_else(|| prefix.clone(), |name| keys::entry(directory, name.as_bytes()));
+    let from =
+        if after.is_some() { Bound::Excluded(&from[..]) } else { Bound::Included(&from[..]) };
+    let pairs = view.scan(from, borrow(&prefix_end(&prefix)), NAMES_MAX).map_err(broken)?;
+    let entries = pairs.into_iter().map(|(key, bytes)| {
+        let name = FileName::parse(keys::after(&key, &prefix))?;
+        Ok((name, records::decode(&key, &bytes).map_err(broken)?))
+    });
+    entries.collect()
 }

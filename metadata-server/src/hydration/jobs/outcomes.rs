@@ -4,6 +4,7 @@
 //! ```text
 //! {"path":"/set/a.bin","outcome":"done","bytes":4096}
 //! {"path":"/set/b.bin","outcome":"failed","bytes":0,"error":"the file is open for writing"}
+//! {"path":"/set","outcome":"left out","bytes":0,"error":"set//c.bin: a part of it is empty"}
 //! ```
 //!
 //! It is for people: nothing here is read again by the server. A job that goes on after a restart
@@ -42,6 +43,8 @@ pub(super) enum Outcome<'a> {
     /// Of a dry run: something would be done.
     Would,
     Failed(&'a Failure),
+    /// Keys of a bucket have no place in this directory: which, and why.
+    LeftOut(String),
 }
 
 #[derive(Serialize)]
@@ -81,6 +84,7 @@ impl Outcomes {
             Outcome::Done => ("done", None),
             Outcome::Would => ("would be done", None),
             Outcome::Failed(failure) => ("failed", Some(failure.to_string())),
+            Outcome::LeftOut(why) => ("left out", Some(why.clone())),
         };
         let mut state = self.state();
         let State { file, failure } = &mut *state;

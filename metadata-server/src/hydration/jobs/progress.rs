@@ -57,6 +57,17 @@ impl Progress {
         state.counts.bytes_total = state.counts.bytes_total.saturating_add(bytes);
     }
 
+    /// So many names below `branch` were listed, which is all that was to be done with them.
+    pub(super) fn listed(&self, branch: Option<&FileName>, names: u64, bytes: u64) {
+        let mut state = self.lock();
+        state.directories.listed(branch, names, bytes);
+        let counts = &mut state.counts;
+        counts.files_total += names;
+        counts.files_done += names;
+        counts.bytes_total = counts.bytes_total.saturating_add(bytes);
+        counts.bytes_done = counts.bytes_done.saturating_add(bytes);
+    }
+
     /// Some bytes of a found file are done.
     pub(super) fn moved(&self, bytes: u64) {
         let mut state = self.lock();

@@ -102,11 +102,11 @@ async fn an_answer_that_is_older_than_what_the_file_knows_changes_nothing() {
     world.write("/data/dirty", b"written here").await;
 
     let (found, _) = entries::of_page(&old, &linked);
-    importer.import(data, asked, &found).await.unwrap();
+    importer.import(data, asked, found.clone()).await.unwrap();
     assert_eq!(world.find("/data/clean").await.unwrap().size, 8);
     assert_eq!(world.state("/data/dirty").await, ObjectState::Dirty, "no conflict");
     // The same answer, had it come later, would count.
-    importer.import(data, world.server.now(), &found).await.unwrap();
+    importer.import(data, world.server.now(), found).await.unwrap();
     assert_eq!(world.find("/data/clean").await.unwrap().size, 6);
     assert_eq!(world.state("/data/dirty").await, ObjectState::Conflict);
 }

@@ -4,8 +4,9 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
         DropDirectory, ForgetDeletion, ForgetEntries, FoundObject, ImportEntries, ImportEntry,
-        ImportKind, JobCounts, NoteJobDetail, ObserveObject, RecordCopy, ResolveConflict,
-        SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions, UpdateJob,
+        ImportKind, JobCounts, NoteJobDetail, NoteLeftOut, ObserveObject, RecordCopy,
+        ResolveConflict, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
+        SetRefreshInterval, UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
@@ -20,6 +21,7 @@ use millrace_protocol::{
     cluster::{Bucket, LinkMode},
     job_detail::JobDetail,
     job_options::JobOptions,
+    left_out::{LeftOutKey, LeftOutReason},
     requests::RequestCounts,
     selection::Selection,
 };
@@ -213,7 +215,7 @@ impl Commands {
             origin: self.origin(&self.name()),
             modified: Timestamp(1_710_000_000_000_000_000),
         });
-        match self.random.within(0..14) {
+        match self.random.within(0..16) {
             12 => Command::SetDeletePropagation(SetDeletePropagation {
                 link: self.link(view),
                 on: percent(&self.random, 80),
@@ -230,6 +232,16 @@ impl Commands {
                 );
                 Command::ForgetDeletion(Box::new(ForgetDeletion { link, key, tag, queued }))
             }
+            14 => {
+                let first =
+                    vec![LeftOutKey { key: "a//b".to_owned(), reason: LeftOutReason::EmptyPart }];
+                let (directory, keys) = (self.linked(view).id, self.random.within(0..3));
+                Command::NoteLeftOut(NoteLeftOut { directory, keys, first })
+            }
+            15 => Command::SetRefreshInterval(SetRefreshInterval {
+                link: self.link(view),
+                every_seconds: percent(&self.random, 50).then_some(60),
+            }),
             10 => Command::SetFetchPolicy(SetFetchPolicy {
                 link: self.link(view),
                 policy: FetchPolicy::Chunk,

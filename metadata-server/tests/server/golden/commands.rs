@@ -5,10 +5,11 @@ use millrace_metadata_server::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, Commit,
         CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
         ForgetDeletion, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
-        JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteReads, ObserveObject, OpenSession,
-        OpenWrite, Opener, ReclaimOrphans, RecordCopy, RegisterHost, Remove, RemoveXattr, Rename,
-        Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults, SetDeletePropagation,
-        SetFetchPolicy, SetLinkOptions, SetPin, SetTime, SetXattr, UpdateJob,
+        JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteLeftOut, NoteReads, ObserveObject,
+        OpenSession, OpenWrite, Opener, ReclaimOrphans, RecordCopy, RegisterHost, Remove,
+        RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults,
+        SetDeletePropagation, SetFetchPolicy, SetLinkOptions, SetPin, SetRefreshInterval, SetTime,
+        SetXattr, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -21,6 +22,7 @@ use millrace_protocol::{
     file_list::FileListId,
     job_detail::{DirectoryProgress, JobDetail},
     job_options::{Destination, JobOptions},
+    left_out::{LeftOutKey, LeftOutReason},
     metadata::{NewNode, RenameMode, XattrMode},
     requests::RequestCounts,
     selection::Selection,
@@ -64,6 +66,7 @@ pub(super) fn all() -> Vec<Envelope> {
         (of_auto_exports(), None),
         (of_fetches(), None),
         (of_reopened_exports(), None),
+        (of_listings(), None),
     ];
     let time = Timestamp(1_700_000_000_123_456_789);
     let enveloped = families.into_iter().flat_map(|(commands, operation)| {
@@ -465,6 +468,16 @@ fn of_reopened_exports() -> Vec<Command> {
             queued: Timestamp(96),
         })),
     ]
+}
+
+fn of_listings() -> Vec<Command> {
+    let note = NoteLeftOut { directory: InodeId(77), keys: 1 << 33, first: left_out() };
+    let set = SetRefreshInterval { link: LinkId(80), every_seconds: Some(600) };
+    vec![Command::NoteLeftOut(note), Command::SetRefreshInterval(set)]
+}
+
+pub(super) fn left_out() -> Vec<LeftOutKey> {
+    vec![LeftOutKey { key: "train/a//b".to_owned(), reason: LeftOutReason::EmptyPart }]
 }
 
 fn of_losses() -> Vec<Command> {

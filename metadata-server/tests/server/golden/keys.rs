@@ -43,6 +43,8 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("lost_target", keys::lost_target(TARGET)),
         Sample::key("auto_export", keys::auto_export(LinkId(5))),
         Sample::key("fetch", keys::fetch(LinkId(5))),
+        Sample::key("left_out", keys::left_out(INODE)),
+        Sample::key("refresh_interval", keys::refresh_interval(LinkId(5))),
         Sample::key("selection", keys::selection(JobId(NUMBER))),
         Sample::key("publication", keys::publication(JobId(NUMBER))),
         Sample::key("job_options", keys::job_options(JobId(NUMBER))),

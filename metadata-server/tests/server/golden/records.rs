@@ -9,9 +9,9 @@ use millrace_metadata_server::{
     store::records::{
         Applied, AutoExportRecord, CopyRecord, DeletePropagationRecord, DeletionRecord,
         DistrustRecord, Entry, Export, FetchRecord, FileSystem, GroupRecord, HostRecord,
-        JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord, LinkRecord, LostTarget,
-        OpenRecord, PoolRecord, ReclaimRecord, RestoreRecord, RunRecord, SelectionRecord,
-        SessionRecord, TargetRecord, TrimRecord, Whiteout,
+        JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord, LeftOutRecord, LinkRecord,
+        LostTarget, OpenRecord, PoolRecord, ReclaimRecord, RefreshIntervalRecord, RestoreRecord,
+        RunRecord, SelectionRecord, SessionRecord, TargetRecord, TrimRecord, Whiteout,
     },
 };
 use millrace_protocol::{
@@ -25,7 +25,7 @@ use millrace_types::{
 
 use super::{
     Sample,
-    commands::{bucket, caller, detail, job, name, options, origin, selection},
+    commands::{bucket, caller, detail, job, left_out, name, options, origin, selection},
 };
 
 pub(super) fn samples() -> Vec<Sample> {
@@ -136,6 +136,8 @@ fn of_cluster() -> Vec<Sample> {
         Sample::of("LostTarget", &lost),
         Sample::of("AutoExportRecord", &AutoExportRecord { quiet_seconds: 30 }),
         Sample::of("FetchRecord", &FetchRecord { policy: FetchPolicy::Asked }),
+        Sample::of("LeftOutRecord", &LeftOutRecord { keys: 1 << 33, first: left_out() }),
+        Sample::of("RefreshIntervalRecord", &RefreshIntervalRecord { every_seconds: 600 }),
         Sample::of("PoolRecord", &pool),
         Sample::of("GroupRecord", &group),
         Sample::of("KeyRecord", &key),

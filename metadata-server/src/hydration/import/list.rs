@@ -1,0 +1,121 @@
+//! One directory listed from its beginning to its end: pages asked for ahead, and imported.
+//!
+//! While a page is imported, the next ones are on their way, and they are read in other threads. A
+//! page counts against [`PAGES_MAX`](super::PAGES_MAX) from its request until it is in the tree, so
+//! that memory stays bounded however fast a bucket is.
+
+use std::sync::Arc;
+
+use millrace_object_source::{Bucket, Page};
+use millrace_protocol::left_out::LeftOutReason;
+use millrace_types::{ErrorKind, Failure, Timestamp};
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    task::JoinSet,
+};
+
+use super::{
+    Environment, Importer, Linked, Listing, Tally,
+    again::Seen,
+    entries,
+    ranges::{Ask, Ranges},
+};
+use crate::{
+    command::{BATCH_MAX, Command},
+    hydration::left_out::Tray,
+};
+
+/// A page that has come.
+struct Answered {
+    range: u64,
+    /// When it was asked for.
+    asked: Timestamp,
+    page: Page,
+    /// Given back when it is imported.
+    _room: OwnedSemaphorePermit,
+}
+
+impl<E: Environment> Importer<E> {
+    /// Lists a directory, and says how far that is whenever there is more.
+    pub(super) async fn list(
+        self: &Arc<Self>,
+        linked: &Linked,
+        told: &watch::Sender<Listing>,
+    ) -> Result<Tally, Failure> {
+        let permit = self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        let bucket = self.bucket(&linked.bucket)?;
+        let again = linked.listed.is_some();
+        let mut tally = Tally::default();
+        let mut left_out = Tray::default();
+        let mut seen = Seen::default();
+        let mut ranges = Ranges::new(bucket.lists_ranges());
+        // Dropped at a failure, it gives up what is on its way.
+        let mut pages = JoinSet::new();
+        loop {
+            while let Some(ask) = ranges.next() {
+                pages.spawn(Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask));
+            }
+            let Some(answered) = pages.join_next().await else { break };
+            let answered = answered.map_err(|_| ErrorKind::Cancelled)?;
+            let Answered { range, asked, mut page, _room } = answered?;
+            ranges.handle(range, &linked.prefix, &mut page).map_err(|_| no_end(linked))?;
+            while let Some(ask) = ranges.next() {
+                pages.spawn(Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask));
+            }
+            let (found, shadowed) = entries::of_page(&page, linked);
+            left_out.add_page(page.skipped, &page.left_out);
+            for key in shadowed {
+                left_out.add(&key, LeftOutReason::Directory);
+            }
+            tally.names += found.len() as u64;
+            tally.bytes += found.iter().map(|found| found.bytes()).sum::<u64>();
+            if again {
+                seen.add(&found);
+            }
+            let mut found = found;
+            while !found.is_empty() {
+                let rest = found.split_off(found.len().min(BATCH_MAX));
+                let batch = std::mem::replace(&mut found, rest);
+                self.import_page(&bucket, linked, asked, batch, &mut left_out).await?;
+            }
+            tally.left_out = left_out.keys();
+            if !ranges.is_done() {
+                told.send_replace(Listing::Growing(tally));
+            }
+        }
+        if left_out.keys() > 0 {
+            let example = left_out.example();
+            tracing::warn!(link = %linked.link, prefix = %linked.prefix, keys = tally.left_out,
+                example, "keys that cannot be file names are left out");
+        }
+        left_out.keep(&*self.environment, linked.directory).await?;
+        // Subdirectories are listed for it too: with permits of their own.
+        drop(permit);
+        if again {
+            self.counts.refreshes.inc();
+            self.follow_missing(linked, seen).await?;
+        }
+        let listed = Command::MarkDirectoryListed(linked.directory);
+        self.environment.execute(listed, false).await?;
+        Ok(tally)
+    }
+
+    /// Asks for one page, when there is room for it.
+    async fn page(
+        self: Arc<Self>,
+        bucket: Arc<Bucket>,
+        prefix: String,
+        ask: Ask,
+    ) -> Result<Answered, Failure> {
+        let pages = Arc::clone(&self.pages);
+        let room = pages.acquire_owned().await.map_err(|_| ErrorKind::Cancelled)?;
+        let asked = self.environment.now();
+        let page = bucket.list_directory(&prefix, ask.after.as_ref()).await?;
+        Ok(Answered { range: ask.range, asked, page, _room: room })
+    }
+}
+
+fn no_end(linked: &Linked) -> Failure {
+    let text = format!("the bucket's listing of {:?} has no end", linked.prefix);
+    Failure::new(ErrorKind::BucketUnavailable, text)
+}
