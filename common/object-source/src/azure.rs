@@ -2,7 +2,7 @@
 //!
 //! The version of a blob is its entity tag. A condition goes with a put, and with the list of
 //! blocks that ends an upload. Requests are made here, signed with object_store's authorizer. See
-//! `docs/decisions/0025-gs-and-az.md`.
+//! `docs/decisions/0021-gs-and-az.md`.
 //!
 //! Azure knows no uploads: blocks are staged for a blob, by whomever, and wait a week for a list
 //! that names them. So an upload is an empty blob beside the destination ([`crate::temporary`]),

@@ -2,7 +2,7 @@
 //!
 //! The version of an object is its **generation**, a number that no other version of it has, ever.
 //! Reads, puts and the end of an upload are conditional on it. Requests are made here; tokens come
-//! from object_store's credential providers. See `docs/decisions/0025-gs-and-az.md`.
+//! from object_store's credential providers. See `docs/decisions/0021-gs-and-az.md`.
 //!
 //! An upload by parts has no condition on GCS. So its parts make up a temporary object beside the
 //! destination ([`crate::temporary`]), and a copy within the server, under the condition, publishes

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use millrace_object_source::{Bucket, Page};
+use millrace_object_source::{Bucket, Page, tallied};
 use millrace_protocol::left_out::LeftOutReason;
 use millrace_types::{ErrorKind, Failure, Timestamp};
 use tokio::{
@@ -53,14 +53,16 @@ impl<E: Environment> Importer<E> {
         let mut pages = JoinSet::new();
         loop {
             while let Some(ask) = ranges.next() {
-                pages.spawn(Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask));
+                let page = Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask);
+                pages.spawn(tallied(page));
             }
             let Some(answered) = pages.join_next().await else { break };
             let answered = answered.map_err(|_| ErrorKind::Cancelled)?;
             let Answered { range, asked, mut page, _room } = answered?;
             ranges.handle(range, &linked.prefix, &mut page).map_err(|_| no_end(linked))?;
             while let Some(ask) = ranges.next() {
-                pages.spawn(Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask));
+                let page = Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask);
+                pages.spawn(tallied(page));
             }
             let (found, shadowed) = entries::of_page(&page, linked);
             left_out.add_page(page.skipped, &page.left_out);
