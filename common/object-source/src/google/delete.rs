@@ -22,7 +22,15 @@ impl Google {
     /// Deletes the object of this generation.
     pub(crate) async fn delete(&self, key: &str, tag: &Tag) -> Result<(), Error> {
         let ask = self.ask(Method::DELETE, key, &[]).with(IF_GENERATION, known(key, tag)?)?;
-        self.web.send(&ask).await.map(drop)
+        match self.web.send(&ask).await {
+            Ok(_) => Ok(()),
+            // What is not there has no generation: HEAD says that it is not there.
+            Err(Error::Changed { .. }) => {
+                self.head_any(key).await?;
+                Err(Error::Changed { key: key.to_owned() })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Deletes the object `prefix`, if it is empty.

@@ -13,6 +13,7 @@ pub(crate) async fn holds(bucket: &Bucket, other: &Bucket, prefix: &str) {
     holds_but_for_ends_of_uploads(bucket, other, prefix).await;
     conditions_of_completion(bucket, prefix).await;
     uploads_that_are_over(bucket, prefix).await;
+    streamed_parts_of_no_upload(bucket, prefix).await;
 }
 
 /// The same for a server that makes an object of its parts whatever the condition is, and fails at
@@ -364,6 +365,13 @@ async fn streamed_parts(bucket: &Bucket, prefix: &str) {
     };
     assert!(bucket.put_part_streamed(&key, &upload, place, failing).await.is_err());
     bucket.abort_upload(&key, &upload).await.unwrap();
+}
+
+async fn streamed_parts_of_no_upload(bucket: &Bucket, prefix: &str) {
+    let key = format!("{prefix}streamed-late");
+    let upload = bucket.create_upload(&key, &none()).await.unwrap();
+    bucket.abort_upload(&key, &upload).await.unwrap();
+    let place = PartPlace { number: 1, offset: 0, len: 10 };
     let whole = || stream::iter([Ok(Bytes::from_static(b"0123456789"))]);
     let over = bucket.put_part_streamed(&key, &upload, place, whole).await;
     assert!(matches!(over, Err(Error::NoUpload { .. })), "{over:?}");
