@@ -19,14 +19,13 @@ use crate::{
 };
 
 pub use self::body::RangeBody;
+use self::fallback::{held, unmark};
 
 mod body;
+mod fallback;
 
 /// What a part that is streamed counts for among the bytes in flight: no more is in memory.
 const STREAM_WINDOW: u64 = 8 * MIB;
-
-/// The largest part that is sent from memory where it cannot be streamed.
-const HELD_LEN_MAX: u64 = 64 * MIB;
 
 /// An open bucket. Cheap to share; every operation may run at the same time as any other.
 ///
@@ -332,8 +331,14 @@ impl Bucket {
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
             Kind::S3(s3) => s3.unmark_directory(prefix).await,
-            Kind::Google(google) => google.unmark_directory(prefix).await,
-            Kind::Azure(azure) => azure.unmark_directory(prefix).await,
+            Kind::Google(google) => {
+                let delete = async |tag: &Tag| google.delete(prefix, tag).await;
+                unmark(google.head(prefix).await, delete).await
+            }
+            Kind::Azure(azure) => {
+                let delete = async |tag: &Tag| azure.delete(prefix, tag).await;
+                unmark(azure.head(prefix).await, delete).await
+            }
             Kind::Directory(directory) => directory.unmark_directory(prefix).await,
         }
     }
@@ -547,23 +552,6 @@ impl Bucket {
             Kind::Azure(azure) => Box::pin(azure.check(prefix, write)).await,
             Kind::Directory(directory) => directory.check(write).await,
         }
-    }
-}
-
-/// The `len` bytes of a body.
-async fn held<S>(body: S, len: u64) -> Result<Vec<Bytes>, Error>
-where
-    S: Stream<Item = Result<Bytes, Error>>,
-{
-    if len > HELD_LEN_MAX {
-        return Err(Error::Unsupported {
-            message: format!("a part of {len} bytes is too large for this kind of bucket"),
-        });
-    }
-    let pieces: Vec<Bytes> = body.try_collect().await?;
-    match len_of(&pieces) {
-        read if read == len => Ok(pieces),
-        read => Err(Error::invalid(format!("a part of {len} bytes came as {read}"))),
     }
 }
 

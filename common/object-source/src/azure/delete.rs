@@ -19,21 +19,4 @@ impl Azure {
             Err(error) => Err(error),
         }
     }
-
-    /// Deletes the blob `prefix`, if it is empty.
-    pub(crate) async fn unmark_directory(&self, prefix: &str) -> Result<bool, Error> {
-        let version = match self.head(prefix).await {
-            Ok(head) => head.version,
-            Err(Error::NotFound { .. }) => return Ok(true),
-            Err(error) => return Err(error),
-        };
-        if version.size != 0 {
-            return Ok(false);
-        }
-        match self.delete(prefix, &version.tag).await {
-            Ok(()) | Err(Error::NotFound { .. }) => Ok(true),
-            Err(Error::Changed { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
 }

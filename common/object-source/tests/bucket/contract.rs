@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use millrace_object_source::{
-    Bucket, Condition, Continuation, EntryKind, Error, Metadata, Page, PartPlace, PosixAttributes,
-    RequestClass, Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
+    BegunUpload, Bucket, Condition, Continuation, EntryKind, Error, Metadata, Page, PartPlace,
+    PosixAttributes, RequestClass, Tag, UploadId, UploadedPart, WHOLE_LEN_MAX,
 };
 use millrace_types::{MIB, Timestamp};
 
@@ -385,15 +385,26 @@ async fn unfinished_uploads(bucket: &Bucket, prefix: &str) {
     for key in &keys {
         begun.push((key.clone(), bucket.create_upload(key, &none()).await.unwrap()));
     }
-    let page = bucket.list_uploads_below(&below, None).await.unwrap();
+    let listed = uploads_below(bucket, &below).await;
     let mut found: Vec<_> =
-        page.uploads.iter().map(|one| (one.key.clone(), one.upload.clone())).collect();
+        listed.iter().map(|one| (one.key.clone(), one.upload.clone())).collect();
     found.sort_by(|a, b| a.0.cmp(&b.0));
     assert_eq!(found, begun);
-    assert_eq!(page.next, None);
-    assert!(page.uploads.iter().all(|one| one.begun > Timestamp(0)), "{:?}", page.uploads);
+    assert!(listed.iter().all(|one| one.begun > Timestamp(0)), "{listed:?}");
     for (key, upload) in &begun {
         bucket.abort_upload(key, upload).await.unwrap();
     }
-    assert!(bucket.list_uploads_below(&below, None).await.unwrap().uploads.is_empty());
+    assert!(uploads_below(bucket, &below).await.is_empty());
+}
+
+async fn uploads_below(bucket: &Bucket, prefix: &str) -> Vec<BegunUpload> {
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let page = bucket.list_uploads_below(prefix, after.as_ref()).await.unwrap();
+        found.extend(page.uploads);
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return found,
+        }
+    }
 }
