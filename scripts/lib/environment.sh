@@ -1,7 +1,8 @@
 # What the scripts share: where things are, how missing things are installed, how steps are timed.
 #
 # Sourced, never run. Installs only Debian packages, PyPI packages (into target/python), one npm
-# package (into target/azurite) and what cargo fetches. Safe to call again: what is there already costs a second.
+# package (into target/azurite) and what cargo fetches. Safe to call again: what is there already
+# costs a second.
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 target_dir=${CARGO_TARGET_DIR:-$repository/target}

@@ -161,7 +161,9 @@ pub(crate) enum Place {
 impl Continuation {
     /// The place behind a name in a directory, whether or not the directory has it: of keys that
     /// are greater as bytes. Only for buckets that list ranges ([`crate::Bucket::lists_ranges`]);
-    /// what such a bucket shows may still begin before it.
+    /// what such a bucket shows may still begin before it. Whether a directory `b` is shown to who
+    /// begins behind `b` or `b-c` is up to the server: `b/` lies behind them as a key, and `b` does
+    /// not as a name.
     #[must_use]
     pub fn behind(name: &str) -> Self {
         Self(Place::Behind(name.to_owned()))

@@ -41,6 +41,9 @@ const PAGES_LEFT: f64 = 4.0;
 const MISSES_MAX: usize = 64;
 const PAGES_PER_MISS: usize = 4;
 
+/// Directories of which a bucket may have to be asked one by one, for a cut to be made.
+const EDGE_MAX: usize = 4;
+
 /// A listing of one directory.
 #[derive(Debug)]
 pub(super) struct Ranges {
@@ -126,6 +129,9 @@ impl Ranges {
             let Some(cut) = self.alphabet.between(&range.at, range.until.as_deref()) else {
                 continue;
             };
+            if on_the_edge(&cut).count() > EDGE_MAX {
+                continue;
+            }
             let until = range.until.replace(cut.clone().into_bytes());
             range.pages_left = self.alphabet.pages(&range.shown, &range.at, range.until.as_deref());
             let after = Some(Continuation::behind(&cut));
@@ -242,6 +248,17 @@ impl Ranges {
         });
         id
     }
+}
+
+/// The names of directories that lie behind a cut as keys (`b/` behind `b-c`) and before it as names
+/// (`b`): what is shown of them to who begins behind the cut is up to the server. S3 goes by keys,
+/// SeaweedFS by names.
+pub(super) fn on_the_edge(cut: &str) -> impl Iterator<Item = &str> {
+    let lies_before = |end: &usize| {
+        let next = cut.as_bytes().get(*end);
+        next.is_none_or(|next| *next < b'/')
+    };
+    (1..=cut.len()).filter(lies_before).map(|end| &cut[..end])
 }
 
 /// Bytes that names have shown, for guesses between two names.

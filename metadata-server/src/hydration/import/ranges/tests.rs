@@ -187,3 +187,22 @@ fn pages_that_go_in_a_ring_are_an_error() {
     };
     assert_eq!(ended, NoEnd);
 }
+
+#[test]
+fn directories_that_lie_behind_a_cut_as_keys_and_before_it_as_names_are_on_its_edge() {
+    for (cut, edge) in [
+        ("b", &["b"][..]),
+        ("bz", &["bz"]),
+        ("b-c.d", &["b", "b-c", "b-c.d"]),
+        ("img 07", &["img", "img 07"]),
+        ("\u{fc}-\u{fc}", &["\u{fc}", "\u{fc}-\u{fc}"]),
+        ("-", &["-"]),
+    ] {
+        assert_eq!(on_the_edge(cut).collect::<Vec<_>>(), edge, "{cut}");
+    }
+    // All others are on the same side of a cut either way.
+    for (cut, name) in [("b-c", "b-"), ("b0", "b"), ("bz", "b"), ("b-c", "c")] {
+        let key = format!("{name}/");
+        assert_eq!(key.as_str() > cut, name > cut, "{cut} {name}");
+    }
+}
