@@ -273,18 +273,25 @@ fn below(
     name: &FileName,
 ) -> Result<Option<LinkedDirectory>, ApplyError> {
     let Ok(text) = std::str::from_utf8(name.as_bytes()) else { return Ok(None) };
-    let removed = tx.file_system()?.feature_level >= REMOVED_STAYS_LEVEL
+    let level = tx.file_system()?.feature_level;
+    let removed = level >= REMOVED_STAYS_LEVEL
         && tx.read::<Whiteout>(&keys::whiteout(directory, name.as_bytes()))?.is_some();
+    // What lies below what was removed is as little here as that.
+    let inherits =
+        level >= REMOVED_BELOW_LEVEL && parent.listed == Some(LinkedDirectory::NEVER_AGAIN);
     Ok(Some(LinkedDirectory {
         link: parent.link,
         prefix: format!("{}{text}/", parent.prefix),
-        listed: Some(if removed { LinkedDirectory::NEVER_AGAIN } else { tx.time }),
+        listed: Some(if removed || inherits { LinkedDirectory::NEVER_AGAIN } else { tx.time }),
     }))
 }
 
 /// The feature level from which on what was removed below a link stays removed although its
 /// directory is made anew, symbolic links stay removed, and files that were moved are known.
 pub(super) const REMOVED_STAYS_LEVEL: u32 = 6;
+
+/// The feature level from which on the same holds for directories that are made below such a one.
+const REMOVED_BELOW_LEVEL: u32 = 10;
 
 /// A new inode gets the group of a directory that says so.
 pub(super) fn inherit_group(inode: &mut Inode, parent: &Inode, caller: &Caller) {

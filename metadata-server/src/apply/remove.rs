@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     command::{Outcome, Remove},
-    namespace::{Body, Inode, ParentLink, permission, tree},
+    namespace::{Body, DirectoryBody, Inode, ParentLink, permission, tree},
     store::{
         View, keys,
         records::{Entry, Whiteout},
@@ -82,6 +82,13 @@ pub(super) fn leave_whiteout(
         Body::Symlink(_) | Body::Special => None,
     };
     let Some(tag) = tag else { return Ok(()) };
+    if is_object_of_another_key(directory, inode, name)
+        && tx.file_system()?.feature_level >= KEEPS_WHITEOUTS_LEVEL
+        && hides(tx, parent.id, name)?
+    {
+        // What hides the object of this key, and tells which file may need it, goes on doing so.
+        return Ok(());
+    }
     tx.put(keys::whiteout(parent.id, name.as_bytes()), &Whiteout { tag });
     // While it has other names, or another one now, it may need the object.
     let moved = keys::moved_file(parent.id, name.as_bytes());
@@ -90,6 +97,18 @@ pub(super) fn leave_whiteout(
         _ => tx.delete(moved),
     }
     Ok(())
+}
+
+/// The feature level from which on a file whose object has another key leaves whiteouts alone.
+const KEEPS_WHITEOUTS_LEVEL: u32 = 10;
+
+/// Whether a file has an object, and that is not the one of its name in this directory.
+fn is_object_of_another_key(directory: &DirectoryBody, inode: &Inode, name: &FileName) -> bool {
+    let (Body::File(file), Some(linked)) = (&inode.body, &directory.linked) else { return false };
+    let Some(origin) = &file.origin else { return false };
+    let name = std::str::from_utf8(name.as_bytes()).ok();
+    let key = name.and_then(|name| origin.key.strip_prefix(&linked.prefix)?.strip_prefix(name));
+    key != Some("") || origin.link != linked.link
 }
 
 fn hides(tx: &Transaction<'_>, directory: InodeId, name: &FileName) -> Result<bool, ApplyError> {

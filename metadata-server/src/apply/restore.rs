@@ -15,7 +15,7 @@ use crate::{
     namespace::tree,
     store::{
         StoreError, keys,
-        records::{FileSystem, GroupRecord, RestoreRecord, SessionRecord},
+        records::{FileSystem, GroupRecord, LinkRecord, RestoreRecord, SessionRecord},
     },
 };
 
@@ -50,6 +50,12 @@ pub(super) fn restored(tx: &mut Transaction<'_>, reason: &str) -> Result<Outcome
     let mut file_system = tx.file_system()?;
     skip(&mut file_system).ok_or(ErrorKind::InvalidArgument)?;
     tx.put(keys::file_system(), &file_system);
+    // What the backup wanted to be deleted may have been put into the bucket anew since.
+    for (key, _) in tree::scan::<LinkRecord>(tx, &keys::links(), usize::MAX)? {
+        if let Some(link) = keys::link_of(&key) {
+            tx.delete_all(&keys::deletions(link))?;
+        }
+    }
     trust::distrust(tx, reason)
 }
 

@@ -308,6 +308,12 @@ impl<E: Environment> Jobs<E> {
                     end = tally.clone().scope(self.work(&record, &how, progress)) => end,
                     () = self.report_for_ever(&begun.work, id) => JobState::Failed,
                 };
+                // Never dropped in its middle: a deletion that is on its way must not be overtaken
+                // by what has the turn next.
+                let end = match end {
+                    JobState::Cancelled => end,
+                    _ => tally.clone().scope(self.delete(&record, &how, &begun)).await,
+                };
                 self.finish(&record, how, progress, end).await
             }
             Err(failure) => {
@@ -412,7 +418,49 @@ impl<E: Environment> Jobs<E> {
         if self.record(record.job.id).await.is_ok_and(|now| now.job.state.is_final()) {
             return JobState::Cancelled;
         }
-        let context = Context {
+        let context = self.context(record, how, progress);
+        match record.job.kind {
+            JobKind::Import => list::run(&context).await,
+            JobKind::Hydrate | JobKind::Release => transfer::run(&context).await,
+            JobKind::Export => {
+                export::run(&context).await;
+                if how.is_atomic {
+                    publish::run(&context).await;
+                }
+            }
+        }
+        progress.end()
+    }
+
+    /// At the end of an export of a whole tree: what was removed there is deleted in the bucket,
+    /// where the link says so. Stops between two objects when the job is cancelled. How the job
+    /// ends.
+    async fn delete(&self, record: &JobRecord, how: &How, begun: &Begun<'_, E>) -> JobState {
+        let progress = &begun.work.progress;
+        // What an older manifest names goes only when there is a newer one.
+        let is_over = !how.is_atomic || progress.errors() == 0;
+        let is_whole = how.filter.is_everything() && how.files.is_none() && !how.dry_run;
+        let exports = record.job.kind == JobKind::Export && how.elsewhere.is_none();
+        if exports && is_over && is_whole {
+            let context = self.context(record, how, progress);
+            tokio::select! {
+                () = self.deleter.finish(&context, &begun.stop) => {}
+                () = self.report_for_ever(&begun.work, begun.id) => {}
+            }
+        }
+        match begun.stop.is_cancelled() {
+            true => JobState::Cancelled,
+            false => progress.end(),
+        }
+    }
+
+    fn context<'a>(
+        &'a self,
+        record: &'a JobRecord,
+        how: &'a How,
+        progress: &'a Progress,
+    ) -> Context<'a, E> {
+        Context {
             environment: &self.environment,
             importer: &self.importer,
             unmarked: &self.unmarked,
@@ -424,24 +472,7 @@ impl<E: Environment> Jobs<E> {
             outcomes: how.outcomes.as_ref(),
             pace: how.pace.as_ref(),
             elsewhere: how.elsewhere.as_ref(),
-        };
-        match record.job.kind {
-            JobKind::Import => list::run(&context).await,
-            JobKind::Hydrate | JobKind::Release => transfer::run(&context).await,
-            JobKind::Export => {
-                export::run(&context).await;
-                if how.is_atomic {
-                    publish::run(&context).await;
-                }
-                // What an older manifest names goes only when there is a newer one.
-                let is_over = !how.is_atomic || progress.errors() == 0;
-                let is_whole = how.filter.is_everything() && !how.dry_run;
-                if is_over && is_whole && how.elsewhere.is_none() {
-                    self.deleter.finish(&context).await;
-                }
-            }
         }
-        progress.end()
     }
 
     async fn report_for_ever(&self, work: &Work, id: JobId) {

@@ -142,7 +142,11 @@ impl<E: Environment> Refresher<E> {
         let mut rounds = FuturesUnordered::new();
         loop {
             match self.environment.read(intervals).await {
-                Ok(all) => {
+                Ok(mut all) => {
+                    // Who waited longest comes first, so that short intervals starve nobody.
+                    let begun =
+                        |due: &Due| self.state().get(&due.link).and_then(|progress| progress.begun);
+                    all.sort_by_cached_key(begun);
                     self.state().retain(|link, _| all.iter().any(|due| due.link == *link));
                     for due in all {
                         if rounds.len() < ROUNDS_MAX && self.begin(due) {

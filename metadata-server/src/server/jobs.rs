@@ -35,8 +35,7 @@ impl MetadataService {
             let options = call.decode::<StartWithOptions>()?.options;
             // The servers' credentials would write wherever a user of a mount likes.
             if options.destination.is_some() && client(&call).role != Role::Admin {
-                let words = "only an operator exports to another place than the link's";
-                return Err(Failure::new(ErrorKind::NotPermitted, words));
+                return Err(only_operators());
             }
             let reply = self.hydrated::<StartWithOptions>(&call).await?;
             self.seen(&call, reply.job.id).await
@@ -89,6 +88,10 @@ impl MetadataService {
         let result = async {
             let id = call.decode::<RetryJob>()?.id;
             self.seen(&call, id).await?;
+            let options = self.hydration.show_job_options(id).await?.options;
+            if options.destination.is_some() && client(&call).role != Role::Admin {
+                return Err(only_operators());
+            }
             let reply = self.hydrated::<RetryJob>(&call).await?;
             self.seen(&call, reply.job.id).await
         };
@@ -123,4 +126,9 @@ impl MetadataService {
         let job = self.engine.turn(move |core| job::find(core, &client, id)).await?;
         Ok(JobReply { job })
     }
+}
+
+fn only_operators() -> Failure {
+    let words = "only an operator exports to another place than the link's";
+    Failure::new(ErrorKind::NotPermitted, words)
 }

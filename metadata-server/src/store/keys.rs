@@ -571,6 +571,12 @@ pub fn number_at(key: &[u8], offset: usize) -> Option<u64> {
     bytes.try_into().ok().map(u64::from_be_bytes)
 }
 
+/// The link of a key of [`link`()]; `None` in a key that is too short.
+#[must_use]
+pub fn link_of(key: &[u8]) -> Option<LinkId> {
+    Some(LinkId(u32::from_be_bytes(key.get(1..5)?.try_into().ok()?)))
+}
+
 /// The pool of a key of [`pool`] or [`group`]; `None` in a key that is too short.
 #[must_use]
 pub fn pool_of(key: &[u8]) -> Option<PoolId> {

@@ -4,13 +4,11 @@
 //! page counts against [`PAGES_MAX`](super::PAGES_MAX) from its request until it is in the tree, so
 //! that memory stays bounded however fast a bucket is.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
-use millrace_object_source::{
-    Bucket, Continuation, Entry, EntryKind, Error as BucketError, Page, tallied,
-};
+use millrace_object_source::{Bucket, Page, tallied};
 use millrace_protocol::left_out::LeftOutReason;
-use millrace_types::{ErrorKind, Failure, FileName, Timestamp};
+use millrace_types::{ErrorKind, Failure, Timestamp};
 use tokio::{
     sync::{OwnedSemaphorePermit, watch},
     task::JoinSet,
@@ -20,7 +18,7 @@ use super::{
     Environment, Importer, Linked, Listing, Tally,
     again::Seen,
     entries,
-    ranges::{Ask, Ranges, on_the_edge},
+    ranges::{Ask, Handed, Ranges},
 };
 use crate::{
     command::{BATCH_MAX, Command},
@@ -33,8 +31,6 @@ struct Answered {
     /// When it was asked for.
     asked: Timestamp,
     page: Page,
-    /// Directories that the bucket may not show to who begins where this page does.
-    around: Vec<Entry>,
     /// Given back when it is imported.
     _room: OwnedSemaphorePermit,
 }
@@ -53,8 +49,6 @@ impl<E: Environment> Importer<E> {
         let mut left_out = Tray::default();
         let mut seen = Seen::default();
         let mut ranges = Ranges::new(bucket.lists_ranges());
-        // Directories that were found beside the listing: few, and told once.
-        let mut known: HashSet<FileName> = HashSet::new();
         // Dropped at a failure, it gives up what is on its way.
         let mut pages = JoinSet::new();
         loop {
@@ -64,17 +58,16 @@ impl<E: Environment> Importer<E> {
             }
             let Some(answered) = pages.join_next().await else { break };
             let answered = answered.map_err(|_| ErrorKind::Cancelled)?;
-            let Answered { range, asked, mut page, around, _room } = answered?;
-            ranges.handle(range, &linked.prefix, &mut page).map_err(|_| no_end(linked))?;
+            let Answered { range, asked, mut page, _room } = answered?;
+            let handed = ranges.handle(range, &linked.prefix, &mut page);
+            if handed.map_err(|_| no_end(linked))? == Handed::BeginsAgain {
+                (tally, left_out) = (Tally::default(), Tray::default());
+                continue;
+            }
             while let Some(ask) = ranges.next() {
                 let page = Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask);
                 pages.spawn(tallied(page));
             }
-            let is_told =
-                |entry: &Entry| entry.kind == EntryKind::Directory && known.contains(&entry.name);
-            page.entries.retain(|entry| !is_told(entry));
-            known.extend(around.iter().map(|entry| entry.name.clone()));
-            page.entries.extend(around);
             let (found, shadowed) = entries::of_page(&page, linked);
             left_out.add_page(page.skipped, &page.left_out);
             for key in shadowed {
@@ -123,29 +116,9 @@ impl<E: Environment> Importer<E> {
         let pages = Arc::clone(&self.pages);
         let room = pages.acquire_owned().await.map_err(|_| ErrorKind::Cancelled)?;
         let asked = self.environment.now();
-        let cut = ask.after.as_ref().and_then(Continuation::name_text);
-        let (page, around) = tokio::try_join!(
-            bucket.list_directory(&prefix, ask.after.as_ref()),
-            around(&bucket, &prefix, cut)
-        )?;
-        Ok(Answered { range: ask.range, asked, page, around, _room: room })
+        let page = bucket.list_directory(&prefix, ask.after.as_ref()).await?;
+        Ok(Answered { range: ask.range, asked, page, _room: room })
     }
-}
-
-/// The directories on which servers disagree whether they lie behind a cut, asked for one by one.
-async fn around(
-    bucket: &Bucket,
-    prefix: &str,
-    cut: Option<&str>,
-) -> Result<Vec<Entry>, BucketError> {
-    let mut found = Vec::new();
-    for name in cut.into_iter().flat_map(on_the_edge) {
-        let Ok(parsed) = FileName::parse(name.as_bytes()) else { continue };
-        if bucket.has_below(&format!("{prefix}{name}/")).await? {
-            found.push(Entry { name: parsed, kind: EntryKind::Directory });
-        }
-    }
-    Ok(found)
 }
 
 fn no_end(linked: &Linked) -> Failure {

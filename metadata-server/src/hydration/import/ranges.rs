@@ -15,13 +15,14 @@
 //!   cut              |aabz.|abm.|axn...|ayj..x
 //! ```
 //!
-//! Ranges never overlap, and of each page only what lies in its range counts, so that each name is
-//! found once whatever was guessed. A bucket whose pages are not in the order of names, or begin
+//! Of each page only what lies in its range counts, so that each name is found once whatever was
+//! guessed. What a directory `b` is to a cut `b-c` is up to the server: S3 has `b/` behind it, as a
+//! key, SeaweedFS before it, as a name. So it counts on both sides, and the second time not. A bucket whose pages are not in the order of names, or begin
 //! elsewhere than they were asked to, is listed once more from the beginning without cuts.
 //!
 //! Asks nobody: who lists takes [`Ranges::next`] and hands in each page.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use millrace_object_source::{Continuation, Entry, EntryKind, LeftOut, Page};
 
@@ -41,9 +42,6 @@ const PAGES_LEFT: f64 = 4.0;
 const MISSES_MAX: usize = 64;
 const PAGES_PER_MISS: usize = 4;
 
-/// Directories of which a bucket may have to be asked one by one, for a cut to be made.
-const EDGE_MAX: usize = 4;
-
 /// A listing of one directory.
 #[derive(Debug)]
 pub(super) struct Ranges {
@@ -54,6 +52,11 @@ pub(super) struct Ranges {
     /// Cuts behind which nothing lay.
     misses: usize,
     alphabet: Alphabet,
+    cuts: BTreeSet<Vec<u8>>,
+    /// Directories that some cut has on both of its sides, and that came.
+    on_edges: HashSet<Vec<u8>>,
+    /// Where pages began on which nothing was: to see whether the bucket goes in a ring.
+    empty: HashSet<Continuation>,
     /// Whether the bucket can be asked from the middle on, as far as its pages have shown.
     may_cut: bool,
     /// Where pages began, if the bucket's order is its own: to see whether it goes in a ring.
@@ -89,6 +92,15 @@ pub(super) struct Ask {
     pub(super) after: Option<Continuation>,
 }
 
+/// What a page is that was handed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Handed {
+    /// What is left of it is in its range.
+    Counts,
+    /// It is, and everything is listed once more from the beginning: nothing counts that came.
+    BeginsAgain,
+}
+
 /// The bucket begins again and again where it began before.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NoEnd;
@@ -102,6 +114,9 @@ impl Ranges {
             pages: 0,
             misses: 0,
             alphabet: Alphabet::default(),
+            cuts: BTreeSet::new(),
+            on_edges: HashSet::new(),
+            empty: HashSet::new(),
             may_cut,
             cursors: None,
         };
@@ -129,10 +144,8 @@ impl Ranges {
             let Some(cut) = self.alphabet.between(&range.at, range.until.as_deref()) else {
                 continue;
             };
-            if on_the_edge(&cut).count() > EDGE_MAX {
-                continue;
-            }
             let until = range.until.replace(cut.clone().into_bytes());
+            self.cuts.insert(cut.clone().into_bytes());
             range.pages_left = self.alphabet.pages(&range.shown, &range.at, range.until.as_deref());
             let after = Some(Continuation::behind(&cut));
             let range = self.add(cut.into_bytes(), until, after.clone());
@@ -151,11 +164,11 @@ impl Ranges {
         range: u64,
         prefix: &str,
         page: &mut Page,
-    ) -> Result<(), NoEnd> {
+    ) -> Result<Handed, NoEnd> {
         let Some(at) = self.ranges.iter().position(|known| known.id == range) else {
             // Of before the listing began once more, which shows it again.
             *page = Page::default();
-            return Ok(());
+            return Ok(Handed::Counts);
         };
         // Some servers say the same twice.
         page.entries.dedup();
@@ -169,16 +182,23 @@ impl Ranges {
         let stands = page.next.is_some() && last.as_ref().is_some_and(|last| *last <= range.at);
         if goes_back || stands {
             self.begin_again();
-            return Ok(());
+            return Ok(Handed::BeginsAgain);
         }
+        // Where it ends goes by names, so that nothing is lost whichever order the server has.
+        let last_name = last_name(page, prefix);
         let belongs = |key: &[u8]| {
-            key > range.at.as_slice() && range.until.as_deref().is_none_or(|until| key <= until)
+            let name = name_of(key);
+            key > range.at.as_slice() && range.until.as_deref().is_none_or(|until| name <= until)
         };
-        page.entries.retain(|entry| belongs(&key_of(entry)));
+        page.entries.retain(|entry| {
+            let key = key_of(entry);
+            let is_on_edge = self.cuts.range(name_of(&key).to_vec()..key.clone()).next().is_some();
+            belongs(&key) && !(is_on_edge && is_directory(&key) && !self.on_edges.insert(key))
+        });
         let named = page.left_out.len();
         page.left_out.retain(|out| belongs(below(out, prefix)));
         page.skipped -= (named - page.left_out.len()) as u64;
-        let is_over = range.until.as_ref().is_some_and(|until| last.as_ref() >= Some(until));
+        let is_over = range.until.as_ref().is_some_and(|until| last_name.as_ref() >= Some(until));
         let is_empty = page.entries.is_empty() && page.left_out.is_empty();
         let next = page.next.take().filter(|_| !is_over);
         let is_first = range.next.as_ref().is_some_and(|next| next.name_text().is_some());
@@ -187,7 +207,13 @@ impl Ranges {
             if is_empty && is_first {
                 self.missed(&ended);
             }
-            return Ok(());
+            return Ok(Handed::Counts);
+        }
+        if last.is_none()
+            && let Some(next) = &next
+            && !self.empty.insert(next.clone())
+        {
+            return Err(NoEnd);
         }
         (range.next, range.is_asked) = (next, false);
         if let (Some(first), Some(last)) = (first, last) {
@@ -195,7 +221,7 @@ impl Ranges {
             range.pages_left = self.alphabet.pages(&range.shown, &range.at, range.until.as_deref());
         }
         self.pages += 1;
-        Ok(())
+        Ok(Handed::Counts)
     }
 
     /// Whether all pages have been handed in.
@@ -221,7 +247,7 @@ impl Ranges {
         self.add(Vec::new(), None, None);
     }
 
-    fn handle_in_any_order(&mut self, at: usize, page: &mut Page) -> Result<(), NoEnd> {
+    fn handle_in_any_order(&mut self, at: usize, page: &mut Page) -> Result<Handed, NoEnd> {
         let range = &mut self.ranges[at];
         (range.next, range.is_asked) = (page.next.take(), false);
         let cursors = self.cursors.get_or_insert_default();
@@ -230,7 +256,7 @@ impl Ranges {
             Some(_) => {}
             None => drop(self.ranges.swap_remove(at)),
         }
-        Ok(())
+        Ok(Handed::Counts)
     }
 
     fn add(&mut self, at: Vec<u8>, until: Option<Vec<u8>>, next: Option<Continuation>) -> u64 {
@@ -248,17 +274,6 @@ impl Ranges {
         });
         id
     }
-}
-
-/// The names of directories that lie behind a cut as keys (`b/` behind `b-c`) and before it as names
-/// (`b`): what is shown of them to who begins behind the cut is up to the server. S3 goes by keys,
-/// SeaweedFS by names.
-pub(super) fn on_the_edge(cut: &str) -> impl Iterator<Item = &str> {
-    let lies_before = |end: &usize| {
-        let next = cut.as_bytes().get(*end);
-        next.is_none_or(|next| *next < b'/')
-    };
-    (1..=cut.len()).filter(lies_before).map(|end| &cut[..end])
 }
 
 /// Bytes that names have shown, for guesses between two names.
@@ -354,6 +369,22 @@ fn rank(symbols: &[u8], byte: u8) -> u64 {
 
 fn common(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
+}
+
+fn is_directory(key: &[u8]) -> bool {
+    key.ends_with(b"/")
+}
+
+/// A key of a directory's page as the name that it has there.
+fn name_of(key: &[u8]) -> &[u8] {
+    key.strip_suffix(b"/").unwrap_or(key)
+}
+
+/// The greatest name of a page, whatever order that has.
+fn last_name(page: &Page, prefix: &str) -> Option<Vec<u8>> {
+    let names = page.entries.iter().map(|entry| entry.name.as_bytes());
+    let out = page.left_out.iter().map(|out| name_of(below(out, prefix)));
+    names.chain(out).max().map(<[u8]>::to_vec)
 }
 
 /// What a bucket orders by: the key below the directory's prefix.

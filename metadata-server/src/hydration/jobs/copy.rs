@@ -120,12 +120,12 @@ pub(super) async fn check<E: Environment>(
     destination: &Destination,
 ) -> Result<(), Failure> {
     let spec = spec_of(&destination.bucket)?;
-    let own = environment.read(move |view| exporting_link(view, root)).await?;
+    let own = environment.read(move |view| link_above(view, root)).await?;
     if let Some(own) = own
         && overlap(&spec_of(&own)?, &spec)
     {
         let words = format!(
-            "{} is the link's own bucket and prefix: export without --to",
+            "{} is the link's own bucket and prefix: export without --to, if the link exports",
             destination.bucket.url
         );
         return Err(Failure::new(ErrorKind::InvalidArgument, words));
@@ -134,8 +134,8 @@ pub(super) async fn check<E: Environment>(
     links::check_everywhere(environment, importer, &destination.bucket, spec.prefix(), mode).await
 }
 
-/// The bucket of the link above an inode, if that exports.
-fn exporting_link(view: &dyn View, id: InodeId) -> Result<Option<cluster::Bucket>, Failure> {
+/// The bucket of the link above an inode.
+fn link_above(view: &dyn View, id: InodeId) -> Result<Option<cluster::Bucket>, Failure> {
     let inode = tree::inode(view, id).map_err(refused)?;
     let directory = match (&inode.body, &inode.parent) {
         (Body::Directory(_), _) => id,
@@ -145,8 +145,7 @@ fn exporting_link(view: &dyn View, id: InodeId) -> Result<Option<cluster::Bucket
     let Some(linked) = linked_anywhere(view, directory)? else { return Ok(None) };
     let record: Option<LinkRecord> =
         records::read(view, &keys::link(linked.link)).map_err(broken)?;
-    let exports = |record: &LinkRecord| record.mode == LinkMode::ImportExport;
-    Ok(record.filter(exports).map(|record| record.bucket))
+    Ok(record.map(|record| record.bucket))
 }
 
 /// Whether keys of one place may be keys of the other.
@@ -275,7 +274,7 @@ async fn one<E: Environment>(
             Standing::Nothing => Condition::Absent,
             Standing::Older(tag) => Condition::Matches(tag),
             Standing::Foreign(tag) if to.overwrite => Condition::Matches(tag),
-            Standing::Foreign(_) => return Err(foreign(to, &source)),
+            Standing::Foreign(_) => return Err(to.taken(&source.key)),
         };
         if let Sent::Stored(object) = send(context, to, uploads, &source, &condition).await? {
             context.progress.moved(size);
@@ -287,13 +286,40 @@ async fn one<E: Environment>(
     Err(Failure::new(ErrorKind::InUse, text))
 }
 
-fn foreign(to: &Elsewhere, source: &Source) -> Failure {
-    let words = format!(
-        "{} is there already, and no export of this file made it; nothing was overwritten: \
-         remove it, or say --overwrite",
-        to.spec.url_of(&source.key)
-    );
-    Failure::new(ErrorKind::Exists, words)
+impl Elsewhere {
+    /// Metadata and condition with which the manifest of a directory takes its place at `key`: of
+    /// what stands there only an older manifest of this directory is replaced.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Exists`] for anything else that stands there; those of the bucket.
+    pub(super) async fn manifest(
+        &self,
+        key: &str,
+        (top, path): (&Inode, &[u8]),
+        posix: &Metadata,
+    ) -> Result<(Metadata, Condition), Failure> {
+        let mark = self.marker.mark(version_of(top), &self.spec.url_of(key), path);
+        let posix = posix.iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let metadata = Metadata::new(posix.chain(mark.pairs()))?;
+        let condition = match self.open.head(key).await {
+            Err(BucketError::NotFound { .. }) => Condition::Absent,
+            Err(error) => return Err(error.into()),
+            Ok(head) => match mark.relation(&head.metadata) {
+                Relation::Foreign if !self.overwrite => return Err(self.taken(key)),
+                _ => Condition::Matches(head.version.tag),
+            },
+        };
+        Ok((metadata, condition))
+    }
+
+    fn taken(&self, key: &str) -> Failure {
+        let words = format!(
+            "{} is there already, and no export of this file made it; nothing was overwritten: \
+             remove it, or say --overwrite",
+            self.spec.url_of(key)
+        );
+        Failure::new(ErrorKind::Exists, words)
+    }
 }
 
 /// What stands at the file's key.

@@ -26,6 +26,7 @@ use millrace_protocol::{
 };
 use millrace_types::{Failure, FileName, InodeId, LinkId};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{Alone, Context, PAUSE};
 use crate::{
@@ -156,8 +157,13 @@ impl<E: Environment> Deleter<E> {
                 Ok(due) if due.is_empty() => tokio::time::sleep(LOOK_INTERVAL).await,
                 Ok(due) => {
                     // As a job, so that exports which never stop make way.
-                    let _turn = alone.take().await;
-                    self.work_off(due).await;
+                    let turn = alone.take().await;
+                    let ended = self.work_off(due, &CancellationToken::new()).await;
+                    drop(turn);
+                    // Where nothing can be deleted, what else there is has its turn.
+                    if !ended.iter().any(|(_, ended)| matches!(ended, Ended::Deleted)) {
+                        tokio::time::sleep(LOOK_INTERVAL).await;
+                    }
                 }
                 Err(failure) => {
                     tracing::warn!(%failure, "the queue of deletions cannot be read");
@@ -169,7 +175,7 @@ impl<E: Environment> Deleter<E> {
 
     /// At the end of an export job, whose turn it is: deletes what was removed below its top, and
     /// counts it.
-    pub(super) async fn finish(&self, context: &Context<'_, E>) {
+    pub(super) async fn finish(&self, context: &Context<'_, E>, stop: &CancellationToken) {
         let root = context.job.root;
         let places = match self.environment.read(move |view| below(view, root)).await {
             Ok(places) => places,
@@ -186,7 +192,7 @@ impl<E: Environment> Deleter<E> {
                 after = Some(last.key.clone());
                 let page: Vec<_> =
                     page.into_iter().filter(|one| one.key.starts_with(&prefix)).collect();
-                for (key, ended) in self.work_off(page).await {
+                for (key, ended) in self.work_off(page, stop).await {
                     match ended {
                         Ended::Deleted => context.apart(key.into_bytes(), Ok(())),
                         Ended::Failed(failure) => context.apart(key.into_bytes(), Err(failure)),
@@ -237,8 +243,15 @@ impl<E: Environment> Deleter<E> {
         query.await
     }
 
-    async fn work_off(&self, entries: Vec<Queued>) -> Vec<(String, Ended)> {
+    async fn work_off(
+        &self,
+        entries: Vec<Queued>,
+        stop: &CancellationToken,
+    ) -> Vec<(String, Ended)> {
         let ended = stream::iter(entries).map(|entry| async move {
+            if stop.is_cancelled() {
+                return (entry.key, Ended::Waits);
+            }
             let ended = self.one(&entry).await.unwrap_or_else(Ended::Failed);
             self.note(&entry, &ended);
             (entry.key, ended)
@@ -372,6 +385,12 @@ fn below(view: &dyn View, root: InodeId) -> Result<Vec<(LinkId, String)>, Failur
 fn judge(view: &dyn View, entry: &Queued) -> Result<Verdict, Failure> {
     let link: Option<LinkRecord> = records::read(view, &keys::link(entry.link)).map_err(broken)?;
     let Some(link) = link.filter(|link| !link.removing) else { return Ok(Verdict::Drop) };
+    // It may have waited long for its turn: switched off meanwhile, or queued again.
+    let now: Option<DeletionRecord> =
+        records::read(view, &keys::deletion(entry.link, &entry.key)).map_err(broken)?;
+    if now.as_ref() != Some(&entry.record) {
+        return Ok(Verdict::Wait);
+    }
     let is_its = |origin: &Origin| origin.link == entry.link && origin.key == entry.key;
     let needs = |inode: &Inode| match &inode.body {
         Body::File(file) => {

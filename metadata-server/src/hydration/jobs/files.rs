@@ -12,7 +12,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     fs::{self, File, OpenOptions},
-    io::{self, BufRead as _, BufReader},
+    io::{self, BufRead as _, BufReader, Read as _},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -54,7 +54,10 @@ pub(super) fn append(
         return wrong("a list of files has 1 GiB at most");
     }
     let file = match list {
-        Some(_) => open(directory, id, caller.uid, OpenOptions::new().write(true))?,
+        Some(_) => {
+            check_room(directory, paths.len())?;
+            open(directory, id, caller.uid, OpenOptions::new().write(true))?
+        }
         None if *offset > 0 => return wrong("the first page of a list is at its beginning"),
         None => begin(directory, &path_of(directory, id, caller.uid))?,
     };
@@ -82,14 +85,27 @@ pub(super) fn append(
 }
 
 fn begin(directory: &Path, path: &Path) -> Result<File, Failure> {
-    let known = lists(directory);
-    let bytes: u64 = known.iter().map(|list| list.bytes).sum();
-    if known.len() >= LISTS_MAX || bytes >= BYTES_MAX {
-        let words = "the server keeps too many lists of files: those of jobs go with them";
-        return Err(Failure::new(ErrorKind::NoSpace, words));
+    if lists(directory).len() >= LISTS_MAX {
+        return Err(too_many());
     }
+    check_room(directory, 0)?;
     let made = fs::create_dir_all(directory).and_then(|()| File::create(path));
     made.map_err(|error| unwritten(path, &error))
+}
+
+/// Checks that all lists together may take so many bytes more. Those who add at the same moment may
+/// go beyond by their pages.
+fn check_room(directory: &Path, more: usize) -> Result<(), Failure> {
+    let bytes: u64 = lists(directory).iter().map(|list| list.bytes).sum();
+    match bytes.saturating_add(more as u64) < BYTES_MAX {
+        true => Ok(()),
+        false => Err(too_many()),
+    }
+}
+
+fn too_many() -> Failure {
+    let words = "the server keeps too many lists of files: those of jobs go with them";
+    Failure::new(ErrorKind::NoSpace, words)
 }
 
 /// Makes a list durable that a job is about to name. Blocks.
@@ -142,20 +158,36 @@ impl FileList {
     pub(super) fn next(&mut self) -> Result<VecDeque<Vec<u8>>, Failure> {
         let mut paths = VecDeque::new();
         while paths.len() < READ_MAX {
-            let mut path = Vec::new();
-            let read = self.reader.read_until(0, &mut path).map_err(|error| {
+            let Some(path) = self.path_at().map_err(|error| {
                 let words = format!("cannot read {}: {error}", self.path.display());
                 Failure::new(ErrorKind::Internal, words)
-            })?;
-            if read == 0 {
+            })?
+            else {
                 break;
-            }
-            path.pop_if(|last| *last == 0);
+            };
             paths.push_back(path);
         }
         Ok(paths)
     }
 }
+
+impl FileList {
+    /// The next path, or the beginning of one that is longer than any can be: it leads nowhere.
+    fn path_at(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let mut path = Vec::new();
+        let read = (&mut self.reader).take(PATH_LEN_MAX + 1).read_until(0, &mut path)?;
+        if read == 0 {
+            return Ok(None);
+        }
+        if path.pop_if(|last| *last == 0).is_none() && path.len() as u64 > PATH_LEN_MAX {
+            self.reader.skip_until(0)?;
+        }
+        Ok(Some(path))
+    }
+}
+
+/// Bytes of a path that is looked for: as many as a system call takes.
+const PATH_LEN_MAX: u64 = 4096;
 
 struct List {
     path: PathBuf,

@@ -125,7 +125,8 @@ async fn listed<E: Environment>(
         let _turn = context.importer.turn().await?;
         let mut counted = Tally::default();
         let count = |now: Tally| {
-            let (names, bytes) = (now.names - counted.names, now.bytes - counted.bytes);
+            let (names, bytes) =
+                (now.names.saturating_sub(counted.names), now.bytes.saturating_sub(counted.bytes));
             context.progress.listed(branch.as_ref(), names, bytes);
             counted = now;
         };

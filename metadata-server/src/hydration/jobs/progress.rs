@@ -99,6 +99,8 @@ impl Progress {
         let mut state = self.lock();
         state.counts.errors += 1;
         if state.failures.len() < JOB_FAILURES_MAX {
+            let mut path = path;
+            path.truncate(FAILURE_PATH_LEN_MAX);
             state.failures.push(JobFailure { path, failure });
         }
     }
@@ -148,6 +150,9 @@ impl Progress {
         state
     }
 }
+
+/// Bytes of a failure's path that are kept: all failures of a job are in one record.
+const FAILURE_PATH_LEN_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests {

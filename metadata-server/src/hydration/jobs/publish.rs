@@ -141,9 +141,18 @@ async fn publish<E: Environment>(context: &Context<'_, E>) -> Result<(), Failure
         gid: Some(top.gid),
         mtime: Some(now),
     };
-    let (key, metadata) = (format!("{prefix}{NAME}"), attributes.to_metadata(None)?);
-    // The one of before is older in any case: whoever puts the last one has seen all of it.
-    bucket.put_small(&key, vec![text.into()], &metadata, &Condition::None).await?;
+    let (key, posix) = (format!("{prefix}{NAME}"), attributes.to_metadata(None)?);
+    let (metadata, condition) = match context.elsewhere {
+        // The one of before is older in any case: whoever puts the last one has seen all of it.
+        None => (posix, Condition::None),
+        Some(to) => {
+            let mut path = path_of(environment, &top).await;
+            path.extend_from_slice(b"/");
+            path.extend_from_slice(NAME.as_bytes());
+            to.manifest(&key, (&top, &path), &posix).await?
+        }
+    };
+    bucket.put_small(&key, vec![text.into()], &metadata, &condition).await?;
     tracing::info!(key, files = manifest.files.len(), bytes = manifest.bytes, "published");
     Ok(())
 }
