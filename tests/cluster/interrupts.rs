@@ -101,8 +101,11 @@ fn ctrl_c_ends_the_wait_for_a_job_and_the_job_goes_on(world: &World) -> Result<(
     command.args(["hydrate", "mr:/set", "--wait"]).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut waiting = command.spawn()?;
     let mut said = BufReader::new(waiting.stderr.take().context("stderr is piped")?);
-    // Without a terminal progress comes in lines.
     let mut line = String::new();
+    said.read_line(&mut line)?;
+    assert!(line.starts_with("fetches up to ") && line.contains("s3://data/set/"), "{line}");
+    // Without a terminal progress comes in lines.
+    line.clear();
     said.read_line(&mut line)?;
     assert!(line.starts_with("hydrate 2: ") && line.contains(" files, 0 errors, "), "{line}");
     let status = interrupt(&mut waiting)?;

@@ -84,6 +84,11 @@ impl<E: Environment> Context<'_, E> {
         self.note(id, inode.size, Outcome::Done).await;
     }
 
+    /// Tells that a directory was listed, which is counted already.
+    pub(super) async fn listed_id(&self, id: InodeId) {
+        self.note(id, 0, Outcome::Done).await;
+    }
+
     /// Something would be done with a file, were this no dry run.
     pub(super) async fn would_id(&self, id: InodeId, bytes: u64) {
         self.progress.found(id, bytes);

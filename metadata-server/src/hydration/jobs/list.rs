@@ -96,6 +96,7 @@ async fn tree_of<E: Environment>(context: &Context<'_, E>, root: InodeId) {
             Some((place, Err(failure))) => fail(context, &place, failure).await,
             Some((Place { depth: DEPTH_MAX.., .. }, Ok(_))) => {}
             Some((place, Ok(inode))) => {
+                context.listed_id(place.directory).await;
                 // Of a directory without subdirectories no name needs to be looked at, unless
                 // each is to be told.
                 if inode.links > 2 || context.outcomes.is_some() {

@@ -64,7 +64,10 @@ async fn a_report_names_each_file_with_what_became_of_it() {
     world.put("cold", b"12345");
     let hydrate = world.start_with(&request(JobKind::Hydrate, REPORTED)).await.unwrap();
     assert_eq!(world.end_of(hydrate).await.state, JobState::Succeeded);
-    assert_eq!(told(&world.report_of(hydrate).await.unwrap()), ["/data/cold done 5"]);
+    assert_eq!(
+        told(&world.report_of(hydrate).await.unwrap()),
+        ["/data done 0", "/data/cold done 5"]
+    );
 
     world.write("/data/new", b"new").await;
     let busy = world.write("/data/open", b"busy").await;
@@ -103,10 +106,10 @@ async fn a_report_is_for_the_owner_of_a_job_that_has_ended() {
     assert_eq!(world.hydration.fetch_report(&unknown).await.unwrap_err().kind, ErrorKind::NotFound);
     // It outlives the server; and a job that is started once more has its own.
     world.restart();
-    assert_eq!(told(&world.report_of(id).await.unwrap()), ["/data/cold done 5"]);
+    assert_eq!(told(&world.report_of(id).await.unwrap()), ["/data done 0", "/data/cold done 5"]);
     let again = world.hydration.retry_job(&RetryJob { caller: ROOT, id }).await.unwrap().id;
     world.end_of(again).await;
-    assert_eq!(told(&world.report_of(again).await.unwrap()), ["/data/cold done 5"]);
+    assert_eq!(told(&world.report_of(again).await.unwrap()), ["/data done 0", "/data/cold done 5"]);
     assert_eq!(world.hydration.show_job_options(again).await.unwrap().options, REPORTED);
 }
 

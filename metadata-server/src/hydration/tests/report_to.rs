@@ -41,7 +41,7 @@ async fn a_report_goes_beside_the_data_and_never_over_anything_else() {
     world.put("taken", b"somebody's");
     let id = world.reported().await;
     let lines = world.put_report(id, "logs/1.jsonl", false).await.unwrap();
-    assert_eq!(lines.lines().count(), 2, "{lines}");
+    assert_eq!(lines.lines().count(), 3, "{lines}");
     let table = world.put_report(id, "logs/1.csv", true).await.unwrap();
     assert!(table.starts_with("path,outcome,bytes,error\n"), "{table}");
     assert!(table.contains("\"/data/a,b\",done,5,\n"), "{table}");
