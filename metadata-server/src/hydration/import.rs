@@ -169,7 +169,7 @@ impl<E: Environment> Importer<E> {
             Ok(Some(linked).filter(|_| !exists))
         });
         let Some(linked) = known.await? else { return Ok(()) };
-        let Ok(mut listing) = self.listing(&linked) else {
+        let Ok(mut listing) = self.listing(&linked, LISTINGS_WAITING_MAX) else {
             // Too many directories are being listed: this one has its turn with a later look.
             return self.probe(&linked, name).await;
         };
@@ -203,7 +203,7 @@ impl<E: Environment> Importer<E> {
             let (Some(linked), behind) = found.await? else {
                 return Ok(Listing::Complete(Tally::default()));
             };
-            let mut listing = self.listing(&linked)?;
+            let mut listing = self.listing(&linked, LISTINGS_WAITING_MAX)?;
             let now = listing.borrow_and_update().clone();
             if let Listing::Growing(tally) = now {
                 if behind {
@@ -234,7 +234,7 @@ impl<E: Environment> Importer<E> {
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
             Some(linked) if linked.listed.is_none() || linked.is_old(now) => {
-                self.wait_for(&linked, |_| ()).await
+                self.wait_for(&linked, |_| (), LISTINGS_WAITING_MAX).await
             }
             _ => Ok(()),
         }
@@ -250,6 +250,27 @@ impl<E: Environment> Importer<E> {
         directory: InodeId,
         told: impl FnMut(Tally) + Send,
     ) -> Result<(), Failure> {
+        self.refresh_within(directory, told, LISTINGS_WAITING_MAX).await
+    }
+
+    /// The same below a directory that is being listed, which waits for this: so it never waits for
+    /// those above it to make room.
+    pub(super) async fn refresh_below(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
+        self.refresh_within(directory, |_| (), usize::MAX).await
+    }
+
+    /// Whether so much is listed that what is listed below it had better come one by one.
+    pub(super) fn is_crowded(&self) -> bool {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.len() > LISTINGS_WAITING_MAX / 2
+    }
+
+    async fn refresh_within(
+        self: &Arc<Self>,
+        directory: InodeId,
+        told: impl FnMut(Tally) + Send,
+        room: usize,
+    ) -> Result<(), Failure> {
         let before = {
             let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
             running.get(&directory).cloned()
@@ -261,7 +282,7 @@ impl<E: Environment> Importer<E> {
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
             Some(linked) if linked.listed != Some(LinkedDirectory::NEVER_AGAIN) => {
-                self.wait_for(&linked, told).await
+                self.wait_for(&linked, told, room).await
             }
             _ => Ok(()),
         }
@@ -285,10 +306,11 @@ impl<E: Environment> Importer<E> {
         self: &Arc<Self>,
         linked: &Linked,
         mut told: impl FnMut(Tally) + Send,
+        room: usize,
     ) -> Result<(), Failure> {
         // A walk has time: it waits for its turn.
         let mut listing = loop {
-            match self.listing(linked) {
+            match self.listing(linked, room) {
                 Ok(listing) => break listing,
                 Err(_) => tokio::time::sleep(LISTINGS_PAUSE).await,
             }
@@ -312,13 +334,17 @@ impl<E: Environment> Importer<E> {
     /// The listing of a directory: the one that runs, or a new one.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while [`LISTINGS_WAITING_MAX`] directories run or wait for their turn.
-    fn listing(self: &Arc<Self>, linked: &Linked) -> Result<watch::Receiver<Listing>, Failure> {
+    /// [`ErrorKind::Busy`] while `room` directories run or wait for their turn.
+    fn listing(
+        self: &Arc<Self>,
+        linked: &Linked,
+        room: usize,
+    ) -> Result<watch::Receiver<Listing>, Failure> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(listing) = running.get(&linked.directory) {
             return Ok(listing.clone());
         }
-        if running.len() >= LISTINGS_WAITING_MAX {
+        if running.len() >= room {
             let text = "too many directories wait for being listed";
             return Err(Failure::new(ErrorKind::Busy, text).retry_after(LISTINGS_PAUSE));
         }

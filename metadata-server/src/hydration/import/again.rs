@@ -97,7 +97,7 @@ impl<E: Environment> Importer<E> {
             return;
         }
         // With too many listings under way, lookups do without the news.
-        let Ok(mut listing) = self.listing(&linked) else { return };
+        let Ok(mut listing) = self.listing(&linked, super::LISTINGS_WAITING_MAX) else { return };
         let news = async {
             match name {
                 None => drop(finished(&mut listing).await),
@@ -169,7 +169,8 @@ impl<E: Environment> Importer<E> {
                     .read(move |view| missing(view, &linked_directory, cookie, &of_query));
                 let (missing, last) = query.await?;
                 let checks = missing.into_iter().map(|missing| self.follow_one(linked, missing));
-                let mut checks = stream::iter(checks).buffer_unordered(CHECKS_MAX);
+                let width = if self.is_crowded() { 1 } else { CHECKS_MAX };
+                let mut checks = stream::iter(checks).buffer_unordered(width);
                 while let Some(checked) = checks.next().await {
                     checked?;
                 }
@@ -193,7 +194,7 @@ impl<E: Environment> Importer<E> {
         if self.bucket(&linked.bucket)?.has_below(&prefix).await? {
             return Ok(());
         }
-        self.refresh(inode, |_| ()).await?;
+        self.refresh_below(inode).await?;
         let drop = DropDirectory { parent: linked.directory, name, inode };
         let outcome = self.environment.execute(Command::DropDirectory(drop), false).await?;
         if outcome == Outcome::Observed(Observation::Removed) {
