@@ -308,3 +308,33 @@ async fn unfinished_uploads_are_listed_and_old_ones_that_nobody_uses_are_aborted
     assert!(world.bucket.list_uploads("run/stale").await.unwrap().is_empty(), "{stale:?}");
     assert_eq!(world.bucket.list_uploads("run/used").await.unwrap(), [used]);
 }
+
+#[tokio::test]
+async fn what_lies_below_a_directory_that_was_made_anew_is_not_imported_for_a_second_time() {
+    let world = World::propagating().await;
+    world.put("run/ckpt/x", b"content");
+    world.find("/data/run/ckpt/x").await.unwrap();
+    world.move_name("/data/run", "/data/old").await;
+    world.make_directory("/data/run").await;
+    world.make_directory("/data/run/ckpt").await;
+    world.job(JobKind::Import, "/data").await;
+    let found = world.find("/data/run/ckpt/x").await;
+    assert_eq!(found.unwrap_err().kind, ErrorKind::NotFound, "it is the moved file's object");
+    assert!(world.find("/data/old/ckpt/x").await.is_ok() && world.object("run/ckpt/x").exists());
+}
+
+#[tokio::test]
+async fn names_that_go_round_do_not_show_an_object_that_a_renamed_file_may_need() {
+    let world = World::propagating().await;
+    for name in ["a", "c"] {
+        world.put(name, name.as_bytes());
+        world.find(&format!("/data/{name}")).await.unwrap();
+    }
+    world.move_name("/data/a", "/data/b").await;
+    world.move_name("/data/c", "/data/a").await;
+    world.remove_name("/data/a", false).await;
+    world.job(JobKind::Import, "/data").await;
+    let found = world.find("/data/a").await;
+    assert_eq!(found.unwrap_err().kind, ErrorKind::NotFound, "its object is that of b");
+    assert!(world.find("/data/b").await.is_ok() && world.object("a").exists());
+}
