@@ -17,8 +17,9 @@
 //!
 //! Of each page only what lies in its range counts, so that each name is found once whatever was
 //! guessed. What a directory `b` is to a cut `b-c` is up to the server: S3 has `b/` behind it, as a
-//! key, SeaweedFS before it, as a name. So it counts on both sides, and the second time not. A bucket whose pages are not in the order of names, or begin
-//! elsewhere than they were asked to, is listed once more from the beginning without cuts.
+//! key, SeaweedFS before it, as a name. So it counts on both sides, and the second time not. A
+//! bucket whose pages are not in the order of names, or begin elsewhere than they were asked to, is
+//! listed once more from the beginning without cuts.
 //!
 //! Asks nobody: who lists takes [`Ranges::next`] and hands in each page.
 
