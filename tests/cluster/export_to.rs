@@ -54,7 +54,10 @@ fn checkpoints_go_to_another_bucket_and_nothing_here_counts_as_exported() -> Res
         let to = ["export", path, "--to", "s3://checkpoints/run7", "--report", "--wait"];
         cluster.cli(&[&to[..], more].concat())
     };
-    export(text(&run)?, &[])?.ok()?;
+    let job: Value = serde_json::from_str(&export(text(&run)?, &["--json"])?.ok()?)?;
+    let asked = &job["requests"];
+    // The link and the small file by one put each; what targets send is counted for the job.
+    ensure!(asked["put"] == 2 && asked["part"].as_u64() >= Some(2), "{job}");
     for name in ["model.pt", "small"] {
         ensure!(
             object(&bucket, "checkpoints", &format!("run7/{name}"), &run.join(name))?,

@@ -94,7 +94,13 @@ impl Environment for ServerEnvironment {
         request: R,
         timeout: Duration,
     ) -> Result<R::Reply, Failure> {
-        let counted = [RequestKind::Hydrate, RequestKind::UploadPart, RequestKind::UploadObject];
+        let counted = [
+            RequestKind::Hydrate,
+            RequestKind::UploadPart,
+            RequestKind::UploadObject,
+            RequestKind::UploadPartTo,
+            RequestKind::UploadObjectTo,
+        ];
         let tally = Tally::present().filter(|_| counted.contains(&R::KIND));
         let Some(tally) = tally else { return self.peers.ask(host, &request, timeout).await };
         let kind = R::KIND.code();

@@ -7,7 +7,7 @@ use millrace_protocol::{
     codec::{self, decode},
     requests::RequestCounts,
     tallied::{Tallied, TalliedReply},
-    target::{Hydrate, UploadObject, UploadPart},
+    target::{Hydrate, UploadObject, UploadObjectTo, UploadPart, UploadPartTo},
 };
 use millrace_types::{ErrorKind, Failure};
 
@@ -28,6 +28,12 @@ impl Daemon {
                 }
                 Some(RequestKind::UploadObject) => {
                     encoded::<UploadObject>(self.upload_object(decode(request)?).await)
+                }
+                Some(RequestKind::UploadPartTo) => {
+                    encoded::<UploadPartTo>(self.upload_part_to(decode(request)?).await)
+                }
+                Some(RequestKind::UploadObjectTo) => {
+                    encoded::<UploadObjectTo>(self.upload_object_to(decode(request)?).await)
                 }
                 _ => Err(ErrorKind::NotSupported.into()),
             }
