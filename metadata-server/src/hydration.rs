@@ -463,7 +463,7 @@ impl<E: Environment> Hydration<E> {
     /// One job.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](millrace_types::ErrorKind::NotFound).
+    /// [`ErrorKind::NotFound`].
     pub async fn show_job(&self, id: JobId) -> Result<Job, Failure> {
         self.jobs.show(id).await
     }

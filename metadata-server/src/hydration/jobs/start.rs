@@ -98,7 +98,8 @@ impl<E: Environment> Jobs<E> {
     /// Adds a page to a list of files, for a job of the same caller's.
     ///
     /// # Errors
-    /// As [`files::append`].
+    /// [`ErrorKind::InvalidArgument`] for a page that is none; [`ErrorKind::NotFound`] for a list
+    /// that is not there, or is somebody else's; [`ErrorKind::NoSpace`] when there is no room.
     pub async fn append_files(&self, request: AppendFiles) -> Result<FilesReply, Failure> {
         let list = request.list.unwrap_or_else(|| FileListId(self.environment.random()));
         let directory = self.environment.reports().to_owned();
