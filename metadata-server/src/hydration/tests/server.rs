@@ -237,7 +237,10 @@ impl World {
         let all = Box::pin(self.hydration.run(stop.clone()));
         let limit =
             tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(all, watch).1 });
-        limit.await.expect("it ends")
+        match limit.await {
+            Ok(result) => result,
+            Err(_) => panic!("it does not end: {:?}", self.hydration.list_auto_exports().await),
+        }
     }
 
     /// The same server after a restart: what was in memory is gone.
