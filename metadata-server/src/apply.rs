@@ -35,6 +35,7 @@ mod observe;
 mod open;
 mod orphan;
 mod pin;
+mod place;
 mod remove;
 mod rename;
 mod repair;
@@ -50,6 +51,7 @@ mod xattr;
 pub(crate) use cluster::GROUPS_PER_TARGET;
 pub(crate) use export::has_made as export_has_made;
 pub(crate) use orphan::POSITION_BITS;
+pub(crate) use place::of_key as place_of_key;
 use transaction::Transaction;
 pub(crate) use trust::unnamed;
 

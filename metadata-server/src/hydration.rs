@@ -11,7 +11,7 @@
 //!
 //! Modules, in reading order: [`environment`] (what it needs of the server), [`import`], [`walk`],
 //! [`links`], [`parts`], [`spread`], [`state`], [`report`], [`requests`], `left_out`, `changed`,
-//! `refresher`, `ahead`, `conflicts`, `destination`, `own`, [`jobs`].
+//! `refresher`, `ahead`, `conflicts`, `destination`, `own`, `exporting`, [`jobs`].
 
 use std::sync::Arc;
 
@@ -46,6 +46,7 @@ mod changed;
 mod conflicts;
 pub(crate) mod destination;
 pub mod environment;
+mod exporting;
 pub mod import;
 pub mod jobs;
 mod left_out;

@@ -129,6 +129,15 @@ pub(super) fn object_left(
     }
 }
 
+/// An object was made whose file had lost its last name meanwhile; the inode, if it is open still.
+pub(super) fn object_lost(
+    tx: &mut Transaction<'_>,
+    origin: &Origin,
+    inode: Option<InodeId>,
+) -> Result<(), ApplyError> {
+    queue(tx, origin, inode)
+}
+
 fn queue(
     tx: &mut Transaction<'_>,
     origin: &Origin,

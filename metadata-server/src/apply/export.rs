@@ -3,11 +3,14 @@
 use millrace_protocol::capability::Origin;
 use millrace_types::{ErrorKind, InodeId};
 
-use super::{ApplyError, Transaction, commit, deletion, orphan};
+use super::{ApplyError, Transaction, commit, deletion, orphan, place};
 use crate::{
     command::{BeginExport, CompleteExport, Outcome},
     namespace::{Body, Inode, ObjectState, tree},
-    store::{keys, records::Export},
+    store::{
+        keys,
+        records::{Export, Whiteout},
+    },
 };
 
 /// The feature level from which on a file that was truncated during its export knows the object.
@@ -15,6 +18,10 @@ const TRUNCATED_LEVEL: u32 = 6;
 
 /// The feature level from which on an export stays known until all targets know of the object.
 const MARKED_LEVEL: u32 = 9;
+
+/// The feature level from which on an object is known whose file was renamed or removed while it
+/// was on its way.
+const LEFT_BEHIND_LEVEL: u32 = 10;
 
 /// Freezes a file that nobody has open. An upload that was under way is replaced: its job looks for
 /// what it left in the bucket.
@@ -65,7 +72,9 @@ pub(super) fn complete(
 ) -> Result<Outcome, ApplyError> {
     let export = find(tx, complete.inode, complete.export)?;
     tx.delete(keys::export(complete.inode));
-    let Some(mut inode) = tree::find(tx, complete.inode)? else {
+    let found = tree::find(tx, complete.inode)?;
+    leave_behind(tx, &export, &complete.origin, complete.inode, found.as_ref())?;
+    let Some(mut inode) = found else {
         return Ok(Outcome::Exported(false));
     };
     let same = inode.change_count == export.change_count;
@@ -101,13 +110,60 @@ pub(super) fn complete(
     Ok(Outcome::Exported(same))
 }
 
+/// Notes an object whose file is not where its key is any more: it was renamed, replaced or removed
+/// while the upload was on its way. Who takes its name replaces this version of the object, and no
+/// listing brings it back.
+fn leave_behind(
+    tx: &mut Transaction<'_>,
+    export: &Export,
+    origin: &Origin,
+    id: InodeId,
+    inode: Option<&Inode>,
+) -> Result<(), ApplyError> {
+    if tx.file_system()?.feature_level < LEFT_BEHIND_LEVEL {
+        return Ok(());
+    }
+    if let Some((directory, name)) = place::of_key(tx, export.link, &export.key)? {
+        let entry = tree::entry(tx, directory, &name)?;
+        if entry.is_some_and(|entry| entry.inode == id) {
+            return Ok(());
+        }
+        let tag = origin.tag.clone();
+        tx.put(keys::whiteout(directory, name.as_bytes()), &Whiteout { tag });
+        let moved = keys::moved_file(directory, name.as_bytes());
+        match inode {
+            Some(inode) => tx.put_bytes(moved, inode.id.0.to_be_bytes().into()),
+            None => tx.delete(moved),
+        }
+    }
+    match inode {
+        // It is exported once more, under the key that it has now.
+        Some(inode) if inode.links > 0 => Ok(()),
+        Some(inode) => deletion::object_lost(tx, origin, Some(inode.id)),
+        None => deletion::object_lost(tx, origin, None),
+    }
+}
+
+/// A file is gone. An upload of it that is still on its way is known until its end: its object may
+/// come to stand.
+pub(super) fn file_dropped(tx: &mut Transaction<'_>, inode: &Inode) -> Result<(), ApplyError> {
+    let key = keys::export(inode.id);
+    let Some(export) = tx.read::<Export>(&key)? else { return Ok(()) };
+    let file = inode.file()?;
+    let is_made = file.state == ObjectState::Exported
+        && file.origin.as_ref().is_some_and(|origin| export.is_of(origin));
+    if is_made || tx.file_system()?.feature_level < LEFT_BEHIND_LEVEL {
+        tx.delete(key);
+    }
+    Ok(())
+}
+
 /// Whether a file is what this export made of it. One that was written to since is not.
 pub(crate) fn has_made(export: &Export, inode: &Inode) -> bool {
     let Body::File(file) = &inode.body else { return false };
-    let of_it = |origin: &Origin| origin.link == export.link && origin.key == export.key;
     file.state == ObjectState::Exported
         && inode.change_count == export.change_count
-        && file.origin.as_ref().is_some_and(of_it)
+        && file.origin.as_ref().is_some_and(|origin| export.is_of(origin))
 }
 
 /// The targets do not know which of their blocks the object has: unless the file was written to

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use millrace_protocol::target::ContentName;
 use millrace_types::{ContentGeneration, ErrorKind, InodeId, Layout, SessionId, TargetId};
 
-use super::{ApplyError, Transaction, remove, trust};
+use super::{ApplyError, Transaction, export, remove, trust};
 use crate::{
     command::{BATCH_MAX, Outcome, ReclaimOrphans},
     namespace::{Body, Inode, tree},
@@ -50,7 +50,7 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result
         Body::File(file) => {
             reclaim(tx, inode.id, file.generation, file.layout)?;
             tx.delete(keys::trim(inode.id));
-            tx.delete(keys::export(inode.id));
+            export::file_dropped(tx, &inode)?;
             tx.delete(keys::conflict(inode.id));
             tx.delete(keys::nameable(inode.id));
         }

@@ -151,7 +151,9 @@ fn of_inode(
     let file = inode.as_ref().and_then(|inode| inode.file().ok());
     let right = match table {
         b'U' => file.is_some_and(|file| file.state == ObjectState::Conflict),
-        b'V' | b'E' => file.is_some(),
+        b'V' => file.is_some(),
+        // Of a file that was removed meanwhile it is known until its end.
+        b'E' => file.is_some() || inode.is_none(),
         b'W' | b'f' => inode.as_ref().is_some_and(Inode::is_directory),
         b'b' => inode.as_ref().is_some_and(|inode| inode.parent.is_none()),
         _ => inode.is_some(),

@@ -67,6 +67,8 @@ pub(super) async fn resolve<E: Environment>(
         let text = format!("the object of {path} is no longer in the bucket");
         return Err(Failure::new(ErrorKind::NotFound, text));
     }
+    // The object of its old name may be another file's by now: its own is made under the new one.
+    let found = found.filter(|_| request.keep == Keep::Bucket || !object.elsewhere);
     let origin = match &found {
         Some(found) => {
             let url = spec_of(&object.bucket)?.url_of(&found.origin.key);

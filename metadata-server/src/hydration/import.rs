@@ -35,7 +35,8 @@ pub(super) use self::{
     object::Object,
 };
 use super::{
-    destination::prefix_of, environment::Environment, left_out::Tray, metrics::FollowCounts,
+    destination::prefix_of, environment::Environment, exporting::Exporting, left_out::Tray,
+    metrics::FollowCounts,
 };
 use crate::{
     command::{Command, ImportEntries, ImportEntry, ImportKind, Outcome},
@@ -115,6 +116,8 @@ pub struct Importer<E> {
     heads: Semaphore,
     /// Directories whose refresh failed, and until when lookups do without.
     put_off: Mutex<HashMap<InodeId, Instant>>,
+    /// What is on its way to a bucket.
+    pub(super) exporting: Exporting,
     pub(super) counts: FollowCounts,
 }
 
@@ -144,6 +147,7 @@ impl<E: Environment> Importer<E> {
             probes: Semaphore::new(PROBES_MAX),
             heads: Semaphore::new(HEADS_MAX),
             put_off: Mutex::default(),
+            exporting: Exporting::default(),
             counts: FollowCounts::default(),
         }
     }
@@ -401,7 +405,8 @@ impl<E: Environment> Importer<E> {
 
     /// Gives ids to names that were found when the bucket was `asked`, and makes them a command. Of
     /// a file that changed here since then (by an export, or by a younger answer) the answer may be
-    /// old: it is left alone, and the next look tells.
+    /// old: it is left alone, and the next look tells. So is an object that an export makes just
+    /// now: its file may have another name meanwhile.
     pub(super) async fn import(
         &self,
         directory: InodeId,
@@ -409,6 +414,10 @@ impl<E: Environment> Importer<E> {
         found: Vec<Found>,
     ) -> Result<(), Failure> {
         let mut found = self.unchanged_since(directory, asked, found).await?;
+        found.retain(|found| match found.kind() {
+            ImportKind::File(origin) => !self.exporting.has(origin.link, &origin.key),
+            ImportKind::Directory | ImportKind::Symlink(_) => true,
+        });
         // In this order the names that are known are found by one scan.
         found.sort_by(|one, other| one.name().cmp(other.name()));
         if found.is_empty() {

@@ -16,7 +16,7 @@ use crate::{
     namespace::{Body, Inode, ObjectState},
     store::{
         keys,
-        records::{self, RestoreRecord},
+        records::{self, FileSystem, RestoreRecord},
     },
 };
 
@@ -54,6 +54,29 @@ impl OwnMark {
         Self { half, is_certain: true }
     }
 
+    /// The file whose export to this key made an object with these metadata, if one of this cluster
+    /// did; half of the evidence that there is for a certain file.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub(super) async fn maker<E: Environment>(
+        environment: &E,
+        link: LinkId,
+        key: &str,
+        metadata: &Metadata,
+    ) -> Result<Option<InodeId>, Failure> {
+        let none = Self::of(environment, InodeId(0), link, key).await?;
+        let file = none.difference(metadata).map(InodeId);
+        let Some(file) = file.filter(|_| none.is_certain) else { return Ok(None) };
+        // What a foreign id would give is, as good as always, beyond all that were ever given.
+        let query = environment.read(move |view| {
+            let system: Option<FileSystem> =
+                records::read(view, &keys::file_system()).map_err(broken)?;
+            Ok(system.is_some_and(|system| file > InodeId::ROOT && file < system.inode_limit))
+        });
+        Ok(query.await?.then_some(file))
+    }
+
     /// An id of such an export.
     pub(super) fn id(self, drawn: u64) -> u128 {
         (u128::from(self.half) << 64) | u128::from(drawn)
@@ -61,9 +84,14 @@ impl OwnMark {
 
     /// Whether one of these exports made an object with these metadata.
     pub(super) fn has_made(self, metadata: &Metadata) -> bool {
-        let id = metadata.value(EXPORT_ID_KEY).filter(|id| id.len() == 32);
-        let id = id.and_then(|id| u128::from_str_radix(id, 16).ok());
-        self.is_certain && id.is_some_and(|id| (id >> 64) == u128::from(self.half))
+        self.is_certain && self.difference(metadata) == Some(0)
+    }
+
+    /// Zero for an object of one of these exports.
+    fn difference(self, metadata: &Metadata) -> Option<u64> {
+        let id = metadata.value(EXPORT_ID_KEY).filter(|id| id.len() == 32)?;
+        let id = u128::from_str_radix(id, 16).ok()?;
+        Some(u64::try_from(id >> 64).expect("the upper half") ^ self.half)
     }
 }
 

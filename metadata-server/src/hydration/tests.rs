@@ -14,6 +14,7 @@ mod intervals;
 mod job_options;
 mod jobs;
 mod late_uploads;
+mod left_behind;
 mod left_out;
 mod marks;
 mod moved;

@@ -416,6 +416,13 @@ pub struct Export {
 }
 record!(Export, 1, "export");
 
+impl Export {
+    /// Whether an object is at the place that this is to.
+    pub fn is_of(&self, origin: &millrace_protocol::capability::Origin) -> bool {
+        origin.link == self.link && origin.key == self.key
+    }
+}
+
 /// An upload by parts to a bucket that no link leads to, from before it was begun until the object
 /// stands or it was given up.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

@@ -24,17 +24,18 @@ use millrace_protocol::{
     bucket::{DELETION_FAILURES_MAX, DeletePropagation},
     capability::Origin,
 };
-use millrace_types::{Failure, FileName, InodeId, LinkId};
+use millrace_types::{Failure, InodeId, LinkId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Alone, Context, PAUSE};
 use crate::{
+    apply::place_of_key,
     command::{Command, ForgetDeletion},
     hydration::{
         destination::prefix_of,
         environment::Environment,
-        import::{Importer, broken, linked_anywhere, spec_of},
+        import::{Importer, broken, linked_anywhere},
         links::link_id,
         walk::refused,
     },
@@ -399,7 +400,7 @@ fn judge(view: &dyn View, entry: &Queued) -> Result<Verdict, Failure> {
         }
         _ => false,
     };
-    let place = place(view, &link, &entry.key)?;
+    let place = place(view, entry.link, &entry.key)?;
     if entry.key.ends_with('/') {
         return Ok(match place.inode {
             Some(inode) if inode.is_directory() => Verdict::Drop,
@@ -436,21 +437,10 @@ struct Place {
     moved: Option<InodeId>,
 }
 
-fn place(view: &dyn View, link: &LinkRecord, key: &str) -> Result<Place, Failure> {
-    let spec = spec_of(&link.bucket)?;
-    let Some(path) = key.trim_end_matches('/').strip_prefix(spec.prefix()) else {
+fn place(view: &dyn View, link: LinkId, key: &str) -> Result<Place, Failure> {
+    let Some((directory, name)) = place_of_key(view, link, key).map_err(broken)? else {
         return Ok(Place::default());
     };
-    let mut directory = link.directory;
-    let (above, last) = path.rsplit_once('/').map_or((None, path), |(a, l)| (Some(a), l));
-    for part in above.into_iter().flat_map(|above| above.split('/')) {
-        let Ok(name) = FileName::parse(part.as_bytes()) else { return Ok(Place::default()) };
-        match tree::entry(view, directory, &name).map_err(broken)? {
-            Some(entry) => directory = entry.inode,
-            None => return Ok(Place::default()),
-        }
-    }
-    let Ok(name) = FileName::parse(last.as_bytes()) else { return Ok(Place::default()) };
     let entry = tree::entry(view, directory, &name).map_err(broken)?;
     let inode = entry.map(|entry| tree::named(view, &entry).map_err(broken)).transpose()?;
     let moved = view.get(&keys::moved_file(directory, name.as_bytes())).map_err(broken)?;

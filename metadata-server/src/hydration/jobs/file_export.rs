@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use millrace_object_source::{
-    Bucket, Condition, Error as BucketError, ObjectVersion, PosixAttributes, Tag,
+    Bucket, Condition, Error as BucketError, Head, ObjectVersion, PosixAttributes, Tag,
 };
 use millrace_protocol::{
     capability::{Content, Origin},
@@ -34,6 +34,7 @@ use crate::{
     hydration::{
         conflicts::missing,
         destination::{Destination, destination},
+        exporting::Turn,
         import::broken,
         own::OwnMark,
         parts::PartPlan,
@@ -86,13 +87,17 @@ pub(super) async fn run<E: Environment>(
     let mut counted = false;
     let mut forgotten = false;
     let mut own = None;
+    let mut other = None;
     let (mut attempts, mut unmarked) = (0, 0);
     context.unmarked.leave(inode).await;
     settle::earlier(context.environment, context.importer, context.unmarked, inode).await?;
     while attempts < ATTEMPTS && unmarked < UNMARKED_MAX {
-        let mut source = read_source(context, inode).await?;
+        let (mut source, _turn) = take_source(context, inode).await?;
         if forgotten {
             source.removed = None;
+        }
+        if let Some((tag, id)) = other.clone() {
+            (source.removed, source.moved) = (Some(tag), Some(id));
         }
         source.own = own.clone();
         if own_version(&source).is_none() {
@@ -124,6 +129,7 @@ pub(super) async fn run<E: Environment>(
             }
             Attempt::NothingToReplace => forgotten = true,
             Attempt::BehindOwn(tag) => own = Some(tag),
+            Attempt::BehindOther(tag, id) => other = Some((tag, id)),
         }
         attempts += 1;
     }
@@ -145,6 +151,9 @@ enum Attempt {
     /// The bucket has an older version of this file that an earlier export made, late, with this
     /// tag.
     BehindOwn(String),
+    /// The bucket has an object, with this tag, that this cluster made of a file which is gone, or
+    /// moved away: a directory was renamed, say, and made anew.
+    BehindOther(String, InodeId),
 }
 
 /// Counts one regular file as found, if the bucket lacks its content.
@@ -289,7 +298,8 @@ async fn lost<E: Environment>(
         _ => return Err(failure),
     }
     let key = &export.key;
-    if let Ok(head) = bucket.head(key).await
+    let head = bucket.head(key).await;
+    if let Ok(head) = &head
         && own_mark(&**context.environment, source).await?.has_made(&head.metadata)
         // Bytes that are nowhere but in the version before it are gone: that is for a person.
         && missing(&**context.environment, &source.inode, &source.body).await?.0 == 0
@@ -298,8 +308,17 @@ async fn lost<E: Environment>(
         return Ok(Attempt::BehindOwn(head.version.tag.as_str().to_owned()));
     }
     let own = own_version(source).is_some();
-    if !own && replaces && matches!(bucket.head(key).await, Err(BucketError::NotFound { .. })) {
+    if !own && settle::others(context.environment, context.importer, context.unmarked, export).await? {
+        return Ok(Attempt::Again);
+    }
+    if !own && replaces && matches!(head, Err(BucketError::NotFound { .. })) {
         return Ok(Attempt::NothingToReplace);
+    }
+    if let Ok(head) = head
+        && !own
+        && let Some(id) = left_by(context, export, &head).await?
+    {
+        return Ok(Attempt::BehindOther(head.version.tag.as_str().to_owned(), id));
     }
     if !own && source.body.origin.is_some() {
         return Err(Failure::new(
@@ -317,6 +336,27 @@ async fn lost<E: Environment>(
         ErrorKind::Conflict,
         format!("{key} was changed in the bucket too; nothing was overwritten"),
     ))
+}
+
+/// The file that an object at the key of an export was made of, if that is gone or elsewhere. One
+/// that needs the object still knows it by this version.
+async fn left_by<E: Environment>(
+    context: &Context<'_, E>,
+    export: &Export,
+    head: &Head,
+) -> Result<Option<InodeId>, Failure> {
+    let (link, key, tag) = (export.link, export.key.clone(), head.version.tag.as_str().to_owned());
+    let maker = OwnMark::maker(&**context.environment, link, &key, &head.metadata).await?;
+    let Some(id) = maker.filter(|id| *id != export.inode) else { return Ok(None) };
+    let query = context.environment.read(move |view| {
+        let Some(inode) = tree::find(view, id).map_err(broken)? else { return Ok(true) };
+        let Body::File(body) = &inode.body else { return Ok(false) };
+        let other = |origin: &Origin| {
+            (origin.link, &origin.key) == (link, &key) && origin.tag != tag
+        };
+        Ok(inode.links == 0 || !body.origin.as_ref().is_some_and(other))
+    });
+    Ok(query.await?.then_some(id))
 }
 
 async fn begin<E: Environment>(
@@ -406,6 +446,27 @@ pub(super) fn attributes(inode: &Inode) -> PosixAttributes {
         uid: Some(inode.uid),
         gid: Some(inode.gid),
         mtime: Some(inode.modified),
+    }
+}
+
+/// What is to be exported now, with the turn of its key: nobody else exports to that until it is
+/// dropped.
+async fn take_source<'a, E: Environment>(
+    context: &'a Context<'_, E>,
+    id: InodeId,
+) -> Result<(Source, Turn<'a>), Failure> {
+    loop {
+        let source = read_source(context, id).await?;
+        let Destination { link, key, .. } = &source.destination;
+        let (turn, waited) = context.importer.exporting.take(*link, key).await;
+        if !waited {
+            return Ok((source, turn));
+        }
+        // The other file's export may have changed what this one replaces.
+        let again = read_source(context, id).await?;
+        if (again.destination.link, &again.destination.key) == (*link, key) {
+            return Ok((again, turn));
+        }
     }
 }
 

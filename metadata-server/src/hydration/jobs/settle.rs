@@ -231,6 +231,37 @@ pub(super) async fn earlier<E: Environment>(
     }
 }
 
+/// Settles what other files left under way at the key of an export: the object there may be of one
+/// that was removed, or has another name, since. Says whether there was any.
+pub(super) async fn others<E: Environment>(
+    environment: &Arc<E>,
+    importer: &Arc<Importer<E>>,
+    unmarked: &Unmarked,
+    export: &Export,
+) -> Result<bool, Failure> {
+    let (inode, link, key) = (export.inode, export.link, export.key.clone());
+    let left = environment.read(move |view| {
+        let known = tree::scan::<records::Export>(view, &keys::exports(), LEFT_MAX);
+        let mut inodes = Vec::new();
+        for (at, record) in known.map_err(broken)? {
+            let Some(id) = keys::number_at(&at, 1).map(InodeId) else { continue };
+            if id == inode || record.link != link || record.key != key {
+                continue;
+            }
+            let file = tree::find(view, id).map_err(broken)?;
+            if !file.is_some_and(|file| export_has_made(&record, &file)) {
+                inodes.push(id);
+            }
+        }
+        Ok(inodes)
+    });
+    let left = left.await?;
+    for inode in &left {
+        earlier(environment, importer, unmarked, *inode).await?;
+    }
+    Ok(!left.is_empty())
+}
+
 /// At most as many exports are under way as the job that was interrupted had.
 const LEFT_MAX: usize = 10_000;
 

@@ -50,7 +50,7 @@ async fn report(world: &World, content: ContentName, done: impl Fn(Option<Inode>
     tokio::time::timeout(limit, both).await.expect("the file follows");
 }
 
-async fn resolve(world: &World, path: &str, keep: Keep) -> Result<ResolveReply, Failure> {
+pub(super) async fn resolve(world: &World, path: &str, keep: Keep) -> Result<ResolveReply, Failure> {
     let request = ResolveConflict { caller: ROOT, path: path.as_bytes().to_vec(), keep };
     world.hydration.resolve_conflict(b"", &request).await
 }
@@ -66,7 +66,7 @@ async fn conflicts(world: &World) -> usize {
 }
 
 /// A file that changed on both sides; what was written here is all here.
-async fn conflict(world: &World, name: &str, content: &[u8]) -> InodeId {
+pub(super) async fn conflict(world: &World, name: &str, content: &[u8]) -> InodeId {
     world.put(name, b"before");
     world.job(JobKind::Import, "/data").await;
     let inode = world.write(&format!("/data/{name}"), content).await;

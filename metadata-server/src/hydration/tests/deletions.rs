@@ -26,13 +26,18 @@ impl World {
         self.hydration.set_delete_propagation(&request).await.unwrap()
     }
 
-    async fn propagating() -> Self {
+    pub(super) async fn propagating() -> Self {
         let world = Self::new(LinkMode::ImportExport).await;
         assert_eq!(world.propagate(true).await.len(), 1);
         world
     }
 
-    async fn remove_name(&self, path: &str, directory: bool) {
+    pub(super) async fn remove_name(&self, path: &str, directory: bool) {
+        let remove = self.removal(path, directory).await;
+        self.server.execute(remove, false).await.unwrap();
+    }
+
+    pub(super) async fn removal(&self, path: &str, directory: bool) -> Command {
         let (above, name) = path.rsplit_once('/').unwrap();
         let remove = command::Remove {
             caller: ROOT,
@@ -41,10 +46,15 @@ impl World {
             directory,
             readers: Vec::new(),
         };
-        self.server.execute(Command::Remove(remove), false).await.unwrap();
+        Command::Remove(remove)
     }
 
-    async fn move_name(&self, from: &str, to: &str) {
+    pub(super) async fn move_name(&self, from: &str, to: &str) {
+        let rename = self.renaming(from, to).await;
+        self.server.execute(rename, false).await.unwrap();
+    }
+
+    pub(super) async fn renaming(&self, from: &str, to: &str) -> Command {
         let (above, source_name) = from.rsplit_once('/').unwrap();
         let (below, target_name) = to.rsplit_once('/').unwrap();
         let rename = command::Rename {
@@ -56,14 +66,14 @@ impl World {
             mode: RenameMode::Replace,
             readers: Vec::new(),
         };
-        self.server.execute(Command::Rename(rename), false).await.unwrap();
+        Command::Rename(rename)
     }
 
-    async fn deletes(&self) -> DeletePropagation {
+    pub(super) async fn deletes(&self) -> DeletePropagation {
         self.hydration.list_delete_propagation().await.unwrap().remove(0)
     }
 
-    async fn export_all(&self) -> Job {
+    pub(super) async fn export_all(&self) -> Job {
         self.job(JobKind::Export, "/data").await
     }
 }
@@ -327,7 +337,8 @@ async fn what_lies_below_a_directory_that_was_made_anew_is_not_imported_for_a_se
 async fn names_that_go_round_do_not_show_an_object_that_a_renamed_file_may_need() {
     let world = World::propagating().await;
     // Both lie there before anything is looked up: the listing that begins then sees them.
-    ["a", "c"].map(|name| world.put(name, name.as_bytes()));
+    world.put("a", b"a");
+    world.put("c", b"c");
     for name in ["a", "c"] {
         world.find(&format!("/data/{name}")).await.unwrap();
     }

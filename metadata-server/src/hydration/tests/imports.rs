@@ -88,8 +88,10 @@ async fn an_unreachable_bucket_is_an_error_and_no_empty_directory() {
     assert_eq!(failure.kind, ErrorKind::BucketUnavailable);
     let name = FileName::parse(b"x").unwrap();
     assert!(world.hydration.before_lookup(data, &name).await.is_err());
-    std::fs::create_dir(world.bucket_dir.path()).unwrap();
-    world.put("x", b"1");
+    // It is back whole at once: the listing that the lookup began may look just now.
+    let back = tempfile::tempdir_in(world.bucket_dir.path().parent().unwrap()).unwrap();
+    std::fs::write(back.path().join("x"), b"1").unwrap();
+    std::fs::rename(back.path(), world.bucket_dir.path()).unwrap();
     // The listing that the lookup began may still be about to fail; the next look begins another.
     drop(world.hydration.before_list(data, 0).await);
     list_all(&world, data).await;

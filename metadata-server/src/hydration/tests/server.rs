@@ -67,6 +67,8 @@ pub(super) enum Fault {
     Truncate(InodeId),
     /// Somebody replaces this object meanwhile, before the target does what it is asked.
     Put(PathBuf, &'static [u8]),
+    /// It does what it is asked, and this happens before it answers.
+    Meanwhile(Box<Command>),
     /// Somebody deletes this object meanwhile, before the target does what it is asked.
     Delete(PathBuf),
 }
@@ -306,6 +308,7 @@ impl TestServer {
         let format = command::Format { uid: 0, gid: 0, mode: 0o755 };
         self.execute(Command::Format(format), true).await.unwrap();
         self.execute(Command::SetFeatureLevel(FEATURE_LEVEL), true).await.unwrap();
+        self.execute(Command::ReserveIds(InodeId(1 << 20)), true).await.unwrap();
         let register = command::RegisterHost {
             host: HOST,
             name: "storage1".to_owned(),

@@ -273,7 +273,6 @@ fn of_nobody() -> Vec<Damage> {
     vec![
         leftover(|_, _| one(keys::xattr(NOBODY, b"user.x"), Some(b"1".to_vec()))),
         leftover(|_, _| one(keys::trim(NOBODY), Some(Vec::new()))),
-        leftover(|_, _| one(keys::export(NOBODY), Some(Vec::new()))),
         leftover(|_, _| one(keys::conflict(NOBODY), Some(Vec::new()))),
         leftover(|_, _| one(keys::nameable(NOBODY), Some(Vec::new()))),
         leftover(|_, _| one(keys::whiteout(NOBODY, b"x"), Some(Vec::new()))),
@@ -292,6 +291,9 @@ fn of_a_file() -> Vec<Damage> {
         damage(FlawKind::Leftover, "/a/other", plant)
     }
     vec![
+        damage(FlawKind::Leftover, "/", |_, _| {
+            one(keys::export(InodeId::ROOT), Some(Vec::new()))
+        }),
         leftover(|planted, _| {
             one(keys::open(planted.id("other"), SessionId(4711)), Some(written()))
         }),

@@ -41,6 +41,11 @@ impl TestServer {
                 fs::remove_file(object).unwrap();
                 Ok(Box::new(work.await?))
             }
+            Some(Fault::Meanwhile(command)) => {
+                let reply = work.await?;
+                self.execute(*command, false).await.unwrap();
+                Ok(Box::new(reply))
+            }
             Some(Fault::Write(inode)) => {
                 let reply = work.await?;
                 self.open_write(inode).await;
