@@ -1,7 +1,7 @@
 //! Exports to another bucket, and deletions that reach a bucket, as operators and programs on a
 //! mount see them.
 
-use std::{fs, os::unix::fs::symlink, path::Path};
+use std::{fs, io::Read as _, os::unix::fs::symlink, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
@@ -155,10 +155,18 @@ fn what_is_removed_and_renamed_on_a_mount_is_so_in_the_bucket_too() -> Result<()
     ensure!(told[0]["propagate_deletes"]["waiting"].as_u64() >= Some(1), "{told}");
     ensure!(keys(&bucket, "data")?.contains(&"run/a".to_owned()), "nothing goes before an export");
     cluster.crash("metadata")?;
+    // Who has it open reads on from wherever the object goes.
+    let mut open = fs::File::open(run.join("moved"))?;
     cluster.cli(&["export", "mr:/run", "--wait"])?.ok()?;
     let mut found = keys(&bucket, "data")?;
     found.retain(|key| key.starts_with("run/") && !key.ends_with('/'));
     assert_eq!(found, ["run/kept", "run/moved", "run/other/c"]);
+    cluster.cli(&["release", "mr:/run/moved", "--wait"])?.ok()?;
+    ensure!(cluster.json(&["state", "mr:/run/moved"])?["hydrated_bytes"] == 0, "nothing is here");
+    let mut read = Vec::new();
+    open.read_to_end(&mut read)?;
+    ensure!(read == bytes(10_000, 3), "the content that was opened");
+    drop(open);
     ensure!(object(&bucket, "data", "run/moved", &run.join("moved"))?, "moved");
 
     // By itself, too.

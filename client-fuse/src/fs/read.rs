@@ -12,7 +12,11 @@ use millrace_types::{ErrorKind, Failure};
 
 use crate::{
     cache::pieces::{Part, Piece},
-    fs::{FileSystem, REFRESH_PAUSE, REFRESHES_MAX, file::File, handle::FileHandle},
+    fs::{
+        FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
+        file::{Access, File},
+        handle::FileHandle,
+    },
     prefetch::queue,
 };
 
@@ -247,7 +251,7 @@ impl FileSystem {
         range: &Range<u64>,
         sequential: bool,
     ) -> Result<Body, Failure> {
-        let mut lost = false;
+        let (mut lost, mut moved) = (false, false);
         for attempt in 0..REFRESHES_MAX {
             let access = file.access()?;
             let failure = match self.cluster.read(&access, range.clone(), sequential).await {
@@ -260,8 +264,12 @@ impl FileSystem {
                 // Another host may have made the file sparse since its view was fetched.
                 ErrorKind::Lost if !lost => lost = true,
                 ErrorKind::ObjectChanged => {
-                    self.changed.note(file.inode, file.state().attributes.change_count);
-                    return Err(failure);
+                    if moved || !self.has_other_object(file, &access).await {
+                        self.changed.note(file.inode, file.state().attributes.change_count);
+                        return Err(failure);
+                    }
+                    moved = true;
+                    continue;
                 }
                 _ => return Err(failure),
             }
@@ -282,6 +290,18 @@ impl FileSystem {
             }
         }
         Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be read"))
+    }
+
+    /// Whether the same content has another object by now: the file was renamed and exported since,
+    /// and the object of its old name is gone. Who has it open reads on from the new one.
+    async fn has_other_object(&self, file: &File, access: &Access) -> bool {
+        if self.refresh(file).await.is_err() {
+            return false;
+        }
+        let Ok(renewed) = file.access() else { return false };
+        let key = |access: &Access| access.content.origin.as_ref().map(|origin| origin.key.clone());
+        renewed.content.generation == access.content.generation
+            && key(&renewed).is_some_and(|renewed| Some(renewed) != key(access))
     }
 
     /// How far one of the running streams may read ahead: all of them together half of the budget,

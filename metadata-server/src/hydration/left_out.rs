@@ -126,10 +126,20 @@ pub(super) async fn show<E: Environment>(
     let (found, next) = environment.read(move |view| page(view, id, after)).await?;
     let mut directories = Vec::with_capacity(found.len());
     for (inode, LeftOutRecord { keys, first }) in found {
-        let path = path_of(environment, &inode).await;
+        let path = seen_from(top, path_of(environment, &inode).await);
         directories.push(LeftOutDirectory { inode: inode.id, path, keys, first });
     }
     Ok(LeftOutReply { directories, next })
+}
+
+/// A path as a client sees it whose tree begins at `top`.
+fn seen_from(top: &[u8], path: Vec<u8>) -> Vec<u8> {
+    let top = top.strip_suffix(b"/").unwrap_or(top);
+    match path.strip_prefix(top) {
+        Some([]) => b"/".to_vec(),
+        Some(rest) if rest.starts_with(b"/") => rest.to_vec(),
+        _ => path,
+    }
 }
 
 /// Records behind one of a directory, and where the next page begins.

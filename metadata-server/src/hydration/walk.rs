@@ -65,7 +65,12 @@ pub(super) async fn descend<E: Environment>(
         check(environment, caller, &at, Access::Search).await?;
         importer.name(at.id, &name).await?;
         at = child(environment, at.id, name.clone()).await?.ok_or_else(|| {
-            Failure::new(ErrorKind::NotFound, format!("{name} in {}", path.escape_ascii()))
+            let whole = path.escape_ascii();
+            let text = match path.ends_with(name.as_bytes()) {
+                true => whole.to_string(),
+                false => format!("{name} in {whole}"),
+            };
+            Failure::new(ErrorKind::NotFound, text)
         })?;
     }
     Ok(at)

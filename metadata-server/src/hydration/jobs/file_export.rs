@@ -308,7 +308,9 @@ async fn lost<E: Environment>(
         return Ok(Attempt::BehindOwn(head.version.tag.as_str().to_owned()));
     }
     let own = own_version(source).is_some();
-    if !own && settle::others(context.environment, context.importer, context.unmarked, export).await? {
+    if !own
+        && settle::others(context.environment, context.importer, context.unmarked, export).await?
+    {
         return Ok(Attempt::Again);
     }
     if !own && replaces && matches!(head, Err(BucketError::NotFound { .. })) {
@@ -351,9 +353,8 @@ async fn left_by<E: Environment>(
     let query = context.environment.read(move |view| {
         let Some(inode) = tree::find(view, id).map_err(broken)? else { return Ok(true) };
         let Body::File(body) = &inode.body else { return Ok(false) };
-        let other = |origin: &Origin| {
-            (origin.link, &origin.key) == (link, &key) && origin.tag != tag
-        };
+        let other =
+            |origin: &Origin| (origin.link, &origin.key) == (link, &key) && origin.tag != tag;
         Ok(inode.links == 0 || !body.origin.as_ref().is_some_and(other))
     });
     Ok(query.await?.then_some(id))

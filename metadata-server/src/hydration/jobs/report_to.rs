@@ -110,19 +110,8 @@ impl<E: Environment> Jobs<E> {
                     return Err(not_permitted("only root may name a URL: name a key"));
                 }
                 let links = tree::scan::<LinkRecord>(view, &keys::links(), usize::MAX);
-                let mut found = None;
-                for (_, link) in links.map_err(broken)? {
-                    let top = spec_of(&link.bucket)?.without_prefix().url_of("");
-                    let key = to.strip_prefix(&top).map(str::to_owned);
-                    let is_better = link.mode == LinkMode::ImportExport;
-                    if let Some(key) = key.filter(|_| found.is_none() || is_better) {
-                        found = Some((link, key));
-                    }
-                }
-                return found.ok_or_else(|| {
-                    let words = "no link goes into that bucket: add one, or name a key below one";
-                    Failure::new(ErrorKind::InvalidArgument, words)
-                });
+                let links = links.map_err(broken)?.into_iter().map(|(_, link)| link);
+                return link_for(links.filter(|link| !link.removing), &to);
             }
             let linked = linked_anywhere(view, root)?.ok_or_else(|| {
                 let words = "the job's directory is in no link: name a URL";
@@ -232,4 +221,80 @@ fn write_rows(out: &mut Vec<u8>, lines: &[u8]) -> Result<(), Failure> {
     }
     let rows = table.into_inner().map_err(|error| damaged(&error))?;
     out.write_all(&rows).map_err(|error| damaged(&error))
+}
+
+/// The link through whose bucket a URL is reached, and the key there: one that exports, if any
+/// does, and of those the one whose keys begin most like it.
+fn link_for(
+    links: impl Iterator<Item = LinkRecord>,
+    to: &str,
+) -> Result<(LinkRecord, String), Failure> {
+    let refuse = |words: &str| Failure::new(ErrorKind::InvalidArgument, words);
+    let mut found = Vec::new();
+    for link in links {
+        let spec = spec_of(&link.bucket)?;
+        if let Some(key) = to.strip_prefix(&spec.without_prefix().url_of("")) {
+            let below = key.starts_with(spec.prefix()).then(|| spec.prefix().len());
+            let order = (link.mode == LinkMode::ImportExport, below);
+            found.push((order, link, key.to_owned()));
+        }
+    }
+    let words = "no link goes into that bucket: add one, or name a key below one";
+    let best = found.iter().map(|(order, ..)| *order).max().ok_or_else(|| refuse(words))?;
+    found.retain(|(order, ..)| *order == best);
+    let way = |link: &LinkRecord| {
+        let bucket = link.bucket.clone();
+        (bucket.endpoint, bucket.region, bucket.credentials)
+    };
+    let (_, link, key) = found.swap_remove(0);
+    // Two stores may have a bucket of one name.
+    if found.iter().any(|(_, other, _)| way(other) != way(&link)) {
+        let words = "links reach a bucket of that name in different ways: name a key below one";
+        return Err(refuse(words));
+    }
+    Ok((link, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::{admin::AttributeSource, cluster};
+    use millrace_types::InodeId;
+
+    use super::*;
+
+    fn link(url: &str, endpoint: &str, mode: LinkMode) -> LinkRecord {
+        LinkRecord {
+            directory: InodeId(2),
+            bucket: cluster::Bucket {
+                url: url.to_owned(),
+                endpoint: Some(endpoint.to_owned()),
+                region: None,
+                credentials: None,
+            },
+            mode,
+            refresh_seconds: 0,
+            attributes: AttributeSource::Listing,
+            removing: false,
+        }
+    }
+
+    #[test]
+    fn a_url_is_reached_through_the_link_that_is_most_like_it_and_never_by_chance() {
+        use LinkMode::{Import, ImportExport};
+        let one = || link("s3://b/runs", "http://one", ImportExport);
+        let two = || link("s3://b/logs", "http://two", ImportExport);
+        let reads = || link("s3://b/logs/deep", "http://three", Import);
+        let endpoint = |links: Vec<LinkRecord>, to: &str| {
+            let found = link_for(links.into_iter(), to);
+            found.map(|(link, key)| (link.bucket.endpoint.unwrap(), key)).map_err(|f| f.kind)
+        };
+        let all = || vec![one(), two(), reads()];
+        let told = |endpoint: &str, key: &str| Ok((endpoint.to_owned(), key.to_owned()));
+        assert_eq!(endpoint(all(), "s3://b/runs/x"), told("http://one", "runs/x"));
+        assert_eq!(endpoint(all(), "s3://b/logs/deep/x"), told("http://two", "logs/deep/x"));
+        assert_eq!(endpoint(all(), "s3://b/other"), Err(ErrorKind::InvalidArgument));
+        assert_eq!(endpoint(vec![one(), reads()], "s3://b/other"), told("http://one", "other"));
+        assert_eq!(endpoint(vec![one(), one()], "s3://b/other"), told("http://one", "other"));
+        assert_eq!(endpoint(all(), "s3://c/runs/x"), Err(ErrorKind::InvalidArgument));
+    }
 }

@@ -87,10 +87,7 @@ impl<E: Environment> Jobs<E> {
         if let Some(destination) = &options.destination {
             copy::check(&*self.environment, &self.importer, add.root, destination).await?;
         }
-        if let Some(list) = options.files {
-            let (directory, uid) = (self.environment.reports().to_owned(), start.caller.uid);
-            blocking(move || files::keep(&directory, list, uid)).await?;
-        }
+        self.keep_files(options, start.caller.uid).await?;
         let selected = AddSelectedJob { add, selection: selection.clone(), dry_run: *dry_run };
         self.add(command_of(selected, options.clone())).await
     }
@@ -149,7 +146,15 @@ impl<E: Environment> Jobs<E> {
         let path = path_of(&*self.environment, &top).await;
         let add = AddJob { job: fresh(job.kind, path), caller, root };
         let options = self.options(request.id).await?;
+        self.keep_files(&options, add.caller.uid).await?;
         self.add(command_of(AddSelectedJob { add, selection, dry_run }, options)).await
+    }
+
+    /// Keeps the list of files that a job is about to name from being taken for an old one.
+    async fn keep_files(&self, options: &JobOptions, uid: u32) -> Result<(), Failure> {
+        let Some(list) = options.files else { return Ok(()) };
+        let directory = self.environment.reports().to_owned();
+        blocking(move || files::keep(&directory, list, uid)).await
     }
 
     /// What a job works on.

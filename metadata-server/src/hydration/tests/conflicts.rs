@@ -50,7 +50,11 @@ async fn report(world: &World, content: ContentName, done: impl Fn(Option<Inode>
     tokio::time::timeout(limit, both).await.expect("the file follows");
 }
 
-pub(super) async fn resolve(world: &World, path: &str, keep: Keep) -> Result<ResolveReply, Failure> {
+pub(super) async fn resolve(
+    world: &World,
+    path: &str,
+    keep: Keep,
+) -> Result<ResolveReply, Failure> {
     let request = ResolveConflict { caller: ROOT, path: path.as_bytes().to_vec(), keep };
     world.hydration.resolve_conflict(b"", &request).await
 }

@@ -291,9 +291,7 @@ fn of_a_file() -> Vec<Damage> {
         damage(FlawKind::Leftover, "/a/other", plant)
     }
     vec![
-        damage(FlawKind::Leftover, "/", |_, _| {
-            one(keys::export(InodeId::ROOT), Some(Vec::new()))
-        }),
+        damage(FlawKind::Leftover, "/", |_, _| one(keys::export(InodeId::ROOT), Some(Vec::new()))),
         leftover(|planted, _| {
             one(keys::open(planted.id("other"), SessionId(4711)), Some(written()))
         }),
