@@ -264,8 +264,9 @@ impl FileSystem {
                 // Another host may have made the file sparse since its view was fetched.
                 ErrorKind::Lost if !lost => lost = true,
                 ErrorKind::ObjectChanged => {
+                    let count = file.state().attributes.change_count;
                     if moved || !self.has_other_object(file, &access).await {
-                        self.changed.note(file.inode, file.state().attributes.change_count);
+                        self.changed.note(file.inode, count);
                         return Err(failure);
                     }
                     moved = true;

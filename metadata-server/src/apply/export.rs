@@ -1,7 +1,7 @@
 //! Exports: a file is frozen, uploaded, and becomes exported if it has not changed meanwhile.
 
 use millrace_protocol::capability::Origin;
-use millrace_types::{ErrorKind, InodeId};
+use millrace_types::{ErrorKind, FileName, InodeId};
 
 use super::{ApplyError, Transaction, commit, deletion, orphan, place};
 use crate::{
@@ -123,7 +123,9 @@ fn leave_behind(
     if tx.file_system()?.feature_level < LEFT_BEHIND_LEVEL {
         return Ok(());
     }
-    if let Some((directory, name)) = place::of_key(tx, export.link, &export.key)? {
+    if let Some((directory, name)) = place::of_key(tx, export.link, &export.key)?
+        && is_shown_by(&tx.inode(directory)?, export, &name)
+    {
         let entry = tree::entry(tx, directory, &name)?;
         if entry.is_some_and(|entry| entry.inode == id) {
             return Ok(());
@@ -142,6 +144,15 @@ fn leave_behind(
         Some(inode) => deletion::object_lost(tx, origin, Some(inode.id)),
         None => deletion::object_lost(tx, origin, None),
     }
+}
+
+/// Whether a directory shows the object of a key under this name. One that was moved to where it is
+/// shows others.
+fn is_shown_by(directory: &Inode, export: &Export, name: &FileName) -> bool {
+    let Body::Directory(body) = &directory.body else { return false };
+    let linked = body.linked.as_ref().filter(|linked| linked.link == export.link);
+    let rest = linked.and_then(|linked| export.key.strip_prefix(&linked.prefix));
+    rest.map(str::as_bytes) == Some(name.as_bytes())
 }
 
 /// A file is gone. An upload of it that is still on its way is known until its end: its object may

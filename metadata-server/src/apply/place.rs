@@ -1,5 +1,6 @@
 //! Where in the tree a key of a link is, whatever lies there.
 
+use millrace_protocol::metadata::FileKind;
 use millrace_types::{FileName, InodeId, LinkId};
 
 use crate::{
@@ -34,8 +35,8 @@ pub(crate) fn of_key(
     for part in above.into_iter().flat_map(|above| above.split('/')) {
         let Ok(name) = FileName::parse(part.as_bytes()) else { return Ok(None) };
         match tree::entry(view, directory, &name)? {
-            Some(entry) => directory = entry.inode,
-            None => return Ok(None),
+            Some(entry) if entry.kind == FileKind::Directory => directory = entry.inode,
+            _ => return Ok(None),
         }
     }
     Ok(FileName::parse(last.as_bytes()).ok().map(|name| (directory, name)))

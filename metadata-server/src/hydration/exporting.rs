@@ -1,9 +1,7 @@
 //! Keys under which a file is being exported: one file at a time each.
 //!
 //! A checkpoint may be renamed over the last one while that one's upload is still on its way. Its
-//! own export must then know how that ended: which version of the object it replaces. And what a
-//! listing shows of such a key may be a file that has another name by now: whether it is, is
-//! recorded when the upload ends.
+//! own export must then know how that ended: which version of the object it replaces.
 
 use std::{
     collections::HashSet,
@@ -28,20 +26,17 @@ pub(super) struct Turn<'a> {
 }
 
 impl Exporting {
-    /// Waits until nobody exports to the key. Says whether it had to wait: what was known before
-    /// may be old then.
-    pub(super) async fn take(&self, link: LinkId, key: &str) -> (Turn<'_>, bool) {
+    /// Waits until nobody exports to the key. What was known of it before may be old then.
+    pub(super) async fn take(&self, link: LinkId, key: &str) -> Turn<'_> {
         let key = (link, key.to_owned());
-        let mut waited = false;
         loop {
             let ended = self.ended.notified();
             tokio::pin!(ended);
             // From here on no end is missed.
             ended.as_mut().enable();
             if self.keys().insert(key.clone()) {
-                return (Turn { exporting: self, key }, waited);
+                return Turn { exporting: self, key };
             }
-            waited = true;
             ended.await;
         }
     }
@@ -74,17 +69,15 @@ mod tests {
     #[tokio::test]
     async fn a_key_has_one_turn_at_a_time_and_others_do_not_wait() {
         let exporting = Exporting::default();
-        let (turn, waited) = exporting.take(LinkId(1), "a").await;
-        assert!(!waited && exporting.has(LinkId(1), "a"));
+        let turn = exporting.take(LinkId(1), "a").await;
+        assert!(exporting.has(LinkId(1), "a"));
         assert!(!exporting.has(LinkId(2), "a") && !exporting.has(LinkId(1), "b"));
         assert!(exporting.take(LinkId(2), "a").now_or_never().is_some());
         let next = exporting.take(LinkId(1), "a");
         tokio::pin!(next);
         assert!(next.as_mut().now_or_never().is_none());
         drop(turn);
-        let (turn, waited) = next.await;
-        assert!(waited);
-        drop(turn);
+        drop(next.await);
         assert!(!exporting.has(LinkId(1), "a"));
     }
 }

@@ -103,6 +103,15 @@ pub struct Tally {
     pub left_out: u64,
 }
 
+/// How much of what was found is in the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Import {
+    /// All of it.
+    Whole,
+    /// Not what an export has yet to tell of.
+    Partial,
+}
+
 /// Lists directories and imports names. One per server.
 #[derive(Debug)]
 pub struct Importer<E> {
@@ -388,7 +397,7 @@ impl<E: Environment> Importer<E> {
         asked: Timestamp,
         found: Vec<Found>,
         left_out: &mut Tray,
-    ) -> Result<(), Failure> {
+    ) -> Result<Import, Failure> {
         let (mut found, shadowed) = self.without_shadowed(linked, found).await?;
         for (key, reason) in shadowed {
             left_out.add(&key, reason);
@@ -405,23 +414,22 @@ impl<E: Environment> Importer<E> {
 
     /// Gives ids to names that were found when the bucket was `asked`, and makes them a command. Of
     /// a file that changed here since then (by an export, or by a younger answer) the answer may be
-    /// old: it is left alone, and the next look tells. So is an object that an export makes just
-    /// now: its file may have another name meanwhile.
+    /// old: it is left alone, and the next look tells. So is an object that an export may be making
+    /// just now of a file that has another name meanwhile, or none.
     pub(super) async fn import(
         &self,
         directory: InodeId,
         asked: Timestamp,
         found: Vec<Found>,
-    ) -> Result<(), Failure> {
+    ) -> Result<Import, Failure> {
+        let all = found.len();
+        let found = self.without_unsettled(directory, found).await?;
+        let how_much = if found.len() < all { Import::Partial } else { Import::Whole };
         let mut found = self.unchanged_since(directory, asked, found).await?;
-        found.retain(|found| match found.kind() {
-            ImportKind::File(origin) => !self.exporting.has(origin.link, &origin.key),
-            ImportKind::Directory | ImportKind::Symlink(_) => true,
-        });
         // In this order the names that are known are found by one scan.
         found.sort_by(|one, other| one.name().cmp(other.name()));
         if found.is_empty() {
-            return Ok(());
+            return Ok(how_much);
         }
         let inodes = self.environment.reserve_inodes(found.len()).await?;
         let entries = found.into_iter().zip(inodes).map(|(found, inode)| {
@@ -438,7 +446,7 @@ impl<E: Environment> Importer<E> {
             self.counts.imported(refreshed, conflicts);
             tracing::info!(%directory, refreshed, conflicts, "objects changed in their bucket");
         }
-        Ok(())
+        Ok(how_much)
     }
 }
 

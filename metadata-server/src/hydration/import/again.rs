@@ -12,7 +12,7 @@
 //! for a while: they are answered from what is known.
 
 use std::{
-    collections::{BTreeMap, HashSet, hash_map::DefaultHasher},
+    collections::{BTreeMap, HashMap, HashSet, hash_map::DefaultHasher},
     hash::{Hash, Hasher},
     sync::{Arc, PoisonError},
     time::{Duration, Instant},
@@ -27,9 +27,13 @@ use super::{
     linked,
 };
 use crate::{
+    apply::export_has_made,
     command::{BATCH_MAX, Command, DropDirectory, Observation, Outcome},
     namespace::{Body, ObjectState, tree},
-    store::{View, keys, records::Entry},
+    store::{
+        View, keys,
+        records::{Entry, Export},
+    },
 };
 
 /// The longest that a lookup or listing waits for news of a bucket.
@@ -229,6 +233,43 @@ impl<E: Environment> Importer<E> {
                 *found.kind() != ImportKind::Directory && changed.contains(found.name())
             };
             found.retain(|found| !is_settled(found));
+            Ok(found)
+        });
+        query.await
+    }
+
+    /// What was found without the objects that an export may have made whose end is not known, of
+    /// files that are elsewhere by now.
+    pub(super) async fn without_unsettled(
+        &self,
+        directory: InodeId,
+        mut found: Vec<Found>,
+    ) -> Result<Vec<Found>, Failure> {
+        let query = self.environment.read(move |view| {
+            let exports = tree::scan::<Export>(view, &keys::exports(), usize::MAX);
+            let exports = exports.map_err(broken)?;
+            if exports.is_empty() {
+                return Ok(found);
+            }
+            let object = |found: &Found| match found.kind() {
+                ImportKind::File(origin) => Some((origin.link, origin.key.clone())),
+                ImportKind::Directory | ImportKind::Symlink(_) => None,
+            };
+            let names: HashMap<_, _> =
+                found.iter().filter_map(|one| Some((object(one)?, one.name().clone()))).collect();
+            let mut unsettled = HashSet::new();
+            for (at, export) in exports {
+                let Some(id) = keys::number_at(&at, 1).map(InodeId) else { continue };
+                let place = (export.link, export.key.clone());
+                let Some(name) = names.get(&place) else { continue };
+                let entry = tree::entry(view, directory, name).map_err(broken)?;
+                let file = tree::find(view, id).map_err(broken)?;
+                let is_made = file.is_some_and(|file| export_has_made(&export, &file));
+                if !is_made && entry.is_none_or(|entry| entry.inode != id) {
+                    unsettled.insert(place);
+                }
+            }
+            found.retain(|one| object(one).is_none_or(|place| !unsettled.contains(&place)));
             Ok(found)
         });
         query.await

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    Environment, Importer, Linked, Listing, Tally,
+    Environment, Import, Importer, Linked, Listing, Tally,
     again::Seen,
     entries,
     ranges::{Ask, Handed, Ranges},
@@ -47,6 +47,7 @@ impl<E: Environment> Importer<E> {
         let again = linked.listed.is_some();
         let mut tally = Tally::default();
         let mut left_out = Tray::default();
+        let mut is_whole = true;
         let mut seen = Seen::default();
         let mut ranges = Ranges::new(bucket.lists_ranges());
         // Dropped at a failure, it gives up what is on its way.
@@ -82,7 +83,8 @@ impl<E: Environment> Importer<E> {
             while !found.is_empty() {
                 let rest = found.split_off(found.len().min(BATCH_MAX));
                 let batch = std::mem::replace(&mut found, rest);
-                self.import_page(&bucket, linked, asked, batch, &mut left_out).await?;
+                let import = self.import_page(&bucket, linked, asked, batch, &mut left_out).await?;
+                is_whole &= import == Import::Whole;
             }
             tally.left_out = left_out.keys();
             if !ranges.is_done() {
@@ -101,8 +103,11 @@ impl<E: Environment> Importer<E> {
             self.counts.refreshes.inc();
             self.follow_missing(linked, seen).await?;
         }
-        let listed = Command::MarkDirectoryListed(linked.directory);
-        self.environment.execute(listed, false).await?;
+        // The next look finds what an export has told of by then.
+        if again || is_whole {
+            let listed = Command::MarkDirectoryListed(linked.directory);
+            self.environment.execute(listed, false).await?;
+        }
         Ok(tally)
     }
 

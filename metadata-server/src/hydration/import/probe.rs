@@ -31,7 +31,7 @@ impl<E: Environment> Importer<E> {
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
         };
         match found {
-            Some(found) => self.import(linked.directory, asked, vec![found]).await,
+            Some(found) => self.import(linked.directory, asked, vec![found]).await.map(|_| ()),
             None => Ok(()),
         }
     }

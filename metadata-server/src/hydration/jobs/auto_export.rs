@@ -39,6 +39,7 @@ use super::{
     export::{self, Counted, FILES_MAX, UPLOADS_MAX},
     file_export::Sent,
     marks::Unmarked,
+    settle,
     start::fresh,
 };
 use crate::{
@@ -332,7 +333,13 @@ impl<E: Environment> AutoExporter<E> {
                 Some((id, waiting, result)) = files.next(), if !files.is_empty() => {
                     self.handle_end(id, waiting, result);
                 }
-                taken = alone.take_last(), if turn.is_none() && is_due => turn = Some(taken),
+                taken = alone.take_last(), if turn.is_none() && is_due => {
+                    turn = Some(taken);
+                    let Self { environment, importer, unmarked, .. } = self;
+                    if let Err(failure) = settle::removed(environment, importer, unmarked).await {
+                        tracing::warn!(%failure, "exports of removed files cannot be looked for");
+                    }
+                }
                 () = self.sending.notified() => {}
                 () = until(next), if !is_due => {}
             }

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 use super::{
     Context, Environment, copy, directory_export,
     file_export::{self, Sent},
+    settle,
     sources::Sources,
 };
 use crate::{
@@ -46,6 +47,12 @@ pub(super) enum Counted {
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
     let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
+    if context.elsewhere.is_none() && !context.dry_run {
+        let Context { environment, importer, unmarked, .. } = context;
+        if let Err(failure) = settle::removed(environment, importer, unmarked).await {
+            return context.fail_id(context.job.root, failure).await;
+        }
+    }
     // Of what was never listed a link's bucket has everything, and another one nothing.
     let unlisted = context.elsewhere.map_or(Unlisted::Leave, |_| Unlisted::List);
     let mut sources = match Sources::of(context, unlisted, None).await {

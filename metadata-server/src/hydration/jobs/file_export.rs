@@ -43,7 +43,7 @@ use crate::{
     namespace::{Body, FileBody, Inode, ObjectState, tree},
     store::{
         View, keys,
-        records::{self, Whiteout},
+        records::{self, DeletionRecord, Whiteout},
     },
 };
 
@@ -61,6 +61,8 @@ pub(super) struct Source {
     pub(super) destination: Destination,
     /// Tag of the object whose name was removed here, or replaced by this file.
     removed: Option<String>,
+    /// The same, as it was read.
+    known: Option<String>,
     /// Tag of an object that an earlier export of this file made, which nobody waited for any more.
     own: Option<String>,
     /// The file that had the name then.
@@ -151,8 +153,8 @@ enum Attempt {
     /// The bucket has an older version of this file that an earlier export made, late, with this
     /// tag.
     BehindOwn(String),
-    /// The bucket has an object, with this tag, that this cluster made of a file which is gone, or
-    /// moved away: a directory was renamed, say, and made anew.
+    /// The bucket has an object, with this tag, that this cluster made of a file which was moved
+    /// away and still stands against it: a directory was renamed, say, and made anew.
     BehindOther(String, InodeId),
 }
 
@@ -313,11 +315,16 @@ async fn lost<E: Environment>(
     {
         return Ok(Attempt::Again);
     }
+    // Another file may have left its object behind since, by an export to where it is now.
+    if !own && read_source(context, export.inode).await?.known != source.known {
+        return Ok(Attempt::Again);
+    }
     if !own && replaces && matches!(head, Err(BucketError::NotFound { .. })) {
         return Ok(Attempt::NothingToReplace);
     }
     if let Ok(head) = head
         && !own
+        && !replaces
         && let Some(id) = left_by(context, export, &head).await?
     {
         return Ok(Attempt::BehindOther(head.version.tag.as_str().to_owned(), id));
@@ -340,8 +347,8 @@ async fn lost<E: Environment>(
     ))
 }
 
-/// The file that an object at the key of an export was made of, if that is gone or elsewhere. One
-/// that needs the object still knows it by this version.
+/// The file that an object at the key of an export was made of, if that is elsewhere and stands
+/// against this very version still: nobody else can need it.
 async fn left_by<E: Environment>(
     context: &Context<'_, E>,
     export: &Export,
@@ -351,11 +358,11 @@ async fn left_by<E: Environment>(
     let maker = OwnMark::maker(&**context.environment, link, &key, &head.metadata).await?;
     let Some(id) = maker.filter(|id| *id != export.inode) else { return Ok(None) };
     let query = context.environment.read(move |view| {
-        let Some(inode) = tree::find(view, id).map_err(broken)? else { return Ok(true) };
-        let Body::File(body) = &inode.body else { return Ok(false) };
-        let other =
-            |origin: &Origin| (origin.link, &origin.key) == (link, &key) && origin.tag != tag;
-        Ok(inode.links == 0 || !body.origin.as_ref().is_some_and(other))
+        let inode = tree::find(view, id).map_err(broken)?;
+        let Some(Body::File(body)) = inode.map(|inode| inode.body) else { return Ok(false) };
+        let is_its =
+            |origin: &Origin| (origin.link, &origin.key, &origin.tag) == (link, &key, &tag);
+        Ok(body.origin.as_ref().is_some_and(is_its))
     });
     Ok(query.await?.then_some(id))
 }
@@ -456,17 +463,14 @@ async fn take_source<'a, E: Environment>(
     context: &'a Context<'_, E>,
     id: InodeId,
 ) -> Result<(Source, Turn<'a>), Failure> {
+    let mut source = read_source(context, id).await?;
     loop {
-        let source = read_source(context, id).await?;
-        let Destination { link, key, .. } = &source.destination;
-        let (turn, waited) = context.importer.exporting.take(*link, key).await;
-        if !waited {
+        let Destination { link, key, .. } = source.destination;
+        let turn = context.importer.exporting.take(link, &key).await;
+        // Another file's export may have changed what this one replaces.
+        source = read_source(context, id).await?;
+        if (source.destination.link, &source.destination.key) == (link, &key) {
             return Ok((source, turn));
-        }
-        // The other file's export may have changed what this one replaces.
-        let again = read_source(context, id).await?;
-        if (again.destination.link, &again.destination.key) == (*link, key) {
-            return Ok((again, turn));
         }
     }
 }
@@ -481,9 +485,13 @@ async fn read_source<E: Environment>(
             return Err(ErrorKind::InvalidArgument.into());
         };
         let destination = destination(view, &inode)?;
-        let (removed, moved) = (removed(view, &inode)?, moved(view, &inode)?);
+        let (removed, moved) = match removed(view, &inode)? {
+            Some(tag) => (Some(tag), moved(view, &inode)?),
+            None => queued(view, &destination)?,
+        };
         let body = (**body).clone();
-        Ok(Source { body, content, destination, removed, moved, inode, own: None })
+        let known = removed.clone();
+        Ok(Source { body, content, destination, removed, known, moved, inode, own: None })
     });
     query.await
 }
@@ -494,6 +502,25 @@ fn removed(view: &dyn View, inode: &Inode) -> Result<Option<String>, Failure> {
     let key = keys::whiteout(parent.directory, parent.name.as_bytes());
     let whiteout: Option<Whiteout> = records::read(view, &key).map_err(broken)?;
     Ok(whiteout.map(|whiteout| whiteout.tag).filter(|tag| !tag.is_empty()))
+}
+
+/// The tag of an object that waits for being deleted in its bucket, and a file that may need it
+/// still: a directory was removed with all in it, and made anew.
+fn queued(
+    view: &dyn View,
+    destination: &Destination,
+) -> Result<(Option<String>, Option<InodeId>), Failure> {
+    let key = keys::deletion(destination.link, &destination.key);
+    let record: Option<DeletionRecord> = records::read(view, &key).map_err(broken)?;
+    let record = record.filter(|record| !record.tag.is_empty());
+    let Some(DeletionRecord { tag, inodes, .. }) = record else { return Ok((None, None)) };
+    // Without a name and open still.
+    for id in inodes.into_iter().rev() {
+        if tree::find(view, id).map_err(broken)?.is_some() {
+            return Ok((Some(tag), Some(id)));
+        }
+    }
+    Ok((Some(tag), None))
 }
 
 /// The file that had the inode's name before, if it was imported.

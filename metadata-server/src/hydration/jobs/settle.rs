@@ -186,6 +186,7 @@ pub(super) async fn all<E: Environment>(
         let Some(id) = keys::number_at(&key, 1) else { continue };
         let export = Export::new(InodeId(id), record);
         let outcome = match standing(environment, &export).await {
+            Ok(Standing::Settled) => continue,
             Ok(Standing::Made) => {
                 unmarked.put(export);
                 continue;
@@ -215,20 +216,56 @@ pub(super) async fn earlier<E: Environment>(
         records::read::<records::Export>(view, &keys::export(inode)).map_err(broken)
     });
     match query.await? {
-        Some(record) => {
-            let export = Export::new(inode, record);
-            match standing(environment, &export).await? {
-                Standing::Made => {
-                    marks::set(environment, unmarked, &export).await;
-                    Ok(())
-                }
-                Standing::Begun(link) => {
-                    begun(environment, importer, unmarked, &export, link).await
-                }
-            }
-        }
+        Some(record) => one(environment, importer, unmarked, &Export::new(inode, record)).await,
         None => Ok(()),
     }
+}
+
+async fn one<E: Environment>(
+    environment: &Arc<E>,
+    importer: &Arc<Importer<E>>,
+    unmarked: &Unmarked,
+    export: &Export,
+) -> Result<(), Failure> {
+    match standing(environment, export).await? {
+        Standing::Settled => Ok(()),
+        Standing::Made => {
+            marks::set(environment, unmarked, export).await;
+            Ok(())
+        }
+        Standing::Begun(link) => begun(environment, importer, unmarked, export, link).await,
+    }
+}
+
+/// Settles exports of files that have no name any more, and no export of their own therefore that
+/// would do so: the bucket could not be asked in time.
+pub(super) async fn removed<E: Environment>(
+    environment: &Arc<E>,
+    importer: &Arc<Importer<E>>,
+    unmarked: &Unmarked,
+) -> Result<(), Failure> {
+    let left = environment.read(|view| {
+        let known = tree::scan::<records::Export>(view, &keys::exports(), LEFT_MAX);
+        let mut left = Vec::new();
+        for (at, record) in known.map_err(broken)? {
+            let Some(id) = keys::number_at(&at, 1).map(InodeId) else { continue };
+            let inode = tree::find(view, id).map_err(broken)?;
+            if inode.is_none_or(|inode| inode.links == 0) {
+                left.push(Export::new(id, record));
+            }
+        }
+        Ok(left)
+    });
+    for export in left.await? {
+        // One that is on its way ends by itself.
+        if importer.exporting.has(export.link, &export.key) {
+            continue;
+        }
+        if let Err(failure) = one(environment, importer, unmarked, &export).await {
+            tracing::warn!(key = %export.key, %failure, "an export cannot be settled now");
+        }
+    }
+    Ok(())
 }
 
 /// Settles what other files left under way at the key of an export: the object there may be of one
@@ -242,7 +279,7 @@ pub(super) async fn others<E: Environment>(
     let (inode, link, key) = (export.inode, export.link, export.key.clone());
     let left = environment.read(move |view| {
         let known = tree::scan::<records::Export>(view, &keys::exports(), LEFT_MAX);
-        let mut inodes = Vec::new();
+        let mut left = Vec::new();
         for (at, record) in known.map_err(broken)? {
             let Some(id) = keys::number_at(&at, 1).map(InodeId) else { continue };
             if id == inode || record.link != link || record.key != key {
@@ -250,14 +287,14 @@ pub(super) async fn others<E: Environment>(
             }
             let file = tree::find(view, id).map_err(broken)?;
             if !file.is_some_and(|file| export_has_made(&record, &file)) {
-                inodes.push(id);
+                left.push(Export::new(id, record));
             }
         }
-        Ok(inodes)
+        Ok(left)
     });
     let left = left.await?;
-    for inode in &left {
-        earlier(environment, importer, unmarked, *inode).await?;
+    for export in &left {
+        one(environment, importer, unmarked, export).await?;
     }
     Ok(!left.is_empty())
 }
@@ -267,6 +304,8 @@ const LEFT_MAX: usize = 10_000;
 
 /// How far an export is that was left under way.
 enum Standing {
+    /// Another one has settled it.
+    Settled,
     /// Only the targets have to hear of it.
     Made,
     /// Nobody knows what the bucket has. The link, if it is still there.
@@ -277,12 +316,15 @@ async fn standing<E: Environment>(
     environment: &Arc<E>,
     export: &Export,
 ) -> Result<Standing, Failure> {
-    let (link, id) = (export.link, export.inode);
+    let (link, id, own) = (export.link, export.inode, export.id);
     let query = environment.read(move |view| {
         let record: Option<records::Export> =
             records::read(view, &keys::export(id)).map_err(broken)?;
+        let Some(record) = record.filter(|record| record.id == own) else {
+            return Ok(Standing::Settled);
+        };
         let inode = tree::find(view, id).map_err(broken)?;
-        if record.zip(inode).is_some_and(|(record, inode)| export_has_made(&record, &inode)) {
+        if inode.is_some_and(|inode| export_has_made(&record, &inode)) {
             return Ok(Standing::Made);
         }
         let link = records::read(view, &keys::link(link)).map_err(broken)?;
@@ -311,5 +353,9 @@ async fn begun<E: Environment>(
         tracing::warn!(key = %export.key, %failure, "an upload stays behind in the bucket");
     }
     // Of a file that is gone the export is forgotten.
-    publish(environment, unmarked, export, version).await.map(|_| ())
+    match publish(environment, unmarked, export, version).await {
+        // Another one has settled it meanwhile.
+        Err(failure) if failure.kind == ErrorKind::NotFound => Ok(()),
+        published => published.map(|_| ()),
+    }
 }

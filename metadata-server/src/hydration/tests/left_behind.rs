@@ -5,18 +5,29 @@
 use std::fs;
 
 use millrace_protocol::{
-    admin::{JobKind, JobState, Keep},
+    admin::{Job, JobKind, JobState, Keep, StartJob},
     cluster::LinkMode,
 };
-use millrace_types::ErrorKind;
+use millrace_types::{ErrorKind, JobId, LinkId, MIB};
 
 use super::{
     conflicts::{conflict, resolve},
-    server::{Fault, World},
+    server::{Fault, ROOT, World},
 };
-use crate::{command::Command, namespace::ObjectState};
+use crate::{
+    command::{self, Command},
+    hydration::Environment,
+    namespace::ObjectState,
+};
 
 impl World {
+    async fn that(propagates: bool) -> Self {
+        match propagates {
+            true => Self::propagating().await,
+            false => Self::new(LinkMode::ImportExport).await,
+        }
+    }
+
     async fn is_there(&self, path: &str) -> bool {
         match self.find(path).await {
             Ok(_) => true,
@@ -43,10 +54,7 @@ impl World {
 #[tokio::test]
 async fn a_checkpoint_is_renamed_over_one_that_is_being_sent_and_takes_its_place_in_the_bucket() {
     for propagates in [false, true] {
-        let world = match propagates {
-            true => World::propagating().await,
-            false => World::new(LinkMode::ImportExport).await,
-        };
+        let world = World::that(propagates).await;
         world.write("/data/model.pt", b"first").await;
         world.write("/data/model.tmp", b"second").await;
         // Which of the two is sent first is not said: only the one must not go before the rename.
@@ -69,10 +77,7 @@ async fn a_checkpoint_is_renamed_over_one_that_is_being_sent_and_takes_its_place
 #[tokio::test]
 async fn a_file_that_is_removed_while_it_is_sent_does_not_come_back_and_takes_its_object_along() {
     for propagates in [false, true] {
-        let world = match propagates {
-            true => World::propagating().await,
-            false => World::new(LinkMode::ImportExport).await,
-        };
+        let world = World::that(propagates).await;
         world.write("/data/file", b"content").await;
         let remove = world.removal("/data/file", false).await;
         world.export_while(remove).await;
@@ -118,7 +123,7 @@ async fn the_directory_above_may_be_renamed_and_made_anew_while_a_file_is_sent()
 #[tokio::test]
 async fn a_directory_that_is_made_anew_takes_over_the_objects_of_the_one_before() {
     for is_renamed in [false, true] {
-        let world = World::new(LinkMode::ImportExport).await;
+        let world = World::propagating().await;
         world.make_directory("/data/run").await;
         let before = world.write("/data/run/file", b"content").await;
         world.server.present.lock().unwrap().insert(before, 7);
@@ -140,6 +145,35 @@ async fn a_directory_that_is_made_anew_takes_over_the_objects_of_the_one_before(
 }
 
 #[tokio::test]
+async fn without_propagation_nobody_says_that_the_objects_of_a_removed_directory_are_free() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/data/run").await;
+    world.write("/data/run/file", b"content").await;
+    world.export_all().await;
+    world.remove_name("/data/run/file", false).await;
+    world.remove_name("/data/run", true).await;
+    world.make_directory("/data/run").await;
+    world.write("/data/run/file", b"another").await;
+    let job = world.export_all().await;
+    assert_eq!(job.failures[0].failure.kind, ErrorKind::Conflict);
+    assert_eq!(world.content("run/file").as_deref(), Some(&b"content"[..]));
+}
+
+#[tokio::test]
+async fn what_somebody_wrote_into_the_object_of_a_removed_file_is_not_overwritten() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/file", b"content").await;
+    world.export_all().await;
+    // In place: what its metadata say stays as it was.
+    fs::write(world.object("file"), b"somebody else's").unwrap();
+    world.write("/data/new", b"another").await;
+    world.move_name("/data/new", "/data/file").await;
+    let job = world.export_all().await;
+    assert_eq!(job.failures[0].failure.kind, ErrorKind::Conflict);
+    assert_eq!(world.content("file").as_deref(), Some(&b"somebody else's"[..]));
+}
+
+#[tokio::test]
 async fn an_object_that_somebody_else_made_there_is_not_taken_over() {
     let world = World::new(LinkMode::ImportExport).await;
     world.make_directory("/data/run").await;
@@ -155,16 +189,70 @@ async fn an_object_that_somebody_else_made_there_is_not_taken_over() {
 }
 
 #[tokio::test]
-async fn an_object_that_is_being_made_is_imported_when_its_export_has_ended() {
+async fn an_object_that_may_be_a_renamed_files_is_imported_when_its_export_has_ended() {
     let world = World::new(LinkMode::ImportExport).await;
-    world.put("file", b"content");
-    let link = world.hydration.list_links().await.unwrap()[0].id;
-    let (turn, _) = world.hydration.importer.exporting.take(link, "file").await;
-    world.job(JobKind::Import, "/data").await;
-    assert!(!world.is_there("/data/file").await);
-    drop(turn);
-    world.job(JobKind::Import, "/data").await;
+    world.put("dir/file", b"somebody else's");
+    let inode = world.write("/data/file", b"content").await;
+    let data = world.find("/data").await.unwrap().id;
+    let refresh = async || world.hydration.importer.refresh(data, |_| ()).await.unwrap();
+    let begin = |key: &str| {
+        Command::BeginExport(command::BeginExport {
+            inode,
+            job: JobId(1),
+            export: 7,
+            link: LinkId(1),
+            key: key.to_owned(),
+            replaces: None,
+            part_size: 8 * MIB,
+        })
+    };
+    let abort = || Command::AbortExport { inode, export: 7 };
+    // Of a directory that was listed before, the next listing tells.
+    world.server.execute(begin("file"), true).await.unwrap();
+    world.move_name("/data/file", "/data/moved").await;
+    world.put("file", b"somebody else's");
+    refresh().await;
+    assert!(!world.is_there("/data/file").await, "nobody knows yet whose it is");
+    world.server.execute(abort(), true).await.unwrap();
+    refresh().await;
     assert!(world.is_there("/data/file").await);
+    // One that never was is not listed to its end before.
+    world.server.execute(begin("dir/file"), true).await.unwrap();
+    let directory = world.find("/data/dir").await.unwrap().id;
+    world.hydration.importer.whole(directory).await.unwrap();
+    assert!(!world.is_there("/data/dir/file").await);
+    world.server.execute(abort(), true).await.unwrap();
+    world.hydration.importer.whole(directory).await.unwrap();
+    assert!(world.is_there("/data/dir/file").await);
+}
+
+#[tokio::test]
+async fn an_export_of_a_removed_file_is_settled_by_the_next_one() {
+    let world = World::propagating().await;
+    world.write("/data/file", b"content").await;
+    let remove = world.removal("/data/file", false).await;
+    // The object stands, and the bucket is away before anybody hears of it.
+    let bucket = world.bucket_dir.path().to_owned();
+    let away = Fault::Away(bucket.clone(), Box::new(remove));
+    world.server.faults.lock().unwrap().push_back(away);
+    let export = async || {
+        let path = b"/data".to_vec();
+        let start = StartJob { caller: ROOT, kind: JobKind::Export, path };
+        let id = world.hydration.start_job(b"", &start).await.unwrap().id;
+        let is_final = |job: &Job| job.id == id && job.state.is_final();
+        while !world.hydration.list_jobs().await.unwrap().iter().any(is_final) {
+            tokio::task::yield_now().await;
+        }
+    };
+    // In one run: what a start of the server settles is another matter.
+    let both = async {
+        export().await;
+        fs::rename(bucket.with_extension("away"), &bucket).unwrap();
+        assert!(world.content("file").is_some());
+        export().await;
+    };
+    world.run_beside(Box::pin(both)).await;
+    assert!(!world.is_there("/data/file").await && world.content("file").is_none());
 }
 
 #[tokio::test]

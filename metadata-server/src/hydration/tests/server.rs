@@ -69,6 +69,9 @@ pub(super) enum Fault {
     Put(PathBuf, &'static [u8]),
     /// It does what it is asked, and this happens before it answers.
     Meanwhile(Box<Command>),
+    /// It does what it is asked, this happens, and the directory of the bucket is moved away before
+    /// its answer is lost.
+    Away(PathBuf, Box<Command>),
     /// Somebody deletes this object meanwhile, before the target does what it is asked.
     Delete(PathBuf),
 }

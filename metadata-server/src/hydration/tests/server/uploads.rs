@@ -41,6 +41,12 @@ impl TestServer {
                 fs::remove_file(object).unwrap();
                 Ok(Box::new(work.await?))
             }
+            Some(Fault::Away(bucket, command)) => {
+                work.await?;
+                self.execute(*command, false).await.unwrap();
+                fs::rename(&bucket, bucket.with_extension("away")).unwrap();
+                Err(ErrorKind::Unavailable.into())
+            }
             Some(Fault::Meanwhile(command)) => {
                 let reply = work.await?;
                 self.execute(*command, false).await.unwrap();
