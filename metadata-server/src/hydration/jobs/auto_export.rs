@@ -336,7 +336,8 @@ impl<E: Environment> AutoExporter<E> {
                 taken = alone.take_last(), if turn.is_none() && is_due => {
                     turn = Some(taken);
                     let Self { environment, importer, unmarked, .. } = self;
-                    if let Err(failure) = settle::removed(environment, importer, unmarked).await {
+                    let removed = settle::removed(environment, importer, unmarked);
+                    if let Err(failure) = Box::pin(removed).await {
                         tracing::warn!(%failure, "exports of removed files cannot be looked for");
                     }
                 }

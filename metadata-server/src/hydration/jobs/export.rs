@@ -49,7 +49,8 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
     if context.elsewhere.is_none() && !context.dry_run {
         let Context { environment, importer, unmarked, .. } = context;
-        if let Err(failure) = settle::removed(environment, importer, unmarked).await {
+        let removed = settle::removed(environment, importer, unmarked);
+        if let Err(failure) = Box::pin(removed).await {
             return context.fail_id(context.job.root, failure).await;
         }
     }
