@@ -89,7 +89,7 @@ pub(super) fn directory_left(tx: &mut Transaction<'_>, inode: &Inode) -> Result<
 }
 
 /// What the keys of a directory's path begin with; `None` where no key can have its names.
-fn path_prefix(
+pub(super) fn path_prefix(
     tx: &Transaction<'_>,
     directory: &Inode,
     link: LinkId,

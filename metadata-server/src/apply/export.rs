@@ -3,7 +3,7 @@
 use millrace_protocol::capability::Origin;
 use millrace_types::{ErrorKind, FileName, InodeId};
 
-use super::{ApplyError, Transaction, commit, deletion, orphan, place};
+use super::{ApplyError, Transaction, commit, deletion, orphan, place, remove::hides};
 use crate::{
     command::{BeginExport, CompleteExport, Outcome},
     namespace::{Body, Inode, ObjectState, tree},
@@ -124,7 +124,7 @@ fn leave_behind(
         return Ok(());
     }
     if let Some((directory, name)) = place::of_key(tx, export.link, &export.key)?
-        && is_shown_by(&tx.inode(directory)?, export, &name)
+        && (is_shown_by(&tx.inode(directory)?, export, &name) || !hides(tx, directory, &name)?)
     {
         let entry = tree::entry(tx, directory, &name)?;
         if entry.is_some_and(|entry| entry.inode == id) {
@@ -147,7 +147,7 @@ fn leave_behind(
 }
 
 /// Whether a directory shows the object of a key under this name. One that was moved to where it is
-/// shows others.
+/// shows others, and what hides those there stays.
 fn is_shown_by(directory: &Inode, export: &Export, name: &FileName) -> bool {
     let Body::Directory(body) = &directory.body else { return false };
     let linked = body.linked.as_ref().filter(|linked| linked.link == export.link);

@@ -85,6 +85,7 @@ pub(super) fn leave_whiteout(
     if is_object_of_another_key(directory, inode, name)
         && tx.file_system()?.feature_level >= KEEPS_WHITEOUTS_LEVEL
         && hides(tx, parent.id, name)?
+        && !is_object_of_path(tx, parent, inode, name)?
     {
         // What hides the object of this key, and tells which file may need it, goes on doing so.
         return Ok(());
@@ -111,7 +112,33 @@ fn is_object_of_another_key(directory: &DirectoryBody, inode: &Inode, name: &Fil
     key != Some("") || origin.link != linked.link
 }
 
-fn hides(tx: &Transaction<'_>, directory: InodeId, name: &FileName) -> Result<bool, ApplyError> {
+/// Whether a file has the object that its path has the key of, in a directory that was moved after
+/// it was listed: nothing is imported there any more, and what takes the name replaces that object.
+fn is_object_of_path(
+    tx: &Transaction<'_>,
+    parent: &Inode,
+    inode: &Inode,
+    name: &FileName,
+) -> Result<bool, ApplyError> {
+    let (Body::File(file), Body::Directory(directory)) = (&inode.body, &parent.body) else {
+        return Ok(false);
+    };
+    let linked = directory.linked.as_ref().filter(|linked| linked.listed.is_some());
+    let (Some(origin), Some(linked)) = (&file.origin, linked) else { return Ok(false) };
+    if origin.link != linked.link {
+        return Ok(false);
+    }
+    let prefix = deletion::path_prefix(tx, parent, origin.link)?;
+    let rest = prefix.and_then(|prefix| origin.key.strip_prefix(&prefix));
+    Ok(rest.map(str::as_bytes) == Some(name.as_bytes()))
+}
+
+/// Whether something hides an object under this name.
+pub(super) fn hides(
+    tx: &Transaction<'_>,
+    directory: InodeId,
+    name: &FileName,
+) -> Result<bool, ApplyError> {
     Ok(tx.get(&keys::whiteout(directory, name.as_bytes()))?.is_some())
 }
 

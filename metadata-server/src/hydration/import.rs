@@ -415,16 +415,14 @@ impl<E: Environment> Importer<E> {
     /// Gives ids to names that were found when the bucket was `asked`, and makes them a command. Of
     /// a file that changed here since then (by an export, or by a younger answer) the answer may be
     /// old: it is left alone, and the next look tells. So is an object that an export may be making
-    /// just now of a file that has another name meanwhile, or none.
+    /// just now, of a file that may have another name by then.
     pub(super) async fn import(
         &self,
         directory: InodeId,
         asked: Timestamp,
         found: Vec<Found>,
     ) -> Result<Import, Failure> {
-        let all = found.len();
-        let found = self.without_unsettled(directory, found).await?;
-        let how_much = if found.len() < all { Import::Partial } else { Import::Whole };
+        let (found, how_much) = self.without_unsettled(directory, found).await?;
         let mut found = self.unchanged_since(directory, asked, found).await?;
         // In this order the names that are known are found by one scan.
         found.sort_by(|one, other| one.name().cmp(other.name()));

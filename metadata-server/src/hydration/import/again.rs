@@ -23,8 +23,8 @@ use millrace_protocol::metadata::FileKind;
 use millrace_types::{Failure, FileName, InodeId, Timestamp};
 
 use super::{
-    Environment, ImportKind, Importer, Linked, Object, broken, entries::Found, finished, key_of,
-    linked,
+    Environment, Import, ImportKind, Importer, Linked, Object, broken, entries::Found, finished,
+    key_of, linked,
 };
 use crate::{
     apply::export_has_made,
@@ -238,18 +238,19 @@ impl<E: Environment> Importer<E> {
         query.await
     }
 
-    /// What was found without the objects that an export may have made whose end is not known, of
-    /// files that are elsewhere by now.
+    /// What was found without the objects that an export may have made whose end is not known. Says
+    /// whether some of their files are elsewhere by now, so that nothing here shows what was found.
     pub(super) async fn without_unsettled(
         &self,
         directory: InodeId,
         mut found: Vec<Found>,
-    ) -> Result<Vec<Found>, Failure> {
+    ) -> Result<(Vec<Found>, Import), Failure> {
         let query = self.environment.read(move |view| {
+            let mut import = Import::Whole;
             let exports = tree::scan::<Export>(view, &keys::exports(), usize::MAX);
             let exports = exports.map_err(broken)?;
             if exports.is_empty() {
-                return Ok(found);
+                return Ok((found, import));
             }
             let object = |found: &Found| match found.kind() {
                 ImportKind::File(origin) => Some((origin.link, origin.key.clone())),
@@ -265,12 +266,16 @@ impl<E: Environment> Importer<E> {
                 let entry = tree::entry(view, directory, name).map_err(broken)?;
                 let file = tree::find(view, id).map_err(broken)?;
                 let is_made = file.is_some_and(|file| export_has_made(&export, &file));
-                if !is_made && entry.is_none_or(|entry| entry.inode != id) {
-                    unsettled.insert(place);
+                if is_made {
+                    continue;
                 }
+                if entry.is_none_or(|entry| entry.inode != id) {
+                    import = Import::Partial;
+                }
+                unsettled.insert(place);
             }
             found.retain(|one| object(one).is_none_or(|place| !unsettled.contains(&place)));
-            Ok(found)
+            Ok((found, import))
         });
         query.await
     }

@@ -1,7 +1,7 @@
 //! Finds out what became of an export whose answer was lost, and draws the conclusion: the object
 //! stands, or the upload is given up. Never by guess: the export's id is in the object's metadata.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use millrace_object_source::{
     Bucket, Condition, EXPORT_ID_KEY, Error as BucketError, ObjectVersion, Tag, UploadId,
@@ -256,12 +256,15 @@ pub(super) async fn removed<E: Environment>(
         }
         Ok(left)
     });
+    let mut away = HashSet::new();
     for export in left.await? {
-        // One that is on its way ends by itself.
-        if importer.exporting.has(export.link, &export.key) {
+        // One that is on its way ends by itself. And each request to a bucket that is away takes
+        // long.
+        if importer.exporting.has(export.link, &export.key) || away.contains(&export.link) {
             continue;
         }
         if let Err(failure) = one(environment, importer, unmarked, &export).await {
+            away.insert(export.link);
             tracing::warn!(key = %export.key, %failure, "an export cannot be settled now");
         }
     }

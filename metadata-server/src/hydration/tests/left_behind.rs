@@ -145,6 +145,53 @@ async fn a_directory_that_is_made_anew_takes_over_the_objects_of_the_one_before(
 }
 
 #[tokio::test]
+async fn a_renamed_file_that_stands_against_the_object_says_that_it_may_be_replaced() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/data/run").await;
+    let before = world.write("/data/run/file", b"content").await;
+    world.export_all().await;
+    world.move_name("/data/run", "/data/done").await;
+    world.make_directory("/data/run").await;
+    world.write("/data/run/file", b"another").await;
+    // Not while bytes of it are nowhere else.
+    let job = world.job(JobKind::Export, "/data/run").await;
+    assert_eq!(job.failures[0].failure.kind, ErrorKind::Conflict);
+    assert!(job.failures[0].failure.message.contains("/data/done/file"), "{:?}", job.failures);
+    assert_eq!(world.content("run/file").as_deref(), Some(&b"content"[..]));
+    world.server.present.lock().unwrap().insert(before, 7);
+    let job = world.job(JobKind::Export, "/data/run").await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(world.content("run/file").as_deref(), Some(&b"another"[..]));
+}
+
+#[tokio::test]
+async fn checkpoints_replace_each_other_in_a_directory_that_was_renamed() {
+    for propagates in [false, true] {
+        let world = World::that(propagates).await;
+        world.make_directory("/data/step.tmp").await;
+        world.move_name("/data/step.tmp", "/data/step").await;
+        world.write("/data/step/model.pt", b"0").await;
+        for version in [b"1", b"2", b"3", b"4"] {
+            world.write("/data/step/model.tmp", version).await;
+            let tmp = world.find("/data/step/model.tmp").await.unwrap().id;
+            let rename = world.renaming("/data/step/model.tmp", "/data/step/model.pt").await;
+            match version {
+                // The first comes in the middle of an upload.
+                b"1" => {
+                    world.server.open_write(tmp).await;
+                    world.export_while(rename).await;
+                    world.server.commit(tmp, 1).await;
+                }
+                _ => drop(world.server.execute(rename, false).await.unwrap()),
+            }
+            let job = world.export_all().await;
+            assert_eq!(job.state, JobState::Succeeded, "{version:?} {:?}", job.failures);
+            assert_eq!(world.content("step/model.pt").as_deref(), Some(&version[..]));
+        }
+    }
+}
+
+#[tokio::test]
 async fn without_propagation_nobody_says_that_the_objects_of_a_removed_directory_are_free() {
     let world = World::new(LinkMode::ImportExport).await;
     world.make_directory("/data/run").await;
