@@ -71,7 +71,8 @@ pub(crate) use trust::unnamed;
 /// | 9     | exports that are known until all targets know of them; exports with a manifest   |
 /// | 10    | options of jobs; exports to buckets of no link; removals that reach the bucket;  |
 /// |       | keys that are left out; links that are listed by themselves; a directory takes   |
-/// |       | the place of an object of its name; whiteouts that stay with who needs them      |
+/// |       | the place of an object of its name; whiteouts that stay with who needs them;     |
+/// |       | objects whose file is renamed, replaced or removed before its export ends        |
 pub const FEATURE_LEVEL: u32 = 10;
 
 /// The level at which every log begins, whichever program made it.
