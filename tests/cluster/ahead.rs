@@ -1,6 +1,6 @@
 //! What is fetched before anybody asks, as a reader and an operator see it.
 
-use std::{fs, os::unix::fs::FileExt as _};
+use std::{fs, os::unix::fs::FileExt as _, thread};
 
 use anyhow::{Context, Result, ensure};
 use millrace_runtime::Random;
@@ -143,7 +143,17 @@ fn what_nobody_asked_for_pushes_nothing_out() -> Result<()> {
     let wish = Wish { targets: 1, capacity: Some("128MiB".to_owned()), ..Wish::default() };
     let mut world = World::start(wish)?;
     world.link("set", SET, &[])?;
-    world.read_some("set", SET, 10)?;
+    // All at once, so that enough of them find nothing here for more to follow than fits.
+    let mut numbers: Vec<usize> = (0..SET.0).collect();
+    let numbers: Vec<usize> = (0..24)
+        .map(|_| numbers.swap_remove(usize::try_from(world.random.within(0..100)).unwrap_or(0)))
+        .collect();
+    let reader = &world;
+    thread::scope(|scope| {
+        let check = |&number| scope.spawn(move || reader.check("set", number, SET.1));
+        let readers: Vec<_> = numbers.iter().map(check).collect();
+        readers.into_iter().try_for_each(|reader| reader.join().expect("it does not panic"))
+    })?;
     let words = "nothing is fetched ahead of readers for a while";
     world.cluster.wait_for_log("metadata", &[words])?;
     let dropped = "dropped what the bucket has too";
