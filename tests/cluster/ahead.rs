@@ -141,7 +141,7 @@ fn the_rest_of_what_was_read_in_part_follows_where_the_link_says_so() -> Result<
 fn what_nobody_asked_for_pushes_nothing_out() -> Result<()> {
     const SET: (usize, usize) = (200, MIB);
     let wish = Wish { targets: 1, capacity: Some("128MiB".to_owned()), ..Wish::default() };
-    let mut world = World::start(wish)?;
+    let world = World::start(wish)?;
     world.link("set", SET, &[])?;
     // All at once, so that enough of them find nothing here for more to follow than fits.
     let mut numbers: Vec<usize> = (0..SET.0).collect();
