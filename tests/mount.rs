@@ -20,6 +20,8 @@ mod posix;
 mod programs;
 #[path = "mount/promises.rs"]
 mod promises;
+#[path = "mount/quiet_opens.rs"]
+mod quiet_opens;
 #[path = "mount/ranges.rs"]
 mod ranges;
 #[path = "mount/system.rs"]

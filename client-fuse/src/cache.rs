@@ -11,6 +11,7 @@
 
 pub(crate) mod access_times;
 pub(crate) mod budget;
+pub(crate) mod contents;
 pub(crate) mod granted;
 pub(crate) mod names;
 pub(crate) mod pieces;

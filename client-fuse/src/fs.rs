@@ -3,13 +3,13 @@
 //!
 //! Owns the open files and directories of one mount and the order of what happens to them. It holds
 //! nothing durable: names belong to the metadata server, bytes to the targets. Names and attributes
-//! are answered here from what leases cover, which the kernel may keep for a moment, and otherwise
-//! asked of the server, as every open is. Bytes that a program writes stay here until they are
+//! are answered here from what leases cover, which the kernel may keep for a moment, and files are
+//! opened for reading so; otherwise the server is asked. Bytes that a program writes stay here until they are
 //! flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
-//! [`changed_objects`], [`open`], [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
+//! [`changed_objects`], [`open`], `quiet_opens`, `ahead_contents`, [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
 //! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
 //! [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
 
@@ -22,19 +22,21 @@ use millrace_protocol::metadata::{Attributes, GetInode, InodeReply};
 use millrace_types::{Failure, InodeId};
 
 use crate::{
-    cache::{access_times::AccessTimes, budget::Budget, names::Names},
+    cache::{access_times::AccessTimes, budget::Budget, contents::Contents, names::Names},
     cluster::Cluster,
     fs::{
-        changed_objects::ChangedObjects, file::File, files::Files, handle::FileHandle,
-        handles::Handles, kept_pages::KeptPages, kernel_names::KernelNames,
+        ahead_contents::AheadContents, changed_objects::ChangedObjects, file::File, files::Files,
+        handle::FileHandle, handles::Handles, kept_pages::KeptPages, kernel_names::KernelNames,
         kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
-        pending_reads::PendingReads, readdir::DirectoryHandle, removed::Removed, xattr::Offered,
+        pending_reads::PendingReads, quiet_opens::QuietOpens, readdir::DirectoryHandle,
+        removed::Removed, xattr::Offered,
     },
     metrics::ClientMetrics,
     settings::MountSettings,
 };
 
 pub(crate) mod access_times;
+mod ahead_contents;
 pub(crate) mod allocate;
 pub(crate) mod attributes;
 mod bucket_xattrs;
@@ -54,6 +56,7 @@ pub(crate) mod look_ahead;
 pub(crate) mod names;
 pub(crate) mod open;
 pub(crate) mod pending_reads;
+mod quiet_opens;
 pub(crate) mod read;
 pub(crate) mod readdir;
 pub(crate) mod removed;
@@ -73,6 +76,8 @@ pub(crate) struct FileSystem {
     pub(crate) metrics: ClientMetrics,
     files: Files,
     handles: Handles<FileHandle>,
+    /// Those of which the server does not know.
+    quiet: QuietOpens,
     directories: Handles<DirectoryHandle>,
     kept: KeptPages,
     /// What programs here have locked.
@@ -83,6 +88,9 @@ pub(crate) struct FileSystem {
     pub(crate) kernel: KernelNames,
     /// Names and attributes under leases.
     names: Names,
+    /// What lets this mount read files, under leases too.
+    contents: Contents,
+    ahead_contents: AheadContents,
     /// What was removed here and programs here may have open.
     removed: Removed,
     ahead: LookAhead,
@@ -102,13 +110,13 @@ pub(crate) struct FileSystem {
 
 impl FileSystem {
     /// The file system of `cluster`, with `budget_bytes` for read-ahead and write-behind together,
-    /// and `names` for what leases cover, which offers what `settings` say.
+    /// and `names` and `contents` for what leases cover, which offers what `settings` say.
     /// Background work runs on `runtime`.
     pub(crate) fn new(
         cluster: Arc<Cluster>,
         metrics: ClientMetrics,
         budget_bytes: u64,
-        names: Names,
+        (names, contents): (Names, Contents),
         settings: &MountSettings,
         runtime: tokio::runtime::Handle,
     ) -> Arc<Self> {
@@ -118,12 +126,15 @@ impl FileSystem {
             metrics,
             files: Files::default(),
             handles: Handles::new(),
+            quiet: QuietOpens::default(),
             directories: Handles::new(),
             kept: KeptPages::default(),
             locks: Locks::default(),
             pages: KernelPages::default(),
             kernel: KernelNames::default(),
             names,
+            contents,
+            ahead_contents: AheadContents::default(),
             removed: Removed::default(),
             ahead: LookAhead::default(),
             access_times,

@@ -128,7 +128,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn getattr(&self, call: Call<'_>, getattr: GetAttr, reply: Reply<AttrReply>) {
-        if let Some(found) = self.attributes_kept(&call, getattr.flags) {
+        if let Some(found) = self.attributes_kept(&call, getattr.flags, getattr.handle) {
             return reply.send(&attr_shown(&found, self.root));
         }
         let by_name = !getattr.flags.contains(GetAttrFlags::HANDLE);
@@ -148,7 +148,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
             let attr = file_statx(&found, number(found.inode, root));
             reply.send(&StatXReply { attr, ..StatXReply::default() });
         };
-        if let Some(found) = self.attributes_kept(&call, statx.flags) {
+        if let Some(found) = self.attributes_kept(&call, statx.flags, statx.handle) {
             return send(reply, found.attributes);
         }
         let work = self.attributes(&call, statx.flags, statx.handle);
@@ -239,6 +239,15 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let flags = open.flags.cast_signed();
         let truncates = flags & libc::O_TRUNC != 0;
         let drop_privileges = open.open_flags.contains(OpenInFlags::KILL_SUIDGID);
+        let mut kept = None;
+        if !drop_privileges {
+            kept = fs.open_kept(&caller, inode, flags);
+        }
+        if let Some(Ok(opened)) = &kept
+            && (opened.caching != Caching::Fresh || fs.reads.is_empty(inode))
+        {
+            return reply.send(&open_reply(opened, flags));
+        }
         let owed =
             if truncates { Owed::new(&call, reply) } else { Owed::interruptible(&call, reply) };
         self.run(async move {
@@ -246,7 +255,10 @@ impl millrace_fuse_server::FileSystem for Adapter {
                 if drop_privileges {
                     fs.drop_privilege_bits(inode).await?;
                 }
-                let opened = fs.open(caller, inode, flags).await?;
+                let opened = match kept {
+                    Some(opened) => opened?,
+                    None => fs.open(caller, inode, flags).await?,
+                };
                 if opened.caching == Caching::Fresh {
                     fs.reads.earlier(inode).await;
                 }
@@ -336,6 +348,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
     fn release(&self, call: Call<'_>, release: Release, reply: Reply<Done>) {
         let fs = Arc::clone(&self.fs);
+        if fs.release_kept(release.handle) {
+            return reply.done();
+        }
         let work = async move {
             fs.release(release.handle).await;
             Ok(())
@@ -511,9 +526,12 @@ impl millrace_fuse_server::FileSystem for Adapter {
 /// What several requests have in common.
 impl Adapter {
     /// The attributes of what `call` is about, where they are at hand.
-    fn attributes_kept(&self, call: &Call<'_>, flags: GetAttrFlags) -> Option<Shown> {
-        let by_name = !flags.contains(GetAttrFlags::HANDLE);
-        by_name.then(|| self.fs.attributes_kept(&caller_of(call), self.inode(call.node)))?
+    fn attributes_kept(&self, call: &Call<'_>, flags: GetAttrFlags, handle: u64) -> Option<Shown> {
+        if !flags.contains(GetAttrFlags::HANDLE) {
+            return self.fs.attributes_kept(&caller_of(call), self.inode(call.node));
+        }
+        let handle = self.fs.handle(handle).ok()?;
+        self.fs.attributes_kept_of(&caller_of(call), &handle).map(Shown::once)
     }
 
     /// The attributes of what `call` is about, by its open file if the flag says so.

@@ -8,6 +8,8 @@ use prometheus_client::metrics::counter::Counter;
 pub(crate) struct ClientMetrics {
     /// Reads that were answered without waiting.
     pub(crate) read_ready: Counter,
+    /// Opens for reading of which the server was not asked.
+    pub(crate) opens_kept: Counter,
     /// Bytes fetched from targets.
     pub(crate) fetched: Counter,
     /// Bytes that programs wrote.
@@ -30,6 +32,11 @@ impl ClientMetrics {
             read_ready: counter(
                 "mount_reads_ready",
                 "Reads answered from memory without waiting",
+                MetricUnit::Count,
+            ),
+            opens_kept: counter(
+                "mount_opens_kept",
+                "Opens for reading answered from what a lease covers",
                 MetricUnit::Count,
             ),
             fetched: counter("mount_fetched", "Bytes fetched from targets", MetricUnit::Bytes),

@@ -37,7 +37,7 @@ use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    cache::names::Names,
+    cache::{contents::Contents, names::Names},
     cluster::{Cluster, retry::Patience},
     control::Control,
     fs::FileSystem,
@@ -72,7 +72,9 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let servers = cluster_settings.servers.clone();
     let cluster = Cluster::connect(servers, endpoints, Patience { limit }, counters.clone()).await;
     let cluster = Arc::new(cluster.map_err(MountError::Cluster)?);
-    let kept = Names::new(settings.cache.names.0, names.squash_root);
+    // Half of it for names and attributes, half for what opens files.
+    let half = settings.cache.names.0 / 2;
+    let kept = (Names::new(half, names.squash_root), Contents::new(half));
     let (servers, bytes) = (Arc::clone(&cluster), runtimes.1.clone());
     let memory = settings.cache.memory.0;
     let fs = FileSystem::new(servers, counters, memory, kept, &settings.mount, bytes);

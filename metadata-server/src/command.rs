@@ -577,6 +577,20 @@ impl Command {
     pub fn is_lazy(&self) -> bool {
         matches!(self, Self::NoteReads(_))
     }
+
+    /// Whether it has files follow their bucket, or decides which version of one stays: whoever
+    /// keeps what it changes gives that back first, so that the next open of anybody shows it.
+    #[must_use]
+    pub fn follows_bucket(&self) -> bool {
+        matches!(
+            self,
+            Self::ImportEntries(_)
+                | Self::ObserveObject(_)
+                | Self::ResolveConflict(_)
+                | Self::ForgetEntries(_)
+                | Self::DropDirectory(_)
+        )
+    }
 }
 
 impl Envelope {

@@ -33,6 +33,7 @@ pub mod admin;
 pub mod cluster;
 pub mod commit;
 pub mod conflicts;
+pub mod contents;
 pub mod create;
 pub mod directory;
 pub mod fsck;

@@ -393,6 +393,7 @@ impl MetadataService {
             | RequestKind::Declare => self.locks(call).await,
             RequestKind::FindName => self.run(call, Written, ops::lease::find).await,
             RequestKind::ShowInode => self.run(call, Written, ops::lease::show).await,
+            RequestKind::ShowContents => self.run(call, Written, ops::contents::show).await,
             RequestKind::MakeName => self.run(call, Written, ops::kept_change::make).await,
             RequestKind::RemoveName => self.run(call, Written, ops::kept_change::remove).await,
             RequestKind::NoteReads => self.run(call, Written, ops::access::note).await,

@@ -300,9 +300,19 @@ impl Lease {
     pub(crate) fn key(&self) -> InodeId {
         self.key
     }
+
+    /// When that was asked for which it covers.
+    pub(crate) fn note(&self) -> Note {
+        self.since.lease
+    }
 }
 
 impl Changing<'_> {
+    /// What it concerns.
+    pub(crate) fn concerned(&self) -> &[Recall] {
+        &self.concerned
+    }
+
     /// The inodes whose attributes are known to change.
     pub(crate) fn inodes(&self) -> impl Iterator<Item = InodeId> {
         self.concerned.iter().filter_map(|recall| match recall {

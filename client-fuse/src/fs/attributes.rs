@@ -48,6 +48,21 @@ impl FileSystem {
         Some(Shown { attributes, keep })
     }
 
+    /// What an open file shows, if a lease covers it, and it is the version that the handle was
+    /// opened on.
+    pub(crate) fn attributes_kept_of(
+        &self,
+        caller: &Caller,
+        handle: &FileHandle,
+    ) -> Option<Attributes> {
+        if !self.may_answer(caller) {
+            return None;
+        }
+        let state = handle.file.state();
+        let stands = self.names.stands(handle.file.inode, state.lease.as_ref()?);
+        (stands && handle.check_version(&state).is_ok()).then(|| state.attributes.clone())
+    }
+
     /// What `stat` shows, asked of the server, with this mount's own writes on top.
     ///
     /// # Errors

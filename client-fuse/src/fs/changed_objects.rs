@@ -45,6 +45,12 @@ impl ChangedObjects {
         }
     }
 
+    /// Whether an open of the file would wait for news.
+    pub(crate) fn is_met(&self, inode: InodeId) -> bool {
+        let met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        met.get(&inode).is_some_and(|(_, when)| when.elapsed() < FRESH)
+    }
+
     fn take(&self, inode: InodeId) -> Option<ChangeCount> {
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         let (count, when) = met.remove(&inode)?;

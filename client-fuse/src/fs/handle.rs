@@ -26,8 +26,8 @@ pub(crate) struct FileHandle {
     pub(crate) options: HandleOptions,
     /// Who has written through it.
     pub(crate) writers: Writers,
-    /// In which life of the metadata server it is known to be open.
-    pub(crate) incarnation: AtomicU64,
+    /// Who knows that it is open. Held while the server is told.
+    pub(crate) known: tokio::sync::Mutex<Known>,
     failures_seen: AtomicU64,
     /// Writes that were refused for failures: two for each of them at most.
     writes_refused: AtomicU64,
@@ -35,6 +35,17 @@ pub(crate) struct FileHandle {
     lock_lost: AtomicBool,
     /// The version of the object that it was opened on, if the file had one.
     version: Option<(ContentGeneration, String)>,
+}
+
+/// To whom an open is known beside this mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Known {
+    /// To nobody: a lease covers what it reads.
+    Nobody,
+    /// To the metadata server, in this life of it.
+    Server(u64),
+    /// To nobody, for it is closed.
+    Closed,
 }
 
 /// Flags of `open` that matter after it.
@@ -66,7 +77,7 @@ impl FileHandle {
         mode: OpenMode,
         caller: Caller,
         options: HandleOptions,
-        incarnation: u64,
+        known: Known,
     ) -> Self {
         let (failures, version) = {
             let state = file.state();
@@ -78,7 +89,7 @@ impl FileHandle {
         };
         let failures_seen = AtomicU64::new(failures);
         let writes_refused = AtomicU64::new(2 * failures);
-        let incarnation = AtomicU64::new(incarnation);
+        let known = tokio::sync::Mutex::new(known);
         let writers = Writers::default();
         let lock_lost = AtomicBool::new(false);
         Self {
@@ -87,7 +98,7 @@ impl FileHandle {
             caller,
             options,
             writers,
-            incarnation,
+            known,
             failures_seen,
             writes_refused,
             lock_lost,

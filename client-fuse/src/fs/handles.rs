@@ -53,9 +53,9 @@ impl<T> Handles<T> {
         self.lock().open.remove(&number)
     }
 
-    /// Everything that is open.
-    pub(crate) fn all(&self) -> Vec<Arc<T>> {
-        self.lock().open.values().cloned().collect()
+    /// Everything that is open, with its numbers.
+    pub(crate) fn all(&self) -> Vec<(u64, Arc<T>)> {
+        self.lock().open.iter().map(|(&number, thing)| (number, Arc::clone(thing))).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table<T>> {

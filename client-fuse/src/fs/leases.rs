@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::future::join;
 use millrace_protocol::{
     Request,
     lease::{
@@ -29,7 +30,8 @@ impl FileSystem {
             let incarnation = *self.cluster.incarnation().borrow();
             let session = self.cluster.session();
             self.names.begin(session);
-            self.kernel.take_back(&[Recall::Everything]).await;
+            self.ahead_contents.handle_server();
+            self.give_back(&[Recall::Everything]).await;
             let failure = self.hear(session, incarnation).await;
             tracing::debug!(%failure, "what was kept of names and attributes is dropped");
             self.names.forget_all();
@@ -51,13 +53,19 @@ impl FileSystem {
                     for recall in &recalls.recalls {
                         self.names.forget(recall);
                     }
-                    self.kernel.take_back(&recalls.recalls).await;
+                    self.give_back(&recalls.recalls).await;
                     // Whatever is answered from now on was asked of the server after this.
                     request.acknowledged = recalls.through;
                 }
                 Err(failure) => return failure,
             }
         }
+    }
+
+    /// Returns when the kernel has nothing left of what is taken back, and the server knows of all
+    /// that is open under it. All of it must have stopped to count here before.
+    async fn give_back(&self, recalls: &[Recall]) {
+        join(self.kernel.take_back(recalls), self.tell_opens(recalls)).await;
     }
 
     /// Whether what is kept may answer this caller now.
@@ -85,6 +93,7 @@ impl FileSystem {
         self.names.keep_name((parent, name.clone()), inode, covered.then_some(note));
         if let Some(reply) = &found {
             self.keep(&reply.attributes, lease, note);
+            self.keep_content(reply, lease, note);
         }
         Ok(found)
     }
@@ -149,6 +158,7 @@ impl FileSystem {
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
+        self.tell_opens(changing.concerned()).await;
         let result = self.cluster.change(make).await;
         drop(changing);
         match result {
@@ -176,6 +186,7 @@ impl FileSystem {
         let note = changing.note();
         let request =
             |operation| MakeName { make: CreateMasked { create: create(operation), umask } };
+        self.tell_opens(changing.concerned()).await;
         let made = match self.cluster.change(request).await {
             Ok(made) => self.with_reads(made),
             Err(failure) => {
@@ -212,6 +223,7 @@ impl FileSystem {
         let last = self.names.last_seen(parent, name);
         let changing = self.changing(&names, None);
         let request = |operation| RemoveName { remove: remove(operation) };
+        self.tell_opens(changing.concerned()).await;
         match self.cluster.change(request).await {
             Ok(removed) => {
                 let removed = self.with_reads(removed);

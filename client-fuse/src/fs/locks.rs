@@ -60,6 +60,11 @@ impl Locks {
         self.held.has_ranges(inode)
     }
 
+    /// Whether anybody here has locks on the file, or asks for some.
+    pub(crate) fn concern(&self, inode: InodeId) -> bool {
+        self.held.concern(inode)
+    }
+
     /// The kernel has forgotten the inode.
     pub(crate) fn forget(&self, inode: InodeId) {
         self.held.forget(inode);
@@ -123,6 +128,8 @@ impl FileSystem {
         if lock.kind.is_none() {
             return self.unlock(lock).await;
         }
+        // Where the server knows of none that is open, it takes the session's locks for over.
+        self.tell_open(number, &handle).await;
         let owner = self.locks.held.asking(Key::of(&lock), number, self.cluster.session());
         let waiting = wait.then(|| self.begin_wait());
         loop {

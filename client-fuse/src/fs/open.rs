@@ -1,6 +1,6 @@
 //! open, create and release.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 use millrace_protocol::{
@@ -13,10 +13,10 @@ use millrace_protocol::{
 use millrace_types::{Failure, FileName, InodeId};
 
 use crate::{
-    cache::names::stamps::Note,
+    cache::names::{Lease, stamps::Note},
     fs::{
         FileSystem,
-        handle::{FileHandle, HandleOptions},
+        handle::{FileHandle, HandleOptions, Known},
         names::NewMode,
     },
 };
@@ -44,6 +44,17 @@ pub(crate) enum Caching {
     Bypass,
 }
 
+/// What an open has shown of its file.
+#[derive(Debug)]
+pub(super) struct View {
+    /// That.
+    pub(super) reply: InodeReply,
+    /// From when it is.
+    pub(super) viewed: Note,
+    /// What covers it.
+    pub(super) lease: Option<Lease>,
+}
+
 impl FileSystem {
     /// Opens a file with the flags of `open(2)`.
     ///
@@ -62,6 +73,16 @@ impl FileSystem {
             self.discard(&file).await;
         }
         self.await_news(&caller, inode).await;
+        if mode == OpenMode::Read {
+            if let Some(opened) = self.open_kept(&caller, inode, flags) {
+                return opened;
+            }
+            if self.fetch_contents(&caller, inode).await
+                && let Some(opened) = self.open_kept(&caller, inode, flags)
+            {
+                return opened;
+            }
+        }
         let request = |operation| Open {
             caller: caller.clone(),
             operation,
@@ -71,9 +92,10 @@ impl FileSystem {
             reopen: false,
         };
         let changed = (mode == OpenMode::Write).then_some(inode);
-        let note = self.names.note();
+        let viewed = self.names.note();
         let reply = self.change(request, &[], changed).await?;
-        let (opened, _) = self.begin_handle(caller, (reply, note), mode, flags)?;
+        let view = View { reply, viewed, lease: None };
+        let (opened, _) = self.begin_handle(caller, view, mode, flags, self.known_now())?;
         if truncate && let Some(file) = self.files.find(inode) {
             file.state().record_resize(0);
         }
@@ -103,18 +125,16 @@ impl FileSystem {
             open: true,
             exclusive,
         };
-        let note = self.names.note();
+        let viewed = self.names.note();
         let (reply, lease) = self.make_name(request, (parent, &name), mode.umask).await?;
         let inode = reply.attributes.inode;
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
-        let shown = reply.attributes.change_count;
+        let view = View { reply, viewed, lease };
+        let (caller_of_cut, known) = (caller.clone(), self.known_now());
         let (opened, mut attributes) =
-            self.begin_handle(caller.clone(), (reply, note), OpenMode::Write, flags)?;
-        if let Some(file) = self.files.find(inode) {
-            file.state().cover(shown, lease);
-        }
+            self.begin_handle(caller, view, OpenMode::Write, flags, known)?;
         if cut {
-            let emptied = self.truncate(caller, inode, 0, true).await;
+            let emptied = self.truncate(caller_of_cut, inode, 0, true).await;
             match emptied {
                 Ok(emptied) => attributes = emptied,
                 Err(failure) => {
@@ -147,10 +167,11 @@ impl FileSystem {
             umask,
             nameable,
         };
-        let note = self.names.note();
+        let viewed = self.names.note();
         let reply = self.change(request, &[], None).await?;
+        let view = View { reply, viewed, lease: None };
         let (opened, attributes) =
-            self.begin_handle(caller, (reply, note), OpenMode::Write, flags)?;
+            self.begin_handle(caller, view, OpenMode::Write, flags, self.known_now())?;
         Ok((attributes, opened))
     }
 
@@ -161,6 +182,7 @@ impl FileSystem {
             return;
         };
         let file = &handle.file;
+        self.quiet.remove(file.inode, number);
         if handle.mode == OpenMode::Write
             && let Err(failure) = self.flush(&handle).await
         {
@@ -168,6 +190,11 @@ impl FileSystem {
         }
         self.end_locks_through(number).await;
         self.end_append(file).await;
+        // The server may be told of it at this moment: of its end it must hear later.
+        let known = std::mem::replace(&mut *handle.known.lock().await, Known::Closed);
+        if known == Known::Nobody {
+            return self.files.handle_close(file, handle.mode);
+        }
         let request = |operation| Close { operation, inode: file.inode, mode: handle.mode };
         // Once nobody writes it any more, others may keep its attributes, and change them.
         let changed = (handle.mode == OpenMode::Write).then_some(file.inode);
@@ -179,12 +206,13 @@ impl FileSystem {
         self.files.handle_close(file, handle.mode);
     }
 
-    fn begin_handle(
+    pub(super) fn begin_handle(
         &self,
         caller: Caller,
-        (reply, viewed): (InodeReply, Note),
+        View { reply, viewed, lease }: View,
         mode: OpenMode,
         flags: i32,
+        known: Known,
     ) -> Result<(Opened, Attributes), Failure> {
         let inode = reply.attributes.inode;
         let count = reply.attributes.change_count;
@@ -192,10 +220,11 @@ impl FileSystem {
         let (attributes, versions) = {
             let mut state = file.state();
             state.caller = caller.clone();
+            state.cover(count, lease);
             (state.attributes.clone(), state.versions)
         };
         let options = HandleOptions::from_flags(flags);
-        let handle = FileHandle::new(Arc::clone(&file), mode, caller, options, self.incarnation());
+        let handle = FileHandle::new(Arc::clone(&file), mode, caller, options, known);
         let number = self.handles.insert(Arc::new(handle)).inspect_err(|_| {
             self.files.handle_close(&file, mode);
         })?;
@@ -228,25 +257,31 @@ impl FileSystem {
 
     /// Opens again, in a new session, what was open in one that ended.
     pub(crate) async fn reopen_all(&self) {
-        self.reopen(self.handles.all()).await;
+        self.reopen(self.handles.all(), |_| true).await;
     }
 
     /// Tells a metadata server that was restarted what is open for reading here: it keeps that in
     /// memory only, and would otherwise free files without names after a lease.
     pub(crate) async fn declare_reads(&self) {
         let mut handles = self.handles.all();
-        let incarnation = self.incarnation();
-        handles.retain(|handle| {
-            handle.mode == OpenMode::Read
-                && handle.incarnation.load(Ordering::Acquire) != incarnation
-        });
-        self.reopen(handles).await;
+        handles.retain(|(_, handle)| handle.mode == OpenMode::Read);
+        let now = self.known_now();
+        self.reopen(handles, |known| known != now).await;
     }
 
-    async fn reopen(&self, handles: Vec<Arc<FileHandle>>) {
+    /// Tells the server of those handles, not closed yet, for which `is_due` says so.
+    pub(super) async fn reopen(
+        &self,
+        handles: Vec<(u64, Arc<FileHandle>)>,
+        is_due: impl Fn(Known) -> bool,
+    ) {
         stream::iter(handles)
-            .for_each_concurrent(REOPENS_AT_ONCE, async |handle| {
+            .for_each_concurrent(REOPENS_AT_ONCE, async |(number, handle)| {
                 let file = &handle.file;
+                let mut known = handle.known.lock().await;
+                if *known == Known::Closed || !is_due(*known) {
+                    return;
+                }
                 let note = self.names.note();
                 let reopened = self
                     .cluster
@@ -260,7 +295,8 @@ impl FileSystem {
                     })
                     .await
                     .and_then(|reply| file.state().accept_reopened(reply, note));
-                handle.incarnation.store(self.incarnation(), Ordering::Release);
+                *known = self.known_now();
+                self.quiet.remove(file.inode, number);
                 if let Err(failure) = reopened {
                     tracing::warn!(inode = %file.inode, %failure, "cannot open a file again");
                 }
@@ -268,8 +304,9 @@ impl FileSystem {
             .await;
     }
 
-    fn incarnation(&self) -> u64 {
-        *self.cluster.incarnation().borrow()
+    /// The server has just answered that it knows of an open.
+    fn known_now(&self) -> Known {
+        Known::Server(*self.cluster.incarnation().borrow())
     }
 
     /// Sends one change of attributes for a handle that is open for writing.

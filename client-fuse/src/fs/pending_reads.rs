@@ -44,6 +44,11 @@ impl PendingReads {
         PendingRead { all: Arc::clone(self), inode, number }
     }
 
+    /// Whether none waits.
+    pub(crate) fn is_empty(&self, inode: InodeId) -> bool {
+        !self.lock().by_inode.contains_key(&inode)
+    }
+
     /// Waits for the reads of `inode` that have begun before this call. May be dropped while it
     /// waits.
     pub(crate) async fn earlier(&self, inode: InodeId) {

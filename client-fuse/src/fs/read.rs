@@ -259,7 +259,8 @@ impl FileSystem {
                 Err(failure) => failure,
             };
             match failure.kind {
-                ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
+                ErrorKind::StaleContent | ErrorKind::StaleEpoch => {}
+                ErrorKind::KeyRetired => self.contents.handle_retired(access.capability.key),
                 ErrorKind::Forbidden | ErrorKind::SessionGone => {}
                 // Another host may have made the file sparse since its view was fetched.
                 ErrorKind::Lost if !lost => lost = true,

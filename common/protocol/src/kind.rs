@@ -142,6 +142,8 @@ requests! {
     RemoveName = 0x0225, lease::RemoveName => lease::RemovedName;
     /// Tells what was read, for times of access.
     NoteReads = 0x0226, access::NoteReads => session::Done;
+    /// What lets a session read files of a directory, to be kept.
+    ShowContents = 0x0227, lease::ShowContents => lease::ShownContents;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;

@@ -20,6 +20,7 @@ use millrace_types::{FileName, InodeId, SessionId};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::{
+    capability::Signed,
     metadata::{Attributes, Coverage, CreateMasked, DirectoryEntry, InodeReply, Remove},
     session::{Caller, Done},
 };
@@ -40,7 +41,9 @@ pub struct FindName {
 /// What a name leads to.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct FoundName {
-    /// The inode; `None` where there is no such name.
+    /// The inode; `None` where there is no such name. Of a file whose attributes may be kept under
+    /// the lease of this directory, with a capability, so that it can be opened for reading without
+    /// asking.
     pub found: Option<InodeReply>,
     /// Whether the name may be kept: [`Coverage::Directory`] also that there is none.
     pub coverage: Coverage,
@@ -114,6 +117,44 @@ pub struct CoveredEntry {
     pub entry: DirectoryEntry,
     /// The key of the lease under which its attributes may be kept, if they may.
     pub lease: Option<InodeId>,
+}
+
+/// Fetches what lets the session read a file that it has looked up, and files behind it in its
+/// directory, to keep that.
+///
+/// Whoever keeps it under a lease may open the file for reading and tell nobody. Before it
+/// acknowledges that the attributes of such a file are taken back, or changes the file itself, it
+/// tells the server of each of these opens, by [`Open`](crate::metadata::Open).
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ShowContents {
+    /// For whom.
+    pub caller: Caller,
+    /// Who keeps it.
+    pub session: SessionId,
+    /// The file.
+    pub inode: InodeId,
+    /// Files wanted at most, with this one; 1 to [`CONTENTS_MAX`].
+    pub entries_max: u32,
+}
+
+/// What lets a session read some files of a directory, in the order of their cookies. Files that no
+/// lease covers, or that the session has no right to, are left out, the one that was asked for
+/// too; there may be fewer than were wanted.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ShownContents {
+    /// The directory, which is the key of the lease that covers all of it.
+    pub directory: InodeId,
+    /// The files.
+    pub contents: Vec<ShownContent>,
+}
+
+/// What lets a session read a file.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ShownContent {
+    /// What `stat` shows of the file, of the same moment.
+    pub attributes: Attributes,
+    /// A signed [`Capability`](crate::capability::Capability), which names the content.
+    pub capability: Signed,
 }
 
 /// Makes an inode and its name, to keep what that changes.
@@ -199,3 +240,7 @@ pub const AWAIT_RECALLS_MAX_MS: u64 = 10_000;
 
 /// The most entries of one answer: 1,024 names of 255 bytes fit a third of a message.
 pub const RECALLS_MAX: usize = 1024;
+
+/// The most files of one answer to [`ShowContents`]; one that would take more than half of a
+/// message has fewer.
+pub const CONTENTS_MAX: u32 = 1024;

@@ -10,7 +10,10 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, SessionId};
 use tokio::sync::watch;
 
-use super::{Client, Step, broken, find as find_entry, need_fresh, need_listing, need_name, read};
+use super::{
+    Client, Step, broken, contents::with_capability, find as find_entry, need_fresh, need_listing,
+    need_name, read,
+};
 use crate::{
     command::Command,
     engine::Core,
@@ -57,6 +60,7 @@ pub fn find(
         return Ok(Step::Done(FoundName { found: None, coverage, lease: None }));
     };
     let (reply, lease) = keep(core, client, request.session, &inode)?;
+    let reply = with_capability(core, client, request.session, &inode, reply, lease)?;
     Ok(Step::Done(FoundName { found: Some(reply), coverage, lease }))
 }
 
@@ -251,7 +255,7 @@ pub(super) fn grant(
 }
 
 /// Whether an inode is a file that others write: its attributes change all the time.
-fn written(core: &mut Core, inode: &Inode, session: SessionId) -> Result<bool, Failure> {
+pub(super) fn written(core: &mut Core, inode: &Inode, session: SessionId) -> Result<bool, Failure> {
     if inode.is_directory() {
         return Ok(false);
     }

@@ -16,11 +16,13 @@ use millrace_protocol::{
 };
 use millrace_runtime::Random;
 use millrace_types::{ClusterId, ErrorKind, Failure, HostId, InodeId, Timestamp};
+use tokio::time::Instant;
 
 use crate::{
     command::{Command, Outcome},
-    engine::Handle,
+    engine::{Core, Handle},
     hydration::Environment,
+    ops::{Need, Step},
     store::View,
     targets::peers::Peers,
     written::Written,
@@ -50,9 +52,46 @@ impl ServerEnvironment {
     }
 }
 
+impl ServerEnvironment {
+    /// Executes a command when clients have given back what it changes. One that takes too long is
+    /// not waited for: it hears of it all the same.
+    async fn execute_after_recalls(
+        &self,
+        command: Command,
+        synced: bool,
+    ) -> Result<Outcome, Failure> {
+        let limit = Instant::now() + RECALL_WAIT_MAX;
+        let mut given_back = Vec::new();
+        loop {
+            let (command, given) = (command.clone(), given_back.clone());
+            let is_over = Instant::now() >= limit;
+            let turn = move |core: &mut Core| match is_over {
+                true => core.execute(None, command).map(Step::Done),
+                false => core.attempt_own(given, command),
+            };
+            let step = match synced {
+                true => self.engine.durable_turn(turn).await?,
+                false => self.engine.turn(turn).await?,
+            };
+            match step {
+                Step::Done(outcome) => return Ok(outcome),
+                Step::Need(Need::Recall(wait)) => {
+                    // Held to the end: nothing is granted meanwhile of what was taken back.
+                    drop(tokio::time::timeout_at(limit, wait.given_back()).await);
+                    given_back.push(wait);
+                }
+                Step::Need(_) => return Err(ErrorKind::Internal.into()),
+            }
+        }
+    }
+}
+
 impl Environment for ServerEnvironment {
     async fn execute(&self, command: Command, synced: bool) -> Result<Outcome, Failure> {
-        let turn = move |core: &mut crate::engine::Core| core.execute(None, command);
+        if command.follows_bucket() {
+            return self.execute_after_recalls(command, synced).await;
+        }
+        let turn = move |core: &mut Core| core.execute(None, command);
         if synced { self.engine.durable_turn(turn).await } else { self.engine.turn(turn).await }
     }
 
@@ -72,7 +111,7 @@ impl Environment for ServerEnvironment {
     }
 
     async fn named(&self, inodes: Vec<InodeId>) -> Result<(), Failure> {
-        let note = move |core: &mut crate::engine::Core| {
+        let note = move |core: &mut Core| {
             inodes.into_iter().for_each(|inode| core.note_name(inode));
             Ok(())
         };
@@ -138,6 +177,9 @@ impl Environment for ServerEnvironment {
         self.random.number()
     }
 }
+
+/// How long clients may take to give back what a bucket changes.
+const RECALL_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Counts what a target asked for the same work.
 fn add(requests: &RequestCounts, tally: &Tally) {

@@ -12,9 +12,14 @@ pub(super) fn admits(role: Role, kind: Kind) -> bool {
 fn admitted(kind: Kind) -> &'static [Role] {
     use Kind::{AwaitRecalls, FindName, ListEntries, MakeName, NoteReads, RemoveName, ShowInode};
     match kind {
-        FindName | ShowInode | ListEntries | MakeName | RemoveName | AwaitRecalls | NoteReads => {
-            &[Role::Client]
-        }
+        FindName
+        | ShowInode
+        | ListEntries
+        | MakeName
+        | RemoveName
+        | AwaitRecalls
+        | NoteReads
+        | Kind::ShowContents => &[Role::Client],
         Kind::Hello | Kind::FetchMap => &[Role::Target, Role::Client, Role::Admin],
         Kind::OpenSession
         | Kind::RenewTicket

@@ -16,6 +16,7 @@ mod access;
 mod bounds;
 mod chance;
 mod commands;
+mod contents;
 mod end_to_end;
 mod engine;
 mod engines;

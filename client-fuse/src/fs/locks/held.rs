@@ -138,6 +138,11 @@ impl HeldLocks {
         ranged.contains(&inode) || ranged.len() >= RANGED_MAX
     }
 
+    /// Whether any owner holds something of the file, or asks.
+    pub(crate) fn concern(&self, inode: InodeId) -> bool {
+        lock(&self.owners).keys().any(|key| key.inode == inode)
+    }
+
     /// The kernel has forgotten the inode.
     pub(crate) fn forget(&self, inode: InodeId) {
         lock(&self.ranged).remove(&inode);

@@ -8,6 +8,7 @@ use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 use super::Core;
 use crate::{
     apply::Effect,
+    command::{Command, Outcome},
     leases::{Wait, touched, touched::writers},
     ops::{Need, Step},
     store::{Batch, StoreError, View, borrow, keys, prefix_end},
@@ -17,8 +18,8 @@ impl Core {
     /// Takes back what `batch` changes, before it is logged.
     ///
     /// A client's operation that must wait for that is refused here, and nothing has happened:
-    /// [`Self::attempt`] then says what it waits for. The server's own commands do not wait: what
-    /// a bucket changes is promised within an age only.
+    /// [`Self::attempt`] then says what it waits for. So is a command of the server's own that is
+    /// given to [`Self::attempt_own`]; others of them do not wait.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`], and when the store is broken.
@@ -35,7 +36,8 @@ impl Core {
         let mut touches = touches.map_err(|error| self.failure(error.into()))?;
         touches.retain(|touch| !self.given_back.iter().any(|wait| wait.has_settled(touch)));
         let now = self.now();
-        self.recall = self.leases.recall(&touches, session, operation.is_some(), now);
+        let waits = operation.is_some() || self.own_waits;
+        self.recall = self.leases.recall(&touches, session, waits, now);
         match &self.recall {
             None => Ok(()),
             Some(_) => {
@@ -93,6 +95,21 @@ impl Core {
             Some(wait) => Ok(Step::Need(Need::Recall(wait))),
             None => step,
         }
+    }
+
+    /// As [`Self::attempt`], of a command of the server's own.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn attempt_own(
+        &mut self,
+        given_back: Vec<Wait>,
+        command: Command,
+    ) -> Result<Step<Outcome>, Failure> {
+        self.own_waits = true;
+        let step = self.attempt(given_back, |core| core.execute(None, command).map(Step::Done));
+        self.own_waits = false;
+        step
     }
 }
 

@@ -3,7 +3,8 @@
 use millrace_protocol::{
     lease::{
         AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries, ListFrom,
-        MadeName, MakeName, Recall, Recalls, RemoveName, RemovedName, ShowInode, ShownInode,
+        MadeName, MakeName, Recall, Recalls, RemoveName, RemovedName, ShowContents, ShowInode,
+        ShownContent, ShownContents, ShownInode,
     },
     metadata::{Coverage, Create, CreateMasked, DirectoryEntry, NewNode, Remove},
 };
@@ -51,11 +52,26 @@ pub(super) fn all() -> Vec<Sample> {
         ),
         pair(&list, &page),
         pair(&awaits, &recalls),
+        contents(),
     ]
     .into_iter()
     .chain(changes())
     .flatten()
     .collect()
+}
+
+fn contents() -> [Sample; 2] {
+    let capability = inode_reply().capability.expect("the sample has one");
+    let shown = ShownContent { attributes: attributes(), capability };
+    pair(
+        &ShowContents {
+            caller: caller(),
+            session: SessionId(7),
+            inode: InodeId(10),
+            entries_max: 64,
+        },
+        &ShownContents { directory: InodeId(9), contents: vec![shown.clone(), shown] },
+    )
 }
 
 fn changes() -> [[Sample; 2]; 2] {
