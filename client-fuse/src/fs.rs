@@ -9,7 +9,7 @@
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
-//! [`changed_objects`], [`open`], `quiet_opens`, `ahead_contents`, [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
+//! [`changed_objects`], [`open`], `reopen`, `quiet_opens`, `ahead_contents`, [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
 //! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
 //! [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
 
@@ -60,6 +60,7 @@ mod quiet_opens;
 pub(crate) mod read;
 pub(crate) mod readdir;
 pub(crate) mod removed;
+mod reopen;
 pub(crate) mod seek;
 pub(crate) mod statfs;
 pub(crate) mod upkeep;

@@ -267,7 +267,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
             owed.answer(
                 work,
                 |reply, opened| reply.send(&open_reply(&opened, flags)),
-                async |opened| fs.release(opened.handle).await,
+                async |opened| fs.abandon(opened.handle).await,
             )
             .await;
         });
@@ -566,7 +566,7 @@ impl Adapter {
                     let open = open_reply(&opened, flags);
                     reply.send(&CreateReply { entry: entry(&found, root), open });
                 },
-                async |(_, opened): (Attributes, Opened)| fs.release(opened.handle).await,
+                async |(_, opened): (Attributes, Opened)| fs.abandon(opened.handle).await,
             )
             .await;
         });

@@ -578,8 +578,8 @@ impl Command {
         matches!(self, Self::NoteReads(_))
     }
 
-    /// Whether it has files follow their bucket, or decides which version of one stays: whoever
-    /// keeps what it changes gives that back first, so that the next open of anybody shows it.
+    /// Whether it has files follow their bucket, or decides which version of one stays: whoever had
+    /// it executed waits until the next open of anybody shows that.
     #[must_use]
     pub fn follows_bucket(&self) -> bool {
         matches!(

@@ -25,5 +25,5 @@ pub mod table;
 pub mod touched;
 
 pub use marks::Wait;
-pub use table::{Counts, Holding, Table};
+pub use table::{Counts, Holding, Table, Waits};
 pub use touched::{Touch, key_of, touched};

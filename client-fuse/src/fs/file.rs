@@ -121,6 +121,8 @@ pub(crate) struct State {
     pub(crate) read_opens: u32,
     /// Handles that are open for writing.
     pub(crate) write_opens: u32,
+    /// Those of all these that are being closed.
+    pub(crate) closing: u32,
 }
 
 /// The acknowledged writes that a commit will tell the server about.
@@ -170,6 +172,7 @@ impl File {
             versions: false,
             read_opens: 0,
             write_opens: 0,
+            closing: 0,
         };
         state.accept(reply)?;
         Ok(Self {

@@ -50,10 +50,22 @@ impl Files {
         Ok(file)
     }
 
+    /// Counts one handle less of which the closing had begun, as [`State::closing`] counts it.
+    ///
+    /// [`State::closing`]: crate::fs::file::State::closing
+    pub(crate) fn handle_closed(&self, file: &File, mode: OpenMode) {
+        self.count_less(file, mode, 1);
+    }
+
     /// Counts one handle less; the last one takes the file out.
     pub(crate) fn handle_close(&self, file: &File, mode: OpenMode) {
+        self.count_less(file, mode, 0);
+    }
+
+    fn count_less(&self, file: &File, mode: OpenMode, closing: u32) {
         let mut open = self.lock();
         let mut state = file.state();
+        state.closing -= closing;
         let opens = match mode {
             OpenMode::Read => &mut state.read_opens,
             OpenMode::Write => &mut state.write_opens,

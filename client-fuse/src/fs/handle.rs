@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use millrace_protocol::{metadata::OpenMode, session::Caller};
-use millrace_types::{ContentGeneration, ErrorKind, Failure};
+use millrace_types::{ContentGeneration, ErrorKind, Failure, SessionId};
 
 use crate::fs::{
     file::{File, State},
@@ -42,10 +42,33 @@ pub(crate) struct FileHandle {
 pub(crate) enum Known {
     /// To nobody: a lease covers what it reads.
     Nobody,
-    /// To the metadata server, in this life of it.
-    Server(u64),
+    /// To the metadata server.
+    Server(Told),
     /// To nobody, for it is closed.
     Closed,
+}
+
+/// To whom the metadata server counts an open, and since which life of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Told {
+    /// The session.
+    pub(crate) session: SessionId,
+    /// The life of the server, or one before: opens for reading do not outlive it.
+    pub(crate) incarnation: u64,
+}
+
+impl Known {
+    /// Whether the server must be told, so that it knows of an open as `now` would say it.
+    pub(crate) fn is_due(self, mode: OpenMode, now: Told) -> bool {
+        match self {
+            Self::Nobody => true,
+            Self::Server(told) => {
+                let is_lost = mode == OpenMode::Read && told.incarnation != now.incarnation;
+                told.session != now.session || is_lost
+            }
+            Self::Closed => false,
+        }
+    }
 }
 
 /// Flags of `open` that matter after it.

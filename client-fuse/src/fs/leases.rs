@@ -31,8 +31,10 @@ impl FileSystem {
             let session = self.cluster.session();
             self.names.begin(session);
             self.ahead_contents.handle_server();
-            self.give_back(&[Recall::Everything]).await;
-            let failure = self.hear(session, incarnation).await;
+            let failure = match self.give_back(&[Recall::Everything]).await {
+                Ok(()) => self.hear(session, incarnation).await,
+                Err(failure) => failure,
+            };
             tracing::debug!(%failure, "what was kept of names and attributes is dropped");
             self.names.forget_all();
             if failure.kind == ErrorKind::SessionGone
@@ -53,7 +55,9 @@ impl FileSystem {
                     for recall in &recalls.recalls {
                         self.names.forget(recall);
                     }
-                    self.give_back(&recalls.recalls).await;
+                    if let Err(failure) = self.give_back(&recalls.recalls).await {
+                        return failure;
+                    }
                     // Whatever is answered from now on was asked of the server after this.
                     request.acknowledged = recalls.through;
                 }
@@ -64,8 +68,8 @@ impl FileSystem {
 
     /// Returns when the kernel has nothing left of what is taken back, and the server knows of all
     /// that is open under it. All of it must have stopped to count here before.
-    async fn give_back(&self, recalls: &[Recall]) {
-        join(self.kernel.take_back(recalls), self.tell_opens(recalls)).await;
+    async fn give_back(&self, recalls: &[Recall]) -> Result<(), Failure> {
+        join(self.kernel.take_back(recalls), self.tell_opens(recalls)).await.1
     }
 
     /// Whether what is kept may answer this caller now.
@@ -158,7 +162,7 @@ impl FileSystem {
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
-        self.tell_opens(changing.concerned()).await;
+        self.tell_opens(changing.concerned()).await?;
         let result = self.cluster.change(make).await;
         drop(changing);
         match result {
@@ -186,7 +190,7 @@ impl FileSystem {
         let note = changing.note();
         let request =
             |operation| MakeName { make: CreateMasked { create: create(operation), umask } };
-        self.tell_opens(changing.concerned()).await;
+        self.tell_opens(changing.concerned()).await?;
         let made = match self.cluster.change(request).await {
             Ok(made) => self.with_reads(made),
             Err(failure) => {
@@ -223,7 +227,7 @@ impl FileSystem {
         let last = self.names.last_seen(parent, name);
         let changing = self.changing(&names, None);
         let request = |operation| RemoveName { remove: remove(operation) };
-        self.tell_opens(changing.concerned()).await;
+        self.tell_opens(changing.concerned()).await?;
         match self.cluster.change(request).await {
             Ok(removed) => {
                 let removed = self.with_reads(removed);

@@ -129,7 +129,7 @@ impl FileSystem {
             return self.unlock(lock).await;
         }
         // Where the server knows of none that is open, it takes the session's locks for over.
-        self.tell_open(number, &handle).await;
+        self.tell_open(number, &handle).await?;
         let owner = self.locks.held.asking(Key::of(&lock), number, self.cluster.session());
         let waiting = wait.then(|| self.begin_wait());
         loop {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use futures::{StreamExt as _, stream};
 use millrace_protocol::{
     metadata::{
         Attributes, Close, Create, CreateUnnamed, InodeReply, NewNode, Open, OpenMode,
@@ -10,13 +9,13 @@ use millrace_protocol::{
     },
     session::Caller,
 };
-use millrace_types::{Failure, FileName, InodeId};
+use millrace_types::{ChangeCount, Failure, FileName, InodeId};
 
 use crate::{
     cache::names::{Lease, stamps::Note},
     fs::{
         FileSystem,
-        handle::{FileHandle, HandleOptions, Known},
+        handle::{FileHandle, HandleOptions, Known, Told},
         names::NewMode,
     },
 };
@@ -83,9 +82,10 @@ impl FileSystem {
                 return opened;
             }
         }
+        let telling = self.telling();
         let request = |operation| Open {
             caller: caller.clone(),
-            operation,
+            operation: telling.by(operation),
             inode,
             mode,
             truncate,
@@ -95,7 +95,7 @@ impl FileSystem {
         let viewed = self.names.note();
         let reply = self.change(request, &[], changed).await?;
         let view = View { reply, viewed, lease: None };
-        let (opened, _) = self.begin_handle(caller, view, mode, flags, self.known_now())?;
+        let (opened, _) = self.begin_told(caller, view, mode, flags, telling.told()).await?;
         if truncate && let Some(file) = self.files.find(inode) {
             file.state().record_resize(0);
         }
@@ -115,9 +115,10 @@ impl FileSystem {
         flags: i32,
     ) -> Result<(Attributes, Opened), Failure> {
         let exclusive = flags & libc::O_EXCL != 0;
+        let telling = self.telling();
         let request = |operation| Create {
             caller: caller.clone(),
-            operation,
+            operation: telling.by(operation),
             parent,
             name: name.clone(),
             node: NewNode::Regular,
@@ -130,9 +131,9 @@ impl FileSystem {
         let inode = reply.attributes.inode;
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
         let view = View { reply, viewed, lease };
-        let (caller_of_cut, known) = (caller.clone(), self.known_now());
+        let (caller_of_cut, told) = (caller.clone(), telling.told());
         let (opened, mut attributes) =
-            self.begin_handle(caller, view, OpenMode::Write, flags, known)?;
+            self.begin_told(caller, view, OpenMode::Write, flags, told).await?;
         if cut {
             let emptied = self.truncate(caller_of_cut, inode, 0, true).await;
             match emptied {
@@ -159,9 +160,10 @@ impl FileSystem {
     ) -> Result<(Attributes, Opened), Failure> {
         let nameable = flags & libc::O_EXCL == 0;
         let NewMode { mode, umask } = mode;
+        let telling = self.telling();
         let request = |operation| CreateUnnamed {
             caller: caller.clone(),
-            operation,
+            operation: telling.by(operation),
             directory,
             mode,
             umask,
@@ -171,7 +173,7 @@ impl FileSystem {
         let reply = self.change(request, &[], None).await?;
         let view = View { reply, viewed, lease: None };
         let (opened, attributes) =
-            self.begin_handle(caller, view, OpenMode::Write, flags, self.known_now())?;
+            self.begin_told(caller, view, OpenMode::Write, flags, telling.told()).await?;
         Ok((attributes, opened))
     }
 
@@ -193,7 +195,7 @@ impl FileSystem {
         // The server may be told of it at this moment: of its end it must hear later.
         let known = std::mem::replace(&mut *handle.known.lock().await, Known::Closed);
         if known == Known::Nobody {
-            return self.files.handle_close(file, handle.mode);
+            return self.files.handle_closed(file, handle.mode);
         }
         let request = |operation| Close { operation, inode: file.inode, mode: handle.mode };
         // Once nobody writes it any more, others may keep its attributes, and change them.
@@ -203,7 +205,40 @@ impl FileSystem {
             // The server closes it when the session ends.
             tracing::warn!(inode = %file.inode, %failure, "cannot tell the server of a close");
         }
-        self.files.handle_close(file, handle.mode);
+        self.files.handle_closed(file, handle.mode);
+    }
+
+    /// Ends an open whose answer never reached the kernel, which has not dropped its pages for it.
+    pub(crate) async fn abandon(&self, number: u64) {
+        if let Ok(handle) = self.handles.find(number) {
+            self.kept.forget(handle.file.inode);
+            handle.file.state().pages_count = ChangeCount(0);
+        }
+        self.release(number).await;
+    }
+
+    /// Begins a handle of an open that the server was told of in this way, and tells it again if
+    /// that was in a session, or a life of the server, that has ended meanwhile.
+    async fn begin_told(
+        &self,
+        caller: Caller,
+        view: View,
+        mode: OpenMode,
+        flags: i32,
+        told: Told,
+    ) -> Result<(Opened, Attributes), Failure> {
+        let known = Known::Server(told);
+        let (opened, attributes) = self.begin_handle(caller, view, mode, flags, known)?;
+        if known.is_due(mode, self.told_now())
+            && let Ok(handle) = self.handles.find(opened.handle)
+        {
+            let again = self.reopen(vec![(opened.handle, handle)]).await;
+            if let Err(failure) = again {
+                self.release(opened.handle).await;
+                return Err(failure);
+            }
+        }
+        Ok((opened, attributes))
     }
 
     pub(super) fn begin_handle(
@@ -255,60 +290,6 @@ impl FileSystem {
         Ok((Opened { handle: number, caching, hears_closes }, attributes))
     }
 
-    /// Opens again, in a new session, what was open in one that ended.
-    pub(crate) async fn reopen_all(&self) {
-        self.reopen(self.handles.all(), |_| true).await;
-    }
-
-    /// Tells a metadata server that was restarted what is open for reading here: it keeps that in
-    /// memory only, and would otherwise free files without names after a lease.
-    pub(crate) async fn declare_reads(&self) {
-        let mut handles = self.handles.all();
-        handles.retain(|(_, handle)| handle.mode == OpenMode::Read);
-        let now = self.known_now();
-        self.reopen(handles, |known| known != now).await;
-    }
-
-    /// Tells the server of those handles, not closed yet, for which `is_due` says so.
-    pub(super) async fn reopen(
-        &self,
-        handles: Vec<(u64, Arc<FileHandle>)>,
-        is_due: impl Fn(Known) -> bool,
-    ) {
-        stream::iter(handles)
-            .for_each_concurrent(REOPENS_AT_ONCE, async |(number, handle)| {
-                let file = &handle.file;
-                let mut known = handle.known.lock().await;
-                if *known == Known::Closed || !is_due(*known) {
-                    return;
-                }
-                let note = self.names.note();
-                let reopened = self
-                    .cluster
-                    .change(|operation| Open {
-                        caller: handle.caller.clone(),
-                        operation,
-                        inode: file.inode,
-                        mode: handle.mode,
-                        truncate: false,
-                        reopen: true,
-                    })
-                    .await
-                    .and_then(|reply| file.state().accept_reopened(reply, note));
-                *known = self.known_now();
-                self.quiet.remove(file.inode, number);
-                if let Err(failure) = reopened {
-                    tracing::warn!(inode = %file.inode, %failure, "cannot open a file again");
-                }
-            })
-            .await;
-    }
-
-    /// The server has just answered that it knows of an open.
-    fn known_now(&self) -> Known {
-        Known::Server(*self.cluster.incarnation().borrow())
-    }
-
     /// Sends one change of attributes for a handle that is open for writing.
     pub(crate) async fn set_attributes(
         &self,
@@ -334,6 +315,3 @@ impl FileSystem {
         self.change(request, &[], Some(inode)).await
     }
 }
-
-/// Files that are opened again at the same time.
-const REOPENS_AT_ONCE: usize = 16;

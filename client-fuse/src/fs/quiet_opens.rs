@@ -64,6 +64,11 @@ impl QuietOpens {
         table.by_key.insert((key, inode, number));
     }
 
+    /// Whether further opens have to be told of: before changes and restarts, all of them are.
+    fn is_full(&self) -> bool {
+        self.lock().open.len() >= QUIET_MAX
+    }
+
     /// The handle is closed, or the server knows of it.
     pub(crate) fn remove(&self, inode: InodeId, number: u64) {
         let mut table = self.lock();
@@ -102,6 +107,9 @@ impl QuietOpens {
     }
 }
 
+/// What one mount has open so at most: told of in some seconds.
+const QUIET_MAX: usize = 1 << 16;
+
 fn handles_of(inode: InodeId) -> RangeInclusive<(InodeId, u64)> {
     (inode, 0)..=(inode, u64::MAX)
 }
@@ -119,6 +127,11 @@ impl FileSystem {
     ) -> Option<Result<Opened, Failure>> {
         let only_reads = flags & libc::O_ACCMODE == libc::O_RDONLY && flags & libc::O_TRUNC == 0;
         if !only_reads || !self.may_answer(caller) || self.changed.is_met(inode) {
+            return None;
+        }
+        // The server takes all locks of the session on a file for over when it knows of no open of
+        // it any more.
+        if self.locks.concern(inode) || self.quiet.is_full() {
             return None;
         }
         // What is written here is shown by the server as it comes, and may be read so too.
@@ -141,8 +154,12 @@ impl FileSystem {
             self.metrics.opens_kept.inc();
             return Some(Ok(opened));
         }
-        // It was taken back meanwhile: the server is asked, and told of that open alone.
-        self.spawn(|this| async move { this.release(number).await });
+        // It was taken back meanwhile: the server is asked, and told of that open alone. The kernel
+        // hears nothing of this one.
+        self.kept.forget(inode);
+        if !self.release_kept(number) {
+            self.spawn(|this| async move { this.abandon(number).await });
+        }
         None
     }
 
@@ -219,17 +236,31 @@ impl FileSystem {
 
     /// Returns when the server knows of every open that is concerned by what is taken back, or by a
     /// change of this mount. All of it must have stopped to count here before.
-    pub(super) async fn tell_opens(&self, recalls: &[Recall]) {
+    ///
+    /// # Errors
+    /// As [`Self::reopen`].
+    pub(super) async fn tell_opens(&self, recalls: &[Recall]) -> Result<(), Failure> {
         let concerned: Vec<_> = recalls.iter().flat_map(|recall| self.quiet.find(recall)).collect();
-        if !concerned.is_empty() {
-            self.reopen(concerned, |known| known == Known::Nobody).await;
+        match concerned.is_empty() {
+            true => Ok(()),
+            false => self.reopen(concerned).await,
         }
     }
 
     /// Returns when the server knows that this handle is open.
-    pub(super) async fn tell_open(&self, number: u64, handle: &Arc<FileHandle>) {
-        let handles = vec![(number, Arc::clone(handle))];
-        self.reopen(handles, |known| known == Known::Nobody).await;
+    ///
+    /// # Errors
+    /// As [`Self::reopen`].
+    pub(super) async fn tell_open(
+        &self,
+        number: u64,
+        handle: &Arc<FileHandle>,
+    ) -> Result<(), Failure> {
+        match *handle.known.lock().await {
+            Known::Nobody => {}
+            Known::Server(_) | Known::Closed => return Ok(()),
+        }
+        self.reopen(vec![(number, Arc::clone(handle))]).await
     }
 
     /// Keeps what lets this mount read a file, where a lease covers it.

@@ -259,8 +259,7 @@ impl FileSystem {
                 Err(failure) => failure,
             };
             match failure.kind {
-                ErrorKind::StaleContent | ErrorKind::StaleEpoch => {}
-                ErrorKind::KeyRetired => self.contents.handle_retired(access.capability.key),
+                ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
                 ErrorKind::Forbidden | ErrorKind::SessionGone => {}
                 // Another host may have made the file sparse since its view was fetched.
                 ErrorKind::Lost if !lost => lost = true,
@@ -283,6 +282,11 @@ impl FileSystem {
                 self.declare_sparse(file).await?;
             }
             let renewed = file.access()?;
+            if failure.kind == ErrorKind::KeyRetired
+                && renewed.capability.key > access.capability.key
+            {
+                self.contents.handle_retired(access.capability.key);
+            }
             if renewed.content.generation != access.content.generation
                 && access.content.origin.is_some()
                 && renewed.content.origin.is_some()

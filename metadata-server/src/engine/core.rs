@@ -73,8 +73,8 @@ pub struct Core {
     recall: Option<Wait>,
     /// What others have given back for the operation of this turn.
     given_back: Vec<Wait>,
-    /// Whether a command of this turn waits although it is the server's own.
-    own_waits: bool,
+    /// Of a command of which others shall have heard: what is over when they have.
+    heard: Option<Vec<Wait>>,
     /// When sessions from before the start must have declared what they read.
     declared_by: Timestamp,
     /// What heartbeats tell.
@@ -147,7 +147,7 @@ impl Core {
             ),
             recall: None,
             given_back: Vec::new(),
-            own_waits: false,
+            heard: None,
             declared_by: now.plus(settings.lease),
             expiry,
             registry,

@@ -61,6 +61,18 @@ pub struct Limits {
     pub queue: usize,
 }
 
+/// Who waits for what a change takes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waits {
+    /// The change itself: it is executed when everybody has given that back, and nothing is granted
+    /// on its keys until then.
+    Before,
+    /// Whoever had it executed, for those who may still show a file as it was.
+    After,
+    /// Nobody.
+    Nobody,
+}
+
 /// What a lease covers; a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Holding(u8);
@@ -253,13 +265,13 @@ impl Table {
     /// What `touches` name changes, by `by` if that is a session's change. Takes it back from all
     /// others.
     ///
-    /// With `wait`, returns what the change must wait for, if anything: then nothing is granted on
-    /// these keys while that is held. Without, what is taken back is sent and nobody waits.
+    /// Returns what is waited for, if anything: where that is before the change, nothing is granted
+    /// on these keys while it is held.
     pub fn recall(
         &mut self,
         touches: &[Touch],
         by: Option<SessionId>,
-        wait: bool,
+        waits: Waits,
         now: Timestamp,
     ) -> Option<Wait> {
         if touches.is_empty() {
@@ -269,7 +281,9 @@ impl Table {
         for &key in &keys {
             self.restless.handle_change(key, now);
         }
-        if wait && let Some(wait) = self.declaring(by) {
+        if waits == Waits::Before
+            && let Some(wait) = self.declaring(by)
+        {
             return Some(wait);
         }
         let parties = self.parties(touches, by);
@@ -282,20 +296,24 @@ impl Table {
             taken.into_iter().filter(|&key| self.restless.handle_recall(key, now)).collect();
         for (session, touch) in parties {
             if !restless.contains(&touch.key()) {
-                let debt = wait.then(|| Arc::clone(&debt));
-                self.take_back(session, touch, debt);
+                let is_waited_for = match waits {
+                    Waits::Before => true,
+                    Waits::After => shows_file(touch),
+                    Waits::Nobody => false,
+                };
+                self.take_back(session, touch, is_waited_for.then(|| Arc::clone(&debt)));
             }
         }
         for key in restless {
-            self.take_whole(key, by, wait.then_some(&debt));
+            self.take_whole(key, by, (waits != Waits::Nobody).then_some(&debt));
         }
-        if !wait {
-            return None;
+        if waits == Waits::Before {
+            for key in keys {
+                self.marks.insert(key, &waiting);
+            }
         }
-        for key in keys {
-            self.marks.insert(key, &waiting);
-        }
-        Some(waiting)
+        drop(debt);
+        (waits != Waits::Nobody && !(waits == Waits::After && waiting.is_over())).then_some(waiting)
     }
 
     /// The content of `inode` was cut or replaced: these sessions, which have it open for writing,
@@ -335,7 +353,8 @@ impl Table {
     }
 
     /// What a change must wait for after a restart.
-    fn declaring(&self, by: Option<SessionId>) -> Option<Wait> {
+    #[must_use]
+    pub fn declaring(&self, by: Option<SessionId>) -> Option<Wait> {
         let others = self.undeclared.iter().any(|session| Some(*session) != by);
         self.declaring.as_ref().filter(|_| others).map(|(wait, _)| wait.clone())
     }
@@ -434,6 +453,15 @@ impl Table {
                 }
             }
         }
+    }
+}
+
+/// Whether it may be the content of a file that is shown by who keeps this, or a name that leads to
+/// one.
+fn shows_file(touch: &Touch) -> bool {
+    match touch {
+        Touch::Name { existed, .. } => *existed,
+        Touch::Attributes { key, inode } => key != inode,
     }
 }
 

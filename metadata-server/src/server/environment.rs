@@ -16,13 +16,11 @@ use millrace_protocol::{
 };
 use millrace_runtime::Random;
 use millrace_types::{ClusterId, ErrorKind, Failure, HostId, InodeId, Timestamp};
-use tokio::time::Instant;
 
 use crate::{
     command::{Command, Outcome},
     engine::{Core, Handle},
     hydration::Environment,
-    ops::{Need, Step},
     store::View,
     targets::peers::Peers,
     written::Written,
@@ -53,43 +51,30 @@ impl ServerEnvironment {
 }
 
 impl ServerEnvironment {
-    /// Executes a command when clients have given back what it changes. One that takes too long is
-    /// not waited for: it hears of it all the same.
-    async fn execute_after_recalls(
-        &self,
-        command: Command,
-        synced: bool,
-    ) -> Result<Outcome, Failure> {
-        let limit = Instant::now() + RECALL_WAIT_MAX;
-        let mut given_back = Vec::new();
-        loop {
-            let (command, given) = (command.clone(), given_back.clone());
-            let is_over = Instant::now() >= limit;
-            let turn = move |core: &mut Core| match is_over {
-                true => core.execute(None, command).map(Step::Done),
-                false => core.attempt_own(given, command),
-            };
-            let step = match synced {
-                true => self.engine.durable_turn(turn).await?,
-                false => self.engine.turn(turn).await?,
-            };
-            match step {
-                Step::Done(outcome) => return Ok(outcome),
-                Step::Need(Need::Recall(wait)) => {
-                    // Held to the end: nothing is granted meanwhile of what was taken back.
-                    drop(tokio::time::timeout_at(limit, wait.given_back()).await);
-                    given_back.push(wait);
-                }
-                Step::Need(_) => return Err(ErrorKind::Internal.into()),
+    /// Executes a command, and returns when clients show nothing any more as it was before that. One
+    /// that takes too long is not waited for: it hears of it all the same.
+    async fn execute_heard(&self, command: Command, synced: bool) -> Result<Outcome, Failure> {
+        let turn = move |core: &mut Core| core.execute_heard(command);
+        let (outcome, heard) = match synced {
+            true => self.engine.durable_turn(turn).await?,
+            false => self.engine.turn(turn).await?,
+        };
+        let all = async {
+            for wait in &heard {
+                wait.given_back().await;
             }
+        };
+        if tokio::time::timeout(HEARD_MAX, all).await.is_err() {
+            tracing::debug!("a client has not heard yet of what changed in a bucket");
         }
+        Ok(outcome)
     }
 }
 
 impl Environment for ServerEnvironment {
     async fn execute(&self, command: Command, synced: bool) -> Result<Outcome, Failure> {
         if command.follows_bucket() {
-            return self.execute_after_recalls(command, synced).await;
+            return self.execute_heard(command, synced).await;
         }
         let turn = move |core: &mut Core| core.execute(None, command);
         if synced { self.engine.durable_turn(turn).await } else { self.engine.turn(turn).await }
@@ -178,8 +163,8 @@ impl Environment for ServerEnvironment {
     }
 }
 
-/// How long clients may take to give back what a bucket changes.
-const RECALL_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long clients may take to hear of what a bucket changes.
+const HEARD_MAX: Duration = Duration::from_secs(10);
 
 /// Counts what a target asked for the same work.
 fn add(requests: &RequestCounts, tally: &Tally) {

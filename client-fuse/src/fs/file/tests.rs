@@ -174,7 +174,7 @@ fn a_handle_reads_only_the_version_of_the_object_that_it_was_opened_on() {
     let file = Arc::new(File::new(imported(5, 1, "a"), note()).expect("a file"));
     let open = || {
         let options = HandleOptions::default();
-        FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, Known::Server(1))
+        FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, Known::Nobody)
     };
     let first = open();
     assert!(first.check_version(&file.state()).is_ok());
@@ -197,7 +197,7 @@ fn the_end_of_a_newer_version_is_not_that_of_the_one_that_is_read() {
     let file = Arc::new(File::new(imported(5, 1, "a"), note()).expect("a file"));
     let options = HandleOptions::default();
     let handle =
-        FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, Known::Server(1));
+        FileHandle::new(Arc::clone(&file), OpenMode::Read, Caller::ROOT, options, Known::Nobody);
     // As a stat by anybody is answered: without a capability.
     let mut stat = imported(6, 2, "b");
     stat.attributes.size = 10;
@@ -241,7 +241,7 @@ fn a_failure_is_told_by_two_writes_and_by_a_close_or_sync() {
     let file = Arc::new(opened(Rights::ReadWrite));
     let handle = || {
         let options = HandleOptions::from_flags(libc::O_WRONLY);
-        FileHandle::new(Arc::clone(&file), OpenMode::Write, Caller::ROOT, options, Known::Server(1))
+        FileHandle::new(Arc::clone(&file), OpenMode::Write, Caller::ROOT, options, Known::Nobody)
     };
     let (one, other) = (handle(), handle());
     file.state().record_failure(ErrorKind::NoSpace.into());

@@ -140,8 +140,9 @@ impl FileSystem {
     /// nobody would be left to hear that others wait.
     pub(crate) async fn end_append(&self, file: &File) {
         let last = {
-            let state = file.state();
-            state.read_opens + state.write_opens == 1
+            let mut state = file.state();
+            state.closing += 1;
+            state.read_opens + state.write_opens == state.closing
         };
         if last {
             self.end_locks(Key::of_append(file.inode)).await;

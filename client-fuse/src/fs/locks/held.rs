@@ -2,7 +2,7 @@
 //! that was restarted, and what is lost with a session.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -16,13 +16,13 @@ use tokio::sync::OwnedMutexGuard;
 /// Owners that hold something, or ask.
 #[derive(Debug, Default)]
 pub(crate) struct HeldLocks {
-    owners: Mutex<HashMap<Key, Arc<Owner>>>,
+    owners: Mutex<BTreeMap<Key, Arc<Owner>>>,
     /// Files whose ranges were locked here, while the kernel knows them.
     ranged: Mutex<HashSet<InodeId>>,
 }
 
 /// Whose locks on what.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Key {
     inode: InodeId,
     space: LockSpace,
@@ -140,7 +140,9 @@ impl HeldLocks {
 
     /// Whether any owner holds something of the file, or asks.
     pub(crate) fn concern(&self, inode: InodeId) -> bool {
-        lock(&self.owners).keys().any(|key| key.inode == inode)
+        let first = Key { inode, space: LockSpace::Flock, owner: 0 };
+        let owners = lock(&self.owners);
+        owners.range(first..).next().is_some_and(|(key, _)| key.inode == inode)
     }
 
     /// The kernel has forgotten the inode.

@@ -9,7 +9,7 @@ use super::Core;
 use crate::{
     apply::Effect,
     command::{Command, Outcome},
-    leases::{Wait, touched, touched::writers},
+    leases::{Wait, Waits, touched, touched::writers},
     ops::{Need, Step},
     store::{Batch, StoreError, View, borrow, keys, prefix_end},
 };
@@ -18,8 +18,7 @@ impl Core {
     /// Takes back what `batch` changes, before it is logged.
     ///
     /// A client's operation that must wait for that is refused here, and nothing has happened:
-    /// [`Self::attempt`] then says what it waits for. So is a command of the server's own that is
-    /// given to [`Self::attempt_own`]; others of them do not wait.
+    /// [`Self::attempt`] then says what it waits for. The server's own commands do not wait.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`], and when the store is broken.
@@ -36,15 +35,34 @@ impl Core {
         let mut touches = touches.map_err(|error| self.failure(error.into()))?;
         touches.retain(|touch| !self.given_back.iter().any(|wait| wait.has_settled(touch)));
         let now = self.now();
-        let waits = operation.is_some() || self.own_waits;
-        self.recall = self.leases.recall(&touches, session, waits, now);
-        match &self.recall {
-            None => Ok(()),
-            Some(_) => {
+        let waits = match (operation, &self.heard) {
+            (Some(_), _) => Waits::Before,
+            (None, Some(_)) => Waits::After,
+            (None, None) => Waits::Nobody,
+        };
+        let wait = self.leases.recall(&touches, session, waits, now);
+        match (wait, &mut self.heard) {
+            (Some(wait), _) if waits == Waits::Before => {
+                self.recall = Some(wait);
                 let text = "other clients have not given back yet what this changes";
-                Err(Failure::new(ErrorKind::Busy, text))
+                return Err(Failure::new(ErrorKind::Busy, text));
             }
+            (Some(wait), Some(heard)) => heard.push(wait),
+            _ => {}
         }
+        Ok(())
+    }
+
+    /// Executes a command of the server's own; with what is over when nobody shows a file any more
+    /// as it was before that.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn execute_heard(&mut self, command: Command) -> Result<(Outcome, Vec<Wait>), Failure> {
+        self.heard = Some(self.leases.declaring(None).into_iter().collect());
+        let outcome = self.execute(None, command);
+        let heard = self.heard.take().unwrap_or_default();
+        outcome.map(|outcome| (outcome, heard))
     }
 
     /// Has the other writers hear of contents that `effect` cuts or replaces, and that the log has.
@@ -95,21 +113,6 @@ impl Core {
             Some(wait) => Ok(Step::Need(Need::Recall(wait))),
             None => step,
         }
-    }
-
-    /// As [`Self::attempt`], of a command of the server's own.
-    ///
-    /// # Errors
-    /// As [`Self::execute`].
-    pub fn attempt_own(
-        &mut self,
-        given_back: Vec<Wait>,
-        command: Command,
-    ) -> Result<Step<Outcome>, Failure> {
-        self.own_waits = true;
-        let step = self.attempt(given_back, |core| core.execute(None, command).map(Step::Done));
-        self.own_waits = false;
-        step
     }
 }
 

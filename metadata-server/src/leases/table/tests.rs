@@ -195,7 +195,8 @@ impl World {
     fn change(&mut self, by: u8, facts: Vec<Fact>) {
         let touches: Vec<_> = facts.iter().map(Fact::touch).collect();
         let session = (by > 0).then(|| id(by));
-        let wait = self.table.recall(&touches, session, by > 0, self.now);
+        let waits = if by > 0 { Waits::Before } else { Waits::Nobody };
+        let wait = self.table.recall(&touches, session, waits, self.now);
         assert!(by > 0 || wait.is_none());
         match wait {
             Some(wait) => self.changes.push(Change { by, facts, wait }),
@@ -224,7 +225,7 @@ impl World {
             let mut touches: Vec<_> = facts.iter().map(Fact::touch).collect();
             assert!(touches.iter().all(|touch| wait.has_settled(touch)));
             touches.retain(|touch| !wait.has_settled(touch));
-            let again = self.table.recall(&touches, Some(id(by)), true, self.now);
+            let again = self.table.recall(&touches, Some(id(by)), Waits::Before, self.now);
             assert!(again.is_none(), "nothing was granted meanwhile: {facts:?}");
             drop(wait);
         }
@@ -290,7 +291,7 @@ fn a_new_name_is_heard_of_only_by_who_knows_the_whole_directory() {
     let mut table = listening(&[1, 2, 3]);
     assert!(table.grant(SessionId(1), key, Holding::NAMES, now));
     assert!(table.grant(SessionId(2), key, Holding::WHOLE, now));
-    let wait = table.recall(&[name_of(7, false)], Some(SessionId(3)), true, now).unwrap();
+    let wait = table.recall(&[name_of(7, false)], Some(SessionId(3)), Waits::Before, now).unwrap();
     assert!(table.poll_recalls(SessionId(1)).unwrap().recalls.is_empty());
     let recalls = table.poll_recalls(SessionId(2)).unwrap();
     assert_eq!(recalls.recalls, [Recall::Name(key, name(0))]);
@@ -306,8 +307,8 @@ fn who_makes_a_change_is_not_asked() {
     let mut table = listening(&[1]);
     assert!(table.grant(SessionId(1), InodeId(7), Holding::WHOLE, Timestamp(0)));
     let touches = [name_of(7, true)];
-    assert_eq!(table.recall(&touches, Some(SessionId(1)), true, Timestamp(0)), None);
-    assert!(table.recall(&touches, Some(SessionId(2)), true, Timestamp(0)).is_some());
+    assert_eq!(table.recall(&touches, Some(SessionId(1)), Waits::Before, Timestamp(0)), None);
+    assert!(table.recall(&touches, Some(SessionId(2)), Waits::Before, Timestamp(0)).is_some());
 }
 
 #[test]
@@ -327,14 +328,17 @@ fn after_a_restart_a_change_waits_for_who_may_keep_something() {
     let known = [SessionId(1), SessionId(2)];
     let mut table = Table::after_restart(Limits::default(), known);
     let (touches, now) = ([name_of(7, true)], Timestamp(0));
-    assert_eq!(table.recall(&touches, None, false, now), None);
-    let wait = table.recall(&touches, Some(SessionId(1)), true, now).unwrap();
+    assert_eq!(table.recall(&touches, None, Waits::Nobody, now), None);
+    let wait = table.recall(&touches, Some(SessionId(1)), Waits::Before, now).unwrap();
     table.handle_listening(SessionId(1), 0, now);
     assert!(!wait.is_over());
-    assert!(table.recall(&touches, Some(SessionId(2)), true, now).is_none(), "only itself is left");
+    assert!(
+        table.recall(&touches, Some(SessionId(2)), Waits::Before, now).is_none(),
+        "only itself is left"
+    );
     table.handle_end(SessionId(2));
     assert!(wait.is_over());
-    assert_eq!(table.recall(&touches, Some(SessionId(1)), true, now), None);
+    assert_eq!(table.recall(&touches, Some(SessionId(1)), Waits::Before, now), None);
 }
 
 #[test]
@@ -346,7 +350,8 @@ fn a_directory_that_changes_all_the_time_is_taken_back_whole() {
         if !table.grant(SessionId(1), key, Holding::NAMES, now) {
             break;
         }
-        let wait = table.recall(&[name_of(7, true)], Some(SessionId(2)), true, now).unwrap();
+        let wait =
+            table.recall(&[name_of(7, true)], Some(SessionId(2)), Waits::Before, now).unwrap();
         let recalls = table.poll_recalls(SessionId(1)).unwrap();
         wholly += recalls.recalls.iter().filter(|recall| **recall == Recall::Lease(key)).count();
         table.handle_listening(SessionId(1), recalls.through, now);
@@ -368,7 +373,7 @@ fn what_is_granted_and_taken_back_is_counted() {
     }
     let held = Counts { leases: 2, granted: 2, recalled: 0, undeclared: 0 };
     assert_eq!(table.counts(), held, "more of a lease is the same lease");
-    let wait = table.recall(&[name_of(7, true)], Some(SessionId(3)), true, now);
+    let wait = table.recall(&[name_of(7, true)], Some(SessionId(3)), Waits::Before, now);
     assert!(wait.is_some());
     table.handle_end(SessionId(1));
     assert_eq!(table.counts(), Counts { leases: 1, recalled: 2, ..held });
@@ -414,4 +419,26 @@ fn after_a_restart_nobody_knows_who_has_heard_of_a_cut() {
     table.handle_listening(cutter, 0, now);
     assert!(wait.is_over());
     assert_eq!(table.heard_of_cut(file, cutter, true), None);
+}
+
+#[test]
+fn a_change_that_is_waited_for_after_it_was_made_bars_nothing_and_counts_what_files_show() {
+    let (mut table, now) = (Table::after_restart(Limits::default(), []), Timestamp(0));
+    let (one, key) = (SessionId(1), InodeId(7));
+    table.handle_listening(one, 0, now);
+    assert!(table.grant(one, key, Holding::NAMES.with(Holding::OWN).with(Holding::WHOLE), now));
+    // A new name, and what its directory shows: they are told, and nobody waits.
+    let directory = Touch::Attributes { key, inode: key };
+    let added = [name_of(7, false), directory];
+    assert_eq!(table.recall(&added, None, Waits::After, now), None);
+    let through = table.poll_recalls(one).unwrap();
+    assert_eq!(through.recalls.len(), 2);
+    table.handle_listening(one, through.through, now);
+    let file = Touch::Attributes { key, inode: InodeId(8) };
+    let wait = table.recall(&[file], None, Waits::After, now).unwrap();
+    assert!(table.grant(one, key, Holding::NAMES, now), "it shows the change already");
+    assert!(!wait.is_over());
+    let through = table.poll_recalls(one).unwrap().through;
+    table.handle_listening(one, through, now);
+    assert!(wait.is_over());
 }
