@@ -4,14 +4,15 @@
 //! Owns the open files and directories of one mount and the order of what happens to them. It holds
 //! nothing durable: names belong to the metadata server, bytes to the targets. Names and attributes
 //! are answered here from what leases cover, which the kernel may keep for a moment, and files are
-//! opened for reading so; otherwise the server is asked. Bytes that a program writes stay here until they are
-//! flushed, at latest at `close`.
+//! opened for reading so; otherwise the server is asked. Bytes that a program writes stay here
+//! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
-//! [`changed_objects`], [`open`], `reopen`, `quiet_opens`, `ahead_contents`, [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
-//! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
-//! [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
+//! [`changed_objects`], [`open`], `reopen`, `quiet_opens`, `ahead_contents`, [`leases`],
+//! [`look_ahead`], [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`], [`locks`],
+//! [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bucket_xattrs`,
+//! [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},

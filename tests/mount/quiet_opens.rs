@@ -151,7 +151,7 @@ fn what_another_host_writes_the_next_open_shows_however_often_it_was_open_before
 }
 
 #[test]
-fn a_link_to_what_is_open_keeps_it_and_its_mode_is_that_of_all() -> Result<()> {
+fn what_is_open_by_either_of_two_names_outlives_both() -> Result<()> {
     let (_cluster, first, second) = cluster()?;
     let len = 2 * MIB;
     write(&first.join("f"), len, 3)?;

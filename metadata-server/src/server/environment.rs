@@ -51,8 +51,8 @@ impl ServerEnvironment {
 }
 
 impl ServerEnvironment {
-    /// Executes a command, and returns when clients show nothing any more as it was before that. One
-    /// that takes too long is not waited for: it hears of it all the same.
+    /// Executes a command, and returns when clients show nothing any more as it was before that.
+    /// One that takes too long is not waited for: it hears of it all the same.
     async fn execute_heard(&self, command: Command, synced: bool) -> Result<Outcome, Failure> {
         let turn = move |core: &mut Core| core.execute_heard(command);
         let (outcome, heard) = match synced {
