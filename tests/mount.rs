@@ -6,6 +6,8 @@ mod access_times;
 mod alternation;
 #[path = "mount/appends.rs"]
 mod appends;
+#[path = "mount/closes.rs"]
+mod closes;
 #[path = "mount/coherence.rs"]
 mod coherence;
 #[path = "mount/directories.rs"]

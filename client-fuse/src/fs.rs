@@ -9,7 +9,7 @@
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
-//! [`changed_objects`], [`open`], `reopen`, `quiet_opens`, `ahead_contents`, [`leases`],
+//! [`changed_objects`], [`open`], `closes`, `reopen`, `quiet_opens`, `ahead_contents`, [`leases`],
 //! [`look_ahead`], [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`], [`locks`],
 //! [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bucket_xattrs`,
 //! [`statfs`], [`mod@access_times`], [`upkeep`].
@@ -26,7 +26,7 @@ use crate::{
     cache::{access_times::AccessTimes, budget::Budget, contents::Contents, names::Names},
     cluster::Cluster,
     fs::{
-        ahead_contents::AheadContents, changed_objects::ChangedObjects, file::File, files::Files,
+        ahead_contents::AheadContents, changed_objects::ChangedObjects, closes::Closes, file::File, files::Files,
         handle::FileHandle, handles::Handles, kept_pages::KeptPages, kernel_names::KernelNames,
         kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
         pending_reads::PendingReads, quiet_opens::QuietOpens, readdir::DirectoryHandle,
@@ -42,6 +42,7 @@ pub(crate) mod allocate;
 pub(crate) mod attributes;
 mod bucket_xattrs;
 pub(crate) mod changed_objects;
+mod closes;
 pub(crate) mod copy;
 pub(crate) mod file;
 pub(crate) mod files;
@@ -80,6 +81,8 @@ pub(crate) struct FileSystem {
     handles: Handles<FileHandle>,
     /// Those of which the server does not know.
     quiet: QuietOpens,
+    /// Opens for writing that have ended, of which it is yet to hear.
+    closes: Closes,
     directories: Handles<DirectoryHandle>,
     kept: KeptPages,
     /// What programs here have locked.
@@ -129,6 +132,7 @@ impl FileSystem {
             files: Files::default(),
             handles: Handles::new(),
             quiet: QuietOpens::default(),
+            closes: Closes::default(),
             directories: Handles::new(),
             kept: KeptPages::default(),
             locks: Locks::default(),

@@ -158,6 +158,7 @@ fn dispatch(
         Command::SetAttributes(set) => set_attributes::set(tx, set),
         Command::OpenWrite(open) => open::open_write(tx, open),
         Command::CloseWrite(opener) => open::close_write(tx, *opener),
+        Command::CloseWrites { session, inodes } => open::close_writes(tx, *session, inodes),
         Command::DropReader(opener) => open::drop_reader(tx, *opener),
         Command::Commit(commit) => commit::commit(tx, commit),
         Command::SetXattr(set) => xattr::set(tx, set),

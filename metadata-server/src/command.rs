@@ -242,6 +242,13 @@ pub enum Command {
     NoteLeftOut(NoteLeftOut),
     /// Sets how often a link is listed again by itself.
     SetRefreshInterval(SetRefreshInterval),
+    /// Ends opens for writing, each as [`Self::CloseWrite`] does.
+    CloseWrites {
+        /// Who had them.
+        session: SessionId,
+        /// The file of each.
+        inodes: Vec<InodeId>,
+    },
 }
 
 /// Makes an empty file system.

@@ -70,6 +70,12 @@ impl Written {
             (Command::Create(_) | Command::CreateMasked(_), Outcome::Inode(inode)) => *inode,
             (Command::OpenWrite(open), _) => open.opener.inode,
             (Command::CloseWrite(opener), _) => opener.inode,
+            (Command::CloseWrites { inodes, .. }, _) => {
+                for &inode in inodes {
+                    self.put(|noted| &mut noted.changed, inode);
+                }
+                return Ok(());
+            }
             (Command::Commit(commit), _) => commit.inode,
             (Command::SetAttributes(set), _) => set.inode,
             (Command::MakeLink(link), _) => link.inode,

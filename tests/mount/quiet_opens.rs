@@ -31,14 +31,14 @@ fn bytes(number: usize) -> Vec<u8> {
     format!("file {number} ").repeat(3_000 + number).into_bytes()
 }
 
-fn used(cluster: &Cluster) -> Result<u64> {
+pub(crate) fn used(cluster: &Cluster) -> Result<u64> {
     // It ends with 1 while the cluster is degraded, and prints the same.
     let status: Value = serde_json::from_str(&cluster.cli(&["--json", "status"])?.stdout)?;
     status["targets"][0]["used_bytes"].as_u64().context("a target has used bytes")
 }
 
 /// Waits until targets have told that so much is used, or less.
-fn wait_for_used(cluster: &Cluster, what: &str, is_so: impl Fn(u64) -> bool) -> Result<()> {
+pub(crate) fn wait_for_used(cluster: &Cluster, what: &str, is_so: impl Fn(u64) -> bool) -> Result<()> {
     wait_for(what, || is_so(used(cluster).ok()?).then_some(()))
 }
 

@@ -259,10 +259,10 @@ impl Names {
     pub(crate) fn changing<'a>(
         &'a self,
         names: &'a [(InodeId, &'a FileName)],
-        inode: Option<InodeId>,
+        inodes: impl IntoIterator<Item = InodeId>,
     ) -> Changing<'a> {
         let since = self.stamps.note();
-        let mut concerned: Vec<_> = inode.map(Recall::Attributes).into_iter().collect();
+        let mut concerned: Vec<_> = inodes.into_iter().map(Recall::Attributes).collect();
         for &(directory, name) in names {
             concerned.push(Recall::Name(directory, name.clone()));
             concerned.push(Recall::Attributes(directory));

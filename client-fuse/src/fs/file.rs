@@ -33,7 +33,7 @@ use crate::{
 };
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// What lets this mount reach the bytes of one content: never changes, is replaced as a whole.
 #[derive(Debug)]

@@ -137,7 +137,7 @@ impl FileSystem {
     }
 
     /// Makes a change of this mount to `names`, with what they lead to, and to the attributes of
-    /// `inode`; forgets all that, also where it failed, since some of it may have happened.
+    /// `inodes`; forgets all that, also where it failed, since some of it may have happened.
     ///
     /// # Errors
     /// As [`crate::cluster::Cluster::change`].
@@ -145,12 +145,12 @@ impl FileSystem {
         &self,
         make: impl Fn(Operation) -> R,
         names: &[(InodeId, &FileName)],
-        inode: Option<InodeId>,
+        inodes: impl IntoIterator<Item = InodeId>,
     ) -> Result<R::Reply, Failure>
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
-        self.change_during(self.changing(names, inode), make).await
+        self.change_during(self.changing(names, inodes), make).await
     }
 
     /// As [`Self::change`], of what has begun to change.
@@ -255,9 +255,9 @@ impl FileSystem {
     pub(super) fn changing<'a>(
         &'a self,
         names: &'a [(InodeId, &'a FileName)],
-        inode: Option<InodeId>,
+        inodes: impl IntoIterator<Item = InodeId>,
     ) -> Changing<'a> {
-        let changing = self.names.changing(names, inode);
+        let changing = self.names.changing(names, inodes);
         for inode in changing.inodes() {
             self.kernel.drop_attributes(inode);
         }

@@ -15,6 +15,7 @@ use crate::{
     cache::names::{Lease, stamps::Note},
     fs::{
         FileSystem,
+        closes::{Closing, tell_unclosed},
         handle::{FileHandle, HandleOptions, Known, Told},
         names::NewMode,
     },
@@ -178,7 +179,7 @@ impl FileSystem {
     }
 
     /// Ends an open. What is still buffered is flushed; nobody hears of a failure any more, so it
-    /// is logged.
+    /// is logged. The server may hear of the end of one for writing a little later.
     pub(crate) async fn release(&self, number: u64) {
         let Some(handle) = self.handles.remove(number) else {
             return;
@@ -194,18 +195,19 @@ impl FileSystem {
         self.end_append(file).await;
         // The server may be told of it at this moment: of its end it must hear later.
         let known = std::mem::replace(&mut *handle.known.lock().await, Known::Closed);
-        if known == Known::Nobody {
-            return self.files.handle_closed(file, handle.mode);
+        match (known, handle.mode) {
+            (Known::Server(told), OpenMode::Write) => {
+                self.close_write(Closing { file: Arc::clone(file), session: told.session });
+            }
+            (Known::Server(_), OpenMode::Read) => {
+                let request = |operation| Close { operation, inode: file.inode, mode: handle.mode };
+                if let Err(failure) = self.change(request, &[], None).await {
+                    tell_unclosed(file, &failure);
+                }
+                self.files.handle_closed(file, handle.mode);
+            }
+            (Known::Nobody | Known::Closed, _) => self.files.handle_closed(file, handle.mode),
         }
-        let request = |operation| Close { operation, inode: file.inode, mode: handle.mode };
-        // Once nobody writes it any more, others may keep its attributes, and change them.
-        let changed = (handle.mode == OpenMode::Write).then_some(file.inode);
-        let closed = self.change(request, &[], changed).await;
-        if let Err(failure) = closed {
-            // The server closes it when the session ends.
-            tracing::warn!(inode = %file.inode, %failure, "cannot tell the server of a close");
-        }
-        self.files.handle_closed(file, handle.mode);
     }
 
     /// Ends an open whose answer never reached the kernel, which has not dropped its pages for it.

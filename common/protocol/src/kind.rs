@@ -144,6 +144,8 @@ requests! {
     NoteReads = 0x0226, access::NoteReads => session::Done;
     /// What lets a session read files of a directory, to be kept.
     ShowContents = 0x0227, lease::ShowContents => lease::ShownContents;
+    /// Ends several opens for writing, as [`Self::Close`] does one.
+    CloseFiles = 0x0228, metadata::CloseFiles => session::Done;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;

@@ -360,6 +360,18 @@ pub struct Close {
     pub mode: OpenMode,
 }
 
+/// The most opens that one [`CloseFiles`] ends.
+pub const CLOSES_MAX: usize = 256;
+
+/// Ends opens for writing, as many [`Close`]s of that mode do.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CloseFiles {
+    /// Executed exactly once.
+    pub operation: Operation,
+    /// The file of each open, at most [`CLOSES_MAX`].
+    pub inodes: Vec<InodeId>,
+}
+
 /// A writer's proposal. Of concurrent ones the larger size stands; one from an older write epoch
 /// changes nothing and is answered with the present inode.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 //! Opens for writing, which are logged, and the last readers of inodes without names.
 
-use millrace_types::{ErrorKind, SessionId};
+use millrace_types::{ErrorKind, InodeId, SessionId};
 
 use super::{ApplyError, Transaction, commit, orphan};
 use crate::{
@@ -76,6 +76,18 @@ fn record(
 /// Ends one open for writing. One that is not known was ended before.
 pub(super) fn close_write(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
     change(tx, opener, |open| open.writes = open.writes.saturating_sub(1))
+}
+
+/// Ends opens of one session for writing.
+pub(super) fn close_writes(
+    tx: &mut Transaction<'_>,
+    session: SessionId,
+    inodes: &[InodeId],
+) -> Result<Outcome, ApplyError> {
+    for &inode in inodes {
+        close_write(tx, Opener { session, inode })?;
+    }
+    Ok(Outcome::Done)
 }
 
 /// The session reads an inode that lost its last name before: it stays while the session does. What

@@ -291,21 +291,23 @@ impl Table {
             return None;
         }
         let (waiting, debt) = Wait::new(touches.to_vec());
-        let taken: BTreeSet<_> = parties.iter().map(|(_, touch)| touch.key()).collect();
-        let restless: BTreeSet<_> =
-            taken.into_iter().filter(|&key| self.restless.handle_recall(key, now)).collect();
+        let is_waited_for = |touch: &Touch| match waits {
+            Waits::Before => true,
+            Waits::After => touch.shows_file(),
+            Waits::Nobody => false,
+        };
+        let mut restless = BTreeMap::<_, bool>::new();
+        for (_, touch) in &parties {
+            *restless.entry(touch.key()).or_default() |= is_waited_for(touch);
+        }
+        restless.retain(|&key, _| self.restless.handle_recall(key, now));
         for (session, touch) in parties {
-            if !restless.contains(&touch.key()) {
-                let is_waited_for = match waits {
-                    Waits::Before => true,
-                    Waits::After => shows_file(touch),
-                    Waits::Nobody => false,
-                };
-                self.take_back(session, touch, is_waited_for.then(|| Arc::clone(&debt)));
+            if !restless.contains_key(&touch.key()) {
+                self.take_back(session, touch, is_waited_for(touch).then(|| Arc::clone(&debt)));
             }
         }
-        for key in restless {
-            self.take_whole(key, by, (waits != Waits::Nobody).then_some(&debt));
+        for (key, is_waited_for) in restless {
+            self.take_whole(key, by, is_waited_for.then_some(&debt));
         }
         if waits == Waits::Before {
             for key in keys {
@@ -453,15 +455,6 @@ impl Table {
                 }
             }
         }
-    }
-}
-
-/// Whether it may be the content of a file that is shown by who keeps this, or a name that leads to
-/// one.
-fn shows_file(touch: &Touch) -> bool {
-    match touch {
-        Touch::Name { existed, .. } => *existed,
-        Touch::Attributes { key, inode } => key != inode,
     }
 }
 

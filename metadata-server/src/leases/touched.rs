@@ -40,6 +40,16 @@ impl Touch {
             Self::Attributes { key, .. } => *key,
         }
     }
+
+    /// Whether it may be the content of a file that is shown by who keeps this, or a name that
+    /// leads to one.
+    #[must_use]
+    pub fn shows_file(&self) -> bool {
+        match self {
+            Self::Name { existed, .. } => *existed,
+            Self::Attributes { key, inode } => key != inode,
+        }
+    }
 }
 
 /// The key of the lease that covers the attributes of an inode.

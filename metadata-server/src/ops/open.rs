@@ -1,7 +1,7 @@
 //! Opens and closes files.
 
 use millrace_protocol::{
-    metadata::{Close, InodeReply, Open, OpenMode},
+    metadata::{CLOSES_MAX, Close, CloseFiles, InodeReply, Open, OpenMode},
     session::Done,
 };
 use millrace_types::{ErrorKind, Failure};
@@ -79,12 +79,39 @@ pub fn close(core: &mut Core, client: &Client, request: &Close) -> Result<Step<D
             }
         }
     }
-    // A client unlocks before; this is for one that does not.
-    if !core.readers.is_reading(session, request.inode)
-        && writes(core, session, request.inode)? == 0
-    {
-        core.locks.handle_close(session, request.inode);
+    end_locks(core, opener)?;
+    let index = core.last_index();
+    Ok(Step::Done(Done { index }))
+}
+
+/// Ends opens for writing.
+///
+/// # Errors
+/// [`ErrorKind::SessionGone`]; [`ErrorKind::InvalidArgument`] for more than [`CLOSES_MAX`].
+pub fn close_files(
+    core: &mut Core,
+    client: &Client,
+    request: &CloseFiles,
+) -> Result<Step<Done>, Failure> {
+    client.own(core, request.operation)?;
+    let (session, inodes) = (request.operation.session, &request.inodes);
+    if inodes.len() > CLOSES_MAX {
+        return Err(Failure::new(ErrorKind::InvalidArgument, "too many files for one request"));
+    }
+    let command = Command::CloseWrites { session, inodes: inodes.clone() };
+    core.execute(Some(request.operation), command)?;
+    for &inode in inodes {
+        end_locks(core, Opener { session, inode })?;
     }
     let index = core.last_index();
     Ok(Step::Done(Done { index }))
+}
+
+/// What has no open any more has no locks. A client unlocks before it closes; this is for one that
+/// does not.
+fn end_locks(core: &mut Core, Opener { session, inode }: Opener) -> Result<(), Failure> {
+    if !core.readers.is_reading(session, inode) && writes(core, session, inode)? == 0 {
+        core.locks.handle_close(session, inode);
+    }
+    Ok(())
 }

@@ -37,6 +37,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::SetAttributes
         | Kind::Open
         | Kind::Close
+        | Kind::CloseFiles
         | Kind::Commit
         | Kind::SyncMetadata
         | Kind::GetXattr

@@ -1,15 +1,16 @@
 //! What lets clients open files without asking: of which it is shown, and to whom.
 
 use millrace_metadata_server::{
-    command::Command,
-    engine::StoreKind,
+    command::{Command, SetXattr},
+    engine::{Core, StoreKind},
+    leases::Wait,
     ops::{self, Need, Step},
 };
 use millrace_protocol::{
     capability::{Capability, Rights},
     codec,
     lease::{AwaitRecalls, FindName, FoundName, Recall, ShowContents, ShownContents},
-    metadata::{MakeLink, NewNode},
+    metadata::{MakeLink, NewNode, XattrMode},
     session::Caller,
 };
 use millrace_types::{ErrorKind, InodeId};
@@ -66,6 +67,19 @@ impl World {
     fn shown(&self, inode: InodeId, entries_max: u32) -> Vec<InodeId> {
         let shown = self.show(inode, entries_max).unwrap();
         shown.contents.iter().map(|content| content.attributes.inode).collect()
+    }
+
+    /// Has the server change something about an inode by itself.
+    fn execute_heard(&self, inode: InodeId) -> Vec<Wait> {
+        let set = move || SetXattr {
+            caller: Caller::ROOT,
+            inode,
+            name: b"user.a".to_vec(),
+            value: b"v".to_vec(),
+            mode: XattrMode::Any,
+        };
+        let turn = move |core: &mut Core| core.execute_heard(Command::SetXattr(set()));
+        self.server.try_turn(turn).unwrap().1
     }
 
     fn find(&self, text: &str) -> FoundName {
@@ -166,20 +180,23 @@ fn a_host_whose_root_is_nobody_is_shown_what_others_may_read() {
 fn of_a_command_of_the_server_itself_others_have_heard_when_its_wait_is_over() {
     let world = world();
     assert_eq!(world.shown(world.files[0], 5).len(), 5);
-    let (file, caller) = (world.files[0], Caller::ROOT);
-    let command = move || {
-        let set = millrace_metadata_server::command::SetXattr {
-            caller: caller.clone(),
-            inode: file,
-            name: b"user.a".to_vec(),
-            value: b"v".to_vec(),
-            mode: millrace_protocol::metadata::XattrMode::Any,
-        };
-        Command::SetXattr(set)
-    };
-    let (_, heard) = world.server.try_turn(move |core| core.execute_heard(command())).unwrap();
+    let file = world.files[0];
+    let heard = world.execute_heard(file);
     assert!(heard.iter().any(|wait| !wait.is_over()));
     assert_eq!(world.hear(0), [Recall::Attributes(file)]);
     assert_eq!(world.hear(1), []);
-    assert!(heard.iter().all(millrace_metadata_server::leases::Wait::is_over));
+    assert!(heard.iter().all(Wait::is_over));
+}
+
+#[test]
+fn after_a_restart_a_command_of_the_server_waits_for_who_may_show_a_file_and_not_for_new_names() {
+    let mut world = world();
+    assert_eq!(world.shown(world.files[0], 5).len(), 5);
+    world.server.restart();
+    assert_eq!(world.execute_heard(world.directory), [], "it shows no file");
+    let heard = world.execute_heard(world.files[0]);
+    assert!(!heard.is_empty() && !heard.iter().any(Wait::is_over));
+    // That it listens again says that it keeps nothing from before.
+    world.hear(0);
+    assert!(heard.iter().all(Wait::is_over));
 }

@@ -86,6 +86,7 @@ variants!(
         ForgetDeletion,
         NoteLeftOut,
         SetRefreshInterval,
+        CloseWrites,
     }
 );
 

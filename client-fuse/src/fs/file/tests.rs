@@ -21,6 +21,13 @@ fn note() -> Note {
     Stamps::default().note()
 }
 
+/// A file with this id that was just opened.
+pub(crate) fn file(inode: u64) -> Arc<File> {
+    let mut reply = reply(1, 0, 1, Rights::ReadWrite);
+    reply.attributes.inode = InodeId(inode);
+    Arc::new(File::new(reply, note()).expect("a regular file"))
+}
+
 /// An answer of the server: the file at change `count`, of `size` bytes, in write epoch `epoch`.
 fn reply(count: u64, size: u64, epoch: u32, rights: Rights) -> InodeReply {
     let content = Content {

@@ -9,7 +9,7 @@ use super::Core;
 use crate::{
     apply::Effect,
     command::{Command, Outcome},
-    leases::{Wait, Waits, touched, touched::writers},
+    leases::{Touch, Wait, Waits, touched, touched::writers},
     ops::{Need, Step},
     store::{Batch, StoreError, View, borrow, keys, prefix_end},
 };
@@ -40,6 +40,12 @@ impl Core {
             (None, Some(_)) => Waits::After,
             (None, None) => Waits::Nobody,
         };
+        if let Some(heard) = &mut self.heard
+            && touches.iter().any(Touch::shows_file)
+        {
+            // After a restart nobody knows who keeps them, until everybody has listened again.
+            heard.extend(self.leases.declaring(None));
+        }
         let wait = self.leases.recall(&touches, session, waits, now);
         match (wait, &mut self.heard) {
             (Some(wait), _) if waits == Waits::Before => {
@@ -59,7 +65,7 @@ impl Core {
     /// # Errors
     /// As [`Self::execute`].
     pub fn execute_heard(&mut self, command: Command) -> Result<(Outcome, Vec<Wait>), Failure> {
-        self.heard = Some(self.leases.declaring(None).into_iter().collect());
+        self.heard = Some(Vec::new());
         let outcome = self.execute(None, command);
         let heard = self.heard.take().unwrap_or_default();
         outcome.map(|outcome| (outcome, heard))

@@ -442,3 +442,30 @@ fn a_change_that_is_waited_for_after_it_was_made_bars_nothing_and_counts_what_fi
     table.handle_listening(one, through, now);
     assert!(wait.is_over());
 }
+
+#[test]
+fn nobody_waits_for_a_restless_directory_to_be_given_back_for_new_names() {
+    let (key, now) = (InodeId(7), Timestamp(0));
+    let mut table = listening(&[1]);
+    let whole = Holding::NAMES.with(Holding::WHOLE);
+    let mut acknowledged = 0;
+    for change in 0..30 {
+        assert!(table.grant(SessionId(1), key, whole, now), "change {change}");
+        let wait = table.recall(&[name_of(7, false)], None, Waits::After, now);
+        assert_eq!(wait, None, "change {change}");
+        let told = table.poll_recalls(SessionId(1)).unwrap();
+        acknowledged = told.through;
+        if told.recalls == [Recall::Lease(key)] {
+            break;
+        }
+        table.handle_listening(SessionId(1), acknowledged, now);
+    }
+    // What is taken back whole now is still held; a name that shows a file is waited for with it.
+    let shown = [name_of(7, false), name_of(7, true)];
+    let wait = table.recall(&shown, None, Waits::After, now).expect("it shows a file");
+    table.handle_listening(SessionId(1), acknowledged, now);
+    assert!(!wait.is_over());
+    let through = table.poll_recalls(SessionId(1)).unwrap().through;
+    table.handle_listening(SessionId(1), through, now);
+    assert!(wait.is_over());
+}

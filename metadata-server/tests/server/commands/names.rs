@@ -126,7 +126,14 @@ impl Commands {
     }
 
     pub(super) fn close_write(&mut self, view: &dyn View) -> Command {
-        Command::CloseWrite(self.opener(view))
+        if percent(&self.random, 50) {
+            return Command::CloseWrite(self.opener(view));
+        }
+        let Opener { session, inode } = self.opener(view);
+        // One of them twice, and perhaps some that this session never had open.
+        let mut inodes = vec![inode; 2];
+        inodes.extend((0..self.random.within(0..4)).map(|_| self.opener(view).inode));
+        Command::CloseWrites { session, inodes }
     }
 
     pub(super) fn drop_reader(&mut self, view: &dyn View) -> Command {

@@ -5,7 +5,7 @@ use millrace_protocol::{
     admin::ClusterStatus,
     cluster::{AcknowledgeReclaim, FetchReclaim},
     metadata::{
-        Close, Commit, FileKind, GetXattr, ListXattrs, Open, OpenMode, RemoveXattr, SetAttributes,
+        Close, CloseFiles, Commit, FileKind, GetXattr, ListXattrs, Open, OpenMode, RemoveXattr, SetAttributes,
         SetTime, SetXattr, XattrMode,
     },
     session::{Caller, Role},
@@ -142,11 +142,31 @@ impl Test {
         ];
         let modes: Vec<_> = modes.into_iter().filter(|(_, open)| *open).collect();
         let Some(&(mode, _)) = pick(&self.random, &modes) else { return };
+        if mode == OpenMode::Write && percent(&self.random, 50) {
+            return self.close_several(host, inode);
+        }
         let request = Close { operation: self.hosts[host].operation(), inode, mode };
         self.run(host, &request, ops::open::close).unwrap();
         self.model.close(&request);
         if !self.model.nodes.contains_key(&inode) {
             self.gone.push(inode);
+        }
+    }
+
+    /// Ends an open for writing, and one of each file besides that the session has open.
+    fn close_several(&mut self, host: usize, first: InodeId) {
+        let session = self.hosts[host].session;
+        let all = self.model.nodes.iter();
+        let open = all.filter(|(_, node)| node.writers.contains_key(&session)).map(|(id, _)| *id);
+        let inodes: Vec<_> = std::iter::once(first).chain(open).collect();
+        let operation = self.hosts[host].operation();
+        let request = CloseFiles { operation, inodes: inodes.clone() };
+        self.run(host, &request, ops::open::close_files).unwrap();
+        for inode in inodes {
+            self.model.close(&Close { operation, inode, mode: OpenMode::Write });
+            if !self.model.nodes.contains_key(&inode) && !self.gone.contains(&inode) {
+                self.gone.push(inode);
+            }
         }
     }
 

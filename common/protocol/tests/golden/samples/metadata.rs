@@ -1,7 +1,7 @@
 //! Messages of the namespace.
 
 use millrace_protocol::metadata::{
-    Attributes, Close, Commit, Coverage, Create, CreateMasked, CreateUnnamed, DirectoryEntry,
+    Attributes, Close, CloseFiles, Commit, Coverage, Create, CreateMasked, CreateUnnamed, DirectoryEntry,
     DirectoryPage, FileKind, FileSystemUse, FileSystemUseReply, GetInode, GetXattr, InodeReply,
     ListXattrs, Lookup, MakeLink, NewNode, Open, OpenMode, ReadDirectory, Remove, RemoveXattr,
     Rename, RenameMode, SetAttributes, SetTime, SetXattr, SyncMetadata, XattrMode, XattrNames,
@@ -111,6 +111,7 @@ fn inodes() -> Vec<Sample> {
         pair(&set, &inode_reply()),
         pair(&open, &inode_reply()),
         pair(&Close { operation, inode, mode: OpenMode::Write }, &done()),
+        pair(&CloseFiles { operation, inodes: vec![inode, InodeId(10), inode] }, &done()),
         pair(&commit, &inode_reply()),
         pair(&SyncMetadata { index: LogIndex(55) }, &done()),
         pair(&FileSystemUse { inode }, &used),

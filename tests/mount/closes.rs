@@ -1,0 +1,75 @@
+//! Many files that are closed at the same time, of which the metadata server hears together.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::Write as _,
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use millrace_tests::cluster::{Cluster, Wish};
+
+use crate::quiet_opens::{used, wait_for_used};
+
+const THREADS: usize = 8;
+const FILES: usize = 60;
+const LEN: usize = 64 * 1024;
+
+#[test]
+fn what_was_removed_while_it_was_written_is_freed_when_it_is_closed() -> Result<()> {
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let mount = cluster.mount();
+    let before = used(&cluster)?;
+    let mut open = Vec::new();
+    for number in 0..THREADS * FILES {
+        let path = mount.join(number.to_string());
+        let mut file = File::create(&path)?;
+        file.write_all(&[7; LEN])?;
+        file.sync_data()?;
+        fs::remove_file(&path)?;
+        open.push(file);
+    }
+    let len = u64::try_from(THREADS * FILES * LEN)?;
+    wait_for_used(&cluster, "all to be stored", |used| used >= before + len)?;
+    thread::scope(|scope| {
+        while !open.is_empty() {
+            let some = open.split_off(open.len().saturating_sub(FILES));
+            scope.spawn(move || drop(some));
+        }
+    });
+    wait_for_used(&cluster, "what nobody has open to be freed", |used| used < before + len / 50)
+}
+
+#[test]
+fn files_that_are_made_in_a_burst_are_whole_after_a_kill_of_the_server_that_hears_of_it()
+-> Result<()> {
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let (mount, before) = (cluster.mount(), used(&cluster)?);
+    let make = |thread: usize| -> Result<()> {
+        for number in 0..FILES {
+            let path = mount.join(format!("{thread}.{number}"));
+            fs::write(&path, path.as_os_str().as_encoded_bytes())?;
+            // Opened and closed again at once: each close is of one open.
+            OpenOptions::new().append(true).open(&path)?.write_all(b"+")?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| -> Result<()> {
+        let threads: Vec<_> = (0..THREADS).map(|number| scope.spawn(move || make(number))).collect();
+        cluster.crash("metadata")?;
+        cluster.up()?;
+        for thread in threads {
+            thread.join().expect("no panic")?;
+        }
+        Ok(())
+    })?;
+    for (thread, number) in (0..THREADS).flat_map(|thread| (0..FILES).map(move |n| (thread, n))) {
+        let path = mount.join(format!("{thread}.{number}"));
+        let mut wanted = path.as_os_str().as_encoded_bytes().to_vec();
+        wanted.push(b'+');
+        ensure!(fs::read(&path).with_context(|| path.display().to_string())? == wanted);
+        fs::remove_file(&path)?;
+    }
+    // Each open was closed once, however often the server was told.
+    wait_for_used(&cluster, "all to be freed", |used| used < before + (1 << 16))
+}
