@@ -133,6 +133,10 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
 /// Stores what is held, tells what was read, and ends the session; whether everything is stored.
 async fn close(fs: &FileSystem, upkeep: &Upkeep) -> bool {
     let flushed = tokio::time::timeout(DRAIN_MAX, fs.flush_all()).await.is_ok();
+    // Before the session ends: afterwards they would be of none.
+    if tokio::time::timeout(TELL_MAX, fs.tell_closes()).await.is_err() {
+        tracing::info!("the metadata server does not answer: it closes files with the session");
+    }
     upkeep.abort_all();
     if !matches!(tokio::time::timeout(TELL_MAX, fs.tell_reads()).await, Ok(Ok(()))) {
         tracing::info!("the metadata server does not answer: the last times of access are lost");

@@ -73,7 +73,8 @@ pub(crate) use trust::unnamed;
 /// |       | keys that are left out; links that are listed by themselves; a directory takes   |
 /// |       | the place of an object of its name; whiteouts that stay with who needs them;     |
 /// |       | objects whose file is renamed, replaced or removed before its export ends        |
-pub const FEATURE_LEVEL: u32 = 10;
+/// | 11    | opens that end together                                                          |
+pub const FEATURE_LEVEL: u32 = 11;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;

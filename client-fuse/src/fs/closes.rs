@@ -26,15 +26,19 @@ use crate::fs::{FileSystem, file::File};
 #[derive(Debug, Default)]
 pub(super) struct Closes {
     queue: Mutex<Queue>,
-    /// There are enough for one message.
+    /// There are enough for one message, or nobody wants to wait any more.
     is_full: Notify,
+    /// A message was answered, or there is nothing more to tell.
+    answered: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     waiting: Vec<Closing>,
-    /// Somebody tells of them.
-    is_served: bool,
+    /// Somebody gathers them.
+    is_gathering: bool,
+    /// Messages that are not answered.
+    messages: usize,
     /// When some were last taken to be told of.
     taken: Option<Instant>,
     /// The server is from before it could hear of several at once.
@@ -50,15 +54,26 @@ pub(super) struct Closing {
     pub(super) session: SessionId,
 }
 
+/// What the one who gathers finds.
+#[derive(Debug)]
+enum Next {
+    /// These are told of together.
+    Message(Vec<Closing>),
+    /// As many messages as there may be are not answered.
+    Wait,
+    /// There are none: whoever puts the next one gathers.
+    Nothing,
+}
+
 impl Closes {
-    /// Takes one more; tells whether its caller must see to it that they are told of.
+    /// Takes one more; tells whether its caller must see to it that they are gathered.
     fn put(&self, closing: Closing) -> bool {
         let mut queue = self.lock();
         queue.waiting.push(closing);
         if queue.waiting.len() >= CLOSES_MAX {
             self.is_full.notify_one();
         }
-        !std::mem::replace(&mut queue.is_served, true)
+        !std::mem::replace(&mut queue.is_gathering, true)
     }
 
     /// How long to wait for others, if some were told of just now.
@@ -69,21 +84,40 @@ impl Closes {
         (!is_full && since < BURST_GAP).then_some(GATHER)
     }
 
-    /// The next ones to be told of together; nothing when there are none, which ends the service.
-    fn take(&self, now: Instant) -> Vec<Closing> {
+    fn next(&self, now: Instant) -> Next {
         let mut queue = self.lock();
-        let count = queue.waiting.len().min(queue.most());
-        if count == 0 {
-            queue.is_served = false;
-            return Vec::new();
+        if queue.waiting.is_empty() {
+            queue.is_gathering = false;
+            return Next::Nothing;
         }
+        if queue.messages >= MESSAGES_MAX {
+            return Next::Wait;
+        }
+        let count = queue.waiting.len().min(queue.most());
+        queue.messages += 1;
         queue.taken = Some(now);
-        queue.waiting.drain(..count).collect()
+        Next::Message(queue.waiting.drain(..count).collect())
+    }
+
+    /// A message was answered, or never will be.
+    fn handle_answer(&self) {
+        self.lock().messages -= 1;
+        self.answered.notify_waiters();
     }
 
     /// The server has not understood several at once.
     fn handle_old_server(&self) {
         self.lock().is_old = true;
+    }
+
+    fn is_old(&self) -> bool {
+        self.lock().is_old
+    }
+
+    /// Whether everything was told.
+    fn is_idle(&self) -> bool {
+        let queue = self.lock();
+        queue.waiting.is_empty() && queue.messages == 0
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -106,60 +140,96 @@ const BURST_GAP: Duration = Duration::from_millis(16);
 /// another host's export or `stat` would have to look again.
 const GATHER: Duration = Duration::from_millis(4);
 
+/// Messages that are on their way at the same time: one may have to wait at the server, for another
+/// host that keeps attributes of what it removes.
+const MESSAGES_MAX: usize = 8;
+
 impl FileSystem {
     /// The server hears soon that this open is over.
     pub(super) fn close_write(&self, closing: Closing) {
         if self.closes.put(closing) {
-            self.spawn(|this| async move { this.tell_closes().await });
+            self.spawn(|this| async move { this.gather_closes().await });
         }
     }
 
-    /// Tells of all that have ended, until there are none.
-    async fn tell_closes(&self) {
+    /// Returns when the server has heard of all that have ended. May be dropped at its await.
+    pub(crate) async fn tell_closes(&self) {
+        loop {
+            let answered = self.closes.answered.notified();
+            if self.closes.is_idle() {
+                return;
+            }
+            self.closes.is_full.notify_one();
+            answered.await;
+        }
+    }
+
+    /// Has all be told of that have ended, until there are none.
+    async fn gather_closes(&self) {
         loop {
             if let Some(pause) = self.closes.pause(Instant::now()) {
                 drop(tokio::time::timeout(pause, self.closes.is_full.notified()).await);
             }
-            let ended = self.closes.take(Instant::now());
-            if ended.is_empty() {
-                return;
-            }
-            let session = self.cluster.session();
-            let (known, over): (Vec<_>, Vec<_>) =
-                ended.into_iter().partition(|closing| closing.session == session);
-            self.tell_closed(&known).await;
-            for closing in known.into_iter().chain(over) {
-                self.files.handle_closed(&closing.file, OpenMode::Write);
+            let answered = self.closes.answered.notified();
+            match self.closes.next(Instant::now()) {
+                Next::Message(ended) => {
+                    self.spawn(|this| async move { this.tell_ended(ended).await });
+                }
+                Next::Wait => answered.await,
+                Next::Nothing => return,
             }
         }
     }
 
-    async fn tell_closed(&self, ended: &[Closing]) {
+    async fn tell_ended(&self, ended: Vec<Closing>) {
+        let told = Told { closes: &self.closes };
+        self.tell_server(&ended).await;
+        for closing in ended {
+            self.files.handle_closed(&closing.file, OpenMode::Write);
+        }
+        drop(told);
+    }
+
+    async fn tell_server(&self, ended: &[Closing]) {
         let Some(first) = ended.first() else { return };
-        // Once nobody writes them any more, others may keep their attributes, and change them.
-        let changed: Vec<_> = ended.iter().map(|closing| closing.file.inode).collect();
-        if ended.len() == 1 {
-            let inode = first.file.inode;
-            let request = |operation| Close { operation, inode, mode: OpenMode::Write };
-            if let Err(failure) = self.change(request, &[], changed).await {
-                tell_unclosed(&first.file, &failure);
-            }
-            return;
+        if self.closes.is_old() {
+            return self.tell_old_server(ended).await;
         }
         let request = |operation: Operation| CloseFiles {
             inodes: of_session(ended, operation.session),
             operation,
         };
+        // Once nobody writes them any more, others may keep their attributes, and change them.
+        let changed: Vec<_> = ended.iter().map(|closing| closing.file.inode).collect();
         match self.change(request, &[], changed).await {
             Ok(_) => {}
             Err(failure) if failure.kind == ErrorKind::NotSupported => {
                 self.closes.handle_old_server();
-                for closing in ended {
-                    Box::pin(self.tell_closed(std::slice::from_ref(closing))).await;
-                }
+                self.tell_old_server(ended).await;
             }
             Err(failure) => tell_unclosed(&first.file, &failure),
         }
+    }
+
+    async fn tell_old_server(&self, ended: &[Closing]) {
+        for Closing { file, .. } in ended {
+            let inode = file.inode;
+            let request = |operation| Close { operation, inode, mode: OpenMode::Write };
+            if let Err(failure) = self.change(request, &[], Some(inode)).await {
+                tell_unclosed(file, &failure);
+            }
+        }
+    }
+}
+
+/// A message is on its way, until this is dropped.
+struct Told<'a> {
+    closes: &'a Closes,
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.closes.handle_answer();
     }
 }
 
@@ -186,8 +256,13 @@ mod tests {
         Closing { file: crate::fs::file::tests::file(inode), session: SESSION }
     }
 
-    fn inodes(closings: &[Closing]) -> Vec<u64> {
-        closings.iter().map(|closing| closing.file.inode.0).collect()
+    fn inodes(next: Next) -> Vec<u64> {
+        match next {
+            Next::Message(closings) => {
+                closings.iter().map(|closing| closing.file.inode.0).collect()
+            }
+            Next::Wait | Next::Nothing => Vec::new(),
+        }
     }
 
     #[test]
@@ -196,13 +271,13 @@ mod tests {
         let start = Instant::now();
         assert!(closes.put(closing(1)), "somebody must tell of it");
         assert_eq!(closes.pause(start), None);
-        assert_eq!(inodes(&closes.take(start)), [1]);
-        assert!(!closes.put(closing(2)), "whoever tells of the first tells of this one");
+        assert_eq!(inodes(closes.next(start)), [1]);
+        assert!(!closes.put(closing(2)), "whoever gathers the first gathers this one");
         assert!(!closes.put(closing(3)));
         assert_eq!(closes.pause(start + BURST_GAP / 2), Some(GATHER));
-        assert_eq!(inodes(&closes.take(start)), [2, 3]);
-        assert!(closes.take(start).is_empty());
-        assert!(closes.put(closing(4)), "nobody tells any more");
+        assert_eq!(inodes(closes.next(start)), [2, 3]);
+        assert!(matches!(closes.next(start), Next::Nothing));
+        assert!(closes.put(closing(4)), "nobody gathers any more");
         assert_eq!(closes.pause(start + BURST_GAP), None);
     }
 
@@ -211,14 +286,34 @@ mod tests {
         let closes = Closes::default();
         let now = Instant::now();
         closes.put(closing(0));
-        closes.take(now);
+        closes.next(now);
         for inode in 0..=CLOSES_MAX as u64 {
             closes.put(closing(inode));
         }
         assert_eq!(closes.pause(now), None);
-        assert_eq!(closes.take(now).len(), CLOSES_MAX);
+        assert_eq!(inodes(closes.next(now)).len(), CLOSES_MAX);
         assert_eq!(closes.pause(now), Some(GATHER));
-        assert_eq!(inodes(&closes.take(now)), [CLOSES_MAX as u64]);
+        assert_eq!(inodes(closes.next(now)), [CLOSES_MAX as u64]);
+    }
+
+    #[test]
+    fn there_are_so_many_messages_at_a_time_and_all_is_told_when_they_are_answered() {
+        let closes = Closes::default();
+        let now = Instant::now();
+        assert!(closes.is_idle());
+        for inode in 0..MESSAGES_MAX as u64 {
+            closes.put(closing(inode));
+            assert_eq!(inodes(closes.next(now)), [inode]);
+        }
+        closes.put(closing(100));
+        assert!(matches!(closes.next(now), Next::Wait));
+        closes.handle_answer();
+        assert_eq!(inodes(closes.next(now)), [100]);
+        for _ in 0..MESSAGES_MAX {
+            assert!(!closes.is_idle());
+            closes.handle_answer();
+        }
+        assert!(closes.is_idle());
     }
 
     #[test]
@@ -228,9 +323,9 @@ mod tests {
         closes.handle_old_server();
         closes.put(closing(1));
         closes.put(closing(2));
-        assert_eq!(inodes(&closes.take(now)), [1]);
+        assert_eq!(inodes(closes.next(now)), [1]);
         assert_eq!(closes.pause(now), None);
-        assert_eq!(inodes(&closes.take(now)), [2]);
+        assert_eq!(inodes(closes.next(now)), [2]);
     }
 
     #[test]

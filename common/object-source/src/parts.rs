@@ -1,5 +1,7 @@
 //! The documents of uploads by parts, which S3 and the XML API of GCS share.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use millrace_types::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -21,6 +23,14 @@ struct CompletePart<'a> {
     #[serde(rename = "ETag")]
     tag: &'a str,
     part_number: u16,
+    #[serde(rename = "ChecksumCRC32C", skip_serializing_if = "Option::is_none")]
+    checksum: Option<&'a str>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InitiateResult {
+    upload_id: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -47,6 +57,9 @@ pub(crate) struct ListedPart {
     #[serde(rename = "ETag")]
     pub(crate) tag: String,
     pub(crate) size: u64,
+    /// On S3, of a part that was sent with it: in Base64.
+    #[serde(default, rename = "ChecksumCRC32C")]
+    pub(crate) checksum: Option<String>,
 }
 
 /// One page: so many uploads of one key are left by nothing that works.
@@ -84,6 +97,16 @@ impl ListUploadsResult {
     fn is_encoded(&self) -> bool {
         self.encoding_type.as_deref() == Some("url")
     }
+}
+
+/// Reads which upload has begun.
+pub(crate) fn begun_upload(answer: &[u8]) -> Result<UploadId, Error> {
+    let result: InitiateResult = quick_xml::de::from_reader(answer).map_err(|error| {
+        Error::unavailable(format!(
+            "the bucket begins an upload and does not say which: {error}"
+        ))
+    })?;
+    UploadId::new(result.upload_id)
 }
 
 /// Reads a list of parts.
@@ -156,12 +179,20 @@ pub(crate) fn without_repeated(parts: Vec<UploadedPart>) -> Vec<UploadedPart> {
         .collect()
 }
 
-/// The document that names the parts of an object.
-pub(crate) fn complete_body(parts: &[UploadedPart]) -> Result<Bytes, Error> {
+/// The document that names the parts of an object, with the checksums that are known of them, by
+/// number.
+pub(crate) fn complete_body(
+    parts: &[UploadedPart],
+    checksums: &BTreeMap<u16, String>,
+) -> Result<Bytes, Error> {
     let parts = parts.iter();
     let request = CompleteRequest {
         parts: parts
-            .map(|part| CompletePart { tag: part.tag.as_str(), part_number: part.number })
+            .map(|part| CompletePart {
+                tag: part.tag.as_str(),
+                part_number: part.number,
+                checksum: checksums.get(&part.number).map(String::as_str),
+            })
             .collect(),
     };
     let text = quick_xml::se::to_string(&request)
@@ -200,11 +231,13 @@ mod tests {
     #[test]
     fn a_completion_names_each_part_with_its_tag() {
         let part = |number, tag: &str| UploadedPart { number, tag: Tag::new(tag).unwrap(), len: 1 };
-        let body = complete_body(&[part(1, "\"a\""), part(3, "b")]).unwrap();
+        let checksums = BTreeMap::from([(3, "mnG7TA==".to_owned()), (4, "other".to_owned())]);
+        let body = complete_body(&[part(1, "\"a\""), part(3, "b")], &checksums).unwrap();
         assert_eq!(
             std::str::from_utf8(&body).unwrap(),
             "<CompleteMultipartUpload><Part><ETag>\"a\"</ETag><PartNumber>1</PartNumber></Part>\
-             <Part><ETag>b</ETag><PartNumber>3</PartNumber></Part></CompleteMultipartUpload>"
+             <Part><ETag>b</ETag><PartNumber>3</PartNumber>\
+             <ChecksumCRC32C>mnG7TA==</ChecksumCRC32C></Part></CompleteMultipartUpload>"
         );
     }
 }

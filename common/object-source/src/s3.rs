@@ -1,26 +1,26 @@
 //! S3 and what speaks its protocol.
 //!
-//! Data goes through object_store. Signed here, with its authorizer, is what it cannot send:
-//! listing with keys that are no paths (it fails the whole page), completion under a condition, and
-//! the list of an upload's parts. See `docs/decisions/0010-s3-requests-signed-here.md`.
+//! Ranges are read through object_store. Signed here, with its authorizer, is what it cannot send:
+//! listing with keys that are no paths (it fails the whole page), bytes with their CRC32C, completion
+//! under a condition, and the list of an upload's parts. See `docs/decisions/0010-s3-requests-signed-here.md`.
 
 use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use http::{HeaderMap, HeaderValue};
 use object_store::{
-    Attribute, AttributeValue, Attributes, BackoffConfig, ClientOptions, GetOptions, GetRange,
-    ObjectStore, PutMode, PutOptions, PutPayload, RetryConfig, UpdateVersion,
+    Attribute, BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectStore, RetryConfig,
     aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider},
     client::HttpConnector,
-    multipart::MultipartStore,
     path::Path,
 };
 
-use self::{address::Address, signed::Signer, stream::Streamer, whole::Tags};
+use self::{
+    address::Address, checksum::Checksums, signed::Signer, stream::Streamer, whole::Tags,
+};
 use crate::{
-    ANONYMOUS, Condition, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
-    UploadId,
+    ANONYMOUS, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
     credentials::Section,
     limits::Requests,
     metered::{Connector, Wire, classify},
@@ -34,6 +34,7 @@ mod delete;
 mod directory;
 pub(crate) mod keys;
 mod list;
+mod put;
 mod signed;
 mod stream;
 mod upload;
@@ -48,6 +49,9 @@ pub(crate) struct S3 {
     address: Address,
     settings: Settings,
     tags: Tags,
+    checksums: Checksums,
+    /// Headers of what is stored.
+    encryption: HeaderMap,
 }
 
 impl S3 {
@@ -59,6 +63,7 @@ impl S3 {
         requests: Arc<Requests>,
     ) -> Result<Self, Error> {
         let environment = AmazonS3Builder::from_env();
+        let encryption = encryption_of(&environment)?;
         let address = Address::new(spec, bucket, &environment)?;
         let options = ClientOptions::new()
             .with_allow_http(address.is_plain_http())
@@ -96,8 +101,8 @@ impl S3 {
         let store = builder.build().map_err(|error| answer::translate(error, ""))?;
         let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
         let signer = Signer::new(client, credentials, address.clone(), settings);
-        let (settings, tags) = (settings.clone(), Tags::default());
-        Ok(Self { store, signer, streamer, address, settings, tags })
+        let (settings, tags, checksums) = (settings.clone(), Tags::default(), Checksums::default());
+        Ok(Self { store, signer, streamer, address, settings, tags, checksums, encryption })
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {
@@ -133,53 +138,6 @@ impl S3 {
         Ok(stream.map_err(move |error| answer::translate(error, &key)).boxed())
     }
 
-    pub(crate) async fn put_small(
-        &self,
-        key: &str,
-        body: Vec<Bytes>,
-        metadata: &Metadata,
-        condition: &Condition,
-    ) -> Result<Tag, Error> {
-        let mode = match condition {
-            Condition::None => PutMode::Overwrite,
-            Condition::Absent => PutMode::Create,
-            Condition::Matches(tag) => PutMode::Update(UpdateVersion {
-                e_tag: Some(tag.as_str().to_owned()),
-                version: None,
-            }),
-        };
-        let options =
-            PutOptions { mode, attributes: attributes_of(metadata), ..PutOptions::default() };
-        let payload = PutPayload::from_iter(body);
-        let result = self
-            .store
-            .put_opts(&path_of(key)?, payload, options)
-            .await
-            .map_err(|error| answer::translate(error, key))?;
-        answer::tag(result.e_tag.as_deref())
-    }
-
-    pub(crate) async fn put_part(
-        &self,
-        key: &str,
-        upload: &UploadId,
-        number: u16,
-        body: Vec<Bytes>,
-    ) -> Result<Tag, Error> {
-        let index = usize::from(number) - 1;
-        let part = self
-            .store
-            .put_part(
-                &path_of(key)?,
-                &upload.as_str().to_owned(),
-                index,
-                PutPayload::from_iter(body),
-            )
-            .await
-            .map_err(|error| answer::translate_upload(error, key))?;
-        answer::tag(Some(&part.content_id))
-    }
-
     async fn get(&self, key: &str, options: GetOptions) -> Result<object_store::GetResult, Error> {
         let got = self.store.get_opts(&path_of(key)?, options).await;
         got.map_err(|error| answer::translate(error, key))
@@ -194,11 +152,22 @@ fn path_of(key: &str) -> Result<Path, Error> {
     Path::parse(key).map_err(|error| Error::invalid(error.to_string()))
 }
 
-fn attributes_of(metadata: &Metadata) -> Attributes {
-    let pair = |(key, value): (&str, &str)| {
-        (Attribute::Metadata(key.to_owned().into()), AttributeValue::from(value.to_owned()))
-    };
-    metadata.iter().map(pair).collect()
+/// How the environment wants objects to be encrypted. Keys of one's own (SSE-C) are not supported.
+fn encryption_of(environment: &AmazonS3Builder) -> Result<HeaderMap, Error> {
+    let settings = [
+        ("aws_server_side_encryption", "x-amz-server-side-encryption"),
+        ("aws_sse_kms_key_id", "x-amz-server-side-encryption-aws-kms-key-id"),
+        ("aws_sse_bucket_key_enabled", "x-amz-server-side-encryption-bucket-key-enabled"),
+    ];
+    let mut headers = HeaderMap::new();
+    for (setting, header) in settings {
+        let key: AmazonS3ConfigKey =
+            setting.parse().map_err(|error| answer::translate(error, ""))?;
+        let Some(value) = environment.get_config_value(&key) else { continue };
+        let unusable = |_| Error::invalid(format!("{} cannot be sent", setting.to_uppercase()));
+        headers.insert(header, HeaderValue::from_str(&value).map_err(unusable)?);
+    }
+    Ok(headers)
 }
 
 fn version_of(meta: &object_store::ObjectMeta) -> Result<ObjectVersion, Error> {
@@ -208,4 +177,21 @@ fn version_of(meta: &object_store::ObjectMeta) -> Result<ObjectVersion, Error> {
         size: meta.size,
         modified: millrace_types::Timestamp(nanoseconds),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_encrypted_as_the_environment_says() {
+        let environment = AmazonS3Builder::new();
+        assert!(encryption_of(&environment).unwrap().is_empty());
+        let environment = environment.with_sse_kms_encryption("the-key").with_bucket_key(true);
+        let headers = encryption_of(&environment).unwrap();
+        let text = |name: &str| headers[name].to_str().unwrap();
+        assert_eq!(text("x-amz-server-side-encryption"), "aws:kms");
+        assert_eq!(text("x-amz-server-side-encryption-aws-kms-key-id"), "the-key");
+        assert_eq!(text("x-amz-server-side-encryption-bucket-key-enabled"), "true");
+    }
 }

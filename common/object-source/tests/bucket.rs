@@ -11,6 +11,8 @@
 
 #[path = "bucket/azure.rs"]
 mod azure;
+#[path = "bucket/checksums.rs"]
+mod checksums;
 #[path = "bucket/contract.rs"]
 mod contract;
 #[path = "bucket/directory.rs"]
@@ -21,5 +23,7 @@ mod google;
 mod moto;
 #[path = "bucket/s3.rs"]
 mod s3;
+#[path = "bucket/scripted.rs"]
+mod scripted;
 #[path = "bucket/weed.rs"]
 mod weed;

@@ -5,6 +5,8 @@
 //! destination, perhaps both the object and its temporary one. Whoever settles the export aborts
 //! the upload, which deletes the temporary object too.
 
+use std::collections::BTreeMap;
+
 use http::{Method, header};
 
 use super::{
@@ -44,7 +46,7 @@ impl Google {
     ) -> Result<Tag, Error> {
         let ask = self.ask(Method::POST, &staged.key, &[("uploadId", staged.upload)]);
         let ask = ask.with(header::CONTENT_TYPE.as_str(), "application/xml")?;
-        let told = match self.web.send(&ask.with_body(complete_body(parts)?)).await {
+        let told = match self.web.send(&ask.with_body(complete_body(parts, &BTreeMap::new())?)).await {
             Ok((headers, _)) => generation(&headers).ok(),
             Err(Error::NoUpload { .. } | Error::NotFound { .. }) => None,
             Err(error) => return Err(about(error, key)),

@@ -7,21 +7,14 @@
 use bytes::Bytes;
 use http::{Method, header};
 use object_store::PutPayload;
-use serde::Deserialize;
 
 use super::{Google, write::with_metadata};
 use crate::{
     Error, Metadata, Tag, UploadId, UploadedPart,
     object::PARTS_MAX,
-    parts::{about_upload, listed_parts, listed_uploads, without_repeated},
+    parts::{about_upload, begun_upload, listed_parts, listed_uploads, without_repeated},
     temporary,
 };
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct InitiateResult {
-    upload_id: String,
-}
 
 /// An upload that was begun.
 #[derive(Debug, PartialEq, Eq)]
@@ -56,12 +49,7 @@ impl Google {
         let temporary = temporary::key_of(key, &id)?;
         let ask = with_metadata(self.ask(Method::POST, &temporary, &[("uploads", "")]), metadata)?;
         let (_, body) = self.web.send(&ask).await?;
-        let result: InitiateResult = quick_xml::de::from_reader(&*body).map_err(|error| {
-            Error::unavailable(format!(
-                "the bucket begins an upload and does not say which: {error}"
-            ))
-        })?;
-        upload_id(&id, &result.upload_id)
+        upload_id(&id, begun_upload(&body)?.as_str())
     }
 
     pub(crate) async fn put_part(

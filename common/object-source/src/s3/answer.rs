@@ -3,7 +3,7 @@
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::address::Address;
+use super::{address::Address, checksum};
 use crate::{
     Error, Tag,
     transport::{asks_to_wait, chain, innermost},
@@ -56,6 +56,10 @@ pub(super) fn refusal(
 
 fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> Error {
     let key = key.to_owned();
+    let is_damage = ["BadDigest", "XAmzContentChecksumMismatch"].contains(&document.code.as_str());
+    if !is_damage && checksum::is_refused_in(&document.message) {
+        return Error::Unsupported { message: format!("{bucket}: {}", document.message) };
+    }
     match document.code.as_str() {
         "NoSuchBucket" => {
             return Error::NoBucket {
@@ -97,6 +101,23 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
             document.code, document.message
         )),
     }
+}
+
+/// Whether an answer says that the same request will be refused again, however often it is sent.
+pub(super) fn is_final(status: StatusCode, body: &[u8]) -> bool {
+    // The bytes may have suffered on their way, or come too slowly.
+    const TRANSIENT: [&str; 5] = [
+        "BadDigest",
+        "IncompleteBody",
+        "InternalError",
+        "RequestTimeout",
+        "XAmzContentChecksumMismatch",
+    ];
+    let document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
+    status.is_client_error()
+        && !asks_to_wait(status)
+        && status != StatusCode::REQUEST_TIMEOUT
+        && !TRANSIENT.contains(&document.code.as_str())
 }
 
 fn denied(bucket: &str, what: &str, document: &Document) -> Error {

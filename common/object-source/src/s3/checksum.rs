@@ -1,16 +1,21 @@
-//! Whether the bytes of a whole object are those that the bucket has.
+//! Whether the bytes of an object are those that the bucket has.
 //!
-//! Checksums come for whole objects only, never for ranges of them. S3's own CRC32C is believed
-//! always. An entity tag is the MD5 of the bytes only if the object was put whole and is not
+//! What is sent goes with its CRC32C, which the bucket compares with what arrives, and keeps. Not
+//! every bucket takes that: one that refuses the headers is sent none any more.
+//!
+//! What is fetched has checksums for whole objects only, never for ranges of them. S3's own CRC32C
+//! is believed always. An entity tag is the MD5 of the bytes only if the object was put whole and is not
 //! encrypted with a key of somebody's own, and some servers have yet other tags that look the same:
 //! a mismatch with it is a reason to ask once more, and proves nothing once it repeats.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use md5::{Digest as _, Md5};
 use millrace_types::Crc32c;
 
-use crate::Tag;
+use crate::{Error, Tag};
 
 /// What an answer says of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +32,14 @@ pub(super) enum Verdict {
 
 const CRC32C: &str = "x-amz-checksum-crc32c";
 const KIND: &str = "x-amz-checksum-type";
+const ALGORITHM: &str = "x-amz-checksum-algorithm";
+const MODE: &str = "x-amz-checksum-mode";
+/// One of the whole object, also of one that is put by parts.
+const WHOLE: &str = "FULL_OBJECT";
+/// What the names of all these headers begin with.
+const PREFIX: &str = "x-amz-checksum";
+/// S3 says this of a part with a checksum in an upload that was begun without.
+const NOT_OF_THIS_UPLOAD: &str = "Checksum Type mismatch";
 const ENCRYPTION: &str = "x-amz-server-side-encryption";
 const CUSTOMER_KEY: &str = "x-amz-server-side-encryption-customer-algorithm";
 
@@ -35,7 +48,7 @@ const CUSTOMER_KEY: &str = "x-amz-server-side-encryption-customer-algorithm";
 pub(super) fn verify(headers: &HeaderMap, tag: &Tag, tags: bool, bytes: &[u8]) -> Verdict {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // That of an object put by parts may be one of the parts' checksums.
-    let whole = text(KIND).is_none_or(|kind| kind == "FULL_OBJECT");
+    let whole = text(KIND).is_none_or(|kind| kind == WHOLE);
     if let Some(told) = text(CRC32C).filter(|_| whole).and_then(crc32c) {
         return if told == Crc32c::of(bytes) { Verdict::Right } else { Verdict::Wrong };
     }
@@ -48,6 +61,83 @@ pub(super) fn verify(headers: &HeaderMap, tag: &Tag, tags: bool, bytes: &[u8]) -
             if told == found { Verdict::Right } else { Verdict::Unlike(found) }
         }
     }
+}
+
+/// Whether a bucket takes checksums, as far as it is known.
+#[derive(Debug, Default)]
+pub(super) struct Checksums {
+    are_refused: AtomicBool,
+}
+
+impl Checksums {
+    /// What comes of `with`, a request with checksums; of `without`, the same without, where the
+    /// bucket takes none.
+    pub(super) async fn either<T>(
+        &self,
+        with: impl Future<Output = Result<T, Error>>,
+        without: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        if self.are_refused.load(Ordering::Relaxed) {
+            return without.await;
+        }
+        match with.await {
+            Err(Error::Unsupported { message }) => {
+                let answer = without.await;
+                self.handle_refusal(&message, answer.is_ok());
+                answer
+            }
+            answer => answer,
+        }
+    }
+
+    /// A request with checksums was refused with this message. Not all servers say what it is that
+    /// they do not know; those that then take the request without checksums have said it too.
+    fn handle_refusal(&self, message: &str, is_taken_without: bool) {
+        let is_of_checksums = message.contains(PREFIX) || is_taken_without;
+        if is_of_checksums
+            && !message.contains(NOT_OF_THIS_UPLOAD)
+            && !self.are_refused.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(%message, "the bucket takes no checksums: it is sent none from now on");
+        }
+    }
+}
+
+/// Whether what a bucket says is that it takes no checksum, here or at all.
+pub(super) fn is_refused_in(message: &str) -> bool {
+    message.contains(PREFIX) || message.contains(NOT_OF_THIS_UPLOAD)
+}
+
+/// Headers that ask for the checksum of an object with its bytes.
+pub(super) fn ask_for(headers: &mut HeaderMap) {
+    headers.insert(MODE, HeaderValue::from_static("ENABLED"));
+}
+
+/// Headers that begin an upload whose parts come with checksums.
+pub(super) fn begin(headers: &mut HeaderMap) {
+    headers.insert(ALGORITHM, HeaderValue::from_static("CRC32C"));
+    headers.insert(KIND, HeaderValue::from_static(WHOLE));
+}
+
+/// Headers that say what the bytes of a request have.
+pub(super) fn tell(headers: &mut HeaderMap, checksum: Crc32c) {
+    let value = HeaderValue::from_str(&text_of(checksum)).expect("Base64 is ASCII");
+    headers.insert(CRC32C, value);
+}
+
+/// Checks what a bucket says to have stored.
+pub(super) fn check_stored(headers: &HeaderMap, sent: Crc32c, key: &str) -> Result<(), Error> {
+    let told = headers.get(CRC32C).and_then(|value| value.to_str().ok()).and_then(crc32c);
+    match told {
+        Some(told) if told != sent => Err(Error::unavailable(format!(
+            "the bucket says that {key:?} arrived damaged: it has another checksum"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn text_of(checksum: Crc32c) -> String {
+    STANDARD.encode(checksum.0.to_be_bytes())
 }
 
 /// `None` for what is no checksum of a whole, such as `4BytesInBase64==-3`.

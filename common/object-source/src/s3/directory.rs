@@ -2,12 +2,14 @@
 //! cannot, so that these requests are signed here.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
+use http::{HeaderMap, HeaderValue, Method, header};
 
-use super::{S3, answer, signed::Ask};
+use super::{
+    S3, answer,
+    put::{METADATA_PREFIX, metadata_headers},
+    signed::Ask,
+};
 use crate::{Error, Metadata};
-
-const METADATA_PREFIX: &str = "x-amz-meta-";
 
 impl S3 {
     /// User metadata of the object `prefix`.
@@ -48,15 +50,8 @@ impl S3 {
         prefix: &str,
         metadata: &Metadata,
     ) -> Result<(), Error> {
-        let mut headers = HeaderMap::new();
+        let mut headers = metadata_headers(metadata)?;
         headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
-        for (key, value) in metadata.iter() {
-            let name = HeaderName::from_bytes(format!("{METADATA_PREFIX}{key}").as_bytes());
-            let value = HeaderValue::from_str(value);
-            if let (Ok(name), Ok(value)) = (name, value) {
-                headers.insert(name, value);
-            }
-        }
         let (query, body) = (Vec::new(), Bytes::new());
         let ask = Ask { method: Method::PUT, key: Some(prefix), query, headers, body };
         self.signer.send(&ask).await.map(drop)

@@ -5,13 +5,14 @@ use std::{future::poll_fn, time::Instant};
 use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
-use http::{HeaderMap, Method, header};
+use http::{HeaderMap, HeaderValue, Method, header};
 use object_store::{
     aws::{AwsAuthorizer, AwsCredentialProvider},
+    PutPayload,
     client::{HttpClient, HttpRequest, HttpRequestBody},
 };
 
-use super::{address::Address, answer};
+use super::{address::Address, answer, put::Body};
 use crate::{Error, Settings, WHOLE_LEN_MAX, pace::Pace, transport};
 
 /// Signs, sends, repeats.
@@ -33,6 +34,28 @@ pub(super) struct Ask<'a> {
     /// Conditions and the like; signed along.
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+struct Failed {
+    error: Error,
+    /// The server will refuse it again.
+    is_final: bool,
+    /// The server may have done it, and its answer did not come.
+    is_lost: bool,
+}
+
+impl Failed {
+    fn lost(error: Error) -> Self {
+        Self { error, is_final: false, is_lost: true }
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, is_final: false, is_lost: false }
+    }
 }
 
 /// The answers here are XML of at most a thousand entries, each with a key of up to 3 KiB encoded.
@@ -87,18 +110,53 @@ impl Signer {
         move |error| begun.elapsed() < limit && when(error)
     }
 
+    /// Sends a request with this body instead of its own until an answer comes, at most as often as
+    /// the settings say; an answer that `check` finds transiently wrong is asked for again. Not
+    /// repeated is what the server refuses for good, nor, under a condition, what it may have done
+    /// without anybody hearing of it: that would be refused for its own effect.
+    pub(super) async fn send_body(
+        &self,
+        ask: &Ask<'_>,
+        body: &Body,
+        check: impl Fn(&HeaderMap) -> Result<(), Error>,
+    ) -> Result<HeaderMap, Error> {
+        let conditions = [header::IF_MATCH, header::IF_NONE_MATCH];
+        let is_conditional = conditions.iter().any(|name| ask.headers.contains_key(name));
+        let once = || async {
+            let request = self.request_with(ask, body).await?;
+            let (headers, _) = self.exchange_for(ask, request).await?;
+            check(&headers)?;
+            Ok(headers)
+        };
+        let time = self.while_time_is(Error::is_transient);
+        let again = |failed: &Failed| {
+            let is_settled = failed.is_final || (failed.is_lost && is_conditional);
+            !is_settled && time(&failed.error)
+        };
+        once.retry(self.backoff).when(again).await.map_err(|failed| failed.error)
+    }
+
     pub(super) async fn send_once(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
         Ok(self.exchange(ask).await?.1)
     }
 
     async fn exchange(&self, ask: &Ask<'_>) -> Result<(HeaderMap, Bytes), Error> {
+        let answer = self.exchange_for(ask, self.request(ask).await?).await;
+        answer.map_err(|failed| failed.error)
+    }
+
+    async fn exchange_for(
+        &self,
+        ask: &Ask<'_>,
+        request: HttpRequest,
+    ) -> Result<(HeaderMap, Bytes), Failed> {
         let key = ask.key.unwrap_or_default();
-        let request = self.request(ask).await?;
         let answer = self
             .client
             .execute(request)
             .await
-            .map_err(|error| transport::unreachable(&error, self.address.endpoint()))?;
+            .map_err(|error| transport::unreachable(&error, self.address.endpoint()))
+            .map_err(Failed::lost)?;
         let (head, body) = answer.into_parts();
         let mut stream = body.bytes_stream();
         let mut bytes = BytesMut::with_capacity(announced(&head.headers));
@@ -110,15 +168,17 @@ impl Signer {
                 biased;
                 next = stream.try_next() => next,
                 () = poll_fn(|cx| pace.poll_too_slow(cx)), if has_pace => {
-                    return Err(Error::unavailable("the bucket sends its answer too slowly"));
+                    let slow = Error::unavailable("the bucket sends its answer too slowly");
+                    return Err(Failed::lost(slow));
                 }
             };
             let next =
                 next.map_err(|error| transport::unreachable(&error, self.address.endpoint()));
-            let Some(piece) = next? else { break };
+            let Some(piece) = next.map_err(Failed::lost)? else { break };
             pace.arrived(piece.len() as u64);
             if bytes.len() + piece.len() > ANSWER_LEN_MAX {
-                return Err(Error::unavailable("the bucket's answer is longer than any can be"));
+                let long = Error::unavailable("the bucket's answer is longer than any can be");
+                return Err(long.into());
             }
             bytes.extend_from_slice(&piece);
         }
@@ -129,7 +189,9 @@ impl Signer {
         if head.status.is_success() && (is_object || !transport::is_error(&bytes)) {
             return Ok((head.headers, bytes));
         }
-        Err(answer::refusal(head.status, &head.headers, &bytes, &self.address, key))
+        let is_final = answer::is_final(head.status, &bytes);
+        let error = answer::refusal(head.status, &head.headers, &bytes, &self.address, key);
+        Err(Failed { error, is_final, is_lost: false })
     }
 
     /// Whether there are credentials, or none are needed.
@@ -146,15 +208,41 @@ impl Signer {
     }
 
     async fn request(&self, ask: &Ask<'_>) -> Result<HttpRequest, Error> {
-        let url = self.address.url(ask.key, &ask.query);
-        let mut request = http::Request::builder()
-            .method(ask.method.clone())
-            .uri(url)
-            .body(HttpRequestBody::from(ask.body.clone()))
-            .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
-        request.headers_mut().extend(ask.headers.clone());
+        let mut request = self.unsigned(ask, ask.body.clone().into())?;
+        if [Method::PUT, Method::POST].contains(&ask.method) {
+            // Of no bytes it would not be said, and some servers want it.
+            request.headers_mut().insert(header::CONTENT_LENGTH, ask.body.len().into());
+        }
         self.authorize(&mut request, None, true).await?;
         Ok(request)
+    }
+
+    async fn request_with(&self, ask: &Ask<'_>, body: &Body) -> Result<HttpRequest, Error> {
+        let payload = PutPayload::from_iter(body.pieces.iter().cloned());
+        let len = HeaderValue::from(payload.content_length());
+        let mut request = self.unsigned(ask, payload.into())?;
+        // Otherwise it would be sent in chunks, which S3 does not take.
+        request.headers_mut().insert(header::CONTENT_LENGTH, len);
+        self.authorize_body(&mut request, body.digest.as_deref()).await?;
+        Ok(request)
+    }
+
+    fn unsigned(&self, ask: &Ask<'_>, body: HttpRequestBody) -> Result<HttpRequest, Error> {
+        let url = self.address.url(ask.key, &ask.query);
+        let request = http::Request::builder().method(ask.method.clone()).uri(url).body(body);
+        let mut request = request
+            .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
+        request.headers_mut().extend(ask.headers.clone());
+        Ok(request)
+    }
+
+    /// Signs a request whose body is sent apart: by its digest, or not at all.
+    pub(super) async fn authorize_body(
+        &self,
+        request: &mut HttpRequest,
+        digest: Option<&[u8]>,
+    ) -> Result<(), Error> {
+        self.authorize(request, digest, digest.is_some()).await
     }
 
     /// Signs a request; its body too, which has this digest if it is not in the request.

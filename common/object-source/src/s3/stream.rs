@@ -1,7 +1,7 @@
 //! Parts that are sent while they are read, however large: object_store takes bodies only whole.
 //!
-//! The request is signed as all others; over plain HTTP the digest of the bytes is part of that, so
-//! that they are read once beforehand.
+//! The request is signed as all others; over plain HTTP the digest of the bytes is part of that. So
+//! they are read once beforehand, and for their CRC32C where the bucket takes it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,10 +10,10 @@ use backon::Retryable;
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt};
 use http::{HeaderMap, Method, header};
-use millrace_types::MIB;
+use millrace_types::{Crc32c, MIB};
 use object_store::client::HttpRequestBody;
 
-use super::{S3, answer, signed::Signer};
+use super::{S3, answer, checksum, put::tag_of};
 use crate::{Counters, Error, RequestClass, Settings, Tag, UploadId, transport};
 
 /// The slowest that a part may be sent on the average, in bytes a second.
@@ -56,13 +56,8 @@ impl S3 {
     {
         let number = number.to_string();
         let query = [("partNumber", number.as_str()), ("uploadId", upload.as_str())];
-        let once = || async {
-            let digest = match self.address.is_plain_http() {
-                true => Some(digest(read(), len).await?),
-                false => None,
-            };
-            self.stream_once(key, &query, len, digest.as_deref(), read()).await
-        };
+        let with = |checksum| self.stream_with(key, &query, len, &read, checksum);
+        let once = || self.checksums.either(with(true), with(false));
         let again = self.signer.while_time_is(Error::is_transient);
         let sent = once.retry(self.signer.backoff()).when(again).await;
         sent.map_err(|error| match error {
@@ -71,12 +66,36 @@ impl S3 {
         })
     }
 
+    /// Sends a part once, with its checksum or without.
+    async fn stream_with<F, S>(
+        &self,
+        key: &str,
+        query: &[(&str, &str)],
+        len: u64,
+        read: &F,
+        has_checksum: bool,
+    ) -> Result<Tag, Error>
+    where
+        F: Fn() -> S + Send + Sync,
+        S: Stream<Item = Result<Bytes, Error>> + Send + 'static,
+    {
+        let (mut headers, mut digest) = (HeaderMap::new(), None);
+        if has_checksum || self.address.is_plain_http() {
+            let found = digests(read(), len).await?;
+            digest = self.address.is_plain_http().then_some(found.sha256);
+            if has_checksum {
+                checksum::tell(&mut headers, found.crc32c);
+            }
+        }
+        self.stream_once(key, query, len, (headers, digest.as_deref()), read()).await
+    }
+
     async fn stream_once<S>(
         &self,
         key: &str,
         query: &[(&str, &str)],
         len: u64,
-        digest: Option<&[u8]>,
+        (headers, digest): (HeaderMap, Option<&[u8]>),
         body: S,
     ) -> Result<Tag, Error>
     where
@@ -88,6 +107,7 @@ impl S3 {
             .uri(&url)
             .body(HttpRequestBody::empty())
             .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
+        request.headers_mut().extend(headers);
         self.signer.authorize_body(&mut request, digest).await?;
         let Streamer { client, counters, patience } = &self.streamer;
         counters.count(RequestClass::Part);
@@ -119,35 +139,27 @@ impl S3 {
     }
 }
 
-impl Signer {
-    /// Signs a request whose body is sent apart: by its digest, or not at all.
-    async fn authorize_body(
-        &self,
-        request: &mut object_store::client::HttpRequest,
-        digest: Option<&[u8]>,
-    ) -> Result<(), Error> {
-        self.authorize(request, digest, digest.is_some()).await
-    }
+/// What was found of bytes that were read.
+struct Digests {
+    sha256: Vec<u8>,
+    crc32c: Crc32c,
 }
 
-fn tag_of(headers: &HeaderMap) -> Result<Tag, Error> {
-    answer::tag(headers.get(header::ETAG).and_then(|value| value.to_str().ok()))
-}
-
-/// The SHA-256 of what is read.
-async fn digest<S>(body: S, len: u64) -> Result<Vec<u8>, Error>
+async fn digests<S>(body: S, len: u64) -> Result<Digests, Error>
 where
     S: Stream<Item = Result<Bytes, Error>>,
 {
     let mut context = Context::new(&SHA256);
+    let mut crc32c = Crc32c::EMPTY;
     let mut read = 0;
     let mut body = std::pin::pin!(body);
     while let Some(piece) = body.try_next().await? {
         context.update(&piece);
+        crc32c = crc32c.append(&piece);
         read += piece.len() as u64;
     }
     if read != len {
         return Err(Error::invalid(format!("a part of {len} bytes came as {read}")));
     }
-    Ok(context.finish().as_ref().to_vec())
+    Ok(Digests { sha256: context.finish().as_ref().to_vec(), crc32c })
 }

@@ -1,16 +1,23 @@
-//! Uploads by parts: begin and abort through object_store; parts listed and completion sent here.
+//! Uploads by parts. Aborted through object_store; begun, listed and completed with requests of our
+//! own.
+
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
-use object_store::{PutMultipartOptions, multipart::MultipartStore};
+use http::{HeaderMap, HeaderValue, Method, header};
+use object_store::multipart::MultipartStore;
 
-use super::{S3, answer, attributes_of, path_of, signed::Ask};
+use super::{
+    S3, answer, checksum, path_of,
+    put::{condition_headers, metadata_headers},
+    signed::Ask,
+};
 use crate::{
     Condition, Continuation, Error, Metadata, Tag, UploadId, UploadedPart, UploadsPage,
     object::{PARTS_MAX, cursor_of},
     parts::{
-        CompleteResult, ListPartsResult, about_upload, complete_body, listed_parts, uploads_of,
-        uploads_page, without_repeated,
+        CompleteResult, ListPartsResult, ListedPart, about_upload, begun_upload, complete_body,
+        listed_parts, uploads_of, uploads_page, without_repeated,
     },
 };
 
@@ -20,16 +27,18 @@ impl S3 {
         key: &str,
         metadata: &Metadata,
     ) -> Result<UploadId, Error> {
-        let options = PutMultipartOptions {
-            attributes: attributes_of(metadata),
-            ..PutMultipartOptions::default()
-        };
-        let id = self
-            .store
-            .create_multipart_opts(&path_of(key)?, options)
-            .await
-            .map_err(|error| answer::translate(error, key))?;
-        UploadId::new(id)
+        let mut plain = metadata_headers(metadata)?;
+        plain.extend(self.encryption.clone());
+        let mut headers = plain.clone();
+        checksum::begin(&mut headers);
+        let with = self.create_upload_with(key, headers);
+        self.checksums.either(with, self.create_upload_with(key, plain)).await
+    }
+
+    async fn create_upload_with(&self, key: &str, headers: HeaderMap) -> Result<UploadId, Error> {
+        let (query, body) = (vec![("uploads", "")], Bytes::new());
+        let ask = Ask { method: Method::POST, key: Some(key), query, headers, body };
+        begun_upload(&self.signer.send(&ask).await?)
     }
 
     pub(crate) async fn abort_upload(&self, key: &str, upload: &UploadId) -> Result<(), Error> {
@@ -44,23 +53,29 @@ impl S3 {
         key: &str,
         upload: &UploadId,
     ) -> Result<Vec<UploadedPart>, Error> {
+        let listed = self.all_parts(key, upload).await?.into_iter();
+        let part = |part: ListedPart| {
+            let (number, tag) = (part.part_number, answer::tag(Some(&part.tag))?);
+            Ok(UploadedPart { number, tag, len: part.size })
+        };
+        let mut parts = listed.map(part).collect::<Result<Vec<_>, Error>>()?;
+        parts.sort_by_key(|part| part.number);
+        Ok(without_repeated(parts))
+    }
+
+    async fn all_parts(&self, key: &str, upload: &UploadId) -> Result<Vec<ListedPart>, Error> {
         let mut parts = Vec::new();
         let mut marker = "0".to_owned();
         loop {
             let page = self.parts_after(key, upload, &marker).await?;
-            for part in page.parts {
-                let tag = answer::tag(Some(&part.tag))?;
-                parts.push(UploadedPart { number: part.part_number, tag, len: part.size });
-            }
+            parts.extend(page.parts);
             match page.next_part_number_marker.filter(|_| page.is_truncated) {
                 Some(next) if next != marker && parts.len() < usize::from(PARTS_MAX) => {
                     marker = next;
                 }
-                _ => break,
+                _ => return Ok(parts),
             }
         }
-        parts.sort_by_key(|part| part.number);
-        Ok(without_repeated(parts))
     }
 
     async fn parts_after(
@@ -118,6 +133,27 @@ impl S3 {
         parts: &[UploadedPart],
         condition: &Condition,
     ) -> Result<Tag, Error> {
+        let answer = self.complete_with(key, upload, parts, condition, &BTreeMap::new()).await;
+        match answer {
+            Err(Error::Unavailable { message }) if wants_checksums(&message) => {
+                let checksums = self.checksums_of_parts(key, upload).await?;
+                if checksums.is_empty() {
+                    return Err(Error::Unavailable { message });
+                }
+                self.complete_with(key, upload, parts, condition, &checksums).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn complete_with(
+        &self,
+        key: &str,
+        upload: &UploadId,
+        parts: &[UploadedPart],
+        condition: &Condition,
+        checksums: &BTreeMap<u16, String>,
+    ) -> Result<Tag, Error> {
         let mut headers = condition_headers(condition)?;
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/xml"));
         let ask = Ask {
@@ -125,13 +161,24 @@ impl S3 {
             key: Some(key),
             query: vec![("uploadId", upload.as_str())],
             headers,
-            body: complete_body(parts)?,
+            body: complete_body(parts, checksums)?,
         };
         let body = self.signer.send_unless_begun(&ask).await?;
         let result: CompleteResult = quick_xml::de::from_reader(&*body).map_err(|error| {
             Error::unavailable(format!("the bucket's answer to a completion is malformed: {error}"))
         })?;
         answer::tag(Some(&result.tag))
+    }
+
+    /// What the bucket has of the parts' checksums, by number. Of a part that was sent twice the last
+    /// one that it lists: the completion that names another fails.
+    async fn checksums_of_parts(
+        &self,
+        key: &str,
+        upload: &UploadId,
+    ) -> Result<BTreeMap<u16, String>, Error> {
+        let listed = self.all_parts(key, upload).await?.into_iter();
+        Ok(listed.filter_map(|part| Some((part.part_number, part.checksum?))).collect())
     }
 
     /// Begins an upload and gives it up: to see whether writing is allowed.
@@ -141,15 +188,8 @@ impl S3 {
     }
 }
 
-fn condition_headers(condition: &Condition) -> Result<HeaderMap, Error> {
-    let (name, value): (HeaderName, HeaderValue) = match condition {
-        Condition::None => return Ok(HeaderMap::new()),
-        Condition::Absent => (header::IF_NONE_MATCH, HeaderValue::from_static("*")),
-        Condition::Matches(tag) => {
-            let value = HeaderValue::from_str(tag.as_str());
-            let value = value.map_err(|_| Error::invalid("an entity tag that cannot be sent"))?;
-            (header::IF_MATCH, value)
-        }
-    };
-    Ok(HeaderMap::from_iter([(name, value)]))
+/// Whether a server refuses a completion because it does not name the parts' checksums: one that
+/// knows checksums of parts, and none of the whole (MinIO before 2025).
+fn wants_checksums(message: &str) -> bool {
+    [" InvalidPart", " InvalidRequest"].iter().any(|code| message.contains(code))
 }

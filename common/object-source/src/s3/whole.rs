@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Method, header};
 
 use super::{
     S3,
-    checksum::{Verdict, verify},
+    checksum::{self, Verdict, verify},
     signed::Ask,
 };
 use crate::{Error, Tag};
@@ -31,9 +31,21 @@ impl S3 {
         let sent = HeaderValue::from_str(tag.as_str());
         let sent = sent.map_err(|_| Error::invalid("an entity tag that cannot be sent"))?;
         headers.insert(header::IF_MATCH, sent);
-        headers.insert("x-amz-checksum-mode", HeaderValue::from_static("ENABLED"));
         let (query, body) = (Vec::new(), Bytes::new());
-        let ask = Ask { method: Method::GET, key: Some(key), query, headers, body };
+        let plain = Ask { method: Method::GET, key: Some(key), query, headers, body };
+        let mut ask = plain.clone();
+        checksum::ask_for(&mut ask.headers);
+        let with = self.get_checked(&ask, key, size, tag);
+        self.checksums.either(with, self.get_checked(&plain, key, size, tag)).await
+    }
+
+    async fn get_checked(
+        &self,
+        ask: &Ask<'_>,
+        key: &str,
+        size: u64,
+        tag: &Tag,
+    ) -> Result<Bytes, Error> {
         let unlike = Mutex::new(None);
         let checked = |headers: &HeaderMap, bytes: &Bytes| {
             let told = headers.get(header::ETAG).and_then(|value| value.to_str().ok());
@@ -62,7 +74,7 @@ impl S3 {
             }
             Ok(())
         };
-        self.signer.send_checked(&ask, checked).await
+        self.signer.send_checked(ask, checked).await
     }
 
     /// Over TLS no byte changes on the way unnoticed.

@@ -15,7 +15,7 @@ const CREDENTIALS: &str = "[writer]\naws_access_key_id = writer\n\
      [wrong-secret]\naws_access_key_id = writer\naws_secret_access_key = guess\n\
      [stranger]\naws_access_key_id = nobody\naws_secret_access_key = guess\n";
 
-fn settings(dir: &Path) -> Settings {
+pub(crate) fn settings(dir: &Path) -> Settings {
     let path = dir.join("credentials");
     let mut options = fs::OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&path).unwrap();
@@ -23,7 +23,7 @@ fn settings(dir: &Path) -> Settings {
     Settings { credentials_file: Some(path), retries_max: 2, ..Settings::default() }
 }
 
-fn open(settings: &Settings, endpoint: &str, bucket: &str, credentials: &str) -> Bucket {
+pub(crate) fn open(settings: &Settings, endpoint: &str, bucket: &str, credentials: &str) -> Bucket {
     let url = format!("s3://{bucket}");
     let spec = LinkSpec::new(&url, Some(endpoint), Some("us-east-1"), Some(credentials)).unwrap();
     Bucket::open(&spec, settings).unwrap()
@@ -61,7 +61,7 @@ async fn the_contract_holds_on_another_s3_server() {
 
 /// The server makes a bucket at the first upload of an administrator; it answers before its volumes
 /// are ready, so the first put is repeated.
-async fn make_bucket(writer: &Bucket) {
+pub(crate) async fn make_bucket(writer: &Bucket) {
     for _ in 0..100 {
         let body = vec!["x".into()];
         let put = writer.put_small("first", body, &Metadata::default(), &Condition::None).await;
