@@ -55,7 +55,8 @@ fn files_that_are_made_in_a_burst_are_whole_after_a_kill_of_the_server_that_hear
         Ok(())
     };
     thread::scope(|scope| -> Result<()> {
-        let threads: Vec<_> = (0..THREADS).map(|number| scope.spawn(move || make(number))).collect();
+        let threads: Vec<_> =
+            (0..THREADS).map(|number| scope.spawn(move || make(number))).collect();
         cluster.crash("metadata")?;
         cluster.up()?;
         for thread in threads {

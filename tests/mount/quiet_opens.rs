@@ -38,7 +38,11 @@ pub(crate) fn used(cluster: &Cluster) -> Result<u64> {
 }
 
 /// Waits until targets have told that so much is used, or less.
-pub(crate) fn wait_for_used(cluster: &Cluster, what: &str, is_so: impl Fn(u64) -> bool) -> Result<()> {
+pub(crate) fn wait_for_used(
+    cluster: &Cluster,
+    what: &str,
+    is_so: impl Fn(u64) -> bool,
+) -> Result<()> {
     wait_for(what, || is_so(used(cluster).ok()?).then_some(()))
 }
 

@@ -102,9 +102,7 @@ impl ListUploadsResult {
 /// Reads which upload has begun.
 pub(crate) fn begun_upload(answer: &[u8]) -> Result<UploadId, Error> {
     let result: InitiateResult = quick_xml::de::from_reader(answer).map_err(|error| {
-        Error::unavailable(format!(
-            "the bucket begins an upload and does not say which: {error}"
-        ))
+        Error::unavailable(format!("the bucket begins an upload and does not say which: {error}"))
     })?;
     UploadId::new(result.upload_id)
 }

@@ -1,8 +1,9 @@
 //! S3 and what speaks its protocol.
 //!
 //! Ranges are read through object_store. Signed here, with its authorizer, is what it cannot send:
-//! listing with keys that are no paths (it fails the whole page), bytes with their CRC32C, completion
-//! under a condition, and the list of an upload's parts. See `docs/decisions/0010-s3-requests-signed-here.md`.
+//! listing with keys that are no paths (it fails the whole page), bytes with their CRC32C,
+//! completion under a condition, and the list of an upload's parts. See
+//! `docs/decisions/0010-s3-requests-signed-here.md`.
 
 use std::{ops::Range, sync::Arc};
 
@@ -16,9 +17,7 @@ use object_store::{
     path::Path,
 };
 
-use self::{
-    address::Address, checksum::Checksums, signed::Signer, stream::Streamer, whole::Tags,
-};
+use self::{address::Address, checksum::Checksums, signed::Signer, stream::Streamer, whole::Tags};
 use crate::{
     ANONYMOUS, Counters, Error, Head, LinkSpec, Metadata, ObjectVersion, Settings, Tag,
     credentials::Section,

@@ -46,7 +46,8 @@ impl Google {
     ) -> Result<Tag, Error> {
         let ask = self.ask(Method::POST, &staged.key, &[("uploadId", staged.upload)]);
         let ask = ask.with(header::CONTENT_TYPE.as_str(), "application/xml")?;
-        let told = match self.web.send(&ask.with_body(complete_body(parts, &BTreeMap::new())?)).await {
+        let body = complete_body(parts, &BTreeMap::new())?;
+        let told = match self.web.send(&ask.with_body(body)).await {
             Ok((headers, _)) => generation(&headers).ok(),
             Err(Error::NoUpload { .. } | Error::NotFound { .. }) => None,
             Err(error) => return Err(about(error, key)),

@@ -4,9 +4,9 @@
 //! every bucket takes that: one that refuses the headers is sent none any more.
 //!
 //! What is fetched has checksums for whole objects only, never for ranges of them. S3's own CRC32C
-//! is believed always. An entity tag is the MD5 of the bytes only if the object was put whole and is not
-//! encrypted with a key of somebody's own, and some servers have yet other tags that look the same:
-//! a mismatch with it is a reason to ask once more, and proves nothing once it repeats.
+//! is believed always. An entity tag is the MD5 of the bytes only if the object was put whole and
+//! is not encrypted with a key of somebody's own, and some servers have yet other tags that look
+//! the same: a mismatch with it is a reason to ask once more, and proves nothing once it repeats.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -7,8 +7,8 @@ use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
 use http::{HeaderMap, HeaderValue, Method, header};
 use object_store::{
-    aws::{AwsAuthorizer, AwsCredentialProvider},
     PutPayload,
+    aws::{AwsAuthorizer, AwsCredentialProvider},
     client::{HttpClient, HttpRequest, HttpRequestBody},
 };
 

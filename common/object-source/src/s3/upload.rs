@@ -1,5 +1,5 @@
-//! Uploads by parts. Aborted through object_store; begun, listed and completed with requests of our
-//! own.
+//! Uploads by parts. Aborted through object_store; begun, listed and completed with requests of
+//! our own.
 
 use std::collections::BTreeMap;
 
@@ -170,8 +170,8 @@ impl S3 {
         answer::tag(Some(&result.tag))
     }
 
-    /// What the bucket has of the parts' checksums, by number. Of a part that was sent twice the last
-    /// one that it lists: the completion that names another fails.
+    /// What the bucket has of the parts' checksums, by number. Of a part that was sent twice the
+    /// last one that it lists: the completion that names another fails.
     async fn checksums_of_parts(
         &self,
         key: &str,

@@ -139,12 +139,11 @@ async fn a_server_that_refuses_the_headers_is_sent_none() {
 #[tokio::test]
 async fn what_else_a_server_does_not_know_says_nothing_of_checksums() {
     let dir = tempfile::tempdir().unwrap();
-    let (bucket, server) = scripted(dir.path(), |seen| {
-        match seen.headers.contains_key("if-none-match") {
+    let (bucket, server) =
+        scripted(dir.path(), |seen| match seen.headers.contains_key("if-none-match") {
             true => Answer::refusal(501, "NotImplemented", "If-None-Match is not implemented"),
             false => Answer::stored(),
-        }
-    });
+        });
     let none = Metadata::default();
     let put = async |condition: Condition| {
         bucket.put_small("key", vec!["bytes".into()], &none, &condition).await
@@ -159,9 +158,7 @@ async fn what_else_a_server_does_not_know_says_nothing_of_checksums() {
 async fn what_is_refused_for_good_is_sent_once_and_a_lost_answer_never_looks_like_a_conflict() {
     let dir = tempfile::tempdir().unwrap();
     let (bucket, server) = scripted(dir.path(), |seen| match seen.path.as_str() {
-        path if path.contains("large") => {
-            Answer::refusal(400, "EntityTooLarge", "it is too large")
-        }
+        path if path.contains("large") => Answer::refusal(400, "EntityTooLarge", "it is too large"),
         // The connection ends without an answer.
         _ => Answer::default(),
     });

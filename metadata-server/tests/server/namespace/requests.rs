@@ -5,8 +5,8 @@ use millrace_protocol::{
     admin::ClusterStatus,
     cluster::{AcknowledgeReclaim, FetchReclaim},
     metadata::{
-        Close, CloseFiles, Commit, FileKind, GetXattr, ListXattrs, Open, OpenMode, RemoveXattr, SetAttributes,
-        SetTime, SetXattr, XattrMode,
+        Close, CloseFiles, Commit, FileKind, GetXattr, ListXattrs, Open, OpenMode, RemoveXattr,
+        SetAttributes, SetTime, SetXattr, XattrMode,
     },
     session::{Caller, Role},
 };

@@ -1,11 +1,11 @@
 //! Messages of the namespace.
 
 use millrace_protocol::metadata::{
-    Attributes, Close, CloseFiles, Commit, Coverage, Create, CreateMasked, CreateUnnamed, DirectoryEntry,
-    DirectoryPage, FileKind, FileSystemUse, FileSystemUseReply, GetInode, GetXattr, InodeReply,
-    ListXattrs, Lookup, MakeLink, NewNode, Open, OpenMode, ReadDirectory, Remove, RemoveXattr,
-    Rename, RenameMode, SetAttributes, SetTime, SetXattr, SyncMetadata, XattrMode, XattrNames,
-    XattrReply,
+    Attributes, Close, CloseFiles, Commit, Coverage, Create, CreateMasked, CreateUnnamed,
+    DirectoryEntry, DirectoryPage, FileKind, FileSystemUse, FileSystemUseReply, GetInode, GetXattr,
+    InodeReply, ListXattrs, Lookup, MakeLink, NewNode, Open, OpenMode, ReadDirectory, Remove,
+    RemoveXattr, Rename, RenameMode, SetAttributes, SetTime, SetXattr, SyncMetadata, XattrMode,
+    XattrNames, XattrReply,
 };
 use millrace_types::{
     ChangeCount, ContentGeneration, FileName, InodeId, LogIndex, SessionId, Timestamp, WriteEpoch,
