@@ -10,35 +10,27 @@
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
 //! [`changed_objects`], [`open`], `closes`, `reopen`, `quiet_opens`, `ahead_contents`, [`leases`],
-//! `together`, [`look_ahead`], [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`],
-//! [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`],
-//! `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
+//! [`look_ahead`], [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`], [`locks`],
+//! [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bucket_xattrs`,
+//! [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use millrace_protocol::{
-    metadata::{Attributes, GetInode, InodeReply},
-    session::Caller,
-};
-use millrace_types::{Failure, FileName, InodeId};
+use millrace_protocol::metadata::{Attributes, GetInode, InodeReply};
+use millrace_types::{Failure, InodeId};
 
 use crate::{
-    cache::{
-        access_times::AccessTimes,
-        budget::Budget,
-        contents::Contents,
-        names::{Lease, Names},
-    },
+    cache::{access_times::AccessTimes, budget::Budget, contents::Contents, names::Names},
     cluster::Cluster,
     fs::{
         ahead_contents::AheadContents, changed_objects::ChangedObjects, closes::Closes, file::File,
         files::Files, handle::FileHandle, handles::Handles, kept_pages::KeptPages,
         kernel_names::KernelNames, kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
         pending_reads::PendingReads, quiet_opens::QuietOpens, readdir::DirectoryHandle,
-        removed::Removed, together::Together, xattr::Offered,
+        removed::Removed, xattr::Offered,
     },
     metrics::ClientMetrics,
     settings::MountSettings,
@@ -73,14 +65,10 @@ pub(crate) mod removed;
 mod reopen;
 pub(crate) mod seek;
 pub(crate) mod statfs;
-mod together;
 pub(crate) mod upkeep;
 pub(crate) mod write;
 pub(crate) mod writers;
 pub(crate) mod xattr;
-
-/// What the server shows of an inode, and the lease that covers it.
-type Covered = (InodeReply, Option<Lease>);
 
 /// The file system of one mount.
 #[derive(Debug)]
@@ -113,9 +101,6 @@ pub(crate) struct FileSystem {
     ahead: LookAhead,
     /// What was read and the server does not know yet.
     access_times: AccessTimes,
-    /// Names and inodes that the server is asked for.
-    finding: Arc<Together<(Caller, InodeId, FileName), Option<InodeReply>>>,
-    showing: Arc<Together<(Caller, InodeId), Covered>>,
     /// The kernel's reads that wait for bytes.
     pub(crate) reads: Arc<PendingReads>,
     changed: ChangedObjects,
@@ -159,8 +144,6 @@ impl FileSystem {
             removed: Removed::default(),
             ahead: LookAhead::default(),
             access_times,
-            finding: Arc::default(),
-            showing: Arc::default(),
             reads: Arc::default(),
             changed: ChangedObjects::default(),
             offered: Offered::by(settings),

@@ -84,18 +84,6 @@ impl FileSystem {
         parent: InodeId,
         name: &FileName,
     ) -> Result<Option<InodeReply>, Failure> {
-        let (by, what) = (caller.clone(), name.clone());
-        let Some(this) = self.this.upgrade() else { return Err(ErrorKind::SessionGone.into()) };
-        let question = move || async move { this.ask_for_name(&by, parent, &what).await };
-        self.finding.ask((caller.clone(), parent, name.clone()), question).await
-    }
-
-    async fn ask_for_name(
-        &self,
-        caller: &Caller,
-        parent: InodeId,
-        name: &FileName,
-    ) -> Result<Option<InodeReply>, Failure> {
         let note = self.names.note();
         let request =
             |session| FindName { caller: caller.clone(), session, parent, name: name.clone() };
@@ -116,17 +104,6 @@ impl FileSystem {
 
     /// Fetches an inode from the server, and keeps what is covered; tells by what.
     pub(super) async fn show_inode(
-        &self,
-        caller: &Caller,
-        inode: InodeId,
-    ) -> Result<(InodeReply, Option<Lease>), Failure> {
-        let by = caller.clone();
-        let Some(this) = self.this.upgrade() else { return Err(ErrorKind::SessionGone.into()) };
-        let question = move || async move { this.ask_for_inode(&by, inode).await };
-        self.showing.ask((caller.clone(), inode), question).await
-    }
-
-    async fn ask_for_inode(
         &self,
         caller: &Caller,
         inode: InodeId,
