@@ -254,7 +254,7 @@ impl Bucket {
             _ if size == 0 => Ok(Bytes::new()),
             Kind::S3(s3) => {
                 let _permit = self.limits.acquire(size).await?;
-                let bytes = s3.get_whole(key, size, if_match).await?;
+                let bytes = Box::pin(s3.get_whole(key, size, if_match)).await?;
                 self.counters.receive(bytes.len());
                 Ok(bytes)
             }
@@ -286,7 +286,7 @@ impl Bucket {
         check_key(key)?;
         let _permit = self.limits.acquire(len_of(&body)).await?;
         match &self.kind {
-            Kind::S3(s3) => s3.put_small(key, body, metadata, condition).await,
+            Kind::S3(s3) => Box::pin(s3.put_small(key, body, metadata, condition)).await,
             Kind::Google(google) => {
                 Box::pin(google.put_small(key, body, metadata, condition)).await
             }
@@ -351,7 +351,7 @@ impl Bucket {
         check_key(key)?;
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
-            Kind::S3(s3) => s3.create_upload(key, metadata).await,
+            Kind::S3(s3) => Box::pin(s3.create_upload(key, metadata)).await,
             Kind::Google(google) => Box::pin(google.create_upload(key, metadata)).await,
             Kind::Azure(azure) => Box::pin(azure.create_upload(key, metadata)).await,
             Kind::Directory(directory) => directory.create_upload(key, metadata).await,
@@ -380,7 +380,7 @@ impl Bucket {
         let len = len_of(&body);
         let _permit = self.limits.acquire(len).await?;
         let tag = match &self.kind {
-            Kind::S3(s3) => s3.put_part(key, upload, number, body).await?,
+            Kind::S3(s3) => Box::pin(s3.put_part(key, upload, number, body)).await?,
             Kind::Google(google) => Box::pin(google.put_part(key, upload, number, body)).await?,
             Kind::Azure(azure) => Box::pin(azure.put_part(key, upload, number, body)).await?,
             Kind::Directory(directory) => directory.put_part(key, upload, offset, body).await?,
@@ -424,7 +424,7 @@ impl Bucket {
             Kind::Azure(azure) => {
                 azure.put_part(key, upload, number, held(read(), len).await?).await?
             }
-            Kind::S3(s3) => s3.put_part_streamed(key, upload, number, len, read).await?,
+            Kind::S3(s3) => Box::pin(s3.put_part_streamed(key, upload, number, len, read)).await?,
             Kind::Directory(directory) => {
                 directory.put_part_streamed(key, upload, offset, len, read()).await?
             }
@@ -470,7 +470,7 @@ impl Bucket {
         check_parts(parts)?;
         let _permit = self.limits.acquire(0).await?;
         match &self.kind {
-            Kind::S3(s3) => s3.complete_upload(key, upload, parts, condition).await,
+            Kind::S3(s3) => Box::pin(s3.complete_upload(key, upload, parts, condition)).await,
             Kind::Google(google) => {
                 Box::pin(google.complete_upload(key, upload, parts, condition)).await
             }

@@ -124,7 +124,7 @@ impl Signer {
         let is_conditional = conditions.iter().any(|name| ask.headers.contains_key(name));
         let once = || async {
             let request = self.request_with(ask, body).await?;
-            let (headers, _) = self.exchange_for(ask, request).await?;
+            let (headers, _) = Box::pin(self.exchange_for(ask, request)).await?;
             check(&headers)?;
             Ok(headers)
         };
@@ -141,7 +141,9 @@ impl Signer {
     }
 
     async fn exchange(&self, ask: &Ask<'_>) -> Result<(HeaderMap, Bytes), Error> {
-        let answer = self.exchange_for(ask, self.request(ask).await?).await;
+        let request = self.request(ask).await?;
+        // Boxed, here as there: it is large, and part of every future that waits for a bucket.
+        let answer = Box::pin(self.exchange_for(ask, request)).await;
         answer.map_err(|failed| failed.error)
     }
 
