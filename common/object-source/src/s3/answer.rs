@@ -114,9 +114,11 @@ pub(super) fn is_final(status: StatusCode, body: &[u8]) -> bool {
         "XAmzContentChecksumMismatch",
     ];
     let document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
+    // A conflict is with somebody who writes the same object at this moment.
+    let may_end = [StatusCode::REQUEST_TIMEOUT, StatusCode::CONFLICT].contains(&status);
     status.is_client_error()
         && !asks_to_wait(status)
-        && status != StatusCode::REQUEST_TIMEOUT
+        && !may_end
         && !TRANSIENT.contains(&document.code.as_str())
 }
 

@@ -51,6 +51,7 @@ impl S3 {
         metadata: &Metadata,
     ) -> Result<(), Error> {
         let mut headers = metadata_headers(metadata)?;
+        headers.extend(self.encryption.clone());
         headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
         let (query, body) = (Vec::new(), Bytes::new());
         let ask = Ask { method: Method::PUT, key: Some(prefix), query, headers, body };

@@ -159,6 +159,9 @@ async fn what_is_refused_for_good_is_sent_once_and_a_lost_answer_never_looks_lik
     let dir = tempfile::tempdir().unwrap();
     let (bucket, server) = scripted(dir.path(), |seen| match seen.path.as_str() {
         path if path.contains("large") => Answer::refusal(400, "EntityTooLarge", "it is too large"),
+        path if path.contains("race") => {
+            Answer::refusal(409, "ConditionalRequestConflict", "somebody else writes it")
+        }
         // The connection ends without an answer.
         _ => Answer::default(),
     });
@@ -169,6 +172,9 @@ async fn what_is_refused_for_good_is_sent_once_and_a_lost_answer_never_looks_lik
     let error = put("large", Condition::None).await;
     assert!(error.to_string().contains("EntityTooLarge"), "{error}");
     assert_eq!(server.seen().len(), 1);
+    let error = put("race", Condition::Absent).await;
+    assert!(matches!(error, Error::Busy { .. }), "{error:?}");
+    assert_eq!(server.seen().len(), 3, "the other may be done by then");
     let error = put("key", Condition::Absent).await;
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     assert_eq!(server.seen().len(), 1, "it may be there");
