@@ -212,7 +212,10 @@ impl FileSystem {
     }
 
     async fn tell_old_server(&self, ended: &[Closing]) {
-        for Closing { file, .. } in ended {
+        for Closing { file, session } in ended {
+            if *session != self.cluster.session() {
+                continue;
+            }
             let inode = file.inode;
             let request = |operation| Close { operation, inode, mode: OpenMode::Write };
             if let Err(failure) = self.change(request, &[], Some(inode)).await {

@@ -48,7 +48,9 @@ pub(crate) struct S3 {
     address: Address,
     settings: Settings,
     tags: Tags,
+    /// Of what is stored, and of what is fetched.
     checksums: Checksums,
+    told_checksums: Checksums,
     /// Headers of what is stored.
     encryption: HeaderMap,
 }
@@ -100,8 +102,19 @@ impl S3 {
         let store = builder.build().map_err(|error| answer::translate(error, ""))?;
         let credentials = (!anonymous).then(|| Arc::clone(store.credentials()));
         let signer = Signer::new(client, credentials, address.clone(), settings);
+        let told_checksums = Checksums::default();
         let (settings, tags, checksums) = (settings.clone(), Tags::default(), Checksums::default());
-        Ok(Self { store, signer, streamer, address, settings, tags, checksums, encryption })
+        Ok(Self {
+            store,
+            signer,
+            streamer,
+            address,
+            settings,
+            tags,
+            checksums,
+            told_checksums,
+            encryption,
+        })
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {
@@ -151,20 +164,33 @@ fn path_of(key: &str) -> Result<Path, Error> {
     Path::parse(key).map_err(|error| Error::invalid(error.to_string()))
 }
 
-/// How the environment wants objects to be encrypted. Keys of one's own (SSE-C) are not supported.
+/// How the environment wants objects to be encrypted: by a kind, without which the rest says
+/// nothing. Keys of one's own are not supported.
 fn encryption_of(environment: &AmazonS3Builder) -> Result<HeaderMap, Error> {
-    let settings = [
-        ("aws_server_side_encryption", "x-amz-server-side-encryption"),
-        ("aws_sse_kms_key_id", "x-amz-server-side-encryption-aws-kms-key-id"),
-        ("aws_sse_bucket_key_enabled", "x-amz-server-side-encryption-bucket-key-enabled"),
-    ];
+    let setting = |name: &str| -> Result<Option<String>, Error> {
+        let key = name.parse().map_err(|error| answer::translate(error, ""))?;
+        Ok(environment.get_config_value(&key).filter(|value| !value.is_empty()))
+    };
     let mut headers = HeaderMap::new();
-    for (setting, header) in settings {
-        let key: AmazonS3ConfigKey =
-            setting.parse().map_err(|error| answer::translate(error, ""))?;
-        let Some(value) = environment.get_config_value(&key) else { continue };
-        let unusable = |_| Error::invalid(format!("{} cannot be sent", setting.to_uppercase()));
-        headers.insert(header, HeaderValue::from_str(&value).map_err(unusable)?);
+    let Some(kind) = setting("aws_server_side_encryption")? else { return Ok(headers) };
+    if kind.eq_ignore_ascii_case("sse-c") {
+        let message = "AWS_SERVER_SIDE_ENCRYPTION=sse-c is not supported".to_owned();
+        return Err(Error::Unsupported { message });
+    }
+    let bucket_key = setting("aws_sse_bucket_key_enabled")?.map(|value| {
+        let is_set = ["1", "on", "true", "y", "yes"].contains(&&*value.to_ascii_lowercase());
+        is_set.to_string()
+    });
+    let values = [
+        ("x-amz-server-side-encryption", Some(kind)),
+        ("x-amz-server-side-encryption-aws-kms-key-id", setting("aws_sse_kms_key_id")?),
+        ("x-amz-server-side-encryption-bucket-key-enabled", bucket_key),
+    ];
+    for (name, value) in values {
+        let Some(value) = value else { continue };
+        let value = HeaderValue::from_str(&value);
+        let value = value.map_err(|_| Error::invalid(format!("{name} cannot be sent")))?;
+        headers.insert(name, value);
     }
     Ok(headers)
 }
@@ -192,5 +218,15 @@ mod tests {
         assert_eq!(text("x-amz-server-side-encryption"), "aws:kms");
         assert_eq!(text("x-amz-server-side-encryption-aws-kms-key-id"), "the-key");
         assert_eq!(text("x-amz-server-side-encryption-bucket-key-enabled"), "true");
+    }
+
+    #[test]
+    fn a_key_without_a_kind_of_encryption_says_nothing_and_keys_of_ones_own_are_refused() {
+        let set = |name: &str, value: &str| {
+            AmazonS3Builder::new().with_config(name.parse().unwrap(), value)
+        };
+        assert!(encryption_of(&set("aws_sse_kms_key_id", "the-key")).unwrap().is_empty());
+        let own = encryption_of(&set("aws_server_side_encryption", "sse-c"));
+        assert!(matches!(own, Err(Error::Unsupported { .. })), "{own:?}");
     }
 }

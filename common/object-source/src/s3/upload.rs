@@ -189,7 +189,7 @@ impl S3 {
 }
 
 /// Whether a server refuses a completion because it does not name the parts' checksums: one that
-/// knows checksums of parts, and none of the whole (MinIO before 2025).
+/// knows checksums of parts, and none of the whole, as MinIO does.
 fn wants_checksums(message: &str) -> bool {
     [" InvalidPart", " InvalidRequest"].iter().any(|code| message.contains(code))
 }

@@ -36,7 +36,7 @@ impl S3 {
         let mut ask = plain.clone();
         checksum::ask_for(&mut ask.headers);
         let with = self.get_checked(&ask, key, size, tag);
-        self.checksums.either(with, self.get_checked(&plain, key, size, tag)).await
+        self.told_checksums.either(with, self.get_checked(&plain, key, size, tag)).await
     }
 
     async fn get_checked(
