@@ -163,7 +163,7 @@ pub struct Ticket {
 }
 
 /// For whom a client asks. Users are checked by the server for names, by the client host for data.
-#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Caller {
     /// Effective user.
     pub uid: u32,
