@@ -16,6 +16,8 @@ mod directories;
 mod locks;
 #[path = "mount/options.rs"]
 mod options;
+#[path = "mount/owners.rs"]
+mod owners;
 #[path = "mount/posix.rs"]
 mod posix;
 #[path = "mount/programs.rs"]

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_fuse_server::{Mountpoint, Notifier, Session, SessionError};
+use millrace_fuse_server::{Mountpoint, Session, SessionError};
 use millrace_protocol::{
     control::MountDescription,
     metadata::{FileKind, GetInode, Lookup},
@@ -41,7 +41,12 @@ use crate::{
     cluster::{Cluster, retry::Patience},
     control::Control,
     fs::FileSystem,
-    fuse::{Adapter, notices, places::Places},
+    fuse::{
+        Adapter,
+        init::expires_names,
+        notices::{self, NamesWay},
+        places::Places,
+    },
     metrics::ClientMetrics,
     mountpoint,
     settings::Settings,
@@ -91,7 +96,8 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let mount = mountpoint::mount_options(&settings.mount, &source);
     let options = mountpoint::session_options(&settings.mount);
     let session = Session::mount(adapter, mountpoint, &mount, &options)?;
-    connect(session.notifier(), root, &fs, &places);
+    let expires = expires_names(session.terms());
+    connect(NamesWay { notifier: session.notifier(), root, expires }, &fs, &places);
     if session.terms().channel() == millrace_fuse_server::Channel::Uring {
         fs.locks.limit_waits(RING_WAITS_MAX);
     }
@@ -146,9 +152,9 @@ async fn close(fs: &FileSystem, upkeep: &Upkeep) -> bool {
 }
 
 /// Gives those who have something to tell the kernel the way to it.
-fn connect(notifier: Notifier, root: InodeId, fs: &FileSystem, places: &Places) {
-    let also = notifier.clone();
-    fs.kernel.connect(notices::NamesWay { notifier: notifier.clone(), root });
+fn connect(way: NamesWay, fs: &FileSystem, places: &Places) {
+    let (notifier, also, root) = (way.notifier.clone(), way.notifier.clone(), way.root);
+    fs.kernel.connect(way);
     fs.pages.connect(move |inode| notices::drop_pages(&notifier, inode, root));
     places.connect(move |place| notices::drop_place(&also, place, root));
 }

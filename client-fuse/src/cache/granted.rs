@@ -13,12 +13,18 @@ use std::{
 };
 
 use millrace_protocol::lease::Recall;
+use millrace_types::{FileName, InodeId};
+
+use self::leads::Leads;
+
+mod leads;
 
 /// Leave that was given to the kernel.
 #[derive(Debug)]
 pub(crate) struct Granted {
     began: Instant,
     shards: Box<[Mutex<Shard>]>,
+    leads: Box<[Mutex<Leads>]>,
 }
 
 /// Leave that was given, and when it ends.
@@ -45,7 +51,8 @@ const SWEEP_MIN: usize = 256;
 impl Default for Granted {
     fn default() -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { began: Instant::now(), shards }
+        let leads = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { began: Instant::now(), shards, leads }
     }
 }
 
@@ -63,6 +70,21 @@ impl Granted {
             shard.until.retain(|_, leave| leave.0 > now);
             shard.sweep_at = 2 * shard.until.len();
         }
+    }
+
+    /// The kernel may find this inode under that name for `time` from now on.
+    pub(crate) fn note_lead(&self, inode: InodeId, place: (InodeId, &FileName), time: Duration) {
+        let now = Instant::now();
+        let until = (Leave(self.micros(now)), Leave(self.micros(now + time)));
+        self.leads(inode).note(inode, place, until);
+    }
+
+    /// The names that the kernel has leave to keep of an inode.
+    pub(crate) fn names_of(&self, inode: InodeId) -> Vec<(Recall, Leave)> {
+        let now = Leave(self.micros(Instant::now()));
+        let places = self.leads(inode).of(inode, now);
+        let named = places.into_iter().map(|(directory, name)| Recall::Name(directory, name));
+        named.filter_map(|what| self.find(&what).map(|leave| (what, leave))).collect()
     }
 
     /// The leave that the kernel has for this, if it is not over.
@@ -93,10 +115,18 @@ impl Granted {
     }
 
     fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
-        let shard = usize::try_from(key.0 % SHARDS).expect("a few");
-        // Each step leaves it whole.
-        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shards, key.0)
     }
+
+    fn leads(&self, inode: InodeId) -> MutexGuard<'_, Leads> {
+        lock(&self.leads, inode.0)
+    }
+}
+
+fn lock<T>(shards: &[Mutex<T>], number: u64) -> MutexGuard<'_, T> {
+    let shard = usize::try_from(number % SHARDS).expect("a few");
+    // Each step leaves it whole.
+    shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn key(what: &Recall) -> Key {
@@ -116,8 +146,6 @@ fn key(what: &Recall) -> Key {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{FileName, InodeId};
-
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -154,6 +182,40 @@ mod tests {
         assert_eq!(granted.find(&name("a")), Some(second));
         granted.end(&name("a"), second);
         assert_eq!(granted.find(&name("a")), None);
+    }
+
+    #[test]
+    fn the_names_of_an_inode_are_known_for_as_long_as_they_may_be_kept() {
+        let granted = Granted::default();
+        let give = |text: &str, time| {
+            let what = name(text);
+            let Recall::Name(directory, name) = &what else { unreachable!() };
+            granted.note(&what, time);
+            granted.note_lead(InodeId(9), (*directory, name), time);
+        };
+        let names = || -> Vec<_> {
+            granted.names_of(InodeId(9)).into_iter().map(|(what, _)| what).collect()
+        };
+        assert_eq!(names(), []);
+        give("a", HOUR);
+        give("b", HOUR);
+        give("c", Duration::ZERO);
+        give("a", Duration::ZERO);
+        assert_eq!(names(), [name("a"), name("b")]);
+        assert_eq!(granted.names_of(InodeId(7)), []);
+        granted.end(&name("a"), granted.find(&name("a")).unwrap());
+        assert_eq!(names(), [name("b")], "the kernel has dropped the other");
+    }
+
+    #[test]
+    fn names_that_are_over_are_swept() {
+        let granted = Granted::default();
+        let Recall::Name(directory, name) = name("a") else { unreachable!() };
+        for number in 0..100_000 {
+            granted.note_lead(InodeId(number), (directory, &name), Duration::ZERO);
+        }
+        let left: usize = granted.leads.iter().map(|leads| leads.lock().unwrap().len()).sum();
+        assert!(left < 100_000 / 2, "{left}");
     }
 
     #[test]

@@ -10,6 +10,9 @@
 //! - *A name* goes behind whatever changes that directory on this mount, which may wait for the
 //!   very host that waits for this recall. So the recall waits for that as long as the kernel may
 //!   have the name, and no longer.
+//! - *With attributes* the names expire that lead to them. By a name that it need not ask for the
+//!   kernel decides from the owner that it last saw, dropped or not, who may change a file's mode,
+//!   or remove it from a directory with the sticky bit.
 //!
 //! Nobody else is waited for, and nothing that the kernel holds outlives the session's ticket. That
 //! a name leads nowhere the kernel never keeps.
@@ -43,6 +46,10 @@ pub(crate) trait Way: Send + Sync {
 
     /// It drops a name. Blocks behind whatever changes that directory.
     fn drop_name(&self, directory: InodeId, name: &FileName);
+
+    /// It asks for a name when that is used again, and keeps what is mounted below. Blocks as
+    /// [`Self::drop_name`]. Tells whether it could be told: Linux can from 6.2.
+    fn expire_name(&self, directory: InodeId, name: &FileName) -> bool;
 }
 
 /// How long the kernel may answer by itself from what one answer has shown.
@@ -115,15 +122,23 @@ impl KernelNames {
     pub(crate) async fn take_back(&self, recalls: &[Recall]) {
         let Some(way) = self.way.get() else { return };
         let mut over = Instant::now();
-        let mut names: BTreeMap<InodeId, Vec<(Recall, Leave)>> = BTreeMap::new();
+        let mut names: BTreeMap<InodeId, Vec<Named>> = BTreeMap::new();
         for recall in recalls {
+            if let Recall::Attributes(inode) = recall {
+                for (what, leave) in self.granted.names_of(*inode) {
+                    let Recall::Name(directory, _) = &what else { continue };
+                    let named = Named { what: what.clone(), leave, is_gone: false };
+                    names.entry(*directory).or_default().push(named);
+                }
+            }
             let Some(leave) = self.granted.find(recall) else { continue };
             match recall {
                 Recall::Attributes(inode) if way.drop_attributes(*inode) => {
                     self.granted.end(recall, leave);
                 }
                 Recall::Name(directory, _) => {
-                    names.entry(*directory).or_default().push((recall.clone(), leave));
+                    let named = Named { what: recall.clone(), leave, is_gone: true };
+                    names.entry(*directory).or_default().push(named);
                 }
                 _ => over = over.max(self.granted.end_of(leave)),
             }
@@ -134,28 +149,46 @@ impl KernelNames {
 
     /// The same for names of one directory, on a thread that may wait for its lock. With all
     /// threads waiting this waits until the kernel asks again.
-    async fn take_names(&self, way: &Arc<dyn Way>, names: Vec<(Recall, Leave)>) {
-        let Some(last) = names.iter().map(|(_, leave)| *leave).max() else { return };
+    async fn take_names(&self, way: &Arc<dyn Way>, names: Vec<Named>) {
+        let Some(last) = names.iter().map(|named| named.leave).max() else { return };
         let limit = tokio::time::Instant::from_std(self.granted.end_of(last));
         let Ok(room) = Arc::clone(&self.rooms).try_acquire_owned() else {
             return tokio::time::sleep_until(limit).await;
         };
         let (way, granted) = (Arc::clone(way), Arc::clone(&self.granted));
-        let dropped = tokio::task::spawn_blocking(move || {
-            for (recall, leave) in names {
+        let taken = tokio::task::spawn_blocking(move || {
+            let mut over = Instant::now();
+            for Named { what, leave, is_gone } in names {
+                let Recall::Name(directory, name) = &what else { continue };
                 // Who waited behind a change of that directory has nothing left to drop.
-                if granted.end_of(leave) > Instant::now()
-                    && let Recall::Name(directory, name) = &recall
-                {
-                    way.drop_name(*directory, name);
-                    granted.end(&recall, leave);
+                if granted.end_of(leave) <= Instant::now() {
+                    continue;
                 }
+                if is_gone {
+                    way.drop_name(*directory, name);
+                } else if !way.expire_name(*directory, name) {
+                    over = over.max(granted.end_of(leave));
+                    continue;
+                }
+                granted.end(&what, leave);
             }
             drop(room);
+            over
         });
         // It ends in a panic only if the way does.
-        drop(tokio::time::timeout_at(limit, dropped).await);
+        if let Ok(Ok(over)) = tokio::time::timeout_at(limit, taken).await {
+            tokio::time::sleep_until(over.into()).await;
+        }
     }
+}
+
+/// A name that is taken back.
+#[derive(Debug)]
+struct Named {
+    what: Recall,
+    leave: Leave,
+    /// It may lead elsewhere by now, or nowhere; otherwise only what is there has changed.
+    is_gone: bool,
 }
 
 impl fmt::Debug for KernelNames {
@@ -165,7 +198,8 @@ impl fmt::Debug for KernelNames {
 }
 
 impl FileSystem {
-    /// Gives the kernel leave to keep where a name leads, if that still counts.
+    /// Gives the kernel leave to keep where a name leads, if that still counts. The caller looks
+    /// after this whether what it shows of the inode still counts.
     pub(super) fn keep_name(
         &self,
         directory: InodeId,
@@ -175,18 +209,26 @@ impl FileSystem {
         if self.kernel.left.get(&directory).is_some_and(|left| left.elapsed() < LEFT) {
             return Duration::ZERO;
         }
-        let what = Recall::Name(directory, name.clone());
-        let counts = || self.names.find(directory, name) == Some(Some(inode));
-        self.grant(&what, directory, counts)
+        if !self.may_grant() {
+            return Duration::ZERO;
+        }
+        self.kernel.granted.note_lead(inode, (directory, name), KEPT + DELAY);
+        // A recall may also be of all that is known of an inode with several names.
+        self.note_leave(&[Recall::Name(directory, name.clone()), Recall::Lease(inode)], directory);
+        let counts = self.names.find(directory, name) == Some(Some(inode));
+        if counts { KEPT } else { Duration::ZERO }
     }
 
     /// Gives the kernel leave to keep what was shown of an inode under a lease, if that still
     /// counts.
     pub(super) fn keep_attributes(&self, inode: InodeId, lease: &Lease) -> Duration {
-        let what = Recall::Attributes(inode);
+        if !self.may_grant() {
+            return Duration::ZERO;
+        }
+        self.note_leave(&[Recall::Attributes(inode)], lease.key());
         // Whoever opens it looks, once it counts as open, what the kernel may have.
-        let counts = || self.names.stands(inode, lease) && self.files.find(inode).is_none();
-        self.grant(&what, lease.key(), counts)
+        let counts = self.names.stands(inode, lease) && self.files.find(inode).is_none();
+        if counts { KEPT } else { Duration::ZERO }
     }
 
     /// Since when leases cover where all of these names lead, if they do.
@@ -227,15 +269,16 @@ impl FileSystem {
         }
     }
 
-    fn grant(&self, what: &Recall, key: InodeId, counts: impl FnOnce() -> bool) -> Duration {
+    fn may_grant(&self) -> bool {
         let is_served = self.kernel.way.get().is_some() && self.names.is_for_all();
-        if !is_served || !self.cluster.is_ticket_valid_for(KEPT + DELAY) {
-            return Duration::ZERO;
-        }
-        for what in [what, &Recall::Lease(key), &Recall::Everything] {
+        is_served && self.cluster.is_ticket_valid_for(KEPT + DELAY)
+    }
+
+    /// Whoever gives leave looks after this whether what he gives still counts.
+    fn note_leave(&self, whats: &[Recall], key: InodeId) {
+        for what in whats.iter().chain(&[Recall::Lease(key), Recall::Everything]) {
             self.kernel.granted.note(what, KEPT + DELAY);
         }
-        if counts() { KEPT } else { Duration::ZERO }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is agreed with the kernel when the mount begins.
 
-use millrace_fuse_server::{Wishes, protocol::init::InitFlags};
+use millrace_fuse_server::{Terms, Wishes, protocol::init::InitFlags};
 
 /// Asks for everything that helps; what this kernel does not have is left out. With `local_locks`
 /// the kernel decides about locks by itself; with `acl` it checks access control lists, and leaves
@@ -23,7 +23,12 @@ pub(crate) fn wishes(local_locks: bool, acl: bool) -> Wishes {
     }
 }
 
-const WANTED: [InitFlags; 12] = [
+/// Whether the kernel can be told to look a name up again, without dropping what is below it.
+pub(crate) fn expires_names(terms: &Terms) -> bool {
+    terms.flags.contains(InitFlags::HAS_EXPIRE_ONLY)
+}
+
+const WANTED: [InitFlags; 13] = [
     // Several reads of one file at a time.
     InitFlags::ASYNC_READ,
     // Writes of more than a page.
@@ -45,6 +50,8 @@ const WANTED: [InitFlags; 12] = [
     InitFlags::DIRECT_IO_ALLOW_MMAP,
     // Who waits when the mount is cut off by force is told so.
     InitFlags::ABORT_ERROR,
+    // A name can be taken back without what is mounted below it.
+    InitFlags::HAS_EXPIRE_ONLY,
     // What was read and not answered can be asked for again.
     InitFlags::HAS_RESEND,
 ];

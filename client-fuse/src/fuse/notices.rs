@@ -32,6 +32,8 @@ pub(crate) struct NamesWay {
     pub(crate) notifier: Notifier,
     /// The directory that is mounted.
     pub(crate) root: InodeId,
+    /// The kernel can have a name expire.
+    pub(crate) expires: bool,
 }
 
 impl Way for NamesWay {
@@ -45,6 +47,18 @@ impl Way for NamesWay {
 
     fn drop_name(&self, directory: InodeId, name: &FileName) {
         drop_place(&self.notifier, &(directory, name.clone()), self.root);
+    }
+
+    fn expire_name(&self, directory: InodeId, name: &FileName) -> bool {
+        if !self.expires {
+            return false;
+        }
+        let os_name = OsStr::from_bytes(name.as_bytes());
+        let answer = self.notifier.expire_entry(number(directory, self.root), os_name);
+        if let Err(error) = settled(answer) {
+            tracing::warn!(%directory, %error, "the kernel keeps a name longer than it should");
+        }
+        true
     }
 }
 

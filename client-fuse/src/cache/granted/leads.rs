@@ -1,0 +1,58 @@
+//! Names that the kernel may have of an inode.
+
+use std::collections::HashMap;
+
+use millrace_types::{FileName, InodeId};
+
+use super::Leave;
+
+/// Where the kernel may find inodes, and until when, at latest.
+#[derive(Debug, Default)]
+pub(super) struct Leads {
+    of: HashMap<InodeId, Vec<Lead>>,
+    /// At how many inodes those are looked for that are over.
+    sweep_at: usize,
+}
+
+#[derive(Debug)]
+struct Lead {
+    directory: InodeId,
+    name: FileName,
+    until: Leave,
+}
+
+/// Below so many inodes nothing is swept.
+const SWEEP_MIN: usize = 256;
+
+impl Leads {
+    /// The kernel may find `inode` under this name until then.
+    pub(super) fn note(
+        &mut self,
+        inode: InodeId,
+        (directory, name): (InodeId, &FileName),
+        (now, until): (Leave, Leave),
+    ) {
+        let leads = self.of.entry(inode).or_default();
+        leads.retain(|lead| lead.until > now);
+        match leads.iter_mut().find(|lead| lead.directory == directory && lead.name == *name) {
+            Some(lead) => lead.until = lead.until.max(until),
+            None => leads.push(Lead { directory, name: name.clone(), until }),
+        }
+        if self.of.len() > self.sweep_at.max(SWEEP_MIN) {
+            self.of.retain(|_, leads| leads.iter().any(|lead| lead.until > now));
+            self.sweep_at = 2 * self.of.len();
+        }
+    }
+
+    /// The names under which the kernel may find it.
+    pub(super) fn of(&self, inode: InodeId, now: Leave) -> Vec<(InodeId, FileName)> {
+        let leads = self.of.get(&inode).into_iter().flatten();
+        let current = leads.filter(|lead| lead.until > now);
+        current.map(|lead| (lead.directory, lead.name.clone())).collect()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.of.len()
+    }
+}
