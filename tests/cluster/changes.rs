@@ -57,8 +57,16 @@ fn eventually(what: &str, mut wanted: impl FnMut() -> Result<bool>) -> Result<()
 fn read_all(file: &mut fs::File, number: u32, from: usize) -> std::io::Result<usize> {
     let mut all = Vec::new();
     let result = file.read_to_end(&mut all);
-    let expected = version(number, from + all.len());
-    assert!(all == expected[from..], "bytes of another version");
+    let expected = &version(number, from + all.len())[from..];
+    let wrong: Vec<_> = (0..all.len()).filter(|&at| all[at] != expected[at]).collect();
+    if let (Some(first), Some(last)) = (wrong.first(), wrong.last()) {
+        let shown = &all[*first..all.len().min(first + 16)];
+        panic!(
+            "bytes of another version: {} of {} from {from} on, at {first} to {last}: {shown:?}",
+            wrong.len(),
+            all.len()
+        );
+    }
     result
 }
 

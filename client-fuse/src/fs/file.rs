@@ -278,9 +278,15 @@ impl State {
         reply: InodeReply,
         viewed: Note,
     ) -> Result<(), Failure> {
-        self.access = None;
+        let held = self.access.take();
         self.attributes.change_count = ChangeCount(0);
-        self.accept_viewed(reply, viewed)
+        self.accept_viewed(reply, viewed)?;
+        // It may be the answer that shows first that the file has followed its bucket.
+        self.versions |= match (&held, &self.content) {
+            (Some(held), Some(shown)) => are_other_versions(&held.content, shown),
+            _ => false,
+        };
+        Ok(())
     }
 
     /// Records that a program wrote `range` at `now`; the bytes are in the buffer.
@@ -419,11 +425,8 @@ impl State {
             self.own_end = self.buffer.end();
             self.undeclared = self.buffer.leaves_hole(size);
         }
-        let tag = |access: &Access| access.content.origin.as_ref().map(|origin| origin.tag.clone());
-        self.versions |= self.access.as_ref().is_some_and(|held| {
-            held.content.generation != fresh.content.generation
-                && tag(held).is_some_and(|held| tag(&fresh).is_some_and(|fresh| held != fresh))
-        });
+        let held = self.access.as_ref();
+        self.versions |= held.is_some_and(|held| are_other_versions(&held.content, &fresh.content));
         let weaker = self.access.as_ref().is_some_and(|held| {
             held.content == fresh.content
                 && held.rights == Rights::ReadWrite
@@ -456,6 +459,13 @@ impl Access {
     pub(crate) fn version(&self) -> (ContentGeneration, WriteEpoch) {
         (self.content.generation, self.content.write_epoch)
     }
+}
+
+/// Whether these are contents of two versions of an object. A truncation keeps the object, and an
+/// export the content.
+fn are_other_versions(one: &Content, other: &Content) -> bool {
+    let (Some(one_origin), Some(other_origin)) = (&one.origin, &other.origin) else { return false };
+    one.generation != other.generation && one_origin.tag != other_origin.tag
 }
 
 /// A slot of the write buffer is one transfer, or one chunk where chunks are smaller.

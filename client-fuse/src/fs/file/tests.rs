@@ -200,6 +200,25 @@ fn a_handle_reads_only_the_version_of_the_object_that_it_was_opened_on() {
 }
 
 #[test]
+fn an_open_that_is_told_again_may_be_the_first_to_show_another_version() {
+    let file = File::new(imported(5, 1, "a"), note()).expect("a file");
+    let mut state = file.state();
+    state.accept_reopened(imported(5, 1, "a"), note()).expect("a sound answer");
+    assert!(!state.versions);
+    state.accept_reopened(imported(6, 1, "b"), note()).expect("a sound answer");
+    assert!(!state.versions, "an export keeps the content");
+    state.accept_reopened(imported(7, 2, "c"), note()).expect("a sound answer");
+    assert!(state.versions, "the kernel's pages are of an older version");
+
+    // Also where the caller has lost the right to the content meanwhile.
+    let other = File::new(imported(5, 1, "a"), note()).expect("a file");
+    let mut reply = imported(6, 2, "b");
+    reply.capability = None;
+    other.state().accept_reopened(reply, note()).expect("a sound answer");
+    assert!(other.state().versions);
+}
+
+#[test]
 fn the_end_of_a_newer_version_is_not_that_of_the_one_that_is_read() {
     let file = Arc::new(File::new(imported(5, 1, "a"), note()).expect("a file"));
     let options = HandleOptions::default();
