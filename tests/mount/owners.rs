@@ -54,6 +54,18 @@ fn a_new_owner_may_change_at_once_what_another_host_gave_him() -> Result<()> {
             as_user(|| fs::set_permissions(here.join(name), mode))?
                 .with_context(|| format!("the mode of {at}/{name}"))?;
         }
+        // The kernel moves with a rename what it knows of a name.
+        fs::metadata(here.join("file"))?;
+        fs::rename(here.join("file"), here.join("moved"))?;
+        chown(there.join("moved"), Some(0), None)?;
+        let mode = Permissions::from_mode(0o700);
+        let refused = as_user(|| fs::set_permissions(here.join("moved"), mode.clone()))?;
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        fs::metadata(here.join("moved"))?;
+        fs::rename(here.join("moved"), here.join("file"))?;
+        give(&there.join("file"))?;
+        as_user(|| fs::set_permissions(here.join("file"), mode))?
+            .with_context(|| format!("the mode of {at}/file after a rename"))?;
         // Only his own he may remove, where the sticky bit is set.
         fs::write(here.join("other"), "text")?;
         fs::metadata(here.join("other"))?;

@@ -72,19 +72,24 @@ impl Granted {
         }
     }
 
-    /// The kernel may find this inode under that name for `time` from now on.
-    pub(crate) fn note_lead(&self, inode: InodeId, place: (InodeId, &FileName), time: Duration) {
+    /// The kernel may find this inode under that name for `time` from now on. Where this tells
+    /// `false` it must not: there are too many names to know each of them.
+    #[must_use]
+    pub(crate) fn note_lead(
+        &self,
+        inode: InodeId,
+        place: (InodeId, &FileName),
+        time: Duration,
+    ) -> bool {
         let now = Instant::now();
         let until = (Leave(self.micros(now)), Leave(self.micros(now + time)));
-        self.leads(inode).note(inode, place, until);
+        self.leads(inode).note(inode, place, until)
     }
 
     /// The names that the kernel has leave to keep of an inode.
-    pub(crate) fn names_of(&self, inode: InodeId) -> Vec<(Recall, Leave)> {
+    pub(crate) fn names_of(&self, inode: InodeId) -> Vec<(InodeId, FileName)> {
         let now = Leave(self.micros(Instant::now()));
-        let places = self.leads(inode).of(inode, now);
-        let named = places.into_iter().map(|(directory, name)| Recall::Name(directory, name));
-        named.filter_map(|what| self.find(&what).map(|leave| (what, leave))).collect()
+        self.leads(inode).of(inode, now)
     }
 
     /// The leave that the kernel has for this, if it is not over.
@@ -190,11 +195,11 @@ mod tests {
         let give = |text: &str, time| {
             let what = name(text);
             let Recall::Name(directory, name) = &what else { unreachable!() };
-            granted.note(&what, time);
-            granted.note_lead(InodeId(9), (*directory, name), time);
+            assert!(granted.note_lead(InodeId(9), (*directory, name), time));
         };
         let names = || -> Vec<_> {
-            granted.names_of(InodeId(9)).into_iter().map(|(what, _)| what).collect()
+            let places = granted.names_of(InodeId(9)).into_iter();
+            places.map(|(directory, name)| Recall::Name(directory, name)).collect()
         };
         assert_eq!(names(), []);
         give("a", HOUR);
@@ -203,8 +208,19 @@ mod tests {
         give("a", Duration::ZERO);
         assert_eq!(names(), [name("a"), name("b")]);
         assert_eq!(granted.names_of(InodeId(7)), []);
-        granted.end(&name("a"), granted.find(&name("a")).unwrap());
-        assert_eq!(names(), [name("b")], "the kernel has dropped the other");
+    }
+
+    #[test]
+    fn of_an_inode_with_many_names_no_more_are_given_than_are_remembered() {
+        let granted = Granted::default();
+        let give = |number: u32| {
+            let Recall::Name(directory, name) = name(&number.to_string()) else { unreachable!() };
+            granted.note_lead(InodeId(9), (directory, &name), HOUR)
+        };
+        let given: Vec<_> = (0..100).filter(|number| give(*number)).collect();
+        assert_eq!(given, (0..64).collect::<Vec<_>>());
+        assert_eq!(granted.names_of(InodeId(9)).len(), 64);
+        assert!(give(7), "it is remembered already");
     }
 
     #[test]
@@ -212,7 +228,7 @@ mod tests {
         let granted = Granted::default();
         let Recall::Name(directory, name) = name("a") else { unreachable!() };
         for number in 0..100_000 {
-            granted.note_lead(InodeId(number), (directory, &name), Duration::ZERO);
+            assert!(granted.note_lead(InodeId(number), (directory, &name), Duration::ZERO));
         }
         let left: usize = granted.leads.iter().map(|leads| leads.lock().unwrap().len()).sum();
         assert!(left < 100_000 / 2, "{left}");

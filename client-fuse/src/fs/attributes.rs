@@ -1,7 +1,7 @@
 //! getattr, setattr and truncation.
 
 use millrace_protocol::{
-    metadata::{Attributes, SetAttributes, SetTime},
+    metadata::{Attributes, FileKind, SetAttributes, SetTime},
     session::Caller,
 };
 use millrace_types::{Failure, InodeId};
@@ -46,6 +46,16 @@ impl FileSystem {
         let (attributes, lease) = self.names.attributes(inode)?;
         let keep = Keep { attributes: self.keep_attributes(inode, &lease), ..Keep::default() };
         Some(Shown { attributes, keep })
+    }
+
+    /// What kind of inode it is, if [`Self::attributes_kept`] may show it.
+    pub(super) fn kind_kept(&self, inode: InodeId) -> Option<FileKind> {
+        if let Some(file) = self.files.find(inode) {
+            let state = file.state();
+            let stands = self.names.stands(inode, state.lease.as_ref()?);
+            return stands.then_some(state.attributes.kind);
+        }
+        Some(self.names.attributes(inode)?.0.kind)
     }
 
     /// What an open file shows, if a lease covers it, and it is the version that the handle was

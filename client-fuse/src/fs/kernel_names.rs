@@ -25,7 +25,10 @@ use std::{
 };
 
 use futures::future::join_all;
-use millrace_protocol::{lease::Recall, metadata::Attributes};
+use millrace_protocol::{
+    lease::Recall,
+    metadata::{Attributes, FileKind},
+};
 use millrace_types::{FileName, InodeId};
 use quick_cache::sync::Cache;
 use tokio::sync::Semaphore;
@@ -47,9 +50,12 @@ pub(crate) trait Way: Send + Sync {
     /// It drops a name. Blocks behind whatever changes that directory.
     fn drop_name(&self, directory: InodeId, name: &FileName);
 
-    /// It asks for a name when that is used again, and keeps what is mounted below. Blocks as
-    /// [`Self::drop_name`]. Tells whether it could be told: Linux can from 6.2.
-    fn expire_name(&self, directory: InodeId, name: &FileName) -> bool;
+    /// Whether it can be told to look a name up again without dropping what is mounted below: Linux
+    /// can from 6.2.
+    fn expires(&self) -> bool;
+
+    /// It asks for a name when that is used again. Blocks as [`Self::drop_name`].
+    fn expire_name(&self, directory: InodeId, name: &FileName);
 }
 
 /// How long the kernel may answer by itself from what one answer has shown.
@@ -107,6 +113,10 @@ impl KernelNames {
         assert!(self.way.set(Arc::new(way)).is_ok(), "a mount is made once");
     }
 
+    fn expires(&self) -> bool {
+        self.way.get().is_some_and(|way| way.expires())
+    }
+
     /// The attributes of an inode change here, or are known better than the kernel may know them:
     /// it asks again. Waits for nothing.
     pub(crate) fn drop_attributes(&self, inode: InodeId) {
@@ -122,13 +132,11 @@ impl KernelNames {
     pub(crate) async fn take_back(&self, recalls: &[Recall]) {
         let Some(way) = self.way.get() else { return };
         let mut over = Instant::now();
-        let mut names: BTreeMap<InodeId, Vec<Named>> = BTreeMap::new();
+        let mut names: BTreeMap<InodeId, Names> = BTreeMap::new();
         for recall in recalls {
             if let Recall::Attributes(inode) = recall {
-                for (what, leave) in self.granted.names_of(*inode) {
-                    let Recall::Name(directory, _) = &what else { continue };
-                    let named = Named { what: what.clone(), leave, is_gone: false };
-                    names.entry(*directory).or_default().push(named);
+                for (directory, name) in self.granted.names_of(*inode) {
+                    names.entry(directory).or_default().entry(name).or_insert(false);
                 }
             }
             let Some(leave) = self.granted.find(recall) else { continue };
@@ -136,58 +144,63 @@ impl KernelNames {
                 Recall::Attributes(inode) if way.drop_attributes(*inode) => {
                     self.granted.end(recall, leave);
                 }
-                Recall::Name(directory, _) => {
-                    let named = Named { what: recall.clone(), leave, is_gone: true };
-                    names.entry(*directory).or_default().push(named);
+                Recall::Name(directory, name) => {
+                    names.entry(*directory).or_default().insert(name.clone(), true);
                 }
                 _ => over = over.max(self.granted.end_of(leave)),
             }
         }
-        join_all(names.into_values().map(|names| self.take_names(way, names))).await;
+        let taken =
+            names.into_iter().map(|(directory, names)| self.take_names(way, directory, names));
+        join_all(taken).await;
         tokio::time::sleep_until(over.into()).await;
     }
 
     /// The same for names of one directory, on a thread that may wait for its lock. With all
     /// threads waiting this waits until the kernel asks again.
-    async fn take_names(&self, way: &Arc<dyn Way>, names: Vec<Named>) {
-        let Some(last) = names.iter().map(|named| named.leave).max() else { return };
+    async fn take_names(&self, way: &Arc<dyn Way>, directory: InodeId, names: Names) {
+        let named = names.into_iter().filter_map(|(name, is_gone)| {
+            let what = Recall::Name(directory, name.clone());
+            let leave = self.granted.find(&what)?;
+            Some(Named { name, what, leave, is_gone })
+        });
+        let named: Vec<_> = named.collect();
+        let Some(last) = named.iter().map(|named| named.leave).max() else { return };
         let limit = tokio::time::Instant::from_std(self.granted.end_of(last));
         let Ok(room) = Arc::clone(&self.rooms).try_acquire_owned() else {
             return tokio::time::sleep_until(limit).await;
         };
         let (way, granted) = (Arc::clone(way), Arc::clone(&self.granted));
         let taken = tokio::task::spawn_blocking(move || {
-            let mut over = Instant::now();
-            for Named { what, leave, is_gone } in names {
-                let Recall::Name(directory, name) = &what else { continue };
+            for Named { name, what, leave, is_gone } in named {
                 // Who waited behind a change of that directory has nothing left to drop.
                 if granted.end_of(leave) <= Instant::now() {
                     continue;
                 }
-                if is_gone {
-                    way.drop_name(*directory, name);
-                } else if !way.expire_name(*directory, name) {
-                    over = over.max(granted.end_of(leave));
-                    continue;
+                if is_gone || !way.expires() {
+                    way.drop_name(directory, &name);
+                } else {
+                    way.expire_name(directory, &name);
                 }
                 granted.end(&what, leave);
             }
             drop(room);
-            over
         });
         // It ends in a panic only if the way does.
-        if let Ok(Ok(over)) = tokio::time::timeout_at(limit, taken).await {
-            tokio::time::sleep_until(over.into()).await;
-        }
+        drop(tokio::time::timeout_at(limit, taken).await);
     }
 }
 
-/// A name that is taken back.
+/// Names that are taken back, and of each whether it may lead elsewhere by now, or nowhere:
+/// otherwise only what is there has changed.
+type Names = BTreeMap<FileName, bool>;
+
+/// A name that is taken back, and the leave that the kernel has for it.
 #[derive(Debug)]
 struct Named {
+    name: FileName,
     what: Recall,
     leave: Leave,
-    /// It may lead elsewhere by now, or nowhere; otherwise only what is there has changed.
     is_gone: bool,
 }
 
@@ -204,15 +217,19 @@ impl FileSystem {
         &self,
         directory: InodeId,
         name: &FileName,
-        inode: InodeId,
+        (inode, kind): (InodeId, FileKind),
     ) -> Duration {
+        // What is mounted below a directory goes with its name where that cannot expire.
+        let may_be_dropped = kind != FileKind::Directory || self.kernel.expires();
+        if !may_be_dropped || !self.may_grant() {
+            return Duration::ZERO;
+        }
         if self.kernel.left.get(&directory).is_some_and(|left| left.elapsed() < LEFT) {
             return Duration::ZERO;
         }
-        if !self.may_grant() {
+        if !self.kernel.granted.note_lead(inode, (directory, name), KEPT + DELAY) {
             return Duration::ZERO;
         }
-        self.kernel.granted.note_lead(inode, (directory, name), KEPT + DELAY);
         // A recall may also be of all that is known of an inode with several names.
         self.note_leave(&[Recall::Name(directory, name.clone()), Recall::Lease(inode)], directory);
         let counts = self.names.find(directory, name) == Some(Some(inode));
@@ -259,14 +276,37 @@ impl FileSystem {
             granted.note(recall, left);
             granted.note(&Recall::Lease(directory), left);
         }
+        let is_found = self.note_moved(names, leaves, left);
         let stands =
             |since| names.iter().all(|(directory, _)| self.names.is_covered(*directory, since));
-        if !covered.is_some_and(stands) {
+        let is_covered = covered.is_some_and(stands);
+        if !is_covered {
             for (directory, _) in names {
                 self.kernel.left.insert(directory, Instant::now());
             }
+        }
+        if !is_covered || !is_found {
             tokio::time::sleep_until(end.into()).await;
         }
+    }
+
+    /// What these names lead to may be found under the other one for so long. `false` where that is
+    /// not known of everything that the kernel has leave for.
+    fn note_moved(
+        &self,
+        names: [(InodeId, &FileName); 2],
+        leaves: [Option<Leave>; 2],
+        left: Duration,
+    ) -> bool {
+        let found = names.iter().zip(leaves).zip([names[1], names[0]]);
+        let mut is_found = true;
+        for ((&(directory, name), leave), place) in found {
+            is_found &= match self.names.hint(directory, name) {
+                Some(inode) => self.kernel.granted.note_lead(inode, place, left),
+                None => leave.is_none(),
+            };
+        }
+        is_found
     }
 
     fn may_grant(&self) -> bool {

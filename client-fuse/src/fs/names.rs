@@ -35,8 +35,10 @@ impl FileSystem {
         let Some(inode) = found else {
             return Some(Err(ErrorKind::NotFound.into()));
         };
-        // In this order: who takes the attributes back after this has the name expire too.
-        let keep_name = self.keep_name(parent, name, inode);
+        // In this order: who takes the attributes back after this has the name expire too, and
+        // nothing is written down of what cannot be shown.
+        let kind = self.kind_kept(inode)?;
+        let keep_name = self.keep_name(parent, name, (inode, kind));
         let mut shown = self.attributes_kept(caller, inode)?;
         shown.keep.name = keep_name;
         Some(Ok(shown))

@@ -49,16 +49,16 @@ impl Way for NamesWay {
         drop_place(&self.notifier, &(directory, name.clone()), self.root);
     }
 
-    fn expire_name(&self, directory: InodeId, name: &FileName) -> bool {
-        if !self.expires {
-            return false;
-        }
+    fn expires(&self) -> bool {
+        self.expires
+    }
+
+    fn expire_name(&self, directory: InodeId, name: &FileName) {
         let os_name = OsStr::from_bytes(name.as_bytes());
         let answer = self.notifier.expire_entry(number(directory, self.root), os_name);
         if let Err(error) = settled(answer) {
             tracing::warn!(%directory, %error, "the kernel keeps a name longer than it should");
         }
-        true
     }
 }
 

@@ -24,24 +24,31 @@ struct Lead {
 /// Below so many inodes nothing is swept.
 const SWEEP_MIN: usize = 256;
 
+/// Names of one inode: whoever lists thousands of links to it has them looked through each time.
+const NAMES_MAX: usize = 64;
+
 impl Leads {
-    /// The kernel may find `inode` under this name until then.
+    /// The kernel may find `inode` under this name until then; `false` where it has as many names of
+    /// it as are remembered.
     pub(super) fn note(
         &mut self,
         inode: InodeId,
         (directory, name): (InodeId, &FileName),
         (now, until): (Leave, Leave),
-    ) {
+    ) -> bool {
         let leads = self.of.entry(inode).or_default();
         leads.retain(|lead| lead.until > now);
-        match leads.iter_mut().find(|lead| lead.directory == directory && lead.name == *name) {
-            Some(lead) => lead.until = lead.until.max(until),
+        let is_it = |lead: &Lead| lead.directory == directory && lead.name == *name;
+        match leads.iter().position(is_it) {
+            Some(at) => leads[at].until = leads[at].until.max(until),
+            None if leads.len() >= NAMES_MAX => return false,
             None => leads.push(Lead { directory, name: name.clone(), until }),
         }
         if self.of.len() > self.sweep_at.max(SWEEP_MIN) {
             self.of.retain(|_, leads| leads.iter().any(|lead| lead.until > now));
             self.sweep_at = 2 * self.of.len();
         }
+        true
     }
 
     /// The names under which the kernel may find it.
