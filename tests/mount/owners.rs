@@ -54,18 +54,6 @@ fn a_new_owner_may_change_at_once_what_another_host_gave_him() -> Result<()> {
             as_user(|| fs::set_permissions(here.join(name), mode))?
                 .with_context(|| format!("the mode of {at}/{name}"))?;
         }
-        // The kernel moves with a rename what it knows of a name.
-        fs::metadata(here.join("file"))?;
-        fs::rename(here.join("file"), here.join("moved"))?;
-        chown(there.join("moved"), Some(0), None)?;
-        let mode = Permissions::from_mode(0o700);
-        let refused = as_user(|| fs::set_permissions(here.join("moved"), mode.clone()))?;
-        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        fs::metadata(here.join("moved"))?;
-        fs::rename(here.join("moved"), here.join("file"))?;
-        give(&there.join("file"))?;
-        as_user(|| fs::set_permissions(here.join("file"), mode))?
-            .with_context(|| format!("the mode of {at}/file after a rename"))?;
         // Only his own he may remove, where the sticky bit is set.
         fs::write(here.join("other"), "text")?;
         fs::metadata(here.join("other"))?;
@@ -77,6 +65,27 @@ fn a_new_owner_may_change_at_once_what_another_host_gave_him() -> Result<()> {
         chown(there.join("file"), Some(0), None)?;
         let refused = as_user(|| fs::remove_file(here.join("file")))?;
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_new_owner_is_known_also_by_the_name_that_a_file_was_moved_to() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    for at in 0..20 {
+        let (here, there) = (one.join(format!("{at}")), two.join(format!("{at}")));
+        fs::create_dir(&here)?;
+        fs::set_permissions(&here, Permissions::from_mode(0o777))?;
+        fs::create_dir(here.join("first"))?;
+        fs::metadata(there.join("first"))?;
+        // The kernel moves with a rename what it knows of a name.
+        fs::metadata(here.join("first"))?;
+        fs::rename(here.join("first"), here.join("second"))?;
+        give(&there.join("second"))?;
+        as_user(|| fs::set_permissions(here.join("second"), Permissions::from_mode(0o751)))?
+            .with_context(|| format!("the mode of {at}"))?;
     }
     Ok(())
 }

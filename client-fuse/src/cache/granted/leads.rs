@@ -28,8 +28,8 @@ const SWEEP_MIN: usize = 256;
 const NAMES_MAX: usize = 64;
 
 impl Leads {
-    /// The kernel may find `inode` under this name until then; `false` where it has as many names of
-    /// it as are remembered.
+    /// The kernel may find `inode` under this name until then; `false` where as many names of it
+    /// are remembered as may be.
     pub(super) fn note(
         &mut self,
         inode: InodeId,
