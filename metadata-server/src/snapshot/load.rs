@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     files::{Access, Files, OpenFile},
-    store::{Batch, MetaStore, StoreError},
+    store::{Batch, MetaStore, StoreError, keys},
 };
 
 /// Why a store could not be filled. It holds a part then, and is of no use.
@@ -28,7 +28,8 @@ pub enum LoadError {
     Store(#[from] StoreError),
 }
 
-/// Fills an empty `store` from the snapshot of `index` in `dir`. Every byte is checked.
+/// Fills an empty `store` from the snapshot of `index` in `dir`. Every byte is checked. The store
+/// shows no index before it has everything.
 ///
 /// # Errors
 /// [`LoadError`].
@@ -47,14 +48,16 @@ pub fn load(
     if decoder.index() != index {
         return Err(Flaw::OtherIndex(decoder.index()).into());
     }
+    let mut last = Batch::default();
     while let Some(pairs) = decoder.next_pairs()? {
         let mut batch = Batch::default();
         for (key, value) in pairs {
-            batch.put(key, value);
+            let of = if key == keys::applied() { &mut last } else { &mut batch };
+            of.put(key, value);
         }
         store.commit(&batch)?;
     }
-    Ok(())
+    Ok(store.commit(&last)?)
 }
 
 /// Bytes of one read.
