@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, fmt, fs, io, ops::Bound, path::Path};
 
+pub mod behind;
 pub mod conformance;
 pub mod fjall;
 pub mod keys;
@@ -57,6 +58,15 @@ pub trait MetaStore: View + Send {
     /// # Errors
     /// When the engine cannot write; whether the batch was taken is then unknown.
     fn commit(&mut self, batch: &Batch) -> Result<(), StoreError>;
+
+    /// Whether something that was committed could not be kept, which is told of once. An engine
+    /// that changes its store while it commits has told by then.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    fn poll_failure(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Brings everything committed so far to stable storage.
     ///
@@ -120,6 +130,28 @@ impl Batch {
         self.changes
             .range::<[u8], _>((from, to))
             .map(|(key, value)| (key.as_slice(), value.as_deref()))
+    }
+
+    /// Adds the changes of a batch that comes after this one.
+    pub fn extend(&mut self, later: &Self) {
+        for (key, value) in later.iter() {
+            match self.changes.get_mut(key) {
+                Some(change) => *change = value.map(<[u8]>::to_vec),
+                None => drop(self.changes.insert(key.to_vec(), value.map(<[u8]>::to_vec))),
+            }
+        }
+    }
+
+    /// Bytes of all keys and values, and eight for each pair.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.iter().map(|(key, value)| bytes(key, value)).sum()
+    }
+
+    /// How many of these the changes of a later batch replace.
+    #[must_use]
+    pub fn bytes_replaced(&self, later: &Self) -> usize {
+        later.iter().filter_map(|(key, _)| Some(bytes(key, self.get(key)?))).sum()
     }
 
     /// Whether nothing changes.
@@ -197,6 +229,10 @@ pub fn borrow(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
         Bound::Excluded(key) => Bound::Excluded(key),
         Bound::Unbounded => Bound::Unbounded,
     }
+}
+
+fn bytes(key: &[u8], value: Option<&[u8]>) -> usize {
+    key.len() + value.map_or(0, <[u8]>::len) + 8
 }
 
 fn hex(bytes: &[u8]) -> String {

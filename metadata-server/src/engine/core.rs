@@ -353,6 +353,11 @@ impl Core {
         for (target, state) in self.registry.handle_timeout(self.clock.instant()) {
             tracing::warn!(%target, ?state, "target is silent");
         }
+        if self.broken.is_none()
+            && let Err(error) = self.store.0.poll_failure()
+        {
+            self.failure(error.into());
+        }
         self.repair();
         if self.broken.is_some() {
             return Ok(());
@@ -483,7 +488,7 @@ impl Core {
         if self.broken.is_some() || self.doubt.is_pending() {
             return Ok(());
         }
-        self.store.0.checkpoint()?;
+        self.store.0.checkpoint().inspect_err(|_| self.distrust_store())?;
         self.marker.clean = true;
         self.marker.last = self.log.last();
         let path = self.settings.dir.clone();

@@ -42,5 +42,6 @@ impl Room {
 }
 
 /// A look costs a microsecond; between two of them the store writes about three times as much as
-/// the log, which is far below the reserve.
+/// the log. With what it is behind, a megabyte at most (`store::behind`), that is far below the
+/// reserve.
 const LOOK_AFTER: u64 = 64 * 1024;

@@ -13,7 +13,7 @@ use std::{
 
 use millrace_metadata_server::{
     engine::StoreKind,
-    store::{Batch, MetaStore, fjall::FjallStore, sled::SledStore},
+    store::{Batch, MetaStore, Stores as _, fjall::FjallStore, sled::SledStores},
 };
 use millrace_runtime::Random;
 use tempfile::TempDir;
@@ -26,7 +26,7 @@ const ENGINE: &str = "MILLRACE_KILLED_ENGINE";
 fn open(kind: StoreKind, dir: &Path) -> Box<dyn MetaStore> {
     match kind {
         StoreKind::Fjall => Box::new(FjallStore::open(dir, 8 << 20).unwrap()),
-        _ => Box::new(SledStore::open(dir, 8 << 20).unwrap()),
+        _ => SledStores { dir: dir.to_owned(), cache_bytes: 8 << 20 }.open().unwrap(),
     }
 }
 

@@ -1,4 +1,5 @@
-//! The copy of a batch: its changes one after the other, each a key and a value with their lengths.
+//! The copy of a batch: its changes one after the other, each a key and a value with their lengths,
+//! cut into pieces. Each piece begins with the number of the batch and how many there are of it.
 //!
 //! It never leaves the store, whose engine checks its bytes, and a store of another version of the
 //! program is read as far as it goes: nothing here is a format that others read.
@@ -6,19 +7,40 @@
 /// One change: a key, and what it is set to, or that it is removed.
 pub(super) type Change<'a> = (&'a [u8], Option<&'a [u8]>);
 
-/// The copy of these changes; nothing if it would be longer than `max` bytes.
-pub(super) fn encode<'a>(changes: impl Iterator<Item = Change<'a>>, max: usize) -> Option<Vec<u8>> {
+/// The copy of these changes; nothing if one of them has 4 GiB or more.
+pub(super) fn encode<'a>(changes: impl Iterator<Item = Change<'a>>) -> Option<Vec<u8>> {
     let mut copy = Vec::new();
     for (key, value) in changes {
         let lens = [len(key)?, value.map_or(Some(REMOVED), len)?];
         copy.extend(lens.iter().flat_map(|len| len.to_le_bytes()));
         copy.extend_from_slice(key);
         copy.extend_from_slice(value.unwrap_or_default());
-        if copy.len() > max {
-            return None;
-        }
     }
     Some(copy)
+}
+
+/// What a piece begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    /// The number of the batch.
+    pub(super) number: u64,
+    /// How many pieces it has.
+    pub(super) pieces: u32,
+}
+
+impl Head {
+    /// The piece with these bytes.
+    pub(super) fn with(self, bytes: &[u8]) -> Vec<u8> {
+        [&self.number.to_le_bytes()[..], &self.pieces.to_le_bytes(), bytes].concat()
+    }
+
+    /// The head and the bytes of a piece, unless it is damaged.
+    pub(super) fn split(piece: &[u8]) -> Option<(Self, &[u8])> {
+        let (&number, bytes) = piece.split_first_chunk()?;
+        let (&pieces, bytes) = bytes.split_first_chunk()?;
+        let (number, pieces) = (u64::from_le_bytes(number), u32::from_le_bytes(pieces));
+        Some((Self { number, pieces }, bytes))
+    }
 }
 
 /// The changes of a copy; `None` where it is cut off, which ends them.
@@ -64,10 +86,9 @@ mod tests {
             (b"gone", None),
             (&[0xff; 300], Some(&[0; 999])),
         ];
-        let copy = encode(changes.into_iter(), 2000).unwrap();
+        let copy = encode(changes.into_iter()).unwrap();
         let decoded: Option<Vec<_>> = decode(&copy).collect();
         assert_eq!(decoded.unwrap(), changes);
-        assert_eq!(encode(changes.into_iter(), copy.len() - 1), None);
         assert_eq!(decode(&[]).count(), 0);
         for end in 1..copy.len() {
             let cut: Vec<_> = decode(&copy[..end]).collect();
@@ -75,5 +96,13 @@ mod tests {
             assert!(cut.len() <= whole + 1, "a cut ends it");
             assert!(cut.iter().flatten().eq(changes[..whole].iter()));
         }
+    }
+
+    #[test]
+    fn a_piece_is_its_head_and_its_bytes() {
+        let head = Head { number: 7, pieces: 3 };
+        assert_eq!(Head::split(&head.with(b"bytes")), Some((head, &b"bytes"[..])));
+        assert_eq!(Head::split(&head.with(b"")), Some((head, &b""[..])));
+        assert_eq!(Head::split(&head.with(b"")[..11]), None);
     }
 }
