@@ -10,6 +10,8 @@ mod appends;
 mod closes;
 #[path = "mount/coherence.rs"]
 mod coherence;
+#[path = "mount/delegations.rs"]
+mod delegations;
 #[path = "mount/directories.rs"]
 mod directories;
 #[path = "mount/locks.rs"]

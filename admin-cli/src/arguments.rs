@@ -467,6 +467,7 @@ Options (-o), separated by commas; those of fstab(5), such as _netdev and nofail
   hard, soft, timeout=10m     wait for ever for absent servers, or fail with EIO after a time
   local_locks, nolocal_locks  keep flock and fcntl locks within this host, or not
   acl, noacl                  keep and check POSIX access control lists, or not
+  delegations, nodelegations  make files without asking where no other mount is, or not
   security_xattrs, nosecurity_xattrs  offer attributes security.*, as of setcap, or not
   relatime, noatime, nodiratime  have reading move times of access, or not (of directories)
   allow_other, noallow_other  let other users in; root's mounts do

@@ -5,8 +5,8 @@
 //! passed up as a failure.
 //!
 //! Modules, in reading order: [`session`] (ticket and clock), [`operations`] (numbers of
-//! mutations), [`retry`], [`metadata`] (requests about names), [`locks`], [`routing`] (cluster
-//! map), [`storage`] (requests about bytes).
+//! mutations), [`retry`], [`metadata`] (requests about names), `publish`, [`locks`], [`routing`]
+//! (cluster map), [`storage`] (requests about bytes).
 
 use std::{
     collections::HashMap,
@@ -36,6 +36,7 @@ use crate::{
 mod locks;
 mod metadata;
 mod operations;
+mod publish;
 pub(crate) mod retry;
 mod routing;
 mod session;

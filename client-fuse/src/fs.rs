@@ -9,10 +9,10 @@
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
-//! [`changed_objects`], [`open`], `closes`, `reopen`, `quiet_opens`, `ahead_contents`, [`leases`],
-//! [`look_ahead`], [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`], [`locks`],
-//! [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bucket_xattrs`,
-//! [`statfs`], [`mod@access_times`], [`upkeep`].
+//! [`changed_objects`], [`open`], [`delegations`], `publish`, `closes`, `reopen`, `quiet_opens`,
+//! `ahead_contents`, [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
+//! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
+//! [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -26,11 +26,11 @@ use crate::{
     cache::{access_times::AccessTimes, budget::Budget, contents::Contents, names::Names},
     cluster::Cluster,
     fs::{
-        ahead_contents::AheadContents, changed_objects::ChangedObjects, closes::Closes, file::File,
-        files::Files, handle::FileHandle, handles::Handles, kept_pages::KeptPages,
-        kernel_names::KernelNames, kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
-        pending_reads::PendingReads, quiet_opens::QuietOpens, readdir::DirectoryHandle,
-        removed::Removed, xattr::Offered,
+        ahead_contents::AheadContents, changed_objects::ChangedObjects, closes::Closes,
+        delegations::Delegations, file::File, files::Files, handle::FileHandle, handles::Handles,
+        kept_pages::KeptPages, kernel_names::KernelNames, kernel_pages::KernelPages, locks::Locks,
+        look_ahead::LookAhead, pending_reads::PendingReads, publish::Publisher,
+        quiet_opens::QuietOpens, readdir::DirectoryHandle, removed::Removed, xattr::Offered,
     },
     metrics::ClientMetrics,
     settings::MountSettings,
@@ -44,6 +44,7 @@ mod bucket_xattrs;
 pub(crate) mod changed_objects;
 mod closes;
 pub(crate) mod copy;
+pub(crate) mod delegations;
 pub(crate) mod file;
 pub(crate) mod files;
 pub(crate) mod flush;
@@ -58,6 +59,7 @@ pub(crate) mod look_ahead;
 pub(crate) mod names;
 pub(crate) mod open;
 pub(crate) mod pending_reads;
+mod publish;
 mod quiet_opens;
 pub(crate) mod read;
 pub(crate) mod readdir;
@@ -83,6 +85,11 @@ pub(crate) struct FileSystem {
     quiet: QuietOpens,
     /// Opens for writing that have ended, of which it is yet to hear.
     closes: Closes,
+    /// Directories in which files are made here, and those that it is yet to hear of.
+    delegations: Delegations,
+    /// Whether it asks for them.
+    delegates: bool,
+    publisher: Publisher,
     directories: Handles<DirectoryHandle>,
     kept: KeptPages,
     /// What programs here have locked.
@@ -133,6 +140,9 @@ impl FileSystem {
             handles: Handles::new(),
             quiet: QuietOpens::default(),
             closes: Closes::default(),
+            delegations: Delegations::default(),
+            delegates: settings.delegations,
+            publisher: Publisher::default(),
             directories: Handles::new(),
             kept: KeptPages::default(),
             locks: Locks::default(),
@@ -193,6 +203,7 @@ impl FileSystem {
 
     /// Fetches an open file's view afresh: its content, epoch or key is old.
     async fn refresh(&self, file: &File) -> Result<(), Failure> {
+        self.settle_file(file).await?;
         let caller = file.state().caller.clone();
         let note = self.names.note();
         let request = |session| GetInode {

@@ -33,19 +33,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     fs::{
-        FileSystem,
-        copy::Spot,
-        kernel_names::Shown,
-        locks::Interest,
-        names::NewMode,
-        open::{Caching, Opened},
-        read::Begun,
-        seek::Wanted,
-        statfs::STATFS_BLOCK_SIZE,
+        FileSystem, copy::Spot, kernel_names::Shown, locks::Interest, names::NewMode,
+        open::Caching, read::Begun, seek::Wanted, statfs::STATFS_BLOCK_SIZE,
     },
     fuse::{
         answer::{
-            NAME_LEN_MAX, Owed, SYMLINK_MODE, attr_shown, caller_of, entry, entry_shown, number,
+            NAME_LEN_MAX, Owed, SYMLINK_MODE, attr_shown, caller_of, entry_shown, number,
             open_reply, send_body,
         },
         convert::{
@@ -59,6 +52,7 @@ use crate::{
 mod answer;
 mod changes;
 mod convert;
+mod create;
 mod flush;
 pub(crate) mod init;
 mod interrupt;
@@ -274,12 +268,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn create(&self, call: Call<'_>, create: Create, name: &OsStr, reply: Reply<CreateReply>) {
-        let (fs, caller, parent) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
-        let (name, mode) = (file_name(name), self.new_mode(create.mode, create.umask));
-        let (flags, owed) = (create.flags.cast_signed(), Owed::new(&call, reply));
-        let work = async move { fs.create(caller, parent, name?, mode, flags).await };
-        let work = self.places.change(work);
-        self.answer_create(owed, work, flags);
+        self.create_file(&call, create, name, reply);
     }
 
     fn tmpfile(&self, call: Call<'_>, create: Create, reply: Reply<CreateReply>) {
@@ -348,7 +337,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
     fn release(&self, call: Call<'_>, release: Release, reply: Reply<Done>) {
         let fs = Arc::clone(&self.fs);
-        if fs.release_kept(release.handle) {
+        if fs.release_kept(release.handle) || fs.release_settled(release.handle) {
             return reply.done();
         }
         let work = async move {
@@ -386,8 +375,11 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn fsyncdir(&self, call: Call<'_>, _fsync: FSync, reply: Reply<Done>) {
-        let fs = Arc::clone(&self.fs);
-        let work = async move { fs.cluster.sync_metadata().await };
+        let (fs, inode) = (Arc::clone(&self.fs), self.inode(call.node));
+        let work = async move {
+            fs.settle(inode).await?;
+            fs.cluster.sync_metadata().await
+        };
         self.answer_done(Owed::interruptible(&call, reply), work);
     }
 
@@ -550,26 +542,6 @@ impl Adapter {
                 None => fs.attributes(caller, inode).await,
             }
         }
-    }
-
-    fn answer_create(
-        &self,
-        owed: Owed<CreateReply>,
-        work: impl Future<Output = Result<(Attributes, Opened), Failure>> + Send + 'static,
-        flags: i32,
-    ) {
-        let (fs, root) = (Arc::clone(&self.fs), self.root);
-        self.run(async move {
-            owed.answer(
-                work,
-                |reply, (found, opened)| {
-                    let open = open_reply(&opened, flags);
-                    reply.send(&CreateReply { entry: entry(&found, root), open });
-                },
-                async |(_, opened): (Attributes, Opened)| fs.abandon(opened.handle).await,
-            )
-            .await;
-        });
     }
 
     fn new_mode(&self, mode: u32, umask: u32) -> NewMode {

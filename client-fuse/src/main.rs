@@ -34,7 +34,7 @@ struct Arguments {
     #[arg(long, value_name = "TEXT")]
     source: Option<String>,
     /// Mount options: ro, allow_other, suid, dev, noexec, hard, local_locks, acl, security_xattrs,
-    /// timeout=, memory=, channel=, path=.
+    /// nodelegations, timeout=, memory=, channel=, path=.
     #[arg(short = 'o', long = "options", value_name = "OPTION,...")]
     options: Vec<String>,
     /// Write a line to this descriptor once the mount can be used.

@@ -10,6 +10,8 @@ pub(crate) struct ClientMetrics {
     pub(crate) read_ready: Counter,
     /// Opens for reading of which the server was not asked.
     pub(crate) opens_kept: Counter,
+    /// Files that were made here before the server heard of them.
+    pub(crate) creates_delegated: Counter,
     /// Bytes fetched from targets.
     pub(crate) fetched: Counter,
     /// Bytes that programs wrote.
@@ -37,6 +39,11 @@ impl ClientMetrics {
             opens_kept: counter(
                 "mount_opens_kept",
                 "Opens for reading answered from what a lease covers",
+                MetricUnit::Count,
+            ),
+            creates_delegated: counter(
+                "mount_creates_delegated",
+                "Files made under a delegation, of which the server heard later",
                 MetricUnit::Count,
             ),
             fetched: counter("mount_fetched", "Bytes fetched from targets", MetricUnit::Bytes),

@@ -68,6 +68,9 @@ pub struct MountSettings {
     /// false: with them the kernel asks for one before it writes or runs a file, and `ls` for each
     /// file.
     pub security_xattrs: bool,
+    /// Make files here in directories that no other mount uses: the metadata server hears of them
+    /// when they are closed. Default true.
+    pub delegations: bool,
     /// Let reading leave times of access alone. Default false: it moves them as Linux's `relatime`
     /// has it. A mount that refuses every change leaves them alone, too.
     pub noatime: bool,
@@ -135,6 +138,7 @@ impl Default for MountSettings {
             local_locks: false,
             acl: false,
             security_xattrs: false,
+            delegations: true,
             noatime: false,
             nodiratime: false,
             access_period: Duration::from_secs(60),
@@ -267,6 +271,8 @@ impl Settings {
             ("noacl", "") => mount.acl = false,
             ("security_xattrs", "") => mount.security_xattrs = true,
             ("nosecurity_xattrs", "") => mount.security_xattrs = false,
+            ("delegations", "") => mount.delegations = true,
+            ("nodelegations", "") => mount.delegations = false,
             ("noatime", "") => mount.noatime = true,
             ("relatime" | "atime", "") => mount.noatime = false,
             ("nodiratime", "") => mount.nodiratime = true,
@@ -349,8 +355,8 @@ pub enum SettingsError {
     /// An option is not known.
     #[error(
         "unknown mount option {0:?}; known are ro, rw, allow_other, suid, dev, noexec, hard, \
-         local_locks, acl, security_xattrs, relatime, noatime, nodiratime, timeout=, memory=, \
-         channel=, path= and identity="
+         local_locks, acl, security_xattrs, delegations, nodelegations, relatime, noatime, \
+         nodiratime, timeout=, memory=, channel=, path= and identity="
     )]
     UnknownOption(String),
     /// Every read would be a change of metadata.

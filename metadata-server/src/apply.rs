@@ -36,6 +36,7 @@ mod open;
 mod orphan;
 mod pin;
 mod place;
+mod publish;
 mod remove;
 mod rename;
 mod repair;
@@ -50,6 +51,7 @@ mod xattr;
 #[cfg(test)]
 pub(crate) use cluster::GROUPS_PER_TARGET;
 pub(crate) use export::has_made as export_has_made;
+pub(crate) use layout::layouts;
 pub(crate) use orphan::POSITION_BITS;
 pub(crate) use place::of_key as place_of_key;
 use transaction::Transaction;
@@ -74,7 +76,8 @@ pub(crate) use trust::unnamed;
 /// |       | the place of an object of its name; whiteouts that stay with who needs them;     |
 /// |       | objects whose file is renamed, replaced or removed before its export ends        |
 /// | 11    | opens that end together                                                          |
-pub const FEATURE_LEVEL: u32 = 11;
+/// | 12    | files that are made with their bytes                                             |
+pub const FEATURE_LEVEL: u32 = 12;
 
 /// The level at which every log begins, whichever program made it.
 const FIRST_LEVEL: u32 = 1;
@@ -193,6 +196,7 @@ fn dispatch(
         Command::KeepNames(session) => session::keep_names(tx, *session),
         Command::CreateMasked(masked) => create::create(tx, &masked.create, masked.umask),
         Command::CreateUnnamed(create) => unnamed::create(tx, create),
+        Command::Publish(publish) => publish::publish(tx, publish),
         Command::Repair(order) => repair::repair(tx, order),
         Command::NoteReads(note) => access::note(tx, note),
         Command::SetPin(set) => pin::set(tx, set),

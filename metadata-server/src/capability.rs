@@ -62,6 +62,20 @@ impl Keyring {
         self.sign(Purpose::Ticket, ticket)
     }
 
+    /// What a capability says that a client shows.
+    ///
+    /// # Errors
+    /// [`ErrorKind::KeyRetired`] when its key is not accepted any more; [`ErrorKind::Forbidden`]
+    /// when nobody here has signed it.
+    pub fn verified(&self, signed: &Signed) -> Result<Capability, ErrorKind> {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let signer = keys.iter().find(|key| key.id == signed.key).ok_or(ErrorKind::KeyRetired)?;
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &signer.secret);
+        let bytes = Signed::signed_bytes(Purpose::Capability, signed.key, &signed.body);
+        hmac::verify(&key, &bytes, &signed.mac).map_err(|_| ErrorKind::Forbidden)?;
+        codec::decode(&signed.body).map_err(|_| ErrorKind::Forbidden)
+    }
+
     fn sign(&self, purpose: Purpose, statement: &impl Message) -> Result<Signed, ErrorKind> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         let newest = keys.last().ok_or(ErrorKind::Unavailable)?;
@@ -86,7 +100,9 @@ pub fn new_secret() -> [u8; 32] {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::{HostId, Timestamp};
+    use millrace_types::{
+        ChunkSize, ContentGeneration, HostId, InodeId, Layout, PoolId, Timestamp, WriteEpoch,
+    };
 
     use super::*;
 
@@ -112,5 +128,35 @@ mod tests {
         assert!(verify(Purpose::Ticket));
         assert!(!verify(Purpose::Capability));
         assert_eq!(codec::decode::<Ticket>(&signed.body).unwrap(), ticket);
+    }
+
+    #[test]
+    fn a_capability_is_taken_back_as_it_was_signed_and_in_no_other_way() {
+        let ring = Keyring::default();
+        ring.replace(vec![SigningKey { id: KeyId(7), secret: new_secret() }]);
+        let layout = Layout::new(ChunkSize::DEFAULT, 1, PoolId(0), 4, 9).unwrap();
+        let content = Content {
+            inode: InodeId(5),
+            generation: ContentGeneration(1),
+            write_epoch: WriteEpoch(1),
+            layout,
+            origin: None,
+            origin_length: 0,
+            sparse: false,
+        };
+        let (rights, session) = (Rights::ReadWrite, SessionId(3));
+        let signed = ring.capability(rights, session, content.clone()).unwrap();
+        assert_eq!(ring.verified(&signed), Ok(Capability { rights, session, content }));
+        let ticket =
+            Ticket { session, host: HostId([1; 16]), fingerprint: [2; 32], expires: Timestamp(9) };
+        let ticket = ring.ticket(&ticket).unwrap();
+        assert_eq!(ring.verified(&ticket), Err(ErrorKind::Forbidden), "signed for another purpose");
+        for byte in 0..signed.body.len() {
+            let mut other = signed.clone();
+            other.body[byte] ^= 1;
+            assert_eq!(ring.verified(&other), Err(ErrorKind::Forbidden), "byte {byte}");
+        }
+        ring.replace(vec![SigningKey { id: KeyId(8), secret: new_secret() }]);
+        assert_eq!(ring.verified(&signed), Err(ErrorKind::KeyRetired));
     }
 }

@@ -45,7 +45,7 @@ pub use bucket::{
     ResolveConflict, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
     SetRefreshInterval,
 };
-pub use create::{CreateMasked, CreateUnnamed};
+pub use create::{CreateMasked, CreateUnnamed, Publish};
 pub use job::{
     AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts,
     NoteJobDetail, RecordCopy, UpdateJob,
@@ -249,6 +249,8 @@ pub enum Command {
         /// The file of each.
         inodes: Vec<InodeId>,
     },
+    /// Makes a file that its maker has written already.
+    Publish(Box<Publish>),
 }
 
 /// Makes an empty file system.

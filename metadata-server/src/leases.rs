@@ -11,13 +11,17 @@
 //!   once.
 //! - A session that does not listen, or is too far behind, is granted nothing. It gives everything
 //!   back by ending.
+//! - One session may make files of a directory by itself ([`Table::delegate`]) while nobody else
+//!   has a lease there. Whoever wants one, or changes something there, ends that.
 //! - After a restart any session that ever listened may keep anything, until it has said that it
 //!   does not ([`Table::handle_declared`]) or has ended.
 //!
 //! Modules, in reading order: [`mod@touched`] (what a command changes), [`table`] (who holds what),
-//! [`queue`] (what is on its way to one session), [`restless`] (directories that change all the
-//! time), [`marks`] (keys on which nothing is granted).
+//! [`delegations`] (who makes files where), [`queue`] (what is on its way to one session),
+//! [`restless`] (directories that change all the time), [`marks`] (keys on which nothing is
+//! granted).
 
+pub mod delegations;
 pub mod marks;
 pub mod queue;
 pub mod restless;

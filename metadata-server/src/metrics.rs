@@ -19,6 +19,7 @@ pub struct ServerMetrics {
     lock_waits: Gauge,
     undeclared: Gauge,
     leases: Gauge,
+    delegations: Gauge,
     granted: Counter,
     recalled: Counter,
     recall_duration: Histogram,
@@ -44,6 +45,8 @@ impl ServerMetrics {
             "Sessions that have not declared since the restart what they hold",
         );
         let leases = gauge("metadata_leases", "Leases that mounts hold, by mount and directory");
+        let delegations =
+            gauge("metadata_delegations", "Directories in which a mount makes files by itself");
         let mut counter = |name, help| metrics.register(count(name, help), Counter::default());
         let granted = counter("metadata_leases_granted", "Leases that mounts were granted");
         let recalled = counter(
@@ -57,7 +60,17 @@ impl ServerMetrics {
         );
         let recall_duration = metrics.register(waited, latency_histogram());
         let requests = RequestMetrics::register(metrics, names);
-        Self { requests, locks, lock_waits, undeclared, leases, granted, recalled, recall_duration }
+        Self {
+            requests,
+            locks,
+            lock_waits,
+            undeclared,
+            leases,
+            delegations,
+            granted,
+            recalled,
+            recall_duration,
+        }
     }
 
     /// A request has arrived; what is given back ends with it.
@@ -76,6 +89,7 @@ impl ServerMetrics {
         // One that has died has declared neither.
         show(&self.undeclared, undeclared.max(leases.undeclared));
         show(&self.leases, leases.leases);
+        show(&self.delegations, leases.delegations);
         for (counter, count) in [(&self.granted, leases.granted), (&self.recalled, leases.recalled)]
         {
             counter.inc_by(count.saturating_sub(counter.get()));

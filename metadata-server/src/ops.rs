@@ -35,6 +35,7 @@ pub mod commit;
 pub mod conflicts;
 pub mod contents;
 pub mod create;
+pub mod delegation;
 pub mod directory;
 pub mod fsck;
 pub mod job;

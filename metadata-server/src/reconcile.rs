@@ -16,6 +16,9 @@
 //! - *A file is made and written.* The inode is in the namespace before the first capability for
 //!   it is signed, so before its first chunk. An id from the limit of ids on may still be given
 //!   out: the command passes it over, and the check all from its own start on.
+//! - *A client has written a file that it has not published* (`leases::delegations`). Its id was
+//!   given to it and is not given back: the check passes over all from the lowest such one on, and
+//!   over everything while there may be some from before a restart, which nobody knows.
 //! - *A file is open and has no name.* It is in the namespace until the last close.
 //! - *A chunk is fetched from a bucket.* It carries the generation of a capability: the present
 //!   one, which is never named, or an older one, whose bytes are no file's.

@@ -397,6 +397,11 @@ impl MetadataService {
             RequestKind::ShowContents => self.run(call, Written, ops::contents::show).await,
             RequestKind::MakeName => self.run(call, Written, ops::kept_change::make).await,
             RequestKind::RemoveName => self.run(call, Written, ops::kept_change::remove).await,
+            RequestKind::Delegate => self.run(call, Written, ops::delegation::delegate).await,
+            RequestKind::PublishFiles => self.run(call, Written, ops::delegation::publish).await,
+            RequestKind::DeclareDelegations => {
+                self.run(call, Written, ops::delegation::declare).await;
+            }
             RequestKind::NoteReads => self.run(call, Written, ops::access::note).await,
             RequestKind::ListEntries => self.list_entries(call).await,
             RequestKind::AwaitRecalls => self.await_recalls(call).await,

@@ -67,7 +67,10 @@ impl Written {
             return Ok(());
         }
         let changed = match (command, outcome) {
-            (Command::Create(_) | Command::CreateMasked(_), Outcome::Inode(inode)) => *inode,
+            (
+                Command::Create(_) | Command::CreateMasked(_) | Command::Publish(_),
+                Outcome::Inode(inode),
+            ) => *inode,
             (Command::OpenWrite(open), _) => open.opener.inode,
             (Command::CloseWrite(opener), _) => opener.inode,
             (Command::CloseWrites { inodes, .. }, _) => {

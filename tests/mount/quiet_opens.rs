@@ -81,6 +81,9 @@ fn what_was_looked_up_and_read_opens_again_while_the_metadata_server_stands_stil
         fs::write(set(&first, number), bytes(number))?;
     }
     let order = || (0..FILES).map(|nth| nth * 17 % FILES);
+    // A change waits until the other mount has given back that it may make files by itself; what is
+    // only looked at meanwhile is not kept.
+    fs::create_dir(second.join("set/change"))?;
     for number in order() {
         ensure!(fs::read(set(&second, number))? == bytes(number));
     }

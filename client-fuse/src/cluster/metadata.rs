@@ -109,7 +109,7 @@ impl Cluster {
     }
 
     /// Records the log index that a reply shows.
-    fn handle_index(&self, index: LogIndex) {
+    pub(super) fn handle_index(&self, index: LogIndex) {
         self.view.seen.fetch_max(index.0, Ordering::AcqRel);
     }
 
@@ -257,4 +257,4 @@ pub(super) async fn resolve(servers: &[ServerAddress]) -> Result<Vec<SocketAddr>
 
 /// One attempt. Long, since the first listing of a bucket's directory waits for the bucket; a
 /// server that is gone is noticed by its connection within 2 s.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);

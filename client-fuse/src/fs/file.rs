@@ -29,6 +29,7 @@ use crate::{
         pieces::Pieces,
         write_buffer::WriteBuffer,
     },
+    fs::delegations::Unpublished,
     prefetch::window::Streams,
 };
 
@@ -117,6 +118,8 @@ pub(crate) struct State {
     pub(crate) pages_count: ChangeCount,
     /// Whether handles may be open on different versions of the object, until the last is closed.
     pub(crate) versions: bool,
+    /// The server does not know of the file: what it must hear.
+    pub(crate) unpublished: Option<Unpublished>,
     /// Handles that are open for reading only.
     pub(crate) read_opens: u32,
     /// Handles that are open for writing.
@@ -170,6 +173,7 @@ impl File {
             // An open drops them, or has seen that they are of this count.
             pages_count: reply.attributes.change_count,
             versions: false,
+            unpublished: None,
             read_opens: 0,
             write_opens: 0,
             closing: 0,
@@ -403,7 +407,7 @@ impl State {
 
     /// Whether bytes wait in memory or the server must be told something.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.buffer.held_bytes() > 0 || self.needs_commit()
+        self.buffer.held_bytes() > 0 || self.needs_commit() || self.unpublished.is_some()
     }
 
     /// Gives memory back for `bytes` that left the buffer.

@@ -31,7 +31,9 @@ impl FileSystem {
     pub(crate) async fn flush(&self, handle: &FileHandle) -> Result<(), Failure> {
         self.flush_file(&handle.file).await;
         handle.report()?;
-        self.commit(&handle.file, false).await
+        self.commit(&handle.file, false).await?;
+        // While it waited for another commit that may have failed for good.
+        handle.report()
     }
 
     /// Whether [`Self::flush`] has nothing to do and nothing to say.
@@ -42,6 +44,12 @@ impl FileSystem {
         };
         // Otherwise a commit of others may be on its way, for which a close waits.
         is_clean && handle.file.commit.try_lock().is_ok() && !handle.has_report()
+    }
+
+    /// Whether something that was written is not at the targets, of whatever handle.
+    pub(crate) fn holds_bytes(&self, handle: &FileHandle) -> bool {
+        let state = handle.file.state();
+        state.buffer.held_bytes() > 0 || state.buffer.has_flights()
     }
 
     /// `close` by a process that only inherited the handle: the same, without waiting for it.
@@ -61,7 +69,8 @@ impl FileSystem {
         let file = &handle.file;
         self.flush_file(file).await;
         handle.report()?;
-        self.sync_stored(file).await
+        self.sync_stored(file).await?;
+        handle.report()
     }
 
     /// What has been stored survives the loss of power of every server.
@@ -232,6 +241,7 @@ impl FileSystem {
     /// What the server answers.
     pub(crate) async fn commit(&self, file: &File, durable: bool) -> Result<(), Failure> {
         let _one_at_a_time = file.commit.lock().await;
+        self.publish(file).await?;
         let (stored, written_at, needed, unsynced) = {
             let state = file.state();
             (state.stored, state.written_at, state.needs_commit(), state.commit_unsynced)
@@ -267,8 +277,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Throws away what is buffered, because the content is replaced, and waits for what is on its
-    /// way: it must not arrive in the new one.
+    /// Throws away what is buffered, because the content will be replaced, and waits for what is on
+    /// its way: it must not arrive in the new one.
     pub(crate) async fn discard(&self, file: &Arc<File>) {
         loop {
             let landed = file.landed.notified();

@@ -248,6 +248,14 @@ impl FileSystem {
         if counts { KEPT } else { Duration::ZERO }
     }
 
+    /// The same for a file that was just made here, and has no other version: what is written to it
+    /// here the kernel sees, and of what happens to it elsewhere it hears.
+    pub(super) fn keep_new(&self, inode: InodeId, lease: Option<&Lease>) -> Duration {
+        let Some(lease) = lease.filter(|_| self.may_grant()) else { return Duration::ZERO };
+        self.note_leave(&[Recall::Attributes(inode)], lease.key());
+        if self.names.stands(inode, lease) { KEPT } else { Duration::ZERO }
+    }
+
     /// Since when leases cover where all of these names lead, if they do.
     pub(super) fn covered(&self, names: &[(InodeId, &FileName)]) -> Option<Note> {
         let note = self.names.note();

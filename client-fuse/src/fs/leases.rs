@@ -9,7 +9,7 @@ use millrace_protocol::{
         AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, MakeName, Recall, RemoveName,
         ShowInode,
     },
-    metadata::{Attributes, Coverage, Create, CreateMasked, InodeReply, Remove},
+    metadata::{Attributes, Coverage, Create, CreateMasked, FileKind, InodeReply, Remove},
     session::{Caller, Operation},
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, SessionId};
@@ -31,7 +31,11 @@ impl FileSystem {
             let session = self.cluster.session();
             self.names.begin(session);
             self.ahead_contents.handle_server();
-            let failure = match self.give_back(&[Recall::Everything]).await {
+            let begun = async {
+                self.declare_delegations(session, incarnation).await?;
+                self.give_back(&[Recall::Everything]).await
+            };
+            let failure = match begun.await {
                 Ok(()) => self.hear(session, incarnation).await,
                 Err(failure) => failure,
             };
@@ -55,6 +59,15 @@ impl FileSystem {
                     for recall in &recalls.recalls {
                         self.names.forget(recall);
                     }
+                    let ended = tokio::select! {
+                        biased;
+                        ended = self.end_delegations(&recalls.recalls) => ended,
+                        // It waits there until all have declared, as this mount has to.
+                        failure = self.other_life(incarnation) => Err(failure),
+                    };
+                    if let Err(failure) = ended {
+                        return failure;
+                    }
                     if let Err(failure) = self.give_back(&recalls.recalls).await {
                         return failure;
                     }
@@ -66,10 +79,25 @@ impl FileSystem {
         }
     }
 
+    /// Returns when another life of the server than this has begun.
+    async fn other_life(&self, incarnation: u64) -> Failure {
+        let mut present = self.cluster.incarnation();
+        // It lasts as long as the cluster.
+        drop(present.wait_for(|present| *present != incarnation).await);
+        Failure::new(ErrorKind::Unavailable, "the metadata server was restarted")
+    }
+
     /// Returns when the kernel has nothing left of what is taken back, and the server knows of all
     /// that is open under it. All of it must have stopped to count here before.
     async fn give_back(&self, recalls: &[Recall]) -> Result<(), Failure> {
         join(self.kernel.take_back(recalls), self.tell_opens(recalls)).await.1
+    }
+
+    /// What a change of this mount concerns is known to the server from here on: files that were
+    /// made here, and opens.
+    async fn before_change(&self, concerned: &[Recall]) -> Result<(), Failure> {
+        self.settle_concerned(concerned).await?;
+        self.tell_opens(concerned).await
     }
 
     /// Whether what is kept may answer this caller now.
@@ -84,7 +112,9 @@ impl FileSystem {
         parent: InodeId,
         name: &FileName,
     ) -> Result<Option<InodeReply>, Failure> {
+        // In this order: what is made meanwhile is newer than the answer.
         let note = self.names.note();
+        self.settle(parent).await?;
         let request =
             |session| FindName { caller: caller.clone(), session, parent, name: name.clone() };
         let FoundName { found, coverage, lease } = self.ask_as_session(request).await?;
@@ -108,7 +138,9 @@ impl FileSystem {
         caller: &Caller,
         inode: InodeId,
     ) -> Result<(InodeReply, Option<Lease>), Failure> {
+        // In this order: what is made in a directory meanwhile is newer than the answer.
         let note = self.names.note();
+        self.settle(inode).await?;
         let request = |session| ShowInode { caller: caller.clone(), session, inode };
         let shown = self.ask_as_session(request).await?;
         let reply = self.with_reads(shown.reply);
@@ -121,8 +153,10 @@ impl FileSystem {
         &self,
         request: impl Fn(SessionId) -> ListEntries,
     ) -> Result<EntriesPage, Failure> {
-        let note = self.names.note();
         let directory = request(SessionId(0)).inode;
+        // In this order: what is made meanwhile is newer than the answer.
+        let note = self.names.note();
+        self.settle(directory).await?;
         let page = self.with_reads(self.ask_as_session(request).await?);
         let covered = page.coverage != Coverage::None;
         for at in &page.entries {
@@ -162,7 +196,7 @@ impl FileSystem {
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
-        self.tell_opens(changing.concerned()).await?;
+        self.before_change(changing.concerned()).await?;
         let result = self.cluster.change(make).await;
         drop(changing);
         match result {
@@ -190,7 +224,7 @@ impl FileSystem {
         let note = changing.note();
         let request =
             |operation| MakeName { make: CreateMasked { create: create(operation), umask } };
-        self.tell_opens(changing.concerned()).await?;
+        self.before_change(changing.concerned()).await?;
         let made = match self.cluster.change(request).await {
             Ok(made) => self.with_reads(made),
             Err(failure) => {
@@ -207,6 +241,9 @@ impl FileSystem {
             self.names.keep_name((parent, name.clone()), Some(inode), None);
         } else {
             changing.end_known((parent, name.clone()), Some(inode), made.directory);
+            if made.reply.attributes.kind == FileKind::Regular {
+                self.note_made(parent);
+            }
         }
         if made.empty {
             self.names.keep_empty(inode, note);
@@ -227,7 +264,7 @@ impl FileSystem {
         let last = self.names.last_seen(parent, name);
         let changing = self.changing(&names, None);
         let request = |operation| RemoveName { remove: remove(operation) };
-        self.tell_opens(changing.concerned()).await?;
+        self.before_change(changing.concerned()).await?;
         match self.cluster.change(request).await {
             Ok(removed) => {
                 let removed = self.with_reads(removed);
@@ -266,7 +303,7 @@ impl FileSystem {
 
     /// Forgets what a change may yet do of which nobody knows whether it was made; the kernel has
     /// forgotten it too when this returns.
-    async fn handle_unmade(&self, failure: &Failure) {
+    pub(super) async fn handle_unmade(&self, failure: &Failure) {
         match failure.kind {
             ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => self.names.suspend(),
             // What was known of some inode is wrong; or the session has ended, for which nothing

@@ -107,6 +107,7 @@ impl FileSystem {
         lock: Lock,
     ) -> Result<Option<LockConflict>, Failure> {
         handle.check_locks()?;
+        self.settle(lock.inode).await?;
         self.cluster.test_lock(lock).await
     }
 
@@ -128,6 +129,7 @@ impl FileSystem {
         if lock.kind.is_none() {
             return self.unlock(lock).await;
         }
+        self.settle(lock.inode).await?;
         // Where the server knows of none that is open, it takes the session's locks for over.
         self.tell_open(number, &handle).await?;
         let owner = self.locks.held.asking(Key::of(&lock), number, self.cluster.session());

@@ -72,6 +72,7 @@ impl FileSystem {
         if truncate && let Some(file) = self.files.find(inode) {
             self.discard(&file).await;
         }
+        self.settle(inode).await?;
         self.await_news(&caller, inode).await;
         if mode == OpenMode::Read {
             if let Some(opened) = self.open_kept(&caller, inode, flags) {
@@ -191,6 +192,9 @@ impl FileSystem {
         {
             tracing::warn!(inode = %file.inode, %failure, "writes are lost after the last close");
         }
+        if handle.mode == OpenMode::Write {
+            self.settle_last(file).await;
+        }
         self.end_locks_through(number).await;
         self.end_append(file).await;
         // The server may be told of it at this moment: of its end it must hear later.
@@ -208,6 +212,34 @@ impl FileSystem {
             }
             (Known::Nobody | Known::Closed, _) => self.files.handle_closed(file, handle.mode),
         }
+    }
+
+    /// Ends an open for writing after which nothing is left to be done but to tell of it; `false`
+    /// where something is.
+    pub(crate) fn release_settled(&self, number: u64) -> bool {
+        let Ok(handle) = self.handles.find(number) else { return false };
+        let file = &handle.file;
+        if handle.mode != OpenMode::Write
+            || self.locks.concern(file.inode)
+            || !self.is_settled(&handle)
+        {
+            return false;
+        }
+        let session = match handle.known.try_lock().as_deref_mut() {
+            Ok(known) => match *known {
+                Known::Server(told) => {
+                    *known = Known::Closed;
+                    told.session
+                }
+                Known::Nobody | Known::Closed => return false,
+            },
+            Err(_) => return false,
+        };
+        if self.handles.remove(number).is_some() {
+            file.state().closing += 1;
+            self.close_write(Closing { file: Arc::clone(file), session });
+        }
+        true
     }
 
     /// Ends an open whose answer never reached the kernel, which has not dropped its pages for it.

@@ -129,6 +129,9 @@ impl FileSystem {
         if !only_reads || !self.may_answer(caller) || self.changed.is_met(inode) {
             return None;
         }
+        if self.is_unpublished(inode) {
+            return None;
+        }
         // The server takes all locks of the session on a file for over when it knows of no open of
         // it any more.
         if self.locks.concern(inode) || self.quiet.is_full() {

@@ -30,6 +30,7 @@ impl FileSystem {
         &self,
         inode: millrace_types::InodeId,
     ) -> Result<Use, Failure> {
+        self.settle(inode).await?;
         let reply = self.cluster.ask(&FileSystemUse { inode }).await?;
         let blocks = reply.capacity_bytes / u64::from(STATFS_BLOCK_SIZE);
         let used = reply.used_bytes.div_ceil(u64::from(STATFS_BLOCK_SIZE));

@@ -57,6 +57,7 @@ impl FileSystem {
         let mut losses = self.cluster.losses();
         while losses.changed().await.is_ok() {
             self.lose_locks();
+            self.lose_unpublished();
             for file in self.files.all() {
                 fail_buffered(&file, "the session ended before the writes were stored");
             }

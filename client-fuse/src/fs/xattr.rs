@@ -56,6 +56,7 @@ impl FileSystem {
         name: Vec<u8>,
     ) -> Result<Vec<u8>, Failure> {
         self.offered.check(&name)?;
+        self.settle(inode).await?;
         if is_of_bucket(&name) {
             return self.bucket_xattr(caller, inode, &name).await;
         }
@@ -72,6 +73,7 @@ impl FileSystem {
         caller: Caller,
         inode: InodeId,
     ) -> Result<Vec<u8>, Failure> {
+        self.settle(inode).await?;
         let reply = self.cluster.ask(&ListXattrs { caller, inode }).await?;
         let mut names = Vec::new();
         for name in reply.names.into_iter().filter(|name| self.offered.includes(name)) {

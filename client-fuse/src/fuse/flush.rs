@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use millrace_fuse_server::{Call, Done, Reply, protocol::open::Flush};
+use millrace_types::Failure;
 
 use crate::{
-    fs::handle::FileHandle,
+    fs::{FileSystem, handle::FileHandle},
     fuse::{Adapter, answer::Owed, convert::errno},
 };
 
@@ -23,7 +24,13 @@ impl Adapter {
             self.fs.flush_aside(handle);
             return reply.done();
         }
-        self.run_flush(handle, flush.lock_owner, Owed::interruptible(call, reply));
+        let owed = Owed::interruptible(call, reply);
+        if self.fs.holds_bytes(&handle) {
+            self.run_flush(handle, flush.lock_owner, owed);
+        } else {
+            let work = commit(Arc::clone(&self.fs), handle, flush.lock_owner);
+            self.run(owed.answer_with(work, |reply, ()| reply.done()));
+        }
     }
 
     /// Bytes go out from the runtime of the targets' connections, what commits them from that of
@@ -39,12 +46,19 @@ impl Adapter {
                 drop(fs.commit(&handle.file, false).await);
                 return fs.end_process_locks(handle.file.inode, lock_owner).await;
             };
-            let work = async move {
-                let flushed = fs.flush(&handle).await;
-                fs.end_process_locks(handle.file.inode, lock_owner).await;
-                flushed
-            };
+            let work = commit(fs, handle, lock_owner);
             drop(requests.spawn_on(owed.answer_with(work, |reply, ()| reply.done()), &names));
         });
     }
+}
+
+/// What is left of a `close` once the bytes are with the targets.
+async fn commit(
+    fs: Arc<FileSystem>,
+    handle: Arc<FileHandle>,
+    lock_owner: u64,
+) -> Result<(), Failure> {
+    let flushed = fs.flush(&handle).await;
+    fs.end_process_locks(handle.file.inode, lock_owner).await;
+    flushed
 }

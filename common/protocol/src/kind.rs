@@ -62,9 +62,9 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, ahead, backup, bucket, cluster, control, file_list, fsck, job_detail,
-    job_options, lease, left_out, lock, loss, metadata, refresh, release, requests, selection,
-    session, storage, tallied, target, upkeep,
+    access, admin, ahead, backup, bucket, cluster, control, delegation, file_list, fsck,
+    job_detail, job_options, lease, left_out, lock, loss, metadata, refresh, release, requests,
+    selection, session, storage, tallied, target, upkeep,
 };
 
 requests! {
@@ -146,6 +146,12 @@ requests! {
     ShowContents = 0x0227, lease::ShowContents => lease::ShownContents;
     /// Ends several opens for writing, as [`Self::Close`] does one.
     CloseFiles = 0x0228, metadata::CloseFiles => session::Done;
+    /// The right to make files in a directory without asking for each.
+    Delegate = 0x0229, delegation::Delegate => delegation::Delegated;
+    /// Makes files that were opened under such a right.
+    PublishFiles = 0x022a, delegation::PublishFiles => delegation::PublishedFiles;
+    /// Rights that a session still has from before the server was restarted.
+    DeclareDelegations = 0x022b, delegation::DeclareDelegations => session::Done;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;

@@ -5,8 +5,8 @@
 //! bytes are untrusted: decoding never panics, and what it returns is bounded.
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
-//! table), [`session`], [`capability`], [`metadata`], [`lease`], [`access`], [`lock`],
-//! [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`],
+//! table), [`session`], [`capability`], [`metadata`], [`lease`], [`delegation`], [`access`],
+//! [`lock`], [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`],
 //! [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`left_out`], [`refresh`],
 //! [`requests`], [`ahead`], [`fsck`],
 //! [`backup`], [`control`].
@@ -20,6 +20,7 @@ pub mod capability;
 pub mod cluster;
 pub mod codec;
 pub mod control;
+pub mod delegation;
 pub mod file_list;
 pub mod frame;
 pub mod fsck;

@@ -51,6 +51,12 @@ impl Timestamp {
         Self(self.0.saturating_add(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)))
     }
 
+    /// The time that lies `duration` before.
+    #[must_use]
+    pub fn minus(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)))
+    }
+
     /// How long after `earlier` this time lies; zero when it does not.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {

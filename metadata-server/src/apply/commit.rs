@@ -153,7 +153,8 @@ fn check_may_grow(tx: &Transaction<'_>, inode: InodeId) -> Result<(), ApplyError
     }
 }
 
-fn check_size(file: &FileBody, size: u64) -> Result<(), ErrorKind> {
+/// Refuses a size that no file of this layout can have.
+pub(super) fn check_size(file: &FileBody, size: u64) -> Result<(), ErrorKind> {
     // A chunk's index has 32 bits, an offset of the kernel 63.
     let largest = file.layout.chunk_size().bytes().saturating_mul(1 << 32).min(i64::MAX as u64);
     if size > largest {

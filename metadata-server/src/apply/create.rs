@@ -58,12 +58,23 @@ pub(super) fn create(
     create: &Create,
     umask: u16,
 ) -> Result<Outcome, ApplyError> {
-    let mut parent = tx.inode(create.parent)?;
+    let parent = tx.inode(create.parent)?;
     parent.directory()?;
     permission::check(tx, &create.caller, &parent, permission::Access::Search)?;
     if let Some(entry) = tree::entry(tx, parent.id, &create.name)? {
         return open_existing(tx, create, &entry);
     }
+    add(tx, create, parent, umask, build)
+}
+
+/// Makes a new inode under a name that nothing has, and opens a file as it is asked to.
+pub(super) fn add(
+    tx: &mut Transaction<'_>,
+    create: &Create,
+    mut parent: Inode,
+    umask: u16,
+    build: impl FnOnce(&Transaction<'_>, &Create, &Inode) -> Result<Inode, ApplyError>,
+) -> Result<Outcome, ApplyError> {
     permission::check_add(tx, &create.caller, &parent)?;
     tx.check_names_writable(&parent)?;
     let mut inode = build(tx, create, &parent)?;

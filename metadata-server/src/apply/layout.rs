@@ -1,13 +1,27 @@
 //! Where new files go: directory defaults and the layout that they give.
 
-use millrace_types::{ErrorKind, Layout};
+use millrace_types::{ErrorKind, Layout, LogIndex, Timestamp};
 
 use super::{ApplyError, Transaction};
 use crate::{
     command::{Outcome, SetDefaults},
     namespace::{LayoutDefaults, permission},
-    store::{keys, records::PoolRecord},
+    store::{View, keys, records::PoolRecord},
 };
+
+/// The layouts of files with these seeds, as long as neither the directory nor the pool changes.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`] before any target has registered.
+pub(crate) fn layouts(
+    view: &dyn View,
+    defaults: &LayoutDefaults,
+    seeds: impl IntoIterator<Item = u32>,
+) -> Result<Vec<Layout>, ApplyError> {
+    let tx = Transaction::new(view, LogIndex(0), Timestamp(0));
+    let place = Place::of(&tx, defaults)?;
+    seeds.into_iter().map(|seed| place.layout(seed)).collect()
+}
 
 /// The layout of a new file.
 pub(super) fn place(

@@ -1,7 +1,7 @@
 //! Commands that make an inode otherwise than [`Create`] does.
 
 use millrace_protocol::session::Caller;
-use millrace_types::{InodeId, SessionId};
+use millrace_types::{InodeId, Layout, SessionId, Timestamp};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::Create;
@@ -35,4 +35,19 @@ pub struct CreateUnnamed {
     pub session: SessionId,
     /// Whether it may get a name.
     pub nameable: bool,
+}
+
+/// Makes a file of which its maker has told nobody before, with what the targets have of it.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Publish {
+    /// What to make: a file that is open for writing, under a name that must not exist.
+    pub create: Create,
+    /// Where its bytes are: as it was when its maker began to write them.
+    pub layout: Layout,
+    /// When it was made; never later than the command.
+    pub made_at: Timestamp,
+    /// One past its last byte.
+    pub end: u64,
+    /// When the last of them was written, if any was.
+    pub written_at: Option<Timestamp>,
 }

@@ -364,6 +364,7 @@ impl Core {
         }
         self.settle_doubt();
         self.end_dead_sessions()?;
+        self.leases.end_idle_delegations(self.now());
         self.end_declaring()?;
         self.poll_snapshot();
         self.rotate_key(self.now())
@@ -520,6 +521,8 @@ impl Core {
                 self.locks.handle_end(*session);
                 self.leases.handle_end(*session);
             }
+            // What is signed by older ones must be used before those are not known any more.
+            Command::NewKey(_) => self.leases.end_delegations(),
             Command::AddLink(_) | Command::RemoveLink(_) => self.links_index = self.log.last(),
             _ => {}
         }

@@ -12,10 +12,13 @@ use tokio::sync::watch;
 
 use super::{
     Touch, Wait,
+    delegations::Delegations,
     marks::{Debt, Marks},
     queue::{Ended, Queue},
     restless::Restless,
 };
+
+mod delegating;
 
 /// The leases of all sessions.
 #[derive(Debug)]
@@ -27,6 +30,7 @@ pub struct Table {
     leases: usize,
     marks: Marks,
     restless: Restless,
+    delegations: Delegations,
     /// Sessions from before a restart that may keep what the run before granted.
     undeclared: BTreeSet<SessionId>,
     /// What waits for them.
@@ -48,6 +52,8 @@ pub struct Counts {
     pub recalled: u64,
     /// Sessions that may keep what a run before granted.
     pub undeclared: usize,
+    /// Directories in which one session makes files by itself.
+    pub delegations: usize,
 }
 
 /// Bounds of the table.
@@ -152,6 +158,7 @@ impl Table {
             leases: 0,
             marks: Marks::default(),
             restless: Restless::default(),
+            delegations: Delegations::default(),
             declaring: (!undeclared.is_empty()).then(|| Wait::new(Vec::new())),
             undeclared,
             cuts: HashMap::new(),
@@ -168,6 +175,7 @@ impl Table {
             granted: self.granted,
             recalled: self.recalled,
             undeclared: self.undeclared.len(),
+            delegations: self.delegations.len(),
         }
     }
 
@@ -218,15 +226,24 @@ impl Table {
         self.sessions.remove(&session);
     }
 
-    /// Whether a lease on the key could be granted to the session now.
+    /// Whether a lease on the key could be granted to the session now. Where another session makes
+    /// files by itself, that ends, and a lease can be granted soon.
     pub fn is_free(&mut self, session: SessionId, key: InodeId, now: Timestamp) -> bool {
         let Some(state) = self.sessions.get(&session) else {
             return false;
         };
         let listens = state.heard.is_some_and(|heard| heard.plus(SILENCE_MAX) >= now);
-        if state.ending || !listens {
+        // A session that has not declared may have files that it has not published.
+        if state.ending || !listens || !self.undeclared.is_empty() {
             return false;
         }
+        if self.delegations.holder(key).is_some_and(|holder| holder != session) {
+            self.contest(key, None, now);
+            return false;
+        }
+        let Some(state) = self.sessions.get(&session) else {
+            return false;
+        };
         match self.by_key.get(&key).and_then(|holders| holders.get(&session)) {
             Some(held) if held.ending > 0 => return false,
             Some(_) => {}
@@ -301,10 +318,20 @@ impl Table {
             *restless.entry(touch.key()).or_default() |= is_waited_for(touch);
         }
         restless.retain(|&key, _| self.restless.handle_recall(key, now));
+        let mut contested = BTreeMap::<_, bool>::new();
         for (session, touch) in parties {
-            if !restless.contains_key(&touch.key()) {
+            let key = touch.key();
+            if restless.contains_key(&key) {
+                continue;
+            }
+            if self.delegations.holder(key) == Some(session) {
+                *contested.entry(key).or_default() |= is_waited_for(touch);
+            } else {
                 self.take_back(session, touch, is_waited_for(touch).then(|| Arc::clone(&debt)));
             }
+        }
+        for (key, is_waited_for) in contested {
+            self.contest(key, is_waited_for.then(|| Arc::clone(&debt)), now);
         }
         for (key, is_waited_for) in restless {
             self.take_whole(key, by, is_waited_for.then_some(&debt));
@@ -428,6 +455,9 @@ impl Table {
         let Some(held) = holders.get_mut(&session) else { return };
         held.ending = held.ending.saturating_sub(1);
         held.holding = held.holding.without(part);
+        if part == ALL {
+            self.delegations.end(key, session);
+        }
         if !held.holding.is_empty() || held.ending > 0 {
             return;
         }
@@ -445,6 +475,7 @@ impl Table {
     fn end_all(&mut self, session: SessionId) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ending = false;
+        self.delegations.end_all(session);
         let keys = std::mem::take(&mut state.keys);
         self.leases -= keys.len();
         for key in keys {

@@ -149,7 +149,7 @@ pub fn make_link(
 }
 
 /// What the operation made, if it was executed before.
-fn made(core: &mut Core, operation: Operation) -> Result<Option<InodeId>, Failure> {
+pub(super) fn made(core: &mut Core, operation: Operation) -> Result<Option<InodeId>, Failure> {
     match core.remembered(Some(operation))? {
         None => Ok(None),
         Some(Outcome::Inode(inode)) => Ok(Some(inode)),

@@ -5,9 +5,9 @@
 
 use millrace_protocol::{
     lease::{MadeName, MakeName, RemoveName, RemovedName},
-    metadata::{Attributes, Coverage, Create, FileKind},
+    metadata::{Attributes, Coverage, FileKind, InodeReply},
 };
-use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, SessionId};
 
 use super::{
     Client, Step, broken, create,
@@ -35,12 +35,26 @@ pub fn make(
         Step::Done(reply) => reply,
         Step::Need(need) => return Ok(Step::Need(need)),
     };
+    shown(core, client, session, (create.parent, &create.name), reply).map(Step::Done)
+}
+
+/// What is kept of an inode that a name was made for.
+///
+/// # Errors
+/// When the store is broken.
+pub(super) fn shown(
+    core: &mut Core,
+    client: &Client,
+    session: SessionId,
+    (parent, name): (InodeId, &FileName),
+    reply: InodeReply,
+) -> Result<MadeName, Failure> {
     let mut made =
         MadeName { reply, lease: None, coverage: Coverage::None, empty: false, directory: None };
-    let Some(parent) = find(core, client, create.parent)? else {
-        return Ok(Step::Done(made));
+    let Some(parent) = find(core, client, parent)? else {
+        return Ok(made);
     };
-    if leads_to(core, &parent, create, made.reply.attributes.inode)?
+    if leads_to(core, &parent, name, made.reply.attributes.inode)?
         && grant(core, client, session, &parent, Holding::NAMES)?
     {
         made.coverage = Coverage::Names;
@@ -52,7 +66,7 @@ pub fn make(
             && inode.attributes().size == 0
             && grant(core, client, session, &inode, Holding::WHOLE)?;
     }
-    Ok(Step::Done(made))
+    Ok(made)
 }
 
 /// unlink and rmdir.
@@ -91,10 +105,10 @@ fn attributes(
 fn leads_to(
     core: &mut Core,
     parent: &Inode,
-    create: &Create,
+    name: &FileName,
     inode: InodeId,
 ) -> Result<bool, Failure> {
-    let entry = tree::entry(core.view(), parent.id, &create.name);
+    let entry = tree::entry(core.view(), parent.id, name);
     let entry = entry.map_err(|error| broken(core, error))?;
     Ok(entry.is_some_and(|entry| entry.inode == inode))
 }

@@ -92,7 +92,10 @@ fn begin(core: &mut Core, wanted: &[TargetId]) -> (Setting, Vec<FsckTarget>) {
         if !wanted.is_empty() && !wanted.contains(&target) {
             continue;
         }
-        let not_checked = unfit(core, target, member).map(str::to_owned);
+        let unfit = unfit(core, target, member);
+        // Otherwise nothing would be looked at, and all be well.
+        let unfit = unfit.or_else(|| (setting.high_water == InodeId(0)).then_some(UNDECLARED));
+        let not_checked = unfit.map(str::to_owned);
         if not_checked.is_none() {
             setting.targets.push((target, member.host));
         }
@@ -137,6 +140,9 @@ struct FirstPass<'a> {
     listings: Vec<Listing>,
     suspects: Suspects,
 }
+
+/// Why nothing can be checked for some moments after a restart.
+const UNDECLARED: &str = "mounts have not said yet which files they are making; try again soon";
 
 impl<'a> FirstPass<'a> {
     fn new(shared: &'a Shared, setting: &'a Setting) -> Self {

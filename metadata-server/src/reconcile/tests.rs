@@ -20,13 +20,14 @@ use millrace_protocol::{
 };
 use millrace_types::{
     ByteLen, ChunkIndex, ClusterId, ContentGeneration, FileName, HostId, InodeId, LogIndex,
-    TargetId, WriteEpoch,
+    SessionId, TargetId, WriteEpoch,
 };
 
 use super::*;
 use crate::{
     command::{Command, Commit, Create, Outcome, ReclaimOrphans, Remove, SetAttributes},
     engine::{Core, Engine, EngineSettings, StoreKind},
+    leases::{Table, table::Limits},
     namespace::tree,
     ops::{self, Client},
     store::records::ReclaimRecord,
@@ -372,6 +373,30 @@ async fn a_target_that_goes_away_is_not_checked_and_lacks_nothing() {
     assert_eq!(report.targets[0].not_checked.as_deref(), Some("the target went away"));
     assert_eq!((report.missing.contents, report.orphans.contents), (0, 0), "{report:?}");
     assert!(world.queue(TARGETS[0]).await.is_empty());
+}
+
+#[tokio::test]
+async fn nothing_is_said_to_be_well_before_mounts_have_said_what_they_are_making() {
+    let world = World::new().await;
+    world.file("file", 3).await;
+    let lost = world.lost_id().await;
+    world.shelf.put(TARGETS[0], lost, 1, 0);
+    world
+        .turn(|core| {
+            core.leases = Table::after_restart(Limits::default(), [SessionId(99)]);
+            Ok(())
+        })
+        .await;
+    let report = world.check().await;
+    let whys: Vec<_> = report.targets.iter().map(|target| target.not_checked.as_deref()).collect();
+    assert!(whys.iter().all(|why| why.is_some_and(|why| why.contains("try again"))), "{whys:?}");
+    world
+        .turn(|core| {
+            core.leases.handle_end(SessionId(99));
+            Ok(())
+        })
+        .await;
+    assert_eq!(world.check().await.orphans.contents, 1);
 }
 
 #[tokio::test]

@@ -38,6 +38,9 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::Open
         | Kind::Close
         | Kind::CloseFiles
+        | Kind::Delegate
+        | Kind::PublishFiles
+        | Kind::DeclareDelegations
         | Kind::Commit
         | Kind::SyncMetadata
         | Kind::GetXattr

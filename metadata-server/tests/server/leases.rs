@@ -23,6 +23,8 @@ use millrace_protocol::{
 use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId, Timestamp, WriteEpoch};
 use tempfile::TempDir;
 
+mod delegations;
+
 use crate::{
     engine::Server,
     hosts::{Host, Run, client, name, register_targets},

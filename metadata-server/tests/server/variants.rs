@@ -87,6 +87,7 @@ variants!(
         NoteLeftOut,
         SetRefreshInterval,
         CloseWrites,
+        Publish,
     }
 );
 

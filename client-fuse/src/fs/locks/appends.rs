@@ -90,6 +90,7 @@ impl FileSystem {
 
     /// Waits for the right to append; returns the change count that the file has by then.
     async fn take_append(&self, file: &File) -> Result<ChangeCount, Failure> {
+        self.settle_file(file).await?;
         let key = Key::of_append(file.inode);
         let lock = Lock { kind: Some(LockKind::Write), process: 0, ..key.nothing() };
         let owner = self.locks.held.asking_for_all(key, self.cluster.session());

@@ -6,6 +6,7 @@ mod ahead;
 mod backup;
 mod bucket;
 mod cluster;
+mod delegation;
 mod fsck;
 mod jobs;
 mod lease;
@@ -46,6 +47,7 @@ pub(crate) fn all() -> Vec<Sample> {
     samples.extend(metadata::all());
     samples.extend(lock::all());
     samples.extend(lease::all());
+    samples.extend(delegation::all());
     samples.extend(access::all());
     samples.extend(bucket::all());
     samples.extend(ahead::all());

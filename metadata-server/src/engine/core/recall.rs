@@ -102,6 +102,12 @@ impl Core {
         Ok(writers.into_iter().filter(|&writer| Some(writer) != by).collect())
     }
 
+    /// Whether the operation of this turn was refused because it must wait for what others have.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.recall.is_some()
+    }
+
     /// Tries an operation, for which others have given back what `given_back` says. Where others
     /// still have to, that is what it needs.
     ///

@@ -186,10 +186,12 @@ impl Core {
         LogPoint { incarnation: self.incarnation, index: self.log.state().synced }
     }
 
-    /// One past the highest inode id that may have been given out.
+    /// Below this every inode id that was given out is used, or never will be: the first that may
+    /// still be given out, or that a client has with a delegation and has not used.
     #[must_use]
     pub fn high_water(&self) -> InodeId {
-        self.ids.high_water()
+        let unused = self.ids.high_water();
+        self.leases.lowest_given().map_or(unused, |given| given.min(unused))
     }
 
     /// Remembers this run in the log. Without room there it goes on all the same: targets that saw

@@ -5,7 +5,8 @@ use std::time::Duration;
 use millrace_metadata_server::{
     command::{
         Command, Commit, Create, CreateMasked, CreateUnnamed, MakeLink, NoteReads, OpenWrite,
-        Opener, Remove, RemoveXattr, Rename, SetAttributes, SetDefaults, SetPin, SetTime, SetXattr,
+        Opener, Publish, Remove, RemoveXattr, Rename, SetAttributes, SetDefaults, SetPin, SetTime,
+        SetXattr,
     },
     namespace::{Inode, LayoutDefaults},
     store::{View, keys, records::OpenRecord},
@@ -15,7 +16,7 @@ use millrace_protocol::{
     metadata::{NewNode, RenameMode, XattrMode},
 };
 use millrace_types::{
-    ChunkSize, ContentGeneration, InodeId, MIB, PoolId, SessionId, Timestamp, WriteEpoch,
+    ChunkSize, ContentGeneration, InodeId, Layout, MIB, PoolId, SessionId, Timestamp, WriteEpoch,
 };
 
 use super::Commands;
@@ -55,8 +56,27 @@ impl Commands {
                 nameable: percent(&self.random, 70),
             }),
             1..4 => Command::CreateMasked(CreateMasked { create, umask: 0o027 }),
+            4..6 => self.publish(view, create),
             _ => Command::Create(create),
         }
+    }
+
+    /// A file with its bytes; perhaps under an id that something has, or that was not reserved.
+    fn publish(&mut self, view: &dyn View, create: Create) -> Command {
+        let inode = match self.random.within(0..10) {
+            0 => self.file(view).id,
+            _ => create.inode,
+        };
+        let layout = Layout::new(ChunkSize::DEFAULT, 4, PoolId(0), 4, create.seed).unwrap();
+        let made_at = Timestamp(i64::try_from(self.random.within(0..1 << 60)).unwrap());
+        let publish = Publish {
+            create: Create { node: NewNode::Regular, inode, ..create },
+            layout,
+            made_at,
+            end: self.random.within(0..1 << 20),
+            written_at: percent(&self.random, 50).then_some(made_at),
+        };
+        Command::Publish(Box::new(publish))
     }
 
     pub(super) fn make_link(&mut self, view: &dyn View) -> Command {

@@ -6,7 +6,7 @@ use millrace_metadata_server::{
         CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
         ForgetDeletion, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
         JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteLeftOut, NoteReads, ObserveObject,
-        OpenSession, OpenWrite, Opener, ReclaimOrphans, RecordCopy, RegisterHost, Remove,
+        OpenSession, OpenWrite, Opener, Publish, ReclaimOrphans, RecordCopy, RegisterHost, Remove,
         RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults,
         SetDeletePropagation, SetFetchPolicy, SetLinkOptions, SetPin, SetRefreshInterval, SetTime,
         SetXattr, UpdateJob,
@@ -31,7 +31,7 @@ use millrace_protocol::{
 };
 use millrace_types::{
     ByteLen, ChangeCount, ChunkSize, ContentGeneration, ErrorKind, Failure, FileName, HostId,
-    InodeId, JobId, LinkId, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
+    InodeId, JobId, Layout, LinkId, PoolId, SessionId, TargetId, Timestamp, WriteEpoch,
 };
 
 use super::Sample;
@@ -204,6 +204,13 @@ fn of_names() -> Vec<Command> {
             create: creation(NewNode::Regular, Some(SessionId(65))),
             umask: 0o027,
         }),
+        Command::Publish(Box::new(Publish {
+            create: creation(NewNode::Regular, Some(SessionId(65))),
+            layout: Layout::new(ChunkSize::MIN, 3, PoolId(1), 7, 0x4849_4a4b).unwrap(),
+            made_at: Timestamp(69),
+            end: 70,
+            written_at: Some(Timestamp(71)),
+        })),
         Command::CreateUnnamed(CreateUnnamed {
             caller: caller(),
             directory: InodeId(66),

@@ -1,0 +1,241 @@
+//! Files that clients make by themselves, and tell of when they have written them.
+
+use millrace_protocol::{
+    capability::{Capability, Content, Rights},
+    delegation::{
+        CONTENTS_MAX, DeclareDelegations, Delegate, Delegated, Delegation, NewFile, PUBLISHED_MAX,
+        PublishFiles, PublishedFile, PublishedFiles,
+    },
+    lease::MadeName,
+    metadata::NewNode,
+    session::Done,
+};
+use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId, WriteEpoch};
+
+use super::{
+    Client, Step, broken,
+    create::{made, reused, seed},
+    kept_change::shown,
+    show_again,
+};
+use crate::{
+    apply,
+    command::{Command, Create, Outcome, Publish},
+    engine::Core,
+    namespace::{Inode, acl::List, tree},
+};
+
+/// Gives the session the right to make files in a directory, with contents for some.
+///
+/// # Errors
+/// [`ErrorKind::NotDirectory`], [`ErrorKind::InvalidArgument`], [`ErrorKind::SessionGone`].
+pub fn delegate(
+    core: &mut Core,
+    client: &Client,
+    request: &Delegate,
+) -> Result<Step<Delegated>, Failure> {
+    client.own_session(core, request.session)?;
+    if !(1..=CONTENTS_MAX).contains(&request.contents_max) {
+        return Err(ErrorKind::InvalidArgument.into());
+    }
+    let directory = client.enter(core, request.directory)?;
+    let nothing = Ok(Step::Done(Delegated { delegation: None }));
+    if !may_be_delegated(core, client, &directory)? {
+        return nothing;
+    }
+    let now = core.now();
+    if !core.leases.delegate(request.session, directory.id, now) {
+        return nothing;
+    }
+    let ids: Vec<_> =
+        (0..request.contents_max).map(|_| core.new_inode_id()).collect::<Result<_, _>>()?;
+    let defaults = directory.directory()?.defaults;
+    let layouts = apply::layouts(core.view(), &defaults, ids.iter().map(|id| seed(*id)));
+    let layouts = layouts.map_err(|error| core.failure(error))?;
+    let sign = |(&inode, layout)| {
+        let content = Content {
+            inode,
+            generation: FIRST.0,
+            write_epoch: FIRST.1,
+            layout,
+            origin: None,
+            origin_length: 0,
+            sparse: false,
+        };
+        core.keyring().capability(Rights::ReadWrite, request.session, content)
+    };
+    let contents = ids.iter().zip(layouts).map(sign).collect::<Result<_, _>>()?;
+    core.leases.handle_given(directory.id, ids);
+    let delegation = Delegation { directory: directory.attributes(), contents };
+    Ok(Step::Done(Delegated { delegation: Some(delegation) }))
+}
+
+/// Whether files in a directory are made in the plain way, so that a client can do it by itself: it
+/// knows neither buckets nor access control lists, nor what its certificate restricts it to.
+fn may_be_delegated(core: &mut Core, client: &Client, directory: &Inode) -> Result<bool, Failure> {
+    if client.subtree.is_some() || client.squash_root {
+        return Ok(false);
+    }
+    if directory.directory()?.linked.is_some() {
+        return Ok(false);
+    }
+    for list in [List::Access, List::Default] {
+        let found = list.read(core.view(), directory).map_err(|error| broken(core, error))?;
+        if found.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Takes delegations over that a session has from before the server was restarted, with files that
+/// it has not published.
+///
+/// # Errors
+/// [`ErrorKind::Stale`] where the client speaks of another life of the server, or has listened in
+/// this one already; [`ErrorKind::SessionGone`].
+pub fn declare(
+    core: &mut Core,
+    client: &Client,
+    request: &DeclareDelegations,
+) -> Result<Step<Done>, Failure> {
+    client.own_session(core, request.session)?;
+    if request.directories.len() > DECLARED_MAX {
+        return Err(Failure::new(ErrorKind::InvalidArgument, "too many directories"));
+    }
+    let now = core.now();
+    let is_this_life = request.incarnation == core.incarnation();
+    for &directory in &request.directories {
+        if is_this_life && !may_have_been_delegated(core, client, directory)? {
+            continue;
+        }
+        if !is_this_life || !core.leases.declare_delegation(request.session, directory, now) {
+            let text = "what was made and not published is not the session's alone any more";
+            return Err(Failure::new(ErrorKind::Stale, text));
+        }
+    }
+    Ok(Step::Done(Done::default()))
+}
+
+/// Whether a client can have had a directory to itself.
+fn may_have_been_delegated(
+    core: &mut Core,
+    client: &Client,
+    directory: InodeId,
+) -> Result<bool, Failure> {
+    if client.subtree.is_some() || client.squash_root {
+        return Ok(false);
+    }
+    match client.enter(core, directory) {
+        Ok(found) => Ok(found.is_directory()),
+        Err(Failure {
+            kind: ErrorKind::Disk | ErrorKind::NoSpace | ErrorKind::Internal, ..
+        }) => Err(ErrorKind::Busy.into()),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Makes files that clients have opened by themselves.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for more than [`PUBLISHED_MAX`]; [`ErrorKind::SessionGone`]. What
+/// a file is refused with is in its place of the answer.
+pub fn publish(
+    core: &mut Core,
+    client: &Client,
+    request: &PublishFiles,
+) -> Result<Step<PublishedFiles>, Failure> {
+    client.own_session(core, request.session)?;
+    if request.files.len() > PUBLISHED_MAX {
+        return Err(Failure::new(ErrorKind::InvalidArgument, "too many files for one request"));
+    }
+    let mut files = Vec::with_capacity(request.files.len());
+    for file in &request.files {
+        if file.operation.session != request.session {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        files.push(match publish_one(core, client, file) {
+            Ok(made) => PublishedFile::Made(Box::new(made)),
+            // The whole request waits and is tried again; what was made is remembered.
+            Err(failure) if core.waits() => return Err(failure),
+            Err(failure) => PublishedFile::Refused(failure),
+        });
+    }
+    Ok(Step::Done(PublishedFiles { files }))
+}
+
+fn publish_one(core: &mut Core, client: &Client, file: &NewFile) -> Result<MadeName, Failure> {
+    client.own(core, file.operation)?;
+    let session = file.operation.session;
+    let inode = match made(core, file.operation)? {
+        Some(inode) => inode,
+        None => {
+            let Content { inode, layout, .. } = given(core, file)?;
+            let parent = client.enter(core, file.parent)?;
+            if is_made(core, parent.id, file, inode)? {
+                // Under another number, before its maker gave that one up.
+                let reply = show_again(core, client, inode, Some(session))?;
+                return shown(core, client, session, (file.parent, &file.name), reply);
+            }
+            if core.leases.is_undeclared(session) {
+                let text = "the session has not declared what it has from before the restart";
+                return Err(Failure::new(ErrorKind::Busy, text));
+            }
+            if !core.leases.admits(parent.id, session, inode) {
+                let text = "the session has no delegation of the directory with this id";
+                return Err(Failure::new(ErrorKind::Forbidden, text));
+            }
+            let create = Create {
+                caller: client.caller(&file.caller),
+                parent: parent.id,
+                name: file.name.clone(),
+                node: NewNode::Regular,
+                mode: file.mode,
+                inode,
+                seed: seed(inode),
+                open: Some(session),
+                exclusive: true,
+            };
+            let NewFile { made_at, end, written_at, .. } = *file;
+            let publish = Publish { create, layout, made_at, end, written_at };
+            let command = Command::Publish(Box::new(publish));
+            let Outcome::Inode(inode) = core.execute(Some(file.operation), command)? else {
+                return Err(reused());
+            };
+            let now = core.now();
+            core.leases.handle_published(parent.id, inode, now);
+            inode
+        }
+    };
+    let reply = show_again(core, client, inode, Some(session))?;
+    shown(core, client, session, (file.parent, &file.name), reply)
+}
+
+/// Whether the name is that of the inode already, whose id nobody else was ever given.
+fn is_made(
+    core: &mut Core,
+    parent: InodeId,
+    file: &NewFile,
+    inode: InodeId,
+) -> Result<bool, Failure> {
+    let entry = tree::entry(core.view(), parent, &file.name);
+    let entry = entry.map_err(|error| broken(core, error))?;
+    Ok(entry.is_some_and(|entry| entry.inode == inode))
+}
+
+/// The content that a delegation gave for a file.
+fn given(core: &mut Core, file: &NewFile) -> Result<Content, Failure> {
+    let Capability { rights, session, content } = core.keyring().verified(&file.content)?;
+    let is_first = (content.generation, content.write_epoch) == FIRST && content.origin.is_none();
+    if session != file.operation.session || rights != Rights::ReadWrite || !is_first {
+        let text = "this is no capability for a file that does not exist yet";
+        return Err(Failure::new(ErrorKind::Forbidden, text));
+    }
+    Ok(content.checked()?)
+}
+
+/// Of a new file.
+const FIRST: (ContentGeneration, WriteEpoch) = (ContentGeneration(1), WriteEpoch(1));
+
+/// Directories that a session declares at most: as many as a mount watches.
+const DECLARED_MAX: usize = 1024;
