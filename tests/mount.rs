@@ -32,6 +32,8 @@ mod quiet_opens;
 mod ranges;
 #[path = "mount/system.rs"]
 mod system;
+#[path = "mount/truncated.rs"]
+mod truncated;
 #[path = "mount/twin.rs"]
 mod twin;
 #[path = "mount/two_mounts.rs"]

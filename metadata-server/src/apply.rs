@@ -76,7 +76,8 @@ pub(crate) use trust::unnamed;
 /// |       | the place of an object of its name; whiteouts that stay with who needs them;     |
 /// |       | objects whose file is renamed, replaced or removed before its export ends        |
 /// | 11    | opens that end together                                                          |
-/// | 12    | files that are made with their bytes                                             |
+/// | 12    | files that are made with their bytes; an empty file that others write gets a     |
+/// |       | content of its own when it is truncated                                          |
 pub const FEATURE_LEVEL: u32 = 12;
 
 /// The level at which every log begins, whichever program made it.
@@ -159,7 +160,7 @@ fn dispatch(
         Command::MakeLink(link) => create::make_link(tx, link, operation),
         Command::Remove(remove) => remove::remove(tx, remove),
         Command::Rename(rename) => rename::rename(tx, rename),
-        Command::SetAttributes(set) => set_attributes::set(tx, set),
+        Command::SetAttributes(set) => set_attributes::set(tx, set, operation),
         Command::OpenWrite(open) => open::open_write(tx, open),
         Command::CloseWrite(opener) => open::close_write(tx, *opener),
         Command::CloseWrites { session, inodes } => open::close_writes(tx, *session, inodes),

@@ -287,7 +287,6 @@ impl FileSystem {
                 let bytes = state.buffer.cut(0);
                 state.release_memory(bytes);
                 if !state.buffer.has_flights() {
-                    state.forget_writes();
                     return;
                 }
             }

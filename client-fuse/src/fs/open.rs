@@ -16,6 +16,7 @@ use crate::{
     fs::{
         FileSystem,
         closes::{Closing, tell_unclosed},
+        file::File,
         handle::{FileHandle, HandleOptions, Known, Told},
         names::NewMode,
     },
@@ -69,9 +70,15 @@ impl FileSystem {
         let truncate = flags & libc::O_TRUNC != 0;
         let for_reading = flags & libc::O_ACCMODE == libc::O_RDONLY;
         let mode = if for_reading && !truncate { OpenMode::Read } else { OpenMode::Write };
-        if truncate && let Some(file) = self.files.find(inode) {
-            self.discard(&file).await;
-        }
+        let cut = if truncate { self.files.find(inode) } else { None };
+        let sizing = match &cut {
+            Some(file) => {
+                let sizing = file.sizing.lock().await;
+                self.forget_content(file).await?;
+                Some(sizing)
+            }
+            None => None,
+        };
         self.settle(inode).await?;
         self.await_news(&caller, inode).await;
         if mode == OpenMode::Read {
@@ -101,7 +108,23 @@ impl FileSystem {
         if truncate && let Some(file) = self.files.find(inode) {
             file.state().record_resize(0);
         }
+        drop(sizing);
         Ok(opened)
+    }
+
+    /// Throws away what was written, because the content will be replaced; to be called with the
+    /// file's `sizing` held. The server keeps a content that has no byte and that nobody else
+    /// writes: what the targets have of it, it must know of.
+    ///
+    /// # Errors
+    /// When the server cannot be reached. What it refuses to know is no reason not to replace it.
+    async fn forget_content(&self, file: &Arc<File>) -> Result<(), Failure> {
+        self.discard(file).await;
+        match self.commit(file, false).await {
+            Err(failure) if failure.kind.is_transient() => return Err(failure),
+            _ => file.state().forget_writes(),
+        }
+        Ok(())
     }
 
     /// Makes a file and opens it; opens the one that exists unless the flags forbid it.

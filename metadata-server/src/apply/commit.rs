@@ -1,6 +1,6 @@
 //! Sizes and contents: commits of writers, truncation, and the trims that a shrink leaves behind.
 
-use millrace_types::{ErrorKind, InodeId, WriteEpoch};
+use millrace_types::{ErrorKind, InodeId, SessionId, WriteEpoch};
 
 use super::{ApplyError, Transaction, orphan, xattr};
 use crate::{
@@ -36,19 +36,21 @@ pub(super) fn commit(tx: &mut Transaction<'_>, commit: &Commit) -> Result<Outcom
     outcome
 }
 
-/// Gives a file another size.
+/// Gives a file another size, for a session.
 ///
 /// Returns whether targets must trim before anybody hears of it.
 pub(super) fn resize(
     tx: &mut Transaction<'_>,
     inode: &mut Inode,
     size: u64,
+    by: Option<SessionId>,
 ) -> Result<bool, ApplyError> {
     let old = inode.size;
     let id = inode.id;
     check_size(inode.file()?, size)?;
     if size == 0 {
-        return replace_content(tx, inode).map(|()| false);
+        let is_written = orphan::is_written(tx, id, by)?;
+        return replace_content(tx, inode, is_written).map(|()| false);
     }
     check_whole(inode.file()?)?;
     if size > old {
@@ -76,13 +78,16 @@ pub(super) fn resize(
     Ok(shrinks)
 }
 
-/// Replaces the content by a new, empty one; the old one's chunks may go.
+/// Replaces the content by a new, empty one; the old one's chunks may go. Others who write the old
+/// one may have more of it at the targets than is known here.
 pub(super) fn replace_content(
     tx: &mut Transaction<'_>,
     inode: &mut Inode,
+    is_written: bool,
 ) -> Result<(), ApplyError> {
     let id = inode.id;
-    let empty = inode.size == 0;
+    let is_written = is_written && tx.file_system()?.feature_level >= WRITTEN_LEVEL;
+    let empty = inode.size == 0 && !is_written;
     let file = inode.file_mut()?;
     if file.state == ObjectState::Lost {
         file.state = if file.origin.is_some() { ObjectState::Dirty } else { ObjectState::Local };
@@ -139,8 +144,12 @@ pub(super) fn changed(tx: &Transaction<'_>, inode: &mut Inode) {
     inode.change_count = inode.change_count.next();
 }
 
-/// A content that has no byte anywhere needs no successor: it is the first one, made here, and its
-/// only writer is the one that truncates it while creating it.
+/// The feature level from which on what a writer may have at the targets counts, although nobody
+/// knows here of it.
+const WRITTEN_LEVEL: u32 = 12;
+
+/// A content that has no byte anywhere needs no successor: it is the first one, made here, and
+/// nobody writes it but who replaces it.
 fn is_untouched(file: &FileBody) -> bool {
     file.generation.0 == 1 && file.write_epoch.0 == 1 && file.origin.is_none() && !file.sparse
 }

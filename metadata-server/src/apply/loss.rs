@@ -117,7 +117,7 @@ fn mark_one(
 ) -> Result<bool, ApplyError> {
     let Some(mut inode) = tree::find(tx, id)? else { return Ok(false) };
     let Body::File(file) = &mut inode.body else { return Ok(false) };
-    let written = orphan::is_written(tx, id)?;
+    let written = orphan::is_written(tx, id, None)?;
     if !loss::is_damaged(file, inode.size, groups, written) {
         return Ok(false);
     }

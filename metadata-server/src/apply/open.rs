@@ -25,10 +25,11 @@ pub(super) fn open_write(
     if let Some(caller) = &open.caller {
         permission::check(tx, caller, &inode, permission::Access::Write)?;
     }
+    let is_written = orphan::is_written(tx, inode.id, Some(open.opener.session))?;
     begin(tx, inode, open.opener.session)?;
     if open.truncate {
         let mut inode = tx.inode(open.opener.inode)?;
-        commit::replace_content(tx, &mut inode)?;
+        commit::replace_content(tx, &mut inode, is_written)?;
         tx.put_inode(&inode);
     }
     Ok(Outcome::Inode(open.opener.inode))

@@ -72,10 +72,15 @@ pub(super) fn is_open(tx: &Transaction<'_>, inode: InodeId) -> Result<bool, Appl
     Ok(!tx.scan(Bound::Included(&opens), borrow(&end), 1)?.is_empty())
 }
 
-/// Whether anybody has the inode open for writing.
-pub(super) fn is_written(tx: &Transaction<'_>, inode: InodeId) -> Result<bool, ApplyError> {
+/// Whether anybody else than `by` has the inode open for writing.
+pub(super) fn is_written(
+    tx: &Transaction<'_>,
+    inode: InodeId,
+    by: Option<SessionId>,
+) -> Result<bool, ApplyError> {
+    let own = by.map(|session| keys::open(inode, session));
     let opens = tree::scan::<OpenRecord>(tx, &keys::opens(inode), usize::MAX)?;
-    Ok(opens.iter().any(|(_, open)| open.writes > 0))
+    Ok(opens.iter().any(|(key, open)| open.writes > 0 && Some(key) != own.as_ref()))
 }
 
 /// Puts a content and all before it into the queue of every target that may hold chunks of it.

@@ -1,6 +1,9 @@
 //! chmod, chown, utimens and truncate.
 
-use millrace_protocol::{metadata::FileKind, session::Caller};
+use millrace_protocol::{
+    metadata::FileKind,
+    session::{Caller, Operation},
+};
 use millrace_types::{ErrorKind, Timestamp};
 
 use super::{ApplyError, Transaction, acl, commit, xattr};
@@ -13,14 +16,19 @@ use crate::{
 };
 
 /// Changes what the command names, all of it or nothing.
-pub(super) fn set(tx: &mut Transaction<'_>, set: &SetAttributes) -> Result<Outcome, ApplyError> {
+pub(super) fn set(
+    tx: &mut Transaction<'_>,
+    set: &SetAttributes,
+    operation: Option<Operation>,
+) -> Result<Outcome, ApplyError> {
     let mut inode = tx.inode(set.inode)?;
     tx.check_writable(&inode)?;
     let mut shrunk = false;
     if let Some(size) = set.size {
         inode.file()?;
         check_may_write(tx, set.caller.as_ref(), &inode)?;
-        shrunk = commit::resize(tx, &mut inode, size)?;
+        shrunk =
+            commit::resize(tx, &mut inode, size, operation.map(|operation| operation.session))?;
     }
     if set.make_sparse {
         check_may_write(tx, set.caller.as_ref(), &inode)?;

@@ -352,9 +352,10 @@ impl Model {
         }
         self.check_regular(id)?;
         self.may_write(&request.caller, id)?;
+        let is_written = self.is_written_by_others(id, session);
         *self.node_mut(id).writers.entry(session).or_default() += 1;
         if request.truncate {
-            self.empty(id);
+            self.empty(id, is_written);
         }
         Ok(id)
     }
@@ -409,11 +410,12 @@ impl Model {
         }
     }
 
-    /// A new, empty content; only one that never had a byte is kept.
-    fn empty(&mut self, id: InodeId) {
+    /// A new, empty content; only one that never had a byte, and that nobody may give any, is kept.
+    fn empty(&mut self, id: InodeId, is_written: bool) {
         let now = self.now;
         let node = self.node_mut(id);
-        let fresh = node.size == 0 && (node.generation, node.write_epoch) == (1, 1) && !node.sparse;
+        let is_first = (node.generation, node.write_epoch) == (1, 1) && !node.sparse;
+        let fresh = node.size == 0 && is_first && !is_written;
         let generation = node.generation;
         if !fresh {
             node.generation += 1;
@@ -427,9 +429,14 @@ impl Model {
         }
     }
 
-    fn resize(&mut self, id: InodeId, size: u64) {
+    fn is_written_by_others(&self, id: InodeId, session: SessionId) -> bool {
+        self.nodes[&id].writers.keys().any(|writer| *writer != session)
+    }
+
+    fn resize(&mut self, id: InodeId, size: u64, session: SessionId) {
         if size == 0 {
-            return self.empty(id);
+            let is_written = self.is_written_by_others(id, session);
+            return self.empty(id, is_written);
         }
         let now = self.now;
         let node = self.node_mut(id);
@@ -471,7 +478,7 @@ impl Model {
         }
         let Node { mode, uid, gid, accessed, modified, .. } = node;
         if let Some(size) = request.size {
-            self.resize(id, size);
+            self.resize(id, size, request.operation.session);
         }
         let now = self.now;
         let node = self.node_mut(id);
