@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, Permissions},
-    io,
+    io::{self, Write as _},
     os::unix::fs::{MetadataExt, PermissionsExt, symlink},
     path::Path,
 };
@@ -33,6 +33,7 @@ fn a_client_for_a_subtree_sees_that_subtree_and_its_root_is_nobody() -> Result<(
     let team = cluster.mount_named("team");
     sees_the_subtree_alone(&team)?;
     does_what_nobody_may(&team)?;
+    loses_nothing_by_a_truncation_that_is_refused(&root.join("team"), &team)?;
     let told = cluster.cli(&["state", &team.join("private").display().to_string()])?;
     assert!(told.stderr.contains("permission denied"), "{told}");
     cluster.cli(&["state", &team.join("public").display().to_string()])?.ok()?;
@@ -72,6 +73,20 @@ fn does_what_nobody_may(team: &Path) -> Result<()> {
     let owner = (fs::metadata(&made)?.uid(), fs::metadata(&made)?.gid());
     assert_eq!(owner, (NOBODY, NOBODY));
     assert_eq!(errno(std::os::unix::fs::chown(&made, Some(0), None)), Some(Errno::PERM));
+    Ok(())
+}
+
+/// The kernel of the host takes root for root: the server is the one that refuses.
+fn loses_nothing_by_a_truncation_that_is_refused(there: &Path, team: &Path) -> Result<()> {
+    let name = "shared/kept";
+    let mut file = File::create(team.join(name))?;
+    file.write_all(b"kept")?;
+    std::os::unix::fs::chown(there.join(name), Some(0), Some(0))?;
+    fs::set_permissions(there.join(name), Permissions::from_mode(0o600))?;
+    let cut = File::options().write(true).truncate(true).open(team.join(name));
+    assert_eq!(errno(cut), Some(Errno::ACCESS));
+    file.sync_all()?;
+    assert_eq!(fs::read(there.join(name))?, b"kept");
     Ok(())
 }
 

@@ -277,23 +277,6 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Throws away what is buffered, because the content will be replaced, and waits for what is on
-    /// its way: it must not arrive in the new one.
-    pub(crate) async fn discard(&self, file: &Arc<File>) {
-        loop {
-            let landed = file.landed.notified();
-            {
-                let mut state = file.state();
-                let bytes = state.buffer.cut(0);
-                state.release_memory(bytes);
-                if !state.buffer.has_flights() {
-                    return;
-                }
-            }
-            landed.await;
-        }
-    }
-
     /// Drops what was fetched for nothing, and sends what is buffered: here and in every file.
     pub(crate) fn make_room(&self, first: &Arc<File>) {
         let mut files = vec![Arc::clone(first)];

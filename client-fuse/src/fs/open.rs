@@ -74,7 +74,7 @@ impl FileSystem {
         let sizing = match &cut {
             Some(file) => {
                 let sizing = file.sizing.lock().await;
-                self.forget_content(file).await?;
+                self.store_cut(file).await?;
                 Some(sizing)
             }
             None => None,
@@ -112,19 +112,22 @@ impl FileSystem {
         Ok(opened)
     }
 
-    /// Throws away what was written, because the content will be replaced; to be called with the
-    /// file's `sizing` held. The server keeps a content that has no byte and that nobody else
-    /// writes: what the targets have of it, it must know of.
+    /// Stores what was written before the content is replaced, which the server may refuse; to be
+    /// called with the file's `sizing` held. It keeps a content that has no byte and that nobody
+    /// else writes: what the targets have of it, it must know of.
     ///
     /// # Errors
     /// When the server cannot be reached. What it refuses to know is no reason not to replace it.
-    async fn forget_content(&self, file: &Arc<File>) -> Result<(), Failure> {
-        self.discard(file).await;
+    async fn store_cut(&self, file: &Arc<File>) -> Result<(), Failure> {
+        self.flush_file(file).await;
         match self.commit(file, false).await {
-            Err(failure) if failure.kind.is_transient() => return Err(failure),
-            _ => file.state().forget_writes(),
+            Err(failure) if failure.kind.is_transient() => Err(failure),
+            Err(_) => {
+                file.state().forget_writes();
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
-        Ok(())
     }
 
     /// Makes a file and opens it; opens the one that exists unless the flags forbid it.
