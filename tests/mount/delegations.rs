@@ -23,10 +23,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Makes files in a new directory until the mount makes them by itself: it uses ids then that it
 /// was given before the server gave a newer one to a directory.
 fn delegated(parent: &Path, name: &str) -> Result<PathBuf> {
+    delegated_within(parent, name, 10_000)
+}
+
+fn delegated_within(parent: &Path, name: &str, files: u32) -> Result<PathBuf> {
     let directory = parent.join(name);
     fs::create_dir(&directory)?;
     let mut newest = 0;
-    for number in 0..10_000 {
+    for number in 0..files {
         let file = directory.join(format!("before-{number}"));
         fs::write(&file, "x")?;
         if fs::metadata(&file)?.ino() < newest {
@@ -283,6 +287,18 @@ fn what_is_done_with_a_file_that_was_just_made_counts() -> Result<()> {
     std::os::unix::fs::chown(&here, None, Some(77))?;
     fs::write(here.join("f"), "x")?;
     ensure!(fs::metadata(two.join("group/f"))?.gid() == 77);
+    Ok(())
+}
+
+#[test]
+fn who_does_not_want_it_asks_for_every_file() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let identity = cluster.dir().join("client.pem");
+    cluster.mount_as("asks", &identity, "nodelegations")?.ok()?;
+    delegated_within(&cluster.mount_named("asks"), "d", 300).unwrap_err();
+    // By default it is wanted.
+    cluster.mount_as("makes", &identity, "")?.ok()?;
+    delegated(&cluster.mount_named("makes"), "e")?;
     Ok(())
 }
 
