@@ -151,7 +151,10 @@ impl World {
         let after = self.bucket.requests()?;
         let made = after.iter().map(|(kind, all)| (kind.clone(), all - count(&before, kind)));
         let made: BTreeMap<_, _> = made.collect();
-        figures::report(&format!("{kind}: {kills} kills, {job}, requests {made:?}"))?;
+        figures::report(&format!(
+            "{kind} under {kills} kills: {} of {} files, {} errors; the bucket was asked {made:?}",
+            job["files_done"], job["files_total"], job["errors"]
+        ))?;
         ensure!(job["state"] == "succeeded" && job["errors"] == 0, "{kind}: {job}");
         self.check_outcomes(&job)?;
         Ok((job, made))
