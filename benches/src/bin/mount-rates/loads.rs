@@ -23,6 +23,8 @@ pub(crate) struct Loads<'a> {
     pub(crate) directory: &'a Path,
     /// Small files.
     pub(crate) files: usize,
+    /// Bytes of each.
+    pub(crate) bytes: usize,
     /// Names in the directory that is listed.
     pub(crate) names: usize,
     /// MiB of the large file.
@@ -37,8 +39,8 @@ impl Loads<'_> {
         let paths = self.paths("small", self.files)?;
         let mut shuffled = paths.clone();
         self.shuffle(&mut shuffled);
-        let mut content = vec![1; SMALL];
-        let mut figures = vec![each("create + write 16 KiB", &paths, |path| {
+        let mut content = vec![1; self.bytes];
+        let mut figures = vec![each("create + write small", &paths, |path| {
             Ok(File::create_new(path)?.write_all(&content)?)
         })?];
         forget(NAMES)?;
@@ -186,7 +188,6 @@ fn forget(what: &str) -> Result<()> {
 const NAMES: &str = "2";
 /// These, and clean pages.
 const EVERYTHING: &str = "3";
-const SMALL: usize = 16 * 1024;
 const MIB: usize = 1 << 20;
 const CROWD: usize = 8;
 const PAGE_READS: usize = 3000;

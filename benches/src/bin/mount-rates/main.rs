@@ -27,6 +27,9 @@ struct Arguments {
     /// Small files.
     #[arg(long, default_value_t = 2000)]
     files: usize,
+    /// Bytes of each.
+    #[arg(long, default_value_t = 16 * 1024)]
+    bytes: usize,
     /// Names in the directory that is listed.
     #[arg(long, default_value_t = 10_000)]
     names: usize,
@@ -77,6 +80,7 @@ fn main() -> Result<()> {
             let loads = Loads {
                 directory: &directory,
                 files: arguments.files,
+                bytes: arguments.bytes,
                 names: arguments.names,
                 mib: arguments.mib,
                 seed: round,
