@@ -14,6 +14,8 @@ mod coherence;
 mod delegations;
 #[path = "mount/directories.rs"]
 mod directories;
+#[path = "mount/inline.rs"]
+mod inline;
 #[path = "mount/locks.rs"]
 mod locks;
 #[path = "mount/options.rs"]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use millrace_protocol::metadata::INLINE_BYTES_MAX;
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
 mod bucket;
@@ -267,6 +268,10 @@ pub struct LayoutArguments {
     /// The pool that new files are placed in
     #[arg(long, value_name = "P", value_parser = NonEmptyStringValueParser::new())]
     pub pool: Option<String>,
+    /// Files up to this many bytes live in their inode, at the metadata server: up to 16KiB; 0 for
+    /// none
+    #[arg(long, value_name = "S", value_parser = inline_bytes)]
+    pub inline: Option<u32>,
 }
 
 /// `millrace link ...`
@@ -423,6 +428,12 @@ fn chunk_size(text: &str) -> Result<ChunkSize, String> {
     ChunkSize::new(bytes.0).map_err(|_| "use a power of two from 64KiB to 64MiB".to_owned())
 }
 
+fn inline_bytes(text: &str) -> Result<u32, String> {
+    let bytes: ByteLen = text.parse().map_err(|error| format!("{error}"))?;
+    let bytes = u32::try_from(bytes.0).ok().filter(|&bytes| bytes <= INLINE_BYTES_MAX);
+    bytes.ok_or_else(|| "use a size up to 16KiB, or 0 for none".to_owned())
+}
+
 fn stripe_count(text: &str) -> Result<i32, String> {
     match text.parse() {
         Ok(count) if count == -1 || count > 0 => Ok(count),
@@ -540,7 +551,8 @@ Examples:
 const STRIPE_HELP: &str = "\
 Examples:
   millrace stripe set --chunk-size 1MiB /mnt/data/small-records
-  millrace stripe set --count -1 /mnt/data/checkpoints      over every group of the pool";
+  millrace stripe set --count -1 /mnt/data/checkpoints      over every group of the pool
+  millrace stripe set --inline 16KiB /mnt/data/labels       small files live in their inodes";
 
 const LINK_HELP: &str = "\
 Every server that will need the bucket is asked to reach it first; when one cannot, the command

@@ -216,6 +216,9 @@ pub(crate) struct StripeReport {
     pub(crate) stripe_count: i32,
     pub(crate) pool: String,
     pub(crate) size_bytes: u64,
+    /// Of a directory: new files up to so many bytes may live in their inodes. Of a file: how many
+    /// of its bytes do, all or none.
+    pub(crate) inline_bytes: u32,
     pub(crate) chunks: Vec<ChunkReport>,
     /// Whether the file has more chunks than are listed.
     pub(crate) truncated: bool,
@@ -472,6 +475,7 @@ impl StripeReport {
             stripe_count: reply.stripe_count,
             pool: reply.pool.clone(),
             size_bytes: reply.size,
+            inline_bytes: reply.inline_bytes,
             chunks: chunks.collect(),
             truncated: reply.truncated,
         }

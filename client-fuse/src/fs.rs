@@ -50,6 +50,7 @@ pub(crate) mod files;
 pub(crate) mod flush;
 pub(crate) mod handle;
 pub(crate) mod handles;
+mod inline;
 pub(crate) mod kept_pages;
 pub(crate) mod kernel_names;
 pub(crate) mod kernel_pages;

@@ -27,6 +27,7 @@ mod create;
 mod deletion;
 mod export;
 mod import;
+pub(crate) mod inline;
 mod job;
 mod layout;
 mod link;
@@ -78,10 +79,14 @@ pub(crate) use trust::unnamed;
 /// | 11    | opens that end together                                                          |
 /// | 12    | files that are made with their bytes; an empty file that others write gets a     |
 /// |       | content of its own when it is truncated                                          |
-pub const FEATURE_LEVEL: u32 = 12;
+/// | 13    | small files that live in their inodes                                            |
+pub const FEATURE_LEVEL: u32 = 13;
+
+/// From this level on small files live in their inodes, where their directory says so.
+pub const INLINE_LEVEL: u32 = 13;
 
 /// The level at which every log begins, whichever program made it.
-const FIRST_LEVEL: u32 = 1;
+pub(crate) const FIRST_LEVEL: u32 = 1;
 
 /// Why a command was not applied.
 #[derive(Debug, thiserror::Error)]
@@ -140,6 +145,7 @@ pub fn remembered(
     session::remembered(view, operation)
 }
 
+#[expect(clippy::too_many_lines, reason = "a table with a line for every command")]
 fn dispatch(
     tx: &mut Transaction<'_>,
     command: &Command,
@@ -197,7 +203,9 @@ fn dispatch(
         Command::KeepNames(session) => session::keep_names(tx, *session),
         Command::CreateMasked(masked) => create::create(tx, &masked.create, masked.umask),
         Command::CreateUnnamed(create) => unnamed::create(tx, create),
-        Command::Publish(publish) => publish::publish(tx, publish),
+        Command::Publish(publish) => publish::publish(tx, publish, None),
+        Command::PublishInline(file) => publish::publish(tx, &file.publish, Some(&file.bytes)),
+        Command::Spilled(spilled) => inline::spilled(tx, spilled),
         Command::Repair(order) => repair::repair(tx, order),
         Command::NoteReads(note) => access::note(tx, note),
         Command::SetPin(set) => pin::set(tx, set),

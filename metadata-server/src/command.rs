@@ -24,16 +24,15 @@ use millrace_types::{
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
-use crate::{
-    namespace::LayoutDefaults,
-    store::records::{Record, record},
-};
+use crate::store::records::{Record, record};
 
 mod access;
 mod bucket;
 mod create;
 mod heard;
+mod inline;
 mod job;
+mod layout;
 mod loss;
 mod pin;
 mod repair;
@@ -46,10 +45,12 @@ pub use bucket::{
     SetRefreshInterval,
 };
 pub use create::{CreateMasked, CreateUnnamed, Publish};
+pub use inline::{PublishInline, Spilled};
 pub use job::{
     AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts,
     NoteJobDetail, RecordCopy, UpdateJob,
 };
+pub use layout::SetDefaults;
 pub use loss::Loss;
 pub use pin::SetPin;
 pub use repair::{LOST_FOUND, Repair};
@@ -251,6 +252,10 @@ pub enum Command {
     },
     /// Makes a file that its maker has written already.
     Publish(Box<Publish>),
+    /// With bytes that live in its inode.
+    PublishInline(Box<PublishInline>),
+    /// The targets have the bytes that lived in an inode.
+    Spilled(Spilled),
 }
 
 /// Makes an empty file system.
@@ -462,17 +467,6 @@ pub struct RemoveXattr {
     pub inode: InodeId,
     /// The whole name.
     pub name: Vec<u8>,
-}
-
-/// Sets what new files in a directory get.
-#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
-pub struct SetDefaults {
-    /// For whom.
-    pub caller: Caller,
-    /// The directory.
-    pub directory: InodeId,
-    /// What they get.
-    pub defaults: LayoutDefaults,
 }
 
 /// Binds an empty directory to a bucket and prefix.

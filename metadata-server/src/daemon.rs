@@ -19,7 +19,7 @@ use crate::{
     reconcile::Reconciliation,
     server::{MetadataService, ServerEnvironment, Workers},
     settings::Settings,
-    targets::{losses::Losses, peers::Peers, trims::Trims, upkeep::Upkeep},
+    targets::{losses::Losses, peers::Peers, spills::Spills, trims::Trims, upkeep::Upkeep},
 };
 
 /// Puts a backup back into the data directory, while no server runs on it.
@@ -82,6 +82,7 @@ impl Daemon {
         let handle = engine.handle().clone();
         let peers = Peers::new(handle.clone(), endpoints);
         let trims = Trims::new(handle.clone(), peers.clone());
+        let spills = Spills::new(handle.clone(), peers.clone());
         let upkeep = Upkeep::new(handle.clone(), peers.clone());
         let losses = Losses::new(handle.clone());
         let environment = {
@@ -97,7 +98,7 @@ impl Daemon {
         hydration.register_metrics(&mut metrics);
         reconciliation.register_metrics(&mut metrics);
         engine.register_metrics(&mut metrics);
-        let workers = Workers { hydration, trims, upkeep, losses, reconciliation };
+        let workers = Workers { hydration, trims, spills, upkeep, losses, reconciliation };
         let counters = ServerMetrics::register(&mut metrics);
         spawn_background(&engine, &shutdown, &workers, &counters);
         let runtime = tokio::runtime::Handle::current();

@@ -83,6 +83,13 @@ pub enum Need {
     },
     /// The targets must hear of a shrink.
     Trim(InodeId),
+    /// Bytes that live in an inode must be at the targets before somebody writes there.
+    Spill {
+        /// The file.
+        inode: InodeId,
+        /// The session that wants to write there.
+        by: SessionId,
+    },
     /// Other clients must give back what it changes. To be held until it is tried again.
     Recall(Wait),
     /// Other writers of a file must hear that its content was cut, which has happened.
@@ -234,13 +241,40 @@ pub(crate) fn needs_trim(core: &mut Core, inode: InodeId) -> Result<bool, Failur
     Ok(read::<TrimRecord>(core, &keys::trim(inode))?.is_some())
 }
 
+/// What must happen before a session may write a file, of which a caller is checked to have the
+/// right to.
+///
+/// # Errors
+/// [`ErrorKind::PermissionDenied`] where the caller does not.
+pub(crate) fn need_spill(
+    core: &mut Core,
+    inode: &Inode,
+    caller: Option<&Caller>,
+    by: SessionId,
+) -> Result<Option<Need>, Failure> {
+    if !is_inline(inode) {
+        return Ok(None);
+    }
+    if let Some(caller) = caller {
+        let may = permission::check(core.view(), caller, inode, permission::Access::Write);
+        may.map_err(|error| core.failure(error))?;
+    }
+    Ok(Some(Need::Spill { inode: inode.id, by }))
+}
+
+/// Whether the bytes of a file live in its inode.
+pub(crate) fn is_inline(inode: &Inode) -> bool {
+    matches!(&inode.body, Body::File(file) if file.inline.is_some())
+}
+
 /// How many opens for writing the session has on the inode.
 pub(crate) fn writes(core: &mut Core, session: SessionId, inode: InodeId) -> Result<u32, Failure> {
     let open: Option<OpenRecord> = read(core, &keys::open(inode, session))?;
     Ok(open.map_or(0, |open| open.writes))
 }
 
-/// The reply that shows an inode, with a capability for `session` where it may have one.
+/// The reply that shows an inode, with a capability for `session` where it may have one, and with
+/// the bytes that live there.
 pub(crate) fn show(
     core: &mut Core,
     client: &Client,
@@ -268,7 +302,8 @@ pub(crate) fn show(
     }
     let (symlink, inline) = match &inode.body {
         Body::Symlink(target) => (Some(target.clone()), None),
-        Body::File(file) => (None, file.inline.clone()),
+        Body::File(file) if capability.is_some() => (None, file.inline.clone()),
+        Body::File(_) => (None, None),
         Body::Directory(_) | Body::Special => (None, None),
     };
     Ok(InodeReply {

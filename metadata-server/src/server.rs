@@ -28,7 +28,7 @@ use crate::{
     metrics::ServerMetrics,
     ops::{self, Client, Need, Step},
     reconcile::Reconciliation,
-    targets::{losses::Losses, trims::Trims, upkeep::Upkeep},
+    targets::{losses::Losses, spills::Spills, trims::Trims, upkeep::Upkeep},
 };
 use recalls::given_back;
 
@@ -50,6 +50,7 @@ pub struct MetadataService {
     engine: Handle,
     hydration: Hydration<ServerEnvironment>,
     trims: Trims,
+    spills: Spills,
     upkeep: Upkeep,
     losses: Losses,
     reconciliation: Reconciliation,
@@ -70,6 +71,8 @@ pub struct Workers {
     pub hydration: Hydration<ServerEnvironment>,
     /// Chunks behind a file's new end.
     pub trims: Trims,
+    /// What targets take over from inodes.
+    pub spills: Spills,
     /// Targets' health.
     pub upkeep: Upkeep,
     /// Targets that will not come back.
@@ -118,12 +121,13 @@ impl MetadataService {
         shutdown: Shutdown,
     ) -> Self {
         let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
-        let Workers { hydration, trims, upkeep, losses, reconciliation } = workers;
+        let Workers { hydration, trims, spills, upkeep, losses, reconciliation } = workers;
         let backups = backup::Backups::default();
         Self {
             engine,
             hydration,
             trims,
+            spills,
             upkeep,
             losses,
             reconciliation,
@@ -189,6 +193,9 @@ impl MetadataService {
                 }
                 Step::Need(need) => {
                     self.settle(need.clone(), 0).await?;
+                    if matches!(need, Need::Spill { .. }) {
+                        continue;
+                    }
                     if matches!(need, Need::Trim(_)) {
                         executed = true;
                     } else {
@@ -208,14 +215,16 @@ impl MetadataService {
     /// [`ErrorKind::Busy`] when a bucket keeps the operation, which is not executed yet, waiting
     /// for [`BUCKET_WAIT_MAX`]; those of the bucket and the targets.
     async fn settle(&self, need: Need, cookie: u64) -> Result<(), Failure> {
-        let waits = matches!(need, Need::Trim(_));
+        let waits = matches!(need, Need::Trim(_) | Need::Spill { .. });
         let listing = matches!(need, Need::Listing(_));
-        let room = self.room().map_err(|failure| match waits {
+        let is_executed = matches!(need, Need::Trim(_));
+        let room = self.room().map_err(|failure| match is_executed {
             // The operation may have been executed.
             true => Failure { kind: ErrorKind::Unavailable, ..failure },
             false => failure,
         })?;
         let (hydration, trims) = (self.hydration.clone(), self.trims.clone());
+        let spills = self.spills.clone();
         let work = async move {
             let _room = room;
             match need {
@@ -229,6 +238,7 @@ impl MetadataService {
                     Ok(())
                 }
                 Need::Trim(inode) => trims.settle(inode).await,
+                Need::Spill { inode, by } => spills.settle(inode, by).await,
                 Need::Recall(wait) | Need::Heard(wait) => given_back(&wait).await,
             }
         };

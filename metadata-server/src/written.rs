@@ -68,7 +68,10 @@ impl Written {
         }
         let changed = match (command, outcome) {
             (
-                Command::Create(_) | Command::CreateMasked(_) | Command::Publish(_),
+                Command::Create(_)
+                | Command::CreateMasked(_)
+                | Command::Publish(_)
+                | Command::PublishInline(_),
                 Outcome::Inode(inode),
             ) => *inode,
             (Command::OpenWrite(open), _) => open.opener.inode,

@@ -30,6 +30,7 @@ use crate::{
 mod control;
 mod data;
 mod export;
+mod inline;
 mod tallied;
 mod upkeep;
 

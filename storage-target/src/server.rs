@@ -11,8 +11,8 @@ use millrace_protocol::{
     storage::{Attach, Read, Seek, Sync, Write, Zero},
     tallied::Tallied,
     target::{
-        CheckBucket, Hydrate, MarkExported, Presence, Release, Trim, UploadObject, UploadObjectTo,
-        UploadPart, UploadPartTo,
+        CheckBucket, Hydrate, MarkExported, Presence, Release, StoreInline, Trim, UploadObject,
+        UploadObjectTo, UploadPart, UploadPartTo,
     },
     upkeep::{ControlScrub, DescribeTarget},
 };
@@ -136,6 +136,10 @@ impl TargetService {
             RequestKind::Trim => {
                 answer::<Trim, _>(call, async |request| daemon.trim(&request).await).await;
             }
+            RequestKind::StoreInline => {
+                answer::<StoreInline, _>(call, async |request| daemon.store_inline(request).await)
+                    .await;
+            }
             RequestKind::Hydrate => {
                 answer::<Hydrate, _>(call, async |request| daemon.hydrate(request).await).await;
             }
@@ -214,6 +218,7 @@ impl Service for TargetService {
             Role::Metadata => matches!(
                 kind,
                 RequestKind::Trim
+                    | RequestKind::StoreInline
                     | RequestKind::Hydrate
                     | RequestKind::FetchAhead
                     | RequestKind::Release

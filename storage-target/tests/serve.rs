@@ -14,7 +14,8 @@ use millrace_protocol::{
     session::Role,
     storage::{Read, Sync, Write, Zero},
     target::{
-        ContentName, Hydrate, Item, MarkExported, Presence, Release, Trim, UploadPart, UploadSource,
+        ContentName, Hydrate, Item, MarkExported, Presence, Release, StoreInline, Trim, UploadPart,
+        UploadSource,
     },
 };
 use millrace_types::{
@@ -135,6 +136,49 @@ async fn a_damaged_body_is_refused() {
     let client = world.client(SESSION).await;
     let refused = client.exchange(&write, bytes(1, 4096), World::bulk()).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Corrupt);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn bytes_of_an_inode_are_stored_once_and_never_over_what_was_written_since() {
+    let mut world = World::start().await;
+    let mut content = world.content(1);
+    let whole = bytes(5, 5000);
+    let inline = StoreInline {
+        target: world.target,
+        group_epoch: GroupEpoch(3),
+        content: content.clone(),
+        bytes: whole.to_vec(),
+    };
+    let client = world.client(SESSION).await;
+    let refused = client.call(&inline, World::control()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Forbidden, "clients have no part in it");
+    let metadata = world.peer(Role::Metadata, None);
+    assert_eq!(metadata.call(&inline, World::control()).await.unwrap().stored.0, 5000);
+    world.restart().await;
+    let (_, found) = world.read(&content, 0, 0, 5000).await.unwrap();
+    assert_eq!(found, whole, "durable, without a sync");
+
+    let stale = world.write(&content, 0, 0, bytes(2, 100), 1).await.unwrap_err();
+    assert_eq!(stale.kind, ErrorKind::StaleEpoch, "it is the epoch of the inode's bytes");
+    content.write_epoch = content.write_epoch.next();
+    world.write(&content, 0, 0, bytes(9, 3000), 2).await.unwrap();
+    world.write(&content, 0, 4000, bytes(9, 3000), 3).await.unwrap();
+    // A request that was on its way for long.
+    let metadata = world.peer(Role::Metadata, None);
+    assert_eq!(metadata.call(&inline, World::control()).await.unwrap().stored.0, 5000);
+    let (_, found) = world.read(&content, 0, 0, 7000).await.unwrap();
+    assert_eq!(found[..3000], bytes(9, 3000));
+    assert_eq!(found[3000..4000], whole[3000..4000]);
+    assert_eq!(found[4000..], bytes(9, 3000));
+
+    for bytes in [Vec::new(), vec![1; 65 * 1024]] {
+        let request = StoreInline { bytes, ..inline.clone() };
+        let refused = metadata.call(&request, World::control()).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InvalidArgument);
+    }
+    let elsewhere = StoreInline { group_epoch: GroupEpoch(9), ..inline };
+    assert!(metadata.call(&elsewhere, World::control()).await.is_err(), "an unknown epoch");
     world.stop().await;
 }
 

@@ -18,11 +18,11 @@ use millrace_tests::{
 };
 
 /// Much longer than a call takes that waits for nobody.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes files in a new directory until the mount makes them by itself: it uses ids then that it
 /// was given before the server gave a newer one to a directory.
-fn delegated(parent: &Path, name: &str) -> Result<PathBuf> {
+pub(crate) fn delegated(parent: &Path, name: &str) -> Result<PathBuf> {
     delegated_within(parent, name, 10_000)
 }
 
@@ -45,7 +45,7 @@ fn delegated_within(parent: &Path, name: &str, files: u32) -> Result<PathBuf> {
 }
 
 /// Two mounts that make files by themselves where they may.
-fn mounts(cluster: &Cluster) -> Result<(PathBuf, PathBuf)> {
+pub(crate) fn mounts(cluster: &Cluster) -> Result<(PathBuf, PathBuf)> {
     let mounted = |name: &str| -> Result<PathBuf> {
         cluster.mount_as(name, &cluster.dir().join("client.pem"), "delegations")?.ok()?;
         Ok(cluster.mount_named(name))
@@ -54,7 +54,7 @@ fn mounts(cluster: &Cluster) -> Result<(PathBuf, PathBuf)> {
 }
 
 /// What `act` returns, if it returns soon.
-fn soon<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> Result<R> {
+pub(crate) fn soon<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> Result<R> {
     let (done, wait) = mpsc::channel();
     thread::spawn(move || done.send(act()));
     wait.recv_timeout(PATIENCE).context("it waits for somebody")

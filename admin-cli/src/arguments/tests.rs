@@ -52,6 +52,8 @@ fn every_documented_form_parses() {
         "millrace umount /mnt",
         "millrace stripe set --chunk-size 1MiB --count -1 --pool fast /mnt/d",
         "millrace stripe set --count=-1 mr:/d",
+        "millrace stripe set --inline 16KiB mr:/d",
+        "millrace stripe set --inline 0 mr:/d",
         "millrace stripe show mr:/d/f --json",
         "millrace link add s3://b/p /mnt/p --endpoint http://h:1 --region r --credentials c",
         "millrace link add s3://b/p mr:/p --mode import-export",
@@ -111,6 +113,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
     for (line, remedy) in [
         ("millrace stripe set mr:/d", "--chunk-size"),
         ("millrace stripe set --count 0 mr:/d", "-1 for all"),
+        ("millrace stripe set --inline 17KiB mr:/d", "up to 16KiB"),
         ("millrace stripe set --chunk-size 3MiB mr:/d", "power of two"),
         ("millrace unpin", "<PATH>"),
         ("millrace resolve mr:/p/f", "--keep"),

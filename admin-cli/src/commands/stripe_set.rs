@@ -20,6 +20,7 @@ pub(crate) async fn run(context: &Context, arguments: StripeSetArguments) -> any
         chunk_size: arguments.layout.chunk_size,
         stripe_count: arguments.layout.count,
         pool: arguments.layout.pool,
+        inline_bytes_max: arguments.layout.inline,
     };
     let reply = connection.request(&request).await.context(at(&arguments.directory))?;
     let report = StripeReport::new(arguments.directory.display().to_string(), &reply);

@@ -35,8 +35,16 @@ pub(crate) fn words(report: &StripeReport) -> String {
         ByteLen(report.chunk_size_bytes),
         report.pool
     );
+    let inline = ByteLen(report.inline_bytes.into());
+    match (report.directory, report.inline_bytes) {
+        (true, 0) => text.push_str(" for new files"),
+        (true, _) => {
+            text += &format!(" for new files; those up to {inline} may live in their inodes");
+        }
+        (false, 0) => {}
+        (false, _) => text += &format!("; its {inline} live in its inode"),
+    }
     if report.directory {
-        text.push_str(" for new files");
         return text;
     }
     let mut chunks = table(&["CHUNK", "GROUP", "TARGETS"]);

@@ -249,6 +249,7 @@ fn the_shape_of_a_layout_is_fixed() {
         stripe_count: -1,
         pool: "default".into(),
         size: 9,
+        inline_bytes: 0,
         chunks: vec![ChunkPlace {
             index: ChunkIndex(0),
             group: GroupId(3),
@@ -258,7 +259,7 @@ fn the_shape_of_a_layout_is_fixed() {
     };
     let expected = json!({
         "path": "f", "directory": false, "chunk_size_bytes": 8_388_608, "stripe_count": -1,
-        "pool": "default", "size_bytes": 9,
+        "pool": "default", "size_bytes": 9, "inline_bytes": 0,
         "chunks": [{"index": 0, "group": 3, "targets": ["0101010101010101"]}],
         "truncated": false,
     });

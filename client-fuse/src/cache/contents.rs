@@ -4,7 +4,10 @@
 //! Owns what is kept, bounded by bytes. Whether it still counts is for
 //! [`super::names::Names::stands`] to say, which knows what was taken back.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
 
 use millrace_protocol::capability::Signed;
 use millrace_types::{InodeId, KeyId};
@@ -25,6 +28,8 @@ pub(crate) struct Contents {
 pub(crate) struct KeptContent {
     /// What the targets want to see; names the content.
     pub(crate) capability: Signed,
+    /// The bytes, where they live in the inode.
+    pub(crate) inline: Option<Arc<[u8]>>,
     /// The lease.
     pub(crate) lease: Lease,
 }
@@ -62,7 +67,8 @@ impl Contents {
 
 impl Weighter<InodeId, KeptContent> for Weight {
     fn weight(&self, _: &InodeId, content: &KeptContent) -> u64 {
-        ENTRY_BYTES + content.capability.body.len() as u64
+        let inline = content.inline.as_ref().map_or(0, |bytes| bytes.len());
+        ENTRY_BYTES + (content.capability.body.len() + inline) as u64
     }
 }
 
@@ -84,7 +90,7 @@ mod tests {
     fn content(key: u32, lease: InodeId) -> KeptContent {
         let capability = Signed { key: KeyId(key), body: vec![0; 300], mac: [0; 32] };
         let lease = Lease::of(lease, Names::new(1 << 20, false).note());
-        KeptContent { capability, lease }
+        KeptContent { capability, inline: None, lease }
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Cluster {
             let deadline = attempts.deadline(DEADLINE, Instant::now());
             let answer = self.metadata.call(&request, CallOptions::control(deadline)).await;
             let failure = match answer {
-                Ok(published) => self.take_published(&mut answers, &open, published.files),
+                Ok(published) => self.take_published(&mut answers, files, &open, published.files),
                 Err(failure) => Some(failure),
             };
             let Some(failure) = failure else { break };
@@ -67,6 +67,7 @@ impl Cluster {
     fn take_published(
         &self,
         answers: &mut Answers,
+        files: &[NewFile],
         open: &[usize],
         published: Vec<PublishedFile>,
     ) -> Option<Failure> {
@@ -79,6 +80,11 @@ impl Cluster {
             answers[nth] = match published {
                 PublishedFile::Made(made) => {
                     self.handle_index(made.index());
+                    Some(Ok(*made))
+                }
+                PublishedFile::MadeInline(mut made) => {
+                    self.handle_index(made.index());
+                    made.reply.inline.clone_from(&files[nth].inline);
                     Some(Ok(*made))
                 }
                 PublishedFile::Refused(failure) if failure.kind.is_transient() => {

@@ -128,6 +128,10 @@ impl FileSystem {
             Some(file) if changes.size.is_some() => Some(file.sizing.lock().await),
             _ => None,
         };
+        if let (Some(file), None) = (&file, changes.size) {
+            // As a program that copies a file with its attributes has it, before it is closed.
+            self.publish_inline(file).await?;
+        }
         let touches_times = changes.accessed.is_some() || changes.modified.is_some();
         if let Some(file) = &file
             && (changes.size.is_some() || touches_times)

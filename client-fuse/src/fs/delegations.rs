@@ -63,12 +63,23 @@ struct Held {
     told: Told,
     directory: Attributes,
     contents: VecDeque<(Content, Signed)>,
+    /// Files up to so many bytes may live in their inode.
+    inline_bytes_max: u32,
     /// With fewer left more are asked for.
     low: usize,
 }
 
 /// Contents of files that do not exist yet, with the capabilities for them.
 type Contents = Vec<(Content, Signed)>;
+
+/// What an answer of the server gives.
+#[derive(Debug)]
+struct Granted {
+    told: Told,
+    directory: Attributes,
+    contents: Contents,
+    inline_bytes_max: u32,
+}
 
 /// What a new file needs that the server is not asked for.
 #[derive(Debug)]
@@ -79,6 +90,8 @@ pub(super) struct Given {
     pub(super) content: Content,
     /// The capability for it.
     pub(super) capability: Signed,
+    /// A file up to so many bytes may live in its inode.
+    pub(super) inline_bytes_max: u32,
     /// To whom the delegation was given.
     pub(super) told: Told,
     /// There is little left: somebody should ask for more.
@@ -105,6 +118,10 @@ pub(crate) struct Unpublished {
     /// It was sent, and what became of that is not known: the server may have made it as it was
     /// then.
     pub(crate) was_sent: bool,
+    /// As far as that its bytes may live in its inode up to so many.
+    pub(crate) inline_bytes_max: u32,
+    /// It was sent with its bytes: the server may have them in the inode.
+    pub(crate) was_sent_inline: bool,
 }
 
 /// So many files made one after the other let a mount ask for a delegation.
@@ -162,8 +179,9 @@ impl Delegations {
         }
         let (content, capability) = held.contents.pop_front()?;
         let (told, directory) = (held.told, held.directory.clone());
+        let inline_bytes_max = held.inline_bytes_max;
         let is_low = held.contents.len() < held.low && entry.begin_asking(Instant::now());
-        Some(Given { directory, content, capability, told, is_low })
+        Some(Given { directory, content, capability, inline_bytes_max, told, is_low })
     }
 
     /// A delegation was given, or none. It counts if its lease still `stands`, which is asked while
@@ -171,7 +189,7 @@ impl Delegations {
     fn handle_answer(
         &self,
         directory: InodeId,
-        given: Option<(Told, Attributes, Contents)>,
+        given: Option<Granted>,
         stands: impl FnOnce() -> bool,
     ) {
         let mut directories = self.lock();
@@ -179,7 +197,7 @@ impl Delegations {
         entry.is_asking = false;
         let is_void = std::mem::take(&mut entry.is_void);
         let given = given.filter(|_| !is_void && stands());
-        let Some((told, attributes, contents)) = given else { return };
+        let Some(Granted { told, directory, contents, inline_bytes_max }) = given else { return };
         // What was given first is used first, so that the server sees the oldest ids go.
         let mut all = match entry.held.take() {
             Some(held) if held.told == told => held.contents,
@@ -188,7 +206,7 @@ impl Delegations {
         let low = (contents.len() / 2).max(1);
         all.extend(contents);
         entry.asked = None;
-        entry.held = Some(Held { told, directory: attributes, contents: all, low });
+        entry.held = Some(Held { told, directory, contents: all, inline_bytes_max, low });
     }
 
     /// No file is made here by itself any more, in this directory or in any. Those that were are
@@ -360,7 +378,7 @@ impl FileSystem {
             if self.delegations.holds(directory) { CONTENTS } else { CONTENTS_FIRST };
         let request = Delegate { session: told.session, directory, contents_max };
         let given = match self.cluster.ask(&request).await {
-            Ok(Delegated { delegation }) => delegation.and_then(read),
+            Ok(Delegated { delegation }) => delegation.and_then(|given| read(told, given)),
             Err(failure) => {
                 if failure.kind == ErrorKind::NotSupported {
                     self.delegations.is_old.store(true, Ordering::Relaxed);
@@ -369,7 +387,6 @@ impl FileSystem {
                 None
             }
         };
-        let given = given.map(|(attributes, contents)| (told, attributes, contents));
         let stands = || self.names.is_covered(directory, note);
         self.delegations.handle_answer(directory, given, stands);
     }
@@ -384,7 +401,14 @@ impl FileSystem {
             let directory = match recall {
                 Recall::Lease(directory) => Some(*directory),
                 Recall::Everything => None,
-                Recall::Name(..) | Recall::Attributes(_) => continue,
+                Recall::Attributes(inode) => {
+                    // Another host is about to write it, if the server has it.
+                    if let Some(file) = self.files.find(*inode) {
+                        self.settle_inline(&file).await?;
+                    }
+                    continue;
+                }
+                Recall::Name(..) => continue,
             };
             self.delegations.end(directory);
             // What is refused is reported to whoever closes the file.
@@ -456,14 +480,14 @@ impl FileSystem {
 }
 
 /// What a delegation gives. Nothing if a part of it cannot be what the server means.
-fn read(delegation: Delegation) -> Option<(Attributes, Contents)> {
-    let Delegation { directory, contents } = delegation;
+fn read(told: Told, delegation: Delegation) -> Option<Granted> {
+    let Delegation { directory, contents, inline_bytes_max } = delegation;
     let content = |signed: Signed| {
         let capability: Capability = codec::decode(&signed.body).ok()?;
         Some((capability.content.checked().ok()?, signed))
     };
     let contents: Option<Contents> = contents.into_iter().map(content).collect();
-    Some((directory, contents?))
+    Some(Granted { told, directory, contents: contents?, inline_bytes_max })
 }
 
 #[cfg(test)]

@@ -226,15 +226,22 @@ impl State {
             self.pieces.clear();
             self.streams.handle_invalidation();
         }
+        let is_whole = reply.capability.is_some();
         if let (Some(content), Some(capability)) = (&content, reply.capability) {
             let fresh = Access::new(content.clone(), capability)?;
             self.replace_access(fresh, reply.attributes.size);
+        }
+        // The bytes in an inode are of one content and epoch; an answer without a capability does
+        // not have them.
+        let version = |content: &Content| (content.generation, content.write_epoch);
+        let is_other = content.as_ref().map(version) != self.content.as_ref().map(version);
+        if is_other || is_whole {
+            self.inline = reply.inline;
         }
         self.content = content;
         self.attributes = reply.attributes;
         // Of two answers that overtook each other, this may be the older one.
         self.lease = None;
-        self.inline = reply.inline;
         self.show_own_writes();
         Ok(())
     }
@@ -343,6 +350,19 @@ impl State {
         }
     }
 
+    /// The server has these bytes in the inode. What was written meanwhile stays to be stored.
+    pub(crate) fn handle_inline(&mut self, bytes: &[u8]) {
+        let end = self.buffer.end();
+        let is_all = !self.buffer.has_flights()
+            && u64::try_from(bytes.len()) == Ok(end)
+            && self.buffer.read_covered(&(0..end)).is_some_and(|written| written == bytes);
+        if is_all {
+            let freed = self.buffer.cut(0);
+            self.release_memory(freed);
+            self.landings += 1;
+        }
+    }
+
     /// Records that a commit of this mount's writes, made at the count `before`, was answered by
     /// what the state shows now. If it alone has changed the file, the kernel's pages are as good
     /// as they were.
@@ -400,6 +420,11 @@ impl State {
         self.undeclared && !self.is_sparse()
     }
 
+    /// Whether the server may have the bytes in the inode, and has not answered.
+    pub(crate) fn is_inline_unknown(&self) -> bool {
+        self.unpublished.as_ref().is_some_and(|unpublished| unpublished.was_sent_inline)
+    }
+
     /// Whether the server must still be told of an acknowledged write.
     pub(crate) fn needs_commit(&self) -> bool {
         self.stored.acknowledgements > self.committed
@@ -425,7 +450,11 @@ impl State {
     /// Takes the way to a content of `size` bytes. Of another one than before it is known what has
     /// not been sent yet, and nothing that was: that went to the one before.
     fn replace_access(&mut self, fresh: Access, size: u64) {
-        if self.version.replace(fresh.version()).is_some_and(|held| held != fresh.version()) {
+        // From the inode the bytes went to the targets, and nothing else has changed.
+        let is_spilled = self.version.is_some_and(|(held, _)| held == fresh.content.generation)
+            && self.inline.as_ref().is_some_and(|bytes| bytes.len() as u64 <= size);
+        let held = self.version.replace(fresh.version());
+        if held.is_some_and(|held| held != fresh.version()) && !is_spilled {
             self.own_end = self.buffer.end();
             self.undeclared = self.buffer.leaves_hole(size);
         }

@@ -20,6 +20,7 @@ use crate::{
         FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
         file::{Access, File},
         handle::FileHandle,
+        inline::Bytes,
     },
 };
 
@@ -29,6 +30,7 @@ impl FileSystem {
     /// # Errors
     /// Failures of writes that were not reported yet, and of the commit.
     pub(crate) async fn flush(&self, handle: &FileHandle) -> Result<(), Failure> {
+        self.publish_inline(&handle.file).await?;
         self.flush_file(&handle.file).await;
         handle.report()?;
         self.commit(&handle.file, false).await?;
@@ -67,6 +69,7 @@ impl FileSystem {
     /// As [`Self::flush`]; [`ErrorKind::Lost`] when a target lost acknowledged bytes in between.
     pub(crate) async fn fsync(&self, handle: &FileHandle) -> Result<(), Failure> {
         let file = &handle.file;
+        self.publish_inline(file).await?;
         self.flush_file(file).await;
         handle.report()?;
         self.sync_stored(file).await?;
@@ -95,6 +98,10 @@ impl FileSystem {
 
     /// Sends all that is buffered and waits until it has landed. Failures are recorded.
     pub(crate) async fn flush_file(&self, file: &Arc<File>) {
+        if let Err(failure) = self.settle_inline(file).await {
+            // What was written stays here.
+            return file.state().record_failure(failure);
+        }
         loop {
             let landed = file.landed.notified();
             let (slots, flying) = {
@@ -123,7 +130,13 @@ impl FileSystem {
     ///
     /// Must run to its end: whoever flushes waits for it.
     pub(crate) async fn send_slot(&self, file: &Arc<File>, slot: SlotIndex) {
-        let Some(flights) = file.state().buffer.take_off(slot) else {
+        let flights = {
+            let mut state = file.state();
+            // Who flushes the file finds out, and comes again.
+            let waits = state.is_inline_unknown();
+            (!waits).then(|| state.buffer.take_off(slot)).flatten()
+        };
+        let Some(flights) = flights else {
             return;
         };
         let mut outcome = Ok(());
@@ -178,15 +191,19 @@ impl FileSystem {
     /// The way to the content that a write goes to from here on. Targets still take what is written
     /// to one that another host has cut or replaced, where nobody would find it: whoever cuts a
     /// file is answered when its writers have heard of it, who ask anew before they write on. What
-    /// they write behind its new end leaves a hole, of which the server hears first.
+    /// they write behind its new end leaves a hole, of which the server hears first. Bytes that
+    /// live in the inode are at the targets before anything is written there.
     ///
     /// # Errors
     /// [`ErrorKind::StaleContent`] when the server has shown a content without a way to it, as
     /// while a session takes the place of one that ended; and what the server answers.
     pub(super) async fn writable(&self, file: &File) -> Result<Arc<Access>, Failure> {
+        self.settle_inline(file).await?;
         let is_old = {
             let state = file.state();
-            state.is_access_old() || !self.names.content_stands(file.inode, state.viewed)
+            state.is_access_old()
+                || state.inline.is_some()
+                || !self.names.content_stands(file.inode, state.viewed)
         };
         if is_old {
             self.refresh(file).await?;
@@ -195,7 +212,7 @@ impl FileSystem {
             self.declare_sparse(file).await?;
         }
         let state = file.state();
-        if state.is_access_old() || state.has_undeclared_hole() {
+        if state.is_access_old() || state.has_undeclared_hole() || state.inline.is_some() {
             let text = "the server shows a content to which it gives no way";
             return Err(Failure::new(ErrorKind::StaleContent, text));
         }
@@ -241,7 +258,7 @@ impl FileSystem {
     /// What the server answers.
     pub(crate) async fn commit(&self, file: &File, durable: bool) -> Result<(), Failure> {
         let _one_at_a_time = file.commit.lock().await;
-        self.publish(file).await?;
+        self.publish(file, Bytes::AtTargets).await?;
         let (stored, written_at, needed, unsynced) = {
             let state = file.state();
             (state.stored, state.written_at, state.needs_commit(), state.commit_unsynced)

@@ -14,7 +14,7 @@ use std::{
 
 use futures::{StreamExt as _, stream};
 use millrace_protocol::{
-    delegation::{NewFile, PUBLISHED_MAX},
+    delegation::{NewFile, PUBLISHED_BYTES_MAX, PUBLISHED_MAX},
     lease::{MadeName, Recall},
     metadata::{Attributes, Coverage, FileKind, InodeReply, OpenMode},
     session::{Caller, Operation},
@@ -29,6 +29,7 @@ use crate::{
         delegations::{Given, Unpublished},
         file::File,
         handle::Known,
+        inline::{Bytes, inline_bytes},
         kernel_names::{Keep, Shown},
         names::NewMode,
         open::{Opened, View},
@@ -67,7 +68,15 @@ impl Publisher {
         let mut queue = self.lock();
         let session = queue.waiting.first().map(|first| first.file.operation.session);
         let is_next = |waiting: &&Waiting| Some(waiting.file.operation.session) == session;
-        let count = queue.waiting.iter().take(PUBLISHED_MAX).take_while(is_next).count();
+        let mut room = PUBLISHED_BYTES_MAX;
+        let fits = |waiting: &&Waiting| {
+            // One file fits however large it is, because it is the first.
+            let had_room = room > 0;
+            room = room.saturating_sub(waiting.file.inline.as_ref().map_or(0, Vec::len));
+            had_room
+        };
+        let next = queue.waiting.iter().take(PUBLISHED_MAX).take_while(is_next);
+        let count = next.take_while(fits).count();
         queue.is_sending = count > 0;
         queue.waiting.drain(..count).collect()
     }
@@ -111,6 +120,7 @@ impl FileSystem {
         }
         let given = self.take_given(caller, parent)?;
         let (told, made_at) = (given.told, self.cluster.now());
+        let inline_bytes_max = given.inline_bytes_max;
         let reply = as_shown(given, caller, mode, made_at);
         let inode = reply.attributes.inode;
         let unpublished = Unpublished {
@@ -122,6 +132,8 @@ impl FileSystem {
             since: Instant::now(),
             session: told.session,
             was_sent: false,
+            inline_bytes_max,
+            was_sent_inline: false,
         };
         let names = [(parent, name)];
         let changing = self.changing(&names, None);
@@ -186,7 +198,7 @@ impl FileSystem {
             return Ok(());
         }
         let _one_at_a_time = file.commit.lock().await;
-        self.publish(file).await
+        self.publish(file, Bytes::AtTargets).await
     }
 
     /// Whether the server does not know of a file that is open here.
@@ -195,14 +207,14 @@ impl FileSystem {
             && self.files.find(inode).is_some_and(|file| file.state().unpublished.is_some())
     }
 
-    /// Tells the server of a file, with what the targets have acknowledged of it. To be called with
-    /// its `commit` held; does nothing where the server knows of it.
+    /// Tells the server of a file, with what the targets have acknowledged of it, or with all that
+    /// was written. To be called with its `commit` held; does nothing where the server knows of it.
     ///
     /// # Errors
     /// As [`Self::settle`]. Where the server refuses the file, it is lost: whatever is done with it
     /// from then on fails.
-    pub(super) async fn publish(&self, file: &File) -> Result<(), Failure> {
-        let Some((unpublished, request, acknowledgements)) = as_new_file(file) else {
+    pub(super) async fn publish(&self, file: &File, bytes: Bytes) -> Result<(), Failure> {
+        let Some((unpublished, request, acknowledgements)) = as_new_file(file, bytes) else {
             return Ok(());
         };
         let (parent, name) = (unpublished.parent, unpublished.name);
@@ -223,6 +235,9 @@ impl FileSystem {
                 let lease = made.lease.map(|key| Lease::of(key, note));
                 let mut state = file.state();
                 state.unpublished = None;
+                if let Some(inline) = &made.reply.inline {
+                    state.handle_inline(inline);
+                }
                 state.record_commit(acknowledgements);
                 state.commit_unsynced = true;
                 let accepted = state.accept_under(made.reply, lease);
@@ -275,11 +290,21 @@ impl FileSystem {
     }
 
     /// Ends the last open of a file: what is not published by then is given up.
-    pub(super) async fn settle_last(&self, file: &File) {
-        if let Err(failure) = self.settle_file(file).await {
+    pub(super) async fn settle_last(&self, file: &Arc<File>) {
+        let settled = async {
+            self.publish_inline(file).await?;
+            self.settle_file(file).await
+        };
+        if let Err(failure) = settled.await {
             self.give_up(file, failure.clone());
             // The server may make it yet.
             self.handle_unmade(&failure).await;
+        } else if file.state().is_dirty() {
+            // A publication that failed before has kept the bytes here.
+            self.flush_file(file).await;
+            if let Err(failure) = self.commit(file, false).await {
+                tracing::warn!(inode = %file.inode, %failure, "cannot commit a size");
+            }
         }
     }
 
@@ -368,21 +393,25 @@ fn as_shown(given: Given, caller: &Caller, mode: u16, made_at: Timestamp) -> Ino
 
 /// What the server must hear of a file, if it does not know of it; and how many acknowledgements of
 /// targets it knows of when it has answered.
-fn as_new_file(file: &File) -> Option<(Unpublished, NewFile, u64)> {
+fn as_new_file(file: &File, bytes: Bytes) -> Option<(Unpublished, NewFile, u64)> {
     let mut state = file.state();
     let access = state.access.clone()?;
+    let inline = (bytes == Bytes::InInode).then(|| inline_bytes(&state)).flatten();
     let unpublished = state.unpublished.as_mut()?;
     let was_sent = std::mem::replace(&mut unpublished.was_sent, true);
+    unpublished.was_sent_inline |= inline.is_some();
     let unpublished = unpublished.clone();
     // Numbered when it is sent.
     let operation = Operation { session: unpublished.session, sequence: 0, lowest_pending: 0 };
     // While something is on its way, what the targets have may have gaps: a commit tells the rest.
     let is_whole = state.buffer.held_bytes() == 0 && !state.buffer.has_flights();
-    let (end, told) = match is_whole {
-        true => (state.stored.end, state.stored.acknowledgements),
-        false => (0, state.committed),
+    let (end, told) = match &inline {
+        Some(bytes) => (bytes.len() as u64, state.committed),
+        None if is_whole => (state.stored.end, state.stored.acknowledgements),
+        None => (0, state.committed),
     };
-    let written_at = state.written_at.filter(|_| is_whole && told > 0);
+    let is_told = inline.is_some() || (is_whole && told > 0);
+    let written_at = state.written_at.filter(|_| is_told);
     let request = NewFile {
         operation,
         caller: unpublished.caller.clone(),
@@ -393,6 +422,7 @@ fn as_new_file(file: &File) -> Option<(Unpublished, NewFile, u64)> {
         content: access.capability.clone(),
         end,
         written_at,
+        inline,
     };
     // What was sent before may have been less: a commit tells the rest again.
     let known = if was_sent { state.committed } else { told };
@@ -408,7 +438,7 @@ mod tests {
     use millrace_types::{KeyId, SessionId, TargetId};
 
     use super::*;
-    use crate::fs::file::tests::file;
+    use crate::{cache::budget::Budget, fs::file::tests::file};
 
     fn waiting(session: u64, end: u64) -> Waiting {
         let operation = Operation { session: SessionId(session), sequence: 0, lowest_pending: 0 };
@@ -422,6 +452,7 @@ mod tests {
             content: Signed { key: KeyId(1), body: Vec::new(), mac: [0; 32] },
             end,
             written_at: None,
+            inline: None,
         };
         Waiting { file, answer: oneshot::channel().0 }
     }
@@ -440,6 +471,8 @@ mod tests {
             since: Instant::now(),
             session: SessionId(1),
             was_sent: false,
+            inline_bytes_max: 16,
+            was_sent_inline: false,
         }
     }
 
@@ -452,16 +485,79 @@ mod tests {
             file.state().record_stored(&range, &access, TargetId([1; 8]), 0);
         };
         write(0..10);
-        let (_, request, known) = as_new_file(&file).expect("it is not published");
+        let (_, request, known) =
+            as_new_file(&file, Bytes::AtTargets).expect("it is not published");
         assert_eq!((request.end, known), (10, 1));
         // Of whose answer nobody heard: the server may have made the file with ten bytes.
         write(10..30);
-        let (_, request, known) = as_new_file(&file).expect("it is not published");
+        let (_, request, known) =
+            as_new_file(&file, Bytes::AtTargets).expect("it is not published");
         assert_eq!((request.end, known), (30, 0));
         let mut state = file.state();
         state.unpublished = None;
         state.record_commit(known);
         assert!(state.needs_commit());
+    }
+
+    #[test]
+    fn small_files_are_sent_with_their_bytes_and_stay_here_as_they_were_changed_meanwhile() {
+        let now = Timestamp(5);
+        let whole = |file: &File, bytes| as_new_file(file, bytes).expect("not published").1;
+        let written = |bytes: &[u8]| {
+            let file = file(0);
+            let mut state = file.state();
+            state.unpublished = Some(unpublished());
+            state.buffer.insert(0, bytes);
+            state.permit = Budget::new(1000).try_take(bytes.len() as u64);
+            state.record_write(&(0..bytes.len() as u64), now);
+            drop(state);
+            file
+        };
+        let file = written(b"0123456789");
+        let request = whole(&file, Bytes::AtTargets);
+        assert_eq!((request.inline, request.end, request.written_at), (None, 0, None));
+        let request = whole(&file, Bytes::InInode);
+        let sent = request.inline.clone().expect("it is small");
+        assert_eq!((&sent[..], request.end), (&b"0123456789"[..], 10));
+        assert_eq!(request.written_at, Some(now));
+        assert!(file.state().unpublished.as_ref().is_some_and(|of| of.was_sent_inline));
+
+        // Written on while the message was on its way: all of it stays to be stored.
+        file.state().buffer.insert(3, b"x");
+        file.state().handle_inline(&sent);
+        assert_eq!(file.state().buffer.read_covered(&(0..10)).as_deref(), Some(&b"012x456789"[..]));
+        let unchanged = written(b"0123456789");
+        unchanged.state().handle_inline(&sent);
+        assert_eq!(unchanged.state().buffer.held_bytes(), 0);
+
+        // Too large, with a hole, or partly at a target.
+        assert_eq!(whole(&written(&[1; 17]), Bytes::InInode).inline, None);
+        let gap = written(b"0");
+        gap.state().buffer.insert(5, b"5");
+        gap.state().record_write(&(5..6), now);
+        assert_eq!(whole(&gap, Bytes::InInode).inline, None);
+        let stored = written(b"0123456789");
+        let access = stored.access().expect("it was opened");
+        stored.state().record_stored(&(0..3), &access, TargetId([1; 8]), 0);
+        assert_eq!(whole(&stored, Bytes::InInode).inline, None);
+    }
+
+    #[test]
+    fn a_message_has_so_many_bytes_and_always_one_file() {
+        let publisher = Publisher::default();
+        let with = |end, len| {
+            let mut waiting = waiting(1, end);
+            waiting.file.inline = Some(vec![0; len]);
+            waiting
+        };
+        publisher.put(with(1, PUBLISHED_BYTES_MAX * 2));
+        publisher.put(with(2, PUBLISHED_BYTES_MAX / 2));
+        publisher.put(with(3, PUBLISHED_BYTES_MAX / 4));
+        publisher.put(with(4, PUBLISHED_BYTES_MAX / 2));
+        publisher.put(with(5, 1));
+        assert_eq!(next(&publisher), [1]);
+        assert_eq!(next(&publisher), [2, 3, 4]);
+        assert_eq!(next(&publisher), [5]);
     }
 
     #[test]

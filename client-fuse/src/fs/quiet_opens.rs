@@ -202,8 +202,9 @@ impl FileSystem {
                 for content in shown.contents {
                     let inode = content.attributes.inode;
                     self.names.keep_attributes(content.attributes, lease);
-                    self.contents
-                        .keep(inode, KeptContent { capability: content.capability, lease });
+                    let inline = content.inline.map(Arc::from);
+                    let kept = KeptContent { capability: content.capability, inline, lease };
+                    self.contents.keep(inode, kept);
                 }
                 true
             }
@@ -219,7 +220,7 @@ impl FileSystem {
 
     /// What an open would show, where leases cover it.
     fn content_kept(&self, inode: InodeId) -> Option<(InodeReply, Lease)> {
-        let KeptContent { capability, lease } = self.contents.find(inode)?;
+        let KeptContent { capability, inline, lease } = self.contents.find(inode)?;
         if !self.names.stands(inode, &lease) {
             return None;
         }
@@ -230,7 +231,7 @@ impl FileSystem {
             content: Some(statement.content),
             capability: Some(capability),
             symlink: None,
-            inline: None,
+            inline: inline.map(|bytes| bytes.to_vec()),
             coverage: Coverage::None,
             index: LogIndex(0),
         };
@@ -270,7 +271,8 @@ impl FileSystem {
     pub(super) fn keep_content(&self, reply: &InodeReply, lease: Option<InodeId>, note: Note) {
         if let (Some(capability), Some(key)) = (&reply.capability, lease) {
             let lease = Lease::of(key, note);
-            let content = KeptContent { capability: capability.clone(), lease };
+            let inline = reply.inline.clone().map(Arc::from);
+            let content = KeptContent { capability: capability.clone(), inline, lease };
             self.contents.keep(reply.attributes.inode, content);
         }
     }

@@ -6,7 +6,6 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use bytes::Bytes;
 use millrace_transport::Body;
 use millrace_types::{ErrorKind, Failure};
 
@@ -16,6 +15,7 @@ use crate::{
         FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
         file::{Access, File},
         handle::FileHandle,
+        inline,
     },
     prefetch::queue,
 };
@@ -35,9 +35,19 @@ pub(crate) struct Waiting {
     range: Range<u64>,
     parts: Vec<Part>,
     landings: u64,
-    /// Buffered writes lie over part of the range: they have to be stored first.
-    /// What is buffered goes to the targets first; and how many failures there were before.
-    flush_first: Option<u64>,
+    first: Option<First>,
+}
+
+/// What a read waits for before it fetches anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum First {
+    /// Buffered writes lie over part of the range: they go to the targets.
+    Flush {
+        /// How many failures there were before.
+        failures: u64,
+    },
+    /// The bytes that are known to live in the inode may be old.
+    Refresh,
 }
 
 impl FileSystem {
@@ -66,17 +76,22 @@ impl FileSystem {
         if !handle.options.no_atime {
             self.note_read(&mut state.attributes);
         }
-        if let Some(inline) = &state.inline {
-            return Ok(Begun::Done(cut_inline(inline, &range).into()));
-        }
         let landings = state.landings;
         if state.buffer.held_bytes() > 0 && state.buffer.overlaps(&range) {
             if let Some(bytes) = state.buffer.read_covered(&range) {
                 return Ok(Begun::Done(bytes.into()));
             }
             let parts = Vec::new();
-            let flush_first = Some(state.failures);
-            return Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first }));
+            let first = First::Flush { failures: state.failures };
+            return Ok(Begun::Waiting(Waiting { range, parts, landings, first: Some(first) }));
+        }
+        if let Some(inline) = &state.inline {
+            if self.names.content_stands(file.inode, state.viewed) {
+                return Ok(Begun::Done(inline::cut(inline, &range).into()));
+            }
+            // Another host may have written since, which brought them to the targets.
+            let (parts, first) = (Vec::new(), Some(First::Refresh));
+            return Ok(Begun::Waiting(Waiting { range, parts, landings, first }));
         }
         let Some(access) = state.access.clone() else {
             return Err(Failure::new(ErrorKind::PermissionDenied, "no right to the content"));
@@ -106,7 +121,7 @@ impl FileSystem {
             self.metrics.read_ready.inc();
             return Ok(Begun::Done(ready));
         }
-        Ok(Begun::Waiting(Waiting { range, parts, landings, flush_first: None }))
+        Ok(Begun::Waiting(Waiting { range, parts, landings, first: None }))
     }
 
     /// Waits for the bytes of a read that could not be answered at once.
@@ -119,11 +134,18 @@ impl FileSystem {
         handle: &FileHandle,
         waiting: Waiting,
     ) -> Result<Body, Failure> {
-        let Waiting { range, parts, landings, flush_first } = waiting;
+        let Waiting { range, parts, landings, first } = waiting;
         let file = &handle.file;
-        if let Some(failures) = flush_first {
-            self.flush_telling(file, failures).await?;
-            return self.read_again(handle, range).await;
+        match first {
+            Some(First::Flush { failures }) => {
+                self.flush_telling(file, failures).await?;
+                return self.read_again(handle, range).await;
+            }
+            Some(First::Refresh) => {
+                self.refresh(file).await?;
+                return self.read_again(handle, range).await;
+            }
+            None => {}
         }
         let mut bytes = Body::default();
         for part in parts {
@@ -165,6 +187,18 @@ impl FileSystem {
             state.attributes.size
         };
         let range = range.start.min(size)..range.end.min(size);
+        let (inline, overlaid) = {
+            let state = file.state();
+            let inline = state.inline.as_ref().map(|inline| inline::cut(inline, &range));
+            (inline, state.buffer.overlaps(&range))
+        };
+        if let Some(inline) = inline.filter(|_| !overlaid) {
+            return Ok(inline.into());
+        }
+        if overlaid && file.state().inline.is_some() {
+            // What is written goes over them at the targets.
+            self.writable(file).await?;
+        }
         let chunk_size = file.access()?.content.layout.chunk_size().bytes();
         let mut bytes = Body::default();
         for request in queue::requests(range.clone(), range.start, chunk_size) {
@@ -329,13 +363,4 @@ fn take_ready(parts: &[Part]) -> Option<Body> {
         }
     }
     Some(whole)
-}
-
-/// Inline bytes end where the file ended when they were written; growth since then reads as zeros.
-fn cut_inline(inline: &[u8], range: &Range<u64>) -> Bytes {
-    let byte_at = |at: u64| {
-        let index = usize::try_from(at).ok()?;
-        inline.get(index).copied()
-    };
-    range.clone().map(|at| byte_at(at).unwrap_or(0)).collect()
 }

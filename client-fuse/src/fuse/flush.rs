@@ -25,7 +25,7 @@ impl Adapter {
             return reply.done();
         }
         let owed = Owed::interruptible(call, reply);
-        if self.fs.holds_bytes(&handle) {
+        if self.fs.holds_bytes(&handle) && !self.fs.fits_inode(&handle) {
             self.run_flush(handle, flush.lock_owner, owed);
         } else {
             let work = commit(Arc::clone(&self.fs), handle, flush.lock_owner);

@@ -153,6 +153,8 @@ pub struct SetLayout {
     pub stripe_count: Option<i32>,
     /// The pool, by name.
     pub pool: Option<String>,
+    /// Files up to so many bytes may live in their inode, 0 for none.
+    pub inline_bytes_max: Option<u32>,
 }
 
 /// A layout.
@@ -170,6 +172,9 @@ pub struct LayoutReply {
     pub pool: String,
     /// The file's size.
     pub size: u64,
+    /// Of a directory: new files up to so many bytes may live in their inode; 0 for none. Of a
+    /// file: how many do.
+    pub inline_bytes: u32,
     /// A file's chunks, at most the first [`LAYOUT_CHUNKS_MAX`].
     pub chunks: Vec<ChunkPlace>,
     /// Whether there are more chunks than shown.

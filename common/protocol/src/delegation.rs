@@ -57,6 +57,10 @@ pub struct Delegation {
     pub directory: Attributes,
     /// The first contents of files that do not exist yet: capabilities for reading and writing.
     pub contents: Vec<Signed>,
+    /// A file of at most so many bytes may be published with them instead of storing them at the
+    /// targets; 0 where none may, and [`INLINE_BYTES_MAX`](crate::metadata::INLINE_BYTES_MAX) at
+    /// most.
+    pub inline_bytes_max: u32,
 }
 
 /// Tells a server that was restarted which delegations the session still has files under that it
@@ -97,10 +101,13 @@ pub struct NewFile {
     pub made_at: Timestamp,
     /// The capability that the delegation gave for it.
     pub content: Signed,
-    /// One past the last byte that the targets have acknowledged.
+    /// One past the last byte that the targets have acknowledged, or that is in `inline`.
     pub end: u64,
     /// When the last of them was written, if any was, in the server's time.
     pub written_at: Option<Timestamp>,
+    /// All of its bytes, of which none is at a target; at most
+    /// [`INLINE_BYTES_MAX`](crate::metadata::INLINE_BYTES_MAX). They live in the inode then.
+    pub inline: Option<Vec<u8>>,
 }
 
 /// What became of some files, in their order.
@@ -115,6 +122,8 @@ pub struct PublishedFiles {
 pub enum PublishedFile {
     /// It is there, and open for writing in the session.
     Made(Box<MadeName>),
+    /// The same, with the bytes that were sent in its inode; they are not repeated.
+    MadeInline(Box<MadeName>),
     /// It was refused.
     Refused(millrace_types::Failure),
 }
@@ -125,3 +134,7 @@ pub const CONTENTS_MAX: u32 = 256;
 /// The most files that are published together: with names of 255 bytes and 40 groups each they fit
 /// a tenth of a message.
 pub const PUBLISHED_MAX: usize = 64;
+
+/// The most bytes that such files have in their inodes, all together, beside one file of any size:
+/// half of a message.
+pub const PUBLISHED_BYTES_MAX: usize = 512 * 1024;

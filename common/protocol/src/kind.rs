@@ -217,6 +217,8 @@ requests! {
     UploadPartTo = 0x050d, target::UploadPartTo => target::UploadPartReply;
     /// Uploads a small file as one object to a bucket that no link leads to.
     UploadObjectTo = 0x050e, target::UploadObjectTo => target::UploadObjectReply;
+    /// Stores bytes that lived in an inode, before somebody writes the file.
+    StoreInline = 0x050f, target::StoreInline => target::StoreInlineReply;
     /// What lies on a target, a page at a time.
     ListContents = 0x0510, fsck::ListContents => fsck::ContentsPage;
 

@@ -155,6 +155,8 @@ pub struct ShownContent {
     pub attributes: Attributes,
     /// A signed [`Capability`](crate::capability::Capability), which names the content.
     pub capability: Signed,
+    /// The bytes of a small file that lives in its inode.
+    pub inline: Option<Vec<u8>>,
 }
 
 /// Makes an inode and its name, to keep what that changes.

@@ -94,6 +94,9 @@ pub struct InodeReply {
     pub index: LogIndex,
 }
 
+/// The most bytes that live in an inode: every change of it, such as of a time, writes them again.
+pub const INLINE_BYTES_MAX: u32 = 16 * 1024;
+
 /// Finds `name` in `parent`.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Lookup {

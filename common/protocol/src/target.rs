@@ -4,8 +4,8 @@
 //! sent again without harm.
 
 use millrace_types::{
-    ByteLen, ChunkIndex, ContentGeneration, Crc32c, Failure, InodeId, Layout, LinkId, TargetId,
-    WriteEpoch,
+    ByteLen, ChunkIndex, ContentGeneration, Crc32c, Failure, GroupEpoch, InodeId, Layout, LinkId,
+    TargetId, WriteEpoch,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -39,6 +39,28 @@ pub struct Trim {
 pub struct TrimReply {
     /// Bytes that became free.
     pub freed: ByteLen,
+}
+
+/// Stores bytes that live in an inode so far, durably, as the first ones of their file, and refuses
+/// the content's write epoch from then on: that of whoever writes next is one more. Sent again it
+/// changes nothing, also when somebody has written since.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct StoreInline {
+    /// The target, which serves the first chunk's group.
+    pub target: TargetId,
+    /// The group's epoch.
+    pub group_epoch: GroupEpoch,
+    /// The content that the bytes are of.
+    pub content: Content,
+    /// At least one, and [`INLINE_BYTES_MAX`](crate::metadata::INLINE_BYTES_MAX) at most.
+    pub bytes: Vec<u8>,
+}
+
+/// The bytes are on stable storage.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreInlineReply {
+    /// How many.
+    pub stored: ByteLen,
 }
 
 /// A run of one file's chunks. A target works on those of its own and passes over the others.

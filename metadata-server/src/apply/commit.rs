@@ -2,7 +2,7 @@
 
 use millrace_types::{ErrorKind, InodeId, SessionId, WriteEpoch};
 
-use super::{ApplyError, Transaction, orphan, xattr};
+use super::{ApplyError, Transaction, inline, orphan, xattr};
 use crate::{
     command::{Commit, Outcome},
     namespace::{FileBody, Inode, ObjectState},
@@ -21,6 +21,7 @@ pub(super) fn commit(tx: &mut Transaction<'_>, commit: &Commit) -> Result<Outcom
         return outcome;
     }
     check_whole(file)?;
+    inline::check_spilled(file)?;
     if grows {
         check_size(file, commit.end)?;
         check_may_grow(tx, commit.inode)?;
@@ -53,6 +54,7 @@ pub(super) fn resize(
         return replace_content(tx, inode, is_written).map(|()| false);
     }
     check_whole(inode.file()?)?;
+    inline::check_spilled(inode.file()?)?;
     if size > old {
         check_may_grow(tx, id)?;
         inode.file_mut()?.sparse = true;
@@ -94,11 +96,12 @@ pub(super) fn replace_content(
     }
     mark_dirty(file);
     if !(empty && is_untouched(file)) {
-        orphan::reclaim(tx, id, file.generation, file.layout)?;
+        if file.inline.take().is_none() {
+            orphan::reclaim(tx, id, file.generation, file.layout)?;
+        }
         tx.raise_generation(id, file)?;
         file.origin_length = 0;
         file.sparse = false;
-        file.inline = None;
         tx.delete(keys::trim(id));
     }
     inode.size = 0;

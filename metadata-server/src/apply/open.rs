@@ -2,7 +2,7 @@
 
 use millrace_types::{ErrorKind, InodeId, SessionId};
 
-use super::{ApplyError, Transaction, commit, orphan};
+use super::{ApplyError, Transaction, commit, inline, orphan};
 use crate::{
     command::{OpenWrite, Opener, Outcome},
     namespace::{Inode, permission},
@@ -20,6 +20,7 @@ pub(super) fn open_write(
     let inode = tx.inode(open.opener.inode)?;
     if !open.truncate {
         commit::check_whole(inode.file()?)?;
+        inline::check_spilled(inode.file()?)?;
     }
     inode.file()?;
     if let Some(caller) = &open.caller {

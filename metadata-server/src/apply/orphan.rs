@@ -48,7 +48,11 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result
     }
     match &inode.body {
         Body::File(file) => {
-            reclaim(tx, inode.id, file.generation, file.layout)?;
+            // Of one that lives in its inode the targets have nothing; what a spill may have left
+            // that never ended is found by a check.
+            if file.inline.is_none() {
+                reclaim(tx, inode.id, file.generation, file.layout)?;
+            }
             tx.delete(keys::trim(inode.id));
             export::file_dropped(tx, &inode)?;
             tx.delete(keys::conflict(inode.id));

@@ -8,6 +8,7 @@ use millrace_types::{ChangeCount, ErrorKind};
 use super::{
     ApplyError, Transaction,
     create::{add, file_body, new_inode},
+    inline,
 };
 use crate::{
     command::{Outcome, Publish},
@@ -18,8 +19,13 @@ use crate::{
 /// are away, by default.
 const MADE_BEFORE_MAX: Duration = Duration::from_secs(600);
 
-/// Makes a file with its bytes. Nothing may have its name, and nothing its id.
-pub(super) fn publish(tx: &mut Transaction<'_>, publish: &Publish) -> Result<Outcome, ApplyError> {
+/// Makes a file with its bytes, which live in its inode or are at the targets. Nothing may have its
+/// name, and nothing its id.
+pub(super) fn publish(
+    tx: &mut Transaction<'_>,
+    publish: &Publish,
+    bytes: Option<&[u8]>,
+) -> Result<Outcome, ApplyError> {
     let create = &publish.create;
     let parent = tx.inode(create.parent)?;
     parent.directory()?;
@@ -27,17 +33,26 @@ pub(super) fn publish(tx: &mut Transaction<'_>, publish: &Publish) -> Result<Out
     if tree::entry(tx, parent.id, &create.name)?.is_some() {
         return Err(ErrorKind::Exists.into());
     }
-    add(tx, create, parent, 0, |tx, _, _| build(tx, publish))
+    add(tx, create, parent, 0, |tx, _, _| build(tx, publish, bytes))
 }
 
-fn build(tx: &Transaction<'_>, publish: &Publish) -> Result<Inode, ApplyError> {
+fn build(
+    tx: &Transaction<'_>,
+    publish: &Publish,
+    bytes: Option<&[u8]>,
+) -> Result<Inode, ApplyError> {
     let Publish { create, layout, .. } = publish;
     // An id that was given to somebody has been reserved.
     let is_reserved = create.inode < tx.file_system()?.inode_limit;
     if !is_reserved || tree::find(tx, create.inode)?.is_some() {
         return Err(ErrorKind::InvalidArgument.into());
     }
-    let body = Body::File(Box::new(file_body(layout.checked()?)));
+    let mut file = file_body(layout.checked()?);
+    if let Some(bytes) = bytes {
+        inline::check(bytes, publish.end)?;
+        file.inline = Some(bytes.to_vec());
+    }
+    let body = Body::File(Box::new(file));
     let owner = (create.caller.uid, create.caller.gid);
     let mut inode = new_inode(tx, create.inode, FileKind::Regular, owner, body);
     inode.mode = create.mode & permission::MODE_MAX;

@@ -17,7 +17,7 @@ use super::{
     startup::{EngineSettings, StartError},
 };
 use crate::{
-    apply::{self, ApplyError, Effect, FEATURE_LEVEL},
+    apply::{self, ApplyError, Effect},
     capability::Keyring,
     command::{Command, Envelope, Outcome},
     consistency::census::Census,
@@ -35,6 +35,7 @@ use crate::{
 };
 
 mod consistency;
+mod level;
 mod recall;
 mod repair;
 mod sessions;
@@ -75,6 +76,8 @@ pub struct Core {
     given_back: Vec<Wait>,
     /// Of a command of which others shall have heard: what is over when they have.
     heard: Option<Vec<Wait>>,
+    /// The session for which the server executes a command of its own.
+    asked_by: Option<SessionId>,
     /// When sessions from before the start must have declared what they read.
     declared_by: Timestamp,
     /// What heartbeats tell.
@@ -148,6 +151,7 @@ impl Core {
             recall: None,
             given_back: Vec::new(),
             heard: None,
+            asked_by: None,
             declared_by: now.plus(settings.lease),
             expiry,
             registry,
@@ -527,21 +531,6 @@ impl Core {
             _ => {}
         }
         self.written.note(&*self.store.0, command, outcome)
-    }
-
-    /// An older log goes on with the behaviour of this program; what it has stays as it was.
-    fn raise_feature_level(&mut self) {
-        match self.file_system() {
-            Ok(file_system) if file_system.feature_level < FEATURE_LEVEL => {
-                let (from, to) = (file_system.feature_level, FEATURE_LEVEL);
-                match self.execute(None, Command::SetFeatureLevel(to)) {
-                    Ok(_) => tracing::info!(from, to, "the feature level is raised"),
-                    // It goes on as before, and the next start tries again.
-                    Err(error) => tracing::warn!(%error, "cannot raise the feature level"),
-                }
-            }
-            _ => {}
-        }
     }
 
     fn reserve_ids(&mut self) {

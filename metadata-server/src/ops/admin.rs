@@ -4,10 +4,13 @@
 
 use std::{ops::Bound, time::Duration};
 
-use millrace_protocol::admin::{
-    ChunkPlace, ClusterStatus, ClusterStatusReply, Health, LAYOUT_CHUNKS_MAX, LayoutReply,
-    LinkStatus, LinksReply, ListLinks, LogStatus, SessionStatus, SetLayout, ShowLayout,
-    TargetState, TargetStatus,
+use millrace_protocol::{
+    admin::{
+        ChunkPlace, ClusterStatus, ClusterStatusReply, Health, LAYOUT_CHUNKS_MAX, LayoutReply,
+        LinkStatus, LinksReply, ListLinks, LogStatus, SessionStatus, SetLayout, ShowLayout,
+        TargetState, TargetStatus,
+    },
+    metadata::INLINE_BYTES_MAX,
 };
 use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, PoolId, SessionId};
 
@@ -153,6 +156,13 @@ pub fn set_layout(
     if let Some(pool) = &request.pool {
         defaults.pool = pool_named(core, pool)?;
     }
+    if let Some(most) = request.inline_bytes_max {
+        if most > INLINE_BYTES_MAX {
+            let text = format!("at most {} live in an inode", ByteLen(INLINE_BYTES_MAX.into()));
+            return Err(Failure::new(ErrorKind::InvalidArgument, text));
+        }
+        defaults.inline_bytes_max = most;
+    }
     let command = Command::SetDefaults(SetDefaults {
         caller: client.caller(&request.caller),
         directory: inode.id,
@@ -171,6 +181,7 @@ fn layout(core: &mut Core, inode: &Inode) -> Result<LayoutReply, Failure> {
         stripe_count: -1,
         pool: String::new(),
         size: inode.size,
+        inline_bytes: 0,
         chunks: Vec::new(),
         truncated: false,
     };
@@ -181,12 +192,16 @@ fn layout(core: &mut Core, inode: &Inode) -> Result<LayoutReply, Failure> {
             reply.chunk_size = defaults.chunk_size;
             reply.stripe_count = defaults.width.map_or(-1, count);
             reply.pool = pool_name(core, defaults.pool)?;
+            reply.inline_bytes = defaults.inline_bytes_max;
         }
         Body::File(file) => {
             reply.chunk_size = file.layout.chunk_size();
             reply.stripe_count = count(file.layout.width());
             reply.pool = pool_name(core, file.layout.pool())?;
-            let chunks = inode.size.div_ceil(file.layout.chunk_size().bytes());
+            let inline = file.inline.as_ref().map_or(0, Vec::len);
+            reply.inline_bytes = u32::try_from(inline).unwrap_or(u32::MAX);
+            let at_targets = if inline == 0 { inode.size } else { 0 };
+            let chunks = at_targets.div_ceil(file.layout.chunk_size().bytes());
             let shown = chunks.min(LAYOUT_CHUNKS_MAX as u64);
             reply.truncated = shown < chunks;
             let map = core.map().0;

@@ -11,7 +11,7 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 
 use super::{
-    Client, Step, broken, is_regular,
+    Client, Step, broken, is_inline, is_regular,
     lease::{grant, written},
     show as show_with,
 };
@@ -59,6 +59,7 @@ pub fn show(
         }
         let Some(content) = content(core, client, request.session, &other)? else { continue };
         bytes += ENTRY_BYTES + content.capability.body.len();
+        bytes += content.inline.as_ref().map_or(0, Vec::len);
         if bytes > BYTES_MAX {
             break;
         }
@@ -81,12 +82,15 @@ pub(super) fn with_capability(
     if !is_regular(inode) || lease.is_none_or(|key| key == inode.id) {
         return Ok(reply);
     }
+    // Who only looks shall not pay for the bytes: they come with an open, for many files at once.
+    if is_inline(inode) {
+        return Ok(reply);
+    }
     let capability = content(core, client, session, inode)?.map(|content| content.capability);
     Ok(InodeReply { capability, ..reply })
 }
 
-/// Nothing where the session may not keep it, or has no right to it. Bytes that live in the inode
-/// come with an open.
+/// Nothing where the session may not keep it, or has no right to it.
 fn content(
     core: &mut Core,
     client: &Client,
@@ -97,8 +101,8 @@ fn content(
         return Ok(None);
     }
     let reply = show_with(core, client, inode, Some(session))?;
-    let shown = reply.capability.filter(|_| reply.inline.is_none());
-    Ok(shown.map(|capability| ShownContent { attributes: reply.attributes, capability }))
+    let InodeReply { attributes, capability, inline, .. } = reply;
+    Ok(capability.map(|capability| ShownContent { attributes, capability, inline }))
 }
 
 /// What an answer has at most: half of a message.

@@ -6,7 +6,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, InodeId};
 
-use super::{Client, Need, Step, broken, need_name, needs_trim, show_again};
+use super::{Client, Need, Step, broken, need_name, need_spill, needs_trim, show_again};
 use crate::{
     command::{self, Command, Outcome},
     engine::Core,
@@ -58,6 +58,15 @@ pub(super) fn make(
         Some(entry) => {
             if request.open && needs_trim(core, entry.inode)? {
                 return Ok(Step::Need(Need::Trim(entry.inode)));
+            }
+            let is_opened = request.open && !request.exclusive;
+            if is_opened {
+                let caller = client.caller(&request.caller);
+                let found = tree::inode(core.view(), entry.inode);
+                let found = found.map_err(|error| core.failure(error))?;
+                if let Some(need) = need_spill(core, &found, Some(&caller), session)? {
+                    return Ok(Step::Need(need));
+                }
             }
         }
         None => {

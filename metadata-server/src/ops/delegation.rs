@@ -3,8 +3,8 @@
 use millrace_protocol::{
     capability::{Capability, Content, Rights},
     delegation::{
-        CONTENTS_MAX, DeclareDelegations, Delegate, Delegated, Delegation, NewFile, PUBLISHED_MAX,
-        PublishFiles, PublishedFile, PublishedFiles,
+        CONTENTS_MAX, DeclareDelegations, Delegate, Delegated, Delegation, NewFile,
+        PUBLISHED_BYTES_MAX, PUBLISHED_MAX, PublishFiles, PublishedFile, PublishedFiles,
     },
     lease::MadeName,
     metadata::NewNode,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     apply,
-    command::{Command, Create, Outcome, Publish},
+    command::{Command, Create, Outcome, Publish, PublishInline},
     engine::Core,
     namespace::{Inode, acl::List, tree},
 };
@@ -66,7 +66,12 @@ pub fn delegate(
     };
     let contents = ids.iter().zip(layouts).map(sign).collect::<Result<_, _>>()?;
     core.leases.handle_given(directory.id, ids);
-    let delegation = Delegation { directory: directory.attributes(), contents };
+    let is_known = core.file_system()?.feature_level >= apply::INLINE_LEVEL;
+    let delegation = Delegation {
+        directory: directory.attributes(),
+        contents,
+        inline_bytes_max: if is_known { defaults.inline_bytes_max } else { 0 },
+    };
     Ok(Step::Done(Delegated { delegation: Some(delegation) }))
 }
 
@@ -149,19 +154,44 @@ pub fn publish(
     if request.files.len() > PUBLISHED_MAX {
         return Err(Failure::new(ErrorKind::InvalidArgument, "too many files for one request"));
     }
-    let mut files = Vec::with_capacity(request.files.len());
+    let (mut files, mut bytes) = (Vec::with_capacity(request.files.len()), 0);
     for file in &request.files {
         if file.operation.session != request.session {
             return Err(ErrorKind::InvalidArgument.into());
         }
         files.push(match publish_one(core, client, file) {
-            Ok(made) => PublishedFile::Made(Box::new(made)),
+            Ok(made) => {
+                let answer = published(made, file);
+                bytes += inline_len(&answer);
+                // It is remembered that it is made; asked again, it is in an answer of its own.
+                match bytes > PUBLISHED_BYTES_MAX && !files.is_empty() {
+                    true => PublishedFile::Refused(ErrorKind::Busy.into()),
+                    false => answer,
+                }
+            }
             // The whole request waits and is tried again; what was made is remembered.
             Err(failure) if core.waits() => return Err(failure),
             Err(failure) => PublishedFile::Refused(failure),
         });
     }
     Ok(Step::Done(PublishedFiles { files }))
+}
+
+/// The bytes that an answer repeats.
+fn inline_len(answer: &PublishedFile) -> usize {
+    match answer {
+        PublishedFile::Made(made) => made.reply.inline.as_ref().map_or(0, Vec::len),
+        PublishedFile::MadeInline(_) | PublishedFile::Refused(_) => 0,
+    }
+}
+
+/// The answer for a file. What was sent with it is not sent back.
+fn published(mut made: MadeName, file: &NewFile) -> PublishedFile {
+    if file.inline.is_none() || made.reply.inline != file.inline {
+        return PublishedFile::Made(Box::new(made));
+    }
+    made.reply.inline = None;
+    PublishedFile::MadeInline(Box::new(made))
 }
 
 fn publish_one(core: &mut Core, client: &Client, file: &NewFile) -> Result<MadeName, Failure> {
@@ -198,7 +228,13 @@ fn publish_one(core: &mut Core, client: &Client, file: &NewFile) -> Result<MadeN
             };
             let NewFile { made_at, end, written_at, .. } = *file;
             let publish = Publish { create, layout, made_at, end, written_at };
-            let command = Command::Publish(Box::new(publish));
+            let command = match &file.inline {
+                Some(bytes) => Command::PublishInline(Box::new(PublishInline {
+                    publish,
+                    bytes: bytes.clone(),
+                })),
+                None => Command::Publish(Box::new(publish)),
+            };
             let Outcome::Inode(inode) = core.execute(Some(file.operation), command)? else {
                 return Err(reused());
             };

@@ -3,7 +3,9 @@
 use millrace_protocol::metadata::{GetInode, InodeReply, Lookup};
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Client, Step, find, need_fresh, need_name, needs_trim, show, writes};
+use super::{
+    Client, Need, Step, find, need_fresh, need_name, need_spill, needs_trim, show, writes,
+};
 use crate::engine::Core;
 
 /// Finds a name in a directory.
@@ -31,7 +33,8 @@ pub fn lookup(
     }
 }
 
-/// Shows an inode, with a capability when a session is named.
+/// Shows an inode, with a capability when a session is named. One that may write gets it for bytes
+/// that are at the targets.
 ///
 /// # Errors
 /// [`ErrorKind::Stale`] when it does not exist any more.
@@ -44,9 +47,15 @@ pub fn inode(
         client.own_session(core, session)?;
         // A writer's new capability would let it write past a size that is still being trimmed.
         if writes(core, session, request.inode)? > 0 && needs_trim(core, request.inode)? {
-            return Ok(Step::Need(super::Need::Trim(request.inode)));
+            return Ok(Step::Need(Need::Trim(request.inode)));
         }
     }
     let inode = client.enter(core, request.inode)?;
+    if let Some(session) = request.session
+        && writes(core, session, inode.id)? > 0
+        && let Some(need) = need_spill(core, &inode, None, session)?
+    {
+        return Ok(Step::Need(need));
+    }
     show(core, client, &inode, request.session).map(Step::Done)
 }

@@ -6,7 +6,9 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Client, Need, Step, is_regular, needs_trim, read, show, show_again, writes};
+use super::{
+    Client, Need, Step, is_regular, need_spill, needs_trim, read, show, show_again, writes,
+};
 use crate::{
     command::{Command, OpenWrite, Opener},
     engine::Core,
@@ -35,8 +37,14 @@ pub fn open(core: &mut Core, client: &Client, request: &Open) -> Result<Step<Ino
         return Ok(Step::Need(Need::Trim(inode.id)));
     }
     let trusted = request.reopen && !client.squash_root;
+    let caller = (!trusted).then(|| client.caller(&request.caller));
+    if !request.truncate
+        && let Some(need) = need_spill(core, &inode, caller.as_ref(), session)?
+    {
+        return Ok(Step::Need(need));
+    }
     let command = Command::OpenWrite(OpenWrite {
-        caller: (!trusted).then(|| client.caller(&request.caller)),
+        caller,
         opener: Opener { session, inode: inode.id },
         truncate: request.truncate,
     });

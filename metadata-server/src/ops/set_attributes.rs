@@ -6,7 +6,7 @@ use millrace_protocol::{
 };
 use millrace_types::Failure;
 
-use super::{Client, Need, Step, needs_trim, show_again, writes};
+use super::{Client, Need, Step, need_spill, needs_trim, show_again, writes};
 use crate::{
     command::{self, Command},
     engine::Core,
@@ -33,6 +33,7 @@ pub fn set(
         // done.
         return Ok(Step::Need(Need::Trim(inode.id)));
     }
+    let needs_targets = request.make_sparse || request.size.is_some_and(|size| size > 0);
     let only_size = request.mode.is_none()
         && request.uid.is_none()
         && request.gid.is_none()
@@ -40,6 +41,10 @@ pub fn set(
         && request.modified.is_none();
     let trusted = request.open && only_size && writes(core, session, inode.id)? > 0;
     let caller = client.caller(&request.caller);
+    let checked = (!trusted).then_some(&caller);
+    if needs_targets && let Some(need) = need_spill(core, &inode, checked, session)? {
+        return Ok(Step::Need(need));
+    }
     let gives_away = request.uid.is_some() || request.gid.is_some();
     let left = gives_away.then(|| mode_given_away(&inode, &caller)).flatten();
     let command = Command::SetAttributes(command::SetAttributes {

@@ -138,6 +138,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::Tallied
         | Kind::DescribeTarget
         | Kind::ControlScrub
+        | Kind::StoreInline
         | Kind::ListContents
         | Kind::DescribeMount => &[],
     }

@@ -214,7 +214,7 @@ fn files(
         let inode: Inode = records::decode(&key, &value).map_err(|error| broken(core, error))?;
         files.next = more.then_some(inode.id);
         let Body::File(file) = &inode.body else { continue };
-        if !loss::touches(&file.layout, inode.size, groups) {
+        if file.inline.is_some() || !loss::touches(&file.layout, inode.size, groups) {
             continue;
         }
         match file.state {

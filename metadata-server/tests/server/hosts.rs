@@ -2,8 +2,9 @@
 //! file system needs before files can be made.
 
 use millrace_metadata_server::{
-    command::Command,
+    command::{Command, Spilled},
     engine::Core,
+    namespace::tree,
     ops::{self, Client, Need, Step, session},
     store::{
         keys,
@@ -11,6 +12,7 @@ use millrace_metadata_server::{
     },
 };
 use millrace_protocol::{
+    capability::Content,
     cluster::{RegisterHost, TargetReport},
     lease::AwaitRecalls,
     metadata::{
@@ -82,6 +84,7 @@ pub(crate) fn run<R: Send + 'static, T: Send + 'static>(
             match operation(core, &client, &request)? {
                 Step::Done(reply) => return Ok(reply),
                 Step::Need(Need::Trim(inode)) => confirm_trim(core, inode),
+                Step::Need(Need::Spill { inode, .. }) => confirm_spill(core, inode),
                 Step::Need(Need::Heard(wait)) => {
                     listeners.iter().for_each(|(client, session)| hear(core, client, *session));
                     assert!(wait.is_over(), "every writer has heard");
@@ -96,6 +99,12 @@ fn confirm_trim(core: &mut Core, inode: InodeId) {
     let trim: TrimRecord = records::read(core.view(), &keys::trim(inode)).unwrap().unwrap();
     let write_epoch = trim.write_epoch;
     core.execute(None, Command::Trimmed { inode, write_epoch }).unwrap();
+}
+
+pub(crate) fn confirm_spill(core: &mut Core, inode: InodeId) {
+    let content = tree::inode(core.view(), inode).unwrap().content().unwrap();
+    let Content { generation, write_epoch, .. } = content;
+    core.execute(None, Command::Spilled(Spilled { inode, generation, write_epoch })).unwrap();
 }
 
 /// The session listens, and has dealt with what it hears; nobody does once it has ended.

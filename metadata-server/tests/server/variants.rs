@@ -88,6 +88,8 @@ variants!(
         SetRefreshInterval,
         CloseWrites,
         Publish,
+        PublishInline,
+        Spilled,
     }
 );
 

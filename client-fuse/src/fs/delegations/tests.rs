@@ -47,6 +47,10 @@ fn given(inode: u64) -> (Content, Signed) {
     (content, Signed { key: KeyId(1), body, mac: [0; 32] })
 }
 
+fn granted(contents: Contents) -> Option<Granted> {
+    Some(Granted { told: told(1), directory: attributes(0o755), contents, inline_bytes_max: 4096 })
+}
+
 /// A delegation with so many contents, from id 20 on.
 fn delegated(count: u64) -> Delegations {
     let delegations = Delegations::default();
@@ -55,7 +59,7 @@ fn delegated(count: u64) -> Delegations {
     assert_eq!(asks, [false, false, false, true]);
     assert!(!delegations.handle_made(DIRECTORY, now), "it is asked for already");
     let contents = (20..20 + count).map(given).collect();
-    delegations.handle_answer(DIRECTORY, Some((told(1), attributes(0o755), contents)), || true);
+    delegations.handle_answer(DIRECTORY, granted(contents), || true);
     delegations
 }
 
@@ -73,7 +77,7 @@ fn what_is_given_is_used_in_its_order_and_more_is_asked_for_once() {
     assert_eq!(take(&delegations), Some((53, true)), "fewer than half are left");
     assert_eq!(take(&delegations), Some((54, false)), "somebody asks already");
     let more = (200..201).map(given).collect();
-    delegations.handle_answer(DIRECTORY, Some((told(1), attributes(0o755), more)), || true);
+    delegations.handle_answer(DIRECTORY, granted(more), || true);
     for inode in 55..86 {
         assert_eq!(take(&delegations), Some((inode, false)));
     }
@@ -106,7 +110,7 @@ fn nothing_is_made_under_what_was_taken_back_or_is_of_another_life_or_session() 
     delegations.end(None);
     assert_eq!(take(&delegations), None);
     // What arrives after it was taken back does not count.
-    let late = Some((told(1), attributes(0o755), vec![given(99)]));
+    let late = granted(vec![given(99)]);
     delegations.handle_answer(DIRECTORY, late, || false);
     assert_eq!(take(&delegations), None);
 }

@@ -292,3 +292,30 @@ fn a_failure_is_told_by_two_writes_and_by_a_close_or_sync() {
     assert!(one.refuse_write().is_ok());
     assert!(other.report().is_err(), "to each of them");
 }
+
+#[test]
+fn bytes_in_an_inode_are_of_one_content_and_epoch() {
+    let with = |count, epoch, inline: Option<&[u8]>| {
+        let inline = inline.map(<[u8]>::to_vec);
+        InodeReply { inline, ..reply(count, 5, epoch, Rights::ReadWrite) }
+    };
+    let file = File::new(with(5, 1, Some(b"small")), note()).expect("a file");
+    let mut state = file.state();
+    state.write_opens = 1;
+    // A stat says nothing of them.
+    let stat = InodeReply { capability: None, ..with(6, 1, None) };
+    state.accept(stat).expect("sound");
+    assert_eq!(state.inline.as_deref(), Some(&b"small"[..]));
+    // Written on behind them: what is on its way fills what lies between, and leaves no hole.
+    state.buffer.insert(5, b"more");
+    state.record_write(&(5..9), Timestamp(20));
+    let slot = state.buffer.dirty_slots()[0];
+    assert!(state.buffer.take_off(slot).is_some());
+    state.accept(with(7, 3, None)).expect("sound");
+    assert_eq!(state.inline, None, "they are at the targets");
+    assert!(!state.has_undeclared_hole());
+    assert_eq!(state.attributes.size, 9);
+    // What comes late shows what was.
+    state.accept(with(6, 1, Some(b"small"))).expect("sound");
+    assert_eq!(state.inline, None);
+}

@@ -30,7 +30,7 @@ impl Core {
         if self.leases.is_idle() {
             return Ok(());
         }
-        let session = operation.map(|operation| operation.session);
+        let session = operation.map(|operation| operation.session).or(self.asked_by);
         let touches = touched(&*self.store.0, batch, session);
         let mut touches = touches.map_err(|error| self.failure(error.into()))?;
         touches.retain(|touch| !self.given_back.iter().any(|wait| wait.has_settled(touch)));
@@ -71,9 +71,25 @@ impl Core {
         outcome.map(|outcome| (outcome, heard))
     }
 
+    /// Executes a command of the server's own that a session has asked for: nothing is taken back
+    /// from that one, nor is it told.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn execute_for(
+        &mut self,
+        session: SessionId,
+        command: Command,
+    ) -> Result<Outcome, Failure> {
+        self.asked_by = Some(session);
+        let outcome = self.execute(None, command);
+        self.asked_by = None;
+        outcome
+    }
+
     /// Has the other writers hear of contents that `effect` cuts or replaces, and that the log has.
     pub(super) fn tell_writers(&mut self, operation: Option<Operation>, effect: &Effect) {
-        let by = operation.map(|operation| operation.session);
+        let by = operation.map(|operation| operation.session).or(self.asked_by);
         for &inode in &effect.raised {
             match self.writers_but(inode, by) {
                 Ok(writers) => self.leases.handle_cut(inode, writers),

@@ -2,7 +2,9 @@
 
 use millrace_metadata_server::{
     apply::FEATURE_LEVEL,
-    command::{Command, Format, Loss, NewKey, OpenSession, ReclaimOrphans, RegisterHost, Repair},
+    command::{
+        Command, Format, Loss, NewKey, OpenSession, ReclaimOrphans, RegisterHost, Repair, Spilled,
+    },
     store::{
         View, keys,
         records::{ReclaimRecord, TrimRecord},
@@ -44,7 +46,7 @@ impl Commands {
     }
 
     pub(super) fn of_cluster(&mut self, view: &dyn View) -> Command {
-        match self.random.within(0..29) {
+        match self.random.within(0..32) {
             0 => self.register_host(),
             1 | 28 => Command::TargetBlank(self.target()),
             2 => {
@@ -61,6 +63,7 @@ impl Commands {
             13 => Command::Distrust("an older copy".to_owned()),
             14 | 15 => Command::Trust,
             16..21 => self.reclaim_orphans(view),
+            21..24 => self.spilled(view),
             _ => self.reclaimed(view),
         }
     }
@@ -117,6 +120,18 @@ impl Commands {
             }
             None => Command::Trimmed { inode: self.file(view).id, write_epoch: WriteEpoch(1) },
         }
+    }
+
+    fn spilled(&self, view: &dyn View) -> Command {
+        let file = self.file(view);
+        let content = file.content();
+        let generation =
+            content.as_ref().map_or(ContentGeneration(1), |content| content.generation);
+        let write_epoch = match content {
+            Some(content) if percent(&self.random, 80) => content.write_epoch,
+            _ => WriteEpoch(1),
+        };
+        Command::Spilled(Spilled { inode: file.id, generation, write_epoch })
     }
 
     fn reclaimed(&self, view: &dyn View) -> Command {

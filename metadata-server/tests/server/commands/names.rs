@@ -5,15 +5,15 @@ use std::time::Duration;
 use millrace_metadata_server::{
     command::{
         Command, Commit, Create, CreateMasked, CreateUnnamed, MakeLink, NoteReads, OpenWrite,
-        Opener, Publish, Remove, RemoveXattr, Rename, SetAttributes, SetDefaults, SetPin, SetTime,
-        SetXattr,
+        Opener, Publish, PublishInline, Remove, RemoveXattr, Rename, SetAttributes, SetDefaults,
+        SetPin, SetTime, SetXattr,
     },
     namespace::{Inode, LayoutDefaults},
     store::{View, keys, records::OpenRecord},
 };
 use millrace_protocol::{
     access::LastRead,
-    metadata::{NewNode, RenameMode, XattrMode},
+    metadata::{INLINE_BYTES_MAX, NewNode, RenameMode, XattrMode},
 };
 use millrace_types::{
     ChunkSize, ContentGeneration, InodeId, Layout, MIB, PoolId, SessionId, Timestamp, WriteEpoch,
@@ -76,7 +76,15 @@ impl Commands {
             end: self.random.within(0..1 << 20),
             written_at: percent(&self.random, 50).then_some(made_at),
         };
-        Command::Publish(Box::new(publish))
+        if percent(&self.random, 50) {
+            return Command::Publish(Box::new(publish));
+        }
+        // Of its size, or perhaps not; and of a size that no inode holds, or perhaps one does.
+        let len = self.random.within(0..u64::from(INLINE_BYTES_MAX) + 10);
+        let end = len + u64::from(percent(&self.random, 10));
+        let bytes = vec![7; usize::try_from(len).unwrap()];
+        let publish = Publish { end, ..publish };
+        Command::PublishInline(Box::new(PublishInline { publish, bytes }))
     }
 
     pub(super) fn make_link(&mut self, view: &dyn View) -> Command {

@@ -6,10 +6,10 @@ use millrace_metadata_server::{
         CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
         ForgetDeletion, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
         JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteLeftOut, NoteReads, ObserveObject,
-        OpenSession, OpenWrite, Opener, Publish, ReclaimOrphans, RecordCopy, RegisterHost, Remove,
-        RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes, SetAutoExport, SetDefaults,
-        SetDeletePropagation, SetFetchPolicy, SetLinkOptions, SetPin, SetRefreshInterval, SetTime,
-        SetXattr, UpdateJob,
+        OpenSession, OpenWrite, Opener, Publish, PublishInline, ReclaimOrphans, RecordCopy,
+        RegisterHost, Remove, RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes,
+        SetAutoExport, SetDefaults, SetDeletePropagation, SetFetchPolicy, SetLinkOptions, SetPin,
+        SetRefreshInterval, SetTime, SetXattr, Spilled, UpdateJob,
     },
     namespace::LayoutDefaults,
 };
@@ -55,6 +55,7 @@ pub(super) fn all() -> Vec<Envelope> {
     let families = [
         (of_cluster(), None),
         (of_names(), Some(operation)),
+        (of_inline_bytes(), Some(operation)),
         (of_attributes(), Some(operation)),
         (of_buckets(), None),
         (of_jobs(), None),
@@ -161,6 +162,26 @@ fn creation(node: NewNode, open: Option<SessionId>) -> Create {
         open,
         exclusive: true,
     }
+}
+
+fn of_inline_bytes() -> Vec<Command> {
+    vec![
+        Command::PublishInline(Box::new(PublishInline {
+            publish: Publish {
+                create: creation(NewNode::Regular, Some(SessionId(65))),
+                layout: Layout::new(ChunkSize::MIN, 3, PoolId(1), 7, 0x4849_4a4b).unwrap(),
+                made_at: Timestamp(69),
+                end: 5,
+                written_at: Some(Timestamp(71)),
+            },
+            bytes: b"small".to_vec(),
+        })),
+        Command::Spilled(Spilled {
+            inode: InodeId(72),
+            generation: ContentGeneration(73),
+            write_epoch: WriteEpoch(74),
+        }),
+    ]
 }
 
 fn of_names() -> Vec<Command> {

@@ -11,6 +11,8 @@ use millrace_types::Timestamp;
 
 use super::*;
 
+mod inline;
+
 /// A host with a delegation of a directory of its own.
 struct Maker {
     world: World,
@@ -48,6 +50,7 @@ impl Maker {
             content: self.contents[nth].clone(),
             end: 16_384,
             written_at: Some(Timestamp::from_parts(1_800_000_000, 0)),
+            inline: None,
         }
     }
 
@@ -59,7 +62,7 @@ impl Maker {
             attempt(&self.world.server, &host.client, request, ops::delegation::publish, &[]);
         let published = came.unwrap().done().files.into_iter();
         let each = published.map(|file| match file {
-            PublishedFile::Made(made) => Ok(*made),
+            PublishedFile::Made(made) | PublishedFile::MadeInline(made) => Ok(*made),
             PublishedFile::Refused(failure) => Err(failure.kind),
         });
         each.collect()

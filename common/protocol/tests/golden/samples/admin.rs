@@ -80,6 +80,7 @@ fn layouts() -> Vec<Sample> {
         stripe_count: -1,
         pool: "default".into(),
         size: 1 << 33,
+        inline_bytes: 4096,
         chunks: vec![ChunkPlace {
             index: ChunkIndex(1),
             group: GroupId(44),
@@ -93,6 +94,7 @@ fn layouts() -> Vec<Sample> {
         chunk_size: Some(ChunkSize::MIN),
         stripe_count: Some(-1),
         pool: Some("default".into()),
+        inline_bytes_max: Some(16_384),
     };
     let state = StateReply {
         state: Some(FileState::Partial),

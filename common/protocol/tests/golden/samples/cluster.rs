@@ -9,8 +9,9 @@ use millrace_protocol::{
     },
     target::{
         CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, Presence,
-        PresenceReply, Present, Release, Trim, TrimReply, UploadCondition, UploadObject,
-        UploadObjectReply, UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
+        PresenceReply, Present, Release, StoreInline, StoreInlineReply, Trim, TrimReply,
+        UploadCondition, UploadObject, UploadObjectReply, UploadObjectTo, UploadPart,
+        UploadPartReply, UploadPartTo, UploadSource,
     },
 };
 use millrace_types::{
@@ -102,6 +103,12 @@ fn work() -> Vec<Sample> {
         write_epoch: WriteEpoch(6),
         size: 4097,
     };
+    let inline = StoreInline {
+        target: TARGET,
+        group_epoch: GroupEpoch(3),
+        content: content(),
+        bytes: b"small".to_vec(),
+    };
     let items = || vec![Item { content: content(), first: ChunkIndex(1), count: 3 }];
     let failure = Failure::new(ErrorKind::BucketDenied, "why");
     let results = ItemResults { results: vec![Ok(ByteLen(65536)), Err(failure)] };
@@ -109,6 +116,7 @@ fn work() -> Vec<Sample> {
     let present = Present { clean: ByteLen(1), written: ByteLen(2), zero: ByteLen(3), end: 4 };
     [
         pair(&trim, &TrimReply { freed: ByteLen(4096) }),
+        pair(&inline, &StoreInlineReply { stored: ByteLen(5) }),
         pair(&Hydrate { target: TARGET, items: items() }, &results),
         pair(&Release { target: TARGET, items: items() }, &results),
         pair(&MarkExported { target: TARGET, items: items() }, &results),

@@ -19,8 +19,11 @@ use super::{
 pub(super) fn all() -> Vec<Sample> {
     let (session, directory) = (SessionId(7), InodeId(9));
     let content = inode_reply().capability.expect("the sample has one");
-    let delegation =
-        Delegation { directory: attributes(), contents: vec![content.clone(), content.clone()] };
+    let delegation = Delegation {
+        directory: attributes(),
+        contents: vec![content.clone(), content.clone()],
+        inline_bytes_max: 4096,
+    };
     let file = NewFile {
         operation: operation(),
         caller: caller(),
@@ -31,6 +34,7 @@ pub(super) fn all() -> Vec<Sample> {
         content,
         end: 16_384,
         written_at: Some(Timestamp(1_767_225_600_000_000_012)),
+        inline: Some(b"small".to_vec()),
     };
     let made = MadeName {
         reply: inode_reply(),
@@ -40,7 +44,9 @@ pub(super) fn all() -> Vec<Sample> {
         directory: Some(attributes()),
     };
     let refused = PublishedFile::Refused(Failure::new(ErrorKind::Exists, "the name is taken"));
-    let published = PublishedFiles { files: vec![PublishedFile::Made(Box::new(made)), refused] };
+    let whole = PublishedFile::MadeInline(Box::new(made.clone()));
+    let published =
+        PublishedFiles { files: vec![PublishedFile::Made(Box::new(made)), refused, whole] };
     let declare = DeclareDelegations {
         session,
         incarnation: 0x1122_3344_5566_7788,

@@ -62,7 +62,8 @@ pub(super) fn all() -> Vec<Sample> {
 
 fn contents() -> [Sample; 2] {
     let capability = inode_reply().capability.expect("the sample has one");
-    let shown = ShownContent { attributes: attributes(), capability };
+    let shown =
+        ShownContent { attributes: attributes(), capability, inline: Some(b"small".to_vec()) };
     pair(
         &ShowContents {
             caller: caller(),
