@@ -137,6 +137,40 @@ fn an_export_to_another_bucket_survives_kills_and_does_no_file_twice() -> Result
 }
 
 #[test]
+fn small_files_that_live_in_their_inodes_go_to_a_bucket_like_others() -> Result<()> {
+    const FILES: usize = 300;
+    let bucket = Bucket::start()?;
+    bucket.script("client.create_bucket(Bucket='checkpoints')", &[])?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let run = cluster.mount().join("run");
+    fs::create_dir(&run)?;
+    for at in 0..FILES {
+        fs::write(run.join(format!("{at:03}")), bytes(at + 1, at))?;
+    }
+    let lives_inline = |at: &usize| -> Result<bool> {
+        let path = run.join(format!("{at:03}"));
+        let shown = cluster.json(&["stripe", "show", text(&path)?])?;
+        Ok(shown["inline_bytes"] == shown["size_bytes"])
+    };
+    let all: Vec<_> = (0..FILES).rev().collect();
+    let small: Vec<_> = all.iter().filter(|at| lives_inline(at).unwrap_or(false)).take(3).collect();
+    ensure!(small.len() == 3, "{small:?} live in their inodes");
+    let export = |to: &str| cluster.cli(&["export", text(&run)?, "--to", to, "--wait"])?.ok();
+    export("s3://checkpoints/run")?;
+    ensure!(keys(&bucket, "checkpoints")?.len() == FILES);
+    for at in small {
+        let name = format!("{at:03}");
+        let key = format!("run/{name}");
+        ensure!(object(&bucket, "checkpoints", &key, &run.join(&name))?, "{name}");
+        // Written again, it is sent from a target.
+        fs::write(run.join(&name), bytes(5000, *at))?;
+    }
+    export("s3://checkpoints/again")?;
+    ensure!(keys(&bucket, "checkpoints")?.len() == 2 * FILES);
+    Ok(())
+}
+
+#[test]
 fn what_is_removed_and_renamed_on_a_mount_is_so_in_the_bucket_too() -> Result<()> {
     let bucket = Bucket::start()?;
     for name in ["a", "b", "dir/c", "kept"] {
