@@ -185,6 +185,35 @@ fn a_lost_target_costs_what_only_it_had_and_is_told_by_name() -> Result<()> {
     check_return(&world)
 }
 
+#[test]
+fn small_files_that_live_in_their_inodes_outlive_the_target_that_they_would_go_to() -> Result<()> {
+    let world = World::start()?;
+    let [mount, second] = world.mounts();
+    fs::create_dir(mount.join("small"))?;
+    let mut small = Vec::new();
+    for seed in 0..60 {
+        let path = format!("small/file-{seed}");
+        fs::write(mount.join(&path), &body(seed)[..100])?;
+        let shown = world.cluster.json(&["stripe", "show", &format!("mr:/{path}")])?;
+        small.extend((shown["inline_bytes"] == 100).then_some(path));
+    }
+    ensure!(small.len() > 20, "{} of 60 live in their inodes", small.len());
+    let done = world.lose()?;
+    let named = done["paths"].as_array().context("a list")?;
+    for path in &small {
+        ensure!(!named.iter().any(|told| *told == *format!("/{path}")), "{path}: {done}");
+        // Half of them would have lain there: they go to the other target now.
+        let mut expected = body(seed_of(path))[..100].to_vec();
+        ensure!(fs::read(second.join(path))? == expected, "{path} is whole");
+        File::options().append(true).open(second.join(path))?.write_all(b"more")?;
+        expected.extend_from_slice(b"more");
+        for root in world.mounts() {
+            ensure!(fs::read(root.join(path))? == expected, "{path} was written on");
+        }
+    }
+    Ok(())
+}
+
 /// The bucket's version, and writing anew.
 fn check_remedies(world: &World) -> Result<()> {
     let (damaged, [mount, second]) = (world.damaged(), world.mounts());
