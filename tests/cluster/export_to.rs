@@ -1,7 +1,12 @@
 //! Exports to another bucket, and deletions that reach a bucket, as operators and programs on a
 //! mount see them.
 
-use std::{fs, io::Read as _, os::unix::fs::symlink, path::Path};
+use std::{
+    fs,
+    io::Read as _,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
@@ -34,6 +39,16 @@ body = client.get_object(Bucket=sys.argv[2], Key=sys.argv[3])['Body'].read()
 print(body == open(sys.argv[4], 'rb').read())
 ";
     Ok(bucket.script(script, &[name, key, text(file)?])?.trim() == "True")
+}
+
+/// A bucket `checkpoints`, and a cluster with an empty directory that goes there.
+fn with_run() -> Result<(Bucket, Cluster, PathBuf)> {
+    let bucket = Bucket::start()?;
+    bucket.script("client.create_bucket(Bucket='checkpoints')", &[])?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let run = cluster.mount().join("run");
+    fs::create_dir(&run)?;
+    Ok((bucket, cluster, run))
 }
 
 #[test]
@@ -95,11 +110,7 @@ fn checkpoints_go_to_another_bucket_and_nothing_here_counts_as_exported() -> Res
 #[test]
 fn an_export_to_another_bucket_survives_kills_and_does_no_file_twice() -> Result<()> {
     const FILES: usize = 200;
-    let bucket = Bucket::start()?;
-    bucket.script("client.create_bucket(Bucket='checkpoints')", &[])?;
-    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
-    let run = cluster.mount().join("run");
-    fs::create_dir(&run)?;
+    let (bucket, cluster, run) = with_run()?;
     for at in 0..FILES {
         fs::write(run.join(format!("{at:03}")), bytes(20_000, at))?;
     }
@@ -139,11 +150,7 @@ fn an_export_to_another_bucket_survives_kills_and_does_no_file_twice() -> Result
 #[test]
 fn small_files_that_live_in_their_inodes_go_to_a_bucket_like_others() -> Result<()> {
     const FILES: usize = 300;
-    let bucket = Bucket::start()?;
-    bucket.script("client.create_bucket(Bucket='checkpoints')", &[])?;
-    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
-    let run = cluster.mount().join("run");
-    fs::create_dir(&run)?;
+    let (bucket, cluster, run) = with_run()?;
     for at in 0..FILES {
         fs::write(run.join(format!("{at:03}")), bytes(at + 1, at))?;
     }

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     cluster::{Cluster, Wish},
     disk::SmallDisk,
@@ -52,6 +52,66 @@ fn a_disk_that_is_really_full_gives_enospc_and_harms_nothing() -> Result<()> {
     cluster.crash("target-0")?;
     assert!(fs::read(mount.join("before"))? == body, "also after a restart");
     assert!(fs::read(mount.join("after"))? == body);
+    Ok(())
+}
+
+#[test]
+fn small_files_are_made_beside_a_full_target_and_written_again_when_it_has_room() -> Result<()> {
+    let wish = Wish { targets: 1, capacity: Some("128MiB".to_owned()), ..Wish::default() };
+    let cluster = Cluster::start(wish)?;
+    let (folder, full) = (cluster.mount().join("small"), cluster.mount().join("full"));
+    fs::create_dir(&folder)?;
+    fs::create_dir(&full)?;
+    let path = |number: usize| folder.join(format!("file-{number}"));
+    let body = |number: usize| vec![number.to_le_bytes()[0]; 4000];
+    let lives_inline = |number: usize| -> Result<bool> {
+        let path = path(number);
+        let shown = cluster.json(&["stripe", "show", path.to_str().context("a path of text")?])?;
+        Ok(shown["inline_bytes"] == 4000)
+    };
+    let mut before = Vec::new();
+    for number in 0..40 {
+        fs::write(path(number), body(number))?;
+    }
+    for number in 0..40 {
+        before.extend(lives_inline(number)?.then_some(number));
+    }
+    ensure!(before.len() > 20, "{} of 40 live in their inodes", before.len());
+    for len in [4_000_000, 200_000, 5_000] {
+        let refused = (0..10_000)
+            .find_map(|number| write(&full.join(format!("{len}-{number}")), &vec![1; len]).err());
+        let refused = refused.context("it is never full")?;
+        assert_eq!(Errno::from_io_error(&refused), Some(Errno::NOSPC), "{refused}");
+    }
+    let append = |number: usize| -> io::Result<()> {
+        File::options().append(true).open(path(number))?.write_all(b"more")
+    };
+    let refused: Vec<_> = before.iter().filter(|number| append(**number).is_err()).collect();
+    ensure!(refused.len() > 10, "{} of {} are refused", refused.len(), before.len());
+    for &&number in &refused {
+        let error = append(number).expect_err("there is no room");
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSPC), "{error}");
+        assert!(fs::read(path(number))? == body(number), "{number} is as it was");
+    }
+    // What needs no target goes on. A file that the server is asked for has to lie at one.
+    let mut made = Vec::new();
+    for number in 100..140 {
+        match fs::write(path(number), body(number)) {
+            Ok(()) => made.push(number),
+            Err(error) => assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSPC), "{error}"),
+        }
+    }
+    ensure!(made.len() > 10, "{} of 40 are made", made.len());
+    for number in made {
+        assert!(fs::read(path(number))? == body(number), "{number}");
+    }
+    File::create(path(*refused[0]))?;
+    fs::remove_file(path(*refused[1]))?;
+    fs::remove_dir_all(&full)?;
+    for &&number in &refused[2..] {
+        wait_for("room", || append(number).ok())?;
+        assert!(fs::read(path(number))? == [body(number), b"more".to_vec()].concat(), "{number}");
+    }
     Ok(())
 }
 
