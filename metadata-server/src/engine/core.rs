@@ -179,6 +179,7 @@ impl Core {
 
     /// The first block of ids and the first key, durable before the first request.
     fn prepare(&mut self) -> Result<(), StartError> {
+        self.check_feature_level()?;
         self.begin_run();
         self.raise_feature_level();
         self.reserve_ids();

@@ -193,6 +193,17 @@ pub enum StartError {
          was it written by a newer one?"
     )]
     Unreadable(LogIndex),
+    /// A newer program has changed what the file system may contain.
+    #[error(
+        "the file system has feature level {found}, and this program knows those up to {known}: a \
+         newer one has been here"
+    )]
+    NewerLevel {
+        /// The level of the file system.
+        found: u32,
+        /// The newest that this program knows.
+        known: u32,
+    },
     /// A record of the log does not apply: the log and this program disagree about the past.
     #[error("record {index} of the command log does not apply again: {kind}")]
     Disagrees {

@@ -9,9 +9,13 @@ use millrace_metadata_server::{
         NoteLeftOut, NoteReads, RecordCopy, RegisterHost, SetAttributes, SetAutoExport,
         SetDeletePropagation, SetFetchPolicy, SetPin, SetRefreshInterval, SetXattr,
     },
-    engine::StoreKind,
+    engine::{StartError, StoreKind},
     namespace::{Body, ObjectState, pins, tree},
-    store::{MetaStore as _, View as _, keys, memory::MemoryStore},
+    store::{
+        Batch, MetaStore as _, View as _, keys,
+        memory::MemoryStore,
+        records::{self as store_records, FileSystem, Record as _},
+    },
 };
 use millrace_protocol::{
     access::LastRead,
@@ -453,4 +457,26 @@ fn a_server_goes_on_with_the_newest_level_and_says_so_once() {
         server.restart();
         assert_eq!(raised(&server), 1);
     }
+}
+
+#[test]
+fn a_server_does_not_go_on_with_what_a_newer_one_has_left() {
+    let dir = TempDir::new().unwrap();
+    let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
+    server.stop();
+    set_level(&server, FEATURE_LEVEL + 1);
+    let refused = server.try_begin().unwrap_err();
+    assert!(matches!(refused, StartError::NewerLevel { .. }), "{refused}");
+    set_level(&server, FEATURE_LEVEL);
+    server.begin();
+}
+
+/// Changes the level behind the back of a server that does not run.
+fn set_level(server: &Server, feature_level: u32) {
+    let mut store = server.open_store();
+    let found = store_records::read::<FileSystem>(&*store, &keys::file_system()).unwrap().unwrap();
+    let mut batch = Batch::default();
+    batch.put(keys::file_system(), FileSystem { feature_level, ..found }.encode());
+    store.commit(&batch).unwrap();
+    store.checkpoint().unwrap();
 }

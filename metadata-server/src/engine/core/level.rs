@@ -3,10 +3,11 @@
 use millrace_protocol::session::Caller;
 use millrace_types::InodeId;
 
-use super::Core;
+use super::{Core, file_system};
 use crate::{
     apply::{FEATURE_LEVEL, FIRST_LEVEL},
     command::{Command, SetDefaults},
+    engine::startup::StartError,
     namespace::{LayoutDefaults, tree},
 };
 
@@ -15,6 +16,15 @@ use crate::{
 const INLINE_BYTES: u32 = 4096;
 
 impl Core {
+    /// A program that does not know what may be there must not go on with it.
+    pub(super) fn check_feature_level(&self) -> Result<(), StartError> {
+        let found = file_system(self.view())?.feature_level;
+        if found > FEATURE_LEVEL {
+            return Err(StartError::NewerLevel { found, known: FEATURE_LEVEL });
+        }
+        Ok(())
+    }
+
     /// An older log goes on with the behaviour of this program; what it has stays as it was.
     pub(super) fn raise_feature_level(&mut self) {
         match self.file_system() {
