@@ -243,6 +243,8 @@ impl<E: Environment> Importer<E> {
     /// # Errors
     /// Those of the bucket.
     pub async fn whole(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
+        // One that fails may have begun when the bucket was in trouble: this one begins now.
+        self.let_pass(directory).await;
         let now = self.environment.now();
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
@@ -284,20 +286,26 @@ impl<E: Environment> Importer<E> {
         told: impl FnMut(Tally) + Send,
         room: usize,
     ) -> Result<(), Failure> {
-        let before = {
-            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            running.get(&directory).cloned()
-        };
-        // It may have passed what changed since. How it ends says nothing of the next one.
-        if let Some(mut before) = before {
-            drop(finished(&mut before).await);
-        }
+        // It may have passed what changed since.
+        self.let_pass(directory).await;
         let known = self.environment.read(move |view| linked(view, directory)).await?;
         match known {
             Some(linked) if linked.listed != Some(LinkedDirectory::NEVER_AGAIN) => {
                 self.wait_for(&linked, told, room).await
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Waits for the end of the listing that runs, if one does. How it ends says nothing of the next
+    /// one.
+    async fn let_pass(&self, directory: InodeId) {
+        let before = {
+            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            running.get(&directory).cloned()
+        };
+        if let Some(mut before) = before {
+            drop(finished(&mut before).await);
         }
     }
 
