@@ -4,61 +4,30 @@
 use std::{
     fs,
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
-    azurite::{self, Azurite},
+    azurite::Azurite,
+    cloud::{Cloud, MAY, MAY_NOT},
     cluster::{Cluster, Wish},
-    google::{GoogleServer, READER, WRITER},
+    google::{GoogleServer, WRITER},
 };
 
-/// A bucket named `data` at somebody's, and what others do to it.
-trait Cloud {
-    const SCHEME: &'static str;
-
-    fn endpoint(&self) -> String;
-    /// Writes what the sections `writer` and `wrong` of a credentials file say.
-    fn sections(&self, folder: &Path) -> Result<String>;
+/// What else a test wants to know of a bucket.
+trait Tried: Cloud {
     /// What must never be told.
     fn secret(&self) -> Result<String>;
-    fn put(&self, key: &str, body: &[u8]) -> Result<()>;
-    fn get(&self, key: &str) -> Result<Vec<u8>>;
     /// Whether anything of uploads is left beside a key.
     fn has_left(&self, key: &str) -> Result<bool>;
     /// The metadata of an object, under the name that FSx gives a mode.
     fn mode(&self, key: &str) -> Result<String>;
 }
 
-impl Cloud for GoogleServer {
-    const SCHEME: &'static str = "gs";
-
-    fn endpoint(&self) -> String {
-        Self::endpoint(self)
-    }
-
-    fn sections(&self, folder: &Path) -> Result<String> {
-        let mut text = String::new();
-        for (section, account) in [("writer", WRITER), ("wrong", READER)] {
-            let key = folder.join(format!("{section}.json"));
-            self.write_key(account, &key)?;
-            text += &format!("[{section}]\ngoogle_service_account = '{}'\n", key.display());
-        }
-        Ok(text)
-    }
-
+impl Tried for GoogleServer {
     fn secret(&self) -> Result<String> {
         self.secret_of(WRITER).context("the writer has a key")
-    }
-
-    fn put(&self, key: &str, body: &[u8]) -> Result<()> {
-        Self::put(self, key, body);
-        Ok(())
-    }
-
-    fn get(&self, key: &str) -> Result<Vec<u8>> {
-        Ok(Self::get(self, key).with_context(|| format!("no object {key}"))?.to_vec())
     }
 
     fn has_left(&self, _: &str) -> Result<bool> {
@@ -70,31 +39,9 @@ impl Cloud for GoogleServer {
     }
 }
 
-impl Cloud for Azurite {
-    const SCHEME: &'static str = "az";
-
-    fn endpoint(&self) -> String {
-        Self::endpoint(self)
-    }
-
-    fn sections(&self, _: &Path) -> Result<String> {
-        let account = format!("azure_storage_account_name = '{}'\n", azurite::ACCOUNT);
-        let section = |name: &str, key: &str| {
-            format!("[{name}]\n{account}azure_storage_account_key = '{key}'\n")
-        };
-        Ok(section("writer", &self.key()) + &section("wrong", "Z3Vlc3M="))
-    }
-
+impl Tried for Azurite {
     fn secret(&self) -> Result<String> {
         Ok(self.key())
-    }
-
-    fn put(&self, key: &str, body: &[u8]) -> Result<()> {
-        Self::put(self, key, body)
-    }
-
-    fn get(&self, key: &str) -> Result<Vec<u8>> {
-        Self::get(self, key)
     }
 
     fn has_left(&self, _: &str) -> Result<bool> {
@@ -128,23 +75,21 @@ struct World<C> {
     _folder: tempfile::TempDir,
 }
 
-impl<C: Cloud> World<C> {
+impl<C: Tried> World<C> {
     /// A cluster with a link to `set/`, in which there are a small and a large object.
     fn new(cloud: C) -> Result<Self> {
         cloud.put("set/small", &bytes(1_000, 1))?;
         cloud.put("set/sub/large", &bytes(20_000_000, 2))?;
         let folder = tempfile::tempdir()?;
-        let file = folder.path().join("credentials.toml");
-        fs::write(&file, cloud.sections(folder.path())?)?;
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
         // All that the daemons could ever say about it.
         let environment =
             vec![("RUST_LOG".to_owned(), "millrace=trace,object_store=debug".to_owned())];
-        let wish = Wish { credentials: Some(file), environment, ..Wish::default() };
+        let mut wish = Wish { environment, ..Wish::default() };
+        cloud.access(&mut wish, folder.path())?;
         let cluster = Cluster::start(wish)?;
         let root = cluster.mount().join("set");
         let world = Self { cluster, cloud, root, _folder: folder };
-        world.add("data/set", "mr:/set", "writer")?.ok()?;
+        world.add("data/set", "mr:/set", MAY)?.ok()?;
         Ok(world)
     }
 
@@ -215,7 +160,7 @@ impl<C: Cloud> World<C> {
 
     fn attributes_come_back(&self) -> Result<()> {
         let other = self.cluster.mount().join("again");
-        let add = self.add("data/set/made", "mr:/again", "writer")?;
+        let add = self.add("data/set/made", "mr:/again", MAY)?;
         add.ok()?;
         ensure!(fs::read_dir(&other)?.count() == 2, "no name but those of files");
         ensure!(fs::metadata(other.join("small"))?.mode() & 0o777 == 0o640);
@@ -235,10 +180,10 @@ impl<C: Cloud> World<C> {
     }
 
     fn refusals_are_told(&self) -> Result<()> {
-        let said = self.add("nowhere", "mr:/x", "writer")?;
+        let said = self.add("nowhere", "mr:/x", MAY)?;
         ensure!(said.code == Some(1) && said.stderr.contains("nowhere"), "{said}");
         ensure!(said.stderr.contains("does not exist: check its name"), "{said}");
-        let said = self.add("data/x", "mr:/x", "wrong")?;
+        let said = self.add("data/x", "mr:/x", MAY_NOT)?;
         ensure!(said.code == Some(1) && said.stderr.contains("check"), "{said}");
         for host in ["metadata server", "target-0", "target-1"] {
             ensure!(said.stderr.contains(host), "{said}");
@@ -268,7 +213,7 @@ impl<C: Cloud> World<C> {
     }
 }
 
-fn everything_works<C: Cloud>(cloud: C) -> Result<()> {
+fn everything_works<C: Tried>(cloud: C) -> Result<()> {
     let world = World::new(cloud)?;
     world.is_read_lazily()?;
     world.is_exported()?;

@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     bucket::Bucket,
+    cloud::Cloud,
     cluster::{Cluster, Wish},
     daemon::Daemon,
     hostile::HostileProxy,
@@ -34,15 +35,17 @@ mod reads;
 const BOUND: Duration = Duration::from_secs(60);
 
 /// A linked directory `set` whose bucket is behind the proxy.
-struct World {
+struct World<C = Bucket> {
     cluster: Cluster,
     daemons: Vec<Daemon>,
     proxy: HostileProxy,
-    bucket: Bucket,
+    bucket: C,
+    /// Where the credentials are.
+    _folder: tempfile::TempDir,
 }
 
 impl World {
-    /// Starts all of it, with these objects below `set/`.
+    /// Starts all of it with an S3 server, with these objects below `set/`.
     fn start(objects: &[(&str, Vec<u8>)], options: &[&str]) -> Result<Self> {
         Self::start_with(objects, options, &[])
     }
@@ -53,41 +56,43 @@ impl World {
         options: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Self> {
-        let bucket = Bucket::start()?;
-        put_all(&bucket, objects)?;
+        Self::start_at(Bucket::start()?, objects, options, environment)
+    }
+}
+
+impl<C: Cloud> World<C> {
+    fn start_at(
+        bucket: C,
+        objects: &[(&str, Vec<u8>)],
+        options: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
+        let keyed = objects.iter().map(|(name, body)| (format!("set/{name}"), &body[..]));
+        bucket.put_all(&keyed.collect::<Vec<_>>())?;
         let proxy = HostileProxy::for_endpoint(&bucket.endpoint())?;
-        let mut wish = Wish::default().with_bucket(&bucket);
+        let folder = tempfile::tempdir()?;
+        let mut wish = Wish::default();
+        let access = bucket.access(&mut wish, folder.path())?;
         // Checks wait for leases.
         wish.environment.push(("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned()));
         let own = environment.iter().map(|&(name, value)| (name.to_owned(), value.to_owned()));
         wish.environment.extend(own);
         let cluster = Cluster::start(wish)?;
-        let endpoint = proxy.endpoint();
-        let add = ["link", "add", "s3://data/set", "mr:/set", "--endpoint", &endpoint];
+        let (url, endpoint) = (format!("{}://data/set", C::SCHEME), proxy.endpoint());
+        let add = ["link", "add", &url, "mr:/set", "--endpoint", &endpoint];
         // What is fetched ahead of readers would meet the faults that are meant for them.
         let fetch: &[&str] = if options.contains(&"--fetch") { &[] } else { &["--fetch", "asked"] };
-        cluster.cli(&[&add, fetch, options].concat())?.ok()?;
+        cluster.cli(&[&add, access, fetch, options].concat())?.ok()?;
         let daemons = cluster.daemons();
-        Ok(Self { cluster, daemons, proxy, bucket })
+        Ok(Self { cluster, daemons, proxy, bucket, _folder: folder })
     }
 
     /// Each object is in the bucket as it should be, as another client reads it.
     fn bucket_has(&self, objects: &[(&str, Vec<u8>)]) -> Result<()> {
-        let folder = tempfile::tempdir()?;
-        let get = "import os, concurrent.futures\n\
-            def get(key):\n\
-            \x20   path = os.path.join(sys.argv[2], key)\n\
-            \x20   os.makedirs(os.path.dirname(path), exist_ok=True)\n\
-            \x20   client.download_file('data', key, path)\n\
-            keys = [f'set/{name}' for name in sys.argv[3:]]\n\
-            list(concurrent.futures.ThreadPoolExecutor(4).map(get, keys))";
-        let mut arguments = vec![folder.path().to_str().context("a temporary path is text")?];
-        arguments.extend(objects.iter().map(|(name, _)| name));
-        self.bucket.script(get, &arguments)?;
-        for (name, body) in objects {
-            let object = fs::read(folder.path().join("set").join(name))?;
-            let wrong = || format!("{name} in the bucket: {}", first_difference(&object, body));
-            ensure!(object == *body, wrong());
+        let keys: Vec<_> = objects.iter().map(|(name, _)| format!("set/{name}")).collect();
+        for (object, (name, body)) in self.bucket.get_all(&keys)?.iter().zip(objects) {
+            let wrong = || format!("{name} in the bucket: {}", first_difference(object, body));
+            ensure!(object == body, wrong());
         }
         Ok(())
     }
@@ -140,24 +145,6 @@ impl World {
             self.cluster.cli(&["status"]).ok()?.succeeded().then_some(())
         })
     }
-}
-
-/// Stores objects below `set/`, with one program for all of them.
-fn put_all(bucket: &Bucket, objects: &[(&str, Vec<u8>)]) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    for (name, body) in objects {
-        let path = folder.path().join(name);
-        fs::create_dir_all(path.parent().context("it is in the folder")?)?;
-        fs::write(path, body)?;
-    }
-    let put = "import os, concurrent.futures\n\
-        def put(path):\n\
-        \x20   key = 'set/' + os.path.relpath(path, sys.argv[2])\n\
-        \x20   client.upload_file(path, 'data', key)\n\
-        paths = [os.path.join(at, one) for at, _, found in os.walk(sys.argv[2]) for one in found]\n\
-        list(concurrent.futures.ThreadPoolExecutor(4).map(put, paths))";
-    let path = folder.path().to_str().context("a temporary path is text")?;
-    bucket.script(put, &[path]).map(drop)
 }
 
 fn first_difference(read: &[u8], body: &[u8]) -> String {

@@ -7,6 +7,7 @@
 pub mod azurite;
 pub mod bucket;
 pub mod chance;
+pub mod cloud;
 pub mod cluster;
 pub mod daemon;
 pub mod disk;

@@ -12,7 +12,11 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
+    azurite::Azurite,
+    bucket::Bucket,
     chance::{length, seed},
+    cloud::Cloud,
+    google::GoogleServer,
     hostile::Storm,
 };
 
@@ -65,8 +69,7 @@ impl Object {
     }
 }
 
-#[test]
-fn a_mixture_of_all_faults_leaves_readers_jobs_and_bucket_right() -> Result<()> {
+fn a_mixture_leaves_all_right<C: Cloud + Sync>(bucket: C) -> Result<()> {
     let seed = seed()?;
     let rounds = length()? * ROUNDS;
     let objects: Vec<Vec<_>> = (0..rounds)
@@ -75,7 +78,8 @@ fn a_mixture_of_all_faults_leaves_readers_jobs_and_bucket_right() -> Result<()> 
     let first = |object: &Object| (object.name.clone(), object.versions[0].clone());
     let begin: Vec<_> = objects.iter().flatten().map(first).collect();
     let begin: Vec<_> = begin.iter().map(|(name, body)| (&**name, body.clone())).collect();
-    let world = World::start(&begin, &["--mode", "import-export", "--fetch", "ahead"])?;
+    let options = ["--mode", "import-export", "--fetch", "ahead"];
+    let world = World::start_at(bucket, &begin, &options, &[])?;
     let mut end = Vec::new();
     for (objects, round) in objects.iter().zip(0..) {
         world.proxy.storm(Storm { seed: seed ^ round, one_in: 4 - 2 * (round % 2) });
@@ -101,13 +105,33 @@ fn a_mixture_of_all_faults_leaves_readers_jobs_and_bucket_right() -> Result<()> 
     world.is_sound(&end).with_context(|| world.proxy.told())
 }
 
+#[test]
+fn a_mixture_of_all_faults_leaves_readers_jobs_and_bucket_right() -> Result<()> {
+    a_mixture_leaves_all_right(Bucket::start()?)
+}
+
+#[test]
+fn a_mixture_of_all_faults_leaves_all_right_with_google() -> Result<()> {
+    a_mixture_leaves_all_right(GoogleServer::start()?)
+}
+
+#[test]
+fn a_mixture_of_all_faults_leaves_all_right_with_azure() -> Result<()> {
+    a_mixture_leaves_all_right(Azurite::start()?)
+}
+
 /// What a round made: files, and the jobs that ended.
 struct Made {
     files: Vec<(String, Vec<u8>)>,
     jobs: Vec<String>,
 }
 
-fn under_a_storm(world: &World, seed: u64, round: u64, objects: &[Object]) -> Result<Made> {
+fn under_a_storm<C: Cloud + Sync>(
+    world: &World<C>,
+    seed: u64,
+    round: u64,
+    objects: &[Object],
+) -> Result<Made> {
     let files = written(world, seed, round)?;
     thread::scope(|scope| -> Result<Made> {
         let (one, other) = objects.split_at(objects.len() / 2);
@@ -130,7 +154,11 @@ fn under_a_storm(world: &World, seed: u64, round: u64, objects: &[Object]) -> Re
 }
 
 /// Makes files: whether the bucket has something of their names is asked first.
-fn written(world: &World, seed: u64, round: u64) -> Result<Vec<(String, Vec<u8>)>> {
+fn written<C: Cloud + Sync>(
+    world: &World<C>,
+    seed: u64,
+    round: u64,
+) -> Result<Vec<(String, Vec<u8>)>> {
     let directory = format!("out-{round}");
     again(&directory, || fs::create_dir(world.set().join(&directory)))?;
     let mut files = Vec::new();
@@ -155,7 +183,7 @@ fn again(what: &str, work: impl Fn() -> io::Result<()>) -> Result<()> {
 }
 
 /// Runs a job to its end, whatever that is; a path that cannot be resolved now is tried again.
-fn job(world: &World, arguments: &[&str]) -> Result<String> {
+fn job<C: Cloud + Sync>(world: &World<C>, arguments: &[&str]) -> Result<String> {
     let mut tries = 0;
     loop {
         match world.job(arguments) {
@@ -169,7 +197,7 @@ fn job(world: &World, arguments: &[&str]) -> Result<String> {
 }
 
 /// Whole, and in pieces from the end: each gives what is right or an errno.
-fn reads(world: &World, object: &Object) -> Result<()> {
+fn reads<C: Cloud + Sync>(world: &World<C>, object: &Object) -> Result<()> {
     let (name, path) = (&object.name, world.set().join(&object.name));
     if let Ok(read) = told(name, Instant::now(), fs::read(&path))? {
         object.check(0, object.len(), &read)?;

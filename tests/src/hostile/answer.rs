@@ -14,7 +14,7 @@ use hyper::{
 use rustix::net::sockopt::set_socket_linger;
 use tokio::sync::watch;
 
-use super::fault::Fault;
+use super::{fault::Fault, request::Dialect};
 
 /// What answers are made of.
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -37,14 +37,47 @@ impl Client {
     }
 }
 
-/// A refusal with S3's error document.
-pub(super) fn refusal(status: StatusCode, code: &str) -> Response<Body> {
+/// What the server is made to say instead of an answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Refusal {
+    Internal,
+    SlowDown,
+    Denied,
+    Vanished,
+}
+
+impl Refusal {
+    fn status(self) -> StatusCode {
+        match self {
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::SlowDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Denied => StatusCode::FORBIDDEN,
+            Self::Vanished => StatusCode::NOT_FOUND,
+        }
+    }
+
+    fn code(self, dialect: Dialect) -> &'static str {
+        match (self, dialect) {
+            (Self::Internal, _) => "InternalError",
+            (Self::SlowDown, Dialect::S3) => "SlowDown",
+            (Self::SlowDown, Dialect::Azure) => "ServerBusy",
+            (Self::Denied, Dialect::S3) => "AccessDenied",
+            (Self::Denied, Dialect::Azure) => "AuthorizationFailure",
+            (Self::Vanished, Dialect::S3) => "NoSuchKey",
+            (Self::Vanished, Dialect::Azure) => "BlobNotFound",
+        }
+    }
+}
+
+/// A refusal with the error document of its dialect.
+pub(super) fn refusal(dialect: Dialect, refused: Refusal) -> Response<Body> {
+    let code = refused.code(dialect);
     let text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{code}</Code>\
          <Message>by the hostile proxy</Message></Error>"
     );
     let mut response = Response::new(whole(text.into()));
-    *response.status_mut() = status;
+    *response.status_mut() = refused.status();
     let xml = HeaderValue::from_static("application/xml");
     response.headers_mut().insert(header::CONTENT_TYPE, xml);
     response
@@ -89,6 +122,10 @@ pub(super) fn damaged(
         Fault::OtherTag => {
             let tag = HeaderValue::from_static("\"0123456789abcdef0123456789abcdef\"");
             head.headers.insert(header::ETAG, tag);
+            // What Google tells versions by.
+            if let Some(generation) = head.headers.get_mut("x-goog-generation") {
+                *generation = HeaderValue::from_static("123456789");
+            }
         }
         _ => {}
     }

@@ -1,11 +1,11 @@
 //! Listings taken apart and put together in another way.
 //!
-//! Only what the server of these tests sends is understood: elements without attributes, none
+//! Only what the servers of these tests send is understood: elements without attributes, none
 //! within one of the same name.
 
 use std::collections::HashMap;
 
-use super::fault::ListFault;
+use super::{fault::ListFault, request::Dialect};
 
 /// Pages that were made out of listings, by the token that asks for them.
 #[derive(Debug, Default)]
@@ -21,8 +21,8 @@ impl Pages {
     }
 
     /// The first page of a listing, with the others kept for who asks for them.
-    pub(super) fn damage(&mut self, document: &str, fault: ListFault) -> String {
-        let listing = Listing::parse(document);
+    pub(super) fn damage(&mut self, document: &str, dialect: Dialect, fault: ListFault) -> String {
+        let listing = Listing::parse(document, dialect);
         self.made += 1;
         let token = |page: usize| format!("page-{}-{page}", self.made);
         match fault {
@@ -69,6 +69,7 @@ enum Next {
 }
 
 struct Listing<'a> {
+    dialect: Dialect,
     /// Up to the first entry or fact.
     begin: &'a str,
     /// Each key or common prefix.
@@ -78,41 +79,67 @@ struct Listing<'a> {
 }
 
 /// The elements of a listing that are kept besides its entries.
-const FACTS: [&str; 5] = ["Name", "Prefix", "Delimiter", "EncodingType", "MaxKeys"];
+const FACTS: [&str; 6] = ["Name", "Prefix", "Delimiter", "EncodingType", "MaxKeys", "MaxResults"];
 
 impl<'a> Listing<'a> {
-    fn parse(document: &'a str) -> Self {
-        let (mut entries, mut facts) = (Vec::new(), Vec::new());
-        let opened = document.find("<ListBucketResult").unwrap_or(0);
+    fn parse(document: &'a str, dialect: Dialect) -> Self {
+        let root = match dialect {
+            Dialect::S3 => "<ListBucketResult",
+            Dialect::Azure => "<EnumerationResults",
+        };
+        let opened = document.find(root).unwrap_or(0);
         let inner = document[opened..].find('>').map_or(0, |at| opened + at + 1);
-        let mut rest = &document[inner..];
+        let begin = &document[..inner];
+        let mut listing = Self { dialect, begin, entries: Vec::new(), facts: Vec::new() };
+        listing.take(&document[inner..]);
+        listing
+    }
+
+    /// Takes elements that stand one after the other.
+    fn take(&mut self, mut rest: &'a str) {
         while let Some(start) = rest.find('<') {
             rest = &rest[start..];
-            let name = rest[1..].split(['>', '/', ' ']).next().unwrap_or_default();
+            let Some(opened) = rest.find('>') else { break };
+            if rest[..opened].ends_with('/') {
+                rest = &rest[opened + 1..];
+                continue;
+            }
+            let name = rest[1..opened].split(' ').next().unwrap_or_default();
             let close = format!("</{name}>");
-            let Some(end) = rest.find(&close).filter(|_| !name.is_empty()) else { break };
+            let Some(end) = rest.find(&close) else { break };
             let (element, behind) = rest.split_at(end + close.len());
             match name {
-                "Contents" | "CommonPrefixes" => entries.push(element),
-                name if FACTS.contains(&name) => facts.push(element),
+                "Contents" | "CommonPrefixes" | "Blob" | "BlobPrefix" => self.entries.push(element),
+                "Blobs" => self.take(&rest[opened + 1..end]),
+                name if FACTS.contains(&name) => self.facts.push(element),
                 _ => {}
             }
             rest = behind;
         }
-        Self { begin: &document[..inner], entries, facts }
     }
 
     fn render(&self, entries: &[&str], next: &Next) -> String {
         let more = !matches!(next, Next::End);
         let token = match next {
-            Next::Page(token) => {
-                format!("<NextContinuationToken>{token}</NextContinuationToken>")
-            }
-            Next::End | Next::Nowhere => String::new(),
+            Next::Page(token) => token.as_str(),
+            Next::End | Next::Nowhere => "",
         };
         let (begin, facts, entries) = (self.begin, self.facts.concat(), entries.concat());
-        format!(
-            "{begin}{facts}{entries}<IsTruncated>{more}</IsTruncated>{token}</ListBucketResult>"
-        )
+        match self.dialect {
+            Dialect::Azure => format!(
+                "{begin}{facts}<Blobs>{entries}</Blobs><NextMarker>{token}</NextMarker>\
+                 </EnumerationResults>"
+            ),
+            Dialect::S3 => {
+                let token = match token {
+                    "" => String::new(),
+                    token => format!("<NextContinuationToken>{token}</NextContinuationToken>"),
+                };
+                format!(
+                    "{begin}{facts}{entries}<IsTruncated>{more}</IsTruncated>{token}\
+                     </ListBucketResult>"
+                )
+            }
+        }
     }
 }

@@ -25,10 +25,20 @@ pub enum Asked {
     Other,
 }
 
+/// How a client speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Dialect {
+    /// S3's XML, which Google's API has too.
+    S3,
+    /// Azure's.
+    Azure,
+}
+
 /// A request as rules and storms see it: every attempt to do the same thing is the same request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Request {
     pub(super) asked: Asked,
+    pub(super) dialect: Dialect,
     /// The path and query as they were sent, without what differs from attempt to attempt.
     pub(super) target: String,
     /// The bytes that are asked for.
@@ -40,7 +50,14 @@ impl Request {
         let (method, uri) = (request.method(), request.uri());
         let (path, query) = (uri.path(), uri.query().unwrap_or_default());
         let range = request.headers().get(header::RANGE).and_then(|range| range.to_str().ok());
-        let asked = classify(method, query);
+        let dialect = match request.headers().contains_key("x-ms-version") {
+            true => Dialect::Azure,
+            false => Dialect::S3,
+        };
+        let asked = match dialect {
+            Dialect::Azure => classify_azure(method, query),
+            Dialect::S3 => classify(method, query),
+        };
         // Keys here need no encoding, so that the path is the key; ids of uploads differ each time.
         let kept = query.split('&').filter(|pair| !pair.starts_with("uploadId="));
         let kept: Vec<_> = kept.filter(|pair| !pair.is_empty()).collect();
@@ -48,7 +65,7 @@ impl Request {
             true => path.to_owned(),
             false => format!("{path}?{}", kept.join("&")),
         };
-        Self { asked, target, range: range.map(str::to_owned) }
+        Self { asked, dialect, target, range: range.map(str::to_owned) }
     }
 
     /// The prefix that is listed, or the key within the bucket.
@@ -57,11 +74,21 @@ impl Request {
         if self.asked == Asked::List {
             return value_of(query, "prefix").unwrap_or_default();
         }
-        path.trim_start_matches('/').split_once('/').map_or("", |(_, key)| key)
+        // Of the container's account, if it is one, and of the bucket.
+        let before = if self.dialect == Dialect::Azure { 2 } else { 1 };
+        path.trim_start_matches('/').splitn(before + 1, '/').nth(before).unwrap_or_default()
+    }
+
+    /// The token of the page that a listing is to go on with.
+    pub(super) fn token(&self) -> Option<&str> {
+        self.parameter(match self.dialect {
+            Dialect::S3 => "continuation-token",
+            Dialect::Azure => "marker",
+        })
     }
 
     /// The value of a parameter of the query, as it was sent.
-    pub(super) fn parameter(&self, name: &str) -> Option<&str> {
+    fn parameter(&self, name: &str) -> Option<&str> {
         value_of(self.target.split_once('?')?.1, name)
     }
 }
@@ -81,6 +108,18 @@ fn classify(method: &Method, query: &str) -> Asked {
         Method::POST if has("uploads") => Asked::Create,
         Method::POST if has("uploadId") => Asked::Complete,
         Method::DELETE if has("uploadId") => Asked::Abort,
+        _ => Asked::Other,
+    }
+}
+
+fn classify_azure(method: &Method, query: &str) -> Asked {
+    match (method, value_of(query, "comp")) {
+        (&Method::GET, Some("list")) => Asked::List,
+        (&Method::GET, None) => Asked::Get,
+        (&Method::HEAD, _) => Asked::Head,
+        (&Method::PUT, Some("block")) => Asked::Part,
+        (&Method::PUT, Some("blocklist")) => Asked::Complete,
+        (&Method::PUT, None) => Asked::Put,
         _ => Asked::Other,
     }
 }

@@ -5,17 +5,16 @@ use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::{
-    Response, StatusCode, body::Incoming, client, header, http::response::Parts, server,
-    service::service_fn,
+    Response, body::Incoming, client, header, http::response::Parts, server, service::service_fn,
 };
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Shared,
-    answer::{Body, Client, damaged, passed, refusal, whole},
+    answer::{Body, Client, Refusal, damaged, passed, refusal, whole},
     fault::{Fault, ListFault},
-    request::{Asked, Request},
+    request::{Asked, Dialect, Request},
 };
 
 pub(super) async fn accept(listener: std::net::TcpListener, shared: Arc<Shared>) {
@@ -48,7 +47,7 @@ async fn answer(
     request: hyper::Request<Incoming>,
 ) -> io::Result<Response<Body>> {
     let asked = Request::new(&request);
-    if let Some(token) = asked.parameter("continuation-token")
+    if let Some(token) = asked.token()
         && let Some(page) = shared.state().pages.page(token)
     {
         return Ok(document(page.to_owned()));
@@ -58,10 +57,10 @@ async fn answer(
     };
     match fault {
         Fault::Pass => pass(&shared, &asked, request).await,
-        Fault::InternalError => refuse(request, 500, "InternalError").await,
-        Fault::SlowDown => refuse(request, 503, "SlowDown").await,
-        Fault::Denied => refuse(request, 403, "AccessDenied").await,
-        Fault::Vanished => refuse(request, 404, "NoSuchKey").await,
+        Fault::InternalError => refuse(request, asked.dialect, Refusal::Internal).await,
+        Fault::SlowDown => refuse(request, asked.dialect, Refusal::SlowDown).await,
+        Fault::Denied => refuse(request, asked.dialect, Refusal::Denied).await,
+        Fault::Vanished => refuse(request, asked.dialect, Refusal::Vanished).await,
         Fault::Reset => Err(client.reset()),
         Fault::LostAnswer => {
             collect(&shared, request).await?;
@@ -69,7 +68,7 @@ async fn answer(
         }
         Fault::FailedAnswer => {
             collect(&shared, request).await?;
-            Ok(refusal(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"))
+            Ok(refusal(asked.dialect, Refusal::Internal))
         }
         Fault::Silence => hold(&shared, &mut client, Duration::MAX).await,
         Fault::SilenceFor(time) => hold(&shared, &mut client, time).await,
@@ -118,7 +117,7 @@ async fn list(
     let first = state.listings.entry(asked.target.clone()).or_insert_with(|| text.clone()).clone();
     Ok(document(match fault {
         ListFault::Stale => first,
-        other => state.pages.damage(&text, other),
+        other => state.pages.damage(&text, asked.dialect, other),
     }))
 }
 
@@ -132,11 +131,11 @@ fn document(text: String) -> Response<Body> {
 /// Takes a request whole, as servers do, and refuses it.
 async fn refuse(
     request: hyper::Request<Incoming>,
-    status: u16,
-    code: &str,
+    dialect: Dialect,
+    refused: Refusal,
 ) -> io::Result<Response<Body>> {
     request.into_body().collect().await.map_err(io::Error::other)?;
-    Ok(refusal(StatusCode::from_u16(status).map_err(io::Error::other)?, code))
+    Ok(refusal(dialect, refused))
 }
 
 /// Says nothing for a time, or until the weather is fair.

@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use super::*;
+use super::{request::Dialect, *};
 
 const BODY: &str = "0123456789";
 
@@ -123,15 +123,32 @@ fn pages_are_doubled_reversed_and_overlap() {
     );
     let mut pages = Pages::default();
     let of = |page: &str| page.matches("<Key>").count();
-    let first = pages.damage(&document, ListFault::Pages(2));
+    let first = pages.damage(&document, Dialect::S3, ListFault::Pages(2));
     assert!(first.contains("<IsTruncated>true") && first.contains("<Prefix>p"), "{first}");
     assert!(first.find("<Key>b") < first.find("<Key>a"), "{first}");
     assert_eq!(of(&first), 4);
     let last = pages.page("page-1-1").unwrap();
     assert!(last.contains("<IsTruncated>false") && last.contains("<Key>b"), "{last}");
     assert_eq!(of(last), 4);
-    let circle = pages.damage(&document, ListFault::Circle(1));
+    let circle = pages.damage(&document, Dialect::S3, ListFault::Circle(1));
     assert_eq!(pages.page("page-2-0"), Some(circle.as_str()));
-    assert!(!pages.damage(&document, ListFault::DeadEnd(1)).contains("Token"));
-    assert_eq!(of(&pages.damage(&document, ListFault::Empty)), 0);
+    assert!(!pages.damage(&document, Dialect::S3, ListFault::DeadEnd(1)).contains("Token"));
+    assert_eq!(of(&pages.damage(&document, Dialect::S3, ListFault::Empty)), 0);
+}
+
+#[test]
+fn azures_listings_are_taken_apart_too() {
+    let blobs = ["a", "b"].map(|key| format!("<Blob><Name>{key}</Name></Blob>")).concat();
+    let document = format!(
+        "\u{feff}<?xml version=\"1.0\"?><EnumerationResults ContainerName=\"c\"><Prefix/>\
+         <Delimiter>/</Delimiter><Blobs><BlobPrefix><Name>d/</Name></BlobPrefix>{blobs}</Blobs>\
+         <NextMarker/></EnumerationResults>"
+    );
+    let mut pages = Pages::default();
+    let first = pages.damage(&document, Dialect::Azure, ListFault::Pages(2));
+    let names = first.matches("<Name>").count();
+    assert!(names == 4 && first.contains("<NextMarker>page-1-1</NextMarker>"), "{first}");
+    assert!(first.contains("<Delimiter>/") && first.contains("<Blobs><Blob><Name>a"), "{first}");
+    let last = pages.page("page-1-1").unwrap();
+    assert!(last.contains("<Name>b") && last.contains("<NextMarker></NextMarker>"), "{last}");
 }
