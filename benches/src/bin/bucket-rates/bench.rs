@@ -21,6 +21,7 @@ use super::{
     cluster::{Cluster, Endpoint, Link},
     goals::{BYTES, RAW},
     loads::Load,
+    memory::Memory,
     objects::{self, Objects},
     processes::{Per, Processes},
     proxy::Proxy,
@@ -45,6 +46,7 @@ pub(crate) struct Bench<'a> {
     /// All but Millrace's.
     pub(crate) others: Processes,
     pub(crate) processes: Processes,
+    pub(crate) memory: Memory,
     cluster: Cluster,
     _proxy: Option<Proxy>,
 }
@@ -66,7 +68,8 @@ impl<'a> Bench<'a> {
         others.add("CPU of the proxy", proxy.iter().map(Proxy::pid).collect());
         others.add("CPU of this program", vec![std::process::id()]);
         let mut processes = others.clone();
-        cluster.watch(&mut processes)?;
+        let mut memory = Memory::default();
+        cluster.watch(&mut processes, &mut memory)?;
         let bench = Self {
             arguments,
             directory,
@@ -79,6 +82,7 @@ impl<'a> Bench<'a> {
             rivals: installed(arguments),
             others,
             processes,
+            memory,
             cluster,
             _proxy: proxy,
         };
@@ -102,6 +106,7 @@ impl<'a> Bench<'a> {
                     Load::Export => self.export(round, figures)?,
                     Load::Import => self.import(figures)?,
                     Load::Random => self.random(round, figures)?,
+                    Load::Vast => self.vast(figures)?,
                 }
             }
         }

@@ -11,7 +11,10 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::processes::{MOUNT_CPU, Processes};
+use super::{
+    memory::Memory,
+    processes::{MOUNT_CPU, Processes},
+};
 
 /// A cluster that runs. When it is dropped it is gone; its data stays in its directory.
 pub(crate) struct Cluster {
@@ -45,14 +48,16 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Adds its daemons to what is watched.
-    pub(crate) fn watch(&self, processes: &mut Processes) -> Result<()> {
+    /// Adds its daemons to those whose CPU time and memory is watched.
+    pub(crate) fn watch(&self, processes: &mut Processes, memory: &mut Memory) -> Result<()> {
         let status = answer(self.command(&["dev", "status"]))?;
         let daemons = status["daemons"].as_array().context("a status without daemons")?;
         let pids = |role: &str| {
             let of = daemons.iter().filter(|daemon| daemon["role"] == role);
-            of.filter_map(|daemon| u32::try_from(daemon["pid"].as_u64()?).ok()).collect()
+            of.filter_map(|daemon| u32::try_from(daemon["pid"].as_u64()?).ok()).collect::<Vec<_>>()
         };
+        memory.add("most memory of the metadata server", pids("metadata"));
+        memory.add("most memory of a target", pids("target"));
         processes.add("CPU of the targets", pids("target"));
         processes.add("CPU of the metadata server", pids("metadata"));
         processes.add(MOUNT_CPU, pids("mount"));

@@ -81,7 +81,7 @@ fn goals(load: Load, cloud: bool) -> &'static [(&'static str, &'static str, Goal
         (Load::Hydrate | Load::Export, false) => &[(BYTES, MILLRACE, Goal::Share(0.85))],
         (Load::Import, false) => &[(NAMES, MILLRACE, Goal::Share(0.6))],
         (Load::Random, _) => &[(FETCHED, MILLRACE, Goal::AtMost(1024.0))],
-        (Load::FirstByte, false) | (Load::Import, true) => &[],
+        (Load::FirstByte, false) | (Load::Import, true) | (Load::Vast, _) => &[],
     }
 }
 
@@ -149,6 +149,8 @@ pub(crate) const FIRST: &str = "first byte, median";
 pub(crate) const BYTES: &str = "bytes";
 /// What is listed.
 pub(crate) const NAMES: &str = "names";
+/// Looking up a name of a directory that nobody has listed.
+pub(crate) const LOOKUP: &str = "first lookup of a name, median";
 /// What a small read has the bucket send.
 pub(crate) const FETCHED: &str = "fetched for 4 KiB";
 /// Times the first epoch of other mounts.

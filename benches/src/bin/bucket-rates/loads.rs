@@ -17,6 +17,8 @@ pub(crate) enum Load {
     Import,
     /// 4 KiB somewhere in a large file.
     Random,
+    /// One directory of a million keys or so, and jobs over all of them. Only when it is asked for.
+    Vast,
 }
 
 impl Load {
@@ -29,6 +31,7 @@ impl Load {
             Self::Export => "export",
             Self::Import => "import",
             Self::Random => "random",
+            Self::Vast => "vast",
         }
     }
 
@@ -42,6 +45,7 @@ impl Load {
             Self::Export => "Export: the same files; raw: 64 PUTs and parts in flight.",
             Self::Import => "Import: names; raw: 16 listings in flight.",
             Self::Random => "Random: 4 KiB somewhere in a large cold file.",
+            Self::Vast => "Vast: one directory, its first names, jobs over all; raw: one listing.",
         }
     }
 

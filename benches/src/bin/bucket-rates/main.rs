@@ -17,6 +17,7 @@ mod cluster;
 mod goals;
 mod jobs;
 mod loads;
+mod memory;
 mod mounted;
 mod objects;
 mod processes;
@@ -24,6 +25,7 @@ mod proxy;
 mod raw;
 mod reads;
 mod rivals;
+mod vast;
 
 use bench::Bench;
 use loads::Load;
@@ -52,7 +54,7 @@ struct Arguments {
     /// a connection, 200 MB/s in all.
     #[arg(long)]
     cloud: bool,
-    /// Measures these only.
+    /// Measures these only; otherwise all but `vast`, which takes half an hour.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Load>,
     /// Also measures the first epoch through this mount of the bucket. May be given several times.
@@ -82,6 +84,9 @@ struct Arguments {
     /// Keys that are imported.
     #[arg(long, default_value_t = 100_000)]
     keys: usize,
+    /// Keys of one directory (`--only vast`).
+    #[arg(long, default_value_t = 1_200_000)]
+    vast_keys: usize,
     /// Waits before each measurement until the machine does next to nothing else, for so many
     /// seconds at most.
     #[arg(long, default_value_t = 0)]
@@ -98,10 +103,12 @@ fn main() -> Result<()> {
     let mut arguments = Arguments::parse();
     ensure!(rustix::process::geteuid().is_root(), "needs root, to mount");
     let some = arguments.rounds > 0 && arguments.readers > 0 && arguments.directories > 0;
+    ensure!(arguments.vast_keys >= 8, "--vast-keys is 8 or more");
     ensure!(some && arguments.files >= arguments.directories, "1 or more of each");
     ensure!(arguments.mib >= 4 && arguments.mib.is_multiple_of(4), "--mib is 4 or more, in 4s");
     if arguments.only.is_empty() {
-        arguments.only = Load::value_variants().to_vec();
+        let all = Load::value_variants().iter().copied();
+        arguments.only = all.filter(|load| *load != Load::Vast).collect();
     }
     let name = format!("bucket-rates.{}", std::process::id());
     let directory = arguments.directory.join(&name);

@@ -23,6 +23,8 @@ pub(crate) struct Objects {
     pub(crate) large: u64,
     /// Keys that are imported.
     pub(crate) keys: usize,
+    /// Keys of one directory.
+    pub(crate) vast: usize,
     /// What they all consist of.
     content: Bytes,
 }
@@ -50,6 +52,7 @@ impl Objects {
             alone,
             large: arguments.mib << 20,
             keys: arguments.keys,
+            vast: arguments.vast_keys,
             content: content.into(),
         }
     }
@@ -73,6 +76,11 @@ impl Objects {
         if loads.contains(&Load::Import) {
             let keys = (0..self.keys)
                 .map(|nth| (self.key(&format!("{KEYS}/part-{:03}/{nth:08}", nth % PREFIXES)), 1));
+            raw::put(Arc::clone(store), keys.collect(), self.content.clone()).await?;
+        }
+        if loads.contains(&Load::Vast) {
+            let keys =
+                (0..self.vast).map(|nth| (self.key(&format!("{VAST}/{}", name_in_vast(nth))), 1));
             raw::put(Arc::clone(store), keys.collect(), self.content.clone()).await?;
         }
         Ok(())
@@ -131,6 +139,11 @@ pub(crate) async fn remove(store: Arc<dyn ObjectStore>, prefix: Path) -> Result<
     Ok(())
 }
 
+/// A name of the vast directory: no two that follow one another are alike, as with hashes.
+pub(crate) fn name_in_vast(nth: usize) -> String {
+    format!("{:016x}", (nth as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+}
+
 /// The tree that is hydrated: small files, and four large ones beside them.
 pub(crate) const TREE: &str = "tree";
 /// The directory of the small files in it.
@@ -143,6 +156,8 @@ pub(crate) const LARGE: &str = "large";
 pub(crate) const LARGE_NAME: &str = "one.bin";
 /// What is imported.
 pub(crate) const KEYS: &str = "keys";
+/// One directory of very many.
+pub(crate) const VAST: &str = "vast";
 const FILES_ALONE: usize = 200;
 const PREFIXES: usize = 100;
 const SMALL_LEAST: u64 = 100_000;
