@@ -80,7 +80,8 @@ pub(crate) use trust::unnamed;
 /// | 12    | files that are made with their bytes; an empty file that others write gets a     |
 /// |       | content of its own when it is truncated                                          |
 /// | 13    | small files that live in their inodes                                            |
-pub const FEATURE_LEVEL: u32 = 13;
+/// | 14    | their bytes in records of their own                                              |
+pub const FEATURE_LEVEL: u32 = 14;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;

@@ -98,6 +98,7 @@ impl Daemon {
         hydration.register_metrics(&mut metrics);
         reconciliation.register_metrics(&mut metrics);
         engine.register_metrics(&mut metrics);
+        spills.register_metrics(&mut metrics);
         let workers = Workers { hydration, trims, spills, upkeep, losses, reconciliation };
         let counters = ServerMetrics::register(&mut metrics);
         spawn_background(&engine, &shutdown, &workers, &counters);

@@ -281,6 +281,21 @@ pub(crate) fn show(
     inode: &Inode,
     session: Option<SessionId>,
 ) -> Result<InodeReply, Failure> {
+    let mut reply = show_without_bytes(core, client, inode, session)?;
+    if reply.capability.is_some() && is_inline(inode) {
+        let bytes = tree::inline(core.view(), inode);
+        reply.inline = bytes.map_err(|error| core.failure(error))?;
+    }
+    Ok(reply)
+}
+
+/// The same for who has the bytes.
+pub(crate) fn show_without_bytes(
+    core: &mut Core,
+    client: &Client,
+    inode: &Inode,
+    session: Option<SessionId>,
+) -> Result<InodeReply, Failure> {
     if inode.kind == FileKind::Regular {
         core.note_name(inode.id);
     }
@@ -300,18 +315,16 @@ pub(crate) fn show(
     if client.subtree.is_some() && client.top(core)? == inode.id {
         attributes.inode = InodeId::ROOT;
     }
-    let (symlink, inline) = match &inode.body {
-        Body::Symlink(target) => (Some(target.clone()), None),
-        Body::File(file) if capability.is_some() => (None, file.inline.clone()),
-        Body::File(_) => (None, None),
-        Body::Directory(_) | Body::Special => (None, None),
+    let symlink = match &inode.body {
+        Body::Symlink(target) => Some(target.clone()),
+        Body::File(_) | Body::Directory(_) | Body::Special => None,
     };
     Ok(InodeReply {
         attributes,
         content: inode.content(),
         capability,
         symlink,
-        inline,
+        inline: None,
         coverage: millrace_protocol::metadata::Coverage::None,
         index: core.last_index(),
     })

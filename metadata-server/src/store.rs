@@ -6,6 +6,8 @@
 
 use std::{collections::BTreeMap, fmt, fs, io, ops::Bound, path::Path};
 
+use bytes::Bytes;
+
 pub mod behind;
 pub mod conformance;
 pub mod fjall;
@@ -45,8 +47,9 @@ pub trait View {
 ///
 /// # Durability
 /// A committed batch need not survive anything. After a crash the store holds some prefix of the
-/// committed batches, each whole; [`Self::checkpoint`] returns once everything committed before it
-/// survives a loss of power, as far as the engine can tell. The applied index lies in the same
+/// committed batches, each whole, and perhaps bytes of small files ([`keys::CONTENTS`]) of later
+/// ones too; [`Self::checkpoint`] returns once everything committed before it survives a loss of
+/// power, as far as the engine can tell. The applied index lies in the same
 /// batch as the changes, so that the log knows where to go on.
 ///
 /// # Errors
@@ -93,16 +96,16 @@ pub trait Stores: fmt::Debug + Send + Sync {
     fn survives(&self) -> bool;
 }
 
-/// Changes that take effect together. The last change of a key counts.
+/// Changes that take effect together. The last change of a key counts. Clones share the values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
-    changes: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    changes: BTreeMap<Vec<u8>, Option<Bytes>>,
 }
 
 impl Batch {
     /// Sets `key` to `value`.
     pub fn put(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        self.changes.insert(key, Some(value));
+        self.changes.insert(key, Some(value.into()));
     }
 
     /// Removes `key`, whether or not it exists.
@@ -134,10 +137,10 @@ impl Batch {
 
     /// Adds the changes of a batch that comes after this one.
     pub fn extend(&mut self, later: &Self) {
-        for (key, value) in later.iter() {
+        for (key, value) in &later.changes {
             match self.changes.get_mut(key) {
-                Some(change) => *change = value.map(<[u8]>::to_vec),
-                None => drop(self.changes.insert(key.to_vec(), value.map(<[u8]>::to_vec))),
+                Some(change) => change.clone_from(value),
+                None => drop(self.changes.insert(key.clone(), value.clone())),
             }
         }
     }
@@ -148,10 +151,16 @@ impl Batch {
         self.iter().map(|(key, value)| bytes(key, value)).sum()
     }
 
+    /// The same without the bytes of small files, which no two batches have in common.
+    #[must_use]
+    pub fn bytes_that_recur(&self) -> usize {
+        self.iter().map(|(key, value)| recurring(key, value)).sum()
+    }
+
     /// How many of these the changes of a later batch replace.
     #[must_use]
     pub fn bytes_replaced(&self, later: &Self) -> usize {
-        later.iter().filter_map(|(key, _)| Some(bytes(key, self.get(key)?))).sum()
+        later.iter().filter_map(|(key, _)| Some(recurring(key, self.get(key)?))).sum()
     }
 
     /// Whether nothing changes.
@@ -229,6 +238,12 @@ pub fn borrow(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
         Bound::Excluded(key) => Bound::Excluded(key),
         Bound::Unbounded => Bound::Unbounded,
     }
+}
+
+/// What is written once for all batches of a group that have it.
+fn recurring(key: &[u8], value: Option<&[u8]>) -> usize {
+    let is_content = key.first() == Some(&keys::CONTENTS);
+    bytes(key, value.filter(|_| !is_content))
 }
 
 fn bytes(key: &[u8], value: Option<&[u8]>) -> usize {

@@ -95,7 +95,7 @@ impl Cloud for Bucket {
         let put = "import os, concurrent.futures\n\
             def put(path):\n\
             \x20   client.upload_file(path, 'data', os.path.relpath(path, sys.argv[2]))\n\
-            found = [os.path.join(at, one) for at, _, some in os.walk(sys.argv[2]) for one in some]\n\
+            found = [os.path.join(at, one) for at, _, all in os.walk(sys.argv[2]) for one in all]\n\
             list(concurrent.futures.ThreadPoolExecutor(4).map(put, found))";
         let path = folder.path().to_str().context("a temporary path is text")?;
         self.script(put, &[path]).map(drop)

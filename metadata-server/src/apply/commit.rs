@@ -96,7 +96,7 @@ pub(super) fn replace_content(
     }
     mark_dirty(file);
     if !(empty && is_untouched(file)) {
-        if file.inline.take().is_none() {
+        if !inline::take(tx, id, file) {
             orphan::reclaim(tx, id, file.generation, file.layout)?;
         }
         tx.raise_generation(id, file)?;

@@ -64,7 +64,7 @@ pub(super) fn create(
     if let Some(entry) = tree::entry(tx, parent.id, &create.name)? {
         return open_existing(tx, create, &entry);
     }
-    add(tx, create, parent, umask, build)
+    add(tx, create, parent, umask, |tx, create, parent| build(tx, create, parent))
 }
 
 /// Makes a new inode under a name that nothing has, and opens a file as it is asked to.
@@ -73,7 +73,7 @@ pub(super) fn add(
     create: &Create,
     mut parent: Inode,
     umask: u16,
-    build: impl FnOnce(&Transaction<'_>, &Create, &Inode) -> Result<Inode, ApplyError>,
+    build: impl FnOnce(&mut Transaction<'_>, &Create, &Inode) -> Result<Inode, ApplyError>,
 ) -> Result<Outcome, ApplyError> {
     permission::check_add(tx, &create.caller, &parent)?;
     tx.check_names_writable(&parent)?;

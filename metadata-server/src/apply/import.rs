@@ -20,7 +20,7 @@ use millrace_types::{ErrorKind, FileName, InodeId, Layout, Timestamp};
 use super::{
     ApplyError, Transaction, commit,
     create::{add_name, directory_body, file_body, new_inode},
-    layout, orphan,
+    inline, layout, orphan,
     remove::{drop_name, take_entry},
 };
 use crate::{
@@ -361,7 +361,7 @@ pub(super) fn follow(
     file.origin = Some(origin.clone());
     file.origin_length = origin.size;
     file.sparse = false;
-    file.inline = None;
+    inline::take(tx, id, file);
     file.state = ObjectState::Clean;
     inode.size = origin.size;
     inode.modified = modified;

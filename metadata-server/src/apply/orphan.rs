@@ -50,7 +50,9 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result
         Body::File(file) => {
             // Of one that lives in its inode the targets have nothing; what a spill may have left
             // that never ended is found by a check.
-            if file.inline.is_none() {
+            if file.inline.is_some() {
+                tx.delete(keys::contents(inode.id));
+            } else {
                 reclaim(tx, inode.id, file.generation, file.layout)?;
             }
             tx.delete(keys::trim(inode.id));

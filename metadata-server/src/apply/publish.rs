@@ -37,7 +37,7 @@ pub(super) fn publish(
 }
 
 fn build(
-    tx: &Transaction<'_>,
+    tx: &mut Transaction<'_>,
     publish: &Publish,
     bytes: Option<&[u8]>,
 ) -> Result<Inode, ApplyError> {
@@ -50,7 +50,7 @@ fn build(
     let mut file = file_body(layout.checked()?);
     if let Some(bytes) = bytes {
         inline::check(bytes, publish.end)?;
-        file.inline = Some(bytes.to_vec());
+        inline::put(tx, create.inode, &mut file, bytes)?;
     }
     let body = Body::File(Box::new(file));
     let owner = (create.caller.uid, create.caller.gid);

@@ -143,11 +143,16 @@ fn of_body(
             found.push((FlawKind::WrongSize, text));
         }
         Body::File(file) => {
-            if let Some(bytes) = &file.inline
-                && bytes.len() as u64 != inode.size
-            {
-                let text = format!("its size is {}, {} bytes lie in it", inode.size, bytes.len());
-                found.push((FlawKind::Unsound, text));
+            if let Some(bytes) = &file.inline {
+                let apart = match bytes.is_empty() {
+                    true => view.get(&keys::contents(inode.id))?,
+                    false => None,
+                };
+                let len = apart.as_ref().unwrap_or(bytes).len();
+                if len as u64 != inode.size {
+                    let text = format!("its size is {}, {len} bytes lie in it", inode.size);
+                    found.push((FlawKind::Unsound, text));
+                }
             }
             let listed = view.get(&keys::conflict(inode.id))?.is_some();
             if file.state == ObjectState::Conflict && !listed {

@@ -23,7 +23,7 @@ pub enum Verdict {
 }
 
 /// The tables that are looked at here, by the first byte of their keys.
-pub const TABLES: &[u8] = b"CNOQRUVWXYEabcf";
+pub const TABLES: &[u8] = b"CNOQRUVWXYEabcfp";
 
 /// What is wrong with one record of [`TABLES`].
 pub(super) fn flaw(view: &dyn View, key: &[u8], value: &[u8]) -> Result<Option<Flaw>, StoreError> {
@@ -62,7 +62,7 @@ pub fn verdict(
             let known = view.get(&keys::session(session))?.is_some();
             remove_unless(known, || format!("it is of session {session}, which has ended"))
         }
-        Some(table @ (b'U' | b'V' | b'E' | b'W' | b'X' | b'b' | b'c' | b'f')) => {
+        Some(table @ (b'U' | b'V' | b'E' | b'W' | b'X' | b'b' | b'c' | b'f' | b'p')) => {
             of_inode(view, *table, key)
         }
         _ => Ok(None),
@@ -156,6 +156,7 @@ fn of_inode(
         b'E' => file.is_some() || inode.is_none(),
         b'W' | b'f' => inode.as_ref().is_some_and(Inode::is_directory),
         b'b' => inode.as_ref().is_some_and(|inode| inode.parent.is_none()),
+        b'p' => file.is_some_and(|file| file.inline.as_ref().is_some_and(Vec::is_empty)),
         _ => inode.is_some(),
     };
     let what = match table {
@@ -164,6 +165,7 @@ fn of_inode(
         b'E' => "has an upload under way, and is no file",
         b'W' | b'f' => "has removed names of a bucket, and is no directory",
         b'c' => "is pinned, and does not exist",
+        b'p' => "has bytes here, and does not live in its inode",
         b'b' => "may get its first name, and has one or does not exist",
         _ => "has an extended attribute, and does not exist",
     };

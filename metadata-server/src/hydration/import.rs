@@ -297,8 +297,8 @@ impl<E: Environment> Importer<E> {
         }
     }
 
-    /// Waits for the end of the listing that runs, if one does. How it ends says nothing of the next
-    /// one.
+    /// Waits for the end of the listing that runs, if one does. How it ends says nothing of the
+    /// next one.
     async fn let_pass(&self, directory: InodeId) {
         let before = {
             let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);

@@ -89,7 +89,8 @@ pub struct FileBody {
     pub origin_length: u64,
     /// Whether absent bytes may be holes.
     pub sparse: bool,
-    /// The bytes of a small file that lives in its inode.
+    /// There where a small file lives in its inode: its bytes; or none, where they have a record of
+    /// their own ([`tree::inline`](super::tree::inline)).
     pub inline: Option<Vec<u8>>,
     /// How it stands against the bucket.
     pub state: ObjectState,

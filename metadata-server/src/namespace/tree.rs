@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Bound};
 use millrace_protocol::admin::PathBytes;
 use millrace_types::{ErrorKind, FileName, InodeId};
 
-use super::{Inode, ParentLink};
+use super::{Body, Inode, ParentLink};
 use crate::{
     apply::ApplyError,
     store::{
@@ -28,6 +28,21 @@ pub fn find(view: &(impl View + ?Sized), inode: InodeId) -> Result<Option<Inode>
 /// [`ErrorKind::Stale`] when there is none.
 pub fn inode(view: &(impl View + ?Sized), inode: InodeId) -> Result<Inode, ApplyError> {
     Ok(find(view, inode)?.ok_or(ErrorKind::Stale)?)
+}
+
+/// The bytes of a small file that lives in its inode.
+///
+/// # Errors
+/// When the store is broken; [`ErrorKind::Lost`] where it lacks them, which concerns nothing else.
+pub fn inline(view: &(impl View + ?Sized), inode: &Inode) -> Result<Option<Vec<u8>>, ApplyError> {
+    let Body::File(file) = &inode.body else { return Ok(None) };
+    match &file.inline {
+        None => Ok(None),
+        Some(bytes) if bytes.is_empty() => {
+            Ok(Some(view.get(&keys::contents(inode.id))?.ok_or(ErrorKind::Lost)?))
+        }
+        Some(bytes) => Ok(Some(bytes.clone())),
+    }
 }
 
 /// The entry of a name, if there is one.

@@ -198,9 +198,11 @@ fn layout(core: &mut Core, inode: &Inode) -> Result<LayoutReply, Failure> {
             reply.chunk_size = file.layout.chunk_size();
             reply.stripe_count = count(file.layout.width());
             reply.pool = pool_name(core, file.layout.pool())?;
-            let inline = file.inline.as_ref().map_or(0, Vec::len);
-            reply.inline_bytes = u32::try_from(inline).unwrap_or(u32::MAX);
-            let at_targets = if inline == 0 { inode.size } else { 0 };
+            let (here, at_targets) = match file.inline {
+                Some(_) => (inode.size, 0),
+                None => (0, inode.size),
+            };
+            reply.inline_bytes = u32::try_from(here).unwrap_or(u32::MAX);
             let chunks = at_targets.div_ceil(file.layout.chunk_size().bytes());
             let shown = chunks.min(LAYOUT_CHUNKS_MAX as u64);
             reply.truncated = shown < chunks;

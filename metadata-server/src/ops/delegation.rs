@@ -10,13 +10,13 @@ use millrace_protocol::{
     metadata::NewNode,
     session::Done,
 };
-use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId, WriteEpoch};
+use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId, Layout, WriteEpoch};
 
 use super::{
     Client, Step, broken,
     create::{made, reused, seed},
     kept_change::shown,
-    show_again,
+    show_again, show_without_bytes,
 };
 use crate::{
     apply,
@@ -160,8 +160,7 @@ pub fn publish(
             return Err(ErrorKind::InvalidArgument.into());
         }
         files.push(match publish_one(core, client, file) {
-            Ok(made) => {
-                let answer = published(made, file);
+            Ok(answer) => {
                 bytes += inline_len(&answer);
                 // It is remembered that it is made; asked again, it is in an answer of its own.
                 match bytes > PUBLISHED_BYTES_MAX && !files.is_empty() {
@@ -185,7 +184,7 @@ fn inline_len(answer: &PublishedFile) -> usize {
     }
 }
 
-/// The answer for a file. What was sent with it is not sent back.
+/// The answer for a file that was made before. What was sent with it is not sent back.
 fn published(mut made: MadeName, file: &NewFile) -> PublishedFile {
     if file.inline.is_none() || made.reply.inline != file.inline {
         return PublishedFile::Made(Box::new(made));
@@ -194,57 +193,73 @@ fn published(mut made: MadeName, file: &NewFile) -> PublishedFile {
     PublishedFile::MadeInline(Box::new(made))
 }
 
-fn publish_one(core: &mut Core, client: &Client, file: &NewFile) -> Result<MadeName, Failure> {
+fn publish_one(core: &mut Core, client: &Client, file: &NewFile) -> Result<PublishedFile, Failure> {
     client.own(core, file.operation)?;
     let session = file.operation.session;
+    let place = (file.parent, &file.name);
     let inode = match made(core, file.operation)? {
         Some(inode) => inode,
         None => {
             let Content { inode, layout, .. } = given(core, file)?;
             let parent = client.enter(core, file.parent)?;
-            if is_made(core, parent.id, file, inode)? {
-                // Under another number, before its maker gave that one up.
-                let reply = show_again(core, client, inode, Some(session))?;
-                return shown(core, client, session, (file.parent, &file.name), reply);
+            // Else under another number, before its maker gave that one up.
+            if !is_made(core, parent.id, file, inode)? {
+                let inode = make(core, client, file, (parent.id, inode, layout))?;
+                let reply = show_without_bytes(core, client, &inode, Some(session))?;
+                let made = Box::new(shown(core, client, session, place, reply)?);
+                return Ok(match file.inline {
+                    Some(_) => PublishedFile::MadeInline(made),
+                    None => PublishedFile::Made(made),
+                });
             }
-            if core.leases.is_undeclared(session) {
-                let text = "the session has not declared what it has from before the restart";
-                return Err(Failure::new(ErrorKind::Busy, text));
-            }
-            if !core.leases.admits(parent.id, session, inode) {
-                let text = "the session has no delegation of the directory with this id";
-                return Err(Failure::new(ErrorKind::Forbidden, text));
-            }
-            let create = Create {
-                caller: client.caller(&file.caller),
-                parent: parent.id,
-                name: file.name.clone(),
-                node: NewNode::Regular,
-                mode: file.mode,
-                inode,
-                seed: seed(inode),
-                open: Some(session),
-                exclusive: true,
-            };
-            let NewFile { made_at, end, written_at, .. } = *file;
-            let publish = Publish { create, layout, made_at, end, written_at };
-            let command = match &file.inline {
-                Some(bytes) => Command::PublishInline(Box::new(PublishInline {
-                    publish,
-                    bytes: bytes.clone(),
-                })),
-                None => Command::Publish(Box::new(publish)),
-            };
-            let Outcome::Inode(inode) = core.execute(Some(file.operation), command)? else {
-                return Err(reused());
-            };
-            let now = core.now();
-            core.leases.handle_published(parent.id, inode, now);
             inode
         }
     };
     let reply = show_again(core, client, inode, Some(session))?;
-    shown(core, client, session, (file.parent, &file.name), reply)
+    Ok(published(shown(core, client, session, place, reply)?, file))
+}
+
+/// Makes a file with an id that its maker was given for it.
+fn make(
+    core: &mut Core,
+    client: &Client,
+    file: &NewFile,
+    (parent, inode, layout): (InodeId, InodeId, Layout),
+) -> Result<Inode, Failure> {
+    let session = file.operation.session;
+    if core.leases.is_undeclared(session) {
+        let text = "the session has not declared what it has from before the restart";
+        return Err(Failure::new(ErrorKind::Busy, text));
+    }
+    if !core.leases.admits(parent, session, inode) {
+        let text = "the session has no delegation of the directory with this id";
+        return Err(Failure::new(ErrorKind::Forbidden, text));
+    }
+    let create = Create {
+        caller: client.caller(&file.caller),
+        parent,
+        name: file.name.clone(),
+        node: NewNode::Regular,
+        mode: file.mode,
+        inode,
+        seed: seed(inode),
+        open: Some(session),
+        exclusive: true,
+    };
+    let NewFile { made_at, end, written_at, .. } = *file;
+    let publish = Publish { create, layout, made_at, end, written_at };
+    let command = match &file.inline {
+        Some(bytes) => {
+            Command::PublishInline(Box::new(PublishInline { publish, bytes: bytes.clone() }))
+        }
+        None => Command::Publish(Box::new(publish)),
+    };
+    let Outcome::Inode(inode) = core.execute(Some(file.operation), command)? else {
+        return Err(reused());
+    };
+    let now = core.now();
+    core.leases.handle_published(parent, inode, now);
+    tree::inode(core.view(), inode).map_err(|error| core.failure(error))
 }
 
 /// Whether the name is that of the inode already, whose id nobody else was ever given.

@@ -35,7 +35,8 @@ pub struct Behind<S> {
 pub struct Pace {
     /// The first batch of a group waits so long for others.
     pub delay: Duration,
-    /// Bytes that are written as one, unless one batch alone has more ([`Batch::bytes`]).
+    /// Bytes that are written as one, unless one batch alone has more
+    /// ([`Batch::bytes_that_recur`]).
     pub group_bytes: usize,
     /// With so many bytes behind, nobody waits for others.
     pub hurry_bytes: usize,
@@ -385,7 +386,7 @@ impl Group {
     }
 
     fn bytes_with(&self, batch: &Batch) -> usize {
-        self.bytes + batch.bytes() - self.batch.bytes_replaced(batch)
+        self.bytes + batch.bytes_that_recur() - self.batch.bytes_replaced(batch)
     }
 
     fn add(&mut self, Numbered { number, batch }: &Numbered) {

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, ops::Bound};
 
-use super::{Batch, MetaStore, borrow, prefix_end};
+use super::{Batch, MetaStore, borrow, keys, memory::is_empty_range, prefix_end};
 
 /// Checks the contract of [`MetaStore`] on fresh stores from `open`.
 ///
@@ -70,7 +70,8 @@ fn scans_a_prefix_and_nothing_else(store: &mut dyn MetaStore) {
     assert_eq!(keys, [&b"k\xff"[..], b"k\xff\xff"]);
 }
 
-/// Random batches against a map; the generator is a fixed one, so that every run is the same.
+/// Random batches against a map, in the table that an engine may keep apart and those beside it;
+/// the generator is a fixed one, so that every run is the same.
 fn behaves_like_an_ordered_map(store: &mut dyn MetaStore) {
     let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -82,7 +83,7 @@ fn behaves_like_an_ordered_map(store: &mut dyn MetaStore) {
     for _ in 0..300 {
         let mut batch = Batch::default();
         for _ in 0..random(12) {
-            let key = random(60).to_be_bytes()[6..].to_vec();
+            let key = key(random(60));
             if random(3) == 0 {
                 model.remove(&key);
                 batch.delete(key);
@@ -93,9 +94,33 @@ fn behaves_like_an_ordered_map(store: &mut dyn MetaStore) {
             }
         }
         store.commit(&batch).expect("commit");
+        let (from, to) = (key(random(60)), key(random(60)));
+        let bounds = match random(4) {
+            0 => (Bound::Unbounded, Bound::Included(to.as_slice())),
+            1 => (Bound::Included(from.as_slice()), Bound::Excluded(to.as_slice())),
+            2 => (Bound::Excluded(from.as_slice()), Bound::Included(to.as_slice())),
+            _ => (Bound::Excluded(from.as_slice()), Bound::Unbounded),
+        };
+        let limit = usize::try_from(random(30)).expect("small");
+        let pairs = store.scan(bounds.0, bounds.1, limit).expect("scan");
+        let expected: Vec<_> = match is_empty_range(bounds.0, bounds.1) {
+            true => Vec::new(),
+            false => model.range::<[u8], _>(bounds).take(limit).collect(),
+        };
+        assert!(pairs.iter().map(|(key, value)| (key, value)).eq(expected), "{bounds:?} {limit}");
+        assert_eq!(get(store, &from).as_ref(), model.get(&from));
     }
     let pairs = store.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX).expect("scan");
     assert_eq!(pairs, model.into_iter().collect::<Vec<_>>());
+}
+
+/// One of sixty.
+fn key(number: u64) -> Vec<u8> {
+    let (table, number) = (number % 3, number / 3);
+    let table = keys::CONTENTS - 1 + u8::try_from(table).expect("small");
+    // The empty beginning of a table, too.
+    let number = u8::try_from(number).expect("small");
+    if number == 0 { vec![table] } else { vec![table, number] }
 }
 
 fn keeps_large_values(store: &mut dyn MetaStore) {

@@ -51,6 +51,7 @@
 //! | `n`   | link 4                        | [`RefreshIntervalRecord`]: a link that is listed   |
 //! |       |                               | again by itself                                    |
 //! | `o`   | job 8                         | [`JobDetailRecord`]: what a job asked, and where   |
+//! | `p`   | inode 8                       | the bytes of a small file                          |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
@@ -84,6 +85,10 @@
 //! [`TrimRecord`]: super::records::TrimRecord
 //! [`Whiteout`]: super::records::Whiteout
 
+pub use parts::{after, link_of, number_at, pool_of};
+
+mod parts;
+
 use millrace_types::{
     GroupId, HostId, InodeId, JobId, KeyId, LinkId, LogIndex, PoolId, SessionId, TargetId,
 };
@@ -95,6 +100,10 @@ macro_rules! key {
         parts.concat()
     }};
 }
+
+/// The table of small files' bytes. A value of it is never changed, and nobody asks for it before
+/// its inode says that it is there; they are larger than others, and read less often.
+pub const CONTENTS: u8 = b'p';
 
 /// The log index that the store shows.
 #[must_use]
@@ -558,41 +567,8 @@ pub fn refresh_interval(link: LinkId) -> Vec<u8> {
     key!(b'n', link.0.to_be_bytes())
 }
 
-/// The bytes of `key` behind `prefix`; empty when it is another one.
+/// The bytes of a small file.
 #[must_use]
-pub fn after<'a>(key: &'a [u8], prefix: &[u8]) -> &'a [u8] {
-    key.strip_prefix(prefix).unwrap_or_default()
-}
-
-/// The number at `offset` of a key; `None` in a key that is too short.
-#[must_use]
-pub fn number_at(key: &[u8], offset: usize) -> Option<u64> {
-    let bytes = key.get(offset..offset.checked_add(8)?)?;
-    bytes.try_into().ok().map(u64::from_be_bytes)
-}
-
-/// The link of a key of [`link`()]; `None` in a key that is too short.
-#[must_use]
-pub fn link_of(key: &[u8]) -> Option<LinkId> {
-    Some(LinkId(u32::from_be_bytes(key.get(1..5)?.try_into().ok()?)))
-}
-
-/// The pool of a key of [`pool`] or [`group`]; `None` in a key that is too short.
-#[must_use]
-pub fn pool_of(key: &[u8]) -> Option<PoolId> {
-    Some(PoolId(u16::from_be_bytes(key.get(1..3)?.try_into().ok()?)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_order_as_their_numbers_do() {
-        assert!(inode(InodeId(255)) < inode(InodeId(256)));
-        assert!(cookie(InodeId(1), u64::MAX) < cookie(InodeId(2), 0));
-        assert!(entry(InodeId(7), b"\xff\xff").starts_with(&entries(InodeId(7))));
-        assert_eq!(number_at(&cookie(InodeId(3), 9), 9), Some(9));
-        assert_eq!(number_at(b"C", 1), None);
-    }
+pub fn contents(inode: InodeId) -> Vec<u8> {
+    key!(b'p', inode.0.to_be_bytes())
 }

@@ -36,6 +36,9 @@ pub trait Record: Sized {
     fn decode(bytes: &[u8]) -> Option<Self>;
 }
 
+/// Most records fit into so many bytes: growing on the way costs more than what is left over.
+pub(crate) const ROOM: usize = 256;
+
 /// Implements [`Record`] for an rkyv type under a version number.
 macro_rules! record {
     ($type:ty, $version:literal, $what:literal) => {
@@ -43,7 +46,8 @@ macro_rules! record {
             const WHAT: &'static str = $what;
 
             fn encode(&self) -> Vec<u8> {
-                let mut bytes = vec![$version];
+                let mut bytes = Vec::with_capacity($crate::store::records::ROOM);
+                bytes.push($version);
                 bytes = rkyv::api::high::to_bytes_in::<_, rkyv::rancor::Error>(self, bytes)
                     .expect("a record always encodes into memory");
                 bytes

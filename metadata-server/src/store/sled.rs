@@ -8,6 +8,11 @@
 //! and lets nobody read meanwhile, nor while a store that has failed is let go of. Batches are
 //! therefore made whole by a copy that goes before them (`copy`), key by key.
 //!
+//! The bytes of small files ([`keys::CONTENTS`]) are in a tree of their own: whoever reads in sled
+//! also does what is left to do of the nodes on the way, such as splitting them, and with values of
+//! kilobytes that is much. They are written before the batch and are in no copy of it: nobody knows
+//! of them before the rest is there.
+//!
 //! [`checkpoint`]: SledStore::checkpoint
 
 use std::{
@@ -26,6 +31,7 @@ use std::{
 use super::{
     Batch, MetaStore, Pair, StoreError, Stores, View,
     behind::{Behind, Pace},
+    keys,
     memory::is_empty_range,
     remove,
 };
@@ -47,6 +53,8 @@ pub struct SledStore {
 
 #[derive(Debug, Clone)]
 struct Handles {
+    /// The bytes of small files.
+    contents: ::sled::Tree,
     /// Beside the keys: what the last batch changed, in pieces, each in a tree by itself.
     copies: Vec<::sled::Tree>,
     db: ::sled::Db,
@@ -64,12 +72,26 @@ impl SledStore {
             .mode(::sled::Mode::HighThroughput)
             .flush_every_ms(Some(FLUSH_EVERY_MS));
         let db = open_when_free(&config).map_err(broken)?;
-        let handles = Some(Handles { copies: Vec::new(), db });
+        let contents = db.open_tree(CONTENTS).map_err(broken)?;
+        let handles = Some(Handles { contents, copies: Vec::new(), db });
         let has_failed = Arc::default();
         let mut store = Self { handles, number: 0, dir: dir.to_owned(), has_failed };
         store.complete_old()?;
         store.complete()?;
+        store.move_contents()?;
         Ok(store)
+    }
+
+    /// A program that knows of no other tree may have filled the store from a snapshot.
+    fn move_contents(&self) -> Result<(), StoreError> {
+        let Handles { contents, db, .. } = self.handles();
+        let misplaced = db.range::<&[u8], _>(&[keys::CONTENTS][..]..&[keys::CONTENTS + 1][..]);
+        for pair in misplaced {
+            let (key, value) = pair.map_err(broken)?;
+            contents.insert(&key, value).map_err(broken)?;
+            db.remove(&key).map_err(broken)?;
+        }
+        Ok(())
     }
 
     /// Makes the changes of the last batch once more: the process may have been killed among them.
@@ -134,12 +156,36 @@ impl SledStore {
     }
 
     fn set(&self, key: &[u8], value: Option<&[u8]>) -> Result<(), StoreError> {
-        let db = &self.handles().db;
+        let tree = self.tree(key);
         let before = match value {
-            Some(value) => db.insert(key, value),
-            None => db.remove(key),
+            Some(value) => tree.insert(key, value),
+            None => tree.remove(key),
         };
         before.map(drop).map_err(|error| self.failed(error))
+    }
+
+    /// The tree that has a key.
+    fn tree(&self, key: &[u8]) -> &::sled::Tree {
+        let handles = self.handles();
+        if is_content(key) { &handles.contents } else { &handles.db }
+    }
+
+    /// Adds the first pairs of a tree within bounds, until there are `limit`.
+    fn collect(
+        &self,
+        tree: &::sled::Tree,
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+        limit: usize,
+        pairs: &mut Vec<Pair>,
+    ) -> Result<(), StoreError> {
+        if is_empty_range(bounds.0, bounds.1) {
+            return Ok(());
+        }
+        for pair in tree.range::<&[u8], _>(bounds).take(limit.saturating_sub(pairs.len())) {
+            let (key, value) = pair.map_err(|error| self.failed(error))?;
+            pairs.push((key.to_vec(), value.to_vec()));
+        }
+        Ok(())
     }
 
     fn handles(&self) -> &Handles {
@@ -193,7 +239,7 @@ impl Stores for SledStores {
 
 impl View for SledStore {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        let value = self.handles().db.get(key).map_err(|error| self.failed(error))?;
+        let value = self.tree(key).get(key).map_err(|error| self.failed(error))?;
         Ok(value.map(|value| value.to_vec()))
     }
 
@@ -203,16 +249,16 @@ impl View for SledStore {
         to: Bound<&[u8]>,
         limit: usize,
     ) -> Result<Vec<Pair>, StoreError> {
-        if is_empty_range(from, to) {
-            return Ok(Vec::new());
-        }
-        let range = self.handles().db.range::<&[u8], _>((from, to)).take(limit);
-        range
-            .map(|pair| {
-                let (key, value) = pair.map_err(|error| self.failed(error))?;
-                Ok((key.to_vec(), value.to_vec()))
-            })
-            .collect()
+        let Handles { contents, db, .. } = self.handles();
+        let mut pairs = Vec::new();
+        // The keys of small files' bytes lie together, with none of another table between them.
+        let (first, end) = (&[keys::CONTENTS][..], &[keys::CONTENTS + 1][..]);
+        // Each tree only within its own: also to find nothing takes a way through it.
+        self.collect(db, (from, at_most(to, first)), limit, &mut pairs)?;
+        let within = (at_least(from, first), at_most(to, end));
+        self.collect(contents, within, limit, &mut pairs)?;
+        self.collect(db, (at_least(from, end), to), limit, &mut pairs)?;
+        Ok(pairs)
     }
 }
 
@@ -222,7 +268,12 @@ impl MetaStore for SledStore {
             engine: ENGINE,
             source: io::Error::new(io::ErrorKind::InvalidInput, "a key or value of 4 GiB"),
         };
-        let copy = copy::encode(batch.iter()).ok_or_else(too_large)?;
+        let is_early = |&(key, value): &(&[u8], Option<&[u8]>)| is_content(key) && value.is_some();
+        for (key, value) in batch.iter().filter(is_early) {
+            self.set(key, value)?;
+        }
+        let rest = || batch.iter().filter(|change| !is_early(change));
+        let copy = copy::encode(rest()).ok_or_else(too_large)?;
         self.number += 1;
         let piece_bytes = copy.len().div_ceil(PIECES_MAX).max(PIECE_BYTES);
         let pieces: Vec<_> = (0..).zip(copy.chunks(piece_bytes)).collect();
@@ -232,12 +283,34 @@ impl MetaStore for SledStore {
         for (nth, piece) in pieces.into_iter().rev() {
             self.put_piece(nth, head.with(piece))?;
         }
-        batch.iter().try_for_each(|(key, value)| self.set(key, value))
+        rest().try_for_each(|(key, value)| self.set(key, value))
     }
 
     fn checkpoint(&mut self) -> Result<(), StoreError> {
         self.handles().db.flush().map_err(|error| self.failed(error))?;
         sync_tree(&self.dir).map_err(|source| StoreError::Engine { engine: ENGINE, source })
+    }
+}
+
+/// Whether the value of a key is the bytes of a small file.
+fn is_content(key: &[u8]) -> bool {
+    key.first() == Some(&keys::CONTENTS)
+}
+
+/// The lower of two upper bounds, of which one leaves out `end`.
+fn at_most<'a>(to: Bound<&'a [u8]>, end: &'a [u8]) -> Bound<&'a [u8]> {
+    match to {
+        Bound::Included(key) if key < end => to,
+        Bound::Excluded(key) if key <= end => to,
+        _ => Bound::Excluded(end),
+    }
+}
+
+/// The higher of two lower bounds, of which one is `begin`.
+fn at_least<'a>(from: Bound<&'a [u8]>, begin: &'a [u8]) -> Bound<&'a [u8]> {
+    match from {
+        Bound::Included(key) | Bound::Excluded(key) if key >= begin => from,
+        _ => Bound::Included(begin),
     }
 }
 
@@ -299,6 +372,9 @@ fn damaged() -> StoreError {
 
 const THERE: &str = "only the drop takes it";
 
+/// The tree with the bytes of small files.
+const CONTENTS: &str = "contents";
+
 /// The tree with the first piece of the copy; those of the others have their numbers behind it.
 const COPIES: &str = "copies";
 
@@ -320,167 +396,4 @@ const PIECES_MAX: usize = 32;
 const FLUSH_EVERY_MS: u64 = 500;
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        io::{BufRead as _, BufReader},
-        process::{Command, Stdio},
-        sync::mpsc,
-    };
-
-    use super::{super::conformance, *};
-
-    #[test]
-    fn the_sled_store_fulfils_the_contract() {
-        let root = tempfile::tempdir().unwrap();
-        let mut made = 0;
-        conformance::check(|| {
-            made += 1;
-            let dir = root.path().join(made.to_string());
-            Box::new(SledStore::open(&dir, 1 << 20).unwrap())
-        });
-    }
-
-    #[test]
-    fn a_store_that_is_held_for_moments_is_waited_for() {
-        let root = tempfile::tempdir().unwrap();
-        let mut store = SledStore::open(root.path(), 1 << 20).unwrap();
-        let mut batch = Batch::default();
-        batch.put(b"key".to_vec(), b"value".to_vec());
-        store.commit(&batch).unwrap();
-        let holder = thread::spawn(move || {
-            thread::sleep(AGAIN * 5);
-            drop(store);
-        });
-        let store = SledStore::open(root.path(), 1 << 20).unwrap();
-        assert_eq!(store.get(b"key").unwrap(), Some(b"value".to_vec()));
-        holder.join().unwrap();
-    }
-
-    #[test]
-    fn a_checkpoint_is_there_after_opening_again() {
-        let root = tempfile::tempdir().unwrap();
-        let mut store = SledStore::open(root.path(), 1 << 20).unwrap();
-        let mut batch = Batch::default();
-        batch.put(b"key".to_vec(), b"value".to_vec());
-        store.commit(&batch).unwrap();
-        store.checkpoint().unwrap();
-        drop(store);
-        let store = SledStore::open(root.path(), 1 << 20).unwrap();
-        assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
-    }
-
-    #[test]
-    fn a_batch_of_an_older_program_is_completed_once() {
-        let root = tempfile::tempdir().unwrap();
-        let mut batch = Batch::default();
-        batch.put(b"key".to_vec(), b"older".to_vec());
-        let mut store = SledStore::open(root.path(), 1 << 20).unwrap();
-        let copy = copy::encode(batch.iter()).unwrap();
-        store.copies(0).unwrap().insert(COPY_OLD, copy).unwrap();
-        drop(store);
-        store = SledStore::open(root.path(), 1 << 20).unwrap();
-        assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"older"[..]));
-        batch.put(b"key".to_vec(), b"newer".to_vec());
-        store.commit(&batch).unwrap();
-        drop(store);
-        let store = SledStore::open(root.path(), 1 << 20).unwrap();
-        assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"newer"[..]));
-    }
-
-    #[test]
-    fn a_batch_in_many_pieces_is_completed_and_one_that_has_only_begun_is_not() {
-        let root = tempfile::tempdir().unwrap();
-        let large = |byte| {
-            let mut batch = Batch::default();
-            for key in 0..4_u8 {
-                batch.put(vec![key], vec![byte; PIECE_BYTES]);
-            }
-            batch
-        };
-        let mut store = SledStore::open(root.path(), 1 << 20).unwrap();
-        store.commit(&large(1)).unwrap();
-        // Killed after the copy of the first, among the changes.
-        store.set(&[3], Some(b"as before")).unwrap();
-        drop(store);
-        let mut store = SledStore::open(root.path(), 1 << 20).unwrap();
-        assert_eq!(store.get(&[3]).unwrap(), Some(vec![1; PIECE_BYTES]));
-        // Killed before the first piece of the next.
-        store.commit(&large(2)).unwrap();
-        let first = store.copies(0).unwrap().get(PIECE).unwrap().unwrap();
-        store.commit(&large(3)).unwrap();
-        (0..4).for_each(|key| store.set(&[key], Some(&vec![2; PIECE_BYTES])).unwrap());
-        store.copies(0).unwrap().insert(PIECE, first).unwrap();
-        drop(store);
-        let store = SledStore::open(root.path(), 1 << 20).unwrap();
-        assert_eq!(store.get(&[3]).unwrap(), Some(vec![2; PIECE_BYTES]));
-    }
-
-    #[test]
-    fn a_store_that_failed_is_let_go_of_at_once() {
-        let root = tempfile::tempdir().unwrap();
-        let mut store = SledStore::open(root.path(), 1 << 20).unwrap();
-        fs::remove_dir_all(root.path().join("blobs")).unwrap();
-        let mut batch = Batch::default();
-        batch.put(b"large".to_vec(), vec![7; 256 << 10]);
-        store.commit(&batch).unwrap_err();
-        let (tell, told) = mpsc::channel();
-        thread::spawn(move || {
-            drop(store);
-            tell.send(()).unwrap();
-        });
-        told.recv_timeout(HELD).expect("it waits without an end");
-    }
-
-    #[test]
-    fn a_batch_is_whole_after_the_process_was_killed() {
-        for round in 0..10 {
-            let root = tempfile::tempdir().unwrap();
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--ignored", "--exact", "store::sled::tests::commits_until_it_is_killed"])
-                .arg("--nocapture")
-                .env(DIRECTORY, root.path())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-            let committed = lines.map_while(Result::ok).filter(|line| line == COMMITTED);
-            let seen = committed.take(20 + 7 * round).count();
-            child.kill().unwrap();
-            child.wait().unwrap();
-            assert_eq!(seen, 20 + 7 * round, "it commits until it is killed");
-            let store = SledStore::open(root.path(), 1 << 20).unwrap();
-            let values: Vec<_> = (0..KEYS).map(|key| store.get(&[key]).unwrap()).collect();
-            assert!(values.iter().all(|value| *value == values[0]), "round {round}: {values:?}");
-        }
-    }
-
-    /// Each batch gives one value to all keys; now and then one is large.
-    #[test]
-    #[ignore = "run by the test that kills it"]
-    #[expect(clippy::print_stdout, reason = "the test that kills it counts the lines")]
-    fn commits_until_it_is_killed() {
-        let Some(root) = std::env::var_os(DIRECTORY) else { return };
-        let mut store = SledStore::open(Path::new(&root), 1 << 20).unwrap();
-        for number in 0_u64.. {
-            let mut batch = Batch::default();
-            // In one piece, in several, and in longer ones.
-            let len = match number % 10 {
-                6 => PIECE_BYTES / 10,
-                9 => PIECE_BYTES * 2,
-                _ => 100,
-            };
-            let value = [number.to_le_bytes().to_vec(), vec![7; len]].concat();
-            (0..KEYS).for_each(|key| batch.put(vec![key], value.clone()));
-            store.commit(&batch).unwrap();
-            if number % 10 == 3 {
-                // As the flusher does all the time.
-                store.handles().db.flush().unwrap();
-            }
-            println!("{COMMITTED}");
-        }
-    }
-
-    const KEYS: u8 = 24;
-    const COMMITTED: &str = "committed";
-    const DIRECTORY: &str = "MILLRACE_TEST_SLED_DIRECTORY";
-}
+mod tests;

@@ -21,6 +21,7 @@ use millrace_protocol::{
     cluster::{Group, Map},
     target::StoreInline,
 };
+use millrace_service::metrics::Metrics;
 use millrace_types::{ChunkIndex, ErrorKind, Failure, InodeId, SessionId, WriteEpoch};
 use tokio::sync::OnceCell;
 
@@ -29,8 +30,12 @@ use crate::{
     apply,
     command::{Command, Spilled},
     engine::{Core, Handle},
-    namespace::{Body, tree},
+    namespace::tree,
 };
+
+use metrics::SpillMetrics;
+
+mod metrics;
 
 /// How long one attempt may take; the caller's own deadline decides how often it is tried again.
 const ATTEMPT: Duration = Duration::from_secs(20);
@@ -47,13 +52,19 @@ pub struct Spills {
     engine: Handle,
     peers: Peers,
     under_way: Arc<Mutex<HashMap<InodeId, Attempt>>>,
+    metrics: SpillMetrics,
 }
 
 impl Spills {
     /// Nothing is under way yet.
     #[must_use]
     pub fn new(engine: Handle, peers: Peers) -> Self {
-        Self { engine, peers, under_way: Arc::default() }
+        Self { engine, peers, under_way: Arc::default(), metrics: SpillMetrics::default() }
+    }
+
+    /// Has its counters shown.
+    pub fn register_metrics(&self, metrics: &mut Metrics) {
+        self.metrics.register(metrics);
     }
 
     /// Returns when no bytes live in the inode, for a session that wants to write there. Who comes
@@ -83,6 +94,7 @@ impl Spills {
             return Ok(());
         };
         let Content { generation, write_epoch, .. } = content;
+        let len = bytes.len() as u64;
         let stored = self.store(Content { write_epoch: under, ..content.clone() }, bytes).await;
         let group = match stored {
             Ok(group) => group,
@@ -97,7 +109,10 @@ impl Spills {
             }
             core.execute_for(by, spilled).map(drop)
         };
-        self.engine.durable_turn(end).await
+        self.engine.durable_turn(end).await?;
+        self.metrics.files.inc();
+        self.metrics.bytes.inc_by(len);
+        Ok(())
     }
 
     /// Has every target of the first chunk store the bytes; which they are.
@@ -133,6 +148,7 @@ impl Spills {
         if found.is_none_or(|found| version(&found.content) != version(content)) {
             return Ok(());
         }
+        self.metrics.failed.inc();
         tracing::warn!(%inode, %failure, "a target does not store the bytes of an inode");
         Err(match failure.kind {
             ErrorKind::NoSpace => failure,
@@ -168,8 +184,8 @@ fn inline(core: &mut Core, inode: InodeId) -> Result<Option<Inline>, Failure> {
     let found = tree::find(core.view(), inode).map_err(|error| core.failure(error.into()))?;
     let Some(inode) = found else { return Ok(None) };
     let Some(content) = inode.content() else { return Ok(None) };
-    let Body::File(file) = inode.body else { return Ok(None) };
-    let Some(bytes) = file.inline else { return Ok(None) };
+    let bytes = tree::inline(core.view(), &inode).map_err(|error| core.failure(error))?;
+    let Some(bytes) = bytes else { return Ok(None) };
     let under = apply::inline::spill_epoch(core.view(), content.write_epoch);
     let under = under.map_err(|error| core.failure(error.into()))?;
     let content = Content { origin: None, origin_length: 0, ..content };

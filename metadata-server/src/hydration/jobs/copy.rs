@@ -37,6 +37,7 @@ use super::{
     upload::{self, ATTEMPTS, PAUSE, Sender, To, is_repeatable},
 };
 use crate::{
+    apply::ApplyError,
     hydration::{
         import::{Defaults, broken, linked_anywhere, spec_of},
         links,
@@ -83,6 +84,9 @@ pub(super) struct Copied {
 /// A file or symbolic link and where it goes.
 struct Source {
     inode: Inode,
+    /// Its bytes, where no target has them: of a file that lives in its inode, and the target of a
+    /// symbolic link.
+    bytes: Option<Vec<u8>>,
     /// Below the top of the job.
     path: String,
     key: String,
@@ -389,8 +393,9 @@ async fn put<E: Environment>(
     condition: &Condition,
 ) -> Result<Option<Tag>, Failure> {
     let (size, metadata) = (source.inode.size, &source.metadata);
-    if let Some(bytes) = bytes_here(&source.inode) {
-        let made = to.open.put_small(&source.key, vec![bytes.into()], metadata, condition).await;
+    if let Some(bytes) = &source.bytes {
+        let pieces = vec![bytes.clone().into()];
+        let made = to.open.put_small(&source.key, pieces, metadata, condition).await;
         return Ok(Some(made?));
     }
     let content = source.inode.content().ok_or(ErrorKind::InvalidArgument)?;
@@ -421,12 +426,12 @@ async fn put<E: Environment>(
 }
 
 /// What no target has: the target of a symbolic link, and files in their inodes.
-fn bytes_here(inode: &Inode) -> Option<Vec<u8>> {
+fn bytes_here(view: &dyn View, inode: &Inode) -> Result<Option<Vec<u8>>, ApplyError> {
     match &inode.body {
-        Body::Symlink(target) => Some(target.clone()),
-        Body::File(_) if inode.size == 0 => Some(Vec::new()),
-        Body::File(file) => file.inline.clone(),
-        Body::Directory(_) | Body::Special => None,
+        Body::Symlink(target) => Ok(Some(target.clone())),
+        Body::File(_) if inode.size == 0 => Ok(Some(Vec::new())),
+        Body::File(_) => tree::inline(view, inode),
+        Body::Directory(_) | Body::Special => Ok(None),
     }
 }
 
@@ -466,9 +471,11 @@ async fn read<E: Environment>(
         let names = names_below(view, root, &inode)?.ok_or(ErrorKind::Stale)?;
         let whole = tree::path(view, &inode).map_err(broken)?.unwrap_or_default();
         let begun = records::read(view, &keys::copy(job, id)).map_err(broken)?;
-        Ok((inode, names, whole, begun))
+        // With the inode: it may have none any more a moment later.
+        let bytes = bytes_here(view, &inode).map_err(refused)?;
+        Ok((inode, bytes, names, whole, begun))
     });
-    let (inode, names, whole, begun) = query.await?;
+    let (inode, bytes, names, whole, begun) = query.await?;
     let path = text_of(&names)?;
     let key = format!("{}{path}", to.prefix());
     let version = version_of(&inode);
@@ -476,7 +483,7 @@ async fn read<E: Environment>(
     let posix = attributes(&inode).to_metadata(None)?;
     let posix = posix.iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
     let metadata = Metadata::new(posix.chain(mark.pairs()))?;
-    Ok(Source { inode, path, key, version, mark, metadata, begun })
+    Ok(Source { inode, bytes, path, key, version, mark, metadata, begun })
 }
 
 fn version_of(inode: &Inode) -> Version {

@@ -56,6 +56,7 @@ const UNMARKED_MAX: usize = 10;
 /// A file and where it goes.
 pub(super) struct Source {
     pub(super) inode: Inode,
+    /// With the bytes of a file that lives in its inode.
     pub(super) body: FileBody,
     pub(super) content: Content,
     pub(super) destination: Destination,
@@ -489,7 +490,9 @@ async fn read_source<E: Environment>(
             Some(tag) => (Some(tag), moved(view, &inode)?),
             None => queued(view, &destination)?,
         };
-        let body = (**body).clone();
+        let mut body = (**body).clone();
+        // With the inode: it may have none any more a moment later.
+        body.inline = tree::inline(view, &inode).map_err(refused)?;
         let known = removed.clone();
         Ok(Source { body, content, destination, removed, known, moved, inode, own: None })
     });

@@ -263,13 +263,13 @@ async fn a_hydration_does_not_fail_with_a_listing_that_began_before_it() {
         world.put("file", b"123456");
         let bucket = world.bucket_dir.path();
         let hidden = bucket.with_extension("hidden");
-        std::fs::rename(bucket, &hidden).unwrap();
+        fs::rename(bucket, &hidden).unwrap();
         // Asked for by name, which begins to list the directory, in vain.
         world.find("/data/file").await.unwrap_err();
         for _ in 0..round % 6 {
             tokio::task::yield_now().await;
         }
-        std::fs::rename(&hidden, bucket).unwrap();
+        fs::rename(&hidden, bucket).unwrap();
         let job = world.job(JobKind::Hydrate, "/data").await;
         assert!(job.errors == 0 && job.bytes_total == 6, "round {round}: {job:?}");
     }

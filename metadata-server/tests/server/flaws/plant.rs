@@ -275,6 +275,7 @@ fn of_nobody() -> Vec<Damage> {
         leftover(|_, _| one(keys::trim(NOBODY), Some(Vec::new()))),
         leftover(|_, _| one(keys::conflict(NOBODY), Some(Vec::new()))),
         leftover(|_, _| one(keys::nameable(NOBODY), Some(Vec::new()))),
+        leftover(|_, _| one(keys::contents(NOBODY), Some(b"1".to_vec()))),
         leftover(|_, _| one(keys::whiteout(NOBODY, b"x"), Some(Vec::new()))),
         leftover(|_, _| one(keys::open(NOBODY, SessionId(1)), Some(written()))),
         leftover(|_, _| one(keys::outcome(SessionId(4711), 1), Some(Vec::new()))),
@@ -296,6 +297,7 @@ fn of_a_file() -> Vec<Damage> {
             one(keys::open(planted.id("other"), SessionId(4711)), Some(written()))
         }),
         leftover(|planted, _| one(keys::open(planted.id("other"), SessionId(1)), Some(written()))),
+        leftover(|planted, _| one(keys::contents(planted.id("other")), Some(b"1".to_vec()))),
         leftover(|planted, _| {
             one(keys::opened(SessionId(1), planted.id("other")), Some(Vec::new()))
         }),

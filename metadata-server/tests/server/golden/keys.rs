@@ -49,6 +49,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("publication", keys::publication(JobId(NUMBER))),
         Sample::key("job_options", keys::job_options(JobId(NUMBER))),
         Sample::key("job_detail", keys::job_detail(JobId(NUMBER))),
+        Sample::key("contents", keys::contents(INODE)),
         Sample::key("copy", keys::copy(JobId(NUMBER), INODE)),
         Sample::key("delete_propagation", keys::delete_propagation(LinkId(5))),
         Sample::key("deletion", keys::deletion(LinkId(5), "run/model.pt")),

@@ -1,7 +1,7 @@
 //! Small files whose bytes live in their inodes: what is told of them, and what must happen before
 //! they are written.
 
-use millrace_metadata_server::{command::Command, namespace::Body, store::keys};
+use millrace_metadata_server::{command::Command, store::keys};
 use millrace_protocol::{
     lease::{ShowContents, ShownContent},
     metadata::{GetInode, INLINE_BYTES_MAX, Open, OpenMode},
@@ -34,10 +34,15 @@ impl Maker {
     }
 
     fn inline(&self, inode: InodeId) -> Option<Vec<u8>> {
-        self.world.server.turn(move |core| match tree::inode(core.view(), inode).unwrap().body {
-            Body::File(file) => file.inline,
-            _ => panic!("it is a file"),
+        self.world.server.turn(move |core| {
+            let found = tree::inode(core.view(), inode).unwrap();
+            tree::inline(core.view(), &found).unwrap()
         })
+    }
+
+    /// What of the bytes the store has.
+    fn stored(&self, inode: InodeId) -> Option<Vec<u8>> {
+        self.world.server.turn(move |core| core.view().get(&keys::contents(inode)).unwrap())
     }
 
     fn reclaims(&self) -> usize {
@@ -160,12 +165,13 @@ fn who_writes_waits_until_the_targets_have_them_and_writes_under_another_epoch()
     };
     assert_eq!(need(&maker, create, ops::create::create), spill);
     assert_eq!(maker.inline(inode).as_deref(), Some(BYTES), "nothing has happened");
+    assert_eq!(maker.stored(inode).as_deref(), Some(BYTES), "beside the inode");
 
     let opened = done(&mut maker, open, ops::open::open);
     let content = opened.content.unwrap();
     assert_eq!((opened.inline, content.generation.0, content.write_epoch.0), (None, 1, 3));
     assert_eq!(opened.attributes.size, 11);
-    assert_eq!(maker.inline(inode), None);
+    assert_eq!((maker.inline(inode), maker.stored(inode)), (None, None));
 }
 
 #[test]
@@ -201,13 +207,13 @@ fn what_is_emptied_or_removed_has_nothing_at_the_targets_to_be_freed() {
     let opened = done(&mut maker, empty, ops::open::open);
     let content = opened.content.unwrap();
     assert_eq!((opened.attributes.size, content.generation.0), (0, 2), "it is another content");
-    assert_eq!((maker.inline(inode), maker.reclaims()), (None, 0));
+    assert_eq!((maker.inline(inode), maker.stored(inode), maker.reclaims()), (None, None, 0));
 
     let mut maker = self::opened();
-    maker.made();
+    let inode = maker.made();
     let remove = maker.world.changes.remove(maker.directory, "small", false);
     done(&mut maker, remove, ops::remove::remove);
-    assert_eq!(maker.reclaims(), 0);
+    assert_eq!((maker.stored(inode), maker.reclaims()), (None, 0));
 }
 
 #[test]
