@@ -72,7 +72,7 @@ impl Spills {
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`]; [`ErrorKind::Busy`] for whatever else keeps a target from storing
-    /// them. The bytes stay where they are.
+    /// them; [`ErrorKind::Lost`] where the store lacks them. The bytes stay where they are.
     pub async fn settle(&self, inode: InodeId, by: SessionId) -> Result<(), Failure> {
         let attempt = Arc::clone(self.under_way().entry(inode).or_default());
         let result = attempt.get_or_init(|| self.spill(inode, by)).await.clone();

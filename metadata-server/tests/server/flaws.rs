@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use millrace_metadata_server::{
     command::{Command, MakeLink, SetXattr},
     engine::{Handle, StoreKind},
+    ops,
     reconcile::{Reconciliation, Targets},
     settings::FsckSettings,
     store::{Batch, View},
@@ -20,11 +21,11 @@ use millrace_protocol::{
         ContentsPage, FlawFinding, FlawKind, ListContents, NamespaceReport, NamespaceState,
         StartFsck,
     },
-    metadata::{NewNode, XattrMode},
+    metadata::{NewNode, Open, OpenMode, XattrMode},
     session::Caller,
     target::{Presence, PresenceReply},
 };
-use millrace_types::{Failure, HostId, InodeId};
+use millrace_types::{ErrorKind, Failure, HostId, InodeId};
 use tempfile::TempDir;
 
 use crate::{
@@ -166,6 +167,35 @@ impl Planted {
         drop(store);
         self.server.begin();
     }
+}
+
+/// Nobody is shown an empty file, the check names it, and other changes go on.
+#[test]
+fn a_small_file_that_lacks_its_bytes_is_lost_and_nothing_else_is() {
+    let mut planted = Planted::new(StoreKind::Fjall);
+    let damage = Damage {
+        kind: FlawKind::Unsound,
+        path: Some("/a/other"),
+        plant: |planted, view| {
+            plant::with_inode(view, planted.id("other"), |inode| {
+                inode.size = 3;
+                inode.file_mut().unwrap().inline = Some(Vec::new());
+            })
+        },
+    };
+    planted.plant_one(&damage);
+    assert!(finding(&check(&planted.server, true), &damage).text.contains("0 bytes"));
+
+    let mut host = Host::open(&planted.server, 2);
+    let (other, a) = (planted.id("other"), planted.id("a"));
+    let open = Open { mode: OpenMode::Read, ..host.open_write(other, false) };
+    let refused = host.run(&planted.server, open, ops::open::open).unwrap_err();
+    assert_eq!(refused, ErrorKind::Lost);
+    host.make(&planted.server, a, "new", NewNode::Regular).unwrap();
+    let empty = host.open_write(other, true);
+    let emptied = host.run(&planted.server, empty, ops::open::open).unwrap();
+    assert_eq!((emptied.attributes.size, emptied.inline), (0, None));
+    expect_none(&check(&planted.server, false), "after it was emptied");
 }
 
 /// What is planted, and what must be said of it.
