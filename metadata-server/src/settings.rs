@@ -58,17 +58,18 @@ pub struct Settings {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreSettings {
-    /// `sled`, `fjall`, or `memory`: rebuilt from the log at every start. A start with another one
-    /// than the last makes the store anew. Default `sled`.
+    /// `lsm`, `sled`, or `memory`: rebuilt from the log at every start. A start with another one
+    /// than the last makes the store anew. Default `lsm`.
     pub engine: StoreKind,
     /// Memory for pages of the store. Default 128 MiB; reads of what does not fit cost a disk read.
-    /// With `fjall` what is not written out yet takes up to three eighths more.
+    /// What is not written out yet takes three eighths more, and as much again during merges;
+    /// `sled` takes several times as much.
     pub cache: ByteLen,
 }
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        Self { engine: StoreKind::Sled, cache: ByteLen(128 * MIB) }
+        Self { engine: StoreKind::default(), cache: ByteLen(128 * MIB) }
     }
 }
 

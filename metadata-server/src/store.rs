@@ -10,8 +10,9 @@ use bytes::Bytes;
 
 pub mod behind;
 pub mod conformance;
-pub mod fjall;
+
 pub mod keys;
+pub mod lsm;
 pub mod memory;
 pub mod records;
 pub mod sled;

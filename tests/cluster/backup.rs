@@ -109,7 +109,7 @@ fn a_store_that_is_deleted_under_a_short_log_is_made_anew() -> Result<()> {
     }
     assert_eq!(names("snapshots", ".snapshot").len(), 2);
     cluster.crash("metadata")?;
-    let removed = Command::new("rm").arg("--recursive").arg(data.join("store")).status()?;
+    let removed = Command::new("rm").arg("--recursive").arg(data.join("store-lsm")).status()?;
     ensure!(removed.success(), "the store is gone");
     cluster.up()?;
     for number in 0..made {

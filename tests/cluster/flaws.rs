@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt as _};
 use anyhow::{Context, Result, ensure};
 use millrace_metadata_server::{
     namespace::tree,
-    store::{Batch, MetaStore as _, fjall::FjallStore, keys, records::Record as _},
+    store::{Batch, MetaStore as _, keys, records::Record as _, sled::SledStore},
 };
 use millrace_tests::{
     cluster::{Cluster, Wish},
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 fn cluster() -> Result<Cluster> {
     let environment = vec![
-        ("MILLRACE_STORE__ENGINE".to_owned(), "fjall".to_owned()),
+        ("MILLRACE_STORE__ENGINE".to_owned(), "sled".to_owned()),
         ("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned()),
     ];
     Cluster::start(Wish { targets: 1, environment, ..Wish::default() })
@@ -38,8 +38,8 @@ fn check(cluster: &Cluster, repair: bool) -> Result<(Value, bool)> {
 /// runs.
 fn plant(cluster: &Cluster) -> Result<InodeId> {
     let data = cluster.dir().join("metadata/data");
-    ensure!(!data.join("store").exists(), "the setting counts");
-    let mut store = FjallStore::open(&data.join("store-fjall"), 8 << 20)?;
+    ensure!(!data.join("store-lsm").exists(), "the setting counts");
+    let mut store = SledStore::open(&data.join("store"), 8 << 20)?;
     let mut batch = Batch::default();
     let mut file = tree::resolve(&store, InodeId::ROOT, b"/a/file")?;
     file.links = 7;

@@ -164,7 +164,7 @@ impl Core {
             broken: None,
             repair: Repair::new(now),
             doubt: Doubt::new(rebuilt),
-            room: Room::new(settings.dir.clone(), settings.reserve_bytes),
+            room: Room::new(settings.dir.clone(), settings.reserve()),
             written: Arc::default(),
             clock,
             settings,

@@ -119,7 +119,7 @@ mod tests {
     fn a_marker_reads_back_and_damage_counts_as_missing() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(Marker::load(&MachineFiles, dir.path()).unwrap(), None);
-        let (boot, store) = (present_boot().unwrap(), "fjall".to_owned());
+        let (boot, store) = (present_boot().unwrap(), "lsm".to_owned());
         let marker = Marker { boot, store, clean: true, last: LogIndex(12) };
         marker.save(&MachineFiles, dir.path()).unwrap();
         assert_eq!(Marker::load(&MachineFiles, dir.path()).unwrap(), Some(marker.clone()));

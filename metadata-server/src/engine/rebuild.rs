@@ -3,7 +3,7 @@
 
 use millrace_types::LogIndex;
 
-use super::startup::{EngineSettings, StartError};
+use super::startup::{self, EngineSettings, StartError};
 use crate::{
     apply::{self, ApplyError},
     command::Envelope,
@@ -50,8 +50,7 @@ pub(super) fn recover_store(
             Present::Usable(store) => return Ok(Recovered { store, rebuilt: None }),
             Present::Behind(applied) => {
                 tracing::info!(%applied, "the store is older than the log's beginning");
-                let mut store = make_anew(settings, last)?;
-                store.checkpoint()?;
+                let store = make_durable(settings, last)?;
                 return Ok(Recovered { store, rebuilt: None });
             }
             Present::Unusable(reason) => reason,
@@ -60,8 +59,14 @@ pub(super) fn recover_store(
         Standing::OfOtherEngine(before) => {
             let now = settings.store.name();
             tracing::info!(before, now, "the store is made anew by another engine");
-            let mut store = make_anew(settings, last)?;
-            store.checkpoint()?;
+            let store = match make_durable(settings, last) {
+                // Both may not fit. The other one is of no use any more.
+                Err(StartError::Store(error)) if error.is_full_disk() => {
+                    startup::remove_others(settings);
+                    make_durable(settings, last)?
+                }
+                made => made?,
+            };
             return Ok(Recovered { store, rebuilt: None });
         }
     };
@@ -69,9 +74,18 @@ pub(super) fn recover_store(
         tracing::warn!(reason, "the store is rebuilt from the command log");
         format!("the store was made anew from the command log: {reason}")
     });
+    let store = make_durable(settings, last)?;
+    Ok(Recovered { store, rebuilt })
+}
+
+/// A new store that is on stable storage.
+fn make_durable(
+    settings: &EngineSettings,
+    last: LogIndex,
+) -> Result<Box<dyn MetaStore>, StartError> {
     let mut store = make_anew(settings, last)?;
     store.checkpoint()?;
-    Ok(Recovered { store, rebuilt })
+    Ok(store)
 }
 
 /// The record that formats the namespace. A log with this one alone is of a start that was killed:

@@ -1,9 +1,13 @@
 //! Keeps room on the disk of the state directory: changes are refused before the disk is full.
 //!
-//! The log stands a full disk; the store's engine does not: sled and fjall stop for good when they
-//! cannot write what they have taken already. So the last bytes are left to them.
+//! The log stands a full disk; the store's engine does not: each stops for good when it
+//! cannot write what it has taken already. So the last bytes are left to it.
 
-use std::path::PathBuf;
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
 
 /// Looks at the disk now and then.
 #[derive(Debug)]
@@ -34,14 +38,47 @@ impl Room {
     /// Whether the disk has the reserve. One that does not say counts as one that has: the log
     /// finds out.
     pub(super) fn is_enough(&self) -> bool {
+        self.is_enough_without(0)
+    }
+
+    /// The same when `store` will be gone: one that filled the disk itself must not keep it full.
+    pub(super) fn is_enough_after(&self, store: &Path) -> bool {
+        self.is_enough() || self.is_enough_without(bytes_below(store))
+    }
+
+    fn is_enough_without(&self, bytes: u64) -> bool {
         match rustix::fs::statvfs(&self.dir) {
-            Ok(disk) => disk.f_bavail.saturating_mul(disk.f_frsize) >= self.reserve,
+            Ok(disk) => disk.f_bavail.saturating_mul(disk.f_frsize) + bytes >= self.reserve,
             Err(_) => true,
         }
     }
 }
 
+/// What is to be left of the disk of `dir`: a sixty-fourth, from `least` to 256 MiB. A merge tree
+/// writes tables anew, some hundred MiB at once, and fails as a whole where they do not fit; a
+/// small disk has no store that large.
+pub(super) fn reserve(dir: &Path, least: u64) -> u64 {
+    // It may be made yet.
+    let disk = dir.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok());
+    let bytes = disk.map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize));
+    least.max((bytes / 64).min(RESERVE_MAX))
+}
+
+/// Bytes on the disk of all files below `dir`; what cannot be looked at counts nothing.
+fn bytes_below(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let bytes = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => bytes_below(&entry.path()),
+        Ok(metadata) => metadata.blocks().saturating_mul(512),
+        Err(_) => 0,
+    };
+    entries.map(bytes).sum()
+}
+
+/// Twice what a merge writes of the two first levels.
+const RESERVE_MAX: u64 = 256 << 20;
+
 /// A look costs a microsecond; between two of them the store writes about three times as much as
-/// the log. With what it is behind, a megabyte at most (`store::behind`), that is far below the
-/// reserve.
+/// the log. With what sled is behind, a megabyte at most (`store::behind`), that is far below the
+/// reserve; what a merge tree has in memory is in it.
 const LOOK_AFTER: u64 = 64 * 1024;

@@ -74,7 +74,7 @@ impl Place {
             dir: settings.snapshot_dir(),
             cluster: settings.cluster,
             // So that changes are not refused while a snapshot finds out that it does not fit.
-            reserve_bytes: settings.reserve_bytes.saturating_mul(2),
+            reserve_bytes: settings.reserve().saturating_mul(2),
         }
     }
 

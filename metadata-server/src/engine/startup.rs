@@ -23,6 +23,7 @@ use super::{
     Core,
     marker::{Marker, present_boot},
     rebuild::{Recovered, Standing, recover_store},
+    room,
 };
 use crate::{
     apply::{self, ApplyError},
@@ -31,7 +32,10 @@ use crate::{
     log::{LogError, LogSettings, Writer},
     snapshot::kept,
     store::{
-        MetaStore, StoreError, Stores, fjall::FjallStores, memory::MemoryStores, sled::SledStores,
+        MetaStore, StoreError, Stores,
+        lsm::{self, LsmStores},
+        memory::MemoryStores,
+        sled::SledStores,
     },
 };
 
@@ -53,7 +57,8 @@ pub struct EngineSettings {
     /// A snapshot is taken when the log has grown by so many bytes since the last, and by a quarter
     /// of that one's: so that never more than four times the log is written for snapshots.
     pub snapshot_bytes: u64,
-    /// Changes are refused when the disk has fewer free bytes: the store needs them.
+    /// Changes are refused when the disk has fewer free bytes (see [`Self::least_reserve`]), or a
+    /// sixty-fourth of all, up to 256 MiB: the store needs them.
     pub reserve_bytes: u64,
     /// Nothing in the log stays unsynced for longer.
     pub sync_interval: Duration,
@@ -76,13 +81,15 @@ pub struct EngineSettings {
 }
 
 /// Which engine keeps the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreKind {
     /// sled, on disk.
     Sled,
-    /// fjall, on disk.
-    Fjall,
+    /// The log-structured merge tree of fjall, on disk.
+    #[default]
+    #[serde(alias = "fjall")]
+    Lsm,
     /// In memory; rebuilt from the log at every start.
     Memory,
 }
@@ -93,7 +100,7 @@ impl StoreKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Sled => "sled",
-            Self::Fjall => "fjall",
+            Self::Lsm => "lsm",
             Self::Memory => "memory",
         }
     }
@@ -103,7 +110,7 @@ impl StoreKind {
     pub fn folder(self) -> Option<&'static str> {
         match self {
             Self::Sled => Some("store"),
-            Self::Fjall => Some("store-fjall"),
+            Self::Lsm => Some("store-lsm"),
             Self::Memory => None,
         }
     }
@@ -116,7 +123,7 @@ impl EngineSettings {
         Self {
             dir,
             cluster,
-            store: StoreKind::Sled,
+            store: StoreKind::default(),
             stores: None,
             boot: None,
             cache_bytes: 128 << 20,
@@ -144,10 +151,26 @@ impl EngineSettings {
             (None, StoreKind::Sled) => {
                 Arc::new(SledStores { dir: self.store_dir(), cache_bytes: self.cache_bytes })
             }
-            (None, StoreKind::Fjall) => {
-                Arc::new(FjallStores { dir: self.store_dir(), cache_bytes: self.cache_bytes })
+            (None, StoreKind::Lsm) => {
+                Arc::new(LsmStores { dir: self.store_dir(), cache_bytes: self.cache_bytes })
             }
         }
+    }
+
+    /// Bytes of the disk that are left to the store at least: [`Self::reserve_bytes`], and what a
+    /// merge tree may have in memory and is still to write.
+    #[must_use]
+    pub fn least_reserve(&self) -> u64 {
+        let unwritten = match self.store {
+            StoreKind::Lsm => lsm::unwritten_bytes(self.cache_bytes),
+            StoreKind::Sled | StoreKind::Memory => 0,
+        };
+        self.reserve_bytes + unwritten
+    }
+
+    /// The same with the share of the disk that it lies on.
+    pub(super) fn reserve(&self) -> u64 {
+        room::reserve(&self.dir, self.least_reserve())
     }
 
     /// Where the store's files are, if it has some.
@@ -302,13 +325,14 @@ fn standing(settings: &EngineSettings, marker: Option<&Marker>, boot: &str) -> S
 
 /// Removes what another engine has left. It would never be opened again: a marker names the engine
 /// that it vouches for.
-fn remove_others(settings: &EngineSettings) {
+pub(super) fn remove_others(settings: &EngineSettings) {
     if settings.stores.is_some() {
         return;
     }
     let own = settings.store.folder();
-    let folders = [StoreKind::Sled, StoreKind::Fjall].map(StoreKind::folder);
-    for folder in folders.into_iter().filter(|folder| *folder != own).flatten() {
+    let folders = [StoreKind::Sled, StoreKind::Lsm].map(StoreKind::folder);
+    let others = folders.into_iter().filter(|folder| *folder != own).flatten();
+    for folder in others.chain([FOLDER_OF_FJALL]) {
         let dir = settings.dir.join(folder);
         match fs::remove_dir_all(&dir) {
             Ok(()) => tracing::info!(dir = %dir.display(), "the store before is removed"),
@@ -318,6 +342,9 @@ fn remove_others(settings: &EngineSettings) {
         }
     }
 }
+
+/// What fjall as a whole had, an engine of older programs.
+const FOLDER_OF_FJALL: &str = "store-fjall";
 
 /// The first command of a new log. The store is on the disk after it: one that a kill leaves empty
 /// would look like one that somebody has removed.

@@ -206,7 +206,7 @@ fn a_certificate_bounds_what_a_host_can_have_read() {
 
 #[test]
 fn the_log_gives_the_same_times_again() {
-    for store in [StoreKind::Sled, StoreKind::Fjall] {
+    for store in [StoreKind::Sled, StoreKind::Lsm] {
         let mut world = world(store);
         let at = world.now();
         world.read(&[world.file, world.directory, InodeId::ROOT], at);

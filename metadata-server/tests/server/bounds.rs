@@ -20,7 +20,7 @@ use crate::{
 };
 
 fn server(dir: &TempDir) -> Server {
-    let server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
+    let server = Server::start(&dir.path().join("metadata"), StoreKind::default());
     register_targets(&server);
     server
 }

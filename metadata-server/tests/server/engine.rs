@@ -14,7 +14,7 @@ use millrace_metadata_server::{
     files::MachineFiles,
     log::{self, LogError, SyncState, segment},
     ops::Client,
-    store::{MetaStore, Pair, View, fjall::FjallStore, memory::MemoryStore, sled::SledStore},
+    store::{MetaStore, Pair, View, lsm::LsmStore, memory::MemoryStore, sled::SledStore},
 };
 use millrace_runtime::{Clock, Random, VirtualTime};
 use millrace_types::{ClusterId, Failure, LogIndex, SessionId, Timestamp};
@@ -22,10 +22,10 @@ use millrace_types::{ClusterId, Failure, LogIndex, SessionId, Timestamp};
 pub(crate) const CLUSTER: ClusterId = ClusterId([7; 16]);
 
 /// Every engine whose store is there after a stop.
-pub(crate) const ON_DISK: [StoreKind; 2] = [StoreKind::Sled, StoreKind::Fjall];
+pub(crate) const ON_DISK: [StoreKind; 2] = [StoreKind::Sled, StoreKind::Lsm];
 
 /// Every engine.
-pub(crate) const ENGINES: [StoreKind; 3] = [StoreKind::Memory, StoreKind::Sled, StoreKind::Fjall];
+pub(crate) const ENGINES: [StoreKind; 3] = [StoreKind::Memory, StoreKind::Sled, StoreKind::Lsm];
 
 /// An engine that can be stopped and started again. Its first start makes the file system.
 pub(crate) struct Server {
@@ -136,7 +136,7 @@ impl Server {
         let (dir, cache) = (self.store_dir(), 8 << 20);
         match self.settings.store {
             StoreKind::Sled => Box::new(SledStore::open(&dir, cache).unwrap()),
-            StoreKind::Fjall => Box::new(FjallStore::open(&dir, cache).unwrap()),
+            StoreKind::Lsm => Box::new(LsmStore::open(&dir, cache).unwrap()),
             StoreKind::Memory => panic!("it has no files"),
         }
     }
@@ -145,7 +145,7 @@ impl Server {
     pub(crate) fn spoil_store(&self) {
         let file = match self.settings.store {
             StoreKind::Sled => "conf",
-            StoreKind::Fjall => "version",
+            StoreKind::Lsm => "tree/current",
             StoreKind::Memory => panic!("it has no files"),
         };
         let file = self.store_dir().join(file);

@@ -99,7 +99,7 @@ fn another_engine_does_not_hide_that_the_machine_went_down() {
     let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
     server.stop();
     leave_marker(&server.settings, "another boot");
-    server.settings.store = StoreKind::Fjall;
+    server.settings.store = StoreKind::Lsm;
     server.begin();
     assert!(doubt(&server).unwrap().contains("the machine went down"));
 }

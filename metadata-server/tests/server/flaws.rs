@@ -172,7 +172,7 @@ impl Planted {
 /// Nobody is shown an empty file, the check names it, and other changes go on.
 #[test]
 fn a_small_file_that_lacks_its_bytes_is_lost_and_nothing_else_is() {
-    let mut planted = Planted::new(StoreKind::Fjall);
+    let mut planted = Planted::new(StoreKind::Lsm);
     let damage = Damage {
         kind: FlawKind::Unsound,
         path: Some("/a/other"),
@@ -257,7 +257,7 @@ fn tree(server: &Server) -> Vec<(Vec<u8>, Vec<u8>)> {
 /// What was lost is found under its number, by root alone, with everything in it.
 #[test]
 fn what_nothing_leads_to_is_named_in_lost_and_found() {
-    let mut planted = Planted::new(StoreKind::Fjall);
+    let mut planted = Planted::new(StoreKind::Lsm);
     let (a, b, file) = (planted.id("a"), planted.id("b"), planted.id("file"));
     planted.plant(|view| plant::without_entry(view, a, b"b"));
     let report = check(&planted.server, true);
@@ -282,7 +282,7 @@ fn what_nothing_leads_to_is_named_in_lost_and_found() {
 /// Somebody has a file of that name: nothing is repaired over it, and the finding stays.
 #[test]
 fn a_file_named_lost_and_found_is_left_alone() {
-    let mut planted = Planted::new(StoreKind::Sled);
+    let mut planted = Planted::new(StoreKind::default());
     let mut host = Host::open(&planted.server, 2);
     host.make(&planted.server, InodeId::ROOT, "lost+found", NewNode::Regular).unwrap();
     let a = planted.id("a");

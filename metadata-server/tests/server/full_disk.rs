@@ -186,7 +186,7 @@ fn changes_are_refused_while_the_store_still_has_room() {
         let mut host = Host::open(&server, 1);
         let mut made = Vec::new();
         for round in 0..3 {
-            disk.fill_but(server.settings.reserve_bytes + (1 << 20));
+            disk.fill_but(server.settings.least_reserve() + (1 << 20));
             let full = fill(&server, &mut host, &mut made);
             assert_eq!((full, full.errno()), (ErrorKind::NoSpace, 28), "{store:?}, round {round}");
             let broken = server.turn(|core| core.broken().map(str::to_owned));
@@ -235,11 +235,32 @@ fn a_server_goes_on_when_there_is_room_again_whatever_the_full_disk_did_to_its_s
     }
 }
 
+/// The new store and the old one do not fit together, as where a store on sled goes over.
+#[test]
+fn the_default_engine_has_the_room_of_the_one_before() {
+    let Some(disk) = SmallDisk::mount(160 << 20) else { return };
+    let mut server = Server::start(&disk.path("metadata"), StoreKind::Sled);
+    register_targets(&server);
+    let mut host = Host::open(&server, 1);
+    let mut made = Vec::new();
+    for number in 0..3_000 {
+        let name = format!("file{number}");
+        made.push((name.clone(), make(&server, &mut host, &name).unwrap()));
+    }
+    server.stop();
+    let before = server.store_dir();
+    disk.fill_but(1 << 20);
+    server.settings.store = StoreKind::default();
+    server.begin();
+    still_reads(&server, &host, &made);
+    assert!(server.store_dir().exists() && !before.exists());
+}
+
 /// A snapshot leaves the reserve alone, and the server does not mind that there is none.
 #[test]
 fn a_disk_without_room_for_a_snapshot_costs_nothing_and_it_is_taken_when_there_is() {
     let Some(disk) = SmallDisk::mount(160 << 20) else { return };
-    let (settings, time) = settings(&disk.path("metadata"), StoreKind::Sled);
+    let (settings, time) = settings(&disk.path("metadata"), StoreKind::default());
     let settings = EngineSettings { snapshot_bytes: 1, ..settings };
     let server = Server::start_with(settings, time);
     register_targets(&server);
@@ -251,7 +272,7 @@ fn a_disk_without_room_for_a_snapshot_costs_nothing_and_it_is_taken_when_there_i
         let name = format!("file{number}");
         made.push((name.clone(), make(&server, &mut host, &name).unwrap()));
     }
-    disk.fill_but(server.settings.reserve_bytes + (1 << 20));
+    disk.fill_but(server.settings.least_reserve() + (1 << 20));
     tick_and_wait(&server);
     assert!(snapshots().is_empty());
     assert_eq!(fs::read_dir(server.snapshot_dir()).unwrap().count(), 0, "nothing is left of it");
@@ -273,7 +294,6 @@ fn a_store_that_fails_is_made_anew_from_the_log_while_the_server_runs() {
 }
 
 fn fail_and_go_on(store: StoreKind) {
-    // A copy of fjall's journal takes as much as its length, which is set beforehand.
     let Some(disk) = SmallDisk::mount(160 << 20) else { return };
     let dir = TempDir::new().unwrap();
     let mut server = Server::start(&dir.path().join("metadata"), store);

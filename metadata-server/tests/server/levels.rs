@@ -462,7 +462,7 @@ fn a_server_goes_on_with_the_newest_level_and_says_so_once() {
 #[test]
 fn a_server_does_not_go_on_with_what_a_newer_one_has_left() {
     let dir = TempDir::new().unwrap();
-    let mut server = Server::start(&dir.path().join("metadata"), StoreKind::Sled);
+    let mut server = Server::start(&dir.path().join("metadata"), StoreKind::default());
     server.stop();
     set_level(&server, FEATURE_LEVEL + 1);
     let refused = server.try_begin().unwrap_err();

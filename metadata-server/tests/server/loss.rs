@@ -192,7 +192,7 @@ fn origin(link: LinkId, seed: u32) -> Origin {
 
 #[test]
 fn what_only_it_had_is_marked_and_others_serve_the_rest() {
-    for store in [StoreKind::Memory, StoreKind::Sled] {
+    for store in [StoreKind::Memory, StoreKind::default()] {
         let mut world = World::new(store);
         let gone = world.file_on(LOST, "gone", MIB);
         let kept = world.file_on(OTHER, "kept", MIB);
@@ -257,7 +257,7 @@ fn what_is_damaged_takes_no_change_but_a_new_content() {
 
 #[test]
 fn a_start_goes_on_where_the_one_before_was() {
-    let mut world = World::new(StoreKind::Sled);
+    let mut world = World::new(StoreKind::default());
     let gone = world.file_on(LOST, "gone", MIB);
     world.silence();
     let below = InodeId(gone.0 + 1);

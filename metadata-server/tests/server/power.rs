@@ -113,7 +113,7 @@ impl Story {
         };
         let world = World::new(random.clone(), lie);
         let stores = LossyStores::new(random.clone());
-        let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::Sled);
+        let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::default());
         let settings = EngineSettings {
             segment_bytes: 1 << 10,
             // By hand alone: then a seed is one order of steps.

@@ -1,6 +1,6 @@
-//! The same log gives the same store: in memory, on sled and on fjall, running through, after a
-//! restart, by another engine, and rebuilt from a store that is missing, behind, or ahead of the
-//! log.
+//! The same log gives the same store: in memory, on sled and on a merge tree, running through,
+//! after a restart, by another engine, and rebuilt from a store that is missing, behind, or ahead
+//! of the log.
 
 use std::{
     collections::BTreeSet,

@@ -43,7 +43,7 @@ fn backup(server: &Server, path: &Path) {
 }
 
 fn settings_of(dir: &Path) -> EngineSettings {
-    settings(dir, StoreKind::Sled).0
+    settings(dir, StoreKind::default()).0
 }
 
 fn file_system(core: &mut Core) -> FileSystem {
@@ -65,7 +65,7 @@ struct Backed {
 impl Backed {
     fn new() -> Self {
         let dir = TempDir::new().unwrap();
-        let server = Server::start(&dir.path().join("first"), StoreKind::Sled);
+        let server = Server::start(&dir.path().join("first"), StoreKind::default());
         register_targets(&server);
         let mut host = Host::open(&server, 1);
         for name in ["a", "b", "c"] {
@@ -82,7 +82,7 @@ impl Backed {
 
     /// The server that goes on from the backup.
     fn restored(&self) -> Server {
-        let (settings, time) = settings(&self.second(), StoreKind::Sled);
+        let (settings, time) = settings(&self.second(), StoreKind::default());
         restore(&settings, &self.path).unwrap();
         Server::start_with(settings, time)
     }
@@ -190,7 +190,7 @@ fn only_a_sound_backup_of_this_cluster_is_put_and_only_into_an_empty_directory()
 fn a_restore_that_was_stopped_is_not_started_from_and_can_be_run_again() {
     let mut backed = Backed::new();
     backed.server.stop();
-    let (settings, time) = settings(&backed.second(), StoreKind::Sled);
+    let (settings, time) = settings(&backed.second(), StoreKind::default());
     restore(&settings, &backed.path).unwrap();
     // As it is just before its end, and with a part of the log.
     fs::write(settings.dir.join("restoring"), b"").unwrap();

@@ -249,7 +249,7 @@ fn a_log_that_ends_before_a_snapshot_is_refused_and_left_alone() {
 
 #[test]
 fn what_a_stop_in_the_middle_of_a_snapshot_leaves_is_removed_and_does_not_count() {
-    let mut witnessed = Witnessed::start(Random::seeded(3), StoreKind::Fjall);
+    let mut witnessed = Witnessed::start(Random::seeded(3), StoreKind::Lsm);
     witnessed.go_on(200);
     let mut taking = witnessed.begin_snapshot();
     assert!(taking.step().unwrap());
@@ -275,7 +275,7 @@ pub(crate) fn tick_and_wait(server: &Server) {
 #[test]
 fn the_log_stays_within_bounds_however_long_the_server_goes_on() {
     let dir = TempDir::new().unwrap();
-    let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::Sled);
+    let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::default());
     let snapshot_bytes = 64 << 10;
     let settings = EngineSettings { segment_bytes: 16 << 10, snapshot_bytes, ..settings };
     let server = Server::start_with(settings, time);
@@ -301,7 +301,7 @@ fn the_log_stays_within_bounds_however_long_the_server_goes_on() {
 #[test]
 fn a_server_that_is_started_often_takes_its_snapshot_all_the_same() {
     let dir = TempDir::new().unwrap();
-    let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::Sled);
+    let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::default());
     let settings = EngineSettings { segment_bytes: 8 << 10, snapshot_bytes: 48 << 10, ..settings };
     let mut server = Server::start_with(settings, time);
     let snapshots = |server: &Server| kept::list(&MachineFiles, &server.snapshot_dir()).unwrap();

@@ -20,7 +20,7 @@ fn a_new_state_directory_is_its_owners_alone_and_what_it_lies_in_is_not_touched(
     let dir = TempDir::new().unwrap();
     set_mode(dir.path(), 0o755);
     let state = dir.path().join("made/for/metadata");
-    let mut server = Server::start(&state, StoreKind::Sled);
+    let mut server = Server::start(&state, StoreKind::default());
     assert_eq!(mode(&state), 0o700);
     assert_eq!(mode(dir.path()), 0o755);
     assert_ne!(mode(state.parent().unwrap()), 0o700);

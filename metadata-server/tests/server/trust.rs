@@ -45,7 +45,7 @@ pub(crate) fn go_on(server: &Server, records: u32) {
 #[test]
 fn what_a_target_saw_of_this_log_raises_no_doubt_however_often_the_server_starts() {
     let dir = tempfile::tempdir().unwrap();
-    let mut server = Server::start(dir.path(), StoreKind::Sled);
+    let mut server = Server::start(dir.path(), StoreKind::default());
     let mut seen = vec![point(&server)];
     for round in 0..3 {
         go_on(&server, round);
@@ -64,7 +64,7 @@ fn an_older_copy_of_the_directory_is_known_by_what_targets_saw_and_the_doubt_sta
     for begin_again_first in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let (state, older) = (dir.path().join("state"), dir.path().join("older"));
-        let mut server = Server::start(&state, StoreKind::Sled);
+        let mut server = Server::start(&state, StoreKind::default());
         server.stop();
         copy(&state, &older);
         server.begin();

@@ -76,7 +76,7 @@ fn turns_behind_another_run_on_the_engines_thread_in_their_order() {
 #[test]
 fn after_a_turn_that_panicked_nobody_gets_one_until_the_next_start() {
     let dir = tempfile::tempdir().unwrap();
-    let mut server = Server::start(dir.path(), StoreKind::Sled);
+    let mut server = Server::start(dir.path(), StoreKind::default());
     let before = server.contents();
     let panicked = apart(server.handle(), |_| panic!("on purpose"));
     assert!(panicked.join().is_err());

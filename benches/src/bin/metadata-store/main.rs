@@ -49,7 +49,7 @@ struct Arguments {
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// The engines; the first is what the others are held against.
-    #[arg(long, value_enum, default_values_t = [Contestant::Sled, Contestant::Fjall])]
+    #[arg(long, value_enum, default_values_t = [Contestant::Sled, Contestant::Lsm])]
     engine: Vec<Contestant>,
     /// Seconds to wait for a machine that does nothing else, before each step.
     #[arg(long, default_value_t = 0)]
@@ -65,7 +65,7 @@ struct Arguments {
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Contestant {
     Sled,
-    Fjall,
+    Lsm,
     Memory,
 }
 
@@ -73,7 +73,7 @@ impl Contestant {
     fn store(self) -> StoreKind {
         match self {
             Self::Sled => StoreKind::Sled,
-            Self::Fjall => StoreKind::Fjall,
+            Self::Lsm => StoreKind::Lsm,
             Self::Memory => StoreKind::Memory,
         }
     }

@@ -31,7 +31,10 @@ impl Repair {
 impl Core {
     /// Repairs a broken store, if it is time and there is room for it.
     pub(super) fn repair(&mut self) {
-        if self.broken.is_none() || self.now() < self.repair.at || !self.room.is_enough() {
+        if self.broken.is_none() || self.now() < self.repair.at {
+            return;
+        }
+        if !self.room.is_enough_after(&self.settings.store_dir()) {
             return;
         }
         match self.rebuild() {

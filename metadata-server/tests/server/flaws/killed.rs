@@ -38,7 +38,7 @@ fn file_name(number: u64) -> FileName {
 fn repairs_until_it_is_killed() {
     let state = env::var_os(STATE).expect("the test that starts this one says where");
     let kind = match env::var(ENGINE).unwrap().as_str() {
-        "fjall" => StoreKind::Fjall,
+        "lsm" => StoreKind::Lsm,
         _ => StoreKind::Sled,
     };
     let server = Server::start(Path::new(&state), kind);

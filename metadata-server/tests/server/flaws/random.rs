@@ -249,7 +249,7 @@ fn damages_at_random_are_repaired_and_nothing_else_changes() {
 fn inodes_that_lose_their_names_at_random_are_all_found() {
     for_each_seed_of(4, |random| {
         let dir = TempDir::new().unwrap();
-        let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::Fjall);
+        let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::Lsm);
         let mut server = Server::start_with(settings, time);
         go_on(&server, Commands::new(random.clone()), stretched(500));
         server.restart();

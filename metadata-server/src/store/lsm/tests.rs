@@ -1,8 +1,8 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
 use millrace_runtime::Random;
 
-use super::{super::conformance, *};
+use super::{super::conformance, attempts::ATTEMPTS_MAX, background::SEALED_MAX, *};
 
 /// The least cache, so that tables are written out and merged all the time.
 const CACHE: u64 = 8 << 20;
@@ -12,31 +12,31 @@ fn number(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn the_fjall_store_fulfils_the_contract() {
+fn the_lsm_store_fulfils_the_contract() {
     let root = tempfile::tempdir().unwrap();
     let mut made = 0;
     conformance::check(|| {
         made += 1;
         let dir = root.path().join(made.to_string());
-        Box::new(FjallStore::open(&dir, CACHE).unwrap())
+        Box::new(LsmStore::open(&dir, CACHE).unwrap())
     });
 }
 
 #[test]
 fn a_checkpoint_is_there_after_opening_again() {
     let root = tempfile::tempdir().unwrap();
-    let mut store = FjallStore::open(root.path(), CACHE).unwrap();
+    let mut store = LsmStore::open(root.path(), CACHE).unwrap();
     let mut batch = Batch::default();
     batch.put(b"key".to_vec(), b"value".to_vec());
     store.commit(&batch).unwrap();
     store.checkpoint().unwrap();
     drop(store);
-    let store = FjallStore::open(root.path(), CACHE).unwrap();
+    let store = LsmStore::open(root.path(), CACHE).unwrap();
     assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
 }
 
 /// A few tables' worth of batches; the last one counts. Returns what the store shows.
-fn fill(store: &mut FjallStore, random: &Random) -> BTreeMap<Vec<u8>, Vec<u8>> {
+fn fill(store: &mut LsmStore, random: &Random) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut model = BTreeMap::new();
     for round in 0..12_000_u64 {
         let mut batch = Batch::default();
@@ -52,13 +52,15 @@ fn fill(store: &mut FjallStore, random: &Random) -> BTreeMap<Vec<u8>, Vec<u8>> {
             }
         }
         store.commit(&batch).unwrap();
-        let unwritten = store.opened().database.write_buffer_size();
-        assert!(unwritten <= store.limits.unwritten + (1 << 20), "{unwritten} bytes in memory");
+        let files = &store.tree.files;
+        assert!(files.sealed_memtable_count() <= SEALED_MAX);
+        let active = files.active_memtable().size();
+        assert!(active <= store.tree.limits.table + (16 << 10), "{active} bytes in memory");
     }
     model
 }
 
-fn shown(store: &FjallStore) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, StoreError> {
+fn shown(store: &LsmStore) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, StoreError> {
     let pairs = store.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX)?;
     Ok(pairs.into_iter().collect())
 }
@@ -66,17 +68,45 @@ fn shown(store: &FjallStore) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, StoreError> {
 #[test]
 fn what_is_in_memory_stays_within_its_bound_and_every_table_is_read_back() {
     let root = tempfile::tempdir().unwrap();
-    let mut store = FjallStore::open(root.path(), CACHE).unwrap();
+    let mut store = LsmStore::open(root.path(), CACHE).unwrap();
     let model = fill(&mut store, &Random::seeded(1));
     assert!(shown(&store).unwrap() == model);
-    assert!(store.opened().keyspace.table_count() > 0, "tables were written out");
+    assert!(store.tree.files.table_count() > 0, "tables were written out");
+    store.checkpoint().unwrap();
     drop(store);
     // With another cache: what it was made with is no matter.
-    let mut store = FjallStore::open(root.path(), 8 * CACHE).unwrap();
+    let mut store = LsmStore::open(root.path(), 8 * CACHE).unwrap();
     assert!(shown(&store).unwrap() == model);
     let model = fill(&mut store, &Random::seeded(2));
     let again = shown(&store).unwrap();
     assert!(model.iter().all(|(key, value)| again.get(key) == Some(value)));
+}
+
+#[test]
+fn an_end_without_a_checkpoint_leaves_the_first_batches_as_a_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let mut store = LsmStore::open(root.path(), CACHE).unwrap();
+    for count in 1..4000_u64 {
+        let mut batch = Batch::default();
+        for key in 0..3 {
+            batch.put(vec![key], number(count));
+        }
+        // Beside the others, as the bytes of a small file are.
+        batch.put([&[4][..], &number(count)].concat(), vec![7; 5000]);
+        store.commit(&batch).unwrap();
+    }
+    drop(store);
+    let store = LsmStore::open(root.path(), CACHE).unwrap();
+    let mut shown = shown(&store).unwrap();
+    let last = shown.remove(&vec![0]).expect("some tables were written out");
+    assert_eq!(
+        (shown.remove(&vec![1]), shown.remove(&vec![2])),
+        (Some(last.clone()), Some(last.clone()))
+    );
+    let last = u64::from_be_bytes(last.try_into().unwrap());
+    assert!(last < 3999, "the rest was in memory");
+    let expected = (1..=last).map(|count| ([&[4][..], &number(count)].concat(), vec![7; 5000]));
+    assert!(shown.into_iter().eq(expected));
 }
 
 /// Whatever is damaged, it is an error or the state after some batch; never a panic.
@@ -84,7 +114,7 @@ fn what_is_in_memory_stays_within_its_bound_and_every_table_is_read_back() {
 fn damage_is_an_error_or_an_older_state_and_never_a_panic() {
     let root = tempfile::tempdir().unwrap();
     let sound = root.path().join("sound");
-    let mut store = FjallStore::open(&sound, CACHE).unwrap();
+    let mut store = LsmStore::open(&sound, CACHE).unwrap();
     let model = fill(&mut store, &Random::seeded(3));
     store.checkpoint().unwrap();
     drop(store);
@@ -94,7 +124,7 @@ fn damage_is_an_error_or_an_older_state_and_never_a_panic() {
         let random = Random::seeded(seed);
         copy(&sound, &dir);
         damage(&dir, &random);
-        match FjallStore::open(&dir, CACHE).and_then(|store| shown(&store)) {
+        match LsmStore::open(&dir, CACHE).and_then(|store| shown(&store)) {
             Ok(shown) if shown == model => {}
             Ok(shown) => {
                 // Each value names the batch that wrote it: nothing is made up.
@@ -117,7 +147,7 @@ fn damage(dir: &Path, random: &Random) {
     match random.within(0..4) {
         0 => fs::remove_file(path).unwrap(),
         1 => {
-            let file = fs::File::options().write(true).open(path).unwrap();
+            let file = File::options().write(true).open(path).unwrap();
             file.set_len(file.metadata().unwrap().len() / 2).unwrap();
         }
         _ => {
@@ -163,14 +193,14 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn a_store_whose_opening_ended_the_program_twice_is_not_opened_again() {
     let root = tempfile::tempdir().unwrap();
-    drop(FjallStore::open(root.path(), CACHE).unwrap());
+    drop(LsmStore::open(root.path(), CACHE).unwrap());
     drop(Attempts::begin(root.path()).unwrap());
-    drop(FjallStore::open(root.path(), CACHE).unwrap());
+    drop(LsmStore::open(root.path(), CACHE).unwrap());
     for _ in 0..ATTEMPTS_MAX {
         drop(Attempts::begin(root.path()).unwrap());
     }
-    let refused = FjallStore::open(root.path(), CACHE).unwrap_err().to_string();
+    let refused = LsmStore::open(root.path(), CACHE).unwrap_err().to_string();
     assert!(refused.contains("each time"), "{refused}");
-    let stores = FjallStores { dir: root.path().to_owned(), cache_bytes: CACHE };
+    let stores = LsmStores { dir: root.path().to_owned(), cache_bytes: CACHE };
     stores.create().unwrap();
 }
