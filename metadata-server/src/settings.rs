@@ -294,4 +294,13 @@ mod tests {
         let printed = toml::to_string(&settings).unwrap();
         assert_eq!(toml::from_str::<Settings>(&printed).unwrap(), settings);
     }
+
+    #[test]
+    fn the_store_is_a_merge_tree_and_so_is_what_older_settings_call_fjall() {
+        let engine = |store: &str| parse(store).unwrap().store.engine;
+        assert_eq!(engine(""), StoreKind::Lsm);
+        assert_eq!(engine("[store]\nengine = \"fjall\""), StoreKind::Lsm);
+        assert_eq!(engine("[store]\nengine = \"sled\""), StoreKind::Sled);
+        assert!(parse("[store]\nengine = \"rocks\"").is_err());
+    }
 }

@@ -75,7 +75,8 @@ fn bytes_below(dir: &Path) -> u64 {
     entries.map(bytes).sum()
 }
 
-/// Twice what a merge writes of the two first levels.
+/// What a merge of the two first levels writes as a rule. One that needs more, after a long rush,
+/// may fail: the store is then made anew from the log.
 const RESERVE_MAX: u64 = 256 << 20;
 
 /// A look costs a microsecond; between two of them the store writes about three times as much as

@@ -1,4 +1,4 @@
-//! The store on sled, the default engine.
+//! The store on sled, the second engine.
 //!
 //! sled's own `flush` starts the write-out but does not wait for the disk, so [`checkpoint`] syncs
 //! its files itself. Between checkpoints sled's state after a loss of power is anybody's guess:

@@ -35,6 +35,8 @@ impl Core {
             return;
         }
         if !self.room.is_enough_after(&self.settings.store_dir()) {
+            // The look goes through the store's files, and each refused change asks for one.
+            self.repair.at = self.now().plus(PAUSE_MIN);
             return;
         }
         match self.rebuild() {
