@@ -164,7 +164,7 @@ impl MetadataService {
     where
         R: Request + Sync,
     {
-        // Held to the end: nothing is granted meanwhile of what was taken back.
+        // Held until it is executed: nothing is granted meanwhile of what was taken back.
         let (mut executed, mut recalled) = (false, Vec::new());
         for _ in 0..NEEDS_MAX {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());

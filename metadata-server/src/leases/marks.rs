@@ -1,11 +1,14 @@
 //! Keys on which nothing is granted while a change waits for what it takes back.
 //!
-//! A mark lives exactly as long as the request that made it, however that ends: it is the request's
-//! to hold, and the table only looks whether it is still there.
+//! A mark lives until its change is made, and no longer than the request that made it, however that
+//! ends: it is the request's to hold, and the table only looks whether it is still there.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use millrace_types::InodeId;
@@ -26,6 +29,8 @@ pub struct Wait {
 struct Mark {
     /// What it changes.
     touches: Vec<Touch>,
+    /// It has made its change, or must have everything given back once more.
+    is_released: AtomicBool,
 }
 
 /// Part of what is waited for: gone when everybody who holds a clone has dropped it.
@@ -47,13 +52,20 @@ impl Wait {
     #[must_use]
     pub fn new(touches: Vec<Touch>) -> (Self, Debt) {
         let (sender, given_back) = watch::channel(());
-        (Self { mark: Arc::new(Mark { touches }), given_back }, Arc::new(sender))
+        let mark = Arc::new(Mark { touches, is_released: AtomicBool::new(false) });
+        (Self { mark, given_back }, Arc::new(sender))
     }
 
     /// Whether everybody has given this back. It was not granted since: its key is marked.
     #[must_use]
     pub fn has_settled(&self, touch: &Touch) -> bool {
-        self.is_over() && self.mark.touches.contains(touch)
+        !self.mark.is_released() && self.is_over() && self.mark.touches.contains(touch)
+    }
+
+    /// The change is made, or has to begin anew: its keys are granted again, and nothing counts as
+    /// given back for it any more.
+    pub fn release(&self) {
+        self.mark.is_released.store(true, Ordering::Relaxed);
     }
 
     /// Waits. May be dropped at any time, and called again.
@@ -70,6 +82,18 @@ impl Wait {
     }
 }
 
+impl Mark {
+    fn is_released(&self) -> bool {
+        // It is set and read by whoever has the table.
+        self.is_released.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether the request still waits.
+fn stands(mark: &Weak<Mark>) -> bool {
+    mark.upgrade().is_some_and(|mark| !mark.is_released())
+}
+
 impl PartialEq for Wait {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.mark, &other.mark)
@@ -82,10 +106,10 @@ impl Marks {
     /// Nothing is granted on the key while the request waits.
     pub fn insert(&mut self, key: InodeId, wait: &Wait) {
         let marks = self.by_key.entry(key).or_default();
-        marks.retain(|mark| mark.strong_count() > 0);
+        marks.retain(stands);
         marks.push(Arc::downgrade(&wait.mark));
         if self.by_key.len() > self.sweep_at.max(SWEEP_MIN) {
-            self.by_key.retain(|_, marks| marks.iter().any(|mark| mark.strong_count() > 0));
+            self.by_key.retain(|_, marks| marks.iter().any(stands));
             self.sweep_at = 2 * self.by_key.len();
         }
     }
@@ -95,7 +119,7 @@ impl Marks {
         let Some(marks) = self.by_key.get_mut(&key) else {
             return false;
         };
-        marks.retain(|mark| mark.strong_count() > 0);
+        marks.retain(stands);
         if marks.is_empty() {
             self.by_key.remove(&key);
             return false;
@@ -120,6 +144,18 @@ mod tests {
         drop(other);
         assert!(!marks.is_marked(InodeId(5)));
         assert!(marks.by_key.is_empty());
+    }
+
+    #[test]
+    fn a_change_that_is_made_marks_nothing_and_was_given_nothing_for_the_next() {
+        let touch = Touch::Attributes { key: InodeId(5), inode: InodeId(5) };
+        let mut marks = Marks::default();
+        let (wait, debt) = Wait::new(vec![touch.clone()]);
+        drop(debt);
+        marks.insert(InodeId(5), &wait);
+        assert!(wait.has_settled(&touch) && marks.is_marked(InodeId(5)));
+        wait.release();
+        assert!(!wait.has_settled(&touch) && !marks.is_marked(InodeId(5)));
     }
 
     #[test]

@@ -50,7 +50,10 @@ impl Restless {
 
     /// Something changed under `key`.
     pub fn handle_change(&mut self, key: InodeId, now: Timestamp) {
-        if let Some(unrest) = self.keys.get_mut(&key) {
+        let Some(unrest) = self.keys.get_mut(&key) else { return };
+        if unrest.is_quiet(now) {
+            self.keys.remove(&key);
+        } else {
             unrest.last = now;
         }
     }
@@ -110,6 +113,14 @@ mod tests {
         assert!(restless.is_restless(KEY, at(7000)), "somebody changed it meanwhile");
         assert!(!restless.is_restless(KEY, at(7001)));
         assert!(restless.is_empty());
+    }
+
+    #[test]
+    fn a_change_after_a_quiet_time_begins_anew() {
+        let mut restless = Restless::default();
+        while !restless.handle_recall(KEY, at(0)) {}
+        restless.handle_change(KEY, at(4001));
+        assert!(!restless.is_restless(KEY, at(4002)), "nobody had looked in between");
     }
 
     #[test]

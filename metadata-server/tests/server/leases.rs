@@ -509,6 +509,25 @@ fn who_makes_a_name_may_keep_it_with_what_its_directory_shows() {
 }
 
 #[test]
+fn who_had_to_wait_for_a_change_may_keep_what_it_shows() {
+    let mut world = world();
+    let mut makes = Keeper::open(&world.server, 3);
+    world.looks.find(&world.server, world.directory, "new");
+    let create = makes.host.create(world.directory, "new", NewNode::Regular);
+    let request = MakeName { make: CreateMasked { create, umask: 0 } };
+    let client = makes.host.client.clone();
+    let tried = |given_back: &[Wait]| {
+        let run = ops::kept_change::make;
+        attempt(&world.server, &client, request.clone(), run, given_back).unwrap()
+    };
+    let wait = tried(&[]).waits();
+    while !world.looks.hear(&world.server).is_empty() {}
+    let made = tried(&[wait]).done();
+    assert_eq!((made.coverage, made.lease), (Coverage::Names, Some(world.directory)));
+    assert!(made.directory.is_some());
+}
+
+#[test]
 fn who_removes_a_name_may_keep_what_its_directory_shows() {
     let mut world = world();
     let remove = world.looks.host.remove(world.directory, "f", false);

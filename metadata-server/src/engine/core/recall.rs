@@ -28,6 +28,7 @@ impl Core {
         batch: &Batch,
     ) -> Result<(), Failure> {
         if self.leases.is_idle() {
+            self.given_back.iter().for_each(Wait::release);
             return Ok(());
         }
         let session = operation.map(|operation| operation.session).or(self.asked_by);
@@ -56,6 +57,8 @@ impl Core {
             (Some(wait), Some(heard)) => heard.push(wait),
             _ => {}
         }
+        // What the reply shows may be kept.
+        self.given_back.iter().for_each(Wait::release);
         Ok(())
     }
 
