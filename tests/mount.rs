@@ -32,6 +32,8 @@ mod promises;
 mod quiet_opens;
 #[path = "mount/ranges.rs"]
 mod ranges;
+#[path = "mount/shared_directory.rs"]
+mod shared_directory;
 #[path = "mount/system.rs"]
 mod system;
 #[path = "mount/truncated.rs"]
