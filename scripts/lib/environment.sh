@@ -13,6 +13,8 @@ azurite_dir=$target_dir/azurite
 azurite=$azurite_dir/node_modules/.bin/azurite-blob
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
 export CARGO_TARGET_DIR=$target_dir
+# A machine that builds once has no use for what makes the next build faster.
+[[ -z ${CI:-} ]] || export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 
 say() {
     printf '%s\n' "$*"
