@@ -25,6 +25,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use millrace_benches::{figures::Figures, quiet};
 use millrace_metadata_server::engine::StoreKind;
+use millrace_types::ClusterId;
 
 mod steps;
 
@@ -57,6 +58,10 @@ struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Measures nothing: makes the inodes in the file system with this id, whose metadata server
+    /// is stopped and has `--directory` as its data. They stay.
+    #[arg(long, value_name = "CLUSTER", value_parser = ClusterId::parse)]
+    into: Option<ClusterId>,
     /// What the process is that a round starts.
     #[arg(long, hide = true, value_enum)]
     step: Option<Step>,
@@ -81,6 +86,9 @@ impl Contestant {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if let Some(cluster) = arguments.into {
+        return steps::fill_cluster(&arguments, cluster);
+    }
     match arguments.step {
         Some(step) => {
             let [contestant] = arguments.engine[..] else { anyhow::bail!("one engine a step") };

@@ -93,6 +93,16 @@ pub(super) fn run(
     Ok(figures)
 }
 
+/// Makes the inodes in the file system of a cluster whose metadata server is stopped.
+pub(super) fn fill_cluster(arguments: &Arguments, cluster: ClusterId) -> Result<()> {
+    let store = arguments.engine.first().context("no engine")?.store();
+    let settings = EngineSettings { cluster, ..settings(arguments, store) };
+    let engine = Engine::start(settings.clone())?;
+    let server = Server { engine, settings, inodes: arguments.inodes };
+    server.fill_directories(&mut BTreeMap::new())?;
+    Ok(server.engine.stop()?)
+}
+
 fn settings(arguments: &Arguments, store: StoreKind) -> EngineSettings {
     let new = EngineSettings::new(arguments.directory.clone(), ClusterId([7; 16]));
     EngineSettings {
@@ -127,6 +137,10 @@ impl Server {
             targets: vec![target],
         };
         self.turn(move |core| core.execute(None, Command::RegisterHost(register)))?;
+        self.fill_directories(figures)
+    }
+
+    fn fill_directories(&self, figures: &mut BTreeMap<&'static str, f64>) -> Result<()> {
         let directories = self.inodes.div_ceil(FILES_A_DIRECTORY);
         for first in (0..directories).step_by(BATCH) {
             let numbers = first..(first + BATCH as u64).min(directories);
