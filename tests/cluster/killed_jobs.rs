@@ -151,8 +151,11 @@ impl World {
         let after = self.bucket.requests()?;
         let made = after.iter().map(|(kind, all)| (kind.clone(), all - count(&before, kind)));
         let made: BTreeMap<_, _> = made.collect();
+        let asked = made.iter().filter(|(_, count)| **count > 0);
+        let asked: Vec<_> = asked.map(|(kind, count)| format!("{kind} {count}")).collect();
+        let asked = if asked.is_empty() { "nothing".to_owned() } else { asked.join(", ") };
         figures::report(&format!(
-            "{kind} under {kills} kills: {} of {} files, {} errors; the bucket was asked {made:?}",
+            "{kind} under {kills} kills: {} of {} files, {} errors; the bucket was asked {asked}",
             job["files_done"], job["files_total"], job["errors"]
         ))?;
         ensure!(job["state"] == "succeeded" && job["errors"] == 0, "{kind}: {job}");

@@ -82,10 +82,11 @@ fn what_many_programs_of_two_hosts_make_in_one_directory_is_there_once() -> Resu
                 })
             })
             .collect();
-        let stay = programs.into_iter().map(|program| program.join().expect("no panic")).collect();
+        let ended: Vec<_> = programs.into_iter().map(|program| program.join()).collect();
+        // Also after a panic: it would be listed for ever.
         is_over.store(true, SeqCst);
         assert!(listed.join().expect("no panic").expect("it can be listed") > 0);
-        stay
+        ended.into_iter().map(|stay| stay.expect("no panic")).collect()
     });
     let mut expected: BTreeSet<_> = (0..files).map(|number| format!("wanted-{number}")).collect();
     for names in stay {

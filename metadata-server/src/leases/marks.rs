@@ -29,7 +29,7 @@ pub struct Wait {
 struct Mark {
     /// What it changes.
     touches: Vec<Touch>,
-    /// It has made its change, or must have everything given back once more.
+    /// It has made its change.
     is_released: AtomicBool,
 }
 
@@ -62,8 +62,8 @@ impl Wait {
         !self.mark.is_released() && self.is_over() && self.mark.touches.contains(touch)
     }
 
-    /// The change is made, or has to begin anew: its keys are granted again, and nothing counts as
-    /// given back for it any more.
+    /// The change is made: its keys are granted again, and nothing counts as given back for it any
+    /// more.
     pub fn release(&self) {
         self.mark.is_released.store(true, Ordering::Relaxed);
     }

@@ -59,7 +59,7 @@ struct Arguments {
     #[arg(long)]
     json: bool,
     /// Measures nothing: makes the inodes in the file system with this id, whose metadata server
-    /// is stopped and has `--directory` as its data. They stay.
+    /// is stopped and has `--directory` as its data, on the one engine that is named. They stay.
     #[arg(long, value_name = "CLUSTER", value_parser = ClusterId::parse)]
     into: Option<ClusterId>,
     /// What the process is that a round starts.

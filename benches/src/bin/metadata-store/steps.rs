@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use millrace_benches::target::scramble;
 use millrace_metadata_server::{
@@ -95,8 +95,10 @@ pub(super) fn run(
 
 /// Makes the inodes in the file system of a cluster whose metadata server is stopped.
 pub(super) fn fill_cluster(arguments: &Arguments, cluster: ClusterId) -> Result<()> {
-    let store = arguments.engine.first().context("no engine")?.store();
-    let settings = EngineSettings { cluster, ..settings(arguments, store) };
+    let [contestant] = arguments.engine[..] else {
+        bail!("name the engine of the server's settings: --engine lsm or --engine sled");
+    };
+    let settings = EngineSettings { cluster, ..settings(arguments, contestant.store()) };
     let engine = Engine::start(settings.clone())?;
     let server = Server { engine, settings, inodes: arguments.inodes };
     server.fill_directories(&mut BTreeMap::new())?;
