@@ -14,6 +14,7 @@ pub mod conformance;
 pub mod keys;
 pub mod lsm;
 pub mod memory;
+pub mod near;
 pub mod records;
 pub mod sled;
 

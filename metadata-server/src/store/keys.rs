@@ -105,6 +105,9 @@ macro_rules! key {
 /// its inode says that it is there; they are larger than others, and read less often.
 pub const CONTENTS: u8 = b'p';
 
+/// The table of opens, which [`super::near`] keeps at hand.
+pub const OPENS: u8 = b'O';
+
 /// The log index that the store shows.
 #[must_use]
 pub fn applied() -> Vec<u8> {

@@ -37,7 +37,9 @@ use lsm_tree::{
     SequenceNumberCounter,
 };
 
-use super::{Batch, MetaStore, Pair, StoreError, Stores, View, memory::is_empty_range, remove};
+use super::{
+    Batch, MetaStore, Pair, StoreError, Stores, View, memory::is_empty_range, near::Near, remove,
+};
 
 mod attempts;
 mod background;
@@ -100,7 +102,9 @@ pub struct LsmStores {
 
 impl Stores for LsmStores {
     fn open(&self) -> Result<Box<dyn MetaStore>, StoreError> {
-        Ok(Box::new(LsmStore::open(&self.dir, self.cache_bytes)?))
+        let near_bytes = self.cache_bytes / NEAR_PART;
+        let store = LsmStore::open(&self.dir, self.cache_bytes - near_bytes)?;
+        Ok(Box::new(Near::new(store, near_bytes)?))
     }
 
     fn create(&self) -> Result<Box<dyn MetaStore>, StoreError> {
@@ -176,6 +180,9 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 pub fn unwritten_bytes(cache_bytes: u64) -> u64 {
     Limits::of(cache_bytes).unwritten()
 }
+
+/// Which part of the cache is for records in front of the tree.
+const NEAR_PART: u64 = 16;
 
 const ENGINE: &str = "lsm";
 
