@@ -10,9 +10,10 @@
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
 //! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
 //! [`changed_objects`], [`open`], [`delegations`], `publish`, `closes`, `reopen`, `quiet_opens`,
-//! `ahead_contents`, [`leases`], [`look_ahead`], [`names`], [`attributes`], [`read`],
-//! [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`],
-//! [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
+//! `ahead_contents`, [`leases`], [`look_ahead`], `absent_names`, [`names`], [`attributes`],
+//! [`read`], [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`],
+//! [`readdir`], [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`], [`mod@access_times`],
+//! [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -26,16 +27,18 @@ use crate::{
     cache::{access_times::AccessTimes, budget::Budget, contents::Contents, names::Names},
     cluster::Cluster,
     fs::{
-        ahead_contents::AheadContents, changed_objects::ChangedObjects, closes::Closes,
-        delegations::Delegations, file::File, files::Files, handle::FileHandle, handles::Handles,
-        kept_pages::KeptPages, kernel_names::KernelNames, kernel_pages::KernelPages, locks::Locks,
-        look_ahead::LookAhead, pending_reads::PendingReads, publish::Publisher,
-        quiet_opens::QuietOpens, readdir::DirectoryHandle, removed::Removed, xattr::Offered,
+        absent_names::AbsentNames, ahead_contents::AheadContents, changed_objects::ChangedObjects,
+        closes::Closes, delegations::Delegations, file::File, files::Files, handle::FileHandle,
+        handles::Handles, kept_pages::KeptPages, kernel_names::KernelNames,
+        kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
+        pending_reads::PendingReads, publish::Publisher, quiet_opens::QuietOpens,
+        readdir::DirectoryHandle, removed::Removed, xattr::Offered,
     },
     metrics::ClientMetrics,
     settings::MountSettings,
 };
 
+mod absent_names;
 pub(crate) mod access_times;
 mod ahead_contents;
 pub(crate) mod allocate;
@@ -107,6 +110,7 @@ pub(crate) struct FileSystem {
     /// What was removed here and programs here may have open.
     removed: Removed,
     ahead: LookAhead,
+    absent: AbsentNames,
     /// What was read and the server does not know yet.
     access_times: AccessTimes,
     /// The kernel's reads that wait for bytes.
@@ -154,6 +158,7 @@ impl FileSystem {
             ahead_contents: AheadContents::default(),
             removed: Removed::default(),
             ahead: LookAhead::default(),
+            absent: AbsentNames::default(),
             access_times,
             reads: Arc::default(),
             changed: ChangedObjects::default(),

@@ -11,6 +11,8 @@
 //!   once.
 //! - A session that does not listen, or is too far behind, is granted nothing. It gives everything
 //!   back by ending.
+//! - Who makes a name where one other session has a lease waits for nothing before: that one is
+//!   told ([`Table::unheard`]), and the answer waits until it has heard.
 //! - One session may make files of a directory by itself ([`Table::delegate`]) while nobody else
 //!   has a lease there. Whoever wants one, or changes something there, ends that.
 //! - After a restart any session that ever listened may keep anything, until it has said that it
@@ -19,7 +21,7 @@
 //! Modules, in reading order: [`mod@touched`] (what a command changes), [`table`] (who holds what),
 //! [`delegations`] (who makes files where), [`queue`] (what is on its way to one session),
 //! [`restless`] (directories that change all the time), [`marks`] (keys on which nothing is
-//! granted).
+//! granted), [`unheard`] (names that are made, and not heard of).
 
 pub mod delegations;
 pub mod marks;
@@ -27,6 +29,7 @@ pub mod queue;
 pub mod restless;
 pub mod table;
 pub mod touched;
+pub mod unheard;
 
 pub use marks::Wait;
 pub use table::{Counts, Holding, Table, Waits};

@@ -170,13 +170,17 @@ impl MetadataService {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());
             let waited = recalled.clone();
             let work = move |core: &mut Core| {
-                core.attempt(waited, |core| operation(core, &caller, &of_turn))
+                let step = core.attempt(waited, |core| operation(core, &caller, &of_turn));
+                Ok((step, core.take_answer_waits()))
             };
-            let step = match durability {
+            let (step, waits) = match durability {
                 Durability::Written => self.engine.turn(work).await?,
                 Durability::Synced => self.engine.durable_turn(work).await?,
             };
-            match step {
+            if matches!(step, Ok(Step::Done(_)) | Err(_)) {
+                recalls::heard(waits).await?;
+            }
+            match step? {
                 Step::Done(reply) => return Ok(reply),
                 Step::Need(Need::Recall(wait)) => {
                     let began = Instant::now();
@@ -284,8 +288,13 @@ impl MetadataService {
     ) -> Result<metadata::DirectoryPage, Failure> {
         for _ in 0..NEEDS_MAX {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());
-            let step =
-                self.engine.turn(move |core| ops::directory::read(core, &caller, &of_turn)).await?;
+            let work = move |core: &mut Core| {
+                let step =
+                    core.attempt(Vec::new(), |core| ops::directory::read(core, &caller, &of_turn))?;
+                Ok((step, core.take_answer_waits()))
+            };
+            let (step, waits) = self.engine.turn(work).await?;
+            recalls::heard(waits).await?;
             match step {
                 // An empty page that is not the last would look like an end to a careless reader.
                 Step::Done(page) if page.entries.is_empty() && !page.last => {
@@ -415,6 +424,7 @@ impl MetadataService {
             RequestKind::NoteReads => self.run(call, Written, ops::access::note).await,
             RequestKind::ListEntries => self.list_entries(call).await,
             RequestKind::AwaitRecalls => self.await_recalls(call).await,
+            RequestKind::AwaitNews => self.await_news(call).await,
             _ => self.dispatch_admin(call).await,
         }
     }

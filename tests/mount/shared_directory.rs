@@ -2,14 +2,15 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Barrier,
         atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
     },
     thread,
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,7 +19,7 @@ use millrace_tests::{
     cluster::{Cluster, Wish},
 };
 
-use crate::delegations::mounts;
+use crate::delegations::{PATIENCE, mounts, soon};
 
 /// Programs on each host.
 const PROGRAMS: u32 = 4;
@@ -108,5 +109,101 @@ fn what_many_programs_of_two_hosts_make_in_one_directory_is_there_once() -> Resu
         }
         ensure!(names == expected, "{}: {names:?}", mount.display());
     }
+    Ok(())
+}
+
+/// Makes files on each of two hosts in turn in a directory that both know; it has so many then.
+fn take_turns(directories: &[PathBuf; 2], rounds: u64) -> Result<u64> {
+    let mut count = 0;
+    for round in 0..rounds {
+        for (maker, other) in [(0, 1), (1, 0)] {
+            let name = format!("{round}-of-{maker}");
+            let other = directories[other].join(&name);
+            let absent = fs::metadata(&other).expect_err("it is not made yet").kind();
+            ensure!(absent == io::ErrorKind::NotFound, "{name}: {absent}");
+            File::create_new(directories[maker].join(&name))?;
+            count += 1;
+            ensure!(fs::metadata(&other)?.is_file(), "{name} is there on the other host");
+            for directory in directories {
+                let size = fs::metadata(directory)?.len();
+                ensure!(size == count, "{} shows {size} of {count} names", directory.display());
+            }
+        }
+    }
+    Ok(count)
+}
+
+fn shared(cluster: &Cluster) -> Result<[PathBuf; 2]> {
+    let (one, two) = mounts(cluster)?;
+    let directories = [one.join("shared"), two.join("shared")];
+    fs::create_dir(&directories[0])?;
+    ensure!(fs::read_dir(&directories[1])?.next().is_none(), "it is new");
+    Ok(directories)
+}
+
+#[test]
+fn who_makes_files_beside_another_host_knows_what_that_has_made_without_asking() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let directories = shared(&cluster)?;
+    let count = take_turns(&directories, 30)?;
+    // Each has heard of the last name by now, which the other one has waited for.
+    let paused = cluster.daemon("metadata")?.pause()?;
+    for directory in directories {
+        let (shown, absent) = soon(move || {
+            (fs::metadata(&directory), fs::metadata(directory.join("never")).map(drop))
+        })?;
+        ensure!(shown?.len() == count, "it knows what the directory shows");
+        let absent = absent.expect_err("nobody has made it").kind();
+        ensure!(absent == io::ErrorKind::NotFound, "it knows what is not there: {absent}");
+    }
+    drop(paused);
+    Ok(())
+}
+
+#[test]
+fn names_that_are_not_there_are_known_from_a_list_of_those_that_are() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let [one, two] = shared(&cluster)?;
+    for number in 0..100 {
+        fs::write(one.join(format!("there-{number}")), "x")?;
+    }
+    // None of them is asked for twice.
+    for number in 0..10 {
+        let absent = fs::metadata(two.join(format!("absent-{number}")));
+        ensure!(absent.is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
+    }
+    let paused = cluster.daemon("metadata")?.pause()?;
+    let directory = two.clone();
+    let absent = soon(move || fs::metadata(directory.join("never")).map(drop))?;
+    ensure!(absent.is_err_and(|error| error.kind() == io::ErrorKind::NotFound), "it is known");
+    drop(paused);
+    fs::write(one.join("never"), "x")?;
+    ensure!(fs::read(two.join("never"))? == b"x", "and no longer than it is true");
+    fs::remove_file(one.join("there-5"))?;
+    let gone = fs::metadata(two.join("there-5"));
+    ensure!(gone.is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
+    Ok(())
+}
+
+#[test]
+fn who_makes_a_file_waits_no_longer_for_another_host_that_died_than_its_lease() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let directories = shared(&cluster)?;
+    take_turns(&directories, 10)?;
+    cluster.daemon("second")?.kill()?;
+    let began = Instant::now();
+    let new = directories[0].join("after");
+    let alone = new.clone();
+    // Longer than a lease and the clock error.
+    let (made, seen) = thread::scope(|scope| {
+        let made = scope.spawn(|| File::create_new(&new).map(drop));
+        // Whoever looks meanwhile is not held up by it.
+        let seen = soon(move || fs::read_dir(alone.parent().expect("it has one")).map(drop));
+        (made.join().expect("no panic"), seen)
+    });
+    made?;
+    seen??;
+    ensure!(began.elapsed() < 3 * PATIENCE, "it took {:?}", began.elapsed());
+    ensure!(fs::metadata(&new)?.is_file());
     Ok(())
 }

@@ -13,28 +13,39 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use millrace_protocol::{lease::Recall, metadata::Attributes};
+use millrace_protocol::{
+    lease::Recall,
+    metadata::{Attributes, FileKind},
+};
 use millrace_types::{FileName, InodeId, SessionId, Timestamp};
 use quick_cache::{Weighter, sync::Cache};
+use tokio::sync::Notify;
 
 use stamps::{Note, Stamps};
+use whole::{Known, Whole};
 
+mod shown;
 pub(crate) mod stamps;
+mod whole;
 
 /// What one mount keeps.
 #[derive(Debug)]
 pub(crate) struct Names {
     names: Cache<(InodeId, FileName), Name, Weight>,
     attributes: Cache<InodeId, Kept, Weight>,
-    /// Directories that had no names at that moment.
-    empty: Cache<InodeId, Note>,
+    /// Directories of which all names were known at a moment.
+    whole: Cache<InodeId, Known, Weight>,
     stamps: Stamps,
+    /// Whoever keeps attributes of a directory that take the place of others.
+    shows: Mutex<()>,
+    /// Told whenever a change from here has ended.
+    ended: Notify,
     /// The session whose leases cover what is kept; 0 for none.
     session: AtomicU64,
     /// Until then nothing counts: a change of this mount may yet take place.
@@ -94,8 +105,10 @@ impl Names {
         Self {
             names: Cache::with_weighter(entries / 2, bytes / 2, Weight),
             attributes: Cache::with_weighter(entries / 2, bytes / 2, Weight),
-            empty: Cache::new(EMPTY_MAX),
+            whole: Cache::with_weighter(WHOLE_MAX, bytes / 8, Weight),
             stamps: Stamps::default(),
+            shows: Mutex::default(),
+            ended: Notify::new(),
             session: AtomicU64::new(0),
             suspended: Mutex::new(None),
             squash_root,
@@ -160,12 +173,13 @@ impl Names {
         self.stamps.stands(&Recall::Lease(directory), note)
     }
 
-    /// Whether the directory is known to have had no names, and this one has not changed since.
-    /// What has changed since is stamped, so that no list of names is needed.
+    /// Whether the directory is known to have had other names only, and this one has not changed
+    /// since. What has changed since is stamped, so that the list need not follow.
     fn is_absent(&self, directory: InodeId, name: &FileName) -> bool {
-        self.empty.get(&directory).is_some_and(|note| {
-            self.stamps.stands(&Recall::Name(directory, name.clone()), note)
-                && self.stamps.stands(&Recall::Lease(directory), note)
+        self.whole.get(&directory).is_some_and(|whole| {
+            !whole.has(name)
+                && self.stamps.stands(&Recall::Name(directory, name.clone()), whole.note)
+                && self.stamps.stands(&Recall::Lease(directory), whole.note)
         })
     }
 
@@ -205,9 +219,14 @@ impl Names {
         self.names.insert((directory, name), Name { inode, since });
     }
 
-    /// Keeps that the directory has no names, under its lease.
-    pub(crate) fn keep_empty(&self, directory: InodeId, note: Note) {
-        self.empty.insert(directory, note);
+    /// Keeps that the directory has these names and no others, under its lease.
+    pub(crate) fn keep_whole<'a>(
+        &self,
+        directory: InodeId,
+        names: impl IntoIterator<Item = &'a FileName>,
+        note: Note,
+    ) {
+        self.whole.insert(directory, Arc::new(Whole::new(names, note)));
     }
 
     /// Where the name led when it was last seen here, whether or not that still counts.
@@ -224,9 +243,13 @@ impl Names {
     /// Keeps attributes under the lease with this key. Those of a file with several names are not
     /// kept: who removes one of them here would have to know the others.
     pub(crate) fn keep_attributes(&self, attributes: Attributes, lease: Lease) {
-        let is_directory = attributes.kind == millrace_protocol::metadata::FileKind::Directory;
-        if is_directory || lease.key != attributes.inode {
-            self.attributes.insert(attributes.inode, Kept { attributes, lease });
+        let inode = attributes.inode;
+        let is_directory = attributes.kind == FileKind::Directory;
+        // An answer that was overtaken does not take the place of what has overtaken it.
+        let is_overtaken =
+            is_directory && !self.stands(inode, &lease) && self.attributes(inode).is_some();
+        if (is_directory || lease.key != inode) && !is_overtaken {
+            self.attributes.insert(inode, Kept { attributes, lease });
         }
     }
 
@@ -339,21 +362,21 @@ impl Changing<'_> {
         self.names = &[];
         let (kept, lease) = (self.kept, self.since);
         let mut named = None;
-        let mut shown = None;
         for recall in self.concerned.drain(..) {
-            let known = kept.stamps.end_known(&recall, lease);
-            let since = known.map(|own| Since { own, lease });
             match recall {
-                Recall::Name(..) => named = since,
-                Recall::Attributes(inode) if inode == directory => shown = since,
-                _ => {}
+                Recall::Attributes(inode) if inode == directory => {
+                    kept.end_shown(inode, lease, shows.as_ref());
+                }
+                Recall::Name(..) => {
+                    let known = kept.stamps.end_known(&recall, lease);
+                    named = known.map(|own| Since { own, lease });
+                }
+                _ => drop(kept.stamps.end_known(&recall, lease)),
             }
-        }
-        if let (Some(since), Some(attributes)) = (shown, shows) {
-            kept.keep_attributes(attributes, Lease { key: directory, since });
         }
         let since = named.filter(|_| leads_to.is_some());
         kept.names.insert((directory, name), Name { inode: leads_to, since });
+        kept.ended.notify_waiters();
     }
 
     /// A lookup may have told meanwhile of something else that the names led to.
@@ -371,6 +394,7 @@ impl Drop for Changing<'_> {
         for recall in &self.concerned {
             self.kept.stamps.end(recall);
         }
+        self.kept.ended.notify_waiters();
     }
 }
 
@@ -386,11 +410,17 @@ impl Weighter<InodeId, Kept> for Weight {
     }
 }
 
+impl Weighter<InodeId, Known> for Weight {
+    fn weight(&self, _: &InodeId, whole: &Known) -> u64 {
+        ENTRY_BYTES + whole.bytes()
+    }
+}
+
 /// What an entry costs beside its own bytes: the map, the queue of the cache and an allocation.
 const ENTRY_BYTES: u64 = 112;
 
-/// Directories that were made here and may be known to be empty: a hundred kilobytes.
-const EMPTY_MAX: usize = 1024;
+/// About how many directories may be known as a whole: most were made here and were empty then.
+const WHOLE_MAX: usize = 1024;
 
 /// Longer than a server that was reached at all works on a request that nobody waits for.
 const SUSPENSION: Duration = Duration::from_secs(600);

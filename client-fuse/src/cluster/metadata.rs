@@ -9,7 +9,7 @@ use std::{
 use millrace_protocol::{
     Request,
     cluster::FetchMap,
-    lease::{AWAIT_RECALLS_MAX_MS, AwaitRecalls, MadeName, Recalls, RemovedName},
+    lease::{AWAIT_RECALLS_MAX_MS, AwaitNews, AwaitRecalls, MadeName, News, Recalls, RemovedName},
     metadata::{InodeReply, SyncMetadata},
     session::{Done, Operation, RenewTicket},
 };
@@ -48,6 +48,16 @@ impl Cluster {
     /// # Errors
     /// What the server answers, and [`ErrorKind::Unavailable`] when it does not.
     pub(crate) async fn await_recalls(&self, request: &AwaitRecalls) -> Result<Recalls, Failure> {
+        let deadline = Duration::from_millis(AWAIT_RECALLS_MAX_MS) + ATTACH_DEADLINE;
+        self.metadata.call(request, CallOptions::control(deadline)).await
+    }
+
+    /// The same, for what directories show as well.
+    ///
+    /// # Errors
+    /// As [`Self::await_recalls`]; [`ErrorKind::NotSupported`] from a server of before there was
+    /// this.
+    pub(crate) async fn await_lease_news(&self, request: &AwaitNews) -> Result<News, Failure> {
         let deadline = Duration::from_millis(AWAIT_RECALLS_MAX_MS) + ATTACH_DEADLINE;
         self.metadata.call(request, CallOptions::control(deadline)).await
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace_protocol::{
     access::NoteReads,
-    lease::{EntriesPage, MadeName, RemovedName, ShownContents},
+    lease::{EntriesPage, MadeName, News, RemovedName, ShownContents},
     metadata::{Attributes, InodeReply},
     session::Done,
 };
@@ -112,6 +112,12 @@ impl Shows for MadeName {
 impl Shows for RemovedName {
     fn shown(&mut self) -> impl Iterator<Item = &mut Attributes> {
         self.directory.iter_mut()
+    }
+}
+
+impl Shows for News {
+    fn shown(&mut self) -> impl Iterator<Item = &mut Attributes> {
+        self.shown.iter_mut()
     }
 }
 

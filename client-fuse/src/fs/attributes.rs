@@ -1,5 +1,7 @@
 //! getattr, setattr and truncation.
 
+use std::{pin::pin, time::Duration};
+
 use millrace_protocol::{
     metadata::{Attributes, FileKind, SetAttributes, SetTime},
     session::Caller,
@@ -73,7 +75,8 @@ impl FileSystem {
         (stands && handle.check_version(&state).is_ok()).then(|| state.attributes.clone())
     }
 
-    /// What `stat` shows, asked of the server, with this mount's own writes on top.
+    /// What `stat` shows, asked of the server unless a change from here tells it, with this mount's
+    /// own writes on top.
     ///
     /// # Errors
     /// What the server answers.
@@ -82,6 +85,9 @@ impl FileSystem {
         caller: Caller,
         inode: InodeId,
     ) -> Result<Attributes, Failure> {
+        if let Some(attributes) = self.attributes_after_change(&caller, inode).await {
+            return Ok(attributes);
+        }
         let (reply, lease) = match self.show_inode(&caller, inode).await {
             Ok(shown) => shown,
             Err(failure) => return self.removed.show(inode, failure),
@@ -92,6 +98,37 @@ impl FileSystem {
         let mut state = file.state();
         state.accept_under(reply, lease)?;
         Ok(state.attributes.clone())
+    }
+
+    /// What the answer to a change that is under way on this mount shows of an inode. Of a
+    /// directory in which many programs make files the kernel asks again for each of them, whenever
+    /// another one has: the next answer says it.
+    pub(super) async fn attributes_after_change(
+        &self,
+        caller: &Caller,
+        inode: InodeId,
+    ) -> Option<Attributes> {
+        let note = self.names.note();
+        let shows_later = || self.names.is_changing(inode) && self.files.find(inode).is_none();
+        if !shows_later() || !self.may_answer(caller) {
+            return None;
+        }
+        let told = async {
+            loop {
+                let mut end = pin!(self.names.next_end());
+                end.as_mut().enable();
+                if let Some(attributes) = self.names.shown_since(inode, note) {
+                    return Some(attributes);
+                }
+                if !shows_later() {
+                    return None;
+                }
+                end.await;
+            }
+        };
+        let told = tokio::time::timeout(CHANGE_WAIT_MAX, told).await.ok().flatten()?;
+        // What it shows may be shown to this caller at this moment, too.
+        self.may_answer(caller).then_some(told)
     }
 
     /// As [`Self::attributes`], for an open file: the kernel asks so before it reads past the end
@@ -210,3 +247,7 @@ impl FileSystem {
         self.change_attributes(caller, inode, changes, open_for_writing).await
     }
 }
+
+/// How long what `stat` shows waits for a change of this mount before the server is asked: a few
+/// times what one takes, and less than anybody notices where it waits for another host.
+const CHANGE_WAIT_MAX: Duration = Duration::from_millis(20);

@@ -131,7 +131,7 @@ impl KernelNames {
     /// to count here before.
     pub(crate) async fn take_back(&self, recalls: &[Recall]) {
         let Some(way) = self.way.get() else { return };
-        let mut over = Instant::now();
+        let mut over = None;
         let mut names: BTreeMap<InodeId, Names> = BTreeMap::new();
         for recall in recalls {
             if let Recall::Attributes(inode) = recall {
@@ -147,13 +147,16 @@ impl KernelNames {
                 Recall::Name(directory, name) => {
                     names.entry(*directory).or_default().insert(name.clone(), true);
                 }
-                _ => over = over.max(self.granted.end_of(leave)),
+                _ => over = over.max(Some(self.granted.end_of(leave))),
             }
         }
         let taken =
             names.into_iter().map(|(directory, names)| self.take_names(way, directory, names));
         join_all(taken).await;
-        tokio::time::sleep_until(over.into()).await;
+        // A timer that is over already still costs a millisecond, which whoever waits would pay.
+        if let Some(over) = over {
+            tokio::time::sleep_until(over.into()).await;
+        }
     }
 
     /// The same for names of one directory, on a thread that may wait for its lock. With all

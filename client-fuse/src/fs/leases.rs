@@ -6,8 +6,8 @@ use futures::future::join;
 use millrace_protocol::{
     Request,
     lease::{
-        AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, MakeName, Recall, RemoveName,
-        ShowInode,
+        AwaitNews, AwaitRecalls, EntriesPage, FindName, FoundName, ListEntries, ListFrom, MakeName,
+        News, Recall, Recalls, RemoveName, ShowInode,
     },
     metadata::{Attributes, Coverage, Create, CreateMasked, FileKind, InodeReply, Remove},
     session::{Caller, Operation},
@@ -52,31 +52,57 @@ impl FileSystem {
 
     /// Deals with recalls until listening fails.
     async fn hear(&self, session: SessionId, incarnation: u64) -> Failure {
-        let mut request = AwaitRecalls { session, incarnation, acknowledged: 0 };
+        let mut request = AwaitNews { session, incarnation, acknowledged: 0 };
+        let mut is_old_server = false;
         loop {
-            match self.cluster.await_recalls(&request).await {
-                Ok(recalls) => {
-                    for recall in &recalls.recalls {
+            // In this order: what is changed from here meanwhile may be newer than what is shown.
+            let asked = self.names.note();
+            match self.next_news(&request, &mut is_old_server).await {
+                Ok(news) => {
+                    let News { through, mut recalls, shown } = self.with_reads(news);
+                    for recall in &recalls {
                         self.names.forget(recall);
+                    }
+                    for attributes in shown {
+                        recalls.push(Recall::Attributes(attributes.inode));
+                        self.names.show(attributes, asked);
                     }
                     let ended = tokio::select! {
                         biased;
-                        ended = self.end_delegations(&recalls.recalls) => ended,
+                        ended = self.end_delegations(&recalls) => ended,
                         // It waits there until all have declared, as this mount has to.
                         failure = self.other_life(incarnation) => Err(failure),
                     };
                     if let Err(failure) = ended {
                         return failure;
                     }
-                    if let Err(failure) = self.give_back(&recalls.recalls).await {
+                    if let Err(failure) = self.give_back(&recalls).await {
                         return failure;
                     }
                     // Whatever is answered from now on was asked of the server after this.
-                    request.acknowledged = recalls.through;
+                    request.acknowledged = through;
                 }
                 Err(failure) => return failure,
             }
         }
+    }
+
+    /// Listens for news; of a server that has none, for recalls.
+    async fn next_news(
+        &self,
+        request: &AwaitNews,
+        is_old_server: &mut bool,
+    ) -> Result<News, Failure> {
+        if !*is_old_server {
+            match self.cluster.await_lease_news(request).await {
+                Err(failure) if failure.kind == ErrorKind::NotSupported => *is_old_server = true,
+                answer => return answer,
+            }
+        }
+        let AwaitNews { session, incarnation, acknowledged } = *request;
+        let request = AwaitRecalls { session, incarnation, acknowledged };
+        let Recalls { through, recalls } = self.cluster.await_recalls(&request).await?;
+        Ok(News { through, recalls, shown: Vec::new() })
     }
 
     /// Returns when another life of the server than this has begun.
@@ -153,7 +179,7 @@ impl FileSystem {
         &self,
         request: impl Fn(SessionId) -> ListEntries,
     ) -> Result<EntriesPage, Failure> {
-        let directory = request(SessionId(0)).inode;
+        let ListEntries { inode: directory, from, .. } = request(SessionId(0));
         // In this order: what is made meanwhile is newer than the answer.
         let note = self.names.note();
         self.settle(directory).await?;
@@ -166,6 +192,10 @@ impl FileSystem {
         }
         if let Some(attributes) = &page.directory {
             self.keep(attributes, Some(directory), note);
+        }
+        if page.coverage == Coverage::Directory && from == ListFrom::Cookie(0) && page.last {
+            let names = page.entries.iter().map(|at| &at.entry.name);
+            self.names.keep_whole(directory, names, note);
         }
         Ok(page)
     }
@@ -246,7 +276,7 @@ impl FileSystem {
             }
         }
         if made.empty {
-            self.names.keep_empty(inode, note);
+            self.names.keep_whole(inode, [], note);
         }
         Ok((made.reply, lease))
     }

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use millrace_protocol::{
     lease::{ListEntries, ListFrom},
-    metadata::{Attributes, Create, MakeLink, NewNode, Remove, Rename, RenameMode},
+    metadata::{
+        Attributes, Create, DIRECTORY_PAGE_MAX, MakeLink, NewNode, Remove, Rename, RenameMode,
+    },
     session::Caller,
 };
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
@@ -54,6 +56,9 @@ impl FileSystem {
         parent: InodeId,
         name: FileName,
     ) -> Result<Attributes, Failure> {
+        if let Some(found) = self.found_after_change(&caller, parent, &name).await {
+            return Ok(found);
+        }
         if self.may_answer(&caller)
             && let Some(window) = self.ahead.handle_miss(parent, &name, Instant::now())
             && let Some(found) = self.lookup_page(&caller, parent, &name, window).await
@@ -64,9 +69,42 @@ impl FileSystem {
             Some(reply) => self.present(reply),
             None => {
                 self.ahead.handle_absent(parent);
+                self.look_whole(&caller, parent, &name).await;
                 Err(ErrorKind::NotFound.into())
             }
         }
+    }
+
+    /// What a name leads to, where that is known, and shown by a change that is under way here: a
+    /// directory in which programs make files is looked up again for each of them.
+    async fn found_after_change(
+        &self,
+        caller: &Caller,
+        parent: InodeId,
+        name: &FileName,
+    ) -> Option<Attributes> {
+        let inode = self.names.find(parent, name)??;
+        let shown = self.attributes_after_change(caller, inode).await?;
+        (self.names.find(parent, name)? == Some(inode)).then_some(shown)
+    }
+
+    /// A name was not there, and that is covered. Whoever asks for several of these, or makes them,
+    /// asks for more: all names of a directory that has few are fetched, which answers that.
+    async fn look_whole(&self, caller: &Caller, parent: InodeId, name: &FileName) {
+        let is_covered = self.names.find(parent, name) == Some(None);
+        if !is_covered || !self.absent.handle_absent(parent, Instant::now()) {
+            return;
+        }
+        let request = |session| ListEntries {
+            caller: caller.clone(),
+            session,
+            inode: parent,
+            from: ListFrom::Cookie(0),
+            entries_max: DIRECTORY_PAGE_MAX,
+        };
+        // Who may not list it goes on to ask for each name.
+        let is_whole = self.list_entries(request).await.is_ok_and(|page| page.last);
+        self.absent.handle_listed(parent, is_whole, Instant::now());
     }
 
     /// Finds a name with a page of the directory that begins there. Nothing where that fails: then

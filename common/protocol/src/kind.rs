@@ -152,6 +152,8 @@ requests! {
     PublishFiles = 0x022a, delegation::PublishFiles => delegation::PublishedFiles;
     /// Rights that a session still has from before the server was restarted.
     DeclareDelegations = 0x022b, delegation::DeclareDelegations => session::Done;
+    /// Listens for what must not be kept any more, and for what may be in place of it.
+    AwaitNews = 0x022c, lease::AwaitNews => lease::News;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;

@@ -222,6 +222,40 @@ pub struct Recalls {
     pub recalls: Vec<Recall>,
 }
 
+/// Listens as [`AwaitRecalls`] does, for more: where another session has made a name in a directory
+/// that this one keeps something of, the answer says what the directory shows now, and that goes on
+/// to be kept. A session that listens so, and is the only other one with a lease there, is told of
+/// the name while it is made; who makes it is answered when that is acknowledged.
+///
+/// ```text
+///   A: AwaitNews ──────▶
+///   B: MakeName ───────▶ ┐ made
+///   A: AwaitNews ◀────── ┤ the name is taken back, the directory shown
+///   A: AwaitNews ──────▶ ┤ acknowledged
+///   B:         answered ◀┘
+/// ```
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AwaitNews {
+    /// The session.
+    pub session: SessionId,
+    /// As in [`AwaitRecalls::incarnation`].
+    pub incarnation: u64,
+    /// [`News::through`] of the last answer that was dealt with; 0 at first.
+    pub acknowledged: u64,
+}
+
+/// What is taken back, and what is shown in place of that. What is not acknowledged comes again.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct News {
+    /// To be acknowledged; grows.
+    pub through: u64,
+    /// At most [`RECALLS_MAX`].
+    pub recalls: Vec<Recall>,
+    /// Directories as they are now, under the leases that the session has of them: what it knew of
+    /// their attributes does not count any more. At most [`RECALLS_MAX`].
+    pub shown: Vec<Attributes>,
+}
+
 /// Something that must not be kept any more.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub enum Recall {

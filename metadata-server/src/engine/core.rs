@@ -44,6 +44,7 @@ mod snapshot;
 mod trust;
 
 pub use consistency::Looked;
+pub use recall::AnswerWaits;
 use repair::Repair;
 use signing::signing_keys;
 use snapshot::Snapshots;
@@ -76,6 +77,8 @@ pub struct Core {
     given_back: Vec<Wait>,
     /// Of a command of which others shall have heard: what is over when they have.
     heard: Option<Vec<Wait>>,
+    /// What the answer to the operation of this turn must wait for.
+    answer_waits: AnswerWaits,
     /// The session for which the server executes a command of its own.
     asked_by: Option<SessionId>,
     /// When sessions from before the start must have declared what they read.
@@ -151,6 +154,7 @@ impl Core {
             recall: None,
             given_back: Vec::new(),
             heard: None,
+            answer_waits: AnswerWaits::default(),
             asked_by: None,
             declared_by: now.plus(settings.lease),
             expiry,

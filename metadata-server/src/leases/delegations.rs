@@ -132,6 +132,12 @@ impl Delegations {
         if !self.by_key.contains_key(&key) {
             return None;
         }
+        self.handle_shared(key, now);
+        self.begin_end(key)
+    }
+
+    /// Several use it: it is given to nobody for [`CONTESTED`].
+    pub fn handle_shared(&mut self, key: InodeId, now: Timestamp) {
         if self.contested.len() >= CONTESTED_MAX {
             self.contested.retain(|_, until| now < *until);
             if self.contested.len() >= CONTESTED_MAX {
@@ -139,7 +145,6 @@ impl Delegations {
             }
         }
         self.contested.insert(key, now.plus(CONTESTED));
-        self.begin_end(key)
     }
 
     /// Those that nobody has used for [`IDLE_MAX`], or that are older than [`LIFE_MAX`]. They are

@@ -1,6 +1,6 @@
 //! What is on its way to be taken back from one session.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use millrace_protocol::lease::{RECALLS_MAX, Recall, Recalls};
 use millrace_types::InodeId;
@@ -29,6 +29,8 @@ struct Entry {
     debts: Vec<Debt>,
     /// The part of a lease that ends with it.
     ends: Option<(InodeId, Holding)>,
+    /// Of attributes that go on to be kept: the session is shown what they are now, if it can be.
+    is_shown: bool,
 }
 
 /// What ended with an acknowledgement.
@@ -61,12 +63,22 @@ impl Queue {
         let mut debts: Vec<_> = debt.into_iter().collect();
         let entry = if full {
             debts.extend(self.entries.drain(..).flat_map(|entry| entry.debts));
-            Entry { number, recall: Recall::Everything, debts, ends: None }
+            Entry { number, recall: Recall::Everything, debts, ends: None, is_shown: false }
         } else {
-            Entry { number, recall, debts, ends }
+            Entry { number, recall, debts, ends, is_shown: false }
         };
         self.entries.push_back(entry);
         self.news.send_replace(number);
+        full
+    }
+
+    /// Adds that a directory has other attributes now, under a lease that goes on; otherwise as
+    /// [`Self::push`].
+    pub fn push_shown(&mut self, directory: InodeId, debt: Debt) -> bool {
+        let full = self.push(Recall::Attributes(directory), Some(debt), None);
+        if let Some(entry) = self.entries.back_mut() {
+            entry.is_shown = !full;
+        }
         full
     }
 
@@ -97,6 +109,27 @@ impl Queue {
         self.sent = self.sent.max(through);
         let recalls = recalls.into_iter().map(|entry| entry.recall.clone()).collect();
         Recalls { through, recalls }
+    }
+
+    /// As [`Self::poll`], with what can be shown apart: directories whose attributes are not taken
+    /// back by anything else in the same answer.
+    pub fn poll_shown(&mut self) -> (Recalls, BTreeSet<InodeId>) {
+        let mut polled = self.poll();
+        let entries = self.entries.iter().take(RECALLS_MAX);
+        let (mut shown, mut taken) = (BTreeSet::new(), BTreeSet::new());
+        for entry in entries {
+            match &entry.recall {
+                Recall::Attributes(inode) if entry.is_shown => shown.insert(*inode),
+                Recall::Attributes(inode) => taken.insert(*inode),
+                _ => false,
+            };
+        }
+        shown.retain(|directory| !taken.contains(directory));
+        polled.recalls.retain(|recall| match recall {
+            Recall::Attributes(inode) => !shown.contains(inode),
+            _ => true,
+        });
+        (polled, shown)
     }
 
     /// Tells when there is something new.
@@ -166,6 +199,23 @@ mod tests {
         assert_eq!((recalls.through, recalls.recalls), (4, vec![Recall::Everything]));
         assert_eq!(queue.handle_acknowledged(4), [Ended::Everything]);
         assert!(first.is_over() && second.is_over());
+    }
+
+    #[test]
+    fn what_a_directory_shows_takes_the_place_of_a_recall_unless_that_is_taken_back() {
+        let mut queue = Queue::new(10);
+        let debt = || Wait::new(Vec::new()).1;
+        queue.push_shown(InodeId(1), debt());
+        queue.push_shown(InodeId(2), debt());
+        queue.push_shown(InodeId(1), debt());
+        queue.push(attributes(2), None, Some((InodeId(2), Holding::OWN)));
+        let (polled, shown) = queue.poll_shown();
+        assert_eq!((polled.through, polled.recalls), (4, vec![attributes(2), attributes(2)]));
+        assert_eq!(shown, BTreeSet::from([InodeId(1)]));
+        let all: Vec<_> = [1, 2, 1, 2].map(attributes).into();
+        assert_eq!(queue.poll().recalls, all, "who hears only of recalls hears of all");
+        queue.handle_acknowledged(4);
+        assert!(queue.is_empty());
     }
 
     #[test]

@@ -16,9 +16,11 @@ use super::{
     marks::{Debt, Marks},
     queue::{Ended, Queue},
     restless::Restless,
+    unheard::Unheard,
 };
 
 mod delegating;
+mod news;
 
 /// The leases of all sessions.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub struct Table {
     declaring: Option<(Wait, Debt)>,
     /// Files whose other writers have not all heard yet that the content was cut.
     cuts: HashMap<InodeId, Wait>,
+    /// Names that not everybody has heard of yet who was to be told.
+    unheard: Unheard,
     granted: u64,
     recalled: u64,
 }
@@ -100,6 +104,8 @@ struct Session {
     heard: Option<Timestamp>,
     /// Everything is taken back, and that is not acknowledged.
     ending: bool,
+    /// It listens for what directories show, too.
+    follows: bool,
 }
 
 impl Default for Limits {
@@ -162,6 +168,7 @@ impl Table {
             declaring: (!undeclared.is_empty()).then(|| Wait::new(Vec::new())),
             undeclared,
             cuts: HashMap::new(),
+            unheard: Unheard::default(),
             granted: 0,
             recalled: 0,
         }
@@ -283,7 +290,8 @@ impl Table {
     /// others.
     ///
     /// Returns what is waited for, if anything: where that is before the change, nothing is granted
-    /// on these keys while it is held.
+    /// on these keys while it is held. Of names that are made others may only be told, for which
+    /// the change does not wait ([`Self::unheard`]).
     pub fn recall(
         &mut self,
         touches: &[Touch],
@@ -305,6 +313,9 @@ impl Table {
         }
         let parties = self.parties(touches, by);
         if parties.is_empty() {
+            return None;
+        }
+        if waits == Waits::Before && self.tell(touches, &parties, by, now) {
             return None;
         }
         let (waiting, debt) = Wait::new(touches.to_vec());
@@ -378,6 +389,7 @@ impl Table {
             queue: Queue::new(bound),
             heard: None,
             ending: false,
+            follows: false,
         })
     }
 

@@ -52,6 +52,19 @@ impl Touch {
     }
 }
 
+/// The directory in which a change makes names that were not there, if it touches nothing but these
+/// and what the directory shows.
+#[must_use]
+pub fn made_in(touches: &[Touch]) -> Option<InodeId> {
+    let directory = touches.first()?.key();
+    let is_part = |touch: &Touch| match touch {
+        Touch::Name { directory: of, existed, .. } => *of == directory && !existed,
+        Touch::Attributes { key, inode } => *key == directory && *inode == directory,
+    };
+    let makes = touches.iter().any(|touch| matches!(touch, Touch::Name { .. }));
+    (makes && touches.iter().all(is_part)).then_some(directory)
+}
+
 /// The key of the lease that covers the attributes of an inode.
 #[must_use]
 pub fn key_of(inode: &Inode) -> InodeId {
@@ -163,6 +176,26 @@ fn table<'a>(batch: &'a Batch, prefix: &[u8]) -> Vec<&'a [u8]> {
 mod tests {
     use super::*;
     use crate::store::{MetaStore as _, memory::MemoryStore};
+
+    #[test]
+    fn a_change_makes_names_in_a_directory_where_it_touches_nothing_else() {
+        let name = |directory, existed| Touch::Name {
+            directory: InodeId(directory),
+            name: FileName::parse(b"n").unwrap(),
+            existed,
+        };
+        let attributes =
+            |key, inode| Touch::Attributes { key: InodeId(key), inode: InodeId(inode) };
+        let made = |touches: &[Touch]| made_in(touches).map(|directory| directory.0);
+        assert_eq!(made(&[name(7, false), attributes(7, 7)]), Some(7));
+        assert_eq!(made(&[name(7, false), name(7, false)]), Some(7));
+        assert_eq!(made(&[]), None);
+        assert_eq!(made(&[attributes(7, 7)]), None, "a change of mode");
+        assert_eq!(made(&[name(7, true), attributes(7, 7)]), None, "a removal");
+        assert_eq!(made(&[name(7, false), attributes(7, 9)]), None, "of a file there");
+        assert_eq!(made(&[name(7, false), name(8, false)]), None, "in two");
+        assert_eq!(made(&[name(7, false), attributes(9, 9)]), None, "a link");
+    }
 
     #[test]
     fn names_that_exist_are_told_from_new_ones_however_many_lie_between_them() {

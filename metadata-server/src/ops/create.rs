@@ -50,9 +50,11 @@ pub(super) fn make(
     client.own(core, request.operation)?;
     let session = request.operation.session;
     if let Some(inode) = made(core, request.operation)? {
+        core.note_made(request.parent, session, true);
         return show_again(core, client, inode, Some(session)).map(Step::Done);
     }
     let parent = client.enter(core, request.parent)?;
+    core.note_look(parent.id);
     let entry = tree::entry(core.view(), parent.id, &request.name);
     match entry.map_err(|error| broken(core, error))? {
         Some(entry) => {
@@ -95,6 +97,7 @@ pub(super) fn make(
     let Outcome::Inode(inode) = outcome else {
         return Err(reused());
     };
+    core.note_made(parent.id, session, false);
     show_again(core, client, inode, Some(session)).map(Step::Done)
 }
 

@@ -39,6 +39,7 @@ pub fn read(
     {
         return Ok(Step::Need(need));
     }
+    core.note_look(directory.id);
     let limit = usize::try_from(request.entries_max.min(DIRECTORY_PAGE_MAX)).unwrap_or(1);
     let listed = tree::list(core.view(), directory.id, request.cookie, limit + 1);
     let mut listed = listed.map_err(|error| broken(core, error))?;

@@ -2,8 +2,8 @@
 
 use millrace_protocol::{
     lease::{
-        AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries, ListFrom,
-        Recalls, ShowInode, ShownInode,
+        AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries, ListFrom, News,
+        Recall, Recalls, ShowInode, ShownInode,
     },
     metadata::{Coverage, DIRECTORY_PAGE_MAX, DirectoryEntry, InodeReply},
 };
@@ -40,6 +40,7 @@ pub fn find(
     let parent = client.enter(core, request.parent)?;
     let fresh = need_fresh(core, client, &parent, Some(&request.name))?;
     let found = find_entry(core, &caller, &parent, &request.name)?;
+    core.note_look(parent.id);
     if let Some(need) = fresh {
         return Ok(Step::Need(need));
     }
@@ -75,6 +76,7 @@ pub fn show(
 ) -> Result<Step<ShownInode>, Failure> {
     client.own_session(core, request.session)?;
     let inode = client.enter(core, request.inode)?;
+    core.note_look(inode.id);
     let (reply, lease) = keep(core, client, request.session, &inode)?;
     Ok(Step::Done(ShownInode { reply, lease }))
 }
@@ -121,6 +123,7 @@ pub fn list(
             entry.map(|entry| entry.cookie.saturating_sub(1))
         }
     };
+    core.note_look(directory.id);
     let limit = usize::try_from(request.entries_max.min(DIRECTORY_PAGE_MAX)).unwrap_or(1);
     let mut listed = match after {
         Some(after) => {
@@ -133,7 +136,12 @@ pub fn list(
     let listed_whole = body.linked.as_ref().is_none_or(|linked| linked.listed.is_some());
     let last = after.is_some() && listed_whole && listed.len() <= limit;
     listed.truncate(limit);
-    let names = grant(core, client, session, &directory, Holding::NAMES)?;
+    // All of it on one page says also what is not there.
+    let (holding, covered) = match after == Some(0) && last {
+        true => (Holding::NAMES.with(Holding::WHOLE), Coverage::Directory),
+        false => (Holding::NAMES, Coverage::Names),
+    };
+    let names = grant(core, client, session, &directory, holding)?;
     let mut entries = Vec::with_capacity(listed.len());
     for (name, entry) in listed {
         let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;
@@ -153,7 +161,7 @@ pub fn list(
         entries,
         last,
         parent,
-        coverage: if names { Coverage::Names } else { Coverage::None },
+        coverage: if names { covered } else { Coverage::None },
         directory: own.then(|| directory.attributes()),
     }))
 }
@@ -182,7 +190,8 @@ pub fn enrol(
     Ok(Some(core.last_index()))
 }
 
-/// The session listens, and has dealt with what it acknowledges. Returns what tells of news.
+/// The session listens, and has dealt with what it acknowledges; `follows` also for what
+/// directories show. Returns what tells of news.
 ///
 /// # Errors
 /// [`ErrorKind::SessionGone`].
@@ -190,9 +199,11 @@ pub fn listen(
     core: &mut Core,
     client: &Client,
     request: &AwaitRecalls,
+    follows: bool,
 ) -> Result<watch::Receiver<u64>, Failure> {
     client.own_session(core, request.session)?;
     let now = core.now();
+    core.leases.handle_follows(request.session, follows);
     Ok(core.leases.handle_listening(request.session, request.acknowledged, now))
 }
 
@@ -203,6 +214,25 @@ pub fn listen(
 pub fn recalls(core: &mut Core, client: &Client, session: SessionId) -> Result<Recalls, Failure> {
     client.own_session(core, session)?;
     Ok(core.leases.poll_recalls(session).ok_or(ErrorKind::SessionGone)?)
+}
+
+/// What the session must hear, with what directories show.
+///
+/// # Errors
+/// [`ErrorKind::SessionGone`].
+pub fn news(core: &mut Core, client: &Client, session: SessionId) -> Result<News, Failure> {
+    client.own_session(core, session)?;
+    let polled = core.leases.poll_news(session);
+    let (Recalls { through, mut recalls }, directories) = polled.ok_or(ErrorKind::SessionGone)?;
+    let mut shown = Vec::with_capacity(directories.len());
+    for directory in directories {
+        match client.enter(core, directory) {
+            Ok(directory) => shown.push(directory.attributes()),
+            // It is gone, or out of the client's sight.
+            Err(_) => recalls.push(Recall::Attributes(directory)),
+        }
+    }
+    Ok(News { through, recalls, shown })
 }
 
 /// The reply that shows an inode, with the key of the lease that covers its attributes.
@@ -245,7 +275,7 @@ pub(super) fn grant(
         && let Some(linked) = &body.linked
     {
         let link: Option<LinkRecord> = read(core, &keys::link(linked.link))?;
-        let unlisted = linked.listed.is_none() && holding == Holding::WHOLE;
+        let unlisted = linked.listed.is_none() && holding.meets(Holding::WHOLE);
         if unlisted || link.is_none_or(|link| link.refresh_seconds > 0) {
             return Ok(false);
         }

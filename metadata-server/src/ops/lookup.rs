@@ -21,6 +21,7 @@ pub fn lookup(
     let parent = client.enter(core, request.parent)?;
     let fresh = need_fresh(core, client, &parent, Some(&request.name))?;
     let found = find(core, &caller, &parent, &request.name)?;
+    core.note_look(parent.id);
     if let Some(need) = fresh {
         return Ok(Step::Need(need));
     }
@@ -57,5 +58,6 @@ pub fn inode(
     {
         return Ok(Step::Need(need));
     }
+    core.note_look(inode.id);
     show(core, client, &inode, request.session).map(Step::Done)
 }

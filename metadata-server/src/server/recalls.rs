@@ -3,15 +3,18 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::join_all;
 use millrace_protocol::lease::{
-    AWAIT_RECALLS_MAX_MS, AwaitRecalls, EntriesPage, ListEntries, ListFrom, Recalls,
+    AWAIT_RECALLS_MAX_MS, AwaitNews, AwaitRecalls, EntriesPage, ListEntries, ListFrom, News,
+    Recalls,
 };
 use millrace_transport::IncomingCall;
-use millrace_types::{ErrorKind, Failure};
-use tokio::time::Instant;
+use millrace_types::{ErrorKind, Failure, LogIndex};
+use tokio::{sync::watch, time::Instant};
 
 use super::{BUCKET_WAIT_MAX, MetadataService, NEEDS_MAX, client, respond};
 use crate::{
+    engine::{AnswerWaits, Core},
     leases::Wait,
     ops::{self, Client, Step},
 };
@@ -27,6 +30,37 @@ pub(super) async fn given_back(wait: &Wait) -> Result<(), Failure> {
     })
 }
 
+/// Waits until others have heard of what an answer tells.
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`] when one of them takes longer to hear of what the operation has made
+/// than one attempt may.
+pub(super) async fn heard(waits: AnswerWaits) -> Result<(), Failure> {
+    for wait in &waits.made {
+        given_back(wait)
+            .await
+            .map_err(|failure| Failure { kind: ErrorKind::Unavailable, ..failure })?;
+    }
+    if !waits.looked.is_empty() {
+        let all = join_all(waits.looked.iter().map(Wait::given_back));
+        // One that is gone may keep its maker waiting, and not everybody who looks.
+        drop(tokio::time::timeout(LOOK_WAIT_MAX, all).await);
+    }
+    Ok(())
+}
+
+/// How far a session has come that listens.
+enum Begun<T> {
+    /// The log knows that it may keep something, once it is synced up to this.
+    Enrolled(LogIndex),
+    /// It listens: what tells of news, and what there is.
+    Listening(watch::Receiver<u64>, (bool, T)),
+}
+
+/// How long an answer that shows a directory waits at most until others have heard of names there
+/// whose makers are not answered yet: a few hundred times what a client that is alive takes.
+const LOOK_WAIT_MAX: Duration = Duration::from_millis(100);
+
 impl MetadataService {
     /// Answers when something is taken back from the session.
     pub(super) async fn await_recalls(&self, call: IncomingCall) {
@@ -38,23 +72,62 @@ impl MetadataService {
     }
 
     async fn recalls_of(&self, client: Client, request: AwaitRecalls) -> Result<Recalls, Failure> {
+        let session = request.session;
+        let poll = move |core: &mut Core, client: &Client| {
+            let recalls = ops::lease::recalls(core, client, session)?;
+            Ok((recalls.recalls.is_empty(), recalls))
+        };
+        self.listen(client, request, false, poll).await
+    }
+
+    /// Answers when something is taken back from the session, or shown to it.
+    pub(super) async fn await_news(&self, call: IncomingCall) {
+        let result = match call.decode::<AwaitNews>() {
+            Ok(request) => self.news_of(client(&call), request).await,
+            Err(failure) => Err(failure),
+        };
+        respond::<AwaitNews>(call, result).await;
+    }
+
+    async fn news_of(&self, client: Client, request: AwaitNews) -> Result<News, Failure> {
+        let AwaitNews { session, incarnation, acknowledged } = request;
+        let poll = move |core: &mut Core, client: &Client| {
+            let news = ops::lease::news(core, client, session)?;
+            Ok((news.recalls.is_empty() && news.shown.is_empty(), news))
+        };
+        self.listen(client, AwaitRecalls { session, incarnation, acknowledged }, true, poll).await
+    }
+
+    /// Answers with what `poll` finds when there is something, or when it has been long enough;
+    /// `poll` also tells whether it has found nothing.
+    async fn listen<T: Send + 'static>(
+        &self,
+        client: Client,
+        request: AwaitRecalls,
+        follows: bool,
+        poll: impl Fn(&mut Core, &Client) -> Result<(bool, T), Failure> + Copy + Send + 'static,
+    ) -> Result<T, Failure> {
         let limit = Instant::now() + Duration::from_millis(AWAIT_RECALLS_MAX_MS);
-        let (asks, asked) = (client.clone(), request.clone());
-        let index = self.engine.turn(move |core| ops::lease::enrol(core, &asks, &asked)).await?;
-        if let Some(index) = index {
-            // A restart must know of the session before it keeps anything.
-            self.engine.synced(index).await?;
-        }
-        let (asks, asked) = (client.clone(), request.clone());
-        let mut news =
-            self.engine.turn(move |core| ops::lease::listen(core, &asks, &asked)).await?;
+        // In one turn: others wait for what this acknowledges.
+        let begin = move |core: &mut Core, client: &Client| {
+            if let Some(index) = ops::lease::enrol(core, client, &request)? {
+                return Ok(Begun::Enrolled(index));
+            }
+            let news = ops::lease::listen(core, client, &request, follows)?;
+            Ok(Begun::Listening(news, poll(core, client)?))
+        };
+        let (mut news, mut polled) = loop {
+            let (asks, begin) = (client.clone(), begin.clone());
+            match self.engine.turn(move |core| begin(core, &asks)).await? {
+                // A restart must know of the session before it keeps anything.
+                Begun::Enrolled(index) => self.engine.synced(index).await?,
+                Begun::Listening(news, polled) => break (news, polled),
+            }
+        };
         loop {
-            let (asks, session) = (client.clone(), request.session);
-            news.mark_unchanged();
-            let recalls =
-                self.engine.turn(move |core| ops::lease::recalls(core, &asks, session)).await?;
-            if !recalls.recalls.is_empty() || Instant::now() >= limit {
-                return Ok(recalls);
+            let (is_empty, found) = polled;
+            if !is_empty || Instant::now() >= limit {
+                return Ok(found);
             }
             tokio::select! {
                 changed = news.changed() => {
@@ -67,6 +140,9 @@ impl MetadataService {
                     return Err(Failure::new(ErrorKind::Unavailable, text));
                 }
             }
+            let asks = client.clone();
+            news.mark_unchanged();
+            polled = self.engine.turn(move |core| poll(core, &asks)).await?;
         }
     }
 
@@ -90,8 +166,13 @@ impl MetadataService {
         };
         for _ in 0..NEEDS_MAX {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());
-            let step =
-                self.engine.turn(move |core| ops::lease::list(core, &caller, &of_turn)).await?;
+            let work = move |core: &mut Core| {
+                let step =
+                    core.attempt(Vec::new(), |core| ops::lease::list(core, &caller, &of_turn))?;
+                Ok((step, core.take_answer_waits()))
+            };
+            let (step, waits) = self.engine.turn(work).await?;
+            heard(waits).await?;
             match step {
                 // An empty page that is not the last would look like an end to a careless reader.
                 Step::Done(page) if page.entries.is_empty() && !page.last && cookie.is_some() => {

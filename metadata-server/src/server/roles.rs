@@ -18,6 +18,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | MakeName
         | RemoveName
         | AwaitRecalls
+        | Kind::AwaitNews
         | NoteReads
         | Kind::ShowContents => &[Role::Client],
         Kind::Hello | Kind::FetchMap => &[Role::Target, Role::Client, Role::Admin],

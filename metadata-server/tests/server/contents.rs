@@ -53,7 +53,7 @@ impl World {
             let incarnation = core.incarnation();
             let request = AwaitRecalls { session, incarnation, acknowledged };
             ops::lease::enrol(core, &client, &request).unwrap();
-            ops::lease::listen(core, &client, &request).unwrap();
+            ops::lease::listen(core, &client, &request, false).unwrap();
             ops::lease::recalls(core, &client, session).unwrap().recalls
         })
     }

@@ -111,9 +111,9 @@ pub(crate) fn confirm_spill(core: &mut Core, inode: InodeId) {
 fn hear(core: &mut Core, client: &Client, session: SessionId) {
     let incarnation = core.incarnation();
     let mut request = AwaitRecalls { session, incarnation, acknowledged: 0 };
-    if ops::lease::listen(core, client, &request).is_ok() {
+    if ops::lease::listen(core, client, &request, false).is_ok() {
         request.acknowledged = ops::lease::recalls(core, client, session).unwrap().through;
-        ops::lease::listen(core, client, &request).unwrap();
+        ops::lease::listen(core, client, &request, false).unwrap();
     }
 }
 

@@ -101,7 +101,7 @@ impl Keeper {
             let incarnation = core.incarnation();
             let request = AwaitRecalls { session, incarnation, acknowledged };
             ops::lease::enrol(core, &client, &request).unwrap();
-            ops::lease::listen(core, &client, &request).unwrap();
+            ops::lease::listen(core, &client, &request, false).unwrap();
             ops::lease::recalls(core, &client, session).unwrap()
         });
         self.acknowledged = recalls.through;

@@ -119,6 +119,16 @@ impl Stamps {
         self.floor.stands(note) && self.place(what).stands(note)
     }
 
+    /// When this was taken back last, or changed from here.
+    pub(crate) fn last(&self, what: &Recall) -> Note {
+        Note(moment_of(self.place(what).0.load(Ordering::SeqCst)))
+    }
+
+    /// Whether a change of it is under way.
+    pub(crate) fn is_changing(&self, what: &Recall) -> bool {
+        changes_of(self.place(what).0.load(Ordering::SeqCst)) > 0
+    }
+
     fn place(&self, what: &Recall) -> &Place {
         let mut hasher = DefaultHasher::new();
         match what {

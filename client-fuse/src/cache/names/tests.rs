@@ -259,20 +259,24 @@ fn what_is_taken_back_before_the_answer_to_a_change_is_not_kept() {
 }
 
 #[test]
-fn two_changes_of_one_directory_at_a_time_leave_nothing_known_of_it() {
-    let names = names();
+fn of_two_changes_of_one_directory_at_a_time_the_newer_answer_counts() {
     let (first, second) = (name("first"), name("second"));
-    for new in [&first, &second] {
-        names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+    for counts in [[2, 3], [3, 2]] {
+        let names = names();
+        let at = counts.map(|count| Attributes { change_count: ChangeCount(count), ..directory() });
+        for new in [&first, &second] {
+            names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+        }
+        let (one, two) = ([(DIRECTORY, &first)], [(DIRECTORY, &second)]);
+        let (one, two) = (names.changing(&one, None), names.changing(&two, None));
+        one.end_known((DIRECTORY, first.clone()), Some(FILE), Some(at[0].clone()));
+        assert_eq!(shown(&names, DIRECTORY), None, "the other is under way");
+        two.end_known((DIRECTORY, second.clone()), Some(FILE), Some(at[1].clone()));
+        let newest = shown(&names, DIRECTORY).map(|shown| shown.change_count);
+        assert_eq!(newest, Some(ChangeCount(3)));
+        assert_eq!(names.find(DIRECTORY, &first), Some(Some(FILE)));
+        assert_eq!(names.find(DIRECTORY, &second), Some(Some(FILE)));
     }
-    let (one, two) = ([(DIRECTORY, &first)], [(DIRECTORY, &second)]);
-    let (one, two) = (names.changing(&one, None), names.changing(&two, None));
-    one.end_known((DIRECTORY, first.clone()), Some(FILE), Some(directory()));
-    assert_eq!(shown(&names, DIRECTORY), None, "the other is under way");
-    two.end_known((DIRECTORY, second.clone()), Some(FILE), Some(directory()));
-    assert_eq!(shown(&names, DIRECTORY), None, "its answer may be the older one");
-    assert_eq!(names.find(DIRECTORY, &first), Some(Some(FILE)));
-    assert_eq!(names.find(DIRECTORY, &second), Some(Some(FILE)));
 }
 
 #[test]
@@ -280,7 +284,7 @@ fn an_empty_directory_has_no_name_until_somebody_makes_it() {
     let (own, foreign, never) = (name("own"), name("foreign"), name("never"));
     let names = names();
     let new = InodeId(20);
-    names.keep_empty(new, names.note());
+    names.keep_whole(new, [], names.note());
     names.keep_attributes(attributes(FILE, FileKind::Regular), Lease::of(DIRECTORY, names.note()));
     assert_eq!(names.find(new, &own), Some(None));
     let changed = [(new, &own)];
@@ -311,4 +315,166 @@ fn what_the_answer_shows_of_an_inode_that_was_there_replaces_what_was_known_of_i
     let lease = names.changed(FILE, Some(DIRECTORY), names.note()).unwrap();
     names.forget(&Recall::Lease(DIRECTORY));
     assert!(!names.stands(FILE, &lease));
+}
+
+#[test]
+fn of_a_directory_that_is_known_as_a_whole_other_names_are_absent_until_they_change() {
+    let names = names();
+    let there = [name("a"), name("b")];
+    names.keep_whole(DIRECTORY, &there, names.note());
+    assert_eq!(names.find(DIRECTORY, &name("c")), Some(None));
+    assert_eq!(names.find(DIRECTORY, &name("a")), None, "it is there, and leads somewhere");
+    names.forget(&Recall::Name(DIRECTORY, name("c")));
+    assert_eq!(names.find(DIRECTORY, &name("c")), None);
+    assert_eq!(names.find(DIRECTORY, &name("d")), Some(None));
+    change(&names, "d");
+    assert_eq!(names.find(DIRECTORY, &name("d")), None);
+    assert_eq!(names.find(DIRECTORY, &name("e")), Some(None));
+    names.forget(&Recall::Lease(DIRECTORY));
+    assert_eq!(names.find(DIRECTORY, &name("e")), None);
+}
+
+mod shown_directories {
+    //! What a directory shows, while this mount and another one change it, against a server that is
+    //! a number.
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cache::names::stamps::Note;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// Another host makes a name: it is answered when that was heard of.
+        OtherChanges,
+        /// The server answers who listens.
+        Poll,
+        /// The answer comes.
+        Hear,
+        OwnBegins,
+        OwnIsMade,
+        OwnEnds,
+        Ask,
+        IsAnswered,
+        AnswerComes,
+        /// The cache has no room for it.
+        Evict,
+        /// Everything is taken back, and what there is now is asked for.
+        ForgetAll,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        use Step::*;
+        let step = prop::sample::select(vec![
+            OtherChanges,
+            OtherChanges,
+            Poll,
+            Hear,
+            OwnBegins,
+            OwnIsMade,
+            OwnEnds,
+            Ask,
+            IsAnswered,
+            AnswerComes,
+            Evict,
+            ForgetAll,
+        ]);
+        prop::collection::vec(step, 1..80)
+    }
+
+    fn at(version: u64) -> Attributes {
+        let change_count = ChangeCount(version);
+        Attributes { change_count, ..attributes(DIRECTORY, FileKind::Directory) }
+    }
+
+    /// Something that was asked for at a moment, and what the server said.
+    type Question = (Note, Option<u64>);
+
+    fn check(steps: &[Step]) {
+        let (names, new) = (Names::new(1 << 20, false), name("new"));
+        let changed = [(DIRECTORY, &new)];
+        names.begin(SESSION);
+        // What the server has; what everybody must see who asks now; what is told.
+        let (mut version, mut settled, mut untold) = (1, 1, false);
+        let mut listening: Question = (names.note(), None);
+        let (mut own, mut asked) = (None, None::<Question>);
+        let mut own_made = None;
+        for &step in steps {
+            match step {
+                Step::OtherChanges => (version, untold) = (version + 1, true),
+                Step::Poll if untold && listening.1.is_none() => {
+                    (listening.1, untold) = (Some(version), false);
+                }
+                Step::Hear => {
+                    if let (asked, Some(told)) = listening {
+                        names.show(at(told), asked);
+                        settled = settled.max(told);
+                        listening = (names.note(), None);
+                    }
+                }
+                Step::OwnBegins if own.is_none() => {
+                    names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+                    own = Some(names.changing(&changed, None));
+                }
+                Step::OwnIsMade if own.is_some() && own_made.is_none() => {
+                    version += 1;
+                    own_made = Some(version);
+                }
+                Step::OwnEnds if own_made.is_some() => {
+                    let (own, made) = (own.take().unwrap(), own_made.take().unwrap());
+                    own.end_known((DIRECTORY, new.clone()), Some(FILE), Some(at(made)));
+                    settled = settled.max(made);
+                }
+                Step::Ask => asked = Some((names.note(), None)),
+                Step::IsAnswered => {
+                    if let Some((_, answer @ None)) = &mut asked {
+                        *answer = Some(version);
+                    }
+                }
+                Step::AnswerComes => {
+                    if let Some((note, Some(answer))) = asked.take() {
+                        names.keep_attributes(at(answer), Lease::of(DIRECTORY, note));
+                    }
+                }
+                Step::Evict => drop(names.attributes.remove(&DIRECTORY)),
+                Step::ForgetAll => names.forget_all(),
+                _ => {}
+            }
+            if let Some(shown) = shown(&names, DIRECTORY) {
+                let shown = shown.change_count.0;
+                assert!(own.is_none(), "nothing is known while it changes");
+                assert!((settled..=version).contains(&shown), "{shown} after {settled}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_is_shown_less_than_what_is_settled(steps in steps()) {
+            check(&steps);
+        }
+    }
+
+    #[test]
+    fn what_is_shown_meanwhile_counts_after_a_change_from_here() {
+        let names = names();
+        names.keep_attributes(at(1), Lease::of(DIRECTORY, names.note()));
+        let (new, asked) = (name("new"), names.note());
+        let changed = [(DIRECTORY, &new)];
+        for (own, other, newest) in [(2, 3, 3), (5, 4, 5)] {
+            names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+            let changing = names.changing(&changed, None);
+            let begun = names.note();
+            assert!(names.is_changing(DIRECTORY));
+            names.show(at(other), asked);
+            assert_eq!(shown(&names, DIRECTORY), None);
+            changing.end_known((DIRECTORY, new.clone()), Some(FILE), Some(at(own)));
+            assert_eq!(shown(&names, DIRECTORY), Some(at(newest)));
+            assert_eq!(names.shown_since(DIRECTORY, begun), Some(at(newest)));
+        }
+        let late = names.note();
+        assert_eq!(names.shown_since(DIRECTORY, late), None);
+        names.forget(&Recall::Attributes(DIRECTORY));
+        assert_eq!(shown(&names, DIRECTORY), None);
+    }
 }

@@ -14,6 +14,15 @@ use crate::{
     store::{Batch, StoreError, View, borrow, keys, prefix_end},
 };
 
+/// What the answer to an operation waits for: that others have heard of names it tells of.
+#[derive(Debug, Default)]
+pub struct AnswerWaits {
+    /// Those that it has made.
+    pub made: Vec<Wait>,
+    /// Those that it shows.
+    pub looked: Vec<Wait>,
+}
+
 impl Core {
     /// Takes back what `batch` changes, before it is logged.
     ///
@@ -127,8 +136,29 @@ impl Core {
         self.recall.is_some()
     }
 
+    /// The operation of this turn shows what is in the directory.
+    pub fn note_look(&mut self, directory: InodeId) {
+        self.answer_waits.looked.extend(self.leases.unheard(directory, None));
+    }
+
+    /// The operation of this turn has made a name in the directory, or had done so before: it is
+    /// answered when everybody has heard of that who keeps something of the directory.
+    pub fn note_made(&mut self, directory: InodeId, by: SessionId, is_repeated: bool) {
+        self.answer_waits.made.extend(self.leases.unheard(directory, Some(by)));
+        if is_repeated {
+            // After a restart nobody knows who has, until everybody has listened again.
+            self.answer_waits.made.extend(self.leases.declaring(Some(by)));
+        }
+    }
+
+    /// What the answer to the operation of this turn waits for.
+    pub fn take_answer_waits(&mut self) -> AnswerWaits {
+        std::mem::take(&mut self.answer_waits)
+    }
+
     /// Tries an operation, for which others have given back what `given_back` says. Where others
-    /// still have to, that is what it needs.
+    /// still have to, that is what it needs. What its answer must wait for is
+    /// [`Self::take_answer_waits`].
     ///
     /// # Errors
     /// Those of the operation.
@@ -138,6 +168,7 @@ impl Core {
         operation: impl FnOnce(&mut Self) -> Result<Step<T>, Failure>,
     ) -> Result<Step<T>, Failure> {
         (self.given_back, self.recall) = (given_back, None);
+        self.answer_waits = AnswerWaits::default();
         let step = operation(self);
         self.given_back.clear();
         match self.recall.take() {

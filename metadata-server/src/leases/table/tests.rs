@@ -2,7 +2,8 @@
 //!
 //! The model is a client that keeps all that it was granted, forgets what it hears of, and says so
 //! some time later. Whenever a change has nothing left to wait for, no other client keeps any of
-//! what it changes.
+//! what it changes. Where a client is told of a name that is made, it has heard of that when there
+//! is nothing left to wait for before the answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -88,6 +89,12 @@ struct Change {
     wait: Wait,
 }
 
+/// A name that was made, with what others believed then.
+struct Told {
+    waits: Vec<Wait>,
+    believed: Vec<(u8, Fact)>,
+}
+
 struct World {
     table: Table,
     now: Timestamp,
@@ -95,6 +102,7 @@ struct World {
     believed: BTreeMap<u8, BTreeSet<Fact>>,
     dealt_with: BTreeMap<u8, u64>,
     changes: Vec<Change>,
+    told: Vec<Told>,
 }
 
 fn id(session: u8) -> SessionId {
@@ -146,6 +154,7 @@ impl World {
             believed: BTreeMap::new(),
             dealt_with: BTreeMap::new(),
             changes: Vec::new(),
+            told: Vec::new(),
         }
     }
 
@@ -153,17 +162,10 @@ impl World {
         match step {
             Step::Listen { session } => {
                 let through = self.dealt_with.get(&session).copied().unwrap_or(0);
+                self.table.handle_follows(id(session), session != 3);
                 self.table.handle_listening(id(session), through, self.now);
             }
-            Step::Hear { session } => {
-                let Some(recalls) = self.table.poll_recalls(id(session)) else { return };
-                assert!(recalls.recalls.len() <= LIMITS.queue);
-                let facts = self.believed.entry(session).or_default();
-                for recall in &recalls.recalls {
-                    facts.retain(|fact| !fact.ends_with(recall));
-                }
-                self.dealt_with.insert(session, recalls.through);
-            }
+            Step::Hear { session } => self.hear(session),
             Step::Learn { session, fact } => {
                 let (key, holding) = fact.holding();
                 let granted = self.table.grant(id(session), key, holding, self.now);
@@ -185,11 +187,36 @@ impl World {
                 self.table.handle_end(id(session));
                 self.believed.remove(&session);
                 self.dealt_with.remove(&session);
+                for told in &mut self.told {
+                    told.believed.retain(|(by, _)| *by != session);
+                }
             }
             Step::Pass { milliseconds } => {
                 self.now = Timestamp(self.now.0 + milliseconds * 1_000_000)
             }
         }
+    }
+
+    fn hear(&mut self, session: u8) {
+        let Some((recalls, shown)) = self.table.poll_news(id(session)) else { return };
+        assert!(recalls.recalls.len() + shown.len() <= LIMITS.queue);
+        let facts = self.believed.entry(session).or_default();
+        for recall in &recalls.recalls {
+            facts.retain(|fact| !fact.ends_with(recall));
+        }
+        // What is shown is believed from then on.
+        for &inode in &shown {
+            let held = self.table.by_key.get(&inode).and_then(|held| held.get(&id(session)));
+            assert!(held.is_some_and(|held| held.holding.meets(Holding::OWN)), "{inode}");
+        }
+        let heard = |fact: &Fact| {
+            recalls.recalls.iter().any(|recall| fact.ends_with(recall))
+                || shown.iter().any(|inode| fact.ends_with(&Recall::Attributes(*inode)))
+        };
+        for told in &mut self.told {
+            told.believed.retain(|(by, fact)| *by != session || !heard(fact));
+        }
+        self.dealt_with.insert(session, recalls.through);
     }
 
     fn change(&mut self, by: u8, facts: Vec<Fact>) {
@@ -200,10 +227,29 @@ impl World {
         assert!(by > 0 || wait.is_none());
         match wait {
             Some(wait) => self.changes.push(Change { by, facts, wait }),
-            None if by > 0 => self.check(by, &facts),
+            None if by > 0 => {
+                let directory = touches.first().map(Touch::key).expect("it changes something");
+                match self.table.unheard(directory, session) {
+                    waits if waits.is_empty() => self.check(by, &facts),
+                    waits => self.told.push(self.told(by, &facts, waits)),
+                }
+            }
             // Of the server's own changes everybody hears, some time.
             None => {}
         }
+    }
+
+    /// A name is made, of which others are told: those hear of it that believed otherwise.
+    fn told(&self, by: u8, facts: &[Fact], waits: Vec<Wait>) -> Told {
+        let mut believed = Vec::new();
+        for (&session, of_session) in self.believed.iter().filter(|(session, _)| **session != by) {
+            let changed = of_session.iter().filter(|fact| facts.contains(fact));
+            believed.extend(changed.map(|fact| (session, fact.clone())));
+        }
+        let first = believed.first().map(|(session, _)| *session);
+        assert!(believed.iter().all(|(session, _)| Some(*session) == first), "one alone is told");
+        assert_ne!(first, Some(3), "it does not listen for that");
+        Told { waits, believed }
     }
 
     /// A change takes place: nobody else believes what it changes.
@@ -229,6 +275,11 @@ impl World {
             assert!(again.is_none(), "nothing was granted meanwhile: {facts:?}");
             drop(wait);
         }
+        self.told.retain(|told| {
+            let is_over = told.waits.iter().all(Wait::is_over);
+            assert!(!is_over || told.believed.is_empty(), "believed still: {:?}", told.believed);
+            !is_over
+        });
     }
 
     fn check_bounds(&self) {
@@ -251,7 +302,7 @@ impl World {
             }
         }
         self.settle();
-        assert!(self.changes.is_empty(), "nobody has anything to acknowledge");
+        assert!(self.changes.is_empty() && self.told.is_empty(), "nobody has more to acknowledge");
     }
 }
 

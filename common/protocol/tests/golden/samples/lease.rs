@@ -2,9 +2,9 @@
 
 use millrace_protocol::{
     lease::{
-        AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries, ListFrom,
-        MadeName, MakeName, Recall, Recalls, RemoveName, RemovedName, ShowContents, ShowInode,
-        ShownContent, ShownContents, ShownInode,
+        AwaitNews, AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries,
+        ListFrom, MadeName, MakeName, News, Recall, Recalls, RemoveName, RemovedName, ShowContents,
+        ShowInode, ShownContent, ShownContents, ShownInode,
     },
     metadata::{Coverage, Create, CreateMasked, DirectoryEntry, NewNode, Remove},
 };
@@ -52,12 +52,25 @@ pub(super) fn all() -> Vec<Sample> {
         ),
         pair(&list, &page),
         pair(&awaits, &recalls),
+        news(),
         contents(),
     ]
     .into_iter()
     .chain(changes())
     .flatten()
     .collect()
+}
+
+fn news() -> [Sample; 2] {
+    let (session, directory) = (SessionId(7), InodeId(9));
+    pair(
+        &AwaitNews { session, incarnation: 0x1122_3344_5566_7788, acknowledged: 33 },
+        &News {
+            through: 35,
+            recalls: vec![Recall::Name(directory, name())],
+            shown: vec![attributes()],
+        },
+    )
 }
 
 fn contents() -> [Sample; 2] {
