@@ -25,9 +25,12 @@ const UNMOVED: Duration = Duration::from_millis(500);
 fn whoever_waits_for_silent_servers_can_be_killed() -> Result<()> {
     let cluster = Cluster::start(Wish::default())?;
     let at = |name: &str| cluster.mount().join(name);
-    fs::create_dir(at("directory"))?;
+    // Made by another mount: this one knows nothing of them.
+    let other = cluster.mount_named("other");
+    cluster.mount_also(&other)?;
+    fs::create_dir(other.join("directory"))?;
     for name in ["file", "cut", "moved", "removed"] {
-        fs::write(at(name), b"content")?;
+        fs::write(other.join(name), b"content")?;
     }
 
     let names = [
