@@ -52,7 +52,7 @@ mod seat;
 pub mod snapshots;
 pub mod startup;
 
-pub use self::core::{AnswerWaits, Core};
+pub use self::core::Core;
 pub use startup::{EngineSettings, StartError, StoreKind};
 
 /// One turn of the engine.

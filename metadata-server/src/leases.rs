@@ -12,7 +12,7 @@
 //! - A session that does not listen, or is too far behind, is granted nothing. It gives everything
 //!   back by ending.
 //! - Who makes a name where one other session has a lease waits for nothing before: that one is
-//!   told ([`Table::unheard`]), and the answer waits until it has heard.
+//!   told ([`Table::take_told`]), and the answer waits until it has heard.
 //! - One session may make files of a directory by itself ([`Table::delegate`]) while nobody else
 //!   has a lease there. Whoever wants one, or changes something there, ends that.
 //! - After a restart any session that ever listened may keep anything, until it has said that it

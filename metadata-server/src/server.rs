@@ -288,13 +288,8 @@ impl MetadataService {
     ) -> Result<metadata::DirectoryPage, Failure> {
         for _ in 0..NEEDS_MAX {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());
-            let work = move |core: &mut Core| {
-                let step =
-                    core.attempt(Vec::new(), |core| ops::directory::read(core, &caller, &of_turn))?;
-                Ok((step, core.take_answer_waits()))
-            };
-            let (step, waits) = self.engine.turn(work).await?;
-            recalls::heard(waits).await?;
+            let step =
+                self.engine.turn(move |core| ops::directory::read(core, &caller, &of_turn)).await?;
             match step {
                 // An empty page that is not the last would look like an end to a careless reader.
                 Step::Done(page) if page.entries.is_empty() && !page.last => {

@@ -8,9 +8,10 @@ use std::{
     sync::{
         Barrier,
         atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
+        mpsc,
     },
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -157,6 +158,24 @@ fn who_makes_files_beside_another_host_knows_what_that_has_made_without_asking()
         ensure!(absent == io::ErrorKind::NotFound, "it knows what is not there: {absent}");
     }
     drop(paused);
+    Ok(())
+}
+
+#[test]
+fn who_makes_a_file_is_answered_when_the_other_host_has_heard_of_it() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let directories = shared(&cluster)?;
+    take_turns(&directories, 10)?;
+    let paused = cluster.daemon("second")?.pause()?;
+    let (done, made) = mpsc::channel();
+    let new = directories[0].join("new");
+    let maker = thread::spawn(move || done.send(File::create_new(new).map(drop)));
+    let early = made.recv_timeout(Duration::from_millis(500));
+    drop(paused);
+    ensure!(matches!(early, Err(mpsc::RecvTimeoutError::Timeout)), "it waits: {early:?}");
+    made.recv_timeout(PATIENCE).context("and no longer than that")??;
+    ensure!(fs::metadata(directories[1].join("new"))?.is_file());
+    maker.join().expect("no panic")?;
     Ok(())
 }
 

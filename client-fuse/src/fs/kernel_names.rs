@@ -130,19 +130,26 @@ impl KernelNames {
     /// Returns when the kernel has nothing left of what is taken back. All of it must have stopped
     /// to count here before.
     pub(crate) async fn take_back(&self, recalls: &[Recall]) {
+        self.take_back_with(recalls, &[]).await;
+    }
+
+    /// The same, and of what these inodes show, where whoever may do what is as it was: the names
+    /// that lead to them do not expire.
+    pub(crate) async fn take_back_with(&self, recalls: &[Recall], shown: &[InodeId]) {
         let Some(way) = self.way.get() else { return };
         let mut over = None;
         let mut names: BTreeMap<InodeId, Names> = BTreeMap::new();
-        for recall in recalls {
-            if let Recall::Attributes(inode) = recall {
+        let shown = shown.iter().map(|inode| (Recall::Attributes(*inode), false));
+        for (recall, expires) in recalls.iter().cloned().map(|recall| (recall, true)).chain(shown) {
+            if let (Recall::Attributes(inode), true) = (&recall, expires) {
                 for (directory, name) in self.granted.names_of(*inode) {
                     names.entry(directory).or_default().entry(name).or_insert(false);
                 }
             }
-            let Some(leave) = self.granted.find(recall) else { continue };
-            match recall {
+            let Some(leave) = self.granted.find(&recall) else { continue };
+            match &recall {
                 Recall::Attributes(inode) if way.drop_attributes(*inode) => {
-                    self.granted.end(recall, leave);
+                    self.granted.end(&recall, leave);
                 }
                 Recall::Name(directory, name) => {
                     names.entry(*directory).or_default().insert(name.clone(), true);

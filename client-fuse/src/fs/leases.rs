@@ -33,7 +33,7 @@ impl FileSystem {
             self.ahead_contents.handle_server();
             let begun = async {
                 self.declare_delegations(session, incarnation).await?;
-                self.give_back(&[Recall::Everything]).await
+                self.give_back(&[Recall::Everything], &[]).await
             };
             let failure = match begun.await {
                 Ok(()) => self.hear(session, incarnation).await,
@@ -63,9 +63,14 @@ impl FileSystem {
                     for recall in &recalls {
                         self.names.forget(recall);
                     }
+                    let mut same = Vec::new();
                     for attributes in shown {
-                        recalls.push(Recall::Attributes(attributes.inode));
-                        self.names.show(attributes, asked);
+                        let inode = attributes.inode;
+                        if self.names.show(attributes, asked) {
+                            recalls.push(Recall::Attributes(inode));
+                        } else {
+                            same.push(inode);
+                        }
                     }
                     let ended = tokio::select! {
                         biased;
@@ -76,7 +81,7 @@ impl FileSystem {
                     if let Err(failure) = ended {
                         return failure;
                     }
-                    if let Err(failure) = self.give_back(&recalls).await {
+                    if let Err(failure) = self.give_back(&recalls, &same).await {
                         return failure;
                     }
                     // Whatever is answered from now on was asked of the server after this.
@@ -114,9 +119,10 @@ impl FileSystem {
     }
 
     /// Returns when the kernel has nothing left of what is taken back, and the server knows of all
-    /// that is open under it. All of it must have stopped to count here before.
-    async fn give_back(&self, recalls: &[Recall]) -> Result<(), Failure> {
-        join(self.kernel.take_back(recalls), self.tell_opens(recalls)).await.1
+    /// that is open under it; and nothing of what directories showed before. All of it must have
+    /// stopped to count here before.
+    async fn give_back(&self, recalls: &[Recall], shown: &[InodeId]) -> Result<(), Failure> {
+        join(self.kernel.take_back_with(recalls, shown), self.tell_opens(recalls)).await.1
     }
 
     /// What a change of this mount concerns is known to the server from here on: files that were

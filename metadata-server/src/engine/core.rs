@@ -44,7 +44,6 @@ mod snapshot;
 mod trust;
 
 pub use consistency::Looked;
-pub use recall::AnswerWaits;
 use repair::Repair;
 use signing::signing_keys;
 use snapshot::Snapshots;
@@ -78,7 +77,7 @@ pub struct Core {
     /// Of a command of which others shall have heard: what is over when they have.
     heard: Option<Vec<Wait>>,
     /// What the answer to the operation of this turn must wait for.
-    answer_waits: AnswerWaits,
+    answer_waits: Vec<Wait>,
     /// The session for which the server executes a command of its own.
     asked_by: Option<SessionId>,
     /// When sessions from before the start must have declared what they read.
@@ -154,7 +153,7 @@ impl Core {
             recall: None,
             given_back: Vec::new(),
             heard: None,
-            answer_waits: AnswerWaits::default(),
+            answer_waits: Vec::new(),
             asked_by: None,
             declared_by: now.plus(settings.lease),
             expiry,

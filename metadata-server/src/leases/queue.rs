@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use millrace_protocol::lease::{RECALLS_MAX, Recall, Recalls};
-use millrace_types::InodeId;
+use millrace_types::{InodeId, Timestamp};
 use tokio::sync::watch;
 
 use super::{Holding, marks::Debt};
@@ -29,8 +29,9 @@ struct Entry {
     debts: Vec<Debt>,
     /// The part of a lease that ends with it.
     ends: Option<(InodeId, Holding)>,
-    /// Of attributes that go on to be kept: the session is shown what they are now, if it can be.
-    is_shown: bool,
+    /// Of attributes that go on to be kept: since when the session is to be shown what they are
+    /// now, if it can be.
+    shown: Option<Timestamp>,
 }
 
 /// What ended with an acknowledgement.
@@ -40,6 +41,8 @@ pub enum Ended {
     Part(InodeId, Holding),
     /// Every lease.
     Everything,
+    /// Nothing: the session was told what this directory shows, at that time.
+    Told(InodeId, Timestamp),
 }
 
 impl Queue {
@@ -63,9 +66,9 @@ impl Queue {
         let mut debts: Vec<_> = debt.into_iter().collect();
         let entry = if full {
             debts.extend(self.entries.drain(..).flat_map(|entry| entry.debts));
-            Entry { number, recall: Recall::Everything, debts, ends: None, is_shown: false }
+            Entry { number, recall: Recall::Everything, debts, ends: None, shown: None }
         } else {
-            Entry { number, recall, debts, ends, is_shown: false }
+            Entry { number, recall, debts, ends, shown: None }
         };
         self.entries.push_back(entry);
         self.news.send_replace(number);
@@ -74,10 +77,10 @@ impl Queue {
 
     /// Adds that a directory has other attributes now, under a lease that goes on; otherwise as
     /// [`Self::push`].
-    pub fn push_shown(&mut self, directory: InodeId, debt: Debt) -> bool {
+    pub fn push_shown(&mut self, directory: InodeId, debt: Debt, now: Timestamp) -> bool {
         let full = self.push(Recall::Attributes(directory), Some(debt), None);
         if let Some(entry) = self.entries.back_mut() {
-            entry.is_shown = !full;
+            entry.shown = (!full).then_some(now);
         }
         full
     }
@@ -95,6 +98,9 @@ impl Queue {
             match (&entry.recall, entry.ends) {
                 (Recall::Everything, _) => ended.push(Ended::Everything),
                 (_, Some((key, part))) => ended.push(Ended::Part(key, part)),
+                (Recall::Attributes(directory), None) => {
+                    ended.extend(entry.shown.map(|since| Ended::Told(*directory, since)));
+                }
                 (_, None) => {}
             }
             self.entries.pop_front();
@@ -119,7 +125,7 @@ impl Queue {
         let (mut shown, mut taken) = (BTreeSet::new(), BTreeSet::new());
         for entry in entries {
             match &entry.recall {
-                Recall::Attributes(inode) if entry.is_shown => shown.insert(*inode),
+                Recall::Attributes(inode) if entry.shown.is_some() => shown.insert(*inode),
                 Recall::Attributes(inode) => taken.insert(*inode),
                 _ => false,
             };
@@ -205,16 +211,18 @@ mod tests {
     fn what_a_directory_shows_takes_the_place_of_a_recall_unless_that_is_taken_back() {
         let mut queue = Queue::new(10);
         let debt = || Wait::new(Vec::new()).1;
-        queue.push_shown(InodeId(1), debt());
-        queue.push_shown(InodeId(2), debt());
-        queue.push_shown(InodeId(1), debt());
+        for (inode, at) in [(1, 5), (2, 6), (1, 7)] {
+            queue.push_shown(InodeId(inode), debt(), Timestamp(at));
+        }
         queue.push(attributes(2), None, Some((InodeId(2), Holding::OWN)));
         let (polled, shown) = queue.poll_shown();
         assert_eq!((polled.through, polled.recalls), (4, vec![attributes(2), attributes(2)]));
         assert_eq!(shown, BTreeSet::from([InodeId(1)]));
         let all: Vec<_> = [1, 2, 1, 2].map(attributes).into();
         assert_eq!(queue.poll().recalls, all, "who hears only of recalls hears of all");
-        queue.handle_acknowledged(4);
+        let told = |inode, at| Ended::Told(InodeId(inode), Timestamp(at));
+        let taken = Ended::Part(InodeId(2), Holding::OWN);
+        assert_eq!(queue.handle_acknowledged(4), [told(1, 5), told(2, 6), told(1, 7), taken]);
         assert!(queue.is_empty());
     }
 

@@ -41,6 +41,8 @@ pub struct Table {
     cuts: HashMap<InodeId, Wait>,
     /// Names that not everybody has heard of yet who was to be told.
     unheard: Unheard,
+    /// What the answer to the change waits for of which others were just told.
+    told: Option<Wait>,
     granted: u64,
     recalled: u64,
 }
@@ -93,6 +95,8 @@ struct Held {
     holding: Holding,
     /// Recalls that end a part of it and are not acknowledged. Nothing is granted meanwhile.
     ending: u32,
+    /// Changes of which the session was told, since it has changed something there itself.
+    told: u32,
 }
 
 #[derive(Debug)]
@@ -169,6 +173,7 @@ impl Table {
             undeclared,
             cuts: HashMap::new(),
             unheard: Unheard::default(),
+            told: None,
             granted: 0,
             recalled: 0,
         }
@@ -208,6 +213,7 @@ impl Table {
             match ended {
                 Ended::Part(key, part) => self.end_part(session, key, part),
                 Ended::Everything => self.end_all(session),
+                Ended::Told(directory, since) => self.handle_told(directory, since, now),
             }
         }
         news
@@ -291,7 +297,7 @@ impl Table {
     ///
     /// Returns what is waited for, if anything: where that is before the change, nothing is granted
     /// on these keys while it is held. Of names that are made others may only be told, for which
-    /// the change does not wait ([`Self::unheard`]).
+    /// the change does not wait ([`Self::take_told`]).
     pub fn recall(
         &mut self,
         touches: &[Touch],

@@ -50,11 +50,11 @@ pub(super) fn make(
     client.own(core, request.operation)?;
     let session = request.operation.session;
     if let Some(inode) = made(core, request.operation)? {
-        core.note_made(request.parent, session, true);
+        core.note_repeated(session);
         return show_again(core, client, inode, Some(session)).map(Step::Done);
     }
     let parent = client.enter(core, request.parent)?;
-    core.note_look(parent.id);
+    core.note_name_told(parent.id, &request.name);
     let entry = tree::entry(core.view(), parent.id, &request.name);
     match entry.map_err(|error| broken(core, error))? {
         Some(entry) => {
@@ -97,7 +97,6 @@ pub(super) fn make(
     let Outcome::Inode(inode) = outcome else {
         return Err(reused());
     };
-    core.note_made(parent.id, session, false);
     show_again(core, client, inode, Some(session)).map(Step::Done)
 }
 
@@ -143,9 +142,11 @@ pub fn make_link(
     client.own(core, request.operation)?;
     let session = request.operation.session;
     if let Some(inode) = made(core, request.operation)? {
+        core.note_repeated(session);
         return show_again(core, client, inode, Some(session)).map(Step::Done);
     }
     let parent = client.enter(core, request.parent)?;
+    core.note_name_told(parent.id, &request.name);
     let inode = client.enter(core, request.inode)?;
     if let Some(need) = need_name(client, &parent, &request.name) {
         return Ok(Step::Need(need));

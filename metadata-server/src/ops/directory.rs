@@ -39,7 +39,6 @@ pub fn read(
     {
         return Ok(Step::Need(need));
     }
-    core.note_look(directory.id);
     let limit = usize::try_from(request.entries_max.min(DIRECTORY_PAGE_MAX)).unwrap_or(1);
     let listed = tree::list(core.view(), directory.id, request.cookie, limit + 1);
     let mut listed = listed.map_err(|error| broken(core, error))?;
@@ -48,6 +47,9 @@ pub fn read(
         directory.directory()?.linked.as_ref().is_none_or(|linked| linked.listed.is_some());
     let last = listed_whole && listed.len() <= limit;
     listed.truncate(limit);
+    if core.leases.unheard().is_any_in(directory.id) {
+        listed.retain(|(name, _)| core.leases.unheard().of_name(directory.id, name).is_none());
+    }
     let mut entries = Vec::with_capacity(listed.len());
     for (name, entry) in listed {
         let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;

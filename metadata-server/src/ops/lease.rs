@@ -40,7 +40,7 @@ pub fn find(
     let parent = client.enter(core, request.parent)?;
     let fresh = need_fresh(core, client, &parent, Some(&request.name))?;
     let found = find_entry(core, &caller, &parent, &request.name)?;
-    core.note_look(parent.id);
+    let is_unheard = core.leases.unheard().of_name(parent.id, &request.name).is_some();
     if let Some(need) = fresh {
         return Ok(Step::Need(need));
     }
@@ -60,6 +60,11 @@ pub fn find(
     let Some(inode) = found else {
         return Ok(Step::Done(FoundName { found: None, coverage, lease: None }));
     };
+    if is_unheard {
+        // It is there when its maker is answered.
+        let coverage = Coverage::None;
+        return Ok(Step::Done(FoundName { found: None, coverage, lease: None }));
+    }
     let (reply, lease) = keep(core, client, request.session, &inode)?;
     let reply = with_capability(core, client, request.session, &inode, reply, lease)?;
     Ok(Step::Done(FoundName { found: Some(reply), coverage, lease }))
@@ -76,7 +81,6 @@ pub fn show(
 ) -> Result<Step<ShownInode>, Failure> {
     client.own_session(core, request.session)?;
     let inode = client.enter(core, request.inode)?;
-    core.note_look(inode.id);
     let (reply, lease) = keep(core, client, request.session, &inode)?;
     Ok(Step::Done(ShownInode { reply, lease }))
 }
@@ -123,7 +127,6 @@ pub fn list(
             entry.map(|entry| entry.cookie.saturating_sub(1))
         }
     };
-    core.note_look(directory.id);
     let limit = usize::try_from(request.entries_max.min(DIRECTORY_PAGE_MAX)).unwrap_or(1);
     let mut listed = match after {
         Some(after) => {
@@ -137,13 +140,17 @@ pub fn list(
     let last = after.is_some() && listed_whole && listed.len() <= limit;
     listed.truncate(limit);
     // All of it on one page says also what is not there.
-    let (holding, covered) = match after == Some(0) && last {
+    let is_any_unheard = core.leases.unheard().is_any_in(directory.id);
+    let (holding, covered) = match after == Some(0) && last && !is_any_unheard {
         true => (Holding::NAMES.with(Holding::WHOLE), Coverage::Directory),
         false => (Holding::NAMES, Coverage::Names),
     };
     let names = grant(core, client, session, &directory, holding)?;
     let mut entries = Vec::with_capacity(listed.len());
     for (name, entry) in listed {
+        if is_any_unheard && core.leases.unheard().of_name(directory.id, &name).is_some() {
+            continue;
+        }
         let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;
         // A subdirectory would need a lease of its own.
         let covered = names && key_of(&inode) == directory.id && !written(core, &inode, session)?;

@@ -21,7 +21,7 @@ pub fn lookup(
     let parent = client.enter(core, request.parent)?;
     let fresh = need_fresh(core, client, &parent, Some(&request.name))?;
     let found = find(core, &caller, &parent, &request.name)?;
-    core.note_look(parent.id);
+    let found = found.filter(|_| core.leases.unheard().of_name(parent.id, &request.name).is_none());
     if let Some(need) = fresh {
         return Ok(Step::Need(need));
     }
@@ -58,6 +58,5 @@ pub fn inode(
     {
         return Ok(Step::Need(need));
     }
-    core.note_look(inode.id);
     show(core, client, &inode, request.session).map(Step::Done)
 }

@@ -37,6 +37,10 @@ pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step
             readers = core.readers.of(replaced.id);
         }
     }
+    core.note_name_told(target.id, &request.target_name);
+    if core.remembered(Some(request.operation))?.is_some() {
+        core.note_repeated(request.operation.session);
+    }
     let command = Command::Rename(command::Rename {
         caller: client.caller(&request.caller),
         source_parent: parent(&source),

@@ -3,7 +3,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::join_all;
 use millrace_protocol::lease::{
     AWAIT_RECALLS_MAX_MS, AwaitNews, AwaitRecalls, EntriesPage, ListEntries, ListFrom, News,
     Recalls,
@@ -14,7 +13,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{BUCKET_WAIT_MAX, MetadataService, NEEDS_MAX, client, respond};
 use crate::{
-    engine::{AnswerWaits, Core},
+    engine::Core,
     leases::Wait,
     ops::{self, Client, Step},
 };
@@ -30,21 +29,16 @@ pub(super) async fn given_back(wait: &Wait) -> Result<(), Failure> {
     })
 }
 
-/// Waits until others have heard of what an answer tells.
+/// Waits until others have heard of names that an answer tells of.
 ///
 /// # Errors
-/// [`ErrorKind::Unavailable`] when one of them takes longer to hear of what the operation has made
-/// than one attempt may.
-pub(super) async fn heard(waits: AnswerWaits) -> Result<(), Failure> {
-    for wait in &waits.made {
-        given_back(wait)
+/// [`ErrorKind::Unavailable`] when one of them takes longer than one attempt may: the operation may
+/// have been executed.
+pub(super) async fn heard(waits: Vec<Wait>) -> Result<(), Failure> {
+    for wait in waits {
+        given_back(&wait)
             .await
             .map_err(|failure| Failure { kind: ErrorKind::Unavailable, ..failure })?;
-    }
-    if !waits.looked.is_empty() {
-        let all = join_all(waits.looked.iter().map(Wait::given_back));
-        // One that is gone may keep its maker waiting, and not everybody who looks.
-        drop(tokio::time::timeout(LOOK_WAIT_MAX, all).await);
     }
     Ok(())
 }
@@ -56,10 +50,6 @@ enum Begun<T> {
     /// It listens: what tells of news, and what there is.
     Listening(watch::Receiver<u64>, (bool, T)),
 }
-
-/// How long an answer that shows a directory waits at most until others have heard of names there
-/// whose makers are not answered yet: a few hundred times what a client that is alive takes.
-const LOOK_WAIT_MAX: Duration = Duration::from_millis(100);
 
 impl MetadataService {
     /// Answers when something is taken back from the session.
@@ -166,13 +156,8 @@ impl MetadataService {
         };
         for _ in 0..NEEDS_MAX {
             let (of_turn, caller) = (Arc::clone(&request), client.clone());
-            let work = move |core: &mut Core| {
-                let step =
-                    core.attempt(Vec::new(), |core| ops::lease::list(core, &caller, &of_turn))?;
-                Ok((step, core.take_answer_waits()))
-            };
-            let (step, waits) = self.engine.turn(work).await?;
-            heard(waits).await?;
+            let step =
+                self.engine.turn(move |core| ops::lease::list(core, &caller, &of_turn)).await?;
             match step {
                 // An empty page that is not the last would look like an end to a careless reader.
                 Step::Done(page) if page.entries.is_empty() && !page.last && cookie.is_some() => {

@@ -24,6 +24,7 @@ use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId, Timestamp, 
 use tempfile::TempDir;
 
 mod delegations;
+mod news;
 
 use crate::{
     engine::Server,

@@ -13,23 +13,28 @@ use super::{Kept, Lease, Names, Since, stamps::Note};
 
 impl Names {
     /// Another host has made names in a directory, which shows this now. `asked` is from before the
-    /// question that was answered with it. What was known does not count any more.
-    pub(crate) fn show(&self, attributes: Attributes, asked: Note) {
+    /// question that was answered with it. What was known does not count any more. Tells whether
+    /// anything but names may have changed.
+    pub(crate) fn show(&self, attributes: Attributes, asked: Note) -> bool {
         let directory = attributes.inode;
         let what = Recall::Attributes(directory);
         let _alone = self.shows.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.counting(directory);
+        // In this order: what is taken back after the first is seen by who raises it.
+        let before = self.stamps.last(&what);
+        let known = self.counting(directory, before);
+        let raised = self.stamps.raise_known(&what, before);
+        let rights = |shown: &Attributes| (shown.mode, shown.uid, shown.gid);
+        let is_other =
+            known.as_ref().is_none_or(|kept| rights(&kept.attributes) != rights(&attributes));
         // Where a change from here has ended since then, and nothing is kept that it has shown,
         // nobody knows which of the two is older.
-        let is_oldest = self.stamps.last(&what) > asked && known.is_none();
-        self.stamps.raise(&what);
-        if is_oldest {
-            return;
+        let is_oldest = before > asked && known.is_none();
+        if let Some(own) = raised.filter(|_| !is_oldest) {
+            let lease = Lease { key: directory, since: Since { own, lease: asked } };
+            let attributes = newer(known, attributes);
+            self.attributes.insert(directory, Kept { attributes, lease });
         }
-        let newest = newer(known, attributes);
-        let since = Since { own: self.stamps.note(), lease: asked };
-        self.attributes
-            .insert(directory, Kept { attributes: newest, lease: Lease { key: directory, since } });
+        is_other
     }
 
     /// A change from here has ended that began at `since`, and shows this of a directory: that is
@@ -37,38 +42,37 @@ impl Names {
     pub(super) fn end_shown(&self, directory: InodeId, since: Note, shows: Option<&Attributes>) {
         let what = Recall::Attributes(directory);
         let _alone = self.shows.lock().unwrap_or_else(PoisonError::into_inner);
-        let meanwhile = self.counting(directory);
-        let ended = self.stamps.end_known(&what, since);
-        let Some(shows) = shows else { return };
-        let (attributes, lease) = match (ended, meanwhile) {
-            (Some(own), _) => {
-                (shows.clone(), Lease { key: directory, since: Since { own, lease: since } })
-            }
-            (None, Some(kept)) => {
-                let since = Since { own: self.stamps.note(), ..kept.lease.since };
-                (newer(Some(kept), shows.clone()), Lease { key: directory, since })
-            }
-            (None, None) => return,
+        // In this order: what is taken back after the first is seen by who raises it.
+        let before = self.stamps.last(&what);
+        let meanwhile = self.counting(directory, before);
+        let raised = self.stamps.end_known(&what, before);
+        let (Some(own), Some(shows)) = (raised, shows) else { return };
+        let lease = match (&meanwhile, before > since) {
+            (_, false) => since,
+            (Some(kept), true) => kept.lease.since.lease,
+            // It was taken back, or changed from here by another.
+            (None, true) => return,
         };
+        let attributes = newer(meanwhile, shows.clone());
+        let lease = Lease { key: directory, since: Since { own, lease } };
         self.attributes.insert(directory, Kept { attributes, lease });
     }
 
-    /// The attributes of a directory that a change of this mount which is under way may have made
-    /// old, and nothing else.
-    fn counting(&self, directory: InodeId) -> Option<Kept> {
+    /// The attributes of a directory, taken back or changed last at `last`, if nothing but a change
+    /// of this mount that is under way may have made them old.
+    fn counting(&self, directory: InodeId, last: Note) -> Option<Kept> {
         let kept = self.attributes.get(&directory)?;
         let Since { own, lease } = kept.lease.since;
-        let counts = self.stamps.last(&Recall::Attributes(directory)) <= own
-            && self.stamps.stands(&Recall::Lease(kept.lease.key), lease);
+        let counts = last <= own && self.stamps.stands(&Recall::Lease(kept.lease.key), lease);
         counts.then_some(kept)
     }
 
     /// What was kept of an inode after `note`: it was so at a moment since then, whatever changes
     /// now.
     pub(crate) fn shown_since(&self, inode: InodeId, note: Note) -> Option<Attributes> {
-        let kept = self.attributes.get(&inode)?;
-        let is_newer = kept.lease.since.own > note;
-        (is_newer && self.counting(inode).is_some()).then_some(kept.attributes)
+        let last = self.stamps.last(&Recall::Attributes(inode));
+        let kept = self.counting(inode, last)?;
+        (kept.lease.since.own > note).then_some(kept.attributes)
     }
 
     /// Whether a change of this mount to the inode is under way.

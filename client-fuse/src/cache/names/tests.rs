@@ -338,6 +338,11 @@ mod shown_directories {
     //! What a directory shows, while this mount and another one change it, against a server that is
     //! a number.
 
+    use std::{
+        sync::atomic::{AtomicBool, Ordering::SeqCst},
+        thread,
+    };
+
     use proptest::prelude::*;
 
     use super::*;
@@ -359,7 +364,9 @@ mod shown_directories {
         AnswerComes,
         /// The cache has no room for it.
         Evict,
-        /// Everything is taken back, and what there is now is asked for.
+        /// Another host changes its mode: what is known is taken back before.
+        TakenBack,
+        /// Everything is taken back.
         ForgetAll,
     }
 
@@ -377,6 +384,7 @@ mod shown_directories {
             IsAnswered,
             AnswerComes,
             Evict,
+            TakenBack,
             ForgetAll,
         ]);
         prop::collection::vec(step, 1..80)
@@ -437,6 +445,13 @@ mod shown_directories {
                     }
                 }
                 Step::Evict => drop(names.attributes.remove(&DIRECTORY)),
+                Step::TakenBack => {
+                    names.forget(&Recall::Attributes(DIRECTORY));
+                    version += 1;
+                    settled = version;
+                    // It is not shown to who does not hold it any more, nor what was under way.
+                    (listening.1, untold) = (None, false);
+                }
                 Step::ForgetAll => names.forget_all(),
                 _ => {}
             }
@@ -453,6 +468,55 @@ mod shown_directories {
         fn nobody_is_shown_less_than_what_is_settled(steps in steps()) {
             check(&steps);
         }
+    }
+
+    /// A thread changes the directory, another takes back what is known of it for a change of the
+    /// server: what was known before that is never shown again.
+    #[test]
+    fn what_is_taken_back_while_a_change_ends_stays_so() {
+        let names = Names::new(1 << 20, false);
+        names.begin(SESSION);
+        // The server: one thing at a time.
+        let (version, is_over) = (Mutex::new(1_u64), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let new = name("new");
+                let changed = [(DIRECTORY, &new)];
+                while !is_over.load(SeqCst) {
+                    names.keep_name((DIRECTORY, new.clone()), None, Some(names.note()));
+                    let (asked, told) = {
+                        let version = version.lock().unwrap();
+                        (names.note(), *version)
+                    };
+                    let changing = names.changing(&changed, None);
+                    names.show(at(told), asked);
+                    let made = {
+                        let mut version = version.lock().unwrap();
+                        *version += 1;
+                        *version
+                    };
+                    changing.end_known((DIRECTORY, new.clone()), Some(FILE), Some(at(made)));
+                }
+            });
+            for _ in 0..20_000 {
+                let changed = {
+                    let mut version = version.lock().unwrap();
+                    names.forget(&Recall::Attributes(DIRECTORY));
+                    *version += 1;
+                    *version
+                };
+                for _ in 0..3 {
+                    if let Some(shown) = shown(&names, DIRECTORY) {
+                        let shown = shown.change_count.0;
+                        if shown < changed {
+                            is_over.store(true, SeqCst);
+                            panic!("{shown} after {changed}");
+                        }
+                    }
+                }
+            }
+            is_over.store(true, SeqCst);
+        });
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ops::Bound;
 
 use millrace_protocol::session::Operation;
-use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, SessionId};
 
 use super::Core;
 use crate::{
@@ -13,15 +13,6 @@ use crate::{
     ops::{Need, Step},
     store::{Batch, StoreError, View, borrow, keys, prefix_end},
 };
-
-/// What the answer to an operation waits for: that others have heard of names it tells of.
-#[derive(Debug, Default)]
-pub struct AnswerWaits {
-    /// Those that it has made.
-    pub made: Vec<Wait>,
-    /// Those that it shows.
-    pub looked: Vec<Wait>,
-}
 
 impl Core {
     /// Takes back what `batch` changes, before it is logged.
@@ -57,6 +48,7 @@ impl Core {
             heard.extend(self.leases.declaring(None));
         }
         let wait = self.leases.recall(&touches, session, waits, now);
+        self.answer_waits.extend(self.leases.take_told());
         match (wait, &mut self.heard) {
             (Some(wait), _) if waits == Waits::Before => {
                 self.recall = Some(wait);
@@ -136,23 +128,23 @@ impl Core {
         self.recall.is_some()
     }
 
-    /// The operation of this turn shows what is in the directory.
-    pub fn note_look(&mut self, directory: InodeId) {
-        self.answer_waits.looked.extend(self.leases.unheard(directory, None));
+    /// The answer to the operation of this turn tells that there is such a name: it waits until
+    /// everybody has heard of it who is to.
+    pub fn note_name_told(&mut self, directory: InodeId, name: &FileName) {
+        self.answer_waits.extend(self.leases.unheard().of_name(directory, name));
     }
 
-    /// The operation of this turn has made a name in the directory, or had done so before: it is
-    /// answered when everybody has heard of that who keeps something of the directory.
-    pub fn note_made(&mut self, directory: InodeId, by: SessionId, is_repeated: bool) {
-        self.answer_waits.made.extend(self.leases.unheard(directory, Some(by)));
-        if is_repeated {
-            // After a restart nobody knows who has, until everybody has listened again.
-            self.answer_waits.made.extend(self.leases.declaring(Some(by)));
-        }
+    /// The operation of this turn was executed before, and may have made a name: it is answered
+    /// when everybody has heard of that who keeps something of the directory. After a restart
+    /// nobody knows who has, until everybody has listened again.
+    pub fn note_repeated(&mut self, by: SessionId) {
+        self.answer_waits.extend(self.leases.unheard().of_maker(by));
+        self.answer_waits.extend(self.leases.declaring(Some(by)));
     }
 
-    /// What the answer to the operation of this turn waits for.
-    pub fn take_answer_waits(&mut self) -> AnswerWaits {
+    /// What the answer to the operation of this turn waits for: that others have heard of names
+    /// that it tells of.
+    pub fn take_answer_waits(&mut self) -> Vec<Wait> {
         std::mem::take(&mut self.answer_waits)
     }
 
@@ -168,7 +160,7 @@ impl Core {
         operation: impl FnOnce(&mut Self) -> Result<Step<T>, Failure>,
     ) -> Result<Step<T>, Failure> {
         (self.given_back, self.recall) = (given_back, None);
-        self.answer_waits = AnswerWaits::default();
+        self.answer_waits.clear();
         let step = operation(self);
         self.given_back.clear();
         match self.recall.take() {

@@ -5,13 +5,21 @@
 //! name takes nothing away that the other session could act on once it knows: it was not there, and
 //! the kernel never keeps that. So the change need not wait, only its answer.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use millrace_protocol::lease::{Recall, Recalls};
 use millrace_types::{InodeId, SessionId, Timestamp};
 
-use super::{Holding, Table};
-use crate::leases::{Touch, Wait, marks::Debt, touched::made_in};
+use super::{ALL, Holding, Table};
+use crate::leases::{Touch, Wait, marks::Debt, touched::made_in, unheard::Unheard};
+
+/// A session that is told of so many names in a row, and makes none itself, only looked: its lease
+/// ends, so that who makes them need not wait for it, and may have a delegation.
+const TOLD_MAX: u32 = 16;
+
+/// Who takes longer to hear is far away, or overloaded: several times what it takes on busy
+/// machines that are near.
+const SLOW: Duration = Duration::from_millis(20);
 
 impl Table {
     /// The session listens for what directories show, or only for what is taken back.
@@ -33,11 +41,16 @@ impl Table {
         Some((recalls, shown))
     }
 
-    /// What is over when everybody has heard of the names that were made in the directory; of those
-    /// alone that this session made, if one is given.
+    /// What the answer to the last change waits for, if others were told of it in place of giving
+    /// something back. Told once.
+    pub fn take_told(&mut self) -> Option<Wait> {
+        self.told.take()
+    }
+
+    /// Names that others have not heard of yet.
     #[must_use]
-    pub fn unheard(&self, directory: InodeId, by: Option<SessionId>) -> Vec<Wait> {
-        self.unheard.of(directory, by)
+    pub fn unheard(&self) -> &Unheard {
+        &self.unheard
     }
 
     /// If the touches are of names that `by` makes in a directory, and one other session has a
@@ -61,19 +74,57 @@ impl Table {
             return false;
         }
         let (wait, debt) = Wait::new(Vec::new());
+        let mut names = Vec::new();
         for (_, touch) in parties {
             match touch {
-                Touch::Name { .. } => self.take_back(other, touch, Some(Arc::clone(&debt))),
                 Touch::Attributes { .. } if self.is_kept(other, directory) => {
-                    self.push_shown(other, directory, Arc::clone(&debt));
+                    self.push_shown(other, directory, Arc::clone(&debt), now);
                 }
-                Touch::Attributes { .. } => self.take_back(other, touch, Some(Arc::clone(&debt))),
+                touch => self.take_back(other, touch, Some(Arc::clone(&debt))),
+            }
+        }
+        for touch in touches {
+            if let Touch::Name { name, .. } = touch {
+                names.push(name.clone());
             }
         }
         drop(debt);
-        self.unheard.handle_made(directory, by, wait);
-        self.delegations.handle_shared(directory, now);
+        self.told = Some(wait.clone());
+        self.unheard.handle_made(directory, by, names, wait);
+        self.handle_shared_use(directory, by, other, now);
         true
+    }
+
+    /// `by` has made a name in a directory of which `other` was told. Where both do that, the
+    /// directory is delegated to neither; where one only looked, some time ago, it is not told for
+    /// ever.
+    fn handle_shared_use(
+        &mut self,
+        directory: InodeId,
+        by: SessionId,
+        other: SessionId,
+        now: Timestamp,
+    ) {
+        let Some(holders) = self.by_key.get_mut(&directory) else { return };
+        let was_told = holders.get_mut(&by).is_some_and(|held| std::mem::take(&mut held.told) > 0);
+        let told = holders.get_mut(&other).map_or(0, |held| {
+            held.told = held.told.saturating_add(1);
+            held.told
+        });
+        if was_told {
+            self.delegations.handle_shared(directory, now);
+        }
+        if told == TOLD_MAX {
+            self.push(other, Recall::Lease(directory), None, Some((directory, ALL)));
+        }
+    }
+
+    /// The session has heard of what it was told of a directory then. One that takes long holds up
+    /// whoever makes something there: the directory is left alone if that goes on.
+    pub(super) fn handle_told(&mut self, directory: InodeId, since: Timestamp, now: Timestamp) {
+        if since.plus(SLOW) < now {
+            self.restless.handle_recall(directory, now);
+        }
     }
 
     /// Whether the session goes on to hold the attributes of the directory.
@@ -82,10 +133,10 @@ impl Table {
         held.is_some_and(|held| held.ending == 0 && held.holding.meets(Holding::OWN))
     }
 
-    fn push_shown(&mut self, session: SessionId, directory: InodeId, debt: Debt) {
+    fn push_shown(&mut self, session: SessionId, directory: InodeId, debt: Debt, now: Timestamp) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         self.recalled += 1;
-        if state.queue.push_shown(directory, debt) {
+        if state.queue.push_shown(directory, debt, now) {
             state.ending = true;
         }
     }
@@ -133,26 +184,64 @@ mod tests {
         table.recall(&new_name(), Some(MAKER), Waits::Before, NOW)
     }
 
+    fn is_told(table: &mut Table, other: SessionId, name: &[u8]) -> Wait {
+        let wait = table.take_told().expect("the other is told");
+        let name = FileName::parse(name).unwrap();
+        assert_eq!(table.unheard().of_name(DIRECTORY, &name), Some(wait.clone()));
+        let (told, shown) = table.poll_news(other).unwrap();
+        assert_eq!((told.recalls, shown), (vec![name_recall()], [DIRECTORY].into()));
+        assert!(!wait.is_over());
+        table.handle_listening(other, told.through, NOW);
+        assert!(wait.is_over() && !table.unheard().is_any_in(DIRECTORY));
+        wait
+    }
+
     #[test]
-    fn who_makes_names_beside_another_waits_for_nothing_before_and_both_keep_what_they_have() {
+    fn two_who_make_names_wait_for_nothing_before_and_keep_what_they_have() {
         let mut table = holding(&[MAKER, OTHER]);
-        for count in 0..10 * u64::from(RECALLS_MAX) {
-            assert_eq!(make(&mut table), None);
-            let [wait] = &table.unheard(DIRECTORY, Some(MAKER))[..] else { panic!("one waits") };
-            assert_eq!(table.unheard(DIRECTORY, None), [wait.clone()]);
-            assert_eq!(table.unheard(DIRECTORY, Some(OTHER)), []);
-            assert!(!wait.is_over());
-            let (told, shown) = table.poll_news(OTHER).unwrap();
-            assert_eq!((told.recalls, shown), (vec![name_recall()], [DIRECTORY].into()));
-            assert_eq!(told.through, 2 * (count + 1));
-            table.handle_listening(OTHER, told.through, NOW);
-            assert!(wait.is_over() && table.unheard(DIRECTORY, None).is_empty());
-            for session in [MAKER, OTHER] {
-                assert!(table.is_free(session, DIRECTORY, NOW));
+        for _ in 0..10 * RECALLS_MAX {
+            for (by, other) in [(MAKER, OTHER), (OTHER, MAKER)] {
+                assert_eq!(table.recall(&new_name(), Some(by), Waits::Before, NOW), None);
+                assert_eq!(table.unheard().of_maker(by).len(), 1);
+                assert_eq!(table.unheard().of_maker(other), []);
+                is_told(&mut table, other, b"new");
+                assert!(table.is_free(by, DIRECTORY, NOW) && table.is_free(other, DIRECTORY, NOW));
             }
         }
         assert!(!table.delegate(MAKER, DIRECTORY, NOW), "two use it");
         assert!(table.is_kept(OTHER, DIRECTORY), "nothing was taken back for that");
+    }
+
+    #[test]
+    fn who_only_looked_is_not_told_for_ever() {
+        let mut table = holding(&[MAKER, OTHER]);
+        for _ in 1..TOLD_MAX {
+            assert_eq!(make(&mut table), None);
+            is_told(&mut table, OTHER, b"new");
+        }
+        assert_eq!(make(&mut table), None);
+        let wait = table.take_told().unwrap();
+        let (told, shown) = table.poll_news(OTHER).unwrap();
+        assert!(shown.is_empty() && told.recalls.contains(&Recall::Lease(DIRECTORY)));
+        table.handle_listening(OTHER, told.through, NOW);
+        assert!(wait.is_over());
+        assert_eq!((make(&mut table), table.take_told()), (None, None));
+        assert!(table.delegate(MAKER, DIRECTORY, NOW), "it alone uses it");
+    }
+
+    #[test]
+    fn a_directory_whose_other_user_hears_slowly_is_left_alone() {
+        let mut table = holding(&[MAKER, OTHER]);
+        let mut now = NOW;
+        for count in 0..=RECALLS_MAX {
+            let (by, other) = if count % 2 == 0 { (MAKER, OTHER) } else { (OTHER, MAKER) };
+            assert_eq!(table.recall(&new_name(), Some(by), Waits::Before, now), None, "{count}");
+            now = now.plus(2 * SLOW);
+            let through = table.poll_news(other).unwrap().0.through;
+            table.handle_listening(other, through, now);
+        }
+        assert!(table.restless.is_restless(DIRECTORY, now));
+        assert!(table.recall(&new_name(), Some(MAKER), Waits::Before, now).is_some());
     }
 
     #[test]
@@ -162,7 +251,7 @@ mod tests {
         let mut old = holding(&[MAKER, OTHER]);
         old.handle_follows(OTHER, false);
         let wait = make(&mut old).expect("it waits before");
-        assert_eq!(old.unheard(DIRECTORY, None), []);
+        assert_eq!(old.take_told(), None);
         let told = old.poll_recalls(OTHER).unwrap();
         assert_eq!(told.recalls, [name_recall(), Recall::Attributes(DIRECTORY)]);
         old.handle_listening(OTHER, told.through, NOW);
@@ -185,6 +274,6 @@ mod tests {
         let mut table = holding(&[MAKER, OTHER]);
         assert_eq!(make(&mut table), None);
         table.handle_end(OTHER);
-        assert_eq!(table.unheard(DIRECTORY, None), []);
+        assert!(table.take_told().unwrap().is_over() && !table.unheard().is_any_in(DIRECTORY));
     }
 }

@@ -91,7 +91,7 @@ struct Change {
 
 /// A name that was made, with what others believed then.
 struct Told {
-    waits: Vec<Wait>,
+    wait: Wait,
     believed: Vec<(u8, Fact)>,
 }
 
@@ -227,20 +227,17 @@ impl World {
         assert!(by > 0 || wait.is_none());
         match wait {
             Some(wait) => self.changes.push(Change { by, facts, wait }),
-            None if by > 0 => {
-                let directory = touches.first().map(Touch::key).expect("it changes something");
-                match self.table.unheard(directory, session) {
-                    waits if waits.is_empty() => self.check(by, &facts),
-                    waits => self.told.push(self.told(by, &facts, waits)),
-                }
-            }
+            None if by > 0 => match self.table.take_told() {
+                None => self.check(by, &facts),
+                Some(wait) => self.told.push(self.told(by, &facts, wait)),
+            },
             // Of the server's own changes everybody hears, some time.
             None => {}
         }
     }
 
     /// A name is made, of which others are told: those hear of it that believed otherwise.
-    fn told(&self, by: u8, facts: &[Fact], waits: Vec<Wait>) -> Told {
+    fn told(&self, by: u8, facts: &[Fact], wait: Wait) -> Told {
         let mut believed = Vec::new();
         for (&session, of_session) in self.believed.iter().filter(|(session, _)| **session != by) {
             let changed = of_session.iter().filter(|fact| facts.contains(fact));
@@ -249,7 +246,7 @@ impl World {
         let first = believed.first().map(|(session, _)| *session);
         assert!(believed.iter().all(|(session, _)| Some(*session) == first), "one alone is told");
         assert_ne!(first, Some(3), "it does not listen for that");
-        Told { waits, believed }
+        Told { wait, believed }
     }
 
     /// A change takes place: nobody else believes what it changes.
@@ -276,7 +273,7 @@ impl World {
             drop(wait);
         }
         self.told.retain(|told| {
-            let is_over = told.waits.iter().all(Wait::is_over);
+            let is_over = told.wait.is_over();
             assert!(!is_over || told.believed.is_empty(), "believed still: {:?}", told.believed);
             !is_over
         });
