@@ -92,6 +92,9 @@ pub enum Need {
     },
     /// Other clients must give back what it changes. To be held until it is tried again.
     Recall(Wait),
+    /// Names in a directory that is looked into are not heard of yet by who was told of them: worth
+    /// a short wait.
+    Told(Vec<Wait>),
     /// Other writers of a file must hear that its content was cut, which has happened.
     Heard(Wait),
 }
@@ -355,6 +358,14 @@ pub(crate) fn need_name(client: &Client, directory: &Inode, name: &FileName) -> 
     let linked = body.linked.as_ref()?;
     let need = Need::Name { directory: directory.id, name: name.clone() };
     (linked.listed.is_none() && !client.settled.contains(&need)).then_some(need)
+}
+
+/// What is worth a short wait before a directory is looked into: that names are shown which the
+/// directory's own attributes speak of. What is not told after that is left out.
+pub(crate) fn need_told(core: &Core, client: &Client, directory: InodeId) -> Option<Need> {
+    let is_settled = client.settled.iter().any(|need| matches!(need, Need::Told(_)));
+    let waits = core.leases.unheard().of_directory(directory);
+    (!is_settled && !waits.is_empty()).then_some(Need::Told(waits))
 }
 
 /// What a directory needs before it can be listed or removed.

@@ -219,6 +219,10 @@ impl MetadataService {
     /// [`ErrorKind::Busy`] when a bucket keeps the operation, which is not executed yet, waiting
     /// for [`BUCKET_WAIT_MAX`]; those of the bucket and the targets.
     async fn settle(&self, need: Need, cookie: u64) -> Result<(), Failure> {
+        if let Need::Told(waits) = &need {
+            recalls::told(waits).await;
+            return Ok(());
+        }
         let waits = matches!(need, Need::Trim(_) | Need::Spill { .. });
         let listing = matches!(need, Need::Listing(_));
         let is_executed = matches!(need, Need::Trim(_));
@@ -244,6 +248,10 @@ impl MetadataService {
                 Need::Trim(inode) => trims.settle(inode).await,
                 Need::Spill { inode, by } => spills.settle(inode, by).await,
                 Need::Recall(wait) | Need::Heard(wait) => given_back(&wait).await,
+                Need::Told(waits) => {
+                    recalls::told(&waits).await;
+                    Ok(())
+                }
             }
         };
         let mut task = self.background.spawn(work);

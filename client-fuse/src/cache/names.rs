@@ -245,6 +245,8 @@ impl Names {
     pub(crate) fn keep_attributes(&self, attributes: Attributes, lease: Lease) {
         let inode = attributes.inode;
         let is_directory = attributes.kind == FileKind::Directory;
+        let _alone =
+            is_directory.then(|| self.shows.lock().unwrap_or_else(PoisonError::into_inner));
         // An answer that was overtaken does not take the place of what has overtaken it.
         let is_overtaken =
             is_directory && !self.stands(inode, &lease) && self.attributes(inode).is_some();

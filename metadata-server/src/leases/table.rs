@@ -209,12 +209,16 @@ impl Table {
         let state = self.session(session);
         state.heard = Some(now).max(state.heard);
         let news = state.queue.news();
+        let mut told = BTreeMap::new();
         for ended in state.queue.handle_acknowledged(acknowledged) {
             match ended {
                 Ended::Part(key, part) => self.end_part(session, key, part),
                 Ended::Everything => self.end_all(session),
-                Ended::Told(directory, since) => self.handle_told(directory, since, now),
+                Ended::Told(directory, since) => drop(told.entry(directory).or_insert(since)),
             }
+        }
+        for (directory, since) in told {
+            self.handle_told(directory, since, now);
         }
         news
     }
@@ -312,6 +316,7 @@ impl Table {
         for &key in &keys {
             self.restless.handle_change(key, now);
         }
+        let was_told = by.is_some_and(|by| self.end_told(&keys, by));
         if waits == Waits::Before
             && let Some(wait) = self.declaring(by)
         {
@@ -321,7 +326,7 @@ impl Table {
         if parties.is_empty() {
             return None;
         }
-        if waits == Waits::Before && self.tell(touches, &parties, by, now) {
+        if waits == Waits::Before && self.tell(touches, &parties, (by, was_told), now) {
             return None;
         }
         let (waiting, debt) = Wait::new(touches.to_vec());

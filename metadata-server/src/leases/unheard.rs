@@ -2,7 +2,8 @@
 //! heard of yet.
 //!
 //! Who made one is answered when it has. Until then nobody is shown the name, so that nobody can
-//! tell that session of it first: it is as if it were made a moment later.
+//! tell that session of it first: it is as if it were made a moment later. But the directory may
+//! show already that something was made. So who looks into it waits a moment, too.
 
 use std::collections::HashMap;
 
@@ -54,6 +55,12 @@ impl Unheard {
         made.map(|made| made.wait.clone())
     }
 
+    /// What is over when everybody has heard of the names of the directory.
+    #[must_use]
+    pub fn of_directory(&self, directory: InodeId) -> Vec<Wait> {
+        self.pending(directory).map(|made| made.wait.clone()).collect()
+    }
+
     /// Whether somebody has not heard yet of a name of the directory.
     #[must_use]
     pub fn is_any_in(&self, directory: InodeId) -> bool {
@@ -85,6 +92,7 @@ mod tests {
         assert_eq!(unheard.of_name(directory, &name("d")), None);
         assert_eq!(unheard.of_name(InodeId(8), &name("a")), None);
         assert!(unheard.is_any_in(directory) && !unheard.is_any_in(InodeId(8)));
+        assert_eq!(unheard.of_directory(directory).len(), 2);
         drop(first_debt);
         assert_eq!((unheard.of_maker(one), unheard.of_name(directory, &name("a"))), (vec![], None));
         assert!(unheard.is_any_in(directory));

@@ -5,7 +5,7 @@ use millrace_protocol::metadata::{
 };
 use millrace_types::{ErrorKind, Failure, InodeId};
 
-use super::{Client, Step, broken, need_fresh, need_listing};
+use super::{Client, Step, broken, need_fresh, need_listing, need_told};
 use crate::{
     engine::Core,
     namespace::{
@@ -37,6 +37,9 @@ pub fn read(
     if request.cookie == 0
         && let Some(need) = need_fresh(core, client, &directory, None)?
     {
+        return Ok(Step::Need(need));
+    }
+    if let Some(need) = need_told(core, client, directory.id) {
         return Ok(Step::Need(need));
     }
     let limit = usize::try_from(request.entries_max.min(DIRECTORY_PAGE_MAX)).unwrap_or(1);

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use super::{
     Client, Step, broken, contents::with_capability, find as find_entry, need_fresh, need_listing,
-    need_name, read,
+    need_name, need_told, read,
 };
 use crate::{
     command::Command,
@@ -40,13 +40,17 @@ pub fn find(
     let parent = client.enter(core, request.parent)?;
     let fresh = need_fresh(core, client, &parent, Some(&request.name))?;
     let found = find_entry(core, &caller, &parent, &request.name)?;
-    let is_unheard = core.leases.unheard().of_name(parent.id, &request.name).is_some();
+    let is_unheard =
+        found.is_some() && core.leases.unheard().of_name(parent.id, &request.name).is_some();
     if let Some(need) = fresh {
         return Ok(Step::Need(need));
     }
     if found.is_none()
         && let Some(need) = need_name(client, &parent, &request.name)
     {
+        return Ok(Step::Need(need));
+    }
+    if is_unheard && let Some(need) = need_told(core, client, parent.id) {
         return Ok(Step::Need(need));
     }
     let (holding, covered) = match found {
@@ -127,6 +131,9 @@ pub fn list(
             entry.map(|entry| entry.cookie.saturating_sub(1))
         }
     };
+    if let Some(need) = need_told(core, client, directory.id) {
+        return Ok(Step::Need(need));
+    }
     let limit = usize::try_from(request.entries_max.min(DIRECTORY_PAGE_MAX)).unwrap_or(1);
     let mut listed = match after {
         Some(after) => {

@@ -4,7 +4,8 @@ use millrace_protocol::metadata::{GetInode, InodeReply, Lookup};
 use millrace_types::{ErrorKind, Failure};
 
 use super::{
-    Client, Need, Step, find, need_fresh, need_name, need_spill, needs_trim, show, writes,
+    Client, Need, Step, find, need_fresh, need_name, need_spill, need_told, needs_trim, show,
+    writes,
 };
 use crate::engine::Core;
 
@@ -21,9 +22,12 @@ pub fn lookup(
     let parent = client.enter(core, request.parent)?;
     let fresh = need_fresh(core, client, &parent, Some(&request.name))?;
     let found = find(core, &caller, &parent, &request.name)?;
-    let found = found.filter(|_| core.leases.unheard().of_name(parent.id, &request.name).is_none());
     if let Some(need) = fresh {
         return Ok(Step::Need(need));
+    }
+    if found.is_some() && core.leases.unheard().of_name(parent.id, &request.name).is_some() {
+        let need = need_told(core, client, parent.id);
+        return need.map(Step::Need).ok_or_else(|| ErrorKind::NotFound.into());
     }
     match found {
         Some(inode) => show(core, client, &inode, None).map(Step::Done),

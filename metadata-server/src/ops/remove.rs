@@ -31,6 +31,10 @@ pub fn remove(core: &mut Core, client: &Client, request: &Remove) -> Result<Step
             {
                 return Ok(Step::Need(need));
             }
+            if request.directory {
+                // Whether it is empty tells of them.
+                core.note_names_told(inode.id);
+            }
             if inode.links == 1 {
                 readers = core.readers.of(inode.id);
             }

@@ -30,6 +30,7 @@ pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step
     };
     let mut readers = Vec::new();
     if let Some(replaced) = replaced {
+        core.note_names_told(replaced.id);
         if let Some(need) = need_listing(client, &replaced) {
             return Ok(Step::Need(need));
         }
@@ -38,9 +39,6 @@ pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step
         }
     }
     core.note_name_told(target.id, &request.target_name);
-    if core.remembered(Some(request.operation))?.is_some() {
-        core.note_repeated(request.operation.session);
-    }
     let command = Command::Rename(command::Rename {
         caller: client.caller(&request.caller),
         source_parent: parent(&source),

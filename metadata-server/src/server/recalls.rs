@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::join_all;
 use millrace_protocol::lease::{
     AWAIT_RECALLS_MAX_MS, AwaitNews, AwaitRecalls, EntriesPage, ListEntries, ListFrom, News,
     Recalls,
@@ -42,6 +43,17 @@ pub(super) async fn heard(waits: Vec<Wait>) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// Waits until others have heard of names in a directory, for a moment: only the maker of one waits
+/// for who is gone.
+pub(super) async fn told(waits: &[Wait]) {
+    let all = join_all(waits.iter().map(Wait::given_back));
+    drop(tokio::time::timeout(LOOK_WAIT_MAX, all).await);
+}
+
+/// How long who looks into a directory waits until names there are heard of: a few hundred times
+/// what a client that is alive takes.
+const LOOK_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// How far a session has come that listens.
 enum Begun<T> {

@@ -134,6 +134,11 @@ impl Core {
         self.answer_waits.extend(self.leases.unheard().of_name(directory, name));
     }
 
+    /// The same for whatever is in the directory.
+    pub fn note_names_told(&mut self, directory: InodeId) {
+        self.answer_waits.extend(self.leases.unheard().of_directory(directory));
+    }
+
     /// The operation of this turn was executed before, and may have made a name: it is answered
     /// when everybody has heard of that who keeps something of the directory. After a restart
     /// nobody knows who has, until everybody has listened again.

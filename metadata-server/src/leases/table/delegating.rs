@@ -11,7 +11,8 @@ impl Table {
     /// Lets the session alone make files in a directory, which its lease covers then as a whole.
     /// Others that have a lease there lose it: it can be given once they have.
     pub fn delegate(&mut self, session: SessionId, key: InodeId, now: Timestamp) -> bool {
-        let is_contested = self.delegations.is_contested(key, now);
+        // Who has not heard of a name yet could make it by itself.
+        let is_contested = self.delegations.is_contested(key, now) || self.unheard.is_any_in(key);
         if !self.is_free(session, key, now) || is_contested || !self.delegations.has_room(key) {
             return false;
         }

@@ -54,14 +54,15 @@ impl Table {
     }
 
     /// If the touches are of names that `by` makes in a directory, and one other session has a
-    /// lease there: tells it, in place of taking something back. Tells whether it did.
+    /// lease there: tells it, in place of taking something back. Tells whether it did. `was_told`
+    /// where `by` was told of names there since its last change.
     ///
     /// With more than one of them none is told: each could see what others have not heard of yet.
     pub(super) fn tell(
         &mut self,
         touches: &[Touch],
         parties: &[(SessionId, &Touch)],
-        by: Option<SessionId>,
+        (by, was_told): (Option<SessionId>, bool),
         now: Timestamp,
     ) -> bool {
         let (Some(directory), Some(by)) = (made_in(touches), by) else { return false };
@@ -91,31 +92,32 @@ impl Table {
         drop(debt);
         self.told = Some(wait.clone());
         self.unheard.handle_made(directory, by, names, wait);
-        self.handle_shared_use(directory, by, other, now);
-        true
-    }
-
-    /// `by` has made a name in a directory of which `other` was told. Where both do that, the
-    /// directory is delegated to neither; where one only looked, some time ago, it is not told for
-    /// ever.
-    fn handle_shared_use(
-        &mut self,
-        directory: InodeId,
-        by: SessionId,
-        other: SessionId,
-        now: Timestamp,
-    ) {
-        let Some(holders) = self.by_key.get_mut(&directory) else { return };
-        let was_told = holders.get_mut(&by).is_some_and(|held| std::mem::take(&mut held.told) > 0);
-        let told = holders.get_mut(&other).map_or(0, |held| {
-            held.told = held.told.saturating_add(1);
-            held.told
-        });
         if was_told {
             self.delegations.handle_shared(directory, now);
         }
-        if told == TOLD_MAX {
-            self.push(other, Recall::Lease(directory), None, Some((directory, ALL)));
+        self.count_told(directory, other);
+        true
+    }
+
+    /// The session changes something under these keys: it does not only look. Tells whether it was
+    /// told of names there since its last change.
+    pub(super) fn end_told(&mut self, keys: &BTreeSet<InodeId>, by: SessionId) -> bool {
+        let mut was_told = false;
+        for key in keys {
+            if let Some(held) = self.by_key.get_mut(key).and_then(|holders| holders.get_mut(&by)) {
+                was_told |= std::mem::take(&mut held.told) > 0;
+            }
+        }
+        was_told
+    }
+
+    /// The session was told of one name more.
+    fn count_told(&mut self, directory: InodeId, session: SessionId) {
+        let holders = self.by_key.get_mut(&directory);
+        let Some(held) = holders.and_then(|holders| holders.get_mut(&session)) else { return };
+        held.told = held.told.saturating_add(1);
+        if held.told == TOLD_MAX {
+            self.push(session, Recall::Lease(directory), None, Some((directory, ALL)));
         }
     }
 
@@ -242,6 +244,27 @@ mod tests {
         }
         assert!(table.restless.is_restless(DIRECTORY, now));
         assert!(table.recall(&new_name(), Some(MAKER), Waits::Before, now).is_some());
+    }
+
+    #[test]
+    fn one_acknowledgement_that_is_late_counts_once() {
+        let mut table = holding(&[MAKER, OTHER]);
+        for _ in 0..10 {
+            assert_eq!(make(&mut table), None);
+        }
+        let through = table.poll_news(OTHER).unwrap().0.through;
+        let late = NOW.plus(2 * SLOW);
+        table.handle_listening(OTHER, through, late);
+        assert!(!table.restless.is_restless(DIRECTORY, late));
+    }
+
+    #[test]
+    fn nobody_makes_files_by_itself_before_it_has_heard_of_those_that_are_there() {
+        let mut table = holding(&[OTHER]);
+        assert_eq!(make(&mut table), None);
+        assert!(!table.delegate(OTHER, DIRECTORY, NOW));
+        is_told(&mut table, OTHER, b"new");
+        assert!(table.delegate(OTHER, DIRECTORY, NOW));
     }
 
     #[test]

@@ -106,6 +106,19 @@ fn a_name_is_seen_by_nobody_before_its_maker_is_answered() {
     let list = |third: &Keeper, world: &World| {
         names(third.list(&world.server, world.directory, ListFrom::Cookie(0)))
     };
+    let mut third = third;
+    // Who looks waits a moment, and then finds what is told.
+    let waits_for = |request: FindName, client: Client| {
+        world.server.turn(move |core| match ops::lease::find(core, &client, &request) {
+            Ok(Step::Need(Need::Told(waits))) => waits,
+            other => panic!("{other:?}"),
+        })
+    };
+    let session = third.host.session;
+    let find =
+        FindName { caller: Caller::ROOT, session, parent: world.directory, name: name("new") };
+    assert_eq!(waits_for(find, third.host.client.clone()), waits);
+    third.host.client.settled.push(Need::Told(waits.clone()));
     let found = third.find(&world.server, world.directory, "new");
     assert_eq!((found.found, found.coverage), (None, Coverage::None));
     assert_eq!(list(&third, &world), (vec!["f".to_owned()], Coverage::Names));
