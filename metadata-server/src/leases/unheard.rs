@@ -86,7 +86,7 @@ mod tests {
         let (second, second_debt) = Wait::new(Vec::new());
         unheard.handle_made(directory, one, vec![name("a"), name("b")], first.clone());
         unheard.handle_made(directory, other, vec![name("c")], second.clone());
-        assert_eq!(unheard.of_maker(one), [first.clone()]);
+        assert_eq!(unheard.of_maker(one), std::slice::from_ref(&first));
         assert_eq!(unheard.of_name(directory, &name("b")), Some(first));
         assert_eq!(unheard.of_name(directory, &name("c")), Some(second));
         assert_eq!(unheard.of_name(directory, &name("d")), None);

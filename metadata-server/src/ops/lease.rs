@@ -7,7 +7,7 @@ use millrace_protocol::{
     },
     metadata::{Coverage, DIRECTORY_PAGE_MAX, DirectoryEntry, InodeReply},
 };
-use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, SessionId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId, LogIndex, SessionId};
 use tokio::sync::watch;
 
 use super::{
@@ -23,7 +23,10 @@ use crate::{
         permission::{self, Access},
         tree,
     },
-    store::{keys, records::LinkRecord},
+    store::{
+        keys,
+        records::{self, LinkRecord},
+    },
 };
 
 /// Finds a name in a directory, or that it is not there.
@@ -146,13 +149,39 @@ pub fn list(
     let listed_whole = body.linked.as_ref().is_none_or(|linked| linked.listed.is_some());
     let last = after.is_some() && listed_whole && listed.len() <= limit;
     listed.truncate(limit);
+    let is_whole = after == Some(0) && last;
+    let (entries, coverage) = covered(core, client, session, &directory, (listed, is_whole))?;
+    let top = client.top(core)?;
+    let parent = match &directory.parent {
+        Some(parent) if directory.id != top && parent.directory != top => parent.directory,
+        _ => InodeId::ROOT,
+    };
+    let own = grant(core, client, session, &directory, Holding::OWN)?;
+    Ok(Step::Done(EntriesPage {
+        entries,
+        last,
+        parent,
+        coverage,
+        directory: own.then(|| directory.attributes()),
+    }))
+}
+
+/// These entries of a directory, without those that somebody has not heard of yet, and what the
+/// session may keep of their names. `is_whole` where they are all that there are.
+fn covered(
+    core: &mut Core,
+    client: &Client,
+    session: SessionId,
+    directory: &Inode,
+    (listed, is_whole): (Vec<(FileName, records::Entry)>, bool),
+) -> Result<(Vec<CoveredEntry>, Coverage), Failure> {
     // All of it on one page says also what is not there.
     let is_any_unheard = core.leases.unheard().is_any_in(directory.id);
-    let (holding, covered) = match after == Some(0) && last && !is_any_unheard {
+    let (holding, coverage) = match is_whole && !is_any_unheard {
         true => (Holding::NAMES.with(Holding::WHOLE), Coverage::Directory),
         false => (Holding::NAMES, Coverage::Names),
     };
-    let names = grant(core, client, session, &directory, holding)?;
+    let names = grant(core, client, session, directory, holding)?;
     let mut entries = Vec::with_capacity(listed.len());
     for (name, entry) in listed {
         if is_any_unheard && core.leases.unheard().of_name(directory.id, &name).is_some() {
@@ -165,19 +194,7 @@ pub fn list(
         let entry = DirectoryEntry { name, cookie: entry.cookie, attributes: inode.attributes() };
         entries.push(CoveredEntry { entry, lease });
     }
-    let top = client.top(core)?;
-    let parent = match &directory.parent {
-        Some(parent) if directory.id != top && parent.directory != top => parent.directory,
-        _ => InodeId::ROOT,
-    };
-    let own = grant(core, client, session, &directory, Holding::OWN)?;
-    Ok(Step::Done(EntriesPage {
-        entries,
-        last,
-        parent,
-        coverage: if names { covered } else { Coverage::None },
-        directory: own.then(|| directory.attributes()),
-    }))
+    Ok((entries, if names { coverage } else { Coverage::None }))
 }
 
 /// Notes durably that the session may keep something; returns what must be synced before it does,
