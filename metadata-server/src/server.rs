@@ -177,8 +177,11 @@ impl MetadataService {
                 Durability::Written => self.engine.turn(work).await?,
                 Durability::Synced => self.engine.durable_turn(work).await?,
             };
-            if matches!(step, Ok(Step::Done(_)) | Err(_)) {
-                recalls::heard(waits).await?;
+            if matches!(step, Ok(Step::Done(_)) | Err(_)) && !waits.is_empty() {
+                let began = Instant::now();
+                let heard = recalls::heard(waits).await;
+                self.metrics.handle_recall(began.elapsed());
+                heard?;
             }
             match step? {
                 Step::Done(reply) => return Ok(reply),
