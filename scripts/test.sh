@@ -7,18 +7,22 @@ mkdir -p "$target_dir"
 
 usage() {
     cat <<'TEXT'
-usage: scripts/test.sh [--long] [--quick]
+usage: scripts/test.sh [--long] [--quick] [--prepare]
   --quick  unit and integration tests in Rust only; no PyTorch run
   --long   also the runs that take long, which write their figures to docs/reliability.md
+  --prepare
+           install what the tests need, and run none
 TEXT
 }
 
 long=
 quick=
+prepare=
 while (($#)); do
     case $1 in
     --long) long=1 ;;
     --quick) quick=1 ;;
+    --prepare) prepare=1 ;;
     -h | --help) usage && exit 0 ;;
     *) usage >&2 && exit 2 ;;
     esac
@@ -131,6 +135,11 @@ sweep() {
     rm --recursive --force --one-file-system "$work"
     exit "$status"
 }
+
+if [[ -n $prepare ]]; then
+    step "what the tests need" install_everything
+    exit 0
+fi
 
 # Short, because the paths of sockets have at most 108 bytes.
 work=$(mktemp --directory --tmpdir millrace-test.XXXXXX)
