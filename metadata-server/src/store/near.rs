@@ -5,7 +5,9 @@
 //! the directory, the file that was just made), and most looks are for who has a file open, of
 //! which there is nobody.
 //!
-//! - *Records that were read or written lately* are in a cache, with those that are not there.
+//! - *Records that were read lately* are in a cache, with those that are not there. What is only
+//!   written stays out of it: the store has that in memory for a while, and whoever brings a
+//!   million names in would push out what everybody reads.
 //! - *Who has what open* ([`keys::opens`]) is here as a whole, as long as it has a bound.
 //!
 //! What is here follows each batch that the store has taken, and is forgotten with one that it may
@@ -58,10 +60,10 @@ impl<S: MetaStore> Near<S> {
                     Some(value) => drop(opens.insert(key.to_vec(), Bytes::copy_from_slice(value))),
                     None => drop(opens.remove(key)),
                 }
-            } else if value.is_none_or(|value| value.len() <= VALUE_MAX) {
-                self.recent.insert(key.to_vec(), value.map(Bytes::copy_from_slice));
-            } else {
+            } else if value.is_some_and(|value| value.len() > VALUE_MAX) {
                 self.recent.remove(key);
+            } else if self.recent.contains_key(key) {
+                self.recent.insert(key.to_vec(), value.map(Bytes::copy_from_slice));
             }
         }
         if self.opens.as_ref().is_some_and(|opens| opens.len() > self.opens_max) {
@@ -307,5 +309,18 @@ mod tests {
         ));
         assert_eq!(near.get(&keys::inode(InodeId(5))).unwrap().unwrap(), b"inode");
         assert_eq!(near.recent.len(), 1);
+    }
+
+    #[test]
+    fn what_is_only_written_pushes_nothing_out_and_what_was_read_is_followed() {
+        let mut near = Near::new(MemoryStore::default(), 1 << 20).unwrap();
+        assert_eq!(near.get(&keys::inode(InodeId(0))).unwrap(), None);
+        let mut batch = Batch::default();
+        for inode in 0..100 {
+            batch.put(keys::inode(InodeId(inode)), b"inode".to_vec());
+        }
+        near.commit(&batch).unwrap();
+        assert_eq!(near.recent.len(), 1);
+        assert_eq!(near.get(&keys::inode(InodeId(0))).unwrap().unwrap(), b"inode");
     }
 }
