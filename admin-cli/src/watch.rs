@@ -7,10 +7,10 @@ use std::{
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millrace_protocol::{
-    admin::{Job, JobState, ShowJob},
+    admin::{AwaitJob, Job, JobReply, JobState, ShowJob},
     job_detail::ShowJobDetail,
 };
-use millrace_types::{ByteLen, JobId};
+use millrace_types::{ByteLen, ErrorKind, Failure, JobId};
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::Instant,
@@ -149,11 +149,9 @@ async fn follow(connection: &Connection, job: Job) -> anyhow::Result<Followed> {
     let mut view = View::new(&job);
     let mut job = job;
     let mut heard = Instant::now();
+    let mut is_told = true;
     while !job.state.is_final() {
-        let asked = async {
-            tokio::time::sleep(POLL).await;
-            connection.request(&ShowJob { id }).await
-        };
+        let asked = next(connection, id, &mut is_told);
         let answer = tokio::select! {
             _ = interrupts.recv() => {
                 view.end();
@@ -179,6 +177,22 @@ async fn follow(connection: &Connection, job: Job) -> anyhow::Result<Followed> {
     }
     view.end();
     Ok(Followed::Ended(job))
+}
+
+/// The job when it has ended, or a while later; `is_told` turns false where servers know no waits.
+async fn next(connection: &Connection, id: JobId, is_told: &mut bool) -> Result<JobReply, Failure> {
+    if *is_told {
+        match connection.request(&AwaitJob { id, patience_ms: POLL_MS }).await {
+            Err(failure) if failure.kind == ErrorKind::NotSupported => *is_told = false,
+            Err(failure) => {
+                tokio::time::sleep(POLL).await;
+                return Err(failure);
+            }
+            answer => return answer,
+        }
+    }
+    tokio::time::sleep(POLL).await;
+    connection.request(&ShowJob { id }).await
 }
 
 /// What a person sees of a job in progress, on standard error.
@@ -287,7 +301,8 @@ fn program(context: &Context) -> String {
 }
 
 /// Often enough for a bar to move, seldom enough that a hundred watchers cost a server nothing.
-const POLL: Duration = Duration::from_millis(250);
+const POLL_MS: u32 = 250;
+const POLL: Duration = Duration::from_millis(POLL_MS as u64);
 /// How long the cluster may stay away before watching ends: longer than any restart.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two plain lines: a log of an hour's job stays below 2,000 lines.
@@ -296,7 +311,7 @@ const LINE_PAUSE: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use millrace_protocol::admin::{JobFailure, JobKind};
-    use millrace_types::{ErrorKind, Failure, MIB, Timestamp};
+    use millrace_types::{MIB, Timestamp};
 
     use super::*;
 

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use millrace_protocol::{
     Request, RequestKind,
     admin::{
-        CancelJob, ListJobs, PathBytes, ResolveConflict, SetLayout, ShowJob, ShowLayout, ShowState,
-        StartJob,
+        AwaitJob, CancelJob, ListJobs, PathBytes, ResolveConflict, SetLayout, ShowJob, ShowLayout,
+        ShowState, StartJob,
     },
     control::{DescribeMount, MountDescription},
     file_list::AppendFiles,
@@ -159,6 +159,7 @@ impl Control {
             }
             RequestKind::ShowSelection => self.forward(call, |_: &mut ShowSelection| Ok(())).await,
             RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
+            RequestKind::AwaitJob => self.forward(call, |_: &mut AwaitJob| Ok(())).await,
             RequestKind::ListJobs => self.forward(call, |_: &mut ListJobs| Ok(())).await,
             RequestKind::CancelJob => {
                 self.forward(call, |r: &mut CancelJob| own(&mut r.caller)).await;

@@ -39,6 +39,7 @@ use millrace_protocol::{
 };
 use millrace_service::metrics::Metrics;
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, JobId};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 mod ahead;
@@ -467,6 +468,12 @@ impl<E: Environment> Hydration<E> {
     /// [`ErrorKind::NotFound`].
     pub async fn show_job(&self, id: JobId) -> Result<Job, Failure> {
         self.jobs.show(id).await
+    }
+
+    /// Wakes whoever waits for it whenever a job has ended.
+    #[must_use]
+    pub fn job_ends(&self) -> &Notify {
+        self.jobs.ends()
     }
 
     /// Asks a job to stop: see [`Jobs::cancel`].

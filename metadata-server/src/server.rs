@@ -453,6 +453,7 @@ impl MetadataService {
             RequestKind::ShowJobOptions => self.show_job_options(call).await,
             RequestKind::FetchReport => self.fetch_report(call).await,
             RequestKind::PutReport => self.put_report(call).await,
+            RequestKind::AwaitJob => self.await_job(call).await,
             RequestKind::ShowJobDetail => self.show_job_detail(call).await,
             RequestKind::AppendFiles => self.hydrate::<file_list::AppendFiles>(call).await,
             RequestKind::RetryJob => self.retry_job(call).await,

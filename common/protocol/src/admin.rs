@@ -367,6 +367,21 @@ pub struct ShowJob {
     pub id: JobId,
 }
 
+/// Asks for one job when it has ended, or as it is when `patience_ms` are over; answered earlier by
+/// a server that ends. Servers from before this answer [`ErrorKind::NotSupported`].
+///
+/// [`ErrorKind::NotSupported`]: millrace_types::ErrorKind::NotSupported
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AwaitJob {
+    /// The job.
+    pub id: JobId,
+    /// How long at most, in milliseconds; more than [`AWAIT_JOB_MAX_MS`] is that.
+    pub patience_ms: u32,
+}
+
+/// How long [`AwaitJob`] stays open at most, in milliseconds: less than clients give a request.
+pub const AWAIT_JOB_MAX_MS: u32 = 2_000;
+
 /// Asks a job to stop. What it has done stays done.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct CancelJob {

@@ -305,6 +305,8 @@ requests! {
     ShowJobDetail = 0x064a, job_detail::ShowJobDetail => job_detail::JobDetailReply;
     /// Puts a job's report into a bucket.
     PutReport = 0x064b, job_options::PutReport => job_options::PutReportReply;
+    /// Waits a while for a job to end.
+    AwaitJob = 0x064c, admin::AwaitJob => admin::JobReply;
     /// Work of a target for a job, counted; of target control, whatever its number.
     Tallied = 0x064f, tallied::Tallied => tallied::TalliedReply;
 

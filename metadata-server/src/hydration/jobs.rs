@@ -78,6 +78,8 @@ pub struct Jobs<E> {
     pub(super) auto_export: AutoExporter<E>,
     pub(super) deleter: Deleter<E>,
     waiting: Notify,
+    /// Told whenever one has ended, as the log has it.
+    ends: Notify,
     alone: Alone,
     unmarked: Arc<Unmarked>,
     running: Mutex<HashMap<JobId, Running>>,
@@ -141,6 +143,7 @@ impl<E: Environment> Jobs<E> {
             environment,
             importer,
             waiting: Notify::new(),
+            ends: Notify::new(),
             alone: Alone::default(),
             running: Mutex::default(),
         }
@@ -162,6 +165,11 @@ impl<E: Environment> Jobs<E> {
         Ok(self.record(id).await?.job)
     }
 
+    /// Wakes whoever waits for it whenever a job has ended.
+    pub(super) fn ends(&self) -> &Notify {
+        &self.ends
+    }
+
     /// Asks a job to stop. What it has done stays done.
     ///
     /// # Errors
@@ -173,6 +181,7 @@ impl<E: Environment> Jobs<E> {
         let progress = Progress::of(&record.job);
         let update = progress.update(request.id, Some(JobState::Cancelled));
         self.environment.execute(Command::UpdateJob(update), true).await?;
+        self.ends.notify_waiters();
         self.stop(request.id);
         self.show(request.id).await
     }
@@ -323,6 +332,7 @@ impl<E: Environment> Jobs<E> {
         };
         self.record_detail(id, &begun.work, true).await;
         self.report(progress, id, Some(end)).await;
+        self.ends.notify_waiters();
         // What was under way when it was stopped is given up, or turns out to stand.
         if end == JobState::Cancelled
             && record.job.kind == JobKind::Export

@@ -1,7 +1,9 @@
 //! Starting and cancelling jobs: what a client may do with them, and how it sees them.
 
+use std::{pin::pin, time::Duration};
+
 use millrace_protocol::{
-    admin::{CancelJob, JobReply, StartJob},
+    admin::{AWAIT_JOB_MAX_MS, AwaitJob, CancelJob, JobReply, StartJob},
     job_detail::ShowJobDetail,
     job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
     selection::{RetryJob, ShowSelection, StartSelected},
@@ -9,6 +11,7 @@ use millrace_protocol::{
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure, JobId};
+use tokio::time::Instant;
 
 use super::{MetadataService, client, respond};
 use crate::ops::job;
@@ -119,6 +122,34 @@ impl MetadataService {
         };
         let result = result.await;
         respond::<CancelJob>(call, result).await;
+    }
+
+    /// Answers when a job has ended, or when it has been long enough.
+    pub(super) async fn await_job(&self, call: IncomingCall) {
+        let result = match call.decode::<AwaitJob>() {
+            Ok(request) => self.ended(&call, &request).await,
+            Err(failure) => Err(failure),
+        };
+        respond::<AwaitJob>(call, result).await;
+    }
+
+    async fn ended(&self, call: &IncomingCall, request: &AwaitJob) -> Result<JobReply, Failure> {
+        let patience = request.patience_ms.min(AWAIT_JOB_MAX_MS);
+        let limit = Instant::now() + Duration::from_millis(patience.into());
+        loop {
+            // From before it is looked at: an end in between is not missed.
+            let mut ends = pin!(self.hydration.job_ends().notified());
+            ends.as_mut().enable();
+            let reply = self.seen(call, request.id).await?;
+            if reply.job.state.is_final() || Instant::now() >= limit {
+                return Ok(reply);
+            }
+            tokio::select! {
+                () = ends => {}
+                () = tokio::time::sleep_until(limit) => {}
+                () = self.shutdown.draining() => return Ok(reply),
+            }
+        }
     }
 
     async fn seen(&self, call: &IncomingCall, id: JobId) -> Result<JobReply, Failure> {

@@ -103,6 +103,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::StartJob
         | Kind::ListJobs
         | Kind::ShowJob
+        | Kind::AwaitJob
         | Kind::CancelJob
         | Kind::ShowState
         | Kind::ShowFile

@@ -1,9 +1,9 @@
 //! Jobs beside each other, over some files of a tree, only counted, and once more.
 
-use std::sync::atomic::Ordering;
+use std::{pin::pin, sync::atomic::Ordering};
 
 use millrace_protocol::{
-    admin::{Job, JobKind, JobState, StartJob},
+    admin::{CancelJob, Job, JobKind, JobState, StartJob},
     cluster::LinkMode,
     selection::{RetryJob, Selection, StartSelected},
     session::Caller,
@@ -58,6 +58,25 @@ async fn a_job_whose_targets_are_silent_holds_up_no_other_but_an_export_an_expor
     assert_eq!(last.state, JobState::Succeeded, "{:?}", last.failures);
     assert_eq!(world.state_of(first).await, JobState::Succeeded);
     world.run_until(|job| job.id == hydrate && job.state == JobState::Succeeded).await;
+}
+
+#[tokio::test]
+async fn who_waits_for_jobs_hears_of_each_end() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("there", b"12345");
+    world.server.silent.store(true, Ordering::Relaxed);
+    let begin = async |kind| world.hydration.start_job(b"", &start(kind, "/data")).await.unwrap();
+    let hydrate = begin(JobKind::Hydrate).await.id;
+    for ends_by_itself in [true, false] {
+        let id = if ends_by_itself { begin(JobKind::Import).await.id } else { hydrate };
+        let mut told = pin!(world.hydration.job_ends().notified());
+        told.as_mut().enable();
+        if !ends_by_itself {
+            world.hydration.cancel_job(&CancelJob { caller: ROOT, id }).await.unwrap();
+        }
+        world.run_beside(told).await;
+        assert!(world.state_of(id).await.is_final(), "only then is anybody told");
+    }
 }
 
 #[tokio::test]

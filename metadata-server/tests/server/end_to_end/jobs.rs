@@ -1,7 +1,7 @@
 //! Jobs as clients of different subtrees see them.
 
 use millrace_protocol::{
-    admin::{CancelJob, Job, JobKind, ListJobs, ShowJob, StartJob},
+    admin::{AwaitJob, CancelJob, Job, JobKind, ListJobs, ShowJob, StartJob},
     metadata::NewNode,
     session::{Caller, Role},
 };
@@ -42,6 +42,13 @@ async fn a_client_with_a_subtree_sees_and_cancels_the_jobs_in_it_alone() {
     assert_eq!(listed(&bound).await, part.map(|(id, path)| (id, path.to_owned())));
     let id = millrace_types::JobId(other);
     assert_eq!(bound.refusal(&ShowJob { id }).await, ErrorKind::NotFound);
+    assert_eq!(bound.refusal(&AwaitJob { id, patience_ms: 0 }).await, ErrorKind::NotFound);
+    let wait = AwaitJob { id: millrace_types::JobId(data), patience_ms: u32::MAX };
+    let mut ended = bound.ask(&wait).await.unwrap().job;
+    while !ended.state.is_final() {
+        ended = bound.ask(&wait).await.unwrap().job;
+    }
+    assert_eq!(ended.path, b"/data");
     let cancel = CancelJob { caller: Caller::ROOT, id };
     assert_eq!(bound.refusal(&cancel).await, ErrorKind::NotFound);
     free.ask(&cancel).await.unwrap();

@@ -1,8 +1,8 @@
 //! Messages of operators and of people at a mount.
 
 use millrace_protocol::admin::{
-    AddLink, AttributeSource, CancelJob, ChunkPlace, ClusterStatus, ClusterStatusReply, FileState,
-    Health, Job, JobFailure, JobKind, JobReply, JobState, JobsReply, Keep, LayoutReply,
+    AddLink, AttributeSource, AwaitJob, CancelJob, ChunkPlace, ClusterStatus, ClusterStatusReply,
+    FileState, Health, Job, JobFailure, JobKind, JobReply, JobState, JobsReply, Keep, LayoutReply,
     LinkOptions, LinkOptionsReply, LinkReply, LinkStatus, LinksReply, ListJobs, ListLinkOptions,
     ListLinks, LogStatus, RemoveLink, ResolveConflict, ResolveReply, SessionStatus, SetLayout,
     SetLinkOptions, ShowJob, ShowLayout, ShowState, StartJob, StateReply, StateSum, TargetState,
@@ -122,6 +122,7 @@ fn jobs() -> Vec<Sample> {
         pair(&start, &reply),
         pair(&ListJobs {}, &JobsReply { jobs: vec![job()] }),
         pair(&ShowJob { id: JobId(4) }, &reply),
+        pair(&AwaitJob { id: JobId(4), patience_ms: 250 }, &reply),
         pair(&CancelJob { caller: caller(), id: JobId(4) }, &reply),
     ]
     .into_iter()
