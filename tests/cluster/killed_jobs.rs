@@ -23,8 +23,7 @@ use millrace_tests::{
     chance,
     cluster::{Cluster, Wish},
     figures,
-    gate::Gate,
-    hostile::{Asked, HostileProxy, Rule},
+    hostile::{Asked, Fault, Gate, HostileProxy, Rule},
     program::wait_for,
 };
 use serde_json::{Value, json};
@@ -75,10 +74,10 @@ print(json.dumps({'objects': len(keys), 'others': others, 'uploads': len(uploads
 ";
 
 struct World {
-    bucket: Bucket,
+    // Ended in this order: daemons, what is between them and the bucket, the bucket.
     cluster: Cluster,
-    // Its requests wait at the gate: gone before the bucket is.
     _proxy: HostileProxy,
+    bucket: Bucket,
     gate: Gate,
     random: Random,
     files: u64,
@@ -133,7 +132,7 @@ impl World {
         let options = ["--fetch", "asked", "--endpoint", &proxy.endpoint()];
         cluster.cli(&[&add[..], &options].concat())?.ok()?;
         for asked in [Asked::List, Asked::Get, Asked::Put, Asked::Part, Asked::Complete] {
-            proxy.add(Rule::always(asked, gate.fault()));
+            proxy.add(Rule::always(asked, Fault::Gate(gate.clone())));
         }
         Ok(Self { bucket, cluster, _proxy: proxy, gate, random, files, kills: 0 })
     }

@@ -5,9 +5,9 @@
 //! (the next GET of this key is cut after so many bytes), or drawn from a seed ([`Storm`]): the
 //! same request gets the same fault in each run, whatever other requests do meanwhile.
 //!
-//! Modules, in reading order: `request` (what is asked), `fault` (what goes wrong), `storm` (what
-//! goes wrong by chance), `answer` (replies and damaged bodies), `listing` (damaged listings),
-//! `serve` (connections).
+//! Modules, in reading order: `request` (what is asked), `fault` (what goes wrong), `gate` (what
+//! waits for a test), `storm` (what goes wrong by chance), `answer` (replies and damaged bodies),
+//! `listing` (damaged listings), `serve` (connections).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,6 +21,7 @@ use tokio::{runtime::Runtime, sync::watch};
 
 pub use self::{
     fault::{Fault, Hook, ListFault, Rule},
+    gate::Gate,
     request::Asked,
     storm::Storm,
 };
@@ -28,6 +29,7 @@ use self::{listing::Pages, request::Request};
 
 mod answer;
 mod fault;
+mod gate;
 mod listing;
 mod request;
 mod serve;

@@ -12,7 +12,6 @@ pub mod cluster;
 pub mod daemon;
 pub mod disk;
 pub mod figures;
-pub mod gate;
 pub mod google;
 pub mod hostile;
 pub mod program;

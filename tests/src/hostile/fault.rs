@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::request::{Asked, Request};
+use super::{
+    gate::Gate,
+    request::{Asked, Request},
+};
 
 /// One thing that goes wrong with one request.
 #[derive(Debug, Clone)]
@@ -49,6 +52,8 @@ pub enum Fault {
     /// Something else happens before the request is handed on, such as another object under the
     /// same key.
     Meanwhile(Hook),
+    /// It waits as long as the gate is closed, and passes.
+    Gate(Gate),
     /// A listing that is not what the bucket has.
     List(ListFault),
 }
@@ -114,6 +119,7 @@ impl Fault {
             Self::OtherSize => "other size",
             Self::OtherTag => "other tag",
             Self::Meanwhile(_) => "meanwhile",
+            Self::Gate(_) => "gate",
             Self::List(ListFault::Stale) => "stale list",
             Self::List(ListFault::Empty) => "empty list",
             Self::List(ListFault::Pages(_)) => "odd pages",

@@ -77,6 +77,10 @@ async fn answer(
             done.map_err(io::Error::other)?;
             pass(&shared, &asked, request).await
         }
+        Fault::Gate(gate) => {
+            gate.pass().await;
+            pass(&shared, &asked, request).await
+        }
         Fault::List(fault) => list(&shared, &asked, request, fault).await,
         damage => {
             let answer = collect(&shared, request).await?;
