@@ -21,9 +21,11 @@ use millrace_protocol::{
     release::SetPin,
     selection::{RetryJob, ShowSelection, StartSelected},
     session::Caller,
+    unused::{ShowUnused, StartUnused},
 };
 use millrace_transport::local::{LocalCall, LocalService};
 use millrace_types::{ErrorKind, Failure};
+use tokio::sync::Semaphore;
 
 use crate::{caller::caller, cluster::Cluster};
 
@@ -34,12 +36,15 @@ pub(crate) struct Control {
     description: MountDescription,
     /// The directory that the mount shows, from the top of what this client may see.
     path: PathBuf,
+    /// Of the streams to the server that programs need, as few as four where there are very many
+    /// hosts, waits for jobs may keep one. Who finds none asks again and again.
+    waits: Semaphore,
 }
 
 impl Control {
     /// Answers for the mount that `description` describes.
     pub(crate) fn new(cluster: Arc<Cluster>, description: MountDescription, path: PathBuf) -> Self {
-        Self { cluster, description, path }
+        Self { cluster, description, path, waits: Semaphore::new(1) }
     }
 
     async fn forward<R: Request + Sync>(
@@ -128,6 +133,11 @@ impl LocalService for Control {
                     |r: &mut StartWithOptions| named(&mut r.start.caller, &mut r.start.path);
                 self.forward(call, amend).await;
             }
+            RequestKind::StartUnused => {
+                let amend =
+                    |r: &mut StartUnused| named(&mut r.job.start.caller, &mut r.job.start.path);
+                self.forward(call, amend).await;
+            }
             _ => self.handle_job(call, asking).await,
         }
     }
@@ -159,7 +169,11 @@ impl Control {
             }
             RequestKind::ShowSelection => self.forward(call, |_: &mut ShowSelection| Ok(())).await,
             RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
-            RequestKind::AwaitJob => self.forward(call, |_: &mut AwaitJob| Ok(())).await,
+            RequestKind::ShowUnused => self.forward(call, |_: &mut ShowUnused| Ok(())).await,
+            RequestKind::AwaitJob => match self.waits.try_acquire() {
+                Ok(_wait) => self.forward(call, |_: &mut AwaitJob| Ok(())).await,
+                Err(_) => call.fail(Failure::from(ErrorKind::NotSupported)),
+            },
             RequestKind::ListJobs => self.forward(call, |_: &mut ListJobs| Ok(())).await,
             RequestKind::CancelJob => {
                 self.forward(call, |r: &mut CancelJob| own(&mut r.caller)).await;

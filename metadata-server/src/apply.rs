@@ -81,7 +81,8 @@ pub(crate) use trust::unnamed;
 /// |       | content of its own when it is truncated                                          |
 /// | 13    | small files that live in their inodes                                            |
 /// | 14    | their bytes in records of their own                                              |
-pub const FEATURE_LEVEL: u32 = 14;
+/// | 15    | jobs over what nobody has used for a while                                       |
+pub const FEATURE_LEVEL: u32 = 15;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;
@@ -216,6 +217,7 @@ fn dispatch(
         Command::ReopenExport { inode, export } => export::reopen(tx, *inode, *export),
         Command::AddPublication(job) => job::add_publication(tx, job),
         Command::AddJobWithOptions(job) => job::add_with_options(tx, job),
+        Command::AddUnusedJob(job) => job::add_unused(tx, job),
         Command::NoteJobDetail(note) => job::note_detail(tx, note),
         Command::RecordCopy(record) => copy::record(tx, record),
         Command::ForgetCopy { job, inode } => copy::forget(tx, *job, *inode),

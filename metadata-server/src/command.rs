@@ -47,8 +47,8 @@ pub use bucket::{
 pub use create::{CreateMasked, CreateUnnamed, Publish};
 pub use inline::{PublishInline, Spilled};
 pub use job::{
-    AddJob, AddJobWithOptions, AddSelectedJob, BeginExport, CompleteExport, JobCounts,
-    NoteJobDetail, RecordCopy, UpdateJob,
+    AddJob, AddJobWithOptions, AddSelectedJob, AddUnusedJob, BeginExport, CompleteExport,
+    JobCounts, NoteJobDetail, RecordCopy, UpdateJob,
 };
 pub use layout::SetDefaults;
 pub use loss::Loss;
@@ -256,6 +256,8 @@ pub enum Command {
     PublishInline(Box<PublishInline>),
     /// The targets have the bytes that lived in an inode.
     Spilled(Spilled),
+    /// Takes a job over what nobody has used for a while into the queue.
+    AddUnusedJob(Box<AddUnusedJob>),
 }
 
 /// Makes an empty file system.

@@ -36,6 +36,7 @@ use millrace_protocol::{
     requests::RequestsReply,
     selection::{RetryJob, SelectionReply, StartSelected},
     target::ContentName,
+    unused::{StartUnused, UnusedReply},
 };
 use millrace_service::metrics::Metrics;
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, JobId};
@@ -382,6 +383,22 @@ impl<E: Environment> Hydration<E> {
         request: &StartWithOptions,
     ) -> Result<Job, Failure> {
         self.jobs.start_with_options(top, request).await
+    }
+
+    /// Starts a job over what nobody has used for a while; the request's path begins at `top`.
+    ///
+    /// # Errors
+    /// As [`Jobs::start_unused`].
+    pub async fn start_unused(&self, top: &[u8], request: &StartUnused) -> Result<Job, Failure> {
+        self.jobs.start_unused(top, request).await
+    }
+
+    /// For how long nobody has used what a job works on.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn show_unused(&self, id: JobId) -> Result<UnusedReply, Failure> {
+        Ok(UnusedReply { seconds: self.jobs.unused(id).await? })
     }
 
     /// How a job is done.

@@ -454,6 +454,8 @@ impl MetadataService {
             RequestKind::FetchReport => self.fetch_report(call).await,
             RequestKind::PutReport => self.put_report(call).await,
             RequestKind::AwaitJob => self.await_job(call).await,
+            RequestKind::StartUnused => self.start_unused(call).await,
+            RequestKind::ShowUnused => self.show_unused(call).await,
             RequestKind::ShowJobDetail => self.show_job_detail(call).await,
             RequestKind::AppendFiles => self.hydrate::<file_list::AppendFiles>(call).await,
             RequestKind::RetryJob => self.retry_job(call).await,

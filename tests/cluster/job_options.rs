@@ -1,6 +1,11 @@
 //! Jobs with a report, a rate and a priority, and what a bucket was asked, as operators see them.
 
-use std::{collections::BTreeSet, fs, process::Command};
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::Command,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
@@ -60,6 +65,41 @@ fn a_job_is_reported_file_by_file_as_lines_and_as_a_table() -> Result<()> {
     ensure!(refused.code == Some(1) && refused.stderr.contains("hydrate and export"), "{refused}");
     let refused = cluster.cli(&["hydrate", "mr:/set", "--priority", "11"])?;
     ensure!(refused.code == Some(2) && refused.stderr.contains("--priority"), "{refused}");
+    Ok(())
+}
+
+#[test]
+fn a_release_of_what_nobody_uses_keeps_what_was_read_since() -> Result<()> {
+    let bucket = Bucket::start()?;
+    for name in ["old", "read", "written"] {
+        bucket.put(&format!("set/{name}"), &[7; 100_000])?;
+    }
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    cluster.cli(&["link", "add", "s3://data/set", "mr:/set", "--mode", "import"])?.ok()?;
+    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    let now = SystemTime::now();
+    let long_ago = now - Duration::from_hours(40 * 24);
+    let set = cluster.mount().join("set");
+    for (name, read, written) in
+        [("old", long_ago, long_ago), ("read", now, long_ago), ("written", long_ago, now)]
+    {
+        let times = fs::FileTimes::new().set_accessed(read).set_modified(written);
+        fs::File::open(set.join(name))?.set_times(times)?;
+    }
+    // Through the mount's own socket, as a user without the cluster's identity does.
+    let path = set.to_str().context("a temporary path is text")?;
+    let release = ["release", path, "--unused", "30d", "--report", "--wait"];
+    let job = cluster.json(&release)?;
+    ensure!(job["files_total"] == 1 && job["files_done"] == 1, "{job}");
+    let id = job["id"].to_string();
+    let report = cluster.cli(&["job", "report", &id])?.ok()?;
+    ensure!(report.contains("/set/old") && report.lines().count() == 1, "{report}");
+    let state = cluster.json(&["state", "mr:/set"])?;
+    ensure!(state["hydrated_bytes"] == 200_000, "{state}");
+    let shown = cluster.cli(&["job", "show", &id])?.ok()?;
+    ensure!(shown.contains("--unused 2592000s --report"), "{shown}");
+    let refused = cluster.cli(&["export", "mr:/set", "--atomic", "--unused", "30d"])?;
+    ensure!(refused.code == Some(2) && refused.stderr.contains("--atomic"), "{refused}");
     Ok(())
 }
 

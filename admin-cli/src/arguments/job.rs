@@ -85,6 +85,10 @@ pub struct SelectArguments {
     /// Only files whose content has changed since
     #[arg(long, value_name = "AGE", value_parser = seconds)]
     pub newer: Option<u64>,
+    /// Only files that nobody has read or changed for so long, as times of access tell: reads
+    /// through mounts with noatime or ro leave none
+    #[arg(long, value_name = "AGE", value_parser = seconds)]
+    pub unused: Option<u64>,
     /// Work on the files that FILE names, one a line, and on all below its directories, instead of
     /// everything; - is standard input
     #[arg(long, value_name = "FILE")]
@@ -109,7 +113,7 @@ pub struct ExportArguments {
     /// PATH is a directory that counts as a whole: once every file of it is in the bucket, put
     /// .millrace-manifest.json there, which names them all with their versions
     #[arg(long, conflicts_with_all =
-        ["include", "exclude", "larger", "smaller", "older", "newer", "dry_run"])]
+        ["include", "exclude", "larger", "smaller", "older", "newer", "unused", "dry_run"])]
     pub atomic: bool,
     /// Put the files of PATH there instead, s3://BUCKET/PREFIX or file:///DIRECTORY; nothing here
     /// counts as exported by that
@@ -232,7 +236,7 @@ conflict then (`millrace resolve`). Files that are open for writing are left out
 pub(super) const RELEASE_HELP: &str = job_help!(
     "What was changed here and not exported stays.",
     "  millrace release /mnt/data/train --wait
-  millrace release /mnt/data --older 30d --larger 1GiB
+  millrace release /mnt/data --unused 30d --larger 1GiB
   millrace release mr:/train"
 );
 

@@ -78,6 +78,7 @@ fn every_documented_form_parses() {
         "millrace resolve --keep bucket /mnt/p/f",
         "millrace hydrate mr:/p --include *.jpg --include a/** --exclude b --dry-run",
         "millrace release mr:/p --older 30d --larger 1GiB --wait",
+        "millrace release mr:/p --unused 7d",
         "millrace export mr:/p --newer 12h --smaller 5M",
         "millrace job retry 7 --wait",
         "millrace job list",

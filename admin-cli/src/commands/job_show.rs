@@ -2,7 +2,7 @@
 
 use millrace_protocol::{
     admin::ShowJob, job_detail::ShowJobDetail, job_options::ShowJobOptions,
-    selection::ShowSelection,
+    selection::ShowSelection, unused::ShowUnused,
 };
 
 use crate::{
@@ -27,7 +27,8 @@ pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> any
     }
     // A server that knows no selections has jobs without.
     let reply = connection.request(&ShowSelection { id }).await.ok();
-    let selection = reply.and_then(SelectionReport::of);
+    let unused = connection.request(&ShowUnused { id }).await.ok().and_then(|reply| reply.seconds);
+    let selection = reply.and_then(|reply| SelectionReport::of(reply, unused));
     let reply = connection.request(&ShowJobOptions { id }).await.ok();
     let options = reply.and_then(|reply| JobOptionsReport::of(reply.options));
     let detail = connection.request(&ShowJobDetail { id }).await.ok().map(|reply| reply.detail);

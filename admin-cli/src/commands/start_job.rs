@@ -10,6 +10,7 @@ use millrace_protocol::{
     admin::{JobKind, StartJob},
     job_options::{JobOptions, StartWithOptions},
     selection::{Selection, StartSelected},
+    unused::StartUnused,
 };
 
 use super::{file_list, link_left_out, preview};
@@ -55,15 +56,18 @@ async fn run_with(
     options: JobOptions,
 ) -> anyhow::Result<Exit> {
     let (selection, dry_run) = (arguments.selection(), arguments.dry_run);
+    let unused = arguments.unused;
     let SelectArguments { start: arguments, files_from, null, .. } = arguments;
     let files = files_from.map(|file| Files { file, zero_ended: null });
-    start(context, kind, arguments, Work { selection, dry_run, options, files }).await
+    start(context, kind, arguments, Work { selection, unused, dry_run, options, files }).await
 }
 
 /// What a job does of its tree, and how.
 #[derive(Default)]
 struct Work {
     selection: Selection,
+    /// Seconds for which nobody has used them.
+    unused: Option<u64>,
     dry_run: bool,
     options: JobOptions,
     files: Option<Files>,
@@ -89,18 +93,21 @@ async fn start(
         None => context.at(&named).await?,
     };
     let start = StartJob { caller: CALLER, kind, path: path.clone() };
-    let Work { selection, dry_run, mut options, files } = work;
+    let Work { selection, unused, dry_run, mut options, files } = work;
     // Before it is started: a moment later it may have been done.
     let is_told = kind == JobKind::Hydrate && !dry_run;
     let state = match is_told {
         true => preview::look(&connection, &start.path).await,
         false => None,
     };
-    let is_part = !selection.is_everything() || files.is_some();
+    let is_part = !selection.is_everything() || unused.is_some() || files.is_some();
     if let Some(Files { file, zero_ended }) = files {
         options.files = Some(file_list::send(&connection, &file, zero_ended, &named).await?);
     }
-    let reply = if options != JobOptions::default() {
+    let reply = if let Some(seconds) = unused {
+        let job = StartWithOptions { start, selection, dry_run, options };
+        connection.request(&StartUnused { job, seconds }).await
+    } else if options != JobOptions::default() {
         let request = StartWithOptions { start, selection, dry_run, options };
         connection.request(&request).await
     } else if !selection.is_everything() || dry_run {

@@ -17,20 +17,23 @@ pub(crate) struct SelectionReport {
     pub(crate) smaller_bytes: Option<u64>,
     pub(crate) older_seconds: Option<u64>,
     pub(crate) newer_seconds: Option<u64>,
+    pub(crate) unused_seconds: Option<u64>,
     pub(crate) dry_run: bool,
 }
 
 impl SelectionReport {
     /// Nothing for a job that does all of its tree.
-    pub(crate) fn of(reply: SelectionReply) -> Option<Self> {
+    pub(crate) fn of(reply: SelectionReply, unused_seconds: Option<u64>) -> Option<Self> {
         let SelectionReply { selection, dry_run } = reply;
-        (dry_run || !selection.is_everything()).then_some(Self {
+        let is_part = !selection.is_everything() || unused_seconds.is_some();
+        (dry_run || is_part).then_some(Self {
             include: selection.include,
             exclude: selection.exclude,
             larger_bytes: selection.size_min,
             smaller_bytes: selection.size_max,
             older_seconds: selection.age_min,
             newer_seconds: selection.age_max,
+            unused_seconds,
             dry_run,
         })
     }
@@ -44,6 +47,7 @@ impl SelectionReport {
         words.extend(self.smaller_bytes.map(|bytes| format!("--smaller {}", size(bytes))));
         words.extend(self.older_seconds.map(|age| format!("--older {age}s")));
         words.extend(self.newer_seconds.map(|age| format!("--newer {age}s")));
+        words.extend(self.unused_seconds.map(|age| format!("--unused {age}s")));
         words.extend(self.dry_run.then(|| "--dry-run".to_owned()));
         words.join(" ")
     }
@@ -149,7 +153,9 @@ mod tests {
     #[test]
     fn a_selection_is_told_as_it_is_written() {
         let reply = |selection, dry_run| SelectionReply { selection, dry_run };
-        assert_eq!(SelectionReport::of(reply(Selection::default(), false)), None);
+        assert_eq!(SelectionReport::of(reply(Selection::default(), false), None), None);
+        let unused = SelectionReport::of(reply(Selection::default(), false), Some(86_400));
+        assert_eq!(unused.unwrap().words(), "--unused 86400s");
         let selection = Selection {
             include: vec!["*.jpg".into(), "a/**".into()],
             exclude: vec!["b".into()],
@@ -158,7 +164,7 @@ mod tests {
             age_min: Some(60),
             age_max: None,
         };
-        let told = SelectionReport::of(reply(selection, true)).unwrap().words();
+        let told = SelectionReport::of(reply(selection, true), None).unwrap().words();
         let expected = "--include '*.jpg' --include 'a/**' --exclude 'b' --larger 1GiB --older 60s";
         assert_eq!(told, format!("{expected} --dry-run"));
     }

@@ -368,7 +368,8 @@ pub struct ShowJob {
 }
 
 /// Asks for one job when it has ended, or as it is when `patience_ms` are over; answered earlier by
-/// a server that ends. Servers from before this answer [`ErrorKind::NotSupported`].
+/// a server that ends. Servers from before this answer [`ErrorKind::NotSupported`], and so does a
+/// mount while somebody else waits through it.
 ///
 /// [`ErrorKind::NotSupported`]: millrace_types::ErrorKind::NotSupported
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

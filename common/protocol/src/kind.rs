@@ -64,7 +64,7 @@ macro_rules! requests {
 use crate::{
     access, admin, ahead, backup, bucket, cluster, control, delegation, file_list, fsck,
     job_detail, job_options, lease, left_out, lock, loss, metadata, refresh, release, requests,
-    selection, session, storage, tallied, target, upkeep,
+    selection, session, storage, tallied, target, unused, upkeep,
 };
 
 requests! {
@@ -307,6 +307,10 @@ requests! {
     PutReport = 0x064b, job_options::PutReport => job_options::PutReportReply;
     /// Waits a while for a job to end.
     AwaitJob = 0x064c, admin::AwaitJob => admin::JobReply;
+    /// Starts a job over what nobody has used for a while.
+    StartUnused = 0x064d, unused::StartUnused => admin::JobReply;
+    /// For how long nobody has used what a job works on.
+    ShowUnused = 0x064e, unused::ShowUnused => unused::UnusedReply;
     /// Work of a target for a job, counted; of target control, whatever its number.
     Tallied = 0x064f, tallied::Tallied => tallied::TalliedReply;
 

@@ -40,6 +40,7 @@ pub mod session;
 pub mod storage;
 pub mod tallied;
 pub mod target;
+pub mod unused;
 pub mod upkeep;
 pub mod version;
 

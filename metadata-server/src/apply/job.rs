@@ -8,11 +8,13 @@ use millrace_types::ErrorKind;
 
 use super::{ApplyError, Transaction};
 use crate::{
-    command::{AddJob, AddJobWithOptions, AddSelectedJob, NoteJobDetail, Outcome, UpdateJob},
+    command::{
+        AddJob, AddJobWithOptions, AddSelectedJob, AddUnusedJob, NoteJobDetail, Outcome, UpdateJob,
+    },
     namespace::tree,
     store::{
         keys,
-        records::{JobDetailRecord, JobOptionsRecord, JobRecord, SelectionRecord},
+        records::{JobDetailRecord, JobOptionsRecord, JobRecord, SelectionRecord, UnusedRecord},
     },
 };
 
@@ -29,6 +31,7 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
                 tx.delete(keys::selection(record.job.id));
                 tx.delete(keys::publication(record.job.id));
                 tx.delete(keys::job_options(record.job.id));
+                tx.delete(keys::unused(record.job.id));
                 tx.delete(keys::job_detail(record.job.id));
             }
             None => return Err(ErrorKind::Busy.into()),
@@ -96,6 +99,23 @@ pub(super) fn add_with_options(
     tx.put(keys::job_options(id), &JobOptionsRecord { options: options.clone() });
     Ok(outcome)
 }
+
+/// Takes a job over what nobody has used for a while.
+pub(super) fn add_unused(
+    tx: &mut Transaction<'_>,
+    unused: &AddUnusedJob,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < UNUSED_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let id = tx.file_system()?.next_job;
+    let outcome = add_with_options(tx, &unused.job)?;
+    tx.put(keys::unused(id), &UnusedRecord { seconds: unused.seconds });
+    Ok(outcome)
+}
+
+/// The feature level from which on jobs may look at the last use of files.
+const UNUSED_LEVEL: u32 = 15;
 
 /// Records more of a job, also of one that has ended.
 pub(super) fn note_detail(

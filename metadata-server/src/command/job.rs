@@ -43,6 +43,15 @@ pub struct AddJobWithOptions {
     pub options: JobOptions,
 }
 
+/// Takes a job over what nobody has used for a while into the queue.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AddUnusedJob {
+    /// The job, which files otherwise, and how.
+    pub job: AddJobWithOptions,
+    /// The least seconds from the last use of a file to the job's start.
+    pub seconds: u64,
+}
+
 /// What a job asked buckets, and how far it is in each directory; replaces what was recorded.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct NoteJobDetail {

@@ -353,6 +353,7 @@ impl<E: Environment> Jobs<E> {
         let SelectionRecord { selection, dry_run } = self.selection_record(id).await?;
         let options = self.options(id).await?;
         let filter = Filter::compile(&selection, record.job.started)?;
+        let filter = filter.with_unused(self.unused(id).await?);
         let outcomes = match options.report {
             true => Some(self.begin_report(id).await?),
             false => None,

@@ -27,6 +27,7 @@ use millrace_protocol::{
     requests::{ListRequests, RequestsReply},
     selection::{RetryJob, SelectionReply, ShowSelection, StartSelected},
     session::Done,
+    unused::{ShowUnused, StartUnused, UnusedReply},
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure};
@@ -143,6 +144,33 @@ impl Hydrated for StartWithOptions {
     ) -> Result<JobReply, Failure> {
         let job = hydration.start_with_options(&top, &self).await?;
         Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for StartUnused {
+    fn restrict(&mut self, client: &Client) {
+        self.job.start.caller = client.caller(&self.job.start.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
+    ) -> Result<JobReply, Failure> {
+        let job = hydration.start_unused(&top, &self).await?;
+        Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for ShowUnused {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<UnusedReply, Failure> {
+        hydration.show_unused(self.id).await
     }
 }
 

@@ -5,9 +5,10 @@ use std::{pin::pin, time::Duration};
 use millrace_protocol::{
     admin::{AWAIT_JOB_MAX_MS, AwaitJob, CancelJob, JobReply, StartJob},
     job_detail::ShowJobDetail,
-    job_options::{FetchReport, PutReport, ShowJobOptions, StartWithOptions},
+    job_options::{FetchReport, JobOptions, PutReport, ShowJobOptions, StartWithOptions},
     selection::{RetryJob, ShowSelection, StartSelected},
     session::Role,
+    unused::{ShowUnused, StartUnused},
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure, JobId};
@@ -36,15 +37,33 @@ impl MetadataService {
     pub(super) async fn start_with_options(&self, call: IncomingCall) {
         let result = async {
             let options = call.decode::<StartWithOptions>()?.options;
-            // The servers' credentials would write wherever a user of a mount likes.
-            if options.destination.is_some() && client(&call).role != Role::Admin {
-                return Err(only_operators());
-            }
+            check_destination(&call, &options)?;
             let reply = self.hydrated::<StartWithOptions>(&call).await?;
             self.seen(&call, reply.job.id).await
         };
         let result = result.await;
         respond::<StartWithOptions>(call, result).await;
+    }
+
+    pub(super) async fn start_unused(&self, call: IncomingCall) {
+        let result = async {
+            let options = call.decode::<StartUnused>()?.job.options;
+            check_destination(&call, &options)?;
+            let reply = self.hydrated::<StartUnused>(&call).await?;
+            self.seen(&call, reply.job.id).await
+        };
+        let result = result.await;
+        respond::<StartUnused>(call, result).await;
+    }
+
+    pub(super) async fn show_unused(&self, call: IncomingCall) {
+        let result = async {
+            let id = call.decode::<ShowUnused>()?.id;
+            self.seen(&call, id).await?;
+            self.hydrated::<ShowUnused>(&call).await
+        };
+        let result = result.await;
+        respond::<ShowUnused>(call, result).await;
     }
 
     pub(super) async fn show_job_options(&self, call: IncomingCall) {
@@ -91,10 +110,7 @@ impl MetadataService {
         let result = async {
             let id = call.decode::<RetryJob>()?.id;
             self.seen(&call, id).await?;
-            let options = self.hydration.show_job_options(id).await?.options;
-            if options.destination.is_some() && client(&call).role != Role::Admin {
-                return Err(only_operators());
-            }
+            check_destination(&call, &self.hydration.show_job_options(id).await?.options)?;
             let reply = self.hydrated::<RetryJob>(&call).await?;
             self.seen(&call, reply.job.id).await
         };
@@ -159,7 +175,11 @@ impl MetadataService {
     }
 }
 
-fn only_operators() -> Failure {
+/// The servers' credentials would write wherever a user of a mount likes.
+fn check_destination(call: &IncomingCall, options: &JobOptions) -> Result<(), Failure> {
+    if options.destination.is_none() || client(call).role == Role::Admin {
+        return Ok(());
+    }
     let words = "only an operator exports to another place than the link's";
-    Failure::new(ErrorKind::NotPermitted, words)
+    Err(Failure::new(ErrorKind::NotPermitted, words))
 }

@@ -104,6 +104,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::ListJobs
         | Kind::ShowJob
         | Kind::AwaitJob
+        | Kind::StartUnused
+        | Kind::ShowUnused
         | Kind::CancelJob
         | Kind::ShowState
         | Kind::ShowFile

@@ -52,6 +52,7 @@
 //! |       |                               | again by itself                                    |
 //! | `o`   | job 8                         | [`JobDetailRecord`]: what a job asked, and where   |
 //! | `p`   | inode 8                       | the bytes of a small file                          |
+//! | `q`   | job 8                         | [`UnusedRecord`]: a job over what nobody uses      |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
@@ -83,6 +84,7 @@
 //! [`SessionRecord`]: super::records::SessionRecord
 //! [`TargetRecord`]: super::records::TargetRecord
 //! [`TrimRecord`]: super::records::TrimRecord
+//! [`UnusedRecord`]: super::records::UnusedRecord
 //! [`Whiteout`]: super::records::Whiteout
 
 pub use parts::{after, link_of, number_at, pool_of};
@@ -466,6 +468,12 @@ pub fn publication(job: JobId) -> Vec<u8> {
 #[must_use]
 pub fn job_options(job: JobId) -> Vec<u8> {
     key!(b'j', job.0.to_be_bytes())
+}
+
+/// For how long nobody has used what a job works on, if it looks at that.
+#[must_use]
+pub fn unused(job: JobId) -> Vec<u8> {
+    key!(b'q', job.0.to_be_bytes())
 }
 
 /// What a job asked buckets, and how far it is in each directory.

@@ -385,6 +385,14 @@ pub struct JobOptionsRecord {
 }
 record!(JobOptionsRecord, 1, "options of a job");
 
+/// Of a job over what nobody has used for a while.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct UnusedRecord {
+    /// The least seconds from the last use of a file to the job's start.
+    pub seconds: u64,
+}
+record!(UnusedRecord, 1, "last use of a job's files");
+
 /// More of a job than its counts.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct JobDetailRecord {

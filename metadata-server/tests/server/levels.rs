@@ -4,10 +4,10 @@
 use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
-        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
-        Create, Envelope, Format, ImportEntries, ImportEntry, ImportKind, Loss, NoteJobDetail,
-        NoteLeftOut, NoteReads, RecordCopy, RegisterHost, SetAttributes, SetAutoExport,
-        SetDeletePropagation, SetFetchPolicy, SetPin, SetRefreshInterval, SetXattr,
+        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob, BeginExport, Command,
+        CompleteExport, Create, Envelope, Format, ImportEntries, ImportEntry, ImportKind, Loss,
+        NoteJobDetail, NoteLeftOut, NoteReads, RecordCopy, RegisterHost, SetAttributes,
+        SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetPin, SetRefreshInterval, SetXattr,
     },
     engine::{StartError, StoreKind},
     namespace::{Body, ObjectState, pins, tree},
@@ -279,6 +279,22 @@ fn jobs_have_options_from_the_tenth_level_on_and_older_publications_are_replayed
     assert!(log.store.get(&keys::job_detail(JobId(1))).unwrap().is_some());
     assert_eq!(log.apply(note(9)), Err(ErrorKind::NotFound));
     assert!(log.store.get(&keys::job_options(JobId(2))).unwrap().is_some());
+}
+
+#[test]
+fn jobs_look_at_the_last_use_from_the_fifteenth_level_on() {
+    let mut log = linked(LinkMode::ImportExport);
+    let unused = || {
+        let add = AddJob { job: export_job(), caller: Caller::ROOT, root: InodeId(2) };
+        let selected = AddSelectedJob { add, selection: Selection::default(), dry_run: false };
+        let job = AddJobWithOptions { selected, options: JobOptions::default() };
+        Command::AddUnusedJob(Box::new(AddUnusedJob { job, seconds: 60 }))
+    };
+    log.apply(Command::SetFeatureLevel(14)).unwrap();
+    assert_eq!(log.apply(unused()), Err(ErrorKind::NotSupported));
+    log.apply(Command::SetFeatureLevel(15)).unwrap();
+    log.apply(unused()).unwrap();
+    assert!(log.store.get(&keys::unused(JobId(1))).unwrap().is_some());
 }
 
 #[test]

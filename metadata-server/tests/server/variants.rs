@@ -90,6 +90,7 @@ variants!(
         Publish,
         PublishInline,
         Spilled,
+        AddUnusedJob,
     }
 );
 

@@ -6,7 +6,7 @@
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, path::Path, time::Duration};
 
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
-use millrace_protocol::selection::Selection;
+use millrace_protocol::{selection::Selection, unused::ACCESS_STEP_SECONDS};
 use millrace_types::{ErrorKind, Failure, FileName, Timestamp};
 
 use crate::namespace::Inode;
@@ -19,6 +19,8 @@ pub(super) struct Filter {
     exclude: Patterns,
     /// When the job began: ages count from there, also after a restart.
     started: Timestamp,
+    /// The least seconds from the last use to that.
+    unused_min: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -39,12 +41,18 @@ impl Filter {
             include: Patterns::compile(&selection.include)?,
             exclude: Patterns::compile(&selection.exclude)?,
             started,
+            unused_min: None,
         })
+    }
+
+    /// Leaves out what somebody has used, or may have used, in the last so many seconds.
+    pub(super) fn with_unused(self, seconds: Option<u64>) -> Self {
+        Self { unused_min: seconds, ..self }
     }
 
     /// Whether nothing is left out.
     pub(super) fn is_everything(&self) -> bool {
-        self.selection.is_everything()
+        self.selection.is_everything() && self.unused_min.is_none()
     }
 
     /// Whether the path of a file must be known.
@@ -65,6 +73,14 @@ impl Filter {
             && selection.size_max.is_none_or(|most| inode.size <= most)
             && selection.age_min.is_none_or(|least| age >= least)
             && selection.age_max.is_none_or(|most| age <= most)
+            && self.unused_min.is_none_or(|least| self.unused(inode) >= least)
+    }
+
+    /// The seconds for which nobody has used a file, as its times tell: it may have been read after
+    /// its time of access, which moves by steps.
+    fn unused(&self, inode: &Inode) -> u64 {
+        let read = age(inode.accessed, self.started).saturating_sub(ACCESS_STEP_SECONDS);
+        read.min(age(inode.modified, self.started))
     }
 }
 
@@ -178,5 +194,23 @@ mod tests {
         assert_eq!(seen, [false, false, true, true, false]);
         let young = Selection { age_max: Some(20), ..Selection::default() };
         assert!(admits(young, 0, -5), "changed since the job began");
+    }
+
+    #[test]
+    fn what_somebody_may_have_used_is_left_out() {
+        let least = 7 * ACCESS_STEP_SECONDS;
+        let step = i64::try_from(ACCESS_STEP_SECONDS).unwrap();
+        let admits = |read_days: i64, changed_days: i64| {
+            let mut file = file("f", 1, changed_days * step);
+            file.accessed = Timestamp(NOW.0 - read_days * step * 1_000_000_000);
+            let filter = Filter::compile(&Selection::default(), NOW).unwrap();
+            let filter = filter.with_unused(Some(least));
+            assert!(!filter.is_everything(), "it leaves something out");
+            filter.admits(&file, b"f")
+        };
+        assert!(admits(8, 30));
+        assert!(!admits(7, 30), "read a day later, its time of access would be the same");
+        assert!(!admits(30, 6), "it was changed since");
+        assert!(admits(30, 7) && !admits(-1, 30));
     }
 }

@@ -8,6 +8,7 @@ use millrace_protocol::{
     job_options::{JobOptions, StartWithOptions},
     selection::{RetryJob, Selection, SelectionReply, StartSelected},
     session::Caller,
+    unused::StartUnused,
 };
 use millrace_types::{ErrorKind, Failure, JobId, Timestamp};
 
@@ -15,7 +16,7 @@ use super::{
     Environment, Jobs, PRUNE_INTERVAL, blocking, check_owner, copy, files, filter::Filter, publish,
 };
 use crate::{
-    command::{AddJob, AddJobWithOptions, AddSelectedJob, Command, Outcome},
+    command::{AddJob, AddJobWithOptions, AddSelectedJob, AddUnusedJob, Command, Outcome},
     hydration::{
         import::broken,
         walk::{Viewpoint, check, inode, path_of, resolve},
@@ -26,7 +27,7 @@ use crate::{
     },
     store::{
         keys,
-        records::{self, JobOptionsRecord, JobRecord, SelectionRecord},
+        records::{self, JobOptionsRecord, JobRecord, SelectionRecord, UnusedRecord},
     },
 };
 
@@ -73,8 +74,25 @@ impl<E: Environment> Jobs<E> {
         top: &[u8],
         request: &StartWithOptions,
     ) -> Result<Job, Failure> {
+        self.start_over(top, request, None).await
+    }
+
+    /// Takes a job over what nobody has used for a while into the queue.
+    ///
+    /// # Errors
+    /// As [`Self::start_with_options`].
+    pub async fn start_unused(&self, top: &[u8], request: &StartUnused) -> Result<Job, Failure> {
+        self.start_over(top, &request.job, Some(request.seconds)).await
+    }
+
+    async fn start_over(
+        &self,
+        top: &[u8],
+        request: &StartWithOptions,
+        unused: Option<u64>,
+    ) -> Result<Job, Failure> {
         let StartWithOptions { start, selection, dry_run, options } = request;
-        let is_whole = selection.is_everything() && !dry_run;
+        let is_whole = selection.is_everything() && !dry_run && unused.is_none();
         if start.kind == JobKind::Import && !is_whole {
             return Err(no_selection());
         }
@@ -89,7 +107,7 @@ impl<E: Environment> Jobs<E> {
         }
         self.keep_files(options, start.caller.uid).await?;
         let selected = AddSelectedJob { add, selection: selection.clone(), dry_run: *dry_run };
-        self.add(command_of(selected, options.clone())).await
+        self.add(command_of(selected, options.clone(), unused)).await
     }
 
     /// Adds a page to a list of files, for a job of the same caller's.
@@ -146,8 +164,9 @@ impl<E: Environment> Jobs<E> {
         let path = path_of(&*self.environment, &top).await;
         let add = AddJob { job: fresh(job.kind, path), caller, root };
         let options = self.options(request.id).await?;
+        let unused = self.unused(request.id).await?;
         self.keep_files(&options, add.caller.uid).await?;
-        self.add(command_of(AddSelectedJob { add, selection, dry_run }, options)).await
+        self.add(command_of(AddSelectedJob { add, selection, dry_run }, options, unused)).await
     }
 
     /// Keeps the list of files that a job is about to name from being taken for an old one.
@@ -178,6 +197,19 @@ impl<E: Environment> Jobs<E> {
             }
             let atomic = view.get(&keys::publication(id)).map_err(broken)?.is_some();
             Ok(JobOptions { atomic, ..JobOptions::default() })
+        });
+        query.await
+    }
+
+    /// For how long nobody has used what a job works on, in seconds, if it looks at that.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn unused(&self, id: JobId) -> Result<Option<u64>, Failure> {
+        let query = self.environment.read(move |view| {
+            let record: Option<UnusedRecord> =
+                records::read(view, &keys::unused(id)).map_err(broken)?;
+            Ok(record.map(|record| record.seconds))
         });
         query.await
     }
@@ -230,7 +262,11 @@ impl<E: Environment> Jobs<E> {
 }
 
 /// The plainest command that adds such a job, so that logs stay readable to older servers.
-fn command_of(selected: AddSelectedJob, options: JobOptions) -> Command {
+fn command_of(selected: AddSelectedJob, options: JobOptions, unused: Option<u64>) -> Command {
+    if let Some(seconds) = unused {
+        let job = AddJobWithOptions { selected, options };
+        return Command::AddUnusedJob(Box::new(AddUnusedJob { job, seconds }));
+    }
     if options != JobOptions::default() {
         return Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options }));
     }

@@ -5,8 +5,10 @@ use std::{pin::pin, sync::atomic::Ordering};
 use millrace_protocol::{
     admin::{CancelJob, Job, JobKind, JobState, StartJob},
     cluster::LinkMode,
+    job_options::{JobOptions, StartWithOptions},
     selection::{RetryJob, Selection, StartSelected},
     session::Caller,
+    unused::StartUnused,
 };
 use millrace_types::{ErrorKind, JobId};
 
@@ -107,6 +109,35 @@ async fn a_job_works_on_the_files_that_are_selected_and_a_dry_run_on_none() {
     let done = world.selected(JobKind::Export, but_tmp, false).await;
     assert_eq!(done.state, JobState::Succeeded, "{:?}", done.failures);
     assert!(world.object("x.pt").exists() && !world.object("y.tmp").exists());
+}
+
+#[tokio::test]
+async fn a_job_passes_over_what_was_used_also_when_it_is_started_once_more() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/new", b"new").await;
+    let with_options = |kind| StartWithOptions {
+        start: start(kind, "/data"),
+        selection: Selection::default(),
+        dry_run: true,
+        options: JobOptions::default(),
+    };
+    let unused = |kind, seconds| StartUnused { job: with_options(kind), seconds };
+    let refused = world.hydration.start_unused(b"", &unused(JobKind::Import, 1)).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::InvalidArgument);
+    let begun = world.hydration.start_unused(b"", &unused(JobKind::Export, 60)).await.unwrap();
+    let is_over = |id| move |job: &Job| job.id == id && job.state.is_final();
+    let done = world.run_until(is_over(begun.id)).await;
+    assert_eq!((done.state, done.files_total), (JobState::Succeeded, 0), "it was just written");
+    let retry = RetryJob { caller: ROOT, id: begun.id };
+    let again = world.hydration.retry_job(&retry).await.unwrap().id;
+    assert_eq!(world.run_until(is_over(again)).await.files_total, 0);
+    for id in [begun.id, again] {
+        assert_eq!(world.hydration.show_unused(id).await.unwrap().seconds, Some(60));
+    }
+    let all = world.hydration.start_with_options(b"", &with_options(JobKind::Export)).await;
+    let all = all.unwrap().id;
+    assert_eq!(world.run_until(is_over(all)).await.files_total, 1);
+    assert_eq!(world.hydration.show_unused(all).await.unwrap().seconds, None);
 }
 
 #[tokio::test]

@@ -2,9 +2,9 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, CompleteExport,
-        DropDirectory, ForgetDeletion, ForgetEntries, FoundObject, ImportEntries, ImportEntry,
-        ImportKind, JobCounts, NoteJobDetail, NoteLeftOut, ObserveObject, RecordCopy,
+        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob, BeginExport, Command,
+        CompleteExport, DropDirectory, ForgetDeletion, ForgetEntries, FoundObject, ImportEntries,
+        ImportEntry, ImportKind, JobCounts, NoteJobDetail, NoteLeftOut, ObserveObject, RecordCopy,
         ResolveConflict, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
         SetRefreshInterval, UpdateJob,
     },
@@ -145,6 +145,11 @@ impl Commands {
             let priority = i8::try_from(self.random.within(0..21)).unwrap() - 10;
             let options = JobOptions { priority, report: true, ..JobOptions::default() };
             let with_options = AddJobWithOptions { selected, options };
+            if percent(&self.random, 30) {
+                let seconds = self.random.within(0..1_000_000);
+                let unused = AddUnusedJob { job: with_options, seconds };
+                return Command::AddUnusedJob(Box::new(unused));
+            }
             return Command::AddJobWithOptions(Box::new(with_options));
         }
         let id = self.record::<JobRecord>(view, &keys::jobs()).map_or(9, |(id, _)| id);

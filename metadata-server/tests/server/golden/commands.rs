@@ -2,8 +2,8 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, BeginExport, Command, Commit,
-        CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
+        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob, BeginExport, Command,
+        Commit, CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
         ForgetDeletion, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
         JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteLeftOut, NoteReads, ObserveObject,
         OpenSession, OpenWrite, Opener, Publish, PublishInline, ReclaimOrphans, RecordCopy,
@@ -475,6 +475,10 @@ fn of_reopened_exports() -> Vec<Command> {
     vec![
         Command::ReopenExport { inode: InodeId(81), export: 82 << 64 },
         publication,
+        Command::AddUnusedJob(Box::new(AddUnusedJob {
+            job: AddJobWithOptions { selected: selected.clone(), options: options.clone() },
+            seconds: 604_800,
+        })),
         Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options })),
         Command::NoteJobDetail(Box::new(NoteJobDetail { id: JobId(84), detail: detail() })),
         Command::RecordCopy(Box::new(RecordCopy {

@@ -59,5 +59,6 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("restores", keys::restores()),
         Sample::key("opened", keys::opened(SESSION, INODE)),
         Sample::key("keeper", keys::keeper(SESSION)),
+        Sample::key("unused", keys::unused(JobId(NUMBER))),
     ]
 }

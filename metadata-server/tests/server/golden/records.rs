@@ -11,7 +11,8 @@ use millrace_metadata_server::{
         DistrustRecord, Entry, Export, FetchRecord, FileSystem, GroupRecord, HostRecord,
         JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord, LeftOutRecord, LinkRecord,
         LostTarget, OpenRecord, PoolRecord, ReclaimRecord, RefreshIntervalRecord, RestoreRecord,
-        RunRecord, SelectionRecord, SessionRecord, TargetRecord, TrimRecord, Whiteout,
+        RunRecord, SelectionRecord, SessionRecord, TargetRecord, TrimRecord, UnusedRecord,
+        Whiteout,
     },
 };
 use millrace_protocol::{
@@ -54,6 +55,7 @@ pub(super) fn samples() -> Vec<Sample> {
         ),
         Sample::of("RestoreRecord", &RestoreRecord { restores: 0x0102_0304 }),
         Sample::of("JobOptionsRecord", &JobOptionsRecord { options: options() }),
+        Sample::of("UnusedRecord", &UnusedRecord { seconds: 604_800 }),
         Sample::of("JobDetailRecord", &JobDetailRecord { detail: detail() }),
         Sample::of(
             "CopyRecord",

@@ -8,6 +8,7 @@ use millrace_protocol::{
         StartWithOptions,
     },
     selection::{RetryJob, Selection, SelectionReply, ShowSelection, StartSelected},
+    unused::{ShowUnused, StartUnused, UnusedReply},
 };
 use millrace_types::JobId;
 
@@ -43,6 +44,8 @@ pub(super) fn all() -> Vec<Sample> {
     [
         pair(&StartSelected { start, selection: selection.clone(), dry_run: true }, &reply()),
         pair(&ShowSelection { id: JobId(8) }, &SelectionReply { selection, dry_run: true }),
+        pair(&StartUnused { job: with_options.clone(), seconds: 604_800 }, &reply()),
+        pair(&ShowUnused { id: JobId(8) }, &UnusedReply { seconds: Some(604_800) }),
         pair(&with_options, &reply()),
         pair(&ShowJobOptions { id: JobId(8) }, &JobOptionsReply { options }),
         pair(&fetch, &page),
