@@ -2,8 +2,8 @@
 //! many files: each job ends by itself, tells exactly what it did, and does no finished file again.
 //!
 //! The moments are the job's own: the bucket stops to answer at a request whose number is drawn,
-//! then a daemon is killed and started again. Only a release asks no bucket for anything, and meets
-//! its kills by the clock.
+//! then a daemon is killed and started again. A release asks no bucket for anything: while a
+//! target says nothing all of them are killed.
 //!
 //! `MILLRACE_TEST_SEED` chooses the seed, `MILLRACE_TEST_LENGTH` makes it so many times as many
 //! files.
@@ -35,7 +35,9 @@ const DIRECTORIES: u64 = 40;
 const LARGE: u64 = 3;
 const LARGE_LEN: usize = 20_000_000;
 
-const DAEMONS: [&str; 3] = ["metadata", "target-0", "target-1"];
+const DAEMONS: [&str; 3] = ["metadata", "target-0", SILENT];
+/// What says nothing while a release is to be at work.
+const SILENT: &str = "target-1";
 /// Kills in one job, of each daemon as often.
 const KILLS: u64 = 6;
 
@@ -150,14 +152,19 @@ impl World {
             "import" => DIRECTORIES / KILLS,
             _ => self.files / KILLS,
         };
-        if kind != "release" {
+        let silent = match kind {
+            "release" => Some(self.cluster.daemon(SILENT)?.pause()?),
+            _ => None,
+        };
+        if silent.is_none() {
             self.gate.close_at(1 + self.random.within(0..apart));
         }
         let begun = self.cluster.json(&[kind, "mr:/set", "--report"])?;
         let id = begun["id"].to_string();
-        let kills = match kind {
-            "release" => self.kill_by_the_clock(&id)?,
-            _ => self.kill_by_requests(kind, &id, apart)?,
+        let kills = match silent {
+            // Nothing is left of it to go on.
+            Some(_silent) => self.kill_all(&id)?,
+            None => self.kill_by_requests(kind, &id, apart)?,
         };
         let job = wait_for(kind, || self.show(&id).filter(is_over))?;
         let after = self.bucket.requests()?;
@@ -197,15 +204,16 @@ impl World {
         Ok(KILLS)
     }
 
-    /// Kills each daemon once, and tells how often the job was not over after the restart.
-    fn kill_by_the_clock(&mut self, id: &str) -> Result<u64> {
-        let mut kills = 0;
+    /// Kills all daemons, the silent one last: until then the job cannot end. Then starts them.
+    fn kill_all(&mut self, id: &str) -> Result<u64> {
+        let job = wait_for("the job", || self.show(id))?;
+        ensure!(!is_over(&job), "a target says nothing: {job}");
         for daemon in DAEMONS {
             thread::sleep(Duration::from_millis(self.random.within(0..self.files / 20)));
-            self.cluster.crash(daemon).with_context(|| format!("{daemon} in a release"))?;
-            kills += u64::from(self.show(id).is_some_and(|job| !is_over(&job)));
+            self.cluster.daemon(daemon)?.kill()?;
         }
-        Ok(kills)
+        self.cluster.up()?;
+        Ok(DAEMONS.len() as u64)
     }
 
     /// The job as it is told now; nothing if nobody answers.
