@@ -56,3 +56,5 @@ mod signals;
 mod targets;
 #[path = "cluster/two_mounts.rs"]
 mod two_mounts;
+#[path = "cluster/unwritten.rs"]
+mod unwritten;

@@ -37,6 +37,7 @@ mod open;
 mod orphan;
 mod pin;
 mod place;
+mod pristine;
 mod publish;
 mod remove;
 mod rename;
@@ -82,7 +83,8 @@ pub(crate) use trust::unnamed;
 /// | 13    | small files that live in their inodes                                            |
 /// | 14    | their bytes in records of their own                                              |
 /// | 15    | jobs over what nobody has used for a while                                       |
-pub const FEATURE_LEVEL: u32 = 15;
+/// | 16    | a file that was opened for writing and not written is what it was before         |
+pub const FEATURE_LEVEL: u32 = 16;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;
@@ -172,6 +174,7 @@ fn dispatch(
         Command::OpenWrite(open) => open::open_write(tx, open),
         Command::CloseWrite(opener) => open::close_write(tx, *opener),
         Command::CloseWrites { session, inodes } => open::close_writes(tx, *session, inodes),
+        Command::CloseUnwritten { session, inodes } => open::close_unwritten(tx, *session, inodes),
         Command::DropReader(opener) => open::drop_reader(tx, *opener),
         Command::Commit(commit) => commit::commit(tx, commit),
         Command::SetXattr(set) => xattr::set(tx, set),

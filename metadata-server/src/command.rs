@@ -258,6 +258,13 @@ pub enum Command {
     Spilled(Spilled),
     /// Takes a job over what nobody has used for a while into the queue.
     AddUnusedJob(Box<AddUnusedJob>),
+    /// Ends opens for writing through which nothing was written.
+    CloseUnwritten {
+        /// Who had them.
+        session: SessionId,
+        /// The file of each.
+        inodes: Vec<InodeId>,
+    },
 }
 
 /// Makes an empty file system.

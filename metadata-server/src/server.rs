@@ -406,6 +406,9 @@ impl MetadataService {
             RequestKind::Open => self.run(call, Written, ops::open::open).await,
             RequestKind::Close => self.run(call, Written, ops::open::close).await,
             RequestKind::CloseFiles => self.run(call, Written, ops::open::close_files).await,
+            RequestKind::CloseUnwritten => {
+                self.run(call, Written, ops::open::close_unwritten).await
+            }
             RequestKind::GetXattr => self.run(call, Written, ops::xattr::get).await,
             RequestKind::ListXattrs => self.run(call, Written, ops::xattr::list).await,
             RequestKind::SetXattr => self.run(call, Written, ops::xattr::set).await,

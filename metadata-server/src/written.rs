@@ -76,7 +76,7 @@ impl Written {
             ) => *inode,
             (Command::OpenWrite(open), _) => open.opener.inode,
             (Command::CloseWrite(opener), _) => opener.inode,
-            (Command::CloseWrites { inodes, .. }, _) => {
+            (Command::CloseWrites { inodes, .. } | Command::CloseUnwritten { inodes, .. }, _) => {
                 for &inode in inodes {
                     self.put(|noted| &mut noted.changed, inode);
                 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use millrace_protocol::{
-    metadata::{CLOSES_MAX, Close, CloseFiles, OpenMode},
+    metadata::{CLOSES_MAX, Close, CloseFiles, CloseUnwritten, OpenMode},
     session::Operation,
 };
 use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
@@ -43,6 +43,8 @@ struct Queue {
     taken: Option<Instant>,
     /// The server is from before it could hear of several at once.
     is_old: bool,
+    /// The server is from before it could hear that nothing was written.
+    ignores_unwritten: bool,
 }
 
 /// An open for writing that has ended.
@@ -52,6 +54,8 @@ pub(super) struct Closing {
     pub(super) file: Arc<File>,
     /// The session in which the server was told of the open.
     pub(super) session: SessionId,
+    /// Whether the file was written here before that.
+    was_written: bool,
 }
 
 /// What the one who gathers finds.
@@ -114,6 +118,12 @@ impl Closes {
         self.lock().is_old
     }
 
+    /// Takes those out that the server shall hear of as not written.
+    fn take_unwritten(&self, ended: &mut Vec<Closing>) -> Vec<Closing> {
+        let is_told = !self.lock().ignores_unwritten;
+        ended.extract_if(.., |closing| is_told && !closing.was_written).collect()
+    }
+
     /// Whether everything was told.
     fn is_idle(&self) -> bool {
         let queue = self.lock();
@@ -123,6 +133,14 @@ impl Closes {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         // Each step leaves the queue whole, so that a panic elsewhere cannot have torn it.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Closing {
+    /// The end of an open for writing of which the server was told in this session.
+    pub(super) fn new(file: &Arc<File>, session: SessionId) -> Self {
+        let was_written = file.state().was_written;
+        Self { file: Arc::clone(file), session, was_written }
     }
 }
 
@@ -181,16 +199,34 @@ impl FileSystem {
         }
     }
 
-    async fn tell_ended(&self, ended: Vec<Closing>) {
+    async fn tell_ended(&self, mut ended: Vec<Closing>) {
         let told = Told { closes: &self.closes };
-        self.tell_server(&ended).await;
-        for closing in ended {
+        let unwritten = self.closes.take_unwritten(&mut ended);
+        tokio::join!(self.tell_unwritten(&unwritten), self.tell_written(&ended));
+        for closing in ended.iter().chain(&unwritten) {
             self.files.handle_closed(&closing.file, OpenMode::Write);
         }
         drop(told);
     }
 
-    async fn tell_server(&self, ended: &[Closing]) {
+    async fn tell_unwritten(&self, ended: &[Closing]) {
+        let Some(first) = ended.first() else { return };
+        let request = |operation: Operation| CloseUnwritten {
+            inodes: of_session(ended, operation.session),
+            operation,
+        };
+        match self.change(request, &[], inodes_of(ended)).await {
+            Ok(_) => {}
+            Err(failure) if failure.kind == ErrorKind::NotSupported => {
+                self.closes.lock().ignores_unwritten = true;
+                self.tell_written(ended).await;
+            }
+            Err(failure) => tell_unclosed(&first.file, &failure),
+        }
+    }
+
+    /// Tells of files that were written, or of all to a server that knows no difference.
+    async fn tell_written(&self, ended: &[Closing]) {
         let Some(first) = ended.first() else { return };
         if self.closes.is_old() {
             return self.tell_old_server(ended).await;
@@ -199,9 +235,7 @@ impl FileSystem {
             inodes: of_session(ended, operation.session),
             operation,
         };
-        // Once nobody writes them any more, others may keep their attributes, and change them.
-        let changed: Vec<_> = ended.iter().map(|closing| closing.file.inode).collect();
-        match self.change(request, &[], changed).await {
+        match self.change(request, &[], inodes_of(ended)).await {
             Ok(_) => {}
             Err(failure) if failure.kind == ErrorKind::NotSupported => {
                 self.closes.handle_old_server();
@@ -212,7 +246,7 @@ impl FileSystem {
     }
 
     async fn tell_old_server(&self, ended: &[Closing]) {
-        for Closing { file, session } in ended {
+        for Closing { file, session, .. } in ended {
             if *session != self.cluster.session() {
                 continue;
             }
@@ -236,6 +270,11 @@ impl Drop for Told<'_> {
     }
 }
 
+/// Once nobody writes them any more, others may keep their attributes, and change them.
+fn inodes_of(ended: &[Closing]) -> Vec<InodeId> {
+    ended.iter().map(|closing| closing.file.inode).collect()
+}
+
 /// The files of which the server counts the opens in this session: those of one that has ended are
 /// over.
 fn of_session(ended: &[Closing], session: SessionId) -> Vec<InodeId> {
@@ -256,7 +295,11 @@ mod tests {
     const SESSION: SessionId = SessionId(1);
 
     fn closing(inode: u64) -> Closing {
-        Closing { file: crate::fs::file::tests::file(inode), session: SESSION }
+        Closing::new(&crate::fs::file::tests::file(inode), SESSION)
+    }
+
+    fn written((inode, was_written): (u64, bool)) -> Closing {
+        Closing { was_written, ..closing(inode) }
     }
 
     fn inodes(next: Next) -> Vec<u64> {
@@ -329,6 +372,18 @@ mod tests {
         assert_eq!(inodes(closes.next(now)), [1]);
         assert_eq!(closes.pause(now), None);
         assert_eq!(inodes(closes.next(now)), [2]);
+    }
+
+    #[test]
+    fn what_was_not_written_is_told_apart_unless_the_server_knows_no_difference() {
+        let closes = Closes::default();
+        let ended = || [(1, true), (2, false), (3, true)].map(written).into_iter().collect();
+        let inodes = |ended: &[Closing]| ended.iter().map(|one| one.file.inode.0).collect();
+        let mut some: Vec<_> = ended();
+        let unwritten: Vec<u64> = inodes(&closes.take_unwritten(&mut some));
+        assert_eq!((unwritten, inodes(&some)), (vec![2], vec![1, 3]));
+        closes.lock().ignores_unwritten = true;
+        assert!(closes.take_unwritten(&mut ended()).is_empty());
     }
 
     #[test]

@@ -154,6 +154,8 @@ requests! {
     DeclareDelegations = 0x022b, delegation::DeclareDelegations => session::Done;
     /// Listens for what must not be kept any more, and for what may be in place of it.
     AwaitNews = 0x022c, lease::AwaitNews => lease::News;
+    /// Ends opens for writing through which nothing was written.
+    CloseUnwritten = 0x022d, metadata::CloseUnwritten => session::Done;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;

@@ -375,6 +375,17 @@ pub struct CloseFiles {
     pub inodes: Vec<InodeId>,
 }
 
+/// Ends opens for writing through which nothing was written, nor sent to be: what they open is as
+/// it was. A file that was like its object before is so again, unless somebody else has written it,
+/// or still may.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CloseUnwritten {
+    /// Executed exactly once.
+    pub operation: Operation,
+    /// The file of each open, at most [`CLOSES_MAX`].
+    pub inodes: Vec<InodeId>,
+}
+
 /// A writer's proposal. Of concurrent ones the larger size stands; one from an older write epoch
 /// changes nothing and is answered with the present inode.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

@@ -2,7 +2,7 @@
 
 use millrace_types::{ErrorKind, InodeId, SessionId, WriteEpoch};
 
-use super::{ApplyError, Transaction, inline, orphan, xattr};
+use super::{ApplyError, Transaction, inline, orphan, pristine, xattr};
 use crate::{
     command::{Commit, Outcome},
     namespace::{FileBody, Inode, ObjectState},
@@ -13,6 +13,7 @@ use crate::{
 pub(super) fn commit(tx: &mut Transaction<'_>, commit: &Commit) -> Result<Outcome, ApplyError> {
     let mut inode = tx.inode(commit.inode)?;
     let outcome = Ok(Outcome::Inode(inode.id));
+    pristine::forget(tx, &inode)?;
     let size = inode.size;
     let file = inode.file_mut()?;
     let current = file.generation == commit.generation && file.write_epoch == commit.write_epoch;

@@ -8,7 +8,7 @@
 use millrace_protocol::metadata::INLINE_BYTES_MAX;
 use millrace_types::{ErrorKind, InodeId, LogIndex, Timestamp, WriteEpoch};
 
-use super::{ApplyError, Transaction, restore};
+use super::{ApplyError, Transaction, commit, pristine::PRISTINE_LEVEL, restore};
 use crate::{
     command::{Outcome, Spilled},
     namespace::{Body, FileBody, tree},
@@ -82,6 +82,10 @@ pub(super) fn spilled(tx: &mut Transaction<'_>, spilled: &Spilled) -> Result<Out
         // That under which they were stored, and the one that counts. Nothing is cut: whoever has
         // the file open for writing knows that the bytes were here.
         file.write_epoch = restore::next_write_epoch(tx, file.write_epoch)?.next();
+        if tx.file_system()?.feature_level >= PRISTINE_LEVEL {
+            // An object may have the same bytes, but the targets do not know that of theirs.
+            commit::mark_dirty(file);
+        }
         // So that what shows the bytes here is known to be older than this.
         inode.change_count = inode.change_count.next();
         tx.put_inode(&inode);

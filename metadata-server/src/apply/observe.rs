@@ -15,7 +15,7 @@ use millrace_protocol::admin::Keep;
 use millrace_types::{ErrorKind, FileName, InodeId, Timestamp};
 
 use super::{
-    ApplyError, Transaction, commit, import, orphan,
+    ApplyError, Transaction, commit, import, orphan, pristine,
     remove::{drop_name, take_entry},
 };
 use crate::{
@@ -84,6 +84,7 @@ pub(super) fn resolve(
         return Err(ErrorKind::InUse.into());
     }
     tx.delete(keys::conflict(inode.id));
+    pristine::forget(tx, &inode)?;
     let observation = match (resolve.keep, &resolve.found) {
         (Keep::Local, found) => {
             keep_local(tx, inode, found.as_ref())?;

@@ -2,10 +2,13 @@
 
 use millrace_types::{ErrorKind, InodeId, SessionId};
 
-use super::{ApplyError, Transaction, commit, inline, orphan};
+use super::{
+    ApplyError, Transaction, commit, inline, orphan,
+    pristine::{self, PRISTINE_LEVEL},
+};
 use crate::{
     command::{OpenWrite, Opener, Outcome},
-    namespace::{Inode, permission},
+    namespace::{Inode, permission, tree},
     store::{
         keys,
         records::{OpenRecord, SessionRecord},
@@ -36,13 +39,15 @@ pub(super) fn open_write(
     Ok(Outcome::Inode(open.opener.inode))
 }
 
-/// Counts one more writer of an existing file and marks it dirty.
+/// Counts one more writer of an existing file and marks it dirty: from here on there may be bytes
+/// of it at the targets of which nobody knows here.
 pub(super) fn begin(
     tx: &mut Transaction<'_>,
     mut inode: Inode,
     session: SessionId,
 ) -> Result<(), ApplyError> {
     tx.check_writable(&inode)?;
+    pristine::handle_open(tx, &inode)?;
     commit::mark_dirty(inode.file_mut()?);
     inode.change_count = inode.change_count.next();
     tx.put_inode(&inode);
@@ -75,9 +80,19 @@ fn record(
     Ok(())
 }
 
-/// Ends one open for writing. One that is not known was ended before.
+/// Ends one open for writing, through which something may have been written. One that is not known
+/// was ended before.
 pub(super) fn close_write(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
-    change(tx, opener, |open| open.writes = open.writes.saturating_sub(1))
+    end_write(tx, opener, pristine::forget)
+}
+
+/// Ends one open for writing, and has what is known of a pristine file follow.
+fn end_write(
+    tx: &mut Transaction<'_>,
+    opener: Opener,
+    follow: impl FnOnce(&mut Transaction<'_>, &Inode) -> Result<(), ApplyError>,
+) -> Result<Outcome, ApplyError> {
+    change(tx, opener, |open| open.writes = open.writes.saturating_sub(1), follow)
 }
 
 /// Ends opens of one session for writing.
@@ -88,6 +103,21 @@ pub(super) fn close_writes(
 ) -> Result<Outcome, ApplyError> {
     for &inode in inodes {
         close_write(tx, Opener { session, inode })?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Ends opens of one session through which nothing was written.
+pub(super) fn close_unwritten(
+    tx: &mut Transaction<'_>,
+    session: SessionId,
+    inodes: &[InodeId],
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < PRISTINE_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    for &inode in inodes {
+        end_write(tx, Opener { session, inode }, pristine::handle_unwritten)?;
     }
     Ok(Outcome::Done)
 }
@@ -107,25 +137,32 @@ pub(super) fn keep_reader(tx: &mut Transaction<'_>, opener: Opener) -> Result<Ou
 
 /// The session no longer reads an inode that has lost its last name.
 pub(super) fn drop_reader(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
-    change(tx, opener, |open| open.reads = false)
+    change(tx, opener, |open| open.reads = false, |_, _| Ok(()))
 }
 
 fn change(
     tx: &mut Transaction<'_>,
     opener: Opener,
     change: impl FnOnce(&mut OpenRecord),
+    follow: impl FnOnce(&mut Transaction<'_>, &Inode) -> Result<(), ApplyError>,
 ) -> Result<Outcome, ApplyError> {
     let key = keys::open(opener.inode, opener.session);
     let Some(mut open) = tx.read::<OpenRecord>(&key)? else {
         return Ok(Outcome::Done);
     };
     change(&mut open);
-    if open == OpenRecord::default() {
+    let is_over = open == OpenRecord::default();
+    if is_over {
         tx.delete(key);
         tx.delete(keys::opened(opener.session, opener.inode));
-        orphan::drop_if_unused(tx, opener.inode)?;
     } else {
         tx.put(key, &open);
+    }
+    if let Some(inode) = tree::find(tx, opener.inode)? {
+        follow(tx, &inode)?;
+        if is_over {
+            orphan::drop_if_unused(tx, &inode)?;
+        }
     }
     Ok(Outcome::Done)
 }

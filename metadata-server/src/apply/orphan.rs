@@ -35,14 +35,11 @@ pub(super) fn lost_last_name(
         tx.put_bytes(keys::opened(session, inode.id), Vec::new());
     }
     tx.put_inode(inode);
-    drop_if_unused(tx, inode.id)
+    drop_if_unused(tx, inode)
 }
 
 /// Removes an inode that has neither name nor opener.
-pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result<(), ApplyError> {
-    let Some(inode) = tree::find(tx, inode)? else {
-        return Ok(());
-    };
+pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: &Inode) -> Result<(), ApplyError> {
     if inode.links > 0 || is_open(tx, inode.id)? {
         return Ok(());
     }
@@ -56,7 +53,7 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: InodeId) -> Result
                 reclaim(tx, inode.id, file.generation, file.layout)?;
             }
             tx.delete(keys::trim(inode.id));
-            export::file_dropped(tx, &inode)?;
+            export::file_dropped(tx, inode)?;
             tx.delete(keys::conflict(inode.id));
             tx.delete(keys::nameable(inode.id));
         }

@@ -7,7 +7,7 @@ use millrace_types::{ErrorKind, FileName, InodeId};
 use super::{
     ApplyError, Transaction,
     create::{add_name, directory_body, insert_entry, new_inode, touch_directory},
-    orphan,
+    orphan, pristine,
     remove::take_entry,
 };
 use crate::{
@@ -312,12 +312,12 @@ fn repair_leftover(tx: &mut Transaction<'_>, key: &[u8]) -> Result<(), ApplyErro
             let number = |offset| keys::number_at(key, offset).unwrap_or_default();
             let inode = InodeId(number(1));
             tx.delete(keys::opened(millrace_types::SessionId(number(9)), inode));
-            match tree::find(tx, inode)? {
-                Some(found) if found.links == 0 && found.parent.is_none() => {
-                    orphan::drop_if_unused(tx, inode)
-                }
-                _ => Ok(()),
+            let Some(found) = tree::find(tx, inode)? else { return Ok(()) };
+            pristine::forget(tx, &found)?;
+            if found.links == 0 && found.parent.is_none() {
+                orphan::drop_if_unused(tx, &found)?;
             }
+            Ok(())
         }
         _ => Ok(()),
     }

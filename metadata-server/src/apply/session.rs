@@ -5,7 +5,7 @@ use std::ops::Bound;
 use millrace_protocol::session::Operation;
 use millrace_types::{ErrorKind, InodeId, SessionId};
 
-use super::{ApplyError, Transaction, orphan};
+use super::{ApplyError, Transaction, orphan, pristine};
 use crate::{
     command::{OpenSession, Outcome},
     namespace::tree,
@@ -109,7 +109,11 @@ pub(super) fn close(tx: &mut Transaction<'_>, session: SessionId) -> Result<Outc
         };
         tx.delete(key);
         tx.delete(keys::open(inode, session));
-        orphan::drop_if_unused(tx, inode)?;
+        if let Some(inode) = tree::find(tx, inode)? {
+            // Whoever had it open for writing may have sent bytes to the targets.
+            pristine::forget(tx, &inode)?;
+            orphan::drop_if_unused(tx, &inode)?;
+        }
     }
     tx.delete_all(&keys::outcomes(session))?;
     tx.delete(keys::keeper(session));

@@ -1,10 +1,10 @@
 //! Opens and closes files.
 
 use millrace_protocol::{
-    metadata::{CLOSES_MAX, Close, CloseFiles, InodeReply, Open, OpenMode},
-    session::Done,
+    metadata::{CLOSES_MAX, Close, CloseFiles, CloseUnwritten, InodeReply, Open, OpenMode},
+    session::{Done, Operation},
 };
-use millrace_types::{ErrorKind, Failure};
+use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 
 use super::{
     Client, Need, Step, is_regular, need_spill, needs_trim, read, show, show_again, writes,
@@ -101,13 +101,37 @@ pub fn close_files(
     client: &Client,
     request: &CloseFiles,
 ) -> Result<Step<Done>, Failure> {
-    client.own(core, request.operation)?;
-    let (session, inodes) = (request.operation.session, &request.inodes);
+    let CloseFiles { operation, inodes } = request;
+    let close = |session, inodes| Command::CloseWrites { session, inodes };
+    close_several(core, client, (*operation, inodes), close)
+}
+
+/// Ends opens for writing through which nothing was written.
+///
+/// # Errors
+/// As [`close_files`].
+pub fn close_unwritten(
+    core: &mut Core,
+    client: &Client,
+    request: &CloseUnwritten,
+) -> Result<Step<Done>, Failure> {
+    let CloseUnwritten { operation, inodes } = request;
+    let close = |session, inodes| Command::CloseUnwritten { session, inodes };
+    close_several(core, client, (*operation, inodes), close)
+}
+
+fn close_several(
+    core: &mut Core,
+    client: &Client,
+    (operation, inodes): (Operation, &[InodeId]),
+    close: impl FnOnce(SessionId, Vec<InodeId>) -> Command,
+) -> Result<Step<Done>, Failure> {
+    client.own(core, operation)?;
+    let session = operation.session;
     if inodes.len() > CLOSES_MAX {
         return Err(Failure::new(ErrorKind::InvalidArgument, "too many files for one request"));
     }
-    let command = Command::CloseWrites { session, inodes: inodes.clone() };
-    core.execute(Some(request.operation), command)?;
+    core.execute(Some(operation), close(session, inodes.to_vec()))?;
     for &inode in inodes {
         end_locks(core, Opener { session, inode })?;
     }

@@ -39,6 +39,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::Open
         | Kind::Close
         | Kind::CloseFiles
+        | Kind::CloseUnwritten
         | Kind::Delegate
         | Kind::PublishFiles
         | Kind::DeclareDelegations

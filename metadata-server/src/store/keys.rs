@@ -53,6 +53,7 @@
 //! | `o`   | job 8                         | [`JobDetailRecord`]: what a job asked, and where   |
 //! | `p`   | inode 8                       | the bytes of a small file                          |
 //! | `q`   | job 8                         | [`UnusedRecord`]: a job over what nobody uses      |
+//! | `r`   | inode 8                       | [`PristineRecord`]: a file open to be written      |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
@@ -76,6 +77,7 @@
 //! [`LostTarget`]: super::records::LostTarget
 //! [`OpenRecord`]: super::records::OpenRecord
 //! [`PoolRecord`]: super::records::PoolRecord
+//! [`PristineRecord`]: super::records::PristineRecord
 //! [`ReclaimRecord`]: super::records::ReclaimRecord
 //! [`RefreshIntervalRecord`]: super::records::RefreshIntervalRecord
 //! [`RestoreRecord`]: super::records::RestoreRecord
@@ -474,6 +476,12 @@ pub fn job_options(job: JobId) -> Vec<u8> {
 #[must_use]
 pub fn unused(job: JobId) -> Vec<u8> {
     key!(b'q', job.0.to_be_bytes())
+}
+
+/// What a file was before it was opened for writing, until somebody writes it.
+#[must_use]
+pub fn pristine(inode: InodeId) -> Vec<u8> {
+    key!(b'r', inode.0.to_be_bytes())
 }
 
 /// What a job asked buckets, and how far it is in each directory.

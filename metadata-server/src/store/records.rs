@@ -23,6 +23,7 @@ use millrace_types::{
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{StoreError, View};
+use crate::namespace::FileBody;
 
 /// A value of the store.
 pub trait Record: Sized {
@@ -392,6 +393,16 @@ pub struct UnusedRecord {
     pub seconds: u64,
 }
 record!(UnusedRecord, 1, "last use of a job's files");
+
+/// Of a file that is open for writing, and was like its object before: nobody has written it yet.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct PristineRecord {
+    /// Its bytes.
+    pub size: u64,
+    /// Its content, and how it stood against the object.
+    pub file: FileBody,
+}
+record!(PristineRecord, 1, "unwritten file");
 
 /// More of a job than its counts.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

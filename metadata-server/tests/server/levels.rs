@@ -46,13 +46,13 @@ const LIST: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x02\0\x04\0\x07\0\0
     \x04\0\x04\0\xff\xff\xff\xff\x10\0\x04\0\xff\xff\xff\xff\x20\0\0\0\xff\xff\xff\xff";
 
 #[derive(Default)]
-struct Log {
-    store: MemoryStore,
+pub(crate) struct Log {
+    pub(crate) store: MemoryStore,
     last: LogIndex,
 }
 
 impl Log {
-    fn apply(&mut self, command: Command) -> Result<(), ErrorKind> {
+    pub(crate) fn apply(&mut self, command: Command) -> Result<(), ErrorKind> {
         let index = self.last.next();
         let time = Timestamp(i64::try_from(index.0).unwrap());
         let envelope = Envelope { time, operation: None, command };
@@ -140,7 +140,7 @@ fn times_of_access_follow_reads_from_the_fourth_level_on() {
 }
 
 /// A file system with a directory that is linked.
-fn linked(mode: LinkMode) -> Log {
+pub(crate) fn linked(mode: LinkMode) -> Log {
     let mut log = Log::default();
     log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
     let directory = Create {

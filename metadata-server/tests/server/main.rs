@@ -32,6 +32,7 @@ mod lost_names;
 mod namespace;
 mod once;
 mod power;
+mod pristine;
 mod reclaim;
 mod replay;
 mod restore;

@@ -204,7 +204,7 @@ impl Test {
 
     /// The run is worth something only if it reached every request and every refusal.
     fn check_coverage(&self) {
-        assert_eq!(self.executed.len(), 16, "executed: {:?}", self.executed);
+        assert_eq!(self.executed.len(), 17, "executed: {:?}", self.executed);
         let missing: Vec<_> = REFUSALS.iter().filter(|kind| !self.refused.contains(kind)).collect();
         assert!(missing.is_empty(), "nothing was refused with {missing:?}");
         assert!(self.model.nodes.len() > 20 && self.gone.len() > 20, "names come and go");

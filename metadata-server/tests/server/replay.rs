@@ -13,7 +13,10 @@ use millrace_metadata_server::{
     engine::{EngineSettings, StoreKind, marker::Marker},
     files::MachineFiles,
     log::{record, segment},
-    store::{Batch, keys},
+    store::{
+        Batch, keys,
+        records::{OpenRecord, Record as _},
+    },
 };
 use millrace_runtime::Random;
 use millrace_types::{ErrorKind, InodeId, LogIndex};
@@ -22,7 +25,7 @@ use tempfile::TempDir;
 use crate::{
     chance::{for_each_seed, stretched},
     commands::{Commands, Given},
-    engine::{ON_DISK, Server, copy, rebuilt, records},
+    engine::{Contents, ON_DISK, Server, copy, rebuilt, records},
     hosts::Host,
     variants::{COMMANDS, command_name},
 };
@@ -224,6 +227,7 @@ impl Pair {
     fn check(&self, what: &str) {
         let (memory, disk) = (self.memory.contents(), self.disk.contents());
         memory.assert_equal(&disk, what);
+        only_open_files_may_be_unwritten(&memory, what);
         memory.assert_equal(&rebuilt(&self.memory.log_dir()), what);
         let logs = (records(&self.memory.log_dir()), records(&self.disk.log_dir()));
         assert!(logs.0 == logs.1, "{what}: the logs hold the same");
@@ -247,6 +251,19 @@ impl Pair {
             .collect();
         assert!(missing.is_empty(), "never executed: {missing:?}");
         assert!(self.refused > 0, "some commands must be refused");
+    }
+}
+
+/// What is remembered of a file that nobody has written yet goes with its last writer.
+fn only_open_files_may_be_unwritten(store: &Contents, what: &str) {
+    let written = |(key, value): &&(Vec<u8>, Vec<u8>)| {
+        key[0] == keys::OPENS && OpenRecord::decode(value).unwrap().writes > 0
+    };
+    let written = store.0.iter().filter(written).map(|(key, _)| keys::number_at(key, 1));
+    let written: BTreeSet<_> = written.collect();
+    let table = keys::pristine(InodeId(0))[0];
+    for (key, _) in store.0.iter().filter(|(key, _)| key[0] == table) {
+        assert!(written.contains(&keys::number_at(key, 1)), "{what}: nobody writes {key:?}");
     }
 }
 

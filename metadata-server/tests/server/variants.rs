@@ -91,6 +91,7 @@ variants!(
         PublishInline,
         Spilled,
         AddUnusedJob,
+        CloseUnwritten,
     }
 );
 

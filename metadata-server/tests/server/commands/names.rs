@@ -161,7 +161,10 @@ impl Commands {
         // One of them twice, and perhaps some that this session never had open.
         let mut inodes = vec![inode; 2];
         inodes.extend((0..self.random.within(0..4)).map(|_| self.opener(view).inode));
-        Command::CloseWrites { session, inodes }
+        match percent(&self.random, 50) {
+            true => Command::CloseWrites { session, inodes },
+            false => Command::CloseUnwritten { session, inodes },
+        }
     }
 
     pub(super) fn drop_reader(&mut self, view: &dyn View) -> Command {

@@ -285,6 +285,7 @@ fn of_attributes() -> Vec<Command> {
         Command::OpenWrite(OpenWrite { caller: None, opener: opener(), truncate: false }),
         Command::CloseWrite(opener()),
         Command::CloseWrites { session: SessionId(20), inodes: vec![InodeId(21), InodeId(22)] },
+        Command::CloseUnwritten { session: SessionId(20), inodes: vec![InodeId(21)] },
         Command::DropReader(opener()),
         Command::KeepReader(opener()),
         Command::BeginRun(0x0102_0304_0506_0708),

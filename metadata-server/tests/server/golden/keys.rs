@@ -60,5 +60,6 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("opened", keys::opened(SESSION, INODE)),
         Sample::key("keeper", keys::keeper(SESSION)),
         Sample::key("unused", keys::unused(JobId(NUMBER))),
+        Sample::key("pristine", keys::pristine(INODE)),
     ]
 }

@@ -10,9 +10,9 @@ use millrace_metadata_server::{
         Applied, AutoExportRecord, CopyRecord, DeletePropagationRecord, DeletionRecord,
         DistrustRecord, Entry, Export, FetchRecord, FileSystem, GroupRecord, HostRecord,
         JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord, LeftOutRecord, LinkRecord,
-        LostTarget, OpenRecord, PoolRecord, ReclaimRecord, RefreshIntervalRecord, RestoreRecord,
-        RunRecord, SelectionRecord, SessionRecord, TargetRecord, TrimRecord, UnusedRecord,
-        Whiteout,
+        LostTarget, OpenRecord, PoolRecord, PristineRecord, ReclaimRecord, RefreshIntervalRecord,
+        RestoreRecord, RunRecord, SelectionRecord, SessionRecord, TargetRecord, TrimRecord,
+        UnusedRecord, Whiteout,
     },
 };
 use millrace_protocol::{
@@ -55,6 +55,7 @@ pub(super) fn samples() -> Vec<Sample> {
         ),
         Sample::of("RestoreRecord", &RestoreRecord { restores: 0x0102_0304 }),
         Sample::of("JobOptionsRecord", &JobOptionsRecord { options: options() }),
+        Sample::of("PristineRecord", &PristineRecord { size: 50, file: file() }),
         Sample::of("UnusedRecord", &UnusedRecord { seconds: 604_800 }),
         Sample::of("JobDetailRecord", &JobDetailRecord { detail: detail() }),
         Sample::of(
@@ -212,8 +213,8 @@ fn export() -> Export {
     }
 }
 
-fn inodes() -> Vec<(&'static str, Inode)> {
-    let file = FileBody {
+fn file() -> FileBody {
+    FileBody {
         generation: ContentGeneration(51),
         write_epoch: WriteEpoch(52),
         layout: layout(),
@@ -222,7 +223,11 @@ fn inodes() -> Vec<(&'static str, Inode)> {
         sparse: true,
         inline: Some(b"small".to_vec()),
         state: ObjectState::Dirty,
-    };
+    }
+}
+
+fn inodes() -> Vec<(&'static str, Inode)> {
+    let file = file();
     let plain = FileBody { origin: None, inline: None, state: ObjectState::Local, ..file.clone() };
     let defaults = LayoutDefaults {
         chunk_size: ChunkSize::MIN,

@@ -5,8 +5,8 @@ use millrace_protocol::{
     admin::ClusterStatus,
     cluster::{AcknowledgeReclaim, FetchReclaim},
     metadata::{
-        Close, CloseFiles, Commit, FileKind, GetXattr, ListXattrs, Open, OpenMode, RemoveXattr,
-        SetAttributes, SetTime, SetXattr, XattrMode,
+        Close, CloseFiles, CloseUnwritten, Commit, FileKind, GetXattr, ListXattrs, Open, OpenMode,
+        RemoveXattr, SetAttributes, SetTime, SetXattr, XattrMode,
     },
     session::{Caller, Role},
 };
@@ -160,8 +160,14 @@ impl Test {
         let open = all.filter(|(_, node)| node.writers.contains_key(&session)).map(|(id, _)| *id);
         let inodes: Vec<_> = std::iter::once(first).chain(open).collect();
         let operation = self.hosts[host].operation();
-        let request = CloseFiles { operation, inodes: inodes.clone() };
-        self.run(host, &request, ops::open::close_files).unwrap();
+        // To a model that knows no buckets it is the same.
+        if percent(&self.random, 50) {
+            let request = CloseFiles { operation, inodes: inodes.clone() };
+            self.run(host, &request, ops::open::close_files).unwrap();
+        } else {
+            let request = CloseUnwritten { operation, inodes: inodes.clone() };
+            self.run(host, &request, ops::open::close_unwritten).unwrap();
+        }
         for inode in inodes {
             self.model.close(&Close { operation, inode, mode: OpenMode::Write });
             if !self.model.nodes.contains_key(&inode) && !self.gone.contains(&inode) {

@@ -1,11 +1,11 @@
 //! Messages of the namespace.
 
 use millrace_protocol::metadata::{
-    Attributes, Close, CloseFiles, Commit, Coverage, Create, CreateMasked, CreateUnnamed,
-    DirectoryEntry, DirectoryPage, FileKind, FileSystemUse, FileSystemUseReply, GetInode, GetXattr,
-    InodeReply, ListXattrs, Lookup, MakeLink, NewNode, Open, OpenMode, ReadDirectory, Remove,
-    RemoveXattr, Rename, RenameMode, SetAttributes, SetTime, SetXattr, SyncMetadata, XattrMode,
-    XattrNames, XattrReply,
+    Attributes, Close, CloseFiles, CloseUnwritten, Commit, Coverage, Create, CreateMasked,
+    CreateUnnamed, DirectoryEntry, DirectoryPage, FileKind, FileSystemUse, FileSystemUseReply,
+    GetInode, GetXattr, InodeReply, ListXattrs, Lookup, MakeLink, NewNode, Open, OpenMode,
+    ReadDirectory, Remove, RemoveXattr, Rename, RenameMode, SetAttributes, SetTime, SetXattr,
+    SyncMetadata, XattrMode, XattrNames, XattrReply,
 };
 use millrace_types::{
     ChangeCount, ContentGeneration, FileName, InodeId, LogIndex, SessionId, Timestamp, WriteEpoch,
@@ -112,6 +112,7 @@ fn inodes() -> Vec<Sample> {
         pair(&open, &inode_reply()),
         pair(&Close { operation, inode, mode: OpenMode::Write }, &done()),
         pair(&CloseFiles { operation, inodes: vec![inode, InodeId(10), inode] }, &done()),
+        pair(&CloseUnwritten { operation, inodes: vec![inode, InodeId(10)] }, &done()),
         pair(&commit, &inode_reply()),
         pair(&SyncMetadata { index: LogIndex(55) }, &done()),
         pair(&FileSystemUse { inode }, &used),

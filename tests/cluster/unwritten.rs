@@ -1,0 +1,184 @@
+//! Programs that open for writing what they only read, lock or touch, and those that write.
+
+use std::{
+    fs::{self, OpenOptions},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use millrace_tests::{
+    bucket::{Bucket, python},
+    cluster::{Cluster, Wish},
+    program::wait_for,
+};
+
+/// Makes the objects: databases as sqlite3 makes them, and files of 300,000 bytes.
+const MAKE: &str = "
+import os, sqlite3, sys, tempfile
+for name in ['read.db', 'written.db']:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, name)
+        made = sqlite3.connect(path)
+        made.execute('create table samples (label)')
+        made.executemany('insert into samples values (?)', [(n,) for n in range(10_000)])
+        made.commit()
+        made.close()
+        client.put_object(Bucket='data', Key='set/' + name, Body=open(path, 'rb').read())
+for name in sys.argv[1:]:
+    client.put_object(Bucket='data', Key='set/' + name, Body=b'\\x07' * 300_000)
+";
+
+/// What reads, though it might write.
+const READ: &str = "
+import fcntl, mmap, os, sqlite3
+def opened(name):
+    return open(name, 'r+b')
+with opened('locked') as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    fcntl.lockf(file, fcntl.LOCK_EX, 10)
+    assert file.read() == b'\\x07' * 300_000
+file = os.open('touched', os.O_WRONLY | os.O_CREAT | os.O_NOCTTY | os.O_NONBLOCK, 0o666)
+os.utime(file)
+os.close(file)
+with opened('mapped') as file, mmap.mmap(file.fileno(), 0) as whole:
+    assert whole[200_000] == 7
+database = sqlite3.connect('read.db')
+assert database.execute('select count(*) from samples').fetchone() == (10_000,)
+database.close()
+";
+
+/// What writes, each in another way.
+const WRITE: &str = "
+import mmap, os, sqlite3
+def opened(name):
+    return open(name, 'r+b')
+with opened('mapped-written') as file:
+    whole = mmap.mmap(file.fileno(), 0)
+whole[200_000] = 8
+whole.close()
+with opened('overwritten') as file:
+    file.write(b'\\x07')
+with opened('cut') as file:
+    file.truncate(100)
+with opened('longer') as file:
+    file.truncate(400_000)
+with opened('emptied') as file:
+    os.close(os.open('emptied', os.O_WRONLY | os.O_TRUNC))
+with opened('renamed') as file:
+    os.rename('renamed', 'moved')
+    file.write(b'\\x08')
+database = sqlite3.connect('written.db')
+database.execute('insert into samples values (1)')
+database.commit()
+database.close()
+";
+
+const FILES: [&str; 10] = [
+    "locked",
+    "touched",
+    "mapped",
+    "shared",
+    "mapped-written",
+    "overwritten",
+    "cut",
+    "longer",
+    "emptied",
+    "renamed",
+];
+
+fn state(cluster: &Cluster, name: &str) -> Result<String> {
+    let told = cluster.json(&["state", &format!("mr:/set/{name}")])?;
+    told["state"].as_str().map(str::to_owned).with_context(|| told.to_string())
+}
+
+/// A close is told of a little later.
+fn becomes(cluster: &Cluster, name: &str, expected: &str) -> Result<()> {
+    wait_for("the state of a file that was closed", || {
+        (state(cluster, name).ok()? == expected).then_some(())
+    })
+    .with_context(|| format!("{name} is {:?} and not {expected}", state(cluster, name)))
+}
+
+fn run(cluster: &Cluster, script: &str) -> Result<()> {
+    let mut command = Command::new(python());
+    let ran = command.arg("-c").arg(script).current_dir(cluster.mount().join("set")).output()?;
+    ensure!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    Ok(())
+}
+
+#[test]
+fn only_what_was_written_is_dirty_and_goes_to_the_bucket() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.script(MAKE, &FILES)?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+    cluster.cli(&add)?.ok()?;
+    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    let puts = || bucket.requests().map(|requests| requests.get("PUT").copied().unwrap_or(0));
+    let before = puts()?;
+
+    run(&cluster, READ)?;
+    for name in ["locked", "touched", "mapped", "read.db"] {
+        becomes(&cluster, name, "hydrated")?;
+    }
+    run(&cluster, WRITE)?;
+    let written =
+        ["mapped-written", "overwritten", "cut", "longer", "emptied", "moved", "written.db"];
+    for name in written {
+        ensure!(state(&cluster, name)? == "dirty", "{name} was written");
+    }
+    // Nobody hears of a job's files that are open.
+    let export = cluster.cli(&["export", "mr:/set", "--wait"])?;
+    ensure!(export.code == Some(0), "{export}");
+    for name in written {
+        // The hole that a file was lengthened by is the object's from now on, and absent here.
+        let expected = if name == "longer" { "partial" } else { "exported" };
+        ensure!(state(&cluster, name)? == expected, "{name} was sent");
+    }
+    assert_eq!(puts()? - before, u64::try_from(written.len())?, "nothing else was sent");
+    ensure!(bucket.get("set/mapped-written")?[200_000] == 8, "what was written is there");
+
+    // What was exported is so again, too, and may be dropped to make room.
+    run(&cluster, "open('cut', 'r+b').close(); open('locked', 'r+b').close()")?;
+    becomes(&cluster, "cut", "exported")?;
+    becomes(&cluster, "locked", "hydrated")?;
+    cluster.cli(&["release", "mr:/set", "--wait"])?.ok()?;
+    for name in ["cut", "locked", "read.db"] {
+        ensure!(state(&cluster, name)? == "released", "{name} is the bucket's");
+    }
+    ensure!(fs::read(cluster.mount().join("set/cut"))? == [7; 100], "and comes back");
+    Ok(())
+}
+
+#[test]
+fn a_file_is_clean_when_its_last_opener_on_any_host_has_not_written() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.script(MAKE, &["shared"])?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+    cluster.cli(&[&add[..], &["--auto-export", "0"]].concat())?.ok()?;
+    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    let second = cluster.mount_named("second");
+    cluster.mount_also(&second)?;
+    let open = |mount: &std::path::Path, name: &str| {
+        OpenOptions::new().read(true).write(true).open(mount.join("set").join(name))
+    };
+    let held = open(&second, "shared")?;
+    let other = open(&cluster.mount(), "shared")?;
+    ensure!(state(&cluster, "shared")? == "dirty", "somebody may be writing it");
+    drop(held);
+    drop(other);
+    becomes(&cluster, "shared", "hydrated")?;
+
+    let held = open(&second, "shared")?;
+    fs::write(cluster.mount().join("set/read.db"), b"something else")?;
+    let sent = || Some(cluster.json(&["link", "list"]).ok()?[0]["auto_export"]["files"].clone());
+    wait_for("the file that was written", || (sent()? == 1).then_some(()))?;
+    ensure!(state(&cluster, "shared")? == "dirty", "it is still open");
+    drop(held);
+    becomes(&cluster, "shared", "hydrated")?;
+    fs::write(cluster.mount().join("set/written.db"), b"something else")?;
+    wait_for("the file that was written", || (sent()? == 2).then_some(()))?;
+    ensure!(state(&cluster, "shared")? == "hydrated", "it was not sent");
+    Ok(())
+}
