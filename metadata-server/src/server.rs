@@ -13,9 +13,10 @@ use std::{
 
 use async_trait::async_trait;
 use millrace_protocol::{
-    Request, RequestKind, admin, ahead, bucket, cluster, file_list, left_out, metadata, refresh,
-    requests,
+    Request, RequestKind, admin, ahead, bucket, cluster, file_list, job_detail, job_options,
+    left_out, metadata, refresh, requests, selection,
     session::{self, Role},
+    unused,
 };
 use millrace_runtime::Shutdown;
 use millrace_transport::{IncomingCall, Service};
@@ -449,20 +450,24 @@ impl MetadataService {
             RequestKind::ListConflicts => self.run(call, Written, ops::conflicts::list).await,
             RequestKind::ListJobs => self.run(call, Written, ops::job::list).await,
             RequestKind::ShowJob => self.run(call, Written, ops::job::show).await,
-            RequestKind::StartJob => self.start_job(call).await,
+            RequestKind::StartJob => self.start::<admin::StartJob>(call).await,
             RequestKind::CancelJob => self.cancel_job(call).await,
-            RequestKind::StartSelected => self.start_selected(call).await,
-            RequestKind::StartWithOptions => self.start_with_options(call).await,
-            RequestKind::ShowJobOptions => self.show_job_options(call).await,
-            RequestKind::FetchReport => self.fetch_report(call).await,
-            RequestKind::PutReport => self.put_report(call).await,
+            RequestKind::StartSelected => self.start::<selection::StartSelected>(call).await,
+            RequestKind::StartWithOptions => {
+                self.start::<job_options::StartWithOptions>(call).await
+            }
+            RequestKind::ShowJobOptions => {
+                self.about_job::<job_options::ShowJobOptions>(call).await
+            }
+            RequestKind::FetchReport => self.about_job::<job_options::FetchReport>(call).await,
+            RequestKind::PutReport => self.about_job::<job_options::PutReport>(call).await,
             RequestKind::AwaitJob => self.await_job(call).await,
-            RequestKind::StartUnused => self.start_unused(call).await,
-            RequestKind::ShowUnused => self.show_unused(call).await,
-            RequestKind::ShowJobDetail => self.show_job_detail(call).await,
+            RequestKind::StartUnused => self.start::<unused::StartUnused>(call).await,
+            RequestKind::ShowUnused => self.about_job::<unused::ShowUnused>(call).await,
+            RequestKind::ShowJobDetail => self.about_job::<job_detail::ShowJobDetail>(call).await,
             RequestKind::AppendFiles => self.hydrate::<file_list::AppendFiles>(call).await,
             RequestKind::RetryJob => self.retry_job(call).await,
-            RequestKind::ShowSelection => self.show_selection(call).await,
+            RequestKind::ShowSelection => self.about_job::<selection::ShowSelection>(call).await,
             RequestKind::ShowFile => self.hydrate::<bucket::ShowFile>(call).await,
             RequestKind::ShowState => self.hydrate::<admin::ShowState>(call).await,
             RequestKind::ResolveConflict => self.hydrate::<admin::ResolveConflict>(call).await,

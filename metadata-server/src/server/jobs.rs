@@ -3,6 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use millrace_protocol::{
+    Request,
     admin::{AWAIT_JOB_MAX_MS, AwaitJob, CancelJob, JobReply, StartJob},
     job_detail::ShowJobDetail,
     job_options::{FetchReport, JobOptions, PutReport, ShowJobOptions, StartWithOptions},
@@ -14,96 +15,79 @@ use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure, JobId};
 use tokio::time::Instant;
 
-use super::{MetadataService, client, respond};
+use super::{MetadataService, client, hydrate::Hydrated, respond};
 use crate::ops::job;
 
+/// A request that starts a job.
+pub(super) trait Starts: Hydrated + Request<Reply = JobReply> {
+    /// How it is to be done, if that is said.
+    fn options(&self) -> Option<&JobOptions>;
+}
+
+impl Starts for StartJob {
+    fn options(&self) -> Option<&JobOptions> {
+        None
+    }
+}
+
+impl Starts for StartSelected {
+    fn options(&self) -> Option<&JobOptions> {
+        None
+    }
+}
+
+impl Starts for StartWithOptions {
+    fn options(&self) -> Option<&JobOptions> {
+        Some(&self.options)
+    }
+}
+
+impl Starts for StartUnused {
+    fn options(&self) -> Option<&JobOptions> {
+        Some(&self.job.options)
+    }
+}
+
+/// A request about one job. One that the client may not see is not there for it.
+pub(super) trait AboutJob: Hydrated {
+    /// Which.
+    fn id(&self) -> JobId;
+}
+
+macro_rules! about_job {
+    ($($request:ty),*) => {
+        $(impl AboutJob for $request {
+            fn id(&self) -> JobId {
+                self.id
+            }
+        })*
+    };
+}
+
+about_job!(FetchReport, PutReport, ShowJobDetail, ShowJobOptions, ShowSelection, ShowUnused);
+
 impl MetadataService {
-    pub(super) async fn start_job(&self, call: IncomingCall) {
-        let result = match self.hydrated::<StartJob>(&call).await {
-            Ok(reply) => self.seen(&call, reply.job.id).await,
-            Err(failure) => Err(failure),
-        };
-        respond::<StartJob>(call, result).await;
-    }
-
-    pub(super) async fn start_selected(&self, call: IncomingCall) {
-        let result = match self.hydrated::<StartSelected>(&call).await {
-            Ok(reply) => self.seen(&call, reply.job.id).await,
-            Err(failure) => Err(failure),
-        };
-        respond::<StartSelected>(call, result).await;
-    }
-
-    pub(super) async fn start_with_options(&self, call: IncomingCall) {
+    pub(super) async fn start<R: Starts>(&self, call: IncomingCall) {
         let result = async {
-            let options = call.decode::<StartWithOptions>()?.options;
-            check_destination(&call, &options)?;
-            let reply = self.hydrated::<StartWithOptions>(&call).await?;
+            let request = call.decode::<R>()?;
+            if let Some(options) = request.options() {
+                check_destination(&call, options)?;
+            }
+            let reply = self.hydrated::<R>(&call).await?;
             self.seen(&call, reply.job.id).await
         };
         let result = result.await;
-        respond::<StartWithOptions>(call, result).await;
+        respond::<R>(call, result).await;
     }
 
-    pub(super) async fn start_unused(&self, call: IncomingCall) {
+    pub(super) async fn about_job<R: AboutJob>(&self, call: IncomingCall) {
         let result = async {
-            let options = call.decode::<StartUnused>()?.job.options;
-            check_destination(&call, &options)?;
-            let reply = self.hydrated::<StartUnused>(&call).await?;
-            self.seen(&call, reply.job.id).await
-        };
-        let result = result.await;
-        respond::<StartUnused>(call, result).await;
-    }
-
-    pub(super) async fn show_unused(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<ShowUnused>()?.id;
+            let id = call.decode::<R>()?.id();
             self.seen(&call, id).await?;
-            self.hydrated::<ShowUnused>(&call).await
+            self.hydrated::<R>(&call).await
         };
         let result = result.await;
-        respond::<ShowUnused>(call, result).await;
-    }
-
-    pub(super) async fn show_job_options(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<ShowJobOptions>()?.id;
-            self.seen(&call, id).await?;
-            self.hydrated::<ShowJobOptions>(&call).await
-        };
-        let result = result.await;
-        respond::<ShowJobOptions>(call, result).await;
-    }
-
-    pub(super) async fn show_job_detail(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<ShowJobDetail>()?.id;
-            self.seen(&call, id).await?;
-            self.hydrated::<ShowJobDetail>(&call).await
-        };
-        let result = result.await;
-        respond::<ShowJobDetail>(call, result).await;
-    }
-
-    pub(super) async fn put_report(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<PutReport>()?.id;
-            self.seen(&call, id).await?;
-            self.hydrated::<PutReport>(&call).await
-        };
-        let result = result.await;
-        respond::<PutReport>(call, result).await;
-    }
-
-    pub(super) async fn fetch_report(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<FetchReport>()?.id;
-            self.seen(&call, id).await?;
-            self.hydrated::<FetchReport>(&call).await
-        };
-        let result = result.await;
-        respond::<FetchReport>(call, result).await;
+        respond::<R>(call, result).await;
     }
 
     pub(super) async fn retry_job(&self, call: IncomingCall) {
@@ -116,16 +100,6 @@ impl MetadataService {
         };
         let result = result.await;
         respond::<RetryJob>(call, result).await;
-    }
-
-    pub(super) async fn show_selection(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<ShowSelection>()?.id;
-            self.seen(&call, id).await?;
-            self.hydrated::<ShowSelection>(&call).await
-        };
-        let result = result.await;
-        respond::<ShowSelection>(call, result).await;
     }
 
     pub(super) async fn cancel_job(&self, call: IncomingCall) {
