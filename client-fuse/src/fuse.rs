@@ -462,6 +462,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
     fn fallocate(&self, call: Call<'_>, allocate: FAllocate, reply: Reply<Done>) {
         let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(allocate.handle));
+        if let Ok(handle) = &handle {
+            handle.writers.record(call.pid);
+        }
         let FAllocate { offset, length, mode, .. } = allocate;
         let privileged = call.uid == 0;
         let work = async move {

@@ -2,7 +2,10 @@
 
 use std::{
     fs::{self, OpenOptions},
-    process::Command,
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -10,6 +13,7 @@ use millrace_tests::{
     bucket::{Bucket, python},
     cluster::{Cluster, Wish},
     program::wait_for,
+    proxy::{Proxy, Weather},
 };
 
 /// Makes the objects: databases as sqlite3 makes them, and files of 300,000 bytes.
@@ -71,6 +75,15 @@ database = sqlite3.connect('written.db')
 database.execute('insert into samples values (1)')
 database.commit()
 database.close()
+";
+
+/// Takes bytes out of a file that has holes already.
+const PUNCH: &str = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+with open('longer', 'r+b') as file:
+    keep_size_and_punch, start, length = 3, ctypes.c_long(0), ctypes.c_long(4096)
+    assert libc.fallocate(file.fileno(), keep_size_and_punch, start, length) == 0
 ";
 
 const FILES: [&str; 10] = [
@@ -138,6 +151,12 @@ fn only_what_was_written_is_dirty_and_goes_to_the_bucket() -> Result<()> {
     assert_eq!(puts()? - before, u64::try_from(written.len())?, "nothing else was sent");
     ensure!(bucket.get("set/mapped-written")?[200_000] == 8, "what was written is there");
 
+    // A hole where the object has bytes is a write, too.
+    run(&cluster, PUNCH)?;
+    cluster.cli(&["export", "mr:/set", "--wait"])?.ok()?;
+    assert_eq!(puts()? - before, u64::try_from(written.len())? + 1, "one more was sent");
+    ensure!(bucket.get("set/longer")?[..8192] == [[0; 4096], [7; 4096]].concat(), "the hole");
+
     // What was exported is so again, too, and may be dropped to make room.
     run(&cluster, "open('cut', 'r+b').close(); open('locked', 'r+b').close()")?;
     becomes(&cluster, "cut", "exported")?;
@@ -160,7 +179,7 @@ fn a_file_is_clean_when_its_last_opener_on_any_host_has_not_written() -> Result<
     cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
     let second = cluster.mount_named("second");
     cluster.mount_also(&second)?;
-    let open = |mount: &std::path::Path, name: &str| {
+    let open = |mount: &Path, name: &str| {
         OpenOptions::new().read(true).write(true).open(mount.join("set").join(name))
     };
     let held = open(&second, "shared")?;
@@ -180,5 +199,45 @@ fn a_file_is_clean_when_its_last_opener_on_any_host_has_not_written() -> Result<
     fs::write(cluster.mount().join("set/written.db"), b"something else")?;
     wait_for("the file that was written", || (sent()? == 2).then_some(()))?;
     ensure!(state(&cluster, "shared")? == "hydrated", "it was not sent");
+    Ok(())
+}
+
+/// Copies into a file from one whose bucket says nothing.
+const COPY: &str = "
+import os
+source, target = os.open('source', os.O_RDONLY), os.open('target', os.O_RDWR)
+print('ready', flush=True)
+os.copy_file_range(source, target, 200_000)
+";
+
+#[test]
+fn a_copy_that_outlives_its_program_is_a_write() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.script(MAKE, &["source", "target"])?;
+    let proxy = Proxy::for_endpoint(&bucket.endpoint())?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+    cluster.cli(&[&add[..], &["--endpoint", &proxy.endpoint()]].concat())?.ok()?;
+    cluster.cli(&["hydrate", "mr:/set/target", "--wait"])?.ok()?;
+    proxy.set(Weather::Slow(Duration::from_secs(600)));
+    let mut command = Command::new(python());
+    command.arg("-c").arg(COPY).current_dir(cluster.mount().join("set"));
+    let mut copy = command.stdout(Stdio::piped()).spawn()?;
+    let mut said = BufReader::new(copy.stdout.take().context("stdout is piped")?);
+    said.read_line(&mut String::new())?;
+    let place = format!("/proc/{}/wchan", copy.id());
+    wait_for("a copy that waits", || {
+        fs::read_to_string(&place).ok()?.contains("request_wait").then_some(())
+    })?;
+    copy.kill()?;
+    copy.wait()?;
+    proxy.set(Weather::Down);
+    proxy.set(Weather::Fair);
+    // The file is open until the server has heard of its end.
+    wait_for("the export of a file that was closed", || {
+        let export = cluster.cli(&["export", "mr:/set/target", "--wait"]).ok()?;
+        (export.code == Some(0)).then_some(())
+    })?;
+    ensure!(state(&cluster, "target")? == "exported", "it may have been written");
     Ok(())
 }

@@ -20,7 +20,7 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 use tokio::sync::Notify;
 
-use crate::fs::{FileSystem, file::File};
+use crate::fs::{FileSystem, file::File, handle::FileHandle};
 
 /// Opens for writing that have ended here.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ pub(super) struct Closing {
     pub(super) file: Arc<File>,
     /// The session in which the server was told of the open.
     pub(super) session: SessionId,
-    /// Whether the file was written here before that.
+    /// Whether anybody wrote through it.
     was_written: bool,
 }
 
@@ -114,6 +114,12 @@ impl Closes {
         self.lock().is_old = true;
     }
 
+    /// The server was restarted: it may be a newer program.
+    pub(super) fn handle_restart(&self) {
+        let mut queue = self.lock();
+        (queue.is_old, queue.ignores_unwritten) = (false, false);
+    }
+
     fn is_old(&self) -> bool {
         self.lock().is_old
     }
@@ -138,9 +144,9 @@ impl Closes {
 
 impl Closing {
     /// The end of an open for writing of which the server was told in this session.
-    pub(super) fn new(file: &Arc<File>, session: SessionId) -> Self {
-        let was_written = file.state().was_written;
-        Self { file: Arc::clone(file), session, was_written }
+    pub(super) fn new(handle: &FileHandle, session: SessionId) -> Self {
+        let was_written = handle.writers.are_any();
+        Self { file: Arc::clone(&handle.file), session, was_written }
     }
 }
 
@@ -290,16 +296,28 @@ pub(super) fn tell_unclosed(file: &File, failure: &Failure) {
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::session::Caller;
+
     use super::*;
+    use crate::fs::handle::{HandleOptions, Known};
 
     const SESSION: SessionId = SessionId(1);
 
     fn closing(inode: u64) -> Closing {
-        Closing::new(&crate::fs::file::tests::file(inode), SESSION)
+        Closing::new(&handle(inode), SESSION)
     }
 
-    fn written((inode, was_written): (u64, bool)) -> Closing {
-        Closing { was_written, ..closing(inode) }
+    fn handle(inode: u64) -> FileHandle {
+        let (file, options) = (crate::fs::file::tests::file(inode), HandleOptions::default());
+        FileHandle::new(file, OpenMode::Write, Caller::ROOT, options, Known::Nobody)
+    }
+
+    fn written((inode, is_written): (u64, bool)) -> Closing {
+        let handle = handle(inode);
+        if is_written {
+            handle.writers.record(0);
+        }
+        Closing::new(&handle, SESSION)
     }
 
     fn inodes(next: Next) -> Vec<u64> {
@@ -384,6 +402,8 @@ mod tests {
         assert_eq!((unwritten, inodes(&some)), (vec![2], vec![1, 3]));
         closes.lock().ignores_unwritten = true;
         assert!(closes.take_unwritten(&mut ended()).is_empty());
+        closes.handle_restart();
+        assert_eq!(closes.take_unwritten(&mut ended()).len(), 1);
     }
 
     #[test]

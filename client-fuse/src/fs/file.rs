@@ -90,8 +90,6 @@ pub(crate) struct State {
     pub(crate) buffer: WriteBuffer,
     /// The memory that `buffer` takes.
     pub(crate) permit: Option<Permit>,
-    /// Whether anything was written here since it was opened here.
-    pub(crate) was_written: bool,
     /// What targets have acknowledged and the server does not know yet.
     pub(crate) stored: Stored,
     /// How many of these acknowledgements the server has been told of.
@@ -161,7 +159,6 @@ impl File {
             streams: Streams::default(),
             buffer: WriteBuffer::new(slot_size),
             permit: None,
-            was_written: false,
             stored: Stored::default(),
             committed: 0,
             written_at: None,
@@ -305,7 +302,6 @@ impl State {
 
     /// Records that a program wrote `range` at `now`; the bytes are in the buffer.
     pub(crate) fn record_write(&mut self, range: &Range<u64>, now: Timestamp) {
-        self.was_written = true;
         self.pieces.invalidate(range);
         // The end that its program has seen may have been another one.
         self.undeclared |= range.start > self.attributes.size;
@@ -335,7 +331,6 @@ impl State {
         target: TargetId,
         loss_count: u64,
     ) {
-        self.was_written = true;
         self.pieces.invalidate(range);
         let version = access.version();
         if self.stored.version != version {

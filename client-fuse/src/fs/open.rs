@@ -227,7 +227,7 @@ impl FileSystem {
         let known = std::mem::replace(&mut *handle.known.lock().await, Known::Closed);
         match (known, handle.mode) {
             (Known::Server(told), OpenMode::Write) => {
-                self.close_write(Closing::new(file, told.session));
+                self.close_write(Closing::new(&handle, told.session));
             }
             (Known::Server(_), OpenMode::Read) => {
                 let request = |operation| Close { operation, inode: file.inode, mode: handle.mode };
@@ -263,7 +263,7 @@ impl FileSystem {
         };
         if self.handles.remove(number).is_some() {
             file.state().closing += 1;
-            self.close_write(Closing::new(file, session));
+            self.close_write(Closing::new(&handle, session));
         }
         true
     }

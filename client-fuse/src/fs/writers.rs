@@ -26,7 +26,8 @@ struct Known {
 }
 
 impl Writers {
-    /// Records a write by `thread`; 0 is the kernel, or a process that is not visible from here.
+    /// Records a write by `thread` before it begins: of one that is killed it goes on, and may end
+    /// after the handle was closed. 0 is the kernel, or a process that is not visible from here.
     pub(crate) fn record(&self, thread: u32) {
         let mut known = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if known.others || known.threads.contains(&thread) {
@@ -37,6 +38,12 @@ impl Writers {
         } else {
             known.threads.push(thread);
         }
+    }
+
+    /// Whether anybody has written, or has begun to.
+    pub(crate) fn are_any(&self) -> bool {
+        let known = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        known.others || !known.threads.is_empty()
     }
 
     /// Whether `thread` certainly belongs to a process that has not written: every writer is still

@@ -5,7 +5,7 @@ use std::ops::Bound;
 use millrace_protocol::target::ContentName;
 use millrace_types::{ContentGeneration, ErrorKind, InodeId, Layout, SessionId, TargetId};
 
-use super::{ApplyError, Transaction, export, remove, trust};
+use super::{ApplyError, Transaction, export, pristine, remove, trust};
 use crate::{
     command::{BATCH_MAX, Outcome, ReclaimOrphans},
     namespace::{Body, Inode, tree},
@@ -56,6 +56,7 @@ pub(super) fn drop_if_unused(tx: &mut Transaction<'_>, inode: &Inode) -> Result<
             export::file_dropped(tx, inode)?;
             tx.delete(keys::conflict(inode.id));
             tx.delete(keys::nameable(inode.id));
+            pristine::forget(tx, inode)?;
         }
         Body::Directory(_) => remove::forget_whiteouts(tx, inode.id)?,
         Body::Symlink(_) | Body::Special => {}

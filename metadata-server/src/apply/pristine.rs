@@ -6,7 +6,7 @@
 //! it was, and neither is it exported nor does it stay here when room is needed.
 //!
 //! The record of what it was goes with the first word of a write: a commit, a close that does not
-//! say that nothing was written, the end of a session that had it open. What changes the content
+//! say that nothing was written, the end of a session that had it open, a restart of the server. What changes the content
 //! otherwise leaves the record, which then fits no more.
 
 use super::{ApplyError, Transaction, commit, orphan};
@@ -25,6 +25,10 @@ pub(super) const PRISTINE_LEVEL: u32 = 16;
 /// not remembered: they hear of it only while nobody opens the file.
 pub(super) fn handle_open(tx: &mut Transaction<'_>, inode: &Inode) -> Result<(), ApplyError> {
     let file = inode.file()?;
+    if record(tx, inode)?.is_some() && !orphan::is_written(tx, inode.id, None)? {
+        // Only a damaged store has it.
+        tx.delete(keys::pristine(inode.id));
+    }
     if !matches!(file.state, ObjectState::Clean | ObjectState::Exported)
         || tx.file_system()?.feature_level < PRISTINE_LEVEL
         || tx.read::<Export>(&keys::export(inode.id))?.is_some()
@@ -33,6 +37,15 @@ pub(super) fn handle_open(tx: &mut Transaction<'_>, inode: &Inode) -> Result<(),
     }
     let record = PristineRecord { size: inode.size, file: file.clone() };
     tx.put(keys::pristine(inode.id), &record);
+    Ok(())
+}
+
+/// The server begins to run. What it was told since it last synced its log may be lost, closes of
+/// who wrote among it: all that is open may have been written.
+pub(super) fn forget_all(tx: &mut Transaction<'_>) -> Result<(), ApplyError> {
+    if tx.file_system()?.feature_level >= PRISTINE_LEVEL {
+        tx.delete_all(&keys::pristines())?;
+    }
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use std::ops::{Bound, Range};
 
 use millrace_types::{InodeId, LogIndex};
 
-use super::{ApplyError, Transaction};
+use super::{ApplyError, Transaction, pristine};
 use crate::{
     command::Outcome,
     namespace::tree,
@@ -34,6 +34,7 @@ pub(super) fn begin_run(tx: &mut Transaction<'_>, incarnation: u64) -> Result<Ou
     let unnamed_until = tx.file_system()?.inode_limit;
     let unnamed_from = end_of_inodes(tx, unnamed_until)?;
     tx.put(keys::run(begun), &RunRecord { incarnation, unnamed_from, unnamed_until });
+    pristine::forget_all(tx)?;
     Ok(Outcome::Done)
 }
 

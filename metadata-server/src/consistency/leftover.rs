@@ -23,7 +23,7 @@ pub enum Verdict {
 }
 
 /// The tables that are looked at here, by the first byte of their keys.
-pub const TABLES: &[u8] = b"CNOQRUVWXYEabcfp";
+pub const TABLES: &[u8] = b"CNOQRUVWXYEabcfpr";
 
 /// What is wrong with one record of [`TABLES`].
 pub(super) fn flaw(view: &dyn View, key: &[u8], value: &[u8]) -> Result<Option<Flaw>, StoreError> {
@@ -62,6 +62,7 @@ pub fn verdict(
             let known = view.get(&keys::session(session))?.is_some();
             remove_unless(known, || format!("it is of session {session}, which has ended"))
         }
+        Some(b'r') => pristine(view, key),
         Some(table @ (b'U' | b'V' | b'E' | b'W' | b'X' | b'b' | b'c' | b'f' | b'p')) => {
             of_inode(view, *table, key)
         }
@@ -117,6 +118,14 @@ fn open(
         return Ok(Some(Verdict::Complete(second, text)));
     }
     remove_unless(right, || format!("session {session} keeps {inode} open, and one is not there"))
+}
+
+/// What a file was before it was opened for writing.
+fn pristine(view: &(impl View + ?Sized), key: &[u8]) -> Result<Option<Verdict>, StoreError> {
+    let id = number(key, 1);
+    let opens = tree::scan::<OpenRecord>(view, &keys::opens(id), usize::MAX)?;
+    let right = opens.iter().any(|(_, open)| open.writes > 0);
+    remove_unless(right, || format!("{id} is said to be open for writing, and is not"))
 }
 
 /// A content that a target is told to free.
@@ -189,4 +198,30 @@ fn session(key: &[u8]) -> SessionId {
 /// nothing has.
 fn number(key: &[u8], offset: usize) -> InodeId {
     InodeId(keys::number_at(key, offset).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Batch, MetaStore as _, memory::MemoryStore};
+
+    /// A start takes these away, so that nobody can plant them beforehand.
+    #[test]
+    fn only_a_file_that_is_open_for_writing_may_be_unwritten() {
+        let (mut store, key) = (MemoryStore::default(), keys::pristine(InodeId(7)));
+        for (open, right) in [
+            (None, false),
+            (Some(OpenRecord { writes: 0, reads: true }), false),
+            (Some(OpenRecord { writes: 1, reads: false }), true),
+        ] {
+            let mut batch = Batch::default();
+            if let Some(open) = &open {
+                batch.put(keys::open(InodeId(7), SessionId(1)), open.encode());
+            }
+            store.commit(&batch).unwrap();
+            let found = flaw(&store, &key, &[]).unwrap();
+            assert_eq!(found.is_none(), right, "{open:?}: {found:?}");
+            assert!(found.is_none_or(|flaw| flaw.inode == InodeId(7)));
+        }
+    }
 }

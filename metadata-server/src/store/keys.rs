@@ -478,6 +478,12 @@ pub fn unused(job: JobId) -> Vec<u8> {
     key!(b'q', job.0.to_be_bytes())
 }
 
+/// All files that are open for writing and not written.
+#[must_use]
+pub fn pristines() -> Vec<u8> {
+    key!(b'r')
+}
+
 /// What a file was before it was opened for writing, until somebody writes it.
 #[must_use]
 pub fn pristine(inode: InodeId) -> Vec<u8> {

@@ -133,7 +133,7 @@ type Event = fn(&mut World);
 
 #[test]
 fn a_file_that_somebody_may_have_written_stays_dirty() {
-    let written: [(&str, Event); 6] = [
+    let written: [(&str, Event); 7] = [
         ("a close of who wrote", |world| {
             world.apply(Command::CloseWrites { session: OTHER, inodes: vec![FILE] });
         }),
@@ -147,6 +147,7 @@ fn a_file_that_somebody_may_have_written_stays_dirty() {
             let commit = Commit { inode: FILE, generation, write_epoch, end: 5, written_at };
             world.apply(Command::Commit(commit));
         }),
+        ("a restart of the server", |world| world.apply(Command::BeginRun(7))),
         ("another size", |world| {
             let set = SetAttributes { inode: FILE, size: Some(6), ..SetAttributes::default() };
             world.apply(Command::SetAttributes(set));

@@ -9,13 +9,14 @@ use std::{
 };
 
 use millrace_metadata_server::{
-    command::{Command, Outcome},
+    command::{Command, Opener, Outcome},
     engine::{EngineSettings, StoreKind, marker::Marker},
     files::MachineFiles,
     log::{record, segment},
+    namespace::{Body, ObjectState, tree},
     store::{
-        Batch, keys,
-        records::{OpenRecord, Record as _},
+        Batch, View, keys,
+        records::{self as store_records, OpenRecord, Record as _},
     },
 };
 use millrace_runtime::Random;
@@ -197,10 +198,17 @@ impl Pair {
         let time = self.memory.time.clone();
         let (commands, given, outcomes) = self.memory.turn(move |core| {
             let (mut given, mut outcomes) = (Vec::new(), Vec::new());
+            let mut written = BTreeSet::new();
             for _ in 0..stretched(COMMANDS_A_STAGE) {
                 let next: Given = commands.next(core.view());
                 time.advance(next.pause);
-                outcomes.push(execute(core, &next));
+                let writes = written_by(core.view(), &next.command);
+                let outcome = execute(core, &next);
+                if outcome.is_ok() {
+                    written.extend(writes);
+                    what_was_written_is_not_clean(core.view(), &next.command, &mut written);
+                }
+                outcomes.push(outcome);
                 given.push(next);
             }
             (commands, given, outcomes)
@@ -265,6 +273,42 @@ fn only_open_files_may_be_unwritten(store: &Contents, what: &str) {
     for (key, _) in store.0.iter().filter(|(key, _)| key[0] == table) {
         assert!(written.contains(&keys::number_at(key, 1)), "{what}: nobody writes {key:?}");
     }
+}
+
+/// Files of which a command says that they were written, or does not say that they were not.
+fn written_by(view: &dyn View, command: &Command) -> Vec<InodeId> {
+    let is_open = |session, id: &InodeId| {
+        let open = store_records::read::<OpenRecord>(view, &keys::open(*id, session)).unwrap();
+        open.is_some_and(|open| open.writes > 0)
+    };
+    match command {
+        Command::Commit(commit) => vec![commit.inode],
+        Command::CloseWrite(Opener { session, inode }) if is_open(*session, inode) => vec![*inode],
+        Command::CloseWrites { session, inodes } => {
+            inodes.iter().copied().filter(|id| is_open(*session, id)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// No close that says that nothing was written hides what others have said. `written` are files
+/// that somebody wrote, or may have, since they were last like their objects.
+fn what_was_written_is_not_clean(
+    view: &dyn View,
+    command: &Command,
+    written: &mut BTreeSet<InodeId>,
+) {
+    let is_clean = |id: &InodeId| match tree::find(view, *id).unwrap().map(|inode| inode.body) {
+        Some(Body::File(file)) => {
+            matches!(file.state, ObjectState::Clean | ObjectState::Exported)
+        }
+        _ => false,
+    };
+    if let Command::CloseUnwritten { inodes, .. } = command {
+        let hidden = inodes.iter().find(|id| written.contains(id) && is_clean(id));
+        assert_eq!(hidden, None, "it was written");
+    }
+    written.retain(|id| !is_clean(id));
 }
 
 fn execute(
