@@ -1,7 +1,7 @@
 //! Servers that are there and say nothing: how long programs on a mount wait, and what they get.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::FileExt,
     process::{Command, Stdio},
@@ -15,7 +15,10 @@ use millrace_tests::{
     cluster::{Cluster, Wish},
     program::{PATIENCE, Said, run, wait_for},
 };
-use rustix::io::Errno;
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 
 /// The patience of the mount under test.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -28,6 +31,42 @@ const QUIET_MAX: Duration = Duration::from_secs(5);
 
 /// A reader's one call may cost the kernel two requests, and machines under test are busy.
 const TIMEOUT_MAX: Duration = Duration::from_secs(15);
+
+/// Longer than a session of the cluster below lives without a word: its lease and the clocks' error.
+const STALL: Duration = Duration::from_secs(9);
+
+#[test]
+fn a_metadata_server_that_stands_still_for_longer_than_a_lease_takes_nothing_away() -> Result<()> {
+    let lease = ("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned());
+    let cluster = Cluster::start(Wish { environment: vec![lease], ..Wish::default() })?;
+    let at = |name: &str| cluster.mount().join(name);
+    let mut locked = File::create(at("locked"))?;
+    flock(&locked, FlockOperation::LockExclusive)?;
+    let open = || OpenOptions::new().read(true).write(true).create_new(true).open(at("unnamed"));
+    let unnamed = open()?;
+    unnamed.write_all_at(&[7; 100_000], 0)?;
+    unnamed.sync_all()?;
+    fs::remove_file(at("unnamed"))?;
+    // As while its disk says nothing, or its machine is moved to another one.
+    let paused = cluster.daemon("metadata")?.pause()?;
+    thread::sleep(STALL);
+    drop(paused);
+    cluster.wait_for_log("metadata", &["stood still"])?;
+
+    locked.write_all(b"still mine")?;
+    locked.sync_all()?;
+    let mut read = vec![0; 100_000];
+    unnamed.read_exact_at(&mut read, 0)?;
+    assert!(read == [7; 100_000], "nobody else has it");
+    let other = cluster.mount_named("other");
+    cluster.mount_also(&other)?;
+    let second = File::open(other.join("locked"))?;
+    let refused = flock(&second, FlockOperation::NonBlockingLockExclusive);
+    assert_eq!(refused, Err(Errno::WOULDBLOCK), "the lock is held");
+    let log = cluster.log("metadata");
+    assert!(!log.contains("its lease ran out") && !log.contains("target is silent"), "{log}");
+    Ok(())
+}
 
 #[test]
 fn a_mount_with_a_timeout_gives_eio_in_time_and_a_hard_one_waits() -> Result<()> {

@@ -34,6 +34,7 @@ use crate::{
     written::Written,
 };
 
+mod attention;
 mod consistency;
 mod level;
 mod recall;
@@ -43,6 +44,7 @@ mod signing;
 mod snapshot;
 mod trust;
 
+use attention::Attention;
 pub use consistency::Looked;
 use repair::Repair;
 use signing::signing_keys;
@@ -80,6 +82,7 @@ pub struct Core {
     answer_waits: Vec<Wait>,
     /// The session for which the server executes a command of its own.
     asked_by: Option<SessionId>,
+    attention: Attention,
     /// When sessions from before the start must have declared what they read.
     declared_by: Timestamp,
     /// What heartbeats tell.
@@ -155,6 +158,7 @@ impl Core {
             heard: None,
             answer_waits: Vec::new(),
             asked_by: None,
+            attention: Attention::new(clock.instant()),
             declared_by: now.plus(settings.lease),
             expiry,
             registry,
@@ -358,6 +362,7 @@ impl Core {
     /// # Errors
     /// When the log's disk is full or fails; called again, it goes on.
     pub fn tick(&mut self) -> Result<(), Failure> {
+        self.forgive_silence();
         for (target, state) in self.registry.handle_timeout(self.clock.instant()) {
             tracing::warn!(%target, ?state, "target is silent");
         }

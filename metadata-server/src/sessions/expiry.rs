@@ -22,7 +22,7 @@ use millrace_types::{SessionId, Timestamp};
 pub struct Expiry {
     lease: Duration,
     clock_error: Duration,
-    /// When each session's last ticket runs out.
+    /// When each session's last ticket runs out, or later where nobody could be heard.
     tickets: BTreeMap<SessionId, Timestamp>,
 }
 
@@ -45,6 +45,14 @@ impl Expiry {
         let ticket = self.tickets.entry(session).or_insert(expires);
         *ticket = expires.max(*ticket);
         expires
+    }
+
+    /// Nobody could renew for so long: every session stands that much longer. A ticket that was
+    /// given out runs out when it says.
+    pub fn forgive(&mut self, unheard: Duration) {
+        for expires in self.tickets.values_mut() {
+            *expires = expires.plus(unheard);
+        }
     }
 
     /// The session has ended.
@@ -82,5 +90,8 @@ mod tests {
         expiry.handle_end(SessionId(1));
         assert_eq!(expiry.poll_dead(seconds(33)), None);
         assert_eq!(expiry.poll_dead(seconds(53)), Some(SessionId(2)));
+        expiry.forgive(Duration::from_secs(60));
+        assert_eq!(expiry.poll_dead(seconds(112)), None);
+        assert_eq!(expiry.poll_dead(seconds(113)), Some(SessionId(2)));
     }
 }

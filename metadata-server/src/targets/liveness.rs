@@ -45,6 +45,11 @@ impl Liveness {
         self.state = TargetState::Online;
     }
 
+    /// No heartbeat could be heard for so long before `now`.
+    pub fn forgive(&mut self, unheard: Duration, now: Instant) {
+        self.heard = (self.heard + unheard).min(now);
+    }
+
     /// Applies the deadlines that have passed by `now`; tells whether the state changed.
     pub fn handle_timeout(&mut self, now: Instant) -> bool {
         let silent = now.saturating_duration_since(self.heard);

@@ -90,6 +90,11 @@ impl Registry {
         strangers
     }
 
+    /// Nobody could report for so long before `now`.
+    pub fn forgive(&mut self, unheard: Duration, now: Instant) {
+        self.targets.values_mut().for_each(|member| member.liveness.forgive(unheard, now));
+    }
+
     /// A target is told its reclaim queue up to and with this position.
     pub fn handle_reclaim_told(&mut self, target: TargetId, position: u64) {
         if let Some(member) = self.targets.get_mut(&target) {

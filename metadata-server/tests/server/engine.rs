@@ -5,6 +5,7 @@ use std::{
     ops::Bound,
     path::{Path, PathBuf},
     sync::Mutex,
+    time::Duration,
 };
 
 use millrace_metadata_server::{
@@ -100,6 +101,17 @@ impl Server {
     /// For sending turns.
     pub(crate) fn handle(&self) -> &Handle {
         self.engine.as_ref().expect("it runs").handle()
+    }
+
+    /// Lets time pass in which the server looks again and again at who is silent.
+    pub(crate) fn pass(&self, time: Duration) {
+        let mut left = time;
+        while !left.is_zero() {
+            let step = left.min(Duration::from_secs(1));
+            self.time.advance(step);
+            self.turn(|core| core.tick().unwrap());
+            left -= step;
+        }
     }
 
     /// Runs `work` on the engine's thread.

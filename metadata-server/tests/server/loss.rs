@@ -97,9 +97,8 @@ impl World {
     /// Only the other target is heard of from now on, for some leases. The host comes back after.
     fn silence(&mut self) {
         for _ in 0..8 {
-            self.server.time.advance(Duration::from_secs(10));
+            self.server.pass(Duration::from_secs(10));
             beat(&self.server, OTHER).unwrap();
-            self.server.turn(|core| core.tick().unwrap());
         }
         let state = self.targets().into_iter().find(|(id, _)| *id == LOST);
         assert_eq!(state, Some((LOST, TargetState::Offline)));
@@ -284,8 +283,7 @@ fn a_target_that_is_back_has_no_say_and_its_daemon_goes_on() {
     assert_eq!(world.targets(), [(OTHER, TargetState::Online)]);
     assert_eq!(world.serves(gone), Some(OTHER));
     let last = LoseTarget { target: OTHER };
-    world.server.time.advance(Duration::from_secs(100));
-    world.server.turn(|core| core.tick().unwrap());
+    world.server.pass(Duration::from_secs(100));
     let refused = world.runtime.block_on(world.losses().lose(&last)).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Unavailable, "nobody would be left: {refused}");
     let unknown = LoseTarget { target: TargetId([9; 8]) };

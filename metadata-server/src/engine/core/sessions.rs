@@ -16,6 +16,7 @@ impl Core {
     /// # Errors
     /// As [`Self::execute`].
     pub fn end_dead_sessions(&mut self) -> Result<(), Failure> {
+        self.forgive_silence();
         let now = self.now();
         while let Some(session) = self.expiry.poll_dead(now) {
             tracing::warn!(%session, "session ended: its lease ran out");

@@ -79,6 +79,17 @@ impl Cluster {
         engine.handle().turn(|core| core.tick()).await.unwrap();
     }
 
+    /// Lets time pass in which the server looks again and again at who is silent.
+    pub(super) async fn pass(&self, time: Duration) {
+        let mut left = time;
+        while !left.is_zero() {
+            let step = left.min(Duration::from_secs(1));
+            self.time.advance(step);
+            self.tick().await;
+            left -= step;
+        }
+    }
+
     pub(super) fn node(&self, grant: &Grant) -> Node {
         let identity = Identity::from_pem(&self.authority.issue(grant).unwrap()).unwrap();
         let settings = TransportSettings::default();

@@ -84,11 +84,10 @@ async fn locks_go_with_their_session_and_with_the_last_close_of_the_file() {
     let mut alive = cluster.client(&grant(Role::Client, 2)).await;
     let file = silent.make(InodeId::ROOT, "file", NewNode::Regular, 0o600).await;
     assert!(set(&mut silent, lock(file, 1, Write), 0).await.unwrap().granted);
-    cluster.time.advance(Duration::from_secs(20));
+    cluster.pass(Duration::from_secs(20)).await;
     alive.ask(&millrace_protocol::session::RenewTicket { session: alive.session }).await.unwrap();
     assert!(!set(&mut alive, lock(file, 1, Write), 3).await.unwrap().granted);
-    cluster.time.advance(Duration::from_secs(13));
-    cluster.tick().await;
+    cluster.pass(Duration::from_secs(13)).await;
     assert_eq!(alive.ask(&news(&alive)).await.unwrap().ended, [3]);
     assert!(set(&mut alive, lock(file, 1, Write), 3).await.unwrap().granted);
     let late = set(&mut silent, lock(file, 1, Write), 0).await.unwrap_err();
@@ -160,10 +159,9 @@ async fn a_restarted_server_grants_nothing_until_every_session_has_declared() {
     let none = declare(&second, Vec::new());
     second.ask(&none).await.unwrap();
     assert_eq!(set(&mut second, lock(file, 1, Read), 0).await.unwrap_err().kind, ErrorKind::Busy);
-    cluster.time.advance(Duration::from_secs(20));
+    cluster.pass(Duration::from_secs(20)).await;
     second.ask(&millrace_protocol::session::RenewTicket { session: second.session }).await.unwrap();
-    cluster.time.advance(Duration::from_secs(13));
-    cluster.tick().await;
+    cluster.pass(Duration::from_secs(13)).await;
     assert!(set(&mut second, lock(file, 1, Read), 0).await.unwrap().granted);
     cluster.stop().await;
 }

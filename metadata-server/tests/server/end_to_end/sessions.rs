@@ -55,16 +55,14 @@ async fn a_renewed_session_lives_on_and_a_silent_one_ends_with_what_it_holds() {
         directory: false,
     };
     alive.ask(&remove).await.unwrap();
-    cluster.time.advance(Duration::from_secs(20));
+    cluster.pass(Duration::from_secs(20)).await;
     let renewed = alive.ask(&RenewTicket { session: alive.session }).await.unwrap();
     let ticket: Ticket = codec::decode(&renewed.ticket.body).unwrap();
     assert_eq!(ticket.expires, renewed.server_time.plus(LEASE));
     // The ticket has run out; the clocks may differ by two seconds.
-    cluster.time.advance(Duration::from_secs(11));
-    cluster.tick().await;
+    cluster.pass(Duration::from_secs(11)).await;
     assert_eq!(alive.show(file).await.unwrap().attributes.links, 0);
-    cluster.time.advance(Duration::from_secs(2));
-    cluster.tick().await;
+    cluster.pass(Duration::from_secs(2)).await;
     assert_eq!(alive.show(file).await.unwrap_err().kind, ErrorKind::Stale, "its chunks may go");
     let renew = RenewTicket { session: silent.session };
     assert_eq!(silent.refusal(&renew).await, ErrorKind::SessionGone);
@@ -76,6 +74,23 @@ async fn a_renewed_session_lives_on_and_a_silent_one_ends_with_what_it_holds() {
     // The same number begins another session now.
     let next = silent.open_session(1).await.unwrap().session;
     assert_ne!(next, silent.session);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stood_still_has_heard_nobody_and_takes_nobody_for_dead() {
+    let cluster = Cluster::start().await;
+    let client = cluster.client(&grant(Role::Client, 1)).await;
+    let renew = RenewTicket { session: client.session };
+    cluster.pass(Duration::from_secs(10)).await;
+    // Neither the first look after it nor those that follow end what is alive.
+    for stall in [LEASE + Duration::from_secs(10), LEASE * 100] {
+        cluster.time.advance(stall);
+        cluster.pass(Duration::from_secs(10)).await;
+        client.ask(&renew).await.unwrap();
+    }
+    cluster.pass(LEASE + Duration::from_secs(3)).await;
+    assert_eq!(client.refusal(&renew).await, ErrorKind::SessionGone, "it was silent");
     cluster.stop().await;
 }
 
@@ -113,8 +128,7 @@ async fn a_session_and_its_last_answer_survive_a_restart() {
     assert_eq!(again.attributes, made.attributes);
     client.ask(&RenewTicket { session: client.session }).await.unwrap();
     // A restart gives everybody a lease's time, and no more.
-    cluster.time.advance(LEASE + Duration::from_secs(3));
-    cluster.tick().await;
+    cluster.pass(LEASE + Duration::from_secs(3)).await;
     let renew = RenewTicket { session: client.session };
     assert_eq!(client.refusal(&renew).await, ErrorKind::SessionGone);
     cluster.stop().await;
