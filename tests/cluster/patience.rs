@@ -32,7 +32,7 @@ const QUIET_MAX: Duration = Duration::from_secs(5);
 /// A reader's one call may cost the kernel two requests, and machines under test are busy.
 const TIMEOUT_MAX: Duration = Duration::from_secs(15);
 
-/// Longer than a session of the cluster below lives without a word: its lease and the clocks' error.
+/// Longer than a session of the cluster below lives without a word: lease and clock error.
 const STALL: Duration = Duration::from_secs(9);
 
 #[test]

@@ -6,8 +6,8 @@
 //! it was, and neither is it exported nor does it stay here when room is needed.
 //!
 //! The record of what it was goes with the first word of a write: a commit, a close that does not
-//! say that nothing was written, the end of a session that had it open, a restart of the server. What changes the content
-//! otherwise leaves the record, which then fits no more.
+//! say that nothing was written, the end of a session that had it open, a restart of the server.
+//! What changes the content otherwise leaves the record, which then fits no more.
 
 use super::{ApplyError, Transaction, commit, orphan};
 use crate::{
