@@ -83,15 +83,21 @@ fn record(
 /// Ends one open for writing, through which something may have been written. One that is not known
 /// was ended before.
 pub(super) fn close_write(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
-    end_write(tx, opener, pristine::forget)
+    let is_known = end_write(tx, opener, pristine::forget)?;
+    if !is_known && let Some(inode) = tree::find(tx, opener.inode)? {
+        // Whoever says so has written, whatever became of the open.
+        pristine::forget(tx, &inode)?;
+    }
+    Ok(Outcome::Done)
 }
 
-/// Ends one open for writing, and has what is known of a pristine file follow.
+/// Ends one open for writing, and has what is known of a pristine file follow. Tells whether the
+/// open was known.
 fn end_write(
     tx: &mut Transaction<'_>,
     opener: Opener,
     follow: impl FnOnce(&mut Transaction<'_>, &Inode) -> Result<(), ApplyError>,
-) -> Result<Outcome, ApplyError> {
+) -> Result<bool, ApplyError> {
     change(tx, opener, |open| open.writes = open.writes.saturating_sub(1), follow)
 }
 
@@ -137,18 +143,20 @@ pub(super) fn keep_reader(tx: &mut Transaction<'_>, opener: Opener) -> Result<Ou
 
 /// The session no longer reads an inode that has lost its last name.
 pub(super) fn drop_reader(tx: &mut Transaction<'_>, opener: Opener) -> Result<Outcome, ApplyError> {
-    change(tx, opener, |open| open.reads = false, |_, _| Ok(()))
+    change(tx, opener, |open| open.reads = false, |_, _| Ok(()))?;
+    Ok(Outcome::Done)
 }
 
+/// Changes what a session has open of an inode; tells whether it has.
 fn change(
     tx: &mut Transaction<'_>,
     opener: Opener,
     change: impl FnOnce(&mut OpenRecord),
     follow: impl FnOnce(&mut Transaction<'_>, &Inode) -> Result<(), ApplyError>,
-) -> Result<Outcome, ApplyError> {
+) -> Result<bool, ApplyError> {
     let key = keys::open(opener.inode, opener.session);
     let Some(mut open) = tx.read::<OpenRecord>(&key)? else {
-        return Ok(Outcome::Done);
+        return Ok(false);
     };
     change(&mut open);
     let is_over = open == OpenRecord::default();
@@ -164,5 +172,5 @@ fn change(
             orphan::drop_if_unused(tx, &inode)?;
         }
     }
-    Ok(Outcome::Done)
+    Ok(true)
 }

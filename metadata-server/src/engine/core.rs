@@ -83,6 +83,8 @@ pub struct Core {
     /// The session for which the server executes a command of its own.
     asked_by: Option<SessionId>,
     attention: Attention,
+    /// Whether the log knows of this run.
+    is_run_logged: bool,
     /// When sessions from before the start must have declared what they read.
     declared_by: Timestamp,
     /// What heartbeats tell.
@@ -159,6 +161,7 @@ impl Core {
             answer_waits: Vec::new(),
             asked_by: None,
             attention: Attention::new(clock.instant()),
+            is_run_logged: false,
             declared_by: now.plus(settings.lease),
             expiry,
             registry,
@@ -362,8 +365,8 @@ impl Core {
     /// # Errors
     /// When the log's disk is full or fails; called again, it goes on.
     pub fn tick(&mut self) -> Result<(), Failure> {
-        self.forgive_silence();
-        for (target, state) in self.registry.handle_timeout(self.clock.instant()) {
+        let look = self.look();
+        for (target, state) in self.registry.handle_timeout(look.instant) {
             tracing::warn!(%target, ?state, "target is silent");
         }
         if self.broken.is_none()

@@ -116,7 +116,12 @@ pub fn close_unwritten(
     request: &CloseUnwritten,
 ) -> Result<Step<Done>, Failure> {
     let CloseUnwritten { operation, inodes } = request;
-    let close = |session, inodes| Command::CloseUnwritten { session, inodes };
+    // What is known from before this run is forgotten when that begins, unless the log took nothing.
+    let is_believed = core.is_run_logged();
+    let close = |session, inodes| match is_believed {
+        true => Command::CloseUnwritten { session, inodes },
+        false => Command::CloseWrites { session, inodes },
+    };
     close_several(core, client, (*operation, inodes), close)
 }
 

@@ -47,11 +47,12 @@ impl Expiry {
         expires
     }
 
-    /// Nobody could renew for so long: every session stands that much longer. A ticket that was
-    /// given out runs out when it says.
-    pub fn forgive(&mut self, unheard: Duration) {
+    /// Nobody could renew for so long before `now`: every session stands that much longer, but not
+    /// longer than one that renews now. A ticket that was given out runs out when it says.
+    pub fn forgive(&mut self, unheard: Duration, now: Timestamp) {
+        let renewed = now.plus(self.lease);
         for expires in self.tickets.values_mut() {
-            *expires = expires.plus(unheard);
+            *expires = expires.plus(unheard).min(renewed).max(*expires);
         }
     }
 
@@ -90,8 +91,14 @@ mod tests {
         expiry.handle_end(SessionId(1));
         assert_eq!(expiry.poll_dead(seconds(33)), None);
         assert_eq!(expiry.poll_dead(seconds(53)), Some(SessionId(2)));
-        expiry.forgive(Duration::from_secs(60));
+        // Its ticket is good until 50. Nobody was heard from 41 to 101.
+        expiry.forgive(Duration::from_secs(60), seconds(101));
         assert_eq!(expiry.poll_dead(seconds(112)), None);
         assert_eq!(expiry.poll_dead(seconds(113)), Some(SessionId(2)));
+        // Who has renewed since needs no more.
+        expiry.handle_ticket(SessionId(2), seconds(200));
+        expiry.forgive(Duration::from_secs(60), seconds(201));
+        assert_eq!(expiry.poll_dead(seconds(233)), None);
+        assert_eq!(expiry.poll_dead(seconds(234)), Some(SessionId(2)));
     }
 }

@@ -90,5 +90,14 @@ mod tests {
         assert_eq!(target.state(), TargetState::Suspect);
         assert!(target.handle_timeout(at(61)));
         assert_eq!(target.state(), TargetState::Offline);
+        target.handle_heartbeat(at(100));
+        // Nobody was heard for a minute.
+        target.forgive(Duration::from_secs(60), at(162));
+        assert!(!target.handle_timeout(at(163)));
+        assert!(target.handle_timeout(at(164)));
+        // Nor is anybody heard later than now.
+        target.handle_heartbeat(at(200));
+        target.forgive(Duration::from_secs(60), at(201));
+        target.handle_heartbeat(at(201));
     }
 }

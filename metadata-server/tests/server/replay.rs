@@ -284,6 +284,13 @@ fn written_by(view: &dyn View, command: &Command) -> Vec<InodeId> {
     match command {
         Command::Commit(commit) => vec![commit.inode],
         Command::CloseWrite(Opener { session, inode }) if is_open(*session, inode) => vec![*inode],
+        Command::CloseSession(session) => {
+            let opens = tree::scan::<OpenRecord>(view, &[keys::OPENS], usize::MAX).unwrap();
+            let own = opens.iter().filter(|(key, open)| {
+                open.writes > 0 && keys::number_at(key, 9) == Some(session.0)
+            });
+            own.filter_map(|(key, _)| keys::number_at(key, 1).map(InodeId)).collect()
+        }
         Command::CloseWrites { session, inodes } => {
             inodes.iter().copied().filter(|id| is_open(*session, id)).collect()
         }

@@ -7,6 +7,8 @@
 
 use std::time::{Duration, Instant};
 
+use millrace_types::Timestamp;
+
 use super::Core;
 
 /// So much of the time between two looks counts as listening, which are a quarter of a second
@@ -32,20 +34,30 @@ impl Attention {
     }
 }
 
+/// The time of a look at who has been silent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    /// The server's time.
+    pub(super) now: Timestamp,
+    /// The monotonic clock.
+    pub(super) instant: Instant,
+}
+
 impl Core {
-    /// Gives everybody the time back in which they were not heard. Before each look at who has been
-    /// silent.
-    pub(super) fn forgive_silence(&mut self) {
-        let now = self.clock.instant();
-        let unheard = self.attention.handle_look(now);
+    /// Begins a look at who has been silent: gives everybody the time back in which they were not
+    /// heard. Its time is from before that, since what happens from here on may take long as well.
+    pub(super) fn look(&mut self) -> Look {
+        let look = Look { now: self.clock.now(), instant: self.clock.instant() };
+        let unheard = self.attention.handle_look(look.instant);
         if unheard.is_zero() {
-            return;
+            return look;
         }
+        self.expiry.forgive(unheard, look.now);
+        self.registry.forgive(unheard, look.instant);
+        self.declared_by = self.declared_by.plus(unheard);
         let seconds = unheard.as_secs_f64();
         tracing::warn!(seconds, "the server stood still: nobody is taken for silent for that");
-        self.expiry.forgive(unheard);
-        self.registry.forgive(unheard, now);
-        self.declared_by = self.declared_by.plus(unheard);
+        look
     }
 }
 

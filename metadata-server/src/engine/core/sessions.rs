@@ -16,8 +16,7 @@ impl Core {
     /// # Errors
     /// As [`Self::execute`].
     pub fn end_dead_sessions(&mut self) -> Result<(), Failure> {
-        self.forgive_silence();
-        let now = self.now();
+        let now = self.look().now;
         while let Some(session) = self.expiry.poll_dead(now) {
             tracing::warn!(%session, "session ended: its lease ran out");
             self.end_session(session)?;
@@ -49,7 +48,7 @@ impl Core {
 
     /// Lets go of those who had time to declare after a restart and did not.
     pub(super) fn end_declaring(&mut self) -> Result<(), Failure> {
-        let now = self.now();
+        let now = self.look().now;
         if now > self.declared_by && self.readers.handle_declared() {
             self.drop_undeclared_readers()?;
         }

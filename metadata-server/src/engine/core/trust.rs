@@ -197,9 +197,17 @@ impl Core {
     /// Remembers this run in the log. Without room there it goes on all the same: targets that saw
     /// this run are then a reason for doubt in a later one.
     pub(super) fn begin_run(&mut self) {
-        if let Err(failure) = self.execute(None, Command::BeginRun(self.incarnation)) {
-            tracing::warn!(%failure, "the log cannot take the start of this run");
+        match self.execute(None, Command::BeginRun(self.incarnation)) {
+            Ok(_) => self.is_run_logged = true,
+            Err(failure) => tracing::warn!(%failure, "the log cannot take the start of this run"),
         }
+    }
+
+    /// Whether the log knows of this run. Otherwise what was known before it is not forgotten that
+    /// does not outlive a start.
+    #[must_use]
+    pub fn is_run_logged(&self) -> bool {
+        self.is_run_logged
     }
 }
 

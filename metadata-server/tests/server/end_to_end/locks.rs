@@ -159,6 +159,10 @@ async fn a_restarted_server_grants_nothing_until_every_session_has_declared() {
     let none = declare(&second, Vec::new());
     second.ask(&none).await.unwrap();
     assert_eq!(set(&mut second, lock(file, 1, Read), 0).await.unwrap_err().kind, ErrorKind::Busy);
+    // Nobody can declare to a server that stands still.
+    cluster.time.advance(Duration::from_secs(600));
+    cluster.tick().await;
+    assert_eq!(set(&mut second, lock(file, 1, Read), 0).await.unwrap_err().kind, ErrorKind::Busy);
     cluster.pass(Duration::from_secs(20)).await;
     second.ask(&millrace_protocol::session::RenewTicket { session: second.session }).await.unwrap();
     cluster.pass(Duration::from_secs(13)).await;

@@ -89,6 +89,9 @@ async fn a_server_that_stood_still_has_heard_nobody_and_takes_nobody_for_dead() 
         cluster.pass(Duration::from_secs(10)).await;
         client.ask(&renew).await.unwrap();
     }
+    // One that is heard before the look is given no more than its lease.
+    cluster.time.advance(LEASE * 100);
+    client.ask(&renew).await.unwrap();
     cluster.pass(LEASE + Duration::from_secs(3)).await;
     assert_eq!(client.refusal(&renew).await, ErrorKind::SessionGone, "it was silent");
     cluster.stop().await;
