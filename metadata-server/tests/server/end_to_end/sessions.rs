@@ -89,10 +89,10 @@ async fn a_server_that_stood_still_has_heard_nobody_and_takes_nobody_for_dead() 
         cluster.pass(Duration::from_secs(10)).await;
         client.ask(&renew).await.unwrap();
     }
-    // One that is heard before the look is given no more than its lease.
+    // One that is heard before the look is given no more than a lease from that on.
     cluster.time.advance(LEASE * 100);
     client.ask(&renew).await.unwrap();
-    cluster.pass(LEASE + Duration::from_secs(3)).await;
+    cluster.pass(LEASE + Duration::from_secs(4)).await;
     assert_eq!(client.refusal(&renew).await, ErrorKind::SessionGone, "it was silent");
     cluster.stop().await;
 }
