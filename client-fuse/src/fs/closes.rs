@@ -276,7 +276,8 @@ impl Drop for Told<'_> {
     }
 }
 
-/// Once nobody writes them any more, others may keep their attributes, and change them.
+/// The files whose attributes a close changes: once nobody writes them any more, others may keep
+/// these, and change them.
 fn inodes_of(ended: &[Closing]) -> Vec<InodeId> {
     ended.iter().map(|closing| closing.file.inode).collect()
 }

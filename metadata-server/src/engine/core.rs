@@ -82,6 +82,7 @@ pub struct Core {
     answer_waits: Vec<Wait>,
     /// The session for which the server executes a command of its own.
     asked_by: Option<SessionId>,
+    /// When it was last looked who is silent.
     attention: Attention,
     /// Whether the log knows of this run.
     is_run_logged: bool,

@@ -14,13 +14,20 @@ use std::{
 };
 
 use millrace_metadata_server::{
-    engine::{EngineSettings, StoreKind},
+    command::{BeginExport, Command, CompleteExport},
+    engine::{Core, EngineSettings, StoreKind},
     files::MachineFiles,
     log::{LogError, LogSettings, Writer},
+    namespace::{ObjectState, tree},
+    ops,
     snapshot::kept,
+    store::keys,
 };
-use millrace_protocol::metadata::NewNode;
-use millrace_types::{ErrorKind, InodeId, LogIndex};
+use millrace_protocol::{
+    capability::Origin,
+    metadata::{CloseUnwritten, NewNode},
+};
+use millrace_types::{ErrorKind, InodeId, JobId, LinkId, LogIndex, Timestamp};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
@@ -254,6 +261,55 @@ fn the_default_engine_has_the_room_of_the_one_before() {
     server.begin();
     still_reads(&server, &host, &made);
     assert!(server.store_dir().exists() && !before.exists());
+}
+
+/// What a start forgets stands if the log has no room for that start: then nothing is made of it.
+#[test]
+fn a_start_without_room_believes_no_close_that_nothing_was_written() {
+    for has_room in [true, false] {
+        let Some(disk) = SmallDisk::mount(160 << 20) else { return };
+        let mut server = Server::start(&disk.path("metadata"), StoreKind::default());
+        register_targets(&server);
+        let mut host = Host::open(&server, 1);
+        let made = host.make(&server, InodeId::ROOT, "file", NewNode::Regular).unwrap();
+        let inode = made.attributes.inode;
+        export(&server, inode);
+        let open = host.open_write(inode, false);
+        host.run(&server, open, ops::open::open).unwrap();
+        if !has_room {
+            server.stop();
+            disk.fill_but(1 << 20);
+            server.begin();
+            disk.make_room();
+            server.time.advance(Duration::from_secs(60));
+        }
+        let is_remembered =
+            move |core: &mut Core| core.view().get(&keys::pristine(inode)).unwrap().is_some();
+        assert!(server.turn(is_remembered));
+        let request = CloseUnwritten { operation: host.operation(), inodes: vec![inode] };
+        host.run(&server, request, ops::open::close_unwritten).unwrap();
+        let found = server.turn(move |core| tree::inode(core.view(), inode)).unwrap();
+        let expected = if has_room { ObjectState::Exported } else { ObjectState::Dirty };
+        assert_eq!(found.file().unwrap().state, expected);
+        assert!(!server.turn(is_remembered));
+    }
+}
+
+/// Has the targets know of an object of the file.
+fn export(server: &Server, inode: InodeId) {
+    let (export, link, key) = (7, LinkId(1), "file".to_owned());
+    let (job, replaces, part_size) = (JobId(1), None, 8 << 20);
+    let begin = BeginExport { inode, job, export, link, key: key.clone(), replaces, part_size };
+    let origin = Origin { link, key, tag: "1".to_owned(), size: 0, modified: Timestamp(1) };
+    server.turn(move |core| {
+        for command in [
+            Command::BeginExport(begin),
+            Command::CompleteExport(CompleteExport { inode, export, origin }),
+            Command::AbortExport { inode, export },
+        ] {
+            core.execute(None, command).unwrap();
+        }
+    });
 }
 
 /// A snapshot leaves the reserve alone, and the server does not mind that there is none.

@@ -203,8 +203,8 @@ impl Core {
         }
     }
 
-    /// Whether the log knows of this run. Otherwise what was known before it is not forgotten that
-    /// does not outlive a start.
+    /// Whether the log knows of this run. If not, the store still has what a start takes out of it,
+    /// such as which files nobody had written before.
     #[must_use]
     pub fn is_run_logged(&self) -> bool {
         self.is_run_logged
