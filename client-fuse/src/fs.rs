@@ -8,7 +8,7 @@
 //! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending_reads`],
+//! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending`],
 //! [`changed_objects`], [`open`], [`delegations`], `publish`, `closes`, `reopen`, `quiet_opens`,
 //! `ahead_contents`, [`leases`], [`look_ahead`], `absent_names`, [`names`], [`attributes`],
 //! [`read`], [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`],
@@ -30,9 +30,9 @@ use crate::{
         absent_names::AbsentNames, ahead_contents::AheadContents, changed_objects::ChangedObjects,
         closes::Closes, delegations::Delegations, file::File, files::Files, handle::FileHandle,
         handles::Handles, kept_pages::KeptPages, kernel_names::KernelNames,
-        kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
-        pending_reads::PendingReads, publish::Publisher, quiet_opens::QuietOpens,
-        readdir::DirectoryHandle, removed::Removed, xattr::Offered,
+        kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead, pending::Pending,
+        publish::Publisher, quiet_opens::QuietOpens, readdir::DirectoryHandle, removed::Removed,
+        xattr::Offered,
     },
     metrics::ClientMetrics,
     settings::MountSettings,
@@ -62,7 +62,7 @@ pub(crate) mod locks;
 pub(crate) mod look_ahead;
 pub(crate) mod names;
 pub(crate) mod open;
-pub(crate) mod pending_reads;
+pub(crate) mod pending;
 mod publish;
 mod quiet_opens;
 pub(crate) mod read;
@@ -114,7 +114,9 @@ pub(crate) struct FileSystem {
     /// What was read and the server does not know yet.
     access_times: AccessTimes,
     /// The kernel's reads that wait for bytes.
-    pub(crate) reads: Arc<PendingReads>,
+    pub(crate) reads: Arc<Pending>,
+    /// Writes, holes and copies that wait for anything.
+    pub(crate) writes: Arc<Pending>,
     changed: ChangedObjects,
     /// Extended attributes that are offered.
     pub(crate) offered: Offered,
@@ -161,6 +163,7 @@ impl FileSystem {
             absent: AbsentNames::default(),
             access_times,
             reads: Arc::default(),
+            writes: Arc::default(),
             changed: ChangedObjects::default(),
             offered: Offered::by(settings),
             budget: Budget::new(budget_bytes),

@@ -320,8 +320,10 @@ impl millrace_fuse_server::FileSystem for Adapter {
         }
         let (fs, data) = (Arc::clone(&self.fs), data.into_owned());
         let owed = Owed::new(&call, reply);
+        let under_way = self.fs.writes.begin(handle.file.inode);
         self.run_on_bytes(async move {
-            let work = async {
+            let work = async move {
+                let _until_it_ends = under_way;
                 if drop_privileges {
                     fs.drop_privilege_bits(handle.file.inode).await?;
                 }
@@ -461,14 +463,16 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn fallocate(&self, call: Call<'_>, allocate: FAllocate, reply: Reply<Done>) {
-        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(allocate.handle));
-        if let Ok(handle) = &handle {
-            handle.writers.record(call.pid);
-        }
+        let (fs, handle) = match self.fs.handle(allocate.handle) {
+            Ok(handle) => (Arc::clone(&self.fs), handle),
+            Err(failure) => return reply.fail(errno(&failure)),
+        };
+        handle.writers.record(call.pid);
+        let under_way = self.fs.writes.begin(handle.file.inode);
         let FAllocate { offset, length, mode, .. } = allocate;
         let privileged = call.uid == 0;
         let work = async move {
-            let handle = handle?;
+            let _until_it_ends = under_way;
             if !privileged {
                 fs.drop_privilege_bits(handle.file.inode).await?;
             }
@@ -502,10 +506,12 @@ impl millrace_fuse_server::FileSystem for Adapter {
             return reply.fail(Errno::INVAL);
         };
         target.writers.record(call.pid);
+        let under_way = self.fs.writes.begin(target.file.inode);
         let privileged = call.uid == 0;
         let owed = Owed::new(&call, reply);
         self.run_on_bytes(async move {
-            let work = async {
+            let work = async move {
+                let _until_it_ends = under_way;
                 if !privileged {
                     fs.drop_privilege_bits(target.file.inode).await?;
                 }

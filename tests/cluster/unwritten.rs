@@ -4,7 +4,7 @@ use std::{
     fs::{self, OpenOptions},
     io::{BufRead as _, BufReader},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     time::Duration,
 };
 
@@ -202,42 +202,78 @@ fn a_file_is_clean_when_its_last_opener_on_any_host_has_not_written() -> Result<
     Ok(())
 }
 
-/// Copies into a file from one whose bucket says nothing.
+/// What is copied from, behind a link of its own.
+const SOURCE: &str = "
+client.put_object(Bucket='data', Key='slow/source', Body=b'\\x09' * 300_000)
+";
+
+/// Copies into a file, under a lock, from one whose bucket says nothing.
 const COPY: &str = "
-import os
-source, target = os.open('source', os.O_RDONLY), os.open('target', os.O_RDWR)
+import fcntl, os
+source, target = os.open('slow/source', os.O_RDONLY), os.open('set/target', os.O_RDWR)
+fcntl.lockf(target, fcntl.LOCK_EX)
 print('ready', flush=True)
 os.copy_file_range(source, target, 200_000)
 ";
 
+/// Tells when it has the lock, and what it finds then.
+const NEXT: &str = "
+import fcntl
+with open('set/target', 'r+b') as file:
+    print('ready', flush=True)
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print(file.read()[0], flush=True)
+";
+
+fn begin(cluster: &Cluster, script: &str) -> Result<(Child, BufReader<ChildStdout>)> {
+    let mut command = Command::new(python());
+    command.arg("-c").arg(script).current_dir(cluster.mount()).stdout(Stdio::piped());
+    let mut program = command.spawn()?;
+    let mut said = BufReader::new(program.stdout.take().context("stdout is piped")?);
+    said.read_line(&mut String::new())?;
+    let place = format!("/proc/{}/wchan", program.id());
+    wait_for("a program that waits", || {
+        fs::read_to_string(&place).ok()?.contains("request_wait").then_some(())
+    })?;
+    Ok((program, said))
+}
+
 #[test]
-fn a_copy_that_outlives_its_program_is_a_write() -> Result<()> {
+fn a_copy_that_outlives_its_program_is_a_write_and_the_file_is_open_until_it_ends() -> Result<()> {
     let bucket = Bucket::start()?;
-    bucket.script(MAKE, &["source", "target"])?;
+    bucket.script(MAKE, &["target"])?;
+    bucket.script(SOURCE, &[])?;
     let proxy = Proxy::for_endpoint(&bucket.endpoint())?;
     let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
     let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
-    cluster.cli(&[&add[..], &["--endpoint", &proxy.endpoint()]].concat())?.ok()?;
-    cluster.cli(&["hydrate", "mr:/set/target", "--wait"])?.ok()?;
+    cluster.cli(&add)?.ok()?;
+    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    let add = ["link", "add", "s3://data/slow", "mr:/slow", "--endpoint", &proxy.endpoint()];
+    cluster.cli(&add)?.ok()?;
+    ensure!(cluster.mount().join("slow/source").metadata()?.len() == 300_000, "it is listed");
+
     proxy.set(Weather::Slow(Duration::from_secs(600)));
-    let mut command = Command::new(python());
-    command.arg("-c").arg(COPY).current_dir(cluster.mount().join("set"));
-    let mut copy = command.stdout(Stdio::piped()).spawn()?;
-    let mut said = BufReader::new(copy.stdout.take().context("stdout is piped")?);
-    said.read_line(&mut String::new())?;
-    let place = format!("/proc/{}/wchan", copy.id());
-    wait_for("a copy that waits", || {
-        fs::read_to_string(&place).ok()?.contains("request_wait").then_some(())
-    })?;
+    let (mut copy, _) = begin(&cluster, COPY)?;
     copy.kill()?;
     copy.wait()?;
+    let (mut next, mut said) = begin(&cluster, NEXT)?;
+    let export = cluster.cli(&["export", "mr:/set/target", "--wait"])?;
+    ensure!(export.code != Some(0), "nobody knows what it will be: {export}");
+    ensure!(state(&cluster, "target")? == "dirty", "it may have been written");
+
     proxy.set(Weather::Down);
     proxy.set(Weather::Fair);
+    let mut found = String::new();
+    said.read_line(&mut found)?;
+    ensure!(next.wait()?.success() && found == "9\n", "copied under the lock: {found}");
     // The file is open until the server has heard of its end.
     wait_for("the export of a file that was closed", || {
         let export = cluster.cli(&["export", "mr:/set/target", "--wait"]).ok()?;
         (export.code == Some(0)).then_some(())
     })?;
-    ensure!(state(&cluster, "target")? == "exported", "it may have been written");
+    ensure!(state(&cluster, "target")? == "exported", "it was written");
+    let copied = [vec![9; 200_000], vec![7; 100_000]].concat();
+    ensure!(fs::read(cluster.mount().join("set/target"))? == copied, "of the mount");
+    ensure!(bucket.get("set/target")? == copied, "of the bucket");
     Ok(())
 }

@@ -329,6 +329,7 @@ impl FileSystem {
     /// reported by a later write, fsync or close, as for all writes.
     async fn store_before_unlock(&self, inode: InodeId) {
         let Some(file) = self.files.find(inode) else { return };
+        self.writes.earlier(inode).await;
         self.flush_file(&file).await;
         if let Err(failure) = self.commit(&file, false).await {
             tracing::warn!(%inode, %failure, "cannot commit what was written under a lock");
