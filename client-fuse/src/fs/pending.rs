@@ -3,8 +3,8 @@
 //!
 //! The kernel's reads that wait for bytes hold their pages locked. An open that has the kernel drop
 //! its pages waits for those locks inside the kernel, where nothing can end it, not even SIGKILL;
-//! and read-ahead goes on when its reader is dead. So such an open is answered when the reads before
-//! it are done: it takes as long, and its caller can be let go.
+//! and read-ahead goes on when its reader is dead. So such an open is answered when the reads
+//! before it are done: it takes as long, and its caller can be let go.
 //!
 //! Writes, holes and copies of a program that was killed go on after its close. The server hears of
 //! the close when those before it are done: until then the file is open, so that nobody exports it,
