@@ -66,8 +66,10 @@ run_documentation_tests() {
     cargo test --locked --workspace --doc --quiet
 }
 
+# Rounds are for whoever wants a figure.
 run_end_to_end() {
-    "$python" tests/e2e/train.py --binaries "$binaries" --directory "$work"
+    "$python" tests/e2e/train.py --binaries "$binaries" --directory "$work" \
+        ${CI:+--cold-rounds 1}
 }
 
 # Programs that only the long runs need; nothing of them is linked or shipped.

@@ -144,7 +144,7 @@ def a_cold_read_is_measured_against_the_bucket(run):
     Each round reads the released file through the page cache and, released again, with O_DIRECT.
     """
     large, rounds = run.mount / "set/large.bin", []
-    for _ in range(COLD_ROUNDS):
+    for _ in range(run.options.cold_rounds):
         rates, before = [], bucket_rate(run)
         for flags in (0, os.O_DIRECT):
             run.cluster.cli("release", large, "--wait")
@@ -527,6 +527,7 @@ def parse_options():
     arguments.add_argument("--pictures", type=int, default=PICTURES)
     arguments.add_argument("--large-bytes", type=int, default=LARGE_BYTES)
     arguments.add_argument("--checkpoint-bytes", type=int, default=CHECKPOINT_BYTES)
+    arguments.add_argument("--cold-rounds", type=int, default=COLD_ROUNDS, help="of 16 s each")
     arguments.add_argument("--kill-interval", type=float, default=1.5, help="seconds of work")
     arguments.add_argument("--directory", help="where to work [default: a temporary directory]")
     arguments.add_argument("--keep", action="store_true", help="leave the files for a look")
