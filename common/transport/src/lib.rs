@@ -27,5 +27,5 @@ pub use body::Body;
 pub use client::{CallOptions, ClientEndpoints, Connected, Lane, Peer, PeerTarget};
 pub use identity::{Identity, PeerIdentity};
 pub use local::{LocalCall, LocalCaller, LocalClient, LocalServer, LocalService};
-pub use server::{Connection, ConnectionId, IncomingCall, Server, Service};
+pub use server::{Connection, ConnectionId, EncodedReply, IncomingCall, Server, Service};
 pub use settings::{Mtu, TransportSettings};

@@ -40,7 +40,7 @@ mod refusals;
 mod request;
 
 use acceptor::Acceptor;
-pub use call::IncomingCall;
+pub use call::{EncodedReply, IncomingCall};
 pub use connection::{Connection, ConnectionId};
 
 /// What a server does with requests.

@@ -6,14 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_protocol::{
-    Request as _,
-    backup::{BACKUP_PIECE_MAX, BackupPiece, BackupReply, BackupState, PrepareBackup, ReadBackup},
+use millrace_protocol::backup::{
+    BACKUP_PIECE_MAX, BackupPiece, BackupReply, BackupState, PrepareBackup, ReadBackup,
 };
-use millrace_transport::IncomingCall;
+use millrace_transport::{EncodedReply, IncomingCall};
 use millrace_types::{ByteLen, Crc32c, ErrorKind, Failure, LogIndex};
 
-use super::{MetadataService, respond};
+use super::{
+    MetadataService,
+    answer::{Answer, Work, other},
+};
 use crate::engine::{
     Handle,
     snapshots::{Backup, Task},
@@ -113,25 +115,19 @@ fn read(backup: &Backup, request: &ReadBackup) -> Result<Vec<u8>, Failure> {
 }
 
 impl MetadataService {
-    pub(super) async fn prepare_backup(&self, call: IncomingCall) {
-        let result = match call.decode::<PrepareBackup>() {
-            Ok(request) => self.backups.prepare(&self.engine, request.backup).await,
-            Err(failure) => Err(failure),
-        };
-        respond::<PrepareBackup>(call, result).await;
+    pub(super) fn prepare_backup(&self, call: &IncomingCall) -> Result<Work<'_>, Failure> {
+        let request = call.decode::<PrepareBackup>()?;
+        Ok(other::<PrepareBackup>(self.backups.prepare(&self.engine, request.backup)))
     }
 
-    pub(super) async fn read_backup(&self, call: IncomingCall) {
-        match self.backup_piece(&call).await {
-            Ok(bytes) => {
-                let piece = BackupPiece { checksum: Crc32c::of(&bytes) };
-                call.reply_with_body::<ReadBackup>(&piece, bytes).await;
-            }
-            Err(failure) => {
-                tracing::debug!(kind = ReadBackup::KIND.name(), %failure, "request refused");
-                call.fail(failure).await;
-            }
-        }
+    pub(super) fn read_backup<'a>(&'a self, call: &'a IncomingCall) -> Result<Work<'a>, Failure> {
+        Ok(Work::Other(Box::pin(async {
+            let bytes = self.backup_piece(call).await?;
+            let piece = BackupPiece { checksum: Crc32c::of(&bytes) };
+            let answer: Answer =
+                Box::new(move || EncodedReply::with_body::<ReadBackup>(&piece, bytes));
+            Ok(answer)
+        })))
     }
 
     async fn backup_piece(&self, call: &IncomingCall) -> Result<Vec<u8>, Failure> {

@@ -10,43 +10,37 @@ use millrace_protocol::{
 use millrace_transport::IncomingCall;
 use millrace_types::Failure;
 
-use super::{MetadataService, respond};
+use super::{
+    MetadataService,
+    answer::{Work, other},
+};
 
 impl MetadataService {
-    pub(super) async fn fsck(&self, call: IncomingCall) {
+    pub(super) fn fsck<'a>(&'a self, call: &'a IncomingCall) -> Result<Work<'a>, Failure> {
         let checks = &self.reconciliation;
         match call.kind() {
-            RequestKind::StartFsck => {
-                answer::<StartFsck, _>(call, async |request| checks.start(request).await).await;
-            }
-            RequestKind::CancelFsck => {
-                answer::<CancelFsck, _>(call, async |_| checks.cancel().await).await;
-            }
-            RequestKind::TrustNamespace => {
-                answer::<TrustNamespace, _>(call, async |_| checks.trust().await).await;
-            }
+            RequestKind::StartFsck => report::<StartFsck, _>(call, |request| checks.start(request)),
+            RequestKind::CancelFsck => report::<CancelFsck, _>(call, |_| checks.cancel()),
+            RequestKind::TrustNamespace => report::<TrustNamespace, _>(call, |_| checks.trust()),
             RequestKind::StartRepair => {
-                let repair = async |request: StartRepair| checks.start_repair(request.start).await;
-                answer::<StartRepair, _>(call, repair).await;
+                report::<StartRepair, _>(call, |request| checks.start_repair(request.start))
             }
             RequestKind::ShowNamespace => {
-                let shown = call.decode::<ShowNamespace>();
-                let shown = shown.map(|_| NamespaceReply { report: checks.show_namespace() });
-                respond::<ShowNamespace>(call, shown).await;
+                call.decode::<ShowNamespace>()?;
+                Ok(other::<ShowNamespace>(async {
+                    Ok(NamespaceReply { report: checks.show_namespace() })
+                }))
             }
-            _ => answer::<ShowFsck, _>(call, async |_| checks.show().await).await,
+            _ => report::<ShowFsck, _>(call, |_| checks.show()),
         }
     }
 }
 
-async fn answer<R, F>(call: IncomingCall, work: impl FnOnce(R) -> F)
+fn report<'a, R, F>(call: &IncomingCall, work: impl FnOnce(R) -> F) -> Result<Work<'a>, Failure>
 where
     R: Request<Reply = FsckReply>,
-    F: Future<Output = Result<FsckReport, Failure>>,
+    F: Future<Output = Result<FsckReport, Failure>> + Send + 'a,
 {
-    let result = match call.decode::<R>() {
-        Ok(request) => work(request).await.map(|report| FsckReply { report }),
-        Err(failure) => Err(failure),
-    };
-    respond::<R>(call, result).await;
+    let report = work(call.decode::<R>()?);
+    Ok(other::<R>(async move { Ok(FsckReply { report: report.await? }) }))
 }

@@ -3,6 +3,7 @@
 //! A client's paths begin at the directory that its certificate is restricted to; root is squashed,
 //! and users may search directories, as in every other request.
 
+use futures::future::BoxFuture;
 use millrace_protocol::{
     Request,
     admin::{
@@ -32,11 +33,15 @@ use millrace_protocol::{
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure};
 
-use super::{MetadataService, ServerEnvironment, client, respond};
+use super::{
+    MetadataService, ServerEnvironment,
+    answer::{Answer, Work, answer},
+    client,
+};
 use crate::{hydration::Hydration, ops::Client};
 
 /// A request that hydration answers.
-pub(super) trait Hydrated: Request + Sync {
+pub(super) trait Hydrated: Request {
     /// Applies what the certificate of the caller says.
     fn restrict(&mut self, client: &Client);
 
@@ -45,35 +50,40 @@ pub(super) trait Hydrated: Request + Sync {
         self,
         hydration: Hydration<ServerEnvironment>,
         top: PathBytes,
-    ) -> impl Future<Output = Result<Self::Reply, Failure>> + Send;
+    ) -> impl Future<Output = Result<Self::Reply, Failure>> + Send + 'static;
 }
 
 impl MetadataService {
-    /// Has hydration answer.
-    pub(super) async fn hydrate<R: Hydrated>(&self, call: IncomingCall) {
-        let result = self.hydrated::<R>(&call).await;
-        respond::<R>(call, result).await;
+    /// Has hydration answer. It works in the background: what has begun goes on when the caller
+    /// gives up.
+    pub(super) fn hydrate<R: Hydrated>(&self, call: &IncomingCall) -> Result<Work<'_>, Failure> {
+        let answered = answered::<R>(self.hydrated(restricted::<R>(call)?, call));
+        Ok(Work::Other(Box::pin(self.in_background(answered))))
     }
 
-    /// What hydration answers. It works in the background: what has begun goes on when the caller
-    /// gives up.
-    pub(super) async fn hydrated<R: Hydrated>(
+    /// What hydration replies.
+    pub(super) fn hydrated<R: Hydrated>(
         &self,
+        request: R,
         call: &IncomingCall,
-    ) -> Result<R::Reply, Failure> {
-        let mut request = call.decode::<R>()?;
-        let client = client(call);
-        request.restrict(&client);
-        let top = client.subtree.unwrap_or_default();
-        let (room, hydration) = (self.room()?, self.hydration.clone());
-        let work = async move {
-            let _room = room;
-            request.answer(hydration, top).await
-        };
-        self.background.spawn(work).await.unwrap_or_else(|error| {
-            Err(Failure::new(ErrorKind::Internal, format!("background work failed: {error}")))
-        })
+    ) -> impl Future<Output = Result<R::Reply, Failure>> + Send + 'static + use<R> {
+        let top = client(call).subtree.unwrap_or_default();
+        request.answer(self.hydration.clone(), top)
     }
+}
+
+/// The request, as the certificate of its caller allows it.
+pub(super) fn restricted<R: Hydrated>(call: &IncomingCall) -> Result<R, Failure> {
+    let mut request = call.decode::<R>()?;
+    request.restrict(&client(call));
+    Ok(request)
+}
+
+/// The answer of a reply that is yet to come.
+pub(super) fn answered<R: Request>(
+    reply: impl Future<Output = Result<R::Reply, Failure>> + Send + 'static,
+) -> BoxFuture<'static, Result<Answer, Failure>> {
+    Box::pin(async move { Ok(answer::<R>(reply.await?)) })
 }
 
 impl Hydrated for AddLink {

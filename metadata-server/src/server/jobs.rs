@@ -2,6 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
+use futures::future::BoxFuture;
 use millrace_protocol::{
     Request,
     admin::{AWAIT_JOB_MAX_MS, AwaitJob, CancelJob, JobReply, StartJob},
@@ -15,7 +16,12 @@ use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure, JobId};
 use tokio::time::Instant;
 
-use super::{MetadataService, client, hydrate::Hydrated, respond};
+use super::{
+    MetadataService,
+    answer::{Work, other},
+    client,
+    hydrate::{Hydrated, answered, restricted},
+};
 use crate::ops::job;
 
 /// A request that starts a job.
@@ -67,63 +73,74 @@ macro_rules! about_job {
 about_job!(FetchReport, PutReport, ShowJobDetail, ShowJobOptions, ShowSelection, ShowUnused);
 
 impl MetadataService {
-    pub(super) async fn start<R: Starts>(&self, call: IncomingCall) {
-        let result = async {
-            let request = call.decode::<R>()?;
-            if let Some(options) = request.options() {
-                check_destination(&call, options)?;
-            }
-            let reply = self.hydrated::<R>(&call).await?;
-            self.seen(&call, reply.job.id).await
-        };
-        let result = result.await;
-        respond::<R>(call, result).await;
+    pub(super) fn start<'a, R: Starts>(
+        &'a self,
+        call: &'a IncomingCall,
+    ) -> Result<Work<'a>, Failure> {
+        let request = restricted::<R>(call)?;
+        if let Some(options) = request.options() {
+            check_destination(call, options)?;
+        }
+        let started = Box::pin(self.hydrated(request, call));
+        Ok(other::<R>(self.started(call, started)))
     }
 
-    pub(super) async fn about_job<R: AboutJob>(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<R>()?.id();
-            self.seen(&call, id).await?;
-            self.hydrated::<R>(&call).await
-        };
-        let result = result.await;
-        respond::<R>(call, result).await;
+    async fn started(
+        &self,
+        call: &IncomingCall,
+        started: BoxFuture<'static, Result<JobReply, Failure>>,
+    ) -> Result<JobReply, Failure> {
+        let reply = self.in_background(started).await?;
+        self.seen(call, reply.job.id).await
     }
 
-    pub(super) async fn retry_job(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<RetryJob>()?.id;
-            self.seen(&call, id).await?;
-            check_destination(&call, &self.hydration.show_job_options(id).await?.options)?;
-            let reply = self.hydrated::<RetryJob>(&call).await?;
-            self.seen(&call, reply.job.id).await
-        };
-        let result = result.await;
-        respond::<RetryJob>(call, result).await;
+    pub(super) fn about_job<'a, R: AboutJob>(
+        &'a self,
+        call: &'a IncomingCall,
+    ) -> Result<Work<'a>, Failure> {
+        let request = restricted::<R>(call)?;
+        let (id, about) = (request.id(), answered::<R>(self.hydrated(request, call)));
+        Ok(Work::Other(Box::pin(self.if_seen(call, id, about))))
     }
 
-    pub(super) async fn cancel_job(&self, call: IncomingCall) {
-        let result = async {
-            let id = call.decode::<CancelJob>()?.id;
-            // One that the client may not see is not there for it.
-            self.seen(&call, id).await?;
-            self.hydrated::<CancelJob>(&call).await?;
-            self.seen(&call, id).await
-        };
-        let result = result.await;
-        respond::<CancelJob>(call, result).await;
+    async fn if_seen<T: Send + 'static>(
+        &self,
+        call: &IncomingCall,
+        id: JobId,
+        work: BoxFuture<'static, Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        self.seen(call, id).await?;
+        self.in_background(work).await
+    }
+
+    pub(super) fn retry_job<'a>(&'a self, call: &'a IncomingCall) -> Result<Work<'a>, Failure> {
+        let request = restricted::<RetryJob>(call)?;
+        let id = request.id;
+        let retried = Box::pin(self.hydrated(request, call));
+        Ok(other::<RetryJob>(async move {
+            self.seen(call, id).await?;
+            check_destination(call, &self.hydration.show_job_options(id).await?.options)?;
+            self.started(call, retried).await
+        }))
+    }
+
+    pub(super) fn cancel_job<'a>(&'a self, call: &'a IncomingCall) -> Result<Work<'a>, Failure> {
+        let request = restricted::<CancelJob>(call)?;
+        let id = request.id;
+        let cancelled = Box::pin(self.hydrated(request, call));
+        Ok(other::<CancelJob>(async move {
+            self.if_seen(call, id, cancelled).await?;
+            self.seen(call, id).await
+        }))
     }
 
     /// Answers when a job has ended, or when it has been long enough.
-    pub(super) async fn await_job(&self, call: IncomingCall) {
-        let result = match call.decode::<AwaitJob>() {
-            Ok(request) => self.ended(&call, &request).await,
-            Err(failure) => Err(failure),
-        };
-        respond::<AwaitJob>(call, result).await;
+    pub(super) fn await_job<'a>(&'a self, call: &'a IncomingCall) -> Result<Work<'a>, Failure> {
+        let request = call.decode::<AwaitJob>()?;
+        Ok(other::<AwaitJob>(self.ended(call, request)))
     }
 
-    async fn ended(&self, call: &IncomingCall, request: &AwaitJob) -> Result<JobReply, Failure> {
+    async fn ended(&self, call: &IncomingCall, request: AwaitJob) -> Result<JobReply, Failure> {
         let patience = request.patience_ms.min(AWAIT_JOB_MAX_MS);
         let limit = Instant::now() + Duration::from_millis(patience.into());
         loop {

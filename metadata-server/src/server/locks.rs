@@ -11,7 +11,11 @@ use millrace_protocol::{
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Durability::Written, MetadataService, client, respond};
+use super::{
+    MetadataService,
+    answer::{Work, other, written},
+    client,
+};
 use crate::{engine::Core, locks::News, ops};
 
 /// How long a request waits for news: less than a client's deadline of a request by far, so that
@@ -19,20 +23,14 @@ use crate::{engine::Core, locks::News, ops};
 const NEWS_WAIT_MAX: Duration = Duration::from_secs(20);
 
 impl MetadataService {
-    pub(super) async fn locks(&self, call: IncomingCall) {
+    pub(super) fn locks<'a>(&'a self, call: &'a IncomingCall) -> Result<Work<'a>, Failure> {
         match call.kind() {
-            RequestKind::TestLock => self.run(call, Written, ops::lock::test).await,
-            RequestKind::SetLock => self.run(call, Written, ops::lock::set).await,
-            RequestKind::CancelLock => self.run(call, Written, ops::lock::cancel).await,
-            RequestKind::Declare => self.run(call, Written, ops::lock::declare).await,
-            RequestKind::AwaitAppends => {
-                let result = self.await_appends(&call).await;
-                respond::<AwaitAppends>(call, result).await;
-            }
-            _ => {
-                let result = self.await_locks(&call).await;
-                respond::<AwaitLocks>(call, result).await;
-            }
+            RequestKind::TestLock => written(call, ops::lock::test),
+            RequestKind::SetLock => written(call, ops::lock::set),
+            RequestKind::CancelLock => written(call, ops::lock::cancel),
+            RequestKind::Declare => written(call, ops::lock::declare),
+            RequestKind::AwaitAppends => Ok(other::<AwaitAppends>(self.await_appends(call))),
+            _ => Ok(other::<AwaitLocks>(self.await_locks(call))),
         }
     }
 

@@ -12,7 +12,12 @@ use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure, LogIndex};
 use tokio::{sync::watch, time::Instant};
 
-use super::{BUCKET_WAIT_MAX, MetadataService, NEEDS_MAX, client, respond};
+use super::{
+    MetadataService,
+    answer::{Work, other},
+    client,
+    execute::{BUCKET_WAIT_MAX, NEEDS_MAX},
+};
 use crate::{
     engine::Core,
     leases::Wait,
@@ -65,12 +70,9 @@ enum Begun<T> {
 
 impl MetadataService {
     /// Answers when something is taken back from the session.
-    pub(super) async fn await_recalls(&self, call: IncomingCall) {
-        let result = match call.decode::<AwaitRecalls>() {
-            Ok(request) => self.recalls_of(client(&call), request).await,
-            Err(failure) => Err(failure),
-        };
-        respond::<AwaitRecalls>(call, result).await;
+    pub(super) fn await_recalls(&self, call: &IncomingCall) -> Result<Work<'_>, Failure> {
+        let request = call.decode::<AwaitRecalls>()?;
+        Ok(other::<AwaitRecalls>(self.recalls_of(client(call), request)))
     }
 
     async fn recalls_of(&self, client: Client, request: AwaitRecalls) -> Result<Recalls, Failure> {
@@ -83,12 +85,9 @@ impl MetadataService {
     }
 
     /// Answers when something is taken back from the session, or shown to it.
-    pub(super) async fn await_news(&self, call: IncomingCall) {
-        let result = match call.decode::<AwaitNews>() {
-            Ok(request) => self.news_of(client(&call), request).await,
-            Err(failure) => Err(failure),
-        };
-        respond::<AwaitNews>(call, result).await;
+    pub(super) fn await_news(&self, call: &IncomingCall) -> Result<Work<'_>, Failure> {
+        let request = call.decode::<AwaitNews>()?;
+        Ok(other::<AwaitNews>(self.news_of(client(call), request)))
     }
 
     async fn news_of(&self, client: Client, request: AwaitNews) -> Result<News, Failure> {
@@ -149,12 +148,9 @@ impl MetadataService {
     }
 
     /// Lists a page: of a linked directory that is being listed, what there is already.
-    pub(super) async fn list_entries(&self, call: IncomingCall) {
-        let result = match call.decode::<ListEntries>() {
-            Ok(request) => self.entries_page(client(&call), Arc::new(request)).await,
-            Err(failure) => Err(failure),
-        };
-        respond::<ListEntries>(call, result).await;
+    pub(super) fn list_entries(&self, call: &IncomingCall) -> Result<Work<'_>, Failure> {
+        let request = Arc::new(call.decode()?);
+        Ok(other::<ListEntries>(self.entries_page(client(call), request)))
     }
 
     async fn entries_page(

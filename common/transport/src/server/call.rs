@@ -41,6 +41,14 @@ pub struct IncomingCall {
     ending: Option<oneshot::Sender<()>>,
 }
 
+/// A reply in its form on the wire, of whatever kind of request.
+#[derive(Debug)]
+pub struct EncodedReply {
+    kind: RequestKind,
+    message: Bytes,
+    body: Body,
+}
+
 pub(super) struct CallParts {
     pub(super) connection: Arc<Connection>,
     pub(super) kind: RequestKind,
@@ -51,6 +59,20 @@ pub(super) struct CallParts {
     pub(super) reader: FrameReader,
     pub(super) answer: Answer,
     pub(super) ending: oneshot::Sender<()>,
+}
+
+impl EncodedReply {
+    /// A reply to an `R`.
+    #[must_use]
+    pub fn of<R: Request>(reply: &R::Reply) -> Self {
+        Self::with_body::<R>(reply, Body::default())
+    }
+
+    /// A reply to an `R`, with bulk bytes.
+    #[must_use]
+    pub fn with_body<R: Request>(reply: &R::Reply, body: impl Into<Body>) -> Self {
+        Self { kind: R::KIND, message: codec::encode(reply), body: body.into() }
+    }
 }
 
 impl IncomingCall {
@@ -165,10 +187,18 @@ impl IncomingCall {
     ///
     /// # Panics
     /// When the call is none of `R`'s kind.
-    pub async fn reply_with_body<R: Request>(mut self, reply: &R::Reply, body: impl Into<Body>) {
-        let (message, body) = (self.encode::<R>(reply), body.into());
+    pub async fn reply_with_body<R: Request>(self, reply: &R::Reply, body: impl Into<Body>) {
+        self.reply_encoded(EncodedReply::with_body::<R>(reply, body)).await;
+    }
+
+    /// Answers with a reply that has its form on the wire; see [`Self::reply`].
+    ///
+    /// # Panics
+    /// When the call is of another kind.
+    pub async fn reply_encoded(mut self, reply: EncodedReply) {
+        assert_eq!(self.kind, reply.kind, "the call is of another kind");
         if let Some(answer) = self.answer.take() {
-            answer.reply(&message, body).await;
+            answer.reply(&reply.message, reply.body).await;
         }
     }
 
@@ -193,7 +223,8 @@ impl IncomingCall {
     /// # Panics
     /// When the call is none of `R`'s kind.
     pub fn reply_with_body_detached<R: Request>(mut self, reply: &R::Reply, body: impl Into<Body>) {
-        let (message, body) = (self.encode::<R>(reply), body.into());
+        assert_eq!(self.kind, R::KIND, "the call is of another kind");
+        let EncodedReply { message, body, .. } = EncodedReply::with_body::<R>(reply, body);
         self.detach(async move |answer: Answer| answer.reply(&message, body).await);
     }
 
@@ -201,11 +232,6 @@ impl IncomingCall {
     pub fn fail_detached(mut self, failure: impl Into<Failure>) {
         let failure = failure.into();
         self.detach(async move |answer: Answer| answer.fail(&failure).await);
-    }
-
-    fn encode<R: Request>(&self, reply: &R::Reply) -> Bytes {
-        assert_eq!(self.kind, R::KIND, "the call is of another kind");
-        codec::encode(reply)
     }
 
     /// Writes the answer in a task of its own, which the server's drain waits for.
