@@ -27,31 +27,35 @@ pub const MESSAGE_LEN_MAX: usize = 1024 * 1024;
 /// The deepest nesting of a message: the deepest today is 6, and each level costs stack.
 const DEPTH_MAX: NonZeroUsize = NonZeroUsize::new(32).expect("32 is not zero");
 
-/// Whatever can travel as a message: every type with rkyv's `Archive`, `Serialize`, `Deserialize`
-/// and byte check.
-pub trait Message:
-    Archive<
-        Archived: for<'a> CheckBytes<HighValidator<'a, rancor::Error>>
-                      + Deserialize<Self, HighDeserializer<rancor::Error>>,
-    > + for<'a> Serialize<HighSerializer<Vec<u8>, ArenaHandle<'a>, rancor::Error>>
-    + Send
-    + Sync
-    + Sized
-    + 'static
-{
+/// Whatever can travel as a message: the types that [`messages!`] names.
+pub trait Message: Send + Sync + Sized + 'static {
+    /// See [`encode`].
+    fn to_archive(&self) -> Bytes;
+
+    /// See [`decode`].
+    ///
+    /// # Errors
+    /// [`DecodeError`].
+    fn from_archive(bytes: &[u8]) -> Result<Self, DecodeError>;
 }
 
-impl<M> Message for M where
-    M: Archive<
-            Archived: for<'a> CheckBytes<HighValidator<'a, rancor::Error>>
-                          + Deserialize<Self, HighDeserializer<rancor::Error>>,
-        > + for<'a> Serialize<HighSerializer<Vec<u8>, ArenaHandle<'a>, rancor::Error>>
-        + Send
-        + Sync
-        + Sized
-        + 'static
-{
+/// Makes messages of types with rkyv's derives. What it takes to write and to check each is a
+/// thousand lines for the compiler, which are compiled here and not wherever it is sent or read.
+macro_rules! messages {
+    ($($message:ty),* $(,)?) => {
+        $(impl $crate::codec::Message for $message {
+            fn to_archive(&self) -> bytes::Bytes {
+                $crate::codec::to_archive(self)
+            }
+
+            fn from_archive(bytes: &[u8]) -> Result<Self, $crate::codec::DecodeError> {
+                $crate::codec::from_archive(bytes)
+            }
+        })*
+    };
 }
+
+pub(crate) use messages;
 
 /// Encodes a message. Whoever sends it checks [`MESSAGE_LEN_MAX`].
 ///
@@ -60,9 +64,7 @@ impl<M> Message for M where
 /// GiB, which the types here cannot hold within their documented bounds.
 #[must_use]
 pub fn encode<M: Message>(message: &M) -> Bytes {
-    let bytes = to_bytes_in::<Vec<u8>, rancor::Error>(message, Vec::new())
-        .expect("a message within its documented bounds has an archive");
-    Bytes::from(bytes)
+    message.to_archive()
 }
 
 /// Checks and decodes the bytes of a peer. The bytes need no alignment.
@@ -70,6 +72,25 @@ pub fn encode<M: Message>(message: &M) -> Bytes {
 /// # Errors
 /// [`DecodeError`] when the bytes are too long or no archive of an `M`.
 pub fn decode<M: Message>(bytes: &[u8]) -> Result<M, DecodeError> {
+    M::from_archive(bytes)
+}
+
+pub(crate) fn to_archive<M>(message: &M) -> Bytes
+where
+    M: for<'a> Serialize<HighSerializer<Vec<u8>, ArenaHandle<'a>, rancor::Error>>,
+{
+    let bytes = to_bytes_in::<Vec<u8>, rancor::Error>(message, Vec::new())
+        .expect("a message within its documented bounds has an archive");
+    Bytes::from(bytes)
+}
+
+pub(crate) fn from_archive<M>(bytes: &[u8]) -> Result<M, DecodeError>
+where
+    M: Archive<
+        Archived: for<'a> CheckBytes<HighValidator<'a, rancor::Error>>
+                      + Deserialize<M, HighDeserializer<rancor::Error>>,
+    >,
+{
     if bytes.len() > MESSAGE_LEN_MAX {
         return Err(DecodeError::TooLong { len: bytes.len() });
     }
@@ -121,6 +142,8 @@ mod tests {
 
     use super::*;
     use crate::session::{Caller, Hello};
+
+    messages!(Caller);
 
     #[test]
     fn a_message_reads_back_at_any_alignment() {

@@ -4,7 +4,7 @@
 //! `0x05` target control, `0x06` administration, `0x07` a mount's local control socket. A request
 //! that is removed keeps its line here with the word REMOVED and the version that dropped it.
 
-use crate::codec::Message;
+use crate::codec::{Message, messages};
 
 /// A message that asks for something, with its number and the type of its answer.
 pub trait Request: Message {
@@ -51,6 +51,8 @@ macro_rules! requests {
                 }
             }
         }
+
+        messages!($($request),*);
 
         $(
             impl Request for $request {

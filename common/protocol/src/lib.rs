@@ -5,11 +5,10 @@
 //! bytes are untrusted: decoding never panics, and what it returns is bounded.
 //!
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
-//! table), [`session`], [`capability`], [`metadata`], [`lease`], [`delegation`], [`access`],
-//! [`lock`], [`cluster`], [`storage`], [`target`], [`release`], [`admin`], [`selection`],
-//! [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`left_out`], [`refresh`],
-//! [`requests`], [`ahead`], [`fsck`],
-//! [`backup`], [`control`].
+//! table), `messages` (what else is sent), [`session`], [`capability`], [`metadata`], [`lease`],
+//! [`delegation`], [`access`], [`lock`], [`cluster`], [`storage`], [`target`], [`release`],
+//! [`admin`], [`selection`], [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`left_out`],
+//! [`refresh`], [`requests`], [`ahead`], [`fsck`], [`backup`], [`control`].
 
 pub mod access;
 pub mod admin;
@@ -31,6 +30,7 @@ pub mod lease;
 pub mod left_out;
 pub mod lock;
 pub mod loss;
+mod messages;
 pub mod metadata;
 pub mod refresh;
 pub mod release;
