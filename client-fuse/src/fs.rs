@@ -115,8 +115,8 @@ pub(crate) struct FileSystem {
     access_times: AccessTimes,
     /// The kernel's reads that wait for bytes.
     pub(crate) reads: Arc<Pending>,
-    /// Writes, holes and copies that wait for anything.
-    pub(crate) writes: Arc<Pending>,
+    /// Writes, holes, copies and truncations that go on without their programs.
+    pub(crate) orphans: Arc<Pending>,
     changed: ChangedObjects,
     /// Extended attributes that are offered.
     pub(crate) offered: Offered,
@@ -163,7 +163,7 @@ impl FileSystem {
             absent: AbsentNames::default(),
             access_times,
             reads: Arc::default(),
-            writes: Arc::default(),
+            orphans: Arc::default(),
             changed: ChangedObjects::default(),
             offered: Offered::by(settings),
             budget: Budget::new(budget_bytes),

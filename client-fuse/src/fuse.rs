@@ -163,7 +163,11 @@ impl millrace_fuse_server::FileSystem for Adapter {
             let changed = fs.change_attributes(caller, inode, changes(&setattr), writing).await;
             changed.map(Shown::once)
         };
-        self.answer_attr(Owed::new(&call, reply), work);
+        let owed = match setattr.valid.contains(SetAttrFields::SIZE) {
+            true => Owed::writing(&call, reply, &self.fs.orphans, inode),
+            false => Owed::new(&call, reply),
+        };
+        self.answer_attr(owed, work);
     }
 
     fn readlink(&self, call: Call<'_>, reply: Reply<Data>) {
@@ -242,8 +246,10 @@ impl millrace_fuse_server::FileSystem for Adapter {
         {
             return reply.send(&open_reply(opened, flags));
         }
-        let owed =
-            if truncates { Owed::new(&call, reply) } else { Owed::interruptible(&call, reply) };
+        let owed = match truncates {
+            true => Owed::writing(&call, reply, &fs.orphans, inode),
+            false => Owed::interruptible(&call, reply),
+        };
         self.run(async move {
             let work = async {
                 if drop_privileges {
@@ -319,11 +325,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
             }
         }
         let (fs, data) = (Arc::clone(&self.fs), data.into_owned());
-        let owed = Owed::new(&call, reply);
-        let under_way = self.fs.writes.begin(handle.file.inode);
+        let owed = Owed::writing(&call, reply, &self.fs.orphans, handle.file.inode);
         self.run_on_bytes(async move {
-            let work = async move {
-                let _until_it_ends = under_way;
+            let work = async {
                 if drop_privileges {
                     fs.drop_privilege_bits(handle.file.inode).await?;
                 }
@@ -341,6 +345,11 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let fs = Arc::clone(&self.fs);
         if fs.release_kept(release.handle) || fs.release_settled(release.handle) {
             return reply.done();
+        }
+        if !fs.orphans.is_empty(self.inode(call.node)) {
+            // It may take long, and the kernel has room for so many that are not answered.
+            reply.done();
+            return self.run(async move { fs.release(release.handle).await });
         }
         let work = async move {
             fs.release(release.handle).await;
@@ -468,17 +477,16 @@ impl millrace_fuse_server::FileSystem for Adapter {
             Err(failure) => return reply.fail(errno(&failure)),
         };
         handle.writers.record(call.pid);
-        let under_way = self.fs.writes.begin(handle.file.inode);
+        let owed = Owed::writing(&call, reply, &self.fs.orphans, handle.file.inode);
         let FAllocate { offset, length, mode, .. } = allocate;
         let privileged = call.uid == 0;
         let work = async move {
-            let _until_it_ends = under_way;
             if !privileged {
                 fs.drop_privilege_bits(handle.file.inode).await?;
             }
             fs.allocate(&handle, offset, length, mode.cast_signed()).await
         };
-        self.answer_done(Owed::new(&call, reply), work);
+        self.answer_done(owed, work);
     }
 
     fn lseek(&self, call: Call<'_>, seek: LSeek, reply: Reply<LSeekReply>) {
@@ -506,12 +514,10 @@ impl millrace_fuse_server::FileSystem for Adapter {
             return reply.fail(Errno::INVAL);
         };
         target.writers.record(call.pid);
-        let under_way = self.fs.writes.begin(target.file.inode);
         let privileged = call.uid == 0;
-        let owed = Owed::new(&call, reply);
+        let owed = Owed::writing(&call, reply, &self.fs.orphans, target.file.inode);
         self.run_on_bytes(async move {
-            let work = async move {
-                let _until_it_ends = under_way;
+            let work = async {
                 if !privileged {
                     fs.drop_privilege_bits(target.file.inode).await?;
                 }

@@ -5,15 +5,14 @@ use std::{
     io::{BufRead as _, BufReader},
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use millrace_tests::{
     bucket::{Bucket, python},
     cluster::{Cluster, Wish},
+    hostile::{Asked, Fault, Gate, HostileProxy, Rule},
     program::wait_for,
-    proxy::{Proxy, Weather},
 };
 
 /// Makes the objects: databases as sqlite3 makes them, and files of 300,000 bytes.
@@ -231,10 +230,6 @@ fn begin(cluster: &Cluster, script: &str) -> Result<(Child, BufReader<ChildStdou
     let mut program = command.spawn()?;
     let mut said = BufReader::new(program.stdout.take().context("stdout is piped")?);
     said.read_line(&mut String::new())?;
-    let place = format!("/proc/{}/wchan", program.id());
-    wait_for("a program that waits", || {
-        fs::read_to_string(&place).ok()?.contains("request_wait").then_some(())
-    })?;
     Ok((program, said))
 }
 
@@ -243,7 +238,8 @@ fn a_copy_that_outlives_its_program_is_a_write_and_the_file_is_open_until_it_end
     let bucket = Bucket::start()?;
     bucket.script(MAKE, &["target"])?;
     bucket.script(SOURCE, &[])?;
-    let proxy = Proxy::for_endpoint(&bucket.endpoint())?;
+    let (proxy, gate) = (HostileProxy::for_endpoint(&bucket.endpoint())?, Gate::default());
+    proxy.add(Rule::always(Asked::Get, Fault::Gate(gate.clone())));
     let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
     let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
     cluster.cli(&add)?.ok()?;
@@ -252,17 +248,20 @@ fn a_copy_that_outlives_its_program_is_a_write_and_the_file_is_open_until_it_end
     cluster.cli(&add)?.ok()?;
     ensure!(cluster.mount().join("slow/source").metadata()?.len() == 300_000, "it is listed");
 
-    proxy.set(Weather::Slow(Duration::from_secs(600)));
+    gate.close_at(1);
     let (mut copy, _) = begin(&cluster, COPY)?;
+    wait_for("a copy that waits", || gate.is_closed().then_some(()))?;
     copy.kill()?;
     copy.wait()?;
-    let (mut next, mut said) = begin(&cluster, NEXT)?;
     let export = cluster.cli(&["export", "mr:/set/target", "--wait"])?;
-    ensure!(export.code != Some(0), "nobody knows what it will be: {export}");
+    ensure!(export.to_string().contains("open for writing"), "its end is not known: {export}");
     ensure!(state(&cluster, "target")? == "dirty", "it may have been written");
-
-    proxy.set(Weather::Down);
-    proxy.set(Weather::Fair);
+    let (mut next, mut said) = begin(&cluster, NEXT)?;
+    let place = format!("/proc/{}/wchan", next.id());
+    wait_for("who waits for the lock", || {
+        fs::read_to_string(&place).ok()?.contains("request_wait").then_some(())
+    })?;
+    gate.open();
     let mut found = String::new();
     said.read_line(&mut found)?;
     ensure!(next.wait()?.success() && found == "9\n", "copied under the lock: {found}");

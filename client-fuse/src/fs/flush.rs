@@ -25,13 +25,11 @@ use crate::{
 };
 
 impl FileSystem {
-    /// `close`: everything written is visible to all mounts and safe from this client's death, also
-    /// what is being written while this begins, by a program that was killed perhaps.
+    /// `close`: everything written is visible to all mounts and safe from this client's death.
     ///
     /// # Errors
     /// Failures of writes that were not reported yet, and of the commit.
     pub(crate) async fn flush(&self, handle: &FileHandle) -> Result<(), Failure> {
-        self.writes.earlier(handle.file.inode).await;
         self.publish_inline(&handle.file).await?;
         self.flush_file(&handle.file).await;
         handle.report()?;
@@ -46,11 +44,8 @@ impl FileSystem {
             let state = handle.file.state();
             !state.is_dirty() && !state.buffer.has_flights()
         };
-        // Otherwise a write or a commit of others may be on its way, for which a close waits.
-        is_clean
-            && self.writes.is_empty(handle.file.inode)
-            && handle.file.commit.try_lock().is_ok()
-            && !handle.has_report()
+        // Otherwise a commit of others may be on its way, for which a close waits.
+        is_clean && handle.file.commit.try_lock().is_ok() && !handle.has_report()
     }
 
     /// Whether something that was written is not at the targets, of whatever handle.

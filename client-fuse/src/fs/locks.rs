@@ -250,9 +250,18 @@ impl FileSystem {
         }
     }
 
-    /// `close` of a descriptor by the process `owner`: its locks on ranges of the file end.
+    /// `close` of a descriptor by the process `owner`: its locks on ranges of the file end. If it
+    /// was killed in a write that goes on, a little later: not before that has ended, for which
+    /// nobody waits who could not be killed any more.
     pub(crate) async fn end_process_locks(&self, inode: InodeId, owner: u64) {
-        self.end_locks(Key::of_process(inode, owner)).await;
+        let key = Key::of_process(inode, owner);
+        if self.orphans.is_empty(inode) {
+            return self.end_locks(key).await;
+        }
+        self.spawn(|this| async move {
+            this.orphans.earlier(inode).await;
+            this.end_locks(key).await;
+        });
     }
 
     /// Whether the process `owner` holds locks on ranges of the file, or asks for one.
@@ -329,7 +338,6 @@ impl FileSystem {
     /// reported by a later write, fsync or close, as for all writes.
     async fn store_before_unlock(&self, inode: InodeId) {
         let Some(file) = self.files.find(inode) else { return };
-        self.writes.earlier(inode).await;
         self.flush_file(&file).await;
         if let Err(failure) = self.commit(&file, false).await {
             tracing::warn!(%inode, %failure, "cannot commit what was written under a lock");

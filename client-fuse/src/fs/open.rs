@@ -206,8 +206,17 @@ impl FileSystem {
     }
 
     /// Ends an open. What is still buffered is flushed; nobody hears of a failure any more, so it
-    /// is logged. The server may hear of the end of one for writing a little later.
+    /// is logged. The server may hear of the end of one for writing a little later, and does not
+    /// while programs that were killed still write to the file. May not be called with the file's
+    /// `sizing` held, which these wait for.
     pub(crate) async fn release(&self, number: u64) {
+        match self.handles.find(number) {
+            // Still a handle for all that concerns those: a lock that is lost, a new session.
+            Ok(handle) if handle.mode == OpenMode::Write => {
+                self.orphans.earlier(handle.file.inode).await;
+            }
+            _ => {}
+        }
         let Some(handle) = self.handles.remove(number) else {
             return;
         };
@@ -245,8 +254,10 @@ impl FileSystem {
     pub(crate) fn release_settled(&self, number: u64) -> bool {
         let Ok(handle) = self.handles.find(number) else { return false };
         let file = &handle.file;
+        // In this order: what a program that was killed has written is in the buffer when it ends.
         if handle.mode != OpenMode::Write
             || self.locks.concern(file.inode)
+            || !self.orphans.is_empty(file.inode)
             || !self.is_settled(&handle)
         {
             return false;
@@ -294,7 +305,8 @@ impl FileSystem {
         {
             let again = self.reopen(vec![(opened.handle, handle)]).await;
             if let Err(failure) = again {
-                self.release(opened.handle).await;
+                // Not here, where the file's `sizing` may be held.
+                self.spawn(|this| async move { this.release(opened.handle).await });
                 return Err(failure);
             }
         }

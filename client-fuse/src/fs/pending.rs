@@ -6,9 +6,11 @@
 //! and read-ahead goes on when its reader is dead. So such an open is answered when the reads
 //! before it are done: it takes as long, and its caller can be let go.
 //!
-//! Writes, holes and copies of a program that was killed go on after its close. The server hears of
-//! the close when those before it are done: until then the file is open, so that nobody exports it,
-//! and a lock is not given to others before what was written under it is there.
+//! Writes, holes, copies and truncations whose program was killed go on after its close, and are
+//! counted from before the kernel hears that it was let go. The server hears of the close when they
+//! are done: until then the file is open, so that nobody exports it, and a lock is not given to
+//! others before what was written under it is there. No program waits for them, and nobody for
+//! those of a program that lives, which may have to wait for the right to append or for a server.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -1,6 +1,6 @@
 //! How answers go back to the kernel, and on which thread work that has to wait runs.
 
-use std::{pin::pin, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use millrace_fuse_server::{
     Call, Data, Done, Errno, Reply, XAttr,
@@ -19,6 +19,7 @@ use crate::{
         kernel_names::Shown,
         locks::Interest,
         open::{Caching, Opened},
+        pending::Pending,
     },
     fuse::{
         Adapter,
@@ -34,23 +35,36 @@ pub(super) struct Owed<A> {
     /// The thread that waits.
     thread: u32,
     when: LetGo,
+    /// Where it counts while it goes on without its caller.
+    orphans: Option<(Arc<Pending>, InodeId)>,
 }
 
 impl<A> Owed<A> {
     /// The answer of a request that changes something.
     pub(super) fn new(call: &Call<'_>, reply: Reply<A>) -> Self {
-        Self { reply, thread: call.pid, when: LetGo::Killed }
+        Self { reply, thread: call.pid, when: LetGo::Killed, orphans: None }
+    }
+
+    /// The answer of a request that writes to `inode`. When its caller is let go, it is one of
+    /// `orphans` before the kernel hears of that, and so before the file is closed, until it ends.
+    pub(super) fn writing(
+        call: &Call<'_>,
+        reply: Reply<A>,
+        orphans: &Arc<Pending>,
+        inode: InodeId,
+    ) -> Self {
+        Self { orphans: Some((Arc::clone(orphans), inode)), ..Self::new(call, reply) }
     }
 
     /// The answer of a request that only looks, or that waits for what happens anyway: who is asked
     /// to end needs not wait for it.
     pub(super) fn interruptible(call: &Call<'_>, reply: Reply<A>) -> Self {
-        Self { reply, thread: call.pid, when: LetGo::AskedToEnd }
+        Self { when: LetGo::AskedToEnd, ..Self::new(call, reply) }
     }
 
     /// The answer of a request that waits for a lock: any signal that is handled ends that.
     pub(super) fn signalled(call: &Call<'_>, reply: Reply<A>) -> Self {
-        Self { reply, thread: call.pid, when: LetGo::Signalled }
+        Self { when: LetGo::Signalled, ..Self::new(call, reply) }
     }
 
     /// Answers with what comes of `work`, unless the caller is let go before: then the answer is
@@ -61,7 +75,7 @@ impl<A> Owed<A> {
         send: impl FnOnce(Reply<A>, T),
         discard: impl AsyncFnOnce(T),
     ) {
-        let Self { reply, thread, when } = self;
+        let Self { reply, thread, when, orphans } = self;
         let mut work = pin!(work);
         let outcome = tokio::select! {
             biased;
@@ -72,6 +86,7 @@ impl<A> Owed<A> {
             Some(Ok(done)) => send(reply, done),
             Some(Err(failure)) => reply.fail(errno(&failure)),
             None => {
+                let _orphan = orphans.map(|(all, inode)| all.begin(inode));
                 reply.fail(Errno::INTR);
                 if let Ok(done) = work.await {
                     discard(done).await;
@@ -83,7 +98,7 @@ impl<A> Owed<A> {
     /// Does a part of the work, unless the caller is let go before: then the answer was EINTR, and
     /// nothing is owed when the part has ended.
     pub(super) async fn keep_until(self, part: impl Future<Output = ()>) -> Option<Self> {
-        let Self { reply, thread, when } = self;
+        let Self { reply, thread, when, orphans } = self;
         let mut part = pin!(part);
         let is_over = tokio::select! {
             biased;
@@ -91,7 +106,7 @@ impl<A> Owed<A> {
             () = async { let_go(reply.cancellation(), thread, when).await } => false,
         };
         if is_over {
-            return Some(Self { reply, thread, when });
+            return Some(Self { reply, thread, when, orphans });
         }
         reply.fail(Errno::INTR);
         part.await;
@@ -107,7 +122,7 @@ impl<A> Owed<A> {
         work: impl Future<Output = Result<(), Failure>>,
         send: impl FnOnce(Reply<A>),
     ) {
-        let Self { reply, thread, when } = self;
+        let Self { reply, thread, when, .. } = self;
         let mut work = pin!(work);
         let mut outcome = tokio::select! {
             biased;

@@ -27,7 +27,8 @@ pub const MESSAGE_LEN_MAX: usize = 1024 * 1024;
 /// The deepest nesting of a message: the deepest today is 6, and each level costs stack.
 const DEPTH_MAX: NonZeroUsize = NonZeroUsize::new(32).expect("32 is not zero");
 
-/// Whatever can travel as a message: the types that `messages!` names.
+/// Whatever can travel as a message: the types that `messages!` names, and no others, so that each
+/// is checked by [`decode`] in the same way.
 pub trait Message: Send + Sync + Sized + 'static {
     /// See [`encode`].
     fn to_archive(&self) -> Bytes;

@@ -1,8 +1,8 @@
 //! What requests are answered with, whatever they are.
 //!
-//! Requests are of a hundred kinds, each with a reply of its own. All that is done between reading
-//! one and writing the other is the same for all of them, so that it is written, and compiled, once
-//! for answers of any kind.
+//! Requests are of a hundred kinds, each with a reply of its own. The turns of an operation, what
+//! is done in the background and what is sent do not depend on the kind, and are written, and
+//! compiled, once for answers of any kind.
 
 use std::sync::Arc;
 
@@ -74,6 +74,7 @@ pub(super) fn synced<R: Request>(
     Ok(Work::Operation(Durability::Synced, attempt(call.decode::<R>()?, operation)))
 }
 
+/// An operation with its request.
 pub(super) fn attempt<R: Request>(request: R, operation: Operation<R>) -> Attempt {
     Arc::new(move |core, client| {
         Ok(match operation(core, client, &request)? {

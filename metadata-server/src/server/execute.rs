@@ -167,7 +167,8 @@ impl MetadataService {
     /// Has `work` done in the background, where it goes on when the caller gives up.
     ///
     /// # Errors
-    /// What it comes to; [`ErrorKind::Busy`] when too many do so.
+    /// What it comes to; [`ErrorKind::Busy`] when too many do so, [`ErrorKind::Internal`] when it
+    /// panics.
     pub(super) async fn in_background<T: Send + 'static>(
         &self,
         work: BoxFuture<'static, Result<T, Failure>>,

@@ -61,14 +61,15 @@ impl MetadataService {
         Ok(Work::Other(Box::pin(self.in_background(answered))))
     }
 
-    /// What hydration replies.
+    /// What hydration replies. Nothing is done of it before it is polled, so that more may be
+    /// checked, and it ends with whoever polls it: see [`Self::in_background`].
     pub(super) fn hydrated<R: Hydrated>(
         &self,
         request: R,
         call: &IncomingCall,
     ) -> impl Future<Output = Result<R::Reply, Failure>> + Send + 'static + use<R> {
-        let top = client(call).subtree.unwrap_or_default();
-        request.answer(self.hydration.clone(), top)
+        let (hydration, top) = (self.hydration.clone(), client(call).subtree.unwrap_or_default());
+        async move { request.answer(hydration, top).await }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Requests about names and contents that are more than an operation.
+//! Requests of mounts that are an operation of another kind than most: a page of a directory, a
+//! commit, a sync.
 
 use std::sync::Arc;
 
