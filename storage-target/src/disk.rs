@@ -28,7 +28,10 @@
 use std::{
     fmt, io,
     ops::Range,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use millrace_types::{ErrorKind, Failure};
@@ -184,6 +187,9 @@ pub enum DiskError {
     /// The engine has ended.
     #[error("the disk engine has stopped")]
     Stopped,
+    /// The disk has failed, and could not be opened again when that was last tried.
+    #[error("the disk has failed and cannot be opened again")]
+    Away,
 }
 
 impl DiskError {
@@ -206,7 +212,7 @@ impl DiskError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSpace => ErrorKind::NoSpace,
-            Self::Io { .. } => ErrorKind::Disk,
+            Self::Io { .. } | Self::Away => ErrorKind::Disk,
             Self::Stopped => ErrorKind::Unavailable,
         }
     }
@@ -226,6 +232,8 @@ pub struct DiskQueue {
     name: &'static str,
     depth: Arc<Semaphore>,
     meter: Arc<OnceLock<DiskMeter>>,
+    /// It has ended, and nothing takes its place for now.
+    is_away: Arc<AtomicBool>,
 }
 
 impl DiskQueue {
@@ -234,7 +242,8 @@ impl DiskQueue {
     pub fn new(disk: Arc<dyn Disk>) -> Self {
         let depth = Arc::new(Semaphore::new(QUEUE_DEPTH));
         let name = disk.name();
-        Self { disk: Arc::new(RwLock::new(Some(disk))), name, depth, meter: Arc::default() }
+        let (disk, meter) = (Arc::new(RwLock::new(Some(disk))), Arc::default());
+        Self { disk, name, depth, meter, is_away: Arc::default() }
     }
 
     /// Ends it, for everybody who has a clone: waits until everything under way is over, and lets
@@ -251,6 +260,12 @@ impl DiskQueue {
         drop(ended);
     }
 
+    /// Nothing takes its place for now: whatever is asked from now on of a disk that has ended fails
+    /// with [`DiskError::Away`], for which nobody waits.
+    pub fn give_up(&self) {
+        self.is_away.store(true, Ordering::Relaxed);
+    }
+
     /// Whether it has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
@@ -259,7 +274,11 @@ impl DiskQueue {
 
     fn disk(&self) -> Result<Arc<dyn Disk>, DiskError> {
         let disk = self.disk.read().unwrap_or_else(PoisonError::into_inner);
-        disk.clone().ok_or(DiskError::Stopped)
+        disk.clone().ok_or_else(|| self.gone())
+    }
+
+    fn gone(&self) -> DiskError {
+        if self.is_away.load(Ordering::Relaxed) { DiskError::Away } else { DiskError::Stopped }
     }
 
     /// Which engine it is, for logs and metrics.
@@ -368,7 +387,7 @@ impl DiskQueue {
         let mut metered = Metered::new(self.meter.get(), operation);
         let bytes = pieces.iter().map(|piece| piece.range.len()).sum();
         let depth = Arc::clone(&self.depth);
-        let permit = depth.acquire_owned().await.map_err(|_| DiskError::Stopped)?;
+        let permit = depth.acquire_owned().await.map_err(|_| self.gone())?;
         let (reply, answer) = oneshot::channel();
         metered.hand_over();
         let disk = self.disk()?;

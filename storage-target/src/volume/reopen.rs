@@ -17,8 +17,8 @@
 //!    failed engine may have answered with the one before.
 //! 6. The new engine takes the place of the old one; scrub and figures go on.
 //!
-//! When any of it fails there is a longer pause, and then the next attempt, for ever: 1 s, 2 s, and
-//! so on up to a minute. An engine that fails again within a minute counts as a failed attempt, so
+//! When any of it fails there is a longer pause, in which whatever is asked of the target fails at
+//! once, and then the next attempt, for ever: 1 s, 2 s, and so on up to a minute. An engine that fails again within a minute counts as a failed attempt, so
 //! that a disk that reads and fails to write at one place does not recover all the time.
 
 use std::{
@@ -194,6 +194,8 @@ impl Slot {
                 Ok(()) => return pause,
                 Err(error) => {
                     tracing::error!(%target, %error, "the target cannot be opened again yet");
+                    // Whoever came during the attempt waits for it, and for no other.
+                    self.live().shared.disk.give_up();
                 }
             }
             pause = pauses.longer(pause);

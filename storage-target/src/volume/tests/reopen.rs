@@ -14,7 +14,7 @@ use std::{
 
 use futures::future::{BoxFuture, join_all};
 use millrace_runtime::Clock;
-use millrace_types::{ByteLen, ClusterId, TargetId};
+use millrace_types::{ByteLen, ClusterId, ErrorKind, TargetId};
 
 use super::{
     BLOCK, LAYOUT, OpenError, Options, Volume, assert_holds, key, new_disk, open, options, pattern,
@@ -245,6 +245,35 @@ async fn another_target_or_none_in_its_place_is_refused() {
     *origin.disk.lock().unwrap() = disk;
     volume.slot.attempt(&origin).await.unwrap();
     assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_disk_that_cannot_be_opened_and_all_goes_on_when_it_can() {
+    let disk = new_disk(1);
+    let origin = Simulated::new(&disk);
+    let volume = origin.open().await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+    volume.sync().await.unwrap();
+    write(&volume, key(2, 0), 0, pattern(2, 0, BLOCK)).await;
+    *origin.disk.lock().unwrap() = new_disk(3);
+    origin.faults.fail(Operation::Sync, 0, libc::EIO);
+    volume.sync().await.expect_err("it is refused");
+    // Once by the volume at first, and in vain after that.
+    while origin.openings.load(Ordering::Relaxed) < 3 {
+        tokio::task::yield_now().await;
+    }
+    let kinds = [
+        volume.write(write_request(key(1, 0), 0, vec![2; LEN])).await.map(drop),
+        read(&volume, key(1, 0), 0..1).await.map(drop),
+        volume.sync().await.map(drop),
+    ];
+    for refused in kinds {
+        assert_eq!(refused.expect_err("the disk is away").kind(), ErrorKind::Disk);
+    }
+    *origin.disk.lock().unwrap() = disk;
+    until_reopened(&volume, 1).await;
+    assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
+    volume.write_durably(write_request(key(4, 0), 0, pattern(4, 0, BLOCK))).await.unwrap();
 }
 
 /// What became of a writer's versions: the newest that was acknowledged as durable, and the newest
