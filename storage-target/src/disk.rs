@@ -260,8 +260,8 @@ impl DiskQueue {
         drop(ended);
     }
 
-    /// Nothing takes its place for now: whatever is asked from now on of a disk that has ended fails
-    /// with [`DiskError::Away`], for which nobody waits.
+    /// Nothing takes its place for now: whatever is asked from now on of a disk that has ended
+    /// fails with [`DiskError::Away`], for which nobody waits.
     pub fn give_up(&self) {
         self.is_away.store(true, Ordering::Relaxed);
     }

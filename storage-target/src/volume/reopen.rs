@@ -18,8 +18,9 @@
 //! 6. The new engine takes the place of the old one; scrub and figures go on.
 //!
 //! When any of it fails there is a longer pause, in which whatever is asked of the target fails at
-//! once, and then the next attempt, for ever: 1 s, 2 s, and so on up to a minute. An engine that fails again within a minute counts as a failed attempt, so
-//! that a disk that reads and fails to write at one place does not recover all the time.
+//! once, and then the next attempt, for ever: 1 s, 2 s, and so on up to a minute. An engine that
+//! fails again within a minute counts as a failed attempt, so that a disk that reads and fails to
+//! write at one place does not recover all the time.
 
 use std::{
     fmt,
