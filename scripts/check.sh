@@ -42,6 +42,11 @@ check_scripts() {
     python3 -m compileall -q tests/e2e
 }
 
+# The fuzz targets are a workspace of their own, with versions of their own to keep.
+check_fuzz_lock() {
+    cargo metadata --locked --quiet --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
+}
+
 # Advisories need the advisory database, which is a git repository that an offline machine cannot
 # fetch; licences, bans and sources need nothing but Cargo.lock.
 check_dependencies() {
@@ -64,5 +69,6 @@ step "format" check_format
 step "scripts" check_scripts
 step "lints" check_lints
 step "documentation" check_documentation
+step "versions of the fuzz targets" check_fuzz_lock
 step "dependencies" check_dependencies
 say "check: everything passed in $SECONDS s"
