@@ -276,3 +276,43 @@ fn a_copy_that_outlives_its_program_is_a_write_and_the_file_is_open_until_it_end
     ensure!(bucket.get("set/target")? == copied, "of the bucket");
     Ok(())
 }
+
+/// Empties a file whose earlier bytes a target does not take.
+const EMPTY: &str = "
+import os
+file = os.open('set/target', os.O_WRONLY)
+os.pwrite(file, b'\\x08' * 300_000, 0)
+print('ready', flush=True)
+os.open('set/target', os.O_WRONLY | os.O_TRUNC)
+";
+
+#[test]
+fn an_open_that_outlives_its_program_is_closed_when_it_has_emptied_the_file() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.script(MAKE, &["target"])?;
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+    cluster.cli(&add)?.ok()?;
+    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    let silent = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
+    let (mut program, _) = begin(&cluster, EMPTY)?;
+    let place = format!("/proc/{}/wchan", program.id());
+    // It has looked the name up before, for which it waits a moment, too.
+    let mut looks = 0;
+    wait_for("an open that waits", || {
+        let waits = fs::read_to_string(&place).ok()?.contains("request_wait");
+        looks = if waits { looks + 1 } else { 0 };
+        (looks == 50).then_some(())
+    })?;
+    program.kill()?;
+    program.wait()?;
+    drop(silent);
+    wait_for("the export of a file that was closed", || {
+        let export = cluster.cli(&["export", "mr:/set/target", "--wait"]).ok()?;
+        (export.code == Some(0)).then_some(())
+    })?;
+    let (of_bucket, of_mount) = (bucket.get("set/target")?, cluster.mount().join("set/target"));
+    ensure!(of_bucket.is_empty(), "{} bytes of the bucket", of_bucket.len());
+    ensure!(fs::read(of_mount)?.is_empty(), "of the mount");
+    Ok(())
+}

@@ -86,9 +86,12 @@ impl<A> Owed<A> {
             Some(Ok(done)) => send(reply, done),
             Some(Err(failure)) => reply.fail(errno(&failure)),
             None => {
-                let _orphan = orphans.map(|(all, inode)| all.begin(inode));
+                let orphan = orphans.map(|(all, inode)| all.begin(inode));
                 reply.fail(Errno::INTR);
-                if let Ok(done) = work.await {
+                let ended = work.await;
+                // Before what is discarded: the release of a handle waits for it.
+                drop(orphan);
+                if let Ok(done) = ended {
                     discard(done).await;
                 }
             }

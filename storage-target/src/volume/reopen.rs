@@ -195,8 +195,11 @@ impl Slot {
                 Ok(()) => return pause,
                 Err(error) => {
                     tracing::error!(%target, %error, "the target cannot be opened again yet");
-                    // Whoever came during the attempt waits for it, and for no other.
-                    self.live().shared.disk.give_up();
+                    // Whoever came during the attempt waits for it, and for no other. A disk that
+                    // reads goes on, and its readers wait while the next engine takes its place.
+                    if !matches!(error, ReopenError::ReadsOnly) {
+                        self.live().shared.disk.give_up();
+                    }
                 }
             }
             pause = pauses.longer(pause);

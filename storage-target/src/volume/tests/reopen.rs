@@ -213,8 +213,11 @@ async fn a_disk_that_only_reads_keeps_its_readers_until_it_writes_again() {
     for inode in [1, 2] {
         assert_holds(&volume, key(inode, 0), 0, &pattern(inode, 0, BLOCK)).await;
     }
+    let failed = volume.shared();
     origin.faults.refuse_changes(None);
     until_reopened(&volume, 1).await;
+    let between = failed.disk.sync().await.expect_err("it has ended");
+    assert_eq!(between.kind(), ErrorKind::Unavailable, "readers wait for the next engine");
     write(&volume, key(1, 0), 0, pattern(3, 0, BLOCK)).await;
     volume.sync().await.unwrap();
     assert_holds(&volume, key(1, 0), 0, &pattern(3, 0, BLOCK)).await;
