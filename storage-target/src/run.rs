@@ -342,9 +342,9 @@ async fn open(
 }
 
 /// Makes the last part of the path only: a missing parent means a disk that is not mounted. Where a
-/// device should be nothing is made.
+/// device should be nothing is made; `/dev/shm` has no devices, but what lies in memory.
 fn make_directory(path: &Path) -> Result<(), StartError> {
-    if path.starts_with("/dev") {
+    if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
         return Ok(());
     }
     match std::fs::create_dir(path) {

@@ -4,7 +4,9 @@
 //! The second question about a directory within a moment asks for a page that begins with that
 //! name. Where the next one goes on behind it, pages grow; where it does not, they stay small, so
 //! that a walk in random order pays little for what it does not want. Who asks for the same name
-//! again walks nowhere: it is on the way to something that no lease covers.
+//! again walks nowhere: it is on the way to something that no lease covers. And where a page came
+//! of which nothing may be kept, names are asked for alone for a while: programs that work below a
+//! directory which other hosts change all the time ask for their ways through it by turns.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -32,6 +34,8 @@ struct Walk {
     window: u32,
     /// Position of the last entry that was fetched; 0 for none.
     last: u64,
+    /// Nothing could be kept of the last page, which came then.
+    barren: Option<Instant>,
 }
 
 impl LookAhead {
@@ -55,12 +59,17 @@ impl LookAhead {
                 walk.asked = now;
                 None
             }
+            Some(walk) if walk.barren.is_some_and(|came| now.duration_since(came) < BARREN) => {
+                (walk.asked, walk.name) = (now, name);
+                None
+            }
             Some(walk) if now.duration_since(walk.asked) < MOMENT => {
                 (walk.asked, walk.name) = (now, name);
                 Some(walk.window)
             }
             _ => {
-                walks.insert(directory, Walk { asked: now, name, window: WINDOW_MIN, last: 0 });
+                let walk = Walk { asked: now, name, window: WINDOW_MIN, last: 0, barren: None };
+                walks.insert(directory, walk);
                 None
             }
         }
@@ -69,6 +78,14 @@ impl LookAhead {
     /// A name was not there: who makes names asks first, and walks nowhere.
     pub(crate) fn handle_absent(&self, directory: InodeId) {
         self.walks.lock().unwrap_or_else(PoisonError::into_inner).remove(&directory);
+    }
+
+    /// A page came of which nothing may be kept.
+    pub(crate) fn handle_barren(&self, directory: InodeId, now: Instant) {
+        let mut walks = self.walks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(walk) = walks.get_mut(&directory) {
+            walk.barren = Some(now);
+        }
     }
 
     /// A page came, from the first of these positions to the last.
@@ -80,11 +97,16 @@ impl LookAhead {
         walk.window =
             if follows { (walk.window * GROWTH).min(DIRECTORY_PAGE_MAX) } else { WINDOW_MIN };
         walk.last = last;
+        walk.barren = None;
     }
 }
 
 /// Two questions within this time are one walk.
 const MOMENT: Duration = Duration::from_millis(100);
+
+/// How long no page is asked for after one of which nothing could be kept: the least for which the
+/// metadata server leaves a directory alone that others change.
+const BARREN: Duration = Duration::from_millis(500);
 
 /// Entries of a page until it is known that the walk follows the directory's order: 2 KiB.
 const WINDOW_MIN: u32 = 16;
@@ -136,6 +158,22 @@ mod tests {
         assert_eq!([ask("a", 0), ask("a", 1), ask("a", 2)], [None; 3]);
         assert_eq!(ask("b", 3), Some(16));
         assert_eq!(ask("b", 4), None);
+    }
+
+    #[test]
+    fn where_nothing_may_be_kept_no_page_is_asked_for_again_at_once() {
+        let (ahead, began) = (LookAhead::default(), Instant::now());
+        let at = |milliseconds| began + Duration::from_millis(milliseconds);
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("a"), at(0)), None);
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("b"), at(1)), Some(16));
+        ahead.handle_barren(DIRECTORY, at(2));
+        for moment in 0..9 {
+            let asked = if moment % 2 == 0 { "a" } else { "b" };
+            assert_eq!(ahead.handle_miss(DIRECTORY, &name(asked), at(3 + 60 * moment)), None);
+        }
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("b"), at(503)), Some(16), "after a while");
+        ahead.handle_page(DIRECTORY, 2, 17);
+        assert_eq!(ahead.handle_miss(DIRECTORY, &name("c"), at(504)), Some(16));
     }
 
     #[test]

@@ -6,7 +6,8 @@ use std::time::Instant;
 use millrace_protocol::{
     lease::{ListEntries, ListFrom},
     metadata::{
-        Attributes, Create, DIRECTORY_PAGE_MAX, MakeLink, NewNode, Remove, Rename, RenameMode,
+        Attributes, Coverage, Create, DIRECTORY_PAGE_MAX, MakeLink, NewNode, Remove, Rename,
+        RenameMode,
     },
     session::Caller,
 };
@@ -126,6 +127,9 @@ impl FileSystem {
         let page = self.list_entries(request).await.ok()?;
         let (first, last) = (page.entries.first()?, page.entries.last()?);
         self.ahead.handle_page(parent, first.entry.cookie, last.entry.cookie);
+        if page.coverage == Coverage::None {
+            self.ahead.handle_barren(parent, Instant::now());
+        }
         let attributes = &first.entry.attributes;
         // Of an open file more must be known than is listed.
         let usable = first.entry.name == *name && self.files.find(attributes.inode).is_none();

@@ -27,8 +27,10 @@ pub const RECALLS_MAX: u32 = 8;
 /// Within which they are counted.
 pub const WINDOW: Duration = Duration::from_secs(4);
 
-/// How long nobody may have changed anything before a lease is granted again.
-pub const QUIET: Duration = Duration::from_secs(4);
+/// How long nobody may have changed anything before a lease is granted again: what is taken back
+/// that seldom is within what [`WINDOW`] allows. Not longer, since who only walks through such a
+/// directory asks about it for every path: hosts that begin a job by making a directory each.
+pub const PAUSE: Duration = Duration::from_millis(500);
 
 /// Past so many keys the quiet ones are forgotten; if none is, all.
 const KEYS_MAX: usize = 1 << 16;
@@ -51,11 +53,15 @@ impl Restless {
     /// Something changed under `key`.
     pub fn handle_change(&mut self, key: InodeId, now: Timestamp) {
         let Some(unrest) = self.keys.get_mut(&key) else { return };
-        if unrest.is_quiet(now) {
+        if unrest.is_over(now) {
             self.keys.remove(&key);
-        } else {
-            unrest.last = now;
+            return;
         }
+        if unrest.has_paused(now) {
+            // The next recall makes it restless again, if it comes within the window.
+            unrest.recalls = unrest.recalls.min(RECALLS_MAX);
+        }
+        unrest.last = now;
     }
 
     /// Whether nothing is granted on the key.
@@ -63,11 +69,11 @@ impl Restless {
         let Some(unrest) = self.keys.get(&key) else {
             return false;
         };
-        if unrest.is_quiet(now) {
+        if unrest.is_over(now) {
             self.keys.remove(&key);
             return false;
         }
-        unrest.recalls > RECALLS_MAX
+        unrest.recalls > RECALLS_MAX && !unrest.has_paused(now)
     }
 
     /// Whether there is nothing to watch.
@@ -77,7 +83,7 @@ impl Restless {
     }
 
     fn forget_quiet(&mut self, now: Timestamp) {
-        self.keys.retain(|_, unrest| !unrest.is_quiet(now));
+        self.keys.retain(|_, unrest| !unrest.is_over(now));
         if self.keys.len() >= KEYS_MAX {
             self.keys.clear();
         }
@@ -85,8 +91,14 @@ impl Restless {
 }
 
 impl Unrest {
-    fn is_quiet(&self, now: Timestamp) -> bool {
-        self.last.plus(QUIET) < now
+    /// Nobody has changed anything for a moment.
+    fn has_paused(&self, now: Timestamp) -> bool {
+        self.last.plus(PAUSE) < now
+    }
+
+    /// Nobody has for so long that nothing of it counts any more.
+    fn is_over(&self, now: Timestamp) -> bool {
+        self.last.plus(WINDOW) < now
     }
 }
 
@@ -109,18 +121,34 @@ mod tests {
         assert!(!restless.is_restless(KEY, at(10)));
         assert!(restless.handle_recall(KEY, at(11)));
         assert!(restless.is_restless(KEY, at(12)));
-        restless.handle_change(KEY, at(3000));
-        assert!(restless.is_restless(KEY, at(7000)), "somebody changed it meanwhile");
-        assert!(!restless.is_restless(KEY, at(7001)));
-        assert!(restless.is_empty());
+        restless.handle_change(KEY, at(300));
+        assert!(restless.is_restless(KEY, at(800)), "somebody changed it meanwhile");
+        assert!(!restless.is_restless(KEY, at(801)));
+        assert!(!restless.is_restless(KEY, at(4301)) && restless.is_empty());
     }
 
     #[test]
-    fn a_change_after_a_quiet_time_begins_anew() {
+    fn a_change_after_a_long_time_begins_anew() {
         let mut restless = Restless::default();
         while !restless.handle_recall(KEY, at(0)) {}
         restless.handle_change(KEY, at(4001));
         assert!(!restless.is_restless(KEY, at(4002)), "nobody had looked in between");
+        assert!(!restless.handle_recall(KEY, at(4003)));
+    }
+
+    #[test]
+    fn after_a_pause_one_recall_is_enough_until_the_window_is_over() {
+        let mut restless = Restless::default();
+        while !restless.handle_recall(KEY, at(0)) {}
+        for pause in 1..=6 {
+            let now = pause * 600;
+            restless.handle_change(KEY, at(now));
+            assert!(!restless.is_restless(KEY, at(now)), "it may be granted, and named to others");
+            assert!(restless.handle_recall(KEY, at(now)), "after pause {pause}");
+            assert!(restless.is_restless(KEY, at(now + 500)));
+        }
+        restless.handle_change(KEY, at(4200));
+        assert!(!restless.handle_recall(KEY, at(4200)), "its window is over");
     }
 
     #[test]
