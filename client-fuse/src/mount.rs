@@ -29,8 +29,7 @@ use millrace_service::{
     systemd,
 };
 use millrace_transport::{
-    ClientEndpoints, Identity, TransportSettings, client::ClientError, identity::IdentityError,
-    local::LocalServer,
+    ClientEndpoints, Identity, client::ClientError, identity::IdentityError, local::LocalServer,
 };
 use millrace_types::{Failure, FileName, InodeId};
 use tokio::{runtime::Handle, task::JoinHandle};
@@ -68,7 +67,7 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let mountpoint = settings.mount.mountpoint.as_ref().ok_or(MountError::Incomplete)?;
     let identity = Identity::load(&cluster_settings.identity)?;
     let names = identity.peer().clone();
-    let (shutdown, network) = (Shutdown::new(), TransportSettings::default());
+    let (shutdown, network) = (Shutdown::new(), settings.network.clone());
     let endpoints = ClientEndpoints::start(identity, network, &shutdown)?;
     let runtimes = (endpoints.control_runtime().clone(), endpoints.bulk_runtime().clone());
     let limit = (!settings.mount.hard).then_some(settings.mount.timeout);

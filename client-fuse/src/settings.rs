@@ -10,13 +10,14 @@ use millrace_service::{
     metrics::MetricsSettings,
     telemetry::LogSettings,
 };
+use millrace_transport::TransportSettings;
 use millrace_types::{ByteLen, MIB};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::cache::access_times::Followed;
 
 /// Settings of one mount.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     /// Where the cluster is, and who this host is. Needed, here or on the command line.
@@ -25,10 +26,31 @@ pub struct Settings {
     pub mount: MountSettings,
     /// The memory for file bytes.
     pub cache: CacheSettings,
+    /// The table `[network]`. Defaults, also of what a table leaves out, are those of a mount: a
+    /// socket for the bytes of files for every four processors.
+    #[serde(deserialize_with = "network")]
+    pub network: TransportSettings,
     /// The log.
     pub log: LogSettings,
     /// The metrics endpoint.
     pub metrics: MetricsSettings,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            cluster: None,
+            mount: MountSettings::default(),
+            cache: CacheSettings::default(),
+            network: TransportSettings::mount(),
+            log: LogSettings::default(),
+            metrics: MetricsSettings::default(),
+        }
+    }
+}
+
+fn network<'de, D: Deserializer<'de>>(named: D) -> Result<TransportSettings, D::Error> {
+    TransportSettings::over(&TransportSettings::mount(), named)
 }
 
 /// The table `[mount]`.
@@ -243,6 +265,7 @@ impl Settings {
         if self.mount.access_period < Duration::from_secs(1) {
             return Err(SettingsError::AccessPeriod(self.mount.access_period));
         }
+        self.network.check()?;
         match self.mount.threads {
             Some(threads) if !(1..=64).contains(&threads) => Err(SettingsError::Threads(threads)),
             _ => Ok(()),
@@ -352,6 +375,9 @@ pub enum SettingsError {
     /// The number of threads is out of range.
     #[error("mount.threads = {0} is out of range; 1 to 64")]
     Threads(u16),
+    /// A value of the network's is out of range.
+    #[error("[network]: {0}")]
+    Network(#[from] millrace_transport::settings::SettingsError),
     /// An option is not known.
     #[error(
         "unknown mount option {0:?}; known are ro, rw, allow_other, suid, dev, noexec, hard, \
@@ -416,6 +442,19 @@ mod tests {
         assert_eq!(followed("noatime"), (false, false));
         assert_eq!(followed("nodiratime"), (true, false));
         assert_eq!(followed("ro"), (false, false), "nothing is changed through such a mount");
+    }
+
+    #[test]
+    fn a_network_table_keeps_the_defaults_of_a_mount_for_what_it_does_not_name() {
+        let read = |text| toml::from_str::<Settings>(text).map(|settings| settings.network);
+        assert_eq!(read("").unwrap(), TransportSettings::mount());
+        let named = TransportSettings { linger_ms: 5_000, ..TransportSettings::mount() };
+        assert_eq!(read("[network]\nlinger_ms = 5000").unwrap(), named);
+        assert!(read("[network]\nlinger = 5").is_err());
+        let mut settings = Settings::default();
+        settings.network.bulk_sockets = 9;
+        let refused = settings.with(overrides("ro")).unwrap_err().to_string();
+        assert!(refused.contains("bulk_sockets is 9"), "{refused}");
     }
 
     #[test]

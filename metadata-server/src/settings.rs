@@ -8,7 +8,7 @@ use millrace_service::{
 };
 use millrace_transport::TransportSettings;
 use millrace_types::{ByteLen, ClusterId, MIB};
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::engine::{EngineSettings, StoreKind};
 
@@ -239,14 +239,9 @@ impl Settings {
     }
 }
 
-/// Lays what the table names over the defaults of this daemon; the type's own are those of a server
-/// of bulk bytes.
-fn network<'de, D: Deserializer<'de>>(deserializer: D) -> Result<TransportSettings, D::Error> {
-    let named = toml::Table::deserialize(deserializer)?;
-    let mut whole =
-        toml::Table::try_from(TransportSettings::metadata()).map_err(D::Error::custom)?;
-    whole.extend(named);
-    whole.try_into().map_err(D::Error::custom)
+/// What the table leaves out is as for a server of small messages; the type's own defaults are not.
+fn network<'de, D: Deserializer<'de>>(named: D) -> Result<TransportSettings, D::Error> {
+    TransportSettings::over(&TransportSettings::metadata(), named)
 }
 
 fn default_listen() -> SocketAddr {

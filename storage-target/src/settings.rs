@@ -62,8 +62,9 @@ pub struct Settings {
     /// How buckets are reached.
     #[serde(default)]
     pub buckets: BucketSettings,
-    /// The network.
-    #[serde(default)]
+    /// The table `[network]`. Defaults, also of what a table leaves out, are those of a server of
+    /// bulk: a socket for every four processors.
+    #[serde(default = "TransportSettings::target", deserialize_with = "network")]
     pub network: TransportSettings,
     /// Logs.
     #[serde(default)]
@@ -198,6 +199,11 @@ impl Settings {
         });
         short.chain(self.target.iter().cloned()).collect()
     }
+}
+
+/// What the table leaves out is as for a server of bulk; the type's own defaults are not.
+fn network<'de, D: Deserializer<'de>>(named: D) -> Result<TransportSettings, D::Error> {
+    TransportSettings::over(&TransportSettings::target(), named)
 }
 
 fn default_listen() -> SocketAddr {

@@ -1,9 +1,10 @@
 //! The dialling side: requests to one peer over connections that come and go by themselves.
 //!
 //! A [`Peer`] stands for one server. It connects when the first request needs it, control and bulk
-//! apart, spreads bulk over one or more sockets, keeps connections alive while requests are out,
-//! and replaces those that were lost. What to do with a request that failed meanwhile is the
-//! caller's decision; [`Peer::call_until`] makes the usual one for requests that may be repeated.
+//! apart, spreads bulk over more sockets the more of it there is, keeps connections alive while
+//! requests are out, and replaces those that were lost. What to do with a request that failed
+//! meanwhile is the caller's decision; [`Peer::call_until`] makes the usual one for requests that
+//! may be repeated.
 //!
 //! # Connection numbers
 //! A server that binds state to connections (a target to a session) must know which connections
@@ -48,6 +49,7 @@ mod keep_alive;
 mod live;
 mod retry;
 mod slot;
+mod spread;
 
 pub use endpoints::{ClientEndpoints, ClientError};
 pub use live::Connected;
@@ -140,11 +142,12 @@ impl Peer {
     }
 
     fn build(endpoints: &ClientEndpoints, target: PeerTarget, hook: Option<Hook>) -> Self {
+        let bulk = endpoints.bulk_order().map(|index| Slot::new(Lane::Bulk, index));
         Self(Arc::new(PeerState {
             target: Mutex::new(target),
             hook,
             control: Slot::new(Lane::Control, 0),
-            bulk: (0..endpoints.bulk_count()).map(|index| Slot::new(Lane::Bulk, index)).collect(),
+            bulk: bulk.collect(),
             number: AtomicU64::new(1),
             losses: watch::Sender::new(0),
             endpoints: endpoints.clone(),
@@ -249,7 +252,7 @@ impl Peer {
     ) -> Result<(Bytes, Body), Failure> {
         let attempt = async {
             loop {
-                let live = self.0.slot(options.lane).live(&self.0).await?;
+                let live = self.0.live(options.lane).await?;
                 // None: it was closed for want of use just now.
                 if let Some(_counted) = live.begin() {
                     return live.exchange(outgoing, options.deadline).await;
@@ -263,12 +266,26 @@ impl Peer {
 }
 
 impl PeerState {
-    /// The slot with the fewest requests out.
+    /// The connection that the next request takes. One more that cannot be made fails nobody while
+    /// others stand.
+    async fn live(self: &Arc<Self>, lane: Lane) -> Result<Arc<Live>, Failure> {
+        let slot = self.slot(lane);
+        match slot.live(self).await {
+            Ok(live) => Ok(live),
+            Err(failure) => {
+                let mut others = self.bulk.iter().filter(|_| lane == Lane::Bulk);
+                others.find_map(Slot::standing_one).ok_or(failure)
+            }
+        }
+    }
+
+    /// Where the next request goes.
     fn slot(&self, lane: Lane) -> &Slot {
         match lane {
             Lane::Control => &self.control,
             Lane::Bulk => {
-                self.bulk.iter().min_by_key(|slot| slot.in_flight()).unwrap_or(&self.control)
+                let chosen = spread::choose(self.bulk.iter().map(Slot::standing));
+                self.bulk.get(chosen).unwrap_or(&self.control)
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The knobs of the network: unit, default, cost.
 
-use std::time::Duration;
+use std::{num::NonZero, thread, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 /// How this node uses the network. Every field has a default that suits a data centre.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -10,11 +10,12 @@ use serde::{Deserialize, Serialize};
 pub struct TransportSettings {
     /// Size of UDP payloads: `"auto"`, or 1200 to 9000 bytes.
     pub mtu: Mtu,
-    /// Sockets over which a client spreads the bulk of one peer, 1 to 8; each has its own thread.
-    /// More help where the network limits a single flow (clouds: 5 Gb/s).
+    /// Sockets from which a client asks for bulk, 1 to 8; each has its own thread. A peer is asked
+    /// over one of them, and over more while much is asked of it. Several help where one thread is
+    /// the bound (1 to 2 GB/s), or the network limits a single flow (clouds: 5 Gb/s).
     pub bulk_sockets: u8,
-    /// Sockets (and threads) on which a server listens, 1 to 8; the kernel spreads clients over
-    /// them.
+    /// Sockets (and threads) on which a server listens, 1 to 8; the kernel spreads its clients'
+    /// sockets over them.
     pub server_sockets: u8,
     /// Kernel buffer of each socket and direction, in bytes. Beyond `net.core.rmem_max` it needs
     /// `CAP_NET_ADMIN`; less is taken otherwise.
@@ -98,6 +99,29 @@ impl TransportSettings {
         }
     }
 
+    /// For a mount, which reads and writes bulk: a socket for every four processors.
+    #[must_use]
+    pub fn mount() -> Self {
+        Self { bulk_sockets: a_quarter_of(processors()), ..Self::default() }
+    }
+
+    /// For a server of bulk: a socket for every four processors.
+    #[must_use]
+    pub fn target() -> Self {
+        Self { server_sockets: a_quarter_of(processors()), ..Self::default() }
+    }
+
+    /// Reads a table that names some of the settings; the others are those of `preset`.
+    ///
+    /// # Errors
+    /// Of the format, such as a key that is not known.
+    pub fn over<'de, D: Deserializer<'de>>(preset: &Self, named: D) -> Result<Self, D::Error> {
+        let named = toml::Table::deserialize(named)?;
+        let mut whole = toml::Table::try_from(preset).map_err(D::Error::custom)?;
+        whole.extend(named);
+        whole.try_into().map_err(D::Error::custom)
+    }
+
     /// Checks every value.
     ///
     /// # Errors
@@ -112,8 +136,8 @@ impl TransportSettings {
             within("mtu", bytes.into(), min, max)?;
         }
         let (kib, mib) = (u64::from(KIB), u64::from(MIB));
-        within("bulk_sockets", self.bulk_sockets.into(), 1, 8)?;
-        within("server_sockets", self.server_sockets.into(), 1, 8)?;
+        within("bulk_sockets", self.bulk_sockets.into(), 1, SOCKETS_MAX.into())?;
+        within("server_sockets", self.server_sockets.into(), 1, SOCKETS_MAX.into())?;
         let buffer = self.socket_buffer_bytes.into();
         within("socket_buffer_bytes", buffer, 64 * kib, 256 * mib)?;
         let window = self.stream_window_bytes.into();
@@ -161,6 +185,17 @@ impl TransportSettings {
     pub(crate) fn message_timeout(&self) -> Duration {
         Duration::from_millis(self.message_timeout_ms.into())
     }
+}
+
+/// Processors that this process may use.
+fn processors() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// Sockets for a machine of so many processors. The others are for the kernel's part of the work,
+/// for FUSE or the disks, and for programs.
+fn a_quarter_of(processors: usize) -> u8 {
+    u8::try_from((processors / 4).clamp(1, SOCKETS_MAX.into())).unwrap_or(SOCKETS_MAX)
 }
 
 /// The size of UDP payloads.
@@ -235,6 +270,10 @@ pub(crate) const MTU_MAX: u16 = 9000;
 /// host spend less on packets. It is also the largest payload that a node accepts.
 pub(crate) const MTU_LOOPBACK: u16 = 16_000;
 
+/// More would wait for each other in the kernel: loopback and most network cards have no more
+/// queues to themselves.
+const SOCKETS_MAX: u8 = 8;
+
 const KIB: u32 = 1024;
 const MIB: u32 = 1024 * 1024;
 
@@ -246,6 +285,25 @@ mod tests {
     fn the_presets_are_valid() {
         assert_eq!(TransportSettings::default().check(), Ok(()));
         assert_eq!(TransportSettings::metadata().check(), Ok(()));
+        assert_eq!(TransportSettings::mount().check(), Ok(()));
+        assert_eq!(TransportSettings::target().check(), Ok(()));
+    }
+
+    #[test]
+    fn sockets_follow_the_processors() {
+        let sockets = [1, 2, 7, 8, 16, 32, 4096].map(a_quarter_of);
+        assert_eq!(sockets, [1, 1, 1, 2, 4, 8, 8]);
+    }
+
+    #[test]
+    fn what_a_table_does_not_name_is_the_presets() {
+        let preset = TransportSettings { bulk_sockets: 3, ..TransportSettings::metadata() };
+        let read =
+            |text| TransportSettings::over(&preset, toml::Deserializer::parse(text).unwrap());
+        assert_eq!(read("").unwrap(), preset);
+        let named = TransportSettings { mtu: Mtu::Bytes(1452), ..preset.clone() };
+        assert_eq!(read("mtu = 1452").unwrap(), named);
+        assert!(read("bulk_socket = 2").is_err());
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use std::{
     fmt, io,
     net::{Ipv6Addr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use futures::future::join_all;
@@ -33,6 +36,8 @@ struct Shared {
     settings: TransportSettings,
     control: Endpoint,
     bulk: Vec<Endpoint>,
+    /// Peers so far.
+    peers: AtomicUsize,
     windows: WindowShares,
     random: Random,
 }
@@ -80,6 +85,7 @@ impl ClientEndpoints {
             settings,
             control,
             bulk,
+            peers: AtomicUsize::new(0),
             random: Random::system(),
         })))
     }
@@ -124,8 +130,12 @@ impl ClientEndpoints {
         &self.0.random
     }
 
-    pub(super) fn bulk_count(&self) -> usize {
-        self.0.bulk.len()
+    /// The sockets in the order in which a new peer takes them: each begins with another one, so
+    /// that a connection to each of many peers keeps all threads at work.
+    pub(super) fn bulk_order(&self) -> impl Iterator<Item = usize> + use<> {
+        let count = self.0.bulk.len();
+        let first = self.0.peers.fetch_add(1, Ordering::Relaxed);
+        (0..count).map(move |nth| (first + nth) % count)
     }
 
     pub(super) fn endpoint(&self, lane: Lane, index: usize) -> &Endpoint {

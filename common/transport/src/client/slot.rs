@@ -20,7 +20,7 @@ use futures::{
 };
 use millrace_types::{ErrorKind, Failure};
 
-use super::{Connected, Lane, Live, PeerState, Secured, keep_alive};
+use super::{Connected, Lane, Live, PeerState, Secured, keep_alive, spread::Standing};
 use crate::{
     failure::{self, CloseCode},
     identity::of_connection,
@@ -37,10 +37,12 @@ pub(super) struct Slot {
 enum State {
     #[default]
     Empty,
-    /// Nobody dials again before `until`, however many requests come.
+    /// Nobody dials again before `until`, however many requests come; and who has another
+    /// connection not before `spare_until`.
     Failed {
         failure: Failure,
         until: Instant,
+        spare_until: Instant,
     },
     Connecting(Connecting),
     Live(Arc<Live>),
@@ -53,11 +55,21 @@ impl Slot {
         Self { lane, index, state: Arc::default() }
     }
 
-    /// Requests out on the connection.
-    pub(super) fn in_flight(&self) -> usize {
+    /// How the connection stands; one that was lost counts until a request has met that.
+    pub(super) fn standing(&self) -> Standing {
         match &*lock(&self.state) {
-            State::Live(live) => live.in_flight(),
-            _ => 0,
+            State::Live(live) => Standing::Open(live.in_flight()),
+            State::Connecting(_) => Standing::Connecting,
+            State::Failed { spare_until, .. } if Instant::now() < *spare_until => Standing::Failed,
+            State::Empty | State::Failed { .. } => Standing::Closed,
+        }
+    }
+
+    /// The connection if it stands.
+    pub(super) fn standing_one(&self) -> Option<Arc<Live>> {
+        match &*lock(&self.state) {
+            State::Live(live) if !live.is_closed() => Some(Arc::clone(live)),
+            _ => None,
         }
     }
 
@@ -69,7 +81,7 @@ impl Slot {
             match &*state {
                 State::Live(live) if !live.is_closed() => return Ok(Arc::clone(live)),
                 State::Live(live) => peer.lost(live),
-                State::Failed { failure, until } if Instant::now() < *until => {
+                State::Failed { failure, until, .. } if Instant::now() < *until => {
                     return Err(failure.clone());
                 }
                 State::Empty | State::Failed { .. } | State::Connecting(_) => {}
@@ -96,13 +108,16 @@ impl Slot {
         let runtime = peer.endpoints.endpoint(lane, index).runtime().clone();
         let task = runtime.spawn(async move {
             let outcome = connect(&peer, lane, index).await;
-            *lock(&state) = match &outcome {
-                Ok(live) => State::Live(Arc::clone(live)),
-                Err(failure) => State::Failed {
+            let failed = |failure: &Failure| {
+                let (now, random) = (Instant::now(), peer.endpoints.random());
+                State::Failed {
                     failure: failure.clone(),
-                    until: Instant::now() + peer.endpoints.random().jitter(FAILURE_PAUSE),
-                },
+                    until: now + random.jitter(FAILURE_PAUSE),
+                    spare_until: now + random.jitter(SPARE_PAUSE),
+                }
             };
+            *lock(&state) =
+                outcome.as_ref().map_or_else(failed, |live| State::Live(Arc::clone(live)));
             outcome
         });
         let state = Arc::clone(&self.state);
@@ -203,3 +218,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 /// How long a failed attempt answers for the next ones (half to all of it). Long enough to keep a
 /// caller without a pause of its own from flooding the network, short enough for a server's return.
 const FAILURE_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a connection that would have been one more is not tried again (half to all of it): each
+/// attempt costs a handshake, and a server that has all the connections it may have is busy.
+const SPARE_PAUSE: Duration = Duration::from_secs(10);

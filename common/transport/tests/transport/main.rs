@@ -6,4 +6,5 @@ mod exchange;
 mod raw;
 mod refusal;
 mod restart;
+mod spread;
 mod world;
