@@ -303,4 +303,8 @@ impl Cut for CutConnection {
     fn cut(&self, reason: &str) {
         self.0.close(reason);
     }
+
+    fn is_crowded(&self) -> bool {
+        self.0.is_crowded()
+    }
 }

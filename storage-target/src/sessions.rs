@@ -39,12 +39,21 @@ struct Known {
     connections: Vec<(u64, Arc<dyn Cut>)>,
 }
 
+impl Known {
+    /// Whether a connection beside this one counts under the number.
+    fn has_another(&self, connection: u64, number: u64) -> bool {
+        self.connections.iter().any(|(of, held)| held.id() != connection && *of == number)
+    }
+}
+
 /// A connection that can be cut.
 pub(crate) trait Cut: Send + Sync + std::fmt::Debug {
     /// Tells connections apart.
     fn id(&self) -> u64;
     /// Ends the connection and its requests.
     fn cut(&self, reason: &str);
+    /// Whether this host has few places left for connections.
+    fn is_crowded(&self) -> bool;
 }
 
 /// One session.
@@ -137,6 +146,9 @@ impl Sessions {
         } else if newest > number {
             let words = "a newer connection has taken the session over";
             return Err(Failure::new(ErrorKind::Unavailable, words));
+        } else if entry.has_another(connection.id(), number) && connection.is_crowded() {
+            let words = "this host keeps its places for who has no connection yet";
+            return Err(Failure::new(ErrorKind::Busy, words));
         }
         entry.session.expires.fetch_max(ticket.expires.0, Ordering::AcqRel);
         entry.connections.retain(|(older, connection)| {
@@ -199,6 +211,10 @@ mod tests {
         }
 
         fn cut(&self, _: &str) {}
+
+        fn is_crowded(&self) -> bool {
+            false
+        }
     }
 
     fn session(id: u64, expires: i64, connected: bool) -> (SessionId, Known) {

@@ -335,7 +335,7 @@ impl Volume {
     pub async fn applied(&self, session: SessionId, number: WriteNumber) -> Option<ChunkVersion> {
         match self.applied_writes().admit(session, number, WriteNumber(0)).await {
             Admission::Repeated(version) => Some(version),
-            Admission::New(_) => None,
+            Admission::New(_) | Admission::Late => None,
         }
     }
 }

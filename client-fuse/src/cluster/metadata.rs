@@ -171,7 +171,7 @@ impl Cluster {
             Ok(reply) => {
                 let map_epoch = reply.map_epoch;
                 self.session.handle_renewal(reply, asked);
-                self.show_ticket().await;
+                self.show_ticket(false).await;
                 Ok(Some(map_epoch))
             }
             Err(failure) if failure.kind == ErrorKind::SessionGone => {
@@ -206,7 +206,7 @@ impl Cluster {
         }
         tracing::error!(session = %gone, "the session has ended; what it had not stored is lost");
         self.session.replace(&self.metadata, CallOptions::control(DEADLINE)).await?;
-        self.show_ticket().await;
+        self.show_ticket(true).await;
         self.losses.send_modify(|losses| *losses += 1);
         Ok(())
     }

@@ -189,14 +189,15 @@ impl Cluster {
         }
     }
 
-    /// Shows the ticket on every connection to a target.
-    pub(super) async fn show_ticket(&self) {
+    /// Shows the ticket to every target that is known: on one connection, which is enough for a
+    /// renewed one, or on `every`.
+    pub(super) async fn show_ticket(&self, every: bool) {
         let peers: Vec<Peer> = {
             let targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
             targets.values().cloned().collect()
         };
         join_all(peers.iter().map(async |peer| {
-            if let Err(failure) = attach(&self.session, peer).await {
+            if let Err(failure) = peer.introduce_again(every).await {
                 tracing::debug!(?peer, %failure, "cannot show the ticket");
             }
         }))
@@ -271,7 +272,7 @@ impl Cluster {
             ErrorKind::TicketExpired => {
                 self.renew_ticket().await.or_else(transient)?;
                 if let Some(peer) = sent_to {
-                    attach(&self.session, peer).await.or_else(|failure| match failure.kind {
+                    peer.introduce_again(true).await.or_else(|failure| match failure.kind {
                         // The renewal has not come through yet: the request meets it again.
                         ErrorKind::TicketExpired | ErrorKind::SessionGone => Ok(()),
                         _ => transient(failure),
@@ -316,13 +317,6 @@ impl Cluster {
         targets.insert(host, peer.clone());
         Some(peer)
     }
-}
-
-/// Shows the ticket to a daemon that is connected or can be.
-async fn attach(session: &Session, peer: &Peer) -> Result<(), Failure> {
-    let request = introduction(session, peer.connection_number());
-    peer.call(&request, CallOptions::bulk(ATTACH_DEADLINE)).await?;
-    Ok(())
 }
 
 fn introduction(session: &Session, connection_number: u64) -> Attach {

@@ -9,9 +9,9 @@
 //! # Connection numbers
 //! A server that binds state to connections (a target to a session) must know which connections
 //! belong together, and that a lost one will not come back with late requests. All connections of
-//! one [`Peer::connection_number`] live side by side; it is raised when one of them is lost, so
-//! that the next connection shows a higher number, upon which the server ends those of lower
-//! numbers.
+//! one [`Peer::connection_number`] live side by side; it is raised when one of them is lost, before
+//! whoever has met that tries again. The others then take no more requests, and the next connection
+//! shows the higher number, upon which the server ends those of lower numbers.
 //!
 //! # Liveness
 //! While requests are out and nothing arrives, one byte is sent every 250 ms. A
@@ -37,7 +37,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use millrace_protocol::{Request, codec, session::Role};
 use millrace_types::{Failure, HostId};
 use tokio::sync::watch;
@@ -114,7 +114,7 @@ struct PeerState {
     control: Slot,
     bulk: Vec<Slot>,
     number: AtomicU64,
-    /// Counts connections that were lost.
+    /// Rises with `number`, as soon as a loss is noticed.
     losses: watch::Sender<u64>,
 }
 
@@ -222,15 +222,31 @@ impl Peer {
     /// Raised when a connection was lost and will be replaced; begins at 1. See the module's page.
     #[must_use]
     pub fn connection_number(&self) -> u64 {
-        self.0.number.load(Ordering::Acquire)
+        self.0.number()
     }
 
-    /// Counts connections that were lost, as soon as that is noticed: for who has something to tell
+    /// Rises when connections were lost, as soon as that is noticed: for who has something to tell
     /// the server when it is back, although no request is out. It is not dialled again before a
     /// request comes.
     #[must_use]
     pub fn losses(&self) -> watch::Receiver<u64> {
         self.0.losses.subscribe()
+    }
+
+    /// Runs the hook once more, over a connection that stands, or over all of them if `every`; over
+    /// a new one where none stands. Connections that come later are introduced anyway.
+    ///
+    /// # Errors
+    /// What the hook says, of the last that it failed for.
+    pub async fn introduce_again(&self, every: bool) -> Result<(), Failure> {
+        let Some(hook) = &self.0.hook else { return Ok(()) };
+        let most = if every { usize::MAX } else { 1 };
+        let standing: Vec<_> = self.0.slots().filter_map(Slot::standing_one).take(most).collect();
+        if standing.is_empty() {
+            return self.0.live(Lane::Bulk).await.map(drop);
+        }
+        let told = join_all(standing.into_iter().map(|live| hook(Connected(live)))).await;
+        told.into_iter().collect()
     }
 
     /// Whom this peer dials.
@@ -255,7 +271,12 @@ impl Peer {
                 let live = self.0.live(options.lane).await?;
                 // None: it was closed for want of use just now.
                 if let Some(_counted) = live.begin() {
-                    return live.exchange(outgoing, options.deadline).await;
+                    let outcome = live.exchange(outgoing, options.deadline).await;
+                    // Before anybody tries again: not over another connection of its number.
+                    if outcome.is_err() && live.is_closed() {
+                        self.0.forget(&live);
+                    }
+                    return outcome;
                 }
             }
         };
@@ -266,28 +287,30 @@ impl Peer {
 }
 
 impl PeerState {
-    /// The connection that the next request takes. One more that cannot be made fails nobody while
-    /// others stand.
+    /// The connection that the next request takes.
     async fn live(self: &Arc<Self>, lane: Lane) -> Result<Arc<Live>, Failure> {
-        let slot = self.slot(lane);
-        match slot.live(self).await {
-            Ok(live) => Ok(live),
-            Err(failure) => {
-                let mut others = self.bulk.iter().filter(|_| lane == Lane::Bulk);
-                others.find_map(Slot::standing_one).ok_or(failure)
-            }
+        if lane == Lane::Control {
+            return self.control.live(self).await;
         }
+        let choice = spread::choose(self.bulk.iter().map(|slot| slot.standing(self)));
+        if let Some(further) = choice.make.and_then(|index| self.bulk.get(index)) {
+            further.make(self);
+        }
+        self.bulk.get(choice.take).unwrap_or(&self.control).live(self).await
     }
 
-    /// Where the next request goes.
-    fn slot(&self, lane: Lane) -> &Slot {
-        match lane {
-            Lane::Control => &self.control,
-            Lane::Bulk => {
-                let chosen = spread::choose(self.bulk.iter().map(Slot::standing));
-                self.bulk.get(chosen).unwrap_or(&self.control)
-            }
-        }
+    /// A connection has ended.
+    fn forget(&self, live: &Arc<Live>) {
+        self.slots().for_each(|slot| slot.forget(live, self));
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.bulk.iter().chain([&self.control])
+    }
+
+    /// What connections count under now.
+    fn number(&self) -> u64 {
+        self.number.load(Ordering::Acquire)
     }
 
     /// Notes that a connection was lost: the next one shows a higher number. Connections of an
@@ -298,6 +321,7 @@ impl PeerState {
             let raised =
                 self.number.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Acquire);
             if raised.is_ok() {
+                self.losses.send_modify(|losses| *losses += 1);
                 tracing::debug!(number = next, peer = %live.remote(), "connection lost");
             }
         }

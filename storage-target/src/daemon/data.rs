@@ -240,6 +240,10 @@ async fn apply_once(
             running.applied(version);
             version
         }
+        Admission::Late => {
+            let words = "later writes of the session were sent when nobody waited for this one";
+            return Err(Failure::new(ErrorKind::Cancelled, words));
+        }
     };
     Ok(WriteReply { version, loss_count })
 }

@@ -1,5 +1,9 @@
 //! Which writes of a session have been applied, so that a repeated one is only answered.
 //!
+//! A write below the lowest number that its session has ever been said to wait for is refused:
+//! nobody waits for it. It is one that came late over a connection that was given up, behind others
+//! that were sent after it.
+//!
 //! Bounded thrice: the client says which number it still waits for; past
 //! [`WRITES_PER_SESSION_MAX`] the oldest of its session are forgotten whatever it says; and past
 //! [`SESSIONS_MAX`] or [`WRITES_MAX`] whole sessions are, the one first that has written nothing
@@ -45,6 +49,8 @@ struct Sessions {
 struct Session {
     applied: BTreeMap<WriteNumber, ChunkVersion>,
     running: HashMap<WriteNumber, Arc<Notify>>,
+    /// No number below this is waited for.
+    lowest: WriteNumber,
     /// When it wrote last.
     used: u64,
 }
@@ -56,6 +62,8 @@ pub(crate) enum Admission {
     Repeated(ChunkVersion),
     /// It is new: apply it, then tell the guard.
     New(RunningWrite),
+    /// Nobody waits for it any more, and later ones may have been applied.
+    Late,
 }
 
 impl AppliedWrites {
@@ -72,6 +80,9 @@ impl AppliedWrites {
                 let known = sessions.enter(session, lowest_pending.min(number));
                 if let Some(&version) = known.applied.get(&number) {
                     return Admission::Repeated(version);
+                }
+                if number < known.lowest {
+                    return Admission::Late;
                 }
                 let Some(running) = known.running.get(&number) else {
                     let ended = Arc::new(Notify::new());
@@ -109,6 +120,7 @@ impl Sessions {
         self.now += 1;
         let known = self.known.entry(session).or_default();
         known.used = self.now;
+        known.lowest = known.lowest.max(lowest);
         if known.applied.first_key_value().is_some_and(|(&first, _)| first < lowest) {
             let kept = known.applied.split_off(&lowest);
             self.writes -= known.applied.len();
@@ -192,6 +204,26 @@ mod tests {
         running.applied(VERSION);
         let third = writes.admit(session, number, number).await;
         assert!(matches!(third, Admission::Repeated(VERSION)));
+    }
+
+    #[tokio::test]
+    async fn a_write_that_nobody_waits_for_any_more_is_not_applied_behind_later_ones() {
+        let (writes, session) = (AppliedWrites::default(), SessionId(1));
+        let admit =
+            |number, lowest| writes.admit(session, WriteNumber(number), WriteNumber(lowest));
+        for (number, lowest) in [(5, 5), (6, 5), (7, 6)] {
+            let Admission::New(running) = admit(number, lowest).await else {
+                panic!("{number} is new")
+            };
+            running.applied(VERSION);
+        }
+        assert!(matches!(admit(5, 5).await, Admission::Late), "6 was the lowest by then");
+        assert!(matches!(admit(4, 1).await, Admission::Late));
+        assert!(matches!(admit(6, 6).await, Admission::Repeated(VERSION)));
+        assert!(matches!(admit(9, 6).await, Admission::New(_)), "8 and 9 may come in any order");
+        assert!(matches!(admit(8, 6).await, Admission::New(_)));
+        let other = writes.admit(SessionId(2), WriteNumber(1), WriteNumber(1)).await;
+        assert!(matches!(other, Admission::New(_)), "of another session");
     }
 
     #[tokio::test]

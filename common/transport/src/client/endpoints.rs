@@ -15,7 +15,7 @@ use millrace_runtime::{Random, Shutdown};
 use quinn::{ClientConfig, EndpointConfig, crypto::rustls::QuicClientConfig};
 use tokio_util::sync::CancellationToken;
 
-use super::Lane;
+use super::{Lane, spread::CONNECTIONS_MAX};
 use crate::{
     Identity, TransportSettings,
     endpoint::{CLOSE_PAUSE, Endpoint, EndpointParts, transport_config},
@@ -135,7 +135,7 @@ impl ClientEndpoints {
     pub(super) fn bulk_order(&self) -> impl Iterator<Item = usize> + use<> {
         let count = self.0.bulk.len();
         let first = self.0.peers.fetch_add(1, Ordering::Relaxed);
-        (0..count).map(move |nth| (first + nth) % count)
+        (0..count.min(CONNECTIONS_MAX)).map(move |nth| (first + nth) % count)
     }
 
     pub(super) fn endpoint(&self, lane: Lane, index: usize) -> &Endpoint {

@@ -14,11 +14,12 @@ pub(super) fn start(peer: &Arc<PeerState>, lane: Lane, index: usize, live: &Arc<
         let mut received = 0;
         let mut silent = Duration::ZERO;
         loop {
+            // One that has just been ended is let go of in the next turn.
             tokio::time::sleep(TICK).await;
             let Some(live) = watched.upgrade() else { return };
             if live.is_closed() {
-                if let (false, Some(peer)) = (live.ended_in_order(), owner.upgrade()) {
-                    peer.losses.send_modify(|losses| *losses += 1);
+                if let Some(peer) = owner.upgrade() {
+                    peer.forget(&live);
                 }
                 return;
             }
@@ -27,7 +28,7 @@ pub(super) fn start(peer: &Arc<PeerState>, lane: Lane, index: usize, live: &Arc<
             match decide(live.in_flight() > 0, silent, live.unused_for(), linger) {
                 Decision::Nothing => {}
                 Decision::Poke => live.poke(),
-                Decision::End => return live.end(),
+                Decision::End => live.end(),
             }
         }
     }));

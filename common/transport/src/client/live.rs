@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -76,6 +76,8 @@ pub(super) struct Live {
     in_flight: AtomicUsize,
     next_request: AtomicU64,
     last_use: Mutex<Instant>,
+    /// Somebody has met its end.
+    closed: AtomicBool,
     _share: Share,
 }
 
@@ -90,6 +92,7 @@ impl Live {
             in_flight: AtomicUsize::new(0),
             next_request: AtomicU64::new(1),
             last_use: Mutex::new(Instant::now()),
+            closed: AtomicBool::new(false),
             _share: share,
         }
     }
@@ -108,7 +111,15 @@ impl Live {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.ended_in_order() || self.quic.close_reason().is_some()
+        if !self.is_known_closed() && self.quic.close_reason().is_some() {
+            self.closed.store(true, Ordering::Release);
+        }
+        self.is_known_closed()
+    }
+
+    /// Whether [`Self::is_closed`] has ever said so; takes no lock.
+    pub(super) fn is_known_closed(&self) -> bool {
+        self.ended_in_order() || self.closed.load(Ordering::Acquire)
     }
 
     /// Whether we closed it while no request was out.

@@ -55,9 +55,15 @@ impl Slot {
         Self { lane, index, state: Arc::default() }
     }
 
-    /// How the connection stands; one that was lost counts until a request has met that.
-    pub(super) fn standing(&self) -> Standing {
-        match &*lock(&self.state) {
+    /// How the connection stands.
+    pub(super) fn standing(&self, peer: &PeerState) -> Standing {
+        let mut state = lock(&self.state);
+        if let State::Live(live) = &*state
+            && (live.is_known_closed() || live.number() < peer.number())
+        {
+            settle(&mut state, peer);
+        }
+        match &*state {
             State::Live(live) => Standing::Open(live.in_flight()),
             State::Connecting(_) => Standing::Connecting,
             State::Failed { spare_until, .. } if Instant::now() < *spare_until => Standing::Failed,
@@ -73,32 +79,47 @@ impl Slot {
         }
     }
 
+    /// `live` has ended: if it is this one, the next request makes another.
+    pub(super) fn forget(&self, live: &Arc<Live>, peer: &PeerState) {
+        let mut state = lock(&self.state);
+        if matches!(&*state, State::Live(held) if Arc::ptr_eq(held, live)) {
+            settle(&mut state, peer);
+        }
+    }
+
     /// The connection; makes one where there is none. May be dropped: connecting goes on for the
     /// others who wait.
     pub(super) async fn live(&self, peer: &Arc<PeerState>) -> Result<Arc<Live>, Failure> {
         let connecting = {
             let mut state = lock(&self.state);
+            settle(&mut state, peer);
             match &*state {
-                State::Live(live) if !live.is_closed() => return Ok(Arc::clone(live)),
-                State::Live(live) => peer.lost(live),
+                State::Live(live) => return Ok(Arc::clone(live)),
                 State::Failed { failure, until, .. } if Instant::now() < *until => {
                     return Err(failure.clone());
                 }
-                State::Empty | State::Failed { .. } | State::Connecting(_) => {}
-            }
-            match mem::take(&mut *state) {
-                State::Connecting(connecting) => {
-                    *state = State::Connecting(connecting.clone());
-                    connecting
-                }
-                State::Empty | State::Failed { .. } | State::Live(_) => {
-                    let connecting = self.start(peer);
-                    *state = State::Connecting(connecting.clone());
-                    connecting
-                }
+                _ => self.connecting(&mut state, peer),
             }
         };
         connecting.await
+    }
+
+    /// Makes a connection where there is none, and waits for nothing.
+    pub(super) fn make(&self, peer: &Arc<PeerState>) {
+        let mut state = lock(&self.state);
+        if matches!(&*state, State::Empty | State::Failed { .. }) {
+            drop(self.connecting(&mut state, peer));
+        }
+    }
+
+    /// What is waited for; connecting begins unless it has.
+    fn connecting(&self, state: &mut State, peer: &Arc<PeerState>) -> Connecting {
+        let connecting = match mem::take(state) {
+            State::Connecting(connecting) => connecting,
+            State::Empty | State::Failed { .. } | State::Live(_) => self.start(peer),
+        };
+        *state = State::Connecting(connecting.clone());
+        connecting
     }
 
     /// Connects on the endpoint's own runtime, and writes down how it went.
@@ -133,9 +154,24 @@ impl Slot {
     }
 }
 
+/// Lets go of a connection that has ended, or that counts no more because another one of its number
+/// was lost: the server ends it as soon as a newer one is there.
+fn settle(state: &mut State, peer: &PeerState) {
+    let State::Live(live) = &*state else { return };
+    if live.is_closed() && !live.ended_in_order() {
+        peer.lost(live);
+        let failure = Failure::new(ErrorKind::Unavailable, "the connection was lost");
+        let now = Instant::now();
+        let spare_until = now + peer.endpoints.random().jitter(SPARE_PAUSE);
+        *state = State::Failed { failure, until: now, spare_until };
+    } else if live.is_closed() || live.number() < peer.number() {
+        *state = State::Empty;
+    }
+}
+
 /// Tries each address once.
 async fn connect(peer: &Arc<PeerState>, lane: Lane, index: usize) -> Result<Arc<Live>, Failure> {
-    let number = peer.number.load(std::sync::atomic::Ordering::Acquire);
+    let number = peer.number();
     let target = peer.target().clone();
     let mut last = Failure::new(ErrorKind::Unavailable, "the peer has no address");
     for (at, &address) in target.addresses.iter().enumerate() {

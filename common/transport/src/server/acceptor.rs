@@ -190,7 +190,8 @@ impl Acceptor {
         };
         let id = ConnectionId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let _share = self.windows.join(&quic);
-        let connection = Arc::new(Connection::new(id, quic.clone(), version, peer));
+        let connection =
+            Arc::new(Connection::new(id, quic.clone(), version, peer, self.admission.crowd()));
         tracing::debug!(%id, %remote, role = connection.peer().role.name(), "peer connected");
         self.service.connected(&connection);
         let ended = loop {

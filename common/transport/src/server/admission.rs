@@ -42,6 +42,23 @@ impl Admission {
     pub(super) fn count(&self) -> usize {
         lock(&self.counts).all
     }
+
+    pub(super) fn crowd(&self) -> Crowd {
+        Crowd { all_max: self.all_max, counts: Arc::clone(&self.counts) }
+    }
+}
+
+/// How full the server is.
+pub(super) struct Crowd {
+    all_max: usize,
+    counts: Arc<Mutex<Counts>>,
+}
+
+impl Crowd {
+    /// Whether more than half of the places are taken.
+    pub(super) fn is_dense(&self) -> bool {
+        lock(&self.counts).all > self.all_max / 2
+    }
 }
 
 /// A counted connection.
@@ -77,10 +94,12 @@ mod tests {
         let admission = Admission::new(3, 2);
         let (one, two) = (HostId([1; 16]), HostId([2; 16]));
         let first = admission.enter(one).ok();
+        assert!(!admission.crowd().is_dense(), "1 of 3");
         let _second = admission.enter(one).ok().unwrap();
         assert!(admission.enter(one).err().unwrap().contains("host"));
         let _third = admission.enter(two).ok().unwrap();
         assert!(admission.enter(two).err().unwrap().contains("server"));
+        assert!(admission.crowd().is_dense());
         drop(first);
         assert_eq!(admission.count(), 2);
         assert!(admission.enter(one).is_ok());

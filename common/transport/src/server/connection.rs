@@ -9,6 +9,7 @@ use std::{
 
 use millrace_protocol::version::ProtocolVersion;
 
+use super::admission::Crowd;
 use crate::{PeerIdentity, failure::CloseCode};
 
 /// Names a connection; never used twice in the life of a server process.
@@ -27,6 +28,7 @@ pub struct Connection {
     quic: quinn::Connection,
     version: ProtocolVersion,
     peer: PeerIdentity,
+    crowd: Crowd,
     state: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
@@ -36,8 +38,16 @@ impl Connection {
         quic: quinn::Connection,
         version: ProtocolVersion,
         peer: PeerIdentity,
+        crowd: Crowd,
     ) -> Self {
-        Self { id, quic, version, peer, state: Mutex::new(None) }
+        Self { id, quic, version, peer, crowd, state: Mutex::new(None) }
+    }
+
+    /// Whether the server has less than half of its places left: they are for peers that have no
+    /// connection yet.
+    #[must_use]
+    pub fn is_crowded(&self) -> bool {
+        self.crowd.is_dense()
     }
 
     /// The version of the protocol that both ends speak.

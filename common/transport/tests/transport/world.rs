@@ -54,6 +54,7 @@ pub(crate) fn identity(role: Role, host: HostId) -> Identity {
 pub(crate) struct Seen {
     pub(crate) cancelled: Events,
     pub(crate) waiting: Events,
+    pub(crate) connected: Mutex<Vec<Arc<Connection>>>,
     pub(crate) disconnected: AtomicUsize,
     pub(crate) release: Meeting,
     pub(crate) body: Mutex<Option<Bytes>>,
@@ -143,6 +144,10 @@ impl Service for Echo {
         }
     }
 
+    fn connected(&self, connection: &Arc<Connection>) {
+        self.seen.connected.lock().unwrap().push(Arc::clone(connection));
+    }
+
     fn disconnected(&self, _connection: &Arc<Connection>) {
         self.seen.disconnected.fetch_add(1, Ordering::SeqCst);
     }
@@ -179,9 +184,13 @@ pub(crate) fn world() -> World {
     world_with(TransportSettings::default())
 }
 
+pub(crate) fn service() -> Arc<Echo> {
+    Arc::new(Echo { seen: Arc::default() })
+}
+
 pub(crate) fn world_with(settings: TransportSettings) -> World {
-    let (seen, shutdown) = (Arc::<Seen>::default(), Shutdown::new());
-    let service = Arc::new(Echo { seen: Arc::clone(&seen) });
+    let (service, shutdown) = (service(), Shutdown::new());
+    let seen = Arc::clone(&service.seen);
     let identity = identity(Role::Target, SERVER);
     let bind = SocketAddr::from(([127, 0, 0, 1], 0));
     let server = Server::start(&identity, bind, settings, service, &shutdown).unwrap();
