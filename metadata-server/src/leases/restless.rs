@@ -28,9 +28,9 @@ pub const RECALLS_MAX: u32 = 8;
 pub const WINDOW: Duration = Duration::from_secs(4);
 
 /// How long nobody may have changed anything before a lease is granted again: so the rate at which
-/// something is taken back stays about what [`WINDOW`] allows, twice that at most. Not longer, since
-/// who only walks through such a directory asks about it for every path: hosts that begin a job by
-/// making a directory each.
+/// something is taken back stays about what [`WINDOW`] allows, twice that at most. Not longer,
+/// since who only walks through such a directory asks about it for every path: hosts that begin a
+/// job by making a directory each.
 pub const PAUSE: Duration = Duration::from_millis(500);
 
 /// Past so many keys the quiet ones are forgotten; if none is, all.
