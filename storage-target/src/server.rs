@@ -304,7 +304,7 @@ impl Cut for CutConnection {
         self.0.close(reason);
     }
 
-    fn is_crowded(&self) -> bool {
-        self.0.is_crowded()
+    fn is_unwanted(&self) -> bool {
+        self.0.state::<Attached>().is_none() && self.0.is_crowded()
     }
 }

@@ -40,9 +40,11 @@ struct Known {
 }
 
 impl Known {
-    /// Whether a connection beside this one counts under the number.
-    fn has_another(&self, connection: u64, number: u64) -> bool {
-        self.connections.iter().any(|(of, held)| held.id() != connection && *of == number)
+    /// Whether the connection would be a further one, and its place is kept for others.
+    fn refuses(&self, connection: &dyn Cut, number: u64) -> bool {
+        let another =
+            |(of, held): &(u64, Arc<dyn Cut>)| held.id() != connection.id() && *of == number;
+        connection.is_unwanted() && self.connections.iter().any(another)
     }
 }
 
@@ -52,8 +54,9 @@ pub(crate) trait Cut: Send + Sync + std::fmt::Debug {
     fn id(&self) -> u64;
     /// Ends the connection and its requests.
     fn cut(&self, reason: &str);
-    /// Whether this host has few places left for connections.
-    fn is_crowded(&self) -> bool;
+    /// Whether it has shown no ticket before, and this host has few places left for connections:
+    /// then it is let in for a session that has no other.
+    fn is_unwanted(&self) -> bool;
 }
 
 /// One session.
@@ -146,7 +149,7 @@ impl Sessions {
         } else if newest > number {
             let words = "a newer connection has taken the session over";
             return Err(Failure::new(ErrorKind::Unavailable, words));
-        } else if entry.has_another(connection.id(), number) && connection.is_crowded() {
+        } else if entry.refuses(&*connection, number) {
             let words = "this host keeps its places for who has no connection yet";
             return Err(Failure::new(ErrorKind::Busy, words));
         }
@@ -203,17 +206,20 @@ mod tests {
     use super::*;
 
     #[derive(Debug)]
-    struct Connection;
+    struct Connection {
+        id: u64,
+        is_unwanted: bool,
+    }
 
     impl Cut for Connection {
         fn id(&self) -> u64 {
-            1
+            self.id
         }
 
         fn cut(&self, _: &str) {}
 
-        fn is_crowded(&self) -> bool {
-            false
+        fn is_unwanted(&self) -> bool {
+            self.is_unwanted
         }
     }
 
@@ -223,9 +229,21 @@ mod tests {
             expires: AtomicI64::new(expires),
             newest: AtomicU64::new(1),
         };
-        let connection: Arc<dyn Cut> = Arc::new(Connection);
+        let connection: Arc<dyn Cut> = Arc::new(Connection { id: 1, is_unwanted: false });
         let connections = if connected { vec![(1, connection)] } else { Vec::new() };
         (SessionId(id), Known { session: Arc::new(session), connections })
+    }
+
+    #[test]
+    fn a_session_gets_further_connections_while_there_are_places() {
+        let of = |id, is_unwanted| Connection { id, is_unwanted };
+        let (_, known) = session(1, 0, true);
+        assert!(!known.refuses(&of(2, false), 1));
+        assert!(known.refuses(&of(2, true), 1));
+        assert!(!known.refuses(&of(1, true), 1), "it is no further one");
+        assert!(!known.refuses(&of(2, true), 2), "it takes the place of those before");
+        let (_, known) = session(1, 0, false);
+        assert!(!known.refuses(&of(2, true), 1), "it is the first");
     }
 
     fn full(expires: i64, connected: bool) -> HashMap<SessionId, Known> {

@@ -197,7 +197,7 @@ impl Cluster {
             targets.values().cloned().collect()
         };
         join_all(peers.iter().map(async |peer| {
-            if let Err(failure) = peer.introduce_again(every).await {
+            if let Err(failure) = peer.introduce_again(every, ATTACH_DEADLINE).await {
                 tracing::debug!(?peer, %failure, "cannot show the ticket");
             }
         }))
@@ -272,7 +272,8 @@ impl Cluster {
             ErrorKind::TicketExpired => {
                 self.renew_ticket().await.or_else(transient)?;
                 if let Some(peer) = sent_to {
-                    peer.introduce_again(true).await.or_else(|failure| match failure.kind {
+                    let shown = peer.introduce_again(true, ATTACH_DEADLINE).await;
+                    shown.or_else(|failure| match failure.kind {
                         // The renewal has not come through yet: the request meets it again.
                         ErrorKind::TicketExpired | ErrorKind::SessionGone => Ok(()),
                         _ => transient(failure),

@@ -39,7 +39,7 @@ use std::{
 use bytes::Bytes;
 use futures::future::{BoxFuture, join_all};
 use millrace_protocol::{Request, codec, session::Role};
-use millrace_types::{Failure, HostId};
+use millrace_types::{ErrorKind, Failure, HostId};
 use tokio::sync::watch;
 
 use crate::Body;
@@ -233,20 +233,24 @@ impl Peer {
         self.0.losses.subscribe()
     }
 
-    /// Runs the hook once more, over a connection that stands, or over all of them if `every`; over
-    /// a new one where none stands. Connections that come later are introduced anyway.
+    /// Runs the hook once more: over the first connection for which it does not fail, or over all
+    /// of them if `every`, those that are being made included; over a new one where there is none.
+    /// Connections that come later are introduced anyway.
     ///
     /// # Errors
-    /// What the hook says, of the last that it failed for.
-    pub async fn introduce_again(&self, every: bool) -> Result<(), Failure> {
-        let Some(hook) = &self.0.hook else { return Ok(()) };
-        let most = if every { usize::MAX } else { 1 };
-        let standing: Vec<_> = self.0.slots().filter_map(Slot::standing_one).take(most).collect();
-        if standing.is_empty() {
-            return self.0.live(Lane::Bulk).await.map(drop);
-        }
-        let told = join_all(standing.into_iter().map(|live| hook(Connected(live)))).await;
-        told.into_iter().collect()
+    /// What the hook says; [`DeadlineExceeded`](millrace_types::ErrorKind::DeadlineExceeded) after
+    /// `limit`.
+    pub async fn introduce_again(&self, every: bool, limit: Duration) -> Result<(), Failure> {
+        let introduced = async {
+            match every {
+                true => self.0.introduce_all().await,
+                false => self.0.introduce_one().await,
+            }
+        };
+        tokio::time::timeout(limit, introduced).await.unwrap_or_else(|_| {
+            let words = format!("not introduced again within {limit:?}");
+            Err(Failure::new(ErrorKind::DeadlineExceeded, words))
+        })
     }
 
     /// Whom this peer dials.
@@ -269,8 +273,9 @@ impl Peer {
         let attempt = async {
             loop {
                 let live = self.0.live(options.lane).await?;
-                // None: it was closed for want of use just now.
-                if let Some(_counted) = live.begin() {
+                // None: it was closed for want of use just now. An older number: another one was
+                // lost while it was being made, and the next look lets go of it.
+                if let Some(_counted) = live.begin().filter(|_| live.number() == self.0.number()) {
                     let outcome = live.exchange(outgoing, options.deadline).await;
                     // Before anybody tries again: not over another connection of its number.
                     if outcome.is_err() && live.is_closed() {
@@ -297,6 +302,34 @@ impl PeerState {
             further.make(self);
         }
         self.bulk.get(choice.take).unwrap_or(&self.control).live(self).await
+    }
+
+    /// A connection that is new has been introduced.
+    async fn introduce_one(self: &Arc<Self>) -> Result<(), Failure> {
+        let Some(hook) = &self.hook else { return Ok(()) };
+        let mut failed = None;
+        for live in self.slots().filter_map(|slot| slot.standing_one(self)) {
+            match hook(Connected(live)).await {
+                Ok(()) => return Ok(()),
+                Err(failure) => failed = Some(failure),
+            }
+        }
+        match failed {
+            None => self.live(Lane::Bulk).await.map(drop),
+            Some(failure) => Err(failure),
+        }
+    }
+
+    async fn introduce_all(self: &Arc<Self>) -> Result<(), Failure> {
+        let Some(hook) = &self.hook else { return Ok(()) };
+        // What is being made may have been introduced a moment ago: with what was true then.
+        join_all(self.slots().map(Slot::made)).await;
+        let standing: Vec<_> = self.slots().filter_map(|slot| slot.standing_one(self)).collect();
+        if standing.is_empty() {
+            return self.live(Lane::Bulk).await.map(drop);
+        }
+        let told = join_all(standing.into_iter().map(|live| hook(Connected(live)))).await;
+        told.into_iter().collect()
     }
 
     /// A connection has ended.

@@ -33,7 +33,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     settings::{MTU_JUMBO, MTU_LOOPBACK, MTU_MIN, Mtu, TransportSettings},
-    socket::{self, CappedSocket},
+    socket::{self, CappedSocket, Sharing},
 };
 
 /// A running endpoint. Dropping the last clone ends its thread and its connections.
@@ -47,8 +47,8 @@ pub(crate) struct Endpoint {
 /// What an endpoint is made of.
 pub(crate) struct EndpointParts {
     pub(crate) bind: SocketAddr,
-    /// Several endpoints are bound to the same address.
-    pub(crate) shared: bool,
+    /// Whether several endpoints are bound to the same address.
+    pub(crate) sharing: Sharing,
     pub(crate) config: EndpointConfig,
     pub(crate) server: Option<ServerConfig>,
     /// Ends the thread, besides the drop of the last handle.
@@ -62,7 +62,7 @@ impl Endpoint {
         mut parts: EndpointParts,
         settings: &TransportSettings,
     ) -> io::Result<Self> {
-        let socket = socket::open(parts.bind, settings.socket_buffer_bytes, parts.shared)?;
+        let socket = socket::open(parts.bind, settings.socket_buffer_bytes, parts.sharing)?;
         parts.config.max_udp_payload_size(MTU_LOOPBACK).expect("it is within QUIC's limits");
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();

@@ -29,7 +29,7 @@ use crate::{
     Identity, TransportSettings,
     endpoint::{Endpoint, EndpointParts},
     settings::SettingsError,
-    socket,
+    socket::Sharing,
     tls::{self, ServerKeys, TlsError},
 };
 
@@ -93,11 +93,15 @@ impl Server {
         settings.check()?;
         let keys = ServerKeys::derive(identity);
         let acceptor = Acceptor::new(tls::server(identity)?, &settings, service, shutdown);
-        let mut local = free_address(bind, &settings)?;
-        for _ in 0..settings.server_sockets {
+        let mut local = bind;
+        for nth in 0..settings.server_sockets {
             let parts = EndpointParts {
                 bind: local,
-                shared: settings.server_sockets > 1,
+                sharing: match (settings.server_sockets, nth) {
+                    (1, _) => Sharing::Alone,
+                    (_, 0) => Sharing::First,
+                    _ => Sharing::Further,
+                },
                 config: keys.endpoint_config(),
                 server: Some(acceptor.base_config()),
                 stopped: CancellationToken::new(),
@@ -132,16 +136,6 @@ impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Server").field(&self.local).finish()
     }
-}
-
-/// The address with a port that nobody has. Sockets that share one would be joined by those of
-/// another server that shares it, and clients meet the one or the other.
-fn free_address(bind: SocketAddr, settings: &TransportSettings) -> Result<SocketAddr, ServerError> {
-    if settings.server_sockets == 1 {
-        return Ok(bind);
-    }
-    let alone = socket::open(bind, settings.socket_buffer_bytes, false);
-    alone.and_then(|alone| alone.local_addr()).map_err(|source| ServerError::Bind { bind, source })
 }
 
 /// A server cannot start.

@@ -106,9 +106,16 @@ impl TransportSettings {
     }
 
     /// For a server of bulk: a socket for every four processors.
+    ///
+    /// The budget carries 409 connections, each with its least windows (four requests of 320 KiB);
+    /// half of them are kept for mounts that have none yet.
     #[must_use]
     pub fn target() -> Self {
-        Self { server_sockets: a_quarter_of(processors()), ..Self::default() }
+        Self {
+            server_sockets: a_quarter_of(processors()),
+            receive_budget_bytes: 512 * u64::from(MIB),
+            ..Self::default()
+        }
     }
 
     /// Reads a table that names some of the settings; the others are those of `preset`.

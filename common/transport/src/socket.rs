@@ -21,13 +21,28 @@ use quinn::{
 use rustix::net::sockopt;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Opens a socket bound to `address`. With `shared`, several may be bound to the same one.
-pub(crate) fn open(address: SocketAddr, buffer_bytes: u32, shared: bool) -> io::Result<UdpSocket> {
+/// Whether several sockets are bound to one address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sharing {
+    /// Only this one.
+    Alone,
+    /// The first of several: nobody else may have the address.
+    First,
+    /// Another one of them.
+    Further,
+}
+
+/// Opens a socket bound to `address`.
+pub(crate) fn open(
+    address: SocketAddr,
+    buffer_bytes: u32,
+    sharing: Sharing,
+) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }
-    if shared {
+    if sharing == Sharing::Further {
         socket.set_reuse_port(true)?;
     }
     let bytes = buffer_bytes as usize;
@@ -40,6 +55,10 @@ pub(crate) fn open(address: SocketAddr, buffer_bytes: u32, shared: bool) -> io::
     }
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
+    // Not before: it would share the address with a server that was there already.
+    if sharing == Sharing::First {
+        socket.set_reuse_port(true)?;
+    }
     Ok(socket.into())
 }
 

@@ -22,6 +22,7 @@ use crate::{
     failure::CloseCode,
     identity::server_name,
     settings::SettingsError,
+    socket::Sharing,
     tls::{self, TlsError},
     windows::WindowShares,
 };
@@ -60,7 +61,7 @@ impl ClientEndpoints {
         let open = |name| {
             let parts = |bind: SocketAddr| EndpointParts {
                 bind,
-                shared: false,
+                sharing: Sharing::Alone,
                 config: EndpointConfig::default(),
                 server: None,
                 stopped: stopped.clone(),

@@ -72,11 +72,22 @@ impl Slot {
     }
 
     /// The connection if it stands.
-    pub(super) fn standing_one(&self) -> Option<Arc<Live>> {
-        match &*lock(&self.state) {
-            State::Live(live) if !live.is_closed() => Some(Arc::clone(live)),
+    pub(super) fn standing_one(&self, peer: &PeerState) -> Option<Arc<Live>> {
+        let mut state = lock(&self.state);
+        settle(&mut state, peer);
+        match &*state {
+            State::Live(live) => Some(Arc::clone(live)),
             _ => None,
         }
+    }
+
+    /// Returns when the connection is not being made, whatever came of it.
+    pub(super) async fn made(&self) {
+        let connecting = match &*lock(&self.state) {
+            State::Connecting(connecting) => connecting.clone(),
+            _ => return,
+        };
+        drop(connecting.await);
     }
 
     /// `live` has ended: if it is this one, the next request makes another.
@@ -108,7 +119,9 @@ impl Slot {
     pub(super) fn make(&self, peer: &Arc<PeerState>) {
         let mut state = lock(&self.state);
         if matches!(&*state, State::Empty | State::Failed { .. }) {
-            drop(self.connecting(&mut state, peer));
+            let connecting = self.connecting(&mut state, peer);
+            // Somebody must see it end, should its task not come to its end.
+            drop(peer.endpoints.control_runtime().spawn(connecting));
         }
     }
 

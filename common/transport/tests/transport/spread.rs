@@ -1,6 +1,12 @@
 //! Over how many connections a peer is asked for bulk.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use millrace_protocol::session::Role;
 use millrace_runtime::Shutdown;
@@ -14,14 +20,23 @@ use crate::world::{
     PATIENCE, SERVER, World, echo, endless, hello, identity, service, soon, world, world_with,
 };
 
-fn peer_of(world: &World, linger_ms: u32) -> Peer {
+/// A client, and how many of its connections have been introduced.
+fn peer_of(world: &World, linger_ms: u32) -> (Peer, Arc<AtomicUsize>) {
     let settings = TransportSettings { bulk_sockets: 3, linger_ms, ..TransportSettings::default() };
     let identity = identity(Role::Client, HostId([7; 16]));
     let endpoints = ClientEndpoints::start(identity, settings, &Shutdown::new()).unwrap();
+    let introduced = Arc::<AtomicUsize>::default();
+    let counted = Arc::clone(&introduced);
     // As a mount shows its ticket.
-    let greet =
-        |connected: Connected| async move { connected.call(&hello(1), soon()).await.map(drop) };
-    Peer::with_hook(&endpoints, world.target(), greet)
+    let greet = move |connected: Connected| {
+        let counted = Arc::clone(&counted);
+        async move {
+            connected.call(&hello(1), soon()).await?;
+            counted.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
+    };
+    (Peer::with_hook(&endpoints, world.target(), greet), introduced)
 }
 
 const LINGER: u32 = 60_000;
@@ -36,22 +51,35 @@ async fn hold(world: &World, peer: &Peer) -> JoinHandle<()> {
     held
 }
 
-/// Holds requests until the server has so many connections; they are busy, each, by then.
-async fn spread(world: &World, peer: &Peer, connections: usize) -> Vec<JoinHandle<()>> {
+/// Holds requests until so many more connections than before are introduced.
+async fn spread(
+    world: &World,
+    (peer, introduced): &(Peer, Arc<AtomicUsize>),
+    connections: usize,
+) -> Vec<JoinHandle<()>> {
+    let before = introduced.load(Ordering::SeqCst);
     let mut held = Vec::new();
-    while world.server.connection_count() < connections {
-        held.push(hold(world, peer).await);
-        assert!(held.len() < 1000, "{} connections", world.server.connection_count());
+    for count in 1..=connections {
+        let is_there = || introduced.load(Ordering::SeqCst) >= before + count;
+        while !is_there() {
+            held.push(hold(world, peer).await);
+            // A connection carries 64.
+            assert!(held.len() < 60, "{count} connections");
+            // Four on each that stands, and one more: now another is being made.
+            if held.len() > 4 * (count - 1) {
+                within(Duration::from_millis(500), is_there).await;
+            }
+        }
     }
     held
 }
 
-async fn eventually(what: &str, holds: impl Fn() -> bool) {
+async fn within(limit: Duration, holds: impl Fn() -> bool) -> bool {
     let began = Instant::now();
-    while !holds() {
-        assert!(began.elapsed() < PATIENCE, "{what}");
+    while !holds() && began.elapsed() < limit {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    holds()
 }
 
 fn small() -> bytes::Bytes {
@@ -61,31 +89,30 @@ fn small() -> bytes::Bytes {
 #[tokio::test]
 async fn a_peer_that_is_asked_for_much_is_asked_over_more_connections() {
     let world = world();
-    let peer = peer_of(&world, LINGER);
+    let client = peer_of(&world, LINGER);
     for _ in 0..8 {
-        echo(&peer, small()).await.unwrap();
+        echo(&client.0, small()).await.unwrap();
     }
     let mut held = Vec::new();
     for _ in 0..4 {
-        held.push(hold(&world, &peer).await);
+        held.push(hold(&world, &client.0).await);
     }
     assert_eq!(world.server.connection_count(), 1, "four at a time need no second");
-    held.extend(spread(&world, &peer, 3).await);
+    held.extend(spread(&world, &client, 2).await);
     for _ in 0..64 {
-        held.push(hold(&world, &peer).await);
+        held.push(hold(&world, &client.0).await);
     }
     assert_eq!(world.server.connection_count(), 3, "it has no more sockets");
     held.iter().for_each(JoinHandle::abort);
-    assert_eq!(peer.connection_number(), 1, "none was lost");
+    assert_eq!(client.0.connection_number(), 1, "none was lost");
 }
 
 #[tokio::test]
 async fn a_burst_makes_one_more_connection_and_waits_for_none() {
     let world = world();
-    let peer = peer_of(&world, LINGER);
+    let (peer, _) = peer_of(&world, LINGER);
     echo(&peer, small()).await.unwrap();
-    let asking = || async { echo(&peer, small()).await };
-    let burst: Vec<_> = (0..12).map(|_| asking()).collect();
+    let burst: Vec<_> = (0..9).map(|_| echo(&peer, small())).collect();
     for outcome in futures::future::join_all(burst).await {
         outcome.unwrap();
     }
@@ -95,13 +122,13 @@ async fn a_burst_makes_one_more_connection_and_waits_for_none() {
 #[tokio::test]
 async fn connections_that_were_not_used_any_more_are_made_again() {
     let world = world();
-    let peer = peer_of(&world, 0);
+    let client = peer_of(&world, 0);
     for _ in 0..2 {
-        let held = spread(&world, &peer, 3).await;
+        let held = spread(&world, &client, 3).await;
         held.iter().for_each(JoinHandle::abort);
-        eventually("they are closed", || world.server.connection_count() == 0).await;
+        assert!(within(PATIENCE, || world.server.connection_count() == 0).await);
     }
-    assert_eq!(peer.connection_number(), 1, "none was lost");
+    assert_eq!(client.0.connection_number(), 1, "none was lost");
 }
 
 #[tokio::test]
@@ -109,13 +136,13 @@ async fn a_server_that_lets_no_more_connections_in_is_asked_over_those_that_stan
     let settings =
         TransportSettings { connections_per_host_max: 1, ..TransportSettings::default() };
     let world = world_with(settings);
-    let peer = peer_of(&world, LINGER);
+    let (peer, introduced) = peer_of(&world, LINGER);
     let mut held = Vec::new();
     for _ in 0..12 {
         held.push(hold(&world, &peer).await);
         echo(&peer, small()).await.unwrap();
-        assert_eq!(world.server.connection_count(), 1);
     }
+    assert_eq!(introduced.load(Ordering::SeqCst), 1);
     assert_eq!(peer.connection_number(), 1, "none was lost");
     held.iter().for_each(JoinHandle::abort);
 }
@@ -123,15 +150,33 @@ async fn a_server_that_lets_no_more_connections_in_is_asked_over_those_that_stan
 #[tokio::test]
 async fn once_a_connection_was_lost_no_other_of_its_number_takes_a_request() {
     let world = world();
-    let peer = peer_of(&world, LINGER);
-    let held = spread(&world, &peer, 2).await;
+    let client = peer_of(&world, LINGER);
+    let held = spread(&world, &client, 2).await;
     let first = world.seen.connected.lock().unwrap()[0].clone();
     first.close("lost");
-    eventually("the loss is noticed, without a request", || peer.connection_number() == 2).await;
-    echo(&peer, small()).await.unwrap();
+    let peer = &client.0;
+    assert!(within(PATIENCE, || peer.connection_number() == 2).await, "noticed unasked");
+    echo(peer, small()).await.unwrap();
     assert_eq!(world.seen.connected.lock().unwrap().len(), 3, "over a new one");
     assert_eq!(peer.connection_number(), 2, "one loss is one");
     held.iter().for_each(JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn who_shows_something_new_shows_it_on_every_connection() {
+    let world = world();
+    let client = peer_of(&world, LINGER);
+    let held = spread(&world, &client, 3).await;
+    let (peer, introduced) = &client;
+    let shown = || introduced.load(Ordering::SeqCst);
+    peer.introduce_again(false, PATIENCE).await.unwrap();
+    assert_eq!(shown(), 4, "one is enough");
+    peer.introduce_again(true, PATIENCE).await.unwrap();
+    assert_eq!(shown(), 7);
+    held.iter().for_each(JoinHandle::abort);
+    let (alone, introduced) = peer_of(&world, LINGER);
+    alone.introduce_again(false, PATIENCE).await.unwrap();
+    assert_eq!(introduced.load(Ordering::SeqCst), 1, "a new one where there is none");
 }
 
 #[tokio::test]
