@@ -304,7 +304,7 @@ impl PeerState {
         self.bulk.get(choice.take).unwrap_or(&self.control).live(self).await
     }
 
-    /// A connection that is new has been introduced.
+    /// Introduces one connection again. Where there is none a new one is made, which is introduced.
     async fn introduce_one(self: &Arc<Self>) -> Result<(), Failure> {
         let Some(hook) = &self.hook else { return Ok(()) };
         let mut failed = None;
@@ -320,6 +320,7 @@ impl PeerState {
         }
     }
 
+    /// Introduces every connection again; tells the first failure.
     async fn introduce_all(self: &Arc<Self>) -> Result<(), Failure> {
         let Some(hook) = &self.hook else { return Ok(()) };
         // What is being made may have been introduced a moment ago: with what was true then.

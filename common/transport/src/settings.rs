@@ -11,8 +11,8 @@ pub struct TransportSettings {
     /// Size of UDP payloads: `"auto"`, or 1200 to 9000 bytes.
     pub mtu: Mtu,
     /// Sockets from which a client asks for bulk, 1 to 8; each has its own thread. A peer is asked
-    /// over one of them, and over more while much is asked of it. Several help where one thread is
-    /// the bound (1 to 2 GB/s), or the network limits a single flow (clouds: 5 Gb/s).
+    /// over one of them, and over up to four while much is asked of it. Several help where one
+    /// thread is the bound (1 to 2 GB/s), or the network limits a single flow (clouds: 5 Gb/s).
     pub bulk_sockets: u8,
     /// Sockets (and threads) on which a server listens, 1 to 8; the kernel spreads its clients'
     /// sockets over them.
@@ -277,8 +277,7 @@ pub(crate) const MTU_MAX: u16 = 9000;
 /// host spend less on packets. It is also the largest payload that a node accepts.
 pub(crate) const MTU_LOOPBACK: u16 = 16_000;
 
-/// More would wait for each other in the kernel: loopback and most network cards have no more
-/// queues to themselves.
+/// The most that the design asks for, and that was measured (on 16 processors).
 const SOCKETS_MAX: u8 = 8;
 
 const KIB: u32 = 1024;

@@ -108,7 +108,7 @@ async fn a_peer_that_is_asked_for_much_is_asked_over_more_connections() {
 }
 
 #[tokio::test]
-async fn a_burst_makes_one_more_connection_and_waits_for_none() {
+async fn a_burst_makes_one_more_connection_at_most() {
     let world = world();
     let (peer, _) = peer_of(&world, LINGER);
     echo(&peer, small()).await.unwrap();
