@@ -15,4 +15,5 @@ pub(crate) mod contents;
 pub(crate) mod granted;
 pub(crate) mod names;
 pub(crate) mod pieces;
+pub(crate) mod unread;
 pub(crate) mod write_buffer;

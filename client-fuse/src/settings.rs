@@ -178,7 +178,7 @@ pub struct CacheSettings {
     /// 128 MiB. More helps where many files are streamed at a time, or the bucket is far away.
     pub memory: ByteLen,
     /// Bytes for what is kept under leases: half for names and attributes, half for what lets files
-    /// be opened for reading without asking. Default 128 MiB: some 200,000 names, and 130,000 files
+    /// be opened for reading without asking. Default 128 MiB: some 200,000 names, and 110,000 files
     /// to be opened so; 0 keeps none. A mount takes 8 MiB besides, to tell what was taken back.
     pub names: ByteLen,
 }

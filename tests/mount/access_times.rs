@@ -21,7 +21,12 @@ use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_OMIT, utimens
 const OLD: i64 = 1_000_000_000;
 
 /// Mounts with these options, and with these settings from the environment.
-fn mount(cluster: &Cluster, name: &str, options: &str, settings: &[(&str, &str)]) -> Result<Mount> {
+pub(crate) fn mount(
+    cluster: &Cluster,
+    name: &str,
+    options: &str,
+    settings: &[(&str, &str)],
+) -> Result<Mount> {
     let folder = cluster.scratch()?.join(name);
     fs::create_dir_all(&folder)?;
     let mountpoint = cluster.mount_named(name);
@@ -39,13 +44,13 @@ fn mount(cluster: &Cluster, name: &str, options: &str, settings: &[(&str, &str)]
 }
 
 /// A mount that ends with its test, if it was not ended before.
-struct Mount {
-    path: PathBuf,
+pub(crate) struct Mount {
+    pub(crate) path: PathBuf,
 }
 
 impl Mount {
     /// Unmounts, which tells the metadata server all that was noted.
-    fn end(self) -> Result<()> {
+    pub(crate) fn end(self) -> Result<()> {
         self.try_end()
     }
 

@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read as _, Seek as _, SeekFrom, Write as _},
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::Path,
     thread,
 };
@@ -14,8 +14,12 @@ use millrace_tests::{
     cluster::{Cluster, Wish},
     starter::Starter,
 };
+use rustix::fs::OFlags;
 
-use crate::delegations::{delegated, mounts, soon};
+use crate::{
+    access_times::mount,
+    delegations::{delegated, mounts, soon},
+};
 
 /// As many bytes as the name says, each file with its own.
 fn bytes_of(number: usize) -> Vec<u8> {
@@ -88,6 +92,58 @@ fn small_files_are_read_on_any_host_while_the_targets_are_silent() -> Result<()>
     drop(silent);
     cluster.crash("metadata")?;
     read(&two, &(0..200).collect::<Vec<_>>())?;
+    check(&cluster)
+}
+
+#[test]
+fn what_opens_small_files_outlives_their_bytes() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let here = delegated(&cluster.mount(), "d")?;
+    for number in 0..200 {
+        fs::write(here.join(number.to_string()), bytes_of(number))?;
+    }
+    // It keeps 64 KiB of their 400.
+    let reader = mount(&cluster, "reader", "", &[("MILLRACE_CACHE__NAMES", "1MiB")])?;
+    // Waits until the maker has given back that it may make files by itself.
+    fs::create_dir(reader.path.join("d/change"))?;
+    let there = |number: usize| reader.path.join("d").join(number.to_string());
+    for number in 150..170 {
+        let len = u64::try_from(bytes_of(number).len())?;
+        ensure!(inline_bytes(&cluster, &there(number))? == len, "{number} is not in its inode");
+    }
+    let read = |flags: OFlags| -> Result<()> {
+        let flags = i32::try_from(flags.bits())?;
+        for number in (0..200).map(|nth| nth * 37 % 200) {
+            let path = there(number);
+            let found = soon(move || -> Result<Vec<u8>> {
+                let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+                let mut all = Vec::new();
+                file.read_to_end(&mut all)?;
+                Ok(all)
+            })??;
+            ensure!(found == bytes_of(number), "{number}");
+        }
+        Ok(())
+    };
+    read(OFlags::empty())?;
+    // From the kernel's pages: who opens them again needs nobody.
+    let paused = cluster.daemon("metadata")?.pause()?;
+    read(OFlags::empty())?;
+    drop(paused);
+    // Past these pages: from the server again, whatever is here.
+    read(OFlags::DIRECT)?;
+    let open = (0..200).map(|number| File::open(there(number))).collect::<Result<Vec<_>, _>>()?;
+    for number in 0..200 {
+        let file = OpenOptions::new().write(true).open(here.join(number.to_string()))?;
+        file.write_all_at(b"another", 0)?;
+    }
+    for (number, file) in open.iter().enumerate() {
+        let mut found = [0; 7];
+        file.read_exact_at(&mut found, 0)?;
+        ensure!(found == *b"another", "{number}");
+    }
+    drop(open);
+    reader.end()?;
     check(&cluster)
 }
 
@@ -315,7 +371,7 @@ fn a_directory_says_how_large_its_small_files_are() -> Result<()> {
     let (one, _) = mounts(&cluster)?;
     let root = one.to_str().context("a path of text")?;
     let shown = cluster.cli(&["stripe", "show", root])?.ok()?;
-    ensure!(shown.contains("up to 4 KiB may live in their inodes"), "{shown}");
+    ensure!(shown.contains("up to 16 KiB may live in their inodes"), "{shown}");
     cluster.cli(&["stripe", "set", "--inline", "16KiB", root])?.ok()?;
     with_small(&cluster, &one, "d", &[7; 16 * 1024])?;
     let refused = cluster.cli(&["stripe", "set", "--inline", "17KiB", root])?;

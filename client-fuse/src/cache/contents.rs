@@ -1,24 +1,25 @@
 //! What lets this mount read files that it has looked up, kept under the leases of their
 //! directories: with it a file is opened for reading without asking.
 //!
+//! Bytes that live in inodes come along and are kept beside that until they are read ([`Unread`]).
+//!
 //! Owns what is kept, bounded by bytes. Whether it still counts is for
 //! [`super::names::Names::stands`] to say, which knows what was taken back.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
-};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use millrace_protocol::capability::Signed;
 use millrace_types::{InodeId, KeyId};
 use quick_cache::{Weighter, sync::Cache};
 
-use super::names::Lease;
+use super::{names::Lease, unread::Unread};
 
 /// The capabilities of one mount.
 #[derive(Debug)]
 pub(crate) struct Contents {
     kept: Cache<InodeId, KeptContent, Weight>,
+    /// The bytes of small files that live in their inodes.
+    pub(crate) unread: Unread,
     /// The newest key of which targets have said that it is retired.
     retired: AtomicU32,
 }
@@ -28,8 +29,8 @@ pub(crate) struct Contents {
 pub(crate) struct KeptContent {
     /// What the targets want to see; names the content.
     pub(crate) capability: Signed,
-    /// The bytes, where they live in the inode.
-    pub(crate) inline: Option<Arc<[u8]>>,
+    /// Its bytes live in the inode, and none is at a target.
+    pub(crate) is_inline: bool,
     /// The lease.
     pub(crate) lease: Lease,
 }
@@ -40,17 +41,34 @@ struct Weight;
 impl Contents {
     /// Keeps at most about `bytes`.
     pub(crate) fn new(bytes: u64) -> Self {
-        let entries = usize::try_from(bytes / BYTES_TYPICAL).unwrap_or(usize::MAX).max(1);
-        let kept = Cache::with_weighter(entries, bytes, Weight);
-        Self { kept, retired: AtomicU32::new(0) }
+        let unread = bytes / UNREAD_SHARE;
+        let kept = bytes - unread;
+        let entries = usize::try_from(kept / BYTES_TYPICAL).unwrap_or(usize::MAX).max(1);
+        Self {
+            kept: Cache::with_weighter(entries, kept, Weight),
+            unread: Unread::new(unread),
+            retired: AtomicU32::new(0),
+        }
     }
 
-    /// Keeps what lets this mount read a file under the lease on its directory. That of a file with
-    /// a lease of its own is not kept: it may have names that are not known here.
-    pub(crate) fn keep(&self, inode: InodeId, content: KeptContent) {
-        if content.lease.key() != inode {
-            self.kept.insert(inode, content);
+    /// Keeps what lets this mount read a file under the lease on its directory, with its bytes
+    /// where they live in the inode. That of a file with a lease of its own is not kept: it may
+    /// have names that are not known here.
+    pub(crate) fn keep(
+        &self,
+        inode: InodeId,
+        capability: Signed,
+        inline: Option<Vec<u8>>,
+        lease: Lease,
+    ) {
+        if lease.key() == inode {
+            return;
         }
+        let is_inline = inline.is_some();
+        if let Some(bytes) = inline {
+            self.unread.keep(inode, &capability, bytes);
+        }
+        self.kept.insert(inode, KeptContent { capability, is_inline, lease });
     }
 
     /// What is kept of a file.
@@ -67,10 +85,13 @@ impl Contents {
 
 impl Weighter<InodeId, KeptContent> for Weight {
     fn weight(&self, _: &InodeId, content: &KeptContent) -> u64 {
-        let inline = content.inline.as_ref().map_or(0, |bytes| bytes.len());
-        ENTRY_BYTES + (content.capability.body.len() + inline) as u64
+        ENTRY_BYTES + content.capability.body.len() as u64
     }
 }
+
+/// An eighth of what is kept may be bytes of small files: some pages of them, for walks that are
+/// under way.
+const UNREAD_SHARE: u64 = 8;
 
 /// What an entry costs beside the bytes of its capability: the map, the queue of the cache, two
 /// allocations and the entry itself.
@@ -87,30 +108,31 @@ mod tests {
 
     const DIRECTORY: InodeId = InodeId(7);
 
-    fn content(key: u32, lease: InodeId) -> KeptContent {
-        let capability = Signed { key: KeyId(key), body: vec![0; 300], mac: [0; 32] };
+    fn keep(contents: &Contents, inode: u64, key: u32, inline: Option<&[u8]>, lease: InodeId) {
+        let mac = [u8::try_from(key).unwrap(); 32];
+        let capability = Signed { key: KeyId(key), body: vec![0; 300], mac };
         let lease = Lease::of(lease, Names::new(1 << 20, false).note());
-        KeptContent { capability, inline: None, lease }
+        contents.keep(InodeId(inode), capability, inline.map(<[u8]>::to_vec), lease);
     }
 
     #[test]
     fn what_a_retired_key_has_signed_is_not_kept() {
         let contents = Contents::new(1 << 20);
-        contents.keep(InodeId(8), content(3, DIRECTORY));
-        contents.keep(InodeId(9), content(4, DIRECTORY));
+        keep(&contents, 8, 3, None, DIRECTORY);
+        keep(&contents, 9, 4, None, DIRECTORY);
         assert!(contents.find(InodeId(8)).is_some());
         contents.handle_retired(KeyId(3));
         contents.handle_retired(KeyId(2));
         assert!(contents.find(InodeId(8)).is_none());
         assert!(contents.find(InodeId(9)).is_some());
-        contents.keep(InodeId(8), content(4, DIRECTORY));
+        keep(&contents, 8, 4, None, DIRECTORY);
         assert!(contents.find(InodeId(8)).is_some(), "signed again");
     }
 
     #[test]
     fn a_file_with_a_lease_of_its_own_is_asked_for_each_time() {
         let contents = Contents::new(1 << 20);
-        contents.keep(InodeId(8), content(3, InodeId(8)));
+        keep(&contents, 8, 3, None, InodeId(8));
         assert!(contents.find(InodeId(8)).is_none());
     }
 
@@ -118,9 +140,37 @@ mod tests {
     fn what_is_kept_is_bounded_by_bytes() {
         let contents = Contents::new(100_000);
         for inode in 0..10_000 {
-            contents.keep(InodeId(100 + inode), content(3, DIRECTORY));
+            keep(&contents, 100 + inode, 3, Some(&[7; 1000]), DIRECTORY);
         }
-        assert!(contents.kept.weight() <= 100_000);
+        assert!(contents.kept.weight() <= 100_000 - 100_000 / UNREAD_SHARE);
         assert!(contents.kept.len() > 100);
+    }
+
+    #[test]
+    fn what_opens_small_files_stays_when_their_bytes_are_forgotten() {
+        let contents = Contents::new(8 << 20);
+        for inode in 0..4_000 {
+            keep(&contents, 100 + inode, 3, Some(&[7; 4096]), DIRECTORY);
+        }
+        let found: Vec<_> =
+            (0..4_000).filter_map(|inode| contents.find(InodeId(100 + inode))).collect();
+        assert!(found.len() > 3_900, "{}", found.len());
+        assert!(found.iter().all(|kept| kept.is_inline));
+        let taken = found
+            .iter()
+            .zip(0..)
+            .filter_map(|(kept, nth)| contents.unread.take(InodeId(100 + nth), &kept.capability));
+        assert!((200..256).contains(&taken.count()), "of a mebibyte");
+    }
+
+    #[test]
+    fn what_went_to_the_targets_is_known_to_be_there() {
+        let contents = Contents::new(1 << 20);
+        keep(&contents, 8, 3, Some(b"small"), DIRECTORY);
+        assert!(contents.find(InodeId(8)).unwrap().is_inline);
+        keep(&contents, 8, 4, None, DIRECTORY);
+        let kept = contents.find(InodeId(8)).unwrap();
+        assert!(!kept.is_inline);
+        assert_eq!(contents.unread.take(InodeId(8), &kept.capability), None);
     }
 }

@@ -5,7 +5,8 @@
 //! for brings others that lie behind it, as many as were worth it before: what was opened without
 //! asking earns more of them than what had to be asked for. So a walk over a directory asks for few
 //! large pages soon, in random order too; and where what is brought is not opened, or forgotten
-//! before, pages stay small.
+//! before, pages stay small. All of this is counted in bytes: a small file that comes with what is
+//! in it costs as much as thirty others.
 
 use std::{
     collections::HashMap,
@@ -15,40 +16,89 @@ use std::{
     },
 };
 
-use millrace_protocol::lease::CONTENTS_MAX;
+use millrace_protocol::{lease::CONTENTS_MAX, metadata::INLINE_BYTES_MAX};
 use millrace_types::InodeId;
 
 /// Directories in which files were opened lately.
 #[derive(Debug, Default)]
 pub(crate) struct AheadContents {
-    /// Files that may be asked for, by directory.
-    credits: Mutex<HashMap<InodeId, u32>>,
+    walks: Mutex<Walks>,
     unsupported: AtomicBool,
 }
 
+#[derive(Debug, Default)]
+struct Walks {
+    by_directory: HashMap<InodeId, Walk>,
+    /// What a file of the last page took, of whichever directory.
+    entry_bytes: i64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Walk {
+    /// Bytes that may be asked for ahead; less than none where more came than was thought.
+    credit: i64,
+    /// What a file of the directory takes of a page.
+    entry_bytes: i64,
+}
+
+/// What is to be asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Wanted {
+    /// Files, with the one that is opened.
+    pub(crate) entries: u32,
+    /// What the others are thought to take.
+    charged: i64,
+}
+
 impl AheadContents {
-    /// A file of the directory must be asked for: with how many, itself included. `None`: the
-    /// server does not know how to answer.
-    pub(crate) fn handle_miss(&self, directory: InodeId) -> Option<u32> {
+    /// A file of the directory must be asked for: with how many others. `None`: the server does not
+    /// know how to answer.
+    pub(crate) fn handle_miss(&self, directory: InodeId) -> Option<Wanted> {
         if self.unsupported.load(Ordering::Relaxed) {
             return None;
         }
-        let mut credits = self.lock();
-        if credits.len() >= DIRECTORIES_MAX && !credits.contains_key(&directory) {
+        let mut walks = self.lock();
+        let Walks { by_directory, entry_bytes } = &mut *walks;
+        let entry_bytes = (*entry_bytes).max(ENTRY_BYTES);
+        if by_directory.len() >= DIRECTORIES_MAX && !by_directory.contains_key(&directory) {
             // Whoever goes on there begins anew, with small pages.
-            credits.clear();
+            by_directory.clear();
         }
-        let credit = credits.entry(directory).or_default();
-        *credit += EARNED_BY_MISS;
-        let wanted = (*credit).min(CONTENTS_MAX);
-        *credit -= wanted;
-        Some(wanted)
+        // Enough for one other, so that what follows can show itself.
+        let begins = Walk { credit: 0.max(entry_bytes - EARNED_BY_MISS), entry_bytes };
+        let walk = by_directory.entry(directory).or_insert(begins);
+        walk.credit += EARNED_BY_MISS;
+        let others = u32::try_from(walk.credit / walk.entry_bytes).unwrap_or(0);
+        let others = others.min(CONTENTS_MAX - 1);
+        let charged = i64::from(others) * walk.entry_bytes;
+        walk.credit -= charged;
+        Some(Wanted { entries: 1 + others, charged })
+    }
+
+    /// What was wanted came: so many files, which took so many bytes of the page.
+    pub(crate) fn handle_page(
+        &self,
+        directory: InodeId,
+        wanted: Wanted,
+        files: usize,
+        taken: usize,
+    ) {
+        let Some(each) = taken.checked_div(files) else { return };
+        let [each, others] =
+            [each, files - 1].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+        let each = each.max(ENTRY_BYTES);
+        let mut walks = self.lock();
+        walks.entry_bytes = each;
+        if let Some(walk) = walks.by_directory.get_mut(&directory) {
+            walk.entry_bytes = each;
+            walk.credit += wanted.charged - others.saturating_mul(each);
+        }
     }
 
     /// A file of the directory was opened without asking.
     pub(crate) fn handle_hit(&self, directory: InodeId) {
-        if let Some(credit) = self.lock().get_mut(&directory) {
-            *credit = (*credit + EARNED_BY_HIT).min(CREDIT_MAX);
+        if let Some(walk) = self.lock().by_directory.get_mut(&directory) {
+            walk.credit = (walk.credit + EARNED_BY_HIT).min(CREDIT_MAX);
         }
     }
 
@@ -62,47 +112,64 @@ impl AheadContents {
         self.unsupported.store(false, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, u32>> {
+    fn lock(&self) -> MutexGuard<'_, Walks> {
         // Each step leaves the table whole, so that a panic elsewhere cannot have torn it.
-        self.credits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.walks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A file more in a page costs some thirtieth of a request of its own: a miss with eight of them a
-/// quarter more than without.
-const EARNED_BY_MISS: u32 = 8;
+/// What a file takes of a page whose bytes are at the targets: its attributes and a capability.
+const ENTRY_BYTES: i64 = 512;
 
-/// What a hit has saved.
-const EARNED_BY_HIT: u32 = 32;
+/// A file more in a page costs some thirtieth of a request of its own: a miss with seven others a
+/// quarter more than without.
+const EARNED_BY_MISS: i64 = 7 * ENTRY_BYTES;
+
+/// What a hit has saved: enough that pages grow whose files bring the most bytes that they can.
+const EARNED_BY_HIT: i64 = 2 * INLINE_BYTES_MAX as i64;
 
 /// Two of the largest pages.
-const CREDIT_MAX: u32 = 2 * CONTENTS_MAX;
+const CREDIT_MAX: i64 = 2 * CONTENTS_MAX as i64 * ENTRY_BYTES;
 
-/// Directories that are remembered: 64 KiB.
+/// Directories that are remembered: some 200 KiB.
 const DIRECTORIES_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeSet, VecDeque};
 
     use super::*;
 
     const DIRECTORY: InodeId = InodeId(7);
 
-    /// Opens files of a directory of `files` in this order; how many were asked for, and in how
-    /// many requests.
-    fn walk(files: u64, order: impl Iterator<Item = u64>) -> (u64, u64) {
-        let (ahead, mut kept) = (AheadContents::default(), BTreeSet::new());
+    /// Opens files of directories of `files` in this order, each of which takes `bytes` of a page;
+    /// the newest `kept_max` are kept. How many were asked for, and in how many requests.
+    fn walk(
+        files: u64,
+        bytes: u64,
+        kept_max: usize,
+        order: impl Iterator<Item = u64>,
+    ) -> (u64, u64) {
+        let ahead = AheadContents::default();
+        let (mut kept, mut by_age) = (BTreeSet::new(), VecDeque::new());
         let (mut fetched, mut requests) = (0, 0);
         for file in order {
+            let directory = InodeId(file / files);
             if kept.contains(&file) {
-                ahead.handle_hit(DIRECTORY);
+                ahead.handle_hit(directory);
                 continue;
             }
-            let wanted = u64::from(ahead.handle_miss(DIRECTORY).expect("supported"));
-            let page = file..(file + wanted).min(files);
-            fetched += page.end - page.start;
-            kept.extend(page);
+            let wanted = ahead.handle_miss(directory).expect("supported");
+            // As many as an answer has room for.
+            let room = (512 * 1024 / bytes).max(1);
+            let len = u64::from(wanted.entries).min(room).min(files - file % files);
+            let taken = usize::try_from(bytes * len).unwrap();
+            ahead.handle_page(directory, wanted, usize::try_from(len).unwrap(), taken);
+            by_age.extend((file..file + len).filter(|&file| kept.insert(file)));
+            for forgotten in by_age.drain(..by_age.len().saturating_sub(kept_max)) {
+                kept.remove(&forgotten);
+            }
+            fetched += len;
             requests += 1;
         }
         (fetched, requests)
@@ -115,14 +182,16 @@ mod tests {
 
     #[test]
     fn a_walk_in_order_asks_for_few_large_pages() {
-        let (fetched, requests) = walk(4_001, 0..4_001);
-        assert_eq!(fetched, 4_001);
-        assert!(requests <= 8, "{requests}");
+        for (bytes, requests_max) in [(400, 8), (4_500, 60), (16_800, 180)] {
+            let (fetched, requests) = walk(4_001, bytes, 4_001, 0..4_001);
+            assert_eq!(fetched, 4_001);
+            assert!(requests <= requests_max, "{bytes}: {requests}");
+        }
     }
 
     #[test]
     fn a_walk_in_any_order_asks_for_a_tenth_of_what_it_opens() {
-        let (fetched, requests) = walk(4_001, jumping(4_001));
+        let (fetched, requests) = walk(4_001, 400, 4_001, jumping(4_001));
         assert!(requests <= 400, "{requests}");
         // Those that are asked for again cost together a tenth of what asking for each would.
         assert!(fetched <= 4 * 4_001, "{fetched}");
@@ -130,17 +199,31 @@ mod tests {
 
     #[test]
     fn who_opens_little_brings_little() {
-        let (fetched, requests) = walk(1_000_000, (0..20).map(|nth| nth * 50_000));
+        let (fetched, requests) = walk(1_000_000, 400, 160, (0..20).map(|nth| nth * 50_000));
         assert_eq!((fetched, requests), (160, 20));
+    }
+
+    #[test]
+    fn bytes_of_small_files_are_not_brought_where_they_are_forgotten_before_they_are_read() {
+        // A fortieth of the directory is kept.
+        for (bytes, fetched_max) in [(4_500, 8_000), (16_800, 5_200)] {
+            let (fetched, _) = walk(4_001, bytes, 100, jumping(4_001));
+            assert!(fetched <= fetched_max, "{bytes}: {fetched}");
+        }
+        // More directories than are remembered.
+        let many = 10 * DIRECTORIES_MAX as u64;
+        let order = || jumping(40_009).map(|nth| nth % many * 1_000 + nth % 7);
+        let (fetched, requests) = walk(1_000, 16_800, 100, order());
+        assert!(fetched <= 2 * requests + 10, "{fetched} in {requests}");
     }
 
     #[test]
     fn what_is_remembered_is_bounded_and_a_server_without_it_is_not_asked() {
         let ahead = AheadContents::default();
         for directory in 0..2 * DIRECTORIES_MAX as u64 {
-            assert_eq!(ahead.handle_miss(InodeId(directory)), Some(EARNED_BY_MISS));
+            assert_eq!(ahead.handle_miss(InodeId(directory)).map(|wanted| wanted.entries), Some(8));
         }
-        assert!(ahead.lock().len() <= DIRECTORIES_MAX);
+        assert!(ahead.lock().by_directory.len() <= DIRECTORIES_MAX);
         ahead.handle_unsupported();
         assert_eq!(ahead.handle_miss(DIRECTORY), None);
         ahead.handle_server();

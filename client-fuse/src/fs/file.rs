@@ -29,7 +29,7 @@ use crate::{
         pieces::Pieces,
         write_buffer::WriteBuffer,
     },
-    fs::delegations::Unpublished,
+    fs::{delegations::Unpublished, inline::InInode},
     prefetch::window::Streams,
 };
 
@@ -81,7 +81,7 @@ pub(crate) struct State {
     /// When the newest answer was asked for that has shown, at least, what `content` says.
     pub(crate) viewed: Note,
     /// The bytes, where they live in the inode.
-    pub(crate) inline: Option<Vec<u8>>,
+    pub(crate) inline: Option<InInode>,
     /// Fetched and not yet handed out.
     pub(crate) pieces: Pieces,
     /// The sequential streams.
@@ -236,7 +236,8 @@ impl State {
         let version = |content: &Content| (content.generation, content.write_epoch);
         let is_other = content.as_ref().map(version) != self.content.as_ref().map(version);
         if is_other || is_whole {
-            self.inline = reply.inline;
+            let held = self.inline.take().filter(|_| !is_other);
+            self.inline = reply.inline.map(|bytes| InInode::new(bytes, &reply.attributes, held));
         }
         self.content = content;
         self.attributes = reply.attributes;
@@ -291,7 +292,12 @@ impl State {
     ) -> Result<(), Failure> {
         let held = self.access.take();
         self.attributes.change_count = ChangeCount(0);
+        let was_elsewhere = matches!(self.inline, Some(InInode::Elsewhere(_)));
         self.accept_viewed(reply, viewed)?;
+        // Thousands of files may be opened again at once, of which nobody wants the bytes.
+        if was_elsewhere && let Some(inline) = &mut self.inline {
+            *inline = InInode::Elsewhere(inline.len());
+        }
         // It may be the answer that shows first that the file has followed its bucket.
         self.versions |= match (&held, &self.content) {
             (Some(held), Some(shown)) => are_other_versions(&held.content, shown),
@@ -452,7 +458,7 @@ impl State {
     fn replace_access(&mut self, fresh: Access, size: u64) {
         // From the inode the bytes went to the targets, and nothing else has changed.
         let is_spilled = self.version.is_some_and(|(held, _)| held == fresh.content.generation)
-            && self.inline.as_ref().is_some_and(|bytes| bytes.len() as u64 <= size);
+            && self.inline.as_ref().is_some_and(|inline| inline.len() <= size);
         let held = self.version.replace(fresh.version());
         if held.is_some_and(|held| held != fresh.version()) && !is_spilled {
             self.own_end = self.buffer.end();

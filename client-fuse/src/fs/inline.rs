@@ -7,13 +7,52 @@
 use std::ops::Range;
 
 use bytes::Bytes as Shared;
-use millrace_types::Failure;
+use millrace_protocol::metadata::Attributes;
+use millrace_types::{ErrorKind, Failure};
 
 use crate::fs::{
-    FileSystem,
+    FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
     file::{File, State},
     handle::FileHandle,
 };
+
+/// The bytes of a file that live in its inode, as far as this mount has them.
+#[derive(Clone, Debug)]
+pub(crate) enum InInode {
+    /// All of them, and at least one.
+    Here(Vec<u8>),
+    /// So many, at the server: the file was opened by what was kept of it, and most who open a file
+    /// again read what the kernel still has.
+    Elsewhere(u64),
+}
+
+impl InInode {
+    /// What an answer has shown with these attributes; no bytes are those that did not come along,
+    /// and were `held` before.
+    pub(super) fn new(bytes: Vec<u8>, shown: &Attributes, held: Option<Self>) -> Self {
+        match (bytes.is_empty(), held) {
+            (false, _) => Self::Here(bytes),
+            (true, Some(held)) => held,
+            (true, None) => Self::Elsewhere(shown.size),
+        }
+    }
+
+    /// How many bytes.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Self::Here(bytes) => bytes.len() as u64,
+            Self::Elsewhere(len) => *len,
+        }
+    }
+
+    /// They, if they are here.
+    pub(super) fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Here(bytes) => Some(bytes),
+            Self::Elsewhere(_) => None,
+        }
+    }
+}
 
 /// Where the bytes of a file are that is published.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,6 +76,38 @@ impl FileSystem {
     pub(super) async fn settle_inline(&self, file: &File) -> Result<(), Failure> {
         let is_unknown = file.state().is_inline_unknown();
         if is_unknown { self.settle_file(file).await } else { Ok(()) }
+    }
+
+    /// Returns when the bytes are here that live in a file's inode, or are known to be at the
+    /// targets.
+    ///
+    /// # Errors
+    /// What the server answers; [`ErrorKind::PermissionDenied`] when it gives no right to them;
+    /// [`ErrorKind::Stale`] when what it shows stays older than what is
+    /// known.
+    pub(super) async fn bring_inline(&self, file: &File) -> Result<(), Failure> {
+        let is_elsewhere = || matches!(file.state().inline, Some(InInode::Elsewhere(_)));
+        if is_elsewhere() {
+            self.bring_contents(file).await;
+        }
+        for attempt in 0..REFRESHES_MAX {
+            if !is_elsewhere() {
+                return Ok(());
+            }
+            if attempt > 0 {
+                tokio::time::sleep(REFRESH_PAUSE).await;
+            }
+            self.refresh(file).await?;
+            if is_elsewhere() {
+                file.access()?;
+            }
+        }
+        match is_elsewhere() {
+            true => {
+                Err(Failure::new(ErrorKind::Stale, "the server does not show the file's bytes"))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Tells the server of a file with its bytes, if all of them are here and it may have them in

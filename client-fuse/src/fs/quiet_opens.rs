@@ -19,7 +19,7 @@ use std::{
 use millrace_protocol::{
     capability::Capability,
     codec,
-    lease::{Recall, ShowContents},
+    lease::{Recall, ShowContents, ShownContent},
     metadata::{Coverage, InodeReply, OpenMode},
     session::Caller,
 };
@@ -32,6 +32,7 @@ use crate::{
     },
     fs::{
         FileSystem,
+        file::File,
         handle::{FileHandle, Known},
         open::{Opened, View},
     },
@@ -142,6 +143,8 @@ impl FileSystem {
             return None;
         }
         let (reply, lease) = self.content_kept(inode)?;
+        // What was brought for nothing earns nothing.
+        let is_forgotten = reply.inline.as_ref().is_some_and(Vec::is_empty);
         let view = View { reply, viewed: lease.note(), lease: Some(lease) };
         let known = Known::Nobody;
         let opened = match self.begin_handle(caller.clone(), view, OpenMode::Read, flags, known) {
@@ -153,7 +156,9 @@ impl FileSystem {
             self.quiet.insert(lease.key(), number, handle);
         }
         if self.may_answer(caller) && self.names.stands(inode, &lease) {
-            self.ahead_contents.handle_hit(lease.key());
+            if !is_forgotten {
+                self.ahead_contents.handle_hit(lease.key());
+            }
             self.metrics.opens_kept.inc();
             return Some(Ok(opened));
         }
@@ -191,20 +196,21 @@ impl FileSystem {
             return false;
         }
         let Some((_, lease)) = self.names.attributes(inode) else { return false };
-        let Some(entries_max) = self.ahead_contents.handle_miss(lease.key()) else { return false };
-        let note = self.names.note();
+        let Some(wanted) = self.ahead_contents.handle_miss(lease.key()) else { return false };
+        let (note, entries_max) = (self.names.note(), wanted.entries);
         let request =
             |session| ShowContents { caller: caller.clone(), session, inode, entries_max };
         match self.ask_as_session(request).await {
             Ok(shown) => {
                 let shown = self.with_reads(shown);
                 let lease = Lease::of(shown.directory, note);
-                for content in shown.contents {
+                let bytes = shown.contents.iter().map(entry_bytes).sum();
+                self.ahead_contents.handle_page(lease.key(), wanted, shown.contents.len(), bytes);
+                // The one that was asked for comes first: it is the last to be forgotten.
+                for content in shown.contents.into_iter().rev() {
                     let inode = content.attributes.inode;
                     self.names.keep_attributes(content.attributes, lease);
-                    let inline = content.inline.map(Arc::from);
-                    let kept = KeptContent { capability: content.capability, inline, lease };
-                    self.contents.keep(inode, kept);
+                    self.contents.keep(inode, content.capability, content.inline, lease);
                 }
                 true
             }
@@ -218,20 +224,39 @@ impl FileSystem {
         }
     }
 
+    /// Asks for the bytes of a file that is open for reading and lives in its inode, with those of
+    /// files beside it, which may be read next. Does nothing where they are not shown so.
+    pub(super) async fn bring_contents(&self, file: &File) {
+        let caller = file.state().caller.clone();
+        if self.fetch_contents(&caller, file.inode).await
+            && let Some((reply, lease)) = self.content_kept(file.inode)
+        {
+            let mut state = file.state();
+            if state.write_opens == 0
+                && let Err(failure) = state.accept_viewed(reply, lease.note())
+            {
+                tracing::warn!(inode = %file.inode, %failure, "the bytes of a file are not used");
+            }
+        }
+    }
+
     /// What an open would show, where leases cover it.
     fn content_kept(&self, inode: InodeId) -> Option<(InodeReply, Lease)> {
-        let KeptContent { capability, inline, lease } = self.contents.find(inode)?;
+        let KeptContent { capability, is_inline, lease } = self.contents.find(inode)?;
         if !self.names.stands(inode, &lease) {
             return None;
         }
         let (attributes, _) = self.names.attributes(inode)?;
         let statement: Capability = codec::decode(&capability.body).ok()?;
+        // None stands for bytes that are not here any more: a file without any has none there.
+        let bytes = || self.contents.unread.take(inode, &capability).unwrap_or_default();
+        let inline = is_inline.then(bytes);
         let reply = InodeReply {
             attributes,
             content: Some(statement.content),
             capability: Some(capability),
             symlink: None,
-            inline: inline.map(|bytes| bytes.to_vec()),
+            inline,
             coverage: Coverage::None,
             index: LogIndex(0),
         };
@@ -270,10 +295,13 @@ impl FileSystem {
     /// Keeps what lets this mount read a file, where a lease covers it.
     pub(super) fn keep_content(&self, reply: &InodeReply, lease: Option<InodeId>, note: Note) {
         if let (Some(capability), Some(key)) = (&reply.capability, lease) {
-            let lease = Lease::of(key, note);
-            let inline = reply.inline.clone().map(Arc::from);
-            let content = KeptContent { capability: capability.clone(), inline, lease };
-            self.contents.keep(reply.attributes.inode, content);
+            let (inode, lease) = (reply.attributes.inode, Lease::of(key, note));
+            self.contents.keep(inode, capability.clone(), reply.inline.clone(), lease);
         }
     }
+}
+
+/// What a file takes of a page, beside its attributes.
+fn entry_bytes(content: &ShownContent) -> usize {
+    content.capability.body.len() + content.inline.as_ref().map_or(0, Vec::len)
 }

@@ -15,7 +15,7 @@ use crate::{
         FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
         file::{Access, File},
         handle::FileHandle,
-        inline,
+        inline::{self, InInode},
     },
     prefetch::queue,
 };
@@ -86,10 +86,13 @@ impl FileSystem {
             return Ok(Begun::Waiting(Waiting { range, parts, landings, first: Some(first) }));
         }
         if let Some(inline) = &state.inline {
-            if self.names.content_stands(file.inode, state.viewed) {
-                return Ok(Begun::Done(inline::cut(inline, &range).into()));
+            if let Some(bytes) = inline.bytes()
+                && self.names.content_stands(file.inode, state.viewed)
+            {
+                return Ok(Begun::Done(inline::cut(bytes, &range).into()));
             }
-            // Another host may have written since, which brought them to the targets.
+            // They are not here, or another host may have written since, which brought them to the
+            // targets.
             let (parts, first) = (Vec::new(), Some(First::Refresh));
             return Ok(Begun::Waiting(Waiting { range, parts, landings, first }));
         }
@@ -181,6 +184,7 @@ impl FileSystem {
 
     async fn read_again(&self, handle: &FileHandle, range: Range<u64>) -> Result<Body, Failure> {
         let file = &handle.file;
+        self.bring_inline(file).await?;
         let size = {
             let state = file.state();
             handle.check_version(&state)?;
@@ -189,7 +193,8 @@ impl FileSystem {
         let range = range.start.min(size)..range.end.min(size);
         let (inline, overlaid) = {
             let state = file.state();
-            let inline = state.inline.as_ref().map(|inline| inline::cut(inline, &range));
+            let inline = state.inline.as_ref().and_then(InInode::bytes);
+            let inline = inline.map(|bytes| inline::cut(bytes, &range));
             (inline, state.buffer.overlaps(&range))
         };
         if let Some(inline) = inline.filter(|_| !overlaid) {
