@@ -65,11 +65,19 @@ pub struct StoreSettings {
     /// What is not written out yet takes three eighths more, and as much again during merges;
     /// `sled` takes several times as much.
     pub cache: ByteLen,
+    /// New files of 4 to 16 KiB live in their inodes, where their directory says so, while all
+    /// metadata takes less than this, as the newest snapshot has it, and the disk has room. Default
+    /// 4 GiB, a minute's work for a snapshot; 0: never.
+    pub small_files: ByteLen,
 }
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        Self { engine: StoreKind::default(), cache: ByteLen(128 * MIB) }
+        Self {
+            engine: StoreKind::default(),
+            cache: ByteLen(128 * MIB),
+            small_files: ByteLen(4096 * MIB),
+        }
     }
 }
 
@@ -218,6 +226,7 @@ impl Settings {
         EngineSettings {
             store: self.store.engine,
             cache_bytes: self.store.cache.0,
+            small_files_bytes: self.store.small_files.0,
             segment_bytes: self.command_log.segment.0,
             sync_interval: self.command_log.sync_interval,
             snapshot_bytes: self.command_log.snapshot.0,

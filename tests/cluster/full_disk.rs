@@ -62,6 +62,8 @@ fn small_files_are_made_beside_a_full_target_and_written_again_when_it_has_room(
     let (folder, full) = (cluster.mount().join("small"), cluster.mount().join("full"));
     fs::create_dir(&folder)?;
     fs::create_dir(&full)?;
+    let targets_only = ["stripe", "set", "--inline", "0", full.to_str().context("text")?];
+    cluster.cli(&targets_only)?.ok()?;
     let path = |number: usize| folder.join(format!("file-{number}"));
     let body = |number: usize| vec![number.to_le_bytes()[0]; 4000];
     let lives_inline = |number: usize| -> Result<bool> {

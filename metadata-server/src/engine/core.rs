@@ -41,6 +41,7 @@ mod recall;
 mod repair;
 mod sessions;
 mod signing;
+mod small_files;
 mod snapshot;
 mod trust;
 
@@ -103,6 +104,8 @@ pub struct Core {
     repair: Repair,
     doubt: Doubt,
     room: Room,
+    /// Whether new files beyond a page may live in their inodes.
+    small_files_have_room: bool,
     /// What clients write, make and rename, for those who send it on.
     written: Arc<Written>,
     snapshots: Snapshots,
@@ -176,6 +179,7 @@ impl Core {
             repair: Repair::new(now),
             doubt: Doubt::new(rebuilt),
             room: Room::new(settings.dir.clone(), settings.reserve()),
+            small_files_have_room: true,
             written: Arc::default(),
             clock,
             settings,

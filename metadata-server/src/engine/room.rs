@@ -46,6 +46,11 @@ impl Room {
         self.is_enough() || self.is_enough_without(bytes_below(store))
     }
 
+    /// Bytes that are kept free.
+    pub(super) fn reserve(&self) -> u64 {
+        self.reserve
+    }
+
     fn is_enough_without(&self, bytes: u64) -> bool {
         match rustix::fs::statvfs(&self.dir) {
             Ok(disk) => disk.f_bavail.saturating_mul(disk.f_frsize) + bytes >= self.reserve,

@@ -57,6 +57,8 @@ pub struct EngineSettings {
     /// A snapshot is taken when the log has grown by so many bytes since the last, and by a quarter
     /// of that one's: so that never more than four times the log is written for snapshots.
     pub snapshot_bytes: u64,
+    /// New files beyond 4 KiB may live in their inodes while the newest snapshot has fewer bytes.
+    pub small_files_bytes: u64,
     /// Changes are refused when the disk has fewer free bytes (see [`Self::least_reserve`]), or a
     /// sixty-fourth of all, up to 256 MiB: the store needs them.
     pub reserve_bytes: u64,
@@ -130,6 +132,8 @@ impl EngineSettings {
             segment_bytes: 32 << 20,
             // A million small commands or two are replayed at most when the store is made anew.
             snapshot_bytes: 256 << 20,
+            // Which a snapshot takes a minute for.
+            small_files_bytes: 4 << 30,
             // Many times what the store writes between two looks at the disk.
             reserve_bytes: 16 << 20,
             sync_interval: Duration::from_millis(500),

@@ -70,7 +70,11 @@ pub fn delegate(
     let delegation = Delegation {
         directory: directory.attributes(),
         contents,
-        inline_bytes_max: if is_known { defaults.inline_bytes_max } else { 0 },
+        inline_bytes_max: if is_known {
+            core.inline_bytes_max(defaults.inline_bytes_max)
+        } else {
+            0
+        },
     };
     Ok(Step::Done(Delegated { delegation: Some(delegation) }))
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use millrace_metadata_server::{
-    engine::{Core, StoreKind},
+    engine::{Core, EngineSettings, StoreKind},
     leases::Wait,
     ops::{self, Client, Need, Step},
 };
@@ -27,7 +27,7 @@ mod delegations;
 mod news;
 
 use crate::{
-    engine::Server,
+    engine::{Server, settings},
     hosts::{Host, Run, client, name, register_targets},
 };
 
@@ -133,8 +133,14 @@ impl Keeper {
 }
 
 fn world() -> World {
+    world_with(|_| {})
+}
+
+fn world_with(change: impl FnOnce(&mut EngineSettings)) -> World {
     let dir = TempDir::new().unwrap();
-    let server = Server::start(&dir.path().join("metadata"), StoreKind::Memory);
+    let (mut settings, time) = settings(&dir.path().join("metadata"), StoreKind::Memory);
+    change(&mut settings);
+    let server = Server::start_with(settings, time);
     register_targets(&server);
     let mut changes = Host::open(&server, 2);
     let directory = changes.make(&server, InodeId::ROOT, "d", NewNode::Directory).unwrap();

@@ -1,6 +1,6 @@
 //! The feature level, and what a new file system begins with because of it.
 
-use millrace_protocol::session::Caller;
+use millrace_protocol::{metadata::INLINE_BYTES_MAX, session::Caller};
 use millrace_types::InodeId;
 
 use super::{Core, file_system};
@@ -10,10 +10,6 @@ use crate::{
     engine::startup::StartError,
     namespace::{LayoutDefaults, tree},
 };
-
-/// Files up to so many bytes live in their inodes in a new file system: a page, which is what they
-/// would take at a target.
-const INLINE_BYTES: u32 = 4096;
 
 impl Core {
     /// A program that does not know what may be there must not go on with it.
@@ -50,7 +46,7 @@ impl Core {
             Err(error) => return tracing::warn!(%error, "cannot read the root"),
         };
         let Ok(root) = root.directory() else { return };
-        let defaults = LayoutDefaults { inline_bytes_max: INLINE_BYTES, ..root.defaults };
+        let defaults = LayoutDefaults { inline_bytes_max: INLINE_BYTES_MAX, ..root.defaults };
         let set = SetDefaults { caller: Caller::ROOT, directory: InodeId::ROOT, defaults };
         if let Err(error) = self.execute(None, Command::SetDefaults(set)) {
             tracing::warn!(%error, "small files do not live in their inodes");

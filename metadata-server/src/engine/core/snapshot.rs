@@ -62,6 +62,11 @@ impl Snapshots {
         })
     }
 
+    /// Bytes of the newest snapshot; 0 where there is none.
+    pub(super) fn newest_len(&self) -> u64 {
+        self.newest_len
+    }
+
     /// Whether the log has grown enough behind the newest snapshot.
     fn is_due(&self, settings: &EngineSettings, log: &Writer) -> bool {
         let grown = self.behind + (log.appended() - self.appended_at);

@@ -112,6 +112,13 @@ where
 fn a_new_file_system_says_how_large_they_may_be() {
     let world = world();
     let given = delegate(&world, &world.looks, world.directory).expect("nobody else is there");
+    assert_eq!(given.inline_bytes_max, INLINE_BYTES_MAX);
+}
+
+#[test]
+fn where_metadata_may_take_no_more_files_beyond_a_page_go_to_the_targets() {
+    let world = world_with(|settings| settings.small_files_bytes = 0);
+    let given = delegate(&world, &world.looks, world.directory).expect("nobody else is there");
     assert_eq!(given.inline_bytes_max, 4096);
 }
 
