@@ -212,6 +212,14 @@ impl FileSystem {
 
     /// Fetches an open file's view afresh: its content, epoch or key is old.
     async fn refresh(&self, file: &File) -> Result<(), Failure> {
+        self.refresh_shown(file).await.map(drop)
+    }
+
+    /// The same; tells whether the answer had a right to the content in it.
+    ///
+    /// # Errors
+    /// As [`Self::refresh`].
+    async fn refresh_shown(&self, file: &File) -> Result<bool, Failure> {
         self.settle_file(file).await?;
         let caller = file.state().caller.clone();
         let note = self.names.note();
@@ -221,7 +229,9 @@ impl FileSystem {
             inode: file.inode,
         };
         let reply = self.with_reads(self.ask_as_session(request).await?);
-        file.state().accept_viewed(reply, note)
+        let has_right = reply.capability.is_some();
+        file.state().accept_viewed(reply, note)?;
+        Ok(has_right)
     }
 }
 

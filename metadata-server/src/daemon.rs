@@ -171,11 +171,13 @@ fn spawn_background(
             let ticked = ticking.turn(|core| {
                 let ticked = core.tick();
                 let (locks, leases) = (&core.locks, core.leases.counts());
-                Ok((ticked, locks.counts(), locks.undeclared(), leases))
+                let are_limited = core.are_small_files_limited();
+                Ok((ticked, locks.counts(), locks.undeclared(), leases, are_limited))
             });
             match ticked.await {
-                Ok((ticked, locks, undeclared, leases)) => {
+                Ok((ticked, locks, undeclared, leases, are_limited)) => {
                     counters.show(locks, undeclared, leases);
+                    counters.show_small_files(are_limited);
                     if let Err(failure) = ticked {
                         tracing::warn!(%failure, "leases cannot be looked after");
                     }

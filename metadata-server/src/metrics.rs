@@ -20,6 +20,7 @@ pub struct ServerMetrics {
     undeclared: Gauge,
     leases: Gauge,
     delegations: Gauge,
+    limited: Gauge,
     granted: Counter,
     recalled: Counter,
     recall_duration: Histogram,
@@ -47,6 +48,10 @@ impl ServerMetrics {
         let leases = gauge("metadata_leases", "Leases that mounts hold, by mount and directory");
         let delegations =
             gauge("metadata_delegations", "Directories in which a mount makes files by itself");
+        let limited = gauge(
+            "metadata_small_files_limited",
+            "1 while new files of 4 to 16 KiB go to the targets for want of room",
+        );
         let mut counter = |name, help| metrics.register(count(name, help), Counter::default());
         let granted = counter("metadata_leases_granted", "Leases that mounts were granted");
         let recalled = counter(
@@ -67,6 +72,7 @@ impl ServerMetrics {
             undeclared,
             leases,
             delegations,
+            limited,
             granted,
             recalled,
             recall_duration,
@@ -94,6 +100,11 @@ impl ServerMetrics {
         {
             counter.inc_by(count.saturating_sub(counter.get()));
         }
+    }
+
+    /// Whether new files beyond a page have to go to the targets.
+    pub fn show_small_files(&self, are_limited: bool) {
+        self.limited.set(are_limited.into());
     }
 
     /// A change waited so long until others had given back what it concerned, or for nothing.

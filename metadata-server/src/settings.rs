@@ -66,8 +66,8 @@ pub struct StoreSettings {
     /// `sled` takes several times as much.
     pub cache: ByteLen,
     /// New files of 4 to 16 KiB live in their inodes, where their directory says so, while all
-    /// metadata takes less than this, as the newest snapshot has it, and the disk has room. Default
-    /// 4 GiB, a minute's work for a snapshot; 0: never.
+    /// metadata takes less than this, and the disk has room. Default 4 GiB, a minute's work for a
+    /// snapshot; 0: never.
     pub small_files: ByteLen,
 }
 

@@ -5,13 +5,14 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{Read as _, Seek as _, SeekFrom, Write as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
-    path::Path,
+    path::{Path, PathBuf},
     thread,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use millrace_tests::{
     cluster::{Cluster, Wish},
+    requests::{answered, serving},
     starter::Starter,
 };
 use rustix::fs::OFlags;
@@ -97,7 +98,7 @@ fn small_files_are_read_on_any_host_while_the_targets_are_silent() -> Result<()>
 
 #[test]
 fn what_opens_small_files_outlives_their_bytes() -> Result<()> {
-    let cluster = Cluster::start(Wish::default())?;
+    let cluster = Cluster::start(Wish { environment: vec![serving()], ..Wish::default() })?;
     let here = delegated(&cluster.mount(), "d")?;
     for number in 0..200 {
         fs::write(here.join(number.to_string()), bytes_of(number))?;
@@ -111,30 +112,40 @@ fn what_opens_small_files_outlives_their_bytes() -> Result<()> {
         let len = u64::try_from(bytes_of(number).len())?;
         ensure!(inline_bytes(&cluster, &there(number))? == len, "{number} is not in its inode");
     }
-    let read = |flags: OFlags| -> Result<()> {
-        let flags = i32::try_from(flags.bits())?;
-        for number in (0..200).map(|nth| nth * 37 % 200) {
-            let path = there(number);
-            let found = soon(move || -> Result<Vec<u8>> {
-                let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-                let mut all = Vec::new();
-                file.read_to_end(&mut all)?;
-                Ok(all)
-            })??;
-            ensure!(found == bytes_of(number), "{number}");
-        }
+    let read = |number: usize, flags: OFlags| -> Result<()> {
+        let (path, flags) = (there(number), i32::try_from(flags.bits())?);
+        let found = soon(move || -> Result<Vec<u8>> {
+            let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+            let mut all = Vec::new();
+            file.read_to_end(&mut all)?;
+            Ok(all)
+        })??;
+        ensure!(found == bytes_of(number), "{number}");
         Ok(())
     };
-    read(OFlags::empty())?;
+    let jumping = || (0..200).map(|nth| nth * 37 % 200);
+    jumping().try_for_each(|number| read(number, OFlags::empty()))?;
     // From the kernel's pages: who opens them again needs nobody.
     let paused = cluster.daemon("metadata")?.pause()?;
-    read(OFlags::empty())?;
+    jumping().try_for_each(|number| read(number, OFlags::empty()))?;
     drop(paused);
-    // Past these pages: from the server again, whatever is here.
-    read(OFlags::DIRECT)?;
-    let open = (0..200).map(|number| File::open(there(number))).collect::<Result<Vec<_>, _>>()?;
-    for number in 0..200 {
-        let file = OpenOptions::new().write(true).open(here.join(number.to_string()))?;
+    // Past these pages: from the server again, each with what is read next.
+    let before = answered(&cluster)?;
+    (0..200).try_for_each(|number| read(number, OFlags::DIRECT))?;
+    let more = answered(&cluster)?;
+    let more = |kind| more.get(kind).unwrap_or(&0) - before.get(kind).unwrap_or(&0);
+    let (pages, single) = (more("ShowContents"), more("GetInode"));
+    ensure!(pages > 0 && pages + single < 100, "{pages} pages and {single} single files");
+    check_changed(&here, &(0..200).map(there).collect::<Vec<_>>())?;
+    reader.end()?;
+    check(&cluster)
+}
+
+/// Files that are open here show what another host writes to them, whoever has their bytes.
+fn check_changed(elsewhere: &Path, here: &[PathBuf]) -> Result<()> {
+    let open = here.iter().map(File::open).collect::<Result<Vec<_>, _>>()?;
+    for number in 0..open.len() {
+        let file = OpenOptions::new().write(true).open(elsewhere.join(number.to_string()))?;
         file.write_all_at(b"another", 0)?;
     }
     for (number, file) in open.iter().enumerate() {
@@ -142,9 +153,7 @@ fn what_opens_small_files_outlives_their_bytes() -> Result<()> {
         file.read_exact_at(&mut found, 0)?;
         ensure!(found == *b"another", "{number}");
     }
-    drop(open);
-    reader.end()?;
-    check(&cluster)
+    Ok(())
 }
 
 /// Does something with a small file of [`TEXT`]; `there` is how the other mount shows its

@@ -16,5 +16,6 @@ pub mod google;
 pub mod hostile;
 pub mod program;
 pub mod proxy;
+pub mod requests;
 pub mod starter;
 pub mod stranger;

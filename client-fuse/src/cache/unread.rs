@@ -61,8 +61,9 @@ impl Unread {
     /// The bytes of a file, if they came with this capability and are still here; from then on they
     /// are not.
     pub(crate) fn take(&self, inode: InodeId, capability: &Signed) -> Option<Vec<u8>> {
-        let unseen = self.lock().forget(inode)?;
-        (unseen.mac == capability.mac).then_some(unseen.bytes)
+        let mut table = self.lock();
+        let is_it = table.files.get(&inode).is_some_and(|unseen| unseen.mac == capability.mac);
+        is_it.then(|| table.forget(inode)).flatten().map(|unseen| unseen.bytes)
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -128,6 +129,7 @@ mod tests {
         assert_eq!(unread.take(InodeId(8), &capability(2)).as_deref(), Some(&b"second"[..]));
         unread.keep(InodeId(8), &capability(2), b"second".to_vec());
         assert_eq!(unread.take(InodeId(8), &capability(3)), None);
+        assert!(unread.take(InodeId(8), &capability(2)).is_some(), "they are still there");
     }
 
     #[test]

@@ -75,7 +75,8 @@ impl AheadContents {
         Some(Wanted { entries: 1 + others, charged })
     }
 
-    /// What was wanted came: so many files, which took so many bytes of the page.
+    /// What was wanted came: so many files, which took so many bytes of the page; none where it did
+    /// not come.
     pub(crate) fn handle_page(
         &self,
         directory: InodeId,
@@ -83,15 +84,18 @@ impl AheadContents {
         files: usize,
         taken: usize,
     ) {
-        let Some(each) = taken.checked_div(files) else { return };
-        let [each, others] =
-            [each, files - 1].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
-        let each = each.max(ENTRY_BYTES);
+        let number = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         let mut walks = self.lock();
-        walks.entry_bytes = each;
+        if let Some(each) = taken.checked_div(files) {
+            walks.entry_bytes = number(each).max(ENTRY_BYTES);
+        }
+        let each = walks.entry_bytes;
+        let others = number(files.saturating_sub(1)).saturating_mul(each);
         if let Some(walk) = walks.by_directory.get_mut(&directory) {
-            walk.entry_bytes = each;
-            walk.credit += wanted.charged - others.saturating_mul(each);
+            if files > 0 {
+                walk.entry_bytes = each;
+            }
+            walk.credit = (walk.credit + wanted.charged - others).min(CREDIT_MAX);
         }
     }
 

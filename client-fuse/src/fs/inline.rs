@@ -87,27 +87,31 @@ impl FileSystem {
     /// known.
     pub(super) async fn bring_inline(&self, file: &File) -> Result<(), Failure> {
         let is_elsewhere = || matches!(file.state().inline, Some(InInode::Elsewhere(_)));
-        if is_elsewhere() {
-            self.bring_contents(file).await;
+        if !is_elsewhere() {
+            return Ok(());
+        }
+        self.bring_contents(file).await;
+        let viewed = file.state().viewed;
+        // They may have come of a question that somebody asked before this read began.
+        if !is_elsewhere() && self.names.content_stands(file.inode, viewed) {
+            return Ok(());
         }
         for attempt in 0..REFRESHES_MAX {
-            if !is_elsewhere() {
-                return Ok(());
-            }
             if attempt > 0 {
                 tokio::time::sleep(REFRESH_PAUSE).await;
             }
-            self.refresh(file).await?;
-            if is_elsewhere() {
-                file.access()?;
+            let has_right = self.refresh_shown(file).await?;
+            match is_elsewhere() {
+                false => return Ok(()),
+                true if !has_right => {
+                    let text = "no right to the content";
+                    return Err(Failure::new(ErrorKind::PermissionDenied, text));
+                }
+                // The answer was older than what is known.
+                true => {}
             }
         }
-        match is_elsewhere() {
-            true => {
-                Err(Failure::new(ErrorKind::Stale, "the server does not show the file's bytes"))
-            }
-            false => Ok(()),
-        }
+        Err(Failure::new(ErrorKind::Stale, "the server does not show the file's bytes"))
     }
 
     /// Tells the server of a file with its bytes, if all of them are here and it may have them in

@@ -144,7 +144,7 @@ impl FileSystem {
         }
         let (reply, lease) = self.content_kept(inode)?;
         // What was brought for nothing earns nothing.
-        let is_forgotten = reply.inline.as_ref().is_some_and(Vec::is_empty);
+        let is_forgotten = is_forgotten(&reply);
         let view = View { reply, viewed: lease.note(), lease: Some(lease) };
         let known = Known::Nobody;
         let opened = match self.begin_handle(caller.clone(), view, OpenMode::Read, flags, known) {
@@ -195,8 +195,8 @@ impl FileSystem {
         if !self.may_answer(caller) {
             return false;
         }
-        let Some((_, lease)) = self.names.attributes(inode) else { return false };
-        let Some(wanted) = self.ahead_contents.handle_miss(lease.key()) else { return false };
+        let Some((_, asked)) = self.names.attributes(inode) else { return false };
+        let Some(wanted) = self.ahead_contents.handle_miss(asked.key()) else { return false };
         let (note, entries_max) = (self.names.note(), wanted.entries);
         let request =
             |session| ShowContents { caller: caller.clone(), session, inode, entries_max };
@@ -205,7 +205,8 @@ impl FileSystem {
                 let shown = self.with_reads(shown);
                 let lease = Lease::of(shown.directory, note);
                 let bytes = shown.contents.iter().map(entry_bytes).sum();
-                self.ahead_contents.handle_page(lease.key(), wanted, shown.contents.len(), bytes);
+                let files = shown.contents.len();
+                self.ahead_contents.handle_page(asked.key(), wanted, files, bytes);
                 // The one that was asked for comes first: it is the last to be forgotten.
                 for content in shown.contents.into_iter().rev() {
                     let inode = content.attributes.inode;
@@ -215,6 +216,7 @@ impl FileSystem {
                 true
             }
             Err(failure) => {
+                self.ahead_contents.handle_page(asked.key(), wanted, 0, 0);
                 // A server from before there was this; or one that answers the open no better.
                 if failure.kind == ErrorKind::NotSupported {
                     self.ahead_contents.handle_unsupported();
@@ -224,20 +226,30 @@ impl FileSystem {
         }
     }
 
-    /// Asks for the bytes of a file that is open for reading and lives in its inode, with those of
+    /// Brings the bytes of a file that is open for reading and lives in its inode, with those of
     /// files beside it, which may be read next. Does nothing where they are not shown so.
     pub(super) async fn bring_contents(&self, file: &File) {
-        let caller = file.state().caller.clone();
-        if self.fetch_contents(&caller, file.inode).await
-            && let Some((reply, lease)) = self.content_kept(file.inode)
-        {
-            let mut state = file.state();
-            if state.write_opens == 0
-                && let Err(failure) = state.accept_viewed(reply, lease.note())
-            {
-                tracing::warn!(inode = %file.inode, %failure, "the bytes of a file are not used");
-            }
+        // They may have come along with another one's.
+        if self.use_contents(file) {
+            return;
         }
+        let caller = file.state().caller.clone();
+        if self.fetch_contents(&caller, file.inode).await {
+            self.use_contents(file);
+        }
+    }
+
+    /// Takes over what is kept of a file, if its bytes are; tells whether they were.
+    fn use_contents(&self, file: &File) -> bool {
+        let Some((reply, lease)) = self.content_kept(file.inode) else { return false };
+        let mut state = file.state();
+        if is_forgotten(&reply) || state.write_opens > 0 {
+            return false;
+        }
+        let shown = reply.attributes.change_count;
+        let accepted = state.accept_viewed(reply, lease.note());
+        state.cover(shown, Some(lease));
+        accepted.is_ok()
     }
 
     /// What an open would show, where leases cover it.
@@ -299,6 +311,11 @@ impl FileSystem {
             self.contents.keep(inode, capability.clone(), reply.inline.clone(), lease);
         }
     }
+}
+
+/// Whether a file lives in its inode and its bytes are not here any more.
+fn is_forgotten(kept: &InodeReply) -> bool {
+    kept.inline.as_ref().is_some_and(Vec::is_empty)
 }
 
 /// What a file takes of a page, beside its attributes.

@@ -48,6 +48,8 @@ enum First {
     },
     /// The bytes that are known to live in the inode may be old.
     Refresh,
+    /// They are not here.
+    Bring,
 }
 
 impl FileSystem {
@@ -86,15 +88,15 @@ impl FileSystem {
             return Ok(Begun::Waiting(Waiting { range, parts, landings, first: Some(first) }));
         }
         if let Some(inline) = &state.inline {
-            if let Some(bytes) = inline.bytes()
-                && self.names.content_stands(file.inode, state.viewed)
+            let first = match (inline.bytes(), self.names.content_stands(file.inode, state.viewed))
             {
-                return Ok(Begun::Done(inline::cut(bytes, &range).into()));
-            }
-            // They are not here, or another host may have written since, which brought them to the
-            // targets.
-            let (parts, first) = (Vec::new(), Some(First::Refresh));
-            return Ok(Begun::Waiting(Waiting { range, parts, landings, first }));
+                (Some(bytes), true) => return Ok(Begun::Done(inline::cut(bytes, &range).into())),
+                (None, true) => First::Bring,
+                // Another host may have written since, which brought them to the targets.
+                (_, false) => First::Refresh,
+            };
+            let parts = Vec::new();
+            return Ok(Begun::Waiting(Waiting { range, parts, landings, first: Some(first) }));
         }
         let Some(access) = state.access.clone() else {
             return Err(Failure::new(ErrorKind::PermissionDenied, "no right to the content"));
@@ -148,6 +150,7 @@ impl FileSystem {
                 self.refresh(file).await?;
                 return self.read_again(handle, range).await;
             }
+            Some(First::Bring) => return self.read_again(handle, range).await,
             None => {}
         }
         let mut bytes = Body::default();

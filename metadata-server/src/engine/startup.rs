@@ -57,7 +57,8 @@ pub struct EngineSettings {
     /// A snapshot is taken when the log has grown by so many bytes since the last, and by a quarter
     /// of that one's: so that never more than four times the log is written for snapshots.
     pub snapshot_bytes: u64,
-    /// New files beyond 4 KiB may live in their inodes while the newest snapshot has fewer bytes.
+    /// New files beyond 4 KiB may live in their inodes while the newest snapshot and the log behind
+    /// it have fewer bytes.
     pub small_files_bytes: u64,
     /// Changes are refused when the disk has fewer free bytes (see [`Self::least_reserve`]), or a
     /// sixty-fourth of all, up to 256 MiB: the store needs them.

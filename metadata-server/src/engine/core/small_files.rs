@@ -14,7 +14,7 @@ impl Core {
             return wanted;
         }
         let free = self.settings.files.free(&self.settings.dir).ok();
-        let metadata = self.snapshots.newest_len();
+        let metadata = self.snapshots.metadata_len(&self.log);
         let (most, reserve) = (self.settings.small_files_bytes, self.room.reserve());
         let had_room = self.small_files_have_room;
         let has_room = has_room(had_room, metadata, most, free, reserve);
@@ -29,6 +29,11 @@ impl Core {
             }
         }
         if has_room { wanted } else { PAGE_BYTES }
+    }
+
+    /// Whether the last who asked was told that files beyond a page go to the targets.
+    pub fn are_small_files_limited(&self) -> bool {
+        !self.small_files_have_room
     }
 }
 

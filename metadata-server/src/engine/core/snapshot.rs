@@ -62,15 +62,18 @@ impl Snapshots {
         })
     }
 
-    /// Bytes of the newest snapshot; 0 where there is none.
-    pub(super) fn newest_len(&self) -> u64 {
-        self.newest_len
+    /// Bytes that all metadata takes at most: of the newest snapshot, and of the log behind it.
+    pub(super) fn metadata_len(&self, log: &Writer) -> u64 {
+        self.newest_len + self.log_behind(log)
+    }
+
+    fn log_behind(&self, log: &Writer) -> u64 {
+        self.behind + (log.appended() - self.appended_at)
     }
 
     /// Whether the log has grown enough behind the newest snapshot.
     fn is_due(&self, settings: &EngineSettings, log: &Writer) -> bool {
-        let grown = self.behind + (log.appended() - self.appended_at);
-        grown >= settings.snapshot_bytes.max(self.newest_len / 4)
+        self.log_behind(log) >= settings.snapshot_bytes.max(self.newest_len / 4)
     }
 }
 

@@ -1,0 +1,40 @@
+//! What a metadata server was asked, by its metrics.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::cluster::Cluster;
+
+/// Has daemons serve their metrics, at ports of the system's choice.
+#[must_use]
+pub fn serving() -> (String, String) {
+    ("MILLRACE_METRICS__ADDRESS".to_owned(), "127.0.0.1:0".to_owned())
+}
+
+/// How many requests of each kind the metadata server has answered since it started.
+///
+/// # Errors
+/// When it does not serve its metrics.
+pub fn answered(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
+    let log = fs::read_to_string(cluster.dir().join("metadata/daemon.log"))?;
+    let line = log.lines().rev().find(|line| line.contains("metrics are served"));
+    let address = line.and_then(|line| line.split("address=").nth(1)).context("metrics")?.trim();
+    let mut stream = TcpStream::connect(address)?;
+    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let counts = text.lines().filter_map(|line| {
+        let (_, count) = line.split_once("metadata_request_duration_seconds_count{")?;
+        let (labels, count) = count.rsplit_once(' ')?;
+        Some((labels.split('"').nth(1)?.to_owned(), count.parse().ok()?))
+    });
+    let counts: BTreeMap<_, _> = counts.collect();
+    ensure!(!counts.is_empty(), "no request is counted");
+    Ok(counts)
+}
