@@ -52,6 +52,9 @@ impl Loads<'_> {
         forget(EVERYTHING)?;
         figures.push(each("open + read cold", &paths, &mut read)?);
         figures.push(each("open + read again", &paths, &mut read)?);
+        figures.push(each("open + read again, random order", &shuffled, &mut read)?);
+        forget(EVERYTHING)?;
+        figures.push(each("open + read cold, random order", &shuffled, &mut read)?);
         figures.push(each("unlink", &paths, |path| Ok(fs::remove_file(path)?))?);
         figures.extend(self.list()?);
         figures.push(self.crowd()?);
