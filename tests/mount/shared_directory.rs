@@ -1,6 +1,7 @@
 //! Many programs on two hosts that change one directory at the same time.
 
 use std::{
+    cell::Cell,
     collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
@@ -18,6 +19,8 @@ use anyhow::{Context as _, Result, ensure};
 use millrace_tests::{
     chance,
     cluster::{Cluster, Wish},
+    program::wait_for,
+    requests::{answered, serving},
 };
 
 use crate::delegations::{PATIENCE, mounts, soon};
@@ -181,16 +184,23 @@ fn who_makes_a_file_is_answered_when_the_other_host_has_heard_of_it() -> Result<
 
 #[test]
 fn names_that_are_not_there_are_known_from_a_list_of_those_that_are() -> Result<()> {
-    let cluster = Cluster::start(Wish::default())?;
+    let cluster = Cluster::start(Wish { environment: vec![serving()], ..Wish::default() })?;
     let [one, two] = shared(&cluster)?;
     for number in 0..100 {
         fs::write(one.join(format!("there-{number}")), "x")?;
     }
-    // None of them is asked for twice.
-    for number in 0..10 {
-        let absent = fs::metadata(two.join(format!("absent-{number}")));
-        ensure!(absent.is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
-    }
+    // None of them is asked for twice. A list that comes while the other host still tells of its
+    // names does not last.
+    let numbers = Cell::new(0);
+    wait_for("a name that is known not to be there", || {
+        let before = answered(&cluster).ok()?;
+        let absent =
+            fs::metadata(two.join(format!("absent-{}", numbers.replace(numbers.get() + 1))));
+        assert!(absent.is_err_and(|error| error.kind() == io::ErrorKind::NotFound));
+        let after = answered(&cluster).ok()?;
+        let is_unasked = |kind: &&str| before.get(*kind) == after.get(*kind);
+        ["FindName", "ListEntries", "ShowInode"].iter().all(is_unasked).then_some(())
+    })?;
     let paused = cluster.daemon("metadata")?.pause()?;
     let directory = two.clone();
     let absent = soon(move || fs::metadata(directory.join("never")).map(drop))?;
