@@ -13,7 +13,7 @@ pub(crate) mod access_times;
 pub(crate) mod budget;
 pub(crate) mod contents;
 pub(crate) mod granted;
+pub(crate) mod inline_bytes;
 pub(crate) mod names;
 pub(crate) mod pieces;
-pub(crate) mod unread;
 pub(crate) mod write_buffer;

@@ -1,7 +1,8 @@
 //! What lets this mount read files that it has looked up, kept under the leases of their
 //! directories: with it a file is opened for reading without asking.
 //!
-//! Bytes that live in inodes come along and are kept beside that until they are read ([`Unread`]).
+//! Bytes that live in inodes come along and are kept beside that, where it leaves room
+//! ([`InlineBytes`]).
 //!
 //! Owns what is kept, bounded by bytes. Whether it still counts is for
 //! [`super::names::Names::stands`] to say, which knows what was taken back.
@@ -12,14 +13,16 @@ use millrace_protocol::capability::Signed;
 use millrace_types::{InodeId, KeyId};
 use quick_cache::{Weighter, sync::Cache};
 
-use super::{names::Lease, unread::Unread};
+use super::{inline_bytes::InlineBytes, names::Lease};
 
 /// The capabilities of one mount.
 #[derive(Debug)]
 pub(crate) struct Contents {
     kept: Cache<InodeId, KeptContent, Weight>,
     /// The bytes of small files that live in their inodes.
-    pub(crate) unread: Unread,
+    pub(crate) inline: InlineBytes,
+    /// What both may take.
+    bytes_max: u64,
     /// The newest key of which targets have said that it is retired.
     retired: AtomicU32,
 }
@@ -41,12 +44,12 @@ struct Weight;
 impl Contents {
     /// Keeps at most about `bytes`.
     pub(crate) fn new(bytes: u64) -> Self {
-        let unread = bytes / UNREAD_SHARE;
-        let kept = bytes - unread;
+        let kept = bytes - bytes / INLINE_SHARE;
         let entries = usize::try_from(kept / BYTES_TYPICAL).unwrap_or(usize::MAX).max(1);
         Self {
             kept: Cache::with_weighter(entries, kept, Weight),
-            unread: Unread::new(unread),
+            inline: InlineBytes::default(),
+            bytes_max: bytes,
             retired: AtomicU32::new(0),
         }
     }
@@ -66,9 +69,10 @@ impl Contents {
         }
         let is_inline = inline.is_some();
         if let Some(bytes) = inline {
-            self.unread.keep(inode, &capability, bytes);
+            self.inline.keep(inode, &capability, bytes);
         }
         self.kept.insert(inode, KeptContent { capability, is_inline, lease });
+        self.inline.fit(self.bytes_max.saturating_sub(self.kept.weight()));
     }
 
     /// What is kept of a file.
@@ -89,9 +93,9 @@ impl Weighter<InodeId, KeptContent> for Weight {
     }
 }
 
-/// An eighth of what is kept may be bytes of small files: some pages of them, for walks that are
+/// At least an eighth is left for bytes of small files: some pages of them, for walks that are
 /// under way.
-const UNREAD_SHARE: u64 = 8;
+const INLINE_SHARE: u64 = 8;
 
 /// What an entry costs beside the bytes of its capability: the map, the queue of the cache, two
 /// allocations and the entry itself.
@@ -109,10 +113,13 @@ mod tests {
     const DIRECTORY: InodeId = InodeId(7);
 
     fn keep(contents: &Contents, inode: u64, key: u32, inline: Option<&[u8]>, lease: InodeId) {
-        let mac = [u8::try_from(key).unwrap(); 32];
-        let capability = Signed { key: KeyId(key), body: vec![0; 300], mac };
         let lease = Lease::of(lease, Names::new(1 << 20, false).note());
-        contents.keep(InodeId(inode), capability, inline.map(<[u8]>::to_vec), lease);
+        contents.keep(InodeId(inode), capability(key), inline.map(<[u8]>::to_vec), lease);
+    }
+
+    fn capability(key: u32) -> Signed {
+        let mac = [u8::try_from(key).unwrap(); 32];
+        Signed { key: KeyId(key), body: vec![0; 300], mac }
     }
 
     #[test]
@@ -142,25 +149,28 @@ mod tests {
         for inode in 0..10_000 {
             keep(&contents, 100 + inode, 3, Some(&[7; 1000]), DIRECTORY);
         }
-        assert!(contents.kept.weight() <= 100_000 - 100_000 / UNREAD_SHARE);
+        assert!(contents.kept.weight() <= 100_000 - 100_000 / INLINE_SHARE);
         assert!(contents.kept.len() > 100);
     }
 
     #[test]
-    fn what_opens_small_files_stays_when_their_bytes_are_forgotten() {
+    fn bytes_have_the_room_that_what_opens_files_leaves_and_an_eighth_in_any_case() {
         let contents = Contents::new(8 << 20);
-        for inode in 0..4_000 {
-            keep(&contents, 100 + inode, 3, Some(&[7; 4096]), DIRECTORY);
+        let with_bytes = || {
+            let bytes = |&inode: &u64| contents.inline.find(InodeId(inode), &capability(3));
+            (100..1_100).filter(|inode| bytes(inode).is_some()).count()
+        };
+        for inode in 100..1_100 {
+            keep(&contents, inode, 3, Some(&[7; 4096]), DIRECTORY);
         }
-        let found: Vec<_> =
-            (0..4_000).filter_map(|inode| contents.find(InodeId(100 + inode))).collect();
-        assert!(found.len() > 3_900, "{}", found.len());
-        assert!(found.iter().all(|kept| kept.is_inline));
-        let taken = found
-            .iter()
-            .zip(0..)
-            .filter_map(|(kept, nth)| contents.unread.take(InodeId(100 + nth), &kept.capability));
-        assert!((200..256).contains(&taken.count()), "of a mebibyte");
+        assert_eq!(with_bytes(), 1_000);
+        for inode in 1_100..20_000 {
+            keep(&contents, inode, 3, None, DIRECTORY);
+        }
+        let left = with_bytes();
+        assert!((200..256).contains(&left), "{left} of a mebibyte");
+        let opens = (100..20_000).filter(|inode| contents.find(InodeId(*inode)).is_some()).count();
+        assert!(opens > 10_000, "{opens}");
     }
 
     #[test]
@@ -171,6 +181,6 @@ mod tests {
         keep(&contents, 8, 4, None, DIRECTORY);
         let kept = contents.find(InodeId(8)).unwrap();
         assert!(!kept.is_inline);
-        assert_eq!(contents.unread.take(InodeId(8), &kept.capability), None);
+        assert_eq!(contents.inline.find(InodeId(8), &kept.capability), None);
     }
 }

@@ -17,7 +17,7 @@ use std::{
 };
 
 use millrace_protocol::{
-    capability::Capability,
+    capability::{Capability, Signed},
     codec,
     lease::{Recall, ShowContents, ShownContent},
     metadata::{Coverage, InodeReply, OpenMode},
@@ -28,6 +28,7 @@ use millrace_types::{ErrorKind, Failure, InodeId, LogIndex};
 use crate::{
     cache::{
         contents::KeptContent,
+        inline_bytes::InlineBytes,
         names::{Lease, stamps::Note},
     },
     fs::{
@@ -142,7 +143,7 @@ impl FileSystem {
         if self.files.find(inode).is_some_and(|file| file.state().write_opens > 0) {
             return None;
         }
-        let (reply, lease) = self.content_kept(inode)?;
+        let (reply, lease) = self.content_kept(inode, InlineBytes::take)?;
         // What was brought for nothing earns nothing.
         let is_forgotten = is_forgotten(&reply);
         let view = View { reply, viewed: lease.note(), lease: Some(lease) };
@@ -241,7 +242,9 @@ impl FileSystem {
 
     /// Takes over what is kept of a file, if its bytes are; tells whether they were.
     fn use_contents(&self, file: &File) -> bool {
-        let Some((reply, lease)) = self.content_kept(file.inode) else { return false };
+        let Some((reply, lease)) = self.content_kept(file.inode, InlineBytes::find) else {
+            return false;
+        };
         let mut state = file.state();
         if is_forgotten(&reply) || state.write_opens > 0 {
             return false;
@@ -252,16 +255,16 @@ impl FileSystem {
         accepted.is_ok()
     }
 
-    /// What an open would show, where leases cover it.
-    fn content_kept(&self, inode: InodeId) -> Option<(InodeReply, Lease)> {
+    /// What an open would show, where leases cover it, with the bytes that are looked for so.
+    fn content_kept(&self, inode: InodeId, look: LookFor) -> Option<(InodeReply, Lease)> {
         let KeptContent { capability, is_inline, lease } = self.contents.find(inode)?;
         if !self.names.stands(inode, &lease) {
             return None;
         }
         let (attributes, _) = self.names.attributes(inode)?;
         let statement: Capability = codec::decode(&capability.body).ok()?;
-        // None stands for bytes that are not here any more: a file without any has none there.
-        let bytes = || self.contents.unread.take(inode, &capability).unwrap_or_default();
+        // None stands for bytes that are not here: a file without any has none there.
+        let bytes = || look(&self.contents.inline, inode, &capability).unwrap_or_default();
         let inline = is_inline.then(bytes);
         let reply = InodeReply {
             attributes,
@@ -313,7 +316,10 @@ impl FileSystem {
     }
 }
 
-/// Whether a file lives in its inode and its bytes are not here any more.
+/// How bytes are looked for that live in an inode: by who opens a file, or by who reads it.
+type LookFor = fn(&InlineBytes, InodeId, &Signed) -> Option<Vec<u8>>;
+
+/// Whether a file lives in its inode and its bytes are not here, or were read before.
 fn is_forgotten(kept: &InodeReply) -> bool {
     kept.inline.as_ref().is_some_and(Vec::is_empty)
 }
