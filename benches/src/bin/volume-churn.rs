@@ -3,7 +3,8 @@
 //!
 //! Objects have the sizes of what a training cluster stores: four tenths below 60 KB, four tenths
 //! pictures of 60 to 200 KB, two tenths parts of large files, 0.5 to 8 MiB. The first filling also
-//! takes the space from the file system.
+//! takes the space from the file system. With `--bytes` all objects have one size; with `--durable`
+//! each write waits until it is durable, as those of programs that sync each small file do.
 
 #![expect(clippy::print_stdout, reason = "the result of the program")]
 
@@ -33,6 +34,12 @@ struct Arguments {
     /// Objects written or read at a time.
     #[arg(long, default_value_t = 16)]
     depth: usize,
+    /// All objects have this many bytes.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(CHUNK)))]
+    bytes: Option<u32>,
+    /// Waits for each write until it is durable.
+    #[arg(long)]
+    durable: bool,
     /// The same one gives the same objects.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -167,6 +174,9 @@ impl Bench {
     }
 
     fn len(&self) -> u32 {
+        if let Some(bytes) = self.arguments.bytes {
+            return bytes;
+        }
         let bytes = match self.random.within(0..10) {
             0..4 => self.random.within(1..60_000),
             4..8 => self.random.within(60_000..200_000),
@@ -181,7 +191,10 @@ impl Bench {
             let body = self.body.slice(..len);
             let checksum = Crc32c::of(&body);
             let request = target::write(object.key(), offset, body, checksum, CHUNK);
-            self.volume.write(request).await?;
+            match self.arguments.durable {
+                true => self.volume.write_durably(request).await?,
+                false => self.volume.write(request).await?,
+            };
         }
         Ok(())
     }
