@@ -39,6 +39,9 @@ struct Arguments {
     /// Write them in no order, as many writers at once do.
     #[arg(long)]
     random: bool,
+    /// Wait for each write until it is durable.
+    #[arg(long)]
+    durable: bool,
     /// Memory for the index, in MiB: `index_cache` of the daemon.
     #[arg(long, default_value_t = 64)]
     cache_mib: usize,
@@ -196,7 +199,10 @@ async fn write(volume: &Volume, arguments: &Arguments, number: u64) -> Result<()
     let body = Bytes::from(content(number).repeat(arguments.chunk_kib as usize * 128));
     let checksum = Crc32c::of(&body);
     let request = target::write(key(number), 0, body, checksum, CHUNK_SIZE);
-    volume.write(request).await?;
+    match arguments.durable {
+        true => volume.write_durably(request).await?,
+        false => volume.write(request).await?,
+    };
     Ok(())
 }
 
