@@ -242,7 +242,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
             kept = fs.open_kept(&caller, inode, flags);
         }
         if let Some(Ok(opened)) = &kept
-            && (opened.caching != Caching::Fresh || fs.reads.is_empty(inode))
+            && (opened.caching == Caching::Keep || fs.reads.is_empty(inode))
         {
             return reply.send(&open_reply(opened, flags));
         }
@@ -259,7 +259,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
                     Some(opened) => opened?,
                     None => fs.open(caller, inode, flags).await?,
                 };
-                if opened.caching == Caching::Fresh {
+                // The kernel drops the pages of the file then, and waits for those that are being
+                // read, whoever is killed meanwhile.
+                if opened.caching != Caching::Keep {
                     fs.reads.earlier(inode).await;
                 }
                 Ok(opened)
@@ -316,8 +318,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
         };
         handle.writers.record(call.pid);
         let to = convert::place(&write);
+        let syncs = convert::syncs(&write);
         let drop_privileges = write.write_flags.contains(WriteFlags::KILL_SUIDGID);
-        if !drop_privileges {
+        if !drop_privileges && !syncs {
             match self.fs.try_write(&handle, to, &data) {
                 Ok(true) => return reply.send(&written),
                 Ok(false) => {}
@@ -331,7 +334,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
                 if drop_privileges {
                     fs.drop_privilege_bits(handle.file.inode).await?;
                 }
-                fs.write(&handle, to, &data).await
+                fs.write(&handle, to, &data, syncs).await
             };
             owed.answer_with(work, |reply, ()| reply.send(&written)).await;
         });
@@ -359,9 +362,13 @@ impl millrace_fuse_server::FileSystem for Adapter {
     }
 
     fn fsync(&self, call: Call<'_>, fsync: FSync, reply: Reply<Done>) {
-        let (fs, handle) = (Arc::clone(&self.fs), self.fs.handle(fsync.handle));
-        let work = async move { fs.fsync(&*handle?).await };
-        self.answer_done(Owed::interruptible(&call, reply), work);
+        let handle = match self.fs.handle(fsync.handle) {
+            Ok(handle) => handle,
+            Err(failure) => return reply.fail(errno(&failure)),
+        };
+        let (fs, of) = (Arc::clone(&self.fs), Arc::clone(&handle));
+        let work = async move { fs.fsync(&of).await };
+        self.run(Owed::interruptible(&call, reply).answer_telling(handle, work));
     }
 
     fn opendir(&self, call: Call<'_>, open: Open, reply: Reply<OpenReply>) {

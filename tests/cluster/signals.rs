@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
+    path::Path,
     process::{Child, ChildStdout, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -66,7 +67,10 @@ fn whoever_waits_for_silent_servers_can_be_killed() -> Result<()> {
         ready.push(Program::start(&cluster, &open, call)?);
     }
     // The kernel reads ahead for the dead: whoever opens the file later waits for that.
-    ready.push(Program::start(&cluster, "pass", "os.open(path + '/file-0', os.O_RDWR)")?);
+    for flags in ["os.O_RDWR", "os.O_WRONLY", "os.O_WRONLY | os.O_TRUNC"] {
+        let call = format!("os.open(path + '/file-0', {flags})");
+        ready.push(Program::start(&cluster, "pass", &call)?);
+    }
     let paused = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
     kill_all(ready)?;
     drop(paused);
@@ -110,6 +114,26 @@ file = os.open(path + '/file', os.O_RDWR)";
     Ok(())
 }
 
+#[test]
+fn a_sync_that_is_repeated_after_a_signal_tells_of_what_was_lost() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    cluster.mount_as("patient", &cluster.dir().join("client.pem"), "timeout=3")?.ok()?;
+    let handling = "signal.signal(signal.SIGINT, lambda *_: None)
+libc = ctypes.CDLL(None, use_errno=True)
+call = lambda name, *more: print(getattr(libc, name)(*more), ctypes.get_errno(), flush=True)
+file = os.open(path + '/file', os.O_RDWR | os.O_CREAT)
+os.pwrite(file, b'x' * 1000000, 0)";
+    let mount = cluster.mount_named("patient");
+    let call = "call('fsync', file); call('fsync', file); call('fsync', file)";
+    let mut program = Program::start_at(&mount, handling, call)?;
+    let paused = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
+    program.call()?;
+    program.signal(Signal::INT)?;
+    assert_eq!(program.ends()?, "-1 4\n-1 5\n0 5\n");
+    drop(paused);
+    Ok(())
+}
+
 /// Has each program wait, kills it, and sees it go.
 fn kill_all(programs: Vec<Program>) -> Result<()> {
     for mut program in programs {
@@ -131,12 +155,17 @@ impl Program {
     /// Runs lines of Python, which get it ready, and has it wait with another one, the call. `path`
     /// is the mount.
     fn start(cluster: &Cluster, ready: &str, call: &str) -> Result<Self> {
+        Self::start_at(&cluster.mount(), ready, call)
+    }
+
+    /// The same on another mount.
+    fn start_at(mount: &Path, ready: &str, call: &str) -> Result<Self> {
         let text = format!(
             "import ctypes, mmap, os, signal, sys\npath = sys.argv[1]\n{ready}\n\
              print('ready', flush=True)\nsys.stdin.readline()\n{call}\n"
         );
         let mut command = Command::new("python3");
-        command.args(["-c", &text]).arg(cluster.mount()).stdin(Stdio::piped());
+        command.args(["-c", &text]).arg(mount).stdin(Stdio::piped());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let said = BufReader::new(child.stdout.take().context("stdout is piped")?);
         let mut program = Self { what: call.to_owned(), child, said };

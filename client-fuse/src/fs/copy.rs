@@ -59,7 +59,7 @@ impl FileSystem {
             return Ok(0);
         }
         let bytes = bytes.into_contiguous();
-        self.write(target.handle, Place::At(target.offset + copied), &bytes).await?;
+        self.write(target.handle, Place::At(target.offset + copied), &bytes, false).await?;
         Ok(u64::try_from(bytes.len()).expect("at most one transfer"))
     }
 }

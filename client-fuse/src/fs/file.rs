@@ -58,6 +58,9 @@ pub(crate) struct File {
     pub(crate) sizing: tokio::sync::Mutex<()>,
     /// Held while a commit is on its way, so that a later one never overtakes it.
     pub(crate) commit: tokio::sync::Mutex<()>,
+    /// Held while targets are asked to make durable what they have acknowledged, so that nobody
+    /// takes for durable what another one has asked for.
+    pub(crate) syncing: tokio::sync::Mutex<()>,
     /// Held by the upkeep that flushes the file, so that the next round leaves it alone.
     pub(crate) upkeep: tokio::sync::Mutex<()>,
     /// Told whenever a slot of the buffer has landed.
@@ -111,6 +114,8 @@ pub(crate) struct State {
     pub(crate) failure: Option<Failure>,
     /// How many failures there were. A handle that has seen fewer has one to report.
     pub(crate) failures: u64,
+    /// How many of them were losses of what a target had acknowledged.
+    pub(crate) losses: u64,
     /// Counts landings, so that a read can tell whether buffered bytes left while it fetched.
     pub(crate) landings: u64,
     /// The kernel's pages are of this count or newer, unless only this mount has changed the file
@@ -169,6 +174,7 @@ impl File {
             commit_unsynced: false,
             failure: None,
             failures: 0,
+            losses: 0,
             landings: 0,
             // An open drops them, or has seen that they are of this count.
             pages_count: reply.attributes.change_count,
@@ -184,6 +190,7 @@ impl File {
             state: Mutex::new(state),
             sizing: tokio::sync::Mutex::new(()),
             commit: tokio::sync::Mutex::new(()),
+            syncing: tokio::sync::Mutex::new(()),
             upkeep: tokio::sync::Mutex::new(()),
             landed: Notify::new(),
         })
@@ -325,7 +332,11 @@ impl State {
         loss_count: u64,
     ) {
         self.record_zeroed(range, access, target, loss_count);
-        self.stored.end = self.stored.end.max(range.end);
+        // Otherwise it went to a content that another host has cut or replaced meanwhile, and
+        // counts as written before.
+        if self.stored.version == access.version() {
+            self.stored.end = self.stored.end.max(range.end);
+        }
     }
 
     /// As [`Self::record_stored`], of zeros within the size that the server knows: when that was
@@ -339,7 +350,7 @@ impl State {
     ) {
         self.pieces.invalidate(range);
         let version = access.version();
-        if self.stored.version != version {
+        if self.stored.version < version {
             self.stored.version = version;
             self.stored.end = 0;
         }
@@ -401,6 +412,19 @@ impl State {
     pub(crate) fn record_failure(&mut self, failure: Failure) {
         self.failures += 1;
         self.failure = Some(failure);
+    }
+
+    /// Records that a target has lost what it had acknowledged: a failure, also for everybody who
+    /// waits for that target meanwhile.
+    pub(crate) fn record_loss(&mut self, failure: Failure) {
+        self.losses += 1;
+        self.record_failure(failure);
+    }
+
+    /// The failure of who has begun to wait when there were so many losses, if there are more now.
+    pub(crate) fn lost_since(&self, losses: u64) -> Option<Failure> {
+        let words = "a target lost writes that it had acknowledged";
+        (self.losses > losses).then(|| Failure::new(ErrorKind::Lost, words))
     }
 
     /// Whether the last failure was of the same kind: it has been logged.

@@ -28,14 +28,15 @@ impl FileSystem {
     /// `close`: everything written is visible to all mounts and safe from this client's death.
     ///
     /// # Errors
-    /// Failures of writes that were not reported yet, and of the commit.
+    /// Failures of writes that were not told yet, which stay so ([`FileHandle::tell`]), and of the
+    /// commit.
     pub(crate) async fn flush(&self, handle: &FileHandle) -> Result<(), Failure> {
         self.publish_inline(&handle.file).await?;
         self.flush_file(&handle.file).await;
-        handle.report()?;
+        handle.check_told()?;
         self.commit(&handle.file, false).await?;
         // While it waited for another commit that may have failed for good.
-        handle.report()
+        handle.check_told()
     }
 
     /// Whether [`Self::flush`] has nothing to do and nothing to say.
@@ -45,7 +46,7 @@ impl FileSystem {
             !state.is_dirty() && !state.buffer.has_flights()
         };
         // Otherwise a commit of others may be on its way, for which a close waits.
-        is_clean && handle.file.commit.try_lock().is_ok() && !handle.has_report()
+        is_clean && handle.file.commit.try_lock().is_ok() && handle.check_told().is_ok()
     }
 
     /// Whether something that was written is not at the targets, of whatever handle.
@@ -71,12 +72,15 @@ impl FileSystem {
         let file = &handle.file;
         self.publish_inline(file).await?;
         self.flush_file(file).await;
-        handle.report()?;
+        handle.check_told()?;
         self.sync_stored(file).await?;
-        handle.report()
+        handle.check_told()
     }
 
     /// What has been stored survives the loss of power of every server.
+    ///
+    /// # Errors
+    /// As [`Self::sync_targets`] and [`Self::commit`].
     pub(super) async fn sync_stored(&self, file: &File) -> Result<(), Failure> {
         self.sync_targets(file).await?;
         self.commit(file, true).await
@@ -98,11 +102,12 @@ impl FileSystem {
 
     /// Sends all that is buffered and waits until it has landed. Failures are recorded.
     pub(crate) async fn flush_file(&self, file: &Arc<File>) {
-        if let Err(failure) = self.settle_inline(file).await {
-            // What was written stays here.
-            return file.state().record_failure(failure);
-        }
         loop {
+            // Each time: meanwhile it may have been sent to the server with its bytes.
+            if let Err(failure) = self.settle_inline(file).await {
+                // What was written stays here.
+                return file.state().record_failure(failure);
+            }
             let landed = file.landed.notified();
             let (slots, flying) = {
                 let state = file.state();
@@ -220,9 +225,23 @@ impl FileSystem {
         file.access()
     }
 
-    /// Makes durable what the targets have acknowledged, and finds out whether they still have it.
+    /// Makes durable what the targets have acknowledged before, and finds out whether they still
+    /// have it. Whoever comes while another one does that waits for its end: what it has taken on
+    /// is in nobody else's list.
+    ///
+    /// # Errors
+    /// What the targets answer; [`ErrorKind::Lost`], which is recorded as well, for everybody who
+    /// has waited and for every other handle.
     async fn sync_targets(&self, file: &File) -> Result<(), Failure> {
-        let unsynced = std::mem::take(&mut file.state().unsynced);
+        let losses = file.state().losses;
+        let _one_at_a_time = file.syncing.lock().await;
+        let unsynced = {
+            let mut state = file.state();
+            if let Some(failure) = state.lost_since(losses) {
+                return Err(failure);
+            }
+            std::mem::take(&mut state.unsynced)
+        };
         let synced: Vec<_> = stream::iter(unsynced)
             .map(async |(target, expected)| (target, expected, self.cluster.sync(target).await))
             .buffer_unordered(TARGETS_AT_ONCE)
@@ -236,10 +255,12 @@ impl FileSystem {
                     let words = format!("target {target} lost writes that it had acknowledged");
                     let failure = Failure::new(ErrorKind::Lost, words);
                     tracing::error!(inode = %file.inode, %failure, "fsync fails");
+                    file.state().record_loss(failure.clone());
                     outcome = Err(failure);
                 }
                 Err(failure) if failure.kind == ErrorKind::Lost => {
                     tracing::error!(inode = %file.inode, %failure, "fsync fails");
+                    file.state().record_loss(failure.clone());
                     outcome = Err(failure);
                 }
                 Err(failure) => {

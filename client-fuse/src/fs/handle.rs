@@ -166,20 +166,24 @@ impl FileHandle {
         Err(Failure::new(ErrorKind::SessionGone, words))
     }
 
-    /// Whether [`Self::report`] would fail.
-    pub(crate) fn has_report(&self) -> bool {
-        self.failures_seen.load(Ordering::Acquire) < self.file.state().failures
-    }
-
-    /// Fails once for the failures that have been recorded since the last call. For what answers a
-    /// program with certainty: closing and syncing.
+    /// Fails while there are failures that no program has been told through this handle.
     ///
     /// # Errors
     /// The newest of them.
-    pub(crate) fn report(&self) -> Result<(), Failure> {
+    pub(crate) fn check_told(&self) -> Result<(), Failure> {
+        failure_since(&self.file.state(), self.failures_seen.load(Ordering::Acquire))
+    }
+
+    /// What a program is answered now by what closes or syncs, of which this came: the newest of
+    /// the failures that it has not been told, all of which it has been from here on. Not for an
+    /// answer that nobody gets: who was interrupted asks again, and must hear of them then.
+    ///
+    /// # Errors
+    /// They, or that of `outcome`.
+    pub(crate) fn tell(&self, outcome: Result<(), Failure>) -> Result<(), Failure> {
         let state = self.file.state();
         let seen = self.failures_seen.swap(state.failures, Ordering::AcqRel);
-        failure_since(&state, seen)
+        failure_since(&state, seen).and(outcome)
     }
 
     /// Fails for a write, twice for each burst of failures, which stays to be reported: of a long

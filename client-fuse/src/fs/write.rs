@@ -48,7 +48,8 @@ impl FileSystem {
         Ok(true)
     }
 
-    /// Writes, waiting for memory, and for the targets as far as the handle's flags ask for it.
+    /// Writes, waiting for memory, and for the targets as far as the handle's flags ask for it;
+    /// `syncs`: it is to be durable in any case.
     ///
     /// # Errors
     /// Failures of this and of earlier writes, and [`ErrorKind::FileTooLarge`].
@@ -57,10 +58,12 @@ impl FileSystem {
         handle: &FileHandle,
         place: Place,
         data: &[u8],
+        syncs: bool,
     ) -> Result<(), Failure> {
         handle.check_locks()?;
         let file = &handle.file;
-        let waits = handle.options.sync || handle.options.direct;
+        let syncs = syncs || handle.options.sync;
+        let waits = syncs || handle.options.direct;
         if !waits {
             handle.refuse_write()?;
         }
@@ -86,7 +89,7 @@ impl FileSystem {
             return Ok(());
         }
         self.flush_telling(file, failures).await?;
-        if handle.options.sync {
+        if syncs {
             // Of a long write the program may not hear of it now.
             self.sync_stored(file).await.inspect_err(|failure| {
                 file.state().record_failure(failure.clone());

@@ -16,6 +16,7 @@ use millrace_types::{Failure, InodeId};
 use crate::{
     caller::caller,
     fs::{
+        handle::FileHandle,
         kernel_names::Shown,
         locks::Interest,
         open::{Caching, Opened},
@@ -155,6 +156,23 @@ impl<A> Owed<A> {
         send: impl FnOnce(Reply<A>, T),
     ) {
         self.answer(work, send, async |_| {}).await;
+    }
+}
+
+impl Owed<Done> {
+    /// The answer of what closes or syncs a file, with what is to be told through `handle`; that
+    /// stays to be told where the caller is let go before.
+    pub(super) async fn answer_telling(
+        self,
+        handle: Arc<FileHandle>,
+        work: impl Future<Output = Result<(), Failure>>,
+    ) {
+        let work = async { Ok(work.await) };
+        let send = |reply: Reply<Done>, outcome| match handle.tell(outcome) {
+            Ok(()) => reply.done(),
+            Err(failure) => reply.fail(errno(&failure)),
+        };
+        self.answer_with(work, send).await;
     }
 }
 

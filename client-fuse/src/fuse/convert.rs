@@ -38,6 +38,13 @@ pub(super) fn place(write: &Write) -> Place {
     if appends { Place::End } else { Place::At(write.offset) }
 }
 
+/// Whether one write is to be durable when it is answered, whatever its descriptor was opened with
+/// (`RWF_DSYNC`, `RWF_SYNC`). The kernel tells that of writes that do not go through its pages;
+/// after others it asks for a sync itself.
+pub(super) fn syncs(write: &Write) -> bool {
+    write.flags & libc::O_DSYNC.cast_unsigned() != 0
+}
+
 /// Attributes as the kernel takes them, under the node number `ino`.
 pub(super) fn file_attr(attributes: &Attributes, ino: u64) -> Attr {
     let (atime, atime_nsec) = seconds(attributes.accessed);

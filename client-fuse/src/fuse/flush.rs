@@ -28,8 +28,8 @@ impl Adapter {
         if self.fs.holds_bytes(&handle) && !self.fs.fits_inode(&handle) {
             self.run_flush(handle, flush.lock_owner, owed);
         } else {
-            let work = commit(Arc::clone(&self.fs), handle, flush.lock_owner);
-            self.run(owed.answer_with(work, |reply, ()| reply.done()));
+            let work = commit(Arc::clone(&self.fs), Arc::clone(&handle), flush.lock_owner);
+            self.run(owed.answer_telling(handle, work));
         }
     }
 
@@ -46,8 +46,8 @@ impl Adapter {
                 drop(fs.commit(&handle.file, false).await);
                 return fs.end_process_locks(handle.file.inode, lock_owner).await;
             };
-            let work = commit(fs, handle, lock_owner);
-            drop(requests.spawn_on(owed.answer_with(work, |reply, ()| reply.done()), &names));
+            let work = commit(fs, Arc::clone(&handle), lock_owner);
+            drop(requests.spawn_on(owed.answer_telling(handle, work), &names));
         });
     }
 }

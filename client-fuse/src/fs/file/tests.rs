@@ -16,6 +16,7 @@ use crate::{
 };
 
 const TARGET: TargetId = TargetId([1; 8]);
+const OTHER: TargetId = TargetId([2; 8]);
 
 fn note() -> Note {
     Stamps::default().note()
@@ -272,25 +273,56 @@ fn a_failure_is_told_by_two_writes_and_by_a_close_or_sync() {
     let (one, other) = (handle(), handle());
     file.state().record_failure(ErrorKind::NoSpace.into());
     let later = handle();
-    assert!(later.report().is_ok(), "not to who came later");
+    assert!(later.check_told().is_ok(), "not to who came later");
     for _ in 0..2 {
         // The kernel may keep the first from the program.
         assert_eq!(one.refuse_write().unwrap_err().kind, ErrorKind::NoSpace);
     }
     assert!(one.refuse_write().is_ok(), "there may be room again");
-    assert_eq!(one.report().unwrap_err().kind, ErrorKind::NoSpace);
-    assert!(one.refuse_write().is_ok() && one.report().is_ok(), "once");
+    // Who closes or syncs and is interrupted has not heard of it.
+    assert_eq!(one.check_told().unwrap_err().kind, ErrorKind::NoSpace);
+    assert_eq!(one.tell(Ok(())).unwrap_err().kind, ErrorKind::NoSpace);
+    assert!(one.refuse_write().is_ok() && one.check_told().is_ok(), "once");
+    assert_eq!(one.tell(Err(ErrorKind::Busy.into())).unwrap_err().kind, ErrorKind::Busy);
     file.state().record_failure(ErrorKind::NoSpace.into());
     file.state().record_failure(ErrorKind::NoSpace.into());
     assert!(one.refuse_write().is_err() && one.refuse_write().is_err());
-    assert!(one.refuse_write().is_ok() && one.report().is_err());
+    assert!(one.refuse_write().is_ok() && one.tell(Ok(())).is_err());
     file.state().record_failure(ErrorKind::NoSpace.into());
-    assert!(one.report().is_err());
+    assert!(one.tell(Ok(())).is_err());
     assert!(one.refuse_write().is_ok(), "it was reported");
     file.state().record_failure(ErrorKind::NoSpace.into());
     assert!(one.refuse_write().is_err() && one.refuse_write().is_err());
     assert!(one.refuse_write().is_ok());
-    assert!(other.report().is_err(), "to each of them");
+    assert!(other.tell(Ok(())).is_err(), "to each of them");
+}
+
+#[test]
+fn an_acknowledgement_that_comes_late_says_nothing_of_the_content_that_followed() {
+    let file = opened(Rights::ReadWrite);
+    let old = file.access().expect("it may be written");
+    let mut state = file.state();
+    state.accept(reply(9, 0, 9, Rights::ReadWrite)).expect("sound");
+    let new = state.access.clone().expect("it may be written");
+    assert!(old.version() < new.version(), "another host has cut it");
+    state.record_stored(&(50..60), &new, OTHER, 1);
+    state.record_stored(&(0..100), &old, TARGET, 7);
+    assert_eq!((state.stored.version, state.stored.end), (new.version(), 60));
+    assert_eq!(state.stored.acknowledgements, 2);
+    assert_eq!(state.unsynced.get(&TARGET), Some(&7));
+}
+
+#[test]
+fn a_loss_is_told_to_who_waits_for_the_target_too() {
+    let file = opened(Rights::ReadWrite);
+    let mut state = file.state();
+    let before = state.losses;
+    state.record_failure(ErrorKind::NoSpace.into());
+    assert!(state.lost_since(before).is_none());
+    state.record_loss(ErrorKind::Lost.into());
+    assert_eq!(state.lost_since(before).expect("it was lost").kind, ErrorKind::Lost);
+    assert!(state.lost_since(state.losses).is_none(), "who comes later waits for nothing of it");
+    assert_eq!(state.failures, 2);
 }
 
 #[test]

@@ -85,6 +85,11 @@ impl FileSystem {
                 return Ok(());
             }
         }
+        // What another host has cut or replaced ends where the server says, and not where the last
+        // write from here did.
+        if !self.names.content_stands(file.inode, file.state().viewed) {
+            return self.refresh(file).await;
+        }
         self.attributes(handle.caller.clone(), file.inode).await.map(drop)
     }
 
