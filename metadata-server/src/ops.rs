@@ -21,7 +21,7 @@ use crate::{
     engine::Core,
     hydration::import::is_old,
     leases::Wait,
-    namespace::{Body, Inode, ObjectState, permission, tree},
+    namespace::{Body, Inode, ObjectState, acl::List, permission, tree},
     store::{
         StoreError, keys,
         records::{self, LinkRecord, OpenRecord, SessionRecord, TrimRecord},
@@ -180,11 +180,29 @@ impl Client {
 
     /// Whether an inode lies below `top`, that of this client.
     fn sees(&self, core: &mut Core, top: InodeId, inode: &Inode) -> Result<bool, Failure> {
-        // An inode without names has no place; who has it open was let in when it had one.
-        if top == InodeId::ROOT || inode.links == 0 {
+        if top == InodeId::ROOT {
             return Ok(true);
         }
+        // Without names it has no place: who has it open was let in when it had one, or has made
+        // it.
+        if inode.links == 0 {
+            return self.has_open(core, inode.id);
+        }
         tree::is_below(core.view(), inode, top).map_err(|error| core.failure(error.into()))
+    }
+
+    /// Whether a session of this node keeps an inode open that has no name, which is recorded by
+    /// then.
+    fn has_open(&self, core: &mut Core, inode: InodeId) -> Result<bool, Failure> {
+        let openers = tree::scan::<OpenRecord>(core.view(), &keys::opens(inode), usize::MAX)
+            .map_err(|error| broken(core, error))?;
+        for (key, _) in openers {
+            let Some(session) = keys::number_at(&key, keys::opens(inode).len()) else { continue };
+            if self.own_session(core, SessionId(session)).is_ok() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Checks that the session of an operation was opened from this node, and that its number is
@@ -304,7 +322,7 @@ pub(crate) fn show_without_bytes(
     }
     let mut capability = None;
     if let (Some(session), Some(content)) = (session, inode.content())
-        && may_read_data(client, inode)
+        && may_read_data(core, client, inode)?
     {
         // A write into part of a lost block would make zeros of its rest.
         let is_lost = inode.file().is_ok_and(|file| file.state == ObjectState::Lost);
@@ -333,10 +351,18 @@ pub(crate) fn show_without_bytes(
     })
 }
 
-/// A client without squash checks its users itself; a squashed one gets nothing that only root may
-/// read.
-fn may_read_data(client: &Client, inode: &Inode) -> bool {
-    !client.squash_root || inode.uid != 0 || inode.mode & 0o044 != 0
+/// A client without squash checks its users itself; a squashed one gets nothing that only root and
+/// root's group may read.
+fn may_read_data(core: &mut Core, client: &Client, inode: &Inode) -> Result<bool, Failure> {
+    if !client.squash_root || inode.uid != 0 || inode.mode & 0o004 != 0 {
+        return Ok(true);
+    }
+    if inode.mode & 0o040 == 0 || inode.gid != 0 {
+        return Ok(inode.mode & 0o040 != 0);
+    }
+    // The bits of the group are the mask of a list, which may let others in.
+    let list = List::Access.read(core.view(), inode).map_err(|error| broken(core, error))?;
+    Ok(list.is_some())
 }
 
 /// Fetches an inode again after a command and shows it.

@@ -142,8 +142,10 @@ pub(super) fn drop_directory(
 
 /// Takes every name of a file away, without whiteouts: an object that comes back is imported again.
 fn remove_names(tx: &mut Transaction<'_>, id: InodeId) -> Result<(), ApplyError> {
-    while let Some(inode) = tree::find(tx, id)? {
-        let Some(name) = inode.parent.clone() else { break };
+    let Some(inode) = tree::find(tx, id)? else { return Ok(()) };
+    // The first one goes last: no other is looked for then to take its place.
+    for name in tree::parents(tx, &inode)?.into_iter().rev() {
+        let Some(inode) = tree::find(tx, id)? else { break };
         let parent = tx.inode(name.directory)?;
         let entry = tree::entry(tx, parent.id, &name.name)?.ok_or(ErrorKind::Internal)?;
         remove_name(tx, parent, inode, &name.name, &entry)?;

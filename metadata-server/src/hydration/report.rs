@@ -99,8 +99,11 @@ pub async fn show_file<E: Environment>(
 ) -> Result<FileReply, Failure> {
     let file = inode(environment, request.inode).await?;
     let Body::File(body) = &file.body else { return Err(ErrorKind::InvalidArgument.into()) };
-    // One without names has no place; who has it open was let in when it had one.
-    if !top.is_empty() && file.links > 0 {
+    // One without names has no place, and whether this client has it open is not known here.
+    if !top.is_empty() && file.links == 0 {
+        return Err(ErrorKind::Forbidden.into());
+    }
+    if !top.is_empty() {
         let top = resolve(environment, importer, Viewpoint::OPERATOR, top).await?.id;
         let wanted = file.clone();
         let query =

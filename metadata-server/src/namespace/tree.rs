@@ -192,6 +192,19 @@ pub fn is_below(
     Ok(false)
 }
 
+/// Whether a directory lies so deep that [`is_below`] may not find what lies above it.
+///
+/// # Errors
+/// When the store is broken.
+pub fn is_deep(view: &(impl View + ?Sized), directory: &Inode) -> Result<bool, StoreError> {
+    let mut above = directory.parent.clone();
+    for _ in 0..DEPTH_MAX {
+        let Some(parent) = above else { return Ok(false) };
+        above = find(view, parent.directory)?.and_then(|inode| inode.parent);
+    }
+    Ok(true)
+}
+
 /// Every name of an inode.
 ///
 /// # Errors

@@ -51,5 +51,5 @@ fn may_read(
     inode: &Inode,
 ) -> Result<bool, Failure> {
     let shown = client.sees(core, top, inode)?;
-    Ok(shown && (inode.kind != FileKind::Regular || may_read_data(client, inode)))
+    Ok(shown && (inode.kind != FileKind::Regular || may_read_data(core, client, inode)?))
 }

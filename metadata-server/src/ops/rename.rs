@@ -1,7 +1,7 @@
 //! Moves names.
 
 use millrace_protocol::{metadata::Rename, session::Done};
-use millrace_types::{Failure, FileName, InodeId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
 use super::{Client, Need, Step, broken, is_repeated, need_listing, need_name};
 use crate::{
@@ -21,13 +21,19 @@ pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step
     }
     let source = client.enter(core, request.source_parent)?;
     let target = client.enter(core, request.target_parent)?;
-    if let Err(need) = named(core, client, &source, &request.source_name)? {
-        return Ok(Step::Need(need));
-    }
+    let moved = match named(core, client, &source, &request.source_name)? {
+        Ok(moved) => moved,
+        Err(need) => return Ok(Step::Need(need)),
+    };
     let replaced = match named(core, client, &target, &request.target_name)? {
         Ok(replaced) => replaced,
         Err(need) => return Ok(Step::Need(need)),
     };
+    let is_directory = |inode: &Option<Inode>| inode.as_ref().is_some_and(Inode::is_directory);
+    if source.id != target.id && (is_directory(&moved) || is_directory(&replaced)) {
+        check_depth(core, &source)?;
+        check_depth(core, &target)?;
+    }
     let mut readers = Vec::new();
     if let Some(replaced) = replaced {
         core.note_names_told(replaced.id);
@@ -51,6 +57,15 @@ pub fn rename(core: &mut Core, client: &Client, request: &Rename) -> Result<Step
     core.execute(Some(request.operation), command)?;
     let index = core.last_index();
     Ok(Step::Done(Done { index }))
+}
+
+/// No directory is moved from or to where it is not known what lies above: it could be the
+/// directory itself. Here and not in apply: a log from before this check still replays.
+fn check_depth(core: &mut Core, parent: &Inode) -> Result<(), Failure> {
+    match tree::is_deep(core.view(), parent).map_err(|error| broken(core, error))? {
+        true => Err(Failure::new(ErrorKind::Loop, "the directory lies too deep")),
+        false => Ok(()),
+    }
 }
 
 fn parent(directory: &Inode) -> InodeId {

@@ -98,6 +98,44 @@ async fn a_client_sees_its_subtree_as_the_root_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_without_names_is_of_who_has_it_open() {
+    let cluster = Cluster::start().await;
+    let mut free = cluster.client(&grant(Role::Client, 1)).await;
+    let tree = tree(&mut free).await;
+    let mut bound = cluster.client(&subtree(2, "/team")).await;
+    let mut neighbour = cluster.client(&subtree(3, "/team")).await;
+    for inode in [tree.outside, tree.inside] {
+        let opened = open(&mut free, Caller::ROOT, inode, OpenMode::Write);
+        free.ask(&opened).await.unwrap();
+    }
+    let opened = open(&mut bound, Caller::ROOT, tree.inside, OpenMode::Read);
+    bound.ask(&opened).await.unwrap();
+    for (parent, text) in [(InodeId::ROOT, "outside"), (tree.team, "inside")] {
+        let operation = free.operation();
+        let remove =
+            Remove { caller: Caller::ROOT, operation, parent, name: name(text), directory: false };
+        free.ask(&remove).await.unwrap();
+    }
+    for mode in [OpenMode::Read, OpenMode::Write] {
+        for reopen in [false, true] {
+            let opened = Open { reopen, ..open(&mut bound, Caller::ROOT, tree.outside, mode) };
+            assert_eq!(bound.refusal(&opened).await, ErrorKind::Forbidden);
+            let opened = Open { reopen, ..open(&mut neighbour, Caller::ROOT, tree.inside, mode) };
+            assert_eq!(neighbour.refusal(&opened).await, ErrorKind::Forbidden);
+        }
+    }
+    let named = link(&mut bound, tree.outside, InodeId::ROOT, "stolen");
+    assert_eq!(bound.refusal(&named).await, ErrorKind::Forbidden);
+    let changed = SetAttributes { mode: Some(0), ..set(&mut bound, Caller::ROOT, tree.outside) };
+    assert_eq!(bound.refusal(&changed).await, ErrorKind::Forbidden);
+    // Who had it open goes on, through another descriptor too.
+    assert_eq!(bound.show(tree.inside).await.unwrap().attributes.links, 0);
+    let opened = open(&mut bound, Caller::ROOT, tree.inside, OpenMode::Read);
+    assert!(bound.ask(&opened).await.unwrap().capability.is_some());
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_restricted_client_changes_nothing_outside() {
     let cluster = Cluster::start().await;
     let mut free = cluster.client(&grant(Role::Client, 1)).await;
@@ -181,6 +219,8 @@ async fn a_squashed_root_is_nobody() {
     let reopened = Open { reopen: true, ..reopened };
     assert_eq!(squashed.refusal(&reopened).await, ErrorKind::PermissionDenied);
     assert_eq!(rights(&squashed.show(secret).await.unwrap()), None, "for root alone to read");
+    let of_group = free.make(tree.team, "of-group", NewNode::Regular, 0o640).await;
+    assert_eq!(rights(&squashed.show(of_group).await.unwrap()), None, "and for its group");
     let readable = squashed.show(tree.inside).await.unwrap();
     assert_eq!(rights(&readable), Some(Rights::Read));
     assert_eq!(rights(&free.show(secret).await.unwrap()), Some(Rights::Read));
