@@ -6,7 +6,8 @@
 //! survives a loss of power.
 //!
 //! Invariants: indexes are dense from 1; a record is never changed; all segments but the last are
-//! synced as a whole. Modules, in reading order: [`record`] (bytes of one record), [`segment`] (one
+//! synced as a whole; bytes that users choose never pass for a record. Modules, in reading order:
+//! [`record`] (bytes of one record), [`secret`] (what its checksums begin with), [`segment`] (one
 //! file), [`recovery`] (what a start finds), [`writer`] (appending), [`group_commit`] (syncing).
 
 use std::{io, path::PathBuf};
@@ -16,6 +17,7 @@ use millrace_types::LogIndex;
 pub mod group_commit;
 pub mod record;
 pub mod recovery;
+pub mod secret;
 pub mod segment;
 pub mod writer;
 

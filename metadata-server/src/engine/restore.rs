@@ -174,13 +174,14 @@ fn copy_pairs(
 fn begin_log(settings: &EngineSettings, found: Restored) -> Result<(), StartError> {
     let (files, dir, cluster) = (&*settings.files, settings.log_dir(), settings.cluster);
     files.make_dir(&dir).map_err(|source| StartError::Disk { path: dir.clone(), source })?;
-    segment::create(files, &dir, found.index.next(), cluster)?;
+    segment::create(files, &dir, found.index.next(), cluster, &settings.random)?;
     let log_settings = LogSettings {
         files: Arc::clone(&settings.files),
         dir,
         cluster,
         segment_bytes: settings.segment_bytes,
         sync_interval: settings.sync_interval,
+        random: settings.random.clone(),
     };
     let (mut log, _) = Writer::open(log_settings, found.index)?;
     let reason = format!(

@@ -79,7 +79,7 @@ pub struct EngineSettings {
     pub files: Arc<dyn Files>,
     /// Where time comes from.
     pub clock: Clock,
-    /// Where the numbers of runs come from.
+    /// Where the numbers of runs and the secrets of the log's segments come from.
     pub random: Random,
 }
 
@@ -297,6 +297,7 @@ pub(super) fn open(settings: EngineSettings) -> Result<Core, StartError> {
         cluster: settings.cluster,
         segment_bytes: settings.segment_bytes,
         sync_interval: settings.sync_interval,
+        random: settings.random.clone(),
     };
     let (mut log, found) = Writer::open(log_settings, synced_at_least)?;
     let standing = standing(&settings, marker.as_ref(), &boot);

@@ -3,6 +3,10 @@
 //! Owns the thread that calls fdatasync(2) and the list of those who wait. All waiters that arrived
 //! while one sync ran are served together by the next. A failed sync is final: what the kernel has
 //! dropped cannot be synced by trying again, so the log stops.
+//!
+//! While the thread runs nobody else syncs the segment that is appended to, also not who ends it.
+//! The kernel tells of a failure once for each open file: of two syncs at a time one would return
+//! as if all were well.
 
 use std::{
     mem,
@@ -115,16 +119,18 @@ impl Syncer {
         }
     }
 
-    /// Goes over to a new segment; everything in the old one is synced.
-    pub(super) fn rotate(&self, file: Arc<dyn OpenFile>, synced: LogIndex) {
+    /// Goes over to a new segment, when everything in the old one is synced.
+    ///
+    /// # Errors
+    /// [`LogError::Stopped`] when a sync has failed.
+    pub(super) fn rotate(&self, file: Arc<dyn OpenFile>) -> Result<(), LogError> {
         let mut inner = self.shared.lock();
-        assert!(inner.written == synced, "a segment is synced as a whole");
-        inner.file = file;
-        let ready = inner.settle(synced);
-        drop(inner);
-        for waiter in ready {
-            waiter(Ok(()));
+        if inner.failed {
+            return Err(LogError::Stopped);
         }
+        assert!(inner.synced == inner.written, "a segment is synced as a whole");
+        inner.file = file;
+        Ok(())
     }
 
     /// Calls `waiter` as soon as `index` is on stable storage, or when it never will be.
@@ -157,6 +163,12 @@ impl Syncer {
             drop(sender.send(result));
         });
         receiver.recv().unwrap_or(Err(LogError::Stopped))
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.shared.lock().waiters.len()
     }
 }
 

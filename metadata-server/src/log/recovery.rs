@@ -4,36 +4,32 @@
 //! before it was made, and are checked when they are replayed. A bad record in the last segment is
 //! a torn tail, unless the log is known to have been synced past it: by a later good record that
 //! says so, or by the caller (`synced_at_least`, from a clean shutdown).
+//!
+//! The bytes behind a bad record hold what users chose, also where they look like records. So one
+//! counts only with the segment's secret, outside the body of a record whose header is undamaged,
+//! and where the writer can have put it.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 
 use millrace_types::{ClusterId, LogIndex};
 
-use super::{LogError, record, segment};
-use crate::files::{self, Access, Files, OpenFile};
+use super::{
+    LogError, record,
+    segment::{self, Tail},
+};
+use crate::files::{self, Access, Files};
 
 /// The log as a start finds it, with any torn tail cut off.
 #[derive(Debug)]
 pub struct Recovered {
     /// The last good record; 0 in an empty log.
     pub last: LogIndex,
-    /// The segment to go on with, its path and its length in bytes.
+    /// The segment to go on with.
     pub(super) tail: Option<Tail>,
     /// Bytes of all segments.
     pub bytes: u64,
     /// Bytes that were cut off as a torn tail.
     pub torn_bytes: u64,
-}
-
-/// The last segment.
-#[derive(Debug)]
-pub(super) struct Tail {
-    pub(super) path: PathBuf,
-    pub(super) file: Arc<dyn OpenFile>,
-    pub(super) len: u64,
 }
 
 /// Opens the log in `dir`, which is made if missing.
@@ -69,10 +65,10 @@ pub fn recover(
             .and_then(|()| file.sync_data())
             .map_err(|error| LogError::disk(&path, error))?;
     }
-    let (last, len) = (scan.last, scan.good_len);
+    let (last, len, head) = (scan.last, scan.good_len, scan.head);
     Ok(Recovered {
         last,
-        tail: Some(Tail { path, file, len }),
+        tail: Some(Tail { path, file, len, head }),
         bytes: bytes - torn_bytes,
         torn_bytes,
     })
@@ -145,7 +141,7 @@ fn drop_headless_tail(
     }
     let file = files.open(path, Access::Read).map_err(disk)?;
     let bytes = files::read_all(&*file).map_err(disk)?;
-    if segment::check_head(&bytes, *first, cluster).is_err() {
+    if segment::Head::read(&bytes, *first, cluster).is_err_and(segment::Flaw::is_torn) {
         files.remove(path).map_err(disk)?;
         files.sync_dir(dir).map_err(disk)?;
         segments.pop();
@@ -157,6 +153,7 @@ fn drop_headless_tail(
 struct Scan<'a> {
     path: &'a Path,
     bytes: Vec<u8>,
+    head: segment::Head,
     /// Bytes of the head and of the good records.
     good_len: u64,
     last: LogIndex,
@@ -174,16 +171,17 @@ impl<'a> Scan<'a> {
         let bytes = files.open(path, Access::Read).and_then(|file| files::read_all(&*file));
         let bytes = bytes.map_err(|error| LogError::disk(path, error))?;
         let mut last = LogIndex(first.0 - 1);
-        segment::check_head(&bytes, first, cluster).map_err(|what| LogError::Damaged {
+        let head = segment::Head::read(&bytes, first, cluster);
+        let head = head.map_err(|flaw| LogError::Damaged {
             path: path.to_owned(),
             offset: 0,
-            what,
+            what: flaw.to_string(),
             last_good: last,
         })?;
-        let mut at = segment::HEAD_LEN;
+        let mut at = head.len;
         let mut flaw = None;
         while at < bytes.len() {
-            match record::decode(&bytes[at..]) {
+            match record::decode(&bytes[at..], head.secret) {
                 Ok((header, body)) if header.index == last.next() => {
                     visit(header.index, body)?;
                     last = header.index;
@@ -203,21 +201,43 @@ impl<'a> Scan<'a> {
                 }
             }
         }
-        Ok(Self { path, bytes, good_len: at as u64, last, flaw })
+        Ok(Self { path, bytes, head, good_len: at as u64, last, flaw })
     }
 
     /// The last segment may end in records that were never synced.
     fn check_is_torn_tail(&self, synced_at_least: LogIndex) -> Result<(), LogError> {
-        let mut at = self.good_offset();
-        let mut synced = synced_at_least;
-        while let Some((skipped, header)) = record::find(&self.bytes[at..]) {
-            synced = synced.max(header.synced);
-            at += skipped + record::HEADER_LEN + header.body_len;
-        }
-        if self.flaw.is_some() && synced > self.last {
+        let was_synced = synced_at_least > self.last || self.was_synced_later();
+        if self.flaw.is_some() && was_synced {
             return Err(self.damaged());
         }
         Ok(())
+    }
+
+    /// Whether a record behind the first bad one says that this one had been synced.
+    fn was_synced_later(&self) -> bool {
+        let rest = &self.bytes[self.good_offset()..];
+        let secret = self.head.secret;
+        let mut at = record::len(rest, secret).unwrap_or(0);
+        while let Some(bytes) = rest.get(at..) {
+            let is_possible =
+                |skipped: usize, header: &record::Header| self.is_possible(at + skipped, header);
+            let Some((skipped, header)) = record::find(bytes, secret, is_possible) else {
+                return false;
+            };
+            if header.synced > self.last {
+                return true;
+            }
+            at += skipped + record::HEADER_LEN + header.body_len;
+        }
+        false
+    }
+
+    /// Whether the writer can have put such a record so many bytes behind the last good one:
+    /// indexes are dense, each record has at least its header, and what is synced was written.
+    fn is_possible(&self, distance: usize, header: &record::Header) -> bool {
+        let between = (distance / record::HEADER_LEN) as u64;
+        let most = self.last.next().0.saturating_add(between);
+        header.index > self.last && header.index.0 <= most && header.synced < header.index
     }
 
     /// Any other segment was synced as a whole.
@@ -241,3 +261,6 @@ impl<'a> Scan<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,14 +10,15 @@ use std::{
     time::Duration,
 };
 
+use millrace_runtime::Random;
 use millrace_types::{ClusterId, LogIndex};
 
 use super::{
     LogError, SyncState, Syncer, record,
-    recovery::{Recovered, Tail, recover},
-    segment,
+    recovery::{Recovered, recover},
+    segment::{self, Tail},
 };
-use crate::files::{Files, OpenFile};
+use crate::files::Files;
 
 /// How the log is written.
 #[derive(Debug, Clone)]
@@ -32,16 +33,16 @@ pub struct LogSettings {
     pub segment_bytes: u64,
     /// Nothing stays unsynced for longer.
     pub sync_interval: Duration,
+    /// Where the secrets of segments come from.
+    pub random: Random,
 }
 
 /// The end of the log. One owner appends; the syncer works beside it.
 #[derive(Debug)]
 pub struct Writer {
     settings: LogSettings,
-    path: PathBuf,
-    file: Arc<dyn OpenFile>,
-    /// Bytes of the present segment.
-    len: u64,
+    /// The present segment.
+    tail: Tail,
     /// Bytes of all segments.
     total: u64,
     /// Bytes that went into records since it was opened.
@@ -64,20 +65,17 @@ impl Writer {
         let mut found = recover(files, dir, settings.cluster, synced_at_least)?;
         let tail = match found.tail.take() {
             Some(tail) => tail,
-            None => first_segment(&settings, found.last.next())?,
+            None => new_segment(&settings, found.last.next())?,
         };
         let disk = |error| LogError::disk(&tail.path, error);
         tail.file.sync_data().map_err(disk)?;
         // A kill may have come between the making of the last segment and the sync of its name.
         settings.files.sync_dir(&settings.dir).map_err(disk)?;
-        let file = tail.file;
-        let syncer = Syncer::start(Arc::clone(&file), found.last, settings.sync_interval)
+        let syncer = Syncer::start(Arc::clone(&tail.file), found.last, settings.sync_interval)
             .map_err(|error| LogError::disk(&settings.dir, error))?;
         let writer = Self {
-            path: tail.path,
-            file,
-            len: tail.len,
             total: found.bytes.max(tail.len),
+            tail,
             appended: 0,
             last: found.last,
             stopped: false,
@@ -99,20 +97,22 @@ impl Writer {
         if self.stopped || self.syncer.has_failed() {
             return Err(LogError::Stopped);
         }
-        if self.len >= self.settings.segment_bytes {
+        let is_full = self.tail.len >= self.settings.segment_bytes;
+        if is_full || !self.tail.head.is_newest() {
             self.rotate()?;
         }
-        let index = self.last.next();
-        let bytes = record::encode(index, self.syncer.state().synced, body);
-        if let Err(error) = self.file.write_all_at(&bytes, self.len) {
-            if self.file.set_len(self.len).is_err() {
+        let (index, synced) = (self.last.next(), self.syncer.state().synced);
+        let tail = &mut self.tail;
+        let bytes = record::encode(index, synced, body, tail.head.secret);
+        if let Err(error) = tail.file.write_all_at(&bytes, tail.len) {
+            if tail.file.set_len(tail.len).is_err() {
                 self.stopped = true;
             }
-            let error = LogError::disk(&self.path, error);
+            let error = LogError::disk(&tail.path, error);
             self.stopped |= !matches!(error, LogError::NoSpace);
             return Err(error);
         }
-        self.len += bytes.len() as u64;
+        tail.len += bytes.len() as u64;
         self.total += bytes.len() as u64;
         self.appended += bytes.len() as u64;
         self.last = index;
@@ -187,26 +187,23 @@ impl Writer {
 
     /// Ends the present segment and begins the next.
     fn rotate(&mut self) -> Result<(), LogError> {
-        let disk = |error| LogError::disk(&self.path, error);
-        self.file.sync_data().map_err(disk).inspect_err(|_| {
-            self.stopped = true;
-        })?;
-        let settings = &self.settings;
-        let (files, first) = (&*settings.files, self.last.next());
-        let (path, file) = segment::create(files, &settings.dir, first, settings.cluster)?;
-        self.file = file;
-        self.path = path;
-        self.len = segment::HEAD_LEN as u64;
-        self.total += self.len;
-        self.syncer.rotate(Arc::clone(&self.file), self.last);
+        // By the thread that syncs: of two syncs at a time only one would be told of a failure.
+        self.syncer.sync_all().inspect_err(|_| self.stopped = true)?;
+        let next = new_segment(&self.settings, self.last.next())?;
+        // One of an older version that had no records was made anew under its name.
+        if next.path == self.tail.path {
+            self.total -= self.tail.len;
+        }
+        self.total += next.len;
+        self.syncer.rotate(Arc::clone(&next.file))?;
+        self.tail = next;
         Ok(())
     }
 }
 
-fn first_segment(settings: &LogSettings, first: LogIndex) -> Result<Tail, LogError> {
-    let (path, file) = segment::create(&*settings.files, &settings.dir, first, settings.cluster)?;
-    let len = segment::HEAD_LEN as u64;
-    Ok(Tail { path, file, len })
+fn new_segment(settings: &LogSettings, first: LogIndex) -> Result<Tail, LogError> {
+    let LogSettings { files, dir, cluster, random, .. } = settings;
+    segment::create(&**files, dir, first, *cluster, random)
 }
 
 #[cfg(test)]

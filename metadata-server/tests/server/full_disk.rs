@@ -27,6 +27,7 @@ use millrace_protocol::{
     capability::Origin,
     metadata::{CloseUnwritten, NewNode},
 };
+use millrace_runtime::Random;
 use millrace_types::{ErrorKind, InodeId, JobId, LinkId, LogIndex, Timestamp};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
@@ -113,6 +114,7 @@ fn log_settings(dir: &Path, segment_bytes: u64) -> LogSettings {
         cluster: CLUSTER,
         segment_bytes,
         sync_interval: Duration::from_millis(10),
+        random: Random::seeded(7),
     }
 }
 

@@ -26,7 +26,7 @@ use tempfile::TempDir;
 use crate::{
     chance::{for_each_seed, stretched},
     commands::{Commands, Given},
-    engine::{Contents, ON_DISK, Server, copy, rebuilt, records},
+    engine::{CLUSTER, Contents, ON_DISK, Server, copy, rebuilt, records},
     hosts::Host,
     variants::{COMMANDS, command_name},
 };
@@ -348,8 +348,9 @@ pub(crate) fn cut_back(dir: &Path, keep: LogIndex) {
             continue;
         }
         let bytes = fs::read(&path).unwrap();
-        let mut at = segment::HEAD_LEN;
-        while let Ok((header, body)) = record::decode(&bytes[at..]) {
+        let head = segment::Head::read(&bytes, first, CLUSTER).unwrap();
+        let mut at = head.len;
+        while let Ok((header, body)) = record::decode(&bytes[at..], head.secret) {
             if header.index > keep {
                 break;
             }
