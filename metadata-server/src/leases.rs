@@ -10,7 +10,8 @@
 //! - What a file's writers change all the time is kept by nobody: opening for writing takes it back
 //!   once.
 //! - A session that does not listen, or is too far behind, is granted nothing. It gives everything
-//!   back by ending.
+//!   back by ending. One that lives and lets others wait for too long gets no ticket any more, so
+//!   that it ends ([`Table::poll_overdue`]).
 //! - Who makes a name where one other session has a lease waits for nothing before: that one is
 //!   told ([`Table::take_told`]), and the answer waits until it has heard.
 //! - One session may make files of a directory by itself ([`Table::delegate`]) while nobody else
@@ -32,5 +33,5 @@ pub mod touched;
 pub mod unheard;
 
 pub use marks::Wait;
-pub use table::{Counts, Holding, Table, Waits};
+pub use table::{Counts, Holding, Owed, Table, Waits};
 pub use touched::{Touch, key_of, touched};

@@ -1,6 +1,9 @@
 //! What is on its way to be taken back from one session.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use millrace_protocol::lease::{RECALLS_MAX, Recall, Recalls};
 use millrace_types::{InodeId, Timestamp};
@@ -29,6 +32,9 @@ struct Entry {
     debts: Vec<Debt>,
     /// The part of a lease that ends with it.
     ends: Option<(InodeId, Holding)>,
+    /// For how long the server had listened when this was asked for, or the oldest of what it took
+    /// the place of.
+    since: Duration,
     /// Of attributes that go on to be kept: since when the session is to be shown what they are
     /// now, if it can be.
     shown: Option<Timestamp>,
@@ -53,22 +59,25 @@ impl Queue {
         Self { entries: VecDeque::new(), last: 0, sent: 0, bound, news }
     }
 
-    /// Adds a recall, for which `debt` waits and with which `ends` ends. A queue that is full
-    /// becomes one recall of everything; tells whether it did.
+    /// Adds a recall, for which `debt` waits and with which `ends` ends, and which is as old as
+    /// [`Self::oldest`] counts it. A queue that is full becomes one recall of everything, as old as
+    /// the oldest there was; tells whether it did.
     pub fn push(
         &mut self,
         recall: Recall,
         debt: Option<Debt>,
         ends: Option<(InodeId, Holding)>,
+        since: Duration,
     ) -> bool {
         self.last += 1;
         let (full, number) = (self.entries.len() >= self.bound, self.last);
         let mut debts: Vec<_> = debt.into_iter().collect();
         let entry = if full {
+            let since = self.oldest().unwrap_or(since);
             debts.extend(self.entries.drain(..).flat_map(|entry| entry.debts));
-            Entry { number, recall: Recall::Everything, debts, ends: None, shown: None }
+            Entry { number, recall: Recall::Everything, debts, ends: None, since, shown: None }
         } else {
-            Entry { number, recall, debts, ends, shown: None }
+            Entry { number, recall, debts, ends, since, shown: None }
         };
         self.entries.push_back(entry);
         self.news.send_replace(number);
@@ -77,8 +86,14 @@ impl Queue {
 
     /// Adds that a directory has other attributes now, under a lease that goes on; otherwise as
     /// [`Self::push`].
-    pub fn push_shown(&mut self, directory: InodeId, debt: Debt, now: Timestamp) -> bool {
-        let full = self.push(Recall::Attributes(directory), Some(debt), None);
+    pub fn push_shown(
+        &mut self,
+        directory: InodeId,
+        debt: Debt,
+        since: Duration,
+        now: Timestamp,
+    ) -> bool {
+        let full = self.push(Recall::Attributes(directory), Some(debt), None, since);
         if let Some(entry) = self.entries.back_mut() {
             entry.shown = (!full).then_some(now);
         }
@@ -144,6 +159,12 @@ impl Queue {
         self.news.subscribe()
     }
 
+    /// For how long the server had listened when the oldest of them was asked for.
+    #[must_use]
+    pub fn oldest(&self) -> Option<Duration> {
+        self.entries.front().map(|entry| entry.since)
+    }
+
     /// How many wait.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -164,6 +185,8 @@ mod tests {
     use super::*;
     use crate::leases::Wait;
 
+    const SINCE: Duration = Duration::from_secs(1);
+
     fn attributes(inode: u64) -> Recall {
         Recall::Attributes(InodeId(inode))
     }
@@ -173,14 +196,14 @@ mod tests {
         let mut queue = Queue::new(10);
         let (wait, debt) = Wait::new(Vec::new());
         let part = (InodeId(9), Holding::OWN);
-        assert!(!queue.push(attributes(1), Some(debt), Some(part)));
+        assert!(!queue.push(attributes(1), Some(debt), Some(part), SINCE));
         assert_eq!(queue.handle_acknowledged(1), []);
         assert!(!wait.is_over(), "what was never sent is not acknowledged");
         for _ in 0..2 {
             let recalls = queue.poll();
             assert_eq!((recalls.through, recalls.recalls), (1, vec![attributes(1)]));
         }
-        queue.push(attributes(2), None, None);
+        queue.push(attributes(2), None, None, SINCE);
         assert_eq!(queue.handle_acknowledged(1), [Ended::Part(InodeId(9), Holding::OWN)]);
         assert!(wait.is_over());
         assert_eq!(queue.poll().recalls, [attributes(2)]);
@@ -193,17 +216,20 @@ mod tests {
     fn a_full_queue_becomes_a_recall_of_everything_that_owes_all_that_was_owed() {
         let mut queue = Queue::new(3);
         let (first, debt) = Wait::new(Vec::new());
-        queue.push(attributes(1), Some(debt), None);
-        queue.push(attributes(2), None, None);
-        queue.push(attributes(3), None, None);
+        queue.push(attributes(1), Some(debt), None, SINCE);
+        queue.push(attributes(2), None, None, 2 * SINCE);
+        queue.push(attributes(3), None, None, 3 * SINCE);
         queue.poll();
         let (second, debt) = Wait::new(Vec::new());
-        assert!(queue.push(attributes(4), Some(debt), None));
+        assert!(queue.push(attributes(4), Some(debt), None, 4 * SINCE));
+        assert_eq!(queue.oldest(), Some(SINCE), "as old as what it took the place of");
         assert_eq!(queue.handle_acknowledged(3), []);
         assert!(!first.is_over(), "it waits for the recall that took its place");
         let recalls = queue.poll();
         assert_eq!((recalls.through, recalls.recalls), (4, vec![Recall::Everything]));
+        queue.push(attributes(5), None, None, 5 * SINCE);
         assert_eq!(queue.handle_acknowledged(4), [Ended::Everything]);
+        assert_eq!(queue.oldest(), Some(5 * SINCE));
         assert!(first.is_over() && second.is_over());
     }
 
@@ -212,9 +238,9 @@ mod tests {
         let mut queue = Queue::new(10);
         let debt = || Wait::new(Vec::new()).1;
         for (inode, at) in [(1, 5), (2, 6), (1, 7)] {
-            queue.push_shown(InodeId(inode), debt(), Timestamp(at));
+            queue.push_shown(InodeId(inode), debt(), SINCE, Timestamp(at));
         }
-        queue.push(attributes(2), None, Some((InodeId(2), Holding::OWN)));
+        queue.push(attributes(2), None, Some((InodeId(2), Holding::OWN)), SINCE);
         let (polled, shown) = queue.poll_shown();
         assert_eq!((polled.through, polled.recalls), (4, vec![attributes(2), attributes(2)]));
         assert_eq!(shown, BTreeSet::from([InodeId(1)]));
@@ -230,7 +256,7 @@ mod tests {
     fn the_end_of_a_session_pays_its_debts() {
         let (wait, debt) = Wait::new(Vec::new());
         let mut queue = Queue::new(3);
-        queue.push(attributes(1), Some(debt), None);
+        queue.push(attributes(1), Some(debt), None, SINCE);
         drop(queue);
         assert!(wait.is_over());
     }

@@ -21,6 +21,10 @@ use super::{
 
 mod delegating;
 mod news;
+mod overdue;
+
+use overdue::Overdue;
+pub use overdue::Owed;
 
 /// The leases of all sessions.
 #[derive(Debug)]
@@ -43,6 +47,8 @@ pub struct Table {
     unheard: Unheard,
     /// What the answer to the change waits for of which others were just told.
     told: Option<Wait>,
+    /// Who lets the others wait for too long.
+    overdue: Overdue,
     granted: u64,
     recalled: u64,
 }
@@ -174,6 +180,7 @@ impl Table {
             cuts: HashMap::new(),
             unheard: Unheard::default(),
             told: None,
+            overdue: Overdue::default(),
             granted: 0,
             recalled: 0,
         }
@@ -241,6 +248,7 @@ impl Table {
         self.handle_declared(session);
         self.end_all(session);
         self.sessions.remove(&session);
+        self.overdue.handle_end(session);
     }
 
     /// Whether a lease on the key could be granted to the session now. Where another session makes
@@ -464,7 +472,7 @@ impl Table {
         self.recalled += 1;
         // Where everything ends already, no part of it ends later than that.
         let ends = ends.filter(|_| !state.ending);
-        if state.queue.push(recall, debt, ends) {
+        if state.queue.push(recall, debt, ends, self.overdue.listened()) {
             state.ending = true;
         } else if let Some((key, _)) = ends
             && let Some(held) = self.by_key.get_mut(&key).and_then(|all| all.get_mut(&session))

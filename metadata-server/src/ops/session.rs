@@ -38,7 +38,7 @@ pub fn hello(core: &mut Core, _: &Client, request: &Hello) -> Result<Step<HelloR
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for a host name that is too long; [`ErrorKind::Busy`] while the
-/// host, or the cluster, has as many sessions as it may.
+/// host, or the cluster, has as many sessions as it may, or as [`renew`].
 pub fn open(
     core: &mut Core,
     client: &Client,
@@ -96,7 +96,7 @@ const ROOM_PAUSE: Duration = Duration::from_secs(1);
 /// Renews a session's ticket.
 ///
 /// # Errors
-/// [`ErrorKind::SessionGone`].
+/// [`ErrorKind::SessionGone`]; [`ErrorKind::Busy`] while it lets others wait for too long.
 pub fn renew(
     core: &mut Core,
     client: &Client,
@@ -125,6 +125,7 @@ pub fn close(
 }
 
 fn ticket(core: &mut Core, client: &Client, session: SessionId) -> Result<SessionReply, Failure> {
+    core.check_owed(session)?;
     let now = core.now();
     let expires = core.expiry.handle_ticket(session, now);
     let ticket = Ticket { session, host: client.host, fingerprint: client.fingerprint, expires };

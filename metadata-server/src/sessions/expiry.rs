@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A ticket runs out after one lease; the session stands for the clock error longer, because a
-//! target whose clock is behind still takes its writes.
+//! target whose clock is behind still takes its writes. Who lets others wait for too long gets no
+//! further ticket ([`crate::leases::Owed`]), and ends so too.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -116,10 +116,16 @@ impl Readers {
         }
     }
 
-    /// The lease after the restart is over: who has not declared a read does not read. Tells
-    /// whether there was anybody to wait for.
-    pub fn handle_declared(&mut self) -> bool {
-        !std::mem::take(&mut self.undeclared).is_empty()
+    /// Whether anybody from before the restart may read what it has not declared.
+    #[must_use]
+    pub fn is_declaring(&self) -> bool {
+        !self.undeclared.is_empty()
+    }
+
+    /// The lease after the restart is over, and what was not declared is not recorded any more: who
+    /// has not declared a read does not read.
+    pub fn handle_declared(&mut self) {
+        self.undeclared.clear();
     }
 
     /// Everybody who reads the inode, or may.
@@ -198,9 +204,17 @@ mod tests {
     fn after_a_restart_known_sessions_may_read_anything_until_they_had_time_to_say() {
         let mut readers = Readers::after_restart([SessionId(4)]);
         assert_eq!(readers.of(InodeId(9)), [SessionId(4)]);
-        assert!(readers.handle_declared());
+        assert!(readers.is_declaring());
+        readers.handle_declared();
         assert!(readers.of(InodeId(9)).is_empty());
-        assert!(!readers.handle_declared());
+        assert!(!readers.is_declaring());
+    }
+
+    #[test]
+    fn a_session_that_ends_has_nothing_to_declare() {
+        let mut readers = Readers::after_restart([SessionId(4)]);
+        readers.handle_end(SessionId(4));
+        assert!(!readers.is_declaring());
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The engine's part in the life of sessions: how many there are, how they end, and what they have
-//! to declare after a restart.
+//! The engine's part in the life of sessions: how many there are, how they end, who gets no ticket
+//! any more, and what they have to declare after a restart.
 
-use millrace_types::{Failure, HostId, InodeId, SessionId};
+use millrace_types::{ErrorKind, Failure, HostId, InodeId, SessionId};
 
 use super::Core;
 use crate::{
@@ -11,17 +11,38 @@ use crate::{
 };
 
 impl Core {
-    /// Ends every session whose lease ran out, the oldest first.
+    /// Ends every session whose lease ran out, the oldest first. Looks before who lets the others
+    /// wait for too long, and gets no ticket from now on.
     ///
     /// # Errors
     /// As [`Self::execute`].
     pub fn end_dead_sessions(&mut self) -> Result<(), Failure> {
-        let now = self.look().now;
+        let (now, session_end) = (self.look().now, self.session_end());
+        for (session, reason) in self.leases.poll_overdue(now, session_end) {
+            tracing::warn!(%session, %reason, "session holds others up: it gets no ticket until it \
+                stops, and ends when its last one runs out");
+        }
         while let Some(session) = self.expiry.poll_dead(now) {
-            tracing::warn!(%session, "session ended: its lease ran out");
+            match self.leases.owed(session) {
+                Some(reason) => {
+                    tracing::warn!(%session, %reason, "session ended: it held others up");
+                }
+                None => tracing::warn!(%session, "session ended: its lease ran out"),
+            }
             self.end_session(session)?;
         }
         Ok(())
+    }
+
+    /// Whether the session may get a ticket: whoever renews it lives, and others wait for what it
+    /// owes for as long as it does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] while it owes something for too long.
+    pub fn check_owed(&self, session: SessionId) -> Result<(), Failure> {
+        let Some(owed) = self.leases.owed(session) else { return Ok(()) };
+        let text = format!("{session} gets no ticket, because others wait for it: {owed}");
+        Err(Failure::new(ErrorKind::Busy, text))
     }
 
     /// How many sessions the host has, and how many there are.
@@ -49,8 +70,11 @@ impl Core {
     /// Lets go of those who had time to declare after a restart and did not.
     pub(super) fn end_declaring(&mut self) -> Result<(), Failure> {
         let now = self.look().now;
-        if now > self.declared_by && self.readers.handle_declared() {
+        // A full disk would take none of it, and the look at what is open is long.
+        if now > self.declared_by && self.readers.is_declaring() && self.room.is_enough() {
+            // In this order: what fails the next look takes up again.
             self.drop_undeclared_readers()?;
+            self.readers.handle_declared();
         }
         // Twice as long for locks: whoever renews its ticket lives, and its locks with it. A client
         // that cannot declare for so long has lost them, rather than stop all others for ever.
@@ -78,5 +102,175 @@ impl Core {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millrace_protocol::{
+        metadata::NewNode,
+        session::{Caller, RenewTicket, Role},
+    };
+    use millrace_runtime::{Clock, Random, VirtualTime};
+    use millrace_types::{ClusterId, FileName, Timestamp};
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::{
+        command::{Create, OpenSession, Outcome, Remove},
+        engine::{
+            room::Room,
+            startup::{EngineSettings, StoreKind, open},
+        },
+        ops::{self, Client},
+        sessions::Readers,
+    };
+
+    const HOST: HostId = HostId([1; 16]);
+
+    /// A core whose clock only the test moves, and its sessions.
+    struct World {
+        core: Core,
+        time: VirtualTime,
+        sessions: Vec<SessionId>,
+        dir: TempDir,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let dir = TempDir::new().unwrap();
+            let (clock, time) = Clock::manual(Timestamp::from_parts(1_800_000_000, 0));
+            let settings = EngineSettings {
+                store: StoreKind::Memory,
+                reserve_bytes: 0,
+                clock,
+                random: Random::seeded(7),
+                ..EngineSettings::new(dir.path().join("metadata"), ClusterId([7; 16]))
+            };
+            let mut core = open(settings).unwrap();
+            core.tick().unwrap();
+            Self { core, time, sessions: Vec::new(), dir }
+        }
+
+        fn open(&mut self, nonce: u64) -> SessionId {
+            let open = OpenSession { host: HOST, host_name: "client".to_owned(), nonce };
+            let opened = self.core.execute(None, Command::OpenSession(open)).unwrap();
+            let Outcome::Session(session) = opened else { panic!("a session") };
+            self.sessions.push(session);
+            self.renew(session).unwrap();
+            session
+        }
+
+        fn renew(&mut self, session: SessionId) -> Result<(), ErrorKind> {
+            let client = Client {
+                role: Role::Client,
+                host: HOST,
+                fingerprint: [1; 32],
+                subtree: None,
+                squash_root: false,
+                settled: Vec::new(),
+            };
+            let renewed = ops::session::renew(&mut self.core, &client, &RenewTicket { session });
+            renewed.map(drop).map_err(|failure| failure.kind)
+        }
+
+        /// Lets so many seconds pass, in each of which every session asks for a ticket.
+        fn pass(&mut self, seconds: u32) {
+            for _ in 0..seconds {
+                self.time.advance(Duration::from_secs(1));
+                for session in self.sessions.clone() {
+                    // One that holds others up is refused.
+                    self.renew(session).unwrap_or_default();
+                }
+                self.core.tick().unwrap();
+            }
+        }
+
+        /// Leaves the disk room for changes, or none.
+        fn set_room(&mut self, is_enough: bool) {
+            let reserve = if is_enough { 0 } else { u64::MAX };
+            self.core.room = Room::new(self.dir.path().to_owned(), reserve);
+        }
+
+        /// Something without a name that the session reads, as the log knows.
+        fn read_nameless(&mut self, session: SessionId) -> InodeId {
+            let (caller, parent) = (Caller::ROOT, InodeId::ROOT);
+            let name = FileName::parse(b"name").unwrap();
+            let inode = self.core.new_inode_id().unwrap();
+            let create = Create {
+                caller: caller.clone(),
+                parent,
+                name: name.clone(),
+                node: NewNode::Fifo,
+                mode: 0o600,
+                inode,
+                seed: 0,
+                open: None,
+                exclusive: true,
+            };
+            self.core.execute(None, Command::Create(create)).unwrap();
+            let readers = vec![session];
+            let remove = Remove { caller, parent, name, directory: false, readers };
+            self.core.execute(None, Command::Remove(remove)).unwrap();
+            inode
+        }
+
+        fn is_there(&self, inode: InodeId) -> bool {
+            tree::find(self.core.view(), inode).unwrap().is_some()
+        }
+    }
+
+    #[test]
+    fn a_session_that_holds_others_up_gets_no_ticket_and_ends_with_its_last_one() {
+        let mut world = World::new();
+        let [deaf, other] = [1, 2].map(|nonce| world.open(nonce));
+        let inode = world.read_nameless(deaf);
+        world.core.leases.handle_cut(InodeId::ROOT, [deaf]);
+        let wait = world.core.leases.heard_of_cut(InodeId::ROOT, other, true);
+        let wait = wait.expect("it has not heard");
+        world.pass(96);
+        assert_eq!(world.renew(deaf), Ok(()));
+        world.pass(1);
+        assert_eq!(world.renew(deaf), Err(ErrorKind::Busy));
+        // The last ticket is of this second, and good for 30; clocks may differ by two.
+        world.pass(32);
+        assert!(!wait.is_over() && world.is_there(inode), "targets may still take its writes");
+        world.pass(1);
+        assert!(wait.is_over() && !world.is_there(inode));
+        assert_eq!(world.renew(deaf), Err(ErrorKind::SessionGone));
+        assert_eq!((world.core.session_of(HOST, 1), world.renew(other)), (None, Ok(())));
+    }
+
+    #[test]
+    fn a_session_that_gives_back_at_last_gets_tickets_again() {
+        let mut world = World::new();
+        let deaf = world.open(1);
+        world.core.leases.handle_cut(InodeId::ROOT, [deaf]);
+        world.pass(120);
+        assert_eq!(world.renew(deaf), Err(ErrorKind::Busy));
+        let through = world.core.leases.poll_recalls(deaf).unwrap().through;
+        let now = world.core.now();
+        world.core.leases.handle_listening(deaf, through, now);
+        world.pass(1);
+        assert_eq!(world.renew(deaf), Ok(()));
+        world.pass(300);
+        assert_eq!(world.renew(deaf), Ok(()));
+    }
+
+    #[test]
+    fn what_was_not_declared_is_dropped_when_the_disk_has_room_again() {
+        let mut world = World::new();
+        let session = world.open(1);
+        let inode = world.read_nameless(session);
+        world.core.readers = Readers::after_restart([session]);
+        world.set_room(false);
+        world.pass(40);
+        assert!(world.is_there(inode) && world.core.readers.is_declaring());
+        world.set_room(true);
+        world.pass(1);
+        assert!(!world.is_there(inode) && !world.core.readers.is_declaring());
+        assert_eq!(world.renew(session), Ok(()), "it lives");
     }
 }

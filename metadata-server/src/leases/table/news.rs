@@ -138,7 +138,7 @@ impl Table {
     fn push_shown(&mut self, session: SessionId, directory: InodeId, debt: Debt, now: Timestamp) {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         self.recalled += 1;
-        if state.queue.push_shown(directory, debt, now) {
+        if state.queue.push_shown(directory, debt, self.overdue.listened(), now) {
             state.ending = true;
         }
     }
