@@ -84,7 +84,8 @@ pub(crate) use trust::unnamed;
 /// | 14    | their bytes in records of their own                                              |
 /// | 15    | jobs over what nobody has used for a while                                       |
 /// | 16    | a file that was opened for writing and not written is what it was before         |
-pub const FEATURE_LEVEL: u32 = 16;
+/// | 17    | what was removed as a file hides no directory                                    |
+pub const FEATURE_LEVEL: u32 = 17;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;

@@ -19,6 +19,8 @@ use millrace_tests::{
 use rustix::io::Errno;
 use serde_json::Value;
 
+#[path = "hostile/absence.rs"]
+mod absence;
 #[path = "hostile/exports.rs"]
 mod exports;
 #[path = "hostile/jobs.rs"]

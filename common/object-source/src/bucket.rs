@@ -21,6 +21,7 @@ use crate::{
 pub use self::body::RangeBody;
 use self::fallback::{held, unmark};
 
+mod absence;
 mod body;
 mod fallback;
 
@@ -160,7 +161,8 @@ impl Bucket {
     /// Version, size and user metadata of one object.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is none.
+    /// [`Error::NotFound`] when there is none, as far as HEAD tells: before anything is taken away
+    /// because of that, ask [`Self::look`].
     pub async fn head(&self, key: &str) -> Result<Head, Error> {
         check_key(key)?;
         let _permit = self.limits.acquire(0).await?;
@@ -295,7 +297,7 @@ impl Bucket {
         }
     }
 
-    /// Deletes an object, if it is still this version. One that is gone already is no error.
+    /// Deletes an object, if it is still this version. One that is surely gone already is no error.
     ///
     /// Where the server knows no condition on a deletion, the version is looked at just before.
     ///
@@ -312,7 +314,7 @@ impl Bucket {
             Kind::Directory(directory) => directory.delete(key, if_match).await,
         };
         match deleted {
-            Err(Error::NotFound { .. }) => Ok(()),
+            Err(Error::NotFound { .. }) => self.check_absent(key).await,
             other => other,
         }
     }
@@ -329,7 +331,7 @@ impl Bucket {
             return Ok(false);
         }
         let _permit = self.limits.acquire(0).await?;
-        match &self.kind {
+        let unmarked = match &self.kind {
             Kind::S3(s3) => s3.unmark_directory(prefix).await,
             Kind::Google(google) => {
                 let delete = async |tag: &Tag| google.delete(prefix, tag).await;
@@ -340,6 +342,10 @@ impl Bucket {
                 unmark(azure.head(prefix).await, delete).await
             }
             Kind::Directory(directory) => directory.unmark_directory(prefix).await,
+        };
+        match unmarked {
+            Err(Error::NotFound { .. }) => self.check_absent(prefix).await.map(|()| true),
+            other => other,
         }
     }
 

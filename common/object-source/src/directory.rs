@@ -8,6 +8,9 @@
 //! The version of a file is its inode number, modification time and size. A condition is checked
 //! just before the rename: against processes that do not go through Millrace a window of
 //! microseconds remains, which POSIX gives no means to close.
+//!
+//! What a file system that is not mounted leaves is a directory, too, with nothing in it. So that
+//! something is gone is only said of the directory in which something was found before (`tree`).
 
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
@@ -60,6 +63,13 @@ impl Directory {
     pub(crate) async fn head_directory(&self, prefix: &str) -> Result<Metadata, Error> {
         let prefix = prefix.to_owned();
         self.blocking(RequestClass::Head, move |tree| read::directory(tree, &prefix)).await
+    }
+
+    /// Whether nothing is at a key, or at a prefix if it ends in `/`, of the directory that the
+    /// bucket is known to be.
+    pub(crate) async fn lacks(&self, key: &str) -> Result<bool, Error> {
+        let key = key.to_owned();
+        self.blocking(RequestClass::List, move |tree| read::lacks(tree, &key)).await
     }
 
     pub(crate) async fn mark_directory(

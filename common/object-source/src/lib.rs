@@ -7,8 +7,9 @@
 //!
 //! Invariants: bytes handed out by [`Bucket::get_range`] are of the version that was asked for, and
 //! those of [`Bucket::get_whole`] match the bucket's checksum too, where it has one; an object
-//! appears whole or not at all, and only while the [`Condition`] holds; a secret is never in a
-//! message or a log line; every wait ends.
+//! appears whole or not at all, and only while the [`Condition`] holds; that one is gone is the
+//! bucket's own word ([`Bucket::look`]); a secret is never in a message or a log line; every wait
+//! ends.
 //!
 //! Modules, in reading order: [`LinkSpec`] (`link`), [`Bucket`] (`bucket`), `object` (the nouns),
 //! `attributes`, `s3`, `google`, `azure`, `directory`; what those share: `web`, `transport`,

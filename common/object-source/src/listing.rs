@@ -96,6 +96,25 @@ impl ListBucketResult {
     pub(crate) fn decoded(&self, key: &str) -> String {
         decode(key, self.encoding_type.as_deref() == Some("url"))
     }
+
+    /// Whether the first page of the keys that begin with `key` has that very key.
+    ///
+    /// # Errors
+    /// It is no such page, or says nothing and not that there is nothing.
+    pub(crate) fn shows(&self, key: &str) -> Result<bool, Error> {
+        let mut shows = false;
+        for contents in &self.contents {
+            let listed = self.decoded(&contents.key);
+            if !listed.starts_with(key) {
+                return Err(Error::unavailable("the bucket lists keys that were not asked for"));
+            }
+            shows |= listed == key;
+        }
+        if self.contents.is_empty() && self.is_truncated {
+            return Err(Error::unavailable("the bucket's listing begins with an empty page"));
+        }
+        Ok(shows)
+    }
 }
 
 /// A page of what was found below a prefix, in order.
@@ -218,6 +237,29 @@ mod tests {
             let cut = ANSWER.replace("<NextContinuationToken>t1</NextContinuationToken>", token);
             assert!(page(&parse(cut.as_bytes()).unwrap(), "d/", tag_of).is_err(), "{token}");
         }
+    }
+
+    #[test]
+    fn a_key_is_shown_or_surely_not() {
+        let page = |keys: &[&str], more: bool| {
+            let contents = keys.iter().map(|key| {
+                format!(
+                    "<Contents><Key>{key}</Key><Size>1</Size>\
+                     <LastModified>2026-11-21T04:10:06Z</LastModified></Contents>"
+                )
+            });
+            let contents: String = contents.collect();
+            let text = format!(
+                "<ListBucketResult><EncodingType>url</EncodingType>\
+                 <IsTruncated>{more}</IsTruncated>{contents}</ListBucketResult>"
+            );
+            parse(text.as_bytes()).unwrap().shows("d/a+b")
+        };
+        assert_eq!(page(&["d/a%2Bb"], true), Ok(true));
+        assert_eq!(page(&["d/a%2Bb-2"], true), Ok(false));
+        assert_eq!(page(&["d/a%2Bb/x"], false), Ok(false));
+        assert_eq!(page(&[], false), Ok(false));
+        assert!(page(&[], true).is_err() && page(&["d/a"], false).is_err());
     }
 
     #[test]

@@ -37,6 +37,26 @@ impl Wire {
         Self { authority, counters, requests, classify }
     }
 
+    /// Counts a request that leaves, with so many bytes.
+    pub(crate) fn leaves(&self, class: RequestClass, len: u64) {
+        self.counters.count(class);
+        if matches!(class, RequestClass::Put | RequestClass::Part) {
+            self.counters.send(len);
+        }
+    }
+
+    /// Counts how a request ended, and hears what its answer says of their number, if one came.
+    pub(crate) fn ended(&self, class: RequestClass, status: Option<StatusCode>) {
+        if let Some(status) = status
+            && class != RequestClass::Other
+        {
+            self.heard(status);
+        }
+        if status.is_none_or(|status| status.as_u16() >= 400) {
+            self.counters.fail();
+        }
+    }
+
     fn class(&self, request: &HttpRequest) -> RequestClass {
         let uri = request.uri();
         if uri.authority().is_none_or(|authority| authority.as_str() != self.authority) {
@@ -86,20 +106,9 @@ struct Metered {
 impl HttpService for Metered {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let class = self.wire.class(&request);
-        let counters = &self.wire.counters;
-        counters.count(class);
-        if matches!(class, RequestClass::Put | RequestClass::Part) {
-            counters.send(request.body().content_length() as u64);
-        }
+        self.wire.leaves(class, request.body().content_length() as u64);
         let answer = self.client.execute(request).await;
-        if let Ok(answer) = &answer
-            && class != RequestClass::Other
-        {
-            self.wire.heard(answer.status());
-        }
-        if answer.as_ref().map_or(true, |answer| answer.status().as_u16() >= 400) {
-            counters.fail();
-        }
+        self.wire.ended(class, answer.as_ref().ok().map(|answer| answer.status()));
         answer
     }
 }

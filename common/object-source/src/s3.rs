@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use http::{HeaderMap, HeaderValue};
 use object_store::{
-    Attribute, BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectStore, RetryConfig,
+    Attribute, GetOptions, GetRange, ObjectStore,
     aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider},
     client::HttpConnector,
     path::Path,
@@ -23,6 +23,7 @@ use crate::{
     credentials::Section,
     limits::Requests,
     metered::{Connector, Wire, classify},
+    web::{client_options, retry_config},
 };
 
 mod address;
@@ -66,19 +67,9 @@ impl S3 {
         let environment = AmazonS3Builder::from_env();
         let encryption = encryption_of(&environment)?;
         let address = Address::new(spec, bucket, &environment)?;
-        let options = ClientOptions::new()
-            .with_allow_http(address.is_plain_http())
-            .with_timeout_disabled()
-            .with_connect_timeout(settings.connect_timeout)
-            .with_read_timeout(settings.read_timeout)
-            .with_pool_max_idle_per_host(settings.requests_in_flight_max);
-        let retry = RetryConfig {
-            backoff: BackoffConfig::default(),
-            max_retries: settings.retries_max,
-            retry_timeout: settings.retry_timeout,
-        };
-        let streamer = Streamer::new(settings, Arc::clone(&counters))?;
+        let options = client_options(settings, address.is_plain_http());
         let wire = Wire::new(address.authority().to_owned(), counters, requests, classify);
+        let streamer = Streamer::new(settings, wire.clone(), address.is_plain_http())?;
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;
         let anonymous = spec.credentials() == Some(ANONYMOUS)
@@ -94,7 +85,7 @@ impl S3 {
             // TLS already guards the payload; over plain HTTP its digest is signed instead.
             .with_unsigned_payload(!address.is_plain_http())
             .with_client_options(options)
-            .with_retry(retry)
+            .with_retry(retry_config(settings))
             .with_http_connector(connector);
         if let Some(section) = spec.credentials().filter(|_| !anonymous) {
             builder = builder.with_credentials(named(settings, section)?);
@@ -151,8 +142,10 @@ impl S3 {
     }
 
     async fn get(&self, key: &str, options: GetOptions) -> Result<object_store::GetResult, Error> {
+        let translate: fn(object_store::Error, &str) -> Error =
+            if options.head { answer::translate_head } else { answer::translate };
         let got = self.store.get_opts(&path_of(key)?, options).await;
-        got.map_err(|error| answer::translate(error, key))
+        got.map_err(|error| translate(error, key))
     }
 }
 

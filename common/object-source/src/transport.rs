@@ -32,6 +32,22 @@ pub(crate) fn is_error(body: &[u8]) -> bool {
     String::from_utf8_lossy(start).contains("<Error>")
 }
 
+/// Whether a server says in words that it did not begin what it was asked for: what stands between
+/// says 503 too, also of what it has handed on.
+pub(crate) fn is_refused(status: StatusCode, body: &[u8]) -> bool {
+    let start = &body[..body.len().min(256)];
+    let says_so = || String::from_utf8_lossy(start).contains("SlowDown");
+    status == StatusCode::TOO_MANY_REQUESTS || (asks_to_wait(status) && says_so())
+}
+
+/// What 404 means to anything but HEAD when nothing says what was not found. No bucket answers so,
+/// but what stands before one and has lost it, such as a proxy without a route.
+pub(crate) fn no_bucket_answers(place: &str) -> Error {
+    Error::unavailable(format!(
+        "{place} does not answer: something before it says 404, and not what is missing"
+    ))
+}
+
 /// No answer at all.
 pub(crate) fn unreachable(error: &HttpError, endpoint: &str) -> Error {
     let chain = chain(error);

@@ -2,7 +2,7 @@
 //!
 //! What differs from kind to kind is a [`Dialect`]: what is done to a request before it leaves, and
 //! what a refusal means. Requests go out through object_store's HTTP client, so that TLS, proxies
-//! and counters are those of S3.
+//! and counters are those of S3. Here is, too, how the HTTP clients of all kinds are set up.
 
 use std::{fmt, future::poll_fn, time::Instant};
 
@@ -10,10 +10,10 @@ use async_trait::async_trait;
 use backon::{ExponentialBuilder, Retryable};
 use bytes::{Bytes, BytesMut};
 use futures::{TryStreamExt, stream::BoxStream};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, response::Parts};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header, response::Parts};
 use object_store::{
     BackoffConfig, ClientOptions, PutPayload, RetryConfig,
-    client::{HttpClient, HttpError, HttpRequest, HttpRequestBody},
+    client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -28,7 +28,7 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync + 'static {
     async fn authorize(&self, request: &mut HttpRequest) -> Result<(), Error>;
 
     /// Translates an answer that refuses.
-    fn refusal(&self, status: StatusCode, headers: &HeaderMap, body: &[u8], key: &str) -> Error;
+    fn refusal(&self, head: &Parts, body: &[u8], ask: &Ask) -> Error;
 }
 
 /// Authorizes, sends, repeats.
@@ -50,6 +50,20 @@ pub(crate) struct Ask {
     key: String,
     headers: HeaderMap,
     body: PutPayload,
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+struct Failed {
+    error: Error,
+    /// The server has surely not begun it.
+    is_not_begun: bool,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, is_not_begun: false }
+    }
 }
 
 /// The whole answers here are XML of at most some thousand entries, each with a key of up to 3 KiB
@@ -87,7 +101,26 @@ pub(crate) fn client_options(settings: &Settings, plain_http: bool) -> ClientOpt
         .with_pool_max_idle_per_host(settings.requests_in_flight_max)
 }
 
-/// How often credentials are asked for.
+/// A client for bodies that are not in memory, which none of object_store's sends: set up as those
+/// are with [`client_options`], proxies of the environment included. Only its patience with a
+/// silent server is not theirs, because a server says nothing while it is sent to, for minutes
+/// perhaps: each request has a limit of its own.
+pub(crate) fn streaming_client(
+    settings: &Settings,
+    plain_http: bool,
+) -> Result<reqwest::Client, Error> {
+    reqwest::Client::builder()
+        .https_only(!plain_http)
+        .connect_timeout(settings.connect_timeout)
+        .pool_max_idle_per_host(settings.requests_in_flight_max)
+        .http1_only()
+        // What was sent cannot be sent elsewhere.
+        .redirect(reqwest::redirect::Policy::none())
+        .build()
+        .map_err(|error| Error::unavailable(format!("no HTTP client: {error}")))
+}
+
+/// How often requests of object_store's own are repeated, those for credentials too.
 pub(crate) fn retry_config(settings: &Settings) -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig::default(),
@@ -115,6 +148,16 @@ impl Ask {
 
     pub(crate) fn with_body(self, body: impl Into<PutPayload>) -> Self {
         Self { body: body.into(), ..self }
+    }
+
+    /// What it is about.
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Whether its answer has headers only.
+    pub(crate) fn is_head(&self) -> bool {
+        self.method == Method::HEAD
     }
 }
 
@@ -147,6 +190,14 @@ impl Web {
         (|| self.send_once(ask)).retry(self.backoff).when(refused).await
     }
 
+    /// Sends what each repetition would do once more; repeats only what was surely not begun.
+    pub(crate) async fn send_new(&self, ask: &Ask) -> Result<(HeaderMap, Bytes), Error> {
+        let time = self.while_time_is(Error::is_transient);
+        let again = |failed: &Failed| failed.is_not_begun && time(&failed.error);
+        let sent = (|| self.attempt(ask)).retry(self.backoff).when(again).await;
+        sent.map_err(|failed| failed.error)
+    }
+
     /// As [`Self::send`]; an answer that `check` finds transiently wrong is asked for again.
     pub(crate) async fn send_checked(
         &self,
@@ -163,32 +214,43 @@ impl Web {
 
     /// Sends without repeating.
     pub(crate) async fn send_once(&self, ask: &Ask) -> Result<(HeaderMap, Bytes), Error> {
+        self.attempt(ask).await.map_err(|failed| failed.error)
+    }
+
+    async fn attempt(&self, ask: &Ask) -> Result<(HeaderMap, Bytes), Failed> {
         let (head, stream) = self.exchange(ask).await?;
         // A long completion may take minutes, over which a server may say nothing.
         let bytes = self.collect(stream, ask.method == Method::GET).await?;
         let is_document = ask.method != Method::GET && ask.method != Method::HEAD;
         if is_document && transport::is_error(&bytes) {
-            return Err(self.dialect.refusal(head.status, &head.headers, &bytes, &ask.key));
+            return Err(self.dialect.refusal(&head, &bytes, ask).into());
         }
         Ok((head.headers, bytes))
     }
 
     /// Sends until an answer begins; its body is handed on.
     async fn open(&self, ask: &Ask) -> Result<Opened, Error> {
-        let again = self.while_time_is(Error::is_transient);
-        (|| self.exchange(ask)).retry(self.backoff).when(again).await
+        let time = self.while_time_is(Error::is_transient);
+        let again = |failed: &Failed| time(&failed.error);
+        let opened = (|| self.exchange(ask)).retry(self.backoff).when(again).await;
+        opened.map_err(|failed| failed.error)
     }
 
-    async fn exchange(&self, ask: &Ask) -> Result<Opened, Error> {
+    async fn exchange(&self, ask: &Ask) -> Result<Opened, Failed> {
         let answer = self.client.execute(self.request(ask).await?).await;
-        let answer = answer.map_err(|error| self.unreachable(&error))?;
+        let answer = answer.map_err(|error| Failed {
+            error: self.unreachable(&error),
+            // Where nobody was reached, nobody has begun anything either.
+            is_not_begun: error.kind() == HttpErrorKind::Connect,
+        })?;
         let (head, body) = answer.into_parts();
         let stream = body.bytes_stream();
         if head.status.is_success() {
             return Ok((head, stream));
         }
         let bytes = self.collect(stream, true).await?;
-        Err(self.dialect.refusal(head.status, &head.headers, &bytes, &ask.key))
+        let is_not_begun = transport::is_refused(head.status, &bytes);
+        Err(Failed { error: self.dialect.refusal(&head, &bytes, ask), is_not_begun })
     }
 
     async fn request(&self, ask: &Ask) -> Result<HttpRequest, Error> {

@@ -9,6 +9,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+#[path = "bucket/absence.rs"]
+mod absence;
 #[path = "bucket/azure.rs"]
 mod azure;
 #[path = "bucket/checksums.rs"]
@@ -25,5 +27,9 @@ mod moto;
 mod s3;
 #[path = "bucket/scripted.rs"]
 mod scripted;
+#[path = "bucket/streams.rs"]
+mod streams;
+#[path = "bucket/uploads.rs"]
+mod uploads;
 #[path = "bucket/weed.rs"]
 mod weed;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   the name here        object's tag      what happens
-//!   none                 any               added, unless a whiteout has the same tag
+//!   none                 any               added, unless a whiteout has the same tag (for a
+//!                                          directory: has none; for a symbolic link: is there)
 //!   clean                the same          nothing
 //!   clean                another           the file follows: new content generation
 //!   dirty or local       the recorded one  nothing
@@ -184,9 +185,11 @@ fn takes_place(
     known: &Known,
 ) -> Result<bool, ApplyError> {
     let is_directory = entry.kind == ImportKind::Directory && present.kind == FileKind::Regular;
-    if !is_directory
-        || tx.file_system()?.feature_level < DIRECTORY_LEVEL
-        || known.whiteout(tx, entry)?.is_some()
+    if !is_directory || tx.file_system()?.feature_level < DIRECTORY_LEVEL {
+        return Ok(false);
+    }
+    if let Some(whiteout) = known.whiteout(tx, entry)?
+        && is_hidden(tx, &whiteout, entry)?
     {
         return Ok(false);
     }
@@ -228,21 +231,41 @@ fn add(
     counts: &mut Counts,
 ) -> Result<(), ApplyError> {
     if let Some(whiteout) = known.whiteout(tx, entry)? {
-        let hidden = match &entry.kind {
-            ImportKind::File(origin) => whiteout.tag == origin.tag,
-            ImportKind::Directory | ImportKind::Symlink(_) => true,
-        };
-        if hidden {
+        if is_hidden(tx, &whiteout, entry)? {
             return Ok(());
         }
-        tx.delete(keys::whiteout(parent.id, entry.name.as_bytes()));
-        tx.delete(keys::moved_file(parent.id, entry.name.as_bytes()));
+        // The object that it hides may be in the bucket still, beside what is below its name.
+        if entry.kind != ImportKind::Directory {
+            tx.delete(keys::whiteout(parent.id, entry.name.as_bytes()));
+            tx.delete(keys::moved_file(parent.id, entry.name.as_bytes()));
+        }
     }
     let mut inode = build(tx, parent, entry, known)?;
     add_name(tx, parent, &mut inode, &entry.name)?;
     tx.put_inode(&inode);
     counts.added += 1;
     Ok(())
+}
+
+/// The feature level from which on what was removed as a file hides no directory.
+const FILES_HIDE_FILES_LEVEL: u32 = 17;
+
+/// Whether what was found may be what was removed here under its name.
+fn is_hidden(
+    tx: &Transaction<'_>,
+    whiteout: &Whiteout,
+    entry: &ImportEntry,
+) -> Result<bool, ApplyError> {
+    Ok(match &entry.kind {
+        ImportKind::File(origin) => whiteout.tag == origin.tag,
+        // Those of directories and of symbolic links have no tag.
+        ImportKind::Directory => {
+            whiteout.tag.is_empty() || tx.file_system()?.feature_level < FILES_HIDE_FILES_LEVEL
+        }
+        // Nothing tells of which version it is: its object may have been removed as the small file
+        // that a listing takes it for, or as a link while another version was hidden already.
+        ImportKind::Symlink(_) => true,
+    })
 }
 
 fn build(
@@ -370,3 +393,6 @@ pub(super) fn follow(
     tx.put_inode(&inode);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

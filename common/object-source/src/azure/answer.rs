@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header, response::Parts};
 use object_store::{azure::AzureAuthorizer, client::HttpRequest};
 use serde::Deserialize;
 
 use super::{address::Address, keys::Keys};
 use crate::{
     Error, Tag,
-    transport::{asks_to_wait, innermost},
-    web::Dialect,
+    transport::{asks_to_wait, innermost, no_bucket_answers},
+    web::{Ask, Dialect},
 };
 
 /// The language of Blob Storage.
@@ -63,16 +63,17 @@ impl Dialect for Azure {
             })
     }
 
-    fn refusal(&self, status: StatusCode, headers: &HeaderMap, body: &[u8], key: &str) -> Error {
+    fn refusal(&self, head: &Parts, body: &[u8], ask: &Ask) -> Error {
         // Azure puts a mark before its documents.
         let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
         let mut document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
-        if let Some(code) = headers.get("x-ms-error-code").and_then(|code| code.to_str().ok()) {
+        let told = head.headers.get("x-ms-error-code");
+        if let Some(code) = told.and_then(|code| code.to_str().ok()) {
             code.clone_into(&mut document.code);
         }
         let container = self.address.container();
         let place = format!("the container {container} at {}", self.address.base());
-        by_code(status, &document, &place, key)
+        by_code(head.status, &document, &place, ask.key())
     }
 }
 
@@ -85,6 +86,10 @@ fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> E
                 message: format!("{place} does not exist: check its name, account and endpoint"),
             }
         }
+        // Said to who has no credentials, also of what is not public.
+        ("ResourceNotFound", _) => Error::NoBucket {
+            message: format!("{place} does not exist or is not public: check name and credentials"),
+        },
         // Blocks that no list may name any more: another list or put came first.
         ("InvalidBlockList", _) => Error::NoUpload { key },
         ("ConditionNotMet" | "BlobAlreadyExists" | "UnauthorizedBlobOverwrite", _)
@@ -106,7 +111,9 @@ fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> E
         (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
             denied(place, "refuses access: check the key, signature or role", document)
         }
-        (_, StatusCode::NOT_FOUND) => Error::NotFound { key },
+        ("BlobNotFound", _) => Error::NotFound { key },
+        // Azure's own word comes with its code, in a header, and so to HEAD too.
+        ("", StatusCode::NOT_FOUND) => no_bucket_answers(place),
         ("ServerBusy", _) | (_, StatusCode::CONFLICT) => {
             Error::Busy { message: format!("{place} asks to wait ({status} {code})") }
         }
@@ -152,7 +159,8 @@ mod tests {
     #[test]
     fn each_refusal_says_what_the_caller_must_do() {
         assert!(matches!(refused(404, "BlobNotFound", ""), Error::NotFound { .. }));
-        assert!(matches!(refused(404, "", ""), Error::NotFound { .. }));
+        assert!(matches!(refused(404, "", ""), Error::Unavailable { .. }));
+        assert!(matches!(refused(404, "ResourceNotFound", ""), Error::NoBucket { .. }));
         assert!(matches!(refused(404, "ContainerNotFound", ""), Error::NoBucket { .. }));
         assert!(matches!(refused(412, "ConditionNotMet", ""), Error::Changed { .. }));
         assert!(matches!(refused(409, "BlobAlreadyExists", ""), Error::Changed { .. }));

@@ -11,20 +11,19 @@ use crate::{Error, Head, Tag};
 const HELD_LEN_MAX: u64 = 64 * MIB;
 
 /// Deletes the object that marks a directory, if it is empty. Tells whether it is gone.
+///
+/// # Errors
+/// [`Error::NotFound`] when there was none.
 pub(super) async fn unmark(
     head: Result<Head, Error>,
     delete: impl AsyncFnOnce(&Tag) -> Result<(), Error>,
 ) -> Result<bool, Error> {
-    let version = match head {
-        Ok(head) => head.version,
-        Err(Error::NotFound { .. }) => return Ok(true),
-        Err(error) => return Err(error),
-    };
+    let version = head?.version;
     if version.size != 0 {
         return Ok(false);
     }
     match delete(&version.tag).await {
-        Ok(()) | Err(Error::NotFound { .. }) => Ok(true),
+        Ok(()) => Ok(true),
         Err(Error::Changed { .. }) => Ok(false),
         Err(error) => Err(error),
     }

@@ -23,6 +23,9 @@ pub(super) fn page(tree: &Tree, prefix: &str, after: Option<Continuation>) -> Re
     };
     let first_page = after.is_none();
     let (names, skipped) = names(tree, &directory, prefix, after.as_ref())?;
+    if prefix.is_empty() && !names.is_empty() {
+        tree.know(&directory);
+    }
     let mut page = Page::default();
     if first_page {
         // Counted once, not on every page.

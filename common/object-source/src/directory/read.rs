@@ -32,6 +32,22 @@ pub(super) fn head(tree: &Tree, key: &str) -> Result<Head, Error> {
     Ok(Head { version, metadata: metadata(&file) })
 }
 
+/// Whether nothing is at a key, or at a prefix if it ends in `/`.
+///
+/// # Errors
+/// It is not known to be the bucket's directory in which nothing is.
+pub(super) fn lacks(tree: &Tree, key: &str) -> Result<bool, Error> {
+    let root = tree.open_known_root()?;
+    if key.ends_with('/') {
+        return Ok(tree.directory_in(&root, key)?.is_none());
+    }
+    match tree.object_in(&root, key) {
+        Ok(_) => Ok(false),
+        Err(Error::NotFound { .. }) => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
 /// User metadata of the directory of a prefix.
 pub(super) fn directory(tree: &Tree, prefix: &str) -> Result<Metadata, Error> {
     let missing = || Error::NotFound { key: prefix.to_owned() };
@@ -85,7 +101,13 @@ pub(super) struct Reader {
 
 impl Reader {
     pub(super) fn open(tree: &Tree, key: &str, range: Range<u64>, tag: Tag) -> Result<Self, Error> {
-        let file = tree.open_object(key)?;
+        let file = match tree.open_object(key) {
+            // Somebody knows a version of it: it has to be gone from where that was.
+            Err(error @ Error::NotFound { .. }) => {
+                return Err(tree.open_known_root().err().unwrap_or(error));
+            }
+            opened => opened?,
+        };
         let reader = Self { file, key: key.to_owned(), tag, at: range.start, end: range.end };
         let size = reader.check()?;
         if range.end > size {

@@ -5,19 +5,38 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use rustix::{
-    fs::{Access, AtFlags, Mode, OFlags, ResolveFlags, accessat, mkdirat, open, openat2},
+    fs::{
+        Access, AtFlags, Dir, Mode, OFlags, ResolveFlags, accessat, fstat, mkdirat, open, openat2,
+    },
     io::Errno,
 };
 
-use crate::Error;
+use crate::{Error, temporary::is_temporary};
 
 /// The root of a bucket that is a directory.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: PathBuf,
+    known: Mutex<Option<Identity>>,
+}
+
+/// Which directory the root was when something of the bucket was found in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    /// A file system that is mounted once more may have another.
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    fn of(directory: &OwnedFd) -> Result<Self, Errno> {
+        let stat = fstat(directory)?;
+        Ok(Self { device: stat.st_dev, inode: stat.st_ino })
+    }
 }
 
 /// New directories and files get these, less the umask; attributes travel as metadata.
@@ -26,14 +45,21 @@ const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 
 impl Tree {
     pub(super) fn new(root: PathBuf) -> Self {
-        Self { root }
+        Self { root, known: Mutex::default() }
     }
 
     /// Opens a file for reading. Anything but a regular file is no object.
     pub(super) fn open_object(&self, key: &str) -> Result<File, Error> {
         let root = self.open_root()?;
+        let file = self.object_in(&root, key)?;
+        self.know(&root);
+        Ok(file)
+    }
+
+    /// The same below a root that is open.
+    pub(super) fn object_in(&self, root: &OwnedFd, key: &str) -> Result<File, Error> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = beneath(&root, key, flags).map_err(|error| self.object_error(error, key))?;
+        let file = beneath(root, key, flags).map_err(|error| self.object_error(error, key))?;
         let file = File::from(file);
         let metadata = file.metadata().map_err(|error| self.io_error(&error, key))?;
         if metadata.is_file() { Ok(file) } else { Err(Error::NotFound { key: key.to_owned() }) }
@@ -42,11 +68,24 @@ impl Tree {
     /// Opens the directory of a prefix; `None` when it does not exist.
     pub(super) fn open_directory(&self, prefix: &str) -> Result<Option<OwnedFd>, Error> {
         let root = self.open_root()?;
-        let path = prefix.trim_end_matches('/');
-        if path.is_empty() {
+        if prefix.trim_end_matches('/').is_empty() {
             return Ok(Some(root));
         }
-        match beneath(&root, path, OFlags::RDONLY | OFlags::DIRECTORY) {
+        let found = self.directory_in(&root, prefix)?;
+        if found.is_some() {
+            self.know(&root);
+        }
+        Ok(found)
+    }
+
+    /// The same of a prefix that is not empty, below a root that is open.
+    pub(super) fn directory_in(
+        &self,
+        root: &OwnedFd,
+        prefix: &str,
+    ) -> Result<Option<OwnedFd>, Error> {
+        let path = prefix.trim_end_matches('/');
+        match beneath(root, path, OFlags::RDONLY | OFlags::DIRECTORY) {
             Ok(directory) => Ok(Some(directory)),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(error) => Err(self.io_error(&error.into(), prefix)),
@@ -67,6 +106,54 @@ impl Tree {
                 .map_err(|error| self.io_error(&error.into(), key))?;
         }
         Ok((directory, name))
+    }
+
+    /// Remembers which directory the root is, because something of the bucket was found in it. One
+    /// that is known stays so whatever lies in another: that may be what is left of a mount point.
+    pub(super) fn know(&self, root: &OwnedFd) {
+        let Ok(found) = Identity::of(root) else { return };
+        let mut known = self.known();
+        if known.is_none_or(|known| known.inode == found.inode) {
+            *known = Some(found);
+        }
+    }
+
+    /// Opens the root for who finds nothing below it and is to say that it is gone.
+    ///
+    /// # Errors
+    /// [`Error::NoBucket`] when the root is another directory than the known one, or empty and
+    /// nothing is known of it: what was there is not mounted, as far as anybody can tell.
+    pub(super) fn open_known_root(&self) -> Result<OwnedFd, Error> {
+        let root = self.open_root()?;
+        let failed = |error: Errno| self.io_error(&error.into(), "");
+        let found = Identity::of(&root).map_err(failed)?;
+        let known = *self.known();
+        if known == Some(found) {
+            return Ok(root);
+        }
+        let path = self.root.display();
+        if known.is_some_and(|known| known.inode != found.inode) {
+            return Err(Error::NoBucket {
+                message: format!(
+                    "another directory than before is at {path}: mount what was there, or restart \
+                     this daemon if it is right"
+                ),
+            });
+        }
+        if is_empty(&root).map_err(failed)? {
+            return Err(Error::NoBucket {
+                message: format!(
+                    "the directory {path} is empty, and nothing was found in it before: mount it, \
+                     or put any file there if it is right"
+                ),
+            });
+        }
+        *self.known() = Some(found);
+        Ok(root)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Option<Identity>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the root is a directory that can be listed and, with `write`, changed.
@@ -139,6 +226,19 @@ pub(super) fn create_file(directory: &OwnedFd, name: &str) -> Result<File, Errno
 pub(super) fn open_file(directory: &OwnedFd, name: &str) -> Result<File, Errno> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty()).map(File::from)
+}
+
+/// Whether nothing is in a directory but what uploads may have left.
+fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        let is_left = std::str::from_utf8(name).is_ok_and(is_temporary);
+        if name != b"." && name != b".." && !is_left {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn beneath(directory: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {

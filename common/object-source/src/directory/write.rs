@@ -220,12 +220,17 @@ pub(super) fn delete(tree: &Tree, key: &str, tag: &Tag) -> Result<(), Error> {
 }
 
 /// Removes the directory of a prefix, if nothing is in it; tells whether it is gone.
+///
+/// # Errors
+/// [`Error::NotFound`] when there was none.
 pub(super) fn remove_directory(tree: &Tree, prefix: &str) -> Result<bool, Error> {
     let path = prefix.trim_end_matches('/');
     let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-    let Some(directory) = tree.open_directory(above)? else { return Ok(true) };
+    let missing = || Error::NotFound { key: prefix.to_owned() };
+    let directory = tree.open_directory(above)?.ok_or_else(missing)?;
     match unlinkat(&directory, name, AtFlags::REMOVEDIR) {
-        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Ok(()) => Ok(true),
+        Err(Errno::NOENT) => Err(missing()),
         Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => Ok(false),
         Err(error) => Err(tree.io_error(&error.into(), prefix)),
     }

@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header, response::Parts};
 use object_store::client::HttpRequest;
 use serde::Deserialize;
 
 use super::{address::Address, keys::Keys};
-use crate::{Error, Tag, transport::asks_to_wait, web::Dialect};
+use crate::{
+    Error, Tag,
+    transport::{asks_to_wait, no_bucket_answers},
+    web::{Ask, Dialect},
+};
 
 /// The language of GCS.
 #[derive(Debug)]
@@ -72,10 +76,15 @@ impl Dialect for Google {
         Ok(())
     }
 
-    fn refusal(&self, status: StatusCode, _: &HeaderMap, body: &[u8], key: &str) -> Error {
+    fn refusal(&self, head: &Parts, body: &[u8], ask: &Ask) -> Error {
+        // Its answers have no body.
+        if head.status == StatusCode::NOT_FOUND && ask.is_head() {
+            return Error::NotFound { key: ask.key().to_owned() };
+        }
         let document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
         let (bucket, endpoint) = (self.address.bucket(), self.address.endpoint());
-        by_code(status, &document, &format!("the bucket {bucket} at {endpoint}"), key)
+        let place = format!("the bucket {bucket} at {endpoint}");
+        by_code(head.status, &document, &place, ask.key())
     }
 }
 
@@ -90,7 +99,7 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
             Error::NoBucket { message: format!("{bucket} has no name that GCS allows") }
         }
         ("NoSuchUpload", _) => Error::NoUpload { key },
-        ("NoSuchKey", _) | ("", StatusCode::NOT_FOUND) => Error::NotFound { key },
+        ("NoSuchKey", _) => Error::NotFound { key },
         ("PreconditionFailed" | "NotModified", _) | (_, StatusCode::PRECONDITION_FAILED) => {
             Error::Changed { key }
         }
@@ -108,6 +117,7 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
         (_, StatusCode::FORBIDDEN) => {
             denied(bucket, "refuses access: check the account's roles", document)
         }
+        ("", StatusCode::NOT_FOUND) => no_bucket_answers(bucket),
         (_, StatusCode::NOT_FOUND) => Error::NotFound { key },
         (_, status) if asks_to_wait(status) || code == "SlowDown" => {
             Error::Busy { message: format!("{bucket} asks to wait ({status})") }
@@ -148,7 +158,7 @@ mod tests {
     #[test]
     fn each_refusal_says_what_the_caller_must_do() {
         assert!(matches!(refused(404, "NoSuchKey"), Error::NotFound { .. }));
-        assert!(matches!(refused(404, ""), Error::NotFound { .. }));
+        assert!(matches!(refused(404, ""), Error::Unavailable { .. }));
         assert!(matches!(refused(404, "NoSuchBucket"), Error::NoBucket { .. }));
         assert!(matches!(refused(404, "NoSuchUpload"), Error::NoUpload { .. }));
         assert!(matches!(refused(412, "PreconditionFailed"), Error::Changed { .. }));

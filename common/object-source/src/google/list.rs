@@ -56,6 +56,14 @@ impl Google {
         }
     }
 
+    /// Whether a listing shows this very key. It would be the first of those that begin with it.
+    pub(crate) async fn lists(&self, key: &str) -> Result<bool, Error> {
+        let (_, answer) = self.web.send(&self.list_ask(&look(key))).await?;
+        let mut result = parse(&answer)?;
+        without_temporary(&mut result);
+        result.shows(key)
+    }
+
     /// Lists some keys, once, without repeating: to see whether it is allowed.
     pub(super) async fn try_list(&self, prefix: &str) -> Result<(), Error> {
         let (_, answer) = self.web.send_once(&self.list_ask(&look(prefix))).await?;

@@ -48,7 +48,8 @@ impl Google {
         let id = temporary::new_id();
         let temporary = temporary::key_of(key, &id)?;
         let ask = with_metadata(self.ask(Method::POST, &temporary, &[("uploads", "")]), metadata)?;
-        let (_, body) = self.web.send(&ask).await?;
+        // Of two that are begun nobody would know the first.
+        let (_, body) = self.web.send_new(&ask).await?;
         upload_id(&id, begun_upload(&body)?.as_str())
     }
 

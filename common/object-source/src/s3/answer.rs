@@ -1,12 +1,12 @@
 //! From a server's answer, or the lack of one, to an [`Error`] with a sentence.
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
 
 use super::{address::Address, checksum};
 use crate::{
     Error, Tag,
-    transport::{asks_to_wait, chain, innermost},
+    transport::{asks_to_wait, chain, innermost, no_bucket_answers},
 };
 
 /// S3's error document.
@@ -26,6 +26,7 @@ pub(super) fn tag(tag: Option<&str>) -> Result<Tag, Error> {
 
 /// An answer that refuses.
 pub(super) fn refusal(
+    method: &Method,
     status: StatusCode,
     headers: &HeaderMap,
     body: &[u8],
@@ -50,6 +51,10 @@ pub(super) fn refusal(
             "{endpoint} sends requests for the bucket {bucket} elsewhere: name its region or \
              endpoint"
         )),
+        // Its answers have no body.
+        (StatusCode::NOT_FOUND, _) if *method == Method::HEAD => {
+            Error::NotFound { key: key.to_owned() }
+        }
         _ => by_code(status, &document, &format!("the bucket {bucket} at {endpoint}"), key),
     }
 }
@@ -88,6 +93,7 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
         _ => {}
     }
     match status {
+        StatusCode::NOT_FOUND if document.code.is_empty() => no_bucket_answers(bucket),
         StatusCode::NOT_FOUND => Error::NotFound { key },
         StatusCode::PRECONDITION_FAILED => Error::Changed { key },
         StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => {
@@ -173,6 +179,15 @@ pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
             Error::Unsupported { message: error.to_string() }
         }
         _ => generic(&error, &chain, &document, key),
+    }
+}
+
+/// The same of HEAD, whose answers have no body: 404 is all that a bucket says of what it has not,
+/// and all that a proxy says of a bucket that it has lost.
+pub(super) fn translate_head(error: object_store::Error, key: &str) -> Error {
+    match error {
+        object_store::Error::NotFound { .. } => Error::NotFound { key: key.to_owned() },
+        other => translate(other, key),
     }
 }
 

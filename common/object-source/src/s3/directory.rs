@@ -25,20 +25,19 @@ impl S3 {
     }
 
     /// Deletes the object `prefix`, if it is empty.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is none.
     pub(crate) async fn unmark_directory(&self, prefix: &str) -> Result<bool, Error> {
         let (query, headers, body) = (Vec::new(), HeaderMap::new(), Bytes::new());
         let ask = Ask { method: Method::HEAD, key: Some(prefix), query, headers, body };
-        let headers = match self.signer.send_for_headers(&ask).await {
-            Ok(headers) => headers,
-            Err(Error::NotFound { .. }) => return Ok(true),
-            Err(error) => return Err(error),
-        };
+        let headers = self.signer.send_for_headers(&ask).await?;
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         if text(header::CONTENT_LENGTH).is_some_and(|len| len != "0") {
             return Ok(false);
         }
         match self.delete_now(prefix, &answer::tag(text(header::ETAG))?).await {
-            Ok(()) | Err(Error::NotFound { .. }) => Ok(true),
+            Ok(()) => Ok(true),
             Err(Error::Changed { .. }) => Ok(false),
             Err(error) => Err(error),
         }

@@ -41,6 +41,12 @@ impl S3 {
         Ok(!parse(&answer)?.contents.is_empty())
     }
 
+    /// Whether a listing shows this very key. It would be the first of those that begin with it.
+    pub(crate) async fn lists(&self, key: &str) -> Result<bool, Error> {
+        let answer = self.signer.send(&list_ask(one_below(key))).await?;
+        parse(&answer)?.shows(key)
+    }
+
     /// Lists one key, once, without repeating: to see whether it is allowed.
     pub(super) async fn try_list(&self, prefix: &str) -> Result<(), Error> {
         let answer = self.signer.send_once(&list_ask(one_below(prefix))).await?;

@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderValue, Method, header};
 use object_store::{
     PutPayload,
     aws::{AwsAuthorizer, AwsCredentialProvider},
-    client::{HttpClient, HttpRequest, HttpRequestBody},
+    client::{HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody},
 };
 
 use super::{address::Address, answer, put::Body};
@@ -44,17 +44,25 @@ struct Failed {
     is_final: bool,
     /// The server may have done it, and its answer did not come.
     is_lost: bool,
+    /// The server has surely not begun it.
+    is_not_begun: bool,
 }
 
 impl Failed {
     fn lost(error: Error) -> Self {
-        Self { error, is_final: false, is_lost: true }
+        Self { error, is_final: false, is_lost: true, is_not_begun: false }
+    }
+
+    /// No answer came. Where nobody was reached, nobody has begun anything either.
+    fn unanswered(error: &HttpError, endpoint: &str) -> Self {
+        let is_not_begun = error.kind() == HttpErrorKind::Connect;
+        Self { is_not_begun, ..Self::lost(transport::unreachable(error, endpoint)) }
     }
 }
 
 impl From<Error> for Failed {
     fn from(error: Error) -> Self {
-        Self { error, is_final: false, is_lost: false }
+        Self { error, is_final: false, is_lost: false, is_not_begun: false }
     }
 }
 
@@ -82,6 +90,18 @@ impl Signer {
     pub(super) async fn send_unless_begun(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
         let refused = self.while_time_is(|error| matches!(error, Error::Busy { .. }));
         (|| self.send_once(ask)).retry(self.backoff).when(refused).await
+    }
+
+    /// Sends what each repetition would do once more; repeats only what was surely not begun.
+    pub(super) async fn send_new(&self, ask: &Ask<'_>) -> Result<Bytes, Error> {
+        let once = || async {
+            let request = self.request(ask).await?;
+            let (_, bytes) = Box::pin(self.exchange_for(ask, request)).await?;
+            Ok::<_, Failed>(bytes)
+        };
+        let time = self.while_time_is(Error::is_transient);
+        let again = |failed: &Failed| failed.is_not_begun && time(&failed.error);
+        once.retry(self.backoff).when(again).await.map_err(|failed| failed.error)
     }
 
     /// As [`Self::send`], for an answer that is in its headers.
@@ -157,8 +177,7 @@ impl Signer {
             .client
             .execute(request)
             .await
-            .map_err(|error| transport::unreachable(&error, self.address.endpoint()))
-            .map_err(Failed::lost)?;
+            .map_err(|error| Failed::unanswered(&error, self.address.endpoint()))?;
         let (head, body) = answer.into_parts();
         let mut stream = body.bytes_stream();
         let mut bytes = BytesMut::with_capacity(announced(&head.headers));
@@ -192,8 +211,10 @@ impl Signer {
             return Ok((head.headers, bytes));
         }
         let is_final = answer::is_final(head.status, &bytes);
-        let error = answer::refusal(head.status, &head.headers, &bytes, &self.address, key);
-        Err(Failed { error, is_final, is_lost: false })
+        let is_not_begun = transport::is_refused(head.status, &bytes);
+        let (status, headers) = (head.status, &head.headers);
+        let error = answer::refusal(&ask.method, status, headers, &bytes, &self.address, key);
+        Err(Failed { error, is_final, is_lost: false, is_not_begun })
     }
 
     /// Whether there are credentials, or none are needed.

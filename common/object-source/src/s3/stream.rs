@@ -1,9 +1,10 @@
 //! Parts that are sent while they are read, however large: object_store takes bodies only whole.
 //!
 //! The request is signed as all others; over plain HTTP the digest of the bytes is part of that. So
-//! they are read once beforehand, and for their CRC32C where the bucket takes it.
+//! they are read once beforehand, and for their CRC32C where the bucket takes it. It goes through
+//! the same proxies, is counted as others are, and its answer is heard as theirs.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use aws_lc_rs::digest::{Context, SHA256};
 use backon::Retryable;
@@ -14,7 +15,9 @@ use millrace_types::{Crc32c, MIB};
 use object_store::client::HttpRequestBody;
 
 use super::{S3, answer, checksum, put::tag_of};
-use crate::{Counters, Error, RequestClass, Settings, Tag, UploadId, transport};
+use crate::{
+    Error, RequestClass, Settings, Tag, UploadId, metered::Wire, transport, web::streaming_client,
+};
 
 /// The slowest that a part may be sent on the average, in bytes a second.
 const RATE_MIN: u64 = MIB;
@@ -23,21 +26,16 @@ const RATE_MIN: u64 = MIB;
 #[derive(Debug)]
 pub(super) struct Streamer {
     client: reqwest::Client,
-    counters: Arc<Counters>,
+    wire: Wire,
     patience: Duration,
 }
 
 impl Streamer {
     /// # Errors
     /// When TLS cannot be set up.
-    pub(super) fn new(settings: &Settings, counters: Arc<Counters>) -> Result<Self, Error> {
-        let client = reqwest::Client::builder()
-            .connect_timeout(settings.connect_timeout)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .build()
-            .map_err(|error| Error::unavailable(format!("no HTTP client: {error}")))?;
-        Ok(Self { client, counters, patience: settings.read_timeout })
+    pub(super) fn new(settings: &Settings, wire: Wire, plain_http: bool) -> Result<Self, Error> {
+        let client = streaming_client(settings, plain_http)?;
+        Ok(Self { client, wire, patience: settings.read_timeout })
     }
 }
 
@@ -109,9 +107,8 @@ impl S3 {
             .map_err(|error| Error::invalid(format!("no address for a request: {error}")))?;
         request.headers_mut().extend(headers);
         self.signer.authorize_body(&mut request, digest).await?;
-        let Streamer { client, counters, patience } = &self.streamer;
-        counters.count(RequestClass::Part);
-        counters.send(len);
+        let Streamer { client, wire, patience } = &self.streamer;
+        wire.leaves(RequestClass::Part, len);
         let limit = *patience + Duration::from_secs(len / RATE_MIN);
         let sent = client
             .put(url)
@@ -121,19 +118,20 @@ impl S3 {
             .body(reqwest::Body::wrap_stream(body))
             .send();
         let failed = |error: reqwest::Error| {
-            counters.fail();
             let endpoint = self.address.endpoint();
             Error::unavailable(format!(
                 "cannot send to {endpoint}: {}",
                 transport::innermost(&error)
             ))
         };
-        let answer = sent.await.map_err(failed)?;
+        let sent = sent.await;
+        wire.ended(RequestClass::Part, sent.as_ref().ok().map(reqwest::Response::status));
+        let answer = sent.map_err(failed)?;
         let (status, headers) = (answer.status(), answer.headers().clone());
         let bytes = answer.bytes().await.map_err(failed)?;
         if !status.is_success() {
-            counters.fail();
-            return Err(answer::refusal(status, &headers, &bytes, &self.address, key));
+            let (method, address) = (Method::PUT, &self.address);
+            return Err(answer::refusal(&method, status, &headers, &bytes, address, key));
         }
         tag_of(&headers)
     }

@@ -1,10 +1,14 @@
 //! The contract on a directory, and what only a directory can do wrong.
 
-use std::{fs, os::unix::fs::symlink, path::Path};
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
 use futures::TryStreamExt;
 use millrace_object_source::{
-    Bucket, Condition, Error, LeftOutReason, LinkSpec, Metadata, Settings,
+    Bucket, Condition, Error, LeftOutReason, LinkSpec, Metadata, Settings, Tag,
 };
 
 use crate::contract;
@@ -102,4 +106,93 @@ async fn a_missing_or_wrong_directory_is_told_in_words() {
         assert!(matches!(error, Error::NoBucket { .. }), "{error:?}");
         assert!(error.to_string().contains(word), "{error}");
     }
+}
+
+/// A file system that is mounted at `root`: its directory is moved there and away again.
+struct Mount {
+    dir: tempfile::TempDir,
+}
+
+impl Mount {
+    fn new() -> Self {
+        let mount = Self { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir_all(mount.root().join("sub")).unwrap();
+        for name in ["one", "two", "sub/file"] {
+            fs::write(mount.root().join(name), b"12345").unwrap();
+        }
+        mount
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("root")
+    }
+
+    fn unmount(&self) {
+        fs::rename(self.root(), self.dir.path().join("aside")).unwrap();
+        fs::create_dir(self.root()).unwrap();
+    }
+
+    fn mount(&self) {
+        fs::remove_dir_all(self.root()).unwrap();
+        fs::rename(self.dir.path().join("aside"), self.root()).unwrap();
+    }
+}
+
+async fn says_that_nothing_is_gone(bucket: &Bucket, tag: &Tag, word: &str) {
+    let range = bucket.get_range("one", 0..5, tag).await.map(drop);
+    let refusals = [
+        bucket.look("one").await.map(drop),
+        bucket.is_gone_below("sub/").await.map(drop),
+        bucket.delete("one", tag).await,
+        bucket.unmark_directory("sub/").await.map(drop),
+        range,
+    ];
+    for (at, refused) in refusals.into_iter().enumerate() {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, Error::NoBucket { .. }), "{at}: {error:?}");
+        assert!(error.to_string().contains(word), "{at}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn where_nothing_is_mounted_nothing_is_gone() {
+    let mount = Mount::new();
+    let bucket = open(&mount.root());
+    let tag = bucket.look("one").await.unwrap().unwrap().version.tag;
+    mount.unmount();
+    says_that_nothing_is_gone(&bucket, &tag, "another directory").await;
+    // Nor if somebody has put something there, which is seen.
+    fs::write(mount.root().join("stray"), b"").unwrap();
+    assert!(bucket.look("stray").await.unwrap().is_some());
+    says_that_nothing_is_gone(&bucket, &tag, "another directory").await;
+    mount.mount();
+    assert!(!bucket.is_gone_below("sub/").await.unwrap());
+    fs::remove_file(mount.root().join("two")).unwrap();
+    assert_eq!(bucket.look("two").await.unwrap(), None);
+    // It may be emptied by those who see it.
+    fs::remove_file(mount.root().join("one")).unwrap();
+    fs::remove_dir_all(mount.root().join("sub")).unwrap();
+    assert_eq!(bucket.look("one").await.unwrap(), None);
+    assert!(bucket.is_gone_below("sub/").await.unwrap());
+    let read = bucket.get_range("one", 0..5, &tag).await;
+    assert!(matches!(read, Err(Error::NotFound { .. })), "{read:?}");
+    bucket.delete("one", &tag).await.unwrap();
+    assert!(bucket.unmark_directory("sub/").await.unwrap());
+}
+
+#[tokio::test]
+async fn of_a_directory_that_was_not_seen_before_emptiness_says_nothing() {
+    let mount = Mount::new();
+    let tag = open(&mount.root()).head("one").await.unwrap().version.tag;
+    mount.unmount();
+    let bucket = open(&mount.root());
+    bucket.check("", true).await.unwrap();
+    says_that_nothing_is_gone(&bucket, &tag, "is empty").await;
+    // What an upload left behind is nothing.
+    bucket.create_upload("new", &Metadata::default()).await.unwrap();
+    says_that_nothing_is_gone(&bucket, &tag, "is empty").await;
+    assert!(bucket.list_directory("", None).await.unwrap().entries.is_empty());
+    fs::write(mount.root().join("right"), b"").unwrap();
+    assert_eq!(bucket.look("one").await.unwrap(), None);
+    assert!(bucket.is_gone_below("sub/").await.unwrap());
 }

@@ -4,12 +4,15 @@
 //! A listing of what is known costs one request a page and no command. New and changed keys are
 //! imported as by the first listing. A name that the bucket does not list any more is asked for
 //! alone before it goes: listings may be stale or out of order, and what is in use must not vanish
-//! by mistake. A subdirectory below which nothing lies is listed too, which empties it, and goes if
-//! it was imported and nobody changed it here.
+//! by mistake. Nor does it go because something that stands before the bucket, or is where it was
+//! mounted, has nothing of that name ([`Bucket::look`]). A subdirectory below which nothing lies is
+//! listed too, which empties it, and goes if it was imported and nobody changed it here.
 //!
 //! Lookups wait for what they need and not longer: for the answer about their own name or for the
 //! listing, whichever comes first, two seconds at most. A bucket that is away costs them nothing
 //! for a while: they are answered from what is known.
+//!
+//! [`Bucket::look`]: millrace_object_source::Bucket::look
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::DefaultHasher},
@@ -195,7 +198,7 @@ impl<E: Environment> Importer<E> {
             Missing::File(object) => return self.observe(&object).await.map(drop),
             Missing::Directory { name, inode, prefix } => (name, inode, prefix),
         };
-        if self.bucket(&linked.bucket)?.has_below(&prefix).await? {
+        if !self.bucket(&linked.bucket)?.is_gone_below(&prefix).await? {
             return Ok(());
         }
         self.refresh_below(inode).await?;

@@ -1,6 +1,6 @@
 //! One file's object asked for again, and what the file makes of the answer.
 
-use millrace_object_source::{Error, PosixAttributes};
+use millrace_object_source::PosixAttributes;
 use millrace_protocol::cluster;
 use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId};
 
@@ -135,22 +135,18 @@ impl<E: Environment> Importer<E> {
         Ok(self.asked(object).await?.map(|(found, _)| found))
     }
 
-    /// The same, and whether an export of this file made it.
+    /// The same, and whether an export of this file made it. What is not there may take names and
+    /// the only copy of their bytes along: so the bucket itself has to say it.
     async fn asked(&self, object: &Object) -> Result<Option<(FoundObject, bool)>, Failure> {
         let _permit = self.probes.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         let bucket = self.bucket(&object.bucket)?;
-        match bucket.head(&object.key).await {
-            Ok(head) => {
-                let attributes = PosixAttributes::from_metadata(&head.metadata);
-                let modified = attributes.mtime.unwrap_or(head.version.modified);
-                let origin = origin_of(object.link, object.key.clone(), &head.version);
-                let (inode, link) = (object.inode.id, object.link);
-                let own = OwnMark::of(&*self.environment, inode, link, &object.key).await?;
-                let is_own = own.has_made(&head.metadata);
-                Ok(Some((FoundObject { origin, modified }, is_own)))
-            }
-            Err(Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let Some(head) = bucket.look(&object.key).await? else { return Ok(None) };
+        let attributes = PosixAttributes::from_metadata(&head.metadata);
+        let modified = attributes.mtime.unwrap_or(head.version.modified);
+        let origin = origin_of(object.link, object.key.clone(), &head.version);
+        let (inode, link) = (object.inode.id, object.link);
+        let own = OwnMark::of(&*self.environment, inode, link, &object.key).await?;
+        let is_own = own.has_made(&head.metadata);
+        Ok(Some((FoundObject { origin, modified }, is_own)))
     }
 }

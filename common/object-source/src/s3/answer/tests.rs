@@ -1,6 +1,6 @@
 //! What servers say, and what becomes of it.
 
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::aws::AmazonS3Builder;
 
 use super::*;
@@ -15,7 +15,11 @@ fn refused(status: u16, code: &str) -> Error {
     let body =
         format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>m</Message></Error>");
     let status = StatusCode::from_u16(status).unwrap();
-    refusal(status, &HeaderMap::new(), body.as_bytes(), &address(), "k")
+    answered(&Method::GET, status, body.as_bytes())
+}
+
+fn answered(method: &Method, status: StatusCode, body: &[u8]) -> Error {
+    refusal(method, status, &HeaderMap::new(), body, &address(), "k")
 }
 
 #[test]
@@ -41,7 +45,8 @@ fn another_region_is_named() {
         http::HeaderName::from_static("x-amz-bucket-region"),
         HeaderValue::from_static("eu-west-3"),
     )]);
-    let error = refusal(StatusCode::MOVED_PERMANENTLY, &headers, b"", &address(), "");
+    let status = StatusCode::MOVED_PERMANENTLY;
+    let error = refusal(&Method::HEAD, status, &headers, b"", &address(), "");
     assert!(error.to_string().contains("eu-west-3"), "{error}");
     assert!(error.to_string().contains("--region"), "{error}");
 }
@@ -50,7 +55,7 @@ fn another_region_is_named() {
 fn an_answer_that_is_no_document_is_still_a_sentence() {
     for body in [&b""[..], b"\xff\xfe", b"<html>", b"<Error><Code>"] {
         let status = StatusCode::BAD_GATEWAY;
-        let error = refusal(status, &HeaderMap::new(), body, &address(), "k");
+        let error = answered(&Method::GET, status, body);
         assert!(
             matches!(&error, Error::Unavailable { message } if message.contains("502")),
             "{error}"
@@ -74,6 +79,26 @@ fn a_refusal_to_go_on_with_a_body_is_what_it_would_be_at_its_beginning() {
     assert!(matches!(error, Error::Denied { .. }), "{error:?}");
     let error = told(Store::Precondition { path: path(), source: "412".into() });
     assert!(matches!(error, Error::Changed { .. }), "{error:?}");
-    let error = told(Store::NotFound { path: path(), source: "404".into() });
+    let words = "404: <Error><Code>NoSuchKey</Code></Error>";
+    let error = told(Store::NotFound { path: path(), source: words.into() });
     assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
+}
+
+#[test]
+fn only_head_may_say_404_without_a_word_of_what_is_missing() {
+    use object_store::Error as Store;
+    let bare = || Store::NotFound { path: "k".to_owned(), source: "404: no such page".into() };
+    assert!(matches!(translate_head(bare(), "k"), Error::NotFound { .. }));
+    let error = answered(&Method::HEAD, StatusCode::NOT_FOUND, b"");
+    assert!(matches!(error, Error::NotFound { .. }), "{error:?}");
+    for body in [&b""[..], b"404 page not found", b"<html>404</html>"] {
+        for method in [Method::GET, Method::PUT, Method::DELETE] {
+            let error = answered(&method, StatusCode::NOT_FOUND, body);
+            assert!(matches!(error, Error::Unavailable { .. }), "{method}: {error:?}");
+            assert!(error.to_string().contains("does not answer"), "{error}");
+        }
+    }
+    for error in [translate(bare(), "k"), translate_upload(bare(), "k")] {
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    }
 }

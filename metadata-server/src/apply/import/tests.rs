@@ -1,0 +1,179 @@
+//! What a removed name hides of what its bucket has.
+
+use millrace_protocol::{
+    cluster::{Bucket, LinkMode},
+    metadata::{NewNode, RenameMode},
+    session::Caller,
+};
+use millrace_types::{ByteLen, HostId, LinkId, LogIndex, TargetId};
+
+use super::*;
+use crate::{
+    apply::apply,
+    command::{
+        AddLink, Command, Create, DropDirectory, Envelope, Format, RegisterHost, Remove, Rename,
+    },
+    store::{MetaStore as _, View as _, memory::MemoryStore},
+};
+
+/// The directory of the link.
+const TOP: InodeId = InodeId(2);
+
+/// The only name there.
+const NAME: &[u8] = b"a";
+
+struct Log {
+    store: MemoryStore,
+    last: LogIndex,
+}
+
+impl Log {
+    /// A link at this feature level.
+    fn linked(level: u32) -> Self {
+        let mut log = Self { store: MemoryStore::default(), last: LogIndex(0) };
+        log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 }));
+        let mut tx = Transaction::new(&log.store, log.last, Timestamp(1));
+        tx.change_file_system(|fs| fs.feature_level = level).unwrap();
+        let (batch, _) = tx.finish();
+        log.store.commit(&batch).unwrap();
+        log.apply(Command::RegisterHost(RegisterHost {
+            host: HostId([1; 16]),
+            name: "store".to_owned(),
+            addresses: vec!["127.0.0.1:1".to_owned()],
+            targets: vec![(TargetId([1; 8]), ByteLen(1 << 40))],
+        }));
+        log.apply(Command::Create(Create {
+            caller: Caller::ROOT,
+            parent: InodeId::ROOT,
+            name: name(b"data"),
+            node: NewNode::Directory,
+            mode: 0o755,
+            inode: TOP,
+            seed: 0,
+            open: None,
+            exclusive: true,
+        }));
+        let bucket =
+            Bucket { url: "s3://b".to_owned(), endpoint: None, region: None, credentials: None };
+        let (prefix, mode) = (String::new(), LinkMode::Import);
+        log.apply(Command::AddLink(AddLink { directory: TOP, bucket, prefix, mode }));
+        log
+    }
+
+    fn apply(&mut self, command: Command) {
+        self.last = self.last.next();
+        let time = Timestamp(i64::try_from(self.last.0).unwrap());
+        let envelope = Envelope { time, operation: None, command };
+        let effect = apply(&self.store, self.last, &envelope).unwrap();
+        self.store.commit(&effect.batch).unwrap();
+    }
+
+    fn import(&mut self, inode: u64, kind: ImportKind) {
+        let entry = ImportEntry {
+            name: name(NAME),
+            inode: InodeId(inode),
+            seed: 0,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            modified: Timestamp(0),
+            kind,
+        };
+        let import = ImportEntries { directory: TOP, entries: vec![entry] };
+        self.apply(Command::ImportEntries(import));
+    }
+
+    fn remove(&mut self, directory: bool) {
+        let (caller, name, readers) = (Caller::ROOT, name(NAME), Vec::new());
+        self.apply(Command::Remove(Remove { caller, parent: TOP, name, directory, readers }));
+    }
+
+    fn rename(&mut self, from: &[u8], to: &[u8]) {
+        self.apply(Command::Rename(Rename {
+            caller: Caller::ROOT,
+            source_parent: TOP,
+            source_name: name(from),
+            target_parent: TOP,
+            target_name: name(to),
+            mode: RenameMode::Replace,
+            readers: Vec::new(),
+        }));
+    }
+
+    /// What has the name.
+    fn named(&self) -> Option<u64> {
+        let entry = tree::entry(&self.store, TOP, &name(NAME)).unwrap();
+        entry.map(|entry| entry.inode.0)
+    }
+
+    fn hides(&self) -> bool {
+        let whiteout = self.store.get(&keys::whiteout(TOP, NAME)).unwrap();
+        let moved = self.store.get(&keys::moved_file(TOP, NAME)).unwrap();
+        whiteout.is_some() && moved.is_some()
+    }
+}
+
+fn name(text: &[u8]) -> FileName {
+    FileName::parse(text).unwrap()
+}
+
+fn object(tag: &str) -> ImportKind {
+    ImportKind::File(Origin {
+        link: LinkId(1),
+        key: "a".to_owned(),
+        size: 5,
+        tag: tag.to_owned(),
+        modified: Timestamp(0),
+    })
+}
+
+#[test]
+fn a_removed_file_hides_its_object_and_from_the_seventeenth_level_on_no_directory() {
+    for level in [16, 17] {
+        let mut log = Log::linked(level);
+        log.import(20, object("first"));
+        log.remove(false);
+        log.import(21, ImportKind::Directory);
+        assert_eq!(log.named(), (level == 17).then_some(21));
+        assert!(log.hides(), "the object may be there still");
+        if level == 17 {
+            log.apply(Command::MarkDirectoryListed(InodeId(21)));
+            let drop = DropDirectory { parent: TOP, name: name(NAME), inode: InodeId(21) };
+            log.apply(Command::DropDirectory(drop));
+        }
+        log.import(22, object("first"));
+        assert_eq!(log.named(), None, "what was removed stays removed");
+        log.import(23, object("second"));
+        assert_eq!(log.named(), Some(23));
+        assert!(!log.hides());
+    }
+}
+
+#[test]
+fn a_removed_directory_hides_directories_and_a_link_is_hidden_by_whatever_was_removed() {
+    let mut log = Log::linked(17);
+    log.import(20, ImportKind::Directory);
+    log.apply(Command::MarkDirectoryListed(InodeId(20)));
+    log.remove(true);
+    log.import(21, ImportKind::Directory);
+    log.import(22, ImportKind::Symlink(b"target".to_vec()));
+    assert_eq!(log.named(), None);
+    log.import(23, object("first"));
+    assert_eq!(log.named(), Some(23), "no object was removed");
+    log.remove(false);
+    log.import(24, ImportKind::Symlink(b"target".to_vec()));
+    assert_eq!(log.named(), None, "it may be the very object that a listing took for a file");
+}
+
+#[test]
+fn a_directory_takes_the_place_of_an_object_although_its_name_was_away_for_a_while() {
+    for level in [16, 17] {
+        let mut log = Log::linked(level);
+        log.import(20, object("first"));
+        log.rename(NAME, b"b");
+        log.rename(b"b", NAME);
+        assert_eq!(log.named(), Some(20));
+        log.import(21, ImportKind::Directory);
+        assert_eq!(log.named(), Some(if level == 17 { 21 } else { 20 }));
+    }
+}
