@@ -9,6 +9,8 @@
 //!   by the engine, and a read past the end of the file is an error.
 //! - Requests may be executed in any order. A sync covers exactly the writes whose completion had
 //!   been delivered before the sync was submitted.
+//! - **After a sync that failed no other one counts**: every later [`DiskQueue::sync`] of the same
+//!   queue fails, whoever asked for the first. The disk must be opened again.
 //!
 //! # Cancellation
 //! A submitted request is always executed. Who drops the future only gives up the answer; pages
@@ -21,9 +23,9 @@
 //!
 //! Modules: [`buffer`] (the aligned pool), [`place`] (where a target lies: directory, device or
 //! image), [`backing`] (how it grows), [`mod@file`] (opening and growing the data file), `lock`,
-//! [`blocking`] and [`uring`] (the two engines), [`simulated`] (a disk for tests, which loses
-//! power), [`faulty`] (faults on request, before any disk), [`cuts`] (a kernel that does less than
-//! it was asked for); `conformance` is the suite that all disks pass.
+//! `syncs`, [`blocking`] and [`uring`] (the two engines), [`simulated`] (a disk for tests, which
+//! loses power), [`faulty`] (faults on request, before any disk), [`cuts`] (a kernel that does less
+//! than it was asked for); `conformance` is the suite that all disks pass.
 
 use std::{
     fmt, io,
@@ -49,6 +51,7 @@ mod lock;
 pub mod meter;
 pub mod place;
 pub mod simulated;
+mod syncs;
 pub mod uring;
 
 pub use backing::Backing;
@@ -58,6 +61,7 @@ pub use meter::DiskMeter;
 pub use place::{Place, PlaceError};
 
 use meter::Metered;
+use syncs::{SyncUnderWay, Syncs};
 
 /// Direct I/O wants offsets, lengths and memory aligned to the device's logical block; 4 KiB is the
 /// largest in use, and the size of the pages that carry checksums.
@@ -116,6 +120,8 @@ pub struct Request {
     pieces: Vec<Piece>,
     buffer: Held,
     reply: oneshot::Sender<Completion>,
+    /// Of a sync alone.
+    sync: Option<SyncUnderWay>,
     /// `None` for a part of another request.
     _permit: Option<OwnedSemaphorePermit>,
 }
@@ -132,6 +138,9 @@ impl Request {
             Held::Exclusive(buffer) => Some(buffer),
             Held::Nothing | Held::Shared(_) => None,
         };
+        if let Some(sync) = self.sync {
+            sync.end(&result);
+        }
         let completion = Completion { buffer, result };
         // Nobody waiting is no error: the buffer goes back to its pool here.
         drop(self.reply.send(completion));
@@ -184,6 +193,9 @@ pub enum DiskError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A sync has failed before, perhaps somebody else's. Open the disk again.
+    #[error("an earlier sync of the disk failed: what was written before it may be gone")]
+    SyncFailed,
     /// The engine has ended.
     #[error("the disk engine has stopped")]
     Stopped,
@@ -207,12 +219,19 @@ impl DiskError {
         }
     }
 
+    /// Whether the device or file system failed to read. What lies there may be as it was, and
+    /// readable again in a moment: a path fails over, a controller is reset.
+    #[must_use]
+    pub fn is_failed_read(&self) -> bool {
+        matches!(self, Self::Io { operation, .. } if *operation == Operation::Read.verb())
+    }
+
     /// The kind that peers see.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoSpace => ErrorKind::NoSpace,
-            Self::Io { .. } | Self::Away => ErrorKind::Disk,
+            Self::Io { .. } | Self::SyncFailed | Self::Away => ErrorKind::Disk,
             Self::Stopped => ErrorKind::Unavailable,
         }
     }
@@ -231,6 +250,7 @@ pub struct DiskQueue {
     disk: Arc<RwLock<Option<Arc<dyn Disk>>>>,
     name: &'static str,
     depth: Arc<Semaphore>,
+    syncs: Arc<Syncs>,
     meter: Arc<OnceLock<DiskMeter>>,
     /// It has ended, and nothing takes its place for now.
     is_away: Arc<AtomicBool>,
@@ -243,7 +263,15 @@ impl DiskQueue {
         let depth = Arc::new(Semaphore::new(QUEUE_DEPTH));
         let name = disk.name();
         let (disk, meter) = (Arc::new(RwLock::new(Some(disk))), Arc::default());
-        Self { disk, name, depth, meter, is_away: Arc::default() }
+        Self { disk, name, depth, syncs: Arc::default(), meter, is_away: Arc::default() }
+    }
+
+    /// Waits until everything is over that is under way, also what nobody waits for any more; what
+    /// is asked meanwhile is done after that.
+    pub async fn drain(&self) {
+        let all = u32::try_from(QUEUE_DEPTH).expect("a few");
+        // Refused when it has ended: nothing is under way then.
+        drop(self.depth.acquire_many(all).await);
     }
 
     /// Ends it, for everybody who has a clone: waits until everything under way is over, and lets
@@ -344,10 +372,28 @@ impl DiskQueue {
     /// among the transfers. May be dropped at its await.
     ///
     /// # Errors
-    /// [`DiskError`]; nothing may then be taken for durable, and a later success proves nothing
-    /// about the writes before this call, since the kernel reports a failed write only once.
+    /// [`DiskError`]; nothing may then be taken for durable. The kernel reports a failed write or
+    /// flush only once, to one of those who ask, so that a later success would prove nothing about
+    /// the writes before: from then on it is [`DiskError::SyncFailed`] for everybody.
     pub async fn sync(&self) -> Result<(), DiskError> {
+        self.sync_after_failure().await?;
+        self.syncs.settle().await;
+        if self.has_failed_sync() { Err(DiskError::SyncFailed) } else { Ok(()) }
+    }
+
+    /// The same for what was written after a sync had failed, whose failure does not matter to it;
+    /// it says nothing of what was written before. May be dropped at its await.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub async fn sync_after_failure(&self) -> Result<(), DiskError> {
         self.submit(Operation::Sync, Vec::new(), Held::Nothing).await?.complete().await.map(drop)
+    }
+
+    /// Whether a sync has failed, of whoever has a clone: unsynced writes may be gone.
+    #[must_use]
+    pub fn has_failed_sync(&self) -> bool {
+        self.syncs.has_failed()
     }
 
     async fn transfer(
@@ -391,7 +437,8 @@ impl DiskQueue {
         let (reply, answer) = oneshot::channel();
         metered.hand_over();
         let disk = self.disk()?;
-        disk.submit(Request { operation, pieces, buffer, reply, _permit: Some(permit) });
+        let sync = (operation == Operation::Sync).then(|| self.syncs.begin());
+        disk.submit(Request { operation, pieces, buffer, reply, sync, _permit: Some(permit) });
         Ok(Answer { completion: answer, metered, bytes })
     }
 }

@@ -23,8 +23,8 @@
 //! nor space beyond the segments that it was given.
 //!
 //! Modules in reading order: `delta`, `nodes` (free pages), `store` (reading and caching),
-//! `merge` (pure), `checkpoint`, `scan`, `survey` (for the scrub), `walk` (opening and checking),
-//! `error`.
+//! `merge` (pure), `checkpoint`, `obstacles` (what is in its way), `scan`, `survey` (for the
+//! scrub), `walk` (opening and checking), `error`.
 
 use std::{
     collections::VecDeque,
@@ -48,6 +48,7 @@ mod delta;
 mod error;
 mod merge;
 mod nodes;
+mod obstacles;
 mod scan;
 mod store;
 mod survey;
@@ -58,12 +59,14 @@ mod walk;
 pub use crate::format::key::Key;
 pub use checkpoint::LostLeaf;
 pub use error::IndexError;
+pub use obstacles::Obstacle;
 pub use scan::Scan;
 pub use survey::{NodeDamage, Survey};
 pub use walk::{Checked, Due, Walk};
 
 use delta::{Change, Delta};
 use nodes::NodeSpace;
+use obstacles::Unread;
 use store::NodeStore;
 
 /// Where an index lies, and what it may use.
@@ -86,6 +89,7 @@ pub struct Index {
     store: NodeStore,
     first_root_page: u64,
     state: Mutex<State>,
+    unread: Mutex<Unread>,
     /// One checkpoint at a time.
     turn: tokio::sync::Mutex<()>,
 }
@@ -189,8 +193,8 @@ impl Index {
             retired: VecDeque::new(),
             uncertain: false,
         };
-        let turn = tokio::sync::Mutex::new(());
-        Self { store, first_root_page, state: Mutex::new(state), turn }
+        let (unread, turn) = (Mutex::default(), tokio::sync::Mutex::new(()));
+        Self { store, first_root_page, state: Mutex::new(state), unread, turn }
     }
 
     /// The value of a key. May be dropped at its await.
@@ -301,6 +305,11 @@ impl Index {
     /// A panic elsewhere leaves the state whole: every change of it is one step.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Likewise.
+    fn unread(&self) -> MutexGuard<'_, Unread> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

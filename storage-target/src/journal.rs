@@ -7,6 +7,8 @@
 //! - A record for which [`Journal::write`] returned survives a kill of the process.
 //! - A record that was durable and cannot be read is told from one that never arrived, as soon as a
 //!   later batch has carried the news ([`JournalError::Damaged`]).
+//! - Nothing is promised after a sync of its disk has failed, whoever asked for that sync: records,
+//!   or the data that they name, may be gone although a later sync succeeds.
 //!
 //! # How records become durable
 //! [`Journal::append`] gives a record its sequence and returns at once. Whoever then waits for it
@@ -209,10 +211,8 @@ impl Journal {
         if state.failed {
             return Err(JournalError::Failed);
         }
-        // As if every record took a batch of its own, and with what is skipped at the ring's end.
         let pages = pages_of([record.len()]);
-        let needed = state.pending_pages + pages + 2 * pages_of_longest();
-        if state.used_pages + needed > self.shared.options.ring.pages {
+        if !state.has_room(pages, self.shared.options.ring) {
             return Err(JournalError::Full);
         }
         let sequence = state.appended_end();
@@ -307,6 +307,12 @@ impl Journal {
     pub fn used_pages(&self) -> u64 {
         self.shared.state().used_pages
     }
+
+    /// Whether even a short record can be appended before some of the ring is released.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.shared.state().has_room(1, self.shared.options.ring)
+    }
 }
 
 /// Serves a line. Dropped before its end, or before its beginning, it leaves the line to who joins
@@ -385,11 +391,20 @@ impl Shared {
 
     /// A panic elsewhere leaves the state whole: every change of it is one step.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.failed |= self.options.disk.has_failed_sync();
+        state
     }
 }
 
 impl State {
+    /// Whether the ring takes a record of so many pages: as if every record took a batch of its
+    /// own, and with what is skipped at the ring's end.
+    fn has_room(&self, pages: u64, ring: Ring) -> bool {
+        let needed = self.pending_pages + pages + 2 * pages_of_longest();
+        self.used_pages + needed <= ring.pages
+    }
+
     /// Every record below has become that.
     fn end(&self, goal: Goal) -> Result<u64, JournalError> {
         match goal {

@@ -12,7 +12,8 @@
 //! whose bytes go is fetched again when somebody reads it.
 //!
 //! While the metadata server is away nothing is dropped. A change that finds no space has a round
-//! begin and waits for it; it is refused only when that frees nothing.
+//! begin and waits for it; it is refused only when that frees nothing, and nothing was removed
+//! before ([`removed`]).
 
 use std::{
     sync::{
@@ -38,10 +39,12 @@ use crate::{
 mod oldest;
 mod recency;
 mod refused;
+mod removed;
 
 use oldest::{Candidate, Oldest};
 use recency::Recency;
 use refused::Refused;
+use removed::Removed;
 
 /// When bytes are dropped. Shares of what the target can hold, in percent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +77,7 @@ struct Inner {
     /// Who is asked, once the daemon is a member of its cluster.
     metadata: OnceLock<(Peer, Cluster)>,
     released: AtomicU64,
+    removed: Removed,
     /// Bytes that are being fetched and that nobody asked for.
     unasked: AtomicU64,
 }
@@ -148,6 +152,7 @@ impl Releaser {
             progress: watch::Sender::new(Progress::default()),
             metadata: OnceLock::new(),
             released: AtomicU64::new(0),
+            removed: Removed::default(),
             unasked: AtomicU64::new(0),
         };
         Self { inner: Arc::new(inner) }
@@ -179,12 +184,26 @@ impl Releaser {
         Ok(place)
     }
 
-    /// Waits until something was dropped, or what was is free. May be dropped at its await.
+    /// Waits until something was dropped, or what was is free, or what was removed a moment ago.
+    /// May be dropped at its await.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`] when there is nothing that may go; [`ErrorKind::Unavailable`] when
     /// nobody can be asked now.
     pub(crate) async fn make_room(&self) -> Result<(), Failure> {
+        let Err(refusal) = self.drop_saved().await else { return Ok(()) };
+        match self.free_removed().await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(refusal),
+            Err(error) => {
+                tracing::debug!(target = %self.target(), %error, "nothing is freed at once");
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Waits until something was dropped that the bucket has too, or what was is free.
+    async fn drop_saved(&self) -> Result<(), Failure> {
         let full = || Failure::from(EngineError::NoSpace);
         let mut progress = self.inner.progress.subscribe();
         let before = *progress.borrow();

@@ -4,38 +4,44 @@
 //! serves peers goes through a [`Store`], never to the volume alone.
 
 use std::{
-    collections::{HashMap, HashSet},
     ops::Range,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bytes::Bytes;
 use millrace_protocol::{
+    capability::SYSTEM_SESSION,
     cluster::LogPoint,
     fsck::{ContentPosition, ContentsPage},
     storage::ChunkVersion,
+    target::ContentName,
 };
-use millrace_types::{BlockState, ByteLen, ChunkKey, Crc32c, ErrorKind, Failure, TargetId};
+use millrace_types::{
+    BlockState, ByteLen, ChunkKey, ContentGeneration, Crc32c, ErrorKind, Failure, InodeId,
+    SessionId, TargetId, WriteEpoch,
+};
 
+use self::{
+    collect::ReadError,
+    exported::{Exported, Note, Taken},
+};
 use crate::{
-    hydration::{Fetched, Hydrator, Segment, Wanted},
-    page_checksum::{PAGE, of_range},
-    parts::{BLOCK, Part, parts, seek},
+    hydration::{Fetched, Hydrator, Wanted},
+    parts::{BLOCK, parts, seek},
     release::Releaser,
     view::ChunkView,
     volume::{EngineError, WriteRequest, ZeroRequest},
-    volume::{ExportedBlocks, Snapshot, Volume},
+    volume::{Snapshot, Volume},
 };
+
+mod collect;
+mod exported;
+#[cfg(test)]
+mod tests;
 
 /// How often a request looks again because the chunk changed under it. Each time somebody else got
 /// on; more than this is a defect, and an error is better than a loop.
 const ATTEMPTS_MAX: usize = 16;
-
-/// Blocks remembered as handed to an export, over all chunks: 64 GiB of files under export.
-const EXPORTED_BLOCKS_MAX: usize = 1 << 20;
-
-/// Chunks that are remembered as not noted: 512 GiB of the default size, in 3 MiB of memory.
-const PASSED_OVER_MAX: usize = 1 << 16;
 
 /// One target. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -44,14 +50,6 @@ pub(crate) struct Store {
     hydrator: Hydrator,
     releaser: Releaser,
     exported: Arc<Mutex<Exported>>,
-}
-
-#[derive(Debug, Default)]
-struct Exported {
-    chunks: HashMap<ChunkKey, ExportedBlocks>,
-    blocks: usize,
-    /// Chunks with blocks that were read while no more could be noted.
-    passed_over: HashSet<ChunkKey>,
 }
 
 /// Bytes that were read.
@@ -85,8 +83,34 @@ pub(crate) enum Reader {
     Random,
     /// A client that will read on.
     Sequential,
-    /// An export: what it read may become clean afterwards.
+    /// An export to the link's bucket: what it read may become clean afterwards.
     Export,
+    /// An export to another place, by which nothing changes here.
+    Copy,
+}
+
+impl Reader {
+    /// Who sent a read. Targets read for each other's uploads, and always read on; so there the
+    /// flag tells whether the upload is to the link's bucket. Daemons that do not know of this set
+    /// it for every upload: then more is noted than anybody asks for.
+    pub(crate) fn of(session: SessionId, sequential: bool) -> Self {
+        match (session, sequential) {
+            (SYSTEM_SESSION, true) => Self::Export,
+            (SYSTEM_SESSION, false) => Self::Copy,
+            (_, true) => Self::Sequential,
+            (_, false) => Self::Random,
+        }
+    }
+
+    /// The flag of a read for which another target has the chunk; see [`Self::of`].
+    pub(crate) fn says_sequential(self) -> bool {
+        matches!(self, Self::Sequential | Self::Export)
+    }
+
+    /// Whether a client waits for it: then it counts as a use.
+    pub(crate) fn is_client(self) -> bool {
+        matches!(self, Self::Random | Self::Sequential)
+    }
 }
 
 impl Store {
@@ -141,6 +165,7 @@ impl Store {
     /// Reads bytes of a chunk, at most 1 MiB. May be dropped at its await.
     ///
     /// # Errors
+    /// [`ErrorKind::StaleContent`] when the content was given up and is not all here any more;
     /// [`ErrorKind::Lost`], [`ErrorKind::Corrupt`], the bucket's and the disk's refusals.
     pub(crate) async fn read(
         &self,
@@ -148,12 +173,13 @@ impl Store {
         range: Range<u32>,
         reader: Reader,
     ) -> Result<ReadBytes, Failure> {
-        if reader != Reader::Export {
+        if reader.is_client() {
             self.releaser.note_use(view.key);
         }
         for _ in 0..ATTEMPTS_MAX {
             let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
-            let snapshot = self.volume.snapshot(view.key, blocks).await?;
+            let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
+            self.check_absent(&snapshot, blocks).await?;
             let cut =
                 parts(&snapshot, range.clone(), view.backed, view.sparse).map_err(|kind| {
                     Failure::new(kind, format!("part of chunk {} is gone", view.key))
@@ -182,7 +208,7 @@ impl Store {
     /// The first byte of a part of a chunk that is a hole, or that is none. Reads the index alone.
     ///
     /// # Errors
-    /// A damaged index.
+    /// [`ErrorKind::StaleContent`] as of [`Self::read`]; a damaged index.
     pub(crate) async fn seek(
         &self,
         view: &ChunkView,
@@ -190,45 +216,9 @@ impl Store {
         hole: bool,
     ) -> Result<Option<u32>, Failure> {
         let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
-        let snapshot = self.volume.snapshot(view.key, blocks).await?;
+        let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
+        self.check_absent(&snapshot, blocks).await?;
         Ok(seek(&snapshot, range, view.backed, view.sparse, hole))
-    }
-
-    /// Brings the bytes of all parts together; `None` when the chunk changed meanwhile.
-    async fn collect(
-        &self,
-        view: &ChunkView,
-        snapshot: &Snapshot,
-        cut: Vec<Part>,
-        reader: Reader,
-    ) -> Result<Option<ReadBytes>, ReadError> {
-        let mut read = ReadBytes { body: Vec::new(), checksum: Crc32c::EMPTY, fetched: 0 };
-        for part in cut {
-            match part {
-                Part::Zeros(range) => read.push_zeros(range.len()),
-                Part::Stored(range) => {
-                    let page = page_of(range.start);
-                    let pages = page_of(range.end - 1) + 1 - page;
-                    let loaded = self.volume.load(snapshot, page, pages).await;
-                    let loaded = loaded.map_err(ReadError::Volume)?;
-                    let skipped = range.start as usize % PAGE;
-                    let bytes = loaded.bytes.slice(skipped..skipped + range.len());
-                    read.push(bytes, skipped, &loaded.checksums);
-                }
-                Part::Missing(range) => {
-                    let first = block_of(range.start);
-                    let end = block_of(range.end - 1) + 1;
-                    let sequential = reader != Reader::Random;
-                    let wanted = Wanted { first, end, sequential };
-                    let fetched = self.hydrator.fetch(view, wanted).await;
-                    match fetched.map_err(ReadError::Bucket)? {
-                        Fetched::Present => return Ok(None),
-                        Fetched::Segments(segments) => read.push_segments(&segments, &range),
-                    }
-                }
-            }
-        }
-        Ok(Some(read))
     }
 
     /// Writes, fetching first the rest of blocks of which only a part is written. The write itself
@@ -294,18 +284,21 @@ impl Store {
 
     /// Fetches blocks and waits until the volume has them.
     async fn bring(&self, view: &ChunkView, wanted: Wanted, behind: Behind) -> Result<(), Failure> {
+        let mut installed = Ok(());
         if let Fetched::Segments(segments) = self.hydrator.fetch(view, wanted).await? {
             for mut segment in segments {
-                match segment.installed().await {
-                    // Then it is fetched once more.
-                    Err(EngineError::NoSpace) if behind == Behind::Job => {
-                        return self.releaser.make_room().await;
-                    }
-                    other => other?,
+                installed = segment.installed().await;
+                if installed.is_err() {
+                    break;
                 }
             }
         }
-        Ok(())
+        // Nothing is held any more: who makes room waits for writers, and they for memory.
+        match installed {
+            // Then it is fetched once more.
+            Err(EngineError::NoSpace) if behind == Behind::Job => self.releaser.make_room().await,
+            other => Ok(other?),
+        }
     }
 
     /// Fetches everything of a chunk that is absent and backed; returns the bytes fetched. Stored
@@ -366,21 +359,41 @@ impl Store {
 
     /// Notes which version of each written block an export has read.
     fn note_exported(&self, snapshot: &Snapshot, range: &Range<u32>) {
-        let mut exported = self.exported.lock().unwrap_or_else(PoisonError::into_inner);
-        if exported.blocks >= EXPORTED_BLOCKS_MAX {
-            if exported.passed_over.len() < PASSED_OVER_MAX {
-                exported.passed_over.insert(snapshot.key());
-            }
-            return;
+        let blocks = block_of(range.start)..=block_of(range.end - 1);
+        let written = blocks.filter(|&block| snapshot.state(block) == BlockState::Written);
+        let note = |block| Note { block, fingerprint: snapshot.fingerprint(block) };
+        let notes: Vec<Note> = written.map(note).collect();
+        self.exported().note(snapshot.key(), &notes);
+    }
+
+    /// Drops what lies past a size; see [`Volume::trim`].
+    pub(crate) async fn trim(
+        &self,
+        content: ContentName,
+        chunk_size: u64,
+        size: u64,
+        write_epoch: WriteEpoch,
+    ) -> Result<ByteLen, Failure> {
+        let freed = self.volume.trim(content, chunk_size, size, write_epoch).await?;
+        self.exported().forget(content.inode, content.generation);
+        Ok(freed)
+    }
+
+    /// Frees what is gone; see [`Volume::reclaim`].
+    pub(crate) async fn reclaim(
+        &self,
+        entries: &[(InodeId, ContentGeneration)],
+    ) -> Result<ByteLen, Failure> {
+        let freed = self.volume.reclaim(entries).await?;
+        let mut exported = self.exported();
+        for &(inode, last) in entries {
+            exported.forget(inode, last);
         }
-        let mut added = 0;
-        let chunk = exported.chunks.entry(snapshot.key()).or_default();
-        for block in block_of(range.start)..=block_of(range.end - 1) {
-            if snapshot.state(block) == BlockState::Written {
-                added += usize::from(chunk.insert(block, snapshot.fingerprint(block)).is_none());
-            }
-        }
-        exported.blocks += added;
+        Ok(freed)
+    }
+
+    fn exported(&self) -> MutexGuard<'_, Exported> {
+        self.exported.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Turns the blocks clean that an export has read and that are still the same. The caller
@@ -388,20 +401,16 @@ impl Store {
     ///
     /// # Errors
     /// [`ErrorKind::ObjectChanged`] when other blocks are left as written within the first `backed`
-    /// bytes of the chunk: they were written since, or were read before this run of the daemon;
-    /// [`ErrorKind::FileTooLarge`] when there are more than are remembered, so that reading them
-    /// once more would come to the same. A failure of the journal.
+    /// bytes of the chunk: they were written since, were read before this run of the daemon, or had
+    /// to make room for what was read later; [`ErrorKind::FileTooLarge`] when the file has more of
+    /// them than are remembered of one, so that reading them once more would come to much the same.
+    /// A failure of the journal.
     pub(crate) async fn mark_exported(
         &self,
         key: ChunkKey,
         backed: u32,
     ) -> Result<ByteLen, Failure> {
-        let (noted, passed_over) = {
-            let mut exported = self.exported.lock().unwrap_or_else(PoisonError::into_inner);
-            let noted = exported.chunks.remove(&key).unwrap_or_default();
-            exported.blocks -= noted.len();
-            (noted, exported.passed_over.remove(&key))
-        };
+        let Taken { blocks: noted, is_too_large } = self.exported().take(key);
         let marked = self.volume.mark_exported(key, &noted).await?;
         if backed > 0 {
             let blocks = 0..block_of(backed - 1) + 1;
@@ -409,7 +418,7 @@ impl Store {
             let left = blocks.filter(|&at| snapshot.state(at) == BlockState::Written).count();
             if left > 0 {
                 let words = format!("{left} blocks of {key} are not those that an export read");
-                let kind = match passed_over {
+                let kind = match is_too_large {
                     true => ErrorKind::FileTooLarge,
                     false => ErrorKind::ObjectChanged,
                 };
@@ -418,60 +427,6 @@ impl Store {
         }
         Ok(marked)
     }
-}
-
-enum ReadError {
-    Volume(EngineError),
-    Bucket(Failure),
-}
-
-impl ReadBytes {
-    fn push(&mut self, bytes: Bytes, skipped: usize, checksums: &[Crc32c]) {
-        let checksum = of_range(&bytes, skipped, checksums);
-        self.checksum = match self.body.is_empty() {
-            true => checksum,
-            false => self.checksum.combine(checksum, bytes.len()),
-        };
-        self.body.push(bytes);
-    }
-
-    fn push_zeros(&mut self, mut len: usize) {
-        static ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
-        while len > 0 {
-            let some = &ZEROS[..len.min(ZEROS.len())];
-            self.checksum = self.checksum.append(some);
-            self.body.push(Bytes::from_static(some));
-            len -= some.len();
-        }
-    }
-
-    /// Adds `range` of the chunk out of segments that cover it, in order.
-    fn push_segments(&mut self, segments: &[Segment], range: &Range<u32>) {
-        let mut at = range.start;
-        for segment in segments {
-            let start = u32::from(segment.first_block) * BLOCK;
-            let stored_end = start + segment.len;
-            let end = (u32::from(segment.end()) * BLOCK).min(range.end);
-            if at >= end || at < start {
-                continue;
-            }
-            let bytes_end = stored_end.min(end);
-            if at < bytes_end {
-                let from = (at - start) as usize;
-                let bytes = segment.bytes.slice(from..(bytes_end - start) as usize);
-                self.fetched += bytes_end - at;
-                self.push(bytes, from % PAGE, &segment.checksums[from / PAGE..]);
-                at = bytes_end;
-            }
-            self.push_zeros((end - at) as usize);
-            at = end;
-        }
-        assert_eq!(at, range.end, "the segments cover what was asked for");
-    }
-}
-
-fn page_of(at: u32) -> u32 {
-    at / u32::try_from(PAGE).expect("4 KiB")
 }
 
 fn block_of(at: u32) -> u16 {

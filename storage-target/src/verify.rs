@@ -235,7 +235,7 @@ impl Check<'_> {
             self.report.damage(Kind::Journal, found.end.page, text, contents::REWRITE);
         }
         let same_boot = found.boot.map_or(through == 0, |boot| Some(boot) == self.options.boot);
-        let lossy = !in_order && !same_boot;
+        let lossy = self.has_failed() || (!in_order && !same_boot);
         let pending = records.iter().filter(|record| record.sequence >= found.committed_end);
         summary.pending_records = pending.count() as u64;
         summary.replayed_records = records.len() as u64;
@@ -247,8 +247,8 @@ impl Check<'_> {
                 found.committed_end.max(through + 1),
                 summary.newest_record
             );
-            let remedy = "the next start takes them, after a loss of power only those whose data \
-                          is there";
+            let remedy = "the next start takes them, after a loss of power or a failure of the \
+                          journal only those whose data is there";
             self.report.note(Kind::Journal, None, text, remedy);
         }
         let replaying = Replaying {
@@ -259,6 +259,17 @@ impl Check<'_> {
             committed_end: found.committed_end,
         };
         (replaying.apply(&records), true)
+    }
+
+    /// Whether the journal has failed since the newest checkpoint.
+    fn has_failed(&self) -> bool {
+        let number = FactNumber::LossesSeen;
+        let value = self.tree().get(TableKey::Fact(number).encode().as_slice());
+        match value.ok().flatten().map(|value| Fact::decode(number, &value)) {
+            Some(Ok(Fact::LossesSeen(losses))) => self.superblock.losses > losses,
+            // Earlier programs did not write it down.
+            _ => false,
+        }
     }
 
     /// Where the journal begins; `None` when the index cannot tell, or it is no place.

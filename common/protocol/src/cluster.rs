@@ -240,8 +240,15 @@ pub enum LinkMode {
 pub struct FetchReclaim {
     /// For this target.
     pub target: TargetId,
-    /// Entries wanted at most; the server sends at most 4,096.
+    /// Entries wanted at most; the server sends at most 4,096. [`Self::AT_ONCE`]: as many, and the
+    /// newest as well.
     pub entries_max: u32,
+}
+
+impl FetchReclaim {
+    /// Of a target that is full: what is not synced yet, which others are sent a second later at
+    /// most, is synced for this answer. (A server that does not know it sends what is synced.)
+    pub const AT_ONCE: u32 = u32::MAX;
 }
 
 /// Part of the reclaim queue of one target. Every entry is synced in the command log.

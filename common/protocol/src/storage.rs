@@ -62,7 +62,9 @@ pub struct Place {
 pub struct Read {
     /// What to read.
     pub place: Place,
-    /// The client expects to read on from here: the target may fetch the rest of the chunk.
+    /// The client expects to read on from here: the target may fetch the rest of the chunk. Of
+    /// another target, which reads for an export, it says that the export is that of the file's own
+    /// link, whose bytes are clean when it has ended, and not a copy to elsewhere.
     pub sequential: bool,
 }
 

@@ -136,7 +136,8 @@ pub(crate) fn all_links(core: &mut Core) -> Result<Vec<(LinkId, LinkRecord)>, Fa
     Ok(found.into_iter().map(|(key, record)| (id(&key), record)).collect())
 }
 
-/// The first entries of a target's reclaim queue, as far as they are synced.
+/// The first entries of a target's reclaim queue, as far as they are synced, or as far as there are
+/// any for one that is full; and the index that must be synced before they are sent.
 ///
 /// # Errors
 /// [`ErrorKind::Forbidden`] for a target of another daemon.
@@ -144,14 +145,20 @@ pub fn reclaim(
     core: &mut Core,
     client: &Client,
     request: &FetchReclaim,
-) -> Result<Step<ReclaimBatch>, Failure> {
+) -> Result<(ReclaimBatch, LogIndex), Failure> {
     check_own_target(core, client, request.target)?;
     let limit = usize::try_from(request.entries_max).unwrap_or(usize::MAX);
-    let entries = reclaim_entries(core, request.target, limit.min(RECLAIM_ENTRIES_MAX))?;
-    if let Some(last) = entries.last() {
-        core.registry.handle_reclaim_told(request.target, last.position);
-    }
-    Ok(Step::Done(ReclaimBatch { entries }))
+    let through = match request.entries_max {
+        FetchReclaim::AT_ONCE => core.last_index(),
+        _ => core.syncer().state().synced,
+    };
+    let limit = limit.min(RECLAIM_ENTRIES_MAX);
+    let entries = reclaim_entries(core, request.target, limit, through)?;
+    let Some(last) = entries.last().map(|entry| entry.position) else {
+        return Ok((ReclaimBatch { entries }, LogIndex(0)));
+    };
+    core.registry.handle_reclaim_told(request.target, last);
+    Ok((ReclaimBatch { entries }, LogIndex(last >> POSITION_BITS)))
 }
 
 /// Takes freed entries out of a target's queue: those that this run of the server has told the
@@ -179,8 +186,8 @@ fn reclaim_entries(
     core: &mut Core,
     target: TargetId,
     limit: usize,
+    through: LogIndex,
 ) -> Result<Vec<ReclaimEntry>, Failure> {
-    let synced = core.syncer().state().synced;
     let prefix = keys::reclaims_of(target);
     let end = prefix_end(&prefix);
     let found = core
@@ -192,7 +199,7 @@ fn reclaim_entries(
         let record: ReclaimRecord =
             records::decode(&key, &value).map_err(|error| broken(core, error))?;
         let position = keys::number_at(&key, 9).unwrap_or_default();
-        if LogIndex(position >> POSITION_BITS) > synced {
+        if LogIndex(position >> POSITION_BITS) > through {
             break;
         }
         entries.push(ReclaimEntry { position, inode: record.inode, generation: record.generation });
@@ -280,8 +287,9 @@ pub(crate) fn is_lost(core: &mut Core, target: TargetId) -> Result<bool, Failure
 fn news(core: &mut Core, client: &Client) -> Result<HeartbeatReply, Failure> {
     let map = core.map().0;
     let mut reclaim_waiting = false;
+    let synced = core.syncer().state().synced;
     for target in map.targets.iter().filter(|target| target.host == client.host) {
-        reclaim_waiting |= !reclaim_entries(core, target.id, 1)?.is_empty();
+        reclaim_waiting |= !reclaim_entries(core, target.id, 1, synced)?.is_empty();
     }
     Ok(HeartbeatReply {
         server_time: core.now(),

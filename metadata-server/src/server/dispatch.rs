@@ -29,7 +29,7 @@ impl MetadataService {
             RequestKind::FetchMap => self.read_synced(call, ops::cluster::map),
             RequestKind::FetchKeys => written(call, ops::cluster::signing_keys),
             RequestKind::FetchLinks => self.read_synced(call, ops::cluster::links),
-            RequestKind::FetchReclaim => written(call, ops::cluster::reclaim),
+            RequestKind::FetchReclaim => self.read_synced(call, ops::cluster::reclaim),
             RequestKind::AcknowledgeReclaim => written(call, ops::cluster::acknowledge_reclaim),
             RequestKind::CompareLog => synced(call, ops::fsck::compare_log),
             RequestKind::AskRelease => written(call, ops::release::ask),

@@ -38,9 +38,9 @@ impl Daemon {
         let content = ContentName { inode: request.inode, generation: request.generation };
         let mut freed = 0;
         for &target in &request.targets {
-            let volume = self.store(target)?.volume();
+            let store = self.store(target)?;
             let size = layout.chunk_size().bytes();
-            freed += volume.trim(content, size, request.size, request.write_epoch).await?.0;
+            freed += store.trim(content, size, request.size, request.write_epoch).await?.0;
         }
         Ok(TrimReply { freed: ByteLen(freed) })
     }
@@ -202,7 +202,7 @@ impl Daemon {
         };
         let entries: Vec<_> =
             batch.entries.iter().map(|entry| (entry.inode, entry.generation)).collect();
-        let freed = self.store(target)?.volume().reclaim(&entries).await?;
+        let freed = self.store(target)?.reclaim(&entries).await?;
         self.reclaimed_bytes.fetch_add(freed.0, Ordering::Relaxed);
         let (entries, freed_bytes) = (entries.len(), freed.0);
         tracing::debug!(%target, entries, freed_bytes, "chunks reclaimed");

@@ -62,15 +62,11 @@ impl Daemon {
     ) -> Result<(ReadReply, Vec<Bytes>), Failure> {
         let access = self.authorise(caller, &request.place, Rights::Read).await?;
         check_transfer(access.range.len())?;
-        let reader = match (access.session, request.sequential) {
-            (SYSTEM_SESSION, _) => Reader::Export,
-            (_, true) => Reader::Sequential,
-            (_, false) => Reader::Random,
-        };
+        let reader = Reader::of(access.session, request.sequential);
         let read = access.store.read(&access.view, access.range, reader).await;
         self.changed.note(access.view.key, &read);
         let ReadBytes { body, checksum, fetched } = self.counters.note_failure(read)?;
-        if fetched > 0 && reader != Reader::Export {
+        if fetched > 0 && reader.is_client() {
             self.misses.note(access.view.key);
         }
         self.counters.read_bytes.inc_by(u64::from(request.place.len));

@@ -4,6 +4,9 @@
 //! daemons with the capability that the metadata server gave to the system session. They are
 //! gathered in memory of their own (not in the disk's buffers, which an upload would hold for
 //! seconds). What is larger than a chunk can be is sent while it is read (`stream`).
+//!
+//! Whoever has a chunk is told whether it goes to the link's bucket, so that its blocks may become
+//! clean afterwards, or to another place, by which nothing changes here.
 
 use std::{ops::Range, sync::Arc};
 
@@ -68,7 +71,7 @@ impl Daemon {
         request: UploadPart,
     ) -> Result<UploadPartReply, Failure> {
         let bucket = self.links.bucket(request.source.link).await?;
-        self.part_into(bucket, request).await
+        self.part_into(bucket, request, Reader::Export).await
     }
 
     /// Uploads one part to a bucket that no link leads to.
@@ -77,21 +80,22 @@ impl Daemon {
         request: UploadPartTo,
     ) -> Result<UploadPartReply, Failure> {
         let bucket = self.links.open(&request.bucket)?;
-        self.part_into(bucket, request.part).await
+        self.part_into(bucket, request.part, Reader::Copy).await
     }
 
     async fn part_into(
         &self,
         bucket: Arc<Bucket>,
         request: UploadPart,
+        reader: Reader,
     ) -> Result<UploadPartReply, Failure> {
         let UploadPart { source, upload_id, part_number } = request;
         let upload = UploadId::new(upload_id)?;
         if source.len > UPLOAD_LEN_MAX {
-            return self.stream_part(bucket, source, upload, part_number).await;
+            return self.stream_part(bucket, (source, reader), upload, part_number).await;
         }
         let _permit = self.upload_permit(source.len).await?;
-        let (body, checksum) = self.gather(&source).await?;
+        let (body, checksum) = self.gather(&source, reader).await?;
         let (key, offset) = (source.key, source.offset);
         let part = self.on_buckets(bucket, move |bucket| async move {
             bucket.put_part(&key, &upload, part_number, offset, body).await
@@ -107,7 +111,7 @@ impl Daemon {
         request: UploadObject,
     ) -> Result<UploadObjectReply, Failure> {
         let bucket = self.links.bucket(request.source.link).await?;
-        self.object_into(bucket, request).await
+        self.object_into(bucket, request, Reader::Export).await
     }
 
     /// Uploads a whole object to a bucket that no link leads to.
@@ -116,13 +120,14 @@ impl Daemon {
         request: UploadObjectTo,
     ) -> Result<UploadObjectReply, Failure> {
         let bucket = self.links.open(&request.bucket)?;
-        self.object_into(bucket, request.object).await
+        self.object_into(bucket, request.object, Reader::Copy).await
     }
 
     async fn object_into(
         &self,
         bucket: Arc<Bucket>,
         request: UploadObject,
+        reader: Reader,
     ) -> Result<UploadObjectReply, Failure> {
         let UploadObject { source, metadata, condition } = request;
         let metadata = Metadata::new(metadata)?;
@@ -131,7 +136,7 @@ impl Daemon {
             UploadCondition::Tag(tag) => Condition::Matches(Tag::new(tag)?),
         };
         let _permit = self.upload_permit(source.len).await?;
-        let (body, checksum) = self.gather_at_once(&source).await?;
+        let (body, checksum) = self.gather_at_once(&source, reader).await?;
         let key = source.key;
         let tag = self.on_buckets(bucket, move |bucket| async move {
             bucket.put_small(&key, body, &metadata, &condition).await
@@ -166,7 +171,11 @@ impl Daemon {
 
     /// Reads a file of one chunk, which is here, as it is at one moment: what is being written
     /// meanwhile is in it or not.
-    async fn gather_at_once(&self, source: &UploadSource) -> Result<(Vec<Bytes>, Crc32c), Failure> {
+    async fn gather_at_once(
+        &self,
+        source: &UploadSource,
+        reader: Reader,
+    ) -> Result<(Vec<Bytes>, Crc32c), Failure> {
         let content = source.content.clone().checked()?;
         let view = ChunkView::new(&content, ChunkIndex(0));
         let len = u32::try_from(source.len).ok().filter(|&len| len <= view.chunk_size);
@@ -182,7 +191,7 @@ impl Daemon {
         let store = target.and_then(|target| self.stores.get(target)).ok_or_else(elsewhere)?;
         for _ in 0..GATHERS_MAX {
             let before = store.version(&view, len).await?;
-            let gathered = self.gather(source).await?;
+            let gathered = self.gather(source, reader).await?;
             if store.version(&view, len).await? == before {
                 return Ok(gathered);
             }
@@ -191,12 +200,17 @@ impl Daemon {
     }
 
     /// Reads a byte range of a file from wherever its chunks are.
-    async fn gather(&self, source: &UploadSource) -> Result<(Vec<Bytes>, Crc32c), Failure> {
+    async fn gather(
+        &self,
+        source: &UploadSource,
+        reader: Reader,
+    ) -> Result<(Vec<Bytes>, Crc32c), Failure> {
         let content = source.content.clone().checked()?;
         let mut body = Vec::new();
         let mut checksum = Crc32c::EMPTY;
         for (view, range) in transfers(&content, source) {
-            let (bytes, sum) = self.gather_piece(source, &content, &view, range).await?;
+            let piece = self.gather_piece((source, reader), &content, &view, range);
+            let (bytes, sum) = piece.await?;
             checksum = checksum.combine(sum, bytes.len());
             body.push(bytes);
         }
@@ -209,7 +223,7 @@ impl Daemon {
 
     async fn gather_piece(
         &self,
-        source: &UploadSource,
+        (source, reader): (&UploadSource, Reader),
         content: &Content,
         view: &ChunkView,
         range: Range<u32>,
@@ -222,7 +236,7 @@ impl Daemon {
         let target: TargetId = *group.targets.first().ok_or_else(unknown)?;
         let (parts, checksum) = if let Some(store) = self.stores.get(&target) {
             self.cluster.check_fresh(&content.layout, index, source.capability.key)?;
-            let read = store.read(view, range.clone(), Reader::Export).await?;
+            let read = store.read(view, range.clone(), reader).await?;
             (read.body, read.checksum)
         } else {
             let host = map.host_of(target).ok_or_else(unknown)?;
@@ -236,7 +250,7 @@ impl Daemon {
                     offset: range.start,
                     len,
                 },
-                sequential: true,
+                sequential: reader.says_sequential(),
             };
             let (checksum, body) =
                 self.exporter.remote.read(host.id, &host.addresses, &request).await?;

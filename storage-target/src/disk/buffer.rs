@@ -3,7 +3,10 @@
 //! The pool's budget counts the bytes of buffers in use, wherever they travel: under the kernel, in
 //! a reply on its way to the network, or in a fill from a bucket. Whoever wants more waits, which
 //! is how pressure reaches the network. Holding a buffer while waiting for another could deadlock,
-//! so every operation takes all that it needs with one call.
+//! so every operation takes all that it needs with one call. Nor does anybody who holds one wait
+//! for the blocks of a chunk, whose holders wait for buffers. What cannot do with one call takes a
+//! *share* before the first one: of these there are so few that most of the budget is always with
+//! somebody who gives it back without waiting for any.
 //!
 //! Part of the pool is an *arena*: one run of memory in huge pages, cut into buffers of all sizes,
 //! which are given out first. Because it stays where it is, a disk engine can make it known to the
@@ -34,6 +37,10 @@ const CLASSES: [usize; 4] = [16 * 1024, 64 * 1024, 256 * 1024, BUFFER_SIZE_MAX];
 const ARENA_PART: usize = 5;
 const CLASS_PERCENT: [usize; CLASSES.len()] = [10, 10, 20, 60];
 
+/// Which part of the budget is given out as shares. Fetches, which have turns of their own, hold
+/// less than half of it while they wait.
+const SHARES_PART: usize = 4;
+
 /// The largest buffer: 17 blocks of 64 KiB.
 pub const BUFFER_SIZE_MAX: usize = 17 * 64 * 1024;
 
@@ -47,6 +54,8 @@ struct Inner {
     /// One permit for each [`ALIGNMENT`] bytes.
     budget: Arc<Semaphore>,
     budget_pages: usize,
+    /// Likewise, for what its holder holds while it waits for more.
+    shares: Arc<Semaphore>,
     /// `None` where the system gives no memory for one.
     arena: Option<Arc<Arena>>,
     free: Mutex<Free>,
@@ -85,13 +94,14 @@ impl BufferPool {
     pub fn new(budget_bytes: usize) -> Self {
         let budget_pages = budget_bytes.max(8 * BUFFER_SIZE_MAX) / ALIGNMENT;
         let budget = Arc::new(Semaphore::new(budget_pages));
+        let shares = Arc::new(Semaphore::new(budget_pages / SHARES_PART));
         let arena = Arena::map(budget_pages * ALIGNMENT / ARENA_PART);
         let arena = arena.map(Arc::new).inspect_err(|error| {
             tracing::debug!(%error, "no arena for buffers");
         });
         let arena = arena.ok();
         let free = Mutex::new(arena.as_ref().map(Free::of_arena).unwrap_or_default());
-        Self { inner: Arc::new(Inner { budget, budget_pages, arena, free }) }
+        Self { inner: Arc::new(Inner { budget, budget_pages, shares, arena, free }) }
     }
 
     /// Waits for a buffer of `len` bytes, rounded up to whole pages. Its content is arbitrary.
@@ -101,10 +111,7 @@ impl BufferPool {
     /// # Panics
     /// When `len` exceeds [`BUFFER_SIZE_MAX`].
     pub async fn acquire(&self, len: usize) -> AlignedBuffer {
-        let class = CLASSES
-            .iter()
-            .position(|&size| len <= size)
-            .expect("no operation asks for more than the largest buffer");
+        let class = class_of(len);
         let pages = u32::try_from(CLASSES[class] / ALIGNMENT).expect("272 pages at most");
         let permit = Arc::clone(&self.inner.budget)
             .acquire_many_owned(pages)
@@ -128,6 +135,22 @@ impl BufferPool {
         }
     }
 
+    /// Waits for the right to hold buffers of these lengths while waiting for more of them, or for
+    /// somebody who needs some. To be asked for by who holds none, and kept for as long as anything
+    /// is waited for. More than there is for all comes to all that there is.
+    ///
+    /// May be dropped at its await.
+    ///
+    /// # Panics
+    /// As [`Self::acquire`].
+    pub(crate) async fn share(&self, lens: &[usize]) -> OwnedSemaphorePermit {
+        let pages: usize = lens.iter().map(|&len| CLASSES[class_of(len)] / ALIGNMENT).sum();
+        let pages = pages.min(self.inner.budget_pages / SHARES_PART);
+        let pages = u32::try_from(pages).expect("a few buffers");
+        let permit = Arc::clone(&self.inner.shares).acquire_many_owned(pages).await;
+        permit.expect("the pool never closes its shares")
+    }
+
     /// The run of memory that buffers are taken from first.
     pub(super) fn arena(&self) -> Option<&Arc<Arena>> {
         self.inner.arena.as_ref()
@@ -138,6 +161,12 @@ impl BufferPool {
     pub fn used_bytes(&self) -> usize {
         (self.inner.budget_pages - self.inner.budget.available_permits()) * ALIGNMENT
     }
+}
+
+/// The size in which a buffer of `len` bytes is made, by its place among all.
+fn class_of(len: usize) -> usize {
+    let class = CLASSES.iter().position(|&size| len <= size);
+    class.expect("no operation asks for more than the largest buffer")
 }
 
 impl fmt::Debug for BufferPool {
@@ -338,5 +367,21 @@ mod tests {
         assert!(pool.acquire(1).now_or_never().is_none());
         held.pop();
         assert!(pool.acquire(1).now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn who_holds_buffers_and_waits_for_more_leaves_most_of_them_to_others() {
+        let pool = BufferPool::new(0);
+        let two = [BUFFER_SIZE_MAX - 1, BUFFER_SIZE_MAX];
+        let one = pool.share(&two[..1]).now_or_never().expect("two of eight are given out");
+        let other = pool.share(&two[1..]).now_or_never().expect("the second");
+        assert!(pool.share(&[1]).now_or_never().is_none());
+        drop(other);
+        let mut more_than_all = Box::pin(pool.share(&[BUFFER_SIZE_MAX; 9]));
+        assert!(futures::poll!(&mut more_than_all).is_pending());
+        drop(one);
+        drop(more_than_all.await);
+        assert!(pool.share(&two).now_or_never().is_some());
+        assert_eq!(pool.used_bytes(), 0, "a share is no buffer");
     }
 }

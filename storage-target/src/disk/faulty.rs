@@ -155,7 +155,8 @@ impl FaultyDisk {
     fn fail_after(&self, part: Vec<Piece>, buffer: Held, whole: Request, error: DiskError) {
         let (reply, mut done) = oneshot::channel();
         let operation = Operation::Write;
-        self.disk.submit(Request { operation, pieces: part, buffer, reply, _permit: None });
+        let part = Request { operation, pieces: part, buffer, reply, sync: None, _permit: None };
+        self.disk.submit(part);
         if done.try_recv().is_ok() {
             return whole.complete(Err(error));
         }

@@ -41,17 +41,19 @@ pub enum PlaceKind {
     Image,
 }
 
-/// A place, open and locked. The lock ends with [`Backing::unlock`], when this is dropped, or with
-/// the process; a device stays taken until the disk on it has ended too.
+/// A place, open and locked. The lock ends with [`Backing::unlock`]; otherwise when this is dropped
+/// and the disk on it has ended too, with all that it had under way, whatever becomes of the
+/// process.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
     kind: PlaceKind,
+    /// The data file or device, locked through this description of it, which the disk has too.
     /// `None` when it has been let go of.
     file: Mutex<Option<DataFile>>,
     is_direct: bool,
-    /// The directory, or the file or device itself.
-    lock: Mutex<Option<File>>,
+    /// The directory, locked as well: the tools look there.
+    directory: Mutex<Option<File>>,
 }
 
 /// Why a place cannot be had.
@@ -59,7 +61,8 @@ pub struct Place {
 pub enum PlaceError {
     /// Another process has it.
     #[error(
-        "{} is in use: another target daemon serves it, or it is mounted or part of a volume",
+        "{} is in use: another target daemon serves it, or one that was killed still has requests \
+         under way, or it is mounted or part of a volume",
         path.display()
     )]
     InUse {
@@ -166,7 +169,7 @@ impl Place {
     fn directory(path: &Path, make: bool) -> Result<Self, PlaceError> {
         let failed = |source| PlaceError::io(path, source);
         let directory = File::open(path).map_err(failed)?;
-        lock::lock(&directory).map_err(failed)?;
+        lock::lock(&directory, path).map_err(failed)?;
         let store = path.join(STORE);
         let is_new = !store.try_exists().map_err(failed)?;
         if is_new && VERSION_1.iter().any(|name| path.join(name).exists()) {
@@ -176,15 +179,16 @@ impl Place {
             return Err(PlaceError::NoTarget { path: path.to_owned() });
         }
         let file = DataFile::open(&store).map_err(|source| PlaceError::io(&store, source))?;
+        lock::lock(file.file(), path).map_err(failed)?;
         if is_new {
             directory.sync_all().map_err(failed)?;
         }
-        Ok(Self::new(path, PlaceKind::Directory, file, directory))
+        Ok(Self::new(path, PlaceKind::Directory, file, Some(directory)))
     }
 
     fn device(path: &Path) -> Result<Self, PlaceError> {
         let failed = |source| PlaceError::io(path, source);
-        let opened = lock::patiently(|| match DataFile::open_device(path) {
+        let opened = lock::patiently(path, || match DataFile::open_device(path) {
             Err(error) if error.kind() == ErrorKind::ResourceBusy => Ok(None),
             other => other.map(Some),
         });
@@ -198,22 +202,22 @@ impl Place {
 
     fn locked(path: &Path, kind: PlaceKind, file: DataFile) -> Result<Self, PlaceError> {
         let failed = |source| PlaceError::io(path, source);
-        // Through a description of its own, so that it can be unlocked while reads go on.
-        let locked = File::open(path).map_err(failed)?;
-        lock::lock(&locked).map_err(failed)?;
-        if let Some(what) = signature::foreign(&locked).map_err(failed)? {
+        lock::lock(file.file(), path).map_err(failed)?;
+        // Direct I/O reads whole pages into aligned memory; this reads as it likes.
+        let beginning = File::open(path).map_err(failed)?;
+        if let Some(what) = signature::foreign(&beginning).map_err(failed)? {
             return Err(PlaceError::Foreign { path: path.to_owned(), what });
         }
-        Ok(Self::new(path, kind, file, locked))
+        Ok(Self::new(path, kind, file, None))
     }
 
-    fn new(path: &Path, kind: PlaceKind, file: DataFile, lock: File) -> Self {
+    fn new(path: &Path, kind: PlaceKind, file: DataFile, directory: Option<File>) -> Self {
         Self {
             path: path.to_owned(),
             kind,
             is_direct: file.is_direct(),
             file: Mutex::new(Some(file)),
-            lock: Mutex::new(Some(lock)),
+            directory: Mutex::new(directory),
         }
     }
 
@@ -286,12 +290,19 @@ impl Backing for Place {
     }
 
     fn unlock(&self) {
-        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
+        // Reads go on, and with them the description through which it is locked.
+        if let Ok(file) = self.file()
+            && let Err(error) = lock::unlock(file.file())
+        {
+            let path = self.path.display();
+            tracing::warn!(%path, %error, "the place stays locked until its disk has ended");
+        }
+        drop(self.directory.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     fn release(&self) {
-        drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.unlock();
+        drop(self.file.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

@@ -173,7 +173,7 @@ pub(super) fn of_finding(finding: &Finding) -> String {
 
 pub(super) fn of_fact(fact: &Fact) -> String {
     match fact {
-        Fact::LossCount(count) => count.to_string(),
+        Fact::LossCount(count) | Fact::LossesSeen(count) => count.to_string(),
         Fact::Totals(totals) => {
             format!("{} clean pages, {} written pages", totals.clean_pages, totals.written_pages)
         }

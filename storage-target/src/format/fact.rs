@@ -15,9 +15,13 @@
 //! |      6 | journal position | 20: where replay begins (`batch`)                             |
 //! |      7 | log seen         | run of the metadata server 8, index 8: the newest point of    |
 //! |        |                  | its command log that the target was told                      |
+//! |      8 | losses seen      | 8: the losses in the superblock that the engine began with. A |
+//! |        |                  | superblock with more says that the journal has failed since   |
 //!
 //! Numbers are never used again. Totals, highest inode and journal position are of the same moment
-//! as the records in the same checkpoint; replay goes on from there.
+//! as the records in the same checkpoint; replay goes on from there. Losses seen are in every
+//! checkpoint, and in no record; targets that were made before there was such a fact get it with
+//! their next checkpoint.
 
 use millrace_protocol::cluster::LogPoint;
 use millrace_types::{InodeId, LogIndex, Timestamp};
@@ -48,6 +52,8 @@ pub enum Fact {
     JournalPosition(Position),
     /// The newest point of the cluster's command log that the target was told.
     LogSeen(LogPoint),
+    /// The losses in the superblock that the engine began with.
+    LossesSeen(u64),
 }
 
 /// Names a fact.
@@ -68,6 +74,8 @@ pub enum FactNumber {
     JournalPosition = 6,
     /// [`Fact::LogSeen`].
     LogSeen = 7,
+    /// [`Fact::LossesSeen`].
+    LossesSeen = 8,
 }
 
 /// Pages that section records name, by the state of their blocks.
@@ -116,6 +124,7 @@ impl FactNumber {
             5 => Self::Features,
             6 => Self::JournalPosition,
             7 => Self::LogSeen,
+            8 => Self::LossesSeen,
             _ => return None,
         })
     }
@@ -133,6 +142,7 @@ impl Fact {
             Self::Features(_) => FactNumber::Features,
             Self::JournalPosition(_) => FactNumber::JournalPosition,
             Self::LogSeen(_) => FactNumber::LogSeen,
+            Self::LossesSeen(_) => FactNumber::LossesSeen,
         }
     }
 
@@ -141,7 +151,9 @@ impl Fact {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
-            Self::LossCount(number) | Self::Features(number) => bytes.put_u64(*number),
+            Self::LossCount(number) | Self::Features(number) | Self::LossesSeen(number) => {
+                bytes.put_u64(*number);
+            }
             Self::Totals(totals) => {
                 bytes.put_u64(totals.clean_pages);
                 bytes.put_u64(totals.written_pages);
@@ -205,6 +217,7 @@ impl Fact {
                 incarnation: reader.u64()?,
                 index: LogIndex(reader.u64()?),
             }),
+            FactNumber::LossesSeen => Self::LossesSeen(reader.u64()?),
         };
         reader.finish()?;
         Ok(fact)
@@ -256,6 +269,7 @@ mod tests {
                 Fact::LogSeen(LogPoint { incarnation: 5, index: LogIndex(6) }),
                 [number(5), number(6)].concat(),
             ),
+            (Fact::LossesSeen(8), number(8).to_vec()),
         ]
     }
 
@@ -267,7 +281,7 @@ mod tests {
             assert_eq!(Fact::decode(fact.number(), &bytes), Ok(fact));
         }
         let numbers: Vec<u8> = (0..=255).filter(|&n| FactNumber::from_byte(n).is_some()).collect();
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]

@@ -46,6 +46,7 @@ impl fmt::Display for Words<FactNumber> {
             FactNumber::Features => "features",
             FactNumber::JournalPosition => "journal position",
             FactNumber::LogSeen => "log seen",
+            FactNumber::LossesSeen => "losses seen",
         })
     }
 }

@@ -10,7 +10,7 @@
 //! that may or may not be on the disk: no page of either tree may be used again, so the index takes
 //! no further checkpoint until it has been opened again.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use futures::future::{BoxFuture, join_all};
@@ -22,7 +22,7 @@ use super::{
     store::NodeStore,
 };
 use crate::{
-    disk::{DiskError, Piece},
+    disk::Piece,
     format::{
         FormatError,
         node::{NODE_LEN, Node, NodeHeader, Reference, encode_node},
@@ -44,20 +44,23 @@ impl Index {
     /// # Errors
     /// After [`IndexError::Full`], [`IndexError::Damaged`] and errors of the disk before the root
     /// record, the changes are back among those that no checkpoint has, and it can be tried again.
-    /// [`IndexError::Uncertain`] lasts until the index is opened again; reading goes on.
+    /// [`IndexError::Uncertain`] lasts until the index is opened again, and so does a failed sync
+    /// of the disk, whoever asked for it; reading goes on.
     pub async fn checkpoint(&self) -> Result<(), IndexError> {
-        self.checkpoint_round(|_| false).await.map(drop)
+        self.checkpoint_round(&BTreeSet::new(), |_| false).await.map(drop)
     }
 
-    /// As [`Self::checkpoint`], but goes round leaves that cannot be read and that changes belong
-    /// to, where all of these are of keys that may be lost. Their changes are dropped, and every
-    /// key that belongs to such a leaf is [`IndexError::Damaged`] for good, also when the disk
-    /// reads it again: what it holds is older than what was dropped.
+    /// As [`Self::checkpoint`], but goes round those of the leaves on these pages that cannot be
+    /// read (see [`Self::obstacles`]), where all changes that belong to them are of keys that may
+    /// be lost. These changes are dropped, and every key that belongs to such a leaf is
+    /// [`IndexError::Damaged`] for good, also when the disk reads it again: what it holds is older
+    /// than what was dropped.
     ///
     /// # Errors
     /// As [`Self::checkpoint`].
     pub async fn checkpoint_round(
         &self,
+        given_up: &BTreeSet<u64>,
         may_lose: fn(&Key) -> bool,
     ) -> Result<Vec<LostLeaf>, IndexError> {
         let _turn = self.turn.lock().await;
@@ -71,7 +74,7 @@ impl Index {
             let Some(frozen) = state.frozen.clone() else { return Ok(Vec::new()) };
             (frozen, Arc::clone(&state.root))
         };
-        let mut attempt = Attempt::new(self, old.generation + 1, may_lose);
+        let mut attempt = Attempt::new(self, old.generation + 1, given_up, may_lose);
         match attempt.write_tree(&old, &frozen).await {
             Ok(new) => {
                 // From here on a failure, or being dropped, leaves the outcome open.
@@ -115,7 +118,7 @@ pub struct LostLeaf {
 
 /// The checksum by which a parent names a leaf that shall not be read any more. Of all nodes ever
 /// written one in 2^32 has it, and such a one would have to come back to this very page.
-const LOST_LEAF: Crc32c = Crc32c(u32::from_le_bytes(*b"lost"));
+pub(super) const LOST_LEAF: Crc32c = Crc32c(u32::from_le_bytes(*b"lost"));
 
 /// A tree being written. Unless it is finished or given up, its outcome is uncertain.
 struct Attempt<'a> {
@@ -128,7 +131,9 @@ struct Attempt<'a> {
     /// Entries that leaves have gained, and lost.
     gained: u64,
     lost: u64,
-    /// Keys whose changes may be dropped where their leaf cannot be read.
+    /// Pages of leaves that may be gone round where they cannot be read.
+    given_up: &'a BTreeSet<u64>,
+    /// Keys whose changes may be dropped with such a leaf.
     may_lose: fn(&Key) -> bool,
     /// Leaves that were gone round.
     lost_leaves: Vec<LostLeaf>,
@@ -145,7 +150,12 @@ enum Child {
 }
 
 impl<'a> Attempt<'a> {
-    fn new(index: &'a Index, generation: u64, may_lose: fn(&Key) -> bool) -> Self {
+    fn new(
+        index: &'a Index,
+        generation: u64,
+        given_up: &'a BTreeSet<u64>,
+        may_lose: fn(&Key) -> bool,
+    ) -> Self {
         Self {
             index,
             generation,
@@ -153,6 +163,7 @@ impl<'a> Attempt<'a> {
             retired: Vec::new(),
             gained: 0,
             lost: 0,
+            given_up,
             may_lose,
             lost_leaves: Vec::new(),
             waiting: Vec::new(),
@@ -265,8 +276,8 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// Drops the changes below a node that cannot be read, if it is a leaf and they may be lost;
-    /// returns how its parent names it from now on.
+    /// Drops the changes below a node that cannot be read, if it is a leaf that was given up and
+    /// they may be lost; returns how its parent names it from now on.
     fn go_round(
         &mut self,
         node: Reference,
@@ -274,10 +285,9 @@ impl<'a> Attempt<'a> {
         changes: &[Changed<'_>],
         error: IndexError,
     ) -> Result<Reference, IndexError> {
-        let is_damage =
-            matches!(error, IndexError::Damaged { .. } | IndexError::Disk(DiskError::Io { .. }));
+        let is_given_up = level == 0 && self.given_up.contains(&node.page);
         let may_lose = changes.iter().all(|(key, _)| (self.may_lose)(key));
-        if !is_damage || level > 0 || !may_lose {
+        if !is_given_up || !error.is_unreadable() || !may_lose {
             return Err(error);
         }
         let first = *changes.first().expect("a part has changes").0;
@@ -316,8 +326,8 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// The lower one of a child and the neighbour that it can be joined with: one that is damaged
-    /// stays where it is, and says so to who asks for its keys.
+    /// The lower one of a child and the neighbour that it can be joined with: one that cannot be
+    /// read stays where it is, and says so to who asks for its keys.
     async fn pair(
         &self,
         children: &[Child],
@@ -328,9 +338,7 @@ impl<'a> Attempt<'a> {
         for other in neighbours.into_iter().filter(|&other| other < children.len()) {
             if let Child::Kept(_, reference) = children[other] {
                 match self.index.store.load(reference, level).await {
-                    Err(IndexError::Damaged { .. } | IndexError::Disk(DiskError::Io { .. })) => {
-                        continue;
-                    }
+                    Err(error) if error.is_unreadable() => continue,
                     loaded => drop(loaded?),
                 }
             }

@@ -46,3 +46,17 @@ pub enum IndexError {
     #[error("an earlier checkpoint ended in the middle; the index must be opened again")]
     Uncertain,
 }
+
+impl IndexError {
+    /// Whether the disk failed to read a page, which it may read again in a moment: unlike damage.
+    #[must_use]
+    pub fn is_failed_read(&self) -> bool {
+        matches!(self, Self::Disk(error) if error.is_failed_read())
+    }
+
+    /// Whether a page cannot be read as it was written: damage, or the disk.
+    #[must_use]
+    pub fn is_unreadable(&self) -> bool {
+        matches!(self, Self::Damaged { .. }) || self.is_failed_read()
+    }
+}

@@ -7,13 +7,29 @@
 //! 2. The journal is synced up to the note: the index never holds what is not durable.
 //! 3. The index writes its tree and its root.
 //! 4. The ring before the place is free.
+//!
+//! A leaf that is damaged, and that changes belong to, is gone round at once: it stays damaged. One
+//! that the disk fails to read may come back, so the checkpoint is tried again after pauses that
+//! grow ([`RETRIES`]), and the leaf is gone round only when none of the attempts has read it for
+//! minutes ([`PATIENCE`]). When the ring or the delta is full, writers wait for less long
+//! ([`PATIENCE_PRESSED`]). An error of a write or sync is no damage: nothing is lost with it that
+//! the journal does not have, unless the sync failed, and then the journal has failed as well.
 
-use std::sync::atomic::Ordering;
+use std::{
+    collections::BTreeSet,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
+use millrace_runtime::Clock;
 use millrace_types::ErrorKind;
 
-use super::{EngineError, Shared, State, Volume, run};
+use super::{
+    EngineError, Shared, State, Volume,
+    reopen::{PAUSES, Pauses},
+    run,
+};
 use crate::{
     disk::DiskError,
     format::{
@@ -24,7 +40,7 @@ use crate::{
         root::Segment,
         table::{Entry, TableKey},
     },
-    index::{IndexError, LostLeaf},
+    index::{IndexError, LostLeaf, Obstacle},
     journal::JournalError,
     space::{Purpose, Refusal},
 };
@@ -44,6 +60,21 @@ pub(super) const INDEX_STEP: u64 = 1024;
 
 /// Maps of regions that may stay in memory without need: 4 MiB.
 const MAPS_MAX: usize = 4096;
+
+/// For how long a disk may fail to read a leaf before a checkpoint goes round it, and what it holds
+/// is lost: paths fail over and controllers are reset within a minute or two.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
+
+/// The same when nothing can be changed before there is a checkpoint. Clients wait 30 s for the
+/// answer to a write.
+pub(super) const PATIENCE_PRESSED: Duration = Duration::from_secs(20);
+
+/// The pauses after which a checkpoint that has failed is tried again, while writers go on.
+pub(super) const RETRIES: Pauses = PAUSES;
+
+/// The same while writers wait for it.
+const RETRIES_PRESSED: Pauses =
+    Pauses { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 
 impl Volume {
     /// Writes a checkpoint now, or waits for one that somebody else began after the call. Changes
@@ -68,11 +99,19 @@ impl Volume {
         let shared = self.shared();
         run(async move {
             shared.end_inspection().await;
-            shared.checkpoint().await?;
+            if let Err(error) = shared.checkpoint().await {
+                if !shared.may_pass(&error) {
+                    return Err(error);
+                }
+                // The next start takes it from the journal.
+                tracing::warn!(target = %shared.target, %error, "it ends without a checkpoint");
+            }
             shared.settle().await?;
             shared.commit(|_| Ok(Change::Stop)).await?;
             shared.sync().await?;
             if let Some(growth) = &shared.growth {
+                // What was begun and given up comes to its end before the next one begins.
+                shared.disk.drain().await;
                 growth.backing.unlock();
             }
             Ok(())
@@ -84,39 +123,58 @@ impl Volume {
 impl Shared {
     /// Waits while too much is waiting for a checkpoint; asks for one when it is time.
     pub(super) async fn await_room_for_records(&self) -> Result<(), EngineError> {
-        let used = self.journal.used_pages() * RING_PARTS;
-        let delta = self.index.delta_bytes();
-        let ring = self.journal.ring_pages();
-        if used > 2 * ring || delta > 2 * DELTA_BYTES {
+        if self.is_filled_beyond(2) {
             self.checkpoint().await?;
-        } else if used > ring || delta > DELTA_BYTES {
+        } else if self.is_filled_beyond(1) {
             self.checkpoint_due.notify_one();
         }
         Ok(())
     }
 
-    /// Writes a checkpoint, or waits for one that somebody else began after the call.
+    /// Whether ring or delta hold more than so many times what makes a checkpoint due.
+    fn is_filled_beyond(&self, times: usize) -> bool {
+        let used = self.journal.used_pages() * RING_PARTS;
+        used > times as u64 * self.journal.ring_pages()
+            || self.index.delta_bytes() > times * DELTA_BYTES
+    }
+
+    /// Writes a checkpoint, or waits for one that somebody else began after the call. When nothing
+    /// can be changed before there is one, it is tried again as long as the disk fails and patience
+    /// lasts.
     pub(super) async fn checkpoint(&self) -> Result<(), EngineError> {
         let begun = self.index.statistics().generation;
+        // With the time that it waits for its turn: many writers do not wait one after the other.
+        let mut attempts = Attempts::begin(&self.clock, PATIENCE_PRESSED);
         let _turn = self.checkpoint_turn.lock().await;
         if self.index.statistics().generation > begun {
             return Ok(());
         }
-        self.write_checkpoint().await
+        loop {
+            let is_pressed = self.is_filled_beyond(2) || !self.journal.has_room();
+            let patience = if is_pressed { PATIENCE_PRESSED } else { PATIENCE };
+            let Err(error) = self.write_checkpoint(patience).await else { return Ok(()) };
+            if !is_pressed || !self.may_pass(&error) || !attempts.again().await {
+                return Err(error);
+            }
+            tracing::warn!(
+                target = %self.target, %error,
+                "a checkpoint that writers wait for has failed; it is tried again"
+            );
+        }
     }
 
-    async fn write_checkpoint(&self) -> Result<(), EngineError> {
+    pub(super) async fn write_checkpoint(&self, patience: Duration) -> Result<(), EngineError> {
         if self.index.is_uncertain() {
             return Err(IndexError::Uncertain.into());
         }
         self.grow_index_if_small().await?;
-        let mut leaves = Leaves::AllSound;
+        let mut given_up = BTreeSet::new();
         for _ in 0..GROWTHS_MAX {
             let Frozen { through, position } = self.freeze_with_maps().await?;
             if let Err(error) = self.journal.sync(through).await {
                 return Err(self.failed(error).await);
             }
-            match self.write_index(leaves).await {
+            match self.write_index(&given_up).await {
                 Ok(()) => {
                     self.journal.release(position);
                     tracing::debug!(target = %self.target, through, "checkpoint written");
@@ -126,33 +184,52 @@ impl Shared {
                     return Ok(());
                 }
                 Err(IndexError::Full) => self.grow_index().await?,
-                Err(error) if self.may_go_round(&mut leaves, &error) => {}
-                Err(error) => {
-                    if self.index.is_uncertain() {
-                        self.failure.notify_one();
-                        tracing::error!(
-                            target = %self.target, %error,
-                            "a checkpoint has failed at its end; the target must be opened again"
-                        );
-                    }
-                    return Err(error.into());
-                }
+                Err(error) => match self.leaves_to_give_up(&given_up, &error, patience).await {
+                    Some(leaves) => given_up = leaves,
+                    None => return Err(self.checkpoint_failed(error).await),
+                },
             }
         }
         Err(EngineError::NoSpace)
     }
 
-    /// Has the index write its tree; lists the leaves that it has gone round.
-    pub(super) async fn write_index(&self, leaves: Leaves) -> Result<(), IndexError> {
-        if leaves == Leaves::AllSound {
-            return self.index.checkpoint().await;
+    /// What becomes of the engine when its index could not write a checkpoint.
+    async fn checkpoint_failed(&self, error: IndexError) -> EngineError {
+        if self.index.is_uncertain() {
+            self.failure.notify_one();
+            tracing::error!(
+                target = %self.target, %error,
+                "a checkpoint has failed at its end; the target must be opened again"
+            );
         }
-        for lost in self.index.checkpoint_round(may_lose).await? {
+        match error {
+            // What the sync should have covered beside the index is not durable, and never will be.
+            IndexError::Disk(error) if self.disk.has_failed_sync() => {
+                self.failed(error.into()).await
+            }
+            error => error.into(),
+        }
+    }
+
+    /// Whether what has failed may work when it is tried again: the disk gave an error, and nothing
+    /// depends on its having been none.
+    pub(super) fn may_pass(&self, error: &EngineError) -> bool {
+        let is_of_disk = match error {
+            EngineError::Disk(error) => matches!(**error, DiskError::Io { .. }),
+            EngineError::Index(error) => matches!(**error, IndexError::Disk(DiskError::Io { .. })),
+            _ => false,
+        };
+        is_of_disk && !self.has_failed() && !self.disk.has_failed_sync()
+    }
+
+    /// Has the index write its tree, round leaves that were given up if need be; lists those.
+    pub(super) async fn write_index(&self, given_up: &BTreeSet<u64>) -> Result<(), IndexError> {
+        for lost in self.index.checkpoint_round(given_up, may_lose).await? {
             let LostLeaf { page, first, changes, reason } = lost;
             tracing::error!(
                 target = %self.target, page, changes, reason,
-                "a leaf of the index was damaged before its changes could be stored: they are lost \
-                 with it, and reading what it held is an error from now on"
+                "a leaf of the index could not be read before its changes could be stored: they \
+                 are lost with it, and reading what it held is an error from now on"
             );
             if let Ok(TableKey::Section(section)) = TableKey::decode(first.as_slice()) {
                 self.inspection.suspect(section);
@@ -161,18 +238,35 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether a checkpoint that failed may be tried again round leaves that cannot be read. What
-    /// was acknowledged goes with them, so the loss is counted before, in the same checkpoint.
-    pub(super) fn may_go_round(&self, leaves: &mut Leaves, error: &IndexError) -> bool {
-        let is_damage =
-            matches!(error, IndexError::Damaged { .. } | IndexError::Disk(DiskError::Io { .. }));
-        if !is_damage || self.index.is_uncertain() || *leaves == Leaves::Some {
-            return false;
+    /// The leaves round which a checkpoint that failed is to be tried again; `None`: not now. It is
+    /// done once, when all that is in its way is damaged, or has not been read for as long as
+    /// patience lasts. What was acknowledged goes with them, so the loss is counted before, in the
+    /// same checkpoint.
+    pub(super) async fn leaves_to_give_up(
+        &self,
+        given_up: &BTreeSet<u64>,
+        error: &IndexError,
+        patience: Duration,
+    ) -> Option<BTreeSet<u64>> {
+        if !error.is_unreadable() || self.index.is_uncertain() || !given_up.is_empty() {
+            return None;
         }
-        *leaves = Leaves::Some;
+        // What is wrong with this one is wrong with the checkpoint too.
+        let obstacles = self.index.obstacles(may_lose, self.clock.now()).await.ok()?;
+        let is_lost = |leaf: &Obstacle| {
+            leaf.may_be_lost && leaf.unread_for.is_none_or(|unread| unread >= patience)
+        };
+        // The disk may read all of them by now.
+        if obstacles.is_empty() || !obstacles.iter().all(is_lost) {
+            return None;
+        }
         let loss_count = self.loss_count.fetch_add(1, Ordering::AcqRel) + 1;
-        tracing::error!(target = %self.target, %error, loss_count, "a checkpoint meets damage");
-        true
+        let leaves = obstacles.len();
+        tracing::error!(
+            target = %self.target, %error, leaves, loss_count,
+            "a checkpoint meets leaves that cannot be read, and goes round them"
+        );
+        Some(obstacles.iter().map(|leaf| leaf.page).collect())
     }
 
     async fn freeze_with_maps(&self) -> Result<Frozen, EngineError> {
@@ -221,8 +315,12 @@ impl Shared {
                 None => self.index.remove(key),
             }
         }
-        let facts =
-            [self.losses(), Fact::HighestInode(state.inode_max), Fact::JournalPosition(position)];
+        let facts = [
+            self.losses(),
+            Fact::LossesSeen(self.superblock.losses),
+            Fact::HighestInode(state.inode_max),
+            Fact::JournalPosition(position),
+        ];
         for fact in facts {
             let (key, value) = Entry::Fact(fact).encode();
             self.index.put(key, value);
@@ -273,13 +371,31 @@ impl Shared {
     }
 }
 
-/// Which leaves a checkpoint needs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Leaves {
-    /// Each that a change belongs to.
-    AllSound,
-    /// Only those with entries that the engine cannot do without.
-    Some,
+/// Attempts of something that everybody waits for and that a failing disk is in the way of.
+#[derive(Debug)]
+pub(super) struct Attempts {
+    clock: Clock,
+    deadline: Instant,
+    pause: Duration,
+}
+
+impl Attempts {
+    /// The time begins now. There is an attempt after the end of patience with what the first one
+    /// has met, and then no more.
+    pub(super) fn begin(clock: &Clock, patience: Duration) -> Self {
+        let deadline = clock.now() + patience + RETRIES_PRESSED.max;
+        Self { clock: clock.clone(), deadline, pause: RETRIES_PRESSED.min }
+    }
+
+    /// Waits for the next one; false when there has been the last.
+    pub(super) async fn again(&mut self) -> bool {
+        if self.clock.now() >= self.deadline {
+            return false;
+        }
+        self.clock.sleep(self.pause).await;
+        self.pause = RETRIES_PRESSED.longer(self.pause);
+        true
+    }
 }
 
 /// Whether the change of a key may be lost with its leaf: what is said of a chunk or an inode,

@@ -8,7 +8,7 @@ use millrace_types::{ChunkKey, InodeId};
 
 use super::{EngineError, Shared, State, Volume, open::write_superblock};
 use crate::{
-    disk::DiskError,
+    disk::{BufferPool, DiskError},
     format::{
         change::{Change, Effects, effects},
         extent::page_count,
@@ -225,8 +225,10 @@ impl Shared {
         let mut superblock = self.superblock.clone();
         superblock.writes += 1;
         superblock.losses += 1;
+        // Who comes here may hold what those wait for who have the memory of the volume's own.
+        let pool = BufferPool::new(0);
         for copy in 0..COPIES.len() {
-            write_superblock(&self.disk, &self.pool, &superblock, copy).await?;
+            write_superblock(&self.disk, &pool, &superblock, copy).await?;
         }
         Ok(())
     }

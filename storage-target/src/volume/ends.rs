@@ -13,10 +13,14 @@ use super::{
     write::{cut, edges, page_number},
 };
 use crate::{
+    disk::AlignedBuffer,
     format::section::{Section, StoredPage},
     page_checksum::{PAGE, of_pages},
     space::{Purpose, Reservation},
 };
+
+/// Memory that both ends of a range need.
+pub(super) const ENDS_LEN: usize = 2 * PAGE;
 
 /// Pages written anew.
 #[derive(Debug, Default)]
@@ -42,12 +46,15 @@ impl Ends {
 }
 
 impl Shared {
-    /// Writes the pages of which a zeroing of `range` (bytes of the chunk) leaves a part.
+    /// Writes the pages of which a zeroing of `range` (bytes of the chunk) leaves a part. The
+    /// buffer, of [`ENDS_LEN`], is the caller's, who may have a turn with which nobody waits for
+    /// one.
     pub(super) async fn write_ends(
         &self,
         sections: &Sections,
         range: &Range<usize>,
         purpose: Purpose,
+        buffer: AlignedBuffer,
     ) -> Result<Ends, EngineError> {
         let numbers = [page_number(range.start), page_number(range.end - 1)];
         let found = edges(sections, range);
@@ -57,7 +64,6 @@ impl Shared {
             return Ok(Ends::default());
         }
         self.data_of(sections.sequence()).await?;
-        let buffer = self.pool.acquire(pages.len() * PAGE).await;
         let mut buffer = self.disk.read(pieces(&places), buffer).await?;
         let bytes = buffer.as_mut_slice();
         for ((&page, place), bytes) in pages.iter().zip(&places).zip(bytes.chunks_exact_mut(PAGE)) {

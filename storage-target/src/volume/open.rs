@@ -8,7 +8,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -17,7 +17,7 @@ use millrace_types::{ByteLen, Crc32c, TargetId};
 
 use super::{
     Blank, EngineError, INODE_TURNS, Options, Shared, State, Upkeep, Volume,
-    checkpoint::INDEX_STEP,
+    checkpoint::{INDEX_STEP, RETRIES},
     drops::Drops,
     findings::Finder,
     inspect::Inspection,
@@ -34,9 +34,11 @@ use crate::{
     format::{
         FormatError,
         batch::claimed_len,
+        fact::Fact,
         free_map::REGION_PAGES,
         root::{ROOT_MAGIC, ROOT_SLOTS, Segment},
         superblock::{COPIES, JOURNAL, Layout, ROOTS, Superblock, SuperblockError},
+        table::Entry,
     },
     index::{self, Index, IndexError},
     journal::{self, JournalError, Ring},
@@ -166,32 +168,13 @@ impl Live {
             return Err(OpenError::OtherTarget { found: target, expected: before.target });
         }
         let superblock = parts.raise_capacity(superblock).await?;
-        let regions = parts.regions(&superblock.layout)?;
-        let mut recovered = recover(&parts, &superblock, regions, before.is_some()).await?;
-        let (lossy, dropped) = (recovered.lossy, recovered.dropped);
-        if let Some(before) = &before {
-            // Also what was answered after the failure is answered otherwise from now on.
-            let least = (before.loss_count + 1).saturating_sub(superblock.losses);
-            recovered.loss_count = recovered.loss_count.max(least);
+        match parts.start(&superblock, blank, before).await {
+            Ok(shared) => Ok(Self::begin(shared, options.sync_interval)),
+            Err(error) => {
+                parts.count_lost_sync(&superblock).await;
+                Err(error)
+            }
         }
-        let mut shared = shared_of(options, &superblock, recovered, blank);
-        if let Some(before) = before {
-            shared.blank = before.blank;
-            shared.drops = before.drops;
-            shared.checksum_failures = AtomicU64::new(before.checksum_failures);
-        }
-        let shared = Arc::new(shared);
-        shared.look_for_room();
-        if lossy || dropped > 0 {
-            // Before any batch names the present boot, so that it is never decided again.
-            shared.checkpoint_what_was_found(lossy).await?;
-        }
-        shared.load_findings().await?;
-        shared.settle().await?;
-        let loss_count = shared.loss_count.load(Ordering::Acquire);
-        let disk = options.disk.name();
-        tracing::info!(%target, disk, dropped_writes = dropped, loss_count, "target opened");
-        Ok(Self::begin(shared, options.sync_interval))
     }
 
     /// Starts what runs beside the requests.
@@ -294,6 +277,8 @@ impl Parts<'_> {
         for (key, value) in space.checkpoint().map_err(no_space)? {
             index.put(key, value.expect("the index has pages there"));
         }
+        let (key, value) = Entry::Fact(Fact::LossesSeen(superblock.losses)).encode();
+        index.put(key, value);
         assert!(index.freeze(0), "nothing was before");
         index.checkpoint().await?;
         for copy in 0..COPIES.len() {
@@ -327,6 +312,60 @@ impl Parts<'_> {
             backing.grow(len, pages * PAGE as u64).await?;
         }
         Ok(())
+    }
+
+    /// Recovers what lies there, and decides what of it counts.
+    async fn start(
+        &self,
+        superblock: &Superblock,
+        blank: bool,
+        before: Option<Predecessor>,
+    ) -> Result<Arc<Shared>, OpenError> {
+        let options = self.options;
+        let regions = self.regions(&superblock.layout)?;
+        let mut recovered = recover(self, superblock, regions, before.is_some()).await?;
+        let (lossy, dropped) = (recovered.lossy, recovered.dropped);
+        if let Some(before) = &before {
+            // Also what was answered after the failure is answered otherwise from now on.
+            let least = (before.loss_count + 1).saturating_sub(superblock.losses);
+            recovered.loss_count = recovered.loss_count.max(least);
+        }
+        let mut shared = shared_of(options, superblock, recovered, blank);
+        if let Some(before) = before {
+            shared.blank = before.blank;
+            shared.drops = before.drops;
+            shared.checksum_failures = AtomicU64::new(before.checksum_failures);
+        }
+        let shared = Arc::new(shared);
+        shared.look_for_room();
+        if lossy || dropped > 0 {
+            // Before any batch names the present boot, so that it is never decided again.
+            shared.checkpoint_what_was_found(lossy).await?;
+        }
+        shared.load_findings().await?;
+        shared.settle().await?;
+        let (target, disk) = (superblock.target, options.disk.name());
+        let loss_count = shared.loss_count.load(Ordering::Acquire);
+        tracing::info!(%target, disk, dropped_writes = dropped, loss_count, "target opened");
+        Ok(shared)
+    }
+
+    /// When a sync has failed while the target was being opened: what the process before has left
+    /// unsynced may be gone, and the kernel does not say so again. So that the next start knows, it
+    /// is counted as if the journal had failed.
+    async fn count_lost_sync(&self, superblock: &Superblock) {
+        if !self.disk().has_failed_sync() {
+            return;
+        }
+        let (writes, losses) = (superblock.writes + 1, superblock.losses + 1);
+        let counted = Superblock { writes, losses, ..superblock.clone() };
+        for copy in 0..COPIES.len() {
+            if let Err(error) = write_superblock(self.disk(), &self.pool, &counted, copy).await {
+                let target = superblock.target;
+                tracing::error!(%target, %error, "the loss cannot be recorded");
+                return;
+            }
+        }
     }
 
     /// Records that the space may be larger than it was made for, if that is so now.
@@ -390,7 +429,8 @@ pub(super) fn bytes(pages: u64) -> ByteLen {
     ByteLen(pages.saturating_mul(PAGE as u64))
 }
 
-/// Writes and syncs a copy of the superblock.
+/// Writes and syncs a copy of the superblock, also on a disk of which a sync has failed: it is this
+/// that says so.
 pub(super) async fn write_superblock(
     disk: &DiskQueue,
     pool: &BufferPool,
@@ -401,7 +441,7 @@ pub(super) async fn write_superblock(
     buffer.as_mut_slice()[..PAGE].copy_from_slice(&superblock.encode(copy));
     let piece = Piece { offset: COPIES[copy] * PAGE as u64, range: 0..PAGE };
     disk.write(vec![piece], Arc::new(buffer)).await?;
-    disk.sync().await
+    disk.sync_after_failure().await
 }
 
 /// The journal's pages.
@@ -454,9 +494,11 @@ fn shared_of(
 }
 
 async fn upkeep(shared: Arc<Shared>, interval: Duration) {
+    // When a checkpoint that has failed is tried again, and the pause before that.
+    let mut again: Option<(Instant, Duration)> = None;
     loop {
         let due = tokio::select! {
-            () = shared.checkpoint_due.notified() => true,
+            () = is_due(&shared, again) => true,
             () = tokio::time::sleep(interval) => false,
         };
         if shared.lost.load(Ordering::Acquire) {
@@ -471,8 +513,26 @@ async fn upkeep(shared: Arc<Shared>, interval: Duration) {
                 false => worker.sync_if_needed().await,
             }
         });
-        if let Err(error) = work.await {
+        let done = work.await;
+        if let Err(error) = &done {
             tracing::error!(target = %shared.target, %error, "upkeep failed");
         }
+        again = match again {
+            unchanged if !due => unchanged,
+            _ if done.is_ok() => None,
+            last => {
+                let pause = last.map_or(RETRIES.min, |(_, pause)| RETRIES.longer(pause));
+                Some((Instant::now() + pause, pause))
+            }
+        };
+    }
+}
+
+/// Waits until a checkpoint is due. After one that has failed that is so after a pause, however
+/// often writers ask for it.
+async fn is_due(shared: &Shared, again: Option<(Instant, Duration)>) {
+    match again {
+        Some((moment, _)) => shared.clock.sleep_until(moment).await,
+        None => shared.checkpoint_due.notified().await,
     }
 }

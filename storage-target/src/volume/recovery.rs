@@ -19,25 +19,31 @@
 //!   raised, because what is missing cannot be known, and the outcome becomes a checkpoint before
 //!   any batch names the present boot, so that it is never decided a second time.
 //!
-//! A journal that has failed in this process is opened again as after a loss of power: what the
-//! disk has of writes that it could not sync nobody knows.
+//! A journal that has failed is opened again as after a loss of power, whatever the boot: what the
+//! disk has of writes that it could not sync nobody knows. Of a failure in this process the engine
+//! before knows, and of one in an earlier process the superblock: it has counted more losses than
+//! the newest checkpoint has seen.
+//!
+//! What the disk fails to read may be there in a moment, and is waited for: it is often the disk
+//! that was away a moment ago.
 //!
 //! A record that is durable is never looked at that way: its pages may have been used again, but
 //! only after a durable batch said that it is durable (see the module above).
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, io::ErrorKind};
 
 use bytes::Bytes;
+use millrace_runtime::Clock;
 use millrace_types::{ChunkSize, Crc32c, InodeId};
 
 use super::{
-    Shared,
-    checkpoint::Leaves,
+    EngineError, Shared,
+    checkpoint::{Attempts, PATIENCE_PRESSED},
     open::{OpenError, Parts, bytes, ring},
     sessions::AppliedWrites,
 };
 use crate::{
-    disk::{DiskError, Piece},
+    disk::{AlignedBuffer, DiskError, Piece},
     format::{
         batch::Position,
         change::{Change, Removal, SectionsChange, effects},
@@ -97,6 +103,7 @@ pub(super) async fn recover(
     // A checkpoint that counts has a batch of its boot behind it, unless it is the first one, or
     // one that a start has written after a loss of power and before it served anybody.
     let same_boot = replayed.boot.map_or(through == 0, |boot| boot == parts.options.boot);
+    let has_failed = has_failed || superblock.losses > losses_seen(&index, superblock).await?;
     let lossy = has_failed || (!same_boot && !stopped);
     let totals = match fact(&index, FactNumber::Totals).await? {
         Some(Fact::Totals(totals)) => totals,
@@ -166,6 +173,8 @@ struct Replay<'a> {
     incomplete: BTreeSet<InodeId>,
     /// Sections of which a record was dropped that changed others with them.
     torn: BTreeSet<SectionKey>,
+    /// Of reading what the disk fails to read, all together.
+    attempts: Attempts,
 }
 
 impl<'a> Replay<'a> {
@@ -177,7 +186,8 @@ impl<'a> Replay<'a> {
         applied: AppliedWrites,
     ) -> Self {
         let (incomplete, torn) = (BTreeSet::new(), BTreeSet::new());
-        Self { parts, index, space, inode_max, applied, dropped: 0, incomplete, torn }
+        let attempts = Attempts::begin(&Clock::system(), PATIENCE_PRESSED);
+        Self { parts, index, space, inode_max, applied, dropped: 0, incomplete, torn, attempts }
     }
 
     async fn apply(
@@ -252,7 +262,7 @@ impl<'a> Replay<'a> {
     }
 
     /// A pending change against the version that stands; `None` when its data is not there.
-    async fn believed(&self, change: &Change) -> Result<Option<Change>, OpenError> {
+    async fn believed(&mut self, change: &Change) -> Result<Option<Change>, OpenError> {
         match change {
             Change::Sections(change) => {
                 if change.sections().iter().any(|(key, _)| self.torn.contains(key)) {
@@ -293,26 +303,38 @@ impl<'a> Replay<'a> {
         Ok(value.map(|value| Section::decode(&value, key.section)).transpose()?)
     }
 
-    async fn all_match(&self, pages: &[StoredPage]) -> Result<bool, OpenError> {
+    async fn all_match(&mut self, pages: &[StoredPage]) -> Result<bool, OpenError> {
         for some in pages.chunks(PAGES_PER_READ) {
-            let len = some.len() * PAGE;
-            let buffer = self.parts.options.pool.acquire(len).await;
-            let pieces = some.iter().enumerate().map(|(nth, stored)| Piece {
-                offset: stored.page * PAGE as u64,
-                range: nth * PAGE..(nth + 1) * PAGE,
-            });
-            let buffer = match self.parts.options.disk.read(pieces.collect(), buffer).await {
-                Ok(buffer) => buffer,
-                // A page that was never written, or cannot be read, is no page that matches.
-                Err(DiskError::Io { .. }) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            };
-            let bytes = buffer.as_slice()[..len].chunks_exact(PAGE);
+            // A page that was never written, or cannot be read, is no page that matches.
+            let Some(buffer) = self.read(some).await? else { return Ok(false) };
+            let bytes = buffer.as_slice()[..some.len() * PAGE].chunks_exact(PAGE);
             if some.iter().zip(bytes).any(|(stored, bytes)| Crc32c::of(bytes) != stored.checksum) {
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// Reads pages; `None` when they are not there, or the disk goes on failing to read them.
+    async fn read(&mut self, pages: &[StoredPage]) -> Result<Option<AlignedBuffer>, OpenError> {
+        loop {
+            let buffer = self.parts.options.pool.acquire(pages.len() * PAGE).await;
+            let pieces = pages.iter().enumerate().map(|(nth, stored)| Piece {
+                offset: stored.page * PAGE as u64,
+                range: nth * PAGE..(nth + 1) * PAGE,
+            });
+            match self.parts.options.disk.read(pieces.collect(), buffer).await {
+                Ok(buffer) => return Ok(Some(buffer)),
+                Err(DiskError::Io { source, .. }) => {
+                    // Where the disk had grown, and has not any more, there is nothing to wait for.
+                    let is_gone = source.kind() == ErrorKind::UnexpectedEof;
+                    if is_gone || !self.attempts.again().await {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 
@@ -324,7 +346,8 @@ impl Shared {
     /// where it was until the next checkpoint: its batches say under which boot this was, and a
     /// start that found none would take it for one after a loss of power.
     pub(super) async fn checkpoint_what_was_found(&self, lossy: bool) -> Result<(), OpenError> {
-        let mut leaves = Leaves::AllSound;
+        let mut given_up = BTreeSet::new();
+        let mut attempts = Attempts::begin(&self.clock, PATIENCE_PRESSED);
         let end = self.journal.position();
         let position = match lossy {
             true => end,
@@ -349,15 +372,35 @@ impl Shared {
                 self.bring_map(region).await?;
                 continue;
             }
-            match self.write_index(leaves).await {
+            let error = match self.write_index(&given_up).await {
                 Ok(()) => break,
-                Err(IndexError::Full) => self.grow_index().await?,
-                Err(error) if self.may_go_round(&mut leaves, &error) => {}
-                Err(error) => return Err(error.into()),
+                Err(IndexError::Full) => {
+                    self.grow_index().await?;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            if let Some(leaves) = self.leaves_to_give_up(&given_up, &error, PATIENCE_PRESSED).await
+            {
+                given_up = leaves;
+                continue;
+            }
+            let error = EngineError::from(error);
+            if !self.may_pass(&error) || !attempts.again().await {
+                return Err(error.into());
             }
         }
         self.journal.release(position);
         Ok(())
+    }
+}
+
+/// The losses that the superblock had counted at the newest checkpoint.
+async fn losses_seen(index: &Index, superblock: &Superblock) -> Result<u64, OpenError> {
+    match fact(index, FactNumber::LossesSeen).await? {
+        Some(Fact::LossesSeen(losses)) => Ok(losses),
+        // Earlier programs did not write it down.
+        _ => Ok(superblock.losses),
     }
 }
 

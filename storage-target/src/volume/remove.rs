@@ -13,12 +13,14 @@ use millrace_types::{
 use super::{
     EngineError, Shared, Volume,
     commit::unreadable,
+    ends::{ENDS_LEN, Ends},
     install::Cause,
     run,
     sections::{Sections, split_block, within},
     write::page_number,
 };
 use crate::{
+    disk::AlignedBuffer,
     format::{
         change::{Change, Removal},
         mark::Mark,
@@ -178,6 +180,18 @@ impl Volume {
         Ok(presence)
     }
 
+    /// Checks that the content of a chunk was not given up, for who has found a part of it absent.
+    /// May be dropped at its await.
+    ///
+    /// # Errors
+    /// [`EngineError::StaleContent`] when it was; [`EngineError::Index`].
+    pub async fn check_content(&self, key: ChunkKey) -> Result<(), EngineError> {
+        match key.generation < self.shared().mark(key.inode).await?.generation {
+            true => Err(EngineError::StaleContent),
+            false => Ok(()),
+        }
+    }
+
     async fn restate(
         &self,
         key: ChunkKey,
@@ -222,6 +236,11 @@ impl Shared {
         let key = ChunkKey { inode, generation, index: boundary, copy: CopyIndex(0) };
         self.await_room_for_records().await?;
         let _guard = self.locks.lock(key, 0..=BLOCKS_MAX - 1).await;
+        // Before the turn: fills hold memory while they wait for that.
+        let buffer = match end % PAGE {
+            0 => None,
+            _ => Some(self.pool.acquire(ENDS_LEN).await),
+        };
         let _turn = self.inode_turn(inode).write().await;
         let mark = Mark { generation, write_epoch: trim.write_epoch };
         if mark <= self.mark(inode).await? {
@@ -230,7 +249,7 @@ impl Shared {
         let mut freed = 0;
         let mut first_gone = Some(boundary);
         if end > 0 {
-            freed += self.cut(key, end, trim.write_epoch).await?;
+            freed += self.cut(key, end, buffer, trim.write_epoch).await?;
             first_gone = boundary.0.checked_add(1).map(ChunkIndex);
         }
         if let Some(first) = first_gone {
@@ -244,19 +263,22 @@ impl Shared {
 
     /// Cuts the chunk in which the new size lies: later blocks go, and the bytes of its own block
     /// past the size become zero. The caller holds the lock of the whole chunk, and the inode's
-    /// turn alone. Returns the pages freed.
+    /// turn alone; the buffer is there if the size lies within a page. Returns the pages freed.
     async fn cut(
         self: &Arc<Self>,
         key: ChunkKey,
         end: usize,
+        buffer: Option<AlignedBuffer>,
         write_epoch: WriteEpoch,
     ) -> Result<u64, EngineError> {
         let whole = self.sections(key, 0..=SECTIONS_MAX - 1).await?;
         let page_end = end.next_multiple_of(PAGE);
         let rest = page_number(page_end)..u32::from(BLOCKS_MAX) * 16;
-        let ends = match end < page_end {
-            true => self.write_ends(&whole, &(end..page_end), Purpose::Free).await?,
-            false => super::ends::Ends::default(),
+        let ends = match buffer {
+            Some(buffer) => {
+                self.write_ends(&whole, &(end..page_end), Purpose::Free, buffer).await?
+            }
+            None => Ends::default(),
         };
         let length = u32::try_from(end).expect("below 64 MiB");
         let mut new = Vec::new();
@@ -309,14 +331,21 @@ impl Shared {
     async fn reclaim(&self, inode: InodeId, last: ContentGeneration) -> Result<u64, EngineError> {
         self.await_room_for_records().await?;
         let _turn = self.inode_turn(inode).write().await;
-        let freed = self.remove(KeyRange::inode(inode, last), AtDamage::GoRound).await?;
-        // Nothing of these generations is accepted any more, however late it arrives.
+        // Nothing of these generations is accepted any more, however late it arrives. The mark
+        // comes first: who finds a block absent because it went here finds the mark as well.
         let generation = ContentGeneration(last.0.saturating_add(1));
         let mark = Mark { generation, write_epoch: WriteEpoch(0) };
+        let marked = self.raise_mark(inode, mark).await;
+        let freed = self.remove(KeyRange::inode(inode, last), AtDamage::GoRound).await?;
+        // Where the mark cannot be read, the bytes go all the same.
+        marked.map(|()| freed)
+    }
+
+    async fn raise_mark(&self, inode: InodeId, mark: Mark) -> Result<(), EngineError> {
         if mark > self.mark(inode).await? {
             self.commit(|_| Ok(Change::Mark(inode, mark))).await?;
         }
-        Ok(freed)
+        Ok(())
     }
 
     /// Gives blocks another state without touching their bytes; returns the bytes concerned.

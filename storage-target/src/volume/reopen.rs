@@ -63,7 +63,7 @@ impl Pauses {
         }
     }
 
-    fn longer(self, pause: Duration) -> Duration {
+    pub(super) fn longer(self, pause: Duration) -> Duration {
         self.max.min(pause * 2)
     }
 }

@@ -172,7 +172,14 @@ impl Shared {
         let written = self.write_zeros(region, &zeros).await;
         // The region is as good without.
         self.space.grow(1);
-        Ok(written?)
+        match written {
+            // What the sync should have covered beside the zeros is not durable.
+            Err(error) if self.disk.has_failed_sync() => {
+                drop(zeros);
+                Err(self.failed(error.into()).await)
+            }
+            written => Ok(written?),
+        }
     }
 
     async fn write_zeros(

@@ -4,12 +4,14 @@
 mod beside;
 mod contents;
 mod index;
+mod memory;
 mod model;
 mod reopen;
 mod room;
 mod runs;
 mod scrub;
 mod stops;
+mod zero;
 
 use std::{ops::Range, sync::Arc, time::Duration};
 

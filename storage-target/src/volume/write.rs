@@ -324,8 +324,9 @@ impl Shared {
         let first = u32::from(fill.first_block) * u32::from(BLOCK_PAGES);
         let pages = first..first + u32::try_from(pages).expect("at most one buffer");
         let reservation = self.reserve_at(&spots::of_fill(fill.key, &pages, fill.backed)).await?;
-        self.disk.write(pieces_of(reservation.extents()), Arc::clone(&fill.buffer)).await?;
         let cause = Cause::of_fill(&fill);
+        // What no reader holds is free again before the turn is waited for.
+        self.disk.write(pieces_of(reservation.extents()), fill.buffer).await?;
         let mut installed = 0;
         let mut change = |number: u8, old: &Sections, section: &mut Section| {
             // Looked at where no drop of this section can come between: its object may be another

@@ -4,10 +4,11 @@
 use std::{ops::Range, sync::Arc};
 
 use millrace_protocol::storage::ChunkVersion;
-use millrace_types::BlockState;
+use millrace_types::{BlockState, SessionId, WriteNumber};
 
 use super::{
     EngineError, Shared, Volume, ZeroRequest,
+    ends::{ENDS_LEN, Ends},
     install::{Cause, Decision, Installed, Outcome},
     run,
     sections::{Sections, sections_of_pages, within},
@@ -26,7 +27,8 @@ use crate::{
 const STEP: usize = 16 * SECTION_SIZE as usize;
 
 impl Volume {
-    /// Turns part of a chunk into zeros. Up to 8 MiB between multiples of that change as one.
+    /// Turns part of a chunk into zeros. Up to 8 MiB between multiples of that change as one; the
+    /// request counts as applied when all of it is.
     ///
     /// # Errors
     /// As [`Volume::write`].
@@ -60,14 +62,20 @@ impl Shared {
             needs_fill(snapshot.sections(), block, &range, request.backed)?;
         }
         let mut newest = snapshot.sections().version();
+        let steps = steps(snapshot.sections(), &range, request.backed);
         drop(snapshot);
-        let mut at = range.start;
-        while at < range.end {
-            let end = range.end.min((at / STEP + 1) * STEP);
-            if let Some(version) = self.zero_step(&request, at..end).await? {
+        for (nth, step) in (1..).zip(&steps) {
+            let mut cause = Cause::of_zero(&request);
+            if nth < steps.len() {
+                // Only the last record says that the request is applied.
+                (cause.session, cause.number) = (SessionId(0), WriteNumber(0));
+            } else if nth > 1 {
+                // After a loss of power it may be believed only if those before it are.
+                self.sync().await?;
+            }
+            if let Some(version) = self.zero_step(&request, &cause, step).await? {
                 newest = version;
             }
-            at = end;
         }
         Ok(newest)
     }
@@ -76,31 +84,37 @@ impl Shared {
     async fn zero_step(
         self: &Arc<Self>,
         request: &ZeroRequest,
-        step: Range<usize>,
+        cause: &Cause,
+        step: &Range<usize>,
     ) -> Result<Option<ChunkVersion>, EngineError> {
         for _ in 0..ATTEMPTS_MAX {
-            let snapshot = self.snapshot(request.key, blocks_of(&step)).await?;
+            let snapshot = self.snapshot(request.key, blocks_of(step)).await?;
             let sections = snapshot.sections();
-            let fate = |block: u16| fate(sections, block, &step, request.backed);
+            let fate = |block: u16| fate(sections, block, step, request.backed);
             let fates: Vec<(u16, Fate)> =
-                blocks_of(&step).map(|block| (block, fate(block))).collect();
+                blocks_of(step).map(|block| (block, fate(block))).collect();
             if fates.iter().all(|&(_, fate)| fate == Fate::Stays) {
                 return Ok(None);
             }
-            let old_edges = edges(sections, &step);
-            let ends = self.write_ends(sections, &step, Purpose::Store).await?;
+            let old_edges = edges(sections, step);
+            let ends = match old_edges {
+                [None, None] => Ends::default(),
+                _ => {
+                    let buffer = self.pool.acquire(ENDS_LEN).await;
+                    self.write_ends(sections, step, Purpose::Store, buffer).await?
+                }
+            };
             drop(snapshot);
-            let cause = Cause::of_zero(request);
             let mut change = |number: u8, old: &Sections, section: &mut Section| {
-                if edges(old, &step) != old_edges {
+                if edges(old, step) != old_edges {
                     return Decision::LookAgain;
                 }
                 ends.put(number, section, |_| BlockState::Written);
-                zero_section(number, section, &fates, &step);
+                zero_section(number, section, &fates, step);
                 Decision::Go
             };
-            let numbers = sections_of_pages(&pages_around(&step));
-            match self.install(&cause, numbers, None, &mut change).await? {
+            let numbers = sections_of_pages(&pages_around(step));
+            match self.install(cause, numbers, None, &mut change).await? {
                 Outcome::LookAgain => {}
                 Outcome::Unchanged => return Ok(None),
                 Outcome::Changed(Installed { sequence, version, .. }) => {
@@ -113,7 +127,22 @@ impl Shared {
     }
 }
 
-/// What becomes of a block of which `range` becomes zero.
+/// The parts of a range that change with one record each; what is zero already is in none.
+fn steps(sections: &Sections, range: &Range<usize>, backed: u32) -> Vec<Range<usize>> {
+    let mut steps = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        let end = range.end.min((at / STEP + 1) * STEP);
+        let step = at..end;
+        if blocks_of(&step).any(|block| fate(sections, block, &step, backed) != Fate::Stays) {
+            steps.push(step);
+        }
+        at = end;
+    }
+    steps
+}
+
+/// What becomes of a block of which `range` becomes zero. All but [`Fate::Stays`] are changes.
 fn fate(sections: &Sections, block: u16, range: &Range<usize>, backed: u32) -> Fate {
     let start = usize::from(block) * BLOCK;
     let covers = |len: usize| range.start <= start && range.end >= start + len;
@@ -122,13 +151,24 @@ fn fate(sections: &Sections, block: u16, range: &Range<usize>, backed: u32) -> F
         BlockState::Absent if !covers(BLOCK) && backed as usize <= start => Fate::Stays,
         // A part of what the bucket backs was refused before.
         BlockState::Absent => Fate::Zero,
-        BlockState::Clean | BlockState::Written => {
+        state @ (BlockState::Clean | BlockState::Written) => {
             match covers(sections.stored_pages(block) as usize * PAGE) {
                 true => Fate::Zero,
+                false if state == BlockState::Written && !stores(sections, block, range) => {
+                    Fate::Stays
+                }
                 false => Fate::Part,
             }
         }
     }
+}
+
+/// Whether a page of a block is stored of which a part lies in `range`.
+fn stores(sections: &Sections, block: u16, range: &Range<usize>) -> bool {
+    let first = u32::from(block) * u32::from(BLOCK_PAGES);
+    let pages = pages_around(range);
+    let (start, end) = (pages.start.max(first), pages.end.min(first + u32::from(BLOCK_PAGES)));
+    (start..end).any(|page| sections.page(page).is_some())
 }
 
 /// Zeroes the part of a range that lies in a section. Its ends are written already.

@@ -151,6 +151,7 @@ pub(crate) fn entries() -> Vec<Vec<u8>> {
         Entry::Fact(Fact::Totals(StateTotals { clean_pages: 1, written_pages: 2 })),
         Entry::Fact(Fact::Scrub(progress)),
         Entry::Fact(Fact::JournalPosition(position)),
+        Entry::Fact(Fact::LossesSeen(2)),
         Entry::Lost(GroupId(7), LostMark { below: InodeId(100) }),
     ]);
     let bytes = |entry: &Entry| {

@@ -57,7 +57,7 @@ pub(crate) fn run(seed: u64, length: usize, weights: &Weights) -> Result<()> {
 impl World {
     /// Makes the target, runs `work`, and gives everything up.
     pub(crate) fn run(&mut self, work: impl AsyncFnOnce(&mut Self) -> Result<()>) -> Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let outcome = runtime.block_on(async {
             self.make().await?;
             work(self).await?;

@@ -61,7 +61,7 @@ fn scenario() -> Vec<Step> {
 
 /// Runs the scenario with the `nth` call failing; returns which one that was, if there are so many.
 pub(crate) fn run(world: World, nth: u64, os_error: i32) -> Result<Option<Call>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     world.subject.directory.faults().fail_any(nth, os_error);
     let mut run = Run { world, excused: false, history: String::new() };
     let outcome = runtime.block_on(async {

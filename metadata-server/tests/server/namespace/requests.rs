@@ -270,7 +270,9 @@ impl Test {
         for number in [1, 2] {
             let target = TargetId([number; 8]);
             let fetch = FetchReclaim { target, entries_max: u32::try_from(count).unwrap() };
-            let batch = run(&self.server, &daemon, fetch, ops::cluster::reclaim).unwrap();
+            let by = daemon.clone();
+            let work = move |core: &mut _| ops::cluster::reclaim(core, &by, &fetch);
+            let (batch, _) = self.server.turn(work).unwrap();
             let entries = batch.entries.iter();
             let named: Vec<_> = entries.map(|entry| (entry.inode, entry.generation.0)).collect();
             let first = self.model.freed.iter().take(usize::try_from(count).unwrap());

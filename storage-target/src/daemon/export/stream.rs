@@ -16,6 +16,7 @@ use millrace_types::{Crc32c, ErrorKind, Failure};
 use tokio::sync::mpsc;
 
 use super::{Daemon, transfers};
+use crate::store::Reader;
 
 /// Reads of 1 MiB at most that are under way, and as many that wait for being sent.
 const AHEAD: usize = 4;
@@ -31,7 +32,7 @@ impl Daemon {
     pub(super) async fn stream_part(
         &self,
         bucket: Arc<Bucket>,
-        source: UploadSource,
+        (source, reader): (UploadSource, Reader),
         upload: UploadId,
         number: u16,
     ) -> Result<UploadPartReply, Failure> {
@@ -53,7 +54,7 @@ impl Daemon {
         let mut last = Ok(Crc32c::EMPTY);
         let feed = async {
             while let Some(attempt) = attempts.recv().await {
-                if let Some(read) = self.feed(&source, attempt).await {
+                if let Some(read) = self.feed((&source, reader), attempt).await {
                     last = read;
                 }
             }
@@ -71,7 +72,7 @@ impl Daemon {
     /// cannot be read.
     async fn feed(
         &self,
-        source: &UploadSource,
+        (source, reader): (&UploadSource, Reader),
         attempt: Attempt,
     ) -> Option<Result<Crc32c, Failure>> {
         let content = match source.content.clone().checked() {
@@ -80,7 +81,7 @@ impl Daemon {
         };
         let reads = stream::iter(transfers(&content, source)).map(|(view, range)| {
             let content = &content;
-            async move { self.gather_piece(source, content, &view, range).await }
+            async move { self.gather_piece((source, reader), content, &view, range).await }
         });
         let mut reads = std::pin::pin!(reads.buffered(AHEAD));
         let (mut checksum, mut read) = (Crc32c::EMPTY, 0);

@@ -1,6 +1,7 @@
 use super::*;
 use crate::format::superblock::{Layout, Superblock};
 use millrace_types::{ClusterId, MIB, TargetId};
+use rustix::fs::FlockOperation;
 
 fn refused(path: &Path, make: bool) -> PlaceError {
     Place::open(path, make).expect_err("refused")
@@ -20,6 +21,42 @@ fn a_directory_gets_a_store_and_is_had_alone() {
     assert!(error.to_string().contains(home.path().to_str().unwrap()), "{error}");
     place.unlock();
     Place::open(home.path(), false).unwrap();
+}
+
+fn is_locked(file: &Path) -> bool {
+    let file = File::open(file).unwrap();
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+}
+
+/// The kernel takes an io_uring apart after its process has ended: what it had under way must not
+/// meet what the next process does.
+#[test]
+fn a_place_stays_locked_until_it_is_let_go_of_or_its_disk_has_ended() {
+    let home = tempfile::tempdir().unwrap();
+    let image = home.path().join("image");
+    File::create(&image).unwrap().set_len(5 * MIB).unwrap();
+    let store = home.path().join(STORE);
+    let image = image.as_path();
+    for (path, file) in [(home.path(), store.as_path()), (image, image)] {
+        for engine in [DiskEngine::Blocking, DiskEngine::Auto] {
+            let place = Place::open(path, true).unwrap();
+            let disk = place.start(engine).unwrap();
+            drop(place);
+            assert!(is_locked(file), "{} under {engine:?}", path.display());
+            drop(disk);
+            let place = Place::open(path, true).unwrap();
+            let disk = place.start(engine).unwrap();
+            assert!(is_locked(file), "{} under {engine:?}", path.display());
+            // Reads go on.
+            place.unlock();
+            assert!(!is_locked(file), "{} under {engine:?}", path.display());
+            let next = Place::open(path, true).unwrap();
+            drop((place, disk));
+            assert!(is_locked(file), "by the next one");
+            next.release();
+            assert!(!is_locked(file));
+        }
+    }
 }
 
 #[tokio::test]

@@ -115,12 +115,36 @@ async fn errors_and_rot_come_where_they_were_asked_for() {
     write(&queue, 0, 3).await.unwrap();
     disk.fail(Operation::Sync, 0, libc::EIO);
     assert!(matches!(queue.sync().await, Err(DiskError::Io { operation: "sync", .. })));
-    queue.sync().await.unwrap();
+    assert!(matches!(queue.sync().await, Err(DiskError::SyncFailed)), "it proves nothing");
+    queue.sync_after_failure().await.unwrap();
     disk.flip(100, 3);
     let mut expected = [3; PAGE];
     expected[100] ^= 8;
     assert_eq!(read(&queue, 0).await, expected);
-    assert_eq!(disk.tally().changes, 5);
+    assert_eq!(disk.tally().changes, 6);
+}
+
+#[tokio::test]
+async fn a_sync_that_fails_fails_those_beside_it_and_those_to_come_also_unheard() {
+    for seed in 0..50 {
+        let disk = SimulatedDisk::new(1 << 20, seed);
+        disk.set_delays(true);
+        let queue = disk.queue();
+        // Which of them that is follows from the seed.
+        disk.fail(Operation::Sync, seed % 2, libc::EIO);
+        let (first, second) = futures::join!(queue.sync(), queue.sync());
+        assert!(first.is_err() && second.is_err(), "seed {seed}: {first:?} {second:?}");
+        assert!(matches!(queue.sync().await, Err(DiskError::SyncFailed)), "seed {seed}");
+
+        let queue = disk.queue();
+        queue.sync().await.unwrap();
+        disk.fail(Operation::Sync, 0, libc::EIO);
+        let mut unheard = Box::pin(queue.sync());
+        assert!(futures::poll!(&mut unheard).is_pending());
+        drop(unheard);
+        queue.drain().await;
+        assert!(matches!(queue.sync().await, Err(DiskError::SyncFailed)), "seed {seed}");
+    }
 }
 
 #[tokio::test]

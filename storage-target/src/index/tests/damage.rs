@@ -1,6 +1,10 @@
 //! Rot, failing requests, and pages in the wrong place: an error, never a wrong answer.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use millrace_runtime::Random;
@@ -138,8 +142,10 @@ async fn a_request_that_fails_leaves_the_index_usable_or_says_open_again() {
                 index.freeze(5);
                 match index.checkpoint().await {
                     Ok(()) => {}
-                    Err(IndexError::Uncertain) => {
-                        uncertain += 1;
+                    Err(
+                        error @ (IndexError::Uncertain | IndexError::Disk(DiskError::SyncFailed)),
+                    ) => {
+                        uncertain += usize::from(matches!(error, IndexError::Uncertain));
                         disk.restart();
                         index = open(&disk).await.unwrap();
                         let found = contents(&index, 300).await.unwrap();
@@ -235,7 +241,11 @@ async fn a_checkpoint_goes_round_a_leaf_that_cannot_be_read_and_loses_its_change
         index.freeze(4);
         let Err(IndexError::Damaged { .. }) = index.checkpoint().await else { continue };
         index.freeze(4);
-        let Ok(lost) = index.checkpoint_round(may_lose).await else {
+        let given_up = BTreeSet::from([page]);
+        if let Ok(met) = index.obstacles(may_lose, Instant::now()).await {
+            assert_eq!((met[0].page, met[0].unread_for), (page, None));
+        }
+        let Ok(lost) = index.checkpoint_round(&given_up, may_lose).await else {
             disk.flip(page * PAGE + 700, 5);
             assert_eq!(contents(&index, 300).await.unwrap(), model, "nothing is lost");
             strict += 1;
@@ -254,11 +264,55 @@ async fn a_checkpoint_goes_round_a_leaf_that_cannot_be_read_and_loses_its_change
         // Again below the same leaf: it stays lost.
         index.put(lost[0].first, Bytes::new());
         index.freeze(5);
-        assert_eq!(index.checkpoint_round(may_lose).await.unwrap()[0].page, page);
+        let again = index.obstacles(may_lose, Instant::now()).await.unwrap();
+        assert_eq!((again[0].page, again[0].unread_for), (page, None), "it is damaged for good");
+        assert_eq!(index.checkpoint_round(&given_up, may_lose).await.unwrap()[0].page, page);
         assert!(index.get(&lost[0].first).await.is_err());
         round += 1;
     }
     assert!(strict > 0 && round > 2, "both kinds come up: {strict}, {round}");
+}
+
+/// A leaf that no inner node is, and a key that it holds.
+async fn some_leaf(index: &Index, disk: &SimulatedDisk, model: &Model) -> (u64, Key) {
+    let nodes = index.statistics().nodes;
+    for page in super::SEGMENT.first..super::SEGMENT.first + 3 * nodes {
+        disk.flip(page * PAGE + 700, 5);
+        let (_, damages) = surveyed(index).await;
+        disk.flip(page * PAGE + 700, 5);
+        if let [NodeDamage { level: 0, low: Some(low), .. }] = &damages[..] {
+            return (page, *model.range(*low..).next().unwrap().0);
+        }
+    }
+    panic!("there are leaves");
+}
+
+#[tokio::test]
+async fn a_page_that_is_not_read_is_in_the_way_until_it_is_and_nothing_is_lost() {
+    let (disk, mut model) = filled(5).await;
+    let (page, key) = some_leaf(&open(&disk).await.unwrap(), &disk, &model).await;
+    let index = open(&disk).await.unwrap();
+    index.put(key, Bytes::from_static(b"new"));
+    model.insert(key, Bytes::from_static(b"new"));
+    let begun = Instant::now();
+    let minutes = |count| Duration::from_secs(60 * count);
+    disk.set_unreadable(page, true);
+    for nth in 0..4_u64 {
+        index.freeze(4);
+        let error = index.checkpoint().await.unwrap_err();
+        assert!(error.is_failed_read() && error.is_unreadable(), "{error}");
+        let obstacles = index.obstacles(|_| true, begun + minutes(nth)).await.unwrap();
+        let [obstacle] = obstacles[..] else { panic!("{obstacles:?}") };
+        assert_eq!((obstacle.page, obstacle.unread_for), (page, Some(minutes(nth))));
+        assert!(obstacle.may_be_lost);
+    }
+    disk.set_unreadable(page, false);
+    assert!(index.obstacles(|_| true, begun + minutes(5)).await.unwrap().is_empty());
+    // Given up and readable again: it is not gone round.
+    index.freeze(4);
+    let lost = index.checkpoint_round(&BTreeSet::from([page]), |_| true).await.unwrap();
+    assert!(lost.is_empty());
+    assert_eq!(contents(&index, 300).await.unwrap(), model);
 }
 
 #[tokio::test]

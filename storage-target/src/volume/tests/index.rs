@@ -1,13 +1,15 @@
 //! What the volume does when its index gets no room, or meets damage as it is written.
 
+use std::time::Duration;
+
 use millrace_types::ErrorKind;
 
 use super::{
     BLOCK, EngineError, LAYOUT, Options, Volume, assert_holds, key, new_disk, open, options,
-    pattern, read, used_pages, write,
+    pattern, read, used_pages, write, write_request,
 };
 use crate::{
-    disk::simulated::SimulatedDisk,
+    disk::{Operation, simulated::SimulatedDisk},
     format::{fact::FactNumber, finding::Fault, section::SectionKey, table::TableKey},
     index::IndexError,
     space::Purpose,
@@ -98,6 +100,86 @@ async fn a_checkpoint_goes_round_a_leaf_that_was_damaged_after_its_keys_were_rea
     let seed = |inode| if inode == 399 { 2999 } else { seed(inode) };
     assert_eq!(lost_files(&volume, seed).await, lost);
     assert_eq!(volume.findings(None, 9).len(), 1);
+}
+
+/// Files of which the 100th is changed, and the page of the leaf to which that belongs.
+async fn one_changed() -> (SimulatedDisk, Volume, u64) {
+    let (disk, volume) = many_files().await;
+    let leaf = leaf_of(&disk, &volume, section_of(100)).await;
+    write(&volume, key(100, 0), 0, pattern(7, 0, 5000)).await;
+    (disk, volume, leaf)
+}
+
+/// Nothing is lost, now and after a kill.
+async fn assert_all_there(disk: &SimulatedDisk, volume: Volume) {
+    let seed = |inode| if inode == 100 { 7 } else { inode };
+    assert_eq!(volume.loss_count(), 0);
+    assert!(lost_files(&volume, seed).await.is_empty());
+    drop(volume);
+    let volume = open(disk).await;
+    assert_eq!(volume.loss_count(), 0);
+    assert!(lost_files(&volume, seed).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_leaf_that_the_disk_fails_to_read_for_a_moment_is_waited_for() {
+    let (disk, volume, leaf) = one_changed().await;
+    disk.set_unreadable(leaf, true);
+    for _ in 0..3 {
+        let error = volume.shared().checkpoint().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Disk, "{error}");
+    }
+    disk.set_unreadable(leaf, false);
+    volume.shared().checkpoint().await.unwrap();
+    assert_all_there(&disk, volume).await;
+}
+
+#[tokio::test]
+async fn a_leaf_that_is_not_read_for_as_long_as_patience_lasts_is_gone_round() {
+    let (disk, volume, leaf) = one_changed().await;
+    disk.set_unreadable(leaf, true);
+    volume.shared().write_checkpoint(Duration::from_secs(3600)).await.unwrap_err();
+    assert_eq!(volume.loss_count(), 0);
+    volume.shared().write_checkpoint(Duration::ZERO).await.unwrap();
+    assert_eq!(volume.loss_count(), 1, "what was acknowledged is lost");
+    disk.set_unreadable(leaf, false);
+    let lost = lost_files(&volume, |inode| inode).await;
+    assert!(lost.contains(&100) && lost.len() < 100, "{lost:?}");
+}
+
+#[tokio::test]
+async fn writers_whose_ring_is_full_wait_for_a_leaf_and_lose_nothing() {
+    let (disk, volume, leaf) = one_changed().await;
+    disk.set_unreadable(leaf, true);
+    let writing = async {
+        // More than the ring takes without a checkpoint; in the end as it was.
+        for round in 0..=399 {
+            write(&volume, key(399, 0), 0, pattern(round, 0, 5000)).await;
+        }
+    };
+    futures::join!(writing, async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        disk.set_unreadable(leaf, false);
+    });
+    assert_all_there(&disk, volume).await;
+}
+
+#[tokio::test]
+async fn a_write_that_fails_in_a_checkpoint_is_no_damage_and_a_sync_fails_the_journal() {
+    let (disk, volume, _) = one_changed().await;
+    // After the batch with the checkpoint's note.
+    disk.fail(Operation::Write, 1, libc::EIO);
+    let error = volume.shared().checkpoint().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Disk, "{error}");
+    assert_eq!((volume.loss_count(), volume.has_failed()), (0, false));
+    volume.shared().checkpoint().await.unwrap();
+    write(&volume, key(100, 0), 0, pattern(8, 0, 5000)).await;
+    // After that of the journal.
+    disk.fail(Operation::Sync, 1, libc::EIO);
+    volume.shared().checkpoint().await.unwrap_err();
+    assert_eq!((volume.loss_count(), volume.has_failed()), (1, true));
+    let request = write_request(key(300, 0), 0, pattern(8, 0, 5000));
+    volume.write(request).await.expect_err("nothing is taken any more");
 }
 
 #[tokio::test]

@@ -65,6 +65,21 @@ async fn a_small_durable_write_has_the_next_region_written_once_before() {
     assert_eq!(volume.shared().space.regions(), regions + 1);
 }
 
+/// The kernel tells of what it could not make durable once, and here it tells the wrong one.
+#[tokio::test]
+async fn a_sync_that_fails_beside_the_journals_fails_the_journal() {
+    let (disk, volume) = growing().await;
+    write(&volume, key(2, 0), 0, pattern(2, 0, 4 * PAGE)).await;
+    disk.fail(Operation::Sync, 0, libc::EIO);
+    volume.shared().prepare_region().await.expect_err("its zeros are not durable");
+    assert!(volume.has_failed());
+    assert_eq!(volume.loss_count(), 1);
+    volume.sync().await.expect_err("what was written before may be gone");
+    let request = write_request(key(3, 0), 0, pattern(3, 0, 4 * PAGE));
+    volume.write(request).await.expect_err("nothing is taken any more");
+    assert_holds(&volume, key(2, 0), 0, &pattern(2, 0, 4 * PAGE)).await;
+}
+
 #[tokio::test]
 async fn a_region_that_cannot_be_written_to_beforehand_is_used_all_the_same() {
     let (disk, volume) = growing().await;

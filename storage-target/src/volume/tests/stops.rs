@@ -1,5 +1,7 @@
 //! How runs end, and what is there afterwards: kills, cuts of power, a torn journal.
 
+use std::time::Duration;
+
 use millrace_protocol::target::ContentName;
 use millrace_types::{BlockState, ContentGeneration, InodeId, WriteEpoch};
 
@@ -8,9 +10,12 @@ use super::{
     write, write_request,
 };
 use crate::{
+    disk::{Operation, simulated::SimulatedDisk},
     format::{
         change::{Change, Removal},
+        fact::FactNumber,
         section::SectionKey,
+        table::TableKey,
     },
     volume::EngineError,
 };
@@ -65,6 +70,90 @@ async fn after_a_cut_synced_writes_stand_and_torn_ones_leave_the_older_version()
     let volume = Volume::open(&options(&disk, 2)).await.unwrap();
     assert_eq!(volume.loss_count(), 1);
     assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, 4 * BLOCK)).await;
+}
+
+/// A file whose first version is durable, and a newer one beside another file that are not; returns
+/// a page of the newer version.
+async fn overwritten() -> (SimulatedDisk, Volume, u64) {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+    volume.sync().await.unwrap();
+    write(&volume, key(1, 0), 0, pattern(2, 0, BLOCK)).await;
+    write(&volume, key(2, 0), 0, pattern(3, 0, BLOCK)).await;
+    let page = volume.snapshot(key(1, 0), 0..1).await.unwrap().disk_page(3).unwrap();
+    (disk, volume, page)
+}
+
+/// Holds the target against its older version, twice: the outcome is decided once.
+async fn assert_older(disk: &SimulatedDisk, loss_count: u64) {
+    for _ in 0..2 {
+        let volume = open(disk).await;
+        assert_eq!(volume.loss_count(), loss_count);
+        assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
+        assert_holds(&volume, key(2, 0), 0, &pattern(3, 0, BLOCK)).await;
+    }
+}
+
+/// The process ends before it could open the target again; the machine goes on.
+#[tokio::test]
+async fn a_start_after_a_failed_sync_holds_records_against_their_data_under_the_same_boot_too() {
+    let (disk, volume, lost) = overwritten().await;
+    disk.fail(Operation::Sync, 0, libc::EIO);
+    volume.sync().await.expect_err("it is refused");
+    assert_eq!(volume.loss_count(), 1, "as clients have heard");
+    drop(volume);
+    // What the drive has dropped with its cache.
+    erase(&disk, lost).await;
+    assert_older(&disk, 2).await;
+}
+
+/// The kernel does not say again what it has said to the start that failed.
+#[tokio::test]
+async fn a_sync_that_fails_at_a_start_is_known_to_the_next_one() {
+    let (disk, volume, lost) = overwritten().await;
+    drop(volume);
+    disk.fail(Operation::Sync, 0, libc::EIO);
+    Volume::open(&options(&disk, 1)).await.expect_err("its disk fails");
+    erase(&disk, lost).await;
+    assert_older(&disk, 2).await;
+}
+
+#[tokio::test]
+async fn a_target_that_does_not_say_which_losses_it_has_seen_starts_as_it_always_did() {
+    for is_said in [true, false] {
+        let disk = new_disk(1);
+        let volume = open(&disk).await;
+        write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+        let shared = volume.shared();
+        shared.checkpoint().await.unwrap();
+        if !is_said {
+            shared.index.remove(TableKey::Fact(FactNumber::LossesSeen).encode());
+            assert!(shared.index.freeze(shared.index.statistics().through));
+            shared.index.checkpoint().await.unwrap();
+        }
+        shared.count_loss_in_superblocks().await.unwrap();
+        drop((shared, volume));
+        let volume = open(&disk).await;
+        assert_eq!(volume.loss_count(), 1 + u64::from(is_said));
+        assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
+    }
+}
+
+/// The disk was away a moment ago, and does not read everything yet.
+#[tokio::test]
+async fn a_page_that_is_read_a_moment_later_is_no_page_that_was_lost() {
+    let (disk, volume, page) = overwritten().await;
+    volume.sync().await.unwrap();
+    drop(volume);
+    disk.restart();
+    disk.set_unreadable(page, true);
+    let opening = async { Volume::open(&options(&disk, 2)).await.unwrap() };
+    let (volume, ()) = futures::join!(opening, async {
+        tokio::time::sleep(Duration::from_millis(250)).await;
+        disk.set_unreadable(page, false);
+    });
+    assert_holds(&volume, key(1, 0), 0, &pattern(2, 0, BLOCK)).await;
 }
 
 /// A write over two sections of which the data of one half is lost must not come back in the other

@@ -1,9 +1,12 @@
 //! What the kernel may answer, without the kernel.
 
+use std::fs::File;
+
+use rustix::fs::FlockOperation;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::disk::{BufferPool, Held};
+use crate::disk::{BufferPool, Held, lock};
 
 async fn in_flight(operation: Operation) -> InFlight {
     let buffer = BufferPool::new(0).acquire(3 * 4096).await;
@@ -13,7 +16,7 @@ async fn in_flight(operation: Operation) -> InFlight {
     };
     let (reply, _) = oneshot::channel();
     let buffer = Held::Exclusive(buffer);
-    let request = Request { operation, pieces, buffer, reply, _permit: None };
+    let request = Request { operation, pieces, buffer, reply, sync: None, _permit: None };
     let runtime = runtime::Handle::current().id();
     let (arena, alone, done) = (None, false, vec![0]);
     InFlight { request, runtime, arena, alone, done, outstanding: 1, error: None }
@@ -55,6 +58,20 @@ fn ring() -> Option<(tempfile::TempDir, Ring)> {
     Some((directory, Ring::new(file).ok()?))
 }
 
+#[test]
+fn a_ring_keeps_the_lock_of_its_file_until_the_kernel_has_taken_it_apart() {
+    let Some((directory, mut ring)) = ring() else { return };
+    let path = directory.path().join("store");
+    lock::lock(ring.file.as_ref().unwrap().file(), &path).unwrap();
+    // As at the end of a process, whose descriptors go before its rings.
+    ring.file = None;
+    let next = File::open(&path).unwrap();
+    let early = rustix::fs::flock(&next, FlockOperation::NonBlockingLockExclusive);
+    assert!(early.is_err(), "what is registered keeps the description, and that the lock");
+    drop(ring);
+    lock::lock(&next, &path).unwrap();
+}
+
 /// A ring with writes of two pages each that lie one after the other, as one under the kernel.
 async fn joined(count: u64) -> Option<(tempfile::TempDir, Ring)> {
     let (directory, mut ring) = ring()?;
@@ -73,7 +90,7 @@ async fn write(offset: u64) -> Request {
     let (reply, _) = oneshot::channel();
     let pieces = vec![Piece { offset, range: 0..2 * PAGE }];
     let (operation, buffer) = (Operation::Write, Held::Exclusive(buffer));
-    Request { operation, pieces, buffer, reply, _permit: None }
+    Request { operation, pieces, buffer, reply, sync: None, _permit: None }
 }
 
 /// The requests that are over, by place, and those that go to the kernel again.
