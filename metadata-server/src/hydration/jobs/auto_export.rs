@@ -3,9 +3,12 @@
 //! ```text
 //!   the engine notes what is written, made or renamed ─▶ which link, and since when ─▶ queue
 //!   at a start, and when a link begins to export: a walk over it finds what differs ─▶ queue
-//!   queue ─▶ due, and nobody has it open ─▶ the export of one file, as in a job
+//!   queue ─▶ due, its link's turn, and nobody has it open ─▶ the export of one file, as in a job
 //!                                             └▶ a failure that may pass: later again
 //! ```
+//!
+//! Links share what there is: places in the queue, files under way and walks. One whose bucket does
+//! not answer holds up no other.
 //!
 //! The queue is in memory: what a restart forgets, the walk finds. A file is sent as jobs send it,
 //! with the same record of what is under way, so that an end in the middle is settled like theirs.
@@ -17,48 +20,40 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt as _, stream::FuturesUnordered};
 use millrace_protocol::{
-    admin::{JobFailure, JobKind},
+    admin::JobFailure,
     bucket::{AUTO_EXPORT_FAILURES_MAX, AutoExport},
-    selection::Selection,
-    session::Caller,
 };
-use millrace_types::{ErrorKind, Failure, InodeId, LinkId, Timestamp};
+use millrace_types::{Failure, InodeId, LinkId};
 use tokio::{
-    sync::{Notify, Semaphore},
+    sync::Notify,
     time::{Instant, sleep_until},
 };
 
 use self::{
     queue::{Queue, Waiting},
+    standing::Standing,
     sweep::Sweep,
 };
-use super::{
-    Alone, Context, Filter, PAUSE, Progress,
-    export::{self, Counted, FILES_MAX, UPLOADS_MAX},
-    file_export::Sent,
-    marks::Unmarked,
-    settle,
-    start::fresh,
-};
+use super::{Alone, PAUSE, marks::Unmarked};
 use crate::{
     hydration::{
         environment::Environment,
         import::{Importer, broken},
         links::link_id,
-        walk::{inode, path_of, refused},
+        walk::{inode, path_of},
     },
-    leases::touched::writers,
     namespace::{Body, Inode, tree},
     store::{
         View, keys,
-        records::{self, AutoExportRecord, JobRecord, LinkRecord},
+        records::{self, AutoExportRecord, LinkRecord},
     },
     written::Noted,
 };
 
 mod queue;
+mod send;
+mod standing;
 mod sweep;
 
 /// Sends what links export by themselves. One per server.
@@ -82,7 +77,11 @@ struct State {
     /// Files that are being sent: each once, since the second would settle what the first has
     /// begun. What is due of them meanwhile comes after.
     under_way: HashMap<InodeId, UnderWay>,
+    /// How many files were sent, or tried: the time by which links take turns.
+    turns: u64,
     sweeps: VecDeque<Sweep>,
+    /// The walk that is under way over each link.
+    walking: BTreeMap<LinkId, Sweep>,
 }
 
 #[derive(Debug)]
@@ -99,6 +98,9 @@ struct Followed {
     files: u64,
     bytes: u64,
     failing: BTreeMap<InodeId, Failure>,
+    standing: Standing,
+    /// When its last turn was.
+    turn: u64,
 }
 
 /// Failures that are remembered of one link.
@@ -106,9 +108,6 @@ const FAILING_MAX: usize = 10_000;
 
 /// Inodes that are looked up in one query.
 const LOOKUPS: usize = 256;
-
-/// A file that is open is looked at again after the quiet time, but not more often.
-const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
 impl<E: Environment> AutoExporter<E> {
     pub(super) fn new(
@@ -133,12 +132,13 @@ impl<E: Environment> AutoExporter<E> {
         self.environment.written().listen(!links.is_empty());
         let now = Instant::now();
         let mut state = self.state();
-        let State { links: known, queue, sweeps, .. } = &mut *state;
+        let State { links: known, queue, sweeps, walking, .. } = &mut *state;
         known.retain(|link, _| {
             let stays = links.contains_key(link);
             if !stays {
                 queue.forget(*link);
                 sweeps.retain(|sweep| sweep.link != *link);
+                walking.remove(link);
             }
             stays
         });
@@ -208,33 +208,34 @@ impl<E: Environment> AutoExporter<E> {
         tokio::join!(self.sort(), self.send(alone));
     }
 
-    /// What was being sent when this was dropped is looked at again.
+    /// What was being sent or walked over when this was dropped is looked at again.
     fn take_up(&self) {
         let now = Instant::now();
         let mut state = self.state();
         for (id, UnderWay { link, .. }) in std::mem::take(&mut state.under_way) {
-            // There is room: these were taken out of it.
-            let _ = state.queue.put_new(id, Waiting { link, due: now, failed: 0 });
+            state.put_new(id, Waiting { link, due: now, failed: 0 }, now);
+        }
+        for (_, sweep) in std::mem::take(&mut state.walking) {
+            sweep::put(&mut state.sweeps, sweep);
         }
     }
 
-    /// Puts what happened into the queue, and what walks find.
+    /// Puts what happened into the queue, and what walks find. What is written while walks are
+    /// under way is put there between their pages.
     async fn sort(&self) {
+        let mut walks = Vec::new();
         loop {
             self.sort_noted().await;
-            let now = Instant::now();
-            let (due, next) = {
-                let mut state = self.state();
-                (sweep::take(&mut state.sweeps, now), sweep::next(&state.sweeps))
-            };
-            if let Some(sweep) = due {
-                self.sweep(sweep).await;
+            let next = self.begin_walks(&mut walks);
+            if self.walk_on(&mut walks).await {
                 continue;
             }
             tokio::select! {
                 () = self.environment.written().news() => {}
                 () = self.sorting.notified() => {}
                 () = until(next) => {}
+                // There may be room for what a walk has found.
+                () = tokio::time::sleep(PAUSE), if !walks.is_empty() => {}
             }
         }
     }
@@ -272,9 +273,11 @@ impl<E: Environment> AutoExporter<E> {
         let (directory, due) = (followed.directory, now + followed.quiet);
         let waiting = Waiting::changed(place.link, now, followed.quiet);
         if is_tree {
-            sweep::put(&mut state.sweeps, Sweep::of_all(place.link, place.inode, due));
-        } else if !state.queue.put(place.inode, waiting) {
-            sweep::put(&mut state.sweeps, Sweep::of_all(place.link, directory, due));
+            let sweep = Sweep::of_tree(place.link, directory, place.inode, due);
+            sweep::put(&mut state.sweeps, sweep);
+        } else {
+            let left_out = state.queue.put(place.inode, waiting);
+            state.make_up(left_out, now);
         }
     }
 
@@ -289,127 +292,6 @@ impl<E: Environment> AutoExporter<E> {
         }
     }
 
-    /// Sends what is due.
-    async fn send(&self, alone: &Alone) {
-        let filter = Filter::compile(&Selection::default(), Timestamp(0)).expect("it has no words");
-        let job = JobRecord {
-            job: fresh(JobKind::Export, Vec::new()),
-            caller: Caller::ROOT,
-            root: InodeId::ROOT,
-        };
-        let context = Context {
-            environment: &self.environment,
-            importer: &self.importer,
-            unmarked: &self.unmarked,
-            job: &job,
-            filter: &filter,
-            files: None,
-            dry_run: false,
-            progress: &Progress::default(),
-            outcomes: None,
-            pace: None,
-            elsewhere: None,
-        };
-        let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
-        let mut files = FuturesUnordered::new();
-        let mut turn = None;
-        loop {
-            while turn.is_some()
-                && files.len() < FILES_MAX
-                && !alone.is_wanted()
-                && let Some((id, waiting)) = self.take_due()
-            {
-                let (context, uploads) = (&context, &uploads);
-                files.push(
-                    async move { (id, waiting, one(context, uploads, id, waiting.link).await) },
-                );
-            }
-            if files.is_empty() {
-                turn = None;
-            }
-            let next = self.state().queue.next();
-            let is_due = next.is_some_and(|next| next <= Instant::now());
-            tokio::select! {
-                Some((id, waiting, result)) = files.next(), if !files.is_empty() => {
-                    self.handle_end(id, waiting, result);
-                }
-                taken = alone.take_last(), if turn.is_none() && is_due => {
-                    turn = Some(taken);
-                    let Self { environment, importer, unmarked, .. } = self;
-                    let removed = settle::removed(environment, importer, unmarked);
-                    if let Err(failure) = Box::pin(removed).await {
-                        tracing::warn!(%failure, "exports of removed files cannot be looked for");
-                    }
-                }
-                () = self.sending.notified() => {}
-                () = until(next), if !is_due => {}
-            }
-        }
-    }
-
-    fn take_due(&self) -> Option<(InodeId, Waiting)> {
-        let now = Instant::now();
-        let mut state = self.state();
-        let State { queue, under_way, .. } = &mut *state;
-        while let Some((id, waiting)) = queue.take(now) {
-            // A walk may wait for room.
-            self.sorting.notify_one();
-            if let Some(same) = under_way.get_mut(&id) {
-                same.again = Some(waiting);
-                continue;
-            }
-            under_way.insert(id, UnderWay { link: waiting.link, again: None });
-            return Some((id, waiting));
-        }
-        None
-    }
-
-    fn handle_end(&self, id: InodeId, waiting: Waiting, result: Result<Counted, Failure>) {
-        let now = Instant::now();
-        let mut state = self.state();
-        let State { links, queue, under_way, sweeps } = &mut *state;
-        let again = under_way.remove(&id).and_then(|same| same.again);
-        if let Some(again) = again
-            && let Some(followed) = links.get(&again.link)
-            && !queue.put_new(id, again)
-        {
-            sweep::put(sweeps, Sweep::of_all(again.link, followed.directory, now));
-        }
-        let Some(followed) = links.get_mut(&waiting.link) else { return };
-        let again = match result {
-            Ok(Counted::Yes { sent }) => {
-                followed.failing.remove(&id);
-                if let Sent::Now(bytes) = sent {
-                    followed.files += 1;
-                    followed.bytes += bytes;
-                    self.importer.counts.sent_by_itself(bytes);
-                }
-                return;
-            }
-            Ok(Counted::No) => return drop(followed.failing.remove(&id)),
-            Err(failure) if failure.kind == ErrorKind::Stale => {
-                return drop(followed.failing.remove(&id));
-            }
-            Err(failure) if failure.kind == ErrorKind::InUse => {
-                Waiting { due: now + followed.quiet.max(OPEN_PAUSE), ..waiting }
-            }
-            Err(failure) => {
-                self.importer.counts.failed_by_itself();
-                let may_pass = may_pass(failure.kind);
-                if waiting.failed == 0 {
-                    tracing::warn!(inode = %id, %failure, "a file cannot go to its bucket now");
-                }
-                if followed.failing.len() < FAILING_MAX {
-                    followed.failing.insert(id, failure);
-                }
-                waiting.after_failure(now, followed.quiet, may_pass)
-            }
-        };
-        if !queue.put_new(id, again) {
-            sweep::put(sweeps, Sweep::of_all(waiting.link, followed.directory, again.due));
-        }
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         // Each step leaves it whole, so that a panic elsewhere cannot have torn it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -419,14 +301,36 @@ impl<E: Environment> AutoExporter<E> {
 impl State {
     /// Files of a link that wait, or are being sent.
     fn waiting(&self, link: LinkId) -> usize {
-        let under_way = self.under_way.values().filter(|one| one.link == link);
-        self.queue.count(link) + under_way.count()
+        self.queue.count(link) + self.busy(link)
+    }
+
+    /// Files of a link that are being sent.
+    fn busy(&self, link: LinkId) -> usize {
+        self.under_way.values().filter(|one| one.link == link).count()
+    }
+
+    /// Lets a file wait that does not yet, for whatever, if its link exports by itself still.
+    fn put_new(&mut self, inode: InodeId, waiting: Waiting, now: Instant) {
+        if self.links.contains_key(&waiting.link) {
+            let left_out = self.queue.put_new(inode, waiting);
+            self.make_up(left_out, now);
+        }
+    }
+
+    /// A file of this link has no room in the queue: a walk will find it.
+    fn make_up(&mut self, left_out: Option<LinkId>, now: Instant) {
+        let Some(link) = left_out else { return };
+        if let Some(followed) = self.links.get(&link) {
+            let due = now + followed.quiet.max(PAUSE);
+            sweep::put(&mut self.sweeps, Sweep::of_all(link, followed.directory, due));
+        }
     }
 }
 
 impl Followed {
     fn new(directory: InodeId, quiet: Duration) -> Self {
-        Self { directory, quiet, files: 0, bytes: 0, failing: BTreeMap::new() }
+        let (failing, standing) = (BTreeMap::new(), Standing::default());
+        Self { directory, quiet, files: 0, bytes: 0, failing, standing, turn: 0 }
     }
 }
 
@@ -435,42 +339,6 @@ struct Place {
     inode: InodeId,
     link: LinkId,
     is_directory: bool,
-}
-
-/// Exports one file, link or mark of a directory, as it is now.
-async fn one<E: Environment>(
-    context: &Context<'_, E>,
-    uploads: &Arc<Semaphore>,
-    id: InodeId,
-    link: LinkId,
-) -> Result<Counted, Failure> {
-    let query = context.environment.read(move |view| {
-        // Of another link by now, or of none.
-        let stays = place_of(view, id)?.is_some_and(|place| place.link == link);
-        if !stays {
-            return Ok(None);
-        }
-        let is_written = !writers(view, id).map_err(broken)?.is_empty();
-        Ok(Some((tree::inode(view, id).map_err(refused)?, is_written)))
-    });
-    let Some((inode, is_written)) = query.await? else { return Ok(Counted::No) };
-    if is_written {
-        return Err(ErrorKind::InUse.into());
-    }
-    match export::begin(context, uploads, inode) {
-        Some(export) => export.await.result,
-        None => Ok(Counted::No),
-    }
-}
-
-/// Whether a failure may be gone by itself after a while.
-fn may_pass(kind: ErrorKind) -> bool {
-    let of_servers = matches!(
-        kind,
-        ErrorKind::NoSpace | ErrorKind::Disk | ErrorKind::StaleGroup | ErrorKind::Internal
-    );
-    let of_buckets = matches!(kind, ErrorKind::BucketUnavailable | ErrorKind::BucketDenied);
-    kind.is_transient() || of_servers || of_buckets
 }
 
 /// The links that export by themselves, with their directories and quiet times.
@@ -512,5 +380,27 @@ async fn until(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_room_or_gives_it_to_another_link_is_found_by_a_walk() {
+        let now = Instant::now();
+        let mut state = State { queue: Queue::with_places(2), ..State::default() };
+        for link in [1, 2] {
+            state.links.insert(LinkId(link), Followed::new(InodeId(link.into()), Duration::ZERO));
+        }
+        for (inode, link) in [(10, 1), (11, 1), (20, 2), (21, 2), (30, 3)] {
+            let waiting = Waiting::changed(LinkId(link), now, Duration::ZERO);
+            state.put_new(InodeId(inode), waiting, now);
+        }
+        let counts = [1, 2, 3].map(|link| state.queue.count(LinkId(link)));
+        assert_eq!(counts, [1, 1, 0], "a link that does so no more has nothing there");
+        let walk = |link: u32| Sweep::of_all(LinkId(link), InodeId(link.into()), now + PAUSE);
+        assert_eq!(state.sweeps, [walk(1), walk(2)]);
     }
 }

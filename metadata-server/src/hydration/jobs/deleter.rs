@@ -9,25 +9,32 @@
 //!
 //! It works in turn with exports, so that none of them puts a new version under a key between the
 //! look at it and its deletion. What is not to be deleted now stays in the queue: a restart begins
-//! with all of it.
+//! with all of it. Links share the rounds, so that one whose bucket refuses holds up no other.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, future::join_all, stream};
 use millrace_object_source::{Error as BucketError, Tag};
 use millrace_protocol::{
     admin::JobFailure,
     bucket::{DELETION_FAILURES_MAX, DeletePropagation},
     capability::Origin,
 };
-use millrace_types::{Failure, InodeId, LinkId};
+use millrace_types::{ErrorKind, Failure, InodeId, LinkId, Timestamp};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::{
+    aside::Aside,
+    rounds::{Rounds, Share},
+};
 use super::{Alone, Context, PAUSE};
 use crate::{
     apply::place_of_key,
@@ -46,24 +53,21 @@ use crate::{
     },
 };
 
-/// Deletions under way at the same time.
+mod aside;
+mod rounds;
+
+/// Deletions under way at the same time; so also links that have their turn in one round.
 const DELETIONS_MAX: usize = 16;
 
 /// Entries of the queue that are looked at in one query.
 const PAGE_ENTRIES: usize = 256;
 
-/// Entries that are put aside; beyond it they are looked at again at once.
-const ASIDE_MAX: usize = 100_000;
+/// Pages of one link that are looked at for one round: a link with 200,000 entries that all are
+/// aside is looked through in a minute.
+const PAGES_MAX: usize = 16;
 
 /// How often the queue is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// When something is looked at again that waits for something else here.
-const WAIT_PAUSE: Duration = Duration::from_secs(5);
-
-/// After a failure: this, then twice as long each time, up to the longest.
-const FAILURE_PAUSE: Duration = Duration::from_secs(2);
-const FAILURE_PAUSE_MAX: Duration = Duration::from_secs(600);
 
 /// Deletes what the queue says. One per server.
 #[derive(Debug)]
@@ -76,15 +80,8 @@ pub(in crate::hydration) struct Deleter<E> {
 #[derive(Debug, Default)]
 struct State {
     deleted: BTreeMap<LinkId, u64>,
-    aside: HashMap<(LinkId, String), Aside>,
-}
-
-/// Why something is not deleted now, and when it is looked at again.
-#[derive(Debug, Clone)]
-struct Aside {
-    due: Instant,
-    attempts: u32,
-    failure: Option<Failure>,
+    aside: Aside,
+    rounds: Rounds,
 }
 
 /// An entry of the queue.
@@ -113,6 +110,13 @@ enum Ended {
     Failed(Failure),
 }
 
+impl Ended {
+    /// Whether the bucket cannot be reached.
+    fn is_away(&self) -> bool {
+        matches!(self, Self::Failed(failure) if failure.kind == ErrorKind::BucketUnavailable)
+    }
+}
+
 impl<E: Environment> Deleter<E> {
     pub(super) fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
         Self { environment, importer, state: Mutex::default() }
@@ -125,26 +129,23 @@ impl<E: Environment> Deleter<E> {
     pub(in crate::hydration) async fn status(&self) -> Result<Vec<DeletePropagation>, Failure> {
         let counts = self.environment.read(|view| {
             let mut counts = Vec::new();
-            for link in links(view)? {
+            for (link, since) in links(view)? {
                 let prefix = keys::deletions(link);
                 let waiting = tree::scan::<DeletionRecord>(view, &prefix, COUNTED_MAX);
-                counts.push((link, waiting.map_err(broken)?.len() as u64));
+                counts.push((link, since, waiting.map_err(broken)?.len() as u64));
             }
             Ok(counts)
         });
         let counts = counts.await?;
         let state = self.state();
-        let one = |(link, waiting): (LinkId, u64)| {
-            let failing = state.aside.iter().filter(|((of, _), _)| *of == link);
-            let mut failures: Vec<JobFailure> = failing
-                .filter_map(|((_, key), aside)| {
-                    let failure = aside.failure.clone()?;
-                    Some(JobFailure { path: key.clone().into_bytes(), failure })
-                })
-                .collect();
-            failures.sort_by(|a, b| a.path.cmp(&b.path));
-            let failing = failures.len() as u64;
-            failures.truncate(DELETION_FAILURES_MAX);
+        let one = |(link, since, waiting): (LinkId, Timestamp, u64)| {
+            let failing = state.aside.failing(link, since).count() as u64;
+            let first = state.aside.failing(link, since).take(DELETION_FAILURES_MAX);
+            let failure = |(key, failure): (&String, &Failure)| JobFailure {
+                path: key.clone().into_bytes(),
+                failure: failure.clone(),
+            };
+            let failures = first.map(failure).collect();
             let deleted = state.deleted.get(&link).copied().unwrap_or(0);
             DeletePropagation { link, waiting, deleted, failing, failures }
         };
@@ -154,15 +155,15 @@ impl<E: Environment> Deleter<E> {
     /// Works off what is due of links that export by themselves, for as long as it is polled.
     pub(super) async fn run(&self, alone: &Alone) {
         loop {
-            match self.due().await {
-                Ok(due) if due.is_empty() => tokio::time::sleep(LOOK_INTERVAL).await,
-                Ok(due) => {
+            match self.round().await {
+                Ok(round) if round.is_empty() => tokio::time::sleep(LOOK_INTERVAL).await,
+                Ok(round) => {
                     // As a job, so that exports which never stop make way.
                     let turn = alone.take().await;
-                    let ended = self.work_off(due, &CancellationToken::new()).await;
+                    let has_deleted = self.work_off_round(round).await;
                     drop(turn);
                     // Where nothing can be deleted, what else there is has its turn.
-                    if !ended.iter().any(|(_, ended)| matches!(ended, Ended::Deleted)) {
+                    if !has_deleted {
                         tokio::time::sleep(LOOK_INTERVAL).await;
                     }
                 }
@@ -193,71 +194,127 @@ impl<E: Environment> Deleter<E> {
                 after = Some(last.key.clone());
                 let page: Vec<_> =
                     page.into_iter().filter(|one| one.key.starts_with(&prefix)).collect();
-                for (key, ended) in self.work_off(page, stop).await {
+                let mut is_away = false;
+                for (key, ended) in self.work_off(link, page, DELETIONS_MAX, stop).await {
+                    is_away |= ended.is_away();
                     match ended {
                         Ended::Deleted => context.apart(key.into_bytes(), Ok(())),
                         Ended::Failed(failure) => context.apart(key.into_bytes(), Err(failure)),
                         Ended::Dropped | Ended::Waits => {}
                     }
                 }
-            }
-        }
-    }
-
-    /// Some entries that are due, of links that export by themselves.
-    async fn due(&self) -> Result<Vec<Queued>, Failure> {
-        let now = self.environment.now();
-        let query = self.environment.read(|view| {
-            let mut quiet = Vec::new();
-            for link in links(view)? {
-                let export: Option<AutoExportRecord> =
-                    records::read(view, &keys::auto_export(link)).map_err(broken)?;
-                quiet.extend(export.map(|export| (link, export.quiet_seconds)));
-            }
-            Ok(quiet)
-        });
-        let mut due = Vec::new();
-        for (link, quiet_seconds) in query.await? {
-            let quiet = i64::from(quiet_seconds).saturating_mul(1_000_000_000);
-            let mut after = None;
-            loop {
-                let page = self.page(link, after.take()).await?;
-                let Some(last) = page.last() else { break };
-                after = Some(last.key.clone());
-                let moment = Instant::now();
-                let state = self.state();
-                due.extend(page.into_iter().filter(|one| {
-                    let aside = state.aside.get(&(link, one.key.clone()));
-                    one.record.queued.0.saturating_add(quiet) <= now.0
-                        && aside.is_none_or(|aside| aside.due <= moment)
-                }));
-                if due.len() >= PAGE_ENTRIES {
-                    return Ok(due);
+                // The rest of it would take as long each, and nobody else has the turn meanwhile.
+                if is_away {
+                    break;
                 }
             }
         }
-        Ok(due)
     }
 
+    /// A round: a share of what is due of each link that exports by itself.
+    async fn round(&self) -> Result<Vec<Share>, Failure> {
+        let query = self.environment.read(|view| {
+            let mut all = Vec::new();
+            for (link, _) in links(view)? {
+                let export: Option<AutoExportRecord> =
+                    records::read(view, &keys::auto_export(link)).map_err(broken)?;
+                all.push((link, export.map(|export| export.quiet_seconds)));
+            }
+            Ok(all)
+        });
+        let mut round = Vec::new();
+        for (link, quiet_seconds) in self.order(query.await?) {
+            let share = self.share(link, quiet_seconds).await?;
+            if !share.entries.is_empty() {
+                round.push(share);
+            }
+            if round.len() >= DELETIONS_MAX {
+                break;
+            }
+        }
+        self.state().rounds.cut(&mut round);
+        Ok(round)
+    }
+
+    /// The links whose turn it is, of all whose removals reach the bucket; what is known of others
+    /// is forgotten.
+    fn order(&self, all: Vec<(LinkId, Option<u32>)>) -> Vec<(LinkId, u32)> {
+        let on: BTreeSet<LinkId> = all.iter().map(|(link, _)| *link).collect();
+        let mut state = self.state();
+        state.aside.keep_links(|link| on.contains(&link));
+        state.rounds.keep_links(|link| on.contains(&link));
+        let quiet = all.into_iter().filter_map(|(link, quiet)| Some((link, quiet?)));
+        state.rounds.order(quiet.collect(), Instant::now())
+    }
+
+    /// What is due of a link, from where its last share ended.
+    async fn share(&self, link: LinkId, quiet_seconds: u32) -> Result<Share, Failure> {
+        let quiet = Duration::from_secs(quiet_seconds.into());
+        let now = self.environment.now();
+        let mut after = self.state().rounds.after(link);
+        let mut entries = Vec::new();
+        for _ in 0..PAGES_MAX {
+            let page = self.page(link, after.take()).await?;
+            let is_last = page.len() < PAGE_ENTRIES;
+            after = page.last().filter(|_| !is_last).map(|last| last.key.clone());
+            let moment = Instant::now();
+            let state = self.state();
+            entries.extend(page.into_iter().filter(|one| {
+                one.record.queued.plus(quiet) <= now && state.aside.is_due(one, moment)
+            }));
+            if is_last || entries.len() >= PAGE_ENTRIES {
+                break;
+            }
+        }
+        self.state().rounds.handle_look(link, after);
+        Ok(Share { link, entries })
+    }
+
+    /// Some entries of a link behind a key, or its first ones.
     async fn page(&self, link: LinkId, after: Option<String>) -> Result<Vec<Queued>, Failure> {
-        let query = self.environment.read(move |view| page(view, link, after.as_deref()));
-        query.await
+        let behind = after.clone();
+        let query = self.environment.read(move |view| page(view, link, behind.as_deref()));
+        let page = query.await?;
+        let is_last = page.len() < PAGE_ENTRIES;
+        self.state().aside.keep(link, after.as_deref(), &page, is_last);
+        Ok(page)
     }
 
+    /// Works off the shares of a round beside each other. Whether anything was deleted.
+    async fn work_off_round(&self, round: Vec<Share>) -> bool {
+        let at_once = (DELETIONS_MAX / round.len().max(1)).max(1);
+        let stop = CancellationToken::new();
+        let one = |share: Share| self.work_off(share.link, share.entries, at_once, &stop);
+        let ended = join_all(round.into_iter().map(one)).await;
+        ended.iter().flatten().any(|(_, ended)| matches!(ended, Ended::Deleted))
+    }
+
+    /// Works off entries of a link, so many at a time. When its bucket cannot be reached, the rest
+    /// of them wait.
     async fn work_off(
         &self,
+        link: LinkId,
         entries: Vec<Queued>,
+        at_once: usize,
         stop: &CancellationToken,
     ) -> Vec<(String, Ended)> {
+        let is_away = &AtomicBool::new(false);
         let ended = stream::iter(entries).map(|entry| async move {
-            if stop.is_cancelled() {
+            if stop.is_cancelled() || is_away.load(Ordering::Relaxed) {
                 return (entry.key, Ended::Waits);
             }
             let ended = self.one(&entry).await.unwrap_or_else(Ended::Failed);
+            if ended.is_away() {
+                is_away.store(true, Ordering::Relaxed);
+            }
             self.note(&entry, &ended);
             (entry.key, ended)
         });
-        ended.buffer_unordered(DELETIONS_MAX).collect().await
+        let ended: Vec<_> = ended.buffer_unordered(at_once).collect().await;
+        if self.state().rounds.handle_end(link, &ended, Instant::now()) {
+            tracing::warn!(%link, "a bucket refuses deletions, or is away: they come more rarely");
+        }
+        ended
     }
 
     async fn one(&self, entry: &Queued) -> Result<Ended, Failure> {
@@ -303,25 +360,19 @@ impl<E: Environment> Deleter<E> {
     }
 
     fn note(&self, entry: &Queued, ended: &Ended) {
-        let name = (entry.link, entry.key.clone());
         let mut state = self.state();
-        let before = state.aside.remove(&name);
-        let attempts = before.as_ref().map_or(0, |aside| aside.attempts) + 1;
-        let doubled = FAILURE_PAUSE * (1 << attempts.min(10));
-        let (pause, failure) = match ended {
-            Ended::Deleted => return *state.deleted.entry(entry.link).or_default() += 1,
-            Ended::Dropped => return,
-            Ended::Waits => (WAIT_PAUSE.max(doubled / 4), None),
-            Ended::Failed(failure) => {
-                if before.is_none_or(|before| before.failure.is_none()) {
-                    tracing::warn!(key = entry.key, %failure, "an object cannot be deleted now");
-                }
-                (doubled, Some(failure.clone()))
+        let failure = match ended {
+            Ended::Deleted => {
+                *state.deleted.entry(entry.link).or_default() += 1;
+                return state.aside.forget(entry);
             }
+            Ended::Dropped => return state.aside.forget(entry),
+            Ended::Waits => None,
+            Ended::Failed(failure) => Some(failure),
         };
-        if state.aside.len() < ASIDE_MAX {
-            let due = Instant::now() + pause.min(FAILURE_PAUSE_MAX);
-            state.aside.insert(name, Aside { due, attempts, failure });
+        let is_new = state.aside.put(entry, failure.cloned(), Instant::now());
+        if let Some(failure) = failure.filter(|_| is_new) {
+            tracing::warn!(key = entry.key, %failure, "an object cannot be deleted now");
         }
     }
 
@@ -334,15 +385,15 @@ impl<E: Environment> Deleter<E> {
 /// The most entries that are counted of one link.
 const COUNTED_MAX: usize = 100_000;
 
-/// The links whose removals reach the bucket.
-fn links(view: &dyn View) -> Result<Vec<LinkId>, Failure> {
+/// The links whose removals reach the bucket, ascending, and since when.
+fn links(view: &dyn View) -> Result<Vec<(LinkId, Timestamp)>, Failure> {
     let known = tree::scan::<LinkRecord>(view, &keys::links(), usize::MAX).map_err(broken)?;
     let mut links = Vec::new();
     for (key, _) in known {
         let link = link_id(&key, &keys::links());
         let on: Option<DeletePropagationRecord> =
             records::read(view, &keys::delete_propagation(link)).map_err(broken)?;
-        links.extend(on.map(|_| link));
+        links.extend(on.map(|on| (link, on.since)));
     }
     Ok(links)
 }
@@ -370,7 +421,7 @@ fn below(view: &dyn View, root: InodeId) -> Result<Vec<(LinkId, String)>, Failur
         return Ok(prefix.map(|prefix| (linked.link, prefix)).into_iter().collect());
     }
     let mut found = Vec::new();
-    for link in links(view)? {
+    for (link, _) in links(view)? {
         let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
         let Some(record) = record else { continue };
         let directory = tree::find(view, record.directory).map_err(broken)?;
@@ -446,17 +497,4 @@ fn place(view: &dyn View, link: LinkId, key: &str) -> Result<Place, Failure> {
     let moved = view.get(&keys::moved_file(directory, name.as_bytes())).map_err(broken)?;
     let moved = moved.and_then(|id| id.as_slice().try_into().ok().map(u64::from_be_bytes));
     Ok(Place { inode, moved: moved.map(InodeId) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_are_put_off_longer_each_time_and_never_for_ever() {
-        let pause =
-            |attempts: u32| (FAILURE_PAUSE * (1 << attempts.min(10))).min(FAILURE_PAUSE_MAX);
-        assert!(pause(1) < pause(2) && pause(2) < pause(5));
-        assert_eq!(pause(40), FAILURE_PAUSE_MAX);
-    }
 }

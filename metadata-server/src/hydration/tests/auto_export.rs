@@ -3,7 +3,7 @@
 use std::{fs, sync::atomic::Ordering, time::Duration};
 
 use millrace_protocol::{
-    admin::{CancelJob, JobKind, JobState, RemoveLink, StartJob},
+    admin::{AddLink, CancelJob, JobKind, JobState, RemoveLink, StartJob},
     bucket::{AutoExport, QUIET_SECONDS_MAX, SetAutoExport},
     cluster::LinkMode,
 };
@@ -11,7 +11,7 @@ use millrace_types::{ErrorKind, FileName};
 
 use super::{
     moved::{remove, rename},
-    server::{Fault, ROOT, World},
+    server::{Fault, ROOT, World, bucket_of},
 };
 use crate::{
     command::{self, Command},
@@ -155,6 +155,37 @@ async fn what_fails_is_tried_again_and_a_change_is_as_good_as_the_next_try() {
         assert_eq!(fs::read(world.object("file")).unwrap(), b"somebody else's");
     };
     world.run_beside(Box::pin(work)).await;
+}
+
+#[tokio::test]
+async fn a_link_whose_bucket_is_away_holds_up_no_other() {
+    const FILES: usize = 20;
+    let world = exporting().await;
+    let other = tempfile::tempdir().unwrap();
+    let (path, bucket) = (b"/other".to_vec(), bucket_of(other.path()));
+    let add = AddLink { path: path.clone(), bucket, mode: LinkMode::ImportExport };
+    world.hydration.add_link(&add).await.unwrap();
+    let set = SetAutoExport { path, quiet_seconds: Some(0) };
+    world.hydration.set_auto_export(&set).await.unwrap();
+    for number in 0..FILES {
+        world.write(&format!("/data/{number}"), b"some bytes").await;
+    }
+    let away = world.bucket_dir.path().with_extension("away");
+    fs::rename(world.bucket_dir.path(), &away).unwrap();
+    let work = async {
+        while status(&world).await.failing < 4 {
+            tokio::task::yield_now().await;
+        }
+        world.write("/other/file", b"content").await;
+        while fs::read(other.path().join("file")).ok().as_deref() != Some(&b"content"[..]) {
+            tokio::task::yield_now().await;
+        }
+    };
+    world.run_beside(Box::pin(work)).await;
+    fs::rename(&away, world.bucket_dir.path()).unwrap();
+    let status = status(&world).await;
+    assert_eq!(status.waiting, FILES as u64);
+    assert!(status.failing <= 12 + 3, "others are not tried before the bucket: {status:?}");
 }
 
 #[tokio::test]

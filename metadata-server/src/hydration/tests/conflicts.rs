@@ -119,6 +119,30 @@ async fn a_clean_file_whose_object_is_gone_goes_too_and_comes_back_with_it() {
 }
 
 #[tokio::test]
+async fn all_names_of_a_file_go_with_its_object() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("a/file", b"before");
+    world.put("b/other", b"stays");
+    list(&world, "/data/a").await;
+    list(&world, "/data/b").await;
+    let file = world.find("/data/a/file").await.unwrap();
+    for number in 0..50 {
+        world.hard_link(file.id, ["/data/a", "/data/b"][number % 2], &number.to_string()).await;
+    }
+    let sizes =
+        [world.find("/data/a").await.unwrap().size, world.find("/data/b").await.unwrap().size];
+    assert_eq!(sizes, [26, 26]);
+    fs::remove_file(world.object("a/file")).unwrap();
+    report(&world, name_of(&file), |inode| inode.is_none()).await;
+    for number in 0..50 {
+        let path = format!("{}/{number}", ["/data/a", "/data/b"][number % 2]);
+        assert_eq!(world.find(&path).await.unwrap_err().kind, ErrorKind::NotFound, "{path}");
+    }
+    assert_eq!(world.find("/data/b").await.unwrap().size, 1, "what is left");
+    assert!(world.find("/data/b/other").await.is_ok());
+}
+
+#[tokio::test]
 async fn a_dirty_file_becomes_a_conflict_whether_its_object_changed_or_is_gone() {
     let world = World::new(LinkMode::ImportExport).await;
     for name in ["changed", "gone"] {

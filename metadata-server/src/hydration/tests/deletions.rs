@@ -4,7 +4,7 @@
 use std::{fs, time::Duration};
 
 use millrace_protocol::{
-    admin::{Job, JobKind, JobState, StartJob},
+    admin::{AddLink, Job, JobKind, JobState, StartJob},
     bucket::{DeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation},
     cluster::LinkMode,
     job_options::{JobOptions, StartWithOptions},
@@ -13,7 +13,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, FileName};
 
-use super::server::{Fault, ROOT, World};
+use super::server::{Fault, ROOT, World, bucket_of};
 use crate::{
     command::{self, Command},
     hydration::Environment,
@@ -256,6 +256,64 @@ async fn what_cannot_be_deleted_is_told_and_tried_again() {
 }
 
 #[tokio::test]
+async fn what_failed_before_it_was_switched_off_is_not_told_when_it_is_on_again() {
+    let world = World::propagating().await;
+    world.put("file", b"content");
+    world.find("/data/file").await.unwrap();
+    world.remove_name("/data/file", false).await;
+    let (there, away) = (world.object(""), world.bucket_dir.path().with_extension("away"));
+    fs::rename(&there, &away).unwrap();
+    world.export_all().await;
+    fs::rename(&away, &there).unwrap();
+    assert_eq!(world.deletes().await.failing, 1);
+    assert!(world.propagate(false).await.is_empty());
+    let deletes = world.propagate(true).await.remove(0);
+    assert_eq!((deletes.waiting, deletes.failing), (0, 0), "{deletes:?}");
+}
+
+#[tokio::test]
+async fn a_link_whose_bucket_is_away_holds_up_no_deletions_of_others() {
+    const FILES: usize = 40;
+    let world = World::propagating().await;
+    let other = tempfile::tempdir().unwrap();
+    let (path, bucket) = (b"/other".to_vec(), bucket_of(other.path()));
+    let add = AddLink { path: path.clone(), bucket, mode: LinkMode::ImportExport };
+    world.hydration.add_link(&add).await.unwrap();
+    let on = SetDeletePropagation { path: path.clone(), on: true };
+    world.hydration.set_delete_propagation(&on).await.unwrap();
+    for path in [b"/data".to_vec(), path] {
+        let set = SetAutoExport { path, quiet_seconds: Some(0) };
+        world.hydration.set_auto_export(&set).await.unwrap();
+    }
+    for number in 0..FILES {
+        world.put(&number.to_string(), b"content");
+    }
+    fs::write(other.path().join("file"), b"content").unwrap();
+    let paths = (0..FILES).map(|number| format!("/data/{number}"));
+    for path in paths.chain(["/other/file".to_owned()]) {
+        world.find(&path).await.unwrap();
+        world.remove_name(&path, false).await;
+    }
+    let away = world.bucket_dir.path().with_extension("away");
+    fs::rename(world.bucket_dir.path(), &away).unwrap();
+    let gone = async {
+        loop {
+            let links = world.hydration.list_delete_propagation().await.unwrap();
+            if links[0].failing > 0 && links[1].waiting == 0 {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    world.run_beside(gone).await;
+    fs::rename(&away, world.bucket_dir.path()).unwrap();
+    assert!(!other.path().join("file").exists());
+    let deletes = world.deletes().await;
+    assert_eq!(deletes.waiting, FILES as u64);
+    assert!(deletes.failing <= 8, "half of a round is tried, and then none: {deletes:?}");
+}
+
+#[tokio::test]
 async fn a_part_of_a_tree_a_dry_run_and_a_link_that_does_not_export_delete_nothing() {
     let world = World::propagating().await;
     world.put("file", b"content");
@@ -295,7 +353,7 @@ async fn unfinished_uploads_are_listed_and_old_ones_that_nobody_uses_are_aborted
     let record = command::RecordCopy {
         job: millrace_types::JobId(1),
         inode: millrace_types::InodeId(77),
-        bucket: super::server::bucket_of(world.bucket_dir.path()),
+        bucket: bucket_of(world.bucket_dir.path()),
         key: "run/used".to_owned(),
         generation: millrace_types::ContentGeneration(1),
         change_count: millrace_types::ChangeCount(1),

@@ -13,13 +13,9 @@ use millrace_protocol::{
     selection::{RetryJob, Selection},
     session::Caller,
 };
-use millrace_types::{ErrorKind, Failure, FileName, InodeId};
+use millrace_types::{ErrorKind, Failure};
 
 use super::server::{ROOT, World};
-use crate::{
-    command::{self, Command},
-    hydration::Environment as _,
-};
 
 impl World {
     /// Sends a list in pages of one path.
@@ -47,13 +43,6 @@ impl World {
         let request = StartWithOptions { start, selection, dry_run: false, options };
         let id = self.hydration.start_with_options(b"", &request).await?.id;
         Ok(self.run_until(|job| job.id == id && job.state.is_final()).await)
-    }
-
-    async fn hard_link(&self, inode: InodeId, directory: &str, name: &str) {
-        let parent = self.find(directory).await.unwrap().id;
-        let name = FileName::parse(name.as_bytes()).unwrap();
-        let link = command::MakeLink { caller: ROOT, inode, parent, name };
-        self.server.execute(Command::MakeLink(link), false).await.unwrap();
     }
 
     fn hydrated(&self) -> usize {

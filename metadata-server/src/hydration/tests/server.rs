@@ -167,6 +167,14 @@ impl World {
         body.state
     }
 
+    /// Gives a file a further name.
+    pub(super) async fn hard_link(&self, inode: InodeId, directory: &str, name: &str) {
+        let parent = self.find(directory).await.unwrap().id;
+        let name = FileName::parse(name.as_bytes()).unwrap();
+        let link = command::MakeLink { caller: ROOT, inode, parent, name };
+        self.server.execute(Command::MakeLink(link), false).await.unwrap();
+    }
+
     /// Makes a file, or opens an existing one, and gives it this content.
     pub(super) async fn write(&self, path: &str, bytes: &[u8]) -> InodeId {
         let (directory, name) = path.rsplit_once('/').unwrap();
