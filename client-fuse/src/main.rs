@@ -33,8 +33,7 @@ struct Arguments {
     /// What mount tables show as the source, as fstab has it.
     #[arg(long, value_name = "TEXT")]
     source: Option<String>,
-    /// Mount options: ro, allow_other, suid, dev, noexec, hard, local_locks, acl, security_xattrs,
-    /// nodelegations, timeout=, memory=, channel=, path=.
+    /// Mount options, as `millrace mount --help` lists them.
     #[arg(short = 'o', long = "options", value_name = "OPTION,...")]
     options: Vec<String>,
     /// Write a line to this descriptor once the mount can be used.

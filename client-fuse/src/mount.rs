@@ -17,6 +17,7 @@ use std::{
 
 use millrace_fuse_server::{Mountpoint, Session, SessionError};
 use millrace_protocol::{
+    cluster::{FetchMap, Map},
     control::MountDescription,
     metadata::{FileKind, GetInode, Lookup},
     session::Caller,
@@ -31,7 +32,7 @@ use millrace_service::{
 use millrace_transport::{
     ClientEndpoints, Identity, client::ClientError, identity::IdentityError, local::LocalServer,
 };
-use millrace_types::{Failure, FileName, InodeId};
+use millrace_types::{Failure, FileName, InodeId, MapEpoch};
 use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::task::TaskTracker;
 
@@ -83,9 +84,9 @@ async fn serve(settings: &Settings, ready: impl FnOnce()) -> Result<Ended, Mount
     let memory = settings.cache.memory.0;
     let fs = FileSystem::new(servers, counters, memory, kept, &settings.mount, bytes);
     let path = settings.mount.path.clone();
-    let root = find_root(&cluster, &path)
-        .await
-        .map_err(|failure| MountError::Root { path: path.clone(), failure })?;
+    let root = find_root(&cluster, &path).await;
+    let root = root.map_err(|failure| MountError::Root { path: path.clone(), failure })?;
+    warn_of_no_target(&cluster).await;
     let shown = shown_path(&path, names.subtree.as_deref());
     let own_name = || format!("{}:{}", names.cluster, shown.display());
     let source = settings.mount.source.clone().unwrap_or_else(own_name);
@@ -284,6 +285,22 @@ async fn find_root(cluster: &Cluster, path: &Path) -> Result<InodeId, Failure> {
     }
 }
 
+/// Says in the log that nothing can be written yet: somebody may have forgotten the targets.
+async fn warn_of_no_target(cluster: &Cluster) {
+    match cluster.ask_once(&FetchMap { held: MapEpoch(0) }).await {
+        Ok(map) if has_no_place(&map) => tracing::warn!(
+            "no storage target has registered: files cannot be made (ENOSPC) until one has"
+        ),
+        Ok(_) => {}
+        Err(failure) => tracing::debug!(%failure, "whether there are targets is not known"),
+    }
+}
+
+/// Whether there is no target, and never was one, that a file could lie on.
+fn has_no_place(map: &Map) -> bool {
+    map.pools.iter().all(|pool| pool.groups.is_empty())
+}
+
 /// Tells the parent that waits on a descriptor that the mount can be used.
 ///
 /// Opens the descriptor anew, so that nothing has to be believed about who owns it. A parent that
@@ -353,7 +370,23 @@ pub enum MountError {
 
 #[cfg(test)]
 mod tests {
+    use millrace_protocol::cluster::{Group, Pool};
+    use millrace_types::{GroupEpoch, PoolId};
+
     use super::*;
+
+    #[test]
+    fn files_have_no_place_before_the_first_target_and_have_one_while_all_are_away() {
+        let map = |groups| Map {
+            epoch: MapEpoch(1),
+            hosts: Vec::new(),
+            targets: Vec::new(),
+            pools: vec![Pool { id: PoolId(0), name: "default".to_owned(), groups }],
+        };
+        assert!(has_no_place(&map(Vec::new())));
+        let unserved = Group { epoch: GroupEpoch(2), targets: Vec::new() };
+        assert!(!has_no_place(&map(vec![unserved])));
+    }
 
     #[test]
     fn a_mount_with_a_certificate_for_a_subtree_begins_there() {

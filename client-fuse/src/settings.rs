@@ -1,6 +1,6 @@
 //! Every knob of a mount: one TOML file, arguments of the command line, and `-o` options.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use millrace_service::{
     address::{METADATA_PORT, ServerAddress},
@@ -8,6 +8,7 @@ use millrace_service::{
     daemon::DaemonSettings,
     duration,
     metrics::MetricsSettings,
+    mount_options::{MountOption, OptionError, Switch},
     telemetry::LogSettings,
 };
 use millrace_transport::TransportSettings;
@@ -15,6 +16,8 @@ use millrace_types::{ByteLen, MIB};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::cache::access_times::Followed;
+
+pub use millrace_service::mount_options::Channel;
 
 /// Settings of one mount.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -115,31 +118,21 @@ impl MountSettings {
         let files = !self.noatime && !self.read_only;
         Followed { files, directories: files && !self.nodiratime }
     }
-}
 
-/// How requests come from the kernel.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[serde(rename_all = "lowercase")]
-pub enum Channel {
-    /// What serves most work best, as measured: `/dev/fuse` at present.
-    #[default]
-    Auto,
-    /// `/dev/fuse`.
-    Dev,
-    /// io_uring (Linux 6.14, with the parameter `enable_uring` of the module `fuse`); `/dev/fuse`
-    /// where the kernel does not offer it, with a line in the log.
-    Uring,
-}
-
-impl FromStr for Channel {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "dev" => Ok(Self::Dev),
-            "uring" => Ok(Self::Uring),
-            _ => Err(()),
+    fn set(&mut self, switch: Switch, on: bool) {
+        match switch {
+            Switch::ReadOnly => self.read_only = on,
+            Switch::AllowOther => self.allow_other = Some(on),
+            Switch::Suid => self.suid = on,
+            Switch::Dev => self.dev = on,
+            Switch::Exec => self.exec = on,
+            Switch::Hard => self.hard = on,
+            Switch::LocalLocks => self.local_locks = on,
+            Switch::Acl => self.acl = on,
+            Switch::SecurityXattrs => self.security_xattrs = on,
+            Switch::Delegations => self.delegations = on,
+            Switch::NoAtime => self.noatime = on,
+            Switch::NoDirAtime => self.nodiratime = on,
         }
     }
 }
@@ -226,10 +219,7 @@ impl Settings {
         let mut identity = overrides.identity;
         for options in &overrides.options {
             for option in options.split(',').map(str::trim).filter(|option| !option.is_empty()) {
-                match option.strip_prefix("identity=") {
-                    Some(path) => identity = Some(PathBuf::from(path)),
-                    None => self.apply(option)?,
-                }
+                self.apply(option.parse()?, &mut identity)?;
             }
         }
         self.cluster = match (self.cluster, identity, overrides.servers) {
@@ -272,73 +262,26 @@ impl Settings {
         }
     }
 
-    fn apply(&mut self, option: &str) -> Result<(), SettingsError> {
-        let wrong = |expected| SettingsError::OptionValue { option: option.to_owned(), expected };
-        let mount = &mut self.mount;
-        match option.split_once('=').unwrap_or((option, "")) {
-            ("ro", "") => mount.read_only = true,
-            ("rw", "") => mount.read_only = false,
-            ("allow_other", "") => mount.allow_other = Some(true),
-            ("noallow_other", "") => mount.allow_other = Some(false),
-            ("suid", "") => mount.suid = true,
-            ("nosuid", "") => mount.suid = false,
-            ("dev", "") => mount.dev = true,
-            ("nodev", "") => mount.dev = false,
-            ("exec", "") => mount.exec = true,
-            ("noexec", "") => mount.exec = false,
-            ("hard", "") => mount.hard = true,
-            ("soft", "") => mount.hard = false,
-            ("local_locks", "") => mount.local_locks = true,
-            ("nolocal_locks", "") => mount.local_locks = false,
-            ("acl", "") => mount.acl = true,
-            ("noacl", "") => mount.acl = false,
-            ("security_xattrs", "") => mount.security_xattrs = true,
-            ("nosecurity_xattrs", "") => mount.security_xattrs = false,
-            ("delegations", "") => mount.delegations = true,
-            ("nodelegations", "") => mount.delegations = false,
-            ("noatime", "") => mount.noatime = true,
-            ("relatime" | "atime", "") => mount.noatime = false,
-            ("nodiratime", "") => mount.nodiratime = true,
-            ("diratime", "") => mount.nodiratime = false,
-            ("strictatime", "") => return Err(SettingsError::StrictAtime),
-            ("timeout", value) => {
-                let bare = value.parse().map(Duration::from_secs).ok();
-                mount.timeout = bare
-                    .or_else(|| duration::parse(value).ok())
-                    .ok_or_else(|| wrong("seconds, or a duration such as 5m"))?;
-            }
-            ("channel", value) => {
-                mount.channel = value.parse().map_err(|()| wrong("auto, dev or uring"))?;
-            }
-            ("path", value) if value.starts_with('/') => mount.path = PathBuf::from(value),
-            ("memory", value) => {
-                self.cache.memory =
-                    ByteLen::from_str(value).map_err(|_| wrong("a size such as 256MiB"))?;
-            }
-            // Words of mount(8), fstab(5) and systemd that are not for the file system.
-            (word, _) if IGNORED.contains(&word) || word.starts_with("x-") => {}
-            _ => return Err(SettingsError::UnknownOption(option.to_owned())),
+    /// Does what an option says; an identity is kept for who knows the servers.
+    fn apply(
+        &mut self,
+        option: MountOption,
+        identity: &mut Option<PathBuf>,
+    ) -> Result<(), SettingsError> {
+        match option {
+            MountOption::Switch(switch, on) => self.mount.set(switch, on),
+            MountOption::Timeout(timeout) => self.mount.timeout = timeout,
+            MountOption::Memory(bytes) => self.cache.memory = bytes,
+            MountOption::Channel(channel) => self.mount.channel = channel,
+            MountOption::Path(path) => self.mount.path = path,
+            MountOption::Identity(path) => *identity = Some(path),
+            MountOption::Config(_) => return Err(SettingsError::OfTheTool("config=")),
+            MountOption::Log(_) => return Err(SettingsError::OfTheTool("log=")),
+            MountOption::Foreign => {}
         }
         Ok(())
     }
 }
-
-/// Options that others have dealt with, or that change nothing here.
-const IGNORED: [&str; 13] = [
-    "defaults",
-    "auto",
-    "noauto",
-    "user",
-    "nouser",
-    "users",
-    "owner",
-    "group",
-    "_netdev",
-    "nofail",
-    "lazytime",
-    "async",
-    "default_permissions",
-];
 
 /// One or several metadata servers, separated by commas; without a port, the default one.
 ///
@@ -378,24 +321,12 @@ pub enum SettingsError {
     /// A value of the network's is out of range.
     #[error("[network]: {0}")]
     Network(#[from] millrace_transport::settings::SettingsError),
-    /// An option is not known.
-    #[error(
-        "unknown mount option {0:?}; known are ro, rw, allow_other, suid, dev, noexec, hard, \
-         local_locks, acl, security_xattrs, delegations, nodelegations, relatime, noatime, \
-         nodiratime, timeout=, memory=, channel=, path= and identity="
-    )]
-    UnknownOption(String),
-    /// Every read would be a change of metadata.
-    #[error("mount option strictatime is not offered; relatime, the default, and noatime are")]
-    StrictAtime,
-    /// An option has a value that is not understood.
-    #[error("mount option {option:?} needs {expected}")]
-    OptionValue {
-        /// As it was given.
-        option: String,
-        /// What would be right.
-        expected: &'static str,
-    },
+    /// An option cannot be followed.
+    #[error(transparent)]
+    MountOption(#[from] OptionError),
+    /// An option is for who starts the daemon.
+    #[error("mount option {0} is for `millrace mount`, not for the daemon that it starts")]
+    OfTheTool(&'static str),
 }
 
 #[cfg(test)]
@@ -468,7 +399,9 @@ mod tests {
         assert!(error("channel=fast").contains("uring"));
         assert!(error("strictatime").contains("relatime"));
         assert!(error("memory=1M").contains("16 MiB"));
-        assert!(error("path=a").contains("\"path=a\""));
+        let relative = error("path=a");
+        assert!(relative.contains("\"path=a\"") && relative.contains("absolute"), "{relative}");
+        assert!(error("log=/l").contains("millrace mount"));
         let nothing = Settings::default().with(Overrides::default());
         assert_eq!(nothing, Err(SettingsError::NoCluster));
     }

@@ -106,6 +106,11 @@ pub(crate) struct State {
     /// Whether what is buffered may lie behind a hole that the server has not been told of. Says
     /// nothing of a content that is known to have holes.
     undeclared: bool,
+    /// The size as the server has told it last.
+    told_end: u64,
+    /// Where bytes behind that begin that no target has taken, after a failure that a program hears
+    /// of: what was stored behind them has a hole before it.
+    unstored: Option<u64>,
     /// Targets written to since the last sync, with the loss count that their first answer showed.
     pub(crate) unsynced: BTreeMap<TargetId, u64>,
     /// Whether a commit without sync was acknowledged since the last durable one.
@@ -170,6 +175,8 @@ impl File {
             caller: Caller::ROOT,
             own_end: 0,
             undeclared: false,
+            told_end: 0,
+            unstored: None,
             unsynced: BTreeMap::new(),
             commit_unsynced: false,
             failure: None,
@@ -247,6 +254,7 @@ impl State {
             self.inline = reply.inline.map(|bytes| InInode::new(bytes, &reply.attributes, held));
         }
         self.content = content;
+        self.told_end = reply.attributes.size;
         self.attributes = reply.attributes;
         // Of two answers that overtook each other, this may be the older one.
         self.lease = None;
@@ -450,6 +458,20 @@ impl State {
         self.undeclared && !self.is_sparse()
     }
 
+    /// Records that a write of this range has failed for good.
+    pub(crate) fn record_unstored(&mut self, range: &Range<u64>) {
+        if range.end > self.told_end {
+            let start = range.start.max(self.told_end);
+            self.unstored = Some(self.unstored.map_or(start, |known| known.min(start)));
+        }
+    }
+
+    /// Whether what was stored lies behind bytes that were not, of which the server does not know:
+    /// it must before it hears of the size.
+    pub(crate) fn has_unstored_hole(&self) -> bool {
+        self.unstored.is_some_and(|start| start < self.stored.end) && !self.is_sparse()
+    }
+
     /// Whether the server may have the bytes in the inode, and has not answered.
     pub(crate) fn is_inline_unknown(&self) -> bool {
         self.unpublished.as_ref().is_some_and(|unpublished| unpublished.was_sent_inline)
@@ -487,6 +509,7 @@ impl State {
         if held.is_some_and(|held| held != fresh.version()) && !is_spilled {
             self.own_end = self.buffer.end();
             self.undeclared = self.buffer.leaves_hole(size);
+            self.unstored = None;
         }
         let held = self.access.as_ref();
         self.versions |= held.is_some_and(|held| are_other_versions(&held.content, &fresh.content));

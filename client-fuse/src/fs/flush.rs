@@ -145,13 +145,19 @@ impl FileSystem {
             return;
         };
         let mut outcome = Ok(());
+        let mut unstored = None;
         for flight in &flights {
             outcome = self.store(file, flight).await;
             if outcome.is_err() {
+                let end = flights.last().map(|last| last.start + length(&last.data));
+                unstored = end.map(|end| flight.start..end);
                 break;
             }
         }
         let mut state = file.state();
+        if let Some(range) = &unstored {
+            state.record_unstored(range);
+        }
         if let Err(failure) = outcome {
             if !state.has_failed_like(&failure) {
                 tracing::warn!(inode = %file.inode, %failure, "a write cannot be stored");
@@ -280,6 +286,9 @@ impl FileSystem {
     pub(crate) async fn commit(&self, file: &File, durable: bool) -> Result<(), Failure> {
         let _one_at_a_time = file.commit.lock().await;
         self.publish(file, Bytes::AtTargets).await?;
+        if file.state().has_unstored_hole() {
+            self.declare_sparse(file).await?;
+        }
         let (stored, written_at, needed, unsynced) = {
             let state = file.state();
             (state.stored, state.written_at, state.needs_commit(), state.commit_unsynced)

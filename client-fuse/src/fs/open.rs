@@ -167,7 +167,7 @@ impl FileSystem {
             match emptied {
                 Ok(emptied) => attributes = emptied,
                 Err(failure) => {
-                    self.release(opened.handle).await;
+                    self.abandon(opened.handle).await;
                     return Err(failure);
                 }
             }
@@ -306,7 +306,7 @@ impl FileSystem {
             let again = self.reopen(vec![(opened.handle, handle)]).await;
             if let Err(failure) = again {
                 // Not here, where the file's `sizing` may be held.
-                self.spawn(|this| async move { this.release(opened.handle).await });
+                self.spawn(|this| async move { this.abandon(opened.handle).await });
                 return Err(failure);
             }
         }

@@ -30,7 +30,7 @@ use crate::{
         MetaStore, StoreError, View, keys,
         records::{self, FileSystem, SessionRecord},
     },
-    targets::{Registry, map},
+    targets::{Registry, losses::Damage, map},
     written::Written,
 };
 
@@ -91,6 +91,8 @@ pub struct Core {
     declared_by: Timestamp,
     /// What heartbeats tell.
     pub(crate) registry: Registry,
+    /// Files that lack what went with a target.
+    pub(crate) damage: Damage,
     map: Arc<Map>,
     /// The last command that changed the map.
     map_index: LogIndex,
@@ -169,6 +171,7 @@ impl Core {
             declared_by: now.plus(settings.lease),
             expiry,
             registry,
+            damage: Damage::default(),
             map,
             map_index: index,
             links_index: index,
@@ -529,6 +532,9 @@ impl Core {
                     self.map_index = self.log.last();
                 }
                 self.registry.handle_map(&self.map, self.clock.instant());
+                if matches!(command, Command::Loss(_)) {
+                    self.damage.handle_loss();
+                }
             }
             Command::OpenSession(open) => {
                 if let Outcome::Session(session) = outcome {

@@ -65,6 +65,7 @@ mod progress;
 mod publish;
 mod report_to;
 mod settle;
+mod slices;
 mod sources;
 mod start;
 mod transfer;

@@ -113,8 +113,7 @@ pub async fn show_file<E: Environment>(
         }
     }
     check(environment, &request.caller, &file, Access::Read).await?;
-    let asks = request.counted && body.origin_length > 0 && body.inline.is_none();
-    let held = match asks {
+    let held = match request.counted && state::is_asked_for(body) {
         true => held_of(environment, &file).await?,
         false => Present { clean: ByteLen(file.size), ..Present::default() },
     };
@@ -179,7 +178,7 @@ async fn count<E: Environment>(
         .collect();
     let asked: Vec<ContentName> = files
         .iter()
-        .filter(|(_, body)| body.origin_length > 0 && body.inline.is_none())
+        .filter(|(_, body)| state::is_asked_for(body))
         .map(|(inode, body)| ContentName { inode: inode.id, generation: body.generation })
         .collect();
     let present = presence(environment, map, asked).await?;

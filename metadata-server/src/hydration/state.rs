@@ -27,13 +27,24 @@ pub fn of_file(size: u64, body: &FileBody, present: &Present) -> (FileState, u64
     (state, here)
 }
 
+/// Whether only the targets know how much of a file is here.
+#[must_use]
+pub fn is_asked_for(body: &FileBody) -> bool {
+    let is_at_targets = body.inline.is_none();
+    is_at_targets && (body.origin_length > 0 || body.state == ObjectState::Lost)
+}
+
 /// Bytes that a read gets without asking the bucket: stored ones, zeros, and holes.
 fn bytes_here(size: u64, body: &FileBody, present: &Present) -> u64 {
     if body.inline.is_some() {
         return size;
     }
     let stored = present.clean.0.saturating_add(present.written.0).saturating_add(present.zero.0);
-    // Past what the object backs, absent bytes are holes, or lost; neither comes from the bucket.
+    if body.state == ObjectState::Lost {
+        // It has no holes any more: what is not stored is what was lost.
+        return stored.min(size);
+    }
+    // Past what the object backs, absent bytes are holes; they do not come from the bucket.
     let unbacked = size.saturating_sub(body.origin_length);
     if body.origin_length == 0 { size } else { stored.max(unbacked).min(size) }
 }
@@ -144,6 +155,16 @@ mod tests {
         assert_eq!(of_file(10, &exported, &clean(10)).0, FileState::Exported);
         assert_eq!(of_file(10, &exported, &clean(5)).0, FileState::Partial);
         assert_eq!(of_file(10, &exported, &clean(0)).0, FileState::Released);
+    }
+
+    #[test]
+    fn of_a_lost_file_that_is_here_which_the_targets_have() {
+        let lost = body(ObjectState::Lost, 0);
+        assert!(is_asked_for(&lost) && is_asked_for(&body(ObjectState::Clean, 1)));
+        assert!(!is_asked_for(&body(ObjectState::Local, 0)), "all of it is here");
+        let left = Present { written: ByteLen(6), zero: ByteLen(2), ..clean(1) };
+        assert_eq!(of_file(100, &lost, &left), (FileState::Lost, 9));
+        assert_eq!(of_file(100, &lost, &clean(0)), (FileState::Lost, 0));
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub fn status(
     problems.extend(losses::pending(core)?.into_iter().map(|target| {
         format!("target {target} is being given up: its groups wait until that is done")
     }));
+    problems.extend(losses::problems(core)?);
     problems.extend_from_slice(core.noted_problems());
     // Every restart holds locks up for moments: that is nothing to report.
     if core.now().since(core.started()) > DECLARING_USUAL {

@@ -4,19 +4,20 @@ use millrace_protocol::{
     metadata::{Create, CreateMasked, CreateUnnamed, InodeReply, MakeLink, NewNode},
     session::Operation,
 };
-use millrace_types::{ErrorKind, Failure, InodeId};
+use millrace_types::{ErrorKind, Failure, InodeId, PoolId};
 
 use super::{Client, Need, Step, broken, need_name, need_spill, needs_trim, show_again};
 use crate::{
     command::{self, Command, Outcome},
     engine::Core,
-    namespace::tree,
+    namespace::{Inode, tree},
 };
 
 /// Makes an inode and its name, or opens what the name has already.
 ///
 /// # Errors
-/// As POSIX has it for open, mkdir, symlink and mknod.
+/// As POSIX has it for open, mkdir, symlink and mknod; [`ErrorKind::NoSpace`] for a file as long as
+/// its pool has never had a target.
 pub fn create(
     core: &mut Core,
     client: &Client,
@@ -93,8 +94,8 @@ pub(super) fn make(
         0 => Command::Create(create),
         umask => Command::CreateMasked(command::CreateMasked { create, umask }),
     };
-    let outcome = core.execute(Some(request.operation), command)?;
-    let Outcome::Inode(inode) = outcome else {
+    let outcome = core.execute(Some(request.operation), command);
+    let Outcome::Inode(inode) = outcome.map_err(|failure| told(core, &parent, failure))? else {
         return Err(reused());
     };
     show_again(core, client, inode, Some(session)).map(Step::Done)
@@ -103,7 +104,7 @@ pub(super) fn make(
 /// Makes a file without a name and opens it for writing.
 ///
 /// # Errors
-/// As POSIX has it for open.
+/// As POSIX has it for open, and as [`create`].
 pub fn create_unnamed(
     core: &mut Core,
     client: &Client,
@@ -126,7 +127,8 @@ pub fn create_unnamed(
         session,
         nameable: request.nameable,
     });
-    core.execute(Some(request.operation), command)?;
+    let outcome = core.execute(Some(request.operation), command);
+    outcome.map_err(|failure| told(core, &directory, failure))?;
     show_again(core, client, inode, Some(session)).map(Step::Done)
 }
 
@@ -159,6 +161,25 @@ pub fn make_link(
     });
     core.execute(Some(request.operation), command)?;
     show_again(core, client, inode.id, Some(session)).map(Step::Done)
+}
+
+/// What a client hears that cannot make something in a directory. Where no target has ever
+/// registered nothing is away that might come back: who waited would do so until somebody sets
+/// targets up. So it is told at once, and as a full disk, which the programs know and `df` shows.
+fn told(core: &Core, directory: &Inode, failure: Failure) -> Failure {
+    let pool = directory.directory().map(|body| body.defaults.pool);
+    match pool {
+        Ok(pool) if failure.kind == ErrorKind::Unavailable && !has_groups(core, pool) => {
+            let text = "no storage target has registered yet: files have no place";
+            Failure::new(ErrorKind::NoSpace, text)
+        }
+        _ => failure,
+    }
+}
+
+/// Whether a pool has, or had, a target: from then on there are groups that files lie in.
+pub(super) fn has_groups(core: &Core, pool: PoolId) -> bool {
+    core.map().0.pools.iter().any(|known| known.id == pool && !known.groups.is_empty())
 }
 
 /// What the operation made, if it was executed before.

@@ -14,7 +14,7 @@ use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId, Layout, Wri
 
 use super::{
     Client, Step, broken,
-    create::{made, reused, seed},
+    create::{has_groups, made, reused, seed},
     kept_change::shown,
     show_again, show_without_bytes,
 };
@@ -40,7 +40,9 @@ pub fn delegate(
     }
     let directory = client.enter(core, request.directory)?;
     let nothing = Ok(Step::Done(Delegated { delegation: None }));
-    if !may_be_delegated(core, client, &directory)? {
+    let defaults = directory.directory()?.defaults;
+    // Without a target no file has a place, which the server tells whoever makes one.
+    if !has_groups(core, defaults.pool) || !may_be_delegated(core, client, &directory)? {
         return nothing;
     }
     let now = core.now();
@@ -49,7 +51,6 @@ pub fn delegate(
     }
     let ids: Vec<_> =
         (0..request.contents_max).map(|_| core.new_inode_id()).collect::<Result<_, _>>()?;
-    let defaults = directory.directory()?.defaults;
     let layouts = apply::layouts(core.view(), &defaults, ids.iter().map(|id| seed(*id)));
     let layouts = layouts.map_err(|error| core.failure(error))?;
     let sign = |(&inode, layout)| {

@@ -7,7 +7,7 @@ use millrace_types::{InodeId, TargetId};
 
 use super::compare::{FileContent, Known};
 use crate::{
-    namespace::{Body, Inode, tree},
+    namespace::{Body, Inode, ObjectState, tree},
     store::{
         StoreError, View, borrow, keys, prefix_end,
         records::{self, ReclaimRecord},
@@ -85,6 +85,7 @@ fn known(inode: &Inode) -> Known {
             size: inode.size,
             origin_length: file.origin_length,
             may_lack: file.sparse || file.inline.is_some(),
+            is_lost: file.state == ObjectState::Lost,
             changed: inode.changed,
         }),
         Body::Directory(_) | Body::Symlink(_) | Body::Special => Known::Other,

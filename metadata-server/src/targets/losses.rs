@@ -8,6 +8,8 @@
 //! Each step is in the log, so that a restart goes on where it was. The key comes after the marks:
 //! targets that take a group over want capabilities that are as new as that, so that nobody reads
 //! by one that takes what is lost for a hole, or for the bucket's.
+//!
+//! Module: `damage` (which files still lack something, for the state of the cluster).
 
 use std::{ops::Bound, sync::Arc, time::Duration};
 
@@ -30,6 +32,10 @@ use crate::{
     },
 };
 
+mod damage;
+
+pub(crate) use damage::{Damage, problems};
+
 /// Inodes looked at in one turn of the engine, and for one reply.
 const INODES_PER_TURN: usize = 512;
 const INODES_PER_REPLY: u64 = 4096;
@@ -39,6 +45,9 @@ const ENTRIES_PER_TURN: usize = 4096;
 
 /// How often losses are looked for whose steps failed.
 const SWEEP: Duration = Duration::from_secs(5);
+
+/// Between two turns of a look that nobody waits for: a million inodes take some ten seconds.
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
 /// How long an operator's request waits for the end before it tells how far it is.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -122,8 +131,29 @@ impl Losses {
                 }
                 Err(failure) => tracing::debug!(%failure, "cannot look for what is given up"),
             }
-            drop(tokio::time::timeout(SWEEP, self.begun.notified()).await);
+            let rest = async {
+                if let Err(failure) = self.look_for_damage().await {
+                    tracing::debug!(%failure, "cannot look which files are damaged");
+                }
+                tokio::time::sleep(SWEEP).await;
+            };
+            tokio::select! {
+                () = self.begun.notified() => {}
+                () = rest => {}
+            }
         }
+    }
+
+    /// Looks which files are damaged, where that is not known, so that the state of the cluster can
+    /// tell how many still are.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub async fn look_for_damage(&self) -> Result<(), Failure> {
+        while !self.engine.turn(damage::look_on).await? {
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+        Ok(())
     }
 
     async fn settle(&self, target: TargetId) -> Result<(), Failure> {
@@ -286,14 +316,22 @@ fn served(view: &dyn View, target: TargetId) -> Result<Groups, StoreError> {
 
 /// Targets whose groups nobody serves yet.
 pub(crate) fn pending(core: &mut Core) -> Result<Vec<TargetId>, Failure> {
+    let found = given_up(core)?.into_iter();
+    Ok(found.filter(|(_, lost)| lost.ended.is_none()).map(|(target, _)| target).collect())
+}
+
+/// The groups of all targets that were given up: what lay there of damaged files is known to be
+/// gone.
+pub(crate) fn given_up_groups(core: &mut Core) -> Result<Groups, Failure> {
+    Ok(given_up(core)?.into_iter().flat_map(|(_, lost)| lost.groups).collect())
+}
+
+/// Every target that was given up.
+fn given_up(core: &mut Core) -> Result<Vec<(TargetId, LostTarget)>, Failure> {
     let found = tree::scan::<LostTarget>(core.view(), &keys::lost_targets(), usize::MAX);
     let found = found.map_err(|error| broken(core, error))?;
     let target = |key: &[u8]| key.get(1..9)?.try_into().ok().map(TargetId);
-    Ok(found
-        .iter()
-        .filter(|(_, lost)| lost.ended.is_none())
-        .filter_map(|(key, _)| target(key))
-        .collect())
+    Ok(found.into_iter().filter_map(|(key, lost)| Some((target(&key)?, lost))).collect())
 }
 
 fn lost(core: &mut Core, target: TargetId) -> Result<LostTarget, Failure> {

@@ -10,7 +10,7 @@ use millrace_metadata_server::{
     targets::losses::Losses,
 };
 use millrace_protocol::{
-    admin::{ClusterStatus, TargetState},
+    admin::{ClusterStatus, Health, TargetState},
     capability::Origin,
     cluster::{Bucket, Heartbeat, LinkMode, TargetReport},
     loss::{LookLoss, LoseTarget, LossPage, LossProgress},
@@ -128,6 +128,22 @@ impl World {
     fn look(&self) -> Result<LossPage, Failure> {
         let losses = self.losses();
         self.runtime.block_on(losses.look(&LookLoss { target: LOST, after: None }))
+    }
+
+    /// What the state of the cluster says of files that lack what went with a target.
+    fn lacking(&self) -> Vec<String> {
+        let operator = ops::Client { role: Role::Admin, ..client(201) };
+        let status = run(&self.server, &operator, ClusterStatus {}, ops::admin::status).unwrap();
+        let see = format!("see millrace target lost {LOST}");
+        let lacking = status.problems.into_iter().filter(|problem| problem.contains(&see));
+        let lacking: Vec<_> = lacking.collect();
+        assert!(lacking.is_empty() || status.health == Health::Degraded);
+        lacking
+    }
+
+    /// Looks at every file, as the server does by itself when it has nothing else to do.
+    fn look_for_damage(&self) {
+        self.runtime.block_on(self.losses().look_for_damage()).unwrap();
     }
 
     fn open_write(&mut self, inode: InodeId, truncate: bool) -> Result<(), ErrorKind> {
@@ -252,6 +268,53 @@ fn what_is_damaged_takes_no_change_but_a_new_content() {
     assert_eq!(world.body(gone).state, ObjectState::Local);
     assert!(world.body(gone).generation > content.generation);
     assert_eq!(world.look().unwrap().files, 0);
+}
+
+#[test]
+fn what_is_damaged_is_told_over_restarts_with_how_much_it_is() {
+    let mut world = World::new(StoreKind::default());
+    let gone = world.file_on(LOST, "gone", MIB);
+    world.file_on(LOST, "more", MIB);
+    world.silence();
+    assert!(world.lacking().is_empty());
+    assert_eq!(world.lose().unwrap().files, 2);
+    assert!(world.lacking()[0].contains("2 files"), "at once: {:?}", world.lacking());
+    world.look_for_damage();
+    let told = world.lacking();
+    assert!(told[0].starts_with("2 files lack bytes") && told[0].contains("/gone"), "{told:?}");
+    // What is known is looked at again for each answer.
+    world.open_write(gone, true).unwrap();
+    let told = world.lacking();
+    assert!(told[0].starts_with("1 file lacks bytes") && told[0].contains("/more"), "{told:?}");
+
+    world.server.restart();
+    assert!(world.lacking()[0].contains("with bytes of 2 files"), "{:?}", world.lacking());
+    world.look_for_damage();
+    assert_eq!(world.lacking(), told);
+}
+
+#[test]
+fn nothing_is_told_of_damage_that_was_removed_or_never_was() {
+    let mut world = World::new(StoreKind::default());
+    world.file_on(LOST, "gone", MIB);
+    world.silence();
+    assert!(world.lose().unwrap().ended);
+    world.look_for_damage();
+    let path = world.look().unwrap().paths.remove(0);
+    let text = String::from_utf8(path[1..].to_vec()).unwrap();
+    let remove = world.host.remove(InodeId::ROOT, &text, false);
+    world.host.run(&world.server, remove, ops::remove::remove).unwrap();
+    assert!(world.lacking().is_empty());
+    world.server.restart();
+    assert_eq!(world.lacking().len(), 1, "nobody has looked yet");
+    world.look_for_damage();
+    assert!(world.lacking().is_empty());
+
+    let mut sound = World::new(StoreKind::Memory);
+    sound.file("empty", 0);
+    sound.silence();
+    assert!(sound.lose().unwrap().ended);
+    assert!(sound.lacking().is_empty(), "no file had a byte there");
 }
 
 #[test]

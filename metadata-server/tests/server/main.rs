@@ -30,6 +30,7 @@ mod levels;
 mod loss;
 mod lost_names;
 mod namespace;
+mod no_targets;
 mod once;
 mod power;
 mod pristine;

@@ -313,6 +313,25 @@ fn an_acknowledgement_that_comes_late_says_nothing_of_the_content_that_followed(
 }
 
 #[test]
+fn what_could_not_be_stored_is_a_hole_before_what_was() {
+    let file = opened(Rights::ReadWrite);
+    let access = file.access().expect("it may be written");
+    let mut state = file.state();
+    let size = state.attributes.size;
+    state.record_unstored(&(0..size));
+    state.record_stored(&(0..size), &access, TARGET, 1);
+    assert!(!state.has_unstored_hole(), "what was there before is there");
+    state.record_unstored(&(size..size + 8));
+    assert!(!state.has_unstored_hole(), "the file ends before it");
+    state.record_stored(&(size + 8..size + 16), &access, TARGET, 1);
+    assert!(state.has_unstored_hole());
+    let mut declared = reply(9, size, 1, Rights::ReadWrite);
+    declared.content.as_mut().expect("a file").sparse = true;
+    state.accept(declared).expect("sound");
+    assert!(!state.has_unstored_hole(), "the server knows");
+}
+
+#[test]
 fn a_loss_is_told_to_who_waits_for_the_target_too() {
     let file = opened(Rights::ReadWrite);
     let mut state = file.state();

@@ -12,6 +12,7 @@ use std::{
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_protocol::{
+    capability::Content,
     cluster::Map,
     target::{Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported, Release},
 };
@@ -19,7 +20,11 @@ use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, MIB};
 
 use tokio::time::Instant;
 
-use super::{Context, Environment, Pace};
+use super::{
+    Context, Environment,
+    pace::{Pace, Turn},
+    slices::slices,
+};
 use crate::hydration::spread::{Place, places_of};
 
 /// What targets are asked to do with items.
@@ -99,6 +104,8 @@ struct File {
 
 struct Sent {
     pieces: Vec<Piece>,
+    /// Of a job that is held to a rate.
+    turn: Option<Turn>,
     result: Result<ItemResults, Failure>,
 }
 
@@ -119,19 +126,17 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         self.changed.take().unwrap_or_default()
     }
 
-    /// Takes one file as the items that cover its first `size` bytes. Waits while too much is under
-    /// way.
-    pub(super) async fn file(
-        &mut self,
-        inode: InodeId,
-        items: impl Iterator<Item = Item>,
-        size: u64,
-    ) {
-        // The file itself is one piece, so that it does not end before its last item is taken.
+    /// Takes the first `size` bytes of one file. Waits while too much is under way.
+    pub(super) async fn file(&mut self, inode: InodeId, content: &Content, size: u64) {
+        // The file itself is one piece, so that it does not end before its last slice is taken.
         let (pieces, failed) = (AtomicU32::new(1), AtomicU32::new(0));
         let file = Arc::new(File { inode, size, pieces, failed });
-        for item in items {
-            let places = match places_of(&self.map, &item, size) {
+        for slice in slices(content, size, self.portion().unwrap_or(u64::MAX)) {
+            // Each would wait for its turn, to fail like the one before.
+            if self.context.pace.is_some() && file.failed.load(Ordering::Relaxed) > 0 {
+                break;
+            }
+            let places = match places_of(&self.map, &slice.item, slice.end) {
                 Ok(places) => places,
                 Err(failure) => {
                     self.fail(&file, failure).await;
@@ -140,7 +145,8 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
             };
             for (place, bytes) in places {
                 file.pieces.fetch_add(1, Ordering::Relaxed);
-                let piece = Piece { item: item.clone(), bytes, file: Arc::clone(&file) };
+                let bytes = bytes.saturating_sub(slice.skipped);
+                let piece = Piece { item: slice.item.clone(), bytes, file: Arc::clone(&file) };
                 self.add(place, piece).await;
             }
         }
@@ -158,15 +164,26 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
     }
 
     async fn add(&mut self, place: Place, piece: Piece) {
+        let portion = self.portion();
+        let is_over = |batch: &Batch| portion.is_some_and(|most| batch.bytes + piece.bytes > most);
+        if self.batches.get(&place).is_some_and(is_over)
+            && let Some(batch) = self.batches.remove(&place)
+        {
+            self.send(place, batch).await;
+        }
         let batch = self.batches.entry(place).or_default();
         batch.bytes += piece.bytes;
         batch.pieces.push(piece);
-        let portion = self.context.pace.map_or(BATCH_BYTES_MAX, Pace::portion);
-        let bytes_max = BATCH_BYTES_MAX.min(portion);
+        let bytes_max = BATCH_BYTES_MAX.min(portion.unwrap_or(u64::MAX));
         let full = batch.pieces.len() >= BATCH_ITEMS_MAX || batch.bytes >= bytes_max;
         if full && let Some(batch) = self.batches.remove(&place) {
             self.send(place, batch).await;
         }
+    }
+
+    /// The most that one request asks for, if the job is held to a rate.
+    fn portion(&self) -> Option<u64> {
+        self.context.pace.map(Pace::portion)
     }
 
     async fn send(&mut self, place: Place, batch: Batch) {
@@ -175,7 +192,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
             let Some(sent) = self.requests.next().await else { break };
             self.take(sent).await;
         }
-        self.await_turn(batch.bytes).await;
+        let turn = self.await_turn(batch.bytes).await;
         let (environment, task) = (Arc::clone(self.context.environment), self.task);
         let known = Arc::clone(&self.map);
         self.requests.push(Box::pin(async move {
@@ -190,14 +207,14 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
                 )),
                 Err(failure) => Err(failure),
             };
-            Sent { pieces: batch.pieces, result }
+            Sent { pieces: batch.pieces, turn, result }
         }));
     }
 
     /// Waits until bytes may move, if the job is held to a rate. What comes back meanwhile may say
     /// that less was moved than it was charged for.
-    async fn await_turn(&mut self, bytes: u64) {
-        let Some(pace) = self.context.pace else { return };
+    async fn await_turn(&mut self, bytes: u64) -> Option<Turn> {
+        let pace = self.context.pace?;
         while pace.next() > Instant::now() {
             tokio::select! {
                 () = tokio::time::sleep_until(pace.next()) => {}
@@ -206,27 +223,30 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
                 }
             }
         }
-        pace.charge(bytes, Instant::now());
+        Some(pace.charge(bytes, Instant::now()))
     }
 
     async fn take(&mut self, sent: Sent) {
-        let results: Vec<Result<ByteLen, Failure>> = match sent.result {
-            Ok(reply) if reply.results.len() == sent.pieces.len() => reply.results,
-            Ok(_) => vec![Err(ErrorKind::Protocol.into()); sent.pieces.len()],
-            Err(failure) => vec![Err(failure); sent.pieces.len()],
+        let Sent { pieces, turn, result } = sent;
+        let results: Vec<Result<ByteLen, Failure>> = match result {
+            Ok(reply) if reply.results.len() == pieces.len() => reply.results,
+            Ok(_) => vec![Err(ErrorKind::Protocol.into()); pieces.len()],
+            Err(failure) => vec![Err(failure); pieces.len()],
         };
-        for (piece, result) in sent.pieces.into_iter().zip(results) {
+        let mut here: u64 = 0;
+        for (piece, result) in pieces.into_iter().zip(results) {
             match result {
                 Ok(moved) => {
                     self.context.progress.moved(piece.bytes);
-                    if let Some(pace) = self.context.pace {
-                        // What was here already did not come from the bucket.
-                        pace.refund(piece.bytes.saturating_sub(moved.0), Instant::now());
-                    }
+                    here += piece.bytes.saturating_sub(moved.0);
                 }
                 Err(failure) => self.fail(&piece.file, failure).await,
             }
             piece_done(self.context, &piece.file).await;
+        }
+        if let (Some(pace), Some(turn)) = (self.context.pace, turn) {
+            // What was here already did not come from the bucket.
+            pace.refund(turn, here, Instant::now());
         }
     }
 

@@ -228,6 +228,8 @@ async fn once<E: Environment>(
     })?;
     let bucket = context.importer.bucket(&source.destination.bucket)?;
     let export = begin(context, source, plan.part_size()).await?;
+    // Marks of an earlier one that are on their way would be set on what is read from now on.
+    context.unmarked.leave(source.inode.id).await;
     if export.change_count != source.inode.change_count {
         settle::give_up(context.environment, &bucket, &export).await?;
         return Ok(Attempt::Again);

@@ -3,10 +3,15 @@
 //! ```text
 //!   object stands ─▶ MarkExported ─▶ all blocks are those that were read ─▶ it is forgotten
 //!                       ├─▶ a target is away ─▶ asked again until it answers
-//!                       └─▶ some are not, or a target was restarted and does not know any more
-//!                             ─▶ the file is dirty again, and is sent once more (unless it has
-//!                                more blocks than a target remembers: it then keeps them)
+//!                       └─▶ some are not, or a target was restarted and does not know any more, or
+//!                           had to remember others ─▶ the file is dirty again, and is sent once
+//!                           more (unless it has more blocks than a target remembers of one file:
+//!                           it then keeps them until it is exported again)
 //! ```
+//!
+//! Targets remember what was read last of a block, and not for which export. So they are asked only
+//! while the file is still what the export made of it: once somebody has opened it for writing, or
+//! another export has begun, nothing is marked, and the file's next export does it.
 //!
 //! Until then the export's record stays, and the file counts as dirty in reports: what was killed
 //! in the middle is found again by it.
@@ -17,7 +22,10 @@ use std::{
     time::Duration,
 };
 
-use millrace_protocol::target::Item;
+use millrace_protocol::{
+    capability::{Content, Origin},
+    target::Item,
+};
 use millrace_types::{ErrorKind, Failure, InodeId};
 use tokio::sync::Notify;
 
@@ -29,8 +37,13 @@ use super::{
 use crate::{
     command::Command,
     hydration::{
+        import::broken,
         spread::{places_of, runs},
-        walk::inode,
+    },
+    namespace::{Body, Inode, ObjectState, tree},
+    store::{
+        keys,
+        records::{self, Export as Record},
     },
 };
 
@@ -86,7 +99,7 @@ impl Unmarked {
                 self.news.notified().await;
                 continue;
             };
-            match mark(environment, export.inode).await {
+            match mark(environment, &export).await {
                 Ok(()) => forget(environment, &export).await,
                 Err(failure) if failure.kind == ErrorKind::ObjectChanged => {
                     reopen(environment, &export).await;
@@ -138,7 +151,7 @@ pub(super) async fn set<E: Environment>(
     unmarked: &Unmarked,
     export: &Export,
 ) -> Marks {
-    match mark(environment, export.inode).await {
+    match mark(environment, export).await {
         Ok(()) => forget(environment, export).await,
         Err(failure) if failure.kind == ErrorKind::Stale => forget(environment, export).await,
         Err(failure) if failure.kind == ErrorKind::ObjectChanged => {
@@ -158,8 +171,8 @@ pub(super) async fn set<E: Environment>(
     Marks::Known
 }
 
-async fn mark<E: Environment>(environment: &Arc<E>, id: InodeId) -> Result<(), Failure> {
-    let content = inode(&**environment, id).await?.content().ok_or(ErrorKind::Stale)?;
+async fn mark<E: Environment>(environment: &Arc<E>, export: &Export) -> Result<(), Failure> {
+    let content = exported(&**environment, export).await?.ok_or(ErrorKind::Stale)?;
     let size = content.origin_length;
     let map = environment.map().await?;
     let mut outcome = Ok(());
@@ -182,6 +195,34 @@ async fn mark<E: Environment>(environment: &Arc<E>, id: InodeId) -> Result<(), F
         }
     }
     outcome
+}
+
+/// The content that the export put into the bucket, if the file still has it.
+async fn exported<E: Environment>(
+    environment: &E,
+    export: &Export,
+) -> Result<Option<Content>, Failure> {
+    let export = export.clone();
+    let query = environment.read(move |view| {
+        let record: Option<Record> =
+            records::read(view, &keys::export(export.inode)).map_err(broken)?;
+        let inode = tree::find(view, export.inode).map_err(broken)?;
+        let inode = inode.filter(|inode| is_as_exported(inode, &export, record.as_ref()));
+        Ok(inode.and_then(|inode| inode.content()))
+    });
+    query.await
+}
+
+/// Whether nobody has opened a file for writing since the export read it, or has begun another one.
+/// Its owner, mode and times may be others, and so its change count. Before feature level 9 there
+/// is no record of an export whose object stands.
+fn is_as_exported(inode: &Inode, export: &Export, record: Option<&Record>) -> bool {
+    let Body::File(file) = &inode.body else { return false };
+    let is_its = |record: &Record| record.id == export.id && record.generation == file.generation;
+    let is_there = |origin: &Origin| (origin.link, &origin.key) == (export.link, &export.key);
+    file.state == ObjectState::Exported
+        && record.is_none_or(is_its)
+        && file.origin.as_ref().is_some_and(is_there)
 }
 
 /// All that is to be known of it is.

@@ -12,7 +12,6 @@ use crate::{
     hydration::{
         destination::is_saved,
         import::broken,
-        spread::runs,
         walk::{Unlisted, inode},
     },
     leases::touched::writers,
@@ -58,7 +57,7 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     // The bucket has other versions of some objects than their files know: follow it, once.
     for id in dispatcher.take_changed() {
         match follow(context, id).await {
-            Ok((content, size)) => dispatcher.file(id, runs(&content, size), size).await,
+            Ok((content, size)) => dispatcher.file(id, &content, size).await,
             Err(failure) => context.fail_id(id, failure).await,
         }
     }
@@ -117,7 +116,7 @@ async fn take<E: Environment>(
         (true, false) => context.progress.leave(inode.id),
         (false, true) => {
             context.progress.found(inode.id, size);
-            dispatcher.file(inode.id, runs(&content, size), size).await;
+            dispatcher.file(inode.id, &content, size).await;
         }
         (false, false) => {
             context.progress.found(inode.id, 0);

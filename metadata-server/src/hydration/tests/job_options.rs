@@ -165,6 +165,24 @@ async fn a_rate_holds_what_moves_and_not_what_is_here() {
 }
 
 #[tokio::test]
+async fn of_a_large_object_no_more_than_a_portion_of_the_rate_is_asked_for_at_once() {
+    const MIB: u64 = 1 << 20;
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("large", &vec![7; 5 << 19]);
+    let options = JobOptions { bytes_per_second: Some(MIB), ..JobOptions::default() };
+    let begun = Instant::now();
+    let id = world.start_with(&request(JobKind::Hydrate, options)).await.unwrap();
+    let job = world.end_of(id).await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1));
+    assert_eq!((job.bytes_done, job.bytes_total), (5 * MIB / 2, 5 * MIB / 2));
+    let items = world.server.items_of("hydrate");
+    let ends: Vec<u64> = items.iter().map(|item| item.content.origin_length).collect();
+    assert_eq!(ends, [MIB, 2 * MIB, 5 * MIB / 2], "one after the other, of the same chunk");
+    // The last moves as soon as the two before it are paid for.
+    assert!(begun.elapsed() >= Duration::from_millis(1950), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
 async fn what_no_job_can_keep_is_refused_before_it_is_taken() {
     let world = World::new(LinkMode::ImportExport).await;
     let rate = |rate| JobOptions { bytes_per_second: Some(rate), ..JobOptions::default() };

@@ -4,14 +4,14 @@
 use std::fs;
 
 use millrace_protocol::{
-    admin::{FileState, JobKind, JobState, ShowState},
+    admin::{FileState, JobKind, JobState, ShowState, StartJob},
     cluster::LinkMode,
 };
-use millrace_types::{ErrorKind, InodeId, JobId, MIB};
+use millrace_types::{ErrorKind, InodeId, JobId, MIB, SessionId};
 
 use super::server::{ROOT, World};
 use crate::{
-    command::{self, Command, Outcome},
+    command::{self, Command, Opener, Outcome},
     hydration::{Environment as _, import::origin_of, report},
     namespace::ObjectState,
     store::keys,
@@ -137,6 +137,50 @@ async fn a_target_that_fails_is_told_later_and_meanwhile_nothing_is_released() {
     };
     world.run_beside(told).await;
     assert_eq!(released(&world).await, (JobState::Succeeded, 7));
+}
+
+/// Exports a file whose targets cannot be told of it, and changes the file. How often targets are
+/// asked from then on, until the export is forgotten.
+async fn asked_behind(world: &World, inode: InodeId, change: Command) -> usize {
+    world.server.marks.lock().unwrap().extend([ErrorKind::Disk; 100]);
+    let request = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/data".to_vec() };
+    world.hydration.start_job(b"", &request).await.unwrap();
+    let asked = || world.server.items_of("mark").len();
+    let before = asked();
+    // Within one run: the next one would settle what this one left.
+    let behind = async {
+        while asked() == before {
+            tokio::task::yield_now().await;
+        }
+        world.server.execute(change, true).await.unwrap();
+        world.server.marks.lock().unwrap().clear();
+        let before = asked();
+        while is_known(world, inode).await {
+            tokio::task::yield_now().await;
+        }
+        asked() - before
+    };
+    world.run_beside(behind).await
+}
+
+#[tokio::test]
+async fn what_was_written_since_is_not_taken_for_the_objects() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let inode = world.write("/data/file", b"content").await;
+    let opener = Opener { session: SessionId(1), inode };
+    let open = command::OpenWrite { caller: None, opener, truncate: false };
+    assert_eq!(asked_behind(&world, inode, Command::OpenWrite(open)).await, 0);
+    assert_eq!(world.state("/data/file").await, ObjectState::Dirty);
+}
+
+#[tokio::test]
+async fn what_has_another_mode_since_is_still_the_objects() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let inode = world.write("/data/file", b"content").await;
+    let (caller, mode) = (Some(ROOT), Some(0o600));
+    let set = command::SetAttributes { caller, inode, mode, ..Default::default() };
+    assert!(asked_behind(&world, inode, Command::SetAttributes(set)).await > 0);
+    assert_eq!((world.state("/data/file").await, sent(&world)), (ObjectState::Exported, 7));
 }
 
 #[tokio::test]

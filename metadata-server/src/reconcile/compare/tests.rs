@@ -5,13 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::cluster::{Group, Host, Pool, Target};
 use millrace_runtime::Random;
-use millrace_types::{ChunkSize, GroupEpoch, HostId, MapEpoch, PoolId};
+use millrace_types::{ChunkSize, GroupEpoch, GroupId, HostId, MapEpoch, PoolId};
 
 use super::*;
 
 const TARGETS: u8 = 3;
 const GROUPS: u32 = 12;
 const CHUNK: u64 = 64 << 10;
+
+/// No target was given up.
+static NONE: Groups = Groups::new();
 
 fn target(number: u8) -> TargetId {
     TargetId([number; 8])
@@ -118,6 +121,7 @@ impl World {
             size: imported,
             origin_length: imported,
             may_lack: false,
+            is_lost: false,
             changed: self.now(),
         };
         if imported > 0 {
@@ -301,7 +305,7 @@ impl World {
     /// the moment when they do.
     fn check(&mut self, steps: u64) -> Vec<Suspect> {
         let (map, high_water) = (self.map.clone(), InodeId(self.next));
-        let frame = Frame { map: &map, high_water };
+        let frame = Frame { map: &map, given_up: &NONE, high_water };
         let mut first = Vec::new();
         for target in (0..TARGETS).map(target) {
             // Also beyond the mark, where files come into being meanwhile.
@@ -415,6 +419,7 @@ fn file(size: u64) -> FileContent {
         size,
         origin_length: 0,
         may_lack: false,
+        is_lost: false,
         changed: Timestamp(5),
     }
 }
@@ -426,7 +431,7 @@ fn held(generation: u32, chunks: impl IntoIterator<Item = u32>) -> HeldContent {
 
 fn kinds(known: &Known, contents: &[HeldContent]) -> Vec<(FsckKind, u64)> {
     let map = map();
-    let frame = Frame { map: &map, high_water: InodeId(100) };
+    let frame = Frame { map: &map, given_up: &NONE, high_water: InodeId(100) };
     let suspects = frame.judge(target(0), InodeId(9), known, contents, Timestamp(6));
     suspects.iter().map(|suspect| (suspect.kind, suspect.chunks)).collect()
 }
@@ -470,11 +475,34 @@ fn what_may_be_absent_is_not_missing() {
 }
 
 #[test]
+fn what_went_with_a_target_is_not_missing_on_the_one_that_took_over() {
+    let (map, whole) = (map(), FileContent { is_lost: true, ..file(12 * CHUNK) });
+    let groups: Vec<_> = (0..12).map(|index| whole.layout.group(ChunkIndex(index))).collect();
+    let mine: Vec<_> = groups.into_iter().filter(|group| group.0.is_multiple_of(3)).collect();
+    let missing = |given_up: &[GroupId], file: &FileContent| {
+        let given_up: Groups = given_up.iter().map(|group| (PoolId(0), *group)).collect();
+        let frame = Frame { map: &map, given_up: &given_up, high_water: InodeId(100) };
+        let known = Known::File(*file);
+        let found = frame.judge(target(0), InodeId(9), &known, &[], Timestamp(6));
+        // The second pass sees it the same way.
+        let again: Vec<_> =
+            found.iter().filter_map(|suspect| frame.confirm(suspect, &known, &[])).collect();
+        assert_eq!(again, found);
+        found.iter().map(|suspect| suspect.chunks).sum::<u64>()
+    };
+    assert_eq!(missing(&mine, &whole), 0);
+    assert_eq!(missing(&mine[1..], &whole), 1, "this one it had itself");
+    let written_anew = FileContent { is_lost: false, ..whole };
+    assert_eq!(missing(&mine, &written_anew), 4, "it has to be there since");
+}
+
+#[test]
 fn ids_from_the_high_water_mark_on_are_nobodys_business() {
     let map = map();
     let contents = [held(1, [0])];
     for (high_water, found) in [(9, 0), (10, 1)] {
-        let frame = Frame { map: &map, high_water: InodeId(high_water) };
+        let high_water = InodeId(high_water);
+        let frame = Frame { map: &map, given_up: &NONE, high_water };
         let now = Timestamp(6);
         let named = frame.judge(target(0), InodeId(9), &Known::Nothing, &contents, now);
         assert_eq!(named.len(), found);
@@ -484,7 +512,7 @@ fn ids_from_the_high_water_mark_on_are_nobodys_business() {
 #[test]
 fn a_wide_file_is_expected_where_each_chunk_of_it_lies() {
     let map = map();
-    let frame = Frame { map: &map, high_water: InodeId(100) };
+    let frame = Frame { map: &map, given_up: &NONE, high_water: InodeId(100) };
     for width in 1..=GROUPS {
         let layout = Layout::new(ChunkSize::MIN, width, PoolId(0), GROUPS, 7).unwrap();
         for (start, end) in [(0, 3), (0, 40), (5, 100), (11, 12)] {
