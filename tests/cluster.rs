@@ -38,6 +38,8 @@ mod job_options;
 mod killed_jobs;
 #[path = "cluster/lost_target.rs"]
 mod lost_target;
+#[path = "cluster/operator.rs"]
+mod operator;
 #[path = "cluster/patience.rs"]
 mod patience;
 #[path = "cluster/peers.rs"]

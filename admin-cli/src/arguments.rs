@@ -7,6 +7,7 @@ use millrace_protocol::metadata::INLINE_BYTES_MAX;
 use millrace_types::{ByteLen, ChunkSize, JobId};
 
 mod bucket;
+mod dev;
 mod fsck;
 mod job;
 mod link_options;
@@ -18,6 +19,7 @@ pub use bucket::{
     ConflictsCommand, LinkCheckArguments, LinkLeftOutArguments, LinkListArguments,
     LinkUploadsArguments,
 };
+pub use dev::{CAPACITY_MIN, DevCommand, UpArguments};
 pub use fsck::{FsckCommand, FsckShowArguments, FsckStartArguments};
 pub use job::{ExportArguments, JobReportArguments, ReportFormat, SelectArguments, StartArguments};
 pub use link_options::{
@@ -168,38 +170,6 @@ pub enum RoleName {
     Admin,
 }
 
-/// `millrace dev ...`
-#[derive(Subcommand, Debug)]
-pub enum DevCommand {
-    /// Start what is not running of the cluster in --dir D; make it when D is empty
-    #[command(after_help = DEV_HELP)]
-    Up(UpArguments),
-    /// Unmount and stop every daemon of the cluster in --dir D; its data stays
-    Down,
-    /// Show the daemons of the cluster in --dir D
-    Status,
-}
-
-/// Arguments of `dev up`.
-#[derive(Args, Debug)]
-pub struct UpArguments {
-    /// How many storage targets [default: as many as D has, 2 at first]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=32))]
-    pub targets: Option<u16>,
-    /// Also mount the file system here; the directory is made if missing
-    #[arg(long, value_name = "M")]
-    pub mount: Option<PathBuf>,
-    /// The most bytes of each target [default: as it is; at first what the disk has free]
-    #[arg(long, value_name = "SIZE", env = "MILLRACE_TARGET_CAPACITY")]
-    pub capacity: Option<ByteLen>,
-    /// A file with named keys of buckets, for links with --credentials NAME
-    #[arg(long, value_name = "FILE")]
-    pub credentials: Option<PathBuf>,
-    /// Options of the mount, as for `mount`
-    #[arg(long, value_name = "OPTIONS", requires = "mount")]
-    pub mount_options: Option<String>,
-}
-
 /// Arguments of `mount`.
 #[derive(Args, Debug)]
 pub struct MountArguments {
@@ -209,11 +179,14 @@ pub struct MountArguments {
     /// What to mount, as `HOST[:PORT][,HOST...]:/PATH` [default: the configured cluster]
     #[arg(long, value_name = "SOURCE")]
     pub source: Option<String>,
-    /// Check the arguments, mount nothing
+    /// Check the arguments with their options, mount nothing
     #[arg(short = 'f', long)]
     pub fake: bool,
     /// An existing directory
     pub mountpoint: PathBuf,
+    /// Whether nothing is said when it is done: mount(8) calls, which says nothing either.
+    #[arg(skip)]
+    pub quiet: bool,
 }
 
 /// Arguments of `umount`.
@@ -526,16 +499,6 @@ Copy the file to its node and nowhere else: whoever holds it is that node.
 Examples:
   millrace cluster invite --dir ./cluster --role metadata --out meta-1.pem
   millrace cluster invite --dir ./cluster --role client --subtree /train --out gpu.pem";
-
-const DEV_HELP: &str = "\
-State (certificates, settings, data, logs, process ids) lies under D. Run it again to start what has
-stopped: the same cluster comes back with its data. AWS_* variables of the caller reach the daemons.
-
-Examples:
-  millrace dev up --dir ~/mr
-  millrace dev up --dir ~/mr --targets 4 --mount ~/mnt
-  millrace dev status --dir ~/mr
-  millrace dev down --dir ~/mr";
 
 const LINK_SET_HELP: &str = "\
 A link is made with --refresh 0, and with --attributes objects if its mode is import-export,

@@ -12,7 +12,10 @@ use millrace_service::cluster::ClusterSettings;
 use millrace_transport::ClientEndpoints;
 
 use crate::{
-    arguments::Globals, connection::Connection, output::Output, place::Place,
+    arguments::Globals,
+    connection::Connection,
+    output::{Output, shown},
+    place::Place,
     settings::AdminSettings,
 };
 
@@ -127,7 +130,7 @@ pub(crate) const CALLER: Caller = Caller::ROOT;
 
 /// What a failure was about, in front of its message.
 pub(crate) fn at(path: &Path) -> String {
-    path.display().to_string()
+    shown(&path.display().to_string())
 }
 
 /// `below` in the directory `subtree`, both from a root.

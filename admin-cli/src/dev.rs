@@ -9,7 +9,8 @@
 //! D/<daemon>/<role>.toml          settings; named on the daemon's command line
 //! D/<daemon>/identity.pem         certificate and key
 //! D/<daemon>/data/                what it stores
-//! D/<daemon>/daemon.log, daemon.pid
+//! D/<daemon>/daemon.log           its log
+//! D/<daemon>/daemon.pid           its process id, and nothing else; daemon.start: when it started
 //! ```
 //!
 //! `<daemon>` is `metadata`, `target-0`, `target-1`, ..., `mount-0`, ... A daemon that runs is
@@ -22,5 +23,7 @@ pub(crate) mod directory;
 pub(crate) mod health;
 pub(crate) mod lock;
 pub(crate) mod log;
+pub(crate) mod lost;
+pub(crate) mod mount;
 pub(crate) mod plan;
 pub(crate) mod process;

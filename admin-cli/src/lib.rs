@@ -4,8 +4,9 @@
 //! could make. It links no server's code; daemons are separate programs that it starts.
 //!
 //! Modules, in reading order: [`arguments`] (what can be said), `commands` (one file each),
-//! `context`, `place` (what PATH means), `connection`, `report` (the JSON), `output`, `watch`
-//! (progress of jobs), `mounting`, `dev` (a cluster on this machine).
+//! `context`, `place` (what PATH means), `connection`, `report` (the JSON), `output`, `named_file`
+//! (where a result may go), `watch` (progress of jobs), `mounting`, `dev` (a cluster on this
+//! machine).
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
@@ -22,6 +23,7 @@ mod dev;
 mod exit;
 mod mountinfo;
 mod mounting;
+mod named_file;
 mod output;
 mod place;
 mod programs;

@@ -59,6 +59,7 @@ impl HelperArguments {
                 source: Some(self.source),
                 fake: self.fake,
                 mountpoint: self.mountpoint,
+                quiet: true,
             }),
         }
     }
@@ -80,6 +81,6 @@ mod tests {
         };
         assert_eq!(mount.source.as_deref(), Some("meta-1,meta-2:/train"));
         assert_eq!(mount.options, ["rw,identity=F", "ro"]);
-        assert!(!mount.fake);
+        assert!(!mount.fake && mount.quiet);
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     connection::Connection,
     context::Context,
     exit::Exit,
-    output::counted,
+    output::{counted, harmless, path_text, shown},
     report::{CountsReport, JobReport, kind_name},
 };
 
@@ -55,7 +55,7 @@ pub(crate) async fn report(
                 "job {0} started: {1} of {2}; watch it with `{3} job show {0} --wait`",
                 job.id.0,
                 kind_name(job.kind),
-                crate::output::path_text(&job.path),
+                shown(&path_text(&job.path)),
                 program(context)
             )
         }
@@ -119,9 +119,9 @@ pub(crate) fn summary(job: &Job) -> String {
     );
     for failed in &job.failures {
         text.push_str("\n  ");
-        text.push_str(&crate::output::path_text(&failed.path));
+        text.push_str(&shown(&path_text(&failed.path)));
         text.push_str(": ");
-        text.push_str(&failed.failure.to_string());
+        text.push_str(&shown(&failed.failure.to_string()));
     }
     let told = u64::try_from(job.failures.len()).unwrap_or(u64::MAX);
     if job.errors > told {
@@ -244,7 +244,7 @@ impl View {
     fn waits(&mut self, why: &str) {
         let line = format!("waits for the cluster: {why}");
         match &self.bar {
-            Some(bar) => bar.set_message(line),
+            Some(bar) => bar.set_message(harmless(&line)),
             None => self.plain(line),
         }
     }
@@ -286,7 +286,7 @@ fn style() -> ProgressStyle {
 /// A line for a person beside the result.
 pub(crate) fn say(line: &str) {
     // Without a standard error there is nobody to tell.
-    drop(writeln!(std::io::stderr().lock(), "{line}"));
+    drop(writeln!(std::io::stderr().lock(), "{}", harmless(line)));
 }
 
 /// The command as the reader has to type it for this cluster.
@@ -336,7 +336,7 @@ mod tests {
             bytes_total: 2 * MIB,
             errors,
             failures: vec![JobFailure {
-                path: b"/train/b".to_vec(),
+                path: b"/train/b\x1b\n".to_vec(),
                 failure: Failure::new(ErrorKind::ObjectChanged, ""),
             }],
             started: Timestamp(0),
@@ -355,8 +355,8 @@ mod tests {
     fn a_result_names_the_files_that_failed_and_how_many_more() {
         assert_eq!(
             summary(&job(JobState::Failed, 3)),
-            "job 7 failed: 1 of 2 files, 1 MiB of 2 MiB, 3 errors\n  /train/b: the object changed \
-             in the bucket\n  and 2 more"
+            "job 7 failed: 1 of 2 files, 1 MiB of 2 MiB, 3 errors\n  /train/b\\u{1b}\\n: the \
+             object changed in the bucket\n  and 2 more"
         );
     }
 

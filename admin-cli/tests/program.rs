@@ -1,7 +1,7 @@
 //! The executable as people and scripts call it, as far as that needs no cluster.
 
 use std::{
-    os::unix::fs::{PermissionsExt as _, symlink},
+    os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink},
     path::Path,
     process::{Command, Output},
 };
@@ -58,12 +58,37 @@ fn wrong_use_ends_with_2_and_names_what_is_right() {
         (&["frobnicate"], "--help"),
         (&["link", "add", "ftp://x", "mr:/x"], "s3://"),
         (&["mount", "--source", "nowhere", "/"], "HOST"),
+        (&["mount", "-f", "-o", "foo", "/"], "unknown mount option \"foo\"; known are ro, rw"),
+        (&["mount", "-f", "-o", "path=nosuch", "/"], "absolute path"),
+        (&["dev", "up", "--dir", "d", "--mount", "m", "--mount-options", "foo"], "\"foo\""),
+        (&["dev", "up", "--dir", "d", "--capacity", "1"], "--capacity <SIZE>"),
+        (&["link", "add", "s3://b", "mr:/x", "--auto-export", "3"], "--mode import-export"),
     ] {
         let output = millrace(directory.path(), arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", errors(&output));
         assert!(errors(&output).contains(remedy), "{arguments:?}: {}", errors(&output));
         assert!(output.stdout.is_empty());
     }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "nothing was made");
+}
+
+#[test]
+fn a_backup_takes_the_place_of_no_device_and_of_no_link() {
+    let directory = tempfile::tempdir().unwrap();
+    symlink("/dev/null", directory.path().join("link")).unwrap();
+    for (place, word) in [("/dev/null", "no regular file"), ("link", "symbolic link")] {
+        for force in [&[][..], &["--force"]] {
+            let backup = [&["metadata", "backup", place][..], force].concat();
+            let refused = millrace(directory.path(), &backup);
+            assert_eq!(refused.status.code(), Some(1), "{place}");
+            assert!(errors(&refused).contains(word), "{place}: {}", errors(&refused));
+        }
+        let report = millrace(directory.path(), &["job", "report", "7", "--out", place]);
+        assert_eq!(report.status.code(), Some(1), "{place}");
+        assert!(errors(&report).contains(word), "{place}: {}", errors(&report));
+    }
+    let kind = std::fs::metadata("/dev/null").unwrap().file_type();
+    assert!(kind.is_char_device(), "{kind:?}");
 }
 
 #[test]
@@ -117,6 +142,9 @@ fn called_as_the_helper_of_mount_it_takes_that_ones_arguments() {
     let options = "rw,_netdev,identity=/i.pem";
     let checked = call(&["meta-1:/train", mountpoint, "-f", "-o", options]);
     assert!(checked.status.success(), "{}", errors(&checked));
+    assert!(checked.stdout.is_empty(), "mount(8) says nothing");
+    let unknown = call(&["meta-1:/train", mountpoint, "-f", "-o", "bogus"]);
+    assert_eq!(unknown.status.code(), Some(2), "{}", errors(&unknown));
     let refused = call(&["meta-1", mountpoint, "-o", "rw"]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(errors(&refused).contains("HOST"), "{}", errors(&refused));

@@ -174,3 +174,45 @@ fn only_the_owner_pins_and_a_pin_goes_with_its_file() -> Result<()> {
     assert_eq!(world.cluster.json(&["pin"])?.as_array().map(Vec::len), Some(0));
     Ok(())
 }
+
+#[test]
+fn the_space_of_what_was_removed_or_replaced_a_moment_ago_is_there() -> Result<()> {
+    let wish = Wish { targets: 1, capacity: Some(CAPACITY.to_owned()), ..Wish::default() };
+    let cluster = Cluster::start(wish)?;
+    let path = cluster.mount().join("checkpoint");
+    // Two of them do not fit.
+    let bytes = vec![7; 64 * MIB];
+    for round in 0..3 {
+        write_synced(&path, &bytes).with_context(|| format!("written over, round {round}"))?;
+    }
+    for round in 0..3 {
+        fs::remove_file(&path)?;
+        write_synced(&path, &bytes).with_context(|| format!("made anew, round {round}"))?;
+    }
+    ensure!(fs::read(&path)? == bytes);
+    Ok(())
+}
+
+#[test]
+fn what_could_not_be_stored_is_no_damage_afterwards() -> Result<()> {
+    let wish = Wish { targets: 2, capacity: Some(CAPACITY.to_owned()), ..Wish::default() };
+    let cluster = Cluster::start(wish)?;
+    cluster.cli(&["stripe", "set", "mr:/", "--count", "2"])?.ok()?;
+    // More than a chunk, so that one part of a file may find room and the other not.
+    let bytes = vec![7; OBJECT_LEN + MIB];
+    let mut failed = Vec::new();
+    for number in 0..40 {
+        let path = cluster.mount().join(name(number));
+        if let Err(error) = write_synced(&path, &bytes) {
+            ensure!(error.kind() == io::ErrorKind::StorageFull, "{error}");
+            failed.push(path);
+        }
+    }
+    ensure!(failed.len() > 5, "the targets are full");
+    for path in failed {
+        let seen = fs::read(&path).with_context(|| path.display().to_string())?;
+        ensure!(seen.iter().all(|&byte| byte == 7 || byte == 0), "nobody has written that");
+    }
+    let told = cluster.cli(&["fsck", "start", "--wait"])?;
+    told.ok().map(drop)
+}

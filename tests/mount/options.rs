@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, fs, process::Command};
 
 use anyhow::{Context, Result};
 use millrace_client_fuse::settings::{Overrides, Settings, parse_servers};
+use millrace_service::mount_options;
 use millrace_tests::program::{PATIENCE, binaries, finish, repository};
 
 #[test]
@@ -11,6 +12,7 @@ fn every_listed_mount_option_works_and_help_and_documents_list_the_same() -> Res
     let helped = of_help()?;
     assert_eq!(helped, of_document()?, "the help on the left, docs/cli.md on the right");
     assert!(helped.len() > 10, "{helped:?}");
+    assert_eq!(words_of(&helped), known(), "the help on the left, what is understood on the right");
     for option in &helped {
         // Files have to be given with absolute paths; everything else is an example as it stands.
         let option = option.replace("=FILE", "=/no/such/file");
@@ -31,6 +33,31 @@ fn every_listed_mount_option_works_and_help_and_documents_list_the_same() -> Res
         Settings::default().with(overrides).with_context(|| option.clone())?;
     }
     Ok(())
+}
+
+#[test]
+fn an_option_that_nobody_knows_is_refused_although_nothing_is_mounted() -> Result<()> {
+    for (option, word) in [("foo", "known are ro, rw"), ("path=nosuch", "an absolute path")] {
+        let fake = ["mount", "-f", "-o", option, "/"];
+        let said = finish(Command::new(binaries().join("millrace")).args(fake), PATIENCE)?;
+        assert!(said.code == Some(2) && said.stderr.contains(word), "{said}");
+    }
+    Ok(())
+}
+
+/// Options without what an example gives them.
+fn words_of(options: &BTreeSet<String>) -> BTreeSet<String> {
+    let word = |option: &String| match option.split_once('=') {
+        Some((name, _)) => format!("{name}="),
+        None => option.clone(),
+    };
+    options.iter().map(word).collect()
+}
+
+/// What is understood, but for other names of `relatime` and of the lack of `nodiratime`.
+fn known() -> BTreeSet<String> {
+    let other = ["atime", "diratime"];
+    mount_options::known().into_iter().filter(|word| !other.contains(&word.as_str())).collect()
 }
 
 /// The words in front of the explanations, between the line about `-o` and the next empty one.

@@ -124,6 +124,7 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         ("millrace link add s3://b p --mode write", "import-export"),
         ("millrace cluster invite --dir D --role king --out F", "metadata"),
         ("millrace dev up --dir D --targets 0", "1..=32"),
+        ("millrace dev up --dir D --capacity 1", "--capacity <SIZE>': a target needs 49 MiB"),
         ("millrace frobnicate", "unrecognized"),
     ] {
         let error = parse(line).expect_err(line);

@@ -10,8 +10,8 @@ use millrace_types::ErrorKind;
 use crate::{
     arguments::AutoExportName,
     connection::Connection,
-    output::counted,
-    report::{AutoExportReport, LinkReport},
+    output::{counted, shown},
+    report::{AutoExportReport, FailureReport, LinkReport},
 };
 
 /// Sets what was asked for, if anything was.
@@ -50,8 +50,8 @@ pub(crate) fn column(link: &LinkReport) -> String {
 
 /// What cannot be sent, a line each; empty when everything can.
 pub(crate) fn complaints(export: &AutoExportReport) -> Vec<String> {
-    let mut lines: Vec<_> =
-        export.failures.iter().map(|one| format!("  {}: {}", one.path, one.error)).collect();
+    let line = |one: &FailureReport| format!("  {}: {}", shown(&one.path), shown(&one.error));
+    let mut lines: Vec<_> = export.failures.iter().map(line).collect();
     let others = export.failing.saturating_sub(lines.len() as u64);
     if others > 0 {
         lines.push(format!("  and {} more", counted(others, "file")));

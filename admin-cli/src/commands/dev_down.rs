@@ -6,9 +6,13 @@ use millrace_service::telemetry::in_words;
 use serde::Serialize;
 
 use crate::{
-    commands::dev_up::STOP_PATIENCE,
     context::Context,
-    dev::{daemon::Daemon, directory::Directory, lock::Lock, plan::Plan},
+    dev::{
+        daemon::{Daemon, STOP_PATIENCE},
+        directory::Directory,
+        lock::Lock,
+        plan::Plan,
+    },
     exit::Exit,
     mounting::end,
     watch::say,

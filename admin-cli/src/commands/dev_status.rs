@@ -4,7 +4,13 @@ use serde::Serialize;
 
 use crate::{
     context::Context,
-    dev::{daemon::Daemon, directory::Directory, health, plan::Plan},
+    dev::{
+        daemon::Daemon,
+        directory::Directory,
+        health,
+        lost::{self, Lost},
+        plan::Plan,
+    },
     exit::Exit,
     output::{render, table},
 };
@@ -16,6 +22,8 @@ struct DevReport {
     health: &'static str,
     daemons: Vec<DaemonReport>,
     mounts: Vec<String>,
+    /// Daemons whose target was given up: they serve nothing.
+    lost: Vec<Lost>,
 }
 
 #[derive(Serialize)]
@@ -46,11 +54,13 @@ pub(crate) async fn show(
     let mut daemons = vec![directory.metadata(plan)];
     daemons.extend(directory.targets(plan));
     let mounts = directory.mounts(plan);
+    let (health, lost) = health_of(context, directory, plan).await;
     let report = DevReport {
         dir: directory.root().display().to_string(),
-        health: health_of(context, directory, plan).await,
+        health,
         daemons: daemons.iter().chain(&mounts).map(daemon_report).collect(),
         mounts: mounts.iter().map(|daemon| daemon.address.clone()).collect(),
+        lost,
     };
     let good =
         report.health == "healthy" && report.daemons.iter().all(|daemon| daemon.state == "running");
@@ -58,19 +68,30 @@ pub(crate) async fn show(
     Ok(if good { Exit::Done } else { Exit::Failed })
 }
 
-async fn health_of(context: &Context, directory: &Directory, plan: &Plan) -> &'static str {
+/// How the cluster is, and which daemons nobody counts on.
+async fn health_of(
+    context: &Context,
+    directory: &Directory,
+    plan: &Plan,
+) -> (&'static str, Vec<Lost>) {
+    let unreachable = ("unreachable", Vec::new());
     if directory.metadata(plan).process().is_none() {
-        return "unreachable";
+        return unreachable;
     }
     let settings = directory.admin_settings(plan);
     let Ok(connection) = context.connect(&settings.cluster).await else {
-        return "unreachable";
+        return unreachable;
     };
     let asked = connection.request(&millrace_protocol::admin::ClusterStatus {}).await;
-    match asked {
-        Ok(status) if health::online(&status) < plan.target_ports.len() => "degraded",
-        Ok(status) => crate::report::health_name(status.health),
-        Err(_) => "unreachable",
+    let Ok(status) = asked else { return unreachable };
+    let (online, targets) = (health::online(&status), directory.targets(plan));
+    let lost = match online < targets.len() {
+        true => lost::find(&connection, &status, &targets).await,
+        false => Vec::new(),
+    };
+    match online + lost.len() < targets.len() {
+        true => ("degraded", lost),
+        false => (crate::report::health_name(status.health), lost),
     }
 }
 
@@ -99,5 +120,10 @@ fn words(report: &DevReport) -> String {
         ]);
     }
     let why = if report.health == "degraded" { "; `millrace status` says why" } else { "" };
-    format!("cluster in {}: {}{why}\n\n{}", report.dir, report.health, render(&lines))
+    let mut text =
+        format!("cluster in {}: {}{why}\n\n{}", report.dir, report.health, render(&lines));
+    for lost in &report.lost {
+        text.push_str(&format!("\n\n{}", lost.words(&report.dir)));
+    }
+    text
 }

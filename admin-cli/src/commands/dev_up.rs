@@ -1,30 +1,31 @@
 //! `millrace dev up --dir D`: starts what is not running of a cluster on this machine.
 
-use std::path::{Path, PathBuf};
-
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use millrace_types::ByteLen;
 
 use crate::{
     arguments::UpArguments,
-    commands::{dev_status, umount},
+    commands::dev_status,
     context::Context,
     dev::{
         daemon::{Daemon, Started},
         directory::Directory,
         health,
         lock::Lock,
+        mount::{self, Wanted},
         plan::Plan,
     },
     exit::Exit,
-    mounting::{end, start},
     watch::say,
 };
 
 /// Makes what is missing, starts what does not run, and waits until everything serves.
 pub(crate) async fn run(context: &Context, arguments: UpArguments) -> anyhow::Result<Exit> {
-    let directory = Directory::make(&context.dir()?)?;
+    let dir = context.dir()?;
+    let wanted = Wanted::of(&arguments)?;
+    let directory = Directory::make(&dir)?;
     let _lock = Lock::take(directory.root())?;
-    let plan = plan(&directory, arguments)?;
+    let mut plan = plan(&directory, arguments, wanted.as_ref())?;
     directory.prepare(&plan)?;
     let settings = directory.admin_settings(&plan);
 
@@ -34,18 +35,27 @@ pub(crate) async fn run(context: &Context, arguments: UpArguments) -> anyhow::Re
     for daemon in &targets {
         start_missing(daemon, &mut started)?;
     }
-    health::wait(context, &settings, targets.len(), &mut started).await?;
-    for daemon in directory.mounts(&plan) {
-        mount(&daemon).await?;
-    }
+    health::wait(context, &settings, &targets, &mut started).await?;
+    mount::all(&directory, &mut plan, wanted).await?;
     dev_status::show(context, &directory, &plan).await
 }
 
-/// The plan of an existing cluster or a new one, with what the arguments add; written down before
-/// anything starts, so that a crash in the middle is mended by the next `dev up`.
-fn plan(directory: &Directory, arguments: UpArguments) -> anyhow::Result<Plan> {
+/// The plan of an existing cluster or a new one, with what the arguments add but a mount, which is
+/// there once it stands; written down before anything starts, so that a crash in the middle is
+/// mended by the next `dev up`.
+fn plan(
+    directory: &Directory,
+    arguments: UpArguments,
+    wanted: Option<&Wanted>,
+) -> anyhow::Result<Plan> {
     let mut plan = match Plan::read(directory.root())? {
         Some(mut plan) => {
+            if let Some(wanted) = wanted {
+                wanted.check(directory, &plan)?;
+            }
+            if let Some(capacity) = arguments.capacity {
+                check_capacity(directory, &plan, capacity)?;
+            }
             if let Some(targets) = arguments.targets {
                 plan.grow(targets)?;
             }
@@ -59,27 +69,28 @@ fn plan(directory: &Directory, arguments: UpArguments) -> anyhow::Result<Plan> {
             file.canonicalize().with_context(|| format!("cannot find {}", file.display()))?;
         plan.credentials = Some(found);
     }
-    if let Some(mountpoint) = arguments.mount {
-        plan.mount(mountpoint_of(&mountpoint)?, arguments.mount_options);
-    }
     plan.write(directory.root())?;
     Ok(plan)
 }
 
-/// The mount point as the kernel will list it, made if it is missing.
-fn mountpoint_of(path: &Path) -> anyhow::Result<PathBuf> {
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("cannot make {}", parent.display()))?;
+/// Refuses another capacity than that of targets that run: they take one only when they start, and
+/// would go on with theirs while the files say otherwise.
+fn check_capacity(directory: &Directory, plan: &Plan, wanted: ByteLen) -> anyhow::Result<()> {
+    if plan.capacity == Some(wanted) {
+        return Ok(());
     }
-    // The directory itself is not looked at: a mount whose daemon died answers with errors.
-    let path = umount::absolute(path)?;
-    match std::fs::create_dir(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(error).with_context(|| format!("cannot make {}", path.display()))
-        }
-        _ => Ok(path),
-    }
+    let mut targets = directory.targets(plan).into_iter();
+    let Some(running) = targets.find(|daemon| daemon.process().is_some()) else { return Ok(()) };
+    let has = plan.capacity.map_or_else(
+        || "without one, with what its disk had free".to_owned(),
+        |has| format!("with --capacity {has}"),
+    );
+    bail!(
+        "--capacity {wanted} cannot be had now: {} runs {has}, and takes another capacity only \
+         when it starts; run `millrace dev down --dir {}` first",
+        running.name,
+        directory.root().display()
+    )
 }
 
 fn start_missing(daemon: &Daemon, started: &mut Vec<Started>) -> anyhow::Result<()> {
@@ -90,52 +101,77 @@ fn start_missing(daemon: &Daemon, started: &mut Vec<Started>) -> anyhow::Result<
     Ok(())
 }
 
-async fn mount(daemon: &Daemon) -> anyhow::Result<()> {
-    let mountpoint = Path::new(&daemon.address);
-    if let Some(process) = daemon.process() {
-        if let Some(mount) = end::mount_at(mountpoint)?
-            && start::answers(&mount, process.id()).await
-        {
-            return Ok(());
-        }
-        // It runs without a mount: it is about to end, or somebody has unmounted it by hand.
-        process.stop(STOP_PATIENCE)?;
-    }
-    if end::mount_at(mountpoint)?.is_some() {
-        // Left by a daemon that died: nobody answers there any more.
-        end::detach(mountpoint, true)?;
-    }
-    say(&format!("mounts {}", daemon.address));
-    let mut started = daemon.start()?;
-    start::serves(mountpoint, &mut started.child, &started.log).await?;
-    Ok(())
-}
-
 /// Two show that files are spread, and are what the smallest cluster should have.
 const TARGETS_DEFAULT: u16 = 2;
-/// Longer than the 30 s that every daemon allows itself to drain.
-pub(crate) const STOP_PATIENCE: std::time::Duration = std::time::Duration::from_secs(40);
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
+
+    use millrace_types::GIB;
+
     use super::*;
 
-    fn arguments(targets: Option<u16>, mount: Option<PathBuf>) -> UpArguments {
-        UpArguments { targets, mount, capacity: None, credentials: None, mount_options: None }
+    fn arguments(targets: Option<u16>, capacity: Option<u64>) -> UpArguments {
+        UpArguments {
+            targets,
+            mount: None,
+            capacity: capacity.map(ByteLen),
+            credentials: None,
+            mount_options: None,
+        }
     }
 
     #[test]
     fn an_existing_cluster_keeps_its_ports_and_what_it_has() {
         let temporary = tempfile::tempdir().unwrap();
         let directory = Directory::existing(temporary.path()).unwrap();
-        let first = plan(&directory, arguments(None, None)).unwrap();
+        let first = plan(&directory, arguments(None, None), None).unwrap();
         assert_eq!(first.target_ports.len(), 2);
-        let mountpoint = directory.root().join("deep/mnt");
-        let again = plan(&directory, arguments(Some(3), Some(mountpoint.clone()))).unwrap();
+        let again = plan(&directory, arguments(Some(3), None), None).unwrap();
         assert_eq!(again.metadata_port, first.metadata_port);
         assert_eq!(again.target_ports[..2], first.target_ports);
-        assert_eq!(again.mounts[0].mountpoint, mountpoint);
-        assert!(mountpoint.is_dir());
-        assert_eq!(plan(&directory, arguments(None, None)).unwrap(), again);
+        assert_eq!(plan(&directory, arguments(None, None), None).unwrap(), again);
+    }
+
+    #[test]
+    fn a_mount_stands_in_no_plan_before_it_is_made() {
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = Directory::existing(temporary.path()).unwrap();
+        let mount = UpArguments {
+            mount: Some(directory.root().join("mnt")),
+            mount_options: Some("ro".to_owned()),
+            ..arguments(None, None)
+        };
+        let wanted = Wanted::of(&mount).unwrap();
+        let made = plan(&directory, mount, wanted.as_ref()).unwrap();
+        assert!(made.mounts.is_empty());
+    }
+
+    /// A process that `daemon` takes for its own.
+    fn running(daemon: &Daemon) -> Child {
+        daemon.write_settings().unwrap();
+        let mut command = Command::new("tail");
+        command.arg("-f").arg(&daemon.settings_file);
+        command.stdout(std::process::Stdio::null()).spawn().unwrap()
+    }
+
+    #[test]
+    fn another_capacity_is_for_targets_that_do_not_run() {
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = Directory::existing(temporary.path()).unwrap();
+        let first = plan(&directory, arguments(Some(1), Some(GIB)), None).unwrap();
+        let mut child = running(&directory.targets(&first)[0]);
+        plan(&directory, arguments(None, Some(GIB)), None).unwrap();
+        let refused = plan(&directory, arguments(Some(2), Some(2 * GIB)), None).unwrap_err();
+        let refused = refused.to_string();
+        for word in ["--capacity 2 GiB", "target-0", "--capacity 1 GiB", "dev down"] {
+            assert!(refused.contains(word), "{word}: {refused}");
+        }
+        assert_eq!(Plan::existing(directory.root()).unwrap(), first, "nothing is recorded");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let larger = plan(&directory, arguments(None, Some(2 * GIB)), None).unwrap();
+        assert_eq!(larger.capacity, Some(ByteLen(2 * GIB)));
     }
 }

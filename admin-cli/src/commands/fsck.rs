@@ -14,7 +14,7 @@ use crate::{
     connection::Connection,
     context::Context,
     exit::Exit,
-    output::{counted, render, table},
+    output::{counted, render, shown, table},
     report::{CheckReport, CountReport},
 };
 
@@ -86,7 +86,8 @@ fn words(report: &CheckReport) -> String {
     let mut text = head(report);
     if let (Some(reason), Some(since)) = (&report.distrust, &report.distrusted_since) {
         text.push_str(&format!(
-            "\nnothing is freed: {reason} (since {since}); see `millrace fsck trust --help`"
+            "\nnothing is freed: {} (since {since}); see `millrace fsck trust --help`",
+            shown(reason)
         ));
     }
     if let Some(next) = &report.next {
@@ -109,7 +110,8 @@ fn words(report: &CheckReport) -> String {
     }
     for target in &report.targets {
         if let Some(why) = &target.held_back {
-            text.push_str(&format!("\norphans on target {} are not freed: {why}", target.id));
+            let (id, why) = (&target.id, shown(why));
+            text.push_str(&format!("\norphans on target {id} are not freed: {why}"));
         }
     }
     text.push_str(&namespace(report));
@@ -136,7 +138,7 @@ fn head(report: &CheckReport) -> String {
         }
         ("confirming", _) => format!("check {}, begun {begun}: looks again; {done}", report.run),
         (state, failure) => {
-            let why = failure.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            let why = failure.as_ref().map(|why| format!(": {}", shown(why))).unwrap_or_default();
             let ended = report.ended.as_deref().unwrap_or_default();
             format!("check {}, ended {ended}: {state}{why}; {done}", report.run)
         }
@@ -145,28 +147,30 @@ fn head(report: &CheckReport) -> String {
 
 /// What is wrong with the namespace itself.
 fn namespace(report: &CheckReport) -> String {
-    let shown = &report.namespace;
-    let looked = counted(shown.inodes, "inode");
-    let mut text = match (shown.state, &shown.failure) {
+    let section = &report.namespace;
+    let looked = counted(section.inodes, "inode");
+    let mut text = match (section.state, &section.failure) {
         ("never", _) => return "\n  namespace: not looked at".to_owned(),
         ("names" | "inodes" | "counts", _) => {
-            let records = counted(shown.records, "record");
-            format!("\n  namespace: looks at {}; {records}", shown.state)
+            let records = counted(section.records, "record");
+            format!("\n  namespace: looks at {}; {records}", section.state)
         }
-        (_, Some(failure)) => format!("\n  namespace: {}: {failure}; {looked}", shown.state),
-        ("done", None) if shown.flaws.is_empty() => format!("\n  namespace: sound; {looked}"),
+        (state, Some(failure)) => {
+            format!("\n  namespace: {state}: {}; {looked}", shown(failure))
+        }
+        ("done", None) if section.flaws.is_empty() => format!("\n  namespace: sound; {looked}"),
         (state, None) => format!("\n  namespace: {state}; {looked}"),
     };
-    for flaw in &shown.flaws {
+    for flaw in &section.flaws {
         let repaired = match flaw.repaired {
             0 => String::new(),
             repaired => format!(", {repaired} repaired"),
         };
         text.push_str(&format!("\n    {}: {}{repaired}", flaw.kind, flaw.found));
     }
-    if !shown.findings.is_empty() {
+    if !section.findings.is_empty() {
         let mut lines = table(&["FLAW", "INODE", "PATH", "REPAIRED", "WHAT"]);
-        for flaw in shown.findings.iter().take(FINDINGS_SHOWN) {
+        for flaw in section.findings.iter().take(FINDINGS_SHOWN) {
             lines.add_row([
                 flaw.kind.to_owned(),
                 flaw.inode.to_string(),

@@ -15,6 +15,7 @@ use crate::{
     connection::Connection,
     context::{CALLER, Context},
     exit::Exit,
+    named_file,
 };
 
 /// Where a report is.
@@ -36,6 +37,10 @@ struct Line {
 /// Fetches and prints; FILE appears when it is whole.
 pub(crate) async fn run(context: &Context, arguments: JobReportArguments) -> anyhow::Result<Exit> {
     let JobReportArguments { format, out, to, job } = arguments;
+    if let Some(file) = &out {
+        let is_there = named_file::is_there(file)?;
+        ensure!(!is_there, "{} exists: name a new file", file.display());
+    }
     let connection = context.anywhere().await?;
     if let Some(to) = to {
         let table = format == ReportFormat::Csv;
@@ -55,7 +60,6 @@ pub(crate) async fn run(context: &Context, arguments: JobReportArguments) -> any
             }
         }
         Some(file) => {
-            ensure!(!file.exists(), "{} exists: name a new file", file.display());
             let parent = match file.parent() {
                 Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
                 _ => PathBuf::from("."),

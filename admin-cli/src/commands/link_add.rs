@@ -8,15 +8,17 @@ use millrace_protocol::{
 
 use super::{auto_export, fetch_policy, propagation, refresh_interval};
 use crate::{
-    arguments::{AttributesName, LinkAddArguments, LinkModeName},
+    arguments::{AttributesName, AutoExportName, LinkAddArguments, LinkModeName, SwitchName},
     context::Context,
     exit::{Exit, Misuse},
+    output::shown,
     report::LinkReport,
 };
 
 /// Asks the metadata server, which asks every host whether it reaches the bucket.
 pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyhow::Result<Exit> {
     check_url(&arguments.url)?;
+    check_options(&arguments)?;
     let (connection, path) = context.operate_at(&arguments.path).await?;
     let request = AddLink {
         path,
@@ -62,9 +64,9 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
     let report = LinkReport::from(&link).with_options(&set.links).with_deletes(&deletes);
     let report = report.with_auto_export(&exports).with_fetches(&fetches);
     let report = report.with_refreshes(&refreshes);
-    context
-        .output
-        .result(&report, || format!("{} shows {} ({})", report.path, report.url, report.mode))?;
+    context.output.result(&report, || {
+        format!("{} shows {} ({})", shown(&report.path), shown(&report.url), report.mode)
+    })?;
     Ok(Exit::Done)
 }
 
@@ -83,9 +85,50 @@ pub(crate) fn check_url(url: &str) -> Result<(), Misuse> {
     )))
 }
 
+/// Refuses what a link of this mode cannot do, which would show only once it is made.
+fn check_options(arguments: &LinkAddArguments) -> Result<(), Misuse> {
+    let LinkAddArguments { mode, options, .. } = arguments;
+    let exports = matches!(options.auto_export, Some(AutoExportName::After(_)));
+    let deletes = options.propagate_deletes == Some(SwitchName::On);
+    let option = match mode {
+        LinkModeName::ImportExport => return Ok(()),
+        _ if exports => "--auto-export",
+        _ if deletes => "--propagate-deletes",
+        _ => return Ok(()),
+    };
+    Err(Misuse(format!("{option} is for links that export: add --mode import-export")))
+}
+
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::arguments::{Cli, Command, LinkCommand};
+
+    fn options(line: &str) -> Result<(), String> {
+        let line = format!("millrace link add s3://b/p mr:/p {line}");
+        let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+        let Command::Link(LinkCommand::Add(add)) = cli.command else {
+            panic!("another command");
+        };
+        check_options(&add).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_option_that_the_mode_cannot_have_is_refused_before_anything_is_linked() {
+        for bad in ["--auto-export 3", "--auto-export 3 --mode import", "--propagate-deletes"] {
+            let refused = options(bad).unwrap_err();
+            assert!(refused.contains("--mode import-export"), "{bad}: {refused}");
+        }
+        for good in [
+            "--auto-export off --propagate-deletes=off --mode import",
+            "--auto-export 3 --propagate-deletes --mode import-export",
+            "--refresh 3 --attributes objects --fetch asked",
+        ] {
+            assert_eq!(options(good), Ok(()), "{good}");
+        }
+    }
 
     #[test]
     fn only_urls_of_buckets_are_sent() {

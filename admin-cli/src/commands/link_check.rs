@@ -7,7 +7,7 @@ use crate::{
     arguments::LinkCheckArguments,
     context::{Context, at},
     exit::Exit,
-    output::path_text,
+    output::{path_text, shown},
     report::LinkCheckReport,
 };
 
@@ -40,13 +40,14 @@ pub(crate) async fn run(context: &Context, arguments: LinkCheckArguments) -> any
 
 fn words(report: &LinkCheckReport) -> String {
     let used = if report.mode == "import-export" { "read and written" } else { "read" };
+    let (path, url) = (shown(&report.path), shown(&report.url));
     let mut text = match report.usable {
-        true => format!("{}: {} can be {used} by every host", report.path, report.url),
-        false => format!("{}: {} cannot be {used} by every host", report.path, report.url),
+        true => format!("{path}: {url} can be {used} by every host"),
+        false => format!("{path}: {url} cannot be {used} by every host"),
     };
     for host in &report.hosts {
-        let said = host.error.as_deref().unwrap_or("fine");
-        text.push_str(&format!("\n  {} ({} ms): {said}", host.host, host.took_ms));
+        let said = shown(host.error.as_deref().unwrap_or("fine"));
+        text.push_str(&format!("\n  {} ({} ms): {said}", shown(&host.host), host.took_ms));
     }
     text
 }

@@ -8,7 +8,7 @@ use crate::{
     connection::Connection,
     context::{CALLER, Context, at},
     exit::Exit,
-    output::counted,
+    output::{counted, shown},
     report::LeftOutReport,
 };
 
@@ -53,9 +53,9 @@ fn words(report: &LeftOutReport) -> String {
     }
     let mut lines = Vec::new();
     for directory in &report.directories {
-        lines.push(format!("{}: {}", directory.path, counted(directory.keys, "key")));
+        lines.push(format!("{}: {}", shown(&directory.path), counted(directory.keys, "key")));
         for key in &directory.first {
-            lines.push(format!("  {}: {}", key.key.escape_debug(), key.reason));
+            lines.push(format!("  {}: {}", shown(&key.key), key.reason));
         }
         let others = directory.keys.saturating_sub(directory.first.len() as u64);
         if others > 0 {

@@ -5,7 +5,7 @@ use millrace_protocol::admin::RemoveLink;
 use millrace_types::ErrorKind;
 use serde::Serialize;
 
-use crate::{arguments::LinkRemoveArguments, context::Context, exit::Exit, output::path_text};
+use crate::{arguments::LinkRemoveArguments, context::Context, exit::Exit, output};
 
 #[derive(Serialize)]
 struct Removed {
@@ -17,7 +17,8 @@ struct Removed {
 pub(crate) async fn run(context: &Context, arguments: LinkRemoveArguments) -> anyhow::Result<Exit> {
     let (connection, path) = context.operate_at(&arguments.path).await?;
     let request = RemoveLink { path: path.clone(), discard: arguments.discard };
-    let shown = path_text(&path);
+    let plain = output::path_text(&path);
+    let shown = output::shown(&plain);
     match connection.request(&request).await {
         Ok(_) => {}
         Err(failure) if failure.kind == ErrorKind::InUse && !arguments.discard => bail!(
@@ -27,9 +28,9 @@ pub(crate) async fn run(context: &Context, arguments: LinkRemoveArguments) -> an
         ),
         Err(failure) => bail!("cannot remove the link at {shown}: {failure}"),
     }
-    let report = Removed { path: shown, removed: true };
-    context.output.result(&report, || {
-        format!("the link at {} is removed; its bucket is as it was", report.path)
-    })?;
+    let report = Removed { path: plain, removed: true };
+    context
+        .output
+        .result(&report, || format!("the link at {shown} is removed; its bucket is as it was"))?;
     Ok(Exit::Done)
 }

@@ -13,7 +13,7 @@ use crate::{
     connection::Connection,
     context::Context,
     exit::Exit,
-    output::{path_text, render, table},
+    output::{path_text, render, shown, table},
     report::CountsReport,
 };
 
@@ -79,8 +79,8 @@ fn words(report: &RequestsReport) -> String {
 pub(super) fn summary(reply: &RequestsReply) -> String {
     let mut text = String::new();
     for bucket in &reply.buckets {
-        let words = CountsReport::from(bucket.counts).words();
-        text.push_str(&format!("\nsince the daemons began, {} was asked: {words}", bucket.url));
+        let (url, words) = (shown(&bucket.url), CountsReport::from(bucket.counts).words());
+        text.push_str(&format!("\nsince the daemons began, {url} was asked: {words}"));
     }
     if !reply.silent.is_empty() {
         text.push_str(&format!("\nwithout {}, which say nothing", reply.silent.join(", ")));

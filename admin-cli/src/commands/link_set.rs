@@ -8,6 +8,7 @@ use crate::{
     arguments::{AttributesName, LinkSetArguments},
     context::{Context, at},
     exit::Exit,
+    output::shown,
     report::{AutoExportReport, LinkReport},
 };
 
@@ -58,6 +59,6 @@ fn words(report: &LinkReport) -> String {
         None => "",
     };
     let fetches = report.fetch.as_ref().map_or("", fetch_policy::words);
-    let (path, url) = (&report.path, &report.url);
+    let (path, url) = (shown(&report.path), shown(&report.url));
     format!("{path} shows {url} and {follows}{refreshes}{exports}{deletes}{fetches}")
 }

@@ -17,7 +17,8 @@ use serde::Serialize;
 use tempfile::NamedTempFile;
 
 use crate::{
-    arguments::BackupArguments, connection::Connection, context::Context, exit::Exit, watch,
+    arguments::BackupArguments, connection::Connection, context::Context, exit::Exit, named_file,
+    watch,
 };
 
 /// Between two looks at a backup that is being prepared.
@@ -37,7 +38,7 @@ struct BackupReport {
 /// Fetches a backup; FILE appears when it is whole and on stable storage.
 pub(crate) async fn run(context: &Context, arguments: BackupArguments) -> anyhow::Result<Exit> {
     let BackupArguments { file, force } = arguments;
-    ensure!(force || !file.exists(), "{} exists; --force replaces it", file.display());
+    check(&file, force)?;
     let parent = parent_of(&file);
     let partial = NamedTempFile::new_in(&parent)
         .with_context(|| format!("cannot write to {}", parent.display()))?;
@@ -58,6 +59,13 @@ pub(crate) async fn run(context: &Context, arguments: BackupArguments) -> anyhow
         format!("{}: {}, up to command {}", report.file, ready.size, report.index)
     })?;
     Ok(Exit::Done)
+}
+
+/// Refuses a place where a backup may not go.
+fn check(file: &Path, force: bool) -> anyhow::Result<()> {
+    let is_there = named_file::is_there(file)?;
+    ensure!(force || !is_there, "{} exists; --force replaces it", file.display());
+    Ok(())
 }
 
 /// The directory of a file that may be named without one.
@@ -118,7 +126,33 @@ async fn fetch(
 fn keep(partial: NamedTempFile, file: &Path, parent: &Path, force: bool) -> anyhow::Result<()> {
     let failed = || format!("cannot write {}", file.display());
     partial.as_file().sync_all().with_context(failed)?;
+    // Fetching may have taken long.
+    check(file, force)?;
     let kept = if force { partial.persist(file) } else { partial.persist_noclobber(file) };
     kept.map_err(|error| error.error).with_context(failed)?;
     std::fs::File::open(parent).and_then(|dir| dir.sync_all()).with_context(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_replaces_a_regular_file_alone_and_only_when_told_to() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("backup");
+        let partial = || NamedTempFile::new_in(directory.path()).unwrap();
+        keep(partial(), &file, directory.path(), false).unwrap();
+        let again = keep(partial(), &file, directory.path(), false).unwrap_err().to_string();
+        assert!(again.contains("--force"), "{again}");
+        keep(partial(), &file, directory.path(), true).unwrap();
+        for force in [false, true] {
+            let refused = check(Path::new("/dev/null"), force).unwrap_err().to_string();
+            assert!(refused.contains("no regular file"), "{refused}");
+        }
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        assert!(keep(partial(), &link, directory.path(), true).is_err());
+        assert!(link.is_symlink());
+    }
 }

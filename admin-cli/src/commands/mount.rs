@@ -33,8 +33,7 @@ pub(crate) async fn run(context: &Context, arguments: MountArguments) -> anyhow:
         return Ok(Exit::Done);
     }
     let mount = start::start(&request).await?;
-    // mount(8) stays silent.
-    if arguments.source.is_some() && !context.output.is_json() {
+    if arguments.quiet {
         return Ok(Exit::Done);
     }
     let report = Mounted {

@@ -8,7 +8,7 @@ use millrace_protocol::release::{ListPins, SetPin};
 use crate::{
     context::{CALLER, Context, at},
     exit::Exit,
-    output::path_text,
+    output::{path_text, shown},
     report::{PinReport, PinnedReport},
 };
 
@@ -47,11 +47,11 @@ pub(crate) async fn list(context: &Context) -> anyhow::Result<Exit> {
 
 fn line(pin: &PinnedReport) -> String {
     let removed = || format!("inode {}, which has no name any more", pin.inode);
-    pin.path.clone().unwrap_or_else(removed)
+    pin.path.as_deref().map_or_else(removed, shown)
 }
 
 fn words(report: &PinReport) -> String {
-    let path = &report.path;
+    let path = shown(&report.path);
     let state = match (report.pinned, report.changed) {
         (true, true) => format!("{path} is pinned: what is here of it stays here"),
         (true, false) => format!("{path} was pinned already"),
@@ -60,7 +60,10 @@ fn words(report: &PinReport) -> String {
     };
     match report.above.as_slice() {
         [] => state,
-        above => format!("{state}; above it is pinned: {}", above.join(", ")),
+        above => {
+            let above: Vec<_> = above.iter().map(|path| shown(path)).collect();
+            format!("{state}; above it is pinned: {}", above.join(", "))
+        }
     }
 }
 
@@ -80,5 +83,14 @@ mod tests {
         assert!(said(true, false, &[]).contains("already"));
         assert_eq!(said(false, true, &[]), "mr:/a is not pinned any more");
         assert!(said(false, true, &["/t", "/t/u"]).ends_with("above it is pinned: /t, /t/u"));
+        assert!(said(true, true, &["/t\n"]).ends_with("above it is pinned: /t\\n"));
+    }
+
+    #[test]
+    fn a_pin_is_a_line_whatever_its_name_holds() {
+        let pin = PinnedReport { path: Some("/a\u{1b}[2J\nb".to_owned()), inode: 7 };
+        assert_eq!(line(&pin), "/a\\u{1b}[2J\\nb");
+        let gone = PinnedReport { path: None, inode: 7 };
+        assert!(line(&gone).contains("inode 7"));
     }
 }

@@ -10,8 +10,8 @@ use millrace_types::ErrorKind;
 use crate::{
     arguments::SwitchName,
     connection::Connection,
-    output::counted,
-    report::{LinkReport, PropagationReport},
+    output::{counted, shown},
+    report::{FailureReport, LinkReport, PropagationReport},
 };
 
 /// Sets what was asked for, if anything was.
@@ -50,8 +50,8 @@ pub(crate) fn column(link: &LinkReport) -> String {
 
 /// What cannot be deleted, a line each.
 pub(crate) fn complaints(deletes: &PropagationReport) -> Vec<String> {
-    let mut lines: Vec<_> =
-        deletes.failures.iter().map(|one| format!("  {}: {}", one.path, one.error)).collect();
+    let line = |one: &FailureReport| format!("  {}: {}", shown(&one.path), shown(&one.error));
+    let mut lines: Vec<_> = deletes.failures.iter().map(line).collect();
     let others = deletes.failing.saturating_sub(lines.len() as u64);
     if others > 0 {
         lines.push(format!("  and {} more", counted(others, "object")));

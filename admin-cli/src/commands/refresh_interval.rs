@@ -10,6 +10,7 @@ use millrace_types::ErrorKind;
 use crate::{
     arguments::RefreshEvery,
     connection::Connection,
+    output::shown,
     report::{LinkReport, RefreshReport},
 };
 
@@ -62,5 +63,5 @@ pub(crate) fn words(refresh: &RefreshReport) -> String {
 pub(crate) fn complaint(link: &LinkReport) -> Option<String> {
     let refresh = link.refresh.as_ref().filter(|refresh| refresh.failed > 0)?;
     let why = refresh.failure.as_deref().unwrap_or("for reasons unknown");
-    Some(format!("  {}: {} times, last: {why}", link.path, refresh.failed))
+    Some(format!("  {}: {} times, last: {}", shown(&link.path), refresh.failed, shown(why)))
 }

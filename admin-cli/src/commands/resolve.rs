@@ -8,6 +8,7 @@ use crate::{
     arguments::{KeepName, ResolveArguments},
     context::{CALLER, Context, at},
     exit::Exit,
+    output::shown,
     report::ResolveReport,
 };
 
@@ -26,14 +27,14 @@ pub(crate) async fn run(context: &Context, arguments: ResolveArguments) -> anyho
 }
 
 fn words(report: &ResolveReport) -> String {
-    let (path, size) = (&report.path, ByteLen(report.size_bytes));
-    match (report.keep, &report.origin) {
+    let (path, size) = (shown(&report.path), ByteLen(report.size_bytes));
+    match (report.keep, report.origin.as_ref().map(|origin| shown(&origin.url))) {
         _ if report.removed => format!("{path} is gone, as its object is"),
-        ("local", Some(origin)) => {
-            format!("{path} stays as it is here ({size}); an export will replace {}", origin.url)
+        ("local", Some(url)) => {
+            format!("{path} stays as it is here ({size}); an export will replace {url}")
         }
         ("local", None) => format!("{path} stays as it is here ({size}); the bucket has no object"),
-        (_, Some(origin)) => format!("{path} is now {} ({size})", origin.url),
+        (_, Some(url)) => format!("{path} is now {url} ({size})"),
         (_, None) => format!("{path} is now the bucket's ({size})"),
     }
 }

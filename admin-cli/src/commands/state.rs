@@ -8,7 +8,7 @@ use crate::{
     arguments::PathArgument,
     context::{CALLER, Context, at},
     exit::Exit,
-    output::{render, table},
+    output::{render, shown, table},
     report::StateReport,
 };
 
@@ -29,9 +29,10 @@ fn words(report: &StateReport) -> String {
         None if report.states.iter().all(|sum| sum.files == 0) => "no files",
         None => "mixed",
     };
-    let mut text = format!("{}: {state}, {here}", report.path);
+    let mut text = format!("{}: {state}, {here}", shown(&report.path));
     if let Some(origin) = &report.origin {
-        text.push_str(&format!("\nfrom {} (tag {})", origin.url, origin.tag));
+        let (url, tag) = (shown(&origin.url), shown(&origin.tag));
+        text.push_str(&format!("\nfrom {url} (tag {tag})"));
     }
     if !report.states.is_empty() {
         let mut sums = table(&["STATE", "FILES", "SIZE"]);
@@ -53,4 +54,29 @@ fn words(report: &StateReport) -> String {
         ));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::report::OriginReport;
+
+    use super::*;
+
+    #[test]
+    fn names_and_keys_cannot_act_on_the_terminal() {
+        let origin = OriginReport { url: "s3://b/\u{1b}[2J".to_owned(), tag: "t\n".to_owned() };
+        let report = StateReport {
+            path: "/m/\u{1b}[31mred\nfile".to_owned(),
+            state: Some("hydrated"),
+            size_bytes: 4096,
+            hydrated_bytes: 4096,
+            directory: false,
+            states: Vec::new(),
+            unlisted_directories: 0,
+            origin: Some(origin),
+        };
+        let expected = "/m/\\u{1b}[31mred\\nfile: hydrated, 4 KiB of 4 KiB here\nfrom \
+                        s3://b/\\u{1b}[2J (tag t\\n)";
+        assert_eq!(words(&report), expected);
+    }
 }

@@ -7,7 +7,7 @@ use millrace_types::ByteLen;
 use crate::{
     context::Context,
     exit::Exit,
-    output::{counted, render, table},
+    output::{counted, render, shown, table},
     report::{JobReport, LinkReport, StatusReport, TargetReport},
     settings::AdminSettings,
 };
@@ -45,7 +45,7 @@ async fn ask(
 fn words(report: &StatusReport) -> String {
     let mut text = report.health.to_owned();
     for problem in &report.problems {
-        text.push_str(&format!("\n  {problem}"));
+        text.push_str(&format!("\n  {}", shown(problem)));
     }
     for server in &report.servers {
         text.push_str(&format!("\n\n{} server {}: {}", server.role, server.address, server.state));

@@ -8,7 +8,7 @@ use crate::{
     arguments::PathArgument,
     context::{CALLER, Context, at},
     exit::Exit,
-    output::{render, table},
+    output::{render, shown, table},
     report::StripeReport,
 };
 
@@ -31,9 +31,9 @@ pub(crate) fn words(report: &StripeReport) -> String {
     };
     let mut text = format!(
         "{}: chunks of {} over {groups} of pool {}",
-        report.path,
+        shown(&report.path),
         ByteLen(report.chunk_size_bytes),
-        report.pool
+        shown(&report.pool)
     );
     let inline = ByteLen(report.inline_bytes.into());
     match (report.directory, report.inline_bytes) {

@@ -4,7 +4,11 @@ use millrace_protocol::upkeep::CheckDrain;
 use millrace_types::ByteLen;
 
 use crate::{
-    arguments::TargetArgument, context::Context, exit::Exit, output::counted, report::DrainReport,
+    arguments::TargetArgument,
+    context::Context,
+    exit::Exit,
+    output::{counted, shown},
+    report::DrainReport,
     watch::say,
 };
 
@@ -51,7 +55,7 @@ fn words(report: &DrainReport) -> String {
         text.push_str("\n  no file has these bytes: of removed ones they are freed soon");
     }
     for path in &report.paths {
-        text.push_str(&format!("\n    {path}"));
+        text.push_str(&format!("\n    {}", shown(path)));
     }
     let told = report.paths.len() as u64;
     if report.lost_files > told {

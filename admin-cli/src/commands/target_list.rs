@@ -8,7 +8,7 @@ use crate::{
     connection::Connection,
     context::Context,
     exit::Exit,
-    output::{render, table},
+    output::{render, shown, table},
     report::TargetDetailReport,
 };
 
@@ -67,7 +67,8 @@ fn words(reports: &[TargetDetailReport]) -> String {
     let mut text = render(&lines);
     for report in reports {
         if let Some(error) = &report.error {
-            text.push_str(&format!("\n\ntarget {} does not tell: {error}", report.target.id));
+            let (id, error) = (&report.target.id, shown(error));
+            text.push_str(&format!("\n\ntarget {id} does not tell: {error}"));
         }
     }
     text

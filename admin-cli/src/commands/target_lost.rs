@@ -5,8 +5,13 @@ use std::time::{Duration, Instant};
 use millrace_protocol::loss::{LookLoss, LoseTarget};
 
 use crate::{
-    arguments::LostArguments, connection::Connection, context::Context, exit::Exit,
-    output::counted, report::LossReport, watch::say,
+    arguments::LostArguments,
+    connection::Connection,
+    context::Context,
+    exit::Exit,
+    output::{counted, shown},
+    report::LossReport,
+    watch::say,
 };
 
 /// Files named at most to a person; JSON has all.
@@ -74,7 +79,7 @@ fn words(report: &LossReport) -> String {
         }
     };
     for path in report.paths.iter().take(PATHS_SHOWN) {
-        text.push_str(&format!("\n    {path}"));
+        text.push_str(&format!("\n    {}", shown(path)));
     }
     let told = report.paths.len().min(PATHS_SHOWN) as u64;
     if report.damaged_files > told {

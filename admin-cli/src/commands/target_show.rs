@@ -8,7 +8,7 @@ use crate::{
     commands::target_scrub::scrub_text,
     context::Context,
     exit::Exit,
-    output::{counted, render, table},
+    output::{counted, render, shown, table},
     report::{DetailReport, FindingReport, TargetDetailReport, TargetShowReport},
 };
 
@@ -41,7 +41,7 @@ fn words(report: &TargetShowReport) -> String {
     let mut text = format!(
         "target {} on {} ({}): {}, heard of {}\n{} of {} used, {}",
         target.id,
-        target.host,
+        shown(&target.host),
         target.addresses.join(", "),
         target.state,
         target.heard,
@@ -52,7 +52,7 @@ fn words(report: &TargetShowReport) -> String {
     match (&report.target.detail, &report.target.error) {
         (Some(detail), _) => text.push_str(&detail_words(detail)),
         (None, Some(error)) => {
-            text.push_str(&format!("\n\nits daemon does not tell more: {error}"))
+            text.push_str(&format!("\n\nits daemon does not tell more: {}", shown(error)));
         }
         (None, None) => {}
     }

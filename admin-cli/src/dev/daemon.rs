@@ -4,6 +4,7 @@ use std::{
     ffi::OsString,
     path::PathBuf,
     process::{Child, Command},
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -81,8 +82,7 @@ impl Daemon {
 
     /// Forgets the process, which has ended.
     pub(crate) fn forget(&self) {
-        // A file that stays is found to be old by its start time.
-        drop(std::fs::remove_file(self.pid_file()));
+        Process::forget(&self.pid_file());
     }
 
     fn pid_file(&self) -> PathBuf {
@@ -114,6 +114,9 @@ impl Started {
         }
     }
 }
+
+/// How long a daemon has to end: longer than the 30 s that each allows itself to drain.
+pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(40);
 
 #[cfg(test)]
 mod tests {

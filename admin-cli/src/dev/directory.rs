@@ -222,7 +222,8 @@ fn identity(authority: &Authority, role: Role, path: &Path) -> anyhow::Result<()
 }
 
 const IDENTITY_FILE: &str = "identity.pem";
-const DATA: &str = "data";
+/// Where a daemon keeps what it stores, in its directory.
+pub(crate) const DATA: &str = "data";
 
 #[cfg(test)]
 mod tests {

@@ -7,10 +7,17 @@ use millrace_protocol::admin::{ClusterStatus, ClusterStatusReply, TargetState};
 use millrace_service::telemetry::in_words;
 
 use crate::{
-    connection::Connection, context::Context, dev::daemon::Started, settings::AdminSettings,
+    connection::Connection,
+    context::Context,
+    dev::{
+        daemon::{Daemon, Started},
+        lost,
+    },
+    settings::AdminSettings,
 };
 
-/// Waits until the metadata server answers and `targets` targets are online.
+/// Waits until the metadata server answers and all of `targets` are online, but those that were
+/// given up.
 ///
 /// # Errors
 /// When one of `started` ends, or [`PATIENCE`] passes; the message holds the daemon's last words,
@@ -18,20 +25,31 @@ use crate::{
 pub(crate) async fn wait(
     context: &Context,
     settings: &AdminSettings,
-    targets: usize,
+    targets: &[Daemon],
     started: &mut [Started],
 ) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let mut connection = None;
+    let mut look = Instant::now() + LOOK;
     loop {
         for daemon in started.iter_mut() {
             daemon.check()?;
         }
         let missing = match ask(context, settings, &mut connection).await {
-            Ok(status) => match online(&status) {
-                online if online >= targets => return Ok(()),
-                online => format!("{online} of {targets} targets are online"),
-            },
+            Ok(status) => {
+                let (online, mut counted) = (online(&status), targets.len());
+                if online < counted
+                    && Instant::now() > look
+                    && let Some(connection) = &connection
+                {
+                    counted -= lost::find(connection, &status, targets).await.len();
+                    look = Instant::now() + LOOK;
+                }
+                if online >= counted {
+                    return Ok(());
+                }
+                format!("{online} of {counted} targets are online")
+            }
             Err(error) => in_words(&error),
         };
         if Instant::now() > deadline {
@@ -73,3 +91,5 @@ async fn ask(
 /// A metadata server that replays a long log, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
+/// Longer than targets take to join: only then it is asked which were given up, and again later.
+const LOOK: Duration = Duration::from_secs(3);

@@ -29,7 +29,7 @@ pub(crate) struct Plan {
     /// The file with named keys of buckets, absolute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) credentials: Option<PathBuf>,
-    /// Where `dev up --mount` has mounted; forgotten by `dev down`.
+    /// Where `dev up --mount` has mounted, or does at this moment; forgotten by `dev down`.
     #[serde(default)]
     pub(crate) mounts: Vec<MountPlan>,
 }
@@ -131,6 +131,11 @@ impl Plan {
         self.mounts.push(MountPlan { number, mountpoint, options: options.unwrap_or_default() });
     }
 
+    /// Takes away the mount at this mount point.
+    pub(crate) fn forget(&mut self, mountpoint: &Path) {
+        self.mounts.retain(|mount| mount.mountpoint != mountpoint);
+    }
+
     /// Writes the plan so that a crash leaves the old or the new one.
     ///
     /// # Errors
@@ -225,7 +230,7 @@ mod tests {
         assert_eq!(plan.mounts.len(), 2);
         assert_eq!(plan.mounts[0].options, "ro");
         assert_eq!(plan.mounts[1].number, 1);
-        plan.mounts.remove(0);
+        plan.forget(Path::new("/mnt/a"));
         plan.mount("/mnt/c".into(), None);
         assert_eq!(plan.mounts[1].number, 0);
     }

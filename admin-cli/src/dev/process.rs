@@ -1,6 +1,7 @@
 //! A daemon's process: found again, checked, signalled and waited for without ever hitting another.
 //!
-//! A process is the same one when its id, its start time and its command line agree. It is
+//! A process is the same one when its id, its start time and its command line agree. The id stands
+//! alone in a file, for people and their scripts, and the start time in one beside it. A process is
 //! signalled through a descriptor (`pidfd`) that was opened before the check, so that the kernel
 //! cannot give the id to another process in between.
 
@@ -10,7 +11,7 @@ use std::{
         fd::OwnedFd,
         unix::{ffi::OsStrExt as _, process::CommandExt as _},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -35,10 +36,8 @@ impl Process {
     /// Finds the running process that `pid_file` names and whose command line holds `argument`.
     /// When the file is missing or old, the processes of the system are looked through.
     pub(crate) fn find(pid_file: &Path, argument: &Path) -> Option<Self> {
-        let named = std::fs::read_to_string(pid_file).ok().and_then(|text| {
-            let (pid, start) = text.trim().split_once(' ')?;
-            Self::open(pid.parse().ok()?, argument, start.parse().ok())
-        });
+        let named = remembered(pid_file);
+        let named = named.and_then(|(pid, start)| Self::open(pid, argument, Some(start)));
         named.or_else(|| Self::search(argument))
     }
 
@@ -71,14 +70,22 @@ impl Process {
         bail!("process {} does not end, not even with SIGKILL", self.id())
     }
 
-    /// Remembers the process in `pid_file`.
+    /// Remembers the process in `pid_file`, and beside it when it started.
     ///
     /// # Errors
-    /// When the file cannot be written, or the process is gone already.
+    /// When a file cannot be written, or the process is gone already.
     pub(crate) fn remember(child: &Child, pid_file: &Path) -> anyhow::Result<()> {
         let pid = child.id();
         let start = start_time(pid).context("the process has ended at once")?;
-        replace(pid_file, format!("{pid} {start}\n").as_bytes())
+        replace(&start_file(pid_file), format!("{start}\n").as_bytes())?;
+        replace(pid_file, format!("{pid}\n").as_bytes())
+    }
+
+    /// Forgets the process that `pid_file` names, which has ended.
+    pub(crate) fn forget(pid_file: &Path) {
+        // A file that stays is found to be old by its start time.
+        drop(std::fs::remove_file(pid_file));
+        drop(std::fs::remove_file(start_file(pid_file)));
     }
 
     fn open(pid: u32, argument: &Path, start: Option<u64>) -> Option<Self> {
@@ -152,6 +159,24 @@ pub(crate) fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
         .with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))
 }
 
+/// The process that was remembered in `pid_file`, and when it started. Earlier versions wrote both
+/// there.
+fn remembered(pid_file: &Path) -> Option<(u32, u64)> {
+    let text = std::fs::read_to_string(pid_file).ok()?;
+    match text.trim().split_once(' ') {
+        Some((pid, start)) => Some((pid.parse().ok()?, start.parse().ok()?)),
+        None => {
+            let start = std::fs::read_to_string(start_file(pid_file)).ok()?;
+            Some((text.trim().parse().ok()?, start.trim().parse().ok()?))
+        }
+    }
+}
+
+/// Beside `daemon.pid`, `daemon.start`.
+fn start_file(pid_file: &Path) -> PathBuf {
+    pid_file.with_extension("start")
+}
+
 fn has_argument(pid: u32, argument: &Path) -> bool {
     let wanted = argument.as_os_str().as_bytes();
     // Of an ended process that nobody has waited for the command line is empty.
@@ -185,13 +210,15 @@ mod tests {
     #[test]
     fn a_process_is_found_by_its_file_or_its_command_line_and_stopped() {
         let directory = tempfile::tempdir().unwrap();
-        let (argument, pid_file) = (directory.path().join("a.toml"), directory.path().join("pid"));
+        let argument = directory.path().join("a.toml");
+        let pid_file = directory.path().join("daemon.pid");
         assert!(Process::find(&pid_file, &argument).is_none());
         let mut child = sleeper(directory.path(), &argument);
         Process::remember(&child, &pid_file).unwrap();
         let found = Process::find(&pid_file, &argument).unwrap();
         assert_eq!(found.id(), child.id());
-        std::fs::remove_file(&pid_file).unwrap();
+        Process::forget(&pid_file);
+        assert!(remembered(&pid_file).is_none());
         let found = Process::find(&pid_file, &argument).unwrap();
         assert_eq!(found.id(), child.id());
         assert!(found.stop(Duration::from_secs(10)).unwrap());
@@ -200,17 +227,37 @@ mod tests {
     }
 
     #[test]
+    fn the_file_holds_the_process_id_alone_and_those_of_earlier_versions_are_understood() {
+        let directory = tempfile::tempdir().unwrap();
+        let argument = directory.path().join("a.toml");
+        let pid_file = directory.path().join("daemon.pid");
+        let mut child = sleeper(directory.path(), &argument);
+        Process::remember(&child, &pid_file).unwrap();
+        let text = std::fs::read_to_string(&pid_file).unwrap();
+        assert_eq!(text, format!("{}\n", child.id()), "as `kill $(cat daemon.pid)` takes it");
+        let start = start_time(child.id()).unwrap();
+        assert_eq!(remembered(&pid_file), Some((child.id(), start)));
+        Process::forget(&pid_file);
+        std::fs::write(&pid_file, format!("{} {start}\n", child.id())).unwrap();
+        assert_eq!(remembered(&pid_file), Some((child.id(), start)));
+        std::fs::write(&pid_file, format!("{}\n", child.id())).unwrap();
+        assert_eq!(remembered(&pid_file), None, "nothing says when it started");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
     fn another_process_with_the_same_number_is_not_mistaken_for_the_daemon() {
         let directory = tempfile::tempdir().unwrap();
-        let (argument, pid_file) = (directory.path().join("a.toml"), directory.path().join("pid"));
-        let start = start_time(std::process::id()).unwrap();
-        std::fs::write(&pid_file, format!("{} {start}\n", std::process::id())).unwrap();
+        let argument = directory.path().join("a.toml");
+        let pid_file = directory.path().join("daemon.pid");
+        let own = std::process::id();
+        std::fs::write(&pid_file, format!("{own}\n")).unwrap();
+        let start = start_time(own).unwrap();
+        std::fs::write(start_file(&pid_file), format!("{start}\n")).unwrap();
         assert!(Process::find(&pid_file, &argument).is_none(), "other command line");
         let mut child = sleeper(directory.path(), &argument);
-        std::fs::write(&pid_file, format!("{} 1\n", child.id())).unwrap();
-        let stale = std::fs::read_to_string(&pid_file).unwrap();
-        let (pid, wrong_start) = stale.trim().split_once(' ').unwrap();
-        let opened = Process::open(pid.parse().unwrap(), &argument, wrong_start.parse().ok());
+        let opened = Process::open(child.id(), &argument, Some(1));
         assert!(opened.is_none(), "other start time");
         child.kill().unwrap();
         child.wait().unwrap();

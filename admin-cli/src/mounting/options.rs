@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use millrace_service::address::{METADATA_PORT, ServerAddress};
+use millrace_service::{
+    address::{METADATA_PORT, ServerAddress},
+    mount_options::MountOption,
+};
 
 use crate::exit::Misuse;
 
@@ -21,40 +24,27 @@ pub(crate) struct MountOptions {
 }
 
 impl MountOptions {
-    /// Reads comma-separated words.
+    /// Reads comma-separated words; those that say nothing to a file system are left out.
     ///
     /// # Errors
-    /// [`Misuse`] when a word that needs a value has none.
+    /// [`Misuse`] when a word is unknown, or its value missing or wrong.
     pub(crate) fn parse(lists: &[String]) -> Result<Self, Misuse> {
         let mut options = Self::default();
-        for word in lists.iter().flat_map(|list| list.split(',')) {
-            let (key, value) = match word.split_once('=') {
-                Some((key, value)) => (key, Some(value)),
-                None => (word, None),
-            };
-            let file = |value: Option<&str>| match value {
-                Some(path) if path.starts_with('/') => Ok(Some(PathBuf::from(path))),
-                _ => Err(Misuse(format!("-o {key}=FILE needs an absolute path"))),
-            };
-            match key {
-                "identity" => options.identity = file(value)?,
-                "config" => options.config = file(value)?,
-                "log" => options.log = file(value)?,
-                _ if is_for_mount(key) => {}
+        for word in lists.iter().flat_map(|list| list.split(',')).map(str::trim) {
+            if word.is_empty() {
+                continue;
+            }
+            let parsed = word.parse::<MountOption>();
+            match parsed.map_err(|error| Misuse(error.to_string()))? {
+                MountOption::Identity(path) => options.identity = Some(path),
+                MountOption::Config(path) => options.config = Some(path),
+                MountOption::Log(path) => options.log = Some(path),
+                MountOption::Foreign => {}
                 _ => options.daemon.push(word.to_owned()),
             }
         }
         Ok(options)
     }
-}
-
-/// Words of fstab that mount(8), systemd or people act on, and that say nothing to a file system.
-fn is_for_mount(key: &str) -> bool {
-    const WORDS: &[&str] = &[
-        "", "defaults", "auto", "noauto", "nofail", "_netdev", "user", "nouser", "users", "owner",
-        "group", "comment",
-    ];
-    WORDS.contains(&key) || key.starts_with("x-") || key.starts_with("X-")
 }
 
 /// What to mount: `HOST[:PORT][,HOST...]:/PATH`.
@@ -100,7 +90,7 @@ mod tests {
         assert_eq!(options.identity, Some("/a.pem".into()));
         assert_eq!(options.daemon, ["rw", "hard"]);
         assert_eq!(parse("").daemon, Vec::<String>::new());
-        assert_eq!(parse("cache=1GiB").daemon, ["cache=1GiB"]);
+        assert_eq!(parse("memory=1GiB").daemon, ["memory=1GiB"]);
     }
 
     #[test]
@@ -108,6 +98,13 @@ mod tests {
         for bad in ["identity", "identity=", "identity=a.pem", "log=b"] {
             let error = MountOptions::parse(&[bad.to_owned()]).unwrap_err();
             assert!(error.to_string().contains("absolute"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_word_is_refused_here_and_not_only_by_the_daemon() {
+        for bad in ["bogus", "ro,bogus", "path=nosuch", "timeout=soon"] {
+            assert!(MountOptions::parse(&[bad.to_owned()]).is_err(), "{bad}");
         }
     }
 

@@ -8,6 +8,8 @@ use millrace_protocol::{
 use millrace_types::ByteLen;
 use serde::Serialize;
 
+use crate::output::shown;
+
 /// Which files of its tree; what is `null` or empty leaves nothing out.
 #[derive(Serialize, Debug, PartialEq, Eq)]
 pub(crate) struct SelectionReport {
@@ -41,8 +43,8 @@ impl SelectionReport {
     /// In words.
     pub(crate) fn words(&self) -> String {
         let mut words = Vec::new();
-        words.extend(self.include.iter().map(|glob| format!("--include '{glob}'")));
-        words.extend(self.exclude.iter().map(|glob| format!("--exclude '{glob}'")));
+        words.extend(self.include.iter().map(|glob| format!("--include '{}'", shown(glob))));
+        words.extend(self.exclude.iter().map(|glob| format!("--exclude '{}'", shown(glob))));
         words.extend(self.larger_bytes.map(|bytes| format!("--larger {}", size(bytes))));
         words.extend(self.smaller_bytes.map(|bytes| format!("--smaller {}", size(bytes))));
         words.extend(self.older_seconds.map(|age| format!("--older {age}s")));
@@ -105,10 +107,11 @@ impl JobOptionsReport {
         words.extend(self.report.then(|| "--report".to_owned()));
         words.extend(self.files.then(|| "--files-from (a list)".to_owned()));
         if let Some(to) = &self.destination {
-            words.push(format!("--to {}", to.url));
-            words.extend(to.endpoint.as_ref().map(|endpoint| format!("--endpoint {endpoint}")));
-            words.extend(to.region.as_ref().map(|region| format!("--region {region}")));
-            words.extend(to.credentials.as_ref().map(|name| format!("--credentials {name}")));
+            words.push(format!("--to {}", shown(&to.url)));
+            words.extend(to.endpoint.as_ref().map(|url| format!("--endpoint {}", shown(url))));
+            words.extend(to.region.as_ref().map(|name| format!("--region {}", shown(name))));
+            let credentials = to.credentials.as_ref();
+            words.extend(credentials.map(|name| format!("--credentials {}", shown(name))));
             words.extend(to.overwrite.then(|| "--overwrite".to_owned()));
         }
         words.join(" ")
