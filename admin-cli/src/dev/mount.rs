@@ -96,6 +96,11 @@ pub(crate) async fn all(
                           another in its place, `dev down` forgets it)";
             return Err(error).context(remedy);
         }
+        if daemon.process().is_some() {
+            // `dev down` must still find it.
+            say(&format!("{} is not mounted: {}", daemon.address, words(&error)));
+            continue;
+        }
         say(&format!("{} is no mount of this cluster any more: {}", daemon.address, words(&error)));
         plan.forget(Path::new(&daemon.address));
         plan.write(directory.root())?;

@@ -46,6 +46,13 @@ pub(crate) struct Flight {
     pub(crate) data: Bytes,
 }
 
+impl Flight {
+    /// One past the last byte.
+    pub(crate) fn end(&self) -> u64 {
+        self.start + u64::try_from(self.data.len()).expect("a length in memory fits in 64 bits")
+    }
+}
+
 /// Which part of a file a slot is: byte offset divided by the slot size.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct SlotIndex(u64);
@@ -175,6 +182,17 @@ impl WriteBuffer {
     /// One past the last byte; 0 where nothing is buffered.
     pub(crate) fn end(&self) -> u64 {
         self.slots.values().next_back().and_then(Slot::end).unwrap_or(0)
+    }
+
+    /// The first byte at or behind `offset` that waits or is on its way.
+    pub(crate) fn first_behind(&self, offset: u64) -> Option<u64> {
+        let first = |slot: &Slot| {
+            let waiting = slot.extents.iter().map(|extent| (extent.start, extent.end()));
+            let flying = slot.flights.iter().map(|flight| (flight.start, flight.end()));
+            let behind = waiting.chain(flying).filter(|&(_, end)| end > offset);
+            behind.map(|(start, _)| start.max(offset)).min()
+        };
+        self.slots.values().find_map(first)
     }
 
     /// Whether a file that ends at `size` has a hole when this is stored. What is on its way may

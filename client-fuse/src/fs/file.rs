@@ -106,7 +106,7 @@ pub(crate) struct State {
     /// Whether what is buffered may lie behind a hole that the server has not been told of. Says
     /// nothing of a content that is known to have holes.
     undeclared: bool,
-    /// The size as the server has told it last.
+    /// The size as the server has told it last, as far as nothing before it waits to be stored.
     told_end: u64,
     /// Where bytes behind that begin that no target has taken, after a failure that a program hears
     /// of: what was stored behind them has a hole before it.
@@ -254,7 +254,9 @@ impl State {
             self.inline = reply.inline.map(|bytes| InInode::new(bytes, &reply.attributes, held));
         }
         self.content = content;
-        self.told_end = reply.attributes.size;
+        // What is here behind the old end, or on its way, may still fail.
+        let held = self.buffer.first_behind(self.told_end);
+        self.told_end = held.map_or(reply.attributes.size, |at| at.min(reply.attributes.size));
         self.attributes = reply.attributes;
         // Of two answers that overtook each other, this may be the older one.
         self.lease = None;
@@ -309,6 +311,10 @@ impl State {
         self.attributes.change_count = ChangeCount(0);
         let was_elsewhere = matches!(self.inline, Some(InInode::Elsewhere(_)));
         self.accept_viewed(reply, viewed)?;
+        // The metadata of an older day was put back: what is stored from here on counts again.
+        if self.version.is_some_and(|version| version < self.stored.version) {
+            self.stored = Stored { version: Default::default(), end: 0, ..self.stored };
+        }
         // Thousands of files may be opened again at once, of which nobody wants the bytes.
         if was_elsewhere && let Some(inline) = &mut self.inline {
             *inline = InInode::Elsewhere(inline.len());
@@ -479,7 +485,7 @@ impl State {
 
     /// Whether the server must still be told of an acknowledged write.
     pub(crate) fn needs_commit(&self) -> bool {
-        self.stored.acknowledgements > self.committed
+        self.stored.acknowledgements > self.committed || self.has_unstored_hole()
     }
 
     /// Whether bytes wait in memory or the server must be told something.

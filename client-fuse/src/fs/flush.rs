@@ -70,19 +70,21 @@ impl FileSystem {
     /// As [`Self::flush`]; [`ErrorKind::Lost`] when a target lost acknowledged bytes in between.
     pub(crate) async fn fsync(&self, handle: &FileHandle) -> Result<(), Failure> {
         let file = &handle.file;
+        let losses = file.state().losses;
         self.publish_inline(file).await?;
         self.flush_file(file).await;
         handle.check_told()?;
-        self.sync_stored(file).await?;
+        self.sync_stored(file, losses).await?;
         handle.check_told()
     }
 
-    /// What has been stored survives the loss of power of every server.
+    /// What has been stored survives the loss of power of every server; `losses` is how many there
+    /// were when it was written.
     ///
     /// # Errors
     /// As [`Self::sync_targets`] and [`Self::commit`].
-    pub(super) async fn sync_stored(&self, file: &File) -> Result<(), Failure> {
-        self.sync_targets(file).await?;
+    pub(super) async fn sync_stored(&self, file: &File, losses: u64) -> Result<(), Failure> {
+        self.sync_targets(file, losses).await?;
         self.commit(file, true).await
     }
 
@@ -149,7 +151,7 @@ impl FileSystem {
         for flight in &flights {
             outcome = self.store(file, flight).await;
             if outcome.is_err() {
-                let end = flights.last().map(|last| last.start + length(&last.data));
+                let end = flights.last().map(Flight::end);
                 unstored = end.map(|end| flight.start..end);
                 break;
             }
@@ -194,7 +196,7 @@ impl FileSystem {
     async fn store_once(&self, file: &File, flight: &Flight) -> Result<(), Failure> {
         let access = self.writable(file).await?;
         let written = self.cluster.write(&access, flight.start, flight.data.clone()).await?;
-        let range = flight.start..flight.start + length(&flight.data);
+        let range = flight.start..flight.end();
         file.state().record_stored(&range, &access, written.target, written.loss_count);
         Ok(())
     }
@@ -238,8 +240,7 @@ impl FileSystem {
     /// # Errors
     /// What the targets answer; [`ErrorKind::Lost`], which is recorded as well, for everybody who
     /// has waited and for every other handle.
-    async fn sync_targets(&self, file: &File) -> Result<(), Failure> {
-        let losses = file.state().losses;
+    async fn sync_targets(&self, file: &File, losses: u64) -> Result<(), Failure> {
         let _one_at_a_time = file.syncing.lock().await;
         let unsynced = {
             let mut state = file.state();
@@ -271,7 +272,8 @@ impl FileSystem {
                 }
                 Err(failure) => {
                     // Still to be synced: the next fsync tries again.
-                    file.state().unsynced.entry(target).or_insert(expected);
+                    // Of several counts the oldest says what must still be there.
+                    file.state().unsynced.insert(target, expected);
                     outcome = Err(failure);
                 }
             }
@@ -347,7 +349,3 @@ const SLOTS_AT_ONCE: usize = 16;
 
 /// Targets that are synced at the same time.
 const TARGETS_AT_ONCE: usize = 16;
-
-fn length(bytes: &[u8]) -> u64 {
-    u64::try_from(bytes.len()).expect("a length in memory fits in 64 bits")
-}

@@ -404,7 +404,8 @@ fn as_new_file(file: &File, bytes: Bytes) -> Option<(Unpublished, NewFile, u64)>
     // Numbered when it is sent.
     let operation = Operation { session: unpublished.session, sequence: 0, lowest_pending: 0 };
     // While something is on its way, what the targets have may have gaps: a commit tells the rest.
-    let is_whole = state.buffer.held_bytes() == 0 && !state.buffer.has_flights();
+    let is_here = state.buffer.held_bytes() > 0 || state.buffer.has_flights();
+    let is_whole = !is_here && !state.has_unstored_hole();
     let (end, told) = match &inline {
         Some(bytes) => (bytes.len() as u64, state.committed),
         None if is_whole => (state.stored.end, state.stored.acknowledgements),

@@ -82,7 +82,10 @@ impl FileSystem {
         // Last, because others wait for it: the right to append may be with a host that is gone.
         // Sending what is buffered, which makes room, needs none of what is held here.
         let permit = self.take_memory(file, length(data)).await;
-        let failures = file.state().failures;
+        let (failures, losses) = {
+            let state = file.state();
+            (state.failures, state.losses)
+        };
         self.buffer(file, offset, data, permit);
         drop(sizing);
         if !waits {
@@ -90,9 +93,11 @@ impl FileSystem {
         }
         self.flush_telling(file, failures).await?;
         if syncs {
-            // Of a long write the program may not hear of it now.
-            self.sync_stored(file).await.inspect_err(|failure| {
-                file.state().record_failure(failure.clone());
+            // Of a long write the program may not hear of it now. (A loss is recorded already.)
+            self.sync_stored(file, losses).await.inspect_err(|failure| {
+                if failure.kind != ErrorKind::Lost {
+                    file.state().record_failure(failure.clone());
+                }
             })?;
         }
         Ok(())

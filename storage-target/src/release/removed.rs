@@ -51,10 +51,13 @@ impl Releaser {
                 tokio::time::sleep(PAUSE.saturating_sub(begun.elapsed())).await;
             }
             let begun = Instant::now();
-            match self.look_for_removed(metadata, cluster).await? {
-                true => *looks = Looks { vain: None, freed: Some(Instant::now()) },
-                false => looks.vain = Some(begun),
+            let found = self.look_for_removed(metadata, cluster).await;
+            match found {
+                Ok(true) => *looks = Looks { vain: None, freed: Some(Instant::now()) },
+                // One that was not answered is one in vain, for all who wait for it.
+                Ok(false) | Err(_) => looks.vain = Some(begun),
             }
+            found?;
         }
         // Who found no space just before may not have tried since.
         Ok(looks.freed.is_some_and(|freed| freed.elapsed() < RECENT))

@@ -34,14 +34,19 @@ pub(super) enum ReadError {
 }
 
 impl Store {
-    /// Refuses a content that was given up, if any of the blocks looked at is absent: it may have
-    /// been anything before, and neither zeros nor what the bucket has are then the answer.
+    /// Refuses a content that was given up, if any of the blocks looked at is absent and no bucket
+    /// backs it: it may have been anything before, and zeros are not the answer. (What a bucket has
+    /// is what it was, under the tag that it is asked for.)
     pub(super) async fn check_absent(
         &self,
+        view: &ChunkView,
         snapshot: &Snapshot,
         mut blocks: Range<u16>,
     ) -> Result<(), EngineError> {
-        match blocks.any(|block| snapshot.state(block) == BlockState::Absent) {
+        let is_gone = |block: u16| {
+            u32::from(block) * BLOCK >= view.backed && snapshot.state(block) == BlockState::Absent
+        };
+        match blocks.any(is_gone) {
             true => self.volume.check_content(snapshot.key()).await,
             false => Ok(()),
         }

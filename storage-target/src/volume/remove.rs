@@ -336,6 +336,11 @@ impl Shared {
         let generation = ContentGeneration(last.0.saturating_add(1));
         let mark = Mark { generation, write_epoch: WriteEpoch(0) };
         let marked = self.raise_mark(inode, mark).await;
+        match &marked {
+            Err(EngineError::Index(error)) if matches!(**error, IndexError::Damaged { .. }) => {}
+            Err(_) => return marked.map(|()| 0),
+            Ok(()) => {}
+        }
         let freed = self.remove(KeyRange::inode(inode, last), AtDamage::GoRound).await?;
         // Where the mark cannot be read, the bytes go all the same.
         marked.map(|()| freed)

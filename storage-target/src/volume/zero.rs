@@ -64,12 +64,14 @@ impl Shared {
         let mut newest = snapshot.sections().version();
         let steps = steps(snapshot.sections(), &range, request.backed);
         drop(snapshot);
+        // Also where an earlier attempt of the request has made the first of them.
+        let is_long = range.start / STEP != (range.end - 1) / STEP;
         for (nth, step) in (1..).zip(&steps) {
             let mut cause = Cause::of_zero(&request);
             if nth < steps.len() {
                 // Only the last record says that the request is applied.
                 (cause.session, cause.number) = (SessionId(0), WriteNumber(0));
-            } else if nth > 1 {
+            } else if is_long {
                 // After a loss of power it may be believed only if those before it are.
                 self.sync().await?;
             }

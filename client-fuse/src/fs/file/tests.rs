@@ -332,6 +332,25 @@ fn what_could_not_be_stored_is_a_hole_before_what_was() {
 }
 
 #[test]
+fn a_hole_is_known_also_when_a_commit_has_told_of_what_lies_behind_it_before() {
+    let file = opened(Rights::ReadWrite);
+    let access = file.access().expect("it may be written");
+    let mut state = file.state();
+    let size = state.attributes.size;
+    state.buffer.insert(size, &[7; 8]);
+    let slot = state.buffer.dirty_slots()[0];
+    let flights = state.buffer.take_off(slot).expect("there is something to send");
+    assert_eq!(flights[0].end(), size + 8);
+    state.record_stored(&(size + 8..size + 16), &access, TARGET, 1);
+    let told = state.stored.acknowledgements;
+    state.accept(reply(9, size + 16, 1, Rights::ReadWrite)).expect("sound");
+    state.record_commit(told);
+    state.record_unstored(&(size..size + 8));
+    state.buffer.land(slot);
+    assert!(state.has_unstored_hole() && state.is_dirty(), "a commit has to say so");
+}
+
+#[test]
 fn a_loss_is_told_to_who_waits_for_the_target_too() {
     let file = opened(Rights::ReadWrite);
     let mut state = file.state();

@@ -230,7 +230,7 @@ mod tests {
         world.core.leases.handle_cut(InodeId::ROOT, [deaf]);
         let wait = world.core.leases.heard_of_cut(InodeId::ROOT, other, true);
         let wait = wait.expect("it has not heard");
-        world.pass(96);
+        world.pass(160);
         assert_eq!(world.renew(deaf), Ok(()));
         world.pass(1);
         assert_eq!(world.renew(deaf), Err(ErrorKind::Busy));
@@ -248,7 +248,7 @@ mod tests {
         let mut world = World::new();
         let deaf = world.open(1);
         world.core.leases.handle_cut(InodeId::ROOT, [deaf]);
-        world.pass(120);
+        world.pass(170);
         assert_eq!(world.renew(deaf), Err(ErrorKind::Busy));
         let through = world.core.leases.poll_recalls(deaf).unwrap().through;
         let now = world.core.now();

@@ -111,9 +111,10 @@ enum Ended {
 }
 
 impl Ended {
-    /// Whether the bucket cannot be reached.
+    /// Whether the bucket cannot be reached, or has more to do than it can.
     fn is_away(&self) -> bool {
-        matches!(self, Self::Failed(failure) if failure.kind == ErrorKind::BucketUnavailable)
+        let kinds = [ErrorKind::BucketUnavailable, ErrorKind::Busy];
+        matches!(self, Self::Failed(failure) if kinds.contains(&failure.kind))
     }
 }
 

@@ -32,6 +32,9 @@ use crate::{
     store::records::JobRecord,
 };
 
+/// Uploads that any link may have at a time: the parts of one large file.
+const UPLOADS_MIN: usize = 4;
+
 /// Files of one link that are under way at the same time, where there are several links: a quarter
 /// of all slots is left to the others.
 const LINK_FILES_MAX: usize = FILES_MAX - FILES_MAX / 4;
@@ -79,7 +82,8 @@ impl<E: Environment> AutoExporter<E> {
                 && let Some((id, waiting)) = self.take_due()
             {
                 let uploads = permits.entry(waiting.link);
-                let uploads = uploads.or_insert_with(|| Arc::new(Semaphore::new(UPLOADS_MAX)));
+                let uploads =
+                    uploads.or_insert_with(|| Arc::new(Semaphore::new(self.uploads_max())));
                 let (context, uploads) = (&context, Arc::clone(uploads));
                 files.push(
                     async move { (id, waiting, one(context, &uploads, id, waiting.link).await) },
@@ -119,6 +123,12 @@ impl<E: Environment> AutoExporter<E> {
             tracing::warn!(%failure, "exports of removed files cannot be looked for");
         }
         begun.elapsed()
+    }
+
+    /// Uploads of one link at a time: its part of all, so that targets have no more to do with
+    /// several links, and parts that hang on one bucket keep none from another.
+    fn uploads_max(&self) -> usize {
+        (UPLOADS_MAX / self.state().links.len().max(1)).max(UPLOADS_MIN)
     }
 
     fn take_due(&self) -> Option<(InodeId, Waiting)> {

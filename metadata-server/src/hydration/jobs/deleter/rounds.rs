@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use millrace_types::{ErrorKind, LinkId};
+use millrace_types::{ErrorKind, Failure, LinkId};
 use tokio::time::Instant;
 
 use super::{Ended, Queued};
@@ -114,8 +114,8 @@ impl Course {
 
 /// Whether an entry failed because of the bucket.
 fn is_of_bucket(ended: &Ended) -> bool {
-    let kinds = [ErrorKind::BucketDenied, ErrorKind::BucketUnavailable];
-    matches!(ended, Ended::Failed(failure) if kinds.contains(&failure.kind))
+    let is_denied = |failure: &Failure| failure.kind == ErrorKind::BucketDenied;
+    ended.is_away() || matches!(ended, Ended::Failed(failure) if is_denied(failure))
 }
 
 #[cfg(test)]
@@ -212,7 +212,7 @@ mod tests {
     fn what_waits_or_fails_by_itself_holds_up_no_others_of_its_link() {
         let now = Instant::now();
         let mut rounds = Rounds::default();
-        let ended = [failed(ErrorKind::Busy), ("key".to_owned(), Ended::Waits)];
+        let ended = [failed(ErrorKind::Corrupt), ("key".to_owned(), Ended::Waits)];
         assert!(!rounds.handle_end(LINK, &ended, now));
         assert_eq!(order(&rounds, 1..3, now), [1, 2]);
     }
