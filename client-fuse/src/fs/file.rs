@@ -472,6 +472,11 @@ impl State {
         }
     }
 
+    /// Nothing more is to be said of what was not stored.
+    pub(crate) fn forget_unstored(&mut self) {
+        self.unstored = None;
+    }
+
     /// Whether what was stored lies behind bytes that were not, of which the server does not know:
     /// it must before it hears of the size.
     pub(crate) fn has_unstored_hole(&self) -> bool {

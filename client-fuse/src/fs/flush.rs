@@ -289,7 +289,7 @@ impl FileSystem {
         let _one_at_a_time = file.commit.lock().await;
         self.publish(file, Bytes::AtTargets).await?;
         if file.state().has_unstored_hole() {
-            self.declare_sparse(file).await?;
+            self.declare_hole(file).await?;
         }
         let (stored, written_at, needed, unsynced) = {
             let state = file.state();
@@ -300,6 +300,7 @@ impl FileSystem {
                 self.cluster.sync_metadata().await?;
                 file.state().commit_unsynced = false;
             }
+            file.state().record_commit(stored.acknowledgements);
             return Ok(());
         }
         let request = |operation| Commit {
@@ -324,6 +325,19 @@ impl FileSystem {
             state.record_own_change(before);
         }
         Ok(())
+    }
+
+    /// Tells the server that what was not stored is a hole. Where it does not have it, as of a file
+    /// that has lost bytes, that is said once.
+    async fn declare_hole(&self, file: &File) -> Result<(), Failure> {
+        let declared = self.declare_sparse(file).await;
+        let mut state = file.state();
+        match &declared {
+            Ok(()) => state.commit_unsynced = true,
+            Err(failure) if failure.kind.is_transient() => {}
+            Err(_) => state.forget_unstored(),
+        }
+        declared
     }
 
     /// Drops what was fetched for nothing, and sends what is buffered: here and in every file.

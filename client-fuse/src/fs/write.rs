@@ -95,8 +95,9 @@ impl FileSystem {
         if syncs {
             // Of a long write the program may not hear of it now. (A loss is recorded already.)
             self.sync_stored(file, losses).await.inspect_err(|failure| {
-                if failure.kind != ErrorKind::Lost {
-                    file.state().record_failure(failure.clone());
+                let mut state = file.state();
+                if state.losses == losses {
+                    state.record_failure(failure.clone());
                 }
             })?;
         }

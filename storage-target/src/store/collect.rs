@@ -34,17 +34,18 @@ pub(super) enum ReadError {
 }
 
 impl Store {
-    /// Refuses a content that was given up, if any of the blocks looked at is absent and no bucket
-    /// backs it: it may have been anything before, and zeros are not the answer. (What a bucket has
-    /// is what it was, under the tag that it is asked for.)
+    /// Refuses a content that was given up, if any of the blocks looked at from byte `backed` on is
+    /// absent: it may have been anything before, and zeros are not the answer. Below that the
+    /// bucket is asked for it, under its tag: after an older metadata directory was put back that
+    /// is how files of it are found to have changed.
     pub(super) async fn check_absent(
         &self,
-        view: &ChunkView,
+        backed: u32,
         snapshot: &Snapshot,
         mut blocks: Range<u16>,
     ) -> Result<(), EngineError> {
         let is_gone = |block: u16| {
-            u32::from(block) * BLOCK >= view.backed && snapshot.state(block) == BlockState::Absent
+            u32::from(block) * BLOCK >= backed && snapshot.state(block) == BlockState::Absent
         };
         match blocks.any(is_gone) {
             true => self.volume.check_content(snapshot.key()).await,

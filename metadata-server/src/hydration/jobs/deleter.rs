@@ -111,10 +111,9 @@ enum Ended {
 }
 
 impl Ended {
-    /// Whether the bucket cannot be reached, or has more to do than it can.
+    /// Whether the bucket cannot be reached.
     fn is_away(&self) -> bool {
-        let kinds = [ErrorKind::BucketUnavailable, ErrorKind::Busy];
-        matches!(self, Self::Failed(failure) if kinds.contains(&failure.kind))
+        matches!(self, Self::Failed(failure) if failure.kind == ErrorKind::BucketUnavailable)
     }
 }
 

@@ -32,6 +32,13 @@ use crate::{
     store::records::JobRecord,
 };
 
+/// Uploads of one link at a time, beside those of others that are busy: parts that hang on one
+/// bucket keep none from another, and targets have not many times as much to do with several of
+/// them.
+fn uploads_max(others: usize) -> usize {
+    (UPLOADS_MAX / (others + 1)).max(UPLOADS_MIN)
+}
+
 /// Uploads that any link may have at a time: the parts of one large file.
 const UPLOADS_MIN: usize = 4;
 
@@ -81,9 +88,9 @@ impl<E: Environment> AutoExporter<E> {
                 && !alone.is_wanted()
                 && let Some((id, waiting)) = self.take_due()
             {
+                let most = uploads_max(permits.len());
                 let uploads = permits.entry(waiting.link);
-                let uploads =
-                    uploads.or_insert_with(|| Arc::new(Semaphore::new(self.uploads_max())));
+                let uploads = uploads.or_insert_with(|| Arc::new(Semaphore::new(most)));
                 let (context, uploads) = (&context, Arc::clone(uploads));
                 files.push(
                     async move { (id, waiting, one(context, &uploads, id, waiting.link).await) },
@@ -123,12 +130,6 @@ impl<E: Environment> AutoExporter<E> {
             tracing::warn!(%failure, "exports of removed files cannot be looked for");
         }
         begun.elapsed()
-    }
-
-    /// Uploads of one link at a time: its part of all, so that targets have no more to do with
-    /// several links, and parts that hang on one bucket keep none from another.
-    fn uploads_max(&self) -> usize {
-        (UPLOADS_MAX / self.state().links.len().max(1)).max(UPLOADS_MIN)
     }
 
     fn take_due(&self) -> Option<(InodeId, Waiting)> {

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use millrace_types::{ErrorKind, Failure, LinkId};
+use millrace_types::{ErrorKind, LinkId};
 use tokio::time::Instant;
 
 use super::{Ended, Queued};
@@ -112,10 +112,10 @@ impl Course {
     }
 }
 
-/// Whether an entry failed because of the bucket.
+/// Whether an entry failed because of the bucket, or of one that has more to do than it can.
 fn is_of_bucket(ended: &Ended) -> bool {
-    let is_denied = |failure: &Failure| failure.kind == ErrorKind::BucketDenied;
-    ended.is_away() || matches!(ended, Ended::Failed(failure) if is_denied(failure))
+    let kinds = [ErrorKind::BucketDenied, ErrorKind::BucketUnavailable, ErrorKind::Busy];
+    matches!(ended, Ended::Failed(failure) if kinds.contains(&failure.kind))
 }
 
 #[cfg(test)]
