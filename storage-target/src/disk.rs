@@ -127,10 +127,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether it changes the disk.
+    /// What it is for.
     #[cfg(test)]
-    pub(crate) fn is_write(&self) -> bool {
-        self.operation == Operation::Write
+    pub(crate) fn operation(&self) -> Operation {
+        self.operation
     }
 
     fn complete(self, result: Result<(), DiskError>) {

@@ -15,7 +15,7 @@
 //! gets into a line. The first one starts a task that serves the line: it writes everything that
 //! was appended so far as one batch, syncs if that is what the line is for, and answers all whose
 //! records are done, until nobody waits any more. So the more wait, the more share one write and
-//! one sync, and each of them is woken once.
+//! one sync, and each of them is woken once. While the disk syncs, the next batches are written.
 //!
 //! # Data beside records
 //! Whoever wants a record durable at once may append it while the data that it names is still being
@@ -29,7 +29,7 @@
 //! nothing by itself: its owner says from where on it is still needed ([`Journal::release`]).
 //!
 //! Modules: `ring` (places, pure), `line` (who waits, pure), `writing` (batches onto the disk),
-//! `beside` (data under way), `replay` (reading at a start).
+//! `ahead` (batches during a sync), `beside` (data under way), `replay` (reading at a start).
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -38,6 +38,7 @@ use std::{
 
 use bytes::Bytes;
 use millrace_types::TargetId;
+use tokio::sync::Notify;
 
 use crate::{
     disk::{BufferPool, DiskError, DiskQueue},
@@ -48,6 +49,7 @@ use crate::{
     },
 };
 
+mod ahead;
 mod beside;
 mod line;
 mod meter;
@@ -120,6 +122,8 @@ struct Shared {
     state: Mutex<State>,
     /// One batch is written at a time: the one that the disk has.
     writing: tokio::sync::Mutex<Option<UnderWay>>,
+    /// Told of each record that is appended.
+    appended: Notify,
     meter: OnceLock<JournalMeter>,
 }
 
@@ -185,6 +189,7 @@ impl Journal {
             options,
             state: Mutex::new(state),
             writing: tokio::sync::Mutex::default(),
+            appended: Notify::new(),
             meter: OnceLock::new(),
         };
         Ok((Self { shared: Arc::new(shared) }, replayed))
@@ -218,6 +223,7 @@ impl Journal {
         let sequence = state.appended_end();
         state.pending.push_back(record);
         state.pending_pages += pages;
+        self.shared.appended.notify_one();
         Ok(sequence)
     }
 
@@ -368,7 +374,7 @@ impl Shared {
             let state = self.state();
             (state.end(Goal::Written)?, state.carried_end)
         };
-        let synced = self.phase(Phase::Sync, self.options.disk.sync()).await;
+        let synced = self.phase(Phase::Sync, self.sync_and_write_ahead()).await;
         let mut state = self.state();
         if let Err(error) = synced {
             state.failed = true;

@@ -1,7 +1,9 @@
 //! The journal by itself, and together with the index through cuts of power.
 
+mod ahead;
 mod ended;
 mod power;
+mod waiting;
 
 use bytes::Bytes;
 use millrace_types::TargetId;

@@ -35,7 +35,10 @@ use rustix::fs::{
     Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid, XattrFlags, makedev,
 };
 
-use super::nodes::{Node, Nodes, OpenFile, device_parts};
+use super::{
+    nodes::{Node, Nodes, OpenFile, device_parts},
+    syncs::Syncs,
+};
 
 /// A directory, and everything below it.
 #[derive(Debug)]
@@ -43,11 +46,13 @@ pub(crate) struct Passthrough {
     nodes: Nodes,
     /// Whether the kernel reads and writes by itself.
     passes: std::sync::atomic::AtomicBool,
+    syncs: Syncs,
 }
 
 impl Passthrough {
-    pub(crate) fn new(source: &Path) -> Result<Self, Errno> {
-        Ok(Self { nodes: Nodes::new(source)?, passes: false.into() })
+    /// Serves `source`; each sync takes as long as `sync` at least.
+    pub(crate) fn new(source: &Path, sync: Duration) -> Result<Self, Errno> {
+        Ok(Self { nodes: Nodes::new(source)?, passes: false.into(), syncs: Syncs::new(sync) })
     }
 
     fn entry(&self, directory: &Node, name: &OsStr) -> Result<EntryReply, Errno> {
@@ -450,12 +455,12 @@ impl FileSystem for Passthrough {
     }
 
     fn fsync(&self, _: Call<'_>, fsync: FSync, reply: Reply<Done>) {
-        reply.result(self.nodes.open(fsync.handle).and_then(|open| {
-            if fsync.flags.contains(FSyncFlags::DATA_ONLY) {
-                fs::fdatasync(&open.file)
-            } else {
-                fs::fsync(&open.file)
-            }
+        let open = self.nodes.open(fsync.handle);
+        reply.result(open.and_then(|open| {
+            self.syncs.run(|| match fsync.flags.contains(FSyncFlags::DATA_ONLY) {
+                true => fs::fdatasync(&open.file),
+                false => fs::fsync(&open.file),
+            })
         }));
     }
 
@@ -512,7 +517,8 @@ impl FileSystem for Passthrough {
     }
 
     fn fsyncdir(&self, _: Call<'_>, fsync: FSync, reply: Reply<Done>) {
-        reply.result(self.nodes.open(fsync.handle).and_then(|open| fs::fsync(&open.file)));
+        let open = self.nodes.open(fsync.handle);
+        reply.result(open.and_then(|open| self.syncs.run(|| fs::fsync(&open.file))));
     }
 
     fn fallocate(&self, _: Call<'_>, range: FAllocate, reply: Reply<Done>) {

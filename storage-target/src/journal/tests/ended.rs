@@ -1,43 +1,8 @@
 //! Whoever writes a batch is ended in the middle.
 
-use std::{
-    pin::pin,
-    sync::{Arc, Mutex},
-};
+use std::pin::pin;
 
-use super::*;
-use crate::disk::{Disk, DiskQueue, Request};
-
-/// A disk that takes writes and lets them wait until it is told; then the last comes first.
-#[derive(Clone, Debug)]
-struct Waiting {
-    disk: SimulatedDisk,
-    writes: Arc<Mutex<Vec<Request>>>,
-}
-
-impl Disk for Waiting {
-    fn submit(&self, request: Request) {
-        match request.is_write() {
-            true => self.writes.lock().unwrap().push(request),
-            false => self.disk.submit(request),
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        "waiting"
-    }
-}
-
-impl Waiting {
-    fn count(&self) -> usize {
-        self.writes.lock().unwrap().len()
-    }
-
-    fn release(&self) {
-        let writes = std::mem::take(&mut *self.writes.lock().unwrap());
-        writes.into_iter().rev().for_each(|request| self.disk.submit(request));
-    }
-}
+use super::{waiting::Waiting, *};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -45,10 +10,8 @@ fn runtime() -> tokio::runtime::Runtime {
 
 #[test]
 fn a_batch_whose_writer_was_ended_is_waited_for() {
-    let disk = Waiting { disk: blank_disk(), writes: Arc::default() };
-    let of_journal =
-        Options { disk: DiskQueue::new(Arc::new(disk.clone())), ..options(&disk.disk) };
-    let journal = runtime().block_on(Journal::open(of_journal, RING.start())).unwrap().0;
+    let disk = Waiting::new(Operation::Write);
+    let journal = runtime().block_on(disk.open());
     journal.append(record(1, 100)).unwrap();
     // The task that writes ends with its runtime, the write does not.
     runtime().block_on(async {
