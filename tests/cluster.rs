@@ -52,6 +52,8 @@ mod reclaim;
 mod restricted;
 #[path = "cluster/room.rs"]
 mod room;
+#[path = "cluster/service_manager.rs"]
+mod service_manager;
 #[path = "cluster/signals.rs"]
 mod signals;
 #[path = "cluster/targets.rs"]

@@ -1,11 +1,14 @@
 //! Every settings file in `config/` is one that its program accepts, as it stands and with every
 //! commented-out key in force, and those keys show the defaults.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use millrace_admin_cli::AdminSettings;
-use millrace_service::config::{ENV_PREFIX, load_with};
+use millrace_service::config::{ENV_PREFIX, SECTIONS, load_with};
 use millrace_tests::program::repository;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -33,6 +36,29 @@ fn the_mounts_file_is_accepted_and_shows_the_defaults() -> Result<()> {
 #[test]
 fn the_operators_file_is_accepted() -> Result<()> {
     File::of("admin.toml")?.check::<AdminSettings>(&[])
+}
+
+#[test]
+fn the_environment_is_shared_by_the_programs_that_there_are_and_by_no_others() -> Result<()> {
+    let mut known = sections_of::<millrace_metadata_server::settings::Settings>()?;
+    known.extend(sections_of::<millrace_storage_target::settings::Settings>()?);
+    known.extend(sections_of::<millrace_client_fuse::settings::Settings>()?);
+    known.extend(sections_of::<AdminSettings>()?);
+    let listed: BTreeSet<_> = SECTIONS.iter().map(|&name| name.to_owned()).collect();
+    assert_eq!(known, listed);
+    Ok(())
+}
+
+/// What is at the top of a program's settings, as it says when something else is there.
+fn sections_of<S: DeserializeOwned>() -> Result<BTreeSet<String>> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("settings.toml");
+    std::fs::write(&path, "no_such_section = 1\n")?;
+    let refused = load_with::<S>(Some(&path), ENV_PREFIX, []).err().context("it is unknown")?;
+    let refused = refused.to_string();
+    let allowed = refused.lines().find_map(|line| line.split_once("; allowed here: "));
+    let (_, allowed) = allowed.with_context(|| refused.clone())?;
+    Ok(allowed.split(", ").map(str::to_owned).collect())
 }
 
 /// A settings file of `config/`.

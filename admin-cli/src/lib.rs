@@ -5,8 +5,8 @@
 //!
 //! Modules, in reading order: [`arguments`] (what can be said), `commands` (one file each),
 //! `context`, `place` (what PATH means), `connection`, `report` (the JSON), `output`, `named_file`
-//! (where a result may go), `watch` (progress of jobs), `mounting`, `dev` (a cluster on this
-//! machine).
+//! (where a result may go), `whole_file` (how it gets there), `watch` (progress of jobs),
+//! `mounting`, `dev` (a cluster on this machine).
 
 use std::{ffi::OsString, path::Path, process::ExitCode};
 
@@ -30,6 +30,7 @@ mod programs;
 mod report;
 mod settings;
 mod watch;
+mod whole_file;
 
 pub use settings::AdminSettings;
 
@@ -38,7 +39,7 @@ use arguments::{
     MetadataCommand, StripeCommand, TargetCommand,
 };
 use context::Context;
-use exit::{Exit, Misuse};
+use exit::Exit;
 
 /// Runs one command line; `arguments` starts with the program's name.
 ///
@@ -65,10 +66,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(exit) => exit.into(),
         Err(error) => {
             watch::say(&format!("millrace: {}", in_words(&error)));
-            match error.downcast_ref::<Misuse>() {
-                Some(_) => ExitCode::from(2),
-                None => Exit::Failed.into(),
-            }
+            exit::of_error(&error)
         }
     }
 }

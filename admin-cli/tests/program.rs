@@ -1,17 +1,24 @@
 //! The executable as people and scripts call it, as far as that needs no cluster.
 
 use std::{
+    net::UdpSocket,
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _, symlink},
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-fn millrace(directory: &Path, arguments: &[&str]) -> Output {
+fn command(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     command.current_dir(directory).args(arguments).env_remove("MILLRACE_CONFIG");
-    command.output().expect("the executable starts")
+    command
+}
+
+fn millrace(directory: &Path, arguments: &[&str]) -> Output {
+    command(directory, arguments).output().expect("the executable starts")
 }
 
 fn json(output: &Output) -> Value {
@@ -92,6 +99,38 @@ fn a_backup_takes_the_place_of_no_device_and_of_no_link() {
 }
 
 #[test]
+fn a_signal_takes_along_the_part_of_a_file_that_was_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    std::fs::create_dir(&out).unwrap();
+    json(&millrace(directory.path(), &["cluster", "init", "--dir", "c", "--json"]));
+    for arguments in
+        [&["metadata", "backup", "out/f"][..], &["job", "report", "7", "--out", "out/f"]]
+    {
+        let silent = silent_server(&directory.path().join("c/admin.toml")).unwrap();
+        let mut command = command(directory.path(), &[&["--dir", "c"][..], arguments].concat());
+        let begun = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // The file is there before anybody is asked.
+        silent.recv_from(&mut [0; 2048]).expect("it asks the server");
+        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 1, "{arguments:?}");
+        kill_process(Pid::from_child(&begun), Signal::TERM).unwrap();
+        let ended = begun.wait_with_output().unwrap();
+        assert_eq!(ended.status.code(), Some(143), "{arguments:?}: {}", errors(&ended));
+        assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0, "{arguments:?}");
+    }
+}
+
+/// A server that hears and does not answer, in the settings of operators.
+fn silent_server(settings: &Path) -> std::io::Result<UdpSocket> {
+    let silent = UdpSocket::bind("127.0.0.1:0")?;
+    silent.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let address = silent.local_addr()?;
+    let text = format!("[cluster]\nservers = ['{address}']\nidentity = 'admin.pem'\n");
+    std::fs::write(settings, text)?;
+    Ok(silent)
+}
+
+#[test]
 fn a_cluster_that_does_not_answer_is_unreachable_in_every_form() {
     let directory = tempfile::tempdir().unwrap();
     let none = millrace(directory.path(), &["status", "--dir", "nothing", "--json"]);
@@ -101,13 +140,7 @@ fn a_cluster_that_does_not_answer_is_unreachable_in_every_form() {
     assert_eq!(report["targets"], Value::Array(Vec::new()));
 
     json(&millrace(directory.path(), &["cluster", "init", "--dir", "c", "--json"]));
-    // Nobody listens on a port that is bound and never answered.
-    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let settings = format!(
-        "[cluster]\nservers = ['{}']\nidentity = 'admin.pem'\n",
-        silent.local_addr().unwrap()
-    );
-    std::fs::write(directory.path().join("c/admin.toml"), settings).unwrap();
+    let _socket = silent_server(&directory.path().join("c/admin.toml")).unwrap();
     let silent = millrace(directory.path(), &["status", "--dir", "c"]);
     assert_eq!(silent.status.code(), Some(2));
     let shown = String::from_utf8(silent.stdout).unwrap();
@@ -148,6 +181,17 @@ fn called_as_the_helper_of_mount_it_takes_that_ones_arguments() {
     let refused = call(&["meta-1", mountpoint, "-o", "rw"]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(errors(&refused).contains("HOST"), "{}", errors(&refused));
+}
+
+#[test]
+fn a_mount_that_names_its_log_needs_no_other_place_for_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let mountpoint = directory.path().to_str().unwrap();
+    let log = format!("log={mountpoint}/log");
+    let mut mount = command(directory.path(), &["mount", "-f", "-o", &log, mountpoint]);
+    mount.env_remove("HOME").env_remove("XDG_STATE_HOME");
+    let checked = mount.output().expect("the executable starts");
+    assert!(checked.status.success(), "{}", errors(&checked));
 }
 
 #[test]

@@ -25,3 +25,5 @@ pub mod mount;
 mod mountpoint;
 mod prefetch;
 pub mod settings;
+
+pub use metrics::exported_names;

@@ -66,8 +66,7 @@ fn main() -> ExitCode {
         }
     };
     let version = env!("CARGO_PKG_VERSION");
-    daemon::main("millrace-fuse", version, &arguments.daemon, |settings: Settings| {
-        let settings = settings.with(overrides)?;
-        anyhow::Ok(mount::run(&settings, ready)?)
-    })
+    let complete = |settings: Settings| settings.with(overrides).map_err(|error| error.to_string());
+    let run = |settings: Settings| anyhow::Ok(mount::run(&settings, ready)?);
+    daemon::main_with("millrace-fuse", version, &arguments.daemon, complete, run)
 }

@@ -3,6 +3,14 @@
 use millrace_service::metrics::{Description, MetricUnit, Metrics, Stability};
 use prometheus_client::metrics::counter::Counter;
 
+/// The whole names of everything that a mount exports, for who compares the documents with it.
+#[must_use]
+pub fn exported_names() -> Vec<String> {
+    let mut metrics = Metrics::new();
+    drop(ClientMetrics::new(&mut metrics));
+    metrics.names().to_vec()
+}
+
 /// Counters of one mount. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClientMetrics {

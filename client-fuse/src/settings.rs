@@ -189,6 +189,10 @@ impl DaemonSettings for Settings {
     fn log(&self) -> &LogSettings {
         &self.log
     }
+
+    fn check(&self) -> Result<(), String> {
+        self.complete().map_err(|error| error.to_string())
+    }
 }
 
 /// What the command line says beyond the settings file.
@@ -235,11 +239,12 @@ impl Settings {
             }
             _ => return Err(SettingsError::NoCluster),
         };
-        self.check()?;
+        self.complete()?;
         Ok(self)
     }
 
-    fn check(&self) -> Result<(), SettingsError> {
+    /// Whether everything needed is there and in range.
+    fn complete(&self) -> Result<(), SettingsError> {
         if self.cluster.as_ref().is_none_or(|cluster| cluster.servers.is_empty()) {
             return Err(SettingsError::NoCluster);
         }

@@ -85,7 +85,10 @@ pub(crate) use trust::unnamed;
 /// | 15    | jobs over what nobody has used for a while                                       |
 /// | 16    | a file that was opened for writing and not written is what it was before         |
 /// | 17    | what was removed as a file hides no directory                                    |
-pub const FEATURE_LEVEL: u32 = 17;
+/// | 18    | places in the reclaim queues counted for each target; no removal waits for a key |
+/// |       | that no bucket can have; an exported file whose mode changed is dirty again, too |
+/// |       | where targets do not know which of its blocks the object has                     |
+pub const FEATURE_LEVEL: u32 = 18;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;
@@ -132,6 +135,7 @@ pub fn apply(view: &dyn View, index: LogIndex, envelope: &Envelope) -> Result<Ef
     if let Some(operation) = envelope.operation {
         session::remember(&mut transaction, operation, &outcome)?;
     }
+    orphan::place_reclaims(&mut transaction)?;
     let applied = Applied { index, time: envelope.time };
     transaction.put(keys::applied(), &applied);
     let (batch, raised) = transaction.finish();

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use millrace_object_source::Buckets;
 use millrace_protocol::session::Role;
 use millrace_runtime::{Clock, Drained, Random, Shutdown};
-use millrace_service::metrics::Metrics;
+use millrace_service::{daemon::DaemonSettings as _, metrics::Metrics};
 use millrace_transport::{ClientEndpoints, Identity, Server};
 use tokio_util::sync::CancellationToken;
 
@@ -17,7 +17,7 @@ use crate::{
     hydration::Hydration,
     metrics::ServerMetrics,
     reconcile::Reconciliation,
-    server::{MetadataService, ServerEnvironment, Workers},
+    server::{Backups, MetadataService, ServerEnvironment, Workers},
     settings::Settings,
     targets::{losses::Losses, peers::Peers, spills::Spills, trims::Trims, upkeep::Upkeep},
 };
@@ -99,10 +99,12 @@ impl Daemon {
         reconciliation.register_metrics(&mut metrics);
         engine.register_metrics(&mut metrics);
         spills.register_metrics(&mut metrics);
-        let workers = Workers { hydration, trims, spills, upkeep, losses, reconciliation };
-        let counters = ServerMetrics::register(&mut metrics);
-        spawn_background(&engine, &shutdown, &workers, &counters);
         let runtime = tokio::runtime::Handle::current();
+        let backups = Backups::new(runtime.clone());
+        let workers = Workers { hydration, trims, spills, upkeep, losses, reconciliation, backups };
+        let counters = ServerMetrics::register(&mut metrics);
+        spawn_ticker(&engine, &shutdown, workers.backups.clone(), counters.clone());
+        spawn_background(&shutdown, &workers);
         let service = MetadataService::new(handle, workers, runtime, counters, shutdown.clone());
         let metrics = Arc::new(metrics);
         millrace_service::metrics::serve(&settings.metrics, Arc::clone(&metrics)).await?;
@@ -152,14 +154,14 @@ impl Daemon {
     }
 }
 
-fn spawn_background(
+/// Looks after leases, heartbeats and what nobody asks about any more.
+fn spawn_ticker(
     engine: &Arc<Engine>,
     shutdown: &Shutdown,
-    workers: &Workers,
-    counters: &ServerMetrics,
+    backups: Backups,
+    counters: ServerMetrics,
 ) {
     let (ticking, stopping) = (engine.handle().clone(), shutdown.clone());
-    let counters = counters.clone();
     drop(shutdown.spawn("leases", async move {
         let mut interval = tokio::time::interval(TICK);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -168,6 +170,7 @@ fn spawn_background(
                 _ = interval.tick() => {}
                 () = stopping.draining() => return,
             }
+            backups.forget_idle(ticking.now());
             let ticked = ticking.turn(|core| {
                 let ticked = core.tick();
                 let (locks, leases) = (&core.locks, core.leases.counts());
@@ -186,6 +189,9 @@ fn spawn_background(
             }
         }
     }));
+}
+
+fn spawn_background(shutdown: &Shutdown, workers: &Workers) {
     let (trims, stopping) = (workers.trims.clone(), shutdown.clone());
     drop(shutdown.spawn("trims", async move {
         tokio::select! {

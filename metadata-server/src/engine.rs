@@ -17,7 +17,7 @@
 //! Modules: [`core`] (what a turn gets), `seat` (who has it), [`clock`] (server time), [`ids`]
 //! (blocks of ids), [`names`] (answers that wait for a content's name), [`startup`] and `rebuild`
 //! (recovery), [`restore`] (of a backup), [`snapshots`] (the thread that writes them), [`marker`]
-//! (clean shutdown), `room` (a disk that fills up).
+//! (clean shutdown), `room` (a disk that fills up), `opens` (the end of many).
 
 use std::{
     sync::{
@@ -45,6 +45,7 @@ pub mod core;
 pub mod ids;
 pub mod marker;
 pub mod names;
+mod opens;
 mod rebuild;
 pub mod restore;
 mod room;

@@ -61,8 +61,10 @@ fn main() -> ExitCode {
 
 async fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let mut signals = StopSignals::install()?;
+    // A store that is made anew takes as long as there are inodes.
+    let starting = systemd::during_start(Box::pin(Daemon::start(settings)));
     let server = tokio::select! {
-        started = Daemon::start(settings) => started?,
+        started = starting => started?,
         // Recovery changes nothing that a second start would miss.
         _ = signals.next() => return Ok(Ended::Drained),
     };

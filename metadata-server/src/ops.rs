@@ -97,6 +97,8 @@ pub enum Need {
     Told(Vec<Wait>),
     /// Other writers of a file must hear that its content was cut, which has happened.
     Heard(Wait),
+    /// Others must have their turns: a part of it was executed, and there is more.
+    Turns,
 }
 
 /// Who asks: what the certificate of the connection allows.

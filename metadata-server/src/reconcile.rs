@@ -55,21 +55,28 @@
 //!
 //! Modules: `itself` (the namespace alone, before the rest), `compare` (pure), `listing` (a
 //! target's contents), `namespace` (the server's side), `check` (the first pass), `suspects`,
-//! `confirm` (the second pass), `free` (the brake and the queue), `tally`, `pace`, `metrics`.
+//! `confirm` (the second pass), `free` (the brake and the queue), `tally`, `standing` (what is
+//! known of what a check did not look at), `pace`, `metrics`.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
-use millrace_protocol::fsck::{FsckReport, FsckState, NamespaceReport, NamespaceState, StartFsck};
+use millrace_protocol::{
+    admin::PathBytes,
+    fsck::{FsckReport, FsckState, NamespaceReport, NamespaceState, StartFsck},
+};
 use millrace_service::metrics::Metrics;
-use millrace_types::{ErrorKind, Failure};
+use millrace_types::{ErrorKind, Failure, TargetId, Timestamp};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{engine::Handle, settings::FsckSettings};
+use compare::Suspect;
 use metrics::FsckMetrics;
+use standing::{Found, Standing};
 
 mod check;
 mod compare;
@@ -80,6 +87,7 @@ mod listing;
 mod metrics;
 mod namespace;
 mod pace;
+mod standing;
 mod suspects;
 mod tally;
 
@@ -106,6 +114,9 @@ struct Shared {
 struct State {
     report: FsckReport,
     namespace: NamespaceReport,
+    /// What the check that runs has found so far, by target.
+    found: BTreeMap<TargetId, Found>,
+    standing: Standing,
     /// Asked for and not begun.
     request: Option<StartFsck>,
     /// Ends the check that was asked for or runs.
@@ -199,20 +210,20 @@ impl Reconciliation {
     /// Runs checks when they are asked for or due, until it is dropped.
     pub async fn run(&self) {
         let shared = &self.shared;
-        let mut pause = shared.settings.first_after;
+        let mut due = shared.engine.now().plus(shared.settings.first_after);
         loop {
-            let due = shared.due_after(pause);
             tokio::select! {
                 () = shared.wanted.notified() => {}
-                () = due => {
+                () = shared.due_at(due) => {
                     let all =
                         StartFsck { targets: Vec::new(), report_only: false, free_many: false };
                     // One that was asked for at the same moment goes first.
                     drop(shared.take(all, true, false));
                 }
             }
-            shared.run_one().await;
-            pause = shared.settings.interval;
+            if shared.run_one().await {
+                due = shared.engine.now().plus(shared.settings.interval);
+            }
         }
     }
 
@@ -256,16 +267,19 @@ impl Shared {
                 ..NamespaceReport::default()
             };
         }
+        state.found = BTreeMap::new();
         state.request = Some(request);
         state.stop = CancellationToken::new();
         Ok(state.report.clone())
     }
 
-    /// Runs the check that was asked for, to whatever end.
-    async fn run_one(&self) {
+    /// Runs the check that was asked for, to whatever end; tells whether the next one by itself is
+    /// a whole interval away from here. One of some targets, or one that somebody cancelled, puts
+    /// nothing off.
+    async fn run_one(&self) -> bool {
         let (request, stop) = {
             let mut state = self.state();
-            let Some(request) = state.request.take() else { return };
+            let Some(request) = state.request.take() else { return false };
             (request, state.stop.clone())
         };
         tracing::info!(?request, "the targets are checked against the namespace");
@@ -273,25 +287,7 @@ impl Shared {
             ended = check::run(self, &request) => ended.map(|()| FsckState::Done),
             () = stop.cancelled() => Ok(FsckState::Cancelled),
         };
-        let now = self.engine.now();
-        let (report, namespace) = {
-            let mut state = self.state();
-            if state.namespace.state.is_running() {
-                state.namespace.state = NamespaceState::Cancelled;
-                state.namespace.ended = Some(now);
-            }
-            let namespace = state.namespace.clone();
-            let report = &mut state.report;
-            match ended {
-                Ok(state) => report.state = state,
-                Err(failure) => {
-                    report.state = FsckState::Failed;
-                    report.failure = Some(failure);
-                }
-            }
-            report.ended = Some(now);
-            (report.clone(), namespace)
-        };
+        let (report, namespace) = self.ended(ended);
         tracing::info!(
             state = report.state.name(),
             files = report.files,
@@ -302,21 +298,57 @@ impl Shared {
             flaws = itself::flaws_left(&namespace),
             "the check of the targets has ended"
         );
+        self.conclude(&report, &namespace).await;
+        let of_everything = request.targets.is_empty() && report.state == FsckState::Done;
+        let puts_off = of_everything || report.automatic;
+        // Who sees that it has ended sees what it came to, too.
+        let mut state = self.state();
+        (state.report, state.namespace) = (report, namespace);
+        puts_off
+    }
+
+    /// What is shown of a check that has ended so.
+    fn ended(&self, ended: Result<FsckState, Failure>) -> (FsckReport, NamespaceReport) {
+        let now = self.engine.now();
+        let state = self.state();
+        let (mut report, mut namespace) = (state.report.clone(), state.namespace.clone());
+        drop(state);
+        if namespace.state.is_running() {
+            namespace.state = NamespaceState::Cancelled;
+            namespace.ended = Some(now);
+        }
+        match ended {
+            Ok(state) => report.state = state,
+            Err(failure) => {
+                report.state = FsckState::Failed;
+                report.failure = Some(failure);
+            }
+        }
+        report.ended = Some(now);
+        (report, namespace)
+    }
+
+    /// Keeps what a check found that came to its end.
+    async fn conclude(&self, report: &FsckReport, namespace: &NamespaceReport) {
+        let members = self.engine.turn(|core| {
+            core.end_census();
+            let members = core.registry.members();
+            Ok(members.map(|(target, _)| target).collect::<BTreeSet<_>>())
+        });
+        // A server that is stopping counts nothing any more, and tells nobody.
+        let Ok(members) = members.await else { return };
         if report.state != FsckState::Done {
-            let ended = self.engine.turn(|core| {
-                core.end_census();
-                Ok(())
-            });
-            // A server that is stopping counts nothing any more.
-            drop(ended.await);
-            // What the one before has found wrong is still so.
+            // What those before have found wrong is still so.
             return;
         }
-        self.metrics.ended(&report, &namespace);
-        let problems = tally::problems(&report, &namespace);
-        // A server that is stopping tells nobody any more.
+        let problems = {
+            let mut state = self.state();
+            let found = mem::take(&mut state.found);
+            state.standing.handle_end(report, namespace, found, &members);
+            self.metrics.ended(report, namespace, &state.standing);
+            state.standing.problems(report.run)
+        };
         let noted = self.engine.turn(move |core| {
-            core.end_census();
             core.note_problems(problems);
             Ok(())
         });
@@ -324,13 +356,22 @@ impl Shared {
     }
 
     /// Ends when the next check is due, and tells people when that will be.
-    async fn due_after(&self, pause: Duration) {
+    async fn due_at(&self, due: Timestamp) {
         if self.settings.interval.is_zero() {
             self.state().report.next = None;
             return std::future::pending().await;
         }
-        self.state().report.next = Some(self.engine.now().plus(pause));
-        tokio::time::sleep(pause).await;
+        self.state().report.next = Some(due);
+        tokio::time::sleep(due.since(self.engine.now())).await;
+    }
+
+    /// Counts and tells what both passes agree on.
+    fn found(&self, confirmed: &[(Suspect, Option<PathBytes>)]) {
+        let mut state = self.state();
+        for (suspect, path) in confirmed {
+            tally::found(&mut state.report, suspect, path.clone());
+            state.found.entry(suspect.target).or_default().add(suspect, path.as_deref());
+        }
     }
 
     fn update(&self, change: impl FnOnce(&mut FsckReport)) {

@@ -42,6 +42,7 @@ mod recalls;
 mod roles;
 mod upkeep;
 
+pub use backup::Backups;
 pub use environment::ServerEnvironment;
 
 /// The service behind the listening socket.
@@ -59,7 +60,7 @@ pub struct MetadataService {
     /// Bounds that work.
     rooms: Arc<Semaphore>,
     metrics: ServerMetrics,
-    backups: backup::Backups,
+    backups: Backups,
     /// Ends what would otherwise wait while the server drains.
     shutdown: Shutdown,
 }
@@ -79,6 +80,8 @@ pub struct Workers {
     pub losses: Losses,
     /// Checks of the targets against the namespace.
     pub reconciliation: Reconciliation,
+    /// Backups for operators.
+    pub backups: Backups,
 }
 
 impl MetadataService {
@@ -92,8 +95,7 @@ impl MetadataService {
         shutdown: Shutdown,
     ) -> Self {
         let rooms = Arc::new(Semaphore::new(BACKGROUND_MAX));
-        let Workers { hydration, trims, spills, upkeep, losses, reconciliation } = workers;
-        let backups = backup::Backups::default();
+        let Workers { hydration, trims, spills, upkeep, losses, reconciliation, backups } = workers;
         Self {
             engine,
             hydration,

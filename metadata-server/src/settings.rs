@@ -138,7 +138,8 @@ impl Default for SessionSettings {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct FsckSettings {
-    /// A check starts so long after the end of the one before; `0s`: only on command. Default 24 h.
+    /// A check starts so long after the end of the last one of all targets; `0s`: only on command.
+    /// Default 24 h.
     #[serde(with = "duration")]
     pub interval: Duration,
     /// The first starts so long after the server. Default 15 min: targets are back by then.
@@ -183,14 +184,9 @@ impl DaemonSettings for Settings {
     fn log(&self) -> &LogSettings {
         &self.log
     }
-}
 
-impl Settings {
     /// Checks ranges.
-    ///
-    /// # Errors
-    /// A sentence that names the key.
-    pub fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), String> {
         let segment = self.command_log.segment.0;
         if !(MIB..=1024 * MIB).contains(&segment) {
             return Err("command_log.segment must be 1 MiB to 1 GiB".to_owned());
@@ -219,7 +215,9 @@ impl Settings {
         }
         self.network.check().map_err(|error| format!("[network]: {error}"))
     }
+}
 
+impl Settings {
     /// What the engine is told.
     #[must_use]
     pub fn engine(&self, cluster: ClusterId) -> EngineSettings {

@@ -2,7 +2,8 @@
 //!
 //! [`data`] serves clients (and other targets that export), [`control`] the metadata server,
 //! [`export`] uploads, [`upkeep`] operators. [`crate::server`] translates between these and the
-//! wire.
+//! wire. `bodies` and `replies` bound what is on its way from and to clients, `shares` what each
+//! session has of that.
 
 use std::{
     collections::BTreeMap,
@@ -14,8 +15,8 @@ use std::{
 
 use millrace_protocol::{cluster::TargetReport, session::Role};
 use millrace_types::{ErrorKind, Failure, TargetId};
-use tokio::sync::Semaphore;
 
+use self::{bodies::Bodies, replies::Replies};
 use crate::{
     background::Background,
     changed::Changed,
@@ -27,17 +28,19 @@ use crate::{
     store::Store,
 };
 
+mod bodies;
 mod control;
 mod data;
 mod export;
 mod inline;
+mod replies;
+mod shares;
 mod tallied;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 
 pub(crate) use export::{Exporter, Remote};
-
-/// Bodies of writes in memory before they are copied into the volume's buffers.
-const BODIES_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Everything that requests need.
 #[derive(Debug)]
@@ -52,8 +55,8 @@ pub(crate) struct Daemon {
     pub(crate) misses: Misses,
     /// Turns of fetches that no reader waits for.
     background: Background,
-    /// One permit a byte, of [`BODIES_BYTES_MAX`].
-    bodies: Arc<Semaphore>,
+    bodies: Bodies,
+    replies: Replies,
     pub(crate) reclaimed_bytes: AtomicU64,
     /// The cluster has been told of the targets: none of them is blank to it any more.
     pub(crate) introduced: AtomicBool,
@@ -76,6 +79,9 @@ impl Daemon {
         counters: Counters,
         background: Background,
     ) -> Self {
+        let bodies = Bodies::new(stores.iter().map(Store::id));
+        // All of them have the same one.
+        let pool_bytes = stores.first().map_or(0, |store| store.volume().pool().budget_bytes());
         Self {
             stores: stores.into_iter().map(|store| (store.id(), store)).collect(),
             cluster,
@@ -86,7 +92,8 @@ impl Daemon {
             changed: Changed::default(),
             misses: Misses::default(),
             background,
-            bodies: Arc::new(Semaphore::new(BODIES_BYTES_MAX)),
+            bodies,
+            replies: Replies::new(pool_bytes),
             reclaimed_bytes: AtomicU64::new(0),
             introduced: AtomicBool::new(false),
         }

@@ -55,6 +55,7 @@ mod syncs;
 pub mod uring;
 
 pub use backing::Backing;
+pub(crate) use buffer::Charge;
 pub use buffer::{AlignedBuffer, BufferPool};
 pub use file::DataFile;
 pub use meter::DiskMeter;

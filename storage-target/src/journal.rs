@@ -378,7 +378,7 @@ impl Shared {
         let mut state = self.state();
         if let Err(error) = synced {
             state.failed = true;
-            return Err(error.into());
+            return Err(error);
         }
         if let Some(meter) = self.meter.get() {
             meter.flushed(written_end.saturating_sub(state.durable_end));

@@ -16,9 +16,9 @@
 //! [`journal`], [`space`], [`volume`] (the engine on these), `page_checksum`, `parts` (what each
 //! byte of a read is), `view` (a chunk as a capability describes it), `release` (making room),
 //! `hydration`, `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers),
-//! `server` (the wire), `member` (heartbeats), `changed` (objects that are not what they were),
-//! `background` (turns of fetches that nobody waits for), `misses` (reads that waited), `noted`
-//! (what it and `changed` have in common),
+//! `server` (the wire), `addresses` (where others reach it), `member` (heartbeats), `changed`
+//! (objects that are not what they were), `background` (turns of fetches that nobody waits for),
+//! `misses` (reads that waited), `noted` (what it and `changed` have in common),
 //! `metrics`, [`run`](mod@run). Beside them the offline tools, which use [`format`](mod@format) and
 //! the walk of [`index`] alone: [`image`] (a target's bytes, opened for reading), [`verify`] and
 //! [`dump`].
@@ -35,6 +35,7 @@ pub mod space;
 pub mod verify;
 pub mod volume;
 
+mod addresses;
 mod background;
 mod changed;
 mod cluster;
@@ -53,5 +54,6 @@ mod sessions;
 mod store;
 mod view;
 
+pub use metrics::exported_names;
 pub use run::{Running, StartError, run};
 pub use settings::{BucketSettings, ReleaseTable, ScrubTable, Settings, TargetSettings};

@@ -15,7 +15,7 @@ use std::{
 use millrace_protocol::{
     Request,
     cluster::{
-        AcknowledgeReclaim, FetchKeys, FetchLinks, FetchMap, FetchReclaim, Heartbeat,
+        AcknowledgeReclaim, CompareLog, FetchKeys, FetchLinks, FetchMap, FetchReclaim, Heartbeat,
         HeartbeatReply, RegisterHost,
     },
 };
@@ -23,7 +23,11 @@ use millrace_service::address::ServerAddress;
 use millrace_transport::{CallOptions, Peer};
 use millrace_types::{ErrorKind, Failure, TargetId};
 
-use crate::daemon::Daemon;
+use self::{comparisons::Comparisons, lookup::Lookup};
+use crate::{addresses::Addresses, daemon::Daemon};
+
+mod comparisons;
+mod lookup;
 
 /// Between heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
@@ -34,8 +38,8 @@ const BEAT_MIN: Duration = Duration::from_millis(50);
 /// How long one request to the metadata server may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two looks at how far the metadata server's log is.
-const COMPARE: Duration = Duration::from_secs(10);
+/// How long a heartbeat is put off because names are looked up.
+const LOOKUP: Duration = Duration::from_secs(1);
 
 /// Reclaim entries asked for at once.
 const RECLAIM_ENTRIES: u32 = 4096;
@@ -46,23 +50,26 @@ pub(crate) struct Member {
     pub(crate) daemon: Arc<Daemon>,
     pub(crate) metadata: Peer,
     pub(crate) servers: Vec<ServerAddress>,
-    pub(crate) addresses: Vec<SocketAddr>,
+    /// Where the servers were found, or why they have not been yet.
+    pub(crate) found: Result<Vec<SocketAddr>, Failure>,
+    pub(crate) addresses: Addresses,
     pub(crate) name: String,
     pub(crate) reclaiming: Arc<AtomicBool>,
 }
 
 impl Member {
     /// Runs until it is dropped.
-    pub(crate) async fn run(self) {
+    pub(crate) async fn run(mut self) {
         let mut incarnation = None;
         let mut failing = false;
-        let mut compared = None;
+        let mut comparisons = Comparisons::new(self.daemon.stores.keys().copied());
+        let mut lookup = Lookup::default();
         loop {
             let sent = Instant::now();
             let reply = match incarnation {
                 None => {
                     // Until it has shown again what it saw of the log, it is not checked.
-                    compared = None;
+                    comparisons.forget();
                     self.register().await
                 }
                 Some(_) => self.beat().await,
@@ -81,20 +88,22 @@ impl Member {
                     incarnation = (!restarted).then_some(news.incarnation);
                     self.daemon.cluster.handle_heartbeat(&news, sent, Instant::now());
                     self.learn(&news).await;
-                    self.compare_log(&news, &mut compared).await;
+                    comparisons.begin(news.incarnation, Instant::now(), |target| {
+                        compare_log(Arc::clone(&self.daemon), self.metadata.clone(), target)
+                    });
                     if restarted {
                         continue;
                     }
                 }
                 Err(failure) => {
                     if !failing {
-                        tracing::warn!(%failure, "the metadata server does not answer");
+                        tracing::warn!(%failure, "the metadata server cannot be told of this host");
                     }
                     failing = true;
                     if !failure.kind.is_transient() {
                         incarnation = None;
                     }
-                    self.resolve().await;
+                    self.resolve(&mut lookup).await;
                 }
             }
             self.pause(failing).await;
@@ -115,13 +124,23 @@ impl Member {
         drop(tokio::time::timeout(beat, asked).await);
     }
 
+    /// Announces this host, as soon as it is known where others reach it.
     async fn register(&self) -> Result<HeartbeatReply, Failure> {
+        let found = self.found.as_ref().map_err(Failure::clone)?;
+        let addresses = self.addresses.to_announce(found)?;
         let request = RegisterHost {
-            addresses: self.addresses.iter().map(SocketAddr::to_string).collect(),
+            addresses: addresses.iter().map(SocketAddr::to_string).collect(),
             host_name: self.name.clone(),
             targets: self.daemon.reports(),
         };
         let reply = self.call(&request).await?;
+        if self.addresses.is_of_this_host_alone(&addresses) {
+            tracing::warn!(
+                ?addresses,
+                "only this host can reach what was announced: the metadata server is on it, and no \
+                 route leads elsewhere; for other hosts set advertise"
+            );
+        }
         // A metadata server that starts again is registered with again, and nothing is lost by it.
         self.daemon.introduced.store(true, Ordering::Relaxed);
         Ok(reply.news)
@@ -150,27 +169,6 @@ impl Member {
         }
     }
 
-    /// Shows the server what the targets have seen of its log, once a run of the server and now and
-    /// then. Only after it has looked at that do they remember something newer.
-    async fn compare_log(&self, news: &HeartbeatReply, compared: &mut Option<(u64, Instant)>) {
-        let due = compared.is_none_or(|(incarnation, at)| {
-            incarnation != news.incarnation || at.elapsed() >= COMPARE
-        });
-        if !due {
-            return;
-        }
-        let shown = async {
-            let point = self.call(&self.daemon.log_witnesses().await?).await?;
-            self.daemon.note_log(point).await?;
-            Ok::<_, Failure>(point.incarnation)
-        };
-        match shown.await {
-            Ok(incarnation) => *compared = Some((incarnation, Instant::now())),
-            // The next heartbeat tries again.
-            Err(failure) => tracing::debug!(%failure, "the command log cannot be compared"),
-        }
-    }
-
     async fn fetch(&self, news: &HeartbeatReply) -> Result<(), Failure> {
         let cluster = &self.daemon.cluster;
         let held = cluster.map().epoch;
@@ -195,25 +193,58 @@ impl Member {
         self.metadata.call(request, CallOptions::control(PATIENCE)).await
     }
 
-    /// Looks the servers' names up again: a server may have moved.
-    async fn resolve(&self) {
-        let found = resolve(&self.servers).await;
-        if !found.is_empty() {
-            self.metadata.set_addresses(found);
+    /// Looks the servers' names up again: a server may have moved. While there is an address to go
+    /// on with, a lookup that takes its time is left for the next call.
+    async fn resolve(&mut self, lookup: &mut Lookup<Result<Vec<SocketAddr>, Failure>>) {
+        let patience = if self.found.is_ok() { LOOKUP } else { Duration::MAX };
+        let servers = self.servers.clone();
+        let begin = || async move { resolve(&servers).await };
+        let Some(looked_up) = lookup.result(patience, begin).await else { return };
+        match looked_up {
+            Ok(found) => {
+                self.metadata.set_addresses(found.clone());
+                self.found = Ok(found);
+            }
+            Err(failure) => {
+                tracing::debug!(%failure, "the metadata server is looked for where it was");
+                if self.found.is_err() {
+                    self.found = Err(failure);
+                }
+            }
         }
     }
 }
 
+/// Shows the server what a target has seen of its log; returns which run of the server it was. Only
+/// after it has looked at that does the target remember something newer.
+async fn compare_log(
+    daemon: Arc<Daemon>,
+    metadata: Peer,
+    target: TargetId,
+) -> Result<u64, Failure> {
+    let request = CompareLog { targets: vec![daemon.log_witness(target).await?] };
+    let point = metadata.call(&request, CallOptions::control(PATIENCE)).await?;
+    daemon.note_log(target, point).await?;
+    Ok(point.incarnation)
+}
+
 /// The addresses of servers, as far as their names can be looked up now.
-pub(crate) async fn resolve(servers: &[ServerAddress]) -> Vec<SocketAddr> {
-    let mut found = Vec::new();
+///
+/// # Errors
+/// [`ErrorKind::Unavailable`] when none can, with the reasons.
+pub(crate) async fn resolve(servers: &[ServerAddress]) -> Result<Vec<SocketAddr>, Failure> {
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
     for server in servers {
         match server.resolve().await {
             Ok(addresses) => found.extend(addresses),
-            Err(error) => tracing::debug!(%server, %error, "the name cannot be looked up"),
+            Err(error) => problems.push(format!("{server}: {error}")),
         }
     }
-    found
+    if found.is_empty() {
+        let text = format!("no metadata server can be looked up: {}", problems.join("; "));
+        return Err(Failure::new(ErrorKind::Unavailable, text));
+    }
+    Ok(found)
 }
 
 /// Works off the reclaim queues, once.

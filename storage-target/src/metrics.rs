@@ -15,6 +15,14 @@ pub(crate) use upkeep::UpkeepMetrics;
 /// Names and values of a metric's labels.
 type Labels = Vec<(&'static str, &'static str)>;
 
+/// The whole names of everything that a daemon exports, for who compares the documents with it.
+#[must_use]
+pub fn exported_names() -> Vec<String> {
+    let mut metrics = Metrics::new();
+    drop(Counters::register(&mut metrics));
+    metrics.names().to_vec()
+}
+
 /// The daemon's counters. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {

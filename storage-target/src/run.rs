@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     io,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     time::Duration,
@@ -23,6 +23,7 @@ use millrace_transport::{
 use millrace_types::{ClusterId, Crc32c, Failure, HostId};
 
 use crate::{
+    addresses::Addresses,
     background::Background,
     cluster::Cluster,
     daemon::{Daemon, Exporter, Remote},
@@ -118,7 +119,9 @@ pub fn run(settings: Settings) -> Result<Ended, StartError> {
         .enable_all()
         .build()?;
     let ended = runtime.block_on(async {
-        let running = Box::pin(Running::start(settings, buckets.handle().clone())).await?;
+        let starting = Box::pin(Running::start(settings, buckets.handle().clone()));
+        // After a loss of power what the journals say is compared with the disks first.
+        let running = systemd::during_start(starting).await?;
         let shutdown = running.shutdown.clone();
         let stop = || shutdown.begin("signal");
         Box::pin(until_stopped(running.until_drained(), stop, STOP)).await
@@ -176,7 +179,7 @@ impl Running {
         let daemon = Daemon::new(stores, cluster, links, exporter, counters, background);
         let daemon = Arc::new(daemon);
         let server = serve(&identity, &settings, network, &daemon, &shutdown)?;
-        let member = join(&settings, &endpoints, &server, &daemon).await?;
+        let member = join(&settings, &endpoints, &server, &daemon).await;
         let reports = daemon.changed.clone().report(member.metadata.clone());
         let misses = daemon.misses.clone().report(member.metadata.clone());
         let rooms = make_room(&daemon, &member.metadata);
@@ -251,39 +254,20 @@ async fn join(
     endpoints: &ClientEndpoints,
     server: &Server,
     daemon: &Arc<Daemon>,
-) -> Result<Member, StartError> {
+) -> Member {
     let servers = settings.cluster.servers.clone();
     let found = member::resolve(&servers).await;
-    let addresses = match settings.advertise.is_empty() {
-        false => settings.advertise.clone(),
-        true => vec![reachable(server.local_addr(), found.first().copied())?],
-    };
-    let target = PeerTarget { role: Role::Metadata, host: None, addresses: found };
-    let name = settings.name.clone().unwrap_or_else(host_name);
-    Ok(Member {
+    let addresses = found.clone().unwrap_or_default();
+    let target = PeerTarget { role: Role::Metadata, host: None, addresses };
+    Member {
         daemon: Arc::clone(daemon),
         metadata: Peer::new(endpoints, target),
         servers,
-        addresses,
-        name,
+        found,
+        addresses: Addresses::new(server.local_addr(), settings.advertise.clone()),
+        name: settings.name.clone().unwrap_or_else(host_name),
         reclaiming: Arc::new(AtomicBool::new(false)),
-    })
-}
-
-/// The address to announce: that of the network over which the metadata server is reached.
-fn reachable(local: SocketAddr, server: Option<SocketAddr>) -> io::Result<SocketAddr> {
-    if !local.ip().is_unspecified() {
-        return Ok(local);
     }
-    let Some(server) = server else { return Ok(local) };
-    let any: IpAddr = match server {
-        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
-    };
-    // Connecting a datagram socket sends nothing; it only asks the routing table.
-    let probe = UdpSocket::bind(SocketAddr::new(any, 0))?;
-    probe.connect(server)?;
-    Ok(SocketAddr::new(probe.local_addr()?.ip(), local.port()))
 }
 
 fn host_name() -> String {

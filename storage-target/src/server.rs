@@ -50,6 +50,10 @@ impl TargetService {
                 self.daemon.sessions.forget(before.id(), connection.id().0);
             }
             connection.set_state(Arc::new(session));
+            // What came before a connection ended is also served afterwards.
+            if connection.is_closed() {
+                self.disconnected(connection);
+            }
             Ok(reply)
         };
         let result = attached.await;
@@ -77,9 +81,9 @@ impl TargetService {
                 return Err(Failure::new(ErrorKind::Protocol, words));
             }
             // The body stays with the sender until there is room for it.
-            let _room = self.daemon.body_permit(request.place.len).await?;
+            let let_in = self.daemon.let_in(&caller, &request).await?;
             let body = call.read_body().await?.into_pieces();
-            self.daemon.write(&caller, request, body).await
+            self.daemon.write(&caller, request, let_in, body).await
         };
         let result = written.await;
         respond::<Write>(call, result).await;
@@ -148,7 +152,12 @@ impl TargetService {
                     .await;
             }
             RequestKind::Release => {
-                answer::<Release, _>(call, async |request| daemon.release(&request).await).await;
+                let given_up = call.cancelled().clone();
+                let is_over = move || given_up.is_cancelled();
+                answer::<Release, _>(call, |request| async move {
+                    daemon.release(&request, is_over).await
+                })
+                .await;
             }
             RequestKind::Presence => {
                 answer::<Presence, _>(call, async |request| daemon.presence(&request).await).await;
@@ -254,7 +263,8 @@ impl Service for TargetService {
                 _ => self.control(call).await,
             }
         };
-        // What changes the disk runs in tasks of its own and goes on; the rest need not.
+        // What changes the disk runs in tasks of its own and goes on, except that a release drops
+        // nothing more; the rest need not.
         tokio::select! {
             () = work => {}
             () = given_up.cancelled() => {}
@@ -302,6 +312,10 @@ impl Cut for CutConnection {
 
     fn cut(&self, reason: &str) {
         self.0.close(reason);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.is_closed()
     }
 
     fn is_unwanted(&self) -> bool {

@@ -42,8 +42,9 @@ struct Known {
 impl Known {
     /// Whether the connection would be a further one, and its place is kept for others.
     fn refuses(&self, connection: &dyn Cut, number: u64) -> bool {
-        let another =
-            |(of, held): &(u64, Arc<dyn Cut>)| held.id() != connection.id() && *of == number;
+        let another = |(of, held): &(u64, Arc<dyn Cut>)| {
+            held.id() != connection.id() && *of == number && !held.is_closed()
+        };
         connection.is_unwanted() && self.connections.iter().any(another)
     }
 }
@@ -54,6 +55,8 @@ pub(crate) trait Cut: Send + Sync + std::fmt::Debug {
     fn id(&self) -> u64;
     /// Ends the connection and its requests.
     fn cut(&self, reason: &str);
+    /// Whether it has ended.
+    fn is_closed(&self) -> bool;
     /// Whether it has shown no ticket before, and this host has few places left for connections:
     /// then it is let in for a session that has no other.
     fn is_unwanted(&self) -> bool;
@@ -110,8 +113,9 @@ impl Sessions {
     ///
     /// # Errors
     /// Those of [`Cluster::verify`]; [`ErrorKind::Forbidden`] when the ticket was made for another
-    /// certificate; [`ErrorKind::TicketExpired`]; [`ErrorKind::SessionGone`] when a newer
-    /// connection has taken the session over; [`ErrorKind::Busy`] past the bound.
+    /// certificate; [`ErrorKind::TicketExpired`]; [`ErrorKind::Unavailable`] when a newer
+    /// connection has taken the session over, or this one has ended; [`ErrorKind::Busy`] past the
+    /// bound.
     pub(crate) async fn attach(
         &self,
         cluster: &Cluster,
@@ -127,6 +131,10 @@ impl Sessions {
         }
         if cluster.now()? >= ticket.expires {
             return Err(ErrorKind::TicketExpired.into());
+        }
+        if connection.is_closed() {
+            let words = "the connection has ended: nobody would forget it";
+            return Err(Failure::new(ErrorKind::Unavailable, words));
         }
         let now = cluster.now()?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -173,6 +181,13 @@ impl Sessions {
             entry.connections.retain(|(_, held)| held.id() != connection);
         }
     }
+
+    /// Connections of all sessions.
+    #[cfg(test)]
+    pub(crate) fn connections(&self) -> usize {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.values().map(|known| known.connections.len()).sum()
+    }
 }
 
 /// Whether there is room for one more session: made, if need be, at the cost of those whose ticket
@@ -205,9 +220,10 @@ fn forget_where(known: &mut HashMap<SessionId, Known>, which: impl Fn(&Known) ->
 mod tests {
     use super::*;
 
-    #[derive(Debug)]
+    #[derive(Debug, Default)]
     struct Connection {
         id: u64,
+        is_closed: bool,
         is_unwanted: bool,
     }
 
@@ -218,25 +234,34 @@ mod tests {
 
         fn cut(&self, _: &str) {}
 
+        fn is_closed(&self) -> bool {
+            self.is_closed
+        }
+
         fn is_unwanted(&self) -> bool {
             self.is_unwanted
         }
     }
 
     fn session(id: u64, expires: i64, connected: bool) -> (SessionId, Known) {
+        let connection = Connection { id: 1, ..Connection::default() };
+        session_with(id, expires, connected.then_some(connection))
+    }
+
+    fn session_with(id: u64, expires: i64, connection: Option<Connection>) -> (SessionId, Known) {
         let session = Session {
             id: SessionId(id),
             expires: AtomicI64::new(expires),
             newest: AtomicU64::new(1),
         };
-        let connection: Arc<dyn Cut> = Arc::new(Connection { id: 1, is_unwanted: false });
-        let connections = if connected { vec![(1, connection)] } else { Vec::new() };
+        let held = |connection: Connection| (1, Arc::new(connection) as Arc<dyn Cut>);
+        let connections = connection.into_iter().map(held).collect();
         (SessionId(id), Known { session: Arc::new(session), connections })
     }
 
     #[test]
     fn a_session_gets_further_connections_while_there_are_places() {
-        let of = |id, is_unwanted| Connection { id, is_unwanted };
+        let of = |id, is_unwanted| Connection { id, is_unwanted, is_closed: false };
         let (_, known) = session(1, 0, true);
         assert!(!known.refuses(&of(2, false), 1));
         assert!(known.refuses(&of(2, true), 1));
@@ -244,6 +269,9 @@ mod tests {
         assert!(!known.refuses(&of(2, true), 2), "it takes the place of those before");
         let (_, known) = session(1, 0, false);
         assert!(!known.refuses(&of(2, true), 1), "it is the first");
+        let ended = Connection { id: 1, is_closed: true, is_unwanted: false };
+        let (_, known) = session_with(1, 0, Some(ended));
+        assert!(!known.refuses(&of(2, true), 1), "the other has ended");
     }
 
     fn full(expires: i64, connected: bool) -> HashMap<SessionId, Known> {

@@ -12,16 +12,24 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use crate::{
     disk::DiskEngine,
+    format::superblock::Layout,
+    page_checksum::PAGE,
     release::{LOW_MAX, Watermarks},
+    run::StartError,
     volume::ScrubSettings,
 };
+
+/// The most addresses that a cluster takes of a daemon.
+const ADVERTISED_MAX: usize = 8;
 
 /// The settings of `millrace-target`.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
     /// Where clients and other servers reach this daemon. Default `[::]:7441`; on a host with
-    /// several networks, the address of the fast one.
+    /// several networks, the address of the fast one. With `[::]` or `0.0.0.0` the cluster map
+    /// names the address from which the host reaches the metadata server, or, where that is the
+    /// same host, other hosts.
     #[serde(default = "default_listen")]
     pub listen: SocketAddr,
     /// The addresses that the cluster map shall name instead of the one listened on: 1 to 8. Needed
@@ -152,8 +160,9 @@ pub struct BucketSettings {
     pub requests_max: usize,
     /// Bytes in flight to and from one bucket. Default 256 MiB.
     pub bytes_max: ByteLen,
-    /// How long a bucket may stay silent in the middle of an answer, or send less than 1 KiB/s.
-    /// Default 60 s.
+    /// How long a bucket may stay silent in the middle of an answer, or send less than 1 KiB/s. The
+    /// answer to a change may take ten times as long in all, and that to the end of an upload ten
+    /// minutes at least. Default 60 s.
     #[serde(with = "millrace_service::duration")]
     pub read_timeout: Duration,
 }
@@ -185,6 +194,33 @@ impl BucketSettings {
 impl DaemonSettings for Settings {
     fn log(&self) -> &LogSettings {
         &self.log
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let targets = self.targets();
+        if targets.is_empty() {
+            return Err(StartError::NoTarget.to_string());
+        }
+        let mut places: Vec<_> = targets.iter().map(|target| &target.directory).collect();
+        places.sort_unstable();
+        if let Some(pair) = places.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("two targets lie in {}", pair[0].display()));
+        }
+        let least = ByteLen(Layout::capacity_min() * PAGE as u64);
+        if targets.iter().filter_map(|target| target.capacity).any(|capacity| capacity < least) {
+            return Err(format!("target.capacity must be at least {least}"));
+        }
+        if self.cluster.servers.is_empty() {
+            return Err("cluster.servers must name a metadata server".to_owned());
+        }
+        if self.advertise.len() > ADVERTISED_MAX {
+            return Err(format!("advertise names more than {ADVERTISED_MAX} addresses"));
+        }
+        let is_none = |address: &&SocketAddr| address.ip().is_unspecified() || address.port() == 0;
+        if let Some(address) = self.advertise.iter().find(is_none) {
+            return Err(format!("advertise: nobody can reach a daemon at {address}"));
+        }
+        self.network.check().map_err(|error| format!("[network]: {error}"))
     }
 }
 
@@ -236,5 +272,47 @@ fn release<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReleaseTable, D
         false => Err(D::Error::custom(
             "low and high are percentages, low not above high, and 95 at most",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(text: &str) -> Result<(), String> {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("target.toml");
+        let cluster = "[cluster]\nservers = ['meta-1:7440']\nidentity = '/i.pem'\n";
+        let servers = if text.contains("[cluster]") { "" } else { cluster };
+        std::fs::write(&file, format!("{text}\n{servers}")).unwrap();
+        let loaded = millrace_service::config::load_with::<Settings>(Some(&file), "MILLRACE_", []);
+        loaded.unwrap().check()
+    }
+
+    #[test]
+    fn what_a_start_would_refuse_is_refused_before_by_name() {
+        for sound in [
+            "data = '/d'",
+            "data = '/d'\nadvertise = ['10.1.0.7:7441', '[2001:db8::7]:7441']",
+            "[[target]]\ndirectory = '/a'\ncapacity = '49MiB'\n[[target]]\ndirectory = '/b'",
+        ] {
+            assert_eq!(checked(sound), Ok(()), "{sound}");
+        }
+        let nobody = "data = '/d'\n[cluster]\nservers = []\nidentity = '/i.pem'";
+        let many = format!("data = '/d'\nadvertise = {:?}", ["10.1.0.7:7441"; 9]);
+        for (wrong, word) in [
+            ("", "no target"),
+            ("data = '/d'\n[[target]]\ndirectory = '/d'", "/d"),
+            ("[[target]]\ndirectory = '/a'\ncapacity = '48MiB'", "49 MiB"),
+            (nobody, "cluster.servers"),
+            ("data = '/d'\nadvertise = ['0.0.0.0:7441']", "0.0.0.0:7441"),
+            ("data = '/d'\nadvertise = ['[::]:7441']", "advertise"),
+            ("data = '/d'\nadvertise = ['10.1.0.7:0']", "10.1.0.7:0"),
+            (many.as_str(), "advertise"),
+            ("data = '/d'\n[network]\nbulk_sockets = 9", "bulk_sockets"),
+        ] {
+            let refused = checked(wrong).unwrap_err();
+            assert!(refused.contains(word), "{wrong}: {refused}");
+        }
     }
 }

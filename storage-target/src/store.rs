@@ -26,6 +26,7 @@ use self::{
     exported::{Exported, Note, Taken},
 };
 use crate::{
+    disk::Charge,
     hydration::{Fetched, Hydrator, Wanted},
     parts::{BLOCK, parts, seek},
     release::Releaser,
@@ -173,6 +174,20 @@ impl Store {
         range: Range<u32>,
         reader: Reader,
     ) -> Result<ReadBytes, Failure> {
+        self.read_charged(view, range, reader, None).await
+    }
+
+    /// The same; see [`Volume::load_charged`].
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) async fn read_charged(
+        &self,
+        view: &ChunkView,
+        range: Range<u32>,
+        reader: Reader,
+        charge: Option<&Charge>,
+    ) -> Result<ReadBytes, Failure> {
         if reader.is_client() {
             self.releaser.note_use(view.key);
         }
@@ -186,7 +201,7 @@ impl Store {
                 parts(&snapshot, range.clone(), view.backed, view.sparse).map_err(|kind| {
                     Failure::new(kind, format!("part of chunk {} is gone", view.key))
                 })?;
-            match self.collect(view, &snapshot, cut, reader).await {
+            match self.collect(view, &snapshot, cut, reader, charge).await {
                 Ok(Some(read)) => {
                     if reader == Reader::Export {
                         self.note_exported(&snapshot, &range);

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     cluster::{Cluster, Wish},
     program::{binaries, finish},
@@ -42,6 +42,57 @@ fn an_unknown_setting_is_named_with_its_file() -> Result<()> {
         let whole = format!("{}{}", said.stdout, said.stderr);
         assert!(whole.contains("no_such_setting"), "{program}: {said}");
         assert!(whole.contains("bad-settings.toml"), "{program}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_the_start_refuses_is_refused_by_the_check_too_and_not_tried_again() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("settings.toml");
+    let metadata = "identity = '/no/i.pem'\ndata = '/no/data'\n";
+    let cluster = "[cluster]\nservers = ['meta-1:7440']\nidentity = '/no/i.pem'\n";
+    let mount = format!("{cluster}[mount]\nmountpoint = '/no/mount'\n");
+    for (program, settings, more, word) in [
+        ("metadata", format!("{metadata}[command_log]\nsegment = '1KiB'"), "", "segment"),
+        ("metadata", format!("{metadata}[sessions]\nlease = '1s'"), "", "sessions.lease"),
+        ("metadata", format!("{metadata}[fsck]\ncontents_per_second = 0"), "", "at least 1"),
+        ("metadata", format!("{metadata}[log]\nlevel = 'millrace=chatty'"), "", "log.level"),
+        ("target", cluster.to_owned(), "", "no target is configured"),
+        ("target", format!("data = '/no/data'\nadvertise = ['[::]:7441']\n{cluster}"), "", "[::]"),
+        ("fuse", String::new(), "", "no cluster"),
+        ("fuse", cluster.to_owned(), "", "no mount point"),
+        ("fuse", mount.clone(), "--options=memory=1M", "16 MiB is the least"),
+        ("fuse", format!("{mount}[cache]\nmemory = '1MiB'"), "", "16 MiB is the least"),
+    ] {
+        fs::write(&file, &settings)?;
+        for check in ["--check-config", ""] {
+            let mut command = Command::new(binaries().join(format!("millrace-{program}")));
+            command.arg("--config").arg(&file).env_remove("RUST_LOG");
+            command.args([more, check].iter().filter(|argument| !argument.is_empty()));
+            let said = finish(&mut command, REFUSAL)?;
+            let is_refused = said.code == Some(2) && said.stderr.contains(word);
+            ensure!(is_refused && said.stdout.is_empty(), "{program} {check} {settings}: {said}");
+        }
+    }
+    // What the command line says counts, also for what is printed.
+    fs::write(&file, &mount)?;
+    let mut command = Command::new(binaries().join("millrace-fuse"));
+    command.arg("--config").arg(&file).args(["--check-config", "-o", "ro,memory=64MiB"]);
+    let shown = finish(&mut command, REFUSAL)?.ok()?;
+    ensure!(shown.contains("read_only = true") && shown.contains("67108864"), "{shown}");
+    Ok(())
+}
+
+#[test]
+fn a_variable_for_no_program_is_named() -> Result<()> {
+    for (variable, code) in [("MILLRACE_METRIC__ADDRESS", 2), ("MILLRACE_SCRUB__RATE", 0)] {
+        let mut command = Command::new(binaries().join("millrace-metadata"));
+        command.envs([("MILLRACE__IDENTITY", "/no/i.pem"), ("MILLRACE__DATA", "/no/data")]);
+        command.arg("--check-config").env(variable, "1");
+        let said = finish(&mut command, REFUSAL)?;
+        ensure!(said.code == Some(code), "{said}");
+        ensure!(said.stderr.contains(variable) == (code != 0), "{said}");
     }
     Ok(())
 }

@@ -29,6 +29,9 @@ const PAGES: usize = 12;
 /// Files of each writer before the disk fails, and after it is well.
 const FILES_MIN: u64 = 15;
 
+/// What a status says of the target meanwhile.
+const READ_ONLY: &str = "on target-1 takes no changes: its journal failed";
+
 #[test]
 fn writers_hear_of_a_disk_that_fails_and_what_was_synced_outlives_it() -> Result<()> {
     let cluster = Cluster::prepare(Wish::default())?;
@@ -93,6 +96,9 @@ impl World {
         wait_for("a target that says it", || self.failed().ok().filter(|failed| *failed))?;
         let list = self.cluster.cli(&["target", "list"])?.ok()?;
         ensure!(list.contains("(read-only)"), "{list}");
+        let status = self.cluster.cli(&["status"])?;
+        let told = status.stdout.starts_with("degraded") && status.stdout.contains(READ_ONLY);
+        ensure!(status.code == Some(1) && told, "{status}");
         // Who writes there hears of it; who writes elsewhere does not.
         all_have(Progress::refused, 1)?;
         let refused = rewrite(failing, 1).err().context("a failed disk took a write")?;
@@ -105,6 +111,8 @@ impl World {
 
         self.disk.mend()?;
         wait_for("a target that is well", || self.failed().ok().filter(|failed| !failed))?;
+        let status = self.cluster.cli(&["status"])?;
+        ensure!(!status.stdout.contains(READ_ONLY), "{status}");
         all_have(Progress::synced, FILES_MIN)?;
         let list = self.cluster.json(&["target", "list"])?;
         let losses = list.as_array().context("a list")?.iter().map(|one| &one["loss_count"]);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::Command};
 
-use millrace_tests::program::{PATIENCE, binaries, finish, run};
+use millrace_tests::program::{PATIENCE, binaries, finish, repository, run};
 
 use crate::files::{expect_none, texts};
 
@@ -24,6 +24,23 @@ fn every_unit_waits_for_readiness_and_restarts() {
         assert!(service.contains_key("Restart"), "{}", path.display());
         assert!(service["ExecStart"].starts_with('/'), "{}", path.display());
         assert!(unit.contains_key("Unit") && unit.contains_key("Install"), "{}", path.display());
+        // Otherwise it is given up for good after five quick ends.
+        let limit = unit["Unit"].get("StartLimitIntervalSec").map(String::as_str);
+        assert_eq!(limit, Some("0"), "{}", path.display());
+    }
+}
+
+#[test]
+fn who_reaches_buckets_is_given_their_keys_by_an_optional_file() {
+    let document = read("docs/operations.md");
+    for (unit, file) in [
+        ("millrace-metadata.service", "/etc/millrace/metadata.env"),
+        ("millrace-target.service", "/etc/millrace/target.env"),
+    ] {
+        let unit = parse_unit(&read(&format!("config/systemd/{unit}"))).expect("sections");
+        let named = unit["Service"].get("EnvironmentFile");
+        assert_eq!(named, Some(&format!("-{file}")));
+        assert!(document.contains(file), "docs/operations.md does not name {file}");
     }
 }
 
@@ -49,6 +66,10 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     let complaints: Vec<_> = said.stderr.lines().filter(of_ours).map(str::to_owned).collect();
     expect_none(&complaints);
     assert!(said.succeeded(), "{said}");
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(repository().join(path)).expect("it is there")
 }
 
 /// Sections of a unit file, or the first line that belongs to none.

@@ -46,9 +46,9 @@ meanwhile.
   millrace metadata backup /backup/millrace-$(date +%F)";
 
 const RESTORE_HELP: &str = "\
-Run it on the metadata server's host, with the server stopped and its data directory moved away.
-Afterwards start the server, then all targets, then the clients. Nothing is freed as an orphan until
-`millrace fsck trust`: files made since the backup are gone, and their bytes are still on the
+Run it on the metadata server's host, with the server stopped and what its data directory had moved
+away. Afterwards start the server, then all targets, then the clients. Nothing is freed as an orphan
+until `millrace fsck trust`: files made since the backup are gone, and their bytes are still on the
 targets. docs/operations.md has the whole procedure.
 
   millrace metadata restore /backup/millrace-2026-01-31";

@@ -27,23 +27,48 @@ const FINDINGS_SHOWN: usize = 20;
 const FORGOTTEN: &str = "a metadata server that is started again has forgotten the check that was \
                          waited for; start a new one";
 
+/// What a command waits for, and ends with 1 without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Awaited {
+    /// Nothing.
+    Nothing,
+    /// A check that has seen everything, and found nothing that somebody must look at.
+    Sound,
+    /// That the check which it was does not run any more.
+    End,
+}
+
 /// Asks and prints.
 pub(crate) async fn run(context: &Context, command: FsckCommand) -> anyhow::Result<Exit> {
     let connection = context.cluster().await?;
-    let (reply, wait) = match command {
+    let sound = |wait| if wait { Awaited::Sound } else { Awaited::Nothing };
+    let (reply, awaited) = match command {
         FsckCommand::Start(arguments) => {
-            let wait = arguments.wait.wait;
-            (start(&connection, arguments).await?, wait)
+            let awaited = sound(arguments.wait.wait);
+            (start(&connection, arguments).await?, awaited)
         }
-        FsckCommand::Show(arguments) => (connection.request(&ShowFsck {}).await?, arguments.wait),
-        FsckCommand::Cancel => (connection.request(&CancelFsck {}).await?, true),
-        FsckCommand::Trust => (connection.request(&TrustNamespace {}).await?, false),
+        FsckCommand::Show(arguments) => {
+            (connection.request(&ShowFsck {}).await?, sound(arguments.wait))
+        }
+        FsckCommand::Cancel => (connection.request(&CancelFsck {}).await?, Awaited::End),
+        FsckCommand::Trust => (connection.request(&TrustNamespace {}).await?, Awaited::Nothing),
     };
-    let report = if wait { ended(&connection, reply.report).await? } else { reply.report };
+    let run = reply.report.run;
+    let report = match awaited {
+        Awaited::Nothing => reply.report,
+        Awaited::Sound | Awaited::End => ended(&connection, reply.report).await?,
+    };
+    if awaited == Awaited::Sound {
+        anyhow::ensure!(report.run == run, FORGOTTEN);
+    }
     let namespace = connection.request(&ShowNamespace {}).await?.report;
     let printed = CheckReport::of(&report, &namespace);
     context.output.result(&printed, || words(&printed))?;
-    Ok(if wait { exit_of(&report, &namespace) } else { Exit::Done })
+    Ok(match awaited {
+        Awaited::Nothing => Exit::Done,
+        Awaited::Sound => exit_of(&report, &namespace),
+        Awaited::End => exit_of_cancel(run, &report),
+    })
 }
 
 async fn start(
@@ -58,16 +83,23 @@ async fn start(
     })
 }
 
-/// The check when it has ended.
+/// The check when it has ended; another one, where the server runs another or was started again.
 async fn ended(connection: &Connection, report: FsckReport) -> anyhow::Result<FsckReport> {
     let (run, mut report) = (report.run, report);
-    while report.state.is_running() {
+    while report.run == run && report.state.is_running() {
         tokio::time::sleep(LOOK).await;
         let shown = connection.request(&ShowFsck {}).await;
         report = shown.context(FORGOTTEN)?.report;
-        anyhow::ensure!(report.run == run, FORGOTTEN);
     }
     Ok(report)
+}
+
+/// That a check was cancelled is what was wanted, and so is that it had ended, or that none ran.
+fn exit_of_cancel(run: u64, report: &FsckReport) -> Exit {
+    match report.state {
+        FsckState::Failed if report.run == run => Exit::Failed,
+        _ => Exit::Done,
+    }
 }
 
 fn exit_of(report: &FsckReport, namespace: &NamespaceReport) -> Exit {
@@ -325,6 +357,17 @@ mod tests {
         let mut unchecked = found(0);
         unchecked.targets[0].not_checked = Some("it does not answer".to_owned());
         assert_eq!(exit_of(&unchecked, &sound()), Exit::Failed);
+    }
+
+    #[test]
+    fn to_cancel_a_check_ends_with_zero_unless_it_has_failed() {
+        let exit = |run, state| exit_of_cancel(run, &FsckReport { state, ..found(300) });
+        assert_eq!(exit(1, FsckState::Cancelled), Exit::Done);
+        assert_eq!(exit(1, FsckState::Done), Exit::Done);
+        assert_eq!(exit(1, FsckState::Never), Exit::Done, "there was none");
+        assert_eq!(exit(1, FsckState::Failed), Exit::Failed);
+        // The next one has begun meanwhile.
+        assert_eq!(exit(2, FsckState::Listing), Exit::Done);
     }
 
     #[test]

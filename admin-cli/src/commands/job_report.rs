@@ -1,11 +1,8 @@
 //! `millrace job report ID [--format csv] [--out FILE | --to KEY|URL]`: what became of each file.
 
-use std::{
-    io::{self, BufRead as _, Write},
-    path::{Path, PathBuf},
-};
+use std::io::{self, BufRead as _, Write};
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use millrace_protocol::job_options::{FetchReport, PutReport};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
@@ -15,7 +12,7 @@ use crate::{
     connection::Connection,
     context::{CALLER, Context},
     exit::Exit,
-    named_file,
+    whole_file::{self, Present},
 };
 
 /// Where a report is.
@@ -37,9 +34,16 @@ struct Line {
 /// Fetches and prints; FILE appears when it is whole.
 pub(crate) async fn run(context: &Context, arguments: JobReportArguments) -> anyhow::Result<Exit> {
     let JobReportArguments { format, out, to, job } = arguments;
-    if let Some(file) = &out {
-        let is_there = named_file::is_there(file)?;
-        ensure!(!is_there, "{} exists: name a new file", file.display());
+    let first = FetchReport { caller: CALLER, id: job.id, offset: 0 };
+    if let Some(file) = out {
+        let present = Present::Kept("name a new file");
+        let written = whole_file::write(&file, present, async |partial: &mut NamedTempFile| {
+            let connection = context.anywhere().await?;
+            let printed = print(&connection, first, format, partial).await;
+            printed.with_context(|| format!("cannot write {}", file.display()))
+        });
+        written.await?;
+        return Ok(Exit::Done);
     }
     let connection = context.anywhere().await?;
     if let Some(to) = to {
@@ -49,27 +53,11 @@ pub(crate) async fn run(context: &Context, arguments: JobReportArguments) -> any
         context.output.result(&report, || format!("the report is {}", report.url))?;
         return Ok(Exit::Done);
     }
-    let first = FetchReport { caller: CALLER, id: job.id, offset: 0 };
-    match out {
-        None => {
-            let mut out = io::stdout().lock();
-            match print(&connection, first, format, &mut out).await {
-                // A reader that has seen enough.
-                Err(error) if is_broken_pipe(&error) => {}
-                other => other?,
-            }
-        }
-        Some(file) => {
-            let parent = match file.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-                _ => PathBuf::from("."),
-            };
-            let failed = |file: &Path| format!("cannot write {}", file.display());
-            let mut partial = NamedTempFile::new_in(&parent).with_context(|| failed(&file))?;
-            print(&connection, first, format, &mut partial).await.with_context(|| failed(&file))?;
-            let kept = partial.persist_noclobber(&file);
-            kept.map_err(|error| error.error).with_context(|| failed(&file))?;
-        }
+    let mut out = io::stdout().lock();
+    match print(&connection, first, format, &mut out).await {
+        // A reader that has seen enough.
+        Err(error) if is_broken_pipe(&error) => {}
+        other => other?,
     }
     Ok(Exit::Done)
 }

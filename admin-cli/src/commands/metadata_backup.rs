@@ -1,10 +1,6 @@
 //! `millrace metadata backup FILE`: has the server prepare a backup, fetches it, and keeps it.
 
-use std::{
-    io::Write as _,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
 use indicatif::ProgressBar;
@@ -17,8 +13,12 @@ use serde::Serialize;
 use tempfile::NamedTempFile;
 
 use crate::{
-    arguments::BackupArguments, connection::Connection, context::Context, exit::Exit, named_file,
+    arguments::BackupArguments,
+    connection::Connection,
+    context::Context,
+    exit::Exit,
     watch,
+    whole_file::{self, Present},
 };
 
 /// Between two looks at a backup that is being prepared.
@@ -38,17 +38,18 @@ struct BackupReport {
 /// Fetches a backup; FILE appears when it is whole and on stable storage.
 pub(crate) async fn run(context: &Context, arguments: BackupArguments) -> anyhow::Result<Exit> {
     let BackupArguments { file, force } = arguments;
-    check(&file, force)?;
-    let parent = parent_of(&file);
-    let partial = NamedTempFile::new_in(&parent)
-        .with_context(|| format!("cannot write to {}", parent.display()))?;
-    let connection = context.cluster().await?;
-    let backup = Random::system().number();
+    let present = if force { Present::Replaced } else { Present::Kept("--force replaces it") };
     let bar = watch::bytes_bar();
-    let ready = prepare(&connection, backup, &bar).await?;
-    fetch(&connection, backup, &ready, &partial, &bar).await?;
+    let fetched = whole_file::write(&file, present, async |partial: &mut NamedTempFile| {
+        let connection = context.cluster().await?;
+        let backup = Random::system().number();
+        let ready = prepare(&connection, backup, &bar).await?;
+        fetch(&connection, backup, &ready, partial, &bar).await?;
+        anyhow::Ok(ready)
+    });
+    let fetched = fetched.await;
     bar.finish_and_clear();
-    keep(partial, &file, &parent, force)?;
+    let ready = fetched?;
     let report = BackupReport {
         file: file.display().to_string(),
         index: ready.index.0,
@@ -59,21 +60,6 @@ pub(crate) async fn run(context: &Context, arguments: BackupArguments) -> anyhow
         format!("{}: {}, up to command {}", report.file, ready.size, report.index)
     })?;
     Ok(Exit::Done)
-}
-
-/// Refuses a place where a backup may not go.
-fn check(file: &Path, force: bool) -> anyhow::Result<()> {
-    let is_there = named_file::is_there(file)?;
-    ensure!(force || !is_there, "{} exists; --force replaces it", file.display());
-    Ok(())
-}
-
-/// The directory of a file that may be named without one.
-fn parent_of(file: &Path) -> PathBuf {
-    match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
 }
 
 /// Waits until the server has all of it on its disk.
@@ -120,39 +106,4 @@ async fn fetch(
         "the backup was damaged on the server's disk; try again"
     );
     Ok(())
-}
-
-/// Gives the file its name, durably.
-fn keep(partial: NamedTempFile, file: &Path, parent: &Path, force: bool) -> anyhow::Result<()> {
-    let failed = || format!("cannot write {}", file.display());
-    partial.as_file().sync_all().with_context(failed)?;
-    // Fetching may have taken long.
-    check(file, force)?;
-    let kept = if force { partial.persist(file) } else { partial.persist_noclobber(file) };
-    kept.map_err(|error| error.error).with_context(failed)?;
-    std::fs::File::open(parent).and_then(|dir| dir.sync_all()).with_context(failed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_backup_replaces_a_regular_file_alone_and_only_when_told_to() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("backup");
-        let partial = || NamedTempFile::new_in(directory.path()).unwrap();
-        keep(partial(), &file, directory.path(), false).unwrap();
-        let again = keep(partial(), &file, directory.path(), false).unwrap_err().to_string();
-        assert!(again.contains("--force"), "{again}");
-        keep(partial(), &file, directory.path(), true).unwrap();
-        for force in [false, true] {
-            let refused = check(Path::new("/dev/null"), force).unwrap_err().to_string();
-            assert!(refused.contains("no regular file"), "{refused}");
-        }
-        let link = directory.path().join("link");
-        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
-        assert!(keep(partial(), &link, directory.path(), true).is_err());
-        assert!(link.is_symlink());
-    }
 }

@@ -44,11 +44,7 @@ pub(crate) fn run(context: &Context, arguments: &RestoreArguments) -> anyhow::Re
         file: arguments.file.display().to_string(),
         server_config: settings.display().to_string(),
     };
-    context.output.result(&report, || {
-        "the backup is in place: start the metadata server, then all targets, then the clients; \
-         `millrace fsck show` tells what is missing"
-            .to_owned()
-    })?;
+    context.output.result(&report, || IN_PLACE.to_owned())?;
     Ok(Exit::Done)
 }
 
@@ -57,5 +53,28 @@ fn settings_of(context: &Context, arguments: &RestoreArguments) -> PathBuf {
         (Some(named), _) => named.clone(),
         (None, Some(dir)) => dir.join(DEV_FILE),
         (None, None) => Path::new(SERVER_FILE).to_owned(),
+    }
+}
+
+/// Nothing has been checked on the new server: what is missing is told by a check of its own.
+const IN_PLACE: &str = "the backup is in place: start the metadata server, then all targets; \
+                        `millrace fsck start --report-only --wait` tells what is missing; then \
+                        start the clients";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::arguments::{Cli, Command, FsckCommand};
+
+    #[test]
+    fn what_is_said_to_do_next_can_be_done() {
+        let told = IN_PLACE.split('`').nth(1).expect("a command");
+        let cli = Cli::try_parse_from(told.split(' ')).unwrap();
+        let Command::Fsck(FsckCommand::Start(arguments)) = cli.command else {
+            panic!("{told} starts no check");
+        };
+        assert!(arguments.report_only && arguments.wait.wait);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) async fn run(context: &Context, arguments: MountArguments) -> anyhow:
     let options = MountOptions::parse(&arguments.options)?;
     let source = arguments.source.as_deref().map(Source::parse).transpose()?;
     let config = config(&context.globals);
-    let log = log_file(&arguments.mountpoint)?;
+    let log = || log_file(&arguments.mountpoint);
     let request = Request::new(options, source, &arguments.mountpoint, config, log)?;
     if arguments.fake {
         return Ok(Exit::Done);

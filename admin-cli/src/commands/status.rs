@@ -1,16 +1,23 @@
 //! `millrace status`: health in the exit code, everything else on standard output.
 
-use millrace_protocol::admin::{ClusterStatus, Health};
+use std::time::Duration;
+
+use millrace_protocol::admin::{ClusterStatus, ClusterStatusReply, Health, TargetState};
 use millrace_service::telemetry::in_words;
 use millrace_types::ByteLen;
 
 use crate::{
+    commands::target_list,
+    connection::Connection,
     context::Context,
     exit::Exit,
     output::{counted, render, shown, table},
-    report::{JobReport, LinkReport, StatusReport, TargetReport},
+    report::{JobReport, LinkReport, StatusReport, TargetDetailReport, TargetReport},
     settings::AdminSettings,
 };
+
+/// How long daemons may take to tell what their heartbeats do not.
+const TARGETS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Asks and prints. Whatever keeps the answer away, wrong settings too, is `unreachable`: exit
 /// codes 0 and 1 mean that the cluster has answered.
@@ -37,9 +44,29 @@ async fn ask(
     settings: &AdminSettings,
 ) -> anyhow::Result<(StatusReport, Health)> {
     let connection = context.connect(&settings.cluster).await?;
-    let reply = connection.request(&ClusterStatus {}).await?;
-    let health = reply.health;
-    Ok((StatusReport::new(&reply, connection.peer().to_owned()), health))
+    let mut reply = connection.request(&ClusterStatus {}).await?;
+    reply.problems.extend(problems_of_targets(&connection, &reply).await);
+    if !reply.problems.is_empty() {
+        reply.health = Health::Degraded;
+    }
+    Ok((StatusReport::new(&reply, connection.peer().to_owned()), reply.health))
+}
+
+/// What is wrong with targets and known to their daemons alone.
+async fn problems_of_targets(connection: &Connection, status: &ClusterStatusReply) -> Vec<String> {
+    if !status.targets.iter().any(|target| target.state == TargetState::Online) {
+        return Vec::new();
+    }
+    let asked = tokio::time::timeout(TARGETS_PATIENCE, target_list::all(connection)).await;
+    let problem = match asked {
+        Ok(Ok(targets)) => {
+            let reports = targets.iter().map(TargetDetailReport::from);
+            return reports.filter_map(|report| report.problem()).collect();
+        }
+        Ok(Err(error)) => in_words(&error),
+        Err(_) => format!("no answer within {} s", TARGETS_PATIENCE.as_secs()),
+    };
+    vec![format!("whether all targets take changes is not known: {problem}")]
 }
 
 fn words(report: &StatusReport) -> String {

@@ -22,7 +22,10 @@ pub(crate) async fn run(context: &Context) -> anyhow::Result<Exit> {
 }
 
 /// Every target, page by page.
-async fn all(connection: &Connection) -> anyhow::Result<Vec<DescribedTarget>> {
+///
+/// # Errors
+/// Those of the metadata server; daemons that do not answer are no error.
+pub(crate) async fn all(connection: &Connection) -> anyhow::Result<Vec<DescribedTarget>> {
     let mut targets: Vec<DescribedTarget> = Vec::new();
     loop {
         let after = targets.last().map(|target| target.status.id);

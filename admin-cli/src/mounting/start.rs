@@ -35,16 +35,17 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Joins what the command line says with `config` and `log`, unless its options name others.
+    /// Joins what the command line says with `config` and `log`, unless its options name others:
+    /// `log` is not asked then.
     ///
     /// # Errors
-    /// When the mount point is no directory.
+    /// When the mount point is no directory; those of `log`.
     pub(crate) fn new(
         options: MountOptions,
         source: Option<Source>,
         mountpoint: &Path,
         config: Option<PathBuf>,
-        log: PathBuf,
+        log: impl FnOnce() -> anyhow::Result<PathBuf>,
     ) -> anyhow::Result<Self> {
         Ok(Self {
             config: options.config.or(config),
@@ -52,7 +53,7 @@ impl Request {
             identity: options.identity,
             options: options.daemon,
             mountpoint: directory(mountpoint)?,
-            log: options.log.unwrap_or(log),
+            log: options.log.map_or_else(log, Ok)?,
         })
     }
 
@@ -190,9 +191,8 @@ mod tests {
         let options = MountOptions::parse(&["ro,identity=/i.pem,log=/l".into()]).unwrap();
         let source = Source::parse("meta-1,meta-2:/train").unwrap();
         let config = Some(PathBuf::from("/c.toml"));
-        let request =
-            Request::new(options, Some(source), &mountpoint, config, "/default.log".into());
-        let request = request.unwrap();
+        let log = || -> anyhow::Result<PathBuf> { bail!("the options name one") };
+        let request = Request::new(options, Some(source), &mountpoint, config, log).unwrap();
         assert_eq!(request.log, Path::new("/l"));
         let arguments: Vec<_> = request
             .arguments()

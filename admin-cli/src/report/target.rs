@@ -168,6 +168,22 @@ impl From<&DescribedTarget> for TargetDetailReport {
     }
 }
 
+impl TargetDetailReport {
+    /// What is wrong with it that its heartbeats do not tell.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let TargetReport { id, host, state, .. } = &self.target;
+        match (&self.detail, &self.error) {
+            (Some(detail), _) if detail.failed => {
+                Some(format!("target {id} on {host} takes no changes: its journal failed"))
+            }
+            (None, Some(error)) if *state == "online" => Some(format!(
+                "target {id} on {host} is online, and the metadata server cannot ask it: {error}"
+            )),
+            _ => None,
+        }
+    }
+}
+
 impl From<&TargetDetail> for DetailReport {
     fn from(detail: &TargetDetail) -> Self {
         let (space, index) = (&detail.space, &detail.index);

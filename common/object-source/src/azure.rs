@@ -58,6 +58,7 @@ impl Azure {
                 Arc::clone(&counters),
                 Arc::clone(&requests),
                 classify,
+                settings.read_timeout,
             ))
         };
         let keys = Arc::new(Keys::open(spec, container, settings, &options, wire(""))?);

@@ -51,7 +51,8 @@ impl Google {
     ) -> Result<Self, Error> {
         let address = Address::new(spec, bucket)?;
         let options = client_options(settings, address.is_plain_http());
-        let wire = Wire::new(address.authority().to_owned(), counters, requests, classify);
+        let (authority, patience) = (address.authority().to_owned(), settings.read_timeout);
+        let wire = Wire::new(authority, counters, requests, classify, patience);
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| Error::Invalid {
             message: format!("no HTTP client: {}", transport::innermost(&error)),

@@ -13,13 +13,14 @@
 //!
 //! Modules, in reading order: [`LinkSpec`] (`link`), [`Bucket`] (`bucket`), `object` (the nouns),
 //! `attributes`, `s3`, `google`, `azure`, `directory`; what those share: `web`, `transport`,
-//! `metered`, `listing`, `parts`, `temporary`; `credentials`, `limits`, `pace`, `counters`,
-//! `tally`.
+//! `metered`, `collect`, `listing`, `parts`, `temporary`; `credentials`, `limits`, `pace`,
+//! `counters`, `tally`.
 
 mod attributes;
 mod azure;
 mod bucket;
 mod buckets;
+mod collect;
 mod counters;
 mod credentials;
 mod directory;

@@ -1,20 +1,37 @@
 //! The HTTP client under everything: counts each request where it leaves the process, and hears
 //! from each answer whether the bucket wants fewer of them.
+//!
+//! Here, too, every answer gets its bounds, whoever collects it: what refuses, and what answers a
+//! change, is taken whole, within a length and a time. When an answer begins the request has been
+//! sent, so that its time is not that of a slow upload. What a read brings is handed on as it
+//! comes; who reads it looks at its length and its pace.
 
-use std::sync::Arc;
+use std::{io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use http::{Method, StatusCode};
 use object_store::{
     ClientOptions,
     client::{
-        HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
-        ReqwestConnector,
+        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+        HttpService, ReqwestConnector,
     },
 };
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use crate::{Counters, RequestClass, limits::Requests, transport::asks_to_wait};
+use crate::{
+    Counters, RequestClass,
+    collect::{TOO_LONG, collect},
+    limits::Requests,
+    transport::asks_to_wait,
+};
+
+/// How many times its patience a bucket may take for the answer to a change, from its beginning on.
+const CHANGE_PATIENCE: u32 = 10;
+
+/// What it may take for that to a completion or a copy at least, however small the patience: over a
+/// long one S3 sends a blank now and then, for minutes.
+const PUBLICATION_MIN: Duration = Duration::from_secs(600);
 
 /// Which requests are the bucket's, and where they are counted.
 #[derive(Debug, Clone)]
@@ -23,18 +40,21 @@ pub(crate) struct Wire {
     counters: Arc<Counters>,
     requests: Arc<Requests>,
     classify: fn(&HttpRequest) -> RequestClass,
+    patience: Duration,
 }
 
 impl Wire {
     /// Counts what goes to a host and port as `classify` says, and all else as "other"; tells
-    /// `requests` what its answers say of their number.
+    /// `requests` what its answers say of their number. An answer that refuses comes within
+    /// `patience`.
     pub(crate) fn new(
         authority: String,
         counters: Arc<Counters>,
         requests: Arc<Requests>,
         classify: fn(&HttpRequest) -> RequestClass,
+        patience: Duration,
     ) -> Self {
-        Self { authority, counters, requests, classify }
+        Self { authority, counters, requests, classify, patience }
     }
 
     /// Counts a request that leaves, with so many bytes.
@@ -54,6 +74,15 @@ impl Wire {
         }
         if status.is_none_or(|status| status.as_u16() >= 400) {
             self.counters.fail();
+        }
+    }
+
+    /// How long the answer to a change may take that goes well.
+    fn limit(&self, change: &HttpRequest) -> Duration {
+        let limit = self.patience.saturating_mul(CHANGE_PATIENCE);
+        match *change.method() == Method::POST || is_copy(change) {
+            true => limit.max(PUBLICATION_MIN),
+            false => limit,
         }
     }
 
@@ -106,11 +135,31 @@ struct Metered {
 impl HttpService for Metered {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let class = self.wire.class(&request);
+        let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let limit = self.wire.limit(&request);
         self.wire.leaves(class, request.body().content_length() as u64);
         let answer = self.client.execute(request).await;
         self.wire.ended(class, answer.as_ref().ok().map(|answer| answer.status()));
-        answer
+        let answer = answer?;
+        match (answer.status().is_success(), is_read) {
+            (true, true) => Ok(answer),
+            (true, false) => bounded(answer, limit).await,
+            (false, _) => bounded(answer, self.wire.patience).await,
+        }
     }
+}
+
+/// The same answer once all of it is there.
+async fn bounded(answer: HttpResponse, limit: Duration) -> Result<HttpResponse, HttpError> {
+    let (head, body) = answer.into_parts();
+    let collected = timeout(limit, collect(head.status, body.bytes_stream())).await;
+    let late = || {
+        let words = "the bucket sends its answer too slowly";
+        HttpError::new(HttpErrorKind::Interrupted, io::Error::other(words))
+    };
+    let long = || HttpError::new(HttpErrorKind::Decode, io::Error::other(TOO_LONG));
+    let body = collected.map_err(|_| late())??.ok_or_else(long)?;
+    Ok(HttpResponse::from_parts(head, body.into()))
 }
 
 /// The requests of S3, and of the XML API of GCS, which took over its queries.
@@ -124,11 +173,15 @@ pub(crate) fn classify(request: &HttpRequest) -> RequestClass {
         Method::HEAD => RequestClass::Head,
         Method::PUT if has("uploadId") => RequestClass::Part,
         // A copy publishes what was uploaded by parts.
-        Method::PUT if request.headers().contains_key("x-goog-copy-source") => RequestClass::Upload,
+        Method::PUT if is_copy(request) => RequestClass::Upload,
         Method::PUT => RequestClass::Put,
         Method::POST | Method::DELETE => RequestClass::Upload,
         _ => RequestClass::Other,
     }
+}
+
+fn is_copy(request: &HttpRequest) -> bool {
+    request.headers().contains_key("x-goog-copy-source")
 }
 
 /// Whether a query has a parameter, whatever its value.
@@ -160,5 +213,25 @@ mod tests {
             *request.method_mut() = method.clone();
             assert_eq!(classify(&request), class, "{method} {query}");
         }
+    }
+
+    #[test]
+    fn a_publication_has_its_minutes_however_little_patience_there_is() {
+        let limit = |patience, method: Method, header: Option<&'static str>| {
+            let (counters, requests) = (Arc::default(), Arc::new(Requests::new(1)));
+            let patience = Duration::from_secs(patience);
+            let wire = Wire::new("h".to_owned(), counters, requests, classify, patience);
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.method_mut() = method;
+            if let Some(header) = header {
+                request.headers_mut().insert(header, http::HeaderValue::from_static("/b/k"));
+            }
+            wire.limit(&request).as_secs()
+        };
+        assert_eq!(limit(5, Method::POST, None), 600);
+        assert_eq!(limit(100, Method::POST, None), 1000);
+        assert_eq!(limit(5, Method::PUT, Some("x-goog-copy-source")), 600);
+        assert_eq!(limit(5, Method::PUT, None), 50);
+        assert_eq!(limit(5, Method::DELETE, None), 50);
     }
 }

@@ -68,7 +68,8 @@ impl S3 {
         let encryption = encryption_of(&environment)?;
         let address = Address::new(spec, bucket, &environment)?;
         let options = client_options(settings, address.is_plain_http());
-        let wire = Wire::new(address.authority().to_owned(), counters, requests, classify);
+        let (authority, patience) = (address.authority().to_owned(), settings.read_timeout);
+        let wire = Wire::new(authority, counters, requests, classify, patience);
         let streamer = Streamer::new(settings, wire.clone(), address.is_plain_http())?;
         let connector = Connector::new(wire);
         let client = connector.connect(&options).map_err(|error| answer::translate(error, ""))?;

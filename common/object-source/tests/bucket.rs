@@ -13,6 +13,8 @@
 mod absence;
 #[path = "bucket/azure.rs"]
 mod azure;
+#[path = "bucket/bounds.rs"]
+mod bounds;
 #[path = "bucket/checksums.rs"]
 mod checksums;
 #[path = "bucket/contract.rs"]

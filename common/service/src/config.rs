@@ -1,16 +1,16 @@
 //! Loads a daemon's settings: one TOML file, then the environment, unknown keys refused.
 //!
-//! Owns the rule how sources combine and how a mistake is told to the person who made it; it knows
-//! no daemon's settings. A settings type derives `Deserialize` with `deny_unknown_fields` on every
-//! struct, and `Serialize` so that the effective values can be printed.
+//! Owns the rule how sources combine and how a mistake is told to the person who made it; of the
+//! programs' settings it knows no more than the names of their tables. A settings type derives
+//! `Deserialize` with `deny_unknown_fields` on every struct, and `Serialize` so that the effective
+//! values can be printed.
 //!
 //! Environment: `MILLRACE_<SECTION>__<KEY>=value` (with the prefix `MILLRACE_`) sets `key` in table
 //! `[section]`; more `__` go deeper, and `MILLRACE__<KEY>` sets a key above the first section.
 //! Variables without `__`, such as `MILLRACE_CONFIG`, are no settings and are left alone. A value
 //! is read as TOML where it is TOML (`8`, `true`, `["a"]`), and as text otherwise. The environment
-//! wins over the file. It is shared by all programs of a host, so a whole section that this program
-//! does not have is taken for another one's and passed over; an unknown key in a section that it
-//! does have is refused.
+//! wins over the file. It is shared by all programs of a host, so a section that another one has is
+//! passed over; one that no program has is refused, and so is an unknown key in one's own section.
 
 use std::{
     ffi::OsString,
@@ -28,6 +28,34 @@ use serde::{Serialize, de::DeserializeOwned};
 
 /// The usual prefix of environment variables that are settings.
 pub const ENV_PREFIX: &str = "MILLRACE_";
+
+/// The tables and keys at the top of all programs' settings: what this one does not have, and is
+/// named here, is another one's.
+pub const SECTIONS: [&str; 23] = [
+    "advertise",
+    "buckets",
+    "buffer_memory",
+    "cache",
+    "cluster",
+    "command_log",
+    "data",
+    "disk_engine",
+    "drain",
+    "fsck",
+    "identity",
+    "index_cache",
+    "listen",
+    "log",
+    "metrics",
+    "mount",
+    "name",
+    "network",
+    "release",
+    "scrub",
+    "sessions",
+    "store",
+    "target",
+];
 
 /// Loads settings from `path` (none: defaults only) and from variables that start with
 /// `env_prefix`.
@@ -152,13 +180,14 @@ impl Variable {
         format!("environment variable {}", self.name)
     }
 
-    /// Whether `error` says that this variable's section is none of the program's.
+    /// Whether `error` says that this variable's section is another program's.
     fn is_foreign(&self, error: &figment::Error) -> bool {
         let Kind::UnknownField(field, _) = &error.kind else { return false };
         let section = self.key.split('.').next();
         let told = error.metadata.as_ref().map(|metadata| metadata.name.as_ref());
         let top = error.path.is_empty() || error.path == [field.as_str()];
-        top && section == Some(field) && told == Some(self.source().as_str())
+        let other = SECTIONS.contains(&field.as_str());
+        top && other && section == Some(field) && told == Some(self.source().as_str())
     }
 }
 

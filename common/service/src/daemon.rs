@@ -39,6 +39,12 @@ pub struct DaemonArguments {
 pub trait DaemonSettings: Serialize + DeserializeOwned {
     /// The table `[log]`.
     fn log(&self) -> &LogSettings;
+
+    /// Whether the daemon can start with these values, as far as they alone can tell.
+    ///
+    /// # Errors
+    /// A sentence that names the key, and what it may be.
+    fn check(&self) -> Result<(), String>;
 }
 
 /// Runs a daemon from its parsed arguments to its exit code.
@@ -56,9 +62,24 @@ where
     S: DaemonSettings,
     E: Into<anyhow::Error>,
 {
-    let settings: S = match config::load(arguments.config.as_deref(), ENV_PREFIX) {
+    main_with(program, version, arguments, Ok, run)
+}
+
+/// As [`main`], with settings that the daemon's own arguments complete before they are checked.
+pub fn main_with<S, E>(
+    program: &str,
+    version: &str,
+    arguments: &DaemonArguments,
+    complete: impl FnOnce(S) -> Result<S, String>,
+    run: impl FnOnce(S) -> Result<Ended, E>,
+) -> ExitCode
+where
+    S: DaemonSettings,
+    E: Into<anyhow::Error>,
+{
+    let settings = match settings_of(arguments, complete) {
         Ok(settings) => settings,
-        Err(error) => return refuse(program, &error.to_string()),
+        Err(problem) => return refuse(program, &problem),
     };
     if arguments.check_config {
         return match config::effective(&settings) {
@@ -86,6 +107,18 @@ where
             ExitCode::FAILURE
         }
     }
+}
+
+/// The settings that would be used; those that the start would refuse are refused here.
+fn settings_of<S: DaemonSettings>(
+    arguments: &DaemonArguments,
+    complete: impl FnOnce(S) -> Result<S, String>,
+) -> Result<S, String> {
+    let loaded = config::load(arguments.config.as_deref(), ENV_PREFIX);
+    let settings = complete(loaded.map_err(|error| error.to_string())?)?;
+    settings.check()?;
+    telemetry::check(settings.log()).map_err(|error| error.to_string())?;
+    Ok(settings)
 }
 
 /// How a daemon came to its end.
@@ -190,11 +223,49 @@ fn show(text: &str) -> ExitCode {
 mod tests {
     use std::{cell::Cell, future::pending, io};
 
+    use serde::Deserialize;
     use tokio::sync::Notify;
 
     use super::*;
 
     const NEVER: Duration = Duration::from_secs(3600);
+
+    #[derive(Serialize, Deserialize)]
+    struct Numbered {
+        number: u32,
+        #[serde(default)]
+        log: LogSettings,
+    }
+
+    impl DaemonSettings for Numbered {
+        fn log(&self) -> &LogSettings {
+            &self.log
+        }
+
+        fn check(&self) -> Result<(), String> {
+            if self.number == 0 { Err("number must be at least 1".to_owned()) } else { Ok(()) }
+        }
+    }
+
+    #[test]
+    fn settings_are_checked_when_the_arguments_have_completed_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("daemon.toml");
+        let arguments = DaemonArguments { config: Some(file.clone()), check_config: true };
+        let number = |text: &str, more: u32| {
+            std::fs::write(&file, text).unwrap();
+            let complete =
+                |settings: Numbered| Ok(Numbered { number: settings.number + more, ..settings });
+            settings_of(&arguments, complete).map(|settings| settings.number)
+        };
+        assert_eq!(number("number = 1", 0), Ok(1));
+        assert_eq!(number("number = 0", 2), Ok(2));
+        assert_eq!(number("number = 0", 0), Err("number must be at least 1".to_owned()));
+        assert!(number("number = -1", 1).unwrap_err().contains("daemon.toml"));
+        let complete = |_: Numbered| Err("an option is wrong".to_owned());
+        std::fs::write(&file, "number = 1").unwrap();
+        assert_eq!(settings_of(&arguments, complete).map(drop), Err("an option is wrong".into()));
+    }
 
     /// One signal at once, then none.
     async fn once(sent: &Cell<bool>) -> &'static str {

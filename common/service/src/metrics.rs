@@ -8,7 +8,7 @@
 use std::fmt;
 
 use prometheus_client::{
-    metrics::histogram::Histogram,
+    metrics::{MetricType, histogram::Histogram},
     registry::{Metric, Registry, Unit},
 };
 
@@ -71,6 +71,7 @@ pub struct Description {
 pub struct Metrics {
     registry: Registry,
     descriptions: Vec<Description>,
+    names: Vec<String>,
 }
 
 impl Default for Metrics {
@@ -83,7 +84,8 @@ impl Metrics {
     /// A registry without metrics.
     #[must_use]
     pub fn new() -> Self {
-        Self { registry: Registry::with_prefix("millrace"), descriptions: Vec::new() }
+        let registry = Registry::with_prefix(PREFIX);
+        Self { registry, descriptions: Vec::new(), names: Vec::new() }
     }
 
     /// Adds `metric` (a cheap clone of the one that is counted on) and gives it back.
@@ -105,6 +107,7 @@ impl Metrics {
             description.name
         );
         let help = format!("{} [{}]", description.help, description.stability);
+        self.names.extend(names(&description, metric.metric_type()));
         let added = metric.clone();
         match description.unit {
             MetricUnit::Bytes => self.with_unit(description.name, help, Unit::Bytes, added),
@@ -126,6 +129,14 @@ impl Metrics {
         &self.descriptions
     }
 
+    /// The whole names under which [`Self::encode`] shows them, also of those that have nothing to
+    /// show yet: with prefix, unit and ending. A histogram has that of its family and those of its
+    /// parts.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
     /// The present values in the OpenMetrics text format.
     #[must_use]
     pub fn encode(&self) -> String {
@@ -134,6 +145,25 @@ impl Metrics {
             .expect("writing to a string never fails");
         text
     }
+}
+
+/// What every name begins with.
+const PREFIX: &str = "millrace";
+
+fn names(description: &Description, kind: MetricType) -> Vec<String> {
+    let unit = match description.unit {
+        MetricUnit::Bytes => "_bytes",
+        MetricUnit::Seconds => "_seconds",
+        MetricUnit::Ratio => "_ratios",
+        MetricUnit::Count => "",
+    };
+    let endings: &[&str] = match kind {
+        MetricType::Counter => &["_total"],
+        MetricType::Histogram => &["", "_bucket", "_count", "_sum"],
+        MetricType::Gauge | MetricType::Info | MetricType::Unknown => &[""],
+    };
+    let name = |ending| format!("{PREFIX}_{}{unit}{ending}", description.name);
+    endings.iter().map(name).collect()
 }
 
 /// A histogram of how long requests take: 24 buckets from 10 us, each twice the one before, so that
@@ -152,7 +182,9 @@ pub fn size_histogram() -> Histogram {
 
 #[cfg(test)]
 mod tests {
-    use prometheus_client::metrics::counter::Counter;
+    use std::collections::BTreeSet;
+
+    use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 
     use super::*;
 
@@ -173,6 +205,32 @@ mod tests {
         assert!(text.contains("Bytes read from disk [stable]"), "{text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
         assert_eq!(metrics.descriptions(), [READ]);
+    }
+
+    #[test]
+    fn names_are_those_that_a_scrape_shows_and_told_before_anything_is_counted() {
+        let mut metrics = Metrics::new();
+        let named = |name, unit| Description { name, unit, ..READ };
+        metrics.register(READ, Counter::<u64>::default());
+        metrics.register(named("a_syncs", MetricUnit::Count), Counter::<u64>::default());
+        metrics.register(named("a_used", MetricUnit::Bytes), Gauge::<i64>::default());
+        metrics.register(named("a_share", MetricUnit::Ratio), Gauge::<i64>::default());
+        metrics.register(named("a_latency", MetricUnit::Seconds), latency_histogram());
+        let family = Family::<Vec<(&str, &str)>, Counter>::default();
+        let family = metrics.register(named("a_moved", MetricUnit::Bytes), family);
+        let told: BTreeSet<_> = metrics.names().iter().cloned().collect();
+        assert!(told.contains("millrace_a_moved_bytes_total"), "{told:?}");
+        family.get_or_create(&vec![("operation", "read")]).inc();
+        let text = metrics.encode();
+        let samples = text.lines().filter(|line| !line.starts_with('#'));
+        let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let histograms = families.filter_map(|line| line.strip_suffix(" histogram"));
+        let shown: BTreeSet<_> = samples
+            .filter_map(|line| line.split(['{', ' ']).next())
+            .chain(histograms)
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(told, shown);
     }
 
     #[test]

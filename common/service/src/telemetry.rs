@@ -52,6 +52,14 @@ pub fn init(settings: &LogSettings) -> Result<(), TelemetryError> {
     .map_err(|_| TelemetryError::Started)
 }
 
+/// Whether logging could be started so.
+///
+/// # Errors
+/// [`TelemetryError::Directives`].
+pub fn check(settings: &LogSettings) -> Result<(), TelemetryError> {
+    filter(settings, std::env::var("RUST_LOG").ok()).map(drop)
+}
+
 fn filter(settings: &LogSettings, rust_log: Option<String>) -> Result<EnvFilter, TelemetryError> {
     let (source, directives) = match rust_log {
         Some(directives) if !directives.is_empty() => ("RUST_LOG", directives),

@@ -18,8 +18,9 @@
 //! restarted server answers it with a reset at once, however far QUIC's own retransmissions have
 //! backed off; a live one confirms it, which keeps the idle timeout from striking during long
 //! requests. Without requests it is one byte a second, so that the next request finds a connection
-//! with warm windows; after `linger_ms` without a request the connection is closed in order. The
-//! price is one packet of 40 bytes a second for each peer used within the last minute.
+//! with warm windows; after `linger_ms` without a request the connection is closed in order. What a
+//! hook sends is no such request, however often it runs again. The price is one packet of 40 bytes
+//! a second for each peer used within the last minute.
 //!
 //! # Cancellation
 //! Every future here may be dropped at any time. Dropping a request resets its stream, which
@@ -234,8 +235,8 @@ impl Peer {
     }
 
     /// Runs the hook once more: over the first connection for which it does not fail, or over all
-    /// of them if `every`, those that are being made included; over a new one where there is none.
-    /// Connections that come later are introduced anyway.
+    /// of them if `every`, those that are being made included. Where there is none, nothing is
+    /// done: connections that come later are introduced anyway.
     ///
     /// # Errors
     /// What the hook says; [`DeadlineExceeded`](millrace_types::ErrorKind::DeadlineExceeded) after
@@ -304,31 +305,25 @@ impl PeerState {
         self.bulk.get(choice.take).unwrap_or(&self.control).live(self).await
     }
 
-    /// Introduces one connection again. Where there is none a new one is made, which is introduced.
-    async fn introduce_one(self: &Arc<Self>) -> Result<(), Failure> {
+    /// Introduces one connection again, if one stands.
+    async fn introduce_one(&self) -> Result<(), Failure> {
         let Some(hook) = &self.hook else { return Ok(()) };
-        let mut failed = None;
+        let mut outcome = Ok(());
         for live in self.slots().filter_map(|slot| slot.standing_one(self)) {
-            match hook(Connected(live)).await {
-                Ok(()) => return Ok(()),
-                Err(failure) => failed = Some(failure),
+            outcome = hook(Connected(live)).await;
+            if outcome.is_ok() {
+                break;
             }
         }
-        match failed {
-            None => self.live(Lane::Bulk).await.map(drop),
-            Some(failure) => Err(failure),
-        }
+        outcome
     }
 
     /// Introduces every connection again; tells the first failure.
-    async fn introduce_all(self: &Arc<Self>) -> Result<(), Failure> {
+    async fn introduce_all(&self) -> Result<(), Failure> {
         let Some(hook) = &self.hook else { return Ok(()) };
         // What is being made may have been introduced a moment ago: with what was true then.
         join_all(self.slots().map(Slot::made)).await;
         let standing: Vec<_> = self.slots().filter_map(|slot| slot.standing_one(self)).collect();
-        if standing.is_empty() {
-            return self.live(Lane::Bulk).await.map(drop);
-        }
         let told = join_all(standing.into_iter().map(|live| hook(Connected(live)))).await;
         told.into_iter().collect()
     }

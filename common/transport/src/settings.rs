@@ -44,7 +44,8 @@ pub struct TransportSettings {
     /// How long a client waits for a server's answer to a new connection before it tries again or
     /// another address, in milliseconds.
     pub connect_timeout_ms: u32,
-    /// Connections that a server holds, in all.
+    /// Connections that a server holds, in all; fewer where `receive_budget_bytes` is too small for
+    /// them. Clients take no more than seven eighths: the last are for servers and operators.
     pub connections_max: u32,
     /// Connections that a server holds for one host.
     pub connections_per_host_max: u32,
@@ -87,7 +88,8 @@ impl TransportSettings {
     /// A message that is larger than a stream's window waits for a round trip in its middle: small
     /// files come with their bytes (16 KiB at most), several in one message where programs make
     /// several at a time. The budget is what 2,048 connections need at least: four requests each,
-    /// of 48 KiB and a quarter.
+    /// of 48 KiB and a quarter. That is 1,792 mounts, each of which has one connection: more of
+    /// them take 240 KiB each of a larger budget, and a higher maximum.
     #[must_use]
     pub fn metadata() -> Self {
         Self {

@@ -82,6 +82,9 @@ pub(super) fn directory_left(tx: &mut Transaction<'_>, inode: &Inode) -> Result<
     // Where it came from, and where it has been exported to since.
     let places = [Some(linked.prefix), path_prefix(tx, inode, linked.link)?];
     for place in places.into_iter().flatten().filter(|place| !place.is_empty()) {
+        if !can_be_key(tx, &place)? {
+            continue;
+        }
         let record = DeletionRecord { tag: String::new(), inodes: Vec::new(), queued: tx.time };
         tx.put(keys::deletion(linked.link, &place), &record);
     }
@@ -143,7 +146,7 @@ fn queue(
     origin: &Origin,
     inode: Option<InodeId>,
 ) -> Result<(), ApplyError> {
-    if !is_on(tx, origin.link)? {
+    if !is_on(tx, origin.link)? || !can_be_key(tx, &origin.key)? {
         return Ok(());
     }
     let key = keys::deletion(origin.link, &origin.key);
@@ -153,6 +156,28 @@ fn queue(
     inodes.extend(inode);
     tx.put(key, &DeletionRecord { tag: origin.tag.clone(), inodes, queued: tx.time });
     Ok(())
+}
+
+/// The feature level from which on nothing is queued that no bucket can have.
+const KEY_LEN_LEVEL: u32 = 18;
+
+/// The longest key that a bucket may have, in bytes: `az://` takes 1,024 characters, and `file://`
+/// what is a path.
+const KEY_LEN_MAX: usize = 4096;
+
+/// The longest that was queued before: a key of the store has at most 65,535 bytes, six of which
+/// stand in front. With a longer one the command came into the log, and the store on disk failed at
+/// what it did, also when it was made anew; only one in memory took it.
+const STORED_LEN_MAX: usize = 65_535 - 6;
+
+/// Whether there can be anything in a bucket under a key. What lies deep enough here has a path
+/// that is none.
+fn can_be_key(tx: &Transaction<'_>, key: &str) -> Result<bool, ApplyError> {
+    if key.len() <= KEY_LEN_MAX {
+        return Ok(true);
+    }
+    let is_old = tx.file_system()?.feature_level < KEY_LEN_LEVEL;
+    Ok(is_old && key.len() <= STORED_LEN_MAX)
 }
 
 fn is_on(tx: &Transaction<'_>, link: LinkId) -> Result<bool, ApplyError> {

@@ -177,6 +177,19 @@ pub(crate) fn has_made(export: &Export, inode: &Inode) -> bool {
         && file.origin.as_ref().is_some_and(|origin| export.is_of(origin))
 }
 
+/// The feature level from which on a file is dirty again also when its owner, mode or times changed
+/// since its export.
+const REOPENED_LEVEL: u32 = 18;
+
+/// Whether a file has the content that this export put into the bucket, as those see it who ask the
+/// targets to mark it. Its owner, mode and times may be others, and so its change count.
+fn has_content_of(export: &Export, inode: &Inode) -> bool {
+    let Body::File(file) = &inode.body else { return false };
+    file.state == ObjectState::Exported
+        && file.generation == export.generation
+        && file.origin.as_ref().is_some_and(|origin| export.is_of(origin))
+}
+
 /// The targets do not know which of their blocks the object has: unless the file was written to
 /// since, it is dirty again, and its next export sends it once more.
 pub(super) fn reopen(
@@ -189,7 +202,11 @@ pub(super) fn reopen(
     }
     let export = find(tx, inode, id)?;
     tx.delete(keys::export(inode));
-    let Some(mut inode) = tree::find(tx, inode)?.filter(|inode| has_made(&export, inode)) else {
+    let is_its = match tx.file_system()?.feature_level >= REOPENED_LEVEL {
+        true => has_content_of,
+        false => has_made,
+    };
+    let Some(mut inode) = tree::find(tx, inode)?.filter(|inode| is_its(&export, inode)) else {
         return Ok(Outcome::Done);
     };
     commit::mark_dirty(inode.file_mut()?);

@@ -1,6 +1,6 @@
 //! Inodes without a name, and the queues of contents whose chunks targets may free.
 
-use std::ops::Bound;
+use std::{collections::BTreeMap, mem, ops::Bound};
 
 use millrace_protocol::target::ContentName;
 use millrace_types::{ContentGeneration, ErrorKind, InodeId, Layout, SessionId, TargetId};
@@ -96,22 +96,41 @@ pub(super) fn reclaim(
 ) -> Result<(), ApplyError> {
     let targets = targets_of(tx, layout)?;
     for target in targets {
-        queue(tx, target, ReclaimRecord { inode, generation })?;
+        tx.reclaims.push((target, ReclaimRecord { inode, generation }));
     }
     Ok(())
 }
 
-/// Puts one content into the queue of one target.
-fn queue(
-    tx: &mut Transaction<'_>,
-    target: TargetId,
-    record: ReclaimRecord,
-) -> Result<(), ApplyError> {
-    let position = (tx.index.0 << POSITION_BITS) | tx.reclaims;
-    tx.reclaims += 1;
-    assert!(tx.reclaims < 1 << POSITION_BITS, "a command frees a bounded number of contents");
-    tx.put(keys::reclaim(target, position), &record);
-    tx.change_file_system(|fs| fs.reclaim_entries += 1)
+/// The feature level from which on the places of one command are counted for each target.
+const BY_TARGET_LEVEL: u32 = 18;
+
+/// Gives what a command frees its places in the queues, when all of it is known.
+///
+/// Up to level 17 the places were counted over all targets, and programs of then ended where they
+/// ran out, before such a command was logged or each time that it was replayed: what came of it
+/// is in no store, and it is counted as from level 18 on.
+pub(super) fn place_reclaims(tx: &mut Transaction<'_>) -> Result<(), ApplyError> {
+    let reclaims = mem::take(&mut tx.reclaims);
+    if reclaims.is_empty() {
+        return Ok(());
+    }
+    let first = tx.index.0 << POSITION_BITS;
+    let by_target =
+        reclaims.len() as u64 >= PLACES_MAX || tx.file_system()?.feature_level >= BY_TARGET_LEVEL;
+    let mut used: BTreeMap<TargetId, u64> = BTreeMap::new();
+    let mut placed = 0;
+    for (of_all, (target, record)) in (0..).zip(reclaims) {
+        let of_target = used.entry(target).or_default();
+        let place = if by_target { *of_target } else { of_all };
+        *of_target += 1;
+        // What there is no place for stays on the target as an orphan, which a check finds: the
+        // command may be one that must not be refused.
+        if place < PLACES_MAX {
+            tx.put(keys::reclaim(target, first | place), &record);
+            placed += 1;
+        }
+    }
+    tx.change_file_system(|fs| fs.reclaim_entries += placed)
 }
 
 /// Frees contents that a check found on a target and in no file. The last word is here, where
@@ -136,7 +155,7 @@ pub(super) fn reclaim_orphans(
     for content in &orphans.contents {
         if !is_unnamed(content.inode) && is_orphan(tx, *content)? {
             let ContentName { inode, generation } = *content;
-            queue(tx, orphans.target, ReclaimRecord { inode, generation })?;
+            tx.reclaims.push((orphans.target, ReclaimRecord { inode, generation }));
             queued += 1;
         }
     }
@@ -200,6 +219,39 @@ fn targets_of(tx: &Transaction<'_>, layout: Layout) -> Result<Vec<TargetId>, App
 /// Freeing what a target does not hold is harmless, so wide files go into every queue of the pool.
 const GROUPS_LOOKED_UP_MAX: u32 = 16;
 
-/// A position in a queue is the log index of the command that made it, then a number within it: a
-/// batch of 1,000 names over 64 targets at most.
+/// A position in a queue is the log index of the command that made it, then a number within it.
+/// Commands free some thousand contents at most of each target: the end of a session with more
+/// files without names is made of several.
 pub(crate) const POSITION_BITS: u32 = 18;
+
+/// Numbers within one command.
+const PLACES_MAX: u64 = 1 << POSITION_BITS;
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{LogIndex, Timestamp};
+
+    use super::*;
+    use crate::{apply::create, command::Format, store::memory::MemoryStore};
+
+    #[test]
+    fn what_there_is_no_place_for_in_a_queue_is_left_to_a_check() {
+        let store = MemoryStore::default();
+        let mut tx = Transaction::new(&store, LogIndex(7), Timestamp(1));
+        create::format(&mut tx, &Format { uid: 0, gid: 0, mode: 0o755 }).unwrap();
+        let [full, other] = [1, 2].map(|number| TargetId([number; 8]));
+        let record = ReclaimRecord { inode: InodeId(9), generation: ContentGeneration(1) };
+        tx.reclaims = vec![(full, record); usize::try_from(PLACES_MAX).unwrap() + 2];
+        tx.reclaims.push((other, record));
+        place_reclaims(&mut tx).unwrap();
+        let queued = |target| {
+            let queue = keys::reclaims_of(target);
+            tree::scan::<ReclaimRecord>(&tx, &queue, usize::MAX).unwrap()
+        };
+        let of_full = queued(full);
+        assert_eq!((of_full.len() as u64, queued(other).len()), (PLACES_MAX, 1));
+        let index = |key: &[u8]| keys::number_at(key, 9).unwrap() >> POSITION_BITS;
+        assert!(of_full.iter().all(|(key, _)| index(key) == 7), "no place of another command");
+        assert_eq!(tx.file_system().unwrap().reclaim_entries, PLACES_MAX + 1);
+    }
+}

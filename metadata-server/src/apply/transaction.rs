@@ -3,14 +3,14 @@
 use std::{collections::BTreeMap, ops::Bound};
 
 use millrace_protocol::cluster::LinkMode;
-use millrace_types::{ErrorKind, InodeId, LinkId, LogIndex, Timestamp};
+use millrace_types::{ErrorKind, InodeId, LinkId, LogIndex, TargetId, Timestamp};
 
 use super::{ApplyError, encode, restore};
 use crate::{
     namespace::{Body, FileBody, Inode, tree},
     store::{
         Batch, Pair, StoreError, View, borrow, keys, prefix_end,
-        records::{self, FileSystem, LinkRecord, Record},
+        records::{self, FileSystem, LinkRecord, ReclaimRecord, Record},
     },
 };
 
@@ -22,15 +22,16 @@ pub(super) struct Transaction<'a> {
     pub(super) index: LogIndex,
     /// The command's time.
     pub(super) time: Timestamp,
-    /// How many reclaim entries it has made.
-    pub(super) reclaims: u64,
+    /// What targets may free because of it: gets its places in their queues at the end.
+    pub(super) reclaims: Vec<(TargetId, ReclaimRecord)>,
     /// Inodes whose content got another name.
     raised: Vec<InodeId>,
 }
 
 impl<'a> Transaction<'a> {
     pub(super) fn new(view: &'a dyn View, index: LogIndex, time: Timestamp) -> Self {
-        Self { view, batch: Batch::default(), index, time, reclaims: 0, raised: Vec::new() }
+        let (batch, reclaims, raised) = (Batch::default(), Vec::new(), Vec::new());
+        Self { view, batch, index, time, reclaims, raised }
     }
 
     /// The changes, and the inodes whose content got another name.

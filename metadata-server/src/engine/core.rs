@@ -1,6 +1,11 @@
 //! What the engine's thread owns, and how it executes commands.
 
-use std::{collections::HashMap, fs::File, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::File,
+    sync::Arc,
+    time::Duration,
+};
 
 use millrace_protocol::{cluster::Map, session::Operation};
 use millrace_types::{
@@ -99,6 +104,8 @@ pub struct Core {
     /// The last command that changed the links.
     links_index: LogIndex,
     sessions_by_nonce: HashMap<(HostId, u64), SessionId>,
+    /// Sessions whose end has begun, and the inodes up to which that has come.
+    ending: BTreeMap<SessionId, InodeId>,
     incarnation: u64,
     started: Timestamp,
     /// Why nothing may be changed any more.
@@ -176,6 +183,7 @@ impl Core {
             map_index: index,
             links_index: index,
             sessions_by_nonce,
+            ending: BTreeMap::new(),
             incarnation: settings.random.number(),
             started: now,
             broken: None,
@@ -543,6 +551,7 @@ impl Core {
             }
             Command::CloseSession(session) => {
                 self.sessions_by_nonce.retain(|_, known| known != session);
+                self.ending.remove(session);
                 self.expiry.handle_end(*session);
                 self.readers.handle_end(*session);
                 self.locks.handle_end(*session);

@@ -6,8 +6,9 @@
 //!
 //! The record says that a backup was put back: [`apply`](crate::apply) then skips everything that
 //! the lost end of the log may have given out, and raises the doubt that keeps checks of the
-//! targets from freeing anything. A stop in between leaves the file `restoring`; a server refuses
-//! to start with it, and the restore begins anew.
+//! targets from freeing anything. Where sessions of the backup had much open, records that end it
+//! stand in front of it. A stop in between leaves the file `restoring`; a server refuses to start
+//! with it, and the restore begins anew.
 
 use std::{
     fs, io,
@@ -15,9 +16,12 @@ use std::{
     sync::Arc,
 };
 
-use millrace_types::{ClusterId, LogIndex, Timestamp};
+use millrace_types::{ClusterId, InodeId, LogIndex, SessionId, Timestamp};
 
-use super::startup::{EngineSettings, RESTORING, StartError, lock, make_private};
+use super::{
+    opens::{OPENS_MAX, ends},
+    startup::{EngineSettings, RESTORING, StartError, lock, make_private},
+};
 use crate::{
     command::{Command, Envelope},
     files::Access,
@@ -28,7 +32,7 @@ use crate::{
     },
     store::{
         keys,
-        records::{Applied, FileSystem, Record as _},
+        records::{Applied, FileSystem, OpenRecord, Record as _},
     },
 };
 
@@ -78,7 +82,7 @@ pub enum RestoreError {
 /// [`RestoreError`]; before the directory is touched, except when the disk is full or fails: then
 /// it is called again.
 pub fn restore(settings: &EngineSettings, backup: &Path) -> Result<Restored, RestoreError> {
-    let found = check(settings.cluster, backup)?;
+    let (found, opens) = check(settings.cluster, backup)?;
     let dir = &settings.dir;
     let disk = |source| StartError::Disk { path: dir.clone(), source };
     make_private(dir).map_err(disk)?;
@@ -88,31 +92,44 @@ pub fn restore(settings: &EngineSettings, backup: &Path) -> Result<Restored, Res
     let restoring = files.open(&dir.join(RESTORING), Access::Create).map_err(disk)?;
     restoring.sync_data().and_then(|()| files.sync_dir(dir)).map_err(disk)?;
     copy_pairs(settings, backup, found.index)?;
-    begin_log(settings, found)?;
+    begin_log(settings, found, opens)?;
     files.sync_dir(dir).map_err(disk)?;
     files.remove(&dir.join(RESTORING)).and_then(|()| files.sync_dir(dir)).map_err(disk)?;
     Ok(found)
 }
 
+/// What a session of the backup has open.
+type Open = (SessionId, InodeId, OpenRecord);
+
 /// Reads all of the backup before anything is changed.
-fn check(cluster: ClusterId, path: &Path) -> Result<Restored, RestoreError> {
+fn check(cluster: ClusterId, path: &Path) -> Result<(Restored, Vec<Open>), RestoreError> {
     let mut decoder = open(cluster, path)?;
-    let (mut applied, mut file_system) = (None, None);
+    let (mut applied, mut file_system, mut opens) = (None, None, Vec::new());
     while let Some(pairs) = decoder.next_pairs().map_err(|flaw| unusable(path, flaw))? {
         for (key, value) in pairs {
             if key == keys::applied() {
                 applied = Applied::decode(&value);
             } else if key == keys::file_system() {
                 file_system = FileSystem::decode(&value);
+            } else {
+                opens.extend(open_of(&key, &value));
             }
         }
     }
     match (applied, file_system) {
         (Some(Applied { index, time }), Some(_)) if index == decoder.index() => {
-            Ok(Restored { index, time })
+            Ok((Restored { index, time }, opens))
         }
         _ => Err(RestoreError::Unknown(path.to_owned())),
     }
+}
+
+fn open_of(key: &[u8], value: &[u8]) -> Option<Open> {
+    if key.first() != Some(&keys::OPENS) {
+        return None;
+    }
+    let (inode, session) = (keys::number_at(key, 1)?, keys::number_at(key, 9)?);
+    Some((SessionId(session), InodeId(inode), OpenRecord::decode(value)?))
 }
 
 fn open(cluster: ClusterId, path: &Path) -> Result<Decoder<io::BufReader<fs::File>>, RestoreError> {
@@ -138,7 +155,9 @@ fn clear(settings: &EngineSettings) -> Result<(), RestoreError> {
     let stopped = names.iter().any(|name| name == RESTORING);
     let of_restore = ["lock", RESTORING, "log", "snapshots"];
     for name in names {
-        let known = name == "lock" || (stopped && of_restore.contains(&name.as_str()));
+        let known = name == "lock"
+            || (stopped && of_restore.contains(&name.as_str()))
+            || (name == LOST_FOUND && is_bare(&dir.join(LOST_FOUND)));
         if !known {
             return Err(RestoreError::NotEmpty { dir: dir.clone(), name });
         }
@@ -149,6 +168,20 @@ fn clear(settings: &EngineSettings) -> Result<(), RestoreError> {
         }
     }
     Ok(())
+}
+
+/// What a file system that was just made has in its root.
+const LOST_FOUND: &str = "lost+found";
+
+/// Whether it is a directory with nothing in it, or one of root's into which nobody else can look.
+fn is_bare(dir: &Path) -> bool {
+    if !dir.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+        return false;
+    }
+    match fs::read_dir(dir) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+    }
 }
 
 /// The backup's pairs as the first snapshot.
@@ -171,7 +204,11 @@ fn copy_pairs(
 }
 
 /// A log that begins behind the snapshot, with the record that says what happened.
-fn begin_log(settings: &EngineSettings, found: Restored) -> Result<(), StartError> {
+fn begin_log(
+    settings: &EngineSettings,
+    found: Restored,
+    opens: Vec<Open>,
+) -> Result<(), StartError> {
     let (files, dir, cluster) = (&*settings.files, settings.log_dir(), settings.cluster);
     files.make_dir(&dir).map_err(|source| StartError::Disk { path: dir.clone(), source })?;
     segment::create(files, &dir, found.index.next(), cluster, &settings.random)?;
@@ -191,7 +228,25 @@ fn begin_log(settings: &EngineSettings, found: Restored) -> Result<(), StartErro
     );
     // Commands carry no earlier time than those before; the machine's clock may be behind.
     let time = settings.clock.timestamp().max(found.time);
-    let envelope = Envelope { time, operation: None, command: Command::Restored(reason) };
-    log.append(&envelope.to_bytes())?;
+    for command in ends_of(opens).into_iter().chain([Command::Restored(reason)]) {
+        let envelope = Envelope { time, operation: None, command };
+        log.append(&envelope.to_bytes())?;
+    }
     Ok(log.syncer().sync_all()?)
+}
+
+/// What ends the opens of all sessions where they are many: [`Command::Restored`], which ends the
+/// sessions, then has little left to do at once.
+fn ends_of(mut opens: Vec<Open>) -> Vec<Command> {
+    if opens.len() <= OPENS_MAX {
+        return Vec::new();
+    }
+    opens.sort_unstable_by_key(|&(session, inode, _)| (session, inode));
+    let of_sessions = opens.chunk_by(|one, other| one.0 == other.0);
+    let parts = of_sessions.flat_map(|of_one| of_one.chunks(OPENS_MAX));
+    let commands = parts.flat_map(|part| {
+        let opens: Vec<_> = part.iter().map(|&(_, inode, open)| (inode, open)).collect();
+        ends(part[0].0, &opens)
+    });
+    commands.collect()
 }

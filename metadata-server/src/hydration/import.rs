@@ -108,7 +108,8 @@ pub struct Tally {
 pub(super) enum Import {
     /// All of it.
     Whole,
-    /// Not what an export has yet to tell of.
+    /// Not what an export has yet to tell of, nor what may have been removed here after the bucket
+    /// was asked.
     Partial,
 }
 
@@ -420,18 +421,37 @@ impl<E: Environment> Importer<E> {
         self.import(linked.directory, asked, found).await
     }
 
-    /// Gives ids to names that were found when the bucket was `asked`, and makes them a command. Of
-    /// a file that changed here since then (by an export, or by a younger answer) the answer may be
-    /// old: it is left alone, and the next look tells. So is an object that an export may be making
-    /// just now, of a file that may have another name by then.
+    /// Gives ids to names that were found when the bucket was `asked`, and makes them a command, or
+    /// several where they are long. Of a file that changed here since then (by an export, or by a
+    /// younger answer) the answer may be old: it is left alone, and the next look tells. So is an
+    /// object that an export may be making just now, of a file that may have another name by then.
     pub(super) async fn import(
         &self,
         directory: InodeId,
         asked: Timestamp,
         found: Vec<Found>,
     ) -> Result<Import, Failure> {
-        let (found, how_much) = self.without_unsettled(directory, found).await?;
-        let mut found = self.unchanged_since(directory, asked, found).await?;
+        let mut all = Import::Whole;
+        for found in entries::in_commands(found) {
+            if self.import_at_once(directory, asked, found).await? == Import::Partial {
+                all = Import::Partial;
+            }
+        }
+        Ok(all)
+    }
+
+    /// The same for what one command takes.
+    async fn import_at_once(
+        &self,
+        directory: InodeId,
+        asked: Timestamp,
+        found: Vec<Found>,
+    ) -> Result<Import, Failure> {
+        let (found, mut how_much) = self.without_unsettled(directory, found).await?;
+        let (mut found, unchanged) = self.unchanged_since(directory, asked, found).await?;
+        if unchanged == Import::Partial {
+            how_much = Import::Partial;
+        }
         // In this order the names that are known are found by one scan.
         found.sort_by(|one, other| one.name().cmp(other.name()));
         if found.is_empty() {

@@ -63,6 +63,7 @@ mod outcomes;
 mod pace;
 mod progress;
 mod publish;
+mod release;
 mod report_to;
 mod settle;
 mod slices;
@@ -131,6 +132,9 @@ const PRUNE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// After a failure of the server itself (shutting down, overloaded) the queue is looked at again.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause before it is tried again to record where a job stands.
+const RECORD_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 impl<E: Environment> Jobs<E> {
     /// No job runs before [`Self::run`].
@@ -309,7 +313,10 @@ impl<E: Environment> Jobs<E> {
             false => None,
         };
         self.resume_detail(id, &begun.work).await;
-        self.report(progress, id, Some(JobState::Running)).await;
+        // Of what is not known to have begun the end would be refused.
+        if !self.record_state(&begun, JobState::Running).await {
+            return;
+        }
         tracing::info!(job = id.0, kind = ?record.job.kind, "job begins");
         let end = match self.how(&record).await {
             Ok(how) => {
@@ -332,7 +339,7 @@ impl<E: Environment> Jobs<E> {
             }
         };
         self.record_detail(id, &begun.work, true).await;
-        self.report(progress, id, Some(end)).await;
+        self.record_state(&begun, end).await;
         self.ends.notify_waiters();
         // What was under way when it was stopped is given up, or turns out to stand.
         if end == JobState::Cancelled
@@ -492,7 +499,7 @@ impl<E: Environment> Jobs<E> {
         loop {
             tokio::time::sleep(REPORT_INTERVAL).await;
             if work.progress.take_changed() {
-                self.report(&work.progress, id, None).await;
+                self.report(&work.progress, id).await;
             }
             if told.elapsed() >= DETAIL_INTERVAL {
                 self.record_detail(id, work, false).await;
@@ -501,19 +508,33 @@ impl<E: Environment> Jobs<E> {
         }
     }
 
-    async fn report(&self, progress: &Progress, id: JobId, state: Option<JobState>) {
-        let update: UpdateJob = progress.update(id, state);
-        let mut pauses = 0;
-        while let Err(failure) =
-            self.environment.execute(Command::UpdateJob(update.clone()), false).await
-        {
-            // Counts can wait for the next time; an end must not be lost while the server lives.
-            if state.is_none() || !failure.kind.is_transient() || pauses > 60 {
-                tracing::warn!(job = id.0, %failure, "a job's progress is not recorded");
-                return;
+    /// Records the counts so far. They can wait for the next time.
+    async fn report(&self, progress: &Progress, id: JobId) {
+        let update = Command::UpdateJob(progress.update(id, None));
+        if let Err(failure) = self.environment.execute(update, false).await {
+            tracing::warn!(job = id.0, %failure, "a job's progress is not recorded");
+        }
+    }
+
+    /// Records where a job stands, however long that takes: one whose end is not recorded would
+    /// begin anew. Gives up when the job is gone or cancelled, which was recorded before. Whether
+    /// it is recorded.
+    async fn record_state(&self, begun: &Begun<'_, E>, state: JobState) -> bool {
+        let update: UpdateJob = begun.work.progress.update(begun.id, Some(state));
+        let mut pause = PAUSE;
+        loop {
+            let command = Command::UpdateJob(update.clone());
+            let Err(failure) = self.environment.execute(command, false).await else { return true };
+            tracing::warn!(job = begun.id.0, ?state, %failure, "a job's state is not recorded");
+            let is_final = matches!(failure.kind, ErrorKind::NotFound | ErrorKind::InvalidArgument);
+            if is_final {
+                return false;
             }
-            pauses += 1;
-            tokio::time::sleep(PAUSE).await;
+            tokio::select! {
+                () = begun.stop.cancelled() => return false,
+                () = tokio::time::sleep(pause) => {}
+            }
+            pause = (pause * 2).min(RECORD_PAUSE_MAX);
         }
     }
 

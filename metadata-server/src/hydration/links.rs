@@ -9,7 +9,8 @@ use std::{
 use futures::{StreamExt, stream};
 use millrace_protocol::{
     admin::{
-        AddLink, AttributeSource, LinkOptions, LinkStatus, PathBytes, RemoveLink, SetLinkOptions,
+        AddLink, AttributeSource, LinkOptions, LinkStatus, LinksReply, PathBytes, RemoveLink,
+        SetLinkOptions,
     },
     ahead::SetFetchPolicy,
     bucket::{
@@ -17,6 +18,7 @@ use millrace_protocol::{
         SetDeletePropagation,
     },
     cluster::{Bucket, Host, LinkMode},
+    codec,
     metadata::NewNode,
     session::Caller,
     target::CheckBucket,
@@ -43,14 +45,21 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 /// Daemons that try a bucket at the same time.
 const CHECKS_MAX: usize = 64;
 
-/// The most links that are looked at; far beyond what anybody lists by hand.
-const LINKS_MAX: usize = 10_000;
+/// The most links of a cluster, and the most that are looked at; far beyond what anybody lists by
+/// hand.
+pub(super) const LINKS_MAX: usize = 10_000;
+
+/// The longest list of all links, encoded with their directories. It travels in one message: to
+/// every target without the directories, to operators beside the state of all else. What is left of
+/// a message is for that, and for names that grow.
+const LIST_LEN_MAX: usize = 768 * 1024;
 
 /// Binds a directory, made if missing, to a bucket that this server and every target daemon reach.
 ///
 /// # Errors
 /// [`ErrorKind::BucketUnavailable`] or [`ErrorKind::BucketDenied`] with a sentence that names each
-/// host that cannot reach it and why; what apply refuses.
+/// host that cannot reach it and why; [`ErrorKind::NoSpace`] when the list of all links would
+/// become too long; what apply refuses.
 pub async fn add<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
@@ -58,6 +67,8 @@ pub async fn add<E: Environment>(
 ) -> Result<LinkStatus, Failure> {
     let spec = spec_of(&request.bucket)?;
     let prefix = spec.prefix().to_owned();
+    // Not in apply, which knew no such bound: logs that exist are applied as they were.
+    check_room(list(environment).await?, request)?;
     check_everywhere(environment, importer, &request.bucket, &prefix, request.mode).await?;
     let directory = make_directory(environment, importer, &request.path).await?;
     let add =
@@ -84,6 +95,24 @@ pub async fn add<E: Environment>(
     }
     let links = list(environment).await?;
     links.into_iter().find(|link| link.id == id).ok_or_else(|| ErrorKind::NotFound.into())
+}
+
+/// Refuses a link for which the list of all has no room.
+pub(super) fn check_room(mut links: Vec<LinkStatus>, request: &AddLink) -> Result<(), Failure> {
+    let count = links.len();
+    let AddLink { path, bucket, mode } = request.clone();
+    links.push(LinkStatus { id: LinkId(u32::MAX), path, bucket, mode });
+    let len = codec::encode(&LinksReply { links }).len();
+    if count < LINKS_MAX && len <= LIST_LEN_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "the list of all links has no room for one more: {count} are there, and it has at most \
+         {LINKS_MAX} of them and {} KiB; link a directory above several prefixes of a bucket \
+         instead of each",
+        LIST_LEN_MAX / 1024
+    );
+    Err(Failure::new(ErrorKind::NoSpace, text))
 }
 
 /// All links.

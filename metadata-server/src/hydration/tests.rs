@@ -1,6 +1,7 @@
 //! Hydration over an in-memory store with the real apply, a real directory as the bucket, and
 //! targets that hold whole files in memory.
 
+mod again;
 mod ahead;
 mod auto_export;
 mod conflict_rule;

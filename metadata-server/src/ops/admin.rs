@@ -2,7 +2,7 @@
 //!
 //! What works on buckets and targets (links, jobs, states of files) is in the hydration module.
 
-use std::{ops::Bound, time::Duration};
+use std::{collections::HashMap, ops::Bound, time::Duration};
 
 use millrace_protocol::{
     admin::{
@@ -258,20 +258,31 @@ fn sessions(core: &mut Core) -> Result<Vec<SessionStatus>, Failure> {
     let found = tree::scan::<SessionRecord>(core.view(), &keys::sessions(), usize::MAX);
     let found = found.map_err(|error| broken(core, error))?;
     let opens = tree::scan::<OpenRecord>(core.view(), b"O", usize::MAX);
-    let opens = opens.map_err(|error| broken(core, error))?;
+    let opens = write_opens(&opens.map_err(|error| broken(core, error))?);
     let mut sessions = Vec::with_capacity(found.len());
     for (key, record) in found {
         let session = SessionId(keys::number_at(&key, 1).unwrap_or_default());
-        let of_session = opens.iter().filter(|(key, _)| keys::number_at(key, 9) == Some(session.0));
         sessions.push(SessionStatus {
             session,
             host: record.host,
             host_name: record.host_name,
             expires: core.expiry.expires(session).unwrap_or_default(),
-            write_opens: of_session.map(|(_, open)| open.writes).sum(),
+            write_opens: opens.get(&session).copied().unwrap_or_default(),
         });
     }
     Ok(sessions)
+}
+
+/// Opens for writing of each session that has any, of all the records there are.
+fn write_opens(opens: &[(Vec<u8>, OpenRecord)]) -> HashMap<SessionId, u32> {
+    let mut sums: HashMap<SessionId, u32> = HashMap::new();
+    for (key, open) in opens {
+        if let Some(session) = keys::number_at(key, 9).map(SessionId) {
+            let sum = sums.entry(session).or_default();
+            *sum = sum.saturating_add(open.writes);
+        }
+    }
+    sums
 }
 
 /// Every target ever registered, by its id.
@@ -356,4 +367,26 @@ fn problems(targets: &[TargetStatus]) -> Vec<String> {
         }
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_opens_for_writing_are_summed_and_each_for_its_session() {
+        const SESSIONS: u64 = 500;
+        const FILES: u64 = 500;
+        let open = |at: u64| {
+            let (file, session) = (at / SESSIONS, at % SESSIONS);
+            let writes = u32::from(file.is_multiple_of(2)) * 2;
+            let key = keys::open(InodeId(file), SessionId(session));
+            (key, OpenRecord { writes, reads: writes == 0 })
+        };
+        let opens: Vec<_> = (0..SESSIONS * FILES).map(open).collect();
+        let sums = write_opens(&opens);
+        assert_eq!(sums.len(), 500);
+        assert!(sums.values().all(|&sum| sum == 500), "two of every other file");
+        assert_eq!(sums.get(&SessionId(SESSIONS)), None);
+    }
 }

@@ -1,6 +1,6 @@
 //! Target daemons: registration, heartbeats, the map, keys, links and the reclaim queue.
 
-use std::ops::Bound;
+use std::{net::SocketAddr, ops::Bound};
 
 use millrace_protocol::{
     cluster::{
@@ -218,9 +218,14 @@ fn check_registration(request: &RegisterHost) -> Result<(), Failure> {
     if request.host_name.len() > HOST_NAME_LEN_MAX {
         return invalid("a host's name has at most 255 bytes");
     }
-    let parse = |address: &String| address.parse::<std::net::SocketAddr>().is_ok();
-    if !request.addresses.iter().all(parse) {
-        return invalid("an address is no ip:port");
+    for address in &request.addresses {
+        let Ok(address) = address.parse::<SocketAddr>() else {
+            return invalid("an address is no ip:port");
+        };
+        if address.ip().to_canonical().is_unspecified() || address.port() == 0 {
+            let text = format!("nobody can reach a daemon at {address}: set listen or advertise");
+            return invalid(&text);
+        }
     }
     let mut ids: Vec<_> = request.targets.iter().map(|report| report.id).collect();
     ids.sort_unstable();
@@ -305,13 +310,42 @@ fn news(core: &mut Core, client: &Client) -> Result<HeartbeatReply, Failure> {
 #[cfg(test)]
 mod tests {
     use millrace_protocol::{
-        cluster::{Group, Host, Pool, Target},
+        cluster::{Group, Host, Pool, Target, TargetReport},
         codec::{self, MESSAGE_LEN_MAX},
     };
-    use millrace_types::{GroupEpoch, HostId, MapEpoch};
+    use millrace_types::{ByteLen, GroupEpoch, HostId, InodeId, MapEpoch};
 
     use super::*;
     use crate::apply::GROUPS_PER_TARGET;
+
+    #[test]
+    fn a_daemon_that_nobody_could_reach_is_refused() {
+        let report = TargetReport {
+            id: TargetId([1; 8]),
+            capacity: ByteLen(1 << 30),
+            used: ByteLen(0),
+            inode_max: InodeId(0),
+            loss_count: 0,
+            bad_blocks: 0,
+            blank: false,
+        };
+        let check = |address: &str| {
+            check_registration(&RegisterHost {
+                addresses: vec!["10.1.0.7:7441".to_owned(), address.to_owned()],
+                host_name: "store-1".to_owned(),
+                targets: vec![report.clone()],
+            })
+        };
+        for sound in ["10.1.0.8:1", "[2001:db8::7]:7441", "127.0.0.1:7441"] {
+            assert_eq!(check(sound), Ok(()), "{sound}");
+        }
+        for wrong in ["[::]:7441", "0.0.0.0:7441", "[::ffff:0.0.0.0]:7441", "10.1.0.8:0"] {
+            let refused = check(wrong).unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::InvalidArgument, "{wrong}");
+            assert!(refused.message.contains("advertise"), "{wrong}: {refused}");
+        }
+        assert!(check("store-1:7441").is_err());
+    }
 
     #[test]
     fn the_map_of_the_largest_cluster_fits_into_a_message() {

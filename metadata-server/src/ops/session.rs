@@ -8,7 +8,7 @@ use millrace_protocol::session::{
 };
 use millrace_types::{ErrorKind, Failure, HostId, SessionId};
 
-use super::{Client, Step, create::reused};
+use super::{Client, Need, Step, create::reused};
 use crate::{
     command::{self, Command, Outcome},
     engine::Core,
@@ -106,7 +106,7 @@ pub fn renew(
     ticket(core, client, request.session).map(Step::Done)
 }
 
-/// Ends a session. One that has ended already is no error.
+/// Ends a session, a part of it in each turn. One that has ended already is no error.
 ///
 /// # Errors
 /// When the log's disk is full or fails.
@@ -115,10 +115,13 @@ pub fn close(
     client: &Client,
     request: &CloseSession,
 ) -> Result<Step<Done>, Failure> {
-    match client.own_session(core, request.session) {
+    let has_ended = match client.own_session(core, request.session) {
         Ok(()) => core.end_session(request.session)?,
-        Err(failure) if failure.kind == ErrorKind::SessionGone => {}
+        Err(failure) if failure.kind == ErrorKind::SessionGone => true,
         Err(failure) => return Err(failure),
+    };
+    if !has_ended {
+        return Ok(Step::Need(Need::Turns));
     }
     let index = core.last_index();
     Ok(Step::Done(Done { index }))

@@ -58,11 +58,7 @@ impl SecondPass<'_> {
         for together in &batches(suspects, CONTENTS_TOGETHER) {
             let mut confirmed = self.confirm(&mut listing, together, &queued).await?;
             self.measure(&mut confirmed).await?;
-            self.shared.update(|report| {
-                confirmed
-                    .iter()
-                    .for_each(|(found, path)| tally::found(report, found, path.clone()));
-            });
+            self.shared.found(&confirmed);
             let found = confirmed.into_iter().map(|(suspect, _)| suspect);
             orphans.extend(found.filter(|suspect| suspect.kind == FsckKind::Orphan));
             pace.done(together.len() as u64).await;

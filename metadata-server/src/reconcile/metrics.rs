@@ -4,9 +4,9 @@ use millrace_protocol::fsck::{FsckReport, NamespaceReport};
 use millrace_service::metrics::{Description, MetricUnit, Metrics, Stability};
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
-use super::itself::flaws_left;
+use super::standing::{Found, Standing};
 
-/// Figures of the last check that ended, and sums since the process began.
+/// What stands of the last checks, and sums since the process began.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FsckMetrics {
     orphans: Gauge,
@@ -21,20 +21,27 @@ pub(super) struct FsckMetrics {
 }
 
 impl FsckMetrics {
-    /// A check has come to its end.
-    pub(super) fn ended(&self, report: &FsckReport, namespace: &NamespaceReport) {
-        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        let unchecked = report.targets.iter().filter(|target| target.not_checked.is_some());
-        self.orphans.set(gauge(report.orphans.contents));
-        self.orphan_bytes.set(gauge(report.orphans.bytes.0));
-        self.missing_chunks.set(gauge(report.missing.chunks));
-        self.unchecked_targets.set(gauge(unchecked.count() as u64));
-        let held_back = report.targets.iter().filter(|target| target.held_back.is_some());
-        self.held_back_targets.set(gauge(held_back.count() as u64));
-        self.ended.set(report.ended.map_or(0, millrace_types::Timestamp::seconds));
+    /// A check has come to its end, since when this stands.
+    pub(super) fn ended(
+        &self,
+        report: &FsckReport,
+        namespace: &NamespaceReport,
+        standing: &Standing,
+    ) {
+        let set = |gauge: &Gauge, value: u64| {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        let sum = |of: fn(&Found) -> u64| -> u64 { standing.found().map(of).sum() };
+        set(&self.orphans, sum(|found| found.orphans.contents));
+        set(&self.orphan_bytes, sum(|found| found.orphans.bytes.0));
+        set(&self.missing_chunks, sum(|found| found.missing.chunks));
+        set(&self.unchecked_targets, standing.unchecked() as u64);
+        set(&self.held_back_targets, standing.held_back() as u64);
+        set(&self.flaws, standing.flaws());
         self.freed_bytes.inc_by(report.queued.bytes.0);
-        self.flaws.set(gauge(flaws_left(namespace)));
+        // Otherwise it has looked at some targets alone.
         if namespace.run == report.run {
+            self.ended.set(report.ended.map_or(0, millrace_types::Timestamp::seconds));
             self.repaired.inc_by(namespace.flaws.iter().map(|count| count.repaired).sum());
         }
     }
@@ -48,7 +55,7 @@ impl FsckMetrics {
         };
         gauge(
             "metadata_fsck_orphans",
-            "Contents on targets that no file has, as the last check found",
+            "Contents on targets that no file has, as the last check of each target found",
             MetricUnit::Count,
             &self.orphans,
         );
@@ -60,31 +67,31 @@ impl FsckMetrics {
         );
         gauge(
             "metadata_fsck_missing_chunks",
-            "Chunks that files lack on their targets, as the last check found",
+            "Chunks that files lack on their targets, as the last check of each target found",
             MetricUnit::Count,
             &self.missing_chunks,
         );
         gauge(
             "metadata_fsck_unchecked_targets",
-            "Targets that the last check could not look at, or not to the end",
+            "Targets that their last check could not look at, or not to the end",
             MetricUnit::Count,
             &self.unchecked_targets,
         );
         gauge(
             "metadata_fsck_held_back_targets",
-            "Targets of which the last check freed nothing, because it would have been too much",
+            "Targets of which their last check freed nothing, because it would have been too much",
             MetricUnit::Count,
             &self.held_back_targets,
         );
         gauge(
             "metadata_fsck_ended",
-            "When the last check ended, since 1970; 0: none has",
+            "When the last check of all targets ended, since 1970; 0: none has",
             MetricUnit::Seconds,
             &self.ended,
         );
         gauge(
             "metadata_fsck_flaws",
-            "Where the namespace does not agree with itself, as the last check left it",
+            "Where the namespace does not agree with itself, as the last check of it left it",
             MetricUnit::Count,
             &self.flaws,
         );

@@ -1,15 +1,12 @@
-//! What a check tells: counts, findings, and sentences for the state of the cluster.
+//! What a check tells: counts and findings.
 
 use millrace_protocol::{
     admin::PathBytes,
-    fsck::{
-        FSCK_FINDINGS_MAX, FsckCount, FsckFinding, FsckKind, FsckReport, FsckTarget,
-        NamespaceReport,
-    },
+    fsck::{FSCK_FINDINGS_MAX, FsckCount, FsckFinding, FsckKind, FsckReport, FsckTarget},
 };
 use millrace_types::{ByteLen, TargetId};
 
-use super::{compare::Suspect, itself::flaws_left};
+use super::compare::Suspect;
 
 /// Counts what both passes agree on, and tells it in full while there is room.
 pub(super) fn found(report: &mut FsckReport, suspect: &Suspect, path: Option<PathBytes>) {
@@ -40,46 +37,6 @@ pub(super) fn target_of(report: &mut FsckReport, target: TargetId) -> Option<&mu
     report.targets.iter_mut().find(|shown| shown.target == target)
 }
 
-/// What is wrong, in sentences for the state of the cluster.
-pub(super) fn problems(report: &FsckReport, namespace: &NamespaceReport) -> Vec<String> {
-    let mut problems = Vec::new();
-    let left = flaws_left(namespace);
-    if left > 0 {
-        problems.push(format!(
-            "the namespace does not agree with itself in {left} places: see millrace fsck show, \
-             and millrace fsck start --repair"
-        ));
-    }
-    if report.missing.contents > 0 {
-        problems.push(format!(
-            "{} contents lack chunks on their targets (the first: {}): see millrace fsck show",
-            report.missing.contents,
-            first(report, FsckKind::Missing),
-        ));
-    }
-    if report.newer.contents > 0 {
-        problems.push(format!(
-            "targets hold {} contents that are newer than the namespace: see millrace fsck show",
-            report.newer.contents,
-        ));
-    }
-    let held_back = |target: &FsckTarget| {
-        let why = target.held_back.as_ref()?;
-        Some(format!("orphans on target {} are kept: {why}", target.target))
-    };
-    problems.extend(report.targets.iter().filter_map(held_back));
-    problems
-}
-
-/// The path of the first content with this finding, else its inode.
-fn first(report: &FsckReport, kind: FsckKind) -> String {
-    let found = report.findings.iter().find(|finding| finding.kind == kind);
-    found.map_or_else(String::new, |finding| match &finding.path {
-        Some(path) => String::from_utf8_lossy(path).into_owned(),
-        None => finding.content.inode.to_string(),
-    })
-}
-
 fn count_of(report: &mut FsckReport, kind: FsckKind) -> &mut FsckCount {
     match kind {
         FsckKind::Orphan => &mut report.orphans,
@@ -89,7 +46,8 @@ fn count_of(report: &mut FsckReport, kind: FsckKind) -> &mut FsckCount {
     }
 }
 
-fn add(count: &mut FsckCount, suspect: &Suspect) {
+/// Counts one more.
+pub(super) fn add(count: &mut FsckCount, suspect: &Suspect) {
     count.contents += 1;
     count.chunks += suspect.chunks;
     count.bytes.0 += suspect.bytes;

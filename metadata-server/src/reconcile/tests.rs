@@ -1,11 +1,13 @@
 //! Whole checks: a real engine, and targets that list what the test put on them.
 
 mod replaced;
+mod standing;
 
 use std::{
     collections::{BTreeMap, VecDeque},
     pin::Pin,
     sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
 };
 
 use async_trait::async_trait;

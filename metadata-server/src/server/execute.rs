@@ -47,7 +47,9 @@ impl MetadataService {
     ) -> Result<Answer, Failure> {
         // Held until it is executed: nothing is granted meanwhile of what was taken back.
         let (mut executed, mut recalled) = (false, Vec::new());
-        for _ in 0..NEEDS_MAX {
+        let mut needs = 0;
+        while needs < NEEDS_MAX {
+            needs += 1;
             let (of_turn, caller) = (Arc::clone(&attempt), client.clone());
             let waited = recalled.clone();
             let work = move |core: &mut Core| {
@@ -78,6 +80,11 @@ impl MetadataService {
                     given_back(&wait)
                         .await
                         .map_err(|failure| Failure { kind: ErrorKind::Unavailable, ..failure })?;
+                }
+                // It has an end: each turn has come further.
+                Step::Need(Need::Turns) => {
+                    executed = true;
+                    needs -= 1;
                 }
                 Step::Need(need) => {
                     self.settle(need.clone(), 0).await?;
@@ -136,6 +143,7 @@ impl MetadataService {
                     recalls::told(&waits).await;
                     Ok(())
                 }
+                Need::Turns => Ok(()),
             }
         };
         let mut task = self.background.spawn(work);

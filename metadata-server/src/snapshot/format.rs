@@ -83,6 +83,14 @@ pub enum Flaw {
     OtherIndex(LogIndex),
 }
 
+/// Pairs that the format has no room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a snapshot cannot hold {what}, of {bytes} bytes")]
+pub struct TooLong {
+    what: &'static str,
+    bytes: usize,
+}
+
 /// Makes the bytes of one snapshot, a part at a time.
 #[derive(Debug)]
 pub struct Encoder {
@@ -105,22 +113,27 @@ impl Encoder {
 
     /// The next block.
     ///
+    /// # Errors
+    /// When a key or all of them together are too long. The snapshot comes to nothing then.
+    ///
     /// # Panics
-    /// Without pairs, and with more than fit: who gathers them sees to it.
-    #[must_use]
-    pub fn block(&mut self, pairs: &[Pair]) -> Vec<u8> {
+    /// Without pairs: who gathers them sees to it.
+    pub fn block(&mut self, pairs: &[Pair]) -> Result<Vec<u8>, TooLong> {
         assert!(!pairs.is_empty(), "a block holds something");
+        let body_len: usize = pairs.iter().map(pair_len).sum();
+        if body_len > BODY_LEN_MAX {
+            return Err(TooLong { what: "a block", bytes: body_len });
+        }
         let mut bytes = vec![0; BLOCK_HEAD_LEN];
         for (key, value) in pairs {
-            let key_len = u16::try_from(key.len()).expect("a key holds one name of 255 bytes");
-            let value_len = u32::try_from(value.len()).expect("a value is part of a command");
+            let key_len = u16::try_from(key.len())
+                .map_err(|_| TooLong { what: "a key", bytes: key.len() })?;
+            let value_len = u32::try_from(value.len()).expect("bounded by the body's length");
             bytes.extend_from_slice(&key_len.to_le_bytes());
             bytes.extend_from_slice(&value_len.to_le_bytes());
             bytes.extend_from_slice(key);
             bytes.extend_from_slice(value);
         }
-        let body_len = bytes.len() - BLOCK_HEAD_LEN;
-        assert!(body_len <= BODY_LEN_MAX, "a run bounds what it gathers");
         let number = |len: usize| u32::try_from(len).expect("bounded by the body's length");
         bytes[..4].copy_from_slice(&BLOCK_MAGIC);
         bytes[8..16].copy_from_slice(&self.blocks.to_le_bytes());
@@ -130,7 +143,7 @@ impl Encoder {
         self.sum = self.sum.append(&checksum.0.to_le_bytes());
         self.blocks += 1;
         self.pairs += pairs.len() as u64;
-        bytes
+        Ok(bytes)
     }
 
     /// The tail behind the blocks so far.

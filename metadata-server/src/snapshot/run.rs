@@ -56,6 +56,17 @@ pub enum RunError {
     /// More was changed meanwhile than memory holds.
     #[error("changes come faster than what there was can be written")]
     Overrun,
+    /// A pair is larger than what is fetched at once.
+    #[error(
+        "a pair of table {} is too long for a snapshot: it has {bytes} bytes",
+        table.escape_ascii()
+    )]
+    TooLong {
+        /// The first byte of its key.
+        table: u8,
+        /// Bytes of key and value.
+        bytes: usize,
+    },
 }
 
 impl Run {
@@ -104,8 +115,8 @@ impl Run {
     /// The next pairs, in key order, `bytes` of them or a little more; none at the end.
     ///
     /// # Errors
-    /// [`StoreError`].
-    pub fn fetch(&mut self, view: &dyn View, bytes: usize) -> Result<Vec<Pair>, StoreError> {
+    /// [`RunError`]: the run is of no use any more.
+    pub fn fetch(&mut self, view: &dyn View, bytes: usize) -> Result<Vec<Pair>, RunError> {
         while !self.ended && self.ready_bytes < bytes {
             self.advance(view, SCAN_PAIRS)?;
         }
@@ -115,6 +126,11 @@ impl Run {
             len <= BODY_LEN_MAX
         };
         let count = self.ready.iter().take_while(|pair| fit(pair)).count();
+        if let (0, Some(pair)) = (count, self.ready.first()) {
+            // Nothing at all would be the end.
+            let table = pair.0.first().copied().unwrap_or_default();
+            return Err(RunError::TooLong { table, bytes: pair_len(pair) });
+        }
         let rest = self.ready.split_off(count);
         self.ready_bytes = rest.iter().map(pair_len).sum();
         Ok(mem::replace(&mut self.ready, rest))

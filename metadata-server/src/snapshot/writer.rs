@@ -67,9 +67,10 @@ impl SnapshotWriter {
     /// Writes the next pairs, in key order.
     ///
     /// # Errors
-    /// When the disk is full or fails.
+    /// When the disk is full or fails; [`io::ErrorKind::InvalidData`] for pairs that are too long.
     pub fn write(&mut self, pairs: &[Pair]) -> io::Result<()> {
         let block = self.encoder.block(pairs);
+        let block = block.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         self.append(&block)
     }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Bound, time::Duration};
 
 use futures::future::join_all;
 use millrace_protocol::{
-    admin::{PathBytes, TargetStatus},
+    admin::{PathBytes, TargetState, TargetStatus},
     cluster::Map,
     target::{ContentName, Presence},
     upkeep::{
@@ -25,6 +25,9 @@ use crate::{
 
 /// How long a daemon may take to tell: an operator waits.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long one whose heartbeats do not come may: it is hardly there, and the others have told.
+const SILENT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long it may take to look for what it holds of some thousand files.
 const PRESENCE_PATIENCE: Duration = Duration::from_secs(30);
@@ -58,7 +61,7 @@ impl Upkeep {
         statuses.truncate(TARGETS_PER_REPLY_MAX);
         let asked = statuses.into_iter().map(|status| async {
             let question = DescribeTarget { target: status.id, after: None, findings_max: 0 };
-            let detail = self.peers.ask(status.host, &question, PATIENCE).await;
+            let detail = self.peers.ask(status.host, &question, patience(status.state)).await;
             DescribedTarget { status, detail }
         });
         Ok(TargetsReply { targets: join_all(asked).await, more })
@@ -188,6 +191,13 @@ impl Upkeep {
     }
 }
 
+fn patience(state: TargetState) -> Duration {
+    match state {
+        TargetState::Joining | TargetState::Online => PATIENCE,
+        TargetState::Suspect | TargetState::Offline => SILENT_PATIENCE,
+    }
+}
+
 /// Some files, as a drain sees them.
 #[derive(Debug, Default)]
 struct Files {
@@ -259,6 +269,12 @@ mod tests {
     use millrace_types::{GroupEpoch, MapEpoch};
 
     use super::*;
+
+    #[test]
+    fn who_is_silent_does_not_hold_up_the_answers_of_the_others() {
+        assert_eq!(patience(TargetState::Online), PATIENCE);
+        assert!(patience(TargetState::Offline) < PATIENCE);
+    }
 
     #[test]
     fn only_groups_without_another_target_go_with_one() {

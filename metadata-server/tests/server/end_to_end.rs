@@ -1,5 +1,6 @@
 //! A whole server in this process, and peers with certificates of their own over QUIC.
 
+mod backups;
 mod cluster;
 mod jobs;
 mod leases;

@@ -6,7 +6,7 @@ use millrace_metadata_server::{
     command::{
         AddJob, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob, BeginExport, Command,
         CompleteExport, Create, Envelope, Format, ImportEntries, ImportEntry, ImportKind, Loss,
-        NoteJobDetail, NoteLeftOut, NoteReads, RecordCopy, RegisterHost, SetAttributes,
+        NoteJobDetail, NoteLeftOut, NoteReads, RecordCopy, RegisterHost, Rename, SetAttributes,
         SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetPin, SetRefreshInterval, SetXattr,
     },
     engine::{StartError, StoreKind},
@@ -14,7 +14,7 @@ use millrace_metadata_server::{
     store::{
         Batch, MetaStore as _, View as _, keys,
         memory::MemoryStore,
-        records::{self as store_records, FileSystem, Record as _},
+        records::{self as store_records, DeletionRecord, FileSystem, Record as _},
     },
 };
 use millrace_protocol::{
@@ -26,7 +26,7 @@ use millrace_protocol::{
     job_detail::JobDetail,
     job_options::JobOptions,
     left_out::{LeftOutKey, LeftOutReason},
-    metadata::{NewNode, XattrMode},
+    metadata::{NewNode, RenameMode, XattrMode},
     selection::Selection,
     session::Caller,
 };
@@ -205,52 +205,127 @@ fn links_say_what_is_fetched_behind_reads_from_the_eighth_level_on() {
     assert!(log.store.get(&key).unwrap().is_none());
 }
 
+const EXPORT: u128 = 7;
+
+/// A file system of this level, with a file whose object stands in its bucket.
+fn exported(level: u32) -> Log {
+    let mut log = linked(LinkMode::ImportExport);
+    log.apply(Command::SetFeatureLevel(level)).unwrap();
+    let host = RegisterHost {
+        host: HostId([1; 16]),
+        name: "store".to_owned(),
+        addresses: vec!["127.0.0.1:1".to_owned()],
+        targets: vec![(TargetId([1; 8]), ByteLen(1 << 40))],
+    };
+    log.apply(Command::RegisterHost(host)).unwrap();
+    let create = Create {
+        caller: Caller::ROOT,
+        parent: InodeId(2),
+        name: FileName::parse(b"file").unwrap(),
+        node: NewNode::Regular,
+        mode: 0o644,
+        inode: FILE,
+        seed: 1,
+        open: None,
+        exclusive: true,
+    };
+    log.apply(Command::Create(create)).unwrap();
+    let (export, link, key) = (EXPORT, LinkId(1), "file".to_owned());
+    log.apply(Command::BeginExport(BeginExport {
+        inode: FILE,
+        job: JobId(1),
+        export,
+        link,
+        key: key.clone(),
+        replaces: None,
+        part_size: 8 * MIB,
+    }))
+    .unwrap();
+    let origin = Origin { link, key, tag: "\"1\"".to_owned(), size: 0, modified: Timestamp(1) };
+    let complete = CompleteExport { inode: FILE, export, origin };
+    log.apply(Command::CompleteExport(complete)).unwrap();
+    log
+}
+
+fn state(log: &Log) -> ObjectState {
+    let inode = tree::inode(&log.store, FILE).unwrap();
+    let Body::File(file) = &inode.body else { panic!("a file") };
+    file.state
+}
+
 #[test]
 fn exports_stay_known_until_targets_know_of_them_from_the_ninth_level_on() {
     for level in [8, 9] {
-        let mut log = linked(LinkMode::ImportExport);
-        log.apply(Command::SetFeatureLevel(level)).unwrap();
-        let host = RegisterHost {
-            host: HostId([1; 16]),
-            name: "store".to_owned(),
-            addresses: vec!["127.0.0.1:1".to_owned()],
-            targets: vec![(TargetId([1; 8]), ByteLen(1 << 40))],
-        };
-        log.apply(Command::RegisterHost(host)).unwrap();
-        let create = Create {
-            caller: Caller::ROOT,
-            parent: InodeId(2),
-            name: FileName::parse(b"file").unwrap(),
-            node: NewNode::Regular,
-            mode: 0o644,
-            inode: FILE,
-            seed: 1,
-            open: None,
-            exclusive: true,
-        };
-        log.apply(Command::Create(create)).unwrap();
-        let (export, link, key) = (7, LinkId(1), "file".to_owned());
-        log.apply(Command::BeginExport(BeginExport {
-            inode: FILE,
-            job: JobId(1),
-            export,
-            link,
-            key: key.clone(),
-            replaces: None,
-            part_size: 8 * MIB,
-        }))
-        .unwrap();
-        let origin = Origin { link, key, tag: "\"1\"".to_owned(), size: 0, modified: Timestamp(1) };
-        let complete = CompleteExport { inode: FILE, export, origin };
-        log.apply(Command::CompleteExport(complete)).unwrap();
+        let mut log = exported(level);
         let stays = log.store.get(&keys::export(FILE)).unwrap().is_some();
         assert_eq!(stays, level == 9);
-        let reopened = log.apply(Command::ReopenExport { inode: FILE, export });
+        let reopened = log.apply(Command::ReopenExport { inode: FILE, export: EXPORT });
         assert_eq!(reopened.is_ok(), level == 9, "{reopened:?}");
-        let inode = tree::inode(&log.store, FILE).unwrap();
-        let Body::File(file) = &inode.body else { panic!("a file") };
         let expected = if level == 9 { ObjectState::Dirty } else { ObjectState::Exported };
-        assert_eq!(file.state, expected);
+        assert_eq!(state(&log), expected);
+    }
+}
+
+#[test]
+fn a_file_whose_mode_changed_after_its_export_is_reopened_from_the_eighteenth_level_on() {
+    for level in [17, 18] {
+        let mut log = exported(level);
+        log.chown(7);
+        assert_eq!(state(&log), ObjectState::Exported);
+        log.apply(Command::ReopenExport { inode: FILE, export: EXPORT }).unwrap();
+        let expected = if level == 18 { ObjectState::Dirty } else { ObjectState::Exported };
+        assert_eq!(state(&log), expected);
+        assert!(log.store.get(&keys::export(FILE)).unwrap().is_none());
+    }
+    let mut log = exported(18);
+    let set = SetAttributes { inode: FILE, size: Some(5), ..SetAttributes::default() };
+    log.apply(Command::SetAttributes(set)).unwrap();
+    let before = tree::inode(&log.store, FILE).unwrap();
+    log.apply(Command::ReopenExport { inode: FILE, export: EXPORT }).unwrap();
+    assert_eq!(tree::inode(&log.store, FILE).unwrap(), before, "it was dirty already");
+}
+
+/// Directories in one another below the link, 256 bytes of a path each, some of which are renamed.
+#[test]
+fn no_removal_waits_for_what_no_key_can_be_from_the_eighteenth_level_on() {
+    for (level, expected) in [(17, vec![1, 16, 17, 255]), (18, vec![1, 16])] {
+        let mut log = linked(LinkMode::ImportExport);
+        log.apply(Command::SetFeatureLevel(level)).unwrap();
+        let set = SetDeletePropagation { link: LinkId(1), on: true };
+        log.apply(Command::SetDeletePropagation(set)).unwrap();
+        let name = FileName::parse(&[b'd'; 255]).unwrap();
+        let at = |depth: u64| InodeId(2 + depth);
+        for depth in 1..=260 {
+            log.apply(Command::Create(Create {
+                caller: Caller::ROOT,
+                parent: at(depth - 1),
+                name: name.clone(),
+                node: NewNode::Directory,
+                mode: 0o755,
+                inode: at(depth),
+                seed: 0,
+                open: None,
+                exclusive: true,
+            }))
+            .unwrap();
+        }
+        for depth in [260, 256, 255, 17, 16, 1] {
+            log.apply(Command::Rename(Rename {
+                caller: Caller::ROOT,
+                source_parent: at(depth - 1),
+                source_name: name.clone(),
+                target_parent: at(depth - 1),
+                target_name: FileName::parse(b"away").unwrap(),
+                mode: RenameMode::NoReplace,
+                readers: Vec::new(),
+            }))
+            .unwrap();
+        }
+        let queue = keys::deletions(LinkId(1));
+        let queued = tree::scan::<DeletionRecord>(&log.store, &queue, usize::MAX).unwrap();
+        let lens: Vec<usize> = queued.iter().map(|(key, _)| key.len() - queue.len()).collect();
+        let expected: Vec<usize> = expected.into_iter().map(|depth| depth * 256).collect();
+        assert_eq!(lens, expected, "level {level}");
     }
 }
 

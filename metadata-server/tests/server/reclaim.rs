@@ -2,18 +2,23 @@
 //! run of the server.
 
 use millrace_metadata_server::{
-    command::{Command, ReclaimOrphans, RegisterHost},
+    command::{Command, CreateUnnamed, Format, OpenSession, ReclaimOrphans, RegisterHost},
     engine::{Core, StoreKind},
+    namespace::tree,
     ops::{self, Client},
+    store::{
+        keys,
+        records::{self, FileSystem, ReclaimRecord},
+    },
 };
 use millrace_protocol::{
     cluster::{AcknowledgeReclaim, FetchReclaim},
-    session::Role,
+    session::{Caller, Role},
     target::ContentName,
 };
-use millrace_types::{ByteLen, ContentGeneration, HostId, TargetId};
+use millrace_types::{ByteLen, ContentGeneration, HostId, InodeId, SessionId, TargetId};
 
-use crate::engine::Server;
+use crate::{engine::Server, levels::Log};
 
 const TARGET: TargetId = TargetId([3; 8]);
 const HOST: HostId = HostId([4; 16]);
@@ -106,4 +111,72 @@ fn what_was_freed_for_another_run_of_the_server_is_told_once_more_and_never_forg
     assert_eq!(told(&server, 100), all[1..], "no more than was told");
     acknowledge(&server, all[1]);
     assert!(told(&server, 100).is_empty());
+}
+
+/// A cluster of so many targets, in which a session has so many files without names open.
+fn with_nameless(level: u32, targets: u64, files: u64) -> Log {
+    let mut log = Log::default();
+    log.apply(Command::Format(Format { uid: 0, gid: 0, mode: 0o755 })).unwrap();
+    log.apply(Command::SetFeatureLevel(level)).unwrap();
+    let targets = (0..targets).map(|number| (target(number), ByteLen(1 << 40)));
+    log.apply(Command::RegisterHost(RegisterHost {
+        host: HOST,
+        name: "store-1".to_owned(),
+        addresses: vec!["127.0.0.1:7000".to_owned()],
+        targets: targets.collect(),
+    }))
+    .unwrap();
+    let open = OpenSession { host: HOST, host_name: "gpu-1".to_owned(), nonce: 1 };
+    log.apply(Command::OpenSession(open)).unwrap();
+    for number in 0..files {
+        let create = CreateUnnamed {
+            caller: Caller::ROOT,
+            directory: InodeId::ROOT,
+            inode: InodeId(100 + number),
+            seed: 0,
+            mode: 0o600,
+            umask: 0,
+            session: SessionId(1),
+            nameable: false,
+        };
+        log.apply(Command::CreateUnnamed(create)).unwrap();
+    }
+    log
+}
+
+fn target(number: u64) -> TargetId {
+    TargetId(number.to_be_bytes())
+}
+
+/// The places within its command of what a target is to free.
+fn places(log: &Log, number: u64) -> Vec<u64> {
+    let queue = keys::reclaims_of(target(number));
+    let queued = tree::scan::<ReclaimRecord>(&log.store, &queue, usize::MAX).unwrap();
+    queued.iter().map(|(key, _)| keys::number_at(key, 9).unwrap() % (1 << 18)).collect()
+}
+
+#[test]
+fn places_in_the_queues_are_counted_for_each_target_from_the_eighteenth_level_on() {
+    for (level, expected) in [(17, [[0, 2], [1, 3]]), (18, [[0, 1], [0, 1]])] {
+        let mut log = with_nameless(level, 2, 2);
+        log.apply(Command::CloseSession(SessionId(1))).unwrap();
+        assert_eq!([places(&log, 0), places(&log, 1)], expected, "level {level}");
+    }
+}
+
+/// What a restore has put into a log of any level, and the end of a session.
+#[test]
+fn one_command_frees_what_many_targets_have_of_many_files() {
+    const TARGETS: u64 = 512;
+    const FILES: u64 = 513;
+    let restored = Command::Restored("a backup was put back".to_owned());
+    for (level, command) in [(17, restored), (18, Command::CloseSession(SessionId(1)))] {
+        let mut log = with_nameless(level, TARGETS, FILES);
+        log.apply(command).unwrap();
+        let found = records::read::<FileSystem>(&log.store, &keys::file_system());
+        assert_eq!(found.unwrap().unwrap().reclaim_entries, TARGETS * FILES);
+        for number in [0, TARGETS - 1] {
+            assert_eq!(places(&log, number), Vec::from_iter(0..FILES));
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use millrace_metadata_server::{
-    command::{Command, Envelope, SetAttributes},
+    command::{Command, CreateUnnamed, Envelope, SetAttributes},
     engine::{
         Core, EngineSettings, StartError, StoreKind,
         restore::{RestoreError, restore},
@@ -21,7 +21,7 @@ use millrace_metadata_server::{
     },
 };
 use millrace_protocol::{metadata::NewNode, session::Caller};
-use millrace_types::{ClusterId, HostId, InodeId};
+use millrace_types::{ClusterId, HostId, InodeId, SessionId};
 use tempfile::TempDir;
 
 use crate::{
@@ -187,6 +187,21 @@ fn only_a_sound_backup_of_this_cluster_is_put_and_only_into_an_empty_directory()
 }
 
 #[test]
+fn a_file_system_of_its_own_is_empty_with_what_it_was_made_with() {
+    let mut backed = Backed::new();
+    backed.server.stop();
+    let found = backed.second().join("lost+found");
+    fs::create_dir_all(found.join("#12")).unwrap();
+    let refused = restore(&settings_of(&backed.second()), &backed.path).unwrap_err();
+    assert!(matches!(refused, RestoreError::NotEmpty { .. }), "{refused}");
+    fs::remove_dir(found.join("#12")).unwrap();
+    let again = backed.restored();
+    let host = Host::open(&again, 1);
+    assert!(host.lookup(&again, InodeId::ROOT, "c").is_ok());
+    assert!(found.is_dir());
+}
+
+#[test]
 fn a_restore_that_was_stopped_is_not_started_from_and_can_be_run_again() {
     let mut backed = Backed::new();
     backed.server.stop();
@@ -204,6 +219,57 @@ fn a_restore_that_was_stopped_is_not_started_from_and_can_be_run_again() {
     server.begin();
     let host = Host::open(&server, 1);
     assert!(host.lookup(&server, InodeId::ROOT, "c").is_ok());
+}
+
+/// Makes files without names that a session has open.
+fn open_nameless(core: &mut Core, session: SessionId, count: usize) -> Vec<InodeId> {
+    let one = |_| {
+        let inode = core.new_inode_id().unwrap();
+        let create = CreateUnnamed {
+            caller: Caller::ROOT,
+            directory: InodeId::ROOT,
+            inode,
+            seed: 0,
+            mode: 0o600,
+            umask: 0,
+            session,
+            nameable: false,
+        };
+        core.execute(None, Command::CreateUnnamed(create)).unwrap();
+        inode
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn what_the_sessions_of_a_backup_had_open_ends_in_small_commands() {
+    let mut backed = Backed::new();
+    let server = &backed.server;
+    let sessions = [(backed.host.session, 300), (Host::open(server, 2).session, 10)];
+    let open = |(session, count)| server.turn(move |core| open_nameless(core, session, count));
+    let made: Vec<InodeId> = sessions.into_iter().flat_map(open).collect();
+    backup(server, &backed.path);
+    backed.server.stop();
+
+    let (settings, time) = settings(&backed.second(), StoreKind::default());
+    let found = restore(&settings, &backed.path).unwrap();
+    let again = Server::start_with(settings, time);
+    let records = records_from(&again.log_dir(), found.index.next());
+    let commands: Vec<Command> =
+        records.iter().map(|(_, body)| Envelope::from_bytes(body).unwrap().command).collect();
+    let closed = |command: &Command| match command {
+        Command::CloseWrites { inodes, .. } => Some(inodes.len()),
+        _ => None,
+    };
+    let parts: Vec<usize> = commands.iter().map_while(closed).collect();
+    assert_eq!(parts, [256, 44, 10]);
+    assert!(matches!(commands[parts.len()], Command::Restored(_)));
+    let (left, queued) = again.turn(move |core| {
+        let is_there = |inode: &&InodeId| tree::find(core.view(), **inode).unwrap().is_some();
+        let left = made.iter().filter(is_there).count();
+        (left, file_system(core).reclaim_entries)
+    });
+    assert_eq!((left, queued), (0, 2 * 310), "each once on each target");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{sync::atomic::Ordering, time::Instant};
 use futures::{StreamExt, stream};
 use millrace_protocol::{
     ahead::FetchAhead,
-    cluster::{CompareLog, LogPoint, LogWitness, ReclaimBatch},
+    cluster::{LogPoint, LogWitness, ReclaimBatch},
     fsck::{ContentsPage, LISTED_CHUNKS_MAX, ListContents},
     requests::{CountRequests, CountsReply, RequestCounts},
     session::Done,
@@ -98,14 +98,22 @@ impl Daemon {
         Ok(ByteLen(fetched))
     }
 
-    /// Drops clean blocks.
-    pub(crate) async fn release(&self, request: &Release) -> Result<ItemResults, Failure> {
+    /// Drops clean blocks, until it is over: who asked has looked at the files a moment before, and
+    /// waits no longer than that look is worth.
+    pub(crate) async fn release(
+        &self,
+        request: &Release,
+        is_over: impl Fn() -> bool + Clone + Send + Sync + 'static,
+    ) -> Result<ItemResults, Failure> {
         check_items(request.items.len())?;
         self.cluster.check_may_write()?;
         let store = self.store(request.target)?;
         let mut results = Vec::new();
         for item in &request.items {
-            results.push(release_item(store, item).await);
+            results.push(release_item(store, item, &is_over).await);
+            if is_over() {
+                return Err(given_up());
+            }
         }
         store.volume().sync().await?;
         Ok(ItemResults { results })
@@ -147,24 +155,19 @@ impl Daemon {
         self.store(request.target)?.contents(request.from, limit).await
     }
 
-    /// What all targets have seen of the cluster's command log.
-    pub(crate) async fn log_witnesses(&self) -> Result<CompareLog, Failure> {
-        let mut targets = Vec::with_capacity(self.stores.len());
-        for (&target, store) in &self.stores {
-            targets.push(LogWitness { target, seen: store.log_seen().await? });
-        }
-        Ok(CompareLog { targets })
+    /// What a target has seen of the cluster's command log.
+    pub(crate) async fn log_witness(&self, target: TargetId) -> Result<LogWitness, Failure> {
+        Ok(LogWitness { target, seen: self.store(target)?.log_seen().await? })
     }
 
-    /// Keeps what the metadata server has said of its log, after it was shown what the targets saw
-    /// before.
-    pub(crate) async fn note_log(&self, point: LogPoint) -> Result<(), Failure> {
-        for store in self.stores.values() {
-            if store.log_seen().await? != Some(point) {
-                store.note_log(point).await?;
-            }
+    /// Lets a target keep what the metadata server has said of its log, after it was shown what the
+    /// target saw before.
+    pub(crate) async fn note_log(&self, target: TargetId, point: LogPoint) -> Result<(), Failure> {
+        let store = self.store(target)?;
+        match store.log_seen().await? {
+            Some(seen) if seen == point => Ok(()),
+            _ => store.note_log(point).await,
         }
-        Ok(())
     }
 
     /// Tells whether this host can reach a bucket.
@@ -210,12 +213,24 @@ impl Daemon {
     }
 }
 
-async fn release_item(store: &Store, item: &Item) -> Result<ByteLen, Failure> {
+async fn release_item(
+    store: &Store,
+    item: &Item,
+    is_over: &(impl Fn() -> bool + Clone + Send + Sync + 'static),
+) -> Result<ByteLen, Failure> {
     let mut freed = 0;
     for key in store.volume().chunks(name_of(item), item.first, item.count).await? {
-        freed += store.volume().release(key).await?.0;
+        if is_over() {
+            return Err(given_up());
+        }
+        let is_over = is_over.clone();
+        freed += store.volume().release_while(key, move || !is_over()).await?.0;
     }
     Ok(ByteLen(freed))
+}
+
+fn given_up() -> Failure {
+    Failure::new(ErrorKind::DeadlineExceeded, "nobody waits for the release any more")
 }
 
 async fn mark_item_exported(store: &Store, item: &Item) -> Result<ByteLen, Failure> {

@@ -11,10 +11,9 @@ use millrace_protocol::{
         Sync, SyncReply, TRANSFER_LEN_MAX, Write, WriteReply, Zero,
     },
 };
-use millrace_types::{ErrorKind, Failure, SessionId, WriteNumber};
-use tokio::sync::OwnedSemaphorePermit;
+use millrace_types::{ErrorKind, Failure, Layout, SessionId, WriteNumber};
 
-use super::{Caller, Daemon};
+use super::{Caller, Daemon, bodies::BodyRoom};
 use crate::{
     sessions::{Attached, Cut, Holder},
     store::{ReadBytes, Reader, Store},
@@ -23,11 +22,20 @@ use crate::{
 };
 
 /// What an authorised request is about.
+#[derive(Debug)]
 struct Access {
     store: Store,
     view: ChunkView,
+    layout: Layout,
     range: Range<u32>,
     session: SessionId,
+}
+
+/// A write whose header was checked, and for whose body there is room.
+#[derive(Debug)]
+pub(crate) struct LetIn {
+    access: Access,
+    room: BodyRoom,
 }
 
 impl Daemon {
@@ -63,21 +71,29 @@ impl Daemon {
         let access = self.authorise(caller, &request.place, Rights::Read).await?;
         check_transfer(access.range.len())?;
         let reader = Reader::of(access.session, request.sequential);
-        let read = access.store.read(&access.view, access.range, reader).await;
+        // Before any buffer: whoever does not take its answers waits for itself alone.
+        let room = self.replies.room(access.session, &access.range, request.sequential).await;
+        let charge = Some(room.charge());
+        let read = access.store.read_charged(&access.view, access.range, reader, charge).await;
         self.changed.note(access.view.key, &read);
         let ReadBytes { body, checksum, fetched } = self.counters.note_failure(read)?;
         if fetched > 0 && reader.is_client() {
             self.misses.note(access.view.key);
         }
         self.counters.read_bytes.inc_by(u64::from(request.place.len));
-        Ok((ReadReply { checksum, fetched }, body))
+        Ok((ReadReply { checksum, fetched }, room.hold(body)))
     }
 
-    /// Takes the right to hold the body of a write in memory.
-    pub(crate) async fn body_permit(&self, len: u32) -> Result<OwnedSemaphorePermit, Failure> {
-        check_transfer(len as usize)?;
-        let permit = Arc::clone(&self.bodies).acquire_many_owned(len).await;
-        permit.map_err(|_| ErrorKind::Unavailable.into())
+    /// Checks all that the header of a write tells, and waits for room for its body: first for
+    /// what has begun under the same number, which has room already. May be dropped at its await.
+    pub(crate) async fn let_in(&self, caller: &Caller, request: &Write) -> Result<LetIn, Failure> {
+        let place = &request.place;
+        let access = self.authorise(caller, place, Rights::ReadWrite).await?;
+        check_transfer(access.range.len())?;
+        self.cluster.check_may_write()?;
+        access.settled(request.number).await;
+        let room = self.bodies.room(place.target, access.session, place.len).await?;
+        Ok(LetIn { access, room })
     }
 
     /// Writes; what has begun goes on when the caller goes away, and a repetition waits for it.
@@ -85,17 +101,20 @@ impl Daemon {
         &self,
         caller: &Caller,
         request: Write,
+        let_in: LetIn,
         body: Vec<Bytes>,
     ) -> Result<WriteReply, Failure> {
-        let access = self.authorise(caller, &request.place, Rights::ReadWrite).await?;
-        check_transfer(access.range.len())?;
+        let LetIn { access, room } = let_in;
+        // The body may have taken its time.
+        session(caller)?.check_live(&self.cluster)?;
+        self.check_place(&request.place, &access.layout).await?;
         let len: usize = body.iter().map(Bytes::len).sum();
         if len != access.range.len() {
             let words = format!("{len} bytes came for a write of {}", access.range.len());
             return Err(Failure::new(ErrorKind::Protocol, words));
         }
         let authority = self.check_writer(caller)?;
-        let Access { store, view, range, session } = access;
+        let Access { store, view, range, session, .. } = access;
         let key = view.key;
         let write = WriteRequest {
             key: view.key,
@@ -114,7 +133,10 @@ impl Daemon {
         let durable = request.durable;
         let task = tokio::spawn(async move {
             let change = async { store.write(&view, write, durable).await };
-            let reply = apply_once(&store, session, (number, lowest), change).await?;
+            let reply = apply_once(&store, session, (number, lowest), change).await;
+            // The body is gone by now, and was not when the caller went.
+            drop(room);
+            let reply = reply?;
             if durable {
                 // At once, unless it was only repeated.
                 store.volume().sync_version(reply.version).await?;
@@ -131,8 +153,9 @@ impl Daemon {
     /// Zeroes, likewise.
     pub(crate) async fn zero(&self, caller: &Caller, request: Zero) -> Result<WriteReply, Failure> {
         let access = self.authorise(caller, &request.place, Rights::ReadWrite).await?;
+        access.settled(request.number).await;
         let authority = self.check_writer(caller)?;
-        let Access { store, view, range, session } = access;
+        let Access { store, view, range, session, .. } = access;
         let key = view.key;
         let zero = ZeroRequest {
             key: view.key,
@@ -199,12 +222,18 @@ impl Daemon {
         }
         let content = capability.content.checked()?;
         let store = self.store(place.target)?.clone();
-        let epoch = place.group_epoch;
-        self.cluster.check_group(place.target, &content.layout, place.chunk, epoch).await?;
-        self.cluster.check_fresh(&content.layout, place.chunk, place.capability.key)?;
+        let layout = content.layout;
+        self.check_place(place, &layout).await?;
         let view = ChunkView::new(&content, place.chunk);
         let range = view.range(place.offset, place.len)?;
-        Ok(Access { store, view, range, session: capability.session })
+        Ok(Access { store, view, layout, range, session: capability.session })
+    }
+
+    /// Checks the group of a request's chunk.
+    async fn check_place(&self, place: &Place, layout: &Layout) -> Result<(), Failure> {
+        let epoch = place.group_epoch;
+        self.cluster.check_group(place.target, layout, place.chunk, epoch).await?;
+        self.cluster.check_fresh(layout, place.chunk, place.capability.key)
     }
 
     /// Checks that this daemon may write, and gives what is asked again when the write is applied.
@@ -213,6 +242,14 @@ impl Daemon {
         let session = Arc::clone(session(caller)?);
         let cluster = self.cluster.clone();
         Ok(Authority::new(move || session.is_live(&cluster) && cluster.may_write()))
+    }
+}
+
+impl Access {
+    /// Waits while a change of this number is at work, so that what is sent again and again because
+    /// the disk hangs is one task and one body there. May be dropped at its await.
+    async fn settled(&self, number: WriteNumber) {
+        self.store.volume().applied_writes().settled(self.session, number).await;
     }
 }
 

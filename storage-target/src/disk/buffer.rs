@@ -44,6 +44,9 @@ const SHARES_PART: usize = 4;
 /// The largest buffer: 17 blocks of 64 KiB.
 pub const BUFFER_SIZE_MAX: usize = 17 * 64 * 1024;
 
+/// Permits for memory that are given back once nobody has a clone.
+pub(crate) type Charge = Arc<OwnedSemaphorePermit>;
+
 /// Gives out aligned buffers within a budget. Cheap to clone.
 #[derive(Clone)]
 pub struct BufferPool {
@@ -131,6 +134,7 @@ impl BufferPool {
             len: len.next_multiple_of(ALIGNMENT),
             class,
             pool: Arc::clone(&self.inner),
+            charge: None,
             _permit: permit,
         }
     }
@@ -154,6 +158,21 @@ impl BufferPool {
     /// The run of memory that buffers are taken from first.
     pub(super) fn arena(&self) -> Option<&Arc<Arena>> {
         self.inner.arena.as_ref()
+    }
+
+    /// Bytes that buffers in use come to at most.
+    #[must_use]
+    pub fn budget_bytes(&self) -> usize {
+        self.inner.budget_pages * ALIGNMENT
+    }
+
+    /// Bytes of the budget that a buffer of `len` bytes takes.
+    ///
+    /// # Panics
+    /// As [`Self::acquire`].
+    #[must_use]
+    pub fn size_for(len: usize) -> usize {
+        CLASSES[class_of(len)]
     }
 
     /// Bytes of the buffers in use now.
@@ -196,6 +215,8 @@ pub struct AlignedBuffer {
     len: usize,
     class: usize,
     pool: Arc<Inner>,
+    /// What it counts against besides the pool.
+    charge: Option<Charge>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -224,6 +245,16 @@ impl AlignedBuffer {
     #[must_use]
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
+    }
+
+    /// Counts the buffer against permits as well, wherever it is, until it is discharged.
+    pub(crate) fn charge(&mut self, to: &Charge) {
+        self.charge = Some(Arc::clone(to));
+    }
+
+    /// Counts it against the pool alone.
+    pub(crate) fn discharge(&mut self) {
+        drop(self.charge.take());
     }
 
     /// Where the buffer lies, for the kernel.

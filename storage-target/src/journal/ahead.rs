@@ -9,18 +9,20 @@ use std::{convert::Infallible, pin::pin};
 use futures::future::{Either, select};
 
 use super::{JournalError, Shared};
-use crate::disk::DiskError;
 
 impl Shared {
     /// Syncs the disk, and writes batches of what is appended meanwhile. One that is not there yet
-    /// when the sync is over is left to who writes next.
-    pub(super) async fn sync_and_write_ahead(&self) -> Result<(), DiskError> {
+    /// when the sync is over is left to who writes next; one that fails fails the sync.
+    pub(super) async fn sync_and_write_ahead(&self) -> Result<(), JournalError> {
         let sync = pin!(self.options.disk.sync());
         let ahead = pin!(self.write_ahead());
         match select(sync, ahead).await {
-            Either::Left((synced, _)) => synced,
-            // The journal has failed, as who writes next learns.
-            Either::Right((_, sync)) => sync.await,
+            Either::Left((synced, _)) => Ok(synced?),
+            Either::Right((Err(error), sync)) => {
+                // The disk has it, so it is waited for; it makes nothing durable any more.
+                sync.await?;
+                Err(error)
+            }
         }
     }
 
@@ -31,7 +33,15 @@ impl Shared {
             // Those who were answered together append together: they share a batch.
             tokio::task::yield_now().await;
             let newest = self.state().appended_end() - 1;
-            self.write_batches(newest).await?;
+            if let Err(error) = self.write_batches(newest).await {
+                // At once: the sync may take long, or fail itself. What failed earlier has been
+                // told to who wrote it.
+                if matches!(error, JournalError::Disk(_)) {
+                    let target = self.options.target;
+                    tracing::error!(%target, %error, "a batch beside a sync cannot be written");
+                }
+                return Err(error);
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ use millrace_types::{BlockState, Crc32c, Failure};
 
 use super::{ReadBytes, Reader, Store, block_of};
 use crate::{
+    disk::Charge,
     hydration::{Fetched, Segment, Wanted},
     page_checksum::{PAGE, of_range},
     parts::{BLOCK, Part},
@@ -60,6 +61,7 @@ impl Store {
         snapshot: &Snapshot,
         cut: Vec<Part>,
         reader: Reader,
+        charge: Option<&Charge>,
     ) -> Result<Option<ReadBytes>, ReadError> {
         let pages = stored_pages(&cut);
         let held = held_while_waiting(&cut, pages.as_ref());
@@ -68,7 +70,10 @@ impl Store {
             false => Some(self.volume.pool().share(&held).await),
         };
         let stored = match pages {
-            Some(pages) => Some(self.load(snapshot, &pages).await.map_err(ReadError::Volume)?),
+            Some(pages) => {
+                let loaded = self.load(snapshot, &pages, charge).await;
+                Some(loaded.map_err(ReadError::Volume)?)
+            }
             None => None,
         };
         let mut read = ReadBytes { body: Vec::new(), checksum: Crc32c::EMPTY, fetched: 0 };
@@ -95,9 +100,14 @@ impl Store {
         Ok(Some(read))
     }
 
-    async fn load(&self, snapshot: &Snapshot, pages: &Range<u32>) -> Result<Stored, EngineError> {
+    async fn load(
+        &self,
+        snapshot: &Snapshot,
+        pages: &Range<u32>,
+        charge: Option<&Charge>,
+    ) -> Result<Stored, EngineError> {
         let count = pages.end - pages.start;
-        let loaded = self.volume.load(snapshot, pages.start, count).await?;
+        let loaded = self.volume.load_charged(snapshot, pages.start, count, charge).await?;
         Ok(Stored { start: pages.start as usize * PAGE, loaded })
     }
 }

@@ -20,7 +20,7 @@ use super::{
     sections::{Sections, block_of_page, split_block},
 };
 use crate::{
-    disk::Piece,
+    disk::{Charge, Piece},
     format::section::{Section, StoredPage},
     page_checksum::PAGE,
 };
@@ -256,11 +256,24 @@ impl Volume {
         first: u32,
         pages: u32,
     ) -> Result<Loaded, EngineError> {
+        self.load_charged(snapshot, first, pages, None).await
+    }
+
+    /// The same. What is read counts against `charge` while the disk has the buffer, also when
+    /// this was dropped meanwhile; not any more when it is loaded, since others may have it then.
+    pub(crate) async fn load_charged(
+        &self,
+        snapshot: &Snapshot,
+        first: u32,
+        pages: u32,
+        charge: Option<&Charge>,
+    ) -> Result<Loaded, EngineError> {
         let shared = &snapshot.pin.shared;
         loop {
             match shared.flights.board(&snapshot.sections, first, pages) {
                 Boarding::Leads(leader) => {
-                    let outcome = shared.read_pages(&snapshot.sections, first, pages).await;
+                    let read = shared.read_pages(&snapshot.sections, first, pages, charge);
+                    let outcome = read.await;
                     leader.land(&outcome);
                     return outcome;
                 }
@@ -347,11 +360,15 @@ impl Shared {
         sections: &Sections,
         first: u32,
         pages: u32,
+        charge: Option<&Charge>,
     ) -> Result<Loaded, EngineError> {
         let len = pages as usize * PAGE;
         let places: Vec<Option<StoredPage>> =
             (first..first + pages).map(|page| sections.page(page)).collect();
         let mut buffer = self.pool.acquire(len).await;
+        if let Some(charge) = charge {
+            buffer.charge(charge);
+        }
         let pieces = pieces(&places);
         if !pieces.is_empty() {
             self.data_of(sections.sequence()).await?;
@@ -364,6 +381,7 @@ impl Shared {
                 }
             };
         }
+        buffer.discharge();
         let mut checksums = Vec::with_capacity(places.len());
         let bytes = &mut buffer.as_mut_slice()[..len];
         for ((page, place), bytes) in (first..).zip(&places).zip(bytes.chunks_exact_mut(PAGE)) {

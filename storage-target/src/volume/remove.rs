@@ -92,8 +92,23 @@ impl Volume {
     /// # Errors
     /// A failure of index or journal; nothing is then changed.
     pub async fn release(&self, key: ChunkKey) -> Result<ByteLen, EngineError> {
+        self.release_while(key, || true).await
+    }
+
+    /// The same of what still may go when its turn comes, behind everything that it waits for:
+    /// it goes on when its caller goes away.
+    ///
+    /// # Errors
+    /// As [`Self::release`].
+    pub async fn release_while(
+        &self,
+        key: ChunkKey,
+        may_go: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Result<ByteLen, EngineError> {
         self.shared().drops.note(&key);
-        let restate = |_, _: u64, state| (state == BlockState::Clean).then_some(BlockState::Absent);
+        let restate = move |_, _: u64, state| {
+            (state == BlockState::Clean && may_go()).then_some(BlockState::Absent)
+        };
         self.restate(key, 0..=SECTIONS_MAX - 1, restate).await
     }
 

@@ -96,6 +96,21 @@ impl AppliedWrites {
         }
     }
 
+    /// Waits while a number is being applied. May be dropped at its await.
+    pub(crate) async fn settled(&self, session: SessionId, number: WriteNumber) {
+        loop {
+            let running = {
+                let sessions = self.lock();
+                let known = sessions.known.get(&session);
+                let Some(running) = known.and_then(|known| known.running.get(&number)) else {
+                    return;
+                };
+                Arc::clone(running).notified_owned()
+            };
+            running.await;
+        }
+    }
+
     /// Remembers a write found in the journal.
     pub(crate) fn remember(&self, session: SessionId, number: WriteNumber, version: ChunkVersion) {
         let mut sessions = self.lock();
@@ -199,7 +214,10 @@ mod tests {
         };
         let mut second = Box::pin(writes.admit(session, number, number));
         assert!(futures::poll!(&mut second).is_pending(), "it waits for the first");
+        let mut settled = Box::pin(writes.settled(session, number));
+        assert!(futures::poll!(&mut settled).is_pending(), "as does who only looks");
         drop(running);
+        settled.await;
         let Admission::New(running) = second.await else { panic!("the first failed") };
         running.applied(VERSION);
         let third = writes.admit(session, number, number).await;

@@ -13,9 +13,17 @@ mod scrub;
 mod stops;
 mod zero;
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
+use futures::poll;
 use millrace_protocol::target::ContentName;
 use millrace_types::{
     BlockState, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
@@ -246,6 +254,24 @@ async fn a_fill_stores_only_what_is_absent() {
     let freed = volume.release(key(1, 0)).await.unwrap();
     assert_eq!(freed.0, stored);
     assert_eq!(used_pages(&volume).await, 1);
+}
+
+#[tokio::test]
+async fn a_release_that_waits_drops_nothing_once_it_may_not() {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    fill(&volume, key(1, 0), 0, &pattern(9, 0, 2 * BLOCK), WriteEpoch(0)).await.unwrap();
+    // Somebody writes to a block of the chunk, which takes its time.
+    let writer = volume.shared().locks.lock(key(1, 0), 0..=0).await;
+    let may_go = Arc::new(AtomicBool::new(true));
+    let asked = Arc::clone(&may_go);
+    let release = volume.release_while(key(1, 0), move || asked.load(Ordering::Relaxed));
+    let mut release = Box::pin(release);
+    assert!(poll!(&mut release).is_pending());
+    may_go.store(false, Ordering::Relaxed);
+    drop(writer);
+    assert_eq!(release.await.unwrap().0, 0);
+    assert_eq!(used_pages(&volume).await, 32);
 }
 
 #[tokio::test]

@@ -145,6 +145,22 @@ fn the_shape_of_a_target_in_a_list_is_fixed() {
 }
 
 #[test]
+fn what_only_daemons_know_is_a_problem_of_the_cluster() {
+    let problem = |target: DescribedTarget| TargetDetailReport::from(&target).problem();
+    assert_eq!(
+        problem(described(Ok(detail()))).as_deref(),
+        Some("target abababababababab on store-1 takes no changes: its journal failed")
+    );
+    assert_eq!(problem(described(Ok(TargetDetail { failed: false, ..detail() }))), None);
+    let mut silent = described(Err(Failure::new(ErrorKind::Unavailable, "no way there")));
+    let told = problem(silent.clone()).unwrap();
+    assert!(told.contains("store-1 is online, and") && told.ends_with("no way there"), "{told}");
+    // The metadata server says so itself.
+    silent.status.state = TargetState::Offline;
+    assert_eq!(problem(silent), None);
+}
+
+#[test]
 fn the_shape_of_a_target_that_is_shown_is_fixed() {
     let chunk = ChunkKey {
         inode: InodeId(5),

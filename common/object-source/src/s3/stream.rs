@@ -16,7 +16,11 @@ use object_store::client::HttpRequestBody;
 
 use super::{S3, answer, checksum, put::tag_of};
 use crate::{
-    Error, RequestClass, Settings, Tag, UploadId, metered::Wire, transport, web::streaming_client,
+    Error, RequestClass, Settings, Tag, UploadId,
+    collect::{TOO_LONG, collect},
+    metered::Wire,
+    transport,
+    web::streaming_client,
 };
 
 /// The slowest that a part may be sent on the average, in bytes a second.
@@ -128,7 +132,9 @@ impl S3 {
         wire.ended(RequestClass::Part, sent.as_ref().ok().map(reqwest::Response::status));
         let answer = sent.map_err(failed)?;
         let (status, headers) = (answer.status(), answer.headers().clone());
-        let bytes = answer.bytes().await.map_err(failed)?;
+        // In what is left of the limit, which is for sending and answer together.
+        let body = collect(status, answer.bytes_stream()).await.map_err(failed)?;
+        let bytes = body.ok_or_else(|| Error::unavailable(TOO_LONG))?;
         if !status.is_success() {
             let (method, address) = (Method::PUT, &self.address);
             return Err(answer::refusal(&method, status, &headers, &bytes, address, key));

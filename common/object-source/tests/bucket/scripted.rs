@@ -4,8 +4,12 @@ use std::{
     collections::BTreeMap,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
+    time::Duration,
 };
 
 /// A request as it came.
@@ -25,6 +29,18 @@ pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(&'static str, String)>,
     pub(crate) body: String,
+    pub(crate) tail: Tail,
+}
+
+/// What comes behind the body.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) enum Tail {
+    #[default]
+    Nothing,
+    /// Bytes without end, as far as a test's memory and time are concerned: 256 MiB.
+    Flood,
+    /// A blank now and then, for ever.
+    Drip(Duration),
 }
 
 impl Seen {
@@ -38,7 +54,8 @@ impl Seen {
 impl Answer {
     /// One of an object or a part that was stored.
     pub(crate) fn stored() -> Self {
-        Self { status: 200, headers: vec![("ETag", "\"tag\"".to_owned())], body: String::new() }
+        let headers = vec![("ETag", "\"tag\"".to_owned())];
+        Self { status: 200, headers, ..Self::default() }
     }
 
     pub(crate) fn document(body: &str) -> Self {
@@ -55,6 +72,7 @@ impl Answer {
 pub(crate) struct Scripted {
     pub(crate) endpoint: String,
     seen: Arc<Mutex<Vec<Seen>>>,
+    flooded: Arc<AtomicU64>,
 }
 
 impl Scripted {
@@ -62,15 +80,22 @@ impl Scripted {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let (seen, answer) = (Arc::<Mutex<Vec<Seen>>>::default(), Arc::new(answer));
-        let kept = Arc::clone(&seen);
+        let flooded = Arc::<AtomicU64>::default();
+        let (kept, counted) = (Arc::clone(&seen), Arc::clone(&flooded));
         // Ends with the process of the test; each test has its own.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let (seen, answer) = (Arc::clone(&kept), Arc::clone(&answer));
-                thread::spawn(move || serve(stream.unwrap(), &seen, &*answer));
+                let flooded = Arc::clone(&counted);
+                thread::spawn(move || serve(stream.unwrap(), (&seen, &flooded), &*answer));
             }
         });
-        Self { endpoint, seen }
+        Self { endpoint, seen, flooded }
+    }
+
+    /// Bytes of floods that somebody took, or that lie in the kernel, since the last call.
+    pub(crate) fn flooded(&self) -> u64 {
+        self.flooded.swap(0, Ordering::Relaxed)
     }
 
     /// What came since the last call.
@@ -79,16 +104,23 @@ impl Scripted {
     }
 }
 
-fn serve(stream: TcpStream, seen: &Mutex<Vec<Seen>>, answer: &dyn Fn(&Seen) -> Answer) {
+fn serve(
+    stream: TcpStream,
+    (seen, flooded): (&Mutex<Vec<Seen>>, &AtomicU64),
+    answer: &dyn Fn(&Seen) -> Answer,
+) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut writer = stream;
     while let Some(request) = read(&mut reader) {
-        let Answer { status, headers, body } = answer(&request);
+        let Answer { status, headers, body, tail } = answer(&request);
         seen.lock().unwrap().push(request);
         if status == 0 {
             return;
         }
-        let mut text = format!("HTTP/1.1 {status} Said\r\nContent-Length: {}\r\n", body.len());
+        let mut text = format!("HTTP/1.1 {status} Said\r\n");
+        if matches!(tail, Tail::Nothing) {
+            text += &format!("Content-Length: {}\r\n", body.len());
+        }
         for (name, value) in headers {
             text += &format!("{name}: {value}\r\n");
         }
@@ -97,6 +129,28 @@ fn serve(stream: TcpStream, seen: &Mutex<Vec<Seen>>, answer: &dyn Fn(&Seen) -> A
         if writer.write_all(text.as_bytes()).is_err() {
             return;
         }
+        // Without a length the answer lasts as long as the connection.
+        match tail {
+            Tail::Nothing => {}
+            Tail::Flood => return flood(&mut writer, flooded),
+            Tail::Drip(pause) => {
+                while writer.write_all(b" ").is_ok() {
+                    thread::sleep(pause);
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// Sends until nobody takes it.
+fn flood(writer: &mut TcpStream, flooded: &AtomicU64) {
+    let piece = vec![b' '; 64 * 1024];
+    for _ in 0..4096 {
+        if writer.write_all(&piece).is_err() {
+            return;
+        }
+        flooded.fetch_add(piece.len() as u64, Ordering::Relaxed);
     }
 }
 

@@ -91,16 +91,34 @@ fn an_unknown_key_is_refused_with_the_source_and_the_keys_that_exist() {
 #[test]
 fn a_section_of_another_program_is_passed_over_in_the_environment_but_not_in_the_file() {
     let listen = "[listen]\naddress = '[::1]:1'\n";
-    let variables = [("MILLRACE_DISK__SIZE", "1"), ("MILLRACE_DISK__AGE", "1s")];
+    let variables = [("MILLRACE_SCRUB__RATE", "1"), ("MILLRACE_SCRUB__INTERVAL", "1s")];
     assert!(load_text(listen, &variables).is_ok());
-    let error = load_text(&format!("{listen}[disk]\nsize = 1\n"), &variables).unwrap_err();
-    assert_eq!(error, "daemon.toml: unknown key disk; allowed here: listen, cache, servers");
+    let error = load_text(&format!("{listen}[scrub]\nrate = 1\n"), &variables).unwrap_err();
+    assert_eq!(error, "daemon.toml: unknown key scrub; allowed here: listen, cache, servers");
+}
+
+#[test]
+fn a_section_that_no_program_has_is_refused_in_the_environment() {
+    let listen = "[listen]\naddress = '[::1]:1'\n";
+    for (name, key) in [("MILLRACE_METRIC__ADDRESS", "metric"), ("MILLRACE__BUFFERS", "buffers")] {
+        let error = load_text(listen, &[("MILLRACE_SCRUB__RATE", "1"), (name, "1")]).unwrap_err();
+        assert_eq!(
+            error,
+            format!(
+                "environment variable {name}: unknown key {key}; allowed here: listen, cache, \
+                 servers"
+            )
+        );
+    }
+    // What is no setting at all is none of this module's business.
+    let others = [("MILLRACE_TEST_SEED", "1"), ("MILLRACE_PORT_7440_UDP", "x"), ("X__Y", "1")];
+    assert!(load_text(listen, &others).is_ok());
 }
 
 #[test]
 fn a_key_above_the_first_section_is_set_with_two_underscores() {
     let listen = "[listen]\naddress = '[::1]:1'\n";
-    let variables = [("MILLRACE__SERVERS", "[\"meta:1\"]"), ("MILLRACE__BUFFERS", "1")];
+    let variables = [("MILLRACE__SERVERS", "[\"meta:1\"]"), ("MILLRACE__DRAIN", "1s")];
     assert_eq!(load_text(listen, &variables).unwrap().servers.len(), 1);
     for (name, key) in [
         ("CACHE__SIZE", Some("cache.size")),

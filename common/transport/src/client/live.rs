@@ -127,7 +127,7 @@ impl Live {
         self.in_flight() >= ENDED
     }
 
-    /// How long ago the last request ended.
+    /// How long ago the last request ended, those of hooks not counted.
     pub(super) fn unused_for(&self) -> Duration {
         self.last_use.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
@@ -158,9 +158,18 @@ impl Live {
 
     /// Counts a request as out until the guard is dropped. `None`: the connection has ended.
     pub(super) fn begin(self: &Arc<Self>) -> Option<InFlight> {
+        self.count(true)
+    }
+
+    /// The same for what a hook sends: who only shows a newer ticket does not use the connection.
+    fn begin_introduction(self: &Arc<Self>) -> Option<InFlight> {
+        self.count(false)
+    }
+
+    fn count(self: &Arc<Self>, is_use: bool) -> Option<InFlight> {
         let more = |count: usize| (count < ENDED).then_some(count + 1);
         self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(InFlight(Arc::clone(self)))
+        Some(InFlight { live: Arc::clone(self), is_use })
     }
 
     /// Sends a request and waits for the answer: message and body.
@@ -231,13 +240,19 @@ impl Live {
 }
 
 /// A request that is out.
-pub(super) struct InFlight(Arc<Live>);
+pub(super) struct InFlight {
+    live: Arc<Live>,
+    /// Whether its end is the connection's last use.
+    is_use: bool,
+}
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut last_use = self.0.last_use.lock().unwrap_or_else(PoisonError::into_inner);
-        *last_use = Instant::now();
-        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+        if self.is_use {
+            let mut last_use = self.live.last_use.lock().unwrap_or_else(PoisonError::into_inner);
+            *last_use = Instant::now();
+        }
+        self.live.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -283,7 +298,8 @@ impl Connected {
         &self.0.peer
     }
 
-    /// Sends a request over this very connection. The lane of `options` does not matter.
+    /// Sends a request over this very connection. The lane of `options` does not matter. It does
+    /// not count as use: a connection over which nothing else goes is closed in its time.
     ///
     /// # Errors
     /// As [`Peer::call`](super::Peer::call).
@@ -293,7 +309,7 @@ impl Connected {
         options: CallOptions,
     ) -> Result<R::Reply, Failure> {
         let outgoing = Outgoing::new(request, Body::default(), options.deadline)?;
-        let _counted = self.0.begin();
+        let _counted = self.0.begin_introduction();
         let exchange = self.0.exchange(&outgoing, options.deadline);
         let (message, _) = tokio::time::timeout(options.deadline, exchange)
             .await

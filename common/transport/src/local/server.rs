@@ -15,11 +15,14 @@ use millrace_runtime::Shutdown;
 use millrace_types::{ErrorKind, Failure};
 use tokio::{
     net::{UnixListener, UnixStream},
-    sync::{Semaphore, oneshot},
+    sync::oneshot,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{read_frame, write_frame};
+use super::{
+    places::{Place, Places},
+    read_frame, write_frame,
+};
 
 /// What a daemon does with requests from its machine.
 #[async_trait]
@@ -137,11 +140,22 @@ impl LocalServer {
         service: Arc<dyn LocalService>,
         shutdown: &Shutdown,
     ) -> io::Result<Self> {
+        Self::start_with(path, service, shutdown, Limits::default())
+    }
+
+    /// The same within other limits.
+    pub(super) fn start_with(
+        path: &Path,
+        service: Arc<dyn LocalService>,
+        shutdown: &Shutdown,
+        limits: Limits,
+    ) -> io::Result<Self> {
         let listener = bind(path)?;
         let file = SocketFile { path: path.to_owned(), inode: inode(path)? };
         let server = Self { path: path.to_owned() };
-        let serve = serve(listener, file, service, shutdown.clone());
-        drop(shutdown.spawn("local socket", serve));
+        let host = Host { service, shutdown: shutdown.clone(), idle_max: limits.idle };
+        let places = Places::new(limits.connections, limits.connections_of_user);
+        drop(shutdown.spawn("local socket", serve(listener, file, Arc::new(host), places)));
         Ok(server)
     }
 
@@ -186,28 +200,47 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
-async fn serve(
-    listener: UnixListener,
-    _file: SocketFile,
+/// What callers may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// How long one may say nothing while nothing is answered to it.
+    pub(super) idle: Duration,
+    /// Of root, and of all others together.
+    pub(super) connections: usize,
+    /// Of a user other than root.
+    pub(super) connections_of_user: usize,
+}
+
+impl Default for Limits {
+    /// Commands of people: more at once are a defect or an attack.
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(30), connections: 64, connections_of_user: 16 }
+    }
+}
+
+/// What every connection needs.
+struct Host {
     service: Arc<dyn LocalService>,
     shutdown: Shutdown,
-) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    idle_max: Duration,
+}
+
+async fn serve(listener: UnixListener, _file: SocketFile, host: Arc<Host>, places: Places) {
     loop {
         let accepted = tokio::select! {
-            () = shutdown.draining() => break,
+            () = host.shutdown.draining() => break,
             accepted = listener.accept() => accepted,
         };
+        let accepted = accepted.and_then(|(stream, _)| Ok((caller(&stream)?, stream)));
         match accepted {
-            Ok((stream, _)) => {
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-                    tracing::warn!("local connection refused: too many");
+            Ok((caller, stream)) => {
+                let Some(place) = places.take(caller.uid) else {
+                    tracing::warn!(uid = caller.uid, "local connection refused: too many");
                     continue;
                 };
-                let (service, stop) = (Arc::clone(&service), shutdown.clone());
-                drop(shutdown.spawn("local connection", async move {
-                    let _place = place;
-                    if let Err(failure) = connection(stream, service.as_ref(), &stop).await {
+                let serving = Arc::clone(&host);
+                drop(host.shutdown.spawn("local connection", async move {
+                    if let Err(failure) = connection(stream, caller, place, &serving).await {
                         tracing::debug!(%failure, "local connection ended");
                     }
                 }));
@@ -220,20 +253,30 @@ async fn serve(
     }
 }
 
-/// Serves one connection until the caller hangs up.
+/// Who has connected.
+fn caller(stream: &UnixStream) -> io::Result<LocalCaller> {
+    let credentials = stream.peer_cred()?;
+    Ok(LocalCaller { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() })
+}
+
+/// Serves one connection until the caller hangs up, or asks nothing for too long.
 async fn connection(
     mut stream: UnixStream,
-    service: &dyn LocalService,
-    shutdown: &Shutdown,
+    caller: LocalCaller,
+    place: Place,
+    host: &Host,
 ) -> Result<(), Failure> {
-    let credentials =
-        stream.peer_cred().map_err(|error| Failure::new(ErrorKind::Internal, error.to_string()))?;
-    let caller =
-        LocalCaller { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() };
+    // Given back before the caller sees the end.
+    let _place = place;
+    let (service, shutdown) = (host.service.as_ref(), &host.shutdown);
     loop {
         let read = tokio::select! {
             () = shutdown.draining() => return Ok(()),
-            read = read_frame(&mut stream) => read,
+            read = tokio::time::timeout(host.idle_max, read_frame(&mut stream)) => read,
+        };
+        let Ok(read) = read else {
+            tracing::debug!(uid = caller.uid, "a local connection asks nothing and is ended");
+            return Ok(());
         };
         let (header, message) = match read {
             Ok(Some(read)) => read,
@@ -304,9 +347,6 @@ fn failed(failure: &Failure) -> (Shape, Bytes) {
 fn deadline(ms: u32) -> Option<Instant> {
     (ms > 0).then(|| Instant::now() + Duration::from_millis(ms.into()))
 }
-
-/// Commands of people: more at once are a defect or an attack.
-const CONNECTIONS_MAX: usize = 64;
 
 /// After an error that may last, such as no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -16,7 +16,7 @@ use millrace_runtime::Shutdown;
 use millrace_types::LogIndex;
 use tokio::io::AsyncWriteExt as _;
 
-use super::*;
+use super::{server::Limits, *};
 
 struct Mount;
 
@@ -48,10 +48,14 @@ struct World {
 }
 
 fn world() -> World {
+    world_within(Limits::default())
+}
+
+fn world_within(limits: Limits) -> World {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
     let shutdown = Shutdown::new();
-    LocalServer::start(&path, Arc::new(Mount), &shutdown).unwrap();
+    LocalServer::start_with(&path, Arc::new(Mount), &shutdown, limits).unwrap();
     World { _directory: directory, path, shutdown }
 }
 
@@ -130,4 +134,50 @@ async fn a_name_that_another_daemon_has_taken_stays_when_the_first_ends() {
     client.call(&DescribeMount {}, PATIENCE).await.unwrap();
     second.finish(PATIENCE).await;
     assert!(!world.path.exists());
+}
+
+/// Returns when the daemon has hung up.
+async fn is_ended(stream: &mut UnixStream) {
+    let read = tokio::time::timeout(PATIENCE, read_frame(stream)).await;
+    assert!(read.expect("it ends in time").unwrap().is_none());
+}
+
+#[tokio::test]
+async fn who_connects_and_asks_nothing_is_hung_up_on_and_others_are_served() {
+    let limits =
+        Limits { idle: Duration::from_millis(200), connections: 2, connections_of_user: 2 };
+    let world = world_within(limits);
+    let mut silent = Vec::new();
+    for _ in 0..2 {
+        silent.push(UnixStream::connect(&world.path).await.unwrap());
+    }
+    for stream in &mut silent {
+        is_ended(stream).await;
+    }
+    let client = LocalClient::connect(&world.path).await.unwrap();
+    client.call(&DescribeMount {}, PATIENCE).await.unwrap();
+}
+
+#[tokio::test]
+async fn past_the_places_of_a_user_its_connections_are_refused_until_one_is_free() {
+    let limits = Limits { connections: 2, connections_of_user: 2, ..Limits::default() };
+    let world = world_within(limits);
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let client = LocalClient::connect(&world.path).await.unwrap();
+        client.call(&DescribeMount {}, PATIENCE).await.unwrap();
+        held.push(client);
+    }
+    let mut refused = UnixStream::connect(&world.path).await.unwrap();
+    is_ended(&mut refused).await;
+    held.pop();
+    let served = async {
+        loop {
+            let client = LocalClient::connect(&world.path).await.unwrap();
+            if client.call(&DescribeMount {}, PATIENCE).await.is_ok() {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, served).await.expect("the place is free soon");
 }

@@ -181,7 +181,7 @@ impl Acceptor {
         peer: PeerIdentity,
     ) {
         let remote = quic.remote_address();
-        let _admitted = match self.admission.enter(peer.host) {
+        let _admitted = match self.admission.enter(peer.role, peer.host) {
             Ok(admitted) => admitted,
             Err(why) => {
                 quic.close(CloseCode::Limit.code(), why.as_bytes());

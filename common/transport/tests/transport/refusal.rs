@@ -248,3 +248,21 @@ async fn connections_are_limited_for_each_host_and_in_all() {
     let options = millrace_transport::CallOptions::control(Duration::from_secs(20));
     three.call_until(&hello(1), options).await.unwrap();
 }
+
+#[tokio::test]
+async fn clients_take_every_place_but_those_of_servers() {
+    log();
+    let world =
+        world_with(TransportSettings { connections_max: 8, ..TransportSettings::default() });
+    let mount = endpoints(Role::Client);
+    let mounts: Vec<_> = (0..8).map(|_| Peer::new(&mount, world.target())).collect();
+    for peer in &mounts[..7] {
+        peer.call(&hello(1), soon()).await.unwrap();
+    }
+    let failure = mounts[7].call(&hello(1), soon()).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::Busy, "{failure}");
+    logged(&["the server has as many connections of clients as it may"]).await;
+    let server = Peer::new(&endpoints(Role::Metadata), world.target());
+    server.call(&hello(1), soon()).await.unwrap();
+    assert_eq!(world.server.connection_count(), 8);
+}

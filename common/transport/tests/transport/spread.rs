@@ -175,8 +175,35 @@ async fn who_shows_something_new_shows_it_on_every_connection() {
     assert_eq!(shown(), 7);
     held.iter().for_each(JoinHandle::abort);
     let (alone, introduced) = peer_of(&world, LINGER);
-    alone.introduce_again(false, PATIENCE).await.unwrap();
-    assert_eq!(introduced.load(Ordering::SeqCst), 1, "a new one where there is none");
+    for every in [false, true] {
+        alone.introduce_again(every, PATIENCE).await.unwrap();
+    }
+    assert_eq!(introduced.load(Ordering::SeqCst), 0, "a new one is introduced when it comes");
+}
+
+#[tokio::test]
+async fn a_ticket_that_is_shown_again_and_again_keeps_no_connection_and_makes_none() {
+    let world = world();
+    let (peer, introduced) = peer_of(&world, 300);
+    echo(&peer, small()).await.unwrap();
+    let ended = async {
+        while world.server.connection_count() > 0 {
+            // It may end in this very moment.
+            drop(peer.introduce_again(false, PATIENCE).await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, ended).await.expect("it ends for want of use");
+    let shown = introduced.load(Ordering::SeqCst);
+    assert!(shown > 1, "it was shown meanwhile");
+    for every in [false, true] {
+        peer.introduce_again(every, PATIENCE).await.unwrap();
+    }
+    assert_eq!(world.server.connection_count(), 0);
+    // Who comes back shows what counts then.
+    echo(&peer, small()).await.unwrap();
+    assert_eq!(introduced.load(Ordering::SeqCst), shown + 1);
+    assert_eq!(peer.connection_number(), 1, "none was lost");
 }
 
 #[tokio::test]

@@ -1,18 +1,31 @@
 //! The engine's part in the life of sessions: how many there are, how they end, who gets no ticket
 //! any more, and what they have to declare after a restart.
 
+use std::{mem, ops::Bound};
+
 use millrace_types::{ErrorKind, Failure, HostId, InodeId, SessionId};
 
 use super::Core;
 use crate::{
     command::{Command, Opener},
+    engine::opens::{OPENS_MAX, ends},
     namespace::tree,
-    store::{keys, records::OpenRecord},
+    store::{
+        StoreError, View, borrow, keys, prefix_end,
+        records::{self, OpenRecord},
+    },
 };
 
+/// Opens of a session that are looked at at once.
+const OPENS_A_LOOK: usize = 1024;
+
+/// Opens of what has no name that end in one turn, in which all others wait.
+const OPENS_A_TURN: usize = 4 * OPENS_MAX;
+
 impl Core {
-    /// Ends every session whose lease ran out, the oldest first. Looks before who lets the others
-    /// wait for too long, and gets no ticket from now on.
+    /// Ends every session whose lease ran out, the oldest first, behind those whose end has begun.
+    /// With much to end, called again, this goes on. Looks before who lets the others wait for too
+    /// long, and gets no ticket from now on.
     ///
     /// # Errors
     /// As [`Self::execute`].
@@ -22,24 +35,37 @@ impl Core {
             tracing::warn!(%session, %reason, "session holds others up: it gets no ticket until it \
                 stops, and ends when its last one runs out");
         }
-        while let Some(session) = self.expiry.poll_dead(now) {
-            match self.leases.owed(session) {
-                Some(reason) => {
-                    tracing::warn!(%session, %reason, "session ended: it held others up");
-                }
-                None => tracing::warn!(%session, "session ended: its lease ran out"),
+        let mut left = OPENS_A_TURN;
+        loop {
+            let begun = self.ending.keys().next().copied();
+            let dead = begun.or_else(|| self.expiry.poll_dead(now));
+            let Some(session) = dead else { return Ok(()) };
+            if begun.is_none() {
+                self.tell_end(session);
             }
-            self.end_session(session)?;
+            if !self.end_within(session, &mut left)? {
+                return Ok(());
+            }
         }
-        Ok(())
+    }
+
+    fn tell_end(&self, session: SessionId) {
+        match self.leases.owed(session) {
+            Some(reason) => tracing::warn!(%session, %reason, "session ends: it held others up"),
+            None => tracing::warn!(%session, "session ends: its lease ran out"),
+        }
     }
 
     /// Whether the session may get a ticket: whoever renews it lives, and others wait for what it
     /// owes for as long as it does.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] while it owes something for too long.
+    /// [`ErrorKind::SessionGone`] once its end has begun; [`ErrorKind::Busy`] while it owes
+    /// something for too long.
     pub fn check_owed(&self, session: SessionId) -> Result<(), Failure> {
+        if self.ending.contains_key(&session) {
+            return Err(ErrorKind::SessionGone.into());
+        }
         let Some(owed) = self.leases.owed(session) else { return Ok(()) };
         let text = format!("{session} gets no ticket, because others wait for it: {owed}");
         Err(Failure::new(ErrorKind::Busy, text))
@@ -52,12 +78,70 @@ impl Core {
         (of_host, self.sessions_by_nonce.len())
     }
 
-    /// Ends a session and everything it holds.
+    /// Ends a session and everything it holds, as far as that goes in one turn. Whether it has
+    /// ended; otherwise, called again, this goes on, and so does [`Self::end_dead_sessions`].
+    ///
+    /// A session whose end has begun has lost some of what it had open and nobody can name, and
+    /// gets no ticket any more. That is in memory: a session that the server's own end or crash has
+    /// caught so, and that is renewed after the next start, lives on, and finds those files stale.
     ///
     /// # Errors
     /// As [`Self::execute`].
-    pub fn end_session(&mut self, session: SessionId) -> Result<(), Failure> {
+    pub fn end_session(&mut self, session: SessionId) -> Result<bool, Failure> {
+        let mut left = OPENS_A_TURN;
+        self.end_within(session, &mut left)
+    }
+
+    /// Ends a session, if what it has open that has no name is no more than what is left of this
+    /// turn; otherwise a part of that. The contents go, and are too many at times for the command
+    /// that ends the session.
+    fn end_within(&mut self, session: SessionId, left: &mut usize) -> Result<bool, Failure> {
+        let opened = keys::opened_by(session);
+        let end = prefix_end(&opened);
+        let mut from = match self.ending.get(&session) {
+            Some(&last) => Bound::Excluded(keys::opened(session, last)),
+            None => Bound::Included(opened),
+        };
+        let mut opens = Vec::new();
+        loop {
+            let page = self.view().scan(borrow(&from), borrow(&end), OPENS_A_LOOK);
+            let page = page.map_err(|error| self.failure(error.into()))?;
+            let Some((last, _)) = page.last() else { break };
+            from = Bound::Excluded(last.clone());
+            for (key, _) in &page {
+                let open = nameless(self.view(), session, key);
+                opens.extend(open.map_err(|error| self.failure(error.into()))?);
+            }
+            while opens.len() > OPENS_MAX {
+                if *left < OPENS_MAX {
+                    return Ok(false);
+                }
+                *left -= OPENS_MAX;
+                let rest = opens.split_off(OPENS_MAX);
+                self.end_part(session, &mem::replace(&mut opens, rest))?;
+            }
+        }
+        if *left < opens.len() {
+            return Ok(false);
+        }
+        *left -= opens.len();
         self.execute(None, Command::CloseSession(session))?;
+        Ok(true)
+    }
+
+    /// Ends some opens of a session, whose end has begun with that.
+    fn end_part(
+        &mut self,
+        session: SessionId,
+        opens: &[(InodeId, OpenRecord)],
+    ) -> Result<(), Failure> {
+        // Before the first command: when one fails, nobody knows at once whether it is in the log.
+        let reached = self.ending.entry(session).or_default();
+        let last = opens.last().map_or(*reached, |(inode, _)| *inode);
+        for command in ends(session, opens) {
+            self.execute(None, command)?;
+        }
+        self.ending.insert(session, last);
         Ok(())
     }
 
@@ -105,6 +189,18 @@ impl Core {
     }
 }
 
+/// What a session has open by this key, if it has no name.
+fn nameless(
+    view: &dyn View,
+    session: SessionId,
+    key: &[u8],
+) -> Result<Option<(InodeId, OpenRecord)>, StoreError> {
+    let Some(inode) = keys::number_at(key, 9).map(InodeId) else { return Ok(None) };
+    let open = records::read::<OpenRecord>(view, &keys::open(inode, session))?;
+    let found = tree::find(view, inode)?.filter(|found| found.links == 0);
+    Ok(open.filter(|_| found.is_some()).map(|open| (inode, open)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -114,12 +210,12 @@ mod tests {
         session::{Caller, RenewTicket, Role},
     };
     use millrace_runtime::{Clock, Random, VirtualTime};
-    use millrace_types::{ClusterId, FileName, Timestamp};
+    use millrace_types::{ByteLen, ClusterId, FileName, GIB, TargetId, Timestamp};
     use tempfile::TempDir;
 
     use super::*;
     use crate::{
-        command::{Create, OpenSession, Outcome, Remove},
+        command::{Create, CreateUnnamed, OpenSession, Outcome, RegisterHost, Remove},
         engine::{
             room::Room,
             startup::{EngineSettings, StoreKind, open},
@@ -188,6 +284,14 @@ mod tests {
             }
         }
 
+        /// Without one, no file can be made.
+        fn register_target(&mut self) {
+            let targets = vec![(TargetId([1; 8]), ByteLen(GIB))];
+            let (name, addresses) = ("store".to_owned(), vec!["127.0.0.1:1".to_owned()]);
+            let register = RegisterHost { host: HOST, name, addresses, targets };
+            self.core.execute(None, Command::RegisterHost(register)).unwrap();
+        }
+
         /// Leaves the disk room for changes, or none.
         fn set_room(&mut self, is_enough: bool) {
             let reserve = if is_enough { 0 } else { u64::MAX };
@@ -217,6 +321,26 @@ mod tests {
             inode
         }
 
+        /// Files without names that the session has open for writing.
+        fn write_nameless(&mut self, session: SessionId, count: usize) -> Vec<InodeId> {
+            let one = |_| {
+                let inode = self.core.new_inode_id().unwrap();
+                let create = CreateUnnamed {
+                    caller: Caller::ROOT,
+                    directory: InodeId::ROOT,
+                    inode,
+                    seed: 0,
+                    mode: 0o600,
+                    umask: 0,
+                    session,
+                    nameable: false,
+                };
+                self.core.execute(None, Command::CreateUnnamed(create)).unwrap();
+                inode
+            };
+            (0..count).map(one).collect()
+        }
+
         fn is_there(&self, inode: InodeId) -> bool {
             tree::find(self.core.view(), inode).unwrap().is_some()
         }
@@ -241,6 +365,58 @@ mod tests {
         assert!(wait.is_over() && !world.is_there(inode));
         assert_eq!(world.renew(deaf), Err(ErrorKind::SessionGone));
         assert_eq!((world.core.session_of(HOST, 1), world.renew(other)), (None, Ok(())));
+    }
+
+    #[test]
+    fn a_session_with_many_files_without_names_ends_in_small_commands() {
+        let mut world = World::new();
+        world.register_target();
+        let [session, other] = [1, 2].map(|nonce| world.open(nonce));
+        let read = world.read_nameless(session);
+        let mut written = world.write_nameless(session, 2 * OPENS_MAX + 10);
+        let kept = world.write_nameless(other, 1)[0];
+        let before = world.core.last_index();
+        assert!(world.core.end_session(session).unwrap());
+        // Two parts, of which the first has a reader too, and the end with what was left.
+        assert_eq!(world.core.last_index().0 - before.0, 4);
+        written.push(read);
+        assert!(written.iter().all(|&inode| !world.is_there(inode)));
+        assert!(world.is_there(kept), "another session has it open");
+        assert_eq!(world.core.session_of(HOST, 1), None);
+        let queued = world.core.file_system().unwrap().reclaim_entries;
+        assert_eq!(queued, 2 * OPENS_MAX as u64 + 10, "each once");
+    }
+
+    #[test]
+    fn a_session_whose_end_has_begun_gets_no_ticket_and_ends_some_turns_later() {
+        let mut world = World::new();
+        world.register_target();
+        let [closed, silent, other] = [1, 2, 3].map(|nonce| world.open(nonce));
+        let mut written = world.write_nameless(closed, 2 * OPENS_A_TURN);
+        let before = world.core.last_index();
+        assert!(!world.core.end_session(closed).unwrap(), "others have their turns between");
+        assert_eq!(world.core.last_index().0 - before.0, 4);
+        let is_gone = |world: &World, inodes: &[InodeId]| {
+            inodes.iter().filter(|&&inode| !world.is_there(inode)).count()
+        };
+        assert_eq!(is_gone(&world, &written), OPENS_A_TURN);
+
+        // It has lost files: it may not live on, though its end cannot be logged for now.
+        world.set_room(false);
+        assert_eq!(world.core.tick().unwrap_err().kind, ErrorKind::NoSpace);
+        assert_eq!(world.renew(closed), Err(ErrorKind::SessionGone));
+        assert_eq!((world.renew(silent), world.renew(other)), (Ok(()), Ok(())));
+        world.set_room(true);
+        // The next look goes on, whoever asked for the end.
+        written.extend(world.write_nameless(silent, 10));
+        world.sessions.retain(|&session| session == other);
+        world.core.tick().unwrap();
+        assert_eq!(world.core.session_of(HOST, 1), None);
+        assert_eq!(is_gone(&world, &written), 2 * OPENS_A_TURN);
+        // A lease later also that one ends, which is silent.
+        world.pass(33);
+        assert_eq!(is_gone(&world, &written), 2 * OPENS_A_TURN + 10);
+        assert_eq!((world.core.session_of(HOST, 2), world.renew(other)), (None, Ok(())));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
     log::Writer,
     snapshot::{
         kept,
-        run::{MEMORY_MAX, Run},
+        run::{MEMORY_MAX, Run, RunError},
     },
     store::{Batch, Pair, keys},
 };
@@ -130,7 +130,8 @@ impl Core {
     /// The next pairs of what was seen of `index`; none at its end.
     ///
     /// # Errors
-    /// [`ErrorKind::Cancelled`] when it was given up, with the reason.
+    /// [`ErrorKind::Cancelled`] when it was given up, with the reason; when the store fails, or
+    /// holds what a snapshot cannot.
     pub fn snapshot_piece(&mut self, index: LogIndex) -> Result<Vec<Pair>, Failure> {
         let run = self.snapshots.run.take().filter(|run| run.index() == index);
         let Some(mut run) = run else {
@@ -140,7 +141,12 @@ impl Core {
         // The more is set aside, the larger the pieces, up to 4 MiB and some ten milliseconds.
         let bytes = PIECE_MIN + run.memory() / (MEMORY_MAX / PIECE_MAX);
         let pairs = run.fetch(&*self.store.0, bytes);
-        let pairs = pairs.map_err(|error| self.failure(error.into()))?;
+        let pairs = pairs.map_err(|error| match error {
+            RunError::Store(error) => self.failure(error.into()),
+            RunError::Overrun | RunError::TooLong { .. } => {
+                Failure::new(ErrorKind::Internal, error.to_string())
+            }
+        })?;
         if !pairs.is_empty() {
             self.snapshots.run = Some(run);
         }

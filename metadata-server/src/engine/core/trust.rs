@@ -30,7 +30,7 @@ use crate::{
 pub(super) struct Doubt {
     /// Why, where the command is not logged yet.
     pending: Option<String>,
-    /// What the last check of the targets found wrong, in sentences.
+    /// What checks of the targets found wrong, in sentences.
     problems: Vec<String>,
     /// Targets that have shown what they saw of the log.
     compared: BTreeSet<TargetId>,
@@ -169,12 +169,12 @@ impl Core {
         self.doubt.compared.remove(&target);
     }
 
-    /// Keeps what a check of the targets found wrong.
+    /// Keeps what is wrong since a check of the targets, in place of what was before.
     pub fn note_problems(&mut self, problems: Vec<String>) {
         self.doubt.problems = problems;
     }
 
-    /// What the last check of the targets found wrong, in sentences.
+    /// What checks of the targets found wrong, in sentences.
     #[must_use]
     pub fn noted_problems(&self) -> &[String] {
         &self.doubt.problems

@@ -46,7 +46,7 @@ impl Backup {
         self.written.store(written, Ordering::Relaxed);
     }
 
-    pub(super) fn end(&self, outcome: Result<Prepared, Failure>) {
+    pub(crate) fn end(&self, outcome: Result<Prepared, Failure>) {
         // It ends once.
         drop(self.outcome.set(outcome));
     }

@@ -35,7 +35,7 @@ use crate::{
     namespace::{Body, ObjectState, tree},
     store::{
         View, keys,
-        records::{Entry, Export},
+        records::{Entry, Export, Whiteout},
     },
 };
 
@@ -211,17 +211,29 @@ impl<E: Environment> Importer<E> {
         Ok(())
     }
 
-    /// What was found, without the names of files that changed here after a moment.
+    /// What was found, without the names of files that changed here after a moment, or may have
+    /// been removed after it with another version of their object. Says whether some of the latter
+    /// are left out, which the next look tells.
     pub(super) async fn unchanged_since(
         &self,
         directory: InodeId,
         moment: Timestamp,
         mut found: Vec<Found>,
-    ) -> Result<Vec<Found>, Failure> {
+    ) -> Result<(Vec<Found>, Import), Failure> {
         let query = self.environment.read(move |view| {
             let known = known(view, directory, &found)?;
+            let removed = removed_since(view, directory, moment, &found)?;
+            let is_removed = |found: &Found| match (removed.get(found.name()), found.kind()) {
+                (Some(whiteout), ImportKind::File(origin)) => {
+                    !known.contains_key(found.name()) && is_of_another(whiteout, &origin.tag)
+                }
+                _ => false,
+            };
+            let before = found.len();
+            found.retain(|found| !is_removed(found));
+            let import = if found.len() < before { Import::Partial } else { Import::Whole };
             if known.is_empty() {
-                return Ok(found);
+                return Ok((found, import));
             }
             let mut changed = HashSet::new();
             for (name, entry) in known {
@@ -236,7 +248,7 @@ impl<E: Environment> Importer<E> {
                 *found.kind() != ImportKind::Directory && changed.contains(found.name())
             };
             found.retain(|found| !is_settled(found));
-            Ok(found)
+            Ok((found, import))
         });
         query.await
     }
@@ -316,6 +328,34 @@ pub(super) fn known(
 ) -> Result<BTreeMap<FileName, Entry>, Failure> {
     let key = |name: &FileName| keys::entry(directory, name.as_bytes());
     tree::of_names(view, key, found.iter().map(Found::name)).map_err(broken)
+}
+
+/// What hides objects under names that were found, where some name may have been removed after a
+/// moment: only the directory knows when, by the time of its last change, which users cannot set
+/// and imports leave as it was.
+///
+/// That is the time of any change. In a directory that is changed during each look, a new object
+/// under a name that was removed here is left out until a look passes without one. And what an
+/// export leaves behind that ends after its file was removed hides another version than before,
+/// without a change of the directory: a page that was asked for between the two brings the older
+/// version back, until the next look finds that the bucket does not have it.
+fn removed_since(
+    view: &dyn View,
+    directory: InodeId,
+    moment: Timestamp,
+    found: &[Found],
+) -> Result<BTreeMap<FileName, Whiteout>, Failure> {
+    let inode = tree::find(view, directory).map_err(broken)?;
+    if inode.is_none_or(|inode| inode.changed <= moment) {
+        return Ok(BTreeMap::new());
+    }
+    let key = |name: &FileName| keys::whiteout(directory, name.as_bytes());
+    tree::of_names(view, key, found.iter().map(Found::name)).map_err(broken)
+}
+
+/// Whether what was removed under a name had an object, and that was another version.
+fn is_of_another(whiteout: &Whiteout, tag: &str) -> bool {
+    !whiteout.tag.is_empty() && whiteout.tag != tag
 }
 
 /// Whether importing what was found would change nothing.

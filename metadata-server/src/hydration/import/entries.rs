@@ -7,6 +7,7 @@ use millrace_protocol::capability::Origin;
 use millrace_types::{FileName, InodeId, LinkId, Timestamp};
 
 use super::{ImportEntry, ImportKind, Linked};
+use crate::log::record::BODY_LEN_MAX;
 
 /// Whom names belong to of which the bucket says nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,12 @@ pub(in crate::hydration) struct Found {
     uid: u32,
     gid: u32,
 }
+
+/// What an entry takes in a command besides its texts, or more.
+const FIXED_LEN: usize = 256;
+
+/// Bytes of the entries of one command: half of what a record of the log holds.
+const COMMAND_LEN_MAX: usize = BODY_LEN_MAX / 2;
 
 const FILE_MODE: u16 = 0o644;
 const SYMLINK_MODE: u16 = 0o777;
@@ -95,6 +102,16 @@ impl Found {
         Self { kind: ImportKind::Symlink(target), mode: SYMLINK_MODE, ..self }
     }
 
+    /// Bytes that it takes in a command, or more.
+    fn command_len(&self) -> usize {
+        let kind = match &self.kind {
+            ImportKind::Directory => 0,
+            ImportKind::File(origin) => origin.key.len() + origin.tag.len(),
+            ImportKind::Symlink(target) => target.len(),
+        };
+        FIXED_LEN + self.name.as_bytes().len() + kind
+    }
+
     /// Bytes of the object; none of what is no file.
     pub(super) fn bytes(&self) -> u64 {
         match &self.kind {
@@ -107,6 +124,25 @@ impl Found {
         let Self { name, kind, modified, mode, uid, gid } = self;
         ImportEntry { name, inode, seed, mode, uid, gid, modified, kind }
     }
+}
+
+/// Cuts names that were found into what one command takes of them: the targets of a thousand
+/// symbolic links are more than that.
+pub(super) fn in_commands(found: Vec<Found>) -> Vec<Vec<Found>> {
+    let mut commands: Vec<Vec<Found>> = Vec::new();
+    let mut room = 0;
+    for found in found {
+        let len = found.command_len();
+        match commands.last_mut() {
+            Some(last) if len <= room => last.push(found),
+            _ => {
+                room = COMMAND_LEN_MAX;
+                commands.push(vec![found]);
+            }
+        }
+        room = room.saturating_sub(len);
+    }
+    commands
 }
 
 /// Whether the metadata say that the object stores a symbolic link.
@@ -166,8 +202,10 @@ fn permissions(mode: u32) -> u16 {
 mod tests {
     use millrace_object_source::Tag;
     use millrace_protocol::{admin::AttributeSource, cluster::Bucket};
+    use millrace_types::name::SYMLINK_LEN_MAX;
 
     use super::*;
+    use crate::command::{BATCH_MAX, Command, Envelope, ImportEntries};
 
     fn linked() -> Linked {
         Linked {
@@ -229,5 +267,29 @@ mod tests {
         assert_eq!(entry.modified, Timestamp(3));
         assert!(!is_symlink(&attributes));
         assert!(is_symlink(&PosixAttributes { mode: Some(0o120_777), ..attributes }));
+    }
+
+    #[test]
+    fn a_page_of_long_names_is_cut_so_that_each_command_fits_into_a_record() {
+        let object = |nth: usize, len: usize| {
+            let name = name(&format!("{nth:0len$}"));
+            Found::object(name, &version(), PosixAttributes::default(), &linked())
+        };
+        let ordinary: Vec<_> = (0..BATCH_MAX).map(|nth| object(nth, 64)).collect();
+        assert_eq!(in_commands(ordinary.clone()), [ordinary], "one command");
+        assert!(in_commands(Vec::new()).is_empty());
+
+        let link = |nth| object(nth, 255).into_symlink(vec![b'x'; SYMLINK_LEN_MAX]);
+        let links: Vec<_> = (0..BATCH_MAX).map(link).collect();
+        let commands = in_commands(links.clone());
+        assert_eq!(commands.concat(), links, "in their order");
+        assert_eq!(commands.len(), 3);
+        for found in commands {
+            let entries = found.into_iter().map(|found| found.into_entry(InodeId(u64::MAX), 1));
+            let import = ImportEntries { directory: InodeId(2), entries: entries.collect() };
+            let command = Command::ImportEntries(import);
+            let envelope = Envelope { time: Timestamp(0), operation: None, command };
+            assert!(envelope.to_bytes().len() <= BODY_LEN_MAX);
+        }
     }
 }

@@ -3,9 +3,10 @@
 
 use std::{
     collections::BTreeMap,
+    pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -23,6 +24,7 @@ use tokio::time::Instant;
 use super::{
     Context, Environment,
     pace::{Pace, Turn},
+    release,
     slices::slices,
 };
 use crate::hydration::spread::{Place, places_of};
@@ -42,6 +44,9 @@ const BATCH_BYTES_MAX: u64 = 64 * MIB;
 const BATCH_ITEMS_MAX: usize = 64;
 const _: () = assert!(BATCH_ITEMS_MAX <= ITEMS_MAX);
 
+/// How long a batch waits for more at the most, while a filter passes over the rest of a tree.
+const LINGER: Duration = Duration::from_secs(1);
+
 /// Requests under way for each target that is used.
 const REQUESTS_PER_TARGET: usize = 2;
 
@@ -51,9 +56,17 @@ const REQUESTS_MAX: usize = 128;
 /// How long a target may take for one request. Fetching 64 MiB from a slow bucket takes a minute.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How often a request is repeated when a target is busy or away, and the first pause between.
+/// The same to drop what was found to be saved a moment before, which nobody looks at again while
+/// the request is on its way: a target that is given up drops nothing more. In this time it also
+/// syncs what it has dropped, beside all that others write.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often a request is sent when a target is busy or away, and the pauses between. What waits
+/// for less is sent more often, so that a daemon that is started again is waited for.
 const ATTEMPTS: u32 = 6;
+pub(super) const RELEASE_ATTEMPTS: u32 = 12;
 const PAUSE: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(8);
 
 /// Whether the chunks of a run are where they were: what an item says of a file may be older than
 /// the loss of a target, and whoever has its groups now must not take that for the truth.
@@ -81,10 +94,10 @@ pub(super) struct Dispatcher<'a, E> {
 /// Files with a changed object that are tried again; the others are counted as failed.
 const CHANGED_MAX: usize = 10_000;
 
-#[derive(Default)]
 struct Batch {
     pieces: Vec<Piece>,
     bytes: u64,
+    begun: Instant,
 }
 
 /// A run of a file on one target.
@@ -100,13 +113,24 @@ struct File {
     size: u64,
     pieces: AtomicU32,
     failed: AtomicU32,
+    /// Bytes that no target was asked for after all.
+    kept: AtomicU64,
 }
 
 struct Sent {
     pieces: Vec<Piece>,
     /// Of a job that is held to a rate.
     turn: Option<Turn>,
-    result: Result<ItemResults, Failure>,
+    result: Result<Vec<Result<Answer, Failure>>, Failure>,
+}
+
+/// What became of an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// The target has done it; so many bytes were moved or dropped.
+    Moved(ByteLen),
+    /// No target was asked: it was to be dropped, and may not go any more.
+    Kept,
 }
 
 impl<'a, E: Environment> Dispatcher<'a, E> {
@@ -130,7 +154,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
     pub(super) async fn file(&mut self, inode: InodeId, content: &Content, size: u64) {
         // The file itself is one piece, so that it does not end before its last slice is taken.
         let (pieces, failed) = (AtomicU32::new(1), AtomicU32::new(0));
-        let file = Arc::new(File { inode, size, pieces, failed });
+        let file = Arc::new(File { inode, size, pieces, failed, kept: AtomicU64::new(0) });
         for slice in slices(content, size, self.portion().unwrap_or(u64::MAX)) {
             // Each would wait for its turn, to fail like the one before.
             if self.context.pace.is_some() && file.failed.load(Ordering::Relaxed) > 0 {
@@ -153,6 +177,48 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         piece_done(self.context, &file).await;
     }
 
+    /// Does `work`, and meanwhile sends what has waited long enough for more, and takes answers.
+    /// Nothing is sent that would have to wait: `work` may have turns that others wait for, and
+    /// goes on.
+    pub(super) async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            let due = self.due();
+            let at = due.unwrap_or_else(Instant::now);
+            let sent = tokio::select! {
+                // Work that never waits must not hold the others up.
+                biased;
+                () = tokio::time::sleep_until(at), if due.is_some() => None,
+                Some(sent) = self.requests.next(), if !self.requests.is_empty() => Some(sent),
+                done = &mut work => return done,
+            };
+            match sent {
+                Some(sent) => self.take(sent).await,
+                None => self.send_due().await,
+            }
+        }
+    }
+
+    /// When the next batch has waited long enough and is sent at once; `None`: an answer must come
+    /// first, or there is none.
+    fn due(&self) -> Option<Instant> {
+        if self.requests.len() >= self.requests_max() {
+            return None;
+        }
+        let begun = self.batches.values().map(|batch| batch.begun).min()?;
+        let lingered = begun + LINGER;
+        Some(self.context.pace.map_or(lingered, |pace| lingered.max(pace.next())))
+    }
+
+    /// Sends the batch that has waited longest, when it is due.
+    async fn send_due(&mut self) {
+        let oldest = self.batches.iter().min_by_key(|(_, batch)| batch.begun);
+        let oldest = oldest.map(|(place, _)| *place);
+        if let Some((place, batch)) = oldest.and_then(|place| self.batches.remove_entry(&place)) {
+            self.send(place, batch).await;
+        }
+    }
+
     /// Sends what is left and waits for all answers.
     pub(super) async fn finish(&mut self) {
         for (place, batch) in std::mem::take(&mut self.batches) {
@@ -171,7 +237,8 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         {
             self.send(place, batch).await;
         }
-        let batch = self.batches.entry(place).or_default();
+        let begin = || Batch { pieces: Vec::new(), bytes: 0, begun: Instant::now() };
+        let batch = self.batches.entry(place).or_insert_with(begin);
         batch.bytes += piece.bytes;
         batch.pieces.push(piece);
         let bytes_max = BATCH_BYTES_MAX.min(portion.unwrap_or(u64::MAX));
@@ -186,9 +253,13 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         self.context.pace.map(Pace::portion)
     }
 
+    /// Requests that may be under way.
+    fn requests_max(&self) -> usize {
+        (self.map.targets.len() * REQUESTS_PER_TARGET).clamp(1, REQUESTS_MAX)
+    }
+
     async fn send(&mut self, place: Place, batch: Batch) {
-        let allowed = (self.map.targets.len() * REQUESTS_PER_TARGET).clamp(1, REQUESTS_MAX);
-        while self.requests.len() >= allowed {
+        while self.requests.len() >= self.requests_max() {
             let Some(sent) = self.requests.next().await else { break };
             self.take(sent).await;
         }
@@ -199,7 +270,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
             let items: Vec<Item> = batch.pieces.iter().map(|piece| piece.item.clone()).collect();
             let result = match environment.map().await {
                 Ok(now) if items.iter().all(|item| lies_the_same(&known, &now, item)) => {
-                    ask(&*environment, place, task, items).await
+                    carry_out(&*environment, place, task, items).await
                 }
                 Ok(_) => Err(Failure::new(
                     ErrorKind::StaleGroup,
@@ -228,25 +299,30 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
 
     async fn take(&mut self, sent: Sent) {
         let Sent { pieces, turn, result } = sent;
-        let results: Vec<Result<ByteLen, Failure>> = match result {
-            Ok(reply) if reply.results.len() == pieces.len() => reply.results,
+        let answers: Vec<Result<Answer, Failure>> = match result {
+            Ok(answers) if answers.len() == pieces.len() => answers,
             Ok(_) => vec![Err(ErrorKind::Protocol.into()); pieces.len()],
             Err(failure) => vec![Err(failure); pieces.len()],
         };
-        let mut here: u64 = 0;
-        for (piece, result) in pieces.into_iter().zip(results) {
-            match result {
-                Ok(moved) => {
+        let mut unmoved: u64 = 0;
+        for (piece, answer) in pieces.into_iter().zip(answers) {
+            match answer {
+                Ok(Answer::Moved(moved)) => {
                     self.context.progress.moved(piece.bytes);
-                    here += piece.bytes.saturating_sub(moved.0);
+                    unmoved += piece.bytes.saturating_sub(moved.0);
+                }
+                Ok(Answer::Kept) => {
+                    unmoved += piece.bytes;
+                    piece.file.kept.fetch_add(piece.bytes, Ordering::Relaxed);
+                    self.context.progress.kept(piece.file.inode, piece.bytes);
                 }
                 Err(failure) => self.fail(&piece.file, failure).await,
             }
             piece_done(self.context, &piece.file).await;
         }
         if let (Some(pace), Some(turn)) = (self.context.pace, turn) {
-            // What was here already did not come from the bucket.
-            pace.refund(turn, here, Instant::now());
+            // What was here already did not come from the bucket, and what stays was not moved.
+            pace.refund(turn, unmoved, Instant::now());
         }
     }
 
@@ -269,16 +345,55 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
 async fn piece_done<E: Environment>(context: &Context<'_, E>, file: &File) {
     let last = file.pieces.fetch_sub(1, Ordering::Relaxed) == 1;
     if last && file.failed.load(Ordering::Relaxed) == 0 {
-        context.done_id(file.inode, file.size).await;
+        let kept = file.kept.load(Ordering::Relaxed);
+        context.done_id(file.inode, file.size.saturating_sub(kept)).await;
     }
 }
 
-fn passes(failure: &&Failure) -> bool {
+async fn carry_out<E: Environment>(
+    environment: &E,
+    place: Place,
+    task: Task,
+    items: Vec<Item>,
+) -> Result<Vec<Result<Answer, Failure>>, Failure> {
+    if task == Task::Release {
+        return Ok(release::ask(environment, place, &items).await);
+    }
+    let reply = ask(environment, place, task, items).await?;
+    Ok(reply.results.into_iter().map(|result| result.map(Answer::Moved)).collect())
+}
+
+pub(super) fn passes(failure: &&Failure) -> bool {
     failure.kind.is_transient()
 }
 
+/// How often something is tried, with pauses that double.
+pub(super) struct Attempts {
+    left: u32,
+    pause: Duration,
+}
+
+impl Attempts {
+    /// The first of so many is made at once.
+    pub(super) fn new(count: u32) -> Self {
+        Self { left: count.saturating_sub(1), pause: PAUSE }
+    }
+
+    /// Waits for the next attempt after one that failed so; `false`: there is none.
+    pub(super) async fn wait(&mut self, failure: &Failure) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        let hint = Duration::from_millis(failure.retry_after_ms.into());
+        tokio::time::sleep(self.pause.max(hint)).await;
+        self.left -= 1;
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        true
+    }
+}
+
 /// Sends one request, again while the target is busy or away, or is so for one of the items:
-/// everything here may be repeated.
+/// everything here may be repeated. For what is to be dropped there is [`release::ask`].
 pub(super) async fn ask<E: Environment>(
     environment: &E,
     place: Place,
@@ -286,31 +401,32 @@ pub(super) async fn ask<E: Environment>(
     items: Vec<Item>,
 ) -> Result<ItemResults, Failure> {
     environment.named(items.iter().map(|item| item.content.inode).collect()).await?;
-    let target = place.target;
-    let mut pause = PAUSE;
-    let mut attempt = 1;
+    let mut attempts = Attempts::new(ATTEMPTS);
     loop {
-        let items = items.clone();
-        let asked = match task {
-            Task::Hydrate => environment.ask(place.host, Hydrate { target, items }, TIMEOUT).await,
-            Task::Release => environment.ask(place.host, Release { target, items }, TIMEOUT).await,
-            Task::MarkExported => {
-                environment.ask(place.host, MarkExported { target, items }, TIMEOUT).await
-            }
-        };
+        let asked = once(environment, place, task, items.clone()).await;
         // What was done of the others costs nothing when it is asked for again.
         let passing = match &asked {
             Ok(reply) => reply.results.iter().filter_map(|one| one.as_ref().err()).find(passes),
             Err(failure) => Some(failure).filter(passes),
         };
-        match passing.filter(|_| attempt < ATTEMPTS) {
-            Some(failure) => {
-                let hint = Duration::from_millis(failure.retry_after_ms.into());
-                tokio::time::sleep(pause.max(hint)).await;
-                pause *= 2;
-                attempt += 1;
-            }
-            None => return asked,
+        let Some(failure) = passing.cloned() else { return asked };
+        if !attempts.wait(&failure).await {
+            return asked;
         }
+    }
+}
+
+/// Sends one request, whose contents have been named for good.
+pub(super) async fn once<E: Environment>(
+    environment: &E,
+    place: Place,
+    task: Task,
+    items: Vec<Item>,
+) -> Result<ItemResults, Failure> {
+    let Place { host, target } = place;
+    match task {
+        Task::Hydrate => environment.ask(host, Hydrate { target, items }, TIMEOUT).await,
+        Task::Release => environment.ask(host, Release { target, items }, RELEASE_TIMEOUT).await,
+        Task::MarkExported => environment.ask(host, MarkExported { target, items }, TIMEOUT).await,
     }
 }

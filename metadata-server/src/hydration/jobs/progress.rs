@@ -80,6 +80,13 @@ impl Progress {
         state.counts.bytes_done = state.counts.bytes_done.saturating_sub(bytes);
     }
 
+    /// So many bytes of a found file stay as they are after all.
+    pub(super) fn kept(&self, inode: InodeId, bytes: u64) {
+        let mut state = self.lock();
+        state.directories.kept(inode, bytes);
+        state.counts.bytes_total = state.counts.bytes_total.saturating_sub(bytes);
+    }
+
     /// A found file is done.
     pub(super) fn done(&self, inode: InodeId) {
         let mut state = self.lock();

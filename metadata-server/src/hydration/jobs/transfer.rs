@@ -6,17 +6,12 @@ use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 use super::{
     Context, Environment,
     dispatch::{Dispatcher, Task},
+    release::may_go,
     sources::Sources,
 };
 use crate::{
-    hydration::{
-        destination::is_saved,
-        import::broken,
-        walk::{Unlisted, inode},
-    },
-    leases::touched::writers,
-    namespace::{Body, Inode, pins, tree},
-    store::{View, keys},
+    hydration::walk::{Unlisted, inode},
+    namespace::{Body, Inode},
 };
 
 /// Works through the job's file or tree.
@@ -43,11 +38,14 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         Err(failure) => return context.fail_id(context.job.root, failure).await,
     };
     loop {
-        match sources.next(context).await {
+        match dispatcher.beside(sources.next(context)).await {
             Ok(None) => break,
             Ok(Some(page)) => {
                 for inode in page.inodes {
-                    take(context, &mut dispatcher, &inode, hydrate, page.branch.as_ref()).await;
+                    let look = look(context, &inode, hydrate, page.branch.as_ref());
+                    if let Some((content, size)) = dispatcher.beside(look).await {
+                        dispatcher.file(inode.id, &content, size).await;
+                    }
                 }
             }
             Err(unfound) => context.fail(unfound).await,
@@ -76,39 +74,31 @@ async fn follow<E: Environment>(
     Ok((content, size))
 }
 
-async fn take<E: Environment>(
+/// What targets are to be asked for of one file: its content, and how much of it.
+async fn look<E: Environment>(
     context: &Context<'_, E>,
-    dispatcher: &mut Dispatcher<'_, E>,
     inode: &Inode,
     hydrate: bool,
     branch: Option<&FileName>,
-) {
-    let (Body::File(body), Some(content)) = (&inode.body, inode.content()) else { return };
+) -> Option<(Content, u64)> {
+    let (Body::File(body), Some(content)) = (&inode.body, inode.content()) else { return None };
     // Only these bytes can come from the bucket or be dropped because it has them.
     let size = inode.size.min(body.origin_length);
     let mut concerned = size > 0 && body.inline.is_none();
     if concerned && !hydrate {
         let id = inode.id;
         // As it is now: the page may be some moments old.
-        let query = move |view: &dyn View| {
-            let Some(inode) = tree::find(view, id).map_err(broken)? else { return Ok(false) };
-            let Body::File(body) = &inode.body else { return Ok(false) };
-            let written = !writers(view, id).map_err(broken)?.is_empty();
-            let pinned = pins::is_pinned(view, &inode).map_err(broken)?;
-            // Its targets do not know yet that they may drop it.
-            let exporting = view.get(&keys::export(id)).map_err(broken)?.is_some();
-            Ok(!written && !pinned && !exporting && is_saved(view, &inode, body)?)
-        };
-        match context.environment.read(query).await {
+        match context.environment.read(move |view| may_go(view, id)).await {
             Ok(may_go) => concerned = may_go,
             Err(failure) => {
                 context.progress.enter(id, branch);
-                return context.fail_id(id, failure).await;
+                context.fail_id(id, failure).await;
+                return None;
             }
         }
     }
     if !context.selects(inode).await {
-        return;
+        return None;
     }
     context.progress.enter(inode.id, branch);
     match (context.dry_run, concerned) {
@@ -116,11 +106,12 @@ async fn take<E: Environment>(
         (true, false) => context.progress.leave(inode.id),
         (false, true) => {
             context.progress.found(inode.id, size);
-            dispatcher.file(inode.id, &content, size).await;
+            return Some((content, size));
         }
         (false, false) => {
             context.progress.found(inode.id, 0);
             context.done_id(inode.id, 0).await;
         }
     }
+    None
 }

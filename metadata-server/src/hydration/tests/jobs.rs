@@ -32,6 +32,28 @@ impl World {
     async fn state_of(&self, id: JobId) -> JobState {
         self.hydration.show_job(id).await.unwrap().state
     }
+
+    /// Runs an import to its end, beside a disk that has no room for a state of it until that was
+    /// refused so often. The bucket is asked nothing between the first and the last refusal.
+    async fn import_beside_full_disk(&self, state: JobState, refusals: usize) -> Job {
+        let id = self.hydration.start_job(b"", &start(JobKind::Import, "/data")).await.unwrap().id;
+        let troubles = &self.server.troubles;
+        troubles.unrecorded.lock().unwrap().push(state);
+        let mut ended = pin!(self.hydration.job_ends().notified());
+        ended.as_mut().enable();
+        let refused = async {
+            troubles.refused.notified().await;
+            let asked = self.bucket.counters().requests_total();
+            for _ in 1..refusals {
+                troubles.refused.notified().await;
+            }
+            assert_eq!(self.bucket.counters().requests_total(), asked);
+            troubles.unrecorded.lock().unwrap().clear();
+            ended.await;
+        };
+        self.run_beside(refused).await;
+        self.hydration.show_job(id).await.unwrap()
+    }
 }
 
 #[tokio::test]
@@ -79,6 +101,48 @@ async fn who_waits_for_jobs_hears_of_each_end() {
         world.run_beside(told).await;
         assert!(world.state_of(id).await.is_final(), "only then is anybody told");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_whose_end_cannot_be_recorded_is_not_done_again() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("there", b"12345");
+    let job = world.import_beside_full_disk(JobState::Succeeded, 4).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    let mut expected = vec![JobState::Succeeded; 6];
+    expected[0] = JobState::Running;
+    assert_eq!(*world.server.troubles.job_states.lock().unwrap(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_begins_when_it_is_recorded_that_it_has() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("there", b"12345");
+    let job = world.import_beside_full_disk(JobState::Running, 4).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    let mut expected = vec![JobState::Running; 6];
+    expected[5] = JobState::Succeeded;
+    assert_eq!(*world.server.troubles.job_states.lock().unwrap(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_of_which_nothing_can_be_recorded_makes_way_when_it_is_cancelled() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let release = start(JobKind::Release, "/data");
+    let first = world.hydration.start_job(b"", &release).await.unwrap().id;
+    let second = world.hydration.start_job(b"", &release).await.unwrap().id;
+    let troubles = &world.server.troubles;
+    troubles.unrecorded.lock().unwrap().push(JobState::Running);
+    let cancelled = async {
+        troubles.refused.notified().await;
+        let cancel = CancelJob { caller: ROOT, id: first };
+        world.hydration.cancel_job(&cancel).await.unwrap();
+        troubles.unrecorded.lock().unwrap().clear();
+        world.hydration.job_ends().notified().await;
+    };
+    world.run_beside(cancelled).await;
+    assert_eq!(world.state_of(first).await, JobState::Cancelled);
+    assert_eq!(world.state_of(second).await, JobState::Succeeded);
 }
 
 #[tokio::test]

@@ -140,8 +140,13 @@ async fn a_target_that_fails_is_told_later_and_meanwhile_nothing_is_released() {
 }
 
 /// Exports a file whose targets cannot be told of it, and changes the file. How often targets are
-/// asked from then on, until the export is forgotten.
-async fn asked_behind(world: &World, inode: InodeId, change: Command) -> usize {
+/// asked from then on, the first time with this answer, until the export is forgotten.
+async fn asked_behind(
+    world: &World,
+    inode: InodeId,
+    change: Command,
+    answer: Option<ErrorKind>,
+) -> usize {
     world.server.marks.lock().unwrap().extend([ErrorKind::Disk; 100]);
     let request = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/data".to_vec() };
     world.hydration.start_job(b"", &request).await.unwrap();
@@ -153,7 +158,7 @@ async fn asked_behind(world: &World, inode: InodeId, change: Command) -> usize {
             tokio::task::yield_now().await;
         }
         world.server.execute(change, true).await.unwrap();
-        world.server.marks.lock().unwrap().clear();
+        *world.server.marks.lock().unwrap() = answer.into_iter().collect();
         let before = asked();
         while is_known(world, inode).await {
             tokio::task::yield_now().await;
@@ -169,7 +174,7 @@ async fn what_was_written_since_is_not_taken_for_the_objects() {
     let inode = world.write("/data/file", b"content").await;
     let opener = Opener { session: SessionId(1), inode };
     let open = command::OpenWrite { caller: None, opener, truncate: false };
-    assert_eq!(asked_behind(&world, inode, Command::OpenWrite(open)).await, 0);
+    assert_eq!(asked_behind(&world, inode, Command::OpenWrite(open), None).await, 0);
     assert_eq!(world.state("/data/file").await, ObjectState::Dirty);
 }
 
@@ -179,8 +184,21 @@ async fn what_has_another_mode_since_is_still_the_objects() {
     let inode = world.write("/data/file", b"content").await;
     let (caller, mode) = (Some(ROOT), Some(0o600));
     let set = command::SetAttributes { caller, inode, mode, ..Default::default() };
-    assert!(asked_behind(&world, inode, Command::SetAttributes(set)).await > 0);
+    assert!(asked_behind(&world, inode, Command::SetAttributes(set), None).await > 0);
     assert_eq!((world.state("/data/file").await, sent(&world)), (ObjectState::Exported, 7));
+}
+
+#[tokio::test]
+async fn what_has_another_mode_since_is_sent_again_where_targets_have_forgotten_what_was_read() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let inode = world.write("/data/file", b"content").await;
+    let (caller, mode) = (Some(ROOT), Some(0o600));
+    let set = command::SetAttributes { caller, inode, mode, ..Default::default() };
+    let forgotten = Some(ErrorKind::ObjectChanged);
+    assert!(asked_behind(&world, inode, Command::SetAttributes(set), forgotten).await > 0);
+    assert_eq!(world.state("/data/file").await, ObjectState::Dirty);
+    world.export("/data").await;
+    assert_eq!((world.state("/data/file").await, sent(&world)), (ObjectState::Exported, 14));
 }
 
 #[tokio::test]

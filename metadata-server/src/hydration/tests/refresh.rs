@@ -2,13 +2,13 @@
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
-use millrace_object_source::RequestClass;
+use millrace_object_source::{Entry, EntryKind, ObjectVersion, Page, RequestClass, Tag};
 use millrace_protocol::{
     admin::{AttributeSource, JobKind, SetLinkOptions},
     cluster::LinkMode,
     metadata::{FileKind, NewNode},
 };
-use millrace_types::{ErrorKind, FileName, InodeId};
+use millrace_types::{ErrorKind, FileName, InodeId, Timestamp};
 
 use super::server::{ROOT, World};
 use crate::{
@@ -109,6 +109,27 @@ async fn an_answer_that_is_older_than_what_the_file_knows_changes_nothing() {
     importer.import(data, world.server.now(), found).await.unwrap();
     assert_eq!(world.find("/data/clean").await.unwrap().size, 6);
     assert_eq!(world.state("/data/dirty").await, ObjectState::Conflict);
+}
+
+#[tokio::test]
+async fn a_page_that_is_too_long_for_one_command_is_imported_by_several() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    let data = list(&world, "/data").await;
+    let query = world.server.read(move |view| linked(view, data));
+    let mut linked = query.await.unwrap().unwrap();
+    linked.prefix = "long/".repeat(1000);
+    let tag = Tag::new("\"t\"").unwrap();
+    let version = ObjectVersion { tag, size: 5, modified: Timestamp(9) };
+    let entry = |nth: usize| {
+        let kind = EntryKind::Object(version.clone());
+        Entry { name: name(&format!("{nth:03}")), kind }
+    };
+    let page = Page { entries: (0..1000).map(entry).collect(), ..Page::default() };
+    let (found, _) = entries::of_page(&page, &linked);
+    let commands = world.server.commands();
+    world.hydration.importer.import(data, world.server.now(), found).await.unwrap();
+    assert_eq!(world.server.commands() - commands, 3);
+    assert_eq!(names(&world, data).await.len(), 1000);
 }
 
 #[tokio::test]

@@ -1,12 +1,20 @@
 //! Links are added only where every host reaches the bucket, and removed only without loss.
 
 use millrace_protocol::{
-    admin::{AddLink, RemoveLink},
-    cluster::LinkMode,
+    admin::{AddLink, LinkStatus, RemoveLink},
+    cluster::{Bucket, Link, LinkMode, Links},
+    codec::{self, MESSAGE_LEN_MAX},
 };
-use millrace_types::ErrorKind;
+use millrace_types::{ErrorKind, LinkId};
 
 use super::server::{World, bucket_of};
+use crate::{
+    command::{self, Command, Outcome},
+    hydration::{
+        environment::Environment as _,
+        links::{LINKS_MAX, check_room},
+    },
+};
 
 #[tokio::test]
 async fn a_bucket_that_is_not_there_is_refused_at_once_and_the_hosts_are_named() {
@@ -42,6 +50,54 @@ async fn a_link_needs_an_empty_directory_of_its_own() {
     let failure = world.hydration.add_link(&request).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::NotEmpty);
     assert!(failure.message.contains("/full"), "{}", failure.message);
+}
+
+fn bucket_at(url: String) -> Bucket {
+    Bucket { url, endpoint: None, region: None, credentials: None }
+}
+
+/// Binds a directory to a bucket that nobody tries, with a name that fills the list.
+async fn link_long(world: &World, path: &str) -> LinkId {
+    world.make_directory(path).await;
+    let directory = world.find(path).await.unwrap().id;
+    let bucket = bucket_at(format!("file:///{}", "x".repeat(60_000)));
+    let mode = LinkMode::ReadOnly;
+    let add = command::AddLink { directory, bucket, prefix: String::new(), mode };
+    let added = world.server.execute(Command::AddLink(add), true).await.unwrap();
+    let Outcome::Link(id) = added else { panic!("a link") };
+    id
+}
+
+#[tokio::test]
+async fn a_link_for_which_the_list_of_all_has_no_room_is_refused_before_anything_is_made() {
+    let world = World::unlinked().await;
+    for at in 0..13 {
+        link_long(&world, &format!("/long{at}")).await;
+    }
+    world.link_at("/fits", LinkMode::ReadOnly).await.unwrap();
+    let last = link_long(&world, "/last").await;
+    let failure = world.link_at("/more", LinkMode::ReadOnly).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::NoSpace, "{failure}");
+    assert!(world.find("/more").await.is_err(), "nothing was made");
+    world.server.execute(Command::RemoveLink(last), true).await.unwrap();
+    world.link_at("/more", LinkMode::ReadOnly).await.unwrap();
+}
+
+#[test]
+fn the_most_links_fit_into_a_message_and_one_more_is_refused() {
+    let bucket = bucket_at("s3://b".to_owned());
+    let (path, mode) = (b"/data".to_vec(), LinkMode::ReadOnly);
+    let request = AddLink { path: path.clone(), bucket: bucket.clone(), mode };
+    let link = |id| LinkStatus { id: LinkId(id), path: path.clone(), bucket: bucket.clone(), mode };
+    let mut links: Vec<_> = (0..).map(link).take(LINKS_MAX - 1).collect();
+    check_room(links.clone(), &request).unwrap();
+    links.push(link(u32::MAX));
+    let failure = check_room(links.clone(), &request).unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::NoSpace, "{failure}");
+    let links =
+        links.into_iter().map(|LinkStatus { id, bucket, mode, .. }| Link { id, bucket, mode });
+    let len = codec::encode(&Links { version: 1, links: links.collect() }).len();
+    assert!(len <= MESSAGE_LEN_MAX, "{len} bytes");
 }
 
 #[tokio::test]

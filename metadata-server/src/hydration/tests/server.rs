@@ -34,6 +34,7 @@ use millrace_types::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::troubles::Troubles;
 use crate::{
     apply::{FEATURE_LEVEL, apply},
     command::{self, Command, Envelope, Opener, Outcome},
@@ -42,12 +43,14 @@ use crate::{
         import::spec_of,
         walk::{Viewpoint, refused, resolve},
     },
+    log::record::BODY_LEN_MAX,
     namespace::{Body, Inode, ObjectState},
     store::{MetaStore, View, memory::MemoryStore},
     targets::map,
     written::Written,
 };
 
+mod troubles;
 mod uploads;
 
 pub(super) const HOST: HostId = HostId([1; 16]);
@@ -104,6 +107,7 @@ pub(super) struct TestServer {
     pub(super) full: AtomicBool,
     /// Targets do not say what they asked buckets.
     pub(super) uncounted: AtomicBool,
+    pub(super) troubles: Troubles,
     written: Written,
     reports: tempfile::TempDir,
 }
@@ -310,6 +314,7 @@ impl TestServer {
             silent: AtomicBool::new(false),
             full: AtomicBool::new(false),
             uncounted: AtomicBool::new(false),
+            troubles: Troubles::default(),
             written: Written::default(),
             reports: tempfile::tempdir().unwrap(),
         }
@@ -414,6 +419,9 @@ impl TestServer {
             Ok(ahead) => return Ok(Box::new(self.fetch_ahead(ahead.items))),
             Err(request) => request,
         };
+        if request.is::<Release>() && self.meanwhile(&self.troubles.instead_of_release).await {
+            return Err(ErrorKind::Busy.into());
+        }
         let items = match request.downcast::<Hydrate>() {
             Ok(hydrate) => ("hydrate", hydrate.items),
             Err(request) => match request.downcast::<Release>() {
@@ -500,10 +508,15 @@ impl TestServer {
 
 impl Environment for TestServer {
     async fn execute(&self, command: Command, _synced: bool) -> Result<Outcome, Failure> {
+        self.troubles.check(&command)?;
         let mut store = self.store.lock().unwrap();
         let number = self.time.fetch_add(1, Ordering::Relaxed) + 1;
         let time = self.moment(number);
         let envelope = Envelope { time, operation: None, command };
+        // The log takes none that is larger.
+        if envelope.to_bytes().len() > BODY_LEN_MAX {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
         let effect = apply(&*store, LogIndex(number), &envelope).map_err(refused)?;
         store.commit(&effect.batch).unwrap();
         self.written.note(&*store, &envelope.command, &effect.outcome).unwrap();
@@ -516,6 +529,7 @@ impl Environment for TestServer {
         &self,
         query: impl FnOnce(&dyn View) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
+        self.troubles.take_time().await;
         query(&*self.store.lock().unwrap())
     }
 
@@ -528,6 +542,7 @@ impl Environment for TestServer {
     }
 
     async fn named(&self, inodes: Vec<InodeId>) -> Result<(), Failure> {
+        self.meanwhile(&self.troubles.before_named).await;
         self.named.lock().unwrap().extend(inodes);
         Ok(())
     }

@@ -1,14 +1,27 @@
 //! Hydrate and release ask each target for exactly the chunks that matter.
 
-use std::fs::File;
+use std::{fs::File, sync::atomic::Ordering, time::Duration};
 
 use millrace_protocol::{
-    admin::{JobKind, JobState},
+    admin::{JobKind, JobState, StartJob},
     cluster::LinkMode,
+    selection::{Selection, StartSelected},
 };
-use millrace_types::{ByteLen, MIB};
+use millrace_types::{ByteLen, InodeId, MIB};
+use tokio::time::Instant;
 
-use super::server::World;
+use super::{
+    moved::list,
+    server::{ROOT, World},
+};
+use crate::{
+    command::{Command, SetPin},
+    namespace::ObjectState,
+};
+
+fn released(world: &World) -> Vec<InodeId> {
+    world.server.items_of("release").iter().map(|item| item.content.inode).collect()
+}
 
 #[tokio::test]
 async fn hydrate_covers_every_chunk_of_every_file() {
@@ -49,9 +62,96 @@ async fn release_leaves_dirty_files_alone() {
     world.write("/data/dirty", b"new").await;
     let job = world.job(JobKind::Release, "/data").await;
     assert_eq!((job.state, job.files_done, job.bytes_done), (JobState::Succeeded, 2, 5));
-    let released: Vec<_> =
-        world.server.items_of("release").iter().map(|item| item.content.inode).collect();
-    assert_eq!(released, [clean]);
+    assert_eq!(released(&world), [clean]);
+}
+
+#[tokio::test]
+async fn what_may_not_go_any_more_when_targets_are_asked_is_not_released() {
+    for change in ["conflict", "pin", "rename"] {
+        let world = World::new(LinkMode::ImportExport).await;
+        world.put("clean", b"12345");
+        world.put("kept", b"1234567");
+        let clean = world.find("/data/clean").await.unwrap().id;
+        let inode = world.find("/data/kept").await.unwrap().id;
+        // Both were found and wait in their batches.
+        let meanwhile = match change {
+            "conflict" => world.conflicting("/data/kept").await,
+            "pin" => vec![Command::SetPin(SetPin { caller: ROOT, inode, pinned: true })],
+            _ => vec![world.renaming("/data/kept", "/data/moved").await],
+        };
+        *world.server.troubles.before_named.lock().unwrap() = meanwhile;
+        let job = world.job(JobKind::Release, "/data").await;
+        assert_eq!((job.state, job.files_done, job.files_total), (JobState::Succeeded, 2, 2));
+        assert_eq!((job.bytes_done, job.bytes_total), (5, 5), "{change}");
+        assert_eq!(released(&world), [clean], "{change}");
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_is_asked_for_again_looks_at_its_files_again() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("file", b"12345");
+    let conflict = world.conflicting("/data/file").await;
+    *world.server.troubles.instead_of_release.lock().unwrap() = conflict;
+    let job = world.job(JobKind::Release, "/data").await;
+    assert_eq!((job.state, job.files_done, job.bytes_total), (JobState::Succeeded, 1, 0));
+    assert!(released(&world).is_empty());
+    assert_eq!(world.state("/data/file").await, ObjectState::Conflict);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_goes_out_while_a_filter_passes_over_the_rest_of_a_tree() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("a", b"12345");
+    for at in 0..200 {
+        world.put(&format!("b{at:03}"), b"12345");
+    }
+    let wanted = world.find("/data/a").await.unwrap().id;
+    let data = world.find("/data").await.unwrap().id;
+    world.hydration.importer.whole(data).await.unwrap();
+    let start = StartJob { caller: ROOT, kind: JobKind::Release, path: b"/data".to_vec() };
+    let selection = Selection { include: vec!["a".to_owned()], ..Selection::default() };
+    let request = StartSelected { start, selection, dry_run: false };
+    let id = world.hydration.start_selected(b"", &request).await.unwrap().id;
+    // The walk looks at each file, which takes twenty seconds.
+    *world.server.troubles.query_time.lock().unwrap() = Duration::from_millis(100);
+    let begun = Instant::now();
+    let state = world.run_beside(async {
+        while released(&world).is_empty() {
+            world.hydration.list_jobs().await.unwrap();
+        }
+        world.hydration.show_job(id).await.unwrap().state
+    });
+    assert_eq!(state.await, JobState::Running);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(released(&world), [wanted]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_goes_on_looking_while_its_targets_have_all_that_may_be_under_way() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    for at in 0..90 {
+        world.put(&format!("sub/{at:02}"), b"12345");
+    }
+    list(&world, "/data").await;
+    list(&world, "/data/sub").await;
+    world.server.silent.store(true, Ordering::Relaxed);
+    let start = StartJob { caller: ROOT, kind: JobKind::Hydrate, path: b"/data".to_vec() };
+    let selection = Selection { include: vec!["sub/*".to_owned()], ..Selection::default() };
+    let request = StartSelected { start, selection, dry_run: false };
+    let id = world.hydration.start_selected(b"", &request).await.unwrap().id;
+    // Ten files a second: after a few, two requests for each target wait for answers that never
+    // come, and of the others no batch is full.
+    *world.server.troubles.query_time.lock().unwrap() = Duration::from_millis(100);
+    let found = world.run_beside(async {
+        loop {
+            let found = world.hydration.show_job(id).await.unwrap().files_total;
+            if found == 90 {
+                return found;
+            }
+        }
+    });
+    assert_eq!(found.await, 90);
 }
 
 #[tokio::test]

@@ -13,8 +13,8 @@ fn pair(key: &[u8], value: &[u8]) -> Pair {
 /// Two blocks and three pairs.
 fn sample() -> Vec<u8> {
     let (mut encoder, mut bytes) = Encoder::begin(LogIndex(0x0102), CLUSTER);
-    bytes.extend(encoder.block(&[pair(b"A", b"applied"), pair(b"B", b"")]));
-    bytes.extend(encoder.block(&[pair(b"Ix", &[7; 20])]));
+    bytes.extend(encoder.block(&[pair(b"A", b"applied"), pair(b"B", b"")]).unwrap());
+    bytes.extend(encoder.block(&[pair(b"Ix", &[7; 20])]).unwrap());
     bytes.extend(encoder.end());
     bytes
 }
@@ -56,16 +56,28 @@ fn every_flipped_bit_every_cut_and_everything_behind_the_end_is_found() {
 #[test]
 fn a_block_that_is_missing_or_stands_elsewhere_is_found() {
     let (mut encoder, head) = Encoder::begin(LogIndex(1), CLUSTER);
-    let blocks = [b"a", b"b", b"c"].map(|key| encoder.block(&[pair(key, b"v")]));
+    let blocks = [b"a", b"b", b"c"].map(|key| encoder.block(&[pair(key, b"v")]).unwrap());
     let tail = encoder.end();
     let of = |parts: &[&[u8]]| [&[&head[..]], parts, &[&tail[..]]].concat().concat();
     assert!(read(&of(&[&blocks[0], &blocks[1], &blocks[2]])).is_ok());
     assert!(read(&of(&[&blocks[0], &blocks[1]])).is_err());
     assert!(read(&of(&[&blocks[0], &blocks[2], &blocks[1]])).is_err());
     let (mut encoder, head) = Encoder::begin(LogIndex(1), CLUSTER);
-    let twice = [encoder.block(&[pair(b"b", b"")]), encoder.block(&[pair(b"b", b"")])].concat();
+    let twice = [(); 2].map(|()| encoder.block(&[pair(b"b", b"")]).unwrap()).concat();
     let bytes = [head, twice, encoder.end()].concat();
     assert!(read(&bytes).unwrap_err().to_string().contains("out of order"));
+}
+
+#[test]
+fn what_is_too_long_for_a_snapshot_is_an_error() {
+    let (mut encoder, _) = Encoder::begin(LogIndex(1), CLUSTER);
+    let longest = usize::from(u16::MAX);
+    assert!(encoder.block(&[pair(&vec![b'l'; longest], b"")]).is_ok());
+    let key = encoder.block(&[pair(&vec![b'l'; longest + 1], b"")]).unwrap_err();
+    assert_eq!(key.to_string(), "a snapshot cannot hold a key, of 65536 bytes");
+    let room = BODY_LEN_MAX - PAIR_HEAD_LEN - 1;
+    assert!(encoder.block(&[pair(b"J", &vec![0; room])]).is_ok());
+    assert!(encoder.block(&[pair(b"J", &vec![0; room + 1])]).is_err());
 }
 
 #[test]

@@ -73,6 +73,21 @@ fn keys_that_are_to_be_left_out_are() {
     assert_eq!(keys, [b"J1", b"L1"]);
 }
 
+#[test]
+fn a_pair_that_no_snapshot_can_hold_is_an_error_and_not_the_end() {
+    let mut store = MemoryStore::default();
+    let mut batch = Batch::default();
+    for (key, len) in [(b'A', 1), (b'J', BODY_LEN_MAX), (b'K', 1)] {
+        batch.put(vec![key], vec![1; len]);
+    }
+    store.commit(&batch).unwrap();
+    let mut run = Run::new(LogIndex(1), None);
+    let piece = run.fetch(&store, 1).unwrap();
+    assert_eq!(piece, [(b"A".to_vec(), vec![1])]);
+    let error = run.fetch(&store, 1).unwrap_err();
+    assert!(matches!(error, RunError::TooLong { table: b'J', .. }), "{error}");
+}
+
 /// Changes every key from the far end on, where the pass comes last, and fetches nothing.
 fn change_all(value_len: usize) -> Result<(Run, MemoryStore), RunError> {
     const KEYS: u64 = 10_000;

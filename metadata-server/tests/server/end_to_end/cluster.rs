@@ -1,6 +1,10 @@
 //! A cluster's authority, its metadata server, and hosts that talk to it.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use millrace_metadata_server::{daemon::Daemon, settings::Settings};
 use millrace_protocol::{
@@ -21,7 +25,7 @@ use millrace_types::{
 use tempfile::TempDir;
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) struct Cluster {
     pub(super) authority: Authority,
@@ -71,6 +75,11 @@ impl Cluster {
 
     pub(super) fn address(&self) -> SocketAddr {
         self.daemon.as_ref().expect("it runs").address()
+    }
+
+    /// The server's directory.
+    pub(super) fn data(&self) -> &Path {
+        &self.settings.data
     }
 
     /// Applies every deadline that has passed by the test's clock.

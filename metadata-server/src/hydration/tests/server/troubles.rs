@@ -1,0 +1,80 @@
+//! What goes wrong around jobs: others change files meanwhile, queries take long, and there is no
+//! room for what is to be recorded.
+
+use std::{mem, sync::Mutex, time::Duration};
+
+use millrace_protocol::{admin::JobState, capability::Origin};
+use millrace_types::{ErrorKind, Failure, Timestamp};
+use tokio::sync::Notify;
+
+use super::{SESSION, TestServer, World};
+use crate::{
+    command::{self, Command, FoundObject, ObserveObject, Opener, UpdateJob},
+    hydration::Environment,
+};
+
+#[derive(Debug, Default)]
+pub(in crate::hydration::tests) struct Troubles {
+    /// What happens before contents are next named for good.
+    pub(in crate::hydration::tests) before_named: Mutex<Vec<Command>>,
+    /// What happens when a target is next asked to drop something, for which it is too busy.
+    pub(in crate::hydration::tests) instead_of_release: Mutex<Vec<Command>>,
+    /// How long each query takes.
+    pub(in crate::hydration::tests) query_time: Mutex<Duration>,
+    /// States of jobs for which there is no room.
+    pub(in crate::hydration::tests) unrecorded: Mutex<Vec<JobState>>,
+    /// Told whenever there was none.
+    pub(in crate::hydration::tests) refused: Notify,
+    /// States of jobs that were to be recorded, in their order.
+    pub(in crate::hydration::tests) job_states: Mutex<Vec<JobState>>,
+}
+
+impl Troubles {
+    /// Refuses what there is no room for.
+    pub(super) fn check(&self, command: &Command) -> Result<(), Failure> {
+        let Command::UpdateJob(UpdateJob { state: Some(state), .. }) = command else {
+            return Ok(());
+        };
+        self.job_states.lock().unwrap().push(*state);
+        if !self.unrecorded.lock().unwrap().contains(state) {
+            return Ok(());
+        }
+        self.refused.notify_one();
+        Err(ErrorKind::NoSpace.into())
+    }
+
+    /// Takes the time of a query.
+    pub(super) async fn take_time(&self) {
+        let time = *self.query_time.lock().unwrap();
+        if !time.is_zero() {
+            tokio::time::sleep(time).await;
+        }
+    }
+}
+
+impl TestServer {
+    /// Does what is to happen meanwhile, once; whether that was anything.
+    pub(super) async fn meanwhile(&self, what: &Mutex<Vec<Command>>) -> bool {
+        let commands = mem::take(&mut *what.lock().unwrap());
+        let is_any = !commands.is_empty();
+        for command in commands {
+            self.execute(command, false).await.unwrap();
+        }
+        is_any
+    }
+}
+
+impl World {
+    /// What makes a conflict of a clean file: somebody writes to it, and its object is another.
+    pub(in crate::hydration::tests) async fn conflicting(&self, path: &str) -> Vec<Command> {
+        let inode = self.find(path).await.unwrap();
+        let origin = inode.content().unwrap().origin.unwrap();
+        let opener = Opener { session: SESSION, inode: inode.id };
+        let open = command::OpenWrite { caller: None, opener, truncate: false };
+        let known = Some(origin.tag.clone());
+        let origin = Origin { tag: "another version".to_owned(), ..origin };
+        let found = Some(FoundObject { origin, modified: Timestamp(1) });
+        let observe = ObserveObject { inode: inode.id, known, found };
+        vec![Command::OpenWrite(open), Command::CloseWrite(opener), Command::ObserveObject(observe)]
+    }
+}
