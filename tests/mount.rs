@@ -34,6 +34,10 @@ mod quiet_opens;
 mod ranges;
 #[path = "mount/shared_directory.rs"]
 mod shared_directory;
+#[path = "mount/streams.rs"]
+mod streams;
+#[path = "mount/syncs.rs"]
+mod syncs;
 #[path = "mount/system.rs"]
 mod system;
 #[path = "mount/truncated.rs"]

@@ -160,14 +160,16 @@ impl Cluster {
     pub(crate) async fn keep_session(&self) {
         let mut losses = self.metadata.losses();
         loop {
-            tokio::select! {
-                () = tokio::time::sleep(self.session.until_renewal()) => {}
-                Ok(()) = losses.changed() => {}
-            }
+            // Also at first: the answer to the opening waited for the server's disk, so that its
+            // clock is known better after this.
             while let Err(failure) = self.renew_ticket().await {
                 tracing::debug!(%failure, "cannot renew the session's ticket");
                 self.find_servers().await;
                 tokio::time::sleep(RENEWAL_PAUSE).await;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(self.session.until_renewal()) => {}
+                Ok(()) = losses.changed() => {}
             }
         }
     }

@@ -7,13 +7,13 @@
 //! opened for reading so; otherwise the server is asked. Bytes that a program writes stay here
 //! until they are flushed, at latest at `close`.
 //!
-//! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), [`handles`] and
-//! [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`], [`pending`],
-//! [`changed_objects`], [`open`], [`delegations`], `publish`, `closes`, `reopen`, `quiet_opens`,
-//! `ahead_contents`, [`leases`], [`look_ahead`], `absent_names`, [`names`], [`attributes`],
-//! [`read`], [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`], [`mod@copy`],
-//! [`readdir`], [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`], [`mod@access_times`],
-//! [`upkeep`].
+//! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), `durable`,
+//! [`handles`] and [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`],
+//! [`pending`], [`changed_objects`], [`open`], [`delegations`], `publish`, `closes`, `reopen`,
+//! `quiet_opens`, `ahead_contents`, [`leases`], [`look_ahead`], `absent_names`, [`names`],
+//! [`attributes`], [`read`], [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`],
+//! [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`],
+//! [`mod@access_times`], [`upkeep`].
 
 use std::{
     sync::{Arc, Weak},
@@ -48,6 +48,7 @@ pub(crate) mod changed_objects;
 mod closes;
 pub(crate) mod copy;
 pub(crate) mod delegations;
+mod durable;
 pub(crate) mod file;
 pub(crate) mod files;
 pub(crate) mod flush;

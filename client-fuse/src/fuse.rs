@@ -332,7 +332,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         self.run_on_bytes(async move {
             let work = async {
                 if drop_privileges {
-                    fs.drop_privilege_bits(handle.file.inode).await?;
+                    fs.drop_privilege_bits_of(&handle.file).await?;
                 }
                 fs.write(&handle, to, &data, syncs).await
             };
@@ -489,7 +489,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let privileged = call.uid == 0;
         let work = async move {
             if !privileged {
-                fs.drop_privilege_bits(handle.file.inode).await?;
+                fs.drop_privilege_bits_of(&handle.file).await?;
             }
             fs.allocate(&handle, offset, length, mode.cast_signed()).await
         };
@@ -526,7 +526,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         self.run_on_bytes(async move {
             let work = async {
                 if !privileged {
-                    fs.drop_privilege_bits(target.file.inode).await?;
+                    fs.drop_privilege_bits_of(&target.file).await?;
                 }
                 let source = Spot { handle: &source, offset: copy.offset_in };
                 let target = Spot { handle: &target, offset: copy.offset_out };

@@ -280,6 +280,40 @@ fn check_return(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Kills the daemon of a target, and gives that up.
+fn lose(cluster: &Cluster, lost: &str) -> Result<()> {
+    let serves = |name: &&&str| cluster.log(name).contains(lost);
+    let name = ["target-0", "target-1"].iter().find(serves).context("a daemon serves it")?;
+    cluster.daemon(name)?.kill()?;
+    wait_for("the target to be given up", || {
+        let said = cluster.cli(&["target", "lost", lost, "--yes"]).ok()?;
+        (said.code == Some(0)).then_some(())
+    })
+}
+
+#[test]
+fn what_a_lost_target_had_acknowledged_before_the_file_was_closed_fails_at_a_later_fsync()
+-> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let mut written = Vec::new();
+    for seed in 0..12 {
+        let path = format!("file-{seed}");
+        fs::write(cluster.mount().join(&path), body(seed))?;
+        let target = target_of(&cluster, &format!("mr:/{path}"))?;
+        written.push((path, target));
+    }
+    let lost = written[0].1.clone();
+    lose(&cluster, &lost)?;
+    for (path, target) in &written {
+        let synced = File::open(cluster.mount().join(path))?.sync_all();
+        match *target == lost {
+            true => ensure!(errno_of(synced) == Some(Errno::IO), "{path} is lost"),
+            false => synced.with_context(|| format!("{path} is whole"))?,
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn what_a_lost_target_had_acknowledged_and_nobody_synced_fails_at_fsync() -> Result<()> {
     let cluster = Cluster::start(Wish::default())?;
@@ -294,13 +328,7 @@ fn what_a_lost_target_had_acknowledged_and_nobody_synced_fails_at_fsync() -> Res
         written.push((path, target, file));
     }
     let lost = written[0].1.clone();
-    let serves = |name: &&&str| cluster.log(name).contains(&lost);
-    let name = ["target-0", "target-1"].iter().find(serves).context("a daemon serves it")?;
-    cluster.daemon(name)?.kill()?;
-    wait_for("the target to be given up", || {
-        let said = cluster.cli(&["target", "lost", &lost, "--yes"]).ok()?;
-        (said.code == Some(0)).then_some(())
-    })?;
+    lose(&cluster, &lost)?;
     for (path, target, file) in &written {
         let synced = file.sync_all();
         match *target == lost {

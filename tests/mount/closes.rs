@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use millrace_tests::cluster::{Cluster, Wish};
+use rustix::io::Errno;
 
 use crate::quiet_opens::{used, wait_for_used};
 
@@ -37,6 +38,36 @@ fn what_was_removed_while_it_was_written_is_freed_when_it_is_closed() -> Result<
             scope.spawn(move || drop(some));
         }
     });
+    wait_for_used(&cluster, "what nobody has open to be freed", |used| used < before + len / 50)
+}
+
+#[test]
+fn a_close_is_told_after_the_server_was_away_for_longer_than_the_mount_has_patience() -> Result<()>
+{
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let identity = cluster.dir().join("client.pem");
+    cluster.mount_as("soft", &identity, "timeout=1s")?.ok()?;
+    let mount = cluster.mount_named("soft");
+    let before = used(&cluster)?;
+    let mut open = Vec::new();
+    for number in 0..FILES * 4 {
+        let path = mount.join(number.to_string());
+        let mut file = File::create(&path)?;
+        file.write_all(&[7; LEN])?;
+        file.sync_all()?;
+        fs::remove_file(&path)?;
+        open.push(file);
+    }
+    let len = u64::try_from(FILES * 4 * LEN)?;
+    wait_for_used(&cluster, "all to be stored", |used| used >= before + len)?;
+    cluster.daemon("metadata")?.kill()?;
+    drop(open);
+    // The closes were to be told of before these are given up, each after a second.
+    for name in ["one", "two", "three"] {
+        let refused = fs::create_dir(mount.join(name)).expect_err("nobody answers");
+        ensure!(Errno::from_io_error(&refused) == Some(Errno::IO), "{refused}");
+    }
+    cluster.up()?;
     wait_for_used(&cluster, "what nobody has open to be freed", |used| used < before + len / 50)
 }
 

@@ -19,7 +19,7 @@ use rustix::{
 const USER: u32 = 1001;
 
 /// What an ordinary user gets from `act`; the thread ends with it.
-fn as_user<R: Send>(act: impl FnOnce() -> R + Send) -> Result<R> {
+pub(crate) fn as_user<R: Send>(act: impl FnOnce() -> R + Send) -> Result<R> {
     thread::scope(|scope| {
         let user = scope.spawn(|| {
             let user = Uid::from_raw(USER);

@@ -3,9 +3,9 @@
 use std::{
     collections::BTreeSet,
     ffi::OsString,
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, Permissions},
     io::{self, ErrorKind, Read, Write},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt},
     path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     thread,
@@ -19,6 +19,8 @@ use millrace_tests::{
     cluster::{Cluster, Wish},
     figures,
 };
+
+use crate::owners::as_user;
 
 #[test]
 fn what_one_mount_has_closed_the_other_sees_at_once() -> Result<()> {
@@ -244,6 +246,51 @@ fn a_writer_that_goes_on_while_another_mount_truncates_loses_nothing_later() -> 
         writer.join().expect("the writer does not panic")?;
         done
     })
+}
+
+#[test]
+fn who_may_not_keep_setuid_takes_it_away_by_a_write_on_whatever_mount_it_was_set() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let (one, two) = (cluster.mount(), cluster.mount_named("second"));
+    cluster.mount_also(&two)?;
+    let (here, there) = (one.join("program"), two.join("program"));
+    let set = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
+    let shown = |path: &Path| fs::metadata(path).map(|found| found.mode() & 0o7777);
+    fs::write(&here, "first")?;
+    set(&here, 0o777)?;
+    let file = OpenOptions::new().write(true).open(&here)?;
+    let write = || as_user(|| file.write_all_at(b"his", 0));
+    // From here on its mode is known to the writer's mount.
+    write()??;
+    for (mode, left) in [(0o4777, 0o777), (0o6755, 0o755), (0o6745, 0o2745)] {
+        set(&there, mode)?;
+        write()??;
+        // With what was written at the latest.
+        file.sync_all()?;
+        assert_eq!((shown(&there)?, shown(&here)?), (left, left), "{mode:o}");
+    }
+    // What the other mount has set since is not undone.
+    set(&here, 0o4755)?;
+    set(&there, 0o600)?;
+    write()??;
+    file.sync_all()?;
+    assert_eq!((shown(&there)?, shown(&here)?), (0o600, 0o600));
+
+    // Of a file that both write neither may keep what it knows.
+    let other = OpenOptions::new().write(true).open(&there)?;
+    set(&there, 0o755)?;
+    write()??;
+    set(&there, 0o4755)?;
+    write()??;
+    file.sync_all()?;
+    assert_eq!((shown(&there)?, shown(&here)?), (0o755, 0o755));
+    // But whoever sets it after what was written means that.
+    write()??;
+    set(&here, 0o4755)?;
+    file.sync_all()?;
+    assert_eq!((shown(&there)?, shown(&here)?), (0o4755, 0o4755));
+    drop(other);
+    Ok(())
 }
 
 /// What one takes back from the other's kernel waits behind that one's own changes of the same

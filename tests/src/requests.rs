@@ -1,8 +1,7 @@
-//! What a metadata server was asked, by its metrics.
+//! What servers were asked, by their metrics.
 
 use std::{
     collections::BTreeMap,
-    fs,
     io::{Read as _, Write as _},
     net::TcpStream,
 };
@@ -22,13 +21,7 @@ pub fn serving() -> (String, String) {
 /// # Errors
 /// When it does not serve its metrics.
 pub fn answered(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
-    let log = fs::read_to_string(cluster.dir().join("metadata/daemon.log"))?;
-    let line = log.lines().rev().find(|line| line.contains("metrics are served"));
-    let address = line.and_then(|line| line.split("address=").nth(1)).context("metrics")?.trim();
-    let mut stream = TcpStream::connect(address)?;
-    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
+    let text = metrics(cluster, "metadata")?;
     let counts = text.lines().filter_map(|line| {
         let (_, count) = line.split_once("metadata_request_duration_seconds_count{")?;
         let (labels, count) = count.rsplit_once(' ')?;
@@ -37,4 +30,27 @@ pub fn answered(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
     let counts: BTreeMap<_, _> = counts.collect();
     ensure!(!counts.is_empty(), "no request is counted");
     Ok(counts)
+}
+
+/// How many requests to make durable what it has acknowledged a target's daemon has answered since
+/// it started.
+///
+/// # Errors
+/// When it does not serve its metrics.
+pub fn synced(cluster: &Cluster, daemon: &str) -> Result<u64> {
+    let text = metrics(cluster, daemon)?;
+    let count = text.lines().find_map(|line| line.split_once("target_syncs_total "));
+    let (_, count) = count.with_context(|| format!("no syncs are counted: {text}"))?;
+    Ok(count.trim().parse()?)
+}
+
+fn metrics(cluster: &Cluster, daemon: &str) -> Result<String> {
+    let log = cluster.log(daemon);
+    let line = log.lines().rev().find(|line| line.contains("metrics are served"));
+    let address = line.and_then(|line| line.split("address=").nth(1)).context("metrics")?.trim();
+    let mut stream = TcpStream::connect(address)?;
+    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
 }

@@ -6,6 +6,13 @@
 //! have been answered. So no block has two writes in flight, and a later write of the same bytes
 //! cannot be overtaken by an earlier one.
 //!
+//! Writes are numbered. Whoever waits for what was written by a moment waits for slots with bytes
+//! of a number up to that of the last write by then ([`Awaited`]), however much is written after
+//! it.
+//!
+//! What grows the file is known of each slot: until it has landed, nobody has stored anything where
+//! it lies, and no size that includes it may be told.
+//!
 //! Reads look through both: flights first, then the extents written after them.
 
 use std::{collections::BTreeMap, ops::Range};
@@ -22,6 +29,8 @@ pub(crate) struct WriteBuffer {
     slots: BTreeMap<u64, Slot>,
     dirty_bytes: u64,
     flight_bytes: u64,
+    /// The number of the last write.
+    last: u64,
 }
 
 #[derive(Debug, Default)]
@@ -29,6 +38,23 @@ struct Slot {
     /// In order of their start; neighbours do not touch.
     extents: Vec<Extent>,
     flights: Vec<Flight>,
+    /// The first write of which something may be in the extents, while there are any.
+    dirty_since: u64,
+    /// The same of the flights.
+    flying_since: u64,
+    /// The first byte in the extents that lay behind the end of the file when it was written.
+    grows_from: Option<u64>,
+    /// The same of the flights.
+    flight_grows_from: Option<u64>,
+}
+
+/// What was written to part of a file by a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Awaited {
+    start: u64,
+    end: u64,
+    /// The number of the last write by then.
+    until: u64,
 }
 
 #[derive(Debug)]
@@ -61,13 +87,14 @@ impl WriteBuffer {
     /// An empty buffer with slots of `slot_size` bytes.
     pub(crate) fn new(slot_size: u64) -> Self {
         assert!(slot_size > 0, "a slot holds bytes");
-        Self { slot_size, slots: BTreeMap::new(), dirty_bytes: 0, flight_bytes: 0 }
+        Self { slot_size, slots: BTreeMap::new(), dirty_bytes: 0, flight_bytes: 0, last: 0 }
     }
 
     /// Copies written bytes in. Returns the slots that are filled to their end by it: a writer that
     /// goes forward is done with those.
     pub(crate) fn insert(&mut self, offset: u64, data: &[u8]) -> Vec<SlotIndex> {
         let mut filled = Vec::new();
+        self.last += 1;
         let mut rest = data;
         let mut at = offset;
         while !rest.is_empty() {
@@ -76,6 +103,9 @@ impl WriteBuffer {
             let room = usize::try_from(slot_end - at).unwrap_or(usize::MAX);
             let (part, behind) = rest.split_at(room.min(rest.len()));
             let slot = self.slots.entry(index).or_default();
+            if slot.extents.is_empty() {
+                slot.dirty_since = self.last;
+            }
             self.dirty_bytes += slot.insert(at, part, self.slot_size);
             at += length(part);
             rest = behind;
@@ -94,6 +124,8 @@ impl WriteBuffer {
             return None;
         }
         let extents = std::mem::take(&mut slot.extents);
+        slot.flying_since = slot.dirty_since;
+        slot.flight_grows_from = slot.grows_from.take();
         slot.flights = extents
             .into_iter()
             .map(|extent| Flight { start: extent.start, data: Bytes::from(extent.data) })
@@ -110,6 +142,7 @@ impl WriteBuffer {
             return 0;
         };
         let flights = std::mem::take(&mut slot.flights);
+        slot.flight_grows_from = None;
         let bytes = flights.iter().map(|flight| length(&flight.data)).sum();
         self.flight_bytes -= bytes;
         if slot.extents.is_empty() {
@@ -130,6 +163,7 @@ impl WriteBuffer {
                 self.dirty_bytes -= u64::try_from(dropped).expect("a length fits");
             }
             slot.extents.retain(|extent| !extent.data.is_empty());
+            slot.grows_from = slot.grows_from.filter(|&at| at < from);
         }
         self.slots.retain(|_, slot| !slot.extents.is_empty() || !slot.flights.is_empty());
         before - self.dirty_bytes
@@ -187,11 +221,36 @@ impl WriteBuffer {
     /// The first byte at or behind `offset` that waits or is on its way.
     pub(crate) fn first_behind(&self, offset: u64) -> Option<u64> {
         let first = |slot: &Slot| {
-            let waiting = slot.extents.iter().map(|extent| (extent.start, extent.end()));
-            let flying = slot.flights.iter().map(|flight| (flight.start, flight.end()));
-            let behind = waiting.chain(flying).filter(|&(_, end)| end > offset);
-            behind.map(|(start, _)| start.max(offset)).min()
+            let (waiting, flying) = slot.first_behind(offset);
+            waiting.into_iter().chain(flying).min()
         };
+        self.slots.values().find_map(first)
+    }
+
+    /// Records that this range was just written, when the file ended at `size`.
+    pub(crate) fn record_growth(&mut self, range: &Range<u64>, size: u64) {
+        let from = range.start.max(size);
+        if from >= range.end {
+            return;
+        }
+        let (first, last) = (from / self.slot_size, range.end.div_ceil(self.slot_size));
+        for (index, slot) in self.slots.range_mut(first..last) {
+            let start = from.max(index * self.slot_size);
+            slot.grows_from = Some(slot.grows_from.map_or(start, |known| known.min(start)));
+        }
+    }
+
+    /// The file is found to end at `size`, whatever it was when this was written.
+    pub(crate) fn renew_growth(&mut self, size: u64) {
+        for slot in self.slots.values_mut() {
+            (slot.grows_from, slot.flight_grows_from) = slot.first_behind(size);
+        }
+    }
+
+    /// The first byte that waits or is on its way, and lay behind the end of the file when it was
+    /// written.
+    pub(crate) fn first_growth(&self) -> Option<u64> {
+        let first = |slot: &Slot| slot.grows_from.into_iter().chain(slot.flight_grows_from).min();
         self.slots.values().find_map(first)
     }
 
@@ -212,6 +271,33 @@ impl WriteBuffer {
     pub(crate) fn dirty_slots(&self) -> Vec<SlotIndex> {
         let dirty = self.slots.iter().filter(|(_, slot)| !slot.extents.is_empty());
         dirty.map(|(&index, _)| SlotIndex(index)).collect()
+    }
+
+    /// All that was written by now.
+    pub(crate) fn written(&self) -> Awaited {
+        self.written_to(&(0..u64::MAX))
+    }
+
+    /// What was written by now in the slots of `range`.
+    pub(crate) fn written_to(&self, range: &Range<u64>) -> Awaited {
+        Awaited { start: range.start, end: range.end, until: self.last }
+    }
+
+    /// The slots in which something of that waits to be sent, in order.
+    pub(crate) fn dirty_slots_of(&self, awaited: Awaited) -> Vec<SlotIndex> {
+        let slots = self.slots_holding(awaited);
+        let dirty = slots.filter(|(_, slot)| slot.is_dirty_since(awaited.until));
+        dirty.map(|(index, _)| SlotIndex(index)).collect()
+    }
+
+    /// Whether something of that waits or is on its way.
+    pub(crate) fn holds(&self, awaited: Awaited) -> bool {
+        self.slots_holding(awaited).next().is_some()
+    }
+
+    /// Whether something of that is on its way, or waits for what is.
+    pub(crate) fn has_flights_before(&self, awaited: Awaited) -> bool {
+        self.slots_holding(awaited).any(|(_, slot)| !slot.flights.is_empty())
     }
 
     /// Whether flights are out.
@@ -235,9 +321,34 @@ impl WriteBuffer {
         let last = range.end.div_ceil(self.slot_size).max(first);
         self.slots.range(first..last).map(|(_, slot)| slot)
     }
+
+    fn slots_holding(&self, awaited: Awaited) -> impl Iterator<Item = (u64, &Slot)> {
+        let Awaited { start, end, until } = awaited;
+        let first = start / self.slot_size;
+        let last = end.div_ceil(self.slot_size).max(first);
+        let slots = self.slots.range(first..last).map(|(&index, slot)| (index, slot));
+        slots.filter(move |(_, slot)| slot.is_dirty_since(until) || slot.is_flying_since(until))
+    }
 }
 
 impl Slot {
+    /// Whether something may wait that was written by the write of this number or before.
+    fn is_dirty_since(&self, number: u64) -> bool {
+        !self.extents.is_empty() && self.dirty_since <= number
+    }
+
+    fn is_flying_since(&self, number: u64) -> bool {
+        !self.flights.is_empty() && self.flying_since <= number
+    }
+
+    /// The first bytes at or behind `offset` that wait, and that are on their way.
+    fn first_behind(&self, offset: u64) -> (Option<u64>, Option<u64>) {
+        let first = |start: u64, end: u64| (end > offset).then(|| start.max(offset));
+        let waiting = self.extents.iter().filter_map(|extent| first(extent.start, extent.end()));
+        let flying = self.flights.iter().filter_map(|flight| first(flight.start, flight.end()));
+        (waiting.min(), flying.min())
+    }
+
     /// One past its last byte.
     fn end(&self) -> Option<u64> {
         let extents = self.extents.iter().map(Extent::end);

@@ -17,7 +17,7 @@ use millrace_service::address::ServerAddress;
 use millrace_transport::CallOptions;
 use millrace_types::{ErrorKind, Failure, LogIndex, MapEpoch, SessionId};
 
-use crate::cluster::{ATTACH_DEADLINE, Cluster};
+use crate::cluster::{ATTACH_DEADLINE, Cluster, retry::Patience};
 
 impl Cluster {
     /// Asks something that changes nothing, as often as it takes.
@@ -85,10 +85,40 @@ impl Cluster {
     where
         R: Request<Reply: Indexed> + Sync,
     {
+        self.change_within(self.patience, None, make).await
+    }
+
+    /// The same in `session` alone, for as long as that lasts, however long the server is away: for
+    /// what no program waits for. Who gave up and began anew, with another number, could have it
+    /// executed twice.
+    ///
+    /// # Errors
+    /// What the server answers; [`ErrorKind::SessionGone`] when the session has ended. Nothing
+    /// after which it could be tried again in this session.
+    pub(crate) async fn change_in<R>(
+        &self,
+        session: SessionId,
+        make: impl Fn(Operation) -> R,
+    ) -> Result<R::Reply, Failure>
+    where
+        R: Request<Reply: Indexed> + Sync,
+    {
+        self.change_within(Patience { limit: None }, Some(session), make).await
+    }
+
+    async fn change_within<R>(
+        &self,
+        patience: Patience,
+        only: Option<SessionId>,
+        make: impl Fn(Operation) -> R,
+    ) -> Result<R::Reply, Failure>
+    where
+        R: Request<Reply: Indexed> + Sync,
+    {
         let mut number = self.operations.begin();
-        let mut session = self.session();
+        let mut session = only.unwrap_or_else(|| self.session());
         let mut sent_without_answer = false;
-        let mut attempts = self.patience.begin(Instant::now());
+        let mut attempts = patience.begin(Instant::now());
         loop {
             let request = make(number.operation(session));
             let deadline = attempts.deadline(DEADLINE, Instant::now());
@@ -101,7 +131,11 @@ impl Cluster {
                 Err(failure) => failure,
             };
             if failure.kind == ErrorKind::SessionGone {
-                self.replace_session(session).await?;
+                let replaced = self.replace_session(session).await;
+                if only.is_some() {
+                    return Err(failure);
+                }
+                replaced?;
                 if sent_without_answer || session == self.session() {
                     return Err(failure);
                 }
@@ -116,6 +150,21 @@ impl Cluster {
             self.metrics.retries.inc();
             tokio::time::sleep(attempts.handle_failure(failure, Instant::now())?).await;
         }
+    }
+
+    /// Waits for `work`, which goes on without this, no longer than the mount has patience.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] after that.
+    pub(crate) async fn wait_patiently<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Failure> {
+        let Some(limit) = self.patience.limit else { return Ok(work.await) };
+        tokio::time::timeout(limit, work).await.map_err(|_| {
+            let words = format!("gave up after {} s: it is not answered", limit.as_secs());
+            Failure::new(ErrorKind::Unavailable, words)
+        })
     }
 
     /// Records the log index that a reply shows.
@@ -206,8 +255,10 @@ impl Cluster {
         }
         tracing::error!(session = %gone, "the session has ended; what it had not stored is lost");
         self.session.replace(&self.metadata, CallOptions::control(DEADLINE)).await?;
-        self.show_ticket(true).await;
+        // First: whoever asks from here on does so in the new session, and a target that is away
+        // shall not put off that programs hear of the old one. Nor is it lost when this is dropped.
         self.losses.send_modify(|losses| *losses += 1);
+        self.show_ticket(true).await;
         Ok(())
     }
 

@@ -1,6 +1,9 @@
 //! From a chunk to the daemon that serves it, by the cluster map that this mount holds.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use millrace_protocol::cluster::{Host, Map};
 use millrace_types::{ChunkIndex, GroupEpoch, HostId, Layout, MapEpoch, TargetId};
@@ -55,6 +58,16 @@ impl Routing {
         Some(Route { target, group_epoch: group.epoch, host })
     }
 
+    /// The targets that may have something of the first `size` bytes of a file with this layout, if
+    /// the map knows them all.
+    pub(crate) fn targets_of(&self, layout: &Layout, size: u64) -> Option<BTreeSet<TargetId>> {
+        let map = self.map();
+        let chunks = size.div_ceil(layout.chunk_size().bytes());
+        let groups = layout.groups().take(usize::try_from(chunks).unwrap_or(usize::MAX));
+        let first = |group| map.group(layout.pool(), group)?.targets.first().copied();
+        groups.map(first).collect()
+    }
+
     /// The daemon that serves `target`, if the map knows.
     pub(crate) fn host_of(&self, target: TargetId) -> Option<HostId> {
         self.map().host_of(target).map(|host| host.id)
@@ -94,6 +107,29 @@ mod tests {
         let route = routing.route(&layout, ChunkIndex(0)).expect("the map knows the group");
         assert_eq!(route.target, TargetId([3; 8]));
         assert_eq!(routing.host_of(route.target), Some(route.host));
+    }
+
+    #[test]
+    fn the_targets_of_a_file_are_those_of_the_chunks_that_it_reaches() {
+        let mut map = map(1, 1);
+        let group = |target| Group { epoch: GroupEpoch(1), targets: vec![TargetId([target; 8])] };
+        map.pools[0].groups = (1..=4).map(group).collect();
+        let host = map.hosts[0].id;
+        map.targets = (1..=4).map(|target| Target { id: TargetId([target; 8]), host }).collect();
+        let routing = Routing::new(map);
+        let layout = Layout::new(ChunkSize::DEFAULT, 3, PoolId(0), 4, 0).expect("sound");
+        let chunk = ChunkSize::DEFAULT.bytes();
+        let counts = [0, 1, chunk, chunk + 1, 3 * chunk, 100 * chunk].map(|size| {
+            let targets = routing.targets_of(&layout, size).expect("the map knows all groups");
+            for piece in layout.pieces(0, size) {
+                let route = routing.route(&layout, piece.index).expect("the map knows the group");
+                assert!(targets.contains(&route.target), "{piece:?}");
+            }
+            targets.len()
+        });
+        assert_eq!(counts, [0, 1, 1, 2, 3, 3]);
+        let wider = Layout::new(ChunkSize::DEFAULT, 5, PoolId(0), 5, 0).expect("sound");
+        assert_eq!(routing.targets_of(&wider, 5 * chunk), None);
     }
 
     #[test]

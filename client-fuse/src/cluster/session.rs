@@ -24,6 +24,19 @@ struct Held {
     received: Instant,
     /// Before the request was sent: the ticket counts for a lease from here at least.
     asked: Instant,
+    clock: ServerClock,
+}
+
+/// The server's clock, as its answers let us know it. The server takes no time that lies ahead of
+/// it, so that this one does not run ahead: it is behind by as long as the quickest answer was on
+/// its way. It never goes back: programs look at the times of what they have written.
+#[derive(Clone, Copy, Debug)]
+struct ServerClock {
+    /// What it has come to at least, when `at` was.
+    time: Timestamp,
+    at: Instant,
+    /// It stands at this until it has come so far again.
+    shown: Timestamp,
 }
 
 impl Session {
@@ -34,7 +47,9 @@ impl Session {
     pub(crate) async fn open(metadata: &Peer, options: CallOptions) -> Result<Self, Failure> {
         let asked = Instant::now();
         let reply = open(metadata, options).await?;
-        let held = Held { reply, received: Instant::now(), asked };
+        let received = Instant::now();
+        let clock = ServerClock::new(reply.server_time, received);
+        let held = Held { reply, received, asked, clock };
         Ok(Self { held: RwLock::new(held) })
     }
 
@@ -56,14 +71,14 @@ impl Session {
     /// Takes another session over that was asked for at `asked`.
     fn take(&self, reply: SessionReply, asked: Instant) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        *held = Held { reply, received: Instant::now(), asked };
+        *held = held.followed_by(reply, asked);
     }
 
     /// Takes a renewed ticket over, unless another session has taken the place of its own.
     pub(crate) fn handle_renewal(&self, reply: SessionReply, asked: Instant) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         if held.reply.session == reply.session {
-            *held = Held { reply, received: Instant::now(), asked };
+            *held = held.followed_by(reply, asked);
         }
     }
 
@@ -77,9 +92,9 @@ impl Session {
         self.read(|held| held.reply.ticket.clone())
     }
 
-    /// The server's clock, as far as the last answer lets us know it.
+    /// The server's clock, as far as its answers let us know it. Never goes back.
     pub(crate) fn now(&self) -> Timestamp {
-        self.read(|held| held.reply.server_time.plus(held.received.elapsed()))
+        self.read(|held| held.clock.now(Instant::now()))
     }
 
     /// Whether the ticket counts at the server for certain, and for so long: what it granted to the
@@ -105,8 +120,112 @@ impl Session {
     }
 }
 
+impl Held {
+    /// What is held once an answer has come that was asked for at `asked`. To be called with the
+    /// lock held, so that who looks at the clock before does so at an earlier moment.
+    fn followed_by(&self, reply: SessionReply, asked: Instant) -> Self {
+        let received = Instant::now();
+        let clock = self.clock.corrected(reply.server_time, asked, received);
+        Self { reply, received, asked, clock }
+    }
+}
+
+impl ServerClock {
+    /// As the first answer shows it: the server's time was this or later when it was received.
+    fn new(server_time: Timestamp, received: Instant) -> Self {
+        Self { time: server_time, at: received, shown: server_time }
+    }
+
+    fn now(&self, now: Instant) -> Timestamp {
+        self.time.plus(now.saturating_duration_since(self.at)).max(self.shown)
+    }
+
+    /// The same after another answer. The server's clock was at `server_time` at some moment from
+    /// `asked` to `received`; what is known better than that stays.
+    fn corrected(&self, server_time: Timestamp, asked: Instant, received: Instant) -> Self {
+        let shown = self.now(received);
+        let latest = server_time.plus(received.saturating_duration_since(asked));
+        // Past that it is where the server's clock is slower than this host's, or was set back.
+        let time = if shown > latest { server_time } else { shown.max(server_time) };
+        Self { time, at: received, shown }
+    }
+}
+
 async fn open(metadata: &Peer, options: CallOptions) -> Result<SessionReply, Failure> {
     let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let request = OpenSession { nonce: rand::random(), host_name };
     metadata.call_until(&request, options).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A server whose clock is the same one, and a moment of both.
+    fn begin() -> (Instant, Timestamp) {
+        (Instant::now(), Timestamp(1_000_000_000_000))
+    }
+
+    /// What an answer changes that was asked for so long after the beginning, was on its way to the
+    /// server, and back, for so long.
+    fn renew(
+        clock: ServerClock,
+        (at, time): (Instant, Timestamp),
+        after: Duration,
+        (there, back): (Duration, Duration),
+    ) -> ServerClock {
+        clock.corrected(time.plus(after + there), at + after, at + after + there + back)
+    }
+
+    #[test]
+    fn an_answer_that_was_slow_does_not_set_the_clock_back() {
+        let (at, time) = begin();
+        let clock = ServerClock::new(time, at + MILLISECOND);
+        let slow = renew(clock, (at, time), SECOND, (MILLISECOND, SECOND));
+        let mut last = Timestamp(0);
+        for step in 0..4000 {
+            let moment = at + MILLISECOND * step;
+            let received = at + 2 * SECOND + MILLISECOND;
+            let now = if moment < received { clock.now(moment) } else { slow.now(moment) };
+            assert!(last <= now, "{now:?} after {last:?}");
+            let truth = time.plus(moment - at);
+            assert!(now <= truth, "ahead of the server's");
+            assert_eq!(truth.since(now), MILLISECOND.min(moment - at));
+            last = now;
+        }
+    }
+
+    #[test]
+    fn a_quick_answer_corrects_what_a_slow_one_has_shown() {
+        let (at, time) = begin();
+        let clock = ServerClock::new(time, at + SECOND);
+        assert_eq!(clock.now(at + 2 * SECOND), time.plus(SECOND));
+        let quick = renew(clock, (at, time), 2 * SECOND, (MILLISECOND, MILLISECOND));
+        let later = at + 5 * SECOND;
+        assert_eq!(quick.now(later), time.plus(5 * SECOND - MILLISECOND));
+        // And stays so.
+        let slow = renew(quick, (at, time), 3 * SECOND, (SECOND, SECOND));
+        assert_eq!(slow.now(later), quick.now(later));
+    }
+
+    #[test]
+    fn of_a_clock_that_was_set_back_it_stands_still_until_that_has_come_so_far() {
+        let (at, time) = begin();
+        let clock = ServerClock::new(time, at);
+        let back = time.minus(10 * SECOND);
+        let ways = (MILLISECOND, MILLISECOND);
+        let renewed = renew(clock, (at, back), SECOND, ways);
+        let received = at + SECOND + 2 * MILLISECOND;
+        let shown = clock.now(received);
+        assert_eq!(renewed.now(received), shown);
+        assert_eq!(renewed.now(at + 5 * SECOND), shown);
+        // However often it is heard of meanwhile.
+        let again = renew(renewed, (at, back), 4 * SECOND, ways);
+        assert_eq!(again.now(at + 5 * SECOND), shown);
+        let after = at + 20 * SECOND;
+        assert_eq!(again.now(after), back.plus(20 * SECOND - MILLISECOND));
+    }
 }

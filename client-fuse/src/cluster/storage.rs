@@ -1,6 +1,7 @@
 //! Requests to the targets: bytes, each within one chunk.
 
 use std::{
+    collections::BTreeSet,
     ops::Range,
     sync::{Arc, PoisonError},
     time::{Duration, Instant},
@@ -13,7 +14,7 @@ use millrace_protocol::{
     storage::{self, Attach, Place},
 };
 use millrace_transport::{Body, CallOptions, Peer, PeerTarget};
-use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, TargetId};
+use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, Layout, TargetId};
 
 use crate::{
     cluster::{ATTACH_DEADLINE, Cluster, retry::Attempts, routing::Route, session::Session},
@@ -186,6 +187,26 @@ impl Cluster {
                     self.after(failure, Some(&peer), &mut attempts).await?;
                 }
             }
+        }
+    }
+
+    /// The targets that may have something of the first `size` bytes of a file with this layout.
+    ///
+    /// # Errors
+    /// What the metadata server answers; [`ErrorKind::Unavailable`] after the mount's patience.
+    pub(crate) async fn targets_of(
+        &self,
+        layout: &Layout,
+        size: u64,
+    ) -> Result<BTreeSet<TargetId>, Failure> {
+        let mut attempts = self.patience.begin(Instant::now());
+        loop {
+            if let Some(targets) = self.routing.targets_of(layout, size) {
+                return Ok(targets);
+            }
+            let words = "the cluster map does not say who serves all of a file";
+            let unknown = Failure::new(ErrorKind::StaleGroup, words);
+            self.after(unknown, None, &mut attempts).await?;
         }
     }
 

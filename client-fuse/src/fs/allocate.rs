@@ -42,6 +42,7 @@ impl FileSystem {
     async fn declare(&self, handle: &FileHandle, grows: bool, end: u64) -> Result<(), Failure> {
         let size = handle.file.state().attributes.size;
         let size = (grows && end > size).then_some(end);
+        let whole = handle.file.state().durable.whole();
         let reply = self
             .set_attributes(
                 |request| SetAttributes { make_sparse: true, size, open: true, ..request },
@@ -49,7 +50,13 @@ impl FileSystem {
                 handle.file.inode,
             )
             .await?;
-        handle.file.state().accept(reply)?;
+        {
+            let mut state = handle.file.state();
+            if size.is_some() {
+                state.durable.handle_own_change(whole, reply.attributes.change_count);
+            }
+            state.accept(reply)?;
+        }
         self.refresh(&handle.file).await
     }
 
@@ -60,11 +67,11 @@ impl FileSystem {
             let range = start..start + piece.len;
             self.zero_in_chunk(file, range).await?;
         }
-        self.commit(file, false).await
+        self.commit(file, false).await.map(drop)
     }
 
     async fn zero_in_chunk(&self, file: &File, range: std::ops::Range<u64>) -> Result<(), Failure> {
-        for _ in 0..REFRESHES_MAX {
+        for attempt in 0..REFRESHES_MAX {
             let access = self.writable(file).await?;
             let failure = match self.cluster.zero(&access, range.clone()).await {
                 Ok(written) => {
@@ -77,6 +84,8 @@ impl FileSystem {
             };
             match failure.kind {
                 ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
+                // As after the answer to a repeated open for reading, which gives no more.
+                ErrorKind::Forbidden if attempt == 0 => {}
                 _ => return Err(failure),
             }
             self.refresh(file).await?;

@@ -5,22 +5,24 @@
 //! others were closed a moment ago, those that follow are gathered for a few milliseconds.
 //!
 //! What a close promises does not wait for this: size and content have been told before. Until the
-//! server has heard, the open counts as one: the file's attributes are not kept by other mounts,
-//! and what has no name any more stays. When the session ends the server closes everything.
+//! server has heard, the open counts as one: the file's attributes are not kept by other mounts, it
+//! is not exported and not dropped for room, and what has no name any more stays. So it is told
+//! however long the server is away. When the session ends the server closes everything.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use millrace_protocol::{
-    metadata::{CLOSES_MAX, Close, CloseFiles, CloseUnwritten, OpenMode},
-    session::Operation,
-};
+use millrace_protocol::metadata::{CLOSES_MAX, Close, CloseFiles, CloseUnwritten, OpenMode};
 use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 use tokio::sync::Notify;
 
-use crate::fs::{FileSystem, file::File, handle::FileHandle};
+use crate::fs::{
+    FileSystem,
+    file::File,
+    handle::{FileHandle, Told as OpenTold},
+};
 
 /// Opens for writing that have ended here.
 #[derive(Debug, Default)]
@@ -207,61 +209,76 @@ impl FileSystem {
 
     async fn tell_ended(&self, mut ended: Vec<Closing>) {
         let told = Told { closes: &self.closes };
+        // Those of a session before this one are over with it.
+        let session = self.cluster.session();
         let unwritten = self.closes.take_unwritten(&mut ended);
-        tokio::join!(self.tell_unwritten(&unwritten), self.tell_written(&ended));
+        let untold = (self.tell_unwritten(session, &unwritten), self.tell_written(session, &ended));
+        tokio::join!(untold.0, untold.1);
         for closing in ended.iter().chain(&unwritten) {
             self.files.handle_closed(&closing.file, OpenMode::Write);
         }
         drop(told);
     }
 
-    async fn tell_unwritten(&self, ended: &[Closing]) {
+    async fn tell_unwritten(&self, session: SessionId, ended: &[Closing]) {
         let Some(first) = ended.first() else { return };
-        let request = |operation: Operation| CloseUnwritten {
-            inodes: of_session(ended, operation.session),
-            operation,
-        };
-        match self.change(request, &[], inodes_of(ended)).await {
+        let request = |operation| CloseUnwritten { inodes: of_session(ended, session), operation };
+        match self.change_in(session, request, inodes_of(ended)).await {
             Ok(_) => {}
             Err(failure) if failure.kind == ErrorKind::NotSupported => {
                 self.closes.lock().ignores_unwritten = true;
-                self.tell_written(ended).await;
+                self.tell_written(session, ended).await;
             }
             Err(failure) => tell_unclosed(&first.file, &failure),
         }
     }
 
     /// Tells of files that were written, or of all to a server that knows no difference.
-    async fn tell_written(&self, ended: &[Closing]) {
+    async fn tell_written(&self, session: SessionId, ended: &[Closing]) {
         let Some(first) = ended.first() else { return };
         if self.closes.is_old() {
-            return self.tell_old_server(ended).await;
+            return self.tell_old_server(session, ended).await;
         }
-        let request = |operation: Operation| CloseFiles {
-            inodes: of_session(ended, operation.session),
-            operation,
-        };
-        match self.change(request, &[], inodes_of(ended)).await {
+        let request = |operation| CloseFiles { inodes: of_session(ended, session), operation };
+        match self.change_in(session, request, inodes_of(ended)).await {
             Ok(_) => {}
             Err(failure) if failure.kind == ErrorKind::NotSupported => {
                 self.closes.handle_old_server();
-                self.tell_old_server(ended).await;
+                self.tell_old_server(session, ended).await;
             }
             Err(failure) => tell_unclosed(&first.file, &failure),
         }
     }
 
-    async fn tell_old_server(&self, ended: &[Closing]) {
-        for Closing { file, session, .. } in ended {
-            if *session != self.cluster.session() {
-                continue;
-            }
+    async fn tell_old_server(&self, session: SessionId, ended: &[Closing]) {
+        for Closing { file, .. } in ended.iter().filter(|closing| closing.session == session) {
             let inode = file.inode;
             let request = |operation| Close { operation, inode, mode: OpenMode::Write };
-            if let Err(failure) = self.change(request, &[], Some(inode)).await {
+            if let Err(failure) = self.change_in(session, request, Some(inode)).await {
                 tell_unclosed(file, &failure);
             }
         }
+    }
+
+    /// The server hears that this open for reading is over, if it knows of it yet: another life of
+    /// it does not, or has been told since by those that are open still.
+    pub(super) async fn tell_read_closed(&self, file: &File, told: OpenTold) {
+        let inode = file.inode;
+        if told.session != self.cluster.session() {
+            // It is over with its session, and what this one has shown counts.
+            return self.files.handle_closed(file, OpenMode::Read);
+        }
+        let request = |operation| Close { operation, inode, mode: OpenMode::Read };
+        tokio::select! {
+            biased;
+            _ = self.other_life(told.incarnation) => {}
+            answer = self.change_in(told.session, request, None) => {
+                if let Err(failure) = answer {
+                    tell_unclosed(file, &failure);
+                }
+            }
+        }
+        self.files.handle_closed(file, OpenMode::Read);
     }
 }
 
@@ -290,8 +307,11 @@ fn of_session(ended: &[Closing], session: SessionId) -> Vec<InodeId> {
 }
 
 /// Logs that the server does not know of the end of an open of this file, and perhaps of others.
-pub(super) fn tell_unclosed(file: &File, failure: &Failure) {
+fn tell_unclosed(file: &File, failure: &Failure) {
     // The server closes it when the session ends.
+    if failure.kind == ErrorKind::SessionGone {
+        return;
+    }
     tracing::warn!(inode = %file.inode, %failure, "cannot tell the server of a close");
 }
 

@@ -6,7 +6,6 @@
 //! only, never over a request.
 
 use std::{
-    collections::BTreeMap,
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -18,7 +17,8 @@ use millrace_protocol::{
     session::Caller,
 };
 use millrace_types::{
-    ChangeCount, ContentGeneration, ErrorKind, Failure, InodeId, TargetId, Timestamp, WriteEpoch,
+    ChangeCount, ContentGeneration, ErrorKind, Failure, InodeId, SessionId, TargetId, Timestamp,
+    WriteEpoch,
 };
 use tokio::sync::Notify;
 
@@ -29,7 +29,7 @@ use crate::{
         pieces::Pieces,
         write_buffer::WriteBuffer,
     },
-    fs::{delegations::Unpublished, inline::InInode},
+    fs::{attributes::Privileges, delegations::Unpublished, durable::Durable, inline::InInode},
     prefetch::window::Streams,
 };
 
@@ -45,6 +45,8 @@ pub(crate) struct Access {
     pub(crate) capability: Signed,
     /// What it allows.
     pub(crate) rights: Rights,
+    /// Whom.
+    pub(super) session: SessionId,
 }
 
 /// A file that is open here.
@@ -111,10 +113,8 @@ pub(crate) struct State {
     /// Where bytes behind that begin that no target has taken, after a failure that a program hears
     /// of: what was stored behind them has a hole before it.
     unstored: Option<u64>,
-    /// Targets written to since the last sync, with the loss count that their first answer showed.
-    pub(crate) unsynced: BTreeMap<TargetId, u64>,
-    /// Whether a commit without sync was acknowledged since the last durable one.
-    pub(crate) commit_unsynced: bool,
+    /// What of the file survives a loss of power.
+    pub(crate) durable: Durable,
     /// Failures of writes that were acknowledged to their program, newest; and how many there were.
     pub(crate) failure: Option<Failure>,
     /// How many failures there were. A handle that has seen fewer has one to report.
@@ -128,6 +128,8 @@ pub(crate) struct State {
     pub(crate) pages_count: ChangeCount,
     /// Whether handles may be open on different versions of the object, until the last is closed.
     pub(crate) versions: bool,
+    /// Of those who write without the right to keep them.
+    pub(crate) privileges: Privileges,
     /// The server does not know of the file: what it must hear.
     pub(crate) unpublished: Option<Unpublished>,
     /// Handles that are open for reading only.
@@ -177,8 +179,7 @@ impl File {
             undeclared: false,
             told_end: 0,
             unstored: None,
-            unsynced: BTreeMap::new(),
-            commit_unsynced: false,
+            durable: Durable::default(),
             failure: None,
             failures: 0,
             losses: 0,
@@ -186,6 +187,7 @@ impl File {
             // An open drops them, or has seen that they are of this count.
             pages_count: reply.attributes.change_count,
             versions: false,
+            privileges: Privileges::default(),
             unpublished: None,
             read_opens: 0,
             write_opens: 0,
@@ -254,6 +256,9 @@ impl State {
             self.inline = reply.inline.map(|bytes| InInode::new(bytes, &reply.attributes, held));
         }
         self.content = content;
+        if reply.attributes.size == 0 || self.inline.is_some() {
+            self.durable.record_whole(reply.attributes.change_count);
+        }
         // What is here behind the old end, or on its way, may still fail.
         let held = self.buffer.first_behind(self.told_end);
         self.told_end = held.map_or(reply.attributes.size, |at| at.min(reply.attributes.size));
@@ -298,7 +303,8 @@ impl State {
         Ok(())
     }
 
-    /// Takes over the answer to a repeated open, whatever was known before.
+    /// Takes over the answer to a repeated open in `session`, whatever was known before, unless it
+    /// was overtaken on its way by an answer that was asked for later in the same one.
     ///
     /// # Errors
     /// As [`Self::accept`].
@@ -306,11 +312,24 @@ impl State {
         &mut self,
         reply: InodeReply,
         viewed: Note,
+        session: SessionId,
     ) -> Result<(), Failure> {
+        let is_older = reply.attributes.change_count < self.attributes.change_count;
+        // What an ended one has shown may count higher, and so keep all later answers out.
+        if is_older && viewed < self.viewed && self.session() == Some(session) {
+            return Ok(());
+        }
         let held = self.access.take();
         self.attributes.change_count = ChangeCount(0);
+        self.durable.forget_counts();
         let was_elsewhere = matches!(self.inline, Some(InInode::Elsewhere(_)));
         self.accept_viewed(reply, viewed)?;
+        if let (Some(held), Some(fresh)) = (&held, &self.access)
+            && self.write_opens > 0
+            && fresh.is_weaker_than(held)
+        {
+            self.access = Some(Arc::clone(held));
+        }
         // The metadata of an older day was put back: what is stored from here on counts again.
         if self.version.is_some_and(|version| version < self.stored.version) {
             self.stored = Stored { version: Default::default(), end: 0, ..self.stored };
@@ -332,6 +351,7 @@ impl State {
         self.pieces.invalidate(range);
         // The end that its program has seen may have been another one.
         self.undeclared |= range.start > self.attributes.size;
+        self.buffer.record_growth(range, self.attributes.size);
         self.own_end = self.own_end.max(range.end);
         self.written_at = Some(now);
         self.show_own_writes();
@@ -369,7 +389,7 @@ impl State {
             self.stored.end = 0;
         }
         self.stored.acknowledgements += 1;
-        self.unsynced.entry(target).or_insert(loss_count);
+        self.durable.record_stored(target, loss_count);
     }
 
     /// Records that the server knows of the first `acknowledgements` of them.
@@ -521,15 +541,11 @@ impl State {
             self.own_end = self.buffer.end();
             self.undeclared = self.buffer.leaves_hole(size);
             self.unstored = None;
+            self.buffer.renew_growth(size);
         }
         let held = self.access.as_ref();
         self.versions |= held.is_some_and(|held| are_other_versions(&held.content, &fresh.content));
-        let weaker = self.access.as_ref().is_some_and(|held| {
-            held.content == fresh.content
-                && held.rights == Rights::ReadWrite
-                && fresh.rights == Rights::Read
-                && held.capability.key == fresh.capability.key
-        });
+        let weaker = self.access.as_ref().is_some_and(|held| fresh.is_weaker_than(held));
         // An open for reading must not take away what an open for writing was given.
         if !(weaker && self.write_opens > 0) {
             self.access = Some(Arc::new(fresh));
@@ -549,7 +565,16 @@ impl Access {
     fn new(content: Content, capability: Signed) -> Result<Self, Failure> {
         let statement: Capability = codec::decode(&capability.body)
             .map_err(|_| Failure::new(ErrorKind::Protocol, "a capability cannot be read"))?;
-        Ok(Self { content, capability, rights: statement.rights })
+        Ok(Self { content, capability, rights: statement.rights, session: statement.session })
+    }
+
+    /// Whether it lets the mount do less than another way to the same content that is as good.
+    fn is_weaker_than(&self, other: &Self) -> bool {
+        other.content == self.content
+            && other.rights == Rights::ReadWrite
+            && self.rights == Rights::Read
+            && other.capability.key == self.capability.key
+            && other.session == self.session
     }
 
     /// The content and epoch that writes are made under.

@@ -8,17 +8,25 @@ use std::{
 use millrace_protocol::{metadata::InodeReply, metadata::OpenMode};
 use millrace_types::{Failure, InodeId};
 
-use crate::{cache::names::stamps::Note, fs::file::File};
+use crate::{
+    cache::names::stamps::Note,
+    fs::{
+        durable::{LeftBehind, Whole},
+        file::File,
+    },
+};
 
 /// Open files. An inode is here exactly while handles of it are open.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     open: Mutex<HashMap<InodeId, Arc<File>>>,
+    /// What is not durable of files that are not open any more. Locked after `open`.
+    left: Mutex<LeftBehind>,
 }
 
 impl Files {
     /// Counts one more handle of the inode that the server's answer to an open shows, which was
-    /// asked for at `viewed`.
+    /// asked for at `viewed`, when `whole` was what [`Self::whole`] says.
     ///
     /// # Errors
     /// As [`File::new`] and [`crate::fs::file::State::accept`].
@@ -26,10 +34,11 @@ impl Files {
         &self,
         reply: InodeReply,
         viewed: Note,
+        whole: Option<Whole>,
         mode: OpenMode,
     ) -> Result<Arc<File>, Failure> {
         let mut open = self.lock();
-        let inode = reply.attributes.inode;
+        let (inode, shown) = (reply.attributes.inode, reply.attributes.change_count);
         let file = match open.get(&inode) {
             Some(file) => {
                 file.state().accept_viewed(reply, viewed)?;
@@ -37,6 +46,11 @@ impl Files {
             }
             None => {
                 let file = Arc::new(File::new(reply, viewed)?);
+                if let Some(left) = self.left().take(inode) {
+                    let mut state = file.state();
+                    let session = state.session();
+                    state.durable.adopt(left, session);
+                }
                 open.insert(inode, Arc::clone(&file));
                 file
             }
@@ -44,7 +58,11 @@ impl Files {
         let mut state = file.state();
         match mode {
             OpenMode::Read => state.read_opens += 1,
-            OpenMode::Write => state.write_opens += 1,
+            OpenMode::Write => {
+                state.write_opens += 1;
+                // The open itself is a change.
+                state.durable.handle_own_change(whole, shown);
+            }
         }
         drop(state);
         Ok(file)
@@ -72,8 +90,16 @@ impl Files {
         };
         *opens = opens.checked_sub(1).expect("a handle is closed once");
         if state.read_opens == 0 && state.write_opens == 0 {
+            if let Some(left) = state.leave() {
+                self.left().put(file.inode, left);
+            }
             open.remove(&file.inode);
         }
+    }
+
+    /// The session has ended: the metadata of an older day may have been put back.
+    pub(crate) fn handle_session_end(&self) {
+        self.left().forget_counts();
     }
 
     /// The file, if it is open here.
@@ -84,6 +110,18 @@ impl Files {
     /// Every open file.
     pub(crate) fn all(&self) -> Vec<Arc<File>> {
         self.lock().values().cloned().collect()
+    }
+
+    /// What is known of the bytes of a file, before it is changed from here.
+    pub(crate) fn whole(&self, inode: InodeId) -> Option<Whole> {
+        match self.find(inode) {
+            Some(file) => file.state().durable.whole(),
+            None => self.left().whole(inode),
+        }
+    }
+
+    fn left(&self) -> MutexGuard<'_, LeftBehind> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Arc<File>>> {

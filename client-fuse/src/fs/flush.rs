@@ -5,20 +5,23 @@
 //!                              └──sync targets──▶ durable commit ──▶ fsync returns
 //! ```
 //!
+//! Who flushes waits for what was written by then, and not for others who write on: what is on its
+//! way behind that is no reason to wait, and no commit tells of a size past it.
+//!
 //! A failure of a write that its program believes done is recorded in the file and reported once by
 //! every handle at its next fsync or close; writes through it fail before that, twice.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::{StreamExt as _, stream};
 use millrace_protocol::metadata::Commit;
 use millrace_types::{ErrorKind, Failure};
 
 use crate::{
-    cache::write_buffer::{Flight, SlotIndex},
+    cache::write_buffer::{Awaited, Flight, SlotIndex},
     fs::{
         FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
-        file::{Access, File},
+        file::{Access, File, State},
         handle::FileHandle,
         inline::Bytes,
     },
@@ -64,28 +67,58 @@ impl FileSystem {
         });
     }
 
-    /// `fsync`: everything written survives the loss of power of every server.
+    /// `fsync`: everything written survives the loss of power of every server, whoever has written
+    /// it, here through whichever open or on another host that has closed or synced the file.
     ///
     /// # Errors
     /// As [`Self::flush`]; [`ErrorKind::Lost`] when a target lost acknowledged bytes in between.
     pub(crate) async fn fsync(&self, handle: &FileHandle) -> Result<(), Failure> {
         let file = &handle.file;
-        let losses = file.state().losses;
+        let (losses, is_told, is_new) = {
+            let state = file.state();
+            (state.losses, !state.is_dirty(), state.unpublished.is_some())
+        };
+        if is_told {
+            // Nothing goes to the server of which the answer would show what others have done.
+            self.renew_view(file).await?;
+        }
         self.publish_inline(file).await?;
         self.flush_file(file).await;
         handle.check_told()?;
-        self.sync_stored(file, losses).await?;
+        let is_shown = self.sync_stored(file, losses).await?;
+        // Of a new file others have had nothing yet.
+        if !(is_shown || is_told || is_new) {
+            // Another commit has told of everything, and may have been made before this began.
+            self.renew_view(file).await?;
+            self.commit(file, true).await?;
+        }
+        let has_others = file.state().others_bytes().is_some();
+        if has_others {
+            self.sync_targets(file, losses, true).await?;
+        }
         handle.check_told()
     }
 
-    /// What has been stored survives the loss of power of every server; `losses` is how many there
-    /// were when it was written.
+    /// What this mount has stored survives the loss of power of every server; `losses` is how many
+    /// there were when it was written. Tells whether the server was asked on the way, and has shown
+    /// what others have done.
     ///
     /// # Errors
     /// As [`Self::sync_targets`] and [`Self::commit`].
-    pub(super) async fn sync_stored(&self, file: &File, losses: u64) -> Result<(), Failure> {
-        self.sync_targets(file, losses).await?;
+    pub(super) async fn sync_stored(&self, file: &File, losses: u64) -> Result<bool, Failure> {
+        self.sync_targets(file, losses, false).await?;
         self.commit(file, true).await
+    }
+
+    /// Sees to it that what is known of a file is no older than this call.
+    async fn renew_view(&self, file: &File) -> Result<(), Failure> {
+        let caller = file.state().caller.clone();
+        if self.attributes_kept(&caller, file.inode).is_some() {
+            return Ok(());
+        }
+        // Kept where nobody else writes the file, so that it is asked for once.
+        let (reply, lease) = self.show_inode(&caller, file.inode).await?;
+        file.state().accept_under(reply, lease)
     }
 
     /// As [`Self::flush_file`], for what needs the bytes at the targets now; `before` is how many
@@ -94,7 +127,21 @@ impl FileSystem {
     /// # Errors
     /// The newest failure since, which stays to be reported as well.
     pub(crate) async fn flush_telling(&self, file: &Arc<File>, before: u64) -> Result<(), Failure> {
-        self.flush_file(file).await;
+        let written = file.state().buffer.written();
+        self.flush_part_telling(file, written, before).await
+    }
+
+    /// As [`Self::flush_telling`], for no more than this.
+    ///
+    /// # Errors
+    /// The same.
+    pub(super) async fn flush_part_telling(
+        &self,
+        file: &Arc<File>,
+        written: Awaited,
+        before: u64,
+    ) -> Result<(), Failure> {
+        self.flush_part(file, written).await;
         let state = file.state();
         match &state.failure {
             Some(failure) if state.failures > before => Err(failure.clone()),
@@ -102,8 +149,15 @@ impl FileSystem {
         }
     }
 
-    /// Sends all that is buffered and waits until it has landed. Failures are recorded.
+    /// Sends all that is buffered and waits until it has landed; what is written meanwhile may not
+    /// have. Failures are recorded.
     pub(crate) async fn flush_file(&self, file: &Arc<File>) {
+        let written = file.state().buffer.written();
+        self.flush_part(file, written).await;
+    }
+
+    /// As [`Self::flush_file`], for no more than this.
+    async fn flush_part(&self, file: &Arc<File>, written: Awaited) {
         loop {
             // Each time: meanwhile it may have been sent to the server with its bytes.
             if let Err(failure) = self.settle_inline(file).await {
@@ -111,20 +165,19 @@ impl FileSystem {
                 return file.state().record_failure(failure);
             }
             let landed = file.landed.notified();
-            let (slots, flying) = {
+            let (slots, before) = {
                 let state = file.state();
-                (state.buffer.dirty_slots(), state.buffer.has_flights())
+                if !state.buffer.holds(written) {
+                    return;
+                }
+                (state.buffer.dirty_slots_of(written), state.landings)
             };
-            if slots.is_empty() && !flying {
-                return;
-            }
-            let before = file.state().landings;
             stream::iter(slots)
                 .for_each_concurrent(SLOTS_AT_ONCE, |slot| self.send_slot(file, slot))
                 .await;
             let settled = {
                 let state = file.state();
-                state.landings != before || !state.buffer.has_flights()
+                state.landings != before || !state.buffer.has_flights_before(written)
             };
             if !settled {
                 // What is left waits behind flights that somebody else has sent.
@@ -234,97 +287,137 @@ impl FileSystem {
     }
 
     /// Makes durable what the targets have acknowledged before, and finds out whether they still
-    /// have it. Whoever comes while another one does that waits for its end: what it has taken on
-    /// is in nobody else's list.
+    /// have it; `with_others`: and what others may have stored, unless that is known to be durable.
+    /// Whoever comes while another one does that waits for its end: what it has taken on is in
+    /// nobody else's list.
     ///
     /// # Errors
     /// What the targets answer; [`ErrorKind::Lost`], which is recorded as well, for everybody who
     /// has waited and for every other handle.
-    async fn sync_targets(&self, file: &File, losses: u64) -> Result<(), Failure> {
+    async fn sync_targets(
+        &self,
+        file: &File,
+        losses: u64,
+        with_others: bool,
+    ) -> Result<(), Failure> {
         let _one_at_a_time = file.syncing.lock().await;
-        let unsynced = {
+        let (unsynced, others) = {
             let mut state = file.state();
             if let Some(failure) = state.lost_since(losses) {
                 return Err(failure);
             }
-            std::mem::take(&mut state.unsynced)
+            let others = if with_others { state.others_bytes() } else { None };
+            (state.durable.begin_sync(), others)
         };
-        let synced: Vec<_> = stream::iter(unsynced)
+        let expected = unsynced.into_iter().map(|(target, expected)| (target, Some(expected)));
+        let mut targets: BTreeMap<_, _> = expected.collect();
+        if let Some((layout, size, _)) = &others {
+            for target in self.cluster.targets_of(layout, *size).await? {
+                targets.entry(target).or_insert(None);
+            }
+        }
+        let synced: Vec<_> = stream::iter(targets)
             .map(async |(target, expected)| (target, expected, self.cluster.sync(target).await))
             .buffer_unordered(TARGETS_AT_ONCE)
             .collect()
             .await;
         let mut outcome = Ok(());
         for (target, expected, answer) in synced {
-            match answer {
-                Ok(count) if count == expected => {}
+            let failure = match answer {
+                Ok(count) if expected.is_none_or(|expected| expected == count) => {
+                    file.state().durable.end_sync(target, true);
+                    continue;
+                }
                 Ok(_) => {
                     let words = format!("target {target} lost writes that it had acknowledged");
-                    let failure = Failure::new(ErrorKind::Lost, words);
-                    tracing::error!(inode = %file.inode, %failure, "fsync fails");
-                    file.state().record_loss(failure.clone());
-                    outcome = Err(failure);
+                    Failure::new(ErrorKind::Lost, words)
                 }
-                Err(failure) if failure.kind == ErrorKind::Lost => {
-                    tracing::error!(inode = %file.inode, %failure, "fsync fails");
-                    file.state().record_loss(failure.clone());
-                    outcome = Err(failure);
-                }
-                Err(failure) => {
-                    // Still to be synced: the next fsync tries again.
-                    // Of several counts the oldest says what must still be there.
-                    file.state().unsynced.insert(target, expected);
-                    outcome = Err(failure);
-                }
+                Err(failure) => failure,
+            };
+            let is_lost = failure.kind == ErrorKind::Lost;
+            let mut state = file.state();
+            // Otherwise the next fsync tries again.
+            state.durable.end_sync(target, is_lost);
+            if is_lost {
+                tracing::error!(inode = %file.inode, %failure, "fsync fails");
+                state.record_loss(failure.clone());
             }
+            drop(state);
+            outcome = Err(failure);
+        }
+        if let (Ok(()), Some((_, _, count))) = (&outcome, others) {
+            file.state().durable.record_whole(count);
         }
         outcome
     }
 
-    /// Tells the server the size and time of what the targets have acknowledged.
+    /// Tells the server the size and time of what the targets have acknowledged, as far as nothing
+    /// before that is on its way: then the rest is still to be told. With `durable` all that the
+    /// server has shown of the file is durable as well. Returns whether it had to be told anything,
+    /// and has shown the file as it is since this began.
     ///
     /// # Errors
     /// What the server answers.
-    pub(crate) async fn commit(&self, file: &File, durable: bool) -> Result<(), Failure> {
+    pub(crate) async fn commit(&self, file: &File, durable: bool) -> Result<bool, Failure> {
         let _one_at_a_time = file.commit.lock().await;
         self.publish(file, Bytes::AtTargets).await?;
         if file.state().has_unstored_hole() {
             self.declare_hole(file).await?;
         }
-        let (stored, written_at, needed, unsynced) = {
+        let (stored, end, written_at, needed, shown, whole) = {
             let state = file.state();
-            (state.stored, state.written_at, state.needs_commit(), state.commit_unsynced)
+            let (needed, shown) = (state.needs_commit(), state.attributes.change_count);
+            let whole = state.durable.whole();
+            (state.stored, state.end_to_tell(), state.written_at, needed, shown, whole)
         };
         if !needed {
-            if durable && unsynced {
+            let is_durable = file.state().durable.is_told(shown);
+            if durable && !is_durable {
                 self.cluster.sync_metadata().await?;
-                file.state().commit_unsynced = false;
+                file.state().durable.record_told(shown);
             }
             file.state().record_commit(stored.acknowledgements);
-            return Ok(());
+            return Ok(false);
         }
         let request = |operation| Commit {
             operation,
             inode: file.inode,
             generation: stored.version.0,
             write_epoch: stored.version.1,
-            end: stored.end,
+            end,
             written_at,
             durable,
         };
-        let reply = self.change(request, &[], Some(file.inode)).await?;
-        let mut state = file.state();
-        state.record_commit(stored.acknowledgements);
-        state.commit_unsynced = !durable;
-        let before = state.attributes.change_count;
-        let shown = reply.content.as_ref().map(|content| (content.generation, content.write_epoch));
-        // Otherwise it may have changed nothing, and somebody else did.
-        let own = written_at.is_some() && shown == Some(stored.version);
-        state.accept(reply)?;
-        if own {
-            state.record_own_change(before);
+        let due = file.state().privileges.take_due();
+        let put_back = |_: &Failure| file.state().privileges.put_back(due);
+        let committed = self.change(request, &[], Some(file.inode)).await;
+        let reply = committed.inspect_err(put_back)?;
+        let looked_at = {
+            let mut state = file.state();
+            if end == stored.end {
+                state.record_commit(stored.acknowledgements);
+            }
+            let (before, count) = (state.attributes.change_count, reply.attributes.change_count);
+            if durable {
+                state.durable.record_told(count);
+            }
+            let shown =
+                reply.content.as_ref().map(|content| (content.generation, content.write_epoch));
+            // Otherwise it may have changed nothing, and somebody else did.
+            let own = written_at.is_some() && shown == Some(stored.version);
+            state.accept(reply)?;
+            if own {
+                state.record_own_change(before);
+                state.durable.handle_own_change(whole, count);
+            }
+            state.privileges.end(due).then(|| state.attributes.clone())
+        };
+        if let Some(attributes) = looked_at {
+            // Another host may have set them before it has heard of these bytes.
+            let taken = self.take_privilege_bits(file.inode, attributes).await;
+            taken.inspect_err(put_back)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Tells the server that what was not stored is a hole. Where it does not have it, as of a file
@@ -333,7 +426,7 @@ impl FileSystem {
         let declared = self.declare_sparse(file).await;
         let mut state = file.state();
         match &declared {
-            Ok(()) => state.commit_unsynced = true,
+            Ok(()) => state.durable.record_untold(),
             Err(failure) if failure.kind.is_transient() => {}
             Err(_) => state.forget_unstored(),
         }
@@ -355,6 +448,15 @@ impl FileSystem {
                 self.spawn(|this| async move { this.send_slot(&file, slot).await });
             }
         }
+    }
+}
+
+impl State {
+    /// One past the last byte that a commit may tell of. In a file without holes nothing is missing
+    /// before its end: that does not pass bytes on their way that nobody has stored there before.
+    pub(super) fn end_to_tell(&self) -> u64 {
+        let growth = self.buffer.first_growth().filter(|_| !self.is_sparse());
+        growth.map_or(self.stored.end, |start| start.min(self.stored.end))
     }
 }
 

@@ -111,7 +111,7 @@ impl FileSystem {
     }
 
     /// Returns when another life of the server than this has begun.
-    async fn other_life(&self, incarnation: u64) -> Failure {
+    pub(super) async fn other_life(&self, incarnation: u64) -> Failure {
         let mut present = self.cluster.incarnation();
         // It lasts as long as the cluster.
         drop(present.wait_for(|present| *present != incarnation).await);
@@ -235,6 +235,37 @@ impl FileSystem {
         self.before_change(changing.concerned()).await?;
         let result = self.cluster.change(make).await;
         drop(changing);
+        self.end_change(result).await
+    }
+
+    /// As [`Self::change`], of the attributes of `inodes`, in `session` alone and however long the
+    /// server is away: what it must hear of for as long as that lasts, and no program waits for.
+    ///
+    /// # Errors
+    /// As [`crate::cluster::Cluster::change_in`].
+    pub(super) async fn change_in<R>(
+        &self,
+        session: SessionId,
+        make: impl Fn(Operation) -> R,
+        inodes: impl IntoIterator<Item = InodeId>,
+    ) -> Result<R::Reply, Failure>
+    where
+        R: Request<Reply: Indexed + Shows> + Sync,
+    {
+        let changing = self.changing(&[], inodes);
+        // What is refused of a file is told to its programs, and is no reason to keep this back.
+        while let Err(failure) = self.before_change(changing.concerned()).await {
+            if !failure.kind.is_transient() || self.cluster.session() != session {
+                break;
+            }
+            tokio::time::sleep(CHANGE_PAUSE).await;
+        }
+        let result = self.cluster.change_in(session, make).await;
+        drop(changing);
+        self.end_change(result).await
+    }
+
+    async fn end_change<A: Shows>(&self, result: Result<A, Failure>) -> Result<A, Failure> {
         match result {
             Ok(answer) => Ok(self.with_reads(answer)),
             Err(failure) => {
@@ -377,6 +408,9 @@ impl FileSystem {
 
 /// Before it listens again: the server that was lost may be back at once.
 const LISTEN_PAUSE: Duration = Duration::from_millis(50);
+
+/// Between attempts to have the server know what must be known before a change.
+const CHANGE_PAUSE: Duration = Duration::from_secs(1);
 
 /// How many sessions one question outlives.
 const SESSIONS_MAX: usize = 4;

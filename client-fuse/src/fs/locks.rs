@@ -127,7 +127,8 @@ impl FileSystem {
     ) -> Result<(), Failure> {
         handle.check_locks()?;
         if lock.kind.is_none() {
-            return self.unlock(lock).await;
+            self.unlock(lock).await?;
+            return handle.check_locks();
         }
         self.settle(lock.inode).await?;
         // Where the server knows of none that is open, it takes the session's locks for over.
@@ -141,8 +142,7 @@ impl FileSystem {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(failure) if failure.kind == ErrorKind::SessionGone => {
-                    let lost = owner.lose_all_but(self.cluster.session());
-                    self.lose_locks_of(lost.into_iter());
+                    self.lose_ended(&owner, self.cluster.session());
                     handle.check_locks()?;
                     continue;
                 }
@@ -187,7 +187,10 @@ impl FileSystem {
         if interest.hurry.is_cancelled() {
             return Err(ErrorKind::Cancelled.into());
         }
-        let (session, before) = (self.cluster.session(), owner.within(lock.range));
+        let session = self.cluster.session();
+        self.lose_ended(owner, session);
+        handle.check_locks()?;
+        let before = owner.within(lock.range);
         let number = wait.map_or(0, Wait::number);
         let answer = self.cluster.set_lock(session, lock, number).await;
         let granted = match answer {
@@ -212,6 +215,10 @@ impl FileSystem {
             }
         };
         owner.record(session, &lock);
+        // It may have ended before that was recorded, and its locks be given up already.
+        if self.lose_ended(owner, self.cluster.session()) {
+            return Err(ErrorKind::SessionGone.into());
+        }
         let renewed = tokio::select! {
             biased;
             renewed = self.renew(&handle.file, granted) => renewed,
@@ -231,7 +238,9 @@ impl FileSystem {
             self.store_before_unlock(lock.inode).await;
         }
         let turn = owner.turn().await;
-        let (session, before) = (self.cluster.session(), owner.within(lock.range));
+        let session = self.cluster.session();
+        self.lose_ended(&owner, session);
+        let before = owner.within(lock.range);
         // At once, so that it is not declared any more, whatever becomes of the exchange.
         owner.record(session, &lock);
         match self.cluster.set_lock(session, lock, 0).await {
@@ -307,6 +316,18 @@ impl FileSystem {
             tracing::error!(%inode, "locks are lost with the session");
         }
         self.lose_locks_of(handles.into_iter());
+    }
+
+    /// The same for one owner, whose turn it is, in case that nobody has seen to it yet: `session`
+    /// is the present one. Tells whether it had anything to lose.
+    fn lose_ended(&self, owner: &Asking, session: SessionId) -> bool {
+        let lost = owner.lose_all_but(session);
+        let had_some = !lost.is_empty();
+        if had_some {
+            tracing::error!(key = ?owner.key(), "locks are lost with the session");
+            self.lose_locks_of(lost.into_iter());
+        }
+        had_some
     }
 
     fn handle_lost(&self, lost: Vec<Held>) {

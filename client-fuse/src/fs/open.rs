@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use millrace_protocol::{
     metadata::{
-        Attributes, Close, Create, CreateUnnamed, InodeReply, NewNode, Open, OpenMode,
-        SetAttributes,
+        Attributes, Create, CreateUnnamed, InodeReply, NewNode, Open, OpenMode, SetAttributes,
     },
     session::Caller,
 };
@@ -15,7 +14,8 @@ use crate::{
     cache::names::{Lease, stamps::Note},
     fs::{
         FileSystem,
-        closes::{Closing, tell_unclosed},
+        closes::Closing,
+        durable::Whole,
         file::File,
         handle::{FileHandle, HandleOptions, Known, Told},
         names::NewMode,
@@ -52,6 +52,8 @@ pub(super) struct View {
     pub(super) reply: InodeReply,
     /// From when it is.
     pub(super) viewed: Note,
+    /// What was known of the file's bytes then.
+    pub(super) whole: Option<Whole>,
     /// What covers it.
     pub(super) lease: Option<Lease>,
 }
@@ -101,9 +103,9 @@ impl FileSystem {
             reopen: false,
         };
         let changed = (mode == OpenMode::Write).then_some(inode);
-        let viewed = self.names.note();
+        let (viewed, whole) = (self.names.note(), self.files.whole(inode));
         let reply = self.change(request, &[], changed).await?;
-        let view = View { reply, viewed, lease: None };
+        let view = View { reply, viewed, whole, lease: None };
         let (opened, _) = self.begin_told(caller, view, mode, flags, telling.told()).await?;
         if truncate && let Some(file) = self.files.find(inode) {
             file.state().record_resize(0);
@@ -126,7 +128,7 @@ impl FileSystem {
                 file.state().forget_writes();
                 Ok(())
             }
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
         }
     }
 
@@ -158,7 +160,7 @@ impl FileSystem {
         let (reply, lease) = self.make_name(request, (parent, &name), mode.umask).await?;
         let inode = reply.attributes.inode;
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
-        let view = View { reply, viewed, lease };
+        let view = View { reply, viewed, whole: None, lease };
         let (caller_of_cut, told) = (caller.clone(), telling.told());
         let (opened, mut attributes) =
             self.begin_told(caller, view, OpenMode::Write, flags, told).await?;
@@ -199,14 +201,14 @@ impl FileSystem {
         };
         let viewed = self.names.note();
         let reply = self.change(request, &[], None).await?;
-        let view = View { reply, viewed, lease: None };
+        let view = View { reply, viewed, whole: None, lease: None };
         let (opened, attributes) =
             self.begin_told(caller, view, OpenMode::Write, flags, telling.told()).await?;
         Ok((attributes, opened))
     }
 
     /// Ends an open. What is still buffered is flushed; nobody hears of a failure any more, so it
-    /// is logged. The server may hear of the end of one for writing a little later, and does not
+    /// is logged. The server may hear of its end a little later, and of one for writing does not
     /// while programs that were killed still write to the file. May not be called with the file's
     /// `sizing` held, which these wait for.
     pub(crate) async fn release(&self, number: u64) {
@@ -233,17 +235,24 @@ impl FileSystem {
         self.end_locks_through(number).await;
         self.end_append(file).await;
         // The server may be told of it at this moment: of its end it must hear later.
+        if handle.known.try_lock().is_err() {
+            return self.spawn(|this| async move { this.end_known(&handle).await });
+        }
+        self.end_known(&handle).await;
+    }
+
+    /// The server hears that an open is over, if it has heard of the open; the file counts one less
+    /// then.
+    async fn end_known(&self, handle: &FileHandle) {
+        let file = &handle.file;
         let known = std::mem::replace(&mut *handle.known.lock().await, Known::Closed);
         match (known, handle.mode) {
             (Known::Server(told), OpenMode::Write) => {
-                self.close_write(Closing::new(&handle, told.session));
+                self.close_write(Closing::new(handle, told.session));
             }
-            (Known::Server(_), OpenMode::Read) => {
-                let request = |operation| Close { operation, inode: file.inode, mode: handle.mode };
-                if let Err(failure) = self.change(request, &[], None).await {
-                    tell_unclosed(file, &failure);
-                }
-                self.files.handle_closed(file, handle.mode);
+            (Known::Server(told), OpenMode::Read) => {
+                let file = Arc::clone(file);
+                self.spawn(|this| async move { this.tell_read_closed(&file, told).await });
             }
             (Known::Nobody | Known::Closed, _) => self.files.handle_closed(file, handle.mode),
         }
@@ -316,14 +325,14 @@ impl FileSystem {
     pub(super) fn begin_handle(
         &self,
         caller: Caller,
-        View { reply, viewed, lease }: View,
+        View { reply, viewed, whole, lease }: View,
         mode: OpenMode,
         flags: i32,
         known: Known,
     ) -> Result<(Opened, Attributes), Failure> {
         let inode = reply.attributes.inode;
         let count = reply.attributes.change_count;
-        let file = self.files.handle_open(reply, viewed, mode)?;
+        let file = self.files.handle_open(reply, viewed, whole, mode)?;
         let (attributes, versions) = {
             let mut state = file.state();
             state.caller = caller.clone();

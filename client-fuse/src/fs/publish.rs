@@ -139,7 +139,7 @@ impl FileSystem {
         let changing = self.changing(&names, None);
         let (viewed, since) = (self.names.note(), changing.note());
         let lease = self.names.changed(inode, Some(parent), since);
-        let view = View { reply, viewed, lease };
+        let view = View { reply, viewed, whole: None, lease };
         let known = Known::Server(told);
         let begun = self.begin_handle(caller.clone(), view, OpenMode::Write, flags, known);
         let (opened, attributes) = match begun {
@@ -239,7 +239,7 @@ impl FileSystem {
                     state.handle_inline(inline);
                 }
                 state.record_commit(acknowledgements);
-                state.commit_unsynced = true;
+                state.durable.record_untold();
                 let accepted = state.accept_under(made.reply, lease);
                 drop(state);
                 let count = directory.as_ref().map(|directory| directory.change_count);
@@ -401,6 +401,10 @@ fn as_new_file(file: &File, bytes: Bytes) -> Option<(Unpublished, NewFile, u64)>
     let was_sent = std::mem::replace(&mut unpublished.was_sent, true);
     unpublished.was_sent_inline |= inline.is_some();
     let unpublished = unpublished.clone();
+    if !was_sent {
+        // Until now nobody else can have set a mode.
+        state.privileges.take_due();
+    }
     // Numbered when it is sent.
     let operation = Operation { session: unpublished.session, sequence: 0, lowest_pending: 0 };
     // While something is on its way, what the targets have may have gaps: a commit tells the rest.

@@ -146,7 +146,7 @@ impl FileSystem {
         let (reply, lease) = self.content_kept(inode, InlineBytes::take)?;
         // What was brought for nothing earns nothing.
         let is_forgotten = is_forgotten(&reply);
-        let view = View { reply, viewed: lease.note(), lease: Some(lease) };
+        let view = View { reply, viewed: lease.note(), whole: None, lease: Some(lease) };
         let known = Known::Nobody;
         let opened = match self.begin_handle(caller.clone(), view, OpenMode::Read, flags, known) {
             Ok((opened, _)) => opened,
@@ -300,7 +300,7 @@ impl FileSystem {
         number: u64,
         handle: &Arc<FileHandle>,
     ) -> Result<(), Failure> {
-        match *handle.known.lock().await {
+        match *self.cluster.wait_patiently(handle.known.lock()).await? {
             Known::Nobody => {}
             Known::Server(_) | Known::Closed => return Ok(()),
         }

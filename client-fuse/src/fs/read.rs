@@ -10,7 +10,10 @@ use millrace_transport::Body;
 use millrace_types::{ErrorKind, Failure};
 
 use crate::{
-    cache::pieces::{Part, Piece},
+    cache::{
+        pieces::{Part, Piece},
+        write_buffer::Awaited,
+    },
     fs::{
         FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
         file::{Access, File},
@@ -43,6 +46,8 @@ pub(crate) struct Waiting {
 enum First {
     /// Buffered writes lie over part of the range: they go to the targets.
     Flush {
+        /// These, and what lies beside them.
+        written: Awaited,
         /// How many failures there were before.
         failures: u64,
     },
@@ -84,7 +89,8 @@ impl FileSystem {
                 return Ok(Begun::Done(bytes.into()));
             }
             let parts = Vec::new();
-            let first = First::Flush { failures: state.failures };
+            let written = state.buffer.written_to(&range);
+            let first = First::Flush { written, failures: state.failures };
             return Ok(Begun::Waiting(Waiting { range, parts, landings, first: Some(first) }));
         }
         if let Some(inline) = &state.inline {
@@ -142,8 +148,8 @@ impl FileSystem {
         let Waiting { range, parts, landings, first } = waiting;
         let file = &handle.file;
         match first {
-            Some(First::Flush { failures }) => {
-                self.flush_telling(file, failures).await?;
+            Some(First::Flush { written, failures }) => {
+                self.flush_part_telling(file, written, failures).await?;
                 return self.read_again(handle, range).await;
             }
             Some(First::Refresh) => {

@@ -5,12 +5,13 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use futures::{TryStreamExt as _, stream};
+use futures::{StreamExt as _, stream};
 use millrace_protocol::{
     metadata::{Open, OpenMode},
     session::Operation,
 };
-use millrace_types::{Failure, SessionId};
+use millrace_types::{ErrorKind, Failure, SessionId};
+use tokio::sync::oneshot;
 
 use crate::fs::{
     FileSystem,
@@ -51,65 +52,103 @@ impl FileSystem {
         Told { session: self.cluster.session(), incarnation }
     }
 
-    /// Opens again, in a new session, what was open in one that ended.
-    pub(crate) async fn reopen_all(&self) {
-        self.reopen_some(self.handles.all()).await;
+    /// Opens again, in a new session, what was open in one that ended. Goes on in the background.
+    pub(crate) fn reopen_all(&self) {
+        self.reopen_some(self.handles.all());
     }
 
     /// Tells a metadata server that was restarted what is open for reading here: it keeps that in
-    /// memory only, and would otherwise free files without names after a lease.
-    pub(crate) async fn declare_reads(&self) {
+    /// memory only, and would otherwise free files without names after a lease. Goes on in the
+    /// background.
+    pub(crate) fn declare_reads(&self) {
         let mut handles = self.handles.all();
         handles.retain(|(_, handle)| handle.mode == OpenMode::Read);
-        self.reopen_some(handles).await;
+        self.reopen_some(handles);
     }
 
-    async fn reopen_some(&self, handles: Vec<(u64, Arc<FileHandle>)>) {
-        if let Err(failure) = self.reopen(handles).await {
-            tracing::warn!(%failure, "the server does not know of all that is open");
+    fn reopen_some(&self, handles: Vec<(u64, Arc<FileHandle>)>) {
+        if handles.is_empty() {
+            return;
         }
+        self.spawn(|this| async move {
+            let all = stream::iter(handles).for_each_concurrent(REOPENS_AT_ONCE, async |one| {
+                // One that takes long goes on, and does not keep the others waiting.
+                let told = this.cluster.wait_patiently(this.tell_again(one)).await;
+                if let Err(failure) = told {
+                    tracing::warn!(%failure, "the server does not know yet of all that is open");
+                }
+            });
+            all.await;
+        });
     }
 
     /// Tells the server of those handles of which it does not know. When this returns it knows of
     /// them all, except of files that are gone.
     ///
     /// # Errors
-    /// [`ErrorKind::Unavailable`](millrace_types::ErrorKind::Unavailable) when it does not answer:
-    /// then it may not know of some.
+    /// [`ErrorKind::Unavailable`] when it does not answer for as long as the mount has patience:
+    /// then it may not know of some. Those that were begun with go on.
     pub(super) async fn reopen(&self, handles: Vec<(u64, Arc<FileHandle>)>) -> Result<(), Failure> {
-        let all = stream::iter(handles.into_iter().map(Ok));
-        all.try_for_each_concurrent(REOPENS_AT_ONCE, async |(number, handle)| {
-            self.reopen_one(number, &handle).await
-        })
-        .await
+        let all = stream::iter(handles)
+            .for_each_concurrent(REOPENS_AT_ONCE, async |one| self.tell_again(one).await);
+        self.cluster.wait_patiently(all).await
     }
 
-    async fn reopen_one(&self, number: u64, handle: &FileHandle) -> Result<(), Failure> {
+    /// Returns when the server has been told of a handle. That goes on by itself, whoever waits for
+    /// it: if it were begun anew, the server could count the open twice.
+    async fn tell_again(&self, (number, handle): (u64, Arc<FileHandle>)) {
+        // Another one may be at it for long: whoever gives up meanwhile leaves nothing behind.
+        let known = *handle.known.lock().await;
+        if !known.is_due(handle.mode, self.told_now()) {
+            return;
+        }
+        let (told, heard) = oneshot::channel::<()>();
+        self.spawn(|this| async move {
+            this.reopen_one(number, &handle).await;
+            drop(told);
+        });
+        drop(heard.await);
+    }
+
+    async fn reopen_one(&self, number: u64, handle: &FileHandle) {
         let file = &handle.file;
         let mut known = handle.known.lock().await;
-        if !known.is_due(handle.mode, self.told_now()) {
-            return Ok(());
-        }
-        let (note, telling) = (self.names.note(), self.telling());
-        let request = |operation| Open {
-            caller: handle.caller.clone(),
-            operation: telling.by(operation),
-            inode: file.inode,
-            mode: handle.mode,
-            truncate: false,
-            reopen: true,
-        };
-        let answer = self.cluster.change(request).await;
-        let reopened = answer.and_then(|reply| file.state().accept_reopened(reply, note));
-        if let Err(failure) = reopened {
-            if failure.kind.is_transient() {
-                return Err(failure);
+        loop {
+            let now = self.told_now();
+            if !known.is_due(handle.mode, now) {
+                return;
             }
-            tracing::warn!(inode = %file.inode, %failure, "cannot open a file again");
+            let note = self.names.note();
+            let request = |operation| Open {
+                caller: handle.caller.clone(),
+                operation,
+                inode: file.inode,
+                mode: handle.mode,
+                truncate: false,
+                reopen: true,
+            };
+            let answer = tokio::select! {
+                biased;
+                // It would count in the next life, and is told there by who waits for that.
+                _ = self.other_life(now.incarnation), if handle.mode == OpenMode::Read => continue,
+                answer = self.cluster.change_in(now.session, request) => answer,
+            };
+            if let Err(failure) = &answer
+                && failure.kind == ErrorKind::SessionGone
+                && self.cluster.session() != now.session
+            {
+                // What was opened in that one is closed.
+                continue;
+            }
+            let accept = |reply| file.state().accept_reopened(reply, note, now.session);
+            let reopened = answer.and_then(accept);
+            if let Err(failure) = reopened {
+                tracing::warn!(inode = %file.inode, %failure, "cannot open a file again");
+            }
+            *known = Known::Server(now);
+            self.quiet.remove(file.inode, number);
+            return;
         }
-        *known = Known::Server(telling.told());
-        self.quiet.remove(file.inode, number);
-        Ok(())
     }
 }
 

@@ -47,7 +47,7 @@ impl FileSystem {
         while incarnation.changed().await.is_ok() {
             // First, because all mounts wait for it.
             self.declare_locks().await;
-            self.declare_reads().await;
+            self.declare_reads();
         }
     }
 
@@ -58,10 +58,11 @@ impl FileSystem {
         while losses.changed().await.is_ok() {
             self.lose_locks();
             self.lose_unpublished();
+            self.files.handle_session_end();
             for file in self.files.all() {
                 fail_buffered(&file, "the session ended before the writes were stored");
             }
-            self.reopen_all().await;
+            self.reopen_all();
         }
     }
 

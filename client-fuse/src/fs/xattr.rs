@@ -11,7 +11,10 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, InodeId};
 
 use super::bucket_xattrs::{check_change, is_of_bucket};
-use crate::{fs::FileSystem, settings::MountSettings};
+use crate::{
+    fs::{FileSystem, durable::Whole},
+    settings::MountSettings,
+};
 
 /// Which kinds of attributes a mount offers beside the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -112,7 +115,9 @@ impl FileSystem {
             value: value.clone(),
             mode,
         };
+        let whole = self.files.whole(inode);
         self.change(request, &[], Some(inode)).await?;
+        self.handle_unshown_change(inode, whole);
         Ok(())
     }
 
@@ -134,8 +139,17 @@ impl FileSystem {
             inode,
             name: name.clone(),
         };
+        let whole = self.files.whole(inode);
         self.change(request, &[], Some(inode)).await?;
+        self.handle_unshown_change(inode, whole);
         Ok(())
+    }
+
+    /// An attribute has changed, which says nothing of bytes; `whole` was known of these before.
+    fn handle_unshown_change(&self, inode: InodeId, whole: Option<Whole>) {
+        if let Some(file) = self.files.find(inode) {
+            file.state().durable.handle_unshown_change(whole);
+        }
     }
 }
 

@@ -121,6 +121,73 @@ fn a_writer_that_goes_forward_fills_slot_after_slot() {
 }
 
 #[test]
+fn who_waits_for_what_was_written_waits_for_nothing_that_comes_later() {
+    let mut buffer = WriteBuffer::new(SLOT);
+    let none = buffer.written();
+    assert!(!buffer.holds(none));
+    buffer.insert(0, &[1; 10]);
+    buffer.insert(SLOT, &[1; 10]);
+    let (all, second) = (buffer.written(), buffer.written_to(&(SLOT + 50..SLOT + 60)));
+    buffer.insert(2 * SLOT, &[2; 10]);
+    assert_eq!(buffer.dirty_slots().len(), 3);
+    assert_eq!(buffer.dirty_slots_of(all), [SlotIndex(0), SlotIndex(1)]);
+    assert_eq!(buffer.dirty_slots_of(second), [SlotIndex(1)], "a slot is sent as a whole");
+    assert!(buffer.dirty_slots_of(none).is_empty() && !buffer.holds(none));
+
+    // Joined with older bytes, or over them: those count.
+    buffer.insert(5, &[3; 20]);
+    assert!(buffer.take_off(SlotIndex(0)).is_some());
+    // Over what flies: a write of its own.
+    buffer.insert(0, &[4; 10]);
+    assert_eq!(buffer.dirty_slots_of(all), [SlotIndex(1)]);
+    assert!(buffer.holds(all) && buffer.has_flights_before(all));
+    assert!(!buffer.has_flights_before(second), "another slot");
+    let later = buffer.written();
+    assert_eq!(buffer.dirty_slots_of(later).first(), Some(&SlotIndex(0)));
+    buffer.land(SlotIndex(0));
+    assert!(buffer.take_off(SlotIndex(1)).is_some());
+    buffer.insert(SLOT, &[5; 60]);
+    assert!(buffer.holds(second));
+    buffer.land(SlotIndex(1));
+    assert!(!buffer.holds(all) && !buffer.holds(second));
+    assert!(buffer.holds(later), "and this for what was written over it");
+
+    // What is cut off nobody waits for.
+    buffer.cut(0);
+    buffer.insert(0, &[6; 10]);
+    assert!(!buffer.holds(later) && buffer.holds(buffer.written()));
+}
+
+#[test]
+fn what_grows_a_file_is_known_until_it_has_landed() {
+    let mut buffer = WriteBuffer::new(SLOT);
+    let write = |buffer: &mut WriteBuffer, range: Range<u64>, size| {
+        let len = usize::try_from(range.end - range.start).expect("a few bytes");
+        buffer.insert(range.start, &vec![1; len]);
+        buffer.record_growth(&range, size);
+    };
+    write(&mut buffer, 0..10, 20);
+    assert_eq!(buffer.first_growth(), None, "it lies within the file");
+    write(&mut buffer, 5..2 * SLOT, 20);
+    assert_eq!(buffer.first_growth(), Some(20));
+    assert!(buffer.take_off(SlotIndex(0)).is_some() && buffer.take_off(SlotIndex(1)).is_some());
+    assert_eq!(buffer.first_growth(), Some(20), "on its way");
+    write(&mut buffer, 30..40, 2 * SLOT);
+    buffer.land(SlotIndex(0));
+    assert_eq!(buffer.first_growth(), Some(SLOT));
+    buffer.land(SlotIndex(1));
+    assert_eq!(buffer.first_growth(), None, "something was stored where the rest goes");
+
+    // The file ends elsewhere than was thought.
+    buffer.renew_growth(35);
+    assert_eq!(buffer.first_growth(), Some(35));
+    buffer.cut(35);
+    assert_eq!((buffer.first_growth(), buffer.end()), (None, 35));
+    buffer.renew_growth(0);
+    assert_eq!(buffer.first_growth(), Some(30));
+}
+
+#[test]
 fn what_lies_behind_a_smaller_end_leaves_a_hole() {
     let mut buffer = WriteBuffer::new(100);
     assert_eq!((buffer.end(), buffer.leaves_hole(0)), (0, false));

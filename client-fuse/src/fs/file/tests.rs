@@ -4,6 +4,7 @@ use millrace_protocol::{
     capability::{Capability, Content, Origin, Rights, Signed},
     codec,
     metadata::{Attributes, Coverage, FileKind, InodeReply, OpenMode},
+    storage::TRANSFER_LEN_MAX,
 };
 use millrace_types::{
     ChangeCount, ChunkSize, ErrorKind, KeyId, Layout, LinkId, LogIndex, PoolId, SessionId,
@@ -17,6 +18,7 @@ use crate::{
 
 const TARGET: TargetId = TargetId([1; 8]);
 const OTHER: TargetId = TargetId([2; 8]);
+const SESSION: SessionId = SessionId(1);
 
 fn note() -> Note {
     Stamps::default().note()
@@ -40,7 +42,7 @@ fn reply(count: u64, size: u64, epoch: u32, rights: Rights) -> InodeReply {
         origin_length: 0,
         sparse: false,
     };
-    let capability = Capability { rights, session: SessionId(1), content: content.clone() };
+    let capability = Capability { rights, session: SESSION, content: content.clone() };
     let body = codec::encode(&capability).to_vec();
     InodeReply {
         attributes: Attributes {
@@ -100,7 +102,8 @@ fn ones_own_writes_show_until_the_server_knows_of_them() {
     state.record_commit(told);
     assert!(state.needs_commit(), "the second write came after the commit was sent");
     assert_eq!(state.stored.end, 600);
-    assert_eq!(state.unsynced.get(&TARGET), Some(&3), "the first loss count is the one to compare");
+    let unsynced = state.durable.begin_sync();
+    assert_eq!(unsynced.get(&TARGET), Some(&3), "the first loss count is the one to compare");
 
     let told = state.stored.acknowledgements;
     state.record_commit(told);
@@ -170,7 +173,7 @@ fn imported(count: u64, generation: u32, tag: &str) -> InodeReply {
         tag: tag.to_owned(),
         modified: Timestamp(0),
     });
-    let (rights, session) = (Rights::Read, SessionId(1));
+    let (rights, session) = (Rights::Read, SESSION);
     let capability = Capability { rights, session, content: content.clone() };
     let body = codec::encode(&capability).to_vec();
     reply.capability = Some(Signed { key: KeyId(1), body, mac: [0; 32] });
@@ -204,19 +207,86 @@ fn a_handle_reads_only_the_version_of_the_object_that_it_was_opened_on() {
 fn an_open_that_is_told_again_may_be_the_first_to_show_another_version() {
     let file = File::new(imported(5, 1, "a"), note()).expect("a file");
     let mut state = file.state();
-    state.accept_reopened(imported(5, 1, "a"), note()).expect("a sound answer");
+    state.accept_reopened(imported(5, 1, "a"), note(), SESSION).expect("a sound answer");
     assert!(!state.versions);
-    state.accept_reopened(imported(6, 1, "b"), note()).expect("a sound answer");
+    state.accept_reopened(imported(6, 1, "b"), note(), SESSION).expect("a sound answer");
     assert!(!state.versions, "an export keeps the content");
-    state.accept_reopened(imported(7, 2, "c"), note()).expect("a sound answer");
+    state.accept_reopened(imported(7, 2, "c"), note(), SESSION).expect("a sound answer");
     assert!(state.versions, "the kernel's pages are of an older version");
 
     // Also where the caller has lost the right to the content meanwhile.
     let other = File::new(imported(5, 1, "a"), note()).expect("a file");
     let mut reply = imported(6, 2, "b");
     reply.capability = None;
-    other.state().accept_reopened(reply, note()).expect("a sound answer");
+    other.state().accept_reopened(reply, note(), SESSION).expect("a sound answer");
     assert!(other.state().versions);
+}
+
+#[test]
+fn an_open_that_is_told_again_does_not_take_the_place_of_what_was_asked_for_later() {
+    let stamps = Stamps::default();
+    let early = stamps.note();
+    stamps.raise_all();
+    let late = stamps.note();
+    let file = opened(Rights::ReadWrite);
+    let mut state = file.state();
+    state.accept_viewed(reply(9, 50, 2, Rights::ReadWrite), late).expect("sound");
+    state.accept_reopened(reply(6, 100, 1, Rights::Read), early, SESSION).expect("sound");
+    assert_eq!((state.attributes.change_count, state.attributes.size), (ChangeCount(9), 50));
+    let access = state.access.clone().expect("given");
+    let version = (ContentGeneration(1), WriteEpoch(2));
+    assert_eq!((access.version(), access.rights), (version, Rights::ReadWrite));
+    assert!(!state.is_access_old());
+
+    // The metadata of an older day was put back.
+    state.accept_reopened(reply(7, 70, 1, Rights::ReadWrite), late, SESSION).expect("sound");
+    assert_eq!((state.attributes.change_count, state.attributes.size), (ChangeCount(7), 70));
+}
+
+#[test]
+fn an_open_that_is_told_again_in_another_session_counts_whatever_was_asked_for_later() {
+    let stamps = Stamps::default();
+    let early = stamps.note();
+    stamps.raise_all();
+    let late = stamps.note();
+    let file = opened(Rights::ReadWrite);
+    let mut state = file.state();
+    state.accept(reply(9, 500, 1, Rights::ReadWrite)).expect("sound");
+    let next = |count| {
+        let mut next = reply(count, 70, 1, Rights::ReadWrite);
+        let (rights, session) = (Rights::ReadWrite, SessionId(2));
+        let content = next.content.clone().expect("a file");
+        let body = codec::encode(&Capability { rights, session, content }).to_vec();
+        next.capability = Some(Signed { key: KeyId(1), body, mac: [0; 32] });
+        next
+    };
+    // Metadata of an older day was put back, and this is no newer than what the old session saw.
+    state.accept_viewed(next(6), late).expect("sound");
+    assert_eq!((state.attributes.change_count, state.session()), (ChangeCount(9), Some(SESSION)));
+    state.accept_reopened(next(5), early, SessionId(2)).expect("sound");
+    let shown = (state.attributes.change_count, state.attributes.size, state.session());
+    assert_eq!(shown, (ChangeCount(5), 70, Some(SessionId(2))));
+    // What was overtaken in the same session stays out.
+    state.accept_viewed(next(6), late).expect("sound");
+    state.accept_reopened(next(5), early, SessionId(2)).expect("sound");
+    assert_eq!(state.attributes.change_count, ChangeCount(6));
+}
+
+#[test]
+fn who_reads_and_is_told_of_again_does_not_take_the_right_to_write_away() {
+    let file = opened(Rights::ReadWrite);
+    let mut state = file.state();
+    let rights = |state: &State| state.access.as_ref().map(|access| access.rights);
+    state.accept_reopened(reply(6, 100, 1, Rights::Read), note(), SESSION).expect("sound");
+    assert_eq!(rights(&state), Some(Rights::ReadWrite));
+    // That of a session that has ended is worth nothing.
+    let mut next = reply(6, 100, 1, Rights::Read);
+    let content = next.content.clone().expect("a file");
+    let capability = Capability { rights: Rights::Read, session: SessionId(2), content };
+    let body = codec::encode(&capability).to_vec();
+    next.capability = Some(Signed { key: KeyId(1), body, mac: [0; 32] });
+    state.accept_reopened(next, note(), SessionId(2)).expect("sound");
+    assert_eq!(rights(&state), Some(Rights::Read));
 }
 
 #[test]
@@ -309,7 +379,7 @@ fn an_acknowledgement_that_comes_late_says_nothing_of_the_content_that_followed(
     state.record_stored(&(0..100), &old, TARGET, 7);
     assert_eq!((state.stored.version, state.stored.end), (new.version(), 60));
     assert_eq!(state.stored.acknowledgements, 2);
-    assert_eq!(state.unsynced.get(&TARGET), Some(&7));
+    assert_eq!(state.durable.begin_sync().get(&TARGET), Some(&7));
 }
 
 #[test]
@@ -348,6 +418,74 @@ fn a_hole_is_known_also_when_a_commit_has_told_of_what_lies_behind_it_before() {
     state.record_unstored(&(size..size + 8));
     state.buffer.land(slot);
     assert!(state.has_unstored_hole() && state.is_dirty(), "a commit has to say so");
+}
+
+#[test]
+fn no_size_is_told_past_bytes_on_their_way_that_nobody_has_stored_before() {
+    let file = opened(Rights::ReadWrite);
+    let access = file.access().expect("it may be written");
+    let mut state = file.state();
+    let (size, slot_len) = (state.attributes.size, u64::from(TRANSFER_LEN_MAX));
+    let write = |state: &mut State, range: Range<u64>| {
+        let len = usize::try_from(range.end - range.start).expect("a few bytes");
+        state.buffer.insert(range.start, &vec![7; len]);
+        state.record_write(&range, Timestamp(20));
+    };
+    write(&mut state, size..slot_len + 10);
+    let slots = state.buffer.dirty_slots();
+    assert_eq!(slots.len(), 2);
+    for &slot in &slots {
+        assert!(state.buffer.take_off(slot).is_some());
+    }
+    state.record_stored(&(slot_len..slot_len + 10), &access, TARGET, 1);
+    state.buffer.land(slots[1]);
+    assert_eq!((state.end_to_tell(), state.stored.end), (size, slot_len + 10));
+    // Over what has landed: whoever syncs that needs not wait for this.
+    write(&mut state, slot_len..slot_len + 4);
+    assert!(state.buffer.take_off(slots[1]).is_some());
+    state.record_stored(&(size..slot_len), &access, TARGET, 1);
+    state.buffer.land(slots[0]);
+    assert_eq!(state.end_to_tell(), slot_len + 10);
+    write(&mut state, slot_len + 8..slot_len + 20);
+    state.record_stored(&(slot_len + 15..slot_len + 20), &access, TARGET, 1);
+    assert_eq!(state.end_to_tell(), slot_len + 10, "the end was there");
+    // Cut by another host, what waits lies behind the end of a content without holes.
+    state.accept(reply(9, slot_len + 8, 2, Rights::ReadWrite)).expect("sound");
+    let access = state.access.clone().expect("given");
+    state.record_stored(&(slot_len + 15..slot_len + 20), &access, TARGET, 1);
+    assert_eq!(state.end_to_tell(), slot_len + 8);
+    let mut declared = reply(10, slot_len + 8, 2, Rights::ReadWrite);
+    declared.content.as_mut().expect("a file").sparse = true;
+    state.accept(declared).expect("sound");
+    assert_eq!(state.end_to_tell(), slot_len + 20, "what is missing there are zeros");
+}
+
+#[test]
+fn whose_bytes_a_file_has_is_known_while_only_this_mount_changes_it() {
+    let file = File::new(reply(1, 0, 1, Rights::ReadWrite), note()).expect("a file");
+    let mut state = file.state();
+    assert!(state.others_bytes().is_none(), "it has none");
+    let commit = |state: &mut State, count| {
+        state.accept(reply(count, 500, 1, Rights::ReadWrite)).expect("sound");
+        let whole = state.durable.whole();
+        state.durable.handle_own_change(whole, ChangeCount(count));
+    };
+    commit(&mut state, 2);
+    commit(&mut state, 3);
+    assert!(state.others_bytes().is_none(), "all were written here");
+    state.accept(reply(4, 500, 1, Rights::ReadWrite)).expect("sound");
+    assert!(state.others_bytes().is_some_and(|(_, size, count)| (size, count.0) == (500, 4)));
+    commit(&mut state, 5);
+    assert!(state.others_bytes().is_some(), "somebody else has written before");
+    state.durable.record_whole(ChangeCount(5));
+    assert!(state.others_bytes().is_none());
+    state.accept_reopened(reply(5, 500, 1, Rights::ReadWrite), note(), SESSION).expect("sound");
+    assert!(state.others_bytes().is_some(), "the server may count anew");
+
+    // Bytes that live in the inode are at no target.
+    let small = InodeReply { inline: Some(b"small".to_vec()), ..reply(7, 5, 1, Rights::Read) };
+    let file = File::new(small, note()).expect("a file");
+    assert!(file.state().others_bytes().is_none());
 }
 
 #[test]

@@ -211,10 +211,14 @@ impl Owner {
         kind != Some(LockKind::Write) && self.within(range).iter().any(writes)
     }
 
-    /// Takes over what the server has answered under `session`.
+    /// Takes over what the server has answered under `session`. What was held under another one has
+    /// ended with that: whoever asks has its programs told before ([`Self::lose_all_but`]).
     pub(crate) fn record(&self, session: SessionId, answered: &Lock) {
         let mut state = lock(&self.state);
-        state.session = session;
+        if state.session != session {
+            state.session = session;
+            state.held = HeldRanges::default();
+        }
         state.held.set(answered.range, answered.kind);
         if answered.kind.is_some() {
             state.process = answered.process;
@@ -309,6 +313,30 @@ mod tests {
         assert_eq!((handles, inodes), (BTreeSet::from([7]), BTreeSet::from([InodeId(5)])));
         assert_eq!(locks.declared(new).len(), 1);
         assert!(locks.declared(old).is_empty());
+    }
+
+    #[test]
+    fn what_was_held_under_a_session_that_ended_is_not_held_under_the_next() {
+        let locks = Arc::new(HeldLocks::default());
+        let (old, new) = (SessionId(1), SessionId(2));
+        let [first, second] = [(0, 9), (10, 19)].map(|(start, last)| {
+            let range = LockRange { start, last };
+            Lock { range, ..taken(1, LockKind::Write) }
+        });
+        let owner = locks.asking(key(1), 7, old);
+        owner.record(old, &first);
+        owner.record(new, &second);
+        assert_eq!(locks.declared(new), [Held::Lock(second)]);
+        assert!(locks.lose_all_but(new).0.is_empty());
+
+        // To give something back is no reason to keep the rest.
+        owner.record(new, &first);
+        let newest = SessionId(3);
+        owner.record(newest, &Lock { kind: None, ..first });
+        assert!(locks.declared(newest).is_empty() && !owner.holds_under(newest));
+        owner.record(newest, &second);
+        assert_eq!(owner.lose_all_but(SessionId(4)), BTreeSet::from([7]), "once");
+        assert!(owner.lose_all_but(SessionId(4)).is_empty());
     }
 
     #[test]
