@@ -41,6 +41,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a heartbeat is put off because names are looked up.
 const LOOKUP: Duration = Duration::from_secs(1);
 
+/// How long a restarted server's targets are registered later because some are slow to show what
+/// they have seen of its log.
+const COMPARISON: Duration = Duration::from_secs(1);
+
 /// Reclaim entries asked for at once.
 const RECLAIM_ENTRIES: u32 = 4096;
 
@@ -92,6 +96,9 @@ impl Member {
                         compare_log(Arc::clone(&self.daemon), self.metadata.clone(), target)
                     });
                     if restarted {
+                        // What targets have seen of its log says more than what they hold, of which
+                        // they tell when they register: it goes first.
+                        comparisons.settle(COMPARISON).await;
                         continue;
                     }
                 }

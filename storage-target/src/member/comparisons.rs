@@ -8,8 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join_all;
 use millrace_types::{Failure, TargetId};
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 /// Between two looks at how far the metadata server's log is.
 const COMPARE: Duration = Duration::from_secs(10);
@@ -49,6 +50,14 @@ impl Comparisons {
         self.targets.values_mut().for_each(|comparison| comparison.last = None);
     }
 
+    /// Waits until what is under way has ended, and at most so long for targets that hang. What it
+    /// came to does not count: whoever waits forgets it next.
+    pub(super) async fn settle(&mut self, patience: Duration) {
+        let all = join_all(self.targets.values_mut().map(Comparison::end));
+        // Whoever is not done goes on beside the rest.
+        drop(timeout(patience, all).await);
+    }
+
     /// Begins to show what is due to this run of the server: once a run, and now and then. Where
     /// that failed, the next call tries again.
     pub(super) fn begin<F>(&mut self, incarnation: u64, now: Instant, show: impl Fn(TargetId) -> F)
@@ -71,6 +80,10 @@ impl Comparisons {
 }
 
 impl Comparison {
+    async fn end(&mut self) {
+        while self.task.join_next().await.is_some() {}
+    }
+
     /// Takes what has ended.
     fn look(&mut self, target: TargetId, round: u64, now: Instant) {
         match self.task.try_join_next() {
@@ -137,5 +150,29 @@ mod tests {
         comparisons.forget();
         assert_eq!(begin(&mut comparisons, start).await, [WORKS]);
         assert!(begin(&mut comparisons, start).await.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_waits_for_all_that_can_end_and_not_for_a_target_that_hangs() {
+        let shown = |targets: &'static [TargetId]| async move {
+            let ended = Arc::new(Mutex::new(Vec::new()));
+            let mut comparisons = Comparisons::new(targets.iter().copied());
+            comparisons.begin(1, Instant::now(), |target| {
+                let ended = Arc::clone(&ended);
+                async move {
+                    match target {
+                        HANGS => future::pending::<()>().await,
+                        _ => tokio::time::sleep(Duration::from_millis(300)).await,
+                    }
+                    ended.lock().unwrap().push(target);
+                    Ok(1)
+                }
+            });
+            let began = tokio::time::Instant::now();
+            comparisons.settle(Duration::from_secs(1)).await;
+            (std::mem::take(&mut *ended.lock().unwrap()), began.elapsed().as_millis())
+        };
+        assert_eq!(shown(&[WORKS]).await, (vec![WORKS], 300));
+        assert_eq!(shown(&[HANGS, WORKS]).await, (vec![WORKS], 1000));
     }
 }
