@@ -1,5 +1,7 @@
 //! Whole clusters of real processes: crashes, refusals, limits.
 
+#[path = "cluster/added_targets.rs"]
+mod added_targets;
 #[path = "cluster/ahead.rs"]
 mod ahead;
 #[path = "cluster/another_server.rs"]
@@ -26,6 +28,8 @@ mod export_to;
 mod failing_disk;
 #[path = "cluster/flaws.rs"]
 mod flaws;
+#[path = "cluster/flood.rs"]
+mod flood;
 #[path = "cluster/full_disk.rs"]
 mod full_disk;
 #[path = "cluster/hostile.rs"]
@@ -36,6 +40,8 @@ mod interrupts;
 mod job_options;
 #[path = "cluster/killed_jobs.rs"]
 mod killed_jobs;
+#[path = "cluster/lost_power.rs"]
+mod lost_power;
 #[path = "cluster/lost_target.rs"]
 mod lost_target;
 #[path = "cluster/operator.rs"]

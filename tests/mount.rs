@@ -6,10 +6,18 @@ mod access_times;
 mod alternation;
 #[path = "mount/appends.rs"]
 mod appends;
+#[path = "mount/bare.rs"]
+mod bare;
+#[path = "mount/capacity.rs"]
+mod capacity;
 #[path = "mount/closes.rs"]
 mod closes;
 #[path = "mount/coherence.rs"]
 mod coherence;
+#[path = "mount/copies.rs"]
+mod copies;
+#[path = "mount/cut_off.rs"]
+mod cut_off;
 #[path = "mount/delegations.rs"]
 mod delegations;
 #[path = "mount/directories.rs"]
@@ -18,12 +26,18 @@ mod directories;
 mod inline;
 #[path = "mount/locks.rs"]
 mod locks;
+#[path = "mount/mapped.rs"]
+mod mapped;
+#[path = "mount/nodes.rs"]
+mod nodes;
 #[path = "mount/options.rs"]
 mod options;
 #[path = "mount/owners.rs"]
 mod owners;
 #[path = "mount/posix.rs"]
 mod posix;
+#[path = "mount/processors.rs"]
+mod processors;
 #[path = "mount/programs.rs"]
 mod programs;
 #[path = "mount/promises.rs"]

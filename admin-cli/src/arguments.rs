@@ -27,7 +27,9 @@ pub use link_options::{
 };
 pub use metadata::{BackupArguments, MetadataCommand, RestoreArguments};
 pub use pin::PinArguments;
-pub use target::{LostArguments, ScrubArguments, TargetArgument, TargetCommand};
+pub use target::{
+    LostArguments, ScrubArguments, TargetAddArguments, TargetArgument, TargetCommand,
+};
 
 /// The operator's tool of Millrace, a parallel file system for machine learning.
 #[derive(Parser, Debug)]
@@ -50,7 +52,8 @@ pub struct Cli {
 /// Options that may stand before or after the subcommand.
 #[derive(Args, Debug, Clone, Default)]
 pub struct Globals {
-    /// Settings that say which cluster [default: $MILLRACE_CONFIG, then /etc/millrace/admin.toml]
+    /// Settings that say which cluster [default: $MILLRACE_CONFIG, then /etc/millrace/admin.toml;
+    /// for `mount` and `target add` see there]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub config: Option<PathBuf>,
 
@@ -286,7 +289,8 @@ pub struct LinkAddArguments {
     /// The bucket's region (s3:// only)
     #[arg(long, value_name = "R")]
     pub region: Option<String>,
-    /// Section of the servers' credentials file [default: the servers' environment]
+    /// Section of the servers' credentials file, or `anonymous` for requests that are not signed
+    /// [default: the servers' environment]
     #[arg(long, value_name = "NAME")]
     pub credentials: Option<String>,
     /// What may be changed, and whether it goes back
@@ -431,9 +435,11 @@ Examples:
   millrace --dir ~/mr status --json
   millrace dev down --dir ~/mr
 
-Exit codes: 0 done, 1 failed, 2 wrong use; `status`: 0 healthy, 1 degraded, 2 unreachable.
+Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C ended a wait, and what was waited for goes on;
+`status`: 0 healthy, 1 degraded, 2 unreachable.
 Paths: a path inside a mount, or mr:/... for a path from the file system's root. Inside a mount,
-stripe, state, hydrate, release and export need no identity: the mount acts for the caller.";
+stripe, state, resolve, pin, unpin, import, hydrate, release and export need no identity: the mount
+acts for the caller.";
 
 const STATUS_HELP: &str = "\
 Exit codes: 0 healthy, 1 degraded (the problems are listed), 2 unreachable.
@@ -453,18 +459,20 @@ Options (-o), separated by commas; those of fstab(5), such as _netdev and nofail
   acl, noacl                  keep and check POSIX access control lists, or not
   delegations, nodelegations  make files without asking where no other mount is, or not
   security_xattrs, nosecurity_xattrs  offer attributes security.*, as of setcap, or not
-  relatime, noatime, nodiratime  have reading move times of access, or not (of directories)
+  relatime, noatime, diratime, nodiratime  have reading move times of access, or not (directories)
   allow_other, noallow_other  let other users in; root's mounts do
   suid, nosuid, dev, nodev, exec, noexec  as for every file system
   memory=256MiB               for read-ahead and write-behind of all files together
   channel=auto                how requests come from the kernel: auto, dev or uring
 
-The command returns when the file system is mounted; the daemon then runs in the background.
+The command returns when the file system is mounted; the daemon then runs in the background. Its
+settings are those of --config, D/client.toml of --dir D, or /etc/millrace/client-fuse.toml;
+MILLRACE_CONFIG names an operator's, and none of a mount's.
 
 Examples:
   millrace --config client.toml mount /mnt/data
   millrace mount -o ro,identity=/etc/millrace/client.pem --source meta-1:/train /mnt/train
-  mount -t millrace meta-1,meta-2:/train /mnt/train -o ro,identity=/etc/millrace/client.pem
+  mount -t millrace meta-1:/train /mnt/train -o ro,identity=/etc/millrace/client.pem
 
 In /etc/fstab:
   meta-1:/train  /mnt/train  millrace  ro,identity=/etc/millrace/client.pem,_netdev  0 0";
@@ -472,7 +480,8 @@ In /etc/fstab:
 /// The help of a command that starts a job: what it does besides, and examples.
 const STATE_HELP: &str = "\
 released: only the name is here; partial: some bytes are; hydrated: all are; dirty: differs from the
-bucket; exported: written here and in the bucket since; conflict: changed on both sides.
+bucket; exported: written here and in the bucket since; conflict: changed on both sides; lost: part
+of it lay on a target that was given up (`millrace target lost`), and nowhere else.
 
 Examples:
   millrace state /mnt/data/train/cat.jpg

@@ -86,7 +86,8 @@ pub(crate) fn admin_file(dir: &Path) -> PathBuf {
     dir.join("admin.pem")
 }
 
-fn file(dir: &Path) -> PathBuf {
+/// The authority in `dir`.
+pub(crate) fn file(dir: &Path) -> PathBuf {
     dir.join("authority.pem")
 }
 

@@ -38,6 +38,7 @@ pub(crate) mod state;
 pub(crate) mod status;
 pub(crate) mod stripe_set;
 pub(crate) mod stripe_show;
+pub(crate) mod target_add;
 pub(crate) mod target_drain_check;
 pub(crate) mod target_list;
 pub(crate) mod target_lost;

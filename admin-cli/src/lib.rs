@@ -160,6 +160,7 @@ async fn dispatch_metadata(context: &Context, command: MetadataCommand) -> anyho
 
 async fn dispatch_target(context: &Context, command: TargetCommand) -> anyhow::Result<Exit> {
     match command {
+        TargetCommand::Add(arguments) => commands::target_add::run(context, arguments).await,
         TargetCommand::List => commands::target_list::run(context).await,
         TargetCommand::Show(arguments) => commands::target_show::run(context, arguments).await,
         TargetCommand::Scrub(arguments) => commands::target_scrub::run(context, arguments).await,

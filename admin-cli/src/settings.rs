@@ -9,7 +9,7 @@ use millrace_service::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::Globals;
+use crate::{arguments::Globals, authority};
 
 /// The operator's settings; `config/admin.toml` is a commented example.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
@@ -70,6 +70,18 @@ impl AdminSettings {
         }
         let mut settings: Self =
             config::load(Some(path), ENV_PREFIX).with_context(|| match &globals.dir {
+                // `dev up` would take the authority of a cluster of several hosts for its own.
+                Some(dir)
+                    if globals.config.is_none()
+                        && !path.exists()
+                        && authority::file(dir).exists() =>
+                {
+                    format!(
+                        "{} holds an authority, and no settings: name them with --config FILE, or \
+                         leave --dir out where they are in {DEFAULT_FILE}",
+                        dir.display()
+                    )
+                }
                 Some(dir) if globals.config.is_none() => format!(
                     "{} holds no running cluster; `millrace dev up --dir {0}` makes one",
                     dir.display()
@@ -127,5 +139,14 @@ mod tests {
     fn a_directory_without_a_cluster_says_how_to_make_one() {
         let error = AdminSettings::load(&globals(None, Some("/no/such"))).unwrap_err();
         assert!(format!("{error:#}").contains("dev up --dir /no/such"), "{error:#}");
+    }
+
+    #[test]
+    fn the_directory_of_an_authority_alone_is_not_offered_for_a_dev_cluster() {
+        let directory = tempfile::tempdir().unwrap();
+        authority::create(directory.path()).unwrap();
+        let globals = Globals { dir: Some(directory.path().to_owned()), ..Globals::default() };
+        let error = format!("{:#}", AdminSettings::load(&globals).unwrap_err());
+        assert!(error.contains("--config FILE") && !error.contains("dev up"), "{error}");
     }
 }

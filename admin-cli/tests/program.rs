@@ -195,6 +195,20 @@ fn a_mount_that_names_its_log_needs_no_other_place_for_one() {
 }
 
 #[test]
+fn the_operators_settings_are_none_of_a_mounts() {
+    let directory = tempfile::tempdir().unwrap();
+    let mountpoint = directory.path().to_str().unwrap();
+    let options = format!("log={mountpoint}/log,identity=/no/identity.pem");
+    let mut mount = command(directory.path(), &["mount", "-o", &options, mountpoint]);
+    mount.env("MILLRACE_CONFIG", "/no/admin.toml");
+    let failed = mount.output().expect("the executable starts");
+    // The daemon's last words: it misses a cluster, or its identity.
+    assert_eq!(failed.status.code(), Some(1), "{}", errors(&failed));
+    assert!(!errors(&failed).contains("is neither beside"), "{}", errors(&failed));
+    assert!(!errors(&failed).contains("admin.toml"), "{}", errors(&failed));
+}
+
+#[test]
 fn the_help_of_every_command_teaches_with_an_example_or_a_sentence() {
     let directory = tempfile::tempdir().unwrap();
     for command in [

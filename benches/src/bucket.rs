@@ -4,9 +4,14 @@ use std::{ops::Range, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use futures::TryStreamExt as _;
-use object_store::{GetOptions, ObjectStore, aws::AmazonS3Builder, path::Path};
+use object_store::{
+    GetOptions, ObjectStore,
+    aws::{AmazonS3Builder, Checksum},
+    path::Path,
+};
 
-/// Opens a bucket of the server at `endpoint`; credentials and region come from `AWS_*`.
+/// Opens a bucket of the server at `endpoint`; credentials and region come from `AWS_*`. What is
+/// put has a checksum, as S3's own clients of today put it.
 ///
 /// # Errors
 /// When the address or the environment makes no sense. Nothing is asked of the server.
@@ -15,6 +20,7 @@ pub fn open(endpoint: &str, bucket: &str) -> Result<Arc<dyn ObjectStore>> {
         .with_endpoint(endpoint)
         .with_bucket_name(bucket)
         .with_allow_http(true)
+        .with_checksum_algorithm(Checksum::CRC64NVME)
         .build()
         .context("opening the bucket")?;
     Ok(Arc::new(store))

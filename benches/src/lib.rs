@@ -4,5 +4,6 @@
 pub mod aligned;
 pub mod bucket;
 pub mod figures;
+pub mod goal_bars;
 pub mod quiet;
 pub mod target;

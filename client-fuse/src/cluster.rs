@@ -5,34 +5,37 @@
 //! passed up as a failure.
 //!
 //! Modules, in reading order: [`session`] (ticket and clock), [`operations`] (numbers of
-//! mutations), [`retry`], [`metadata`] (requests about names), `publish`, [`locks`], [`routing`]
-//! (cluster map), [`storage`] (requests about bytes).
+//! mutations), [`retry`], [`view`] (lives of the metadata server), [`metadata`] (requests about
+//! names), `publish`, [`locks`], [`routing`] (cluster map), [`lanes`] (what is out at a time),
+//! [`storage`] (requests about bytes).
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use millrace_protocol::{
     cluster::FetchMap,
-    session::{CloseSession, Hello, Role},
+    session::{CloseSession, Role},
 };
 use millrace_service::address::ServerAddress;
-use millrace_transport::{CallOptions, ClientEndpoints, Connected, Peer, PeerTarget};
+use millrace_transport::{CallOptions, ClientEndpoints, Peer, PeerTarget};
 use millrace_types::{Failure, HostId, LogIndex, MapEpoch, SessionId, Timestamp};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 pub(crate) use metadata::Indexed;
+pub(crate) use view::Logged;
 
 use crate::{
-    cluster::{operations::Numbers, retry::Patience, routing::Routing, session::Session},
+    cluster::{
+        lanes::Lanes, operations::Numbers, retry::Patience, routing::Routing, session::Session,
+        view::View,
+    },
     metrics::ClientMetrics,
 };
 
+pub(crate) mod lanes;
 mod locks;
 mod metadata;
 mod operations;
@@ -41,6 +44,7 @@ pub(crate) mod retry;
 mod routing;
 mod session;
 mod storage;
+mod view;
 
 /// The servers of one cluster, in one session. Shared behind an [`Arc`].
 #[derive(Debug)]
@@ -61,22 +65,13 @@ pub(crate) struct Cluster {
     metrics: ClientMetrics,
     /// What the metadata server has shown of itself.
     view: Arc<View>,
+    /// Has seen the life in which the session was opened.
+    restarts: watch::Receiver<u64>,
     refreshing: tokio::sync::Mutex<()>,
     replacing: tokio::sync::Mutex<()>,
-    reads_out: Semaphore,
-    ahead_out: Semaphore,
-    writes_out: Semaphore,
+    lanes: Lanes,
     /// Counts sessions that ended without being closed.
     losses: watch::Sender<u64>,
-}
-
-/// What the metadata server has shown of itself.
-#[derive(Debug, Default)]
-struct View {
-    /// The newest log index of any reply.
-    seen: AtomicU64,
-    /// The server's present life: another number means that it was restarted.
-    incarnation: watch::Sender<u64>,
 }
 
 impl Cluster {
@@ -96,10 +91,11 @@ impl Cluster {
         let target = PeerTarget { role: Role::Metadata, host: None, addresses };
         let greeted = Arc::clone(&view);
         let metadata = Peer::with_hook(&endpoints, target, move |connected| {
-            greet(connected, Arc::clone(&greeted))
+            view::greet(connected, Arc::clone(&greeted))
         });
         let start = CallOptions::control(CONNECT_PATIENCE);
         let session = Session::open(&metadata, start).await?;
+        let restarts = view.incarnation();
         let map = metadata.call_until(&FetchMap { held: MapEpoch(0) }, start).await?;
         Ok(Self {
             servers,
@@ -115,11 +111,10 @@ impl Cluster {
             patience,
             metrics,
             view,
+            restarts,
             refreshing: tokio::sync::Mutex::new(()),
             replacing: tokio::sync::Mutex::new(()),
-            reads_out: Semaphore::new(READS_OUT_MAX),
-            ahead_out: Semaphore::new(AHEAD_OUT_MAX),
-            writes_out: Semaphore::new(WRITES_OUT_MAX),
+            lanes: Lanes::default(),
             losses: watch::Sender::new(0),
         })
     }
@@ -151,7 +146,20 @@ impl Cluster {
 
     /// The metadata server's present life, which changes when it is restarted.
     pub(crate) fn incarnation(&self) -> watch::Receiver<u64> {
-        self.view.incarnation.subscribe()
+        self.view.incarnation()
+    }
+
+    /// Tells of each life of the metadata server behind the one in which the session was opened
+    /// first, also of one that has begun before this was called.
+    pub(crate) fn restarts(&self) -> watch::Receiver<u64> {
+        self.restarts.clone()
+    }
+
+    /// For each life of the metadata server that did not know what one before had acknowledged: up
+    /// to where its log was still the same. To be asked behind an answer: it is recorded before a
+    /// new life answers anything.
+    pub(crate) fn log_ends(&self) -> Vec<LogIndex> {
+        self.view.ends()
     }
 
     /// Renews the ticket for as long as it is polled, and fetches the map when it is old. Does so
@@ -184,26 +192,6 @@ impl Cluster {
     }
 }
 
-/// The first message on every connection to the metadata server.
-async fn greet(connected: Connected, view: Arc<View>) -> Result<(), Failure> {
-    let seen_index = LogIndex(view.seen.load(Ordering::Acquire));
-    let hello = Hello { seen_index };
-    let reply = connected.call(&hello, CallOptions::control(ATTACH_DEADLINE)).await?;
-    if reply.last_index < seen_index {
-        tracing::error!(
-            seen = %seen_index,
-            server = %reply.last_index,
-            "the metadata server has lost changes that it had acknowledged"
-        );
-    }
-    view.incarnation.send_if_modified(|known| {
-        let restarted = *known != reply.incarnation;
-        *known = reply.incarnation;
-        restarted
-    });
-    Ok(())
-}
-
 /// How long a mount waits for the first answer.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -215,13 +203,3 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Between attempts to renew a ticket.
 const RENEWAL_PAUSE: Duration = Duration::from_millis(500);
-
-/// Reads in flight, of 1 MiB at most: bounds the memory that answers take before anybody has asked
-/// for a budget.
-const READS_OUT_MAX: usize = 64;
-
-/// The same for reads that nobody waits for yet: apart, so that they never stand before others.
-const AHEAD_OUT_MAX: usize = 48;
-
-/// Writes in flight; their bytes are in the budget already.
-const WRITES_OUT_MAX: usize = 64;

@@ -13,6 +13,7 @@ use millrace_protocol::{
         AwaitJob, CancelJob, ListJobs, PathBytes, ResolveConflict, SetLayout, ShowJob, ShowLayout,
         ShowState, StartJob,
     },
+    by_state::{ShowStates, StartByState},
     control::{DescribeMount, MountDescription},
     file_list::AppendFiles,
     job_detail::ShowJobDetail,
@@ -138,6 +139,11 @@ impl LocalService for Control {
                     |r: &mut StartUnused| named(&mut r.job.start.caller, &mut r.job.start.path);
                 self.forward(call, amend).await;
             }
+            RequestKind::StartByState => {
+                let amend =
+                    |r: &mut StartByState| named(&mut r.job.start.caller, &mut r.job.start.path);
+                self.forward(call, amend).await;
+            }
             _ => self.handle_job(call, asking).await,
         }
     }
@@ -169,6 +175,7 @@ impl Control {
             }
             RequestKind::ShowSelection => self.forward(call, |_: &mut ShowSelection| Ok(())).await,
             RequestKind::ShowJob => self.forward(call, |_: &mut ShowJob| Ok(())).await,
+            RequestKind::ShowStates => self.forward(call, |_: &mut ShowStates| Ok(())).await,
             RequestKind::ShowUnused => self.forward(call, |_: &mut ShowUnused| Ok(())).await,
             RequestKind::AwaitJob => match self.waits.try_acquire() {
                 Ok(_wait) => self.forward(call, |_: &mut AwaitJob| Ok(())).await,

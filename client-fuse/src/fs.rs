@@ -8,15 +8,15 @@
 //! until they are flushed, at latest at `close`.
 //!
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), `durable`,
-//! [`handles`] and [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`], [`kernel_names`],
-//! [`pending`], [`changed_objects`], [`open`], [`delegations`], `publish`, `closes`, `reopen`,
-//! `quiet_opens`, `ahead_contents`, [`leases`], [`look_ahead`], `absent_names`, [`names`],
-//! [`attributes`], [`read`], [`mod@write`], [`flush`], [`locks`], [`allocate`], [`seek`],
-//! [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bucket_xattrs`, [`statfs`],
-//! [`mod@access_times`], [`upkeep`].
+//! `unsynced`, [`handles`] and [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`],
+//! [`kernel_names`], [`pending`], [`changed_objects`], [`open`], [`delegations`], `publish`,
+//! `closes`, `reopen`, `quiet_opens`, `all_told`, `ahead_contents`, [`leases`], [`look_ahead`],
+//! `absent_names`, [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`], [`locks`],
+//! [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bare`,
+//! `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -27,12 +27,12 @@ use crate::{
     cache::{access_times::AccessTimes, budget::Budget, contents::Contents, names::Names},
     cluster::Cluster,
     fs::{
-        absent_names::AbsentNames, ahead_contents::AheadContents, changed_objects::ChangedObjects,
-        closes::Closes, delegations::Delegations, file::File, files::Files, handle::FileHandle,
-        handles::Handles, kept_pages::KeptPages, kernel_names::KernelNames,
-        kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead, pending::Pending,
-        publish::Publisher, quiet_opens::QuietOpens, readdir::DirectoryHandle, removed::Removed,
-        xattr::Offered,
+        absent_names::AbsentNames, ahead_contents::AheadContents, all_told::Untold,
+        bare::BarePages, changed_objects::ChangedObjects, closes::Closes, delegations::Delegations,
+        file::File, files::Files, handle::FileHandle, handles::Handles, kept_pages::KeptPages,
+        kernel_names::KernelNames, kernel_pages::KernelPages, locks::Locks, look_ahead::LookAhead,
+        pending::Pending, publish::Publisher, quiet_opens::QuietOpens, readdir::DirectoryHandle,
+        removed::Removed, unsynced::Unsynced, xattr::Offered,
     },
     metrics::ClientMetrics,
     settings::MountSettings,
@@ -41,8 +41,10 @@ use crate::{
 mod absent_names;
 pub(crate) mod access_times;
 mod ahead_contents;
+mod all_told;
 pub(crate) mod allocate;
 pub(crate) mod attributes;
+mod bare;
 mod bucket_xattrs;
 pub(crate) mod changed_objects;
 mod closes;
@@ -72,6 +74,7 @@ pub(crate) mod removed;
 mod reopen;
 pub(crate) mod seek;
 pub(crate) mod statfs;
+mod unsynced;
 pub(crate) mod upkeep;
 pub(crate) mod write;
 pub(crate) mod writers;
@@ -88,6 +91,8 @@ pub(crate) struct FileSystem {
     handles: Handles<FileHandle>,
     /// Those of which the server does not know.
     quiet: QuietOpens,
+    /// What it was not told of in its present life.
+    untold: Untold,
     /// Opens for writing that have ended, of which it is yet to hear.
     closes: Closes,
     /// Directories in which files are made here, and those that it is yet to hear of.
@@ -96,7 +101,11 @@ pub(crate) struct FileSystem {
     delegates: bool,
     publisher: Publisher,
     directories: Handles<DirectoryHandle>,
+    /// What was changed here and may not survive a loss of power of the metadata server.
+    unsynced: Unsynced,
     kept: KeptPages,
+    /// The session in which programs write.
+    writing: AtomicU64,
     /// What programs here have locked.
     pub(crate) locks: Locks,
     /// The way to the pages that the kernel holds.
@@ -112,6 +121,7 @@ pub(crate) struct FileSystem {
     removed: Removed,
     ahead: LookAhead,
     absent: AbsentNames,
+    bare_pages: BarePages,
     /// What was read and the server does not know yet.
     access_times: AccessTimes,
     /// The kernel's reads that wait for bytes.
@@ -141,18 +151,22 @@ impl FileSystem {
         runtime: tokio::runtime::Handle,
     ) -> Arc<Self> {
         let access_times = AccessTimes::new(settings.followed_access_times(), cluster.now());
+        let writing = AtomicU64::new(cluster.session().0);
         Arc::new_cyclic(|this| Self {
             cluster,
             metrics,
             files: Files::default(),
             handles: Handles::new(),
             quiet: QuietOpens::default(),
+            untold: Untold::default(),
             closes: Closes::default(),
             delegations: Delegations::default(),
             delegates: settings.delegations,
             publisher: Publisher::default(),
             directories: Handles::new(),
+            unsynced: Unsynced::default(),
             kept: KeptPages::default(),
+            writing,
             locks: Locks::default(),
             pages: KernelPages::default(),
             kernel: KernelNames::default(),
@@ -162,6 +176,7 @@ impl FileSystem {
             removed: Removed::default(),
             ahead: LookAhead::default(),
             absent: AbsentNames::default(),
+            bare_pages: BarePages::default(),
             access_times,
             reads: Arc::default(),
             orphans: Arc::default(),

@@ -28,8 +28,8 @@ use millrace_fuse_server::{
     },
 };
 use millrace_protocol::metadata::{Attributes, NewNode, OpenMode, XattrMode};
-use millrace_types::{Failure, InodeId};
-use tokio_util::task::TaskTracker;
+use millrace_types::{ErrorKind, Failure, InodeId};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     fs::{
@@ -349,6 +349,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
         if fs.release_kept(release.handle) || fs.release_settled(release.handle) {
             return reply.done();
         }
+        fs.leave_locks_through(release.handle);
         if !fs.orphans.is_empty(self.inode(call.node)) {
             // It may take long, and the kernel has room for so many that are not answered.
             reply.done();
@@ -394,11 +395,13 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
     fn fsyncdir(&self, call: Call<'_>, _fsync: FSync, reply: Reply<Done>) {
         let (fs, inode) = (Arc::clone(&self.fs), self.inode(call.node));
-        let work = async move {
-            fs.settle(inode).await?;
-            fs.cluster.sync_metadata().await
+        let telling = Arc::clone(&fs);
+        let work = async move { fs.sync_directory(inode).await };
+        let send = move |reply: Reply<Done>, ()| match telling.tell_lost(inode) {
+            Ok(()) => reply.done(),
+            Err(failure) => reply.fail(errno(&failure)),
         };
-        self.answer_done(Owed::interruptible(&call, reply), work);
+        self.run(Owed::interruptible(&call, reply).answer_with(work, send));
     }
 
     fn statfs(&self, call: Call<'_>, reply: Reply<StatFsReply>) {
@@ -442,6 +445,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
             return reply.fail(errno(&failure));
         }
         let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
+        if fs.lacks_xattr(&caller, inode, name.as_bytes()) {
+            return reply.fail(errno(&ErrorKind::NoData.into()));
+        }
         let name = name.as_bytes().to_vec();
         let work = async move { fs.xattr(caller, inode, name).await };
         self.answer_xattr(Owed::interruptible(&call, reply), get.size, work);
@@ -449,6 +455,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
 
     fn listxattr(&self, call: Call<'_>, get: GetXAttr, reply: Reply<XAttr>) {
         let (fs, caller, inode) = (Arc::clone(&self.fs), caller_of(&call), self.inode(call.node));
+        if fs.is_bare(&caller, inode) {
+            return reply.send(get.size, &[]);
+        }
         let work = async move { fs.xattr_names(caller, inode).await };
         self.answer_xattr(Owed::interruptible(&call, reply), get.size, work);
     }
@@ -522,7 +531,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
         };
         target.writers.record(call.pid);
         let privileged = call.uid == 0;
+        let let_go = CancellationToken::new();
         let owed = Owed::writing(&call, reply, &self.fs.orphans, target.file.inode);
+        let owed = owed.telling(let_go.clone());
         self.run_on_bytes(async move {
             let work = async {
                 if !privileged {
@@ -530,7 +541,7 @@ impl millrace_fuse_server::FileSystem for Adapter {
                 }
                 let source = Spot { handle: &source, offset: copy.offset_in };
                 let target = Spot { handle: &target, offset: copy.offset_out };
-                fs.copy(source, target, copy.length).await
+                fs.copy(source, target, copy.length, &let_go).await
             };
             owed.answer_with(work, Reply::<CopyFileRangeReply>::send).await;
         });

@@ -9,6 +9,7 @@ use millrace_service::{
     duration,
     metrics::MetricsSettings,
     mount_options::{MountOption, OptionError, Switch},
+    processors::ProcessorSettings,
     telemetry::LogSettings,
 };
 use millrace_transport::TransportSettings;
@@ -37,6 +38,8 @@ pub struct Settings {
     pub log: LogSettings,
     /// The metrics endpoint.
     pub metrics: MetricsSettings,
+    /// What idle processors do.
+    pub processors: ProcessorSettings,
 }
 
 impl Default for Settings {
@@ -48,6 +51,7 @@ impl Default for Settings {
             network: TransportSettings::mount(),
             log: LogSettings::default(),
             metrics: MetricsSettings::default(),
+            processors: ProcessorSettings::default(),
         }
     }
 }
@@ -188,6 +192,10 @@ const MEMORY_MIN: u64 = 16 * MIB;
 impl DaemonSettings for Settings {
     fn log(&self) -> &LogSettings {
         &self.log
+    }
+
+    fn processors(&self) -> &ProcessorSettings {
+        &self.processors
     }
 
     fn check(&self) -> Result<(), String> {

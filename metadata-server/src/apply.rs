@@ -56,6 +56,7 @@ pub(crate) use export::has_made as export_has_made;
 pub(crate) use layout::layouts;
 pub(crate) use orphan::POSITION_BITS;
 pub(crate) use place::of_key as place_of_key;
+pub(crate) use rename::KEEPS_PLACE_LEVEL;
 use transaction::Transaction;
 pub(crate) use trust::unnamed;
 
@@ -88,7 +89,13 @@ pub(crate) use trust::unnamed;
 /// | 18    | places in the reclaim queues counted for each target; no removal waits for a key |
 /// |       | that no bucket can have; an exported file whose mode changed is dirty again, too |
 /// |       | where targets do not know which of its blocks the object has                     |
-pub const FEATURE_LEVEL: u32 = 18;
+/// | 19    | an empty file that somebody wrote whose session has ended gets a content of its  |
+/// |       | own when it is truncated; a name that another file takes keeps its place in the  |
+/// |       | listing                                                                          |
+/// | 20    | jobs over the files in some states; an export begins another write epoch, and    |
+/// |       | after it a file has no holes; so does an open for writing after a backup was put |
+/// |       | back                                                                             |
+pub const FEATURE_LEVEL: u32 = 20;
 
 /// From this level on small files live in their inodes, where their directory says so.
 pub const INLINE_LEVEL: u32 = 13;
@@ -226,6 +233,7 @@ fn dispatch(
         Command::AddPublication(job) => job::add_publication(tx, job),
         Command::AddJobWithOptions(job) => job::add_with_options(tx, job),
         Command::AddUnusedJob(job) => job::add_unused(tx, job),
+        Command::AddJobByState(job) => job::add_by_state(tx, job),
         Command::NoteJobDetail(note) => job::note_detail(tx, note),
         Command::RecordCopy(record) => copy::record(tx, record),
         Command::ForgetCopy { job, inode } => copy::forget(tx, *job, *inode),

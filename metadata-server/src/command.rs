@@ -47,8 +47,8 @@ pub use bucket::{
 pub use create::{CreateMasked, CreateUnnamed, Publish};
 pub use inline::{PublishInline, Spilled};
 pub use job::{
-    AddJob, AddJobWithOptions, AddSelectedJob, AddUnusedJob, BeginExport, CompleteExport,
-    JobCounts, NoteJobDetail, RecordCopy, UpdateJob,
+    AddJob, AddJobByState, AddJobWithOptions, AddSelectedJob, AddUnusedJob, BeginExport,
+    CompleteExport, JobCounts, NoteJobDetail, RecordCopy, UpdateJob,
 };
 pub use layout::SetDefaults;
 pub use loss::Loss;
@@ -265,6 +265,8 @@ pub enum Command {
         /// The file of each.
         inodes: Vec<InodeId>,
     },
+    /// Takes a job over the files in some states into the queue.
+    AddJobByState(Box<AddJobByState>),
 }
 
 /// Makes an empty file system.

@@ -26,6 +26,7 @@ use millrace_protocol::{
         AutoExport, CheckLink, CheckLinkReply, DeletePropagation, FileReply, ListUploads,
         SetAutoExport, SetDeletePropagation, ShowFile, UploadsReply,
     },
+    by_state::{StartByState, StatesReply},
     file_list::{AppendFiles, FilesReply},
     job_detail::JobDetailReply,
     job_options::{
@@ -399,6 +400,22 @@ impl<E: Environment> Hydration<E> {
     /// That the server is busy or shutting down.
     pub async fn show_unused(&self, id: JobId) -> Result<UnusedReply, Failure> {
         Ok(UnusedReply { seconds: self.jobs.unused(id).await? })
+    }
+
+    /// Starts a job over the files in some states; the request's path begins at `top`.
+    ///
+    /// # Errors
+    /// As [`Jobs::start_by_state`].
+    pub async fn start_by_state(&self, top: &[u8], request: &StartByState) -> Result<Job, Failure> {
+        self.jobs.start_by_state(top, request).await
+    }
+
+    /// In which states files must be that a job works on.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn show_states(&self, id: JobId) -> Result<StatesReply, Failure> {
+        Ok(StatesReply { states: self.jobs.states(id).await? })
     }
 
     /// How a job is done.

@@ -16,6 +16,8 @@
 //!   told ([`Table::take_told`]), and the answer waits until it has heard.
 //! - One session may make files of a directory by itself ([`Table::delegate`]) while nobody else
 //!   has a lease there. Whoever wants one, or changes something there, ends that.
+//! - Where there is no room for one more lease, a few of the oldest are taken back; what is removed
+//!   takes none ([`Table::handle_gone`]).
 //! - After a restart any session that ever listened may keep anything, until it has said that it
 //!   does not ([`Table::handle_declared`]) or has ended.
 //!

@@ -2,7 +2,9 @@
 //!
 //! That a session exists and what it has open for writing is durable and changed by commands. What
 //! lies here is not: leases, and opens for reading, which cost no command until their inode loses
-//! its last name. After a restart every known session gets one more lease to declare itself.
+//! its last name. After a restart every known session gets some leases to declare itself; what may
+//! be open until then is not given up. One that says that it has declared everything, or ends, is
+//! not waited for any more.
 //!
 //! Modules: [`expiry`] (leases), [`readers`] (opens for reading), [`declarations`] (who has not
 //! said yet what it holds).

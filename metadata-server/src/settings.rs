@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use millrace_service::{
     address::METADATA_PORT, daemon::DaemonSettings, duration, metrics::MetricsSettings,
-    telemetry::LogSettings,
+    processors::ProcessorSettings, telemetry::LogSettings,
 };
 use millrace_transport::TransportSettings;
 use millrace_types::{ByteLen, ClusterId, MIB};
@@ -49,6 +49,9 @@ pub struct Settings {
     /// The table `[metrics]`.
     #[serde(default)]
     pub metrics: MetricsSettings,
+    /// The table `[processors]`.
+    #[serde(default)]
+    pub processors: ProcessorSettings,
     /// How long a stop waits for requests under way. Default 10 s.
     #[serde(default = "default_drain", with = "duration")]
     pub drain: Duration,
@@ -183,6 +186,10 @@ impl Default for BucketSettings {
 impl DaemonSettings for Settings {
     fn log(&self) -> &LogSettings {
         &self.log
+    }
+
+    fn processors(&self) -> &ProcessorSettings {
+        &self.processors
     }
 
     /// Checks ranges.

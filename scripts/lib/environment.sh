@@ -74,7 +74,8 @@ need_rust() {
         fi
     done < <(rustup toolchain list 2>/dev/null)
     channel=$(sed -n 's/^channel = "\(.*\)"/\1/p' "$repository/rust-toolchain.toml")
-    fail "Rust $(rust_wanted) or newer is needed and is not installed here. With rustup:
+    fail "Rust $(rust_wanted) or newer is needed and is not installed here. With rustup (Debian 13
+has it as a package):
     rustup toolchain install $channel
 Without rustup, unpack Rust's standalone installer and put cargo and rustc on PATH.
 Then run this again."

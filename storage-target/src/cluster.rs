@@ -322,3 +322,41 @@ impl Cluster {
         self.inner.news.send_modify(|count| *count += 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::cluster::{Group, Pool, SigningKey};
+    use millrace_types::ChunkSize;
+
+    use super::*;
+
+    #[test]
+    fn what_was_signed_before_a_group_was_given_to_others_is_not_taken_for_its_chunks() {
+        let cluster = Cluster::new();
+        let layout = Layout::new(ChunkSize::DEFAULT, 2, PoolId(0), 2, 0).unwrap();
+        let chunk_of = |group: GroupId| {
+            let mut chunks = (0..2).map(ChunkIndex);
+            chunks.find(|&index| layout.group(index) == group).unwrap()
+        };
+        let learn = |newest: u32, epochs: [u32; 2]| {
+            let key = |id| SigningKey { id: KeyId(id), secret: [1; 32] };
+            cluster.replace_keys(&Keys { keys: vec![key(newest - 1), key(newest)] });
+            let group = |epoch| Group { epoch: GroupEpoch(epoch), targets: vec![] };
+            let groups = epochs.map(group).to_vec();
+            let pools = vec![Pool { id: PoolId(0), name: "default".to_owned(), groups }];
+            let (hosts, targets) = (Vec::new(), Vec::new());
+            cluster.replace_map(Map { epoch: MapEpoch(newest.into()), hosts, targets, pools });
+        };
+        let check = |group, key| {
+            let checked = cluster.check_fresh(&layout, chunk_of(GroupId(group)), KeyId(key));
+            checked.map_err(|failure| failure.kind)
+        };
+        learn(2, [1, 1]);
+        assert_eq!((check(0, 1), check(1, 1)), (Ok(()), Ok(())));
+        // A target is given up; then there is a new key, and others have its group.
+        learn(2, [2, 1]);
+        learn(3, [3, 1]);
+        assert_eq!((check(0, 2), check(0, 3)), (Err(ErrorKind::KeyRetired), Ok(())));
+        assert_eq!(check(1, 2), Ok(()), "the other group has not moved");
+    }
+}

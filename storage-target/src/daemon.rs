@@ -1,22 +1,22 @@
 //! The daemon's answers, one method for each request; knows no transport.
 //!
-//! [`data`] serves clients (and other targets that export), [`control`] the metadata server,
-//! [`export`] uploads, [`upkeep`] operators. [`crate::server`] translates between these and the
-//! wire. `bodies` and `replies` bound what is on its way from and to clients, `shares` what each
-//! session has of that.
+//! [`data`] serves clients (and other targets that export or copy), [`copies`] what clients have
+//! targets copy, [`control`] the metadata server, [`export`] uploads, [`upkeep`] operators.
+//! [`crate::server`] translates between these and the wire. `bodies` and `replies` bound what is on
+//! its way from and to clients, and what each session has of that; `stores` are the targets.
 
 use std::{
-    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use millrace_protocol::{cluster::TargetReport, session::Role};
 use millrace_types::{ErrorKind, Failure, TargetId};
 
-use self::{bodies::Bodies, replies::Replies};
+use self::{bodies::Bodies, copies::Copies, replies::Replies};
 use crate::{
     background::Background,
     changed::Changed,
@@ -30,22 +30,27 @@ use crate::{
 
 mod bodies;
 mod control;
+mod copies;
 mod data;
 mod export;
 mod inline;
 mod replies;
-mod shares;
+mod stores;
 mod tallied;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod upkeep;
 
 pub(crate) use export::{Exporter, Remote};
+pub(crate) use stores::Stores;
+
+/// When to ask again for a target whose disk is not open.
+const UNOPENED_PAUSE: Duration = Duration::from_secs(1);
 
 /// Everything that requests need.
 #[derive(Debug)]
 pub(crate) struct Daemon {
-    pub(crate) stores: BTreeMap<TargetId, Store>,
+    pub(crate) stores: Stores,
     pub(crate) cluster: Cluster,
     pub(crate) sessions: Sessions,
     pub(crate) links: Links,
@@ -56,6 +61,7 @@ pub(crate) struct Daemon {
     /// Turns of fetches that no reader waits for.
     background: Background,
     bodies: Bodies,
+    copies: Copies,
     replies: Replies,
     pub(crate) reclaimed_bytes: AtomicU64,
     /// The cluster has been told of the targets: none of them is blank to it any more.
@@ -72,18 +78,20 @@ pub(crate) struct Caller {
 
 impl Daemon {
     pub(crate) fn new(
-        stores: Vec<Store>,
+        stores: Stores,
         cluster: Cluster,
         links: Links,
         exporter: Exporter,
         counters: Counters,
         background: Background,
     ) -> Self {
-        let bodies = Bodies::new(stores.iter().map(Store::id));
+        let bodies = Bodies::new(stores.count());
+        stores.values().for_each(|store| bodies.add(store.id()));
         // All of them have the same one.
-        let pool_bytes = stores.first().map_or(0, |store| store.volume().pool().budget_bytes());
+        let first = stores.values().next();
+        let pool_bytes = first.map_or(0, |store| store.volume().pool().budget_bytes());
         Self {
-            stores: stores.into_iter().map(|store| (store.id(), store)).collect(),
+            stores,
             cluster,
             sessions: Sessions::default(),
             links,
@@ -93,18 +101,33 @@ impl Daemon {
             misses: Misses::default(),
             background,
             bodies,
+            copies: Copies::default(),
             replies: Replies::new(pool_bytes),
             reclaimed_bytes: AtomicU64::new(0),
             introduced: AtomicBool::new(false),
         }
     }
 
+    /// Serves a target, too, whose disk came later than the others.
+    pub(crate) fn add(&self, store: Store) {
+        self.bodies.add(store.id());
+        self.stores.add(store);
+    }
+
     /// The store of a target.
     ///
     /// # Errors
     /// [`ErrorKind::StaleGroup`]: who asks here for a target of another host has an old map.
+    /// [`ErrorKind::Busy`] while the disk of one of this host is not open.
     fn store(&self, target: TargetId) -> Result<&Store, Failure> {
         self.stores.get(&target).ok_or_else(|| {
+            let map = self.cluster.map();
+            let host = |target| map.host_of(target).map(|host| host.id);
+            let here = self.stores.values().find_map(|store| host(store.id()));
+            if here.is_some() && host(target) == here {
+                let words = format!("the disk of target {target} is not open yet");
+                return Failure::new(ErrorKind::Busy, words).retry_after(UNOPENED_PAUSE);
+            }
             let words = format!("target {target} is not served by this host");
             Failure::new(ErrorKind::StaleGroup, words)
         })

@@ -55,8 +55,8 @@ mod syncs;
 pub mod uring;
 
 pub use backing::Backing;
-pub(crate) use buffer::Charge;
 pub use buffer::{AlignedBuffer, BufferPool};
+pub(crate) use buffer::{Charge, SegmentRoom};
 pub use file::DataFile;
 pub use meter::DiskMeter;
 pub use place::{Place, PlaceError};
@@ -197,7 +197,7 @@ pub enum DiskError {
     /// A sync has failed before, perhaps somebody else's. Open the disk again.
     #[error("an earlier sync of the disk failed: what was written before it may be gone")]
     SyncFailed,
-    /// The engine has ended.
+    /// The engine has ended, or takes no changes any more.
     #[error("the disk engine has stopped")]
     Stopped,
     /// The disk has failed, and could not be opened again when that was last tried.
@@ -255,6 +255,8 @@ pub struct DiskQueue {
     meter: Arc<OnceLock<DiskMeter>>,
     /// It has ended, and nothing takes its place for now.
     is_away: Arc<AtomicBool>,
+    /// Only what reads is still done.
+    only_reads: Arc<AtomicBool>,
 }
 
 impl DiskQueue {
@@ -264,7 +266,8 @@ impl DiskQueue {
         let depth = Arc::new(Semaphore::new(QUEUE_DEPTH));
         let name = disk.name();
         let (disk, meter) = (Arc::new(RwLock::new(Some(disk))), Arc::default());
-        Self { disk, name, depth, syncs: Arc::default(), meter, is_away: Arc::default() }
+        let (is_away, only_reads) = (Arc::default(), Arc::default());
+        Self { disk, name, depth, syncs: Arc::default(), meter, is_away, only_reads }
     }
 
     /// Waits until everything is over that is under way, also what nobody waits for any more; what
@@ -273,6 +276,23 @@ impl DiskQueue {
         let all = u32::try_from(QUEUE_DEPTH).expect("a few");
         // Refused when it has ended: nothing is under way then.
         drop(self.depth.acquire_many(all).await);
+    }
+
+    /// Ends all changes, for everybody who has a clone: waits until everything under way is over,
+    /// also what nobody waits for any more. Writes and syncs that are asked for from then on fail
+    /// with [`DiskError::Stopped`], so that somebody else may change what lies there; reads go on.
+    pub async fn end_changes(&self) {
+        let all = u32::try_from(QUEUE_DEPTH).expect("a few");
+        // Refused when it has ended: nothing is under way then.
+        let everything = self.depth.acquire_many(all).await;
+        self.only_reads.store(true, Ordering::Release);
+        drop(everything);
+    }
+
+    /// Whether writes and syncs are still done.
+    #[must_use]
+    pub fn takes_changes(&self) -> bool {
+        !self.only_reads.load(Ordering::Acquire)
     }
 
     /// Ends it, for everybody who has a clone: waits until everything under way is over, and lets
@@ -435,6 +455,9 @@ impl DiskQueue {
         let bytes = pieces.iter().map(|piece| piece.range.len()).sum();
         let depth = Arc::clone(&self.depth);
         let permit = depth.acquire_owned().await.map_err(|_| self.gone())?;
+        if operation != Operation::Read && !self.takes_changes() {
+            return Err(DiskError::Stopped);
+        }
         let (reply, answer) = oneshot::channel();
         metered.hand_over();
         let disk = self.disk()?;

@@ -16,7 +16,8 @@
 //! bucket already and costs a connection.
 //!
 //! Bounds: the bucket's own limits on requests and bytes; the buffer pool, since every segment that
-//! is in memory is a buffer of it; one entry per chunk with a fetch under way.
+//! is in memory is a buffer of it, and what targets and links may have of it in segments that are
+//! not stored yet; one entry per chunk with a fetch under way.
 
 use std::{
     collections::HashMap,
@@ -58,10 +59,6 @@ const STREAM_BLOCKS: u16 = 128;
 /// byte.
 const AHEAD_BLOCKS: u16 = 64;
 
-/// Fetches that may wait for several segments at a time. Each holds two buffers of 1 MiB at most
-/// while it waits for a third: less than half of the smallest useful pool.
-const TURNS: usize = 32;
-
 /// Fetches for the chunks of one target. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Hydrator {
@@ -76,7 +73,8 @@ struct Inner {
     /// Where streams run: beside the threads that serve the network.
     runtime: Handle,
     chunks: Mutex<HashMap<FetchKey, Chunk>>,
-    /// Who waits for several segments holds buffers while it waits for more: only so many may.
+    /// Who waits for several segments holds two buffers while it waits for a third: only so many
+    /// may as the target's part of the pool allows.
     turns: Semaphore,
     fetched_bytes: AtomicU64,
     fetches: AtomicU64,
@@ -167,13 +165,14 @@ impl Hydrator {
         releaser: Releaser,
         runtime: Handle,
     ) -> Self {
+        let turns = Semaphore::new(volume.pool().turns());
         let inner = Inner {
             volume,
             links,
             releaser,
             runtime,
             chunks: Mutex::default(),
-            turns: Semaphore::new(TURNS),
+            turns,
             fetched_bytes: AtomicU64::new(0),
             fetches: AtomicU64::new(0),
         };

@@ -18,10 +18,10 @@
 //! `hydration`, `store` (one target), `cluster`, `links`, `sessions`, `daemon` (the answers),
 //! `server` (the wire), `addresses` (where others reach it), `member` (heartbeats), `changed`
 //! (objects that are not what they were), `background` (turns of fetches that nobody waits for),
-//! `misses` (reads that waited), `noted` (what it and `changed` have in common),
-//! `metrics`, [`run`](mod@run). Beside them the offline tools, which use [`format`](mod@format) and
-//! the walk of [`index`] alone: [`image`] (a target's bytes, opened for reading), [`verify`] and
-//! [`dump`].
+//! `misses` (reads that waited), `noted` (what it and `changed` have in common), `shares` (what
+//! each may hold of something), `metrics`, [`run`](mod@run). Beside them the offline tools, which
+//! use [`format`](mod@format) and the walk of [`index`] alone: [`image`] (a target's bytes, opened
+//! for reading), [`verify`] and [`dump`].
 
 pub mod disk;
 pub mod dump;
@@ -51,6 +51,7 @@ mod parts;
 mod release;
 mod server;
 mod sessions;
+mod shares;
 mod store;
 mod view;
 

@@ -5,10 +5,7 @@
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -23,11 +20,12 @@ use millrace_service::address::ServerAddress;
 use millrace_transport::{CallOptions, Peer};
 use millrace_types::{ErrorKind, Failure, TargetId};
 
-use self::{comparisons::Comparisons, lookup::Lookup};
-use crate::{addresses::Addresses, daemon::Daemon};
+use self::{comparisons::Comparisons, lookup::Lookup, reclaims::Reclaims};
+use crate::{addresses::Addresses, daemon::Daemon, store::Store};
 
 mod comparisons;
 mod lookup;
+mod reclaims;
 
 /// Between heartbeats.
 const BEAT: Duration = Duration::from_secs(1);
@@ -58,7 +56,6 @@ pub(crate) struct Member {
     pub(crate) found: Result<Vec<SocketAddr>, Failure>,
     pub(crate) addresses: Addresses,
     pub(crate) name: String,
-    pub(crate) reclaiming: Arc<AtomicBool>,
 }
 
 impl Member {
@@ -66,10 +63,17 @@ impl Member {
     pub(crate) async fn run(mut self) {
         let mut incarnation = None;
         let mut failing = false;
-        let mut comparisons = Comparisons::new(self.daemon.stores.keys().copied());
+        let mut comparisons = Comparisons::default();
+        let mut reclaims = Reclaims::default();
         let mut lookup = Lookup::default();
+        let mut announced = 0;
         loop {
             let sent = Instant::now();
+            let open = self.daemon.stores.open_count();
+            if open > announced {
+                // Of one whose disk came later the server does not know.
+                incarnation = None;
+            }
             let reply = match incarnation {
                 None => {
                     // Until it has shown again what it saw of the log, it is not checked.
@@ -90,8 +94,16 @@ impl Member {
                     let restarted = incarnation.is_some_and(|known| known != news.incarnation);
                     // A restarted server is told everything again at once.
                     incarnation = (!restarted).then_some(news.incarnation);
+                    announced = open;
                     self.daemon.cluster.handle_heartbeat(&news, sent, Instant::now());
                     self.learn(&news).await;
+                    if news.reclaim_waiting {
+                        let targets = self.daemon.stores.values().map(Store::id);
+                        reclaims.begin(targets, Instant::now(), |target| {
+                            reclaim(Arc::clone(&self.daemon), self.metadata.clone(), target)
+                        });
+                    }
+                    comparisons.add(self.daemon.stores.values().map(Store::id));
                     comparisons.begin(news.incarnation, Instant::now(), |target| {
                         compare_log(Arc::clone(&self.daemon), self.metadata.clone(), target)
                     });
@@ -165,14 +177,6 @@ impl Member {
         if let Err(failure) = self.fetch(news).await {
             // The next heartbeat tries again.
             tracing::debug!(%failure, "fetching what is new failed");
-        }
-        if news.reclaim_waiting && !self.reclaiming.swap(true, Ordering::AcqRel) {
-            let reclaimer = Reclaimer {
-                daemon: Arc::clone(&self.daemon),
-                metadata: self.metadata.clone(),
-                running: Arc::clone(&self.reclaiming),
-            };
-            drop(tokio::spawn(reclaimer.run()));
         }
     }
 
@@ -254,39 +258,18 @@ pub(crate) async fn resolve(servers: &[ServerAddress]) -> Result<Vec<SocketAddr>
     Ok(found)
 }
 
-/// Works off the reclaim queues, once.
-struct Reclaimer {
-    daemon: Arc<Daemon>,
-    metadata: Peer,
-    running: Arc<AtomicBool>,
-}
-
-impl Reclaimer {
-    async fn run(self) {
-        for &target in self.daemon.stores.keys() {
-            if let Err(failure) = self.reclaim(target).await {
-                tracing::warn!(%target, %failure, "reclaiming is put off");
-            }
+/// Works off a target's reclaim queue, once; returns whether anything was in it.
+async fn reclaim(daemon: Arc<Daemon>, metadata: Peer, target: TargetId) -> Result<bool, Failure> {
+    let options = CallOptions::control(PATIENCE);
+    let mut found = false;
+    loop {
+        if !daemon.cluster.may_write() {
+            return Err(ErrorKind::Unavailable.into());
         }
-    }
-
-    async fn reclaim(&self, target: TargetId) -> Result<(), Failure> {
-        let options = CallOptions::control(PATIENCE);
-        loop {
-            if !self.daemon.cluster.may_write() {
-                return Err(ErrorKind::Unavailable.into());
-            }
-            let fetch = FetchReclaim { target, entries_max: RECLAIM_ENTRIES };
-            let batch = self.metadata.call(&fetch, options).await?;
-            let Some(through) = self.daemon.reclaim(target, &batch).await? else { return Ok(()) };
-            self.metadata.call(&AcknowledgeReclaim { target, through }, options).await?;
-        }
-    }
-}
-
-/// However it ends: the next one begins with a heartbeat.
-impl Drop for Reclaimer {
-    fn drop(&mut self) {
-        self.running.store(false, Ordering::Release);
+        let fetch = FetchReclaim { target, entries_max: RECLAIM_ENTRIES };
+        let batch = metadata.call(&fetch, options).await?;
+        let Some(through) = daemon.reclaim(target, &batch).await? else { return Ok(found) };
+        found = true;
+        metadata.call(&AcknowledgeReclaim { target, through }, options).await?;
     }
 }

@@ -28,6 +28,7 @@ pub fn exported_names() -> Vec<String> {
 pub(crate) struct Counters {
     pub(crate) read_bytes: Counter,
     pub(crate) written_bytes: Counter,
+    pub(crate) copied_bytes: Counter,
     pub(crate) exported_bytes: Counter,
     pub(crate) syncs: Counter,
     pub(crate) corrupt_replies: Counter,
@@ -41,6 +42,7 @@ pub(crate) struct Counters {
     space: Family<Labels, Gauge>,
     pub(crate) bad_blocks: Gauge,
     pub(crate) loss_count: Gauge,
+    pub(crate) unopened: Gauge,
     pub(crate) failed: Gauge,
     pub(crate) reopened: Gauge,
     pub(crate) buffer_bytes: Gauge,
@@ -55,8 +57,10 @@ impl Counters {
         use MetricUnit::{Bytes, Count};
         let mut counter =
             |name, help, unit| metrics.register(describe(name, help, unit), Counter::default());
-        let read_bytes = counter("target_read", "Bytes that clients have read", Bytes);
+        let read_bytes = counter("target_read", "Bytes that clients and targets have read", Bytes);
         let written_bytes = counter("target_written", "Bytes that clients have written", Bytes);
+        let copied_bytes =
+            counter("target_copied", "Bytes written with what targets read themselves", Bytes);
         let exported_bytes = counter("target_exported", "Bytes uploaded to buckets", Bytes);
         let syncs = counter("target_syncs", "Sync requests answered", Count);
         let corrupt_replies =
@@ -75,6 +79,8 @@ impl Counters {
             gauge("target_bad_blocks", "Blocks whose checksum failed, not replaced", Count);
         let loss_count =
             gauge("target_loss_count", "How often unsynced writes may have been lost", Count);
+        let unopened =
+            gauge("target_unopened", "Targets of the settings that cannot be opened yet", Count);
         let failed = gauge("target_failed", "Targets that take no change at present", Count);
         let reopened =
             gauge("target_reopened", "How often targets were opened again in place", Count);
@@ -82,14 +88,8 @@ impl Counters {
         let reclaimed_bytes = gauge("target_reclaimed", "Bytes freed for deleted files", Bytes);
         let released_bytes =
             gauge("target_released", "Bytes dropped to make room, which buckets have too", Bytes);
-        let space = metrics.register(
-            describe(
-                "target_space",
-                "Bytes of all targets' disks, by what they are used for",
-                Bytes,
-            ),
-            Family::default(),
-        );
+        let help = "Bytes of all targets' disks, by what they are used for";
+        let space = metrics.register(describe("target_space", help, Bytes), Family::default());
         let names = RequestMetricNames {
             duration: "target_request_duration",
             running: "target_requests_running",
@@ -99,6 +99,7 @@ impl Counters {
         Self {
             read_bytes,
             written_bytes,
+            copied_bytes,
             exported_bytes,
             syncs,
             corrupt_replies,
@@ -112,6 +113,7 @@ impl Counters {
             space,
             bad_blocks,
             loss_count,
+            unopened,
             failed,
             reopened,
             buffer_bytes,

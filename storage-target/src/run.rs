@@ -4,14 +4,15 @@ use std::{
     collections::HashMap,
     io,
     net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures::future::{self, join_all};
 use millrace_protocol::{session::Role, storage::Read};
-use millrace_runtime::{Clock, Drained, Random, Shutdown};
+use millrace_runtime::{Drained, Shutdown};
 use millrace_service::{
     daemon::{Ended, until_stopped},
     metrics::{self, Metrics},
@@ -20,27 +21,24 @@ use millrace_service::{
 use millrace_transport::{
     CallOptions, ClientEndpoints, Identity, Peer, PeerTarget, Server, TransportSettings,
 };
-use millrace_types::{ClusterId, Crc32c, Failure, HostId};
+use millrace_types::{Crc32c, Failure, HostId};
 
+use self::opening::Opener;
 use crate::{
     addresses::Addresses,
     background::Background,
     cluster::Cluster,
-    daemon::{Daemon, Exporter, Remote},
+    daemon::{Daemon, Exporter, Remote, Stores},
     disk::BufferPool,
-    hydration::Hydrator,
     links::Links,
     member::{self, Member},
     metrics::Counters,
-    release::Releaser,
     server::TargetService,
-    settings::{Settings, TargetSettings},
-    store::Store,
-    volume::{self, OpenError, PlaceOptions, Statistics, Volume},
+    settings::Settings,
+    volume::{self, OpenError, Statistics},
 };
 
-/// Longest time that an acknowledged write stays unsynced without anybody asking.
-const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+mod opening;
 
 /// How long requests may take to finish when the daemon stops.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -91,6 +89,15 @@ pub enum StartError {
         /// What was expected.
         expected: millrace_types::TargetId,
     },
+    /// Two disks hold the same target.
+    #[error("{}: holds target {target}, as another disk of the settings does: one of the two is a \
+             copy; take that out of the settings", path.display())]
+    Twice {
+        /// The directory, device or image file of one of them.
+        path: PathBuf,
+        /// What is there.
+        target: millrace_types::TargetId,
+    },
     /// The network cannot be used.
     #[error(transparent)]
     Server(#[from] millrace_transport::server::ServerError),
@@ -103,6 +110,14 @@ pub enum StartError {
     /// The system refuses a thread, a signal handler or the like.
     #[error(transparent)]
     System(#[from] io::Error),
+}
+
+impl StartError {
+    /// Whether a disk is there that is not what the settings say. A person has to look: no other
+    /// target is served then, whereas others do not wait for a disk that is gone.
+    fn is_of_settings(&self) -> bool {
+        matches!(self, Self::OtherTarget { .. } | Self::Twice { .. })
+    }
 }
 
 /// Runs the daemon until a signal ends it. Blocks the calling thread.
@@ -127,6 +142,8 @@ pub fn run(settings: Settings) -> Result<Ended, StartError> {
         Box::pin(until_stopped(running.until_drained(), stop, STOP)).await
     });
     buckets.shutdown_background();
+    // A disk that hangs while it is opened is not waited for.
+    runtime.shutdown_background();
     ended
 }
 
@@ -158,17 +175,16 @@ impl Running {
         let counters = Counters::register(&mut metrics);
         let pool = BufferPool::new(usize::try_from(settings.buffer_memory.0).unwrap_or(usize::MAX));
         let links = Links::new(settings.buckets.object_source());
-        let mut stores = Vec::new();
-        for volume in open_all(&settings, peer.cluster, &pool).await? {
-            let volume = Arc::new(volume);
-            volume.measure(counters.upkeep.disk.clone(), counters.upkeep.journal.clone());
-            volume.start_scrub(settings.scrub.scrub(), Clock::system());
-            let releaser = Releaser::new(Arc::clone(&volume), settings.release.watermarks());
-            let runtime = buckets.clone();
-            let hydrator =
-                Hydrator::new(Arc::clone(&volume), links.clone(), releaser.clone(), runtime);
-            stores.push(Store::new(volume, hydrator, releaser));
-        }
+        let opener = Arc::new(Opener {
+            settings: settings.clone(),
+            cluster: peer.cluster,
+            boot: volume::boot_id()?,
+            links: links.clone(),
+            counters: counters.clone(),
+            buckets: buckets.clone(),
+        });
+        let (stores, missing) = opener.open_all(&pool).await?;
+        let stores = Stores::new(stores, settings.targets().len());
         let shutdown = Shutdown::new();
         let network = settings.network.clone();
         let endpoints = ClientEndpoints::start(identity.clone(), network.clone(), &shutdown)?;
@@ -182,15 +198,18 @@ impl Running {
         let member = join(&settings, &endpoints, &server, &daemon).await;
         let reports = daemon.changed.clone().report(member.metadata.clone());
         let misses = daemon.misses.clone().report(member.metadata.clone());
-        let rooms = make_room(&daemon, &member.metadata);
+        let later = opener.open_missing(missing, Arc::clone(&daemon), member.metadata.clone());
+        // The first of the two never ends.
+        let rooms = future::join(make_room(&daemon, &member.metadata), later);
         let stopping = shutdown.clone();
         drop(tokio::spawn(async move {
             tokio::select! {
+                biased;
+                () = stopping.stopped() => {}
                 () = reports => {}
                 () = misses => {}
                 () = member.run() => {}
-                () = rooms => {}
-                () = stopping.stopped() => {}
+                _ = rooms => {}
             }
         }));
         let (gauged, stopping) = (Arc::clone(&daemon), shutdown.clone());
@@ -201,8 +220,8 @@ impl Running {
             }
         }));
         metrics::serve(&settings.metrics, Arc::new(metrics)).await?;
-        let targets = daemon.stores.len();
-        systemd::ready(&format!("serving {targets} targets on {}", server.local_addr()));
+        let (open, all) = (daemon.stores.open_count(), daemon.stores.count());
+        systemd::ready(&format!("serving {open} of {all} targets on {}", server.local_addr()));
         Ok(Self { daemon, server, shutdown })
     }
 
@@ -227,11 +246,7 @@ impl Running {
         if let Drained::GaveUp(tasks) = self.shutdown.finish(DRAIN).await {
             tracing::warn!(?tasks, "requests were cut off");
         }
-        for store in self.daemon.stores.values() {
-            if let Err(error) = store.volume().close().await {
-                tracing::error!(target = %store.id(), %error, "the target is not closed in order");
-            }
-        }
+        self.daemon.stores.close().await;
         Ok(())
     }
 }
@@ -266,7 +281,6 @@ async fn join(
         found,
         addresses: Addresses::new(server.local_addr(), settings.advertise.clone()),
         name: settings.name.clone().unwrap_or_else(host_name),
-        reclaiming: Arc::new(AtomicBool::new(false)),
     }
 }
 
@@ -275,77 +289,13 @@ fn host_name() -> String {
     name.chars().take(64).collect()
 }
 
-async fn open_all(
-    settings: &Settings,
-    cluster: ClusterId,
-    pool: &BufferPool,
-) -> Result<Vec<Volume>, StartError> {
-    let targets = settings.targets();
-    if targets.is_empty() {
-        return Err(StartError::NoTarget);
-    }
-    let boot = volume::boot_id()?;
-    let mut opening = Vec::new();
-    for target in targets {
-        let options = PlaceOptions {
-            path: target.directory.clone(),
-            cluster,
-            new_target: target.id.is_none().then(|| Random::system().target_id()),
-            capacity: target.capacity,
-            disk_engine: settings.disk_engine,
-            sync_interval: SYNC_INTERVAL,
-            boot,
-            cache_bytes: usize::try_from(settings.index_cache.0).unwrap_or(usize::MAX),
-        };
-        // All disks at once: each start reads its journal.
-        opening.push(tokio::spawn(open(target, options, pool.clone())));
-    }
-    let mut volumes = Vec::new();
-    for task in opening {
-        volumes.push(task.await.map_err(io::Error::other)??);
-    }
-    Ok(volumes)
-}
-
-async fn open(
-    target: TargetSettings,
-    options: PlaceOptions,
-    pool: BufferPool,
-) -> Result<Volume, StartError> {
-    if target.id.is_none() {
-        make_directory(&target.directory)?;
-    }
-    let volume = Volume::open_at(&options, pool).await?;
-    match target.id.filter(|&expected| expected != volume.target()) {
-        None => Ok(volume),
-        Some(expected) => {
-            let path = target.directory;
-            Err(StartError::OtherTarget { path, found: volume.target(), expected })
-        }
-    }
-}
-
-/// Makes the last part of the path only: a missing parent means a disk that is not mounted. Where a
-/// device should be nothing is made; `/dev/shm` has no devices, but what lies in memory.
-fn make_directory(path: &Path) -> Result<(), StartError> {
-    if path.starts_with("/dev") && !path.starts_with("/dev/shm") {
-        return Ok(());
-    }
-    match std::fs::create_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(StartError::Directory { path: path.to_owned(), source: error })
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Makes room on every target whenever it is due, until it is dropped.
 fn make_room(daemon: &Daemon, metadata: &Peer) -> impl Future<Output = ()> + use<> {
     let rooms = daemon.stores.values().map(|store| {
         let (metadata, cluster) = (metadata.clone(), daemon.cluster.clone());
         store.releaser().clone().run(metadata, cluster)
     });
-    let rooms = futures::future::join_all(rooms.collect::<Vec<_>>());
+    let rooms = join_all(rooms.collect::<Vec<_>>());
     async move { drop(rooms.await) }
 }
 
@@ -358,6 +308,8 @@ async fn keep_gauges(daemon: Arc<Daemon>, pool: BufferPool) {
         counters.capacity_bytes.set(sum(|one| one.capacity.0));
         counters.used_bytes.set(sum(|one| one.used.0));
         counters.bad_blocks.set(sum(|one| one.bad_blocks));
+        let unopened = daemon.stores.count() - daemon.stores.open_count();
+        counters.unopened.set(gauge(unopened as u64));
         let failed = daemon.stores.values().filter(|store| store.volume().has_failed()).count();
         counters.failed.set(gauge(failed as u64));
         let reopened = daemon.stores.values().map(|store| store.volume().reopened()).sum();
@@ -379,7 +331,7 @@ async fn keep_gauges(daemon: Arc<Daemon>, pool: BufferPool) {
     }
 }
 
-/// The daemons of other hosts, for exports.
+/// The daemons of other hosts, for exports and copies.
 #[derive(Debug)]
 struct RemoteTargets {
     endpoints: ClientEndpoints,
@@ -416,6 +368,18 @@ impl Remote for RemoteTargets {
         let peer = self.peer(host, addresses);
         let options = CallOptions::bulk(REMOTE_READ);
         let (reply, body) = peer.exchange_until(request, Bytes::new(), options).await?;
+        Ok((reply.checksum, body.into_pieces()))
+    }
+
+    async fn try_read(
+        &self,
+        host: HostId,
+        addresses: &[String],
+        request: &Read,
+    ) -> Result<(Crc32c, Vec<Bytes>), Failure> {
+        let peer = self.peer(host, addresses);
+        let options = CallOptions::bulk(REMOTE_READ);
+        let (reply, body) = peer.exchange(request, Bytes::new(), options).await?;
         Ok((reply.checksum, body.into_pieces()))
     }
 }

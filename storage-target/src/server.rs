@@ -8,11 +8,11 @@ use millrace_protocol::{
     fsck::ListContents,
     requests::CountRequests,
     session::Role,
-    storage::{Attach, Read, Seek, Sync, Write, Zero},
+    storage::{Attach, CopyRange, Read, Seek, Sync, Write, Zero},
     tallied::Tallied,
     target::{
-        CheckBucket, Hydrate, MarkExported, Presence, Release, StoreInline, Trim, UploadObject,
-        UploadObjectTo, UploadPart, UploadPartTo,
+        CheckBucket, Hydrate, MarkExported, MarkExportedAt, Presence, Release, StoreInline, Trim,
+        UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
     },
     upkeep::{ControlScrub, DescribeTarget},
 };
@@ -98,6 +98,10 @@ impl TargetService {
             RequestKind::Seek => {
                 answer::<Seek, _>(call, async |request| daemon.seek(caller, request).await).await;
             }
+            RequestKind::CopyRange => {
+                answer::<CopyRange, _>(call, async |request| daemon.copy(caller, request).await)
+                    .await;
+            }
             _ => {
                 answer::<Sync, _>(call, async |request| daemon.sync(caller, &request).await).await;
             }
@@ -131,6 +135,19 @@ impl TargetService {
             }
             // `control` hands nothing else on.
             _ => call.fail(ErrorKind::NotSupported).await,
+        }
+    }
+
+    async fn mark(&self, call: IncomingCall) {
+        let daemon = &self.daemon;
+        if call.kind() == RequestKind::MarkExported {
+            answer::<MarkExported, _>(call, async |request| daemon.mark_exported(&request).await)
+                .await;
+        } else {
+            answer::<MarkExportedAt, _>(call, async |request| {
+                daemon.mark_exported_at(&request).await
+            })
+            .await;
         }
     }
 
@@ -172,12 +189,7 @@ impl TargetService {
             | RequestKind::UploadObject
             | RequestKind::UploadPartTo
             | RequestKind::UploadObjectTo => self.upload(call).await,
-            RequestKind::MarkExported => {
-                answer::<MarkExported, _>(call, async |request| {
-                    daemon.mark_exported(&request).await
-                })
-                .await;
-            }
+            RequestKind::MarkExported | RequestKind::MarkExportedAt => self.mark(call).await,
             RequestKind::CheckBucket => {
                 answer::<CheckBucket, _>(call, async |request| daemon.check_bucket(&request).await)
                     .await;
@@ -220,9 +232,10 @@ impl Service for TargetService {
                     | RequestKind::Write
                     | RequestKind::Zero
                     | RequestKind::Seek
+                    | RequestKind::CopyRange
                     | RequestKind::Sync
             ),
-            // Exports read from other targets.
+            // Exports and copies read from other targets.
             Role::Target => kind == RequestKind::Read,
             Role::Metadata => matches!(
                 kind,
@@ -238,6 +251,7 @@ impl Service for TargetService {
                     | RequestKind::UploadPartTo
                     | RequestKind::UploadObjectTo
                     | RequestKind::MarkExported
+                    | RequestKind::MarkExportedAt
                     | RequestKind::CheckBucket
                     | RequestKind::CountRequests
                     | RequestKind::Tallied
@@ -257,9 +271,10 @@ impl Service for TargetService {
                 RequestKind::Attach => self.attach(call).await,
                 RequestKind::Read => self.read(call).await,
                 RequestKind::Write => self.write(call).await,
-                RequestKind::Zero | RequestKind::Seek | RequestKind::Sync => {
-                    self.data(call).await;
-                }
+                RequestKind::Zero
+                | RequestKind::Seek
+                | RequestKind::CopyRange
+                | RequestKind::Sync => self.data(call).await,
                 _ => self.control(call).await,
             }
         };

@@ -2,9 +2,10 @@
 
 use std::{net::SocketAddr, ops::RangeInclusive, path::PathBuf, time::Duration};
 
+use millrace_protocol::cluster::TARGETS_PER_HOST_MAX;
 use millrace_service::{
     address::TARGET_PORT, cluster::ClusterSettings, daemon::DaemonSettings,
-    metrics::MetricsSettings, telemetry::LogSettings,
+    metrics::MetricsSettings, processors::ProcessorSettings, telemetry::LogSettings,
 };
 use millrace_transport::TransportSettings;
 use millrace_types::{ByteLen, GIB, MIB, TargetId};
@@ -80,6 +81,9 @@ pub struct Settings {
     /// Metrics.
     #[serde(default)]
     pub metrics: MetricsSettings,
+    /// What idle processors do.
+    #[serde(default)]
+    pub processors: ProcessorSettings,
 }
 
 /// One target.
@@ -196,15 +200,29 @@ impl DaemonSettings for Settings {
         &self.log
     }
 
+    fn processors(&self) -> &ProcessorSettings {
+        &self.processors
+    }
+
     fn check(&self) -> Result<(), String> {
         let targets = self.targets();
         if targets.is_empty() {
             return Err(StartError::NoTarget.to_string());
         }
-        let mut places: Vec<_> = targets.iter().map(|target| &target.directory).collect();
+        // The cluster takes none of a daemon with more.
+        if targets.len() > TARGETS_PER_HOST_MAX {
+            let count = targets.len();
+            return Err(format!("{count} targets: a daemon serves {TARGETS_PER_HOST_MAX} at most"));
+        }
+        let mut places: Vec<_> = targets.iter().map(place).collect();
         places.sort_unstable();
         if let Some(pair) = places.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(format!("two targets lie in {}", pair[0].display()));
+        }
+        let mut ids: Vec<_> = targets.iter().filter_map(|target| target.id).collect();
+        ids.sort_unstable();
+        if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("two targets have the id {}", pair[0]));
         }
         let least = ByteLen(Layout::capacity_min() * PAGE as u64);
         if targets.iter().filter_map(|target| target.capacity).any(|capacity| capacity < least) {
@@ -235,6 +253,11 @@ impl Settings {
         });
         short.chain(self.target.iter().cloned()).collect()
     }
+}
+
+/// Where a target lies, whatever links lead there, such as those of `/dev/disk`.
+fn place(target: &TargetSettings) -> PathBuf {
+    std::fs::canonicalize(&target.directory).unwrap_or_else(|_| target.directory.clone())
 }
 
 /// What the table leaves out is as for a server of bulk; the type's own defaults are not.
@@ -279,6 +302,8 @@ fn release<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ReleaseTable, D
 mod tests {
     use super::*;
 
+    const SOME_ID: &str = "00010203fcfdfeff";
+
     fn checked(text: &str) -> Result<(), String> {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("target.toml");
@@ -287,6 +312,17 @@ mod tests {
         std::fs::write(&file, format!("{text}\n{servers}")).unwrap();
         let loaded = millrace_service::config::load_with::<Settings>(Some(&file), "MILLRACE_", []);
         loaded.unwrap().check()
+    }
+
+    #[test]
+    fn a_disk_under_two_names_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (disk, link) = (directory.path().join("disk"), directory.path().join("link"));
+        std::fs::create_dir(&disk).unwrap();
+        std::os::unix::fs::symlink(&disk, &link).unwrap();
+        let table = |path| format!("[[target]]\ndirectory = {path:?}\n");
+        let refused = checked(&[table(&disk), table(&link)].concat()).unwrap_err();
+        assert!(refused.contains("two targets lie in"), "{refused}");
     }
 
     #[test]
@@ -300,9 +336,18 @@ mod tests {
         }
         let nobody = "data = '/d'\n[cluster]\nservers = []\nidentity = '/i.pem'";
         let many = format!("data = '/d'\nadvertise = {:?}", ["10.1.0.7:7441"; 9]);
+        let one = |directory| format!("[[target]]\ndirectory = '{directory}'\nid = '{SOME_ID}'\n");
+        let twice = [one("/a"), one("/b")].concat();
+        let tables = |count: usize| -> String {
+            (0..count).map(|number| format!("[[target]]\ndirectory = '/{number}'\n")).collect()
+        };
+        let (most, crowd) = (tables(64), tables(65));
+        assert_eq!(checked(&most), Ok(()));
         for (wrong, word) in [
             ("", "no target"),
             ("data = '/d'\n[[target]]\ndirectory = '/d'", "/d"),
+            (twice.as_str(), SOME_ID),
+            (crowd.as_str(), "64 at most"),
             ("[[target]]\ndirectory = '/a'\ncapacity = '48MiB'", "49 MiB"),
             (nobody, "cluster.servers"),
             ("data = '/d'\nadvertise = ['0.0.0.0:7441']", "0.0.0.0:7441"),

@@ -166,8 +166,9 @@ impl Store {
     /// Reads bytes of a chunk, at most 1 MiB. May be dropped at its await.
     ///
     /// # Errors
-    /// [`ErrorKind::StaleContent`] when the content was given up and is not all here any more;
-    /// [`ErrorKind::Lost`], [`ErrorKind::Corrupt`], the bucket's and the disk's refusals.
+    /// [`ErrorKind::StaleContent`] when the content was given up and is not all here any more, and
+    /// [`ErrorKind::StaleEpoch`] when it was exported or cut since; [`ErrorKind::Lost`],
+    /// [`ErrorKind::Corrupt`], the bucket's and the disk's refusals.
     pub(crate) async fn read(
         &self,
         view: &ChunkView,
@@ -196,7 +197,7 @@ impl Store {
             let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
             // What is sent to a bucket may have been written over the object before it went.
             let backed = if reader.is_client() { view.backed } else { 0 };
-            self.check_absent(backed, &snapshot, blocks).await?;
+            self.check_absent(view, backed, &snapshot, blocks).await?;
             let cut =
                 parts(&snapshot, range.clone(), view.backed, view.sparse).map_err(|kind| {
                     Failure::new(kind, format!("part of chunk {} is gone", view.key))
@@ -225,7 +226,8 @@ impl Store {
     /// The first byte of a part of a chunk that is a hole, or that is none. Reads the index alone.
     ///
     /// # Errors
-    /// [`ErrorKind::StaleContent`] as of [`Self::read`]; a damaged index.
+    /// [`ErrorKind::StaleContent`] and [`ErrorKind::StaleEpoch`] as of [`Self::read`]; a damaged
+    /// index.
     pub(crate) async fn seek(
         &self,
         view: &ChunkView,
@@ -234,7 +236,7 @@ impl Store {
     ) -> Result<Option<u32>, Failure> {
         let blocks = block_of(range.start)..block_of(range.end - 1) + 1;
         let snapshot = self.volume.snapshot(view.key, blocks.clone()).await?;
-        self.check_absent(view.backed, &snapshot, blocks).await?;
+        self.check_absent(view, view.backed, &snapshot, blocks).await?;
         Ok(seek(&snapshot, range, view.backed, view.sparse, hole))
     }
 
@@ -322,7 +324,8 @@ impl Store {
     /// when it returns.
     ///
     /// # Errors
-    /// Those of the bucket, and [`ErrorKind::NoSpace`].
+    /// Those of the bucket, [`ErrorKind::NoSpace`], and [`ErrorKind::StaleEpoch`] as of
+    /// [`Self::read`].
     pub(crate) async fn hydrate(
         &self,
         view: &ChunkView,
@@ -342,6 +345,7 @@ impl Store {
             let bytes = (0..blocks).filter(absent).map(|at| u64::from(bytes_of(at))).sum();
             let missing = *missing.get_or_insert(bytes);
             let Some(first) = (0..blocks).find(absent) else { return Ok(ByteLen(missing)) };
+            self.volume.check_content(view.key, view.write_epoch, true).await?;
             let _place = match behind {
                 Behind::Job => None,
                 Behind::Readers => Some(self.releaser.take_place(bytes)?),

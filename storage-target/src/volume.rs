@@ -95,6 +95,7 @@ mod locks;
 mod open;
 mod place;
 mod read;
+mod reclaim;
 mod recovery;
 mod remove;
 mod reopen;
@@ -245,6 +246,8 @@ struct State {
     inode_max: InodeId,
     /// Blocks that are not what was written, until they are replaced.
     bad: BTreeMap<BlockKey, Finding>,
+    /// The stop record was appended: no other follows it.
+    is_closed: bool,
 }
 
 /// A target's figures.

@@ -6,16 +6,16 @@ mod serve {
     pub(crate) mod world;
 }
 
-use std::fs;
+use std::{fs, path::Path, time::Duration};
 
 use bytes::Bytes;
 use millrace_protocol::{
-    capability::{Rights, SYSTEM_SESSION},
+    capability::{Content, Rights, SYSTEM_SESSION},
     session::Role,
-    storage::{Read, Sync, Write, Zero},
+    storage::{CopyRange, Read, Sync, Write, Zero},
     target::{
-        ContentName, Hydrate, Item, MarkExported, Presence, Release, StoreInline, Trim, UploadPart,
-        UploadSource,
+        ContentName, Hydrate, Item, MarkExported, MarkExportedAt, Presence, Release, StoreInline,
+        Trim, UploadPart, UploadSource,
     },
 };
 use millrace_types::{
@@ -25,6 +25,9 @@ use millrace_types::{
 use serve::world::{SESSION, World};
 
 const MIB: usize = 1 << 20;
+
+/// How long a daemon may take for what it does by itself.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn bytes(seed: u8, len: usize) -> Bytes {
     (0..len).map(|at| (at % 251).to_le_bytes()[0] ^ seed).collect()
@@ -47,6 +50,23 @@ async fn what_a_client_writes_is_read_back_and_survives_a_restart() {
         assert_eq!(found, data.slice(1000..71_000));
         assert_eq!(reply.checksum, Crc32c::of(&found));
     }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_daemon_begins_without_a_disk_that_is_gone_and_registers_it_when_it_is_back() {
+    let second = |dir: &Path| {
+        fs::create_dir(dir.join("disk")).unwrap();
+        format!("[[target]]\ndirectory = {:?}\n", dir.join("disk/target"))
+    };
+    let mut world = World::start_with(second).await;
+    let both = world.metadata.wait_for_targets(2).await;
+    world.restart_after(|dir| fs::rename(dir.join("disk"), dir.join("away")).unwrap()).await;
+    let first = world.metadata.wait_for_targets(1).await;
+    assert!(both.contains(&first[0]));
+    fs::rename(world.dir().join("away"), world.dir().join("disk")).unwrap();
+    let registered = tokio::time::timeout(PATIENCE, world.metadata.wait_for_targets(2)).await;
+    assert_eq!(registered.expect("it is tried again within seconds"), both);
     world.stop().await;
 }
 
@@ -118,6 +138,43 @@ async fn capabilities_tickets_epochs_and_roles_are_checked() {
     let stranger = world.peer(Role::Client, None);
     let refused = stranger.exchange(&read(place), Bytes::new(), World::bulk()).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::TicketExpired, "no ticket was shown");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_range_is_copied_without_its_bytes_and_targets_only_read_for_each_other() {
+    let world = World::start().await;
+    let (source, target) = (world.content(1), world.content(2));
+    let (data, len) = (bytes(3, MIB), 300_000);
+    world.write(&source, 0, 0, data.clone(), 1).await.unwrap();
+    let copy = CopyRange {
+        place: world.place(&target, 1, (4096, len), (SESSION, Rights::ReadWrite)),
+        source: world.place(&source, 0, (17, len), (SESSION, Rights::Read)),
+        number: WriteNumber(2),
+        lowest_pending: WriteNumber(1),
+        durable: true,
+    };
+    let client = world.client(SESSION).await;
+    client.call(&copy, World::bulk()).await.unwrap();
+    let (_, found) = world.read(&target, 1, 4096, len).await.unwrap();
+    assert_eq!(found, data.slice(17..17 + len));
+
+    let neighbour = world.peer(Role::Target, None);
+    let read = Read { place: copy.source.clone(), sequential: false };
+    let (reply, body) = neighbour.exchange(&read, Bytes::new(), World::bulk()).await.unwrap();
+    let body = body.into_contiguous();
+    assert_eq!((reply.checksum, &body), (Crc32c::of(&body), &found));
+    let refused = neighbour.call(&copy, World::bulk()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Forbidden, "targets do not write for each other");
+    let write = Write {
+        place: copy.place,
+        checksum: reply.checksum,
+        number: WriteNumber(3),
+        lowest_pending: WriteNumber(1),
+        durable: false,
+    };
+    let refused = neighbour.exchange(&write, body, World::bulk()).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Forbidden);
     world.stop().await;
 }
 
@@ -296,6 +353,102 @@ async fn parts_are_uploaded_and_what_was_exported_becomes_clean() {
     let mark = MarkExported { target: world.target, items: vec![item] };
     let marked = metadata.call(&mark, World::control()).await.unwrap();
     assert_eq!(marked.results[0].as_ref().unwrap_err().kind, ErrorKind::ObjectChanged);
+    world.stop().await;
+}
+
+/// Has a target send a chunk to an object of its own, as an export of it.
+async fn exported(world: &World, content: &Content, len: usize, key: &str) {
+    let bucket = world.open_bucket();
+    let none = millrace_object_source::Metadata::default();
+    let upload = bucket.create_upload(key, &none).await.unwrap();
+    let place = world.place(content, 0, (0, 1), (SYSTEM_SESSION, Rights::Read));
+    let request = UploadPart {
+        source: UploadSource {
+            content: content.clone(),
+            capability: place.capability,
+            offset: 0,
+            len: len as u64,
+            link: LinkId(1),
+            key: key.to_owned(),
+        },
+        upload_id: upload.as_str().to_owned(),
+        part_number: 1,
+    };
+    let metadata = world.peer(Role::Metadata, None);
+    let reply = metadata.call(&request, World::bulk()).await.unwrap();
+    let tag = millrace_object_source::Tag::new(reply.etag).unwrap();
+    let part = millrace_object_source::UploadedPart { number: 1, tag, len: len as u64 };
+    let absent = millrace_object_source::Condition::Absent;
+    bucket.complete_upload(key, &upload, &[part], &absent).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_knows_a_file_from_before_its_export_gets_nothing_of_its_old_object() {
+    let mut world = World::start().await;
+    fs::write(world.bucket.path().join("old"), bytes(1, MIB)).unwrap();
+    let before = world.imported(5, "old").await;
+    let data = bytes(2, MIB);
+    world.write(&before, 0, 0, data.clone(), 1).await.unwrap();
+    exported(&world, &before, MIB, "new").await;
+    let after = Content { write_epoch: WriteEpoch(1), ..world.imported(5, "new").await };
+    let item =
+        |content: &Content| Item { content: content.clone(), first: ChunkIndex(0), count: 1 };
+    let metadata = world.peer(Role::Metadata, None);
+    let mark = MarkExportedAt { target: world.target, items: vec![item(&after)] };
+    let marked = metadata.call(&mark, World::control()).await.unwrap();
+    assert_eq!(marked.results[0].as_ref().unwrap().0, MIB as u64);
+    let (_, found) = world.read(&before, 0, 0, MIB).await.unwrap();
+    assert_eq!(found, data, "what is here is the same for everybody");
+
+    // As a reader from before may know the file: with its old object, or as one with holes.
+    let holes = Content { origin: None, origin_length: 0, sparse: true, ..before.clone() };
+    for is_restarted in [false, true] {
+        let metadata = world.peer(Role::Metadata, None);
+        let release = Release { target: world.target, items: vec![item(&after)] };
+        let released = metadata.call(&release, World::control()).await.unwrap();
+        assert_eq!(released.results[0].as_ref().unwrap().0, MIB as u64);
+        if is_restarted {
+            world.restart().await;
+        }
+        for old in [&before, &holes] {
+            let refused = world.read(old, 0, 0, 100).await.unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::StaleEpoch, "{refused}");
+        }
+        let metadata = world.peer(Role::Metadata, None);
+        let hydrate = Hydrate { target: world.target, items: vec![item(&before)] };
+        let hydrated = metadata.call(&hydrate, World::bulk()).await.unwrap();
+        assert_eq!(hydrated.results[0].as_ref().unwrap_err().kind, ErrorKind::StaleEpoch);
+        let hydrate = Hydrate { target: world.target, items: vec![item(&after)] };
+        let hydrated = metadata.call(&hydrate, World::bulk()).await.unwrap();
+        assert_eq!(hydrated.results[0].as_ref().unwrap().0, MIB as u64);
+        let (_, found) = world.read(&after, 0, 0, MIB).await.unwrap();
+        assert_eq!(found, data, "restarted: {is_restarted}");
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_older_server_has_no_epoch_kept_with_an_export_and_files_cut_that_were_exported() {
+    let world = World::start().await;
+    let content = world.content(6);
+    world.write(&content, 0, 0, bytes(1, MIB), 1).await.unwrap();
+    exported(&world, &content, MIB, "object").await;
+    let metadata = world.peer(Role::Metadata, None);
+    // A cut to that epoch is still to be told of.
+    let cut = Content { write_epoch: WriteEpoch(1), ..world.imported(6, "object").await };
+    let item = Item { content: cut.clone(), first: ChunkIndex(0), count: 1 };
+    let mark = MarkExported { target: world.target, items: vec![item] };
+    let marked = metadata.call(&mark, World::control()).await.unwrap();
+    assert_eq!(marked.results[0].as_ref().unwrap().0, MIB as u64);
+    let trim = Trim {
+        targets: vec![world.target],
+        inode: cut.inode,
+        generation: cut.generation,
+        layout: cut.layout,
+        write_epoch: cut.write_epoch,
+        size: 100_000,
+    };
+    assert!(metadata.call(&trim, World::control()).await.unwrap().freed.0 > 0);
     world.stop().await;
 }
 

@@ -128,6 +128,39 @@ fn has_ended(file: &fs::File, whole: &[u8], page: usize) -> Result<bool> {
 }
 
 #[test]
+fn who_has_a_file_open_from_before_it_was_moved_and_exported_gets_nothing_of_its_old_object()
+-> Result<()> {
+    const LEN: usize = 20_000_000;
+    let bucket = Bucket::start()?;
+    bucket.put("set/old", &version(1, LEN))?;
+    let cluster = linked(&bucket, &["--mode", "import-export"])?;
+    let second = cluster.mount_named("second");
+    cluster.mount_also(&second)?;
+    let mut reader = fs::File::open(second.join("set/old"))?;
+    reader.read_exact_at(&mut [0; PAGE], 0)?;
+
+    let set = cluster.mount().join("set");
+    fs::rename(set.join("old"), set.join("new"))?;
+    let writer = fs::File::options().write(true).open(set.join("new"))?;
+    writer.write_all_at(&version(2, LEN), 0)?;
+    drop(writer);
+    cluster.cli(&["export", "mr:/set", "--wait"])?.ok()?;
+    cluster.cli(&["release", "mr:/set", "--wait"])?.ok()?;
+    assert_eq!(state(&cluster, "mr:/set/new")?, "released");
+    ensure!(bucket.get("set/old")? == version(1, LEN), "it stays in the bucket");
+
+    // Behind what the mount and its kernel have of it.
+    rustix::fs::fadvise(&reader, 0, None, rustix::fs::Advice::DontNeed)?;
+    reader.seek(SeekFrom::Start(PAGE as u64))?;
+    let end = read_all(&mut reader, 2, PAGE)?;
+    ensure!(end == LEN - PAGE, "{end} bytes");
+    for mount in [cluster.mount(), second] {
+        ensure!(fs::read(mount.join("set/new"))? == version(2, LEN), "{}", mount.display());
+    }
+    Ok(())
+}
+
+#[test]
 fn a_handle_from_before_a_deletion_ends_with_it_and_shows_nothing_of_what_came_after() -> Result<()>
 {
     const LEN: usize = 9_000_000;

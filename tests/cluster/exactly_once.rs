@@ -40,10 +40,11 @@ use self::{
 const KILLS: u64 = 10;
 const WORKERS: usize = 8;
 
-/// A server is ready some 0.3 s after its start; between two kills there is load, too.
-const LIFE_MAX: Duration = Duration::from_millis(1500);
-/// Every fourth kill meets a server that is starting.
-const START_MAX: Duration = Duration::from_millis(300);
+/// Milliseconds. A server is ready some 0.3 s after its start; between two kills there is load,
+/// too.
+const LIFE_MAX: u64 = 1500;
+/// Milliseconds: every fourth kill meets a server that is starting, or has just been ready.
+const START_MAX: u64 = 600;
 /// A request goes on within a second of the server's return, and this machine may be busy.
 const PAUSE_MAX: Duration = Duration::from_secs(40);
 /// A start that was cut short by a kill says so.
@@ -139,7 +140,9 @@ fn kill_repeatedly(
         if early {
             starter.begin()?;
         }
-        thread::sleep(random.jitter(if early { START_MAX } else { LIFE_MAX }));
+        // From right after it began, or was ready: while the mounts come back, too.
+        let longest = if early { START_MAX } else { LIFE_MAX };
+        thread::sleep(Duration::from_millis(random.within(0..longest)));
         // A starter that was not fast enough has started nothing yet.
         let daemon = wait_for("the metadata server", || cluster.daemon("metadata").ok())?;
         daemon.kill()?;

@@ -104,6 +104,45 @@ fn a_release_of_what_nobody_uses_keeps_what_was_read_since() -> Result<()> {
 }
 
 #[test]
+fn a_job_by_state_passes_over_what_is_in_another() -> Result<()> {
+    let bucket = Bucket::start()?;
+    for name in ["here", "away"] {
+        bucket.put(&format!("set/{name}"), &[7; 100_000])?;
+    }
+    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    cluster.cli(&["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"])?.ok()?;
+    cluster.cli(&["hydrate", "mr:/set/here", "--wait"])?.ok()?;
+    let set = cluster.mount().join("set");
+    fs::write(set.join("new"), b"new")?;
+    let counted = ["hydrate", "mr:/set", "--state", "released,partial", "--dry-run", "--wait"];
+    let counted = cluster.json(&counted)?;
+    ensure!(counted["files_total"] == 1 && counted["bytes_total"] == 100_000, "{counted}");
+    // Through the mount's own socket, as a user without the cluster's identity does.
+    let path = set.to_str().context("a temporary path is text")?;
+    let export = ["export", path, "--state", "dirty", "--state", "conflict", "--wait"];
+    let job = cluster.json(&export)?;
+    ensure!(job["files_done"] == 1 && job["bytes_done"] == 3, "{job}");
+    let id = job["id"].to_string();
+    let shown = cluster.cli(&["job", "show", &id])?.ok()?;
+    ensure!(shown.contains("--state dirty,conflict"), "{shown}");
+    let release = cluster.json(&["release", "mr:/set", "--state", "exported", "--wait"])?;
+    ensure!(release["files_done"] == 1, "{release}");
+    let state = cluster.json(&["state", "mr:/set/here"])?;
+    ensure!(state["state"] == "hydrated", "{state}");
+
+    // The job is what it was after a restart of the server, and when it is started once more.
+    cluster.crash("metadata")?;
+    let again = cluster.json(&["job", "retry", &id, "--wait"])?;
+    ensure!(again["files_total"] == 0, "nothing is dirty any more: {again}");
+    let shown = cluster.json(&["job", "show", &again["id"].to_string()])?;
+    let states = &shown["selection"]["states"];
+    ensure!(*states == serde_json::json!(["dirty", "conflict"]), "{shown}");
+    let refused = cluster.cli(&["export", "mr:/set", "--state", "unsaved"])?;
+    ensure!(refused.code == Some(2) && refused.stderr.contains("hydrated, dirty"), "{refused}");
+    Ok(())
+}
+
+#[test]
 fn what_a_bucket_was_asked_is_listed_by_kind_over_all_daemons() -> Result<()> {
     let bucket = Bucket::start()?;
     for name in 0..20 {

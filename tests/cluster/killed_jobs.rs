@@ -42,7 +42,8 @@ const SILENT: &str = "target-1";
 const KILLS: u64 = 6;
 
 /// What is begun again after one kill, at most: requests that a target has under way in a hydrate
-/// (what had come is kept), and both have in an export; directories that an import lists.
+/// (what had come is kept), and both have in an export; directories that an import lists, of which
+/// only the metadata server knows.
 const FETCHED_AGAIN: u64 = 64;
 const SENT_AGAIN: u64 = 2 * 16;
 const LISTED_AGAIN: u64 = 12;
@@ -277,7 +278,7 @@ fn jobs_end_with_a_true_report_whatever_is_killed_meanwhile() -> Result<()> {
 
     let (_, asked) = world.job("import")?;
     let pages = (DIRECTORIES + 1) * files.div_ceil(1_000 * DIRECTORIES);
-    let again = KILLS * LISTED_AGAIN;
+    let again = KILLS / DAEMONS.len() as u64 * LISTED_AGAIN;
     ensure!(count(&asked, "LIST") <= pages + again, "{asked:?} for {pages} pages");
     // Each object is asked for its attributes.
     let most = files + pages + again * files.div_ceil(DIRECTORIES);

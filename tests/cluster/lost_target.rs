@@ -22,6 +22,12 @@ fn body(seed: usize) -> Vec<u8> {
     (0..LEN).map(|at| u8::try_from((at * 7 + at / 255 + seed * 13) % 256).unwrap_or(0)).collect()
 }
 
+/// Two targets, which are offline after a short time.
+fn wish() -> Wish {
+    let lease = ("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned());
+    Wish { environment: vec![lease], ..Wish::default() }
+}
+
 /// The target of a file's only chunk.
 fn target_of(cluster: &Cluster, path: &str) -> Result<String> {
     let shown = cluster.json(&["stripe", "show", path])?;
@@ -75,7 +81,7 @@ impl World {
             bucket.put(&format!("set/clean-{seed}"), &body(seed))?;
             bucket.put(&format!("set/dirty-{seed}"), &body(seed))?;
         }
-        let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+        let cluster = Cluster::start(wish().with_bucket(&bucket))?;
         let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
         cluster.cli(&add)?.ok()?;
         let mount = cluster.mount();
@@ -294,7 +300,7 @@ fn lose(cluster: &Cluster, lost: &str) -> Result<()> {
 #[test]
 fn what_a_lost_target_had_acknowledged_before_the_file_was_closed_fails_at_a_later_fsync()
 -> Result<()> {
-    let cluster = Cluster::start(Wish::default())?;
+    let cluster = Cluster::start(wish())?;
     let mut written = Vec::new();
     for seed in 0..12 {
         let path = format!("file-{seed}");
@@ -316,7 +322,7 @@ fn what_a_lost_target_had_acknowledged_before_the_file_was_closed_fails_at_a_lat
 
 #[test]
 fn what_a_lost_target_had_acknowledged_and_nobody_synced_fails_at_fsync() -> Result<()> {
-    let cluster = Cluster::start(Wish::default())?;
+    let cluster = Cluster::start(wish())?;
     let mut written = Vec::new();
     for seed in 0..12 {
         let path = format!("file-{seed}");

@@ -1,9 +1,11 @@
 //! Servers that are there and say nothing: how long programs on a mount wait, and what they get.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::FileExt,
+    path::PathBuf,
     process::{Command, Stdio},
     sync::mpsc,
     thread,
@@ -161,6 +163,89 @@ fn what_was_written_through_a_mapping_is_stored_however_long_the_targets_are_sil
     cluster.up()?;
     assert!(fs::read(&file)? == vec![9; 1_000_000], "what was written is there");
     Ok(())
+}
+
+#[test]
+fn what_could_not_be_stored_is_shown_to_nobody() -> Result<()> {
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let body = vec![7; 1_000_000];
+    let path = cluster.mount().join("file");
+    let mut file = File::create(&path)?;
+    file.write_all(&body)?;
+    file.sync_all()?;
+    drop(file);
+    cluster.mount_as("soft", &cluster.dir().join("client.pem"), "timeout=1s")?.ok()?;
+    let soft = cluster.mount_named("soft").join("file");
+    let written = OpenOptions::new().read(true).write(true).open(&soft)?;
+    // Gone, so that it does not take it later.
+    cluster.daemon("target-0")?.kill()?;
+    written.write_all_at(&[9; 4096], 0)?;
+    let error = written.sync_all().err().context("it went well without the target")?;
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::IO), "{error}");
+    drop(written);
+    cluster.up()?;
+    let read = wait_for("the target to be back", || fs::read(&soft).ok())?;
+    assert!(read == body, "the page that was written, or another: {:?}", read.first());
+    assert!(fs::read(&path)? == body);
+    Ok(())
+}
+
+#[test]
+fn a_target_that_says_nothing_stops_nobody_who_needs_another_one() -> Result<()> {
+    // More than a mount has on its way at a time.
+    const WRITTEN_LEN: usize = 80 << 20;
+    let cluster = Cluster::start(Wish::default())?;
+    let (silent, other, daemon) = one_on_each_target(&cluster)?;
+    let writer = OpenOptions::new().write(true).open(&silent)?;
+    let paused = cluster.daemon(daemon)?.pause()?;
+    let written = aside(move || {
+        writer.write_all_at(&vec![8; WRITTEN_LEN], FILE_LEN as u64)?;
+        writer.sync_all()
+    });
+    wait_for("a writer that is far ahead of the target", || {
+        let found = fs::metadata(&silent).ok()?;
+        (found.len() > 64 << 20).then_some(())
+    })?;
+    let (read_from, silent_too) = (other.clone(), silent.clone());
+    let reading = aside(move || fs::read(silent_too));
+    let beside = aside(move || {
+        let read = fs::read(&read_from)?;
+        let file = OpenOptions::new().write(true).open(&read_from)?;
+        file.write_all_at(&vec![9; FILE_LEN], 0)?;
+        file.sync_all()?;
+        Ok(read)
+    });
+    assert!(beside.recv_timeout(PATIENCE)?? == vec![7; FILE_LEN]);
+    assert!(fs::read(&other)? == vec![9; FILE_LEN]);
+    assert!(written.try_recv().is_err() && reading.try_recv().is_err(), "they wait");
+    drop(paused);
+    written.recv_timeout(PATIENCE)??;
+    reading.recv_timeout(PATIENCE)??;
+    Ok(())
+}
+
+const FILE_LEN: usize = 3_000_000;
+
+/// A file on each of two targets, and which daemon serves the first one.
+fn one_on_each_target(cluster: &Cluster) -> Result<(PathBuf, PathBuf, &'static str)> {
+    cluster.cli(&["stripe", "set", "mr:/", "--count", "1"])?.ok()?;
+    let mut found = BTreeMap::new();
+    for number in 0..32 {
+        let path = cluster.mount().join(format!("file-{number}"));
+        fs::write(&path, vec![7; FILE_LEN])?;
+        let shown = cluster.json(&["stripe", "show", path.to_str().context("a path of text")?])?;
+        let target = shown["chunks"][0]["targets"][0].as_str().context("a target")?;
+        found.entry(target.to_owned()).or_insert(path);
+        if found.len() == 2 {
+            break;
+        }
+    }
+    let mut found = found.into_iter();
+    let first_and_other = found.next().zip(found.next());
+    let ((target, first), (_, other)) = first_and_other.context("both targets have files")?;
+    let serves = |name: &&str| cluster.log(name).contains(&target);
+    let daemon = ["target-0", "target-1"].into_iter().find(serves).context("a daemon serves it")?;
+    Ok((first, other, daemon))
 }
 
 /// Maps a file, closes it, reads it (a page is read before it is written), waits for a line, writes

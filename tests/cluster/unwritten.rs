@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, OpenOptions},
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Write as _},
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
 };
@@ -98,6 +98,16 @@ const FILES: [&str; 10] = [
     "renamed",
 ];
 
+/// A cluster whose directory `set` has these files, all of them here.
+fn hydrated(bucket: &Bucket, files: &[&str]) -> Result<Cluster> {
+    bucket.script(MAKE, files)?;
+    let cluster = Cluster::start(Wish::default().with_bucket(bucket))?;
+    let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+    cluster.cli(&add)?.ok()?;
+    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    Ok(cluster)
+}
+
 fn state(cluster: &Cluster, name: &str) -> Result<String> {
     let told = cluster.json(&["state", &format!("mr:/set/{name}")])?;
     told["state"].as_str().map(str::to_owned).with_context(|| told.to_string())
@@ -121,11 +131,7 @@ fn run(cluster: &Cluster, script: &str) -> Result<()> {
 #[test]
 fn only_what_was_written_is_dirty_and_goes_to_the_bucket() -> Result<()> {
     let bucket = Bucket::start()?;
-    bucket.script(MAKE, &FILES)?;
-    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
-    let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
-    cluster.cli(&add)?.ok()?;
-    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    let cluster = hydrated(&bucket, &FILES)?;
     let puts = || bucket.requests().map(|requests| requests.get("PUT").copied().unwrap_or(0));
     let before = puts()?;
 
@@ -215,13 +221,17 @@ print('ready', flush=True)
 os.copy_file_range(source, target, 200_000)
 ";
 
-/// Tells when it has the lock, and what it finds then.
+/// Takes the lock, and then writes; tells what it has found.
 const NEXT: &str = "
-import fcntl
+import fcntl, os
 with open('set/target', 'r+b') as file:
     print('ready', flush=True)
     fcntl.lockf(file, fcntl.LOCK_EX)
     print(file.read()[0], flush=True)
+    file.seek(0)
+    file.write(b'\\x05' * 100_000)
+    file.flush()
+    os.fsync(file.fileno())
 ";
 
 fn begin(cluster: &Cluster, script: &str) -> Result<(Child, BufReader<ChildStdout>)> {
@@ -233,47 +243,126 @@ fn begin(cluster: &Cluster, script: &str) -> Result<(Child, BufReader<ChildStdou
     Ok((program, said))
 }
 
-#[test]
-fn a_copy_that_outlives_its_program_is_a_write_and_the_file_is_open_until_it_ends() -> Result<()> {
-    let bucket = Bucket::start()?;
+/// Returns when a program waits for the mount, and not for a moment only, as for a name.
+fn waits(program: &Child) -> Result<()> {
+    let place = format!("/proc/{}/wchan", program.id());
+    let mut looks = 0;
+    wait_for("a program that waits", || {
+        let waits = fs::read_to_string(&place).ok()?.contains("request_wait");
+        looks = if waits { looks + 1 } else { 0 };
+        (looks == 50).then_some(())
+    })
+}
+
+/// A file to copy to, and one to copy from whose bucket says nothing while the gate is closed.
+fn with_slow_source(bucket: &Bucket, proxy: &HostileProxy, gate: &Gate) -> Result<Cluster> {
     bucket.script(MAKE, &["target"])?;
     bucket.script(SOURCE, &[])?;
-    let (proxy, gate) = (HostileProxy::for_endpoint(&bucket.endpoint())?, Gate::default());
     proxy.add(Rule::always(Asked::Get, Fault::Gate(gate.clone())));
-    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
+    let cluster = Cluster::start(Wish::default().with_bucket(bucket))?;
     let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
     cluster.cli(&add)?.ok()?;
     cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
     let add = ["link", "add", "s3://data/slow", "mr:/slow", "--endpoint", &proxy.endpoint()];
     cluster.cli(&add)?.ok()?;
     ensure!(cluster.mount().join("slow/source").metadata()?.len() == 300_000, "it is listed");
+    Ok(cluster)
+}
 
+/// Kills a program in the middle of a copy. The gate stays closed.
+fn kill_copy(cluster: &Cluster, gate: &Gate) -> Result<()> {
     gate.close_at(1);
-    let (mut copy, _) = begin(&cluster, COPY)?;
+    let (mut copy, _said) = begin(cluster, COPY)?;
     wait_for("a copy that waits", || gate.is_closed().then_some(()))?;
     copy.kill()?;
     copy.wait()?;
-    let export = cluster.cli(&["export", "mr:/set/target", "--wait"])?;
-    ensure!(export.to_string().contains("open for writing"), "its end is not known: {export}");
-    ensure!(state(&cluster, "target")? == "dirty", "it may have been written");
-    let (mut next, mut said) = begin(&cluster, NEXT)?;
-    let place = format!("/proc/{}/wchan", next.id());
-    wait_for("who waits for the lock", || {
-        fs::read_to_string(&place).ok()?.contains("request_wait").then_some(())
-    })?;
+    Ok(())
+}
+
+/// Opens the gate for what was copied from, and sends the file then: it has `expected`.
+fn export_as(cluster: &Cluster, bucket: &Bucket, gate: &Gate, expected: &[u8]) -> Result<()> {
+    ensure!(gate.is_closed(), "nothing was there to be copied");
     gate.open();
-    let mut found = String::new();
-    said.read_line(&mut found)?;
-    ensure!(next.wait()?.success() && found == "9\n", "copied under the lock: {found}");
+    ensure!(fs::read(cluster.mount().join("slow/source"))? == [9; 300_000], "it is there now");
     // The file is open until the server has heard of its end.
     wait_for("the export of a file that was closed", || {
         let export = cluster.cli(&["export", "mr:/set/target", "--wait"]).ok()?;
         (export.code == Some(0)).then_some(())
     })?;
-    ensure!(state(&cluster, "target")? == "exported", "it was written");
-    let copied = [vec![9; 200_000], vec![7; 100_000]].concat();
-    ensure!(fs::read(cluster.mount().join("set/target"))? == copied, "of the mount");
-    ensure!(bucket.get("set/target")? == copied, "of the bucket");
+    ensure!(state(cluster, "target")? == "exported", "it was written");
+    ensure!(fs::read(cluster.mount().join("set/target"))? == expected, "of the mount");
+    ensure!(bucket.get("set/target")? == expected, "of the bucket");
+    Ok(())
+}
+
+#[test]
+fn a_copy_ends_with_its_program_and_gives_its_lock_to_the_next() -> Result<()> {
+    let bucket = Bucket::start()?;
+    let (proxy, gate) = (HostileProxy::for_endpoint(&bucket.endpoint())?, Gate::default());
+    let cluster = with_slow_source(&bucket, &proxy, &gate)?;
+    kill_copy(&cluster, &gate)?;
+    ensure!(state(&cluster, "target")? == "dirty", "it may have been written");
+    // The copy ends though its bytes do not come, and with it the lock under which it was made.
+    let (mut next, mut said) = begin(&cluster, NEXT)?;
+    let ended = wait_for("who is next to have the lock", || next.try_wait().ok()?)?;
+    let mut found = String::new();
+    said.read_line(&mut found)?;
+    ensure!(ended.success() && found == "7\n", "nothing was copied under the lock: {found}");
+    let written = [vec![5; 100_000], vec![7; 200_000]].concat();
+    export_as(&cluster, &bucket, &gate, &written)
+}
+
+#[test]
+fn a_copy_that_was_killed_does_not_follow_the_file_into_what_others_put_in_its_place() -> Result<()>
+{
+    let bucket = Bucket::start()?;
+    let (proxy, gate) = (HostileProxy::for_endpoint(&bucket.endpoint())?, Gate::default());
+    let cluster = with_slow_source(&bucket, &proxy, &gate)?;
+    kill_copy(&cluster, &gate)?;
+    let mut file = fs::File::create(cluster.mount().join("set/target"))?;
+    file.write_all(&[6; 250_000])?;
+    file.sync_all()?;
+    drop(file);
+    export_as(&cluster, &bucket, &gate, &[6; 250_000])
+}
+
+/// Writes under a lock what targets do not take.
+const WRITE_LOCKED: &str = "
+import fcntl, mmap, os
+file = os.open('set/target', os.O_RDWR | os.O_DIRECT)
+fcntl.lockf(file, fcntl.LOCK_EX)
+written = mmap.mmap(-1, 196_608)
+written.write(b'\\x09' * 196_608)
+print('ready', flush=True)
+os.pwritev(file, [written], 0)
+";
+
+#[test]
+fn a_write_that_outlives_its_program_keeps_its_lock_and_the_file_open_until_it_ends() -> Result<()>
+{
+    let bucket = Bucket::start()?;
+    let cluster = hydrated(&bucket, &["target"])?;
+    let silent = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
+    let (mut program, _said) = begin(&cluster, WRITE_LOCKED)?;
+    waits(&program)?;
+    program.kill()?;
+    program.wait()?;
+    let export = cluster.cli(&["export", "mr:/set/target", "--wait"])?;
+    ensure!(export.to_string().contains("open for writing"), "its end is not known: {export}");
+    // The kernel may call this process as it has called the one that was killed.
+    let (mut next, mut said) = begin(&cluster, NEXT)?;
+    waits(&next)?;
+    drop(silent);
+    let mut found = String::new();
+    said.read_line(&mut found)?;
+    ensure!(next.wait()?.success() && found == "9\n", "written under the lock: {found}");
+    wait_for("the export of a file that was closed", || {
+        let export = cluster.cli(&["export", "mr:/set/target", "--wait"]).ok()?;
+        (export.code == Some(0)).then_some(())
+    })?;
+    let expected = [vec![5; 100_000], vec![9; 96_608], vec![7; 103_392]].concat();
+    ensure!(fs::read(cluster.mount().join("set/target"))? == expected, "of the mount");
+    ensure!(bucket.get("set/target")? == expected, "of the bucket");
     Ok(())
 }
 
@@ -289,21 +378,10 @@ os.open('set/target', os.O_WRONLY | os.O_TRUNC)
 #[test]
 fn an_open_that_outlives_its_program_is_closed_when_it_has_emptied_the_file() -> Result<()> {
     let bucket = Bucket::start()?;
-    bucket.script(MAKE, &["target"])?;
-    let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
-    let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
-    cluster.cli(&add)?.ok()?;
-    cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
+    let cluster = hydrated(&bucket, &["target"])?;
     let silent = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
     let (mut program, _) = begin(&cluster, EMPTY)?;
-    let place = format!("/proc/{}/wchan", program.id());
-    // It has looked the name up before, for which it waits a moment, too.
-    let mut looks = 0;
-    wait_for("an open that waits", || {
-        let waits = fs::read_to_string(&place).ok()?.contains("request_wait");
-        looks = if waits { looks + 1 } else { 0 };
-        (looks == 50).then_some(())
-    })?;
+    waits(&program)?;
     program.kill()?;
     program.wait()?;
     drop(silent);

@@ -6,6 +6,7 @@ mount long ago, once somebody there has opened the file again.
 """
 
 import argparse
+import ctypes
 import mmap
 import os
 import pathlib
@@ -17,6 +18,8 @@ LENGTH_MAX = 2 << 20
 PIECE_MAX = 200_000
 # What is shown of the operations before a failure.
 SHOWN = 40
+# Modes of fallocate(2).
+KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 0x01, 0x02, 0x10
 
 
 class Difference(Exception):
@@ -104,6 +107,40 @@ class Turns:
         del self.model[length:]
         self.model.extend(bytes(length - len(self.model)))
 
+    def punch(self, file):
+        start, length = self.part()
+        if not length:
+            return
+        self.note("punch", start, length)
+        allocate(file, PUNCH_HOLE | KEEP_SIZE, start, length)
+        self.put(start, bytes(length))
+
+    def zero(self, file):
+        """Zeros, also behind the end: the file grows by them, or keeps its size."""
+        start = self.random.randrange(LENGTH_MAX)
+        length = self.random.randint(1, min(PIECE_MAX, LENGTH_MAX - start))
+        keeps = self.random.random() < 0.5
+        self.note("zero", start, length, "keeping the size" if keeps else "")
+        allocate(file, ZERO_RANGE | (KEEP_SIZE if keeps else 0), start, length)
+        if keeps:
+            length = max(0, min(length, len(self.model) - start))
+        if length:
+            self.put(start, bytes(length))
+
+    def copy(self, file):
+        """A part of the file to another place in it, also behind the end, without the program."""
+        start, length = self.part()
+        place = self.random.randint(0, LENGTH_MAX - length)
+        if not length or abs(place - start) < length:
+            return
+        self.note("copy", start, length, "to", place)
+        done = 0
+        while done < length:
+            count = os.copy_file_range(file, file, length - done, start + done, place + done)
+            assert count > 0, "the source ends here"
+            done += count
+        self.put(place, bytes(self.model[start:start + length]))
+
     def map_read(self, file):
         start, length = self.part()
         if not length:
@@ -128,8 +165,8 @@ class Turns:
         self.note("fsync")
         os.fsync(file)
 
-    KINDS = (read, read, write, write, write, append, truncate, map_read, map_write, map_write,
-             sync)
+    KINDS = (read, read, write, write, write, append, truncate, punch, zero, copy, map_read,
+             map_write, map_write, sync)
 
     # ---- the model -----------------------------------------------------------------------------
 
@@ -171,6 +208,15 @@ class Turns:
         del self.done[:-SHOWN]
 
 
+def allocate(file, mode, start, length):
+    """fallocate(2), which Python has without modes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    offset = ctypes.c_int64
+    if libc.fallocate(file, mode, offset(start), offset(length)):
+        number = ctypes.get_errno()
+        raise OSError(number, f"fallocate: {os.strerror(number)}")
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--mounts", nargs="+", type=pathlib.Path, required=True,
@@ -192,7 +238,8 @@ def main():
     finally:
         turns.close()
     print(f"{turns.operations} operations in {count} turns of {len(turns.paths)} mounts on one "
-          "file (reads, writes, truncates, mapped reads and writes): no difference")
+          "file (reads, writes, truncates, holes, zeros, copies, mapped reads and writes): no "
+          "difference")
     return 0
 
 

@@ -29,6 +29,8 @@ use rustix::fs::{CWD, FileType, Mode, RawDir, SeekFrom, mknodat, seek};
 /// Names that stay. Made at some thousand a second.
 const STABLE: u64 = 10_000;
 const MAKERS: u64 = 8;
+/// Names of a directory that is changed by who lists it: three pages of the server's.
+const RENAMED: u64 = 3_000;
 /// Listings from beginning to end, and how many ways there are to list.
 const LISTINGS: u64 = 15;
 const WAYS: u64 = 5;
@@ -84,6 +86,35 @@ fn each_name_that_stays_is_listed_once_while_others_come_and_go() -> Result<()> 
         long.as_secs_f64(),
         again.as_secs_f64(),
     ))
+}
+
+#[test]
+fn a_listing_whose_reader_renames_each_entry_shows_each_once_and_ends() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let (folder, spare) = (cluster.mount().join("renamed"), cluster.mount().join("spare"));
+    fs::create_dir(&folder)?;
+    make(&folder, RENAMED)?;
+    // Written anew, as editors do: each name is there throughout.
+    let mut seen = BTreeSet::new();
+    for entry in fs::read_dir(&folder)? {
+        let path = entry?.path();
+        File::create_new(&spare)?;
+        fs::rename(&spare, &path)?;
+        ensure!(seen.insert(path.clone()), "{} is listed again", path.display());
+    }
+    ensure!(seen.len() as u64 == RENAMED, "{} names of {RENAMED}", seen.len());
+
+    let mut renamed = 0;
+    for entry in fs::read_dir(&folder)? {
+        let path = entry?.path();
+        ensure!(path.extension().is_none(), "{} was made meanwhile", path.display());
+        fs::rename(&path, path.with_extension("bak"))?;
+        renamed += 1;
+    }
+    ensure!(renamed == RENAMED, "{renamed} names of {RENAMED}");
+    let listed = fs::read_dir(&folder)?.count();
+    ensure!(listed as u64 == RENAMED, "{listed} names of {RENAMED} after that");
+    Ok(())
 }
 
 /// Makes the names that stay.

@@ -27,7 +27,7 @@ struct Program {
 }
 
 const PROGRAM: &str = "
-import errno, fcntl, os, struct, sys
+import errno, fcntl, os, struct, sys, threading
 from fcntl import F_RDLCK as R, F_WRLCK as W, F_UNLCK as U, LOCK_EX, LOCK_SH, LOCK_UN, LOCK_NB
 OFD, POSIX = (36, 37, 38), (fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW)
 FORM = '@hhqqi0q'
@@ -101,9 +101,17 @@ impl Program {
     /// Tells it to wait for a lock, and returns when it does.
     fn wait(&mut self, line: &str) -> Result<()> {
         self.tell(line)?;
+        self.waits()
+    }
+
+    /// Returns when one of its threads waits for a lock.
+    fn waits(&self) -> Result<()> {
         wait_for("a program that waits for a lock", || {
-            let call = fs::read_to_string(format!("/proc/{}/syscall", self.child.id())).ok()?;
-            WAITING_CALLS.iter().any(|number| call.starts_with(number)).then_some(())
+            let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).ok()?;
+            let mut calls = threads
+                .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("syscall")).ok());
+            let waits = |call: String| WAITING_CALLS.iter().any(|number| call.starts_with(number));
+            calls.any(waits).then_some(())
         })
     }
 
@@ -138,9 +146,18 @@ struct World {
     two: Program,
 }
 
+/// For tests that wait until a session has run out.
+fn short_lease() -> Vec<(String, String)> {
+    vec![("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned())]
+}
+
 /// A program on each of two mounts, with the same file open.
 fn world() -> Result<World> {
-    let cluster = Cluster::start(Wish::default())?;
+    world_of(Wish::default())
+}
+
+fn world_of(wish: Wish) -> Result<World> {
+    let cluster = Cluster::start(wish)?;
     let second = cluster.mount_named("second");
     cluster.mount_also(&second)?;
     fs::write(cluster.mount().join("file"), "0")?;
@@ -272,19 +289,56 @@ fn a_deadlock_over_two_hosts_is_refused() -> Result<()> {
     assert_eq!(two.ask("lock(file, W, 10, 10)")?, "ok");
     one.wait("lock(file, W, 10, 10, wait=True)")?;
     two.tell("lock(file, W, 0, 10, wait=True)")?;
-    // Whoever closes the circle is told, and the other one goes on.
+    assert_eq!(ends_of_a_circle([(&mut one, "file"), (&mut two, "file")])?, ["EDEADLK", "ok"]);
+    Ok(())
+}
+
+#[test]
+fn a_deadlock_over_two_files_is_refused() -> Result<()> {
+    let World { cluster, mut one, mut two } = world()?;
+    one.open("other", &cluster.mount().join("other"), "os.O_RDWR | os.O_CREAT")?;
+    two.open("other", &cluster.mount_named("second").join("other"), "os.O_RDWR")?;
+    assert_eq!(one.ask("lock(file, W)")?, "ok");
+    assert_eq!(two.ask("lock(other, W)")?, "ok");
+    one.wait("lock(other, W, wait=True)")?;
+    two.tell("lock(file, W, wait=True)")?;
+    assert_eq!(ends_of_a_circle([(&mut one, "file"), (&mut two, "other")])?, ["EDEADLK", "ok"]);
+    Ok(())
+}
+
+/// What programs are answered that wait for each other, each of which gives back what it has then.
+/// Whoever closes the circle is told, and the other one goes on.
+fn ends_of_a_circle(programs: [(&mut Program, &str); 2]) -> Result<Vec<String>> {
     let ends = thread::scope(|scope| {
-        let ends = [&mut one, &mut two].map(|program| {
-            scope.spawn(|| {
+        let ends = programs.map(|(program, held)| {
+            scope.spawn(move || {
                 let answer = program.answer()?;
-                program.ask("lock(file, U)").map(|_| answer)
+                program.ask(&format!("lock({held}, U)")).map(|_| answer)
             })
         });
         ends.map(|end| end.join().expect("no panic"))
     });
     let mut ends = ends.into_iter().collect::<Result<Vec<_>>>()?;
     ends.sort();
-    assert_eq!(ends, ["EDEADLK", "ok"]);
+    Ok(ends)
+}
+
+#[test]
+fn who_waits_while_another_thread_closes_the_file_has_what_it_gets_and_gives_it_back() -> Result<()>
+{
+    let World { cluster, mut one, mut two } = world()?;
+    assert_eq!(one.ask("lock(file, W)")?, "ok");
+    let thread = "threading.Thread(target=lock, args=(file, W), kwargs={'wait': True})";
+    assert_eq!(two.ask(&format!("globals().update(waiter={thread})"))?, "None");
+    assert_eq!(two.ask("waiter.start()")?, "None");
+    two.waits()?;
+    two.open("again", &cluster.mount_named("second").join("file"), "os.O_RDWR")?;
+    assert_eq!(two.ask("os.close(again)")?, "None");
+    assert_eq!(one.ask("lock(file, U)")?, "ok");
+    assert_eq!(two.ask("waiter.join()")?, "None");
+    assert_eq!(one.ask("lock(file, W)")?, "EAGAIN");
+    assert_eq!(two.ask("lock(file, U)")?, "ok");
+    assert_eq!(one.ask("lock(file, W)")?, "ok");
     Ok(())
 }
 
@@ -344,7 +398,8 @@ fn locks_are_held_still_when_the_metadata_server_was_killed() -> Result<()> {
 
 #[test]
 fn locks_of_a_mount_that_died_or_was_cut_off_go_with_its_session_and_it_is_told() -> Result<()> {
-    let World { cluster, mut one, mut two } = world()?;
+    let World { cluster, mut one, mut two } =
+        world_of(Wish { environment: short_lease(), ..Wish::default() })?;
     let identity = cluster.dir().join("client.pem");
     cluster.mount_as("cut", &identity, "")?.ok()?;
     let path = cluster.mount_named("cut").join("file");
@@ -372,6 +427,39 @@ fn locks_of_a_mount_that_died_or_was_cut_off_go_with_its_session_and_it_is_told(
     assert_eq!(two.ask("lock(file, U)")?, "ok");
     cut.open("file", &path, "os.O_RDWR")?;
     assert_eq!(cut.ask("lock(file, W, 10, 10, wait=True)")?, "ok", "closed and begun anew");
+    Ok(())
+}
+
+#[test]
+fn what_a_mount_that_was_cut_off_had_on_its_way_is_not_stored_over_what_came_after() -> Result<()> {
+    const LEN: usize = 1 << 20;
+    let cluster = Cluster::start(Wish { environment: short_lease(), ..Wish::default() })?;
+    let path = cluster.mount().join("file");
+    fs::write(&path, vec![b'0'; LEN])?;
+    cluster.mount_as("cut", &cluster.dir().join("client.pem"), "")?.ok()?;
+    let on_cut = cluster.mount_named("cut").join("file");
+    let (mut cut, mut next) = (Program::start()?, Program::with_file(&path)?);
+    cut.open("file", &on_cut, "os.O_WRONLY")?;
+    assert_eq!(cut.ask("lock(file, W)")?, "ok");
+    let write = |digit: u8| format!("os.pwrite(file, b'{digit}' * {LEN}, 0)");
+    // It is sent at once, and nobody takes it.
+    let targets = [cluster.daemon("target-0")?.pause()?, cluster.daemon("target-1")?.pause()?];
+    assert_eq!(cut.ask(&write(1))?, LEN.to_string());
+    let paused = cluster.daemon("cut")?.pause()?;
+    assert_eq!(next.ask("lock(file, W, wait=True)")?, "ok", "the session has run out");
+    drop(targets);
+    assert_eq!(next.ask(&write(2))?, LEN.to_string());
+    assert_eq!(next.ask("os.fsync(file)")?, "None");
+    assert_eq!(next.ask("os.close(file)")?, "None");
+    drop(paused);
+    wait_for("a program that is told", || {
+        cut.ask("test(file, W)").ok().filter(|answer| answer == "EIO")
+    })?;
+    assert_eq!(cut.ask("os.close(file)")?, "EIO", "what it wrote is lost");
+    for path in [&path, &on_cut] {
+        let read = fs::read(path)?;
+        assert!(read == vec![b'2'; LEN], "{:?} in {}", read.first(), path.display());
+    }
     Ok(())
 }
 

@@ -54,10 +54,9 @@ fn words_of(options: &BTreeSet<String>) -> BTreeSet<String> {
     options.iter().map(word).collect()
 }
 
-/// What is understood, but for other names of `relatime` and of the lack of `nodiratime`.
+/// What is understood, but for another name of `relatime`.
 fn known() -> BTreeSet<String> {
-    let other = ["atime", "diratime"];
-    mount_options::known().into_iter().filter(|word| !other.contains(&word.as_str())).collect()
+    mount_options::known().into_iter().filter(|word| word != "atime").collect()
 }
 
 /// The words in front of the explanations, between the line about `-o` and the next empty one.

@@ -5,6 +5,7 @@ use std::{
     io::{Read as _, Seek as _},
     os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -191,6 +192,31 @@ fn what_is_open_outlives_a_killed_metadata_server_and_then_its_name() -> Result<
     let what = "what nobody has open to be freed";
     wait_for_used(&cluster, what, |used| used < before + 2 * len)?;
     check(&mut open, len, 9)
+}
+
+#[test]
+fn what_is_removed_after_a_kill_of_the_server_is_freed_when_all_mounts_have_told() -> Result<()> {
+    let (cluster, first, second) = cluster()?;
+    let (before, len) = (used(&cluster)?, 4 * MIB);
+    for (name, seed) in [("open", 5), ("closed", 6)] {
+        write(&first.join(name), len, seed)?;
+        File::open(first.join(name))?.sync_all()?;
+    }
+    let mut open = open_again(&second.join("open"))?;
+    drop(open_again(&second.join("closed"))?);
+    wait_for_used(&cluster, "both to be stored", |used| used >= before + 2 * len)?;
+    cluster.crash("metadata")?;
+    let since = Instant::now();
+    for name in ["open", "closed"] {
+        fs::remove_file(first.join(name))?;
+    }
+    let what = "what nobody has open to be freed";
+    wait_for_used(&cluster, what, |used| used < before + 2 * len)?;
+    // Of a mount that did not say that all is told, it would be kept for 96 s.
+    ensure!(since.elapsed() < Duration::from_secs(60), "{:?}", since.elapsed());
+    check(&mut open, len, 5)?;
+    drop(open);
+    wait_for_used(&cluster, "the other one to be freed", |used| used < before + len)
 }
 
 #[test]

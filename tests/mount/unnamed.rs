@@ -69,7 +69,8 @@ fn a_file_without_a_name_gets_one_once_and_goes_otherwise() -> Result<()> {
 
 #[test]
 fn a_file_without_a_name_outlives_the_server_and_not_its_client() -> Result<()> {
-    let cluster = Cluster::start(Wish::default())?;
+    let lease = ("MILLRACE_SESSIONS__LEASE".to_owned(), "5s".to_owned());
+    let cluster = Cluster::start(Wish { environment: vec![lease], ..Wish::default() })?;
     let root = cluster.mount();
     let mut kept = unnamed(&root, OFlags::empty())?;
     kept.write_all(b"from before")?;

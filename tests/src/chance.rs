@@ -28,6 +28,16 @@ pub fn length() -> Result<u64> {
     number("MILLRACE_TEST_LENGTH", 1)
 }
 
+/// For how many seconds a test works that otherwise does a fixed number of things:
+/// `MILLRACE_TEST_SECONDS`, if that is set.
+///
+/// # Errors
+/// When the variable holds no number.
+pub fn seconds() -> Result<Option<u64>> {
+    let name = "MILLRACE_TEST_SECONDS";
+    env::var_os(name).map(|_| number(name, 0)).transpose()
+}
+
 fn number(name: &str, default: u64) -> Result<u64> {
     env::var(name)
         .map_or(Ok(default), |text| text.parse().with_context(|| format!("{name}={text}")))

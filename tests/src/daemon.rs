@@ -48,7 +48,21 @@ impl Daemon {
     /// When it may not be signalled.
     pub fn pause(&self) -> Result<Paused> {
         self.signal(Signal::STOP)?;
-        Ok(Paused(self.clone()))
+        let paused = Paused(self.clone());
+        // Until then it may still answer.
+        wait_for(&format!("{} to stand still", self.name), || self.stands_still().then_some(()))?;
+        Ok(paused)
+    }
+
+    /// Whether all threads of the process are stopped; one that is gone does nothing either.
+    fn stands_still(&self) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid));
+        threads.into_iter().flatten().flatten().all(|thread| {
+            let stat = fs::read_to_string(thread.path().join("stat"));
+            stat.is_ok_and(|stat| {
+                stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+            })
+        })
     }
 
     /// Whether the process is there and not merely waiting to be reaped.

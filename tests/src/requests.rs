@@ -38,10 +38,33 @@ pub fn answered(cluster: &Cluster) -> Result<BTreeMap<String, u64>> {
 /// # Errors
 /// When it does not serve its metrics.
 pub fn synced(cluster: &Cluster, daemon: &str) -> Result<u64> {
+    number(cluster, daemon, "target_syncs_total ")
+}
+
+/// How many requests the metadata server has not answered yet.
+///
+/// # Errors
+/// When it does not serve its metrics.
+pub fn running(cluster: &Cluster) -> Result<u64> {
+    number(cluster, "metadata", "metadata_requests_running ")
+}
+
+/// What a daemon has counted since it started, by a name without labels, such as
+/// `target_syncs_total`.
+///
+/// # Errors
+/// When it does not serve its metrics.
+pub fn counted(cluster: &Cluster, daemon: &str, name: &str) -> Result<u64> {
+    number(cluster, daemon, &format!("{name} "))
+}
+
+/// What stands behind a name without labels.
+fn number(cluster: &Cluster, daemon: &str, name: &str) -> Result<u64> {
     let text = metrics(cluster, daemon)?;
-    let count = text.lines().find_map(|line| line.split_once("target_syncs_total "));
-    let (_, count) = count.with_context(|| format!("no syncs are counted: {text}"))?;
-    Ok(count.trim().parse()?)
+    let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+    let value = lines.find_map(|line| line.split_once(name));
+    let (_, value) = value.with_context(|| format!("no {name}: {text}"))?;
+    Ok(value.trim().parse()?)
 }
 
 fn metrics(cluster: &Cluster, daemon: &str) -> Result<String> {

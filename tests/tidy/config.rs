@@ -1,6 +1,6 @@
 //! Every file in `config/` can be read by what reads it.
 
-use std::{collections::BTreeMap, process::Command};
+use std::{collections::BTreeMap, path::Path, process::Command};
 
 use millrace_tests::program::{PATIENCE, binaries, finish, repository, run};
 
@@ -28,6 +28,29 @@ fn every_unit_waits_for_readiness_and_restarts() {
         let limit = unit["Unit"].get("StartLimitIntervalSec").map(String::as_str);
         assert_eq!(limit, Some("0"), "{}", path.display());
     }
+}
+
+#[test]
+fn servers_wait_for_the_file_systems_that_their_data_lies_on() {
+    for (unit, settings, key) in [
+        ("millrace-metadata.service", "metadata-server.toml", "data"),
+        ("millrace-target.service", "storage-target.toml", "directory"),
+    ] {
+        let unit = parse_unit(&read(&format!("config/systemd/{unit}"))).expect("sections");
+        let waited_for = unit["Unit"].get("RequiresMountsFor").expect("it waits for a place");
+        let settings = read(&format!("config/{settings}"));
+        let line = settings.lines().find_map(|line| line.strip_prefix(&format!("{key} = \"")));
+        let place = line.and_then(|rest| rest.strip_suffix('"')).expect("the settings name it");
+        assert!(Path::new(place).starts_with(waited_for), "{place} is not below {waited_for}");
+    }
+}
+
+#[test]
+fn logs_of_mounts_are_turned_over_where_they_are_written() {
+    let rule = read("config/logrotate/millrace");
+    assert!(rule.contains("/var/log/millrace/*.log {"), "{rule}");
+    // Their daemons keep them open, and append.
+    assert!(rule.lines().any(|line| line.trim() == "copytruncate"), "{rule}");
 }
 
 #[test]

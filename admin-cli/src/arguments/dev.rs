@@ -42,7 +42,7 @@ pub struct UpArguments {
 /// targets' own `Layout::capacity_min` says the same, which is tested.
 pub const CAPACITY_MIN: ByteLen = ByteLen(49 * MIB);
 
-fn capacity(text: &str) -> Result<ByteLen, String> {
+pub(super) fn capacity(text: &str) -> Result<ByteLen, String> {
     let capacity: ByteLen = text.parse().map_err(|error| format!("{error}"))?;
     match capacity < CAPACITY_MIN {
         true => Err(format!("a target needs {CAPACITY_MIN} at least")),

@@ -73,5 +73,7 @@ const TRUST_HELP: &str = "\
 Look at `millrace fsck show` first: what it calls orphans would be freed by the next check. After an
 older copy of the metadata directory was put back, these are the files made since that copy.
 
-Example:
-  millrace fsck start --report-only --wait; millrace fsck trust";
+Examples, each looked at before the next:
+  millrace fsck start --report-only --wait
+  millrace fsck show
+  millrace fsck trust";

@@ -2,9 +2,13 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
+use clap::{
+    Args, ValueEnum,
+    builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser},
+};
 use jiff::{Span, SpanRelativeTo};
 use millrace_protocol::{
+    admin::FileState,
     cluster::Bucket,
     job_options::{Destination, JobOptions, PRIORITY_MAX},
     selection::Selection,
@@ -89,6 +93,10 @@ pub struct SelectArguments {
     /// through mounts with noatime or ro leave none
     #[arg(long, value_name = "AGE", value_parser = seconds)]
     pub unused: Option<u64>,
+    /// Only files that are in this state, or one of these, when the job comes to them (as
+    /// `millrace state` tells); may be repeated
+    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = state_names())]
+    pub state: Vec<FileState>,
     /// Work on the files that FILE names, one a line, and on all below its directories, instead of
     /// everything; - is standard input
     #[arg(long, value_name = "FILE")]
@@ -113,10 +121,11 @@ pub struct ExportArguments {
     /// PATH is a directory that counts as a whole: once every file of it is in the bucket, put
     /// .millrace-manifest.json there, which names them all with their versions
     #[arg(long, conflicts_with_all =
-        ["include", "exclude", "larger", "smaller", "older", "newer", "unused", "dry_run"])]
+        ["include", "exclude", "larger", "smaller", "older", "newer", "unused", "state",
+         "dry_run"])]
     pub atomic: bool,
-    /// Put the files of PATH there instead, s3://BUCKET/PREFIX or file:///DIRECTORY; nothing here
-    /// counts as exported by that
+    /// Put the files of PATH there instead: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX,
+    /// az://CONTAINER/PREFIX or file:///DIRECTORY; nothing here counts as exported by that
     #[arg(long, value_name = "URL", help_heading = "To another place")]
     pub to: Option<String>,
     /// The address of the S3 server, such as http://127.0.0.1:8333
@@ -173,6 +182,20 @@ impl SelectArguments {
             age_max: self.newer,
         }
     }
+
+    /// The states, each once; none: any.
+    pub(crate) fn states(&self) -> Vec<FileState> {
+        let named = |state: &FileState| self.state.contains(state);
+        FileState::ALL.into_iter().filter(named).collect()
+    }
+}
+
+/// Reads the word for a state.
+fn state_names() -> impl TypedValueParser<Value = FileState> {
+    PossibleValuesParser::new(FileState::ALL.map(FileState::name)).try_map(|name| {
+        let known = FileState::ALL.into_iter().find(|state| state.name() == name);
+        known.ok_or_else(|| format!("{name} is no state"))
+    })
 }
 
 /// Reads an age; a day has 24 hours.
@@ -200,7 +223,8 @@ Examples:\n",
 
 pub(super) const REPORT_HELP: &str = "\
 Each file has a path, an outcome (done, failed, would be done), the bytes that were moved or dropped
-for it, and of a failed one the error.
+for it, and of a failed one the error. Of a directory in which keys of the bucket can be no names
+there is a line as well: left out, and which they are.
 
 Examples:
   millrace hydrate /mnt/data/train --report --wait
@@ -212,6 +236,7 @@ pub(super) const HYDRATE_HELP: &str = job_help!(
     "Afterwards reads ask the bucket for nothing. What was changed here stays as it is.",
     "  millrace hydrate /mnt/data/train --wait
   millrace hydrate /mnt/data --include '*.safetensors' --dry-run
+  millrace hydrate /mnt/data --state partial,released --dry-run
   millrace hydrate /mnt/data --rate 200MiB --priority -1
   millrace hydrate /mnt/data --files-from needed.txt
   millrace hydrate mr:/train --json        prints the job"
@@ -228,6 +253,7 @@ pub(super) const EXPORT_HELP: &str = job_help!(
     "An object that was changed in the bucket meanwhile is never overwritten: the file is in
 conflict then (`millrace resolve`). Files that are open for writing are left out and reported.",
     "  millrace export /mnt/data/run7 --wait && millrace release /mnt/data/run7
+  millrace export /mnt/data --state dirty --newer 7d --wait
   millrace export /mnt/data/run7/step-100 --atomic --wait
   millrace export /mnt/data/run7 --to s3://checkpoints/run7 --credentials archive --wait
   millrace export mr:/out --json           prints the job"
@@ -237,6 +263,7 @@ pub(super) const RELEASE_HELP: &str = job_help!(
     "What was changed here and not exported stays.",
     "  millrace release /mnt/data/train --wait
   millrace release /mnt/data --unused 30d --larger 1GiB
+  millrace release /mnt/data --state exported
   millrace release mr:/train"
 );
 

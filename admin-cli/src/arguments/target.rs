@@ -1,12 +1,19 @@
 //! `millrace target ...`
 
+use std::path::PathBuf;
+
 use clap::{ArgGroup, Args, Subcommand};
 use millrace_protocol::upkeep::ScrubAction;
 use millrace_types::{ByteLen, TargetId};
 
+use super::dev::capacity;
+
 /// `millrace target ...`
 #[derive(Subcommand, Debug)]
 pub enum TargetCommand {
+    /// Name a further target in the settings of this host's daemon
+    #[command(after_help = ADD_HELP)]
+    Add(TargetAddArguments),
     /// List the targets with their space, damage and scrubs
     List,
     /// Show everything about a target, with each damaged block and its file
@@ -21,6 +28,21 @@ pub enum TargetCommand {
     /// Give a target up that will not come back, or tell what that would damage
     #[command(after_help = LOST_HELP)]
     Lost(LostArguments),
+}
+
+/// Arguments of `target add`.
+#[derive(Args, Debug)]
+pub struct TargetAddArguments {
+    /// The directory, on a file system of its own: an empty one becomes a new target, and one that
+    /// holds a target joins with it
+    #[arg(value_name = "DIRECTORY")]
+    pub directory: PathBuf,
+    /// The most bytes that it takes of its disk [default: what is free, less 256 MiB]
+    #[arg(long, value_name = "SIZE", value_parser = capacity)]
+    pub capacity: Option<ByteLen>,
+    /// The id of the target that the directory must hold; without one there it is refused
+    #[arg(long, value_name = "ID", value_parser = target_id)]
+    pub id: Option<TargetId>,
 }
 
 /// Arguments of `target lost`.
@@ -87,6 +109,17 @@ fn target_id(text: &str) -> Result<TargetId, String> {
     TargetId::parse(text)
         .map_err(|_| "use the 16 digits that `millrace target list` shows".to_owned())
 }
+
+const ADD_HELP: &str = "\
+To be run on the storage host, as who may change the daemon's settings: --config FILE, by default
+/etc/millrace/storage-target.toml. Comments and order stay, and the daemon's program looks at the
+result before it replaces the file. The daemon reads its settings at its start: restart it then.
+A directory that is named already is no error. Of a dev cluster, `millrace dev up --targets N` adds
+targets.
+
+Examples:
+  millrace target add /var/lib/millrace/target-1
+  millrace target add /srv/disk7 --capacity 3.5TiB --config /etc/millrace/storage-target.toml";
 
 const SHOW_HELP: &str = "\
 A damaged block is never read as data: whoever asks for it gets an error until the file is

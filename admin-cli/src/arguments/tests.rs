@@ -1,4 +1,5 @@
 use clap::CommandFactory as _;
+use millrace_protocol::admin::FileState;
 use millrace_types::MIB;
 
 use super::*;
@@ -38,6 +39,7 @@ fn every_documented_form_parses() {
         "millrace cluster invite --dir D --role metadata --out F",
         "millrace dev up --dir D --targets 3 --mount M",
         "millrace target list",
+        "millrace target add /srv/1 --config F --capacity 1GiB --id 0011223344556677",
         "millrace target show 0011223344556677",
         "millrace target scrub --all",
         "millrace target scrub 0011223344556677 8899aabbccddeeff --start --wait",
@@ -79,6 +81,8 @@ fn every_documented_form_parses() {
         "millrace hydrate mr:/p --include *.jpg --include a/** --exclude b --dry-run",
         "millrace release mr:/p --older 30d --larger 1GiB --wait",
         "millrace release mr:/p --unused 7d",
+        "millrace export mr:/p --state dirty",
+        "millrace hydrate mr:/p --state released,partial --state lost --dry-run",
         "millrace export mr:/p --newer 12h --smaller 5M",
         "millrace job retry 7 --wait",
         "millrace job list",
@@ -110,6 +114,29 @@ fn every_command_that_starts_a_job_teaches_its_own_form() {
 }
 
 #[test]
+fn help_texts_leave_nothing_out() {
+    for (line, words) in [
+        ("", &["130", "resolve, pin, unpin, import"][..]),
+        ("state", &["released", "partial", "hydrated", "dirty", "exported", "conflict", "lost"]),
+        ("export", &["s3://", "gs://", "az://", "file:///"]),
+        ("link add", &["anonymous"]),
+        ("job report", &["done", "failed", "would be done", "left out"]),
+        ("mount", &["MILLRACE_CONFIG", "diratime"]),
+        ("fsck trust", &["fsck start --report-only --wait\n"]),
+    ] {
+        let mut command = Cli::command();
+        let named = line.split_whitespace();
+        let command = named.fold(&mut command, |command, name| {
+            command.find_subcommand_mut(name).expect("it is there")
+        });
+        let help = command.render_long_help().to_string();
+        for word in words {
+            assert!(help.contains(word), "{line}: {word}: {help}");
+        }
+    }
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_what_would() {
     for (line, remedy) in [
         ("millrace stripe set mr:/d", "--chunk-size"),
@@ -119,12 +146,17 @@ fn what_makes_no_sense_is_refused_with_what_would() {
         ("millrace unpin", "<PATH>"),
         ("millrace resolve mr:/p/f", "--keep"),
         ("millrace hydrate mr:/p --older yesterday", "30d"),
+        ("millrace export mr:/p --state new", "released, partial, hydrated, dirty, exported"),
+        ("millrace export mr:/p --state dirty --atomic", "cannot be used with"),
+        ("millrace import mr:/p --state dirty", "unexpected"),
         ("millrace import mr:/p --include a", "unexpected"),
         ("millrace job show seven", "millrace job list"),
         ("millrace link add s3://b p --mode write", "import-export"),
         ("millrace cluster invite --dir D --role king --out F", "metadata"),
         ("millrace dev up --dir D --targets 0", "1..=32"),
         ("millrace dev up --dir D --capacity 1", "--capacity <SIZE>': a target needs 49 MiB"),
+        ("millrace target add", "<DIRECTORY>"),
+        ("millrace target add /srv/1 --capacity 48MiB", "a target needs 49 MiB"),
         ("millrace frobnicate", "unrecognized"),
     ] {
         let error = parse(line).expect_err(line);
@@ -147,6 +179,15 @@ fn sizes_and_counts_arrive_as_values() {
         panic!("another command");
     };
     assert_eq!(add.mode, LinkModeName::ReadOnly);
+}
+
+#[test]
+fn states_are_named_by_commas_and_again_and_each_counts_once() {
+    let line = "millrace release mr:/p --state exported,hydrated --state hydrated";
+    let Command::Release(select) = parse(line).unwrap().command else {
+        panic!("another command");
+    };
+    assert_eq!(select.states(), [FileState::Hydrated, FileState::Exported]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `millrace job show ID [--directories] [--wait]`.
 
 use millrace_protocol::{
-    admin::ShowJob, job_detail::ShowJobDetail, job_options::ShowJobOptions,
+    admin::ShowJob, by_state::ShowStates, job_detail::ShowJobDetail, job_options::ShowJobOptions,
     selection::ShowSelection, unused::ShowUnused,
 };
 
@@ -28,7 +28,9 @@ pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> any
     // A server that knows no selections has jobs without.
     let reply = connection.request(&ShowSelection { id }).await.ok();
     let unused = connection.request(&ShowUnused { id }).await.ok().and_then(|reply| reply.seconds);
-    let selection = reply.and_then(|reply| SelectionReport::of(reply, unused));
+    let states = connection.request(&ShowStates { id }).await.ok();
+    let states = states.map(|reply| reply.states).unwrap_or_default();
+    let selection = reply.and_then(|reply| SelectionReport::of(reply, unused, &states));
     let reply = connection.request(&ShowJobOptions { id }).await.ok();
     let options = reply.and_then(|reply| JobOptionsReport::of(reply.options));
     let detail = connection.request(&ShowJobDetail { id }).await.ok().map(|reply| reply.detail);

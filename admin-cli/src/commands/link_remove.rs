@@ -2,7 +2,6 @@
 
 use anyhow::bail;
 use millrace_protocol::admin::RemoveLink;
-use millrace_types::ErrorKind;
 use serde::Serialize;
 
 use crate::{arguments::LinkRemoveArguments, context::Context, exit::Exit, output};
@@ -19,14 +18,9 @@ pub(crate) async fn run(context: &Context, arguments: LinkRemoveArguments) -> an
     let request = RemoveLink { path: path.clone(), discard: arguments.discard };
     let plain = output::path_text(&path);
     let shown = output::shown(&plain);
-    match connection.request(&request).await {
-        Ok(_) => {}
-        Err(failure) if failure.kind == ErrorKind::InUse && !arguments.discard => bail!(
-            "cannot remove the link at {shown}: {failure}; write the changes back with \
-             `millrace export {}`, or give them up with --discard",
-            arguments.path.display()
-        ),
-        Err(failure) => bail!("cannot remove the link at {shown}: {failure}"),
+    // What keeps it, and what helps against that, the server says: changed files, or a job.
+    if let Err(failure) = connection.request(&request).await {
+        bail!("cannot remove the link at {shown}: {failure}");
     }
     let report = Removed { path: plain, removed: true };
     context

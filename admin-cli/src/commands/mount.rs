@@ -48,14 +48,12 @@ pub(crate) async fn run(context: &Context, arguments: MountArguments) -> anyhow:
     Ok(Exit::Done)
 }
 
-/// Settings of the mount: `--config`, then `--dir`, then `MILLRACE_CONFIG`, then the host's own.
+/// Settings of the mount: `--config`, then `--dir`, then the host's own. `MILLRACE_CONFIG` names
+/// those of operators, whose identity opens no mount.
 fn config(globals: &Globals) -> Option<PathBuf> {
     let dir = globals.dir.as_ref().map(|dir| dir.join(CLIENT_FILE));
-    let environment = || std::env::var_os("MILLRACE_CONFIG").map(PathBuf::from);
     let named = globals.config.clone().or(dir);
-    let path = named
-        .or_else(|| environment().filter(|path| !path.as_os_str().is_empty()))
-        .or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()))?;
+    let path = named.or_else(|| Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists()))?;
     Some(std::path::absolute(&path).unwrap_or(path))
 }
 

@@ -7,15 +7,18 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use millrace_protocol::{
-    admin::{JobKind, StartJob},
+    admin::{FileState, JobKind, JobReply, StartJob},
+    by_state::{ShowStates, StartByState, StatesReply},
     job_options::{JobOptions, StartWithOptions},
     selection::{Selection, StartSelected},
     unused::StartUnused,
 };
+use millrace_types::{ErrorKind, Failure, JobId};
 
 use super::{file_list, link_left_out, preview};
 use crate::{
     arguments::{ExportArguments, SelectArguments, StartArguments},
+    connection::Connection,
     context::{CALLER, Context, at},
     exit::Exit,
     watch,
@@ -56,10 +59,11 @@ async fn run_with(
     options: JobOptions,
 ) -> anyhow::Result<Exit> {
     let (selection, dry_run) = (arguments.selection(), arguments.dry_run);
-    let unused = arguments.unused;
+    let (unused, states) = (arguments.unused, arguments.states());
     let SelectArguments { start: arguments, files_from, null, .. } = arguments;
     let files = files_from.map(|file| Files { file, zero_ended: null });
-    start(context, kind, arguments, Work { selection, unused, dry_run, options, files }).await
+    let work = Work { selection, unused, states, dry_run, options, files };
+    start(context, kind, arguments, work).await
 }
 
 /// What a job does of its tree, and how.
@@ -68,6 +72,8 @@ struct Work {
     selection: Selection,
     /// Seconds for which nobody has used them.
     unused: Option<u64>,
+    /// One of which they are in; empty: any.
+    states: Vec<FileState>,
     dry_run: bool,
     options: JobOptions,
     files: Option<Files>,
@@ -93,18 +99,22 @@ async fn start(
         None => context.at(&named).await?,
     };
     let start = StartJob { caller: CALLER, kind, path: path.clone() };
-    let Work { selection, unused, dry_run, mut options, files } = work;
+    let Work { selection, unused, states, dry_run, mut options, files } = work;
     // Before it is started: a moment later it may have been done.
     let is_told = kind == JobKind::Hydrate && !dry_run;
     let state = match is_told {
         true => preview::look(&connection, &start.path).await,
         false => None,
     };
-    let is_part = !selection.is_everything() || unused.is_some() || files.is_some();
+    let looks = unused.is_some() || !states.is_empty();
+    let is_part = !selection.is_everything() || looks || files.is_some();
     if let Some(Files { file, zero_ended }) = files {
         options.files = Some(file_list::send(&connection, &file, zero_ended, &named).await?);
     }
-    let reply = if let Some(seconds) = unused {
+    let reply = if !states.is_empty() {
+        let job = StartWithOptions { start, selection, dry_run, options };
+        start_by_state(&connection, &StartByState { job, unused, states }).await
+    } else if let Some(seconds) = unused {
         let job = StartWithOptions { start, selection, dry_run, options };
         connection.request(&StartUnused { job, seconds }).await
     } else if options != JobOptions::default() {
@@ -127,4 +137,48 @@ async fn start(
         watch::say(&words);
     }
     Ok(exit)
+}
+
+async fn start_by_state(
+    connection: &Connection,
+    request: &StartByState,
+) -> Result<JobReply, Failure> {
+    let refused = match connection.request(request).await {
+        Err(failure) if failure.kind == ErrorKind::NotSupported => failure,
+        answer => return answer,
+    };
+    // Or something else of the job is not supported. There is no such job, which only who knows the
+    // question can say.
+    let states = connection.request(&ShowStates { id: JobId(0) }).await;
+    Err(refusal(refused, states, connection.peer()))
+}
+
+/// What is told of a refused job, by what was answered about the states of some job: a server, or
+/// the daemon of a mount, may be from before there were such.
+fn refusal(refused: Failure, states: Result<StatesReply, Failure>, peer: &str) -> Failure {
+    let is_old = states.is_err_and(|failure| failure.kind == ErrorKind::NotSupported);
+    if !is_old {
+        return refused;
+    }
+    let words = format!(
+        "{peer}, or the metadata server behind it, is older than this tool and knows no --state: \
+         upgrade it, the metadata server first, or choose the files otherwise; nothing was begun"
+    );
+    Failure::new(ErrorKind::NotSupported, words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_older_server_it_is_told_that_it_must_be_upgraded_and_of_others_what_they_say() {
+        let refused = Failure::new(ErrorKind::NotSupported, "this bucket takes no such keys");
+        let told = |states| refusal(refused.clone(), states, "meta-1:7440");
+        let old = told(Err(ErrorKind::NotSupported.into()));
+        assert!(old.message.contains("meta-1:7440") && old.message.contains("upgrade"), "{old}");
+        assert_eq!(told(Ok(StatesReply { states: Vec::new() })), refused);
+        assert_eq!(told(Err(ErrorKind::NotFound.into())), refused);
+        assert_eq!(told(Err(ErrorKind::Unavailable.into())), refused);
+    }
 }

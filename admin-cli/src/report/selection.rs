@@ -1,6 +1,7 @@
 //! What a job works on, and how it is done.
 
 use millrace_protocol::{
+    admin::FileState,
     cluster::Bucket,
     job_options::{Destination, JobOptions},
     selection::SelectionReply,
@@ -20,14 +21,20 @@ pub(crate) struct SelectionReport {
     pub(crate) older_seconds: Option<u64>,
     pub(crate) newer_seconds: Option<u64>,
     pub(crate) unused_seconds: Option<u64>,
+    pub(crate) states: Vec<&'static str>,
     pub(crate) dry_run: bool,
 }
 
 impl SelectionReport {
     /// Nothing for a job that does all of its tree.
-    pub(crate) fn of(reply: SelectionReply, unused_seconds: Option<u64>) -> Option<Self> {
+    pub(crate) fn of(
+        reply: SelectionReply,
+        unused_seconds: Option<u64>,
+        states: &[FileState],
+    ) -> Option<Self> {
         let SelectionReply { selection, dry_run } = reply;
-        let is_part = !selection.is_everything() || unused_seconds.is_some();
+        let looks = unused_seconds.is_some() || !states.is_empty();
+        let is_part = !selection.is_everything() || looks;
         (dry_run || is_part).then_some(Self {
             include: selection.include,
             exclude: selection.exclude,
@@ -36,6 +43,7 @@ impl SelectionReport {
             older_seconds: selection.age_min,
             newer_seconds: selection.age_max,
             unused_seconds,
+            states: states.iter().map(|state| state.name()).collect(),
             dry_run,
         })
     }
@@ -50,6 +58,8 @@ impl SelectionReport {
         words.extend(self.older_seconds.map(|age| format!("--older {age}s")));
         words.extend(self.newer_seconds.map(|age| format!("--newer {age}s")));
         words.extend(self.unused_seconds.map(|age| format!("--unused {age}s")));
+        let named = (!self.states.is_empty()).then(|| self.states.join(","));
+        words.extend(named.map(|names| format!("--state {names}")));
         words.extend(self.dry_run.then(|| "--dry-run".to_owned()));
         words.join(" ")
     }
@@ -156,9 +166,13 @@ mod tests {
     #[test]
     fn a_selection_is_told_as_it_is_written() {
         let reply = |selection, dry_run| SelectionReply { selection, dry_run };
-        assert_eq!(SelectionReport::of(reply(Selection::default(), false), None), None);
-        let unused = SelectionReport::of(reply(Selection::default(), false), Some(86_400));
+        let everything = || reply(Selection::default(), false);
+        assert_eq!(SelectionReport::of(everything(), None, &[]), None);
+        let unused = SelectionReport::of(everything(), Some(86_400), &[]);
         assert_eq!(unused.unwrap().words(), "--unused 86400s");
+        let states = [FileState::Dirty, FileState::Conflict];
+        let by_state = SelectionReport::of(everything(), None, &states);
+        assert_eq!(by_state.unwrap().words(), "--state dirty,conflict");
         let selection = Selection {
             include: vec!["*.jpg".into(), "a/**".into()],
             exclude: vec!["b".into()],
@@ -167,7 +181,7 @@ mod tests {
             age_min: Some(60),
             age_max: None,
         };
-        let told = SelectionReport::of(reply(selection, true), None).unwrap().words();
+        let told = SelectionReport::of(reply(selection, true), None, &[]).unwrap().words();
         let expected = "--include '*.jpg' --include 'a/**' --exclude 'b' --larger 1GiB --older 60s";
         assert_eq!(told, format!("{expected} --dry-run"));
     }

@@ -3,7 +3,10 @@
 //! Writes may take all of it and wait for room; read-ahead never waits and leaves a share to
 //! writes, so that a program that saves a checkpoint is not starved by one that scans a data set.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tokio::sync::Notify;
 
@@ -18,6 +21,8 @@ struct Shared {
     limit: u64,
     taken: Mutex<u64>,
     freed: Notify,
+    /// Read-ahead was refused.
+    is_short: AtomicBool,
 }
 
 /// Bytes taken from a budget; dropping it gives them back.
@@ -32,7 +37,8 @@ impl Budget {
     /// A budget of `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
         assert!(limit > 0, "settings refuse an empty budget");
-        let shared = Shared { limit, taken: Mutex::new(0), freed: Notify::new() };
+        let is_short = AtomicBool::new(false);
+        let shared = Shared { limit, taken: Mutex::new(0), freed: Notify::new(), is_short };
         Self { shared: Arc::new(shared) }
     }
 
@@ -49,7 +55,16 @@ impl Budget {
 
     /// Takes `bytes` for read-ahead, unless less than a quarter of the budget would be left.
     pub(crate) fn try_take_ahead(&self, bytes: u64) -> Option<Permit> {
-        self.try_take_below(bytes, self.shared.limit - self.shared.limit / 4)
+        let permit = self.try_take_below(bytes, self.shared.limit - self.shared.limit / 4);
+        if permit.is_none() {
+            self.shared.is_short.store(true, Ordering::Relaxed);
+        }
+        permit
+    }
+
+    /// Whether read-ahead was refused since this was asked last.
+    pub(crate) fn end_shortage(&self) -> bool {
+        self.shared.is_short.swap(false, Ordering::Relaxed)
     }
 
     /// Takes `bytes` for a write, if they are there.
@@ -128,7 +143,9 @@ mod tests {
     fn read_ahead_leaves_a_quarter_to_writes() {
         let budget = Budget::new(100);
         let ahead = budget.try_take_ahead(75).expect("three quarters are free");
+        assert!(!budget.end_shortage());
         assert!(budget.try_take_ahead(1).is_none());
+        assert!(budget.end_shortage() && !budget.end_shortage());
         let mut write = budget.try_take(25).expect("the last quarter is for writes");
         assert!(budget.try_take(1).is_none());
         write.shrink(10);

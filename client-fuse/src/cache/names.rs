@@ -93,6 +93,8 @@ struct Name {
 struct Kept {
     attributes: Attributes,
     lease: Lease,
+    /// Whether the inode is known to have no extended attributes, as long as the rest counts.
+    is_bare: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -240,9 +242,23 @@ impl Names {
         self.attributes.get(&inode).map(|kept| kept.attributes)
     }
 
-    /// Keeps attributes under the lease with this key. Those of a file with several names are not
-    /// kept: who removes one of them here would have to know the others.
+    /// Whether an inode is known to have no extended attributes.
+    pub(crate) fn is_bare(&self, inode: InodeId) -> bool {
+        let kept = self.attributes.get(&inode);
+        kept.is_some_and(|kept| kept.is_bare && self.stands(inode, &kept.lease))
+    }
+
+    /// Keeps attributes under a lease. Those of a file with several names are not kept: who removes
+    /// one of them here would have to know the others.
     pub(crate) fn keep_attributes(&self, attributes: Attributes, lease: Lease) {
+        // What takes back that this is so takes these back too, which were asked for before now.
+        let is_bare = self.is_bare(attributes.inode);
+        self.keep_listed(attributes, lease, is_bare);
+    }
+
+    /// As [`Self::keep_attributes`], with whether the inode is known to have no extended attributes
+    /// whatever was known of that.
+    pub(crate) fn keep_listed(&self, attributes: Attributes, lease: Lease, is_bare: bool) {
         let inode = attributes.inode;
         let is_directory = attributes.kind == FileKind::Directory;
         let _alone =
@@ -251,7 +267,7 @@ impl Names {
         let is_overtaken =
             is_directory && !self.stands(inode, &lease) && self.attributes(inode).is_some();
         if (is_directory || lease.key != inode) && !is_overtaken {
-            self.attributes.insert(inode, Kept { attributes, lease });
+            self.attributes.insert(inode, Kept { attributes, lease, is_bare });
         }
     }
 

@@ -3,8 +3,8 @@
 //! Every fetch is a piece from the moment when it is decided, so that a second reader of the same
 //! range waits for the first one's fetch instead of asking again. A piece leaves the map when all
 //! of its bytes were handed out (the kernel keeps them now), when it failed, when a write or a
-//! foreign change makes it old, or when it was idle for long. Who already waits for it still gets
-//! its bytes.
+//! foreign change makes it old, or when it was idle for long and no reader is on its way to it. Who
+//! already waits for it still gets its bytes.
 
 use std::{
     collections::BTreeMap,
@@ -125,10 +125,17 @@ impl Pieces {
         self.by_start.clear();
     }
 
-    /// Removes what was fetched ahead longer than `idle` ago and never wanted since.
-    pub(crate) fn evict(&mut self, now: Instant, idle: Duration) {
+    /// Removes what was fetched ahead longer than `idle` ago and never wanted since, unless
+    /// somebody awaits it.
+    pub(crate) fn evict(
+        &mut self,
+        now: Instant,
+        idle: Duration,
+        is_awaited: impl Fn(&Range<u64>) -> bool,
+    ) {
         self.by_start.retain(|_, piece| {
-            piece.outcome.get().is_none() || now.saturating_duration_since(piece.begun) < idle
+            let is_young = now.saturating_duration_since(piece.begun) < idle;
+            piece.outcome.get().is_none() || is_young || is_awaited(&piece.range)
         });
     }
 
@@ -204,9 +211,10 @@ impl Piece {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use millrace_types::ErrorKind;
+    use millrace_types::{ErrorKind, GIB, KIB, MIB};
 
     use super::*;
+    use crate::prefetch::{queue, window::Streams};
 
     fn abcd() -> Body {
         Body::from(Bytes::from_static(b"abcd"))
@@ -275,7 +283,55 @@ mod tests {
         pieces.begin(4..8, true, None, now);
         old.complete(Ok(abcd()));
         let later = now + Duration::from_secs(10);
-        pieces.evict(later, Duration::from_secs(5));
+        pieces.evict(later, Duration::from_secs(5), |range| range.contains(&3));
+        assert_eq!(ranges(&pieces.plan(&(0..8))), [(true, 0..4), (true, 4..8)]);
+        pieces.evict(later, Duration::from_secs(5), |range| range.contains(&4));
         assert_eq!(ranges(&pieces.plan(&(0..8))), [(false, 0..4), (true, 4..8)]);
+    }
+
+    /// A program that reads a file at `rate` bytes a second, in steps of so many, for a minute;
+    /// returns how much it has read, and how much was fetched for that.
+    fn read_slowly(rate: u64, step: u64, window: u64) -> (u64, u64) {
+        let (mut pieces, mut streams) = (Pieces::default(), Streams::default());
+        let began = Instant::now();
+        let length = |bytes: u64| usize::try_from(bytes).expect("at most a MiB");
+        let whole = Body::from(Bytes::from(vec![0; length(MIB)]));
+        let (mut at, mut fetched, mut ticks) = (0, 0, 0);
+        while at < 60 * rate {
+            let now = began + Duration::from_millis(at * 1000 / rate);
+            while ticks < now.duration_since(began).as_secs() / 2 {
+                ticks += 1;
+                streams.handle_tick();
+                pieces.evict(now, Duration::from_secs(5), |range| streams.awaits(range));
+            }
+            let read = at..at + step;
+            let advice = streams.handle_read(read.clone(), 4 * GIB, window);
+            for (wanted, ahead) in [(&read, false), (&advice.ahead, true)] {
+                for part in pieces.plan(wanted) {
+                    let Part::Missing(missing) = part else { continue };
+                    for request in queue::requests(missing, read.end, 8 * MIB) {
+                        let len = request.end - request.start;
+                        let piece = pieces.begin(request, ahead, None, now);
+                        piece.complete(Ok(whole.slice(0..length(len))));
+                        fetched += len;
+                    }
+                }
+            }
+            for part in pieces.plan(&read) {
+                let Part::Held { piece, range } = part else { unreachable!("it was fetched") };
+                pieces.hand_out(&piece, range.end - range.start);
+            }
+            at += step;
+        }
+        (at, fetched)
+    }
+
+    #[test]
+    fn what_is_fetched_for_a_slow_program_is_there_when_it_comes_to_it() {
+        let window = 64 * MIB;
+        for (rate, step) in [(5_000_000, 128 * KIB), (1_200_000, 8 * MIB), (20_000_000, MIB)] {
+            let (read, fetched) = read_slowly(rate, step, window);
+            assert!(fetched >= read && fetched <= read + window, "{fetched} for {read}");
+        }
     }
 }

@@ -13,12 +13,23 @@
 //! What grows the file is known of each slot: until it has landed, nobody has stored anything where
 //! it lies, and no size that includes it may be told.
 //!
+//! Each flight knows the session in which it was written: by the next one others may have the right
+//! to write there.
+//!
 //! Reads look through both: flights first, then the extents written after them.
+//!
+//! What targets copy into the file by themselves (`copies`) has no bytes here, and is known for
+//! what it does to the file's end alone.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use bytes::Bytes;
+use millrace_types::SessionId;
 
+use self::copies::Copies;
+pub(crate) use self::copies::CopyNumber;
+
+mod copies;
 #[cfg(test)]
 mod tests;
 
@@ -31,6 +42,9 @@ pub(crate) struct WriteBuffer {
     flight_bytes: u64,
     /// The number of the last write.
     last: u64,
+    /// In which the oldest was written of what waits.
+    session: Option<SessionId>,
+    copies: Copies,
 }
 
 #[derive(Debug, Default)]
@@ -70,6 +84,8 @@ pub(crate) struct Flight {
     pub(crate) start: u64,
     /// The bytes; at least 1, within one slot.
     pub(crate) data: Bytes,
+    /// In which they were written, or the oldest of what waited with them.
+    pub(crate) session: Option<SessionId>,
 }
 
 impl Flight {
@@ -87,7 +103,8 @@ impl WriteBuffer {
     /// An empty buffer with slots of `slot_size` bytes.
     pub(crate) fn new(slot_size: u64) -> Self {
         assert!(slot_size > 0, "a slot holds bytes");
-        Self { slot_size, slots: BTreeMap::new(), dirty_bytes: 0, flight_bytes: 0, last: 0 }
+        let (slots, session, copies) = (BTreeMap::new(), None, Copies::default());
+        Self { slot_size, slots, dirty_bytes: 0, flight_bytes: 0, last: 0, session, copies }
     }
 
     /// Copies written bytes in. Returns the slots that are filled to their end by it: a writer that
@@ -116,9 +133,17 @@ impl WriteBuffer {
         filled
     }
 
+    /// Records in which session the next write is made.
+    pub(crate) fn record_session(&mut self, session: SessionId) {
+        if self.dirty_bytes == 0 {
+            self.session = Some(session);
+        }
+    }
+
     /// Turns what is dirty in a slot into flights. `None` when nothing is, or when flights of the
     /// slot are still out.
     pub(crate) fn take_off(&mut self, index: SlotIndex) -> Option<Vec<Flight>> {
+        let session = self.session;
         let slot = self.slots.get_mut(&index.0)?;
         if !slot.flights.is_empty() || slot.extents.is_empty() {
             return None;
@@ -128,7 +153,7 @@ impl WriteBuffer {
         slot.flight_grows_from = slot.grows_from.take();
         slot.flights = extents
             .into_iter()
-            .map(|extent| Flight { start: extent.start, data: Bytes::from(extent.data) })
+            .map(|extent| Flight { start: extent.start, data: extent.data.into(), session })
             .collect();
         let bytes: u64 = slot.flights.iter().map(|flight| length(&flight.data)).sum();
         self.dirty_bytes -= bytes;
@@ -224,7 +249,8 @@ impl WriteBuffer {
             let (waiting, flying) = slot.first_behind(offset);
             waiting.into_iter().chain(flying).min()
         };
-        self.slots.values().find_map(first)
+        let copied = self.copies.first_behind(offset);
+        self.slots.values().find_map(first).into_iter().chain(copied).min()
     }
 
     /// Records that this range was just written, when the file ended at `size`.
@@ -245,13 +271,15 @@ impl WriteBuffer {
         for slot in self.slots.values_mut() {
             (slot.grows_from, slot.flight_grows_from) = slot.first_behind(size);
         }
+        self.copies.renew_growth(size);
     }
 
     /// The first byte that waits or is on its way, and lay behind the end of the file when it was
     /// written.
     pub(crate) fn first_growth(&self) -> Option<u64> {
         let first = |slot: &Slot| slot.grows_from.into_iter().chain(slot.flight_grows_from).min();
-        self.slots.values().find_map(first)
+        let copied = self.copies.first_growth();
+        self.slots.values().find_map(first).into_iter().chain(copied).min()
     }
 
     /// Whether a file that ends at `size` has a hole when this is stored. What is on its way may
@@ -264,7 +292,7 @@ impl WriteBuffer {
             }
             reached = reached.max(extent.end());
         }
-        self.end() > reached
+        self.end() > reached || self.copies.first_behind(reached).is_some()
     }
 
     /// The slots with something to send, in order.
@@ -300,9 +328,9 @@ impl WriteBuffer {
         self.slots_holding(awaited).any(|(_, slot)| !slot.flights.is_empty())
     }
 
-    /// Whether flights are out.
+    /// Whether flights are out, or targets copy.
     pub(crate) fn has_flights(&self) -> bool {
-        self.flight_bytes > 0
+        self.flight_bytes > 0 || !self.copies.is_empty()
     }
 
     /// Bytes that wait to be sent.

@@ -2,7 +2,6 @@
 
 use std::{
     net::SocketAddr,
-    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
@@ -17,7 +16,7 @@ use millrace_service::address::ServerAddress;
 use millrace_transport::CallOptions;
 use millrace_types::{ErrorKind, Failure, LogIndex, MapEpoch, SessionId};
 
-use crate::cluster::{ATTACH_DEADLINE, Cluster, retry::Patience};
+use crate::cluster::{ATTACH_DEADLINE, Cluster, Logged, retry::Patience};
 
 impl Cluster {
     /// Asks something that changes nothing, as often as it takes.
@@ -73,7 +72,8 @@ impl Cluster {
         self.metadata.call(request, CallOptions::control(DEADLINE)).await
     }
 
-    /// Changes something exactly once, however often the request has to be sent.
+    /// Changes something exactly once, however often the request has to be sent. Tells also where
+    /// that stands in the log.
     ///
     /// When the session has ended, the change is made in a new one only if it cannot have been
     /// made in the old one.
@@ -81,7 +81,10 @@ impl Cluster {
     /// # Errors
     /// What the server answers; [`ErrorKind::SessionGone`] when nobody knows whether it was made;
     /// [`ErrorKind::Unavailable`] after the mount's patience.
-    pub(crate) async fn change<R>(&self, make: impl Fn(Operation) -> R) -> Result<R::Reply, Failure>
+    pub(crate) async fn change<R>(
+        &self,
+        make: impl Fn(Operation) -> R,
+    ) -> Result<(R::Reply, Logged), Failure>
     where
         R: Request<Reply: Indexed> + Sync,
     {
@@ -103,7 +106,8 @@ impl Cluster {
     where
         R: Request<Reply: Indexed> + Sync,
     {
-        self.change_within(Patience { limit: None }, Some(session), make).await
+        let changed = self.change_within(Patience { limit: None }, Some(session), make).await;
+        changed.map(|(reply, _)| reply)
     }
 
     async fn change_within<R>(
@@ -111,7 +115,7 @@ impl Cluster {
         patience: Patience,
         only: Option<SessionId>,
         make: impl Fn(Operation) -> R,
-    ) -> Result<R::Reply, Failure>
+    ) -> Result<(R::Reply, Logged), Failure>
     where
         R: Request<Reply: Indexed> + Sync,
     {
@@ -125,8 +129,8 @@ impl Cluster {
             let answer = self.metadata.call(&request, CallOptions::control(deadline)).await;
             let failure = match answer {
                 Ok(reply) => {
-                    self.handle_index(reply.index());
-                    return Ok(reply);
+                    let logged = self.handle_index(reply.index());
+                    return Ok((reply, logged));
                 }
                 Err(failure) => failure,
             };
@@ -168,19 +172,20 @@ impl Cluster {
     }
 
     /// Records the log index that a reply shows.
-    pub(super) fn handle_index(&self, index: LogIndex) {
-        self.view.seen.fetch_max(index.0, Ordering::AcqRel);
+    pub(super) fn handle_index(&self, index: LogIndex) -> Logged {
+        self.view.handle_index(index)
     }
 
-    /// Waits until every change that was acknowledged is on stable storage.
+    /// Waits until every change that was acknowledged is on stable storage, or is known to be lost
+    /// ([`Self::log_ends`]): it may be another life of the server that answers. Tells up to where
+    /// that has it.
     ///
     /// # Errors
     /// As [`Self::ask`].
-    pub(crate) async fn sync_metadata(&self) -> Result<(), Failure> {
-        let index = LogIndex(self.view.seen.load(Ordering::Acquire));
+    pub(crate) async fn sync_metadata(&self) -> Result<Logged, Failure> {
+        let index = self.view.seen_index();
         let done = self.ask(&SyncMetadata { index }).await?;
-        self.handle_index(done.index);
-        Ok(())
+        Ok(self.handle_index(done.index))
     }
 
     /// Fetches the cluster map, unless it was renewed since `held` was seen to be old.

@@ -10,25 +10,25 @@ use millrace_transport::CallOptions;
 use millrace_types::{ErrorKind, Failure, SessionId};
 
 use super::{
-    Cluster,
+    Cluster, Logged,
     metadata::{DEADLINE, Indexed as _},
 };
 
 /// What became of some files, in their order.
-type Answers = Vec<Option<Result<MadeName, Failure>>>;
+type Answers = Vec<Option<Result<(MadeName, Logged), Failure>>>;
 
 impl Cluster {
     /// Publishes files that were opened in `session`, each exactly once, however often they have to
     /// be sent: this numbers their operations.
     ///
-    /// Returns what became of each, in their order: what the server answers;
-    /// [`ErrorKind::SessionGone`] when the session has ended; [`ErrorKind::Unavailable`] after the
-    /// mount's patience.
+    /// Returns what became of each, in their order: what the server answers, with where that stood
+    /// in the log at that moment; [`ErrorKind::SessionGone`] when the session has ended;
+    /// [`ErrorKind::Unavailable`] after the mount's patience.
     pub(crate) async fn publish(
         &self,
         session: SessionId,
         files: &[NewFile],
-    ) -> Vec<Result<MadeName, Failure>> {
+    ) -> Vec<Result<(MadeName, Logged), Failure>> {
         let numbers: Vec<_> = files.iter().map(|_| self.operations.begin()).collect();
         let mut answers: Answers = files.iter().map(|_| None).collect();
         let mut attempts = self.patience.begin(Instant::now());
@@ -79,13 +79,13 @@ impl Cluster {
         for (&nth, published) in open.iter().zip(published) {
             answers[nth] = match published {
                 PublishedFile::Made(made) => {
-                    self.handle_index(made.index());
-                    Some(Ok(*made))
+                    let logged = self.handle_index(made.index());
+                    Some(Ok((*made, logged)))
                 }
                 PublishedFile::MadeInline(mut made) => {
-                    self.handle_index(made.index());
+                    let logged = self.handle_index(made.index());
                     made.reply.inline.clone_from(&files[nth].inline);
-                    Some(Ok(*made))
+                    Some(Ok((*made, logged)))
                 }
                 PublishedFile::Refused(failure) if failure.kind.is_transient() => {
                     again = Some(failure);

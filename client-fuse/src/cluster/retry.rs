@@ -17,12 +17,13 @@ pub(crate) struct Attempts {
     began: Instant,
     limit: Option<Duration>,
     pause: Duration,
+    has_introduced: bool,
 }
 
 impl Patience {
     /// Begins an operation.
     pub(crate) fn begin(self, now: Instant) -> Attempts {
-        Attempts { began: now, limit: self.limit, pause: PAUSE_FIRST }
+        Attempts { began: now, limit: self.limit, pause: PAUSE_FIRST, has_introduced: false }
     }
 }
 
@@ -30,6 +31,16 @@ impl Attempts {
     /// Whether so many attempts have failed that the reason may lie elsewhere.
     pub(crate) fn is_long(&self) -> bool {
         self.pause >= PAUSE_MAX
+    }
+
+    /// Whether the mount may introduce itself once more to who has refused it: true once.
+    pub(crate) fn may_introduce(&mut self) -> bool {
+        !std::mem::replace(&mut self.has_introduced, true)
+    }
+
+    /// So long nobody has been asked: others were before this one, and no server let it wait.
+    pub(crate) fn leave_out(&mut self, time: Duration) {
+        self.began += time;
     }
 
     /// How long an attempt that begins at `now` may take: `most`, or what is left of the patience.
@@ -124,6 +135,17 @@ mod tests {
         let long = Patience { limit: Some(10 * minute) }.begin(began);
         assert_eq!(long.deadline(minute, began), minute);
         assert_eq!(Patience { limit: None }.begin(began).deadline(minute, late), minute);
+    }
+
+    #[test]
+    fn what_was_waited_for_others_costs_no_patience() {
+        let began = Instant::now();
+        let minute = Duration::from_secs(60);
+        let mut attempts = Patience { limit: Some(minute) }.begin(began);
+        attempts.leave_out(minute);
+        assert!(attempts.handle_failure(ErrorKind::Unavailable.into(), began + minute).is_ok());
+        let late = began + 2 * minute;
+        assert!(attempts.handle_failure(ErrorKind::Unavailable.into(), late).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use futures::future::join_all;
 use millrace_protocol::{
+    Request,
     session::Role,
     storage::{self, Attach, Place},
 };
@@ -17,9 +18,17 @@ use millrace_transport::{Body, CallOptions, Peer, PeerTarget};
 use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, Layout, TargetId};
 
 use crate::{
-    cluster::{ATTACH_DEADLINE, Cluster, retry::Attempts, routing::Route, session::Session},
+    cluster::{
+        ATTACH_DEADLINE, Cluster,
+        lanes::{self, Purpose},
+        retry::Attempts,
+        routing::Route,
+        session::Session,
+    },
     fs::file::Access,
 };
+
+mod copies;
 
 /// What a target says about an acknowledged write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,22 +52,23 @@ impl Cluster {
     ///
     /// # Errors
     /// What the target answers; [`ErrorKind::Corrupt`] when the bytes arrive damaged again and
-    /// again; [`ErrorKind::Unavailable`] after the mount's patience.
+    /// again; [`ErrorKind::Unavailable`] after the mount's patience. What is read ahead is given up
+    /// as soon as the target does not answer.
     pub(crate) async fn read(
         &self,
         access: &Access,
         range: Range<u64>,
         sequential: bool,
+        purpose: Purpose,
     ) -> Result<Body, Failure> {
-        let out = if sequential { &self.ahead_out } else { &self.reads_out };
-        let _out = out.acquire().await.expect("never closed");
         let mut attempts = self.patience.begin(Instant::now());
         let mut damaged = 0;
         loop {
             let aim = self.aim_once_known(access, &range, &mut attempts).await?;
             let request = storage::Read { place: aim.place, sequential };
-            let options = CallOptions::bulk(attempts.deadline(READ_DEADLINE, Instant::now()));
-            let answer = aim.peer.exchange(&request, Body::default(), options).await;
+            let (asked, patience) = ((&aim.peer, aim.route.target), (&mut attempts, READ_DEADLINE));
+            let answer = self.ask_target(purpose, asked, &request, Body::default(), patience);
+            let answer = answer.await;
             let failure = match answer
                 .and_then(|(reply, body)| check(body, u64::from(request.place.len), reply.checksum))
             {
@@ -72,6 +82,10 @@ impl Cluster {
                 damaged += 1;
                 tracing::warn!(target = %aim.route.target, %failure, "bytes arrive damaged");
                 continue;
+            }
+            // Whoever comes to want these bytes asks for them, and waits.
+            if purpose == Purpose::ReadAhead && lanes::is_silence(&failure) {
+                return Err(failure);
             }
             self.after(failure, Some(&aim.peer), &mut attempts).await?;
         }
@@ -87,7 +101,6 @@ impl Cluster {
         start: u64,
         data: Bytes,
     ) -> Result<Written, Failure> {
-        let _out = self.writes_out.acquire().await.expect("never closed");
         let range = start..start + u64::try_from(data.len()).expect("at most one transfer");
         let checksum = Crc32c::of(&data);
         let number = self.writes.begin();
@@ -98,9 +111,10 @@ impl Cluster {
             let place = aim.place;
             let request =
                 storage::Write { place, checksum, number, lowest_pending, durable: false };
-            let options = CallOptions::bulk(attempts.deadline(WRITE_DEADLINE, Instant::now()));
-            let answer = aim.peer.exchange(&request, data.clone(), options).await;
-            match answer {
+            let (asked, patience) =
+                ((&aim.peer, aim.route.target), (&mut attempts, WRITE_DEADLINE));
+            let answer = self.ask_target(Purpose::Write, asked, &request, data.clone(), patience);
+            match answer.await {
                 Ok((reply, _)) => {
                     let target = aim.route.target;
                     return Ok(Written { target, loss_count: reply.loss_count });
@@ -272,6 +286,35 @@ impl Cluster {
         Ok(Aim { route, peer, place })
     }
 
+    /// Asks a target once, as soon as it may be asked, with what is left of the patience for the
+    /// answer; that does not count the time that others took who are answered.
+    async fn ask_target<R: Request + Sync>(
+        &self,
+        purpose: Purpose,
+        (peer, target): (&Peer, TargetId),
+        request: &R,
+        body: impl Into<Body>,
+        (attempts, most): (&mut Attempts, Duration),
+    ) -> Result<(R::Reply, Body), Failure> {
+        let began = Instant::now();
+        let is_silent = self.lanes.is_silent(target);
+        let enter = self.lanes.enter(purpose, target, is_silent);
+        let _out = if is_silent {
+            let limit = attempts.deadline(most, began);
+            tokio::time::timeout(limit, enter).await.map_err(|_| {
+                Failure::new(ErrorKind::Unavailable, "those before it are not answered either")
+            })?
+        } else {
+            let out = enter.await;
+            attempts.leave_out(began.elapsed());
+            out
+        };
+        let options = CallOptions::bulk(attempts.deadline(most, Instant::now()));
+        let answer = peer.exchange(request, body, options).await;
+        self.lanes.handle_outcome(target, purpose, answer.as_ref().err());
+        answer
+    }
+
     /// Does what a failure asks for, and waits; afterwards the request may be sent again.
     async fn after(
         &self,
@@ -293,12 +336,7 @@ impl Cluster {
             ErrorKind::TicketExpired => {
                 self.renew_ticket().await.or_else(transient)?;
                 if let Some(peer) = sent_to {
-                    let shown = peer.introduce_again(true, ATTACH_DEADLINE).await;
-                    shown.or_else(|failure| match failure.kind {
-                        // The renewal has not come through yet: the request meets it again.
-                        ErrorKind::TicketExpired | ErrorKind::SessionGone => Ok(()),
-                        _ => transient(failure),
-                    })?;
+                    introduce(peer).await?;
                 }
                 Failure { kind: ErrorKind::Unavailable, ..failure }
             }
@@ -306,6 +344,15 @@ impl Cluster {
                 self.handle_session_gone().await?;
                 return Err(failure);
             }
+            // A session that took the place of another may not have been shown there yet, while
+            // programs hold what it was given.
+            ErrorKind::Forbidden => match sent_to {
+                Some(peer) if attempts.may_introduce() => {
+                    introduce(peer).await?;
+                    return Ok(());
+                }
+                _ => return Err(failure),
+            },
             _ => failure,
         };
         let unreachable = waits.kind == ErrorKind::Unavailable;
@@ -339,6 +386,16 @@ impl Cluster {
         targets.insert(host, peer.clone());
         Some(peer)
     }
+}
+
+/// Shows a target the session's ticket on every connection.
+async fn introduce(peer: &Peer) -> Result<(), Failure> {
+    let shown = peer.introduce_again(true, ATTACH_DEADLINE).await;
+    shown.or_else(|failure| match failure.kind {
+        // The renewal has not come through yet: the request meets it again.
+        ErrorKind::TicketExpired | ErrorKind::SessionGone => Ok(()),
+        _ => transient(failure),
+    })
 }
 
 fn introduction(session: &Session, connection_number: u64) -> Attach {

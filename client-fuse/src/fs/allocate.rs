@@ -1,18 +1,19 @@
 //! fallocate: holes and zeros. Nothing is reserved ahead of a write, so that plain allocation is
 //! refused and the C library writes the zeros itself.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use millrace_protocol::metadata::SetAttributes;
-use millrace_types::{ErrorKind, Failure};
+use millrace_types::{ErrorKind, Failure, SessionId};
 
-use crate::fs::{FileSystem, REFRESHES_MAX, file::File, handle::FileHandle};
+use crate::fs::{FileSystem, REFRESH_PAUSE, REFRESHES_MAX, file::File, handle::FileHandle};
 
 impl FileSystem {
     /// `fallocate(2)` with `PUNCH_HOLE | KEEP_SIZE` or `ZERO_RANGE`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotSupported`] for other modes, and what the servers answer.
+    /// [`ErrorKind::NotSupported`] for other modes; [`ErrorKind::SessionGone`] when a lock of the
+    /// handle is lost, or the session ends meanwhile; and what the servers answer.
     pub(crate) async fn allocate(
         &self,
         handle: &FileHandle,
@@ -27,6 +28,8 @@ impl FileSystem {
             return Err(ErrorKind::NotSupported.into());
         }
         let end = offset.checked_add(len).ok_or(ErrorKind::FileTooLarge)?;
+        let session = self.writing_session();
+        handle.check_locks()?;
         let file = &handle.file;
         let sizing = file.sizing.lock().await;
         let failures = file.state().failures;
@@ -35,7 +38,7 @@ impl FileSystem {
         self.declare(handle, mode == ZERO, end).await?;
         drop(sizing);
         let size = file.state().attributes.size;
-        self.zero(file, offset..end.min(size)).await
+        self.zero(file, session, offset..end.min(size)).await
     }
 
     /// Tells the server that the file may have holes, and of its new end.
@@ -60,36 +63,66 @@ impl FileSystem {
         self.refresh(&handle.file).await
     }
 
-    async fn zero(&self, file: &Arc<File>, range: std::ops::Range<u64>) -> Result<(), Failure> {
+    async fn zero(
+        &self,
+        file: &Arc<File>,
+        session: SessionId,
+        range: Range<u64>,
+    ) -> Result<(), Failure> {
         let layout = file.access()?.content.layout;
         for piece in layout.pieces(range.start, range.end.saturating_sub(range.start)) {
             let start = piece.offset_in_file;
             let range = start..start + piece.len;
-            self.zero_in_chunk(file, range).await?;
+            self.zero_in_chunk(file, session, range).await?;
         }
         self.commit(file, false).await.map(drop)
     }
 
-    async fn zero_in_chunk(&self, file: &File, range: std::ops::Range<u64>) -> Result<(), Failure> {
+    async fn zero_in_chunk(
+        &self,
+        file: &File,
+        session: SessionId,
+        range: Range<u64>,
+    ) -> Result<(), Failure> {
+        let mut told = false;
         for attempt in 0..REFRESHES_MAX {
-            let access = self.writable(file).await?;
-            let failure = match self.cluster.zero(&access, range.clone()).await {
-                Ok(written) => {
-                    let mut state = file.state();
-                    state.written_at = Some(self.cluster.now());
-                    state.record_zeroed(&range, &access, written.target, written.loss_count);
-                    return Ok(());
-                }
+            let failure = match self.zero_once(file, session, &range).await {
+                Ok(()) => return Ok(()),
                 Err(failure) => failure,
             };
             match failure.kind {
                 ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
-                // As after the answer to a repeated open for reading, which gives no more.
-                ErrorKind::Forbidden if attempt == 0 => {}
+                ErrorKind::Forbidden => {
+                    self.check_written_in(Some(session))?;
+                    if told {
+                        return Err(failure);
+                    }
+                    told = true;
+                    self.tell_writers(file).await?;
+                }
                 _ => return Err(failure),
+            }
+            if attempt > 0 {
+                tokio::time::sleep(REFRESH_PAUSE).await;
             }
             self.refresh(file).await?;
         }
         Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be zeroed"))
+    }
+
+    async fn zero_once(
+        &self,
+        file: &File,
+        session: SessionId,
+        range: &Range<u64>,
+    ) -> Result<(), Failure> {
+        let access = self.writable(file).await?;
+        // That may be of the next session already.
+        self.check_written_in(Some(session))?;
+        let written = self.cluster.zero(&access, range.clone()).await?;
+        let mut state = file.state();
+        state.written_at = Some(self.cluster.now());
+        state.record_zeroed(range, &access, written.target, written.loss_count);
+        Ok(())
     }
 }

@@ -6,12 +6,12 @@ use millrace_protocol::{
     metadata::{Attributes, FileKind, SetAttributes, SetTime},
     session::Caller,
 };
-use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId};
+use millrace_types::{ErrorKind, Failure, InodeId};
 
 use crate::fs::{
     FileSystem,
     durable::Whole,
-    file::{File, State},
+    file::{File, State, resize::Resized},
     handle::FileHandle,
     kernel_names::{Keep, Shown},
 };
@@ -39,6 +39,8 @@ pub(crate) struct Changes {
 pub(crate) struct Privileges {
     /// The next commit tells whether another host has set them before what is written now.
     is_due: bool,
+    /// Whether somebody has written to it since a program here set the mode.
+    was_due: bool,
     /// How many programs here set the mode at this moment.
     setting: u32,
     /// How many have.
@@ -53,6 +55,16 @@ pub(super) struct Due {
 }
 
 impl Privileges {
+    /// One of those is about to write.
+    fn handle_write(&mut self) {
+        (self.is_due, self.was_due) = (true, true);
+    }
+
+    /// What a commit took away may be there again.
+    pub(super) fn handle_log_loss(&mut self) {
+        self.is_due |= self.was_due;
+    }
+
     /// Whether the commit that begins now has to look.
     pub(super) fn take_due(&mut self) -> Due {
         Due { is_due: std::mem::take(&mut self.is_due), set: self.set }
@@ -80,7 +92,7 @@ impl Privileges {
     /// A program here has set the mode: it means that, whatever was written before.
     fn handle_set(&mut self) {
         self.set += 1;
-        self.is_due = false;
+        (self.is_due, self.was_due) = (false, false);
     }
 }
 
@@ -270,7 +282,7 @@ impl FileSystem {
             }
         };
         if let Some(file) = &file {
-            file.state().handle_changes(changes, whole, reply.attributes.change_count);
+            file.state().handle_changes(changes, whole, Resized::shown_by(&reply));
         }
         drop(sizing);
         self.present(reply)
@@ -324,7 +336,7 @@ impl FileSystem {
     pub(crate) async fn drop_privilege_bits_of(&self, file: &File) -> Result<(), Failure> {
         let attributes = {
             let mut state = file.state();
-            state.privileges.is_due = true;
+            state.privileges.handle_write();
             state.attributes.clone()
         };
         self.take_privilege_bits(file.inode, attributes).await
@@ -383,18 +395,18 @@ impl FileSystem {
 }
 
 impl State {
-    /// The server has made these changes at this mount's wish, which it shows at `shown`; `whole`
+    /// The server has made these changes at this mount's wish, and shows what came of them; `whole`
     /// was known of the file's bytes before.
-    fn handle_changes(&mut self, changes: Changes, whole: Option<Whole>, shown: ChangeCount) {
-        if let Some(size) = changes.size {
-            self.record_resize(size);
+    fn handle_changes(&mut self, changes: Changes, whole: Option<Whole>, shown: Resized) {
+        if changes.size.is_some() {
+            self.record_resize(shown);
         }
         if changes.mode.is_some() {
             self.privileges.handle_set();
         }
         // Of none the server makes no change.
         if changes != Changes::default() {
-            self.durable.handle_own_change(whole, shown);
+            self.durable.handle_own_change(whole, shown.count);
         }
     }
 }
@@ -473,5 +485,20 @@ mod tests {
         let taken = privileges.take_due();
         privileges.put_back(taken);
         assert!(!privileges.end(taken) && !privileges.is_due);
+    }
+
+    #[test]
+    fn what_a_lost_commit_took_away_is_looked_for_again() {
+        let mut privileges = Privileges::default();
+        privileges.handle_log_loss();
+        assert!(!privileges.is_due, "whoever has written may keep them");
+        privileges.handle_write();
+        let taken = privileges.take_due();
+        assert!(privileges.end(taken) && !privileges.is_due);
+        privileges.handle_log_loss();
+        assert!(privileges.is_due);
+        privileges.handle_set();
+        privileges.handle_log_loss();
+        assert!(!privileges.is_due, "a program here has set the mode since");
     }
 }

@@ -460,6 +460,7 @@ impl FileSystem {
         // It may be a newer program.
         self.delegations.is_old.store(false, Ordering::Relaxed);
         self.closes.handle_restart();
+        self.bare_pages.handle_restart();
         for file in self.delegations.unpublished(None) {
             let Some(unpublished) = file.state().unpublished.clone() else { continue };
             if unpublished.session == session {

@@ -33,6 +33,8 @@ use crate::{
     prefetch::window::Streams,
 };
 
+mod copied;
+pub(crate) mod resize;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -108,11 +110,13 @@ pub(crate) struct State {
     /// Whether what is buffered may lie behind a hole that the server has not been told of. Says
     /// nothing of a content that is known to have holes.
     undeclared: bool,
-    /// The size as the server has told it last, as far as nothing before it waits to be stored.
-    told_end: u64,
+    /// The size as the server has told it last.
+    told: resize::Told,
     /// Where bytes behind that begin that no target has taken, after a failure that a program hears
     /// of: what was stored behind them has a hole before it.
     unstored: Option<u64>,
+    /// Targets have taken bytes that were given up, of which the server has not heard.
+    pub(super) gave_up: bool,
     /// What of the file survives a loss of power.
     pub(crate) durable: Durable,
     /// Failures of writes that were acknowledged to their program, newest; and how many there were.
@@ -177,8 +181,9 @@ impl File {
             caller: Caller::ROOT,
             own_end: 0,
             undeclared: false,
-            told_end: 0,
+            told: resize::Told::default(),
             unstored: None,
+            gave_up: false,
             durable: Durable::default(),
             failure: None,
             failures: 0,
@@ -260,8 +265,8 @@ impl State {
             self.durable.record_whole(reply.attributes.change_count);
         }
         // What is here behind the old end, or on its way, may still fail.
-        let held = self.buffer.first_behind(self.told_end);
-        self.told_end = held.map_or(reply.attributes.size, |at| at.min(reply.attributes.size));
+        let held = self.buffer.first_behind(self.told.end);
+        self.told.handle_size(reply.attributes.size, held);
         self.attributes = reply.attributes;
         // Of two answers that overtook each other, this may be the older one.
         self.lease = None;
@@ -432,16 +437,6 @@ impl State {
         self.written_at = None;
     }
 
-    /// The server has set the size to `size` at this mount's wish.
-    pub(crate) fn record_resize(&mut self, size: u64) {
-        self.pieces.clear();
-        self.streams.handle_invalidation();
-        // What is buffered by now was written since, and is stored yet.
-        self.own_end = self.own_end.min(size.max(self.buffer.end()));
-        self.stored.end = self.stored.end.min(size);
-        self.attributes.size = size.max(self.own_end);
-    }
-
     /// Records a failure that must be reported to whoever writes, syncs or closes next.
     pub(crate) fn record_failure(&mut self, failure: Failure) {
         self.failures += 1;
@@ -486,21 +481,28 @@ impl State {
 
     /// Records that a write of this range has failed for good.
     pub(crate) fn record_unstored(&mut self, range: &Range<u64>) {
-        if range.end > self.told_end {
-            let start = range.start.max(self.told_end);
+        if range.end > self.told.end {
+            let start = range.start.max(self.told.end);
             self.unstored = Some(self.unstored.map_or(start, |known| known.min(start)));
         }
     }
 
-    /// Nothing more is to be said of what was not stored.
-    pub(crate) fn forget_unstored(&mut self) {
-        self.unstored = None;
+    /// What was written is about to be given up: of what targets have of it the server hears that
+    /// it may be a hole, so that a truncation has another content take its place.
+    pub(crate) fn record_given_up(&mut self) {
+        self.gave_up |= self.needs_commit();
     }
 
-    /// Whether what was stored lies behind bytes that were not, of which the server does not know:
-    /// it must before it hears of the size.
+    /// Nothing more is to be said of what was not stored.
+    pub(crate) fn forget_unstored(&mut self) {
+        (self.unstored, self.gave_up) = (None, false);
+    }
+
+    /// Whether what was stored lies behind bytes that were not, or was given up, of which the
+    /// server does not know: it must before it hears of the size.
     pub(crate) fn has_unstored_hole(&self) -> bool {
-        self.unstored.is_some_and(|start| start < self.stored.end) && !self.is_sparse()
+        let is_behind = self.unstored.is_some_and(|start| start < self.stored.end);
+        (is_behind || self.gave_up) && !self.is_sparse()
     }
 
     /// Whether the server may have the bytes in the inode, and has not answered.
@@ -540,7 +542,7 @@ impl State {
         if held.is_some_and(|held| held != fresh.version()) && !is_spilled {
             self.own_end = self.buffer.end();
             self.undeclared = self.buffer.leaves_hole(size);
-            self.unstored = None;
+            self.forget_unstored();
             self.buffer.renew_growth(size);
         }
         let held = self.access.as_ref();
@@ -585,7 +587,7 @@ impl Access {
 
 /// Whether these are contents of two versions of an object. A truncation keeps the object, and an
 /// export the content.
-fn are_other_versions(one: &Content, other: &Content) -> bool {
+pub(crate) fn are_other_versions(one: &Content, other: &Content) -> bool {
     let (Some(one_origin), Some(other_origin)) = (&one.origin, &other.origin) else { return false };
     one.generation != other.generation && one_origin.tag != other_origin.tag
 }

@@ -97,8 +97,9 @@ impl Files {
         }
     }
 
-    /// The session has ended: the metadata of an older day may have been put back.
-    pub(crate) fn handle_session_end(&self) {
+    /// The metadata of an older day may have been put back: the session has ended, or the server
+    /// has lost the end of its log.
+    pub(crate) fn forget_counts(&self) {
         self.left().forget_counts();
     }
 

@@ -11,7 +11,11 @@
 //! A failure of a write that its program believes done is recorded in the file and reported once by
 //! every handle at its next fsync or close; writes through it fail before that, twice.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::{StreamExt as _, stream};
 use millrace_protocol::metadata::Commit;
@@ -71,7 +75,8 @@ impl FileSystem {
     /// it, here through whichever open or on another host that has closed or synced the file.
     ///
     /// # Errors
-    /// As [`Self::flush`]; [`ErrorKind::Lost`] when a target lost acknowledged bytes in between.
+    /// As [`Self::flush`]; [`ErrorKind::Lost`] when a target lost acknowledged bytes in between, or
+    /// the metadata server a change.
     pub(crate) async fn fsync(&self, handle: &FileHandle) -> Result<(), Failure> {
         let file = &handle.file;
         let (losses, is_told, is_new) = {
@@ -96,6 +101,7 @@ impl FileSystem {
         if has_others {
             self.sync_targets(file, losses, true).await?;
         }
+        self.record_lost(file);
         handle.check_told()
     }
 
@@ -219,15 +225,23 @@ impl FileSystem {
             }
             state.record_failure(failure);
         }
+        if unstored.is_some() {
+            // Before the bytes are gone: who opens the file then must not keep the kernel's pages.
+            self.kept.forget(file.inode);
+        }
         let bytes = state.buffer.land(slot);
         state.landings += 1;
         state.release_memory(bytes);
         drop(state);
+        if unstored.is_some() {
+            self.drop_unstored(file);
+        }
         file.landed.notify_waiters();
     }
 
     /// Stores one flight, with a fresh view as often as the present one is old.
     async fn store(&self, file: &File, flight: &Flight) -> Result<(), Failure> {
+        let mut told = false;
         for attempt in 0..REFRESHES_MAX {
             let failure = match self.store_once(file, flight).await {
                 Ok(()) => return Ok(()),
@@ -235,7 +249,15 @@ impl FileSystem {
             };
             match failure.kind {
                 ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
-                ErrorKind::Forbidden if attempt == 0 => {}
+                ErrorKind::Forbidden => {
+                    // Another session may have begun on the way.
+                    self.check_written_in(flight.session)?;
+                    if told {
+                        return Err(failure);
+                    }
+                    told = true;
+                    self.tell_writers(file).await?;
+                }
                 _ => return Err(failure),
             }
             if attempt > 0 {
@@ -248,6 +270,8 @@ impl FileSystem {
 
     async fn store_once(&self, file: &File, flight: &Flight) -> Result<(), Failure> {
         let access = self.writable(file).await?;
+        // That may be of the next session already.
+        self.check_written_in(flight.session)?;
         let written = self.cluster.write(&access, flight.start, flight.data.clone()).await?;
         let range = flight.start..flight.end();
         file.state().record_stored(&range, &access, written.target, written.loss_count);
@@ -371,12 +395,19 @@ impl FileSystem {
             (state.stored, state.end_to_tell(), state.written_at, needed, shown, whole)
         };
         if !needed {
-            let is_durable = file.state().durable.is_told(shown);
+            let is_durable = {
+                let mut state = file.state();
+                state.record_commit(stored.acknowledgements);
+                state.durable.is_told(shown)
+            };
             if durable && !is_durable {
-                self.cluster.sync_metadata().await?;
-                file.state().durable.record_told(shown);
+                self.sync_log().await?;
+                let mut state = file.state();
+                // Otherwise it may have lost what it had shown, and counts anew.
+                if state.attributes.change_count == shown {
+                    state.durable.record_told(shown);
+                }
             }
-            file.state().record_commit(stored.acknowledgements);
             return Ok(false);
         }
         let request = |operation| Commit {
@@ -391,7 +422,10 @@ impl FileSystem {
         let due = file.state().privileges.take_due();
         let put_back = |_: &Failure| file.state().privileges.put_back(due);
         let committed = self.change(request, &[], Some(file.inode)).await;
-        let reply = committed.inspect_err(put_back)?;
+        let reply = committed.inspect_err(put_back).map_err(not_told)?;
+        if durable {
+            self.record_synced(reply.index);
+        }
         let looked_at = {
             let mut state = file.state();
             if end == stored.end {
@@ -440,7 +474,7 @@ impl FileSystem {
         for file in files {
             let slots = {
                 let mut state = file.state();
-                state.pieces.evict(std::time::Instant::now(), std::time::Duration::ZERO);
+                state.pieces.evict(Instant::now(), Duration::ZERO, |_| false);
                 state.buffer.dirty_slots()
             };
             for slot in slots {
@@ -457,6 +491,18 @@ impl State {
     pub(super) fn end_to_tell(&self) -> u64 {
         let growth = self.buffer.first_growth().filter(|_| !self.is_sparse());
         growth.map_or(self.stored.end, |start| start.min(self.stored.end))
+    }
+}
+
+/// What a commit says that was refused because the server does not know that the file is open for
+/// writing: of what was written in a session that ended, the next one has nothing to tell.
+fn not_told(failure: Failure) -> Failure {
+    match failure.kind {
+        ErrorKind::NotPermitted => {
+            let words = "the session ended before the server had heard of the writes";
+            Failure::new(ErrorKind::SessionGone, words)
+        }
+        _ => failure,
     }
 }
 

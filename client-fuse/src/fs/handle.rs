@@ -10,6 +10,7 @@ use millrace_types::{ContentGeneration, ErrorKind, Failure, SessionId};
 
 use crate::fs::{
     file::{File, State},
+    kept_pages::Renewal,
     writers::Writers,
 };
 
@@ -33,6 +34,8 @@ pub(crate) struct FileHandle {
     writes_refused: AtomicU64,
     /// A lock that was taken through it is lost.
     lock_lost: AtomicBool,
+    /// The number of what its open has the kernel drop; 0 for none, or once that is done.
+    renewal: AtomicU64,
     /// The version of the object that it was opened on, if the file had one.
     version: Option<(ContentGeneration, String)>,
 }
@@ -125,6 +128,7 @@ impl FileHandle {
             failures_seen,
             writes_refused,
             lock_lost,
+            renewal: AtomicU64::new(0),
             version,
         }
     }
@@ -146,6 +150,19 @@ impl FileHandle {
         }
         let words = "the object changed in the bucket since the file was opened";
         Err(Failure::new(ErrorKind::Stale, words))
+    }
+
+    /// Its open, which is about to be answered, has the kernel drop its pages.
+    pub(super) fn begin_renewal(&self, renewal: Renewal) {
+        self.renewal.store(renewal.number(), Ordering::Release);
+    }
+
+    /// That open has returned: what it had the kernel drop, told once.
+    pub(super) fn end_renewal(&self) -> Option<Renewal> {
+        if self.renewal.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        Renewal::from_number(self.renewal.swap(0, Ordering::AcqRel))
     }
 
     /// A lock that was taken through this handle is lost: others may have it by now, so that the

@@ -4,12 +4,15 @@
 //! on threads that answer no requests, and no read or write ever waits for it.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use millrace_types::InodeId;
+use millrace_types::{ChangeCount, InodeId};
 use tokio::sync::Semaphore;
+
+use crate::fs::{FileSystem, file::File};
 
 /// Drops all pages of an inode; blocks.
 type Drops = Arc<dyn Fn(InodeId) + Send + Sync>;
@@ -18,11 +21,15 @@ type Drops = Arc<dyn Fn(InodeId) + Send + Sync>;
 pub(crate) struct KernelPages {
     drops: OnceLock<Drops>,
     rooms: Semaphore,
+    /// Of which files pages are being dropped for bytes that were given up, and whether more were
+    /// since that began.
+    unstored: Mutex<HashMap<InodeId, bool>>,
 }
 
 impl Default for KernelPages {
     fn default() -> Self {
-        Self { drops: OnceLock::new(), rooms: Semaphore::new(AT_ONCE) }
+        let (drops, rooms) = (OnceLock::new(), Semaphore::new(AT_ONCE));
+        Self { drops, rooms, unstored: Mutex::default() }
     }
 }
 
@@ -39,6 +46,54 @@ impl KernelPages {
         // It ends in a panic only if the closure does.
         drop(tokio::task::spawn_blocking(move || drops(inode)).await);
     }
+
+    /// Bytes were given up. Whether the caller has to drop pages for as long as
+    /// [`Self::goes_on_dropping`]: otherwise somebody does.
+    fn begin_dropping(&self, inode: InodeId) -> bool {
+        match self.unstored().entry(inode) {
+            Entry::Occupied(mut again) => {
+                again.insert(true);
+                false
+            }
+            Entry::Vacant(first) => {
+                first.insert(false);
+                true
+            }
+        }
+    }
+
+    /// Pages were dropped. Whether more bytes were given up since that began.
+    fn goes_on_dropping(&self, inode: InodeId) -> bool {
+        let mut unstored = self.unstored();
+        let again = unstored.get_mut(&inode).is_some_and(std::mem::take);
+        if !again {
+            unstored.remove(&inode);
+        }
+        again
+    }
+
+    fn unstored(&self) -> MutexGuard<'_, HashMap<InodeId, bool>> {
+        // Each step leaves it whole, so that a panic elsewhere cannot have torn it.
+        self.unstored.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FileSystem {
+    /// Bytes that programs here have written are given up, and have left the buffer: the kernel may
+    /// have them in its pages still, where nobody may see them. No open keeps those.
+    pub(super) fn drop_unstored(&self, file: &File) {
+        let inode = file.inode;
+        self.kept.forget(inode);
+        file.state().pages_count = ChangeCount(0);
+        if self.pages.begin_dropping(inode) {
+            self.spawn(|this| async move {
+                this.pages.drop_all(inode).await;
+                while this.pages.goes_on_dropping(inode) {
+                    this.pages.drop_all(inode).await;
+                }
+            });
+        }
+    }
 }
 
 impl fmt::Debug for KernelPages {
@@ -50,3 +105,20 @@ impl fmt::Debug for KernelPages {
 /// Threads that may wait in the kernel at a time. With all of them behind reads of a slow bucket
 /// the next lock waits, and can be given up.
 const AT_ONCE: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_a_file_are_dropped_once_more_for_all_that_is_given_up_meanwhile() {
+        let pages = KernelPages::default();
+        let file = InodeId(7);
+        assert!(pages.begin_dropping(file));
+        assert!(!pages.begin_dropping(file) && !pages.begin_dropping(file));
+        assert!(pages.begin_dropping(InodeId(8)), "another one");
+        assert!(pages.goes_on_dropping(file));
+        assert!(!pages.goes_on_dropping(file));
+        assert!(pages.begin_dropping(file));
+    }
+}

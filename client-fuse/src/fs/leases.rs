@@ -17,7 +17,7 @@ use millrace_types::{ErrorKind, Failure, FileName, InodeId, SessionId};
 use crate::{
     cache::names::{Changing, Lease, stamps::Note},
     cluster::Indexed,
-    fs::{FileSystem, access_times::Shows},
+    fs::{FileSystem, access_times::Shows, handle::Told},
 };
 
 impl FileSystem {
@@ -36,7 +36,10 @@ impl FileSystem {
                 self.give_back(&[Recall::Everything], &[]).await
             };
             let failure = match begun.await {
-                Ok(()) => self.hear(session, incarnation).await,
+                Ok(()) => {
+                    self.untold.handle_listening(Told { session, incarnation });
+                    self.hear(session, incarnation).await
+                }
                 Err(failure) => failure,
             };
             tracing::debug!(%failure, "what was kept of names and attributes is dropped");
@@ -189,12 +192,16 @@ impl FileSystem {
         // In this order: what is made meanwhile is newer than the answer.
         let note = self.names.note();
         self.settle(directory).await?;
-        let page = self.with_reads(self.ask_as_session(request).await?);
+        let (page, bare) = self.ask_page(request).await?;
+        let page = self.with_reads(page);
         let covered = page.coverage != Coverage::None;
-        for at in &page.entries {
+        for (nth, at) in page.entries.iter().enumerate() {
             let (name, inode) = (at.entry.name.clone(), at.entry.attributes.inode);
             self.names.keep_name((directory, name), Some(inode), covered.then_some(note));
-            self.keep(&at.entry.attributes, at.lease, note);
+            if let Some(key) = at.lease {
+                let (attributes, is_bare) = (at.entry.attributes.clone(), bare.get(nth));
+                self.names.keep_listed(attributes, Lease::of(key, note), is_bare == Some(&true));
+            }
         }
         if let Some(attributes) = &page.directory {
             self.keep(attributes, Some(directory), note);
@@ -234,8 +241,31 @@ impl FileSystem {
     {
         self.before_change(changing.concerned()).await?;
         let result = self.cluster.change(make).await;
+        if let Ok((_, logged)) = &result {
+            self.record_unsynced(*logged, changing.concerned(), None);
+        }
         drop(changing);
-        self.end_change(result).await
+        self.end_change(result.map(|(reply, _)| reply)).await
+    }
+
+    /// As [`Self::change`], of an open for writing that cuts nothing: whoever syncs the inode
+    /// misses nothing where it is lost.
+    ///
+    /// # Errors
+    /// As [`crate::cluster::Cluster::change`].
+    pub(super) async fn change_opens<R>(
+        &self,
+        make: impl Fn(Operation) -> R,
+        inode: Option<InodeId>,
+    ) -> Result<R::Reply, Failure>
+    where
+        R: Request<Reply: Indexed + Shows> + Sync,
+    {
+        let changing = self.changing(&[], inode);
+        self.before_change(changing.concerned()).await?;
+        let result = self.cluster.change(make).await;
+        drop(changing);
+        self.end_change(result.map(|(reply, _)| reply)).await
     }
 
     /// As [`Self::change`], of the attributes of `inodes`, in `session` alone and however long the
@@ -292,8 +322,8 @@ impl FileSystem {
         let request =
             |operation| MakeName { make: CreateMasked { create: create(operation), umask } };
         self.before_change(changing.concerned()).await?;
-        let made = match self.cluster.change(request).await {
-            Ok(made) => self.with_reads(made),
+        let (made, logged) = match self.cluster.change(request).await {
+            Ok((made, logged)) => (self.with_reads(made), logged),
             Err(failure) => {
                 drop(changing);
                 self.handle_unmade(&failure).await;
@@ -301,6 +331,7 @@ impl FileSystem {
             }
         };
         let inode = made.reply.attributes.inode;
+        self.record_unsynced(logged, changing.concerned(), Some(inode));
         // It may have been there already.
         let lease = self.names.changed(inode, made.lease, note);
         if made.coverage == Coverage::None {
@@ -333,8 +364,9 @@ impl FileSystem {
         let request = |operation| RemoveName { remove: remove(operation) };
         self.before_change(changing.concerned()).await?;
         match self.cluster.change(request).await {
-            Ok(removed) => {
+            Ok((removed, logged)) => {
                 let removed = self.with_reads(removed);
+                self.record_unsynced(logged, changing.concerned(), None);
                 changing.end_known((parent, name.clone()), None, removed.directory);
                 self.handle_removal(last);
                 Ok(())

@@ -29,10 +29,12 @@ use millrace_protocol::{
 use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, SessionId};
 use tokio_util::sync::CancellationToken;
 
-use crate::fs::{FileSystem, file::File, handle::FileHandle, upkeep::fail_buffered};
+use crate::fs::{FileSystem, file::File, handle::FileHandle};
 use appends::Appends;
-use held::{Asking, Before, HeldLocks, Key, Turn};
+use held::{Asker, Asking, Before, HeldLocks, Turn};
 use waits::{Wait, Waits};
+
+pub(crate) use held::Key;
 
 mod appends;
 mod held;
@@ -108,6 +110,9 @@ impl FileSystem {
     ) -> Result<Option<LockConflict>, Failure> {
         handle.check_locks()?;
         self.settle(lock.inode).await?;
+        // Whoever holds nothing is nobody to the server.
+        let owner = self.locks.held.present(Asker::of(&lock));
+        let lock = owner.map_or(Lock { owner: 0, ..lock }, |owner| owner.names(lock));
         self.cluster.test_lock(lock).await
     }
 
@@ -127,22 +132,46 @@ impl FileSystem {
     ) -> Result<(), Failure> {
         handle.check_locks()?;
         if lock.kind.is_none() {
-            self.unlock(lock).await?;
+            if let Some(owner) = self.locks.held.present(Asker::of(&lock)) {
+                self.unlock(owner.names(lock)).await?;
+            }
             return handle.check_locks();
         }
         self.settle(lock.inode).await?;
         // Where the server knows of none that is open, it takes the session's locks for over.
         self.tell_open(number, &handle).await?;
-        let owner = self.locks.held.asking(Key::of(&lock), number, self.cluster.session());
+        let asker = Asker::of(&lock);
+        loop {
+            let owner = self.locks.held.asking(asker, number, self.cluster.session());
+            let lock = owner.key().names(lock);
+            self.ask_for(&owner, (number, &handle), lock, wait, interest).await?;
+            if self.locks.held.present(asker) == Some(owner.key()) || interest.is_gone() {
+                return Ok(());
+            }
+            // It has left that one meanwhile, by closing another descriptor of the file.
+            self.unlock(Lock { kind: None, ..lock }).await?;
+        }
+    }
+
+    /// As [`Self::set_lock`], as one owner.
+    async fn ask_for(
+        &self,
+        owner: &Asking,
+        (number, handle): (u64, &FileHandle),
+        lock: Lock,
+        wait: bool,
+        interest: &Interest,
+    ) -> Result<(), Failure> {
         let waiting = wait.then(|| self.begin_wait());
         loop {
             let session = self.cluster.session();
-            let outcome = self.try_lock(&owner, &handle, lock, waiting.as_ref(), interest).await;
+            let through = (number, handle);
+            let outcome = self.try_lock(owner, through, lock, waiting.as_ref(), interest).await;
             match outcome {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(failure) if failure.kind == ErrorKind::SessionGone => {
-                    self.lose_ended(&owner, self.cluster.session());
+                    self.lose_ended(owner, self.cluster.session());
                     handle.check_locks()?;
                     continue;
                 }
@@ -175,7 +204,7 @@ impl FileSystem {
     async fn try_lock(
         &self,
         owner: &Asking,
-        handle: &FileHandle,
+        (number, handle): (u64, &FileHandle),
         lock: Lock,
         wait: Option<&Wait<'_>>,
         interest: &Interest,
@@ -191,8 +220,8 @@ impl FileSystem {
         self.lose_ended(owner, session);
         handle.check_locks()?;
         let before = owner.within(lock.range);
-        let number = wait.map_or(0, Wait::number);
-        let answer = self.cluster.set_lock(session, lock, number).await;
+        let waiting = wait.map_or(0, Wait::number);
+        let answer = self.cluster.set_lock(session, lock, waiting).await;
         let granted = match answer {
             Ok(reply) if reply.granted => reply.change_count,
             Ok(_) => {
@@ -215,6 +244,8 @@ impl FileSystem {
             }
         };
         owner.record(session, &lock);
+        // Another descriptor of the open file may have been closed while this waited.
+        owner.handle_asked(number);
         // It may have ended before that was recorded, and its locks be given up already.
         if self.lose_ended(owner, self.cluster.session()) {
             return Err(ErrorKind::SessionGone.into());
@@ -259,23 +290,47 @@ impl FileSystem {
         }
     }
 
-    /// `close` of a descriptor by the process `owner`: its locks on ranges of the file end. If it
-    /// was killed in a write that goes on, a little later: not before that has ended, for which
-    /// nobody waits who could not be killed any more.
-    pub(crate) async fn end_process_locks(&self, inode: InodeId, owner: u64) {
-        let key = Key::of_process(inode, owner);
+    /// As whom a process holds ranges of the file, or asks for some.
+    pub(crate) fn process_locks(&self, inode: InodeId, owner: u64) -> Option<Key> {
+        self.locks.held.present(Asker::of_process(inode, owner))
+    }
+
+    /// A process is let go that closes a descriptor, by which ends what it holds of the file as
+    /// `key`: to be called before the kernel hears that, which then names others like it.
+    pub(crate) fn leave_process_locks(&self, inode: InodeId, owner: u64, key: Key) {
+        self.locks.held.leave(Asker::of_process(inode, owner), key);
+    }
+
+    /// An open file is closed for good.
+    pub(crate) fn leave_locks_through(&self, handle: u64) {
+        self.locks.held.leave_through(handle);
+    }
+
+    /// The process `owner` closes a descriptor of the open file `handle`: what it holds of the file
+    /// as `key` ends. If programs were killed in writes to it that go on, a little later: not
+    /// before those have ended, for which nobody waits who could not be killed any more.
+    pub(crate) async fn end_process_locks(
+        &self,
+        handle: u64,
+        inode: InodeId,
+        owner: u64,
+        key: Key,
+    ) {
         if self.orphans.is_empty(inode) {
-            return self.end_locks(key).await;
+            return self.end_locks_of(key, handle).await;
         }
-        self.spawn(|this| async move {
+        self.leave_process_locks(inode, owner, key);
+        self.spawn(move |this| async move {
             this.orphans.earlier(inode).await;
-            this.end_locks(key).await;
+            this.end_locks_of(key, handle).await;
         });
     }
 
-    /// Whether the process `owner` holds locks on ranges of the file, or asks for one.
-    pub(crate) fn has_process_locks(&self, inode: InodeId, owner: u64) -> bool {
-        self.locks.held.find(Key::of_process(inode, owner)).is_some()
+    async fn end_locks_of(&self, key: Key, handle: u64) {
+        self.end_locks(key).await;
+        if let Some(owner) = self.locks.held.find(key) {
+            owner.handle_closed(handle);
+        }
     }
 
     /// The end of an open file: the locks that were taken through it end.
@@ -292,15 +347,18 @@ impl FileSystem {
     }
 
     /// After a restart of the metadata server: tells it what is held here, and goes on until that
-    /// is heard.
-    pub(crate) async fn declare_locks(&self) {
+    /// is heard. Tells whether the server has taken it.
+    pub(crate) async fn declare_locks(&self) -> bool {
         loop {
             match self.cluster.declare(|session| self.locks.held.declared(session)).await {
-                Ok(lost) => return self.handle_lost(lost),
+                Ok(lost) => {
+                    self.handle_lost(lost);
+                    return true;
+                }
                 Err(failure) => {
                     tracing::warn!(%failure, "cannot declare the locks");
                     if is_answer(&failure) {
-                        return;
+                        return false;
                     }
                 }
             }
@@ -339,7 +397,9 @@ impl FileSystem {
             if lock.space == LockSpace::Append
                 && let Some(file) = self.files.find(lock.inode)
             {
-                fail_buffered(&file, "the right to append was lost before the writes were stored");
+                let words = "the right to append was lost before the writes were stored";
+                file.state().record_given_up();
+                self.fail_buffered(&file, words);
             }
         }
     }

@@ -8,7 +8,7 @@ use millrace_protocol::{
     },
     session::Caller,
 };
-use millrace_types::{ChangeCount, Failure, FileName, InodeId};
+use millrace_types::{ChangeCount, ErrorKind, Failure, FileName, InodeId};
 
 use crate::{
     cache::names::{Lease, stamps::Note},
@@ -16,7 +16,7 @@ use crate::{
         FileSystem,
         closes::Closing,
         durable::Whole,
-        file::File,
+        file::{File, resize::Resized},
         handle::{FileHandle, HandleOptions, Known, Told},
         names::NewMode,
     },
@@ -62,7 +62,7 @@ impl FileSystem {
     /// Opens a file with the flags of `open(2)`.
     ///
     /// # Errors
-    /// What the server answers, or [`millrace_types::ErrorKind::Busy`] at the limit of handles.
+    /// What the server answers, or [`ErrorKind::Busy`] at the limit of handles.
     pub(crate) async fn open(
         &self,
         caller: Caller,
@@ -93,7 +93,7 @@ impl FileSystem {
                 return opened;
             }
         }
-        let telling = self.telling();
+        let telling = self.telling(mode);
         let request = |operation| Open {
             caller: caller.clone(),
             operation: telling.by(operation),
@@ -104,11 +104,15 @@ impl FileSystem {
         };
         let changed = (mode == OpenMode::Write).then_some(inode);
         let (viewed, whole) = (self.names.note(), self.files.whole(inode));
-        let reply = self.change(request, &[], changed).await?;
+        let reply = match truncate {
+            true => self.change(request, &[], changed).await?,
+            false => self.change_opens(request, changed).await?,
+        };
+        let cut_to = Resized::shown_by(&reply);
         let view = View { reply, viewed, whole, lease: None };
         let (opened, _) = self.begin_told(caller, view, mode, flags, telling.told()).await?;
         if truncate && let Some(file) = self.files.find(inode) {
-            file.state().record_resize(0);
+            file.state().record_resize(cut_to);
         }
         drop(sizing);
         Ok(opened)
@@ -145,7 +149,7 @@ impl FileSystem {
         flags: i32,
     ) -> Result<(Attributes, Opened), Failure> {
         let exclusive = flags & libc::O_EXCL != 0;
-        let telling = self.telling();
+        let telling = self.telling(OpenMode::Write);
         let request = |operation| Create {
             caller: caller.clone(),
             operation: telling.by(operation),
@@ -190,7 +194,7 @@ impl FileSystem {
     ) -> Result<(Attributes, Opened), Failure> {
         let nameable = flags & libc::O_EXCL == 0;
         let NewMode { mode, umask } = mode;
-        let telling = self.telling();
+        let telling = self.telling(OpenMode::Write);
         let request = |operation| CreateUnnamed {
             caller: caller.clone(),
             operation: telling.by(operation),
@@ -213,9 +217,14 @@ impl FileSystem {
     /// `sizing` held, which these wait for.
     pub(crate) async fn release(&self, number: u64) {
         match self.handles.find(number) {
-            // Still a handle for all that concerns those: a lock that is lost, a new session.
+            // Still a handle for all that concerns those, and what is stored then: a lock that is
+            // lost, a new session.
             Ok(handle) if handle.mode == OpenMode::Write => {
-                self.orphans.earlier(handle.file.inode).await;
+                let inode = handle.file.inode;
+                self.orphans.earlier(inode).await;
+                if let Err(failure) = self.flush(&handle).await {
+                    tracing::warn!(%inode, %failure, "writes are lost after the last close");
+                }
             }
             _ => {}
         }
@@ -224,11 +233,6 @@ impl FileSystem {
         };
         let file = &handle.file;
         self.quiet.remove(file.inode, number);
-        if handle.mode == OpenMode::Write
-            && let Err(failure) = self.flush(&handle).await
-        {
-            tracing::warn!(inode = %file.inode, %failure, "writes are lost after the last close");
-        }
         if handle.mode == OpenMode::Write {
             self.settle_last(file).await;
         }
@@ -340,15 +344,18 @@ impl FileSystem {
             (state.attributes.clone(), state.versions)
         };
         let options = HandleOptions::from_flags(flags);
-        let handle = FileHandle::new(Arc::clone(&file), mode, caller, options, known);
-        let number = self.handles.insert(Arc::new(handle)).inspect_err(|_| {
+        let handle = Arc::new(FileHandle::new(Arc::clone(&file), mode, caller, options, known));
+        let number = self.handles.insert(Arc::clone(&handle)).inspect_err(|_| {
             self.files.handle_close(&file, mode);
         })?;
         // Bytes that are only written need no page cache, which would cost five times the CPU; an
         // append must not pass through it, since the kernel's idea of the end may be old.
         let only_written = flags & libc::O_ACCMODE == libc::O_WRONLY;
         let appends = flags & libc::O_APPEND != 0;
-        let kept = self.kept.handle_open(inode, count);
+        let renewal = self.kept.handle_open(inode, count);
+        if let Some(renewal) = renewal {
+            handle.begin_renewal(renewal);
+        }
         // From here on it is asked for: what an open has shown may be newer.
         self.kernel.drop_attributes(inode);
         let caching = if versions {
@@ -358,7 +365,7 @@ impl FileSystem {
             Caching::Bypass
         } else if only_written || appends || options.direct {
             Caching::Bypass
-        } else if kept {
+        } else if renewal.is_none() {
             Caching::Keep
         } else {
             Caching::Fresh
@@ -393,6 +400,21 @@ impl FileSystem {
                 open: false,
             })
         };
-        self.change(request, &[], Some(inode)).await
+        let changed = self.change(request, &[], Some(inode)).await;
+        match changed {
+            Err(failure) if is_refusal(failure.kind) => {
+                // Who has the file open for writing may change more than its mode allows.
+                let Some(file) = self.files.find(inode) else { return Err(failure) };
+                match self.tell_writers(&file).await? {
+                    true => self.change(request, &[], Some(inode)).await,
+                    false => Err(failure),
+                }
+            }
+            changed => changed,
+        }
     }
+}
+
+fn is_refusal(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::PermissionDenied | ErrorKind::NotPermitted)
 }

@@ -24,6 +24,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     cache::names::Lease,
+    cluster::Logged,
     fs::{
         FileSystem,
         delegations::{Given, Unpublished},
@@ -52,7 +53,7 @@ struct Queue {
 #[derive(Debug)]
 struct Waiting {
     file: NewFile,
-    answer: oneshot::Sender<Result<MadeName, Failure>>,
+    answer: oneshot::Sender<Result<(MadeName, Logged), Failure>>,
 }
 
 impl Publisher {
@@ -229,8 +230,10 @@ impl FileSystem {
         }
         let made = answered.await.unwrap_or_else(|_| Err(ErrorKind::Internal.into()));
         match made {
-            Ok(made) => {
+            Ok((made, logged)) => {
                 let made = self.with_reads(made);
+                let concerned = [Recall::Attributes(parent)];
+                self.record_unsynced(logged, &concerned, Some(file.inode));
                 let directory = made.directory;
                 let lease = made.lease.map(|key| Lease::of(key, note));
                 let mut state = file.state();
@@ -274,6 +277,7 @@ impl FileSystem {
         state.release_memory(bytes);
         state.forget_writes();
         drop(state);
+        self.drop_unstored(file);
         self.delegations.remove(unpublished.parent, file.inode);
     }
 

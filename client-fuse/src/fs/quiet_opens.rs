@@ -175,6 +175,7 @@ impl FileSystem {
     /// Closes a handle of which nobody has to be told; `false` where somebody has to.
     pub(crate) fn release_kept(&self, number: u64) -> bool {
         let Ok(handle) = self.handles.find(number) else { return false };
+        self.handle_returned(&handle);
         let inode = handle.file.inode;
         if handle.mode != OpenMode::Read || self.locks.concern(inode) {
             return false;

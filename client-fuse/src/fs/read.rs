@@ -6,6 +6,7 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
+use millrace_protocol::capability::Content;
 use millrace_transport::Body;
 use millrace_types::{ErrorKind, Failure};
 
@@ -14,6 +15,7 @@ use crate::{
         pieces::{Part, Piece},
         write_buffer::Awaited,
     },
+    cluster::lanes::Purpose,
     fs::{
         FileSystem, REFRESH_PAUSE, REFRESHES_MAX,
         file::{Access, File},
@@ -38,6 +40,7 @@ pub(crate) struct Waiting {
     range: Range<u64>,
     parts: Vec<Part>,
     landings: u64,
+    sequential: bool,
     first: Option<First>,
 }
 
@@ -70,6 +73,7 @@ impl FileSystem {
         offset: u64,
         len: u32,
     ) -> Result<Begun, Failure> {
+        self.handle_returned(handle);
         handle.check_locks()?;
         let file = &handle.file;
         let mut state = file.state();
@@ -90,8 +94,9 @@ impl FileSystem {
             }
             let parts = Vec::new();
             let written = state.buffer.written_to(&range);
-            let first = First::Flush { written, failures: state.failures };
-            return Ok(Begun::Waiting(Waiting { range, parts, landings, first: Some(first) }));
+            let first = Some(First::Flush { written, failures: state.failures });
+            let sequential = false;
+            return Ok(Begun::Waiting(Waiting { range, parts, landings, sequential, first }));
         }
         if let Some(inline) = &state.inline {
             let first = match (inline.bytes(), self.names.content_stands(file.inode, state.viewed))
@@ -101,8 +106,8 @@ impl FileSystem {
                 // Another host may have written since, which brought them to the targets.
                 (_, false) => First::Refresh,
             };
-            let parts = Vec::new();
-            return Ok(Begun::Waiting(Waiting { range, parts, landings, first: Some(first) }));
+            let (parts, sequential, first) = (Vec::new(), false, Some(first));
+            return Ok(Begun::Waiting(Waiting { range, parts, landings, sequential, first }));
         }
         let Some(access) = state.access.clone() else {
             return Err(Failure::new(ErrorKind::PermissionDenied, "no right to the content"));
@@ -120,7 +125,11 @@ impl FileSystem {
         let sequential = advice.as_ref().is_some_and(|advice| advice.sequential);
         let parts = self.claim(file, &mut state.pieces, &range, chunk_size, sequential);
         if let Some(advice) = advice {
-            self.fetch_ahead(file, &mut state.pieces, &advice.ahead, range.end, chunk_size);
+            let (pieces, ahead) = (&mut state.pieces, &advice.ahead);
+            let left = self.fetch_ahead(file, pieces, ahead, range.end, chunk_size);
+            if !left.is_empty() {
+                state.streams.handle_unfetched(&left);
+            }
         }
         if let Some(ready) = take_ready(&parts) {
             for part in &parts {
@@ -132,7 +141,7 @@ impl FileSystem {
             self.metrics.read_ready.inc();
             return Ok(Begun::Done(ready));
         }
-        Ok(Begun::Waiting(Waiting { range, parts, landings, first: None }))
+        Ok(Begun::Waiting(Waiting { range, parts, landings, sequential, first: None }))
     }
 
     /// Waits for the bytes of a read that could not be answered at once.
@@ -145,7 +154,7 @@ impl FileSystem {
         handle: &FileHandle,
         waiting: Waiting,
     ) -> Result<Body, Failure> {
-        let Waiting { range, parts, landings, first } = waiting;
+        let Waiting { range, parts, landings, sequential, first } = waiting;
         let file = &handle.file;
         match first {
             Some(First::Flush { written, failures }) => {
@@ -167,7 +176,9 @@ impl FileSystem {
             let part = match piece.wait(&range).await {
                 Ok(part) => part,
                 // It was fetched for a guess, maybe before the bytes were written: ask exactly.
-                Err(_) if piece.is_ahead() => self.fetch(file, &range, false).await?,
+                Err(_) if piece.is_ahead() => {
+                    self.fetch(file, &range, sequential, Purpose::Read).await?
+                }
                 Err(failure) => return Err(failure),
             };
             bytes.append(part);
@@ -216,7 +227,7 @@ impl FileSystem {
         let chunk_size = file.access()?.content.layout.chunk_size().bytes();
         let mut bytes = Body::default();
         for request in queue::requests(range.clone(), range.start, chunk_size) {
-            bytes.append(self.fetch(file, &request, false).await?);
+            bytes.append(self.fetch(file, &request, false, Purpose::Read).await?);
         }
         let state = file.state();
         if !state.buffer.overlaps(&range) {
@@ -255,7 +266,7 @@ impl FileSystem {
         claimed
     }
 
-    /// Begins fetches of `ahead`, as far as the memory budget goes.
+    /// Begins fetches of `ahead`, as far as the memory budget goes; returns what is left.
     fn fetch_ahead(
         &self,
         file: &Arc<File>,
@@ -263,7 +274,7 @@ impl FileSystem {
         ahead: &Range<u64>,
         phase: u64,
         chunk_size: u64,
-    ) {
+    ) -> Range<u64> {
         let now = Instant::now();
         for part in pieces.plan(ahead) {
             let Part::Missing(missing) = part else {
@@ -271,23 +282,30 @@ impl FileSystem {
             };
             for request in queue::requests(missing, phase, chunk_size) {
                 let Some(permit) = self.budget.try_take_ahead(request.end - request.start) else {
-                    return;
+                    return request.start..ahead.end;
                 };
                 let piece = pieces.begin(request, true, Some(permit), now);
                 self.spawn_fetch(file, &piece, true);
             }
         }
+        ahead.end..ahead.end
     }
 
     fn spawn_fetch(&self, file: &Arc<File>, piece: &Arc<Piece>, sequential: bool) {
         let file = Arc::clone(file);
         let piece = Arc::clone(piece);
         self.spawn(|this| async move {
-            let outcome = this.fetch(&file, piece.range(), sequential).await;
-            let failed = outcome.is_err();
+            let purpose = if piece.is_ahead() { Purpose::ReadAhead } else { Purpose::Read };
+            let outcome = this.fetch(&file, piece.range(), sequential, purpose).await;
+            let failure = outcome.as_ref().err().map(|failure| failure.kind);
             piece.complete(outcome);
-            if failed {
-                file.state().pieces.forget(&piece);
+            if let Some(kind) = failure {
+                let mut state = file.state();
+                state.pieces.forget(&piece);
+                // Otherwise it would fail again.
+                if piece.is_ahead() && kind.is_transient() {
+                    state.streams.handle_unfetched(piece.range());
+                }
             }
         });
     }
@@ -298,11 +316,13 @@ impl FileSystem {
         file: &File,
         range: &Range<u64>,
         sequential: bool,
+        purpose: Purpose,
     ) -> Result<Body, Failure> {
         let (mut lost, mut moved) = (false, false);
         for attempt in 0..REFRESHES_MAX {
             let access = file.access()?;
-            let failure = match self.cluster.read(&access, range.clone(), sequential).await {
+            let read = self.cluster.read(&access, range.clone(), sequential, purpose);
+            let failure = match read.await {
                 Ok(bytes) => return Ok(bytes),
                 Err(failure) => failure,
             };
@@ -346,16 +366,14 @@ impl FileSystem {
         Err(Failure::new(ErrorKind::Stale, "the file changes faster than it can be read"))
     }
 
-    /// Whether the same content has another object by now: the file was renamed and exported since,
-    /// and the object of its old name is gone. Who has it open reads on from the new one.
+    /// Whether the same content has another object by now: the file was exported since, and the
+    /// object of before was replaced, or is gone with the old name of the file. Who has it open
+    /// reads on from the new one.
     async fn has_other_object(&self, file: &File, access: &Access) -> bool {
         if self.refresh(file).await.is_err() {
             return false;
         }
-        let Ok(renewed) = file.access() else { return false };
-        let key = |access: &Access| access.content.origin.as_ref().map(|origin| origin.key.clone());
-        renewed.content.generation == access.content.generation
-            && key(&renewed).is_some_and(|renewed| Some(renewed) != key(access))
+        file.access().is_ok_and(|renewed| was_exported(&access.content, &renewed.content))
     }
 
     /// How far one of the running streams may read ahead: all of them together half of the budget,
@@ -365,6 +383,16 @@ impl FileSystem {
         let running = u64::try_from(streams.running().max(1)).expect("a few streams");
         (self.budget.limit() / 2 / running).max(1)
     }
+}
+
+/// Whether the second view of a file is of the same content, with an object that the first one does
+/// not know.
+fn was_exported(before: &Content, now: &Content) -> bool {
+    let object = |content: &Content| {
+        content.origin.as_ref().map(|origin| (origin.key.clone(), origin.tag.clone()))
+    };
+    now.generation == before.generation
+        && object(now).is_some_and(|now| Some(now) != object(before))
 }
 
 /// The bytes of every part, if all are here.
@@ -377,4 +405,40 @@ fn take_ready(parts: &[Part]) -> Option<Body> {
         }
     }
     Some(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::capability::{Origin, Rights};
+    use millrace_types::{ContentGeneration, LinkId, Timestamp};
+
+    use super::*;
+    use crate::fs::file::tests::reply;
+
+    #[test]
+    fn an_export_gives_the_same_content_another_object_also_under_the_same_key() {
+        let view = |generation, object: Option<(&str, &str)>| {
+            let content = reply(1, 4, 1, Rights::Read).content.expect("a regular file's");
+            let origin = object.map(|(key, tag)| Origin {
+                link: LinkId(1),
+                key: key.to_owned(),
+                size: 4,
+                tag: tag.to_owned(),
+                modified: Timestamp(1),
+            });
+            Content { generation: ContentGeneration(generation), origin, ..content }
+        };
+        let before = view(1, Some(("old", "1")));
+        for (generation, object, expected) in [
+            (1, Some(("old", "1")), false),
+            (1, Some(("old", "2")), true),
+            (1, Some(("new", "1")), true),
+            (1, None, false),
+            (2, Some(("old", "2")), false),
+        ] {
+            let now = view(generation, object);
+            assert_eq!(was_exported(&before, &now), expected, "{generation}, {object:?}");
+        }
+        assert!(was_exported(&view(1, None), &before));
+    }
 }

@@ -3,11 +3,15 @@
 //! A directory is read in pages of the server's, each held by the handle while the kernel takes it
 //! in smaller bites. The kernel's offset of an entry is the server's cookie, which stays the same
 //! while others change the directory; `.` and `..` have two offsets that no cookie takes.
+//!
+//! What is made while a directory is listed gets a cookie behind all others, also what is renamed.
+//! A listing of several pages ends where the directory ended when it began: a program that renames
+//! each entry that it is shown would be shown entries for ever.
 
 use std::sync::Arc;
 
 use millrace_protocol::{
-    lease::{ListEntries, ListFrom},
+    lease::{DirectoryEnd, FindEnd, ListEntries, ListFrom},
     metadata::{DIRECTORY_PAGE_MAX, DirectoryEntry, FileKind},
     session::Caller,
 };
@@ -32,6 +36,8 @@ struct Page {
     entries: Vec<DirectoryEntry>,
     last: bool,
     parent: InodeId,
+    /// Cookies below this were there when the listing began; `None` where that is not known.
+    end: Option<u64>,
 }
 
 /// One entry for the kernel.
@@ -143,6 +149,7 @@ impl FileSystem {
                 _ => {}
             }
         }
+        let begun = held.as_ref().filter(|_| after != 0).and_then(|page| page.end);
         // A listing that begins, and `rewinddir`, see the directory as it is now.
         let request = |session| ListEntries {
             caller: directory.caller.clone(),
@@ -157,8 +164,35 @@ impl FileSystem {
         if entries.iter().any(reserved) {
             return Err(Failure::new(ErrorKind::Protocol, "a directory cookie is out of range"));
         }
-        *held = Some(Page { after, entries, last: reply.last, parent: reply.parent });
+        // Behind the first page, of which no program has seen anything yet.
+        let end = if after == 0 && !reply.last { self.end_of(directory).await? } else { begun };
+        let (last, parent) = (reply.last, reply.parent);
+        *held = Some(Page { after, entries, last, parent, end }.ended());
         Ok(0)
+    }
+
+    /// Where a listing ends that has begun now. Of a directory that is being listed in its bucket
+    /// nobody knows; nor does a server from before there was this question.
+    async fn end_of(&self, directory: &DirectoryHandle) -> Result<Option<u64>, Failure> {
+        let (caller, inode) = (&directory.caller, directory.inode);
+        let request = |session| FindEnd { caller: caller.clone(), session, inode };
+        match self.ask_as_session(request).await {
+            Ok(DirectoryEnd { cookie }) => Ok(cookie),
+            Err(failure) if failure.kind == ErrorKind::NotSupported => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+impl Page {
+    /// Without what was made since the listing began, and everything behind it.
+    fn ended(mut self) -> Self {
+        if let Some(end) = self.end {
+            let listed = self.entries.partition_point(|entry| entry.cookie < end);
+            self.last |= listed < self.entries.len();
+            self.entries.truncate(listed);
+        }
+        self
     }
 }
 

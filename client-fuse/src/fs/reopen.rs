@@ -15,6 +15,8 @@ use tokio::sync::oneshot;
 
 use crate::fs::{
     FileSystem,
+    all_told::OnItsWay,
+    file::File,
     handle::{FileHandle, Known, Told},
 };
 
@@ -23,6 +25,8 @@ use crate::fs::{
 pub(super) struct Telling {
     session: AtomicU64,
     incarnation: u64,
+    /// Of an open that the server keeps in memory only.
+    _on_its_way: Option<OnItsWay>,
 }
 
 impl Telling {
@@ -40,10 +44,18 @@ impl Telling {
 }
 
 impl FileSystem {
-    /// A request is about to be sent that tells the server of an open.
-    pub(super) fn telling(&self) -> Telling {
-        let Told { session, incarnation } = self.told_now();
-        Telling { session: AtomicU64::new(session.0), incarnation }
+    /// A request is about to be sent that tells the server of an open. To be held until there is a
+    /// handle.
+    pub(super) fn telling(&self, mode: OpenMode) -> Telling {
+        let (now, on_its_way) = match mode {
+            OpenMode::Read => {
+                let (now, on_its_way) = self.untold.begin(|| self.told_now());
+                (now, Some(on_its_way))
+            }
+            OpenMode::Write => (self.told_now(), None),
+        };
+        let Told { session, incarnation } = now;
+        Telling { session: AtomicU64::new(session.0), incarnation, _on_its_way: on_its_way }
     }
 
     /// What an open would be that was told of at this moment.
@@ -58,12 +70,23 @@ impl FileSystem {
     }
 
     /// Tells a metadata server that was restarted what is open for reading here: it keeps that in
-    /// memory only, and would otherwise free files without names after a lease. Goes on in the
-    /// background.
+    /// memory only, and would otherwise free files without names after three leases. Goes on in
+    /// the background.
     pub(crate) fn declare_reads(&self) {
+        self.reopen_some(self.open_for_reading());
+    }
+
+    /// Returns when the server has been told of all that is open for reading now.
+    pub(super) async fn tell_open_reads(&self) {
+        let all = stream::iter(self.open_for_reading())
+            .for_each_concurrent(REOPENS_AT_ONCE, async |one| self.tell_again(one).await);
+        all.await;
+    }
+
+    fn open_for_reading(&self) -> Vec<(u64, Arc<FileHandle>)> {
         let mut handles = self.handles.all();
         handles.retain(|(_, handle)| handle.mode == OpenMode::Read);
-        self.reopen_some(handles);
+        handles
     }
 
     fn reopen_some(&self, handles: Vec<(u64, Arc<FileHandle>)>) {
@@ -92,6 +115,28 @@ impl FileSystem {
         let all = stream::iter(handles)
             .for_each_concurrent(REOPENS_AT_ONCE, async |one| self.tell_again(one).await);
         self.cluster.wait_patiently(all).await
+    }
+
+    /// A write or a change of a file was refused. What the server gives to a session that took the
+    /// place of one that ended is a right to read only, until it has heard that the file is open
+    /// for writing here: when this returns it has, and may be asked anew. Tells whether it had not
+    /// before.
+    ///
+    /// # Errors
+    /// As [`Self::reopen`].
+    pub(super) async fn tell_writers(&self, file: &File) -> Result<bool, Failure> {
+        let mut writers = self.handles.all();
+        writers.retain(|(_, handle)| {
+            handle.mode == OpenMode::Write && std::ptr::eq(Arc::as_ptr(&handle.file), file)
+        });
+        let now = self.told_now();
+        let is_told = |handle: &FileHandle| {
+            let known = handle.known.try_lock();
+            known.is_ok_and(|known| !known.is_due(OpenMode::Write, now))
+        };
+        let had_untold = !writers.iter().all(|(_, handle)| is_told(handle));
+        self.reopen(writers).await?;
+        Ok(had_untold)
     }
 
     /// Returns when the server has been told of a handle. That goes on by itself, whoever waits for

@@ -54,6 +54,8 @@ impl FileSystem {
             match self.seek_in_view(file, offset, wanted).await {
                 Err(failure) => match failure.kind {
                     ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
+                    // The right is of a session that has ended since.
+                    ErrorKind::Forbidden | ErrorKind::SessionGone => {}
                     _ => return Err(failure),
                 },
                 found => return found,

@@ -1,9 +1,9 @@
 //! write: into the buffer, from which full slots are sent in the background.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use millrace_protocol::metadata::SetAttributes;
-use millrace_types::{ErrorKind, Failure};
+use millrace_types::{ChangeCount, ErrorKind, Failure, SessionId};
 
 use crate::{
     cache::budget::Permit,
@@ -31,21 +31,21 @@ impl FileSystem {
         place: Place,
         data: &[u8],
     ) -> Result<bool, Failure> {
+        let session = self.writing_session();
         handle.check_locks()?;
         let Place::At(offset) = place else { return Ok(false) };
         if handle.options.direct || handle.options.sync {
             return Ok(false);
         }
         handle.refuse_write()?;
-        check_end(&handle.file, offset, data)?;
+        check_end(&handle.file, offset, length(data))?;
         if needs_mark(&handle.file, offset) {
             return Ok(false);
         }
         let Some(permit) = self.budget.try_take(length(data)) else {
             return Ok(false);
         };
-        self.buffer(&handle.file, offset, data, permit);
-        Ok(true)
+        Ok(self.buffer(&handle.file, session, (offset, None), data, permit))
     }
 
     /// Writes, waiting for memory, and for the targets as far as the handle's flags ask for it;
@@ -67,45 +67,117 @@ impl FileSystem {
         if !waits {
             handle.refuse_write()?;
         }
-        let sizing = file.sizing.lock().await;
-        let offset = match place {
-            Place::At(offset) => offset,
-            Place::End => {
-                self.begin_append(handle).await?;
-                file.state().attributes.size
-            }
-        };
-        check_end(file, offset, data)?;
-        if needs_mark(file, offset) {
-            self.declare_sparse(file).await?;
-        }
-        // Last, because others wait for it: the right to append may be with a host that is gone.
-        // Sending what is buffered, which makes room, needs none of what is held here.
-        let permit = self.take_memory(file, length(data)).await;
-        let (failures, losses) = {
-            let state = file.state();
-            (state.failures, state.losses)
-        };
-        self.buffer(file, offset, data, permit);
-        drop(sizing);
+        let (failures, losses) = self.take_write(handle, place, data).await?;
         if !waits {
             return Ok(());
         }
         self.flush_telling(file, failures).await?;
-        if syncs {
-            // Of a long write the program may not hear of it now. (A loss is recorded already.)
-            self.sync_stored(file, losses).await.inspect_err(|failure| {
-                let mut state = file.state();
-                if state.losses == losses {
-                    state.record_failure(failure.clone());
-                }
-            })?;
-        }
-        Ok(())
+        if syncs { self.sync_written(file, losses).await } else { Ok(()) }
     }
 
-    fn buffer(&self, file: &Arc<File>, offset: u64, data: &[u8], permit: Permit) {
+    /// Makes durable what a program has just written; `losses` is how many there were before.
+    ///
+    /// # Errors
+    /// As [`Self::sync_stored`].
+    pub(super) async fn sync_written(&self, file: &File, losses: u64) -> Result<(), Failure> {
+        let synced = self.sync_stored(file, losses).await;
+        // Of a long write the program may not hear of it now. (A loss is recorded already.)
+        let synced = synced.inspect_err(|failure| {
+            let mut state = file.state();
+            if state.losses == losses {
+                state.record_failure(failure.clone());
+            }
+        });
+        synced.map(drop)
+    }
+
+    /// Waits until a write is in the buffer; returns how many failures and losses there were
+    /// before. Begins anew where the session has ended meanwhile: what the handle had locked may be
+    /// lost, and others may have moved the end.
+    async fn take_write(
+        &self,
+        handle: &FileHandle,
+        place: Place,
+        data: &[u8],
+    ) -> Result<(u64, u64), Failure> {
+        let file = &handle.file;
+        let _sizing = file.sizing.lock().await;
+        loop {
+            // In this order: of a session that ends after this, the buffer takes nothing.
+            let session = self.writing_session();
+            handle.check_locks()?;
+            let (offset, end_at) = match place {
+                Place::At(offset) => (offset, None),
+                Place::End => {
+                    self.begin_append(handle).await?;
+                    let state = file.state();
+                    (state.attributes.size, Some(state.attributes.change_count))
+                }
+            };
+            check_end(file, offset, length(data))?;
+            if needs_mark(file, offset) {
+                self.declare_sparse(file).await?;
+            }
+            // Last, because others wait for it: the right to append may be with a host that is
+            // gone. Sending what is buffered, which makes room, needs none of what is held here.
+            let permit = self.take_memory(file, length(data)).await;
+            handle.check_locks()?;
+            if place == Place::End && !self.may_append(file) {
+                continue;
+            }
+            let before = {
+                let state = file.state();
+                (state.failures, state.losses)
+            };
+            if self.buffer(file, session, (offset, end_at), data, permit) {
+                return Ok(before);
+            }
+        }
+    }
+
+    /// The session in which programs write: the present one, once everybody here has been told of
+    /// the end of the one before. To be looked at before it is checked what a handle may do.
+    pub(super) fn writing_session(&self) -> SessionId {
+        SessionId(self.writing.load(Ordering::Acquire))
+    }
+
+    /// Whoever has lost a lock has been told: from here on programs write in this session. What is
+    /// buffered by then is of one before, and has to be given up after this.
+    pub(super) fn begin_writing(&self, session: SessionId) {
+        self.writing.store(session.0, Ordering::Release);
+    }
+
+    /// Checks that what was written in `session` may still be stored. In another one somebody else
+    /// may have written there since, under a lock that ended with this one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SessionGone`].
+    pub(super) fn check_written_in(&self, session: Option<SessionId>) -> Result<(), Failure> {
+        if session == Some(self.cluster.session()) {
+            return Ok(());
+        }
+        let words = "the session ended before the writes were stored";
+        Err(Failure::new(ErrorKind::SessionGone, words))
+    }
+
+    /// Puts a write of this session into the buffer; `false` where that has ended, or where the
+    /// file no longer ends at `offset` as it did at the count `end_at`.
+    #[must_use]
+    fn buffer(
+        &self,
+        file: &Arc<File>,
+        session: SessionId,
+        (offset, end_at): (u64, Option<ChangeCount>),
+        data: &[u8],
+        permit: Permit,
+    ) -> bool {
         let mut state = file.state();
+        // With the state held: what is buffered is given up after the next one has begun.
+        let has_moved = end_at.is_some_and(|count| state.has_other_end(offset, count));
+        if self.writing_session() != session || has_moved {
+            return false;
+        }
+        state.buffer.record_session(session);
         let held = state.buffer.held_bytes();
         let filled = state.buffer.insert(offset, data);
         let grown = state.buffer.held_bytes() - held;
@@ -122,6 +194,7 @@ impl FileSystem {
             let file = Arc::clone(file);
             self.spawn(|this| async move { this.send_slot(&file, slot).await });
         }
+        true
     }
 
     /// Takes memory for a write; when there is none, makes room: drops what was fetched for nothing
@@ -161,15 +234,15 @@ impl FileSystem {
 }
 
 /// Whether a write at `offset` leaves a hole that the server does not know of.
-fn needs_mark(file: &File, offset: u64) -> bool {
+pub(super) fn needs_mark(file: &File, offset: u64) -> bool {
     let state = file.state();
     offset > state.attributes.size && !state.is_sparse()
 }
 
 /// Chunk numbers have 32 bits.
-fn check_end(file: &File, offset: u64, data: &[u8]) -> Result<(), Failure> {
+pub(super) fn check_end(file: &File, offset: u64, len: u64) -> Result<(), Failure> {
     let chunk_size = file.access()?.content.layout.chunk_size().bytes();
-    let end = offset.checked_add(length(data)).ok_or(ErrorKind::FileTooLarge)?;
+    let end = offset.checked_add(len).ok_or(ErrorKind::FileTooLarge)?;
     let limit = chunk_size.saturating_mul(u64::from(u32::MAX));
     if end > limit { Err(ErrorKind::FileTooLarge.into()) } else { Ok(()) }
 }

@@ -2,7 +2,8 @@
 //!
 //! `security.*` and the lists are offered where the mount's options ask for them. Otherwise they
 //! are refused as not supported rather than answered as missing: `ls -l` then stops asking after
-//! the first file, which is ten times faster.
+//! the first file. Where they are offered, most of what is asked for is missing, which
+//! `bare` answers.
 
 use millrace_protocol::{
     metadata::{GetXattr, ListXattrs, RemoveXattr, SetXattr, XattrMode},
@@ -37,6 +38,11 @@ impl Offered {
     /// [`ErrorKind::NotSupported`].
     pub(crate) fn check(self, name: &[u8]) -> Result<(), Failure> {
         if self.includes(name) { Ok(()) } else { Err(ErrorKind::NotSupported.into()) }
+    }
+
+    /// Whether the kernel asks for more than programs do by themselves.
+    pub(super) fn is_any(self) -> bool {
+        self.acl || self.security
     }
 
     fn includes(self, name: &[u8]) -> bool {

@@ -12,13 +12,15 @@ use millrace_fuse_server::{
 use millrace_protocol::{metadata::Attributes, session::Caller};
 use millrace_transport::Body;
 use millrace_types::{Failure, InodeId};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     caller::caller,
     fs::{
+        FileSystem,
         handle::FileHandle,
         kernel_names::Shown,
-        locks::Interest,
+        locks::{Interest, Key},
         open::{Caching, Opened},
         pending::Pending,
     },
@@ -38,12 +40,32 @@ pub(super) struct Owed<A> {
     when: LetGo,
     /// Where it counts while it goes on without its caller.
     orphans: Option<(Arc<Pending>, InodeId)>,
+    /// What tells the work that it goes on without its caller.
+    told: Option<CancellationToken>,
+    /// Whose locks end with it.
+    leaves: Option<Leaving>,
+}
+
+/// A process that closes a descriptor, by which its locks on the file end.
+#[derive(Debug)]
+struct Leaving {
+    fs: Arc<FileSystem>,
+    inode: InodeId,
+    owner: u64,
+    key: Key,
+}
+
+fn leave(leaving: Option<Leaving>) {
+    if let Some(Leaving { fs, inode, owner, key }) = leaving {
+        fs.leave_process_locks(inode, owner, key);
+    }
 }
 
 impl<A> Owed<A> {
     /// The answer of a request that changes something.
     pub(super) fn new(call: &Call<'_>, reply: Reply<A>) -> Self {
-        Self { reply, thread: call.pid, when: LetGo::Killed, orphans: None }
+        let when = LetGo::Killed;
+        Self { reply, thread: call.pid, when, orphans: None, told: None, leaves: None }
     }
 
     /// The answer of a request that writes to `inode`. When its caller is let go, it is one of
@@ -57,10 +79,28 @@ impl<A> Owed<A> {
         Self { orphans: Some((Arc::clone(orphans), inode)), ..Self::new(call, reply) }
     }
 
+    /// The same of work that ends soon once its caller is let go: `told` is cancelled then, before
+    /// the kernel hears of that.
+    pub(super) fn telling(self, told: CancellationToken) -> Self {
+        Self { told: Some(told), ..self }
+    }
+
     /// The answer of a request that only looks, or that waits for what happens anyway: who is asked
     /// to end needs not wait for it.
     pub(super) fn interruptible(call: &Call<'_>, reply: Reply<A>) -> Self {
         Self { when: LetGo::AskedToEnd, ..Self::new(call, reply) }
+    }
+
+    /// The answer of a close by which ends what the process `owner` holds of the file as `key`.
+    /// When its caller is let go, that is not the next process which the kernel calls so.
+    pub(super) fn closing(
+        call: &Call<'_>,
+        reply: Reply<A>,
+        fs: &Arc<FileSystem>,
+        (inode, owner, key): (InodeId, u64, Key),
+    ) -> Self {
+        let leaves = Some(Leaving { fs: Arc::clone(fs), inode, owner, key });
+        Self { leaves, ..Self::interruptible(call, reply) }
     }
 
     /// The answer of a request that waits for a lock: any signal that is handled ends that.
@@ -76,7 +116,7 @@ impl<A> Owed<A> {
         send: impl FnOnce(Reply<A>, T),
         discard: impl AsyncFnOnce(T),
     ) {
-        let Self { reply, thread, when, orphans } = self;
+        let Self { reply, thread, when, orphans, told, leaves } = self;
         let mut work = pin!(work);
         let outcome = tokio::select! {
             biased;
@@ -88,6 +128,10 @@ impl<A> Owed<A> {
             Some(Err(failure)) => reply.fail(errno(&failure)),
             None => {
                 let orphan = orphans.map(|(all, inode)| all.begin(inode));
+                if let Some(told) = told {
+                    told.cancel();
+                }
+                leave(leaves);
                 reply.fail(Errno::INTR);
                 let ended = work.await;
                 // Before what is discarded: the release of a handle waits for it.
@@ -102,7 +146,7 @@ impl<A> Owed<A> {
     /// Does a part of the work, unless the caller is let go before: then the answer was EINTR, and
     /// nothing is owed when the part has ended.
     pub(super) async fn keep_until(self, part: impl Future<Output = ()>) -> Option<Self> {
-        let Self { reply, thread, when, orphans } = self;
+        let Self { reply, thread, when, orphans, told, leaves } = self;
         let mut part = pin!(part);
         let is_over = tokio::select! {
             biased;
@@ -110,8 +154,9 @@ impl<A> Owed<A> {
             () = async { let_go(reply.cancellation(), thread, when).await } => false,
         };
         if is_over {
-            return Some(Self { reply, thread, when, orphans });
+            return Some(Self { reply, thread, when, orphans, told, leaves });
         }
+        leave(leaves);
         reply.fail(Errno::INTR);
         part.await;
         None

@@ -151,7 +151,8 @@ pub(super) fn rename_mode(flags: RenameFlags) -> Result<RenameMode, Failure> {
     }
 }
 
-/// A lock that is asked for, or given back.
+/// A lock that is asked for, or given back. One of flock is the open file's, whose number nobody
+/// has again; the kernel's name for it goes to others before the close is told.
 pub(super) fn file_lock(asked: &Lock, inode: InodeId) -> Result<lock::Lock, Failure> {
     let kind = match asked.lock.kind {
         FileLock::READ => Some(LockKind::Read),
@@ -161,11 +162,11 @@ pub(super) fn file_lock(asked: &Lock, inode: InodeId) -> Result<lock::Lock, Fail
     };
     let flock = asked.flags.contains(LockFlags::FLOCK);
     let (start, last) = (asked.lock.start, asked.lock.end.min(LockRange::END));
-    let (space, range) = match flock {
-        true => (LockSpace::Flock, LockRange::WHOLE),
-        false => (LockSpace::Range, LockRange { start, last }.checked()?),
+    let (space, range, owner) = match flock {
+        true => (LockSpace::Flock, LockRange::WHOLE, asked.handle),
+        false => (LockSpace::Range, LockRange { start, last }.checked()?, asked.owner),
     };
-    Ok(lock::Lock { inode, space, owner: asked.owner, kind, range, process: asked.lock.pid })
+    Ok(lock::Lock { inode, space, owner, kind, range, process: asked.lock.pid })
 }
 
 /// A lock that is in the way, as the kernel takes it. Processes of other hosts are shown as 0.
@@ -260,6 +261,7 @@ mod tests {
         let flock = Lock { flags: LockFlags::FLOCK, ..asked };
         let lock = file_lock(&flock, InodeId(3)).expect("sound");
         assert_eq!((lock.range, lock.space), (LockRange::WHOLE, LockSpace::Flock));
+        assert_eq!(lock.owner, 1, "the open file's");
         let backwards = FileLock { start: 5, end: 4, ..range };
         assert!(file_lock(&Lock { lock: backwards, ..asked }, InodeId(3)).is_err());
         let unknown = FileLock { kind: 9, ..range };

@@ -6,7 +6,7 @@ use millrace_fuse_server::{Call, Done, Reply, protocol::open::Flush};
 use millrace_types::Failure;
 
 use crate::{
-    fs::{FileSystem, handle::FileHandle},
+    fs::{FileSystem, handle::FileHandle, locks::Key},
     fuse::{Adapter, answer::Owed, convert::errno},
 };
 
@@ -16,26 +16,31 @@ impl Adapter {
             Ok(handle) => handle,
             Err(failure) => return reply.fail(errno(&failure)),
         };
-        let has_locks = self.fs.has_process_locks(handle.file.inode, flush.lock_owner);
-        if !has_locks && self.fs.is_settled(&handle) {
+        let inode = handle.file.inode;
+        let locks = self.fs.process_locks(inode, flush.lock_owner);
+        if locks.is_none() && self.fs.is_settled(&handle) {
             return reply.done();
         }
-        if !has_locks && handle.writers.is_bystander(call.pid) {
+        if locks.is_none() && handle.writers.is_bystander(call.pid) {
             self.fs.flush_aside(handle);
             return reply.done();
         }
-        let owed = Owed::interruptible(call, reply);
+        let owed = match locks {
+            Some(key) => Owed::closing(call, reply, &self.fs, (inode, flush.lock_owner, key)),
+            None => Owed::interruptible(call, reply),
+        };
+        let locks = locks.map(|key| Locks { number: flush.handle, owner: flush.lock_owner, key });
         if self.fs.holds_bytes(&handle) && !self.fs.fits_inode(&handle) {
-            self.run_flush(handle, flush.lock_owner, owed);
+            self.run_flush(handle, locks, owed);
         } else {
-            let work = commit(Arc::clone(&self.fs), Arc::clone(&handle), flush.lock_owner);
+            let work = commit(Arc::clone(&self.fs), Arc::clone(&handle), locks);
             self.run(owed.answer_telling(handle, work));
         }
     }
 
     /// Bytes go out from the runtime of the targets' connections, what commits them from that of
     /// the metadata server's: each step where the one before it has ended.
-    fn run_flush(&self, handle: Arc<FileHandle>, lock_owner: u64, owed: Owed<Done>) {
+    fn run_flush(&self, handle: Arc<FileHandle>, locks: Option<Locks>, owed: Owed<Done>) {
         let (fs, requests, names) =
             (Arc::clone(&self.fs), self.requests.clone(), self.names.clone());
         self.run_on_bytes(async move {
@@ -44,21 +49,37 @@ impl Adapter {
                 // Nobody hears what comes of it: a failure is left for the next occasion. Who gets
                 // a lock next sees what was written under it.
                 drop(fs.commit(&handle.file, false).await);
-                return fs.end_process_locks(handle.file.inode, lock_owner).await;
+                return end(&fs, &handle, locks).await;
             };
-            let work = commit(fs, Arc::clone(&handle), lock_owner);
+            let work = commit(fs, Arc::clone(&handle), locks);
             drop(requests.spawn_on(owed.answer_telling(handle, work), &names));
         });
     }
+}
+
+/// Locks that end with a close.
+#[derive(Clone, Copy, Debug)]
+struct Locks {
+    /// The open file.
+    number: u64,
+    /// The process, for the kernel.
+    owner: u64,
+    key: Key,
 }
 
 /// What is left of a `close` once the bytes are with the targets.
 async fn commit(
     fs: Arc<FileSystem>,
     handle: Arc<FileHandle>,
-    lock_owner: u64,
+    locks: Option<Locks>,
 ) -> Result<(), Failure> {
     let flushed = fs.flush(&handle).await;
-    fs.end_process_locks(handle.file.inode, lock_owner).await;
+    end(&fs, &handle, locks).await;
     flushed
+}
+
+async fn end(fs: &FileSystem, handle: &FileHandle, locks: Option<Locks>) {
+    if let Some(Locks { number, owner, key }) = locks {
+        fs.end_process_locks(number, handle.file.inode, owner, key).await;
+    }
 }

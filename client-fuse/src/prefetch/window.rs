@@ -23,6 +23,7 @@ use millrace_types::MIB;
 pub(crate) struct Streams {
     streams: Vec<Stream>,
     reads: u64,
+    ticks: u64,
 }
 
 /// One run of reads that go forward.
@@ -36,6 +37,8 @@ struct Stream {
     window: u64,
     /// The number of the last read that belonged to it.
     used: u64,
+    /// The tick before that read.
+    used_at: u64,
 }
 
 /// What to do about a read.
@@ -56,9 +59,9 @@ impl Streams {
         let Some(found) = self.streams.iter().position(|stream| stream.is_near(&read)) else {
             return self.begin(read, size, window_max);
         };
-        let reads = self.reads;
+        let (reads, ticks) = (self.reads, self.ticks);
         let stream = &mut self.streams[found];
-        stream.used = reads;
+        (stream.used, stream.used_at) = (reads, ticks);
         if read.end <= stream.reached {
             // An echo of the kernel's own read-ahead: it neither proves nor moves anything.
             return Advice { sequential: stream.window > 0, ahead: 0..0 };
@@ -79,6 +82,25 @@ impl Streams {
         }
     }
 
+    /// This range was to be fetched ahead and is not: whoever comes nearer asks for it again.
+    pub(crate) fn handle_unfetched(&mut self, range: &Range<u64>) {
+        for stream in self.streams.iter_mut().filter(|stream| stream.is_before(range)) {
+            stream.ahead = stream.reached.max(range.start);
+        }
+    }
+
+    /// Some seconds have passed.
+    pub(crate) fn handle_tick(&mut self) {
+        self.ticks += 1;
+    }
+
+    /// Whether a stream that goes on has yet to come to part of this range, and had it fetched.
+    pub(crate) fn awaits(&self, range: &Range<u64>) -> bool {
+        let goes_on = |stream: &&Stream| self.ticks - stream.used_at <= IDLE_TICKS_MAX;
+        let mut going_on = self.streams.iter().filter(goes_on);
+        going_on.any(|stream| stream.is_before(range))
+    }
+
     /// How many streams are running.
     pub(crate) fn running(&self) -> usize {
         self.streams.iter().filter(|stream| stream.window > 0).count()
@@ -92,7 +114,8 @@ impl Streams {
         // Whoever reads the first bytes most likely wants the rest too; in any other place a read
         // has to prove itself by a second one.
         let window = if read.start == 0 { WINDOW_FIRST.min(window_max) } else { 0 };
-        let mut stream = Stream { reached: read.end, ahead: read.end, window, used: self.reads };
+        let (used, used_at) = (self.reads, self.ticks);
+        let mut stream = Stream { reached: read.end, ahead: read.end, window, used, used_at };
         let advice = stream.advise(size);
         self.streams.push(stream);
         advice
@@ -103,6 +126,11 @@ impl Stream {
     fn is_near(&self, read: &Range<u64>) -> bool {
         read.start <= self.reached.saturating_add(GAP_MAX)
             && read.start.saturating_add(BACK_MAX) >= self.reached
+    }
+
+    /// Whether it has yet to come to part of this range, and had it fetched.
+    fn is_before(&self, range: &Range<u64>) -> bool {
+        range.end > self.reached && range.start < self.ahead
     }
 
     fn advise(&mut self, size: u64) -> Advice {
@@ -132,6 +160,10 @@ const GAP_MAX: u64 = MIB;
 /// A read may begin this far before the furthest byte: the kernel has up to 8 MiB of read-ahead in
 /// flight (the mount's `read_ahead_kb`), and its requests arrive in any order.
 const BACK_MAX: u64 = 16 * MIB;
+
+/// A stream goes on that was read within so many ticks: the kernel asks for up to 8 MiB at a time,
+/// and a program that reads 1 MB/s leaves that alone for 8 s.
+const IDLE_TICKS_MAX: u64 = 5;
 
 #[cfg(test)]
 mod tests {
@@ -206,6 +238,32 @@ mod tests {
         assert_eq!(advice.ahead, 100..300);
         assert!(streams.handle_read(100..300, 300, LIMIT).ahead.is_empty());
         assert!(streams.handle_read(0..0, 0, LIMIT).ahead.is_empty());
+    }
+
+    #[test]
+    fn what_could_not_be_fetched_ahead_is_asked_for_again() {
+        let mut streams = Streams::default();
+        let mut reached = 0;
+        let mut read = |streams: &mut Streams| {
+            reached += MIB;
+            (reached, streams.handle_read(reached - MIB..reached, GIB, LIMIT).ahead)
+        };
+        for _ in 0..8 {
+            read(&mut streams);
+        }
+        let (at, ahead) = read(&mut streams);
+        assert!(ahead.start > at + 4 * MIB, "the window is wide");
+        streams.handle_unfetched(&(at + 2 * MIB..at + 3 * MIB));
+        streams.handle_unfetched(&(at + 4 * MIB..at + 5 * MIB));
+        // Far from here, and behind.
+        streams.handle_unfetched(&(GIB - MIB..GIB));
+        streams.handle_unfetched(&(at - MIB..at));
+        assert_eq!(read(&mut streams).1.start, at + 2 * MIB);
+        let (at, ahead) = read(&mut streams);
+        assert!(ahead.start > at + 4 * MIB, "once");
+        streams.handle_unfetched(&(at - MIB..at + MIB));
+        let (at, ahead) = read(&mut streams);
+        assert_eq!(ahead.start, at, "of what it has reached it has asked itself");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The example `memory` as processes of its own: they hand over to each other, and are killed.
-//! Needs root and `/dev/fuse`; without them a test says so and passes. `MILLRACE_TEST_LENGTH`
-//! multiplies how often.
+//! Needs root, `/dev/fuse` and a kernel that offers FUSE over io_uring. Without them a test fails,
+//! unless `MILLRACE_TEST_WITHOUT_MOUNTS` or `MILLRACE_TEST_WITHOUT_URING` is set: then it passes.
+//! `MILLRACE_TEST_LENGTH` multiplies how often.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
@@ -182,14 +183,20 @@ fn example(name: &str) -> PathBuf {
 fn can_mount() -> bool {
     let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !can {
+        let may_lack = env::var_os("MILLRACE_TEST_WITHOUT_MOUNTS").is_some();
+        assert!(may_lack, "not root, or no /dev/fuse");
         tracing::warn!("not root, or no /dev/fuse: not tested");
     }
     can
 }
 
+/// Whether the kernel serves over io_uring. If not, that has to be allowed.
 fn has_ring() -> bool {
     let parameter = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
-    parameter.is_ok_and(|text| text.trim() == "Y")
+    let has = parameter.is_ok_and(|text| text.trim() == "Y");
+    let may_lack = env::var_os("MILLRACE_TEST_WITHOUT_URING").is_some();
+    assert!(has || may_lack, "the kernel does not offer FUSE over io_uring");
+    has
 }
 
 fn times(once: u64) -> u64 {

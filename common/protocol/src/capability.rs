@@ -77,7 +77,8 @@ pub struct Content {
     pub inode: InodeId,
     /// Which of its contents; part of every chunk's key.
     pub generation: ContentGeneration,
-    /// Raised by each shrink; older writes are refused.
+    /// Raised by each shrink and each export; older writes are refused, and older reads where
+    /// something is absent.
     pub write_epoch: WriteEpoch,
     /// Where its chunks are.
     pub layout: Layout,

@@ -64,7 +64,7 @@ macro_rules! requests {
 }
 
 use crate::{
-    access, admin, ahead, backup, bucket, cluster, control, delegation, file_list, fsck,
+    access, admin, ahead, backup, bucket, by_state, cluster, control, delegation, file_list, fsck,
     job_detail, job_options, lease, left_out, lock, loss, metadata, refresh, release, requests,
     selection, session, storage, tallied, target, unused, upkeep,
 };
@@ -80,6 +80,10 @@ requests! {
     CloseSession = 0x0104, session::CloseSession => session::Done;
     /// After a restart of the server: what the session holds that is not logged.
     Declare = 0x0105, session::Declare => session::DeclareReply;
+    /// After a restart of the server: whether its log has what was seen of it before.
+    CheckLog = 0x0106, session::CheckLog => session::CheckLogReply;
+    /// After a restart of the server: the session has declared whatever it has from before.
+    AllTold = 0x0107, session::AllTold => session::Done;
 
     /// Finds a name in a directory.
     Lookup = 0x0201, metadata::Lookup => metadata::InodeReply;
@@ -158,6 +162,10 @@ requests! {
     AwaitNews = 0x022c, lease::AwaitNews => lease::News;
     /// Ends opens for writing through which nothing was written.
     CloseUnwritten = 0x022d, metadata::CloseUnwritten => session::Done;
+    /// Where a listing that begins now ends.
+    FindEnd = 0x022e, lease::FindEnd => lease::DirectoryEnd;
+    /// A page of a directory, to be kept, with which of its entries have extended attributes.
+    ListEntriesBare = 0x022f, lease::ListEntriesBare => lease::MarkedPage;
 
     /// A target daemon announces itself and its targets.
     RegisterHost = 0x0301, cluster::RegisterHost => cluster::RegisterHostReply;
@@ -194,6 +202,8 @@ requests! {
     Sync = 0x0405, storage::Sync => storage::SyncReply;
     /// Finds data or a hole in part of a chunk.
     Seek = 0x0406, storage::Seek => storage::SeekReply;
+    /// Writes part of a chunk with what a part of another one has.
+    CopyRange = 0x0407, storage::CopyRange => storage::WriteReply;
 
     /// Drops what lies past a new, smaller size.
     Trim = 0x0501, target::Trim => target::TrimReply;
@@ -227,6 +237,8 @@ requests! {
     StoreInline = 0x050f, target::StoreInline => target::StoreInlineReply;
     /// What lies on a target, a page at a time.
     ListContents = 0x0510, fsck::ListContents => fsck::ContentsPage;
+    /// Turns exported blocks clean, and has older write epochs refused from then on.
+    MarkExportedAt = 0x0511, target::MarkExportedAt => target::ItemResults;
 
     /// Health, servers, targets, links and jobs.
     ClusterStatus = 0x0601, admin::ClusterStatus => admin::ClusterStatusReply;
@@ -347,6 +359,11 @@ requests! {
     SetRefreshInterval = 0x0669, refresh::SetRefreshInterval => refresh::RefreshIntervalsReply;
     /// The links that are listed again by themselves.
     ListRefreshIntervals = 0x066a, refresh::ListRefreshIntervals => refresh::RefreshIntervalsReply;
+
+    /// Starts a job over the files in some states.
+    StartByState = 0x0670, by_state::StartByState => admin::JobReply;
+    /// In which states files must be that a job works on.
+    ShowStates = 0x0671, by_state::ShowStates => by_state::StatesReply;
 
     /// What a mount's daemon is: which cluster, which subtree.
     DescribeMount = 0x0701, control::DescribeMount => control::MountDescription;

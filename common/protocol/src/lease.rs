@@ -95,6 +95,27 @@ pub enum ListFrom {
     Name(FileName),
 }
 
+/// Asks where the names of a directory end that are there by now. A listing that takes no more than
+/// those ends, whatever its reader renames meanwhile.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct FindEnd {
+    /// For whom.
+    pub caller: Caller,
+    /// Who asks.
+    pub session: SessionId,
+    /// The directory.
+    pub inode: InodeId,
+}
+
+/// Where they end.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct DirectoryEnd {
+    /// Each has a cookie below this, and keeps it for as long as the name is there. `None` while
+    /// further names of a bucket come behind them, and below the feature level from which on a name
+    /// that another file takes keeps its cookie.
+    pub cookie: Option<u64>,
+}
+
 /// One page of a directory.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct EntriesPage {
@@ -108,6 +129,25 @@ pub struct EntriesPage {
     pub coverage: Coverage,
     /// The directory's own attributes, where they may be kept under its lease.
     pub directory: Option<Attributes>,
+}
+
+/// Asks for one page of a directory as [`ListEntries`] does, and which of its entries have extended
+/// attributes. That is so under the same lease as what they show: whoever sets such an attribute,
+/// an access control list too, changes what is shown.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct ListEntriesBare {
+    /// What to list.
+    pub list: ListEntries,
+}
+
+/// One page of a directory, with which of its entries have extended attributes.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct MarkedPage {
+    /// The page.
+    pub page: EntriesPage,
+    /// Which of its entries have any, of whatever kind, by their places in the page, in order. Most
+    /// pages have none.
+    pub with_xattrs: Vec<u32>,
 }
 
 /// One entry of a directory.

@@ -7,14 +7,15 @@
 //! Modules, in reading order: [`version`], [`frame`], [`codec`], [`kind`] (all requests in one
 //! table), `messages` (what else is sent), [`session`], [`capability`], [`metadata`], [`lease`],
 //! [`delegation`], [`access`], [`lock`], [`cluster`], [`storage`], [`target`], [`release`],
-//! [`admin`], [`selection`], [`job_options`], [`upkeep`], [`loss`], [`bucket`], [`left_out`],
-//! [`refresh`], [`requests`], [`ahead`], [`fsck`], [`backup`], [`control`].
+//! [`admin`], [`selection`], [`job_options`], [`by_state`], [`upkeep`], [`loss`], [`bucket`],
+//! [`left_out`], [`refresh`], [`requests`], [`ahead`], [`fsck`], [`backup`], [`control`].
 
 pub mod access;
 pub mod admin;
 pub mod ahead;
 pub mod backup;
 pub mod bucket;
+pub mod by_state;
 pub mod capability;
 pub mod cluster;
 pub mod codec;

@@ -3,9 +3,9 @@
 use millrace_types::Failure;
 
 use crate::{
-    admin, ahead, backup, bucket, capability, cluster, codec::messages, control, delegation,
-    file_list, fsck, job_detail, job_options, lease, left_out, lock, loss, metadata, refresh,
-    release, requests, selection, session, storage, tallied, target, unused, upkeep,
+    admin, ahead, backup, bucket, by_state, capability, cluster, codec::messages, control,
+    delegation, file_list, fsck, job_detail, job_options, lease, left_out, lock, loss, metadata,
+    refresh, release, requests, selection, session, storage, tallied, target, unused, upkeep,
 };
 
 messages! {
@@ -16,6 +16,7 @@ messages! {
     session::SessionReply,
     session::Done,
     session::DeclareReply,
+    session::CheckLogReply,
     metadata::InodeReply,
     metadata::DirectoryPage,
     metadata::XattrReply,
@@ -35,6 +36,8 @@ messages! {
     delegation::Delegated,
     delegation::PublishedFiles,
     lease::News,
+    lease::DirectoryEnd,
+    lease::MarkedPage,
     cluster::RegisterHostReply,
     cluster::HeartbeatReply,
     cluster::Map,
@@ -86,6 +89,7 @@ messages! {
     job_detail::JobDetailReply,
     job_options::PutReportReply,
     unused::UnusedReply,
+    by_state::StatesReply,
     tallied::TalliedReply,
     bucket::CheckLinkReply,
     bucket::ConflictsReply,

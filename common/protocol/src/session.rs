@@ -7,7 +7,7 @@
 use millrace_types::{HostId, LogIndex, MapEpoch, SessionId, Timestamp};
 use rkyv::{Archive, Deserialize, Serialize};
 
-use crate::{capability::Signed, lock::Lock};
+use crate::{capability::Signed, cluster::LogPoint, lock::Lock};
 
 /// What a certificate allows its holder to be.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -58,7 +58,8 @@ pub struct Hello {
     pub seen_index: LogIndex,
 }
 
-/// Who the server is. A caller that has seen a later index drops every cache.
+/// Who the server is. A caller that has seen a later index drops every cache; one that meets
+/// another life of the server finds that out with [`CheckLog`].
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct HelloReply {
     /// Drawn at each start of the server; another value means that it was restarted.
@@ -133,6 +134,38 @@ pub struct DeclareReply {
 
 /// Entries of one [`Declare`]: 200 KB.
 pub const DECLARED_MAX: usize = 4096;
+
+/// Tells a server that was restarted that this life of it knows of whatever the session has from
+/// before, and is sent once that was answered: opens for reading, which are declared by opening
+/// again, those of which the server was never told included; locks ([`Declare`]); and delegations.
+/// A server that waits for nobody else any more keeps no removed file for an open that nobody has
+/// told of. Without this it does so for some leases.
+///
+/// Answered [`ErrorKind::Stale`](millrace_types::ErrorKind::Stale) in another life of the server.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AllTold {
+    /// The session.
+    pub session: SessionId,
+    /// The life of the server to which all was told, from [`HelloReply`].
+    pub incarnation: u64,
+}
+
+/// Asks a server that was restarted how far its log is the one that the caller has seen. Comparing
+/// with [`HelloReply::last_index`] is not enough: others may have changed something since.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CheckLog {
+    /// The newest change that the caller has seen in any reply, and the life of the server that
+    /// showed it.
+    pub seen: LogPoint,
+}
+
+/// How far it is.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CheckLogReply {
+    /// Up to here; 0 where the server knows nothing of that life. Below what the caller has seen, a
+    /// loss of power has taken changes behind this that were acknowledged.
+    pub kept: LogIndex,
+}
 
 /// A session and its present ticket.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

@@ -58,13 +58,17 @@ pub struct Place {
 }
 
 /// Reads part of a chunk. Absent bytes that the bucket backs are fetched first.
+///
+/// A target reads from another one with the capability of the system session, for an export, or
+/// with that of whichever session: it has seen that this lives, and copies for it ([`CopyRange`]).
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Read {
     /// What to read.
     pub place: Place,
     /// The client expects to read on from here: the target may fetch the rest of the chunk. Of
-    /// another target, which reads for an export, it says that the export is that of the file's own
-    /// link, whose bytes are clean when it has ended, and not a copy to elsewhere.
+    /// another target, which reads for an export with the system session's capability, it says that
+    /// the export is that of the file's own link, whose bytes are clean when it has ended, and not
+    /// a copy to elsewhere.
     pub sequential: bool,
 }
 
@@ -85,6 +89,27 @@ pub struct Write {
     /// Of the body, as the client computed it when the bytes arrived from the program.
     pub checksum: Crc32c,
     /// A number seen before is answered without being applied.
+    pub number: WriteNumber,
+    /// The lowest number whose answer the client still waits for.
+    pub lowest_pending: WriteNumber,
+    /// Answer only when the bytes are on stable storage (`O_SYNC`).
+    pub durable: bool,
+}
+
+/// Writes part of a chunk with what a part of another one has, of the same file or another one. The
+/// target that writes reads it, from itself or from the target that holds it.
+///
+/// As a [`Write`] in all else. Only [`ErrorKind::NotSupported`](millrace_types::ErrorKind) is its
+/// own: that the other target does not let targets read for clients, or cannot be reached from this
+/// one. The client then reads and writes by itself, as where this request is not known.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct CopyRange {
+    /// Where to write.
+    pub place: Place,
+    /// What to read: as many bytes, at the target that the caller's map names, with a capability of
+    /// the same session. Where it has a hole, zeros are written.
+    pub source: Place,
+    /// A number seen before is answered without being applied, and without reading anything.
     pub number: WriteNumber,
     /// The lowest number whose answer the client still waits for.
     pub lowest_pending: WriteNumber,

@@ -105,6 +105,17 @@ pub struct MarkExported {
     pub items: Vec<Item>,
 }
 
+/// The same after an export that raised the write epoch: of a content of which the target has
+/// something, older epochs are refused from then on. A request of its own, so that a target that
+/// would not keep the epoch says so.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct MarkExportedAt {
+    /// The target.
+    pub target: TargetId,
+    /// What was exported, with the new origin and write epoch; at most [`ITEMS_MAX`].
+    pub items: Vec<Item>,
+}
+
 /// One result per item, in the order of the request.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct ItemResults {

@@ -31,7 +31,7 @@ pub const ENV_PREFIX: &str = "MILLRACE_";
 
 /// The tables and keys at the top of all programs' settings: what this one does not have, and is
 /// named here, is another one's.
-pub const SECTIONS: [&str; 23] = [
+pub const SECTIONS: [&str; 24] = [
     "advertise",
     "buckets",
     "buffer_memory",
@@ -50,6 +50,7 @@ pub const SECTIONS: [&str; 23] = [
     "mount",
     "name",
     "network",
+    "processors",
     "release",
     "scrub",
     "sessions",

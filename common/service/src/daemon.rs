@@ -20,6 +20,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
     config::{self, ENV_PREFIX},
+    processors::{self, ProcessorSettings},
     systemd,
     telemetry::{self, LogSettings},
 };
@@ -39,6 +40,9 @@ pub struct DaemonArguments {
 pub trait DaemonSettings: Serialize + DeserializeOwned {
     /// The table `[log]`.
     fn log(&self) -> &LogSettings;
+
+    /// The table `[processors]`.
+    fn processors(&self) -> &ProcessorSettings;
 
     /// Whether the daemon can start with these values, as far as they alone can tell.
     ///
@@ -92,6 +96,7 @@ where
     }
     let config = arguments.config.as_ref().map(|path| path.display().to_string());
     tracing::info!(program, version, config, process = std::process::id(), "starts");
+    processors::watch(settings.processors());
     match run(settings) {
         Ok(Ended::Drained) => {
             tracing::info!(program, "stopped");
@@ -235,11 +240,17 @@ mod tests {
         number: u32,
         #[serde(default)]
         log: LogSettings,
+        #[serde(default)]
+        processors: ProcessorSettings,
     }
 
     impl DaemonSettings for Numbered {
         fn log(&self) -> &LogSettings {
             &self.log
+        }
+
+        fn processors(&self) -> &ProcessorSettings {
+            &self.processors
         }
 
         fn check(&self) -> Result<(), String> {

@@ -7,7 +7,7 @@
 //!
 //! Modules, in reading order: [`daemon`] (the skeleton of a `main`), [`config`], [`address`],
 //! [`cluster`], [`control_socket`], [`duration`], [`mount_options`], [`telemetry`], [`metrics`],
-//! [`systemd`].
+//! [`systemd`], [`processors`].
 
 pub mod address;
 pub mod cluster;
@@ -17,5 +17,6 @@ pub mod daemon;
 pub mod duration;
 pub mod metrics;
 pub mod mount_options;
+pub mod processors;
 pub mod systemd;
 pub mod telemetry;

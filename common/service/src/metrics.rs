@@ -23,7 +23,8 @@ pub use requests::{RequestMetricNames, RequestMetrics, RunningRequest};
 pub enum Stability {
     /// Kept as it is; a change is announced in the change log one release before.
     Stable,
-    /// May change with any release. Do not build alerts on it.
+    /// May change with any release, of which the change log then tells: look through what alerts
+    /// on it with each upgrade.
     Experimental,
     /// For the authors of Millrace.
     Internal,

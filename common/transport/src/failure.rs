@@ -140,10 +140,21 @@ fn alert(code: u64) -> Option<u8> {
 fn alert_text(alert: u8) -> String {
     match alert {
         42 => "bad certificate, or not valid for this role".to_owned(),
-        45 => "certificate expired".to_owned(),
+        45 => "certificate expired, or not valid yet: do the hosts' clocks agree?".to_owned(),
         48 | 51 => "certificate of another cluster".to_owned(),
         116 => "a certificate is required".to_owned(),
         120 => "no common protocol version".to_owned(),
         other => format!("TLS alert {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_outside_of_its_time_points_to_the_clocks() {
+        // rustls sends `certificate_expired` for one that is not valid yet, too.
+        assert!(alert_text(45).contains("clocks"), "{}", alert_text(45));
     }
 }

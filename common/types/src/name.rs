@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use rkyv::{Archive, Deserialize, Serialize};
+use rkyv::{
+    Archive, Deserialize, Serialize,
+    rancor::{Fallible, Source, fail},
+};
 
 use crate::ErrorKind;
 
@@ -14,8 +17,9 @@ pub const SYMLINK_LEN_MAX: usize = 4095;
 
 /// The name of one directory entry: 1 to 255 bytes, no `/`, no zero byte, not `.` or `..`.
 ///
-/// Any other byte is allowed: names are not text.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Archive, Serialize, Deserialize)]
+/// Any other byte is allowed: names are not text. What comes in a message is checked as it is
+/// decoded, so that nothing in a process has another one.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Archive, Serialize)]
 pub struct FileName(Vec<u8>);
 
 impl FileName {
@@ -42,6 +46,25 @@ impl FileName {
     }
 }
 
+impl<D> Deserialize<FileName, D> for ArchivedFileName
+where
+    D: Fallible<Error: Source> + ?Sized,
+{
+    fn deserialize(&self, _: &mut D) -> Result<FileName, D::Error> {
+        match FileName::parse(&self.0) {
+            Ok(name) => Ok(name),
+            Err(_) => fail!(NoName { len: self.0.len() }),
+        }
+    }
+}
+
+/// What no entry of a directory can be called.
+#[derive(Debug, thiserror::Error)]
+#[error("{len} bytes are no name of a directory entry")]
+struct NoName {
+    len: usize,
+}
+
 impl fmt::Debug for FileName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.0.escape_ascii())
@@ -56,6 +79,8 @@ impl fmt::Display for FileName {
 
 #[cfg(test)]
 mod tests {
+    use rkyv::{from_bytes, rancor::Error, to_bytes};
+
     use super::*;
 
     #[test]
@@ -65,6 +90,17 @@ mod tests {
         assert_eq!(FileName::parse(&[b'x'; 256]), Err(ErrorKind::NameTooLong));
         for bad in [&b""[..], b".", b"..", b"a/b", b"a\0b"] {
             assert_eq!(FileName::parse(bad), Err(ErrorKind::InvalidArgument), "{bad:?}");
+        }
+    }
+    #[test]
+    fn what_is_no_name_is_not_decoded() {
+        let decoded = |name: &[u8]| {
+            let bytes = to_bytes::<Error>(&FileName(name.to_vec())).unwrap();
+            from_bytes::<FileName, Error>(&bytes)
+        };
+        assert_eq!(decoded(b"cat").unwrap().as_bytes(), b"cat");
+        for bad in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'x'; 256], &[b'x'; 70_000]] {
+            assert!(decoded(bad).is_err(), "{:?}", bad.escape_ascii());
         }
     }
 }

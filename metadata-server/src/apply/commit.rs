@@ -2,10 +2,12 @@
 
 use millrace_types::{ErrorKind, InodeId, SessionId, WriteEpoch};
 
-use super::{ApplyError, Transaction, inline, orphan, pristine, xattr};
+use super::{
+    ApplyError, Transaction, export::OUTDATING_LEVEL, inline, orphan, pristine, restore, xattr,
+};
 use crate::{
     command::{Commit, Outcome},
-    namespace::{FileBody, Inode, ObjectState},
+    namespace::{Body, FileBody, Inode, ObjectState},
     store::{keys, records::TrimRecord},
 };
 
@@ -66,13 +68,7 @@ pub(super) fn resize(
     if shrinks {
         tx.raise_write_epoch(id, file)?;
         file.origin_length = file.origin_length.min(size);
-        let trim = TrimRecord {
-            generation: file.generation,
-            write_epoch: file.write_epoch,
-            layout: file.layout,
-            size,
-        };
-        tx.put(keys::trim(id), &trim);
+        tx.put(keys::trim(id), &trim_to(file, size));
     }
     inode.size = size;
     inode.modified = tx.time;
@@ -110,6 +106,72 @@ pub(super) fn replace_content(
     xattr::drop_capability(tx, inode)?;
     changed(tx, inode);
     Ok(())
+}
+
+/// A session has ended that had the file open for writing. It may have more of the content at the
+/// targets than is known here, and nobody tells of that any more: the targets drop what lies past
+/// the size before anybody writes again. While others write, the content is at least not untouched
+/// any more, so that a truncation has another one take its place.
+pub(super) fn lose_writer(tx: &mut Transaction<'_>, inode: &mut Inode) -> Result<(), ApplyError> {
+    let id = inode.id;
+    let Body::File(file) = &mut inode.body else { return Ok(()) };
+    // Bytes that live in an inode go to the targets under another epoch than any writer had.
+    if file.inline.is_some() || tx.file_system()?.feature_level < LOST_WRITER_LEVEL {
+        return Ok(());
+    }
+    if inode.links == 0 && !orphan::is_open(tx, id)? {
+        return Ok(());
+    }
+    if orphan::is_written(tx, id, None)? {
+        // What others have written under this epoch has yet to be committed under it.
+        if inode.size > 0 || !is_untouched(file) {
+            return Ok(());
+        }
+        file.sparse = true;
+    } else {
+        tx.raise_write_epoch(id, file)?;
+        // What has lost bytes does not grow before another content takes its place.
+        if file.state != ObjectState::Lost {
+            tx.put(keys::trim(id), &trim_to(file, inode.size));
+        }
+    }
+    inode.change_count = inode.change_count.next();
+    tx.put_inode(inode);
+    Ok(())
+}
+
+/// Somebody is about to write. After a backup was put back targets may have been told of a cut or
+/// an export that is unknown here, and refuse the epoch of before. A file with holes keeps it: in
+/// another one, what they have dropped since an export would pass for a hole.
+pub(super) fn leave_restored_epoch(
+    tx: &mut Transaction<'_>,
+    inode: &mut Inode,
+) -> Result<(), ApplyError> {
+    let id = inode.id;
+    let file = inode.file_mut()?;
+    if !restore::is_of_before(tx, file.write_epoch)?
+        || tx.file_system()?.feature_level < OUTDATING_LEVEL
+        || file.inline.is_some()
+        || file.sparse
+        || orphan::is_written(tx, id, None)?
+    {
+        return Ok(());
+    }
+    tx.raise_write_epoch(id, file)?;
+    if let Some(trim) = tx.read::<TrimRecord>(&keys::trim(id))? {
+        tx.put(keys::trim(id), &TrimRecord { write_epoch: file.write_epoch, ..trim });
+    }
+    Ok(())
+}
+
+/// What targets must drop of a content of this size before it may grow.
+fn trim_to(file: &FileBody, size: u64) -> TrimRecord {
+    TrimRecord {
+        generation: file.generation,
+        write_epoch: file.write_epoch,
+        layout: file.layout,
+        size,
+    }
 }
 
 /// Every target has heard of the shrink to this epoch.
@@ -152,8 +214,11 @@ pub(super) fn changed(tx: &Transaction<'_>, inode: &mut Inode) {
 /// knows here of it.
 const WRITTEN_LEVEL: u32 = 12;
 
-/// A content that has no byte anywhere needs no successor: it is the first one, made here, and
-/// nobody writes it but who replaces it.
+/// The feature level from which on it counts also when its session has ended.
+const LOST_WRITER_LEVEL: u32 = 19;
+
+/// A content that has no byte anywhere needs no successor: it is the first one, made here, nobody
+/// writes it but who replaces it, and nobody did whose session has ended.
 fn is_untouched(file: &FileBody) -> bool {
     file.generation.0 == 1 && file.write_epoch.0 == 1 && file.origin.is_none() && !file.sparse
 }

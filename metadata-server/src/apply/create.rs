@@ -166,13 +166,24 @@ pub(super) fn insert_entry(
     let directory = parent.directory_mut()?;
     let cookie = directory.next_cookie;
     directory.next_cookie += 1;
+    insert_entry_at(tx, parent, inode, name, cookie);
+    Ok(())
+}
+
+/// The same, at a place of the listing where the name was before, and nothing is any more.
+pub(super) fn insert_entry_at(
+    tx: &mut Transaction<'_>,
+    parent: &mut Inode,
+    inode: &Inode,
+    name: &FileName,
+    cookie: u64,
+) {
     let entry = Entry { inode: inode.id, kind: inode.kind, cookie };
     tx.put(keys::entry(parent.id, name.as_bytes()), &entry);
     tx.put_bytes(keys::cookie(parent.id, cookie), name.as_bytes().to_vec());
     parent.size += 1;
     parent.links += u32::from(inode.is_directory());
     touch_directory(tx, parent);
-    Ok(())
 }
 
 /// The names of a directory changed.

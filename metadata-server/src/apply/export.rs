@@ -6,7 +6,7 @@ use millrace_types::{ErrorKind, FileName, InodeId};
 use super::{ApplyError, Transaction, commit, deletion, orphan, place, remove::hides};
 use crate::{
     command::{BeginExport, CompleteExport, Outcome},
-    namespace::{Body, Inode, ObjectState, tree},
+    namespace::{Body, FileBody, Inode, ObjectState, tree},
     store::{
         keys,
         records::{Export, Whiteout},
@@ -22,6 +22,10 @@ const MARKED_LEVEL: u32 = 9;
 /// The feature level from which on an object is known whose file was renamed or removed while it
 /// was on its way.
 const LEFT_BEHIND_LEVEL: u32 = 10;
+
+/// The feature level from which on an export begins another write epoch: targets refuse what they
+/// are asked for by who knows the file from before it, where they may have dropped bytes since.
+pub(super) const OUTDATING_LEVEL: u32 = 20;
 
 /// Freezes a file that nobody has open. An upload that was under way is replaced: its job looks for
 /// what it left in the bucket.
@@ -96,6 +100,7 @@ pub(super) fn complete(
     if same {
         file.origin_length = complete.origin.size;
         file.state = ObjectState::Exported;
+        outdate(tx, complete.inode, file)?;
     } else {
         file.origin_length = file.origin_length.min(complete.origin.size);
         file.state = ObjectState::Dirty;
@@ -108,6 +113,21 @@ pub(super) fn complete(
         tx.put(keys::export(complete.inode), &export);
     }
     Ok(Outcome::Exported(same))
+}
+
+/// Whoever knows a file from before its export names another object, or takes for a hole what is
+/// absent: from now on that is told by its write epoch. The object has zeros where holes were, so
+/// that there are none any more. (Bytes that live in an inode are never dropped.)
+fn outdate(
+    tx: &mut Transaction<'_>,
+    inode: InodeId,
+    file: &mut FileBody,
+) -> Result<(), ApplyError> {
+    if file.inline.is_none() && tx.file_system()?.feature_level >= OUTDATING_LEVEL {
+        file.sparse = false;
+        tx.raise_write_epoch(inode, file)?;
+    }
+    Ok(())
 }
 
 /// Notes an object whose file is not where its key is any more: it was renamed, replaced or removed

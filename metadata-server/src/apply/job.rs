@@ -9,12 +9,16 @@ use millrace_types::ErrorKind;
 use super::{ApplyError, Transaction};
 use crate::{
     command::{
-        AddJob, AddJobWithOptions, AddSelectedJob, AddUnusedJob, NoteJobDetail, Outcome, UpdateJob,
+        AddJob, AddJobByState, AddJobWithOptions, AddSelectedJob, AddUnusedJob, NoteJobDetail,
+        Outcome, UpdateJob,
     },
     namespace::tree,
     store::{
         keys,
-        records::{JobDetailRecord, JobOptionsRecord, JobRecord, SelectionRecord, UnusedRecord},
+        records::{
+            JobDetailRecord, JobOptionsRecord, JobRecord, SelectionRecord, StatesRecord,
+            UnusedRecord,
+        },
     },
 };
 
@@ -32,6 +36,7 @@ pub(super) fn add(tx: &mut Transaction<'_>, add: &AddJob) -> Result<Outcome, App
                 tx.delete(keys::publication(record.job.id));
                 tx.delete(keys::job_options(record.job.id));
                 tx.delete(keys::unused(record.job.id));
+                tx.delete(keys::states(record.job.id));
                 tx.delete(keys::job_detail(record.job.id));
             }
             None => return Err(ErrorKind::Busy.into()),
@@ -116,6 +121,27 @@ pub(super) fn add_unused(
 
 /// The feature level from which on jobs may look at the last use of files.
 const UNUSED_LEVEL: u32 = 15;
+
+/// Takes a job over the files in some states.
+pub(super) fn add_by_state(
+    tx: &mut Transaction<'_>,
+    by_state: &AddJobByState,
+) -> Result<Outcome, ApplyError> {
+    if tx.file_system()?.feature_level < STATES_LEVEL {
+        return Err(ErrorKind::NotSupported.into());
+    }
+    let AddJobByState { job, unused, states } = by_state;
+    let id = tx.file_system()?.next_job;
+    let outcome = add_with_options(tx, job)?;
+    if let Some(seconds) = *unused {
+        tx.put(keys::unused(id), &UnusedRecord { seconds });
+    }
+    tx.put(keys::states(id), &StatesRecord { states: states.clone() });
+    Ok(outcome)
+}
+
+/// The feature level from which on jobs may look at the states of files.
+const STATES_LEVEL: u32 = 20;
 
 /// Records more of a job, also of one that has ended.
 pub(super) fn note_detail(

@@ -47,6 +47,7 @@ pub(super) fn begin(
     session: SessionId,
 ) -> Result<(), ApplyError> {
     tx.check_writable(&inode)?;
+    commit::leave_restored_epoch(tx, &mut inode)?;
     pristine::handle_open(tx, &inode)?;
     commit::mark_dirty(inode.file_mut()?);
     inode.change_count = inode.change_count.next();

@@ -5,7 +5,7 @@ use millrace_types::{ErrorKind, FileName, InodeId};
 
 use super::{
     ApplyError, Transaction,
-    create::{check_same_realm, insert_entry},
+    create::{check_same_realm, insert_entry, insert_entry_at},
     deletion,
     remove::{
         check_no_link_root, check_removable, drop_name, forget_parent, leave_whiteout, take_entry,
@@ -134,6 +134,10 @@ fn replace(
     source: Side,
     target: Option<Side>,
 ) -> Result<(), ApplyError> {
+    let kept = match &target {
+        Some(target) => kept_place(tx, target)?,
+        None => None,
+    };
     if let Some(target) = target {
         take(tx, &target)?;
         deletion::name_removed(tx, &target.inode)?;
@@ -141,17 +145,29 @@ fn replace(
     }
     take(tx, &source)?;
     let mut inode = source.inode;
-    give(tx, &mut inode, (source.parent, &source.name), (rename.target_parent, &rename.target_name))
+    let from = (source.parent, &source.name);
+    give(tx, &mut inode, from, (rename.target_parent, &rename.target_name), kept)
 }
 
 fn exchange(tx: &mut Transaction<'_>, source: Side, target: Side) -> Result<(), ApplyError> {
+    let (left_place, right_place) = (kept_place(tx, &target)?, kept_place(tx, &source)?);
     take(tx, &source)?;
     take(tx, &target)?;
     let (mut left, mut right) = (source.inode, target.inode);
     let from = (source.parent, &source.name);
     let to = (target.parent, &target.name);
-    give(tx, &mut left, from, to)?;
-    give(tx, &mut right, to, from)
+    give(tx, &mut left, from, to, left_place)?;
+    give(tx, &mut right, to, from, right_place)
+}
+
+/// The feature level from which on a name keeps its place in the listing when another file takes
+/// it: it is there throughout, and a listing that has begun shows it once.
+pub(crate) const KEEPS_PLACE_LEVEL: u32 = 19;
+
+/// The place that a side's name keeps, whatever it leads to next.
+fn kept_place(tx: &Transaction<'_>, side: &Side) -> Result<Option<u64>, ApplyError> {
+    let keeps = tx.file_system()?.feature_level >= KEEPS_PLACE_LEVEL;
+    Ok(keeps.then_some(side.entry.cookie))
 }
 
 /// Takes a side's entry out of its directory.
@@ -164,15 +180,19 @@ fn take(tx: &mut Transaction<'_>, side: &Side) -> Result<(), ApplyError> {
     Ok(())
 }
 
-/// Gives an inode, whose old entry is gone, its new name.
+/// Gives an inode, whose old entry is gone, its new name: at `place`, or behind all others.
 fn give(
     tx: &mut Transaction<'_>,
     inode: &mut Inode,
     from: (InodeId, &FileName),
     to: (InodeId, &FileName),
+    place: Option<u64>,
 ) -> Result<(), ApplyError> {
     let mut parent = tx.inode(to.0)?;
-    insert_entry(tx, &mut parent, inode, to.1)?;
+    match place {
+        Some(cookie) => insert_entry_at(tx, &mut parent, inode, to.1, cookie),
+        None => insert_entry(tx, &mut parent, inode, to.1)?,
+    }
     tx.put_inode(&parent);
     let old = ParentLink { directory: from.0, name: from.1.clone() };
     if inode.parent.as_ref() == Some(&old) {

@@ -89,6 +89,12 @@ pub(super) fn next_generation(
     Ok(present.next().max(ContentGeneration(restores(tx)? * RAISES)))
 }
 
+/// Whether a write epoch is of a time before the last backup was put back: targets may have seen
+/// later ones of the same file.
+pub(super) fn is_of_before(tx: &Transaction<'_>, epoch: WriteEpoch) -> Result<bool, StoreError> {
+    Ok(epoch < WriteEpoch(restores(tx)? * RAISES))
+}
+
 /// The write epoch that follows `present`.
 pub(super) fn next_write_epoch(
     tx: &Transaction<'_>,

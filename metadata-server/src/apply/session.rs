@@ -5,13 +5,13 @@ use std::ops::Bound;
 use millrace_protocol::session::Operation;
 use millrace_types::{ErrorKind, InodeId, SessionId};
 
-use super::{ApplyError, Transaction, orphan, pristine};
+use super::{ApplyError, Transaction, commit, orphan, pristine};
 use crate::{
     command::{OpenSession, Outcome},
     namespace::tree,
     store::{
         View, borrow, keys, prefix_end,
-        records::{self, SessionRecord},
+        records::{self, OpenRecord, SessionRecord},
     },
 };
 
@@ -107,11 +107,15 @@ pub(super) fn close(tx: &mut Transaction<'_>, session: SessionId) -> Result<Outc
         let Some(inode) = keys::number_at(&key, 9).map(InodeId) else {
             continue;
         };
+        let open = tx.read::<OpenRecord>(&keys::open(inode, session))?;
         tx.delete(key);
         tx.delete(keys::open(inode, session));
-        if let Some(inode) = tree::find(tx, inode)? {
+        if let Some(mut inode) = tree::find(tx, inode)? {
             // Whoever had it open for writing may have sent bytes to the targets.
             pristine::forget(tx, &inode)?;
+            if open.is_some_and(|open| open.writes > 0) {
+                commit::lose_writer(tx, &mut inode)?;
+            }
             orphan::drop_if_unused(tx, &inode)?;
         }
     }

@@ -1,7 +1,7 @@
 //! Commands of jobs and exports.
 
 use millrace_protocol::{
-    admin::{Job, JobFailure, JobState},
+    admin::{FileState, Job, JobFailure, JobState},
     capability::Origin,
     cluster::Bucket,
     job_detail::JobDetail,
@@ -50,6 +50,17 @@ pub struct AddUnusedJob {
     pub job: AddJobWithOptions,
     /// The least seconds from the last use of a file to the job's start.
     pub seconds: u64,
+}
+
+/// Takes a job over the files in some states into the queue.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct AddJobByState {
+    /// The job, which files otherwise, and how.
+    pub job: AddJobWithOptions,
+    /// The least seconds from the last use of a file to the job's start, if it looks at that.
+    pub unused: Option<u64>,
+    /// The states.
+    pub states: Vec<FileState>,
 }
 
 /// What a job asked buckets, and how far it is in each directory; replaces what was recorded.

@@ -92,8 +92,8 @@ pub struct Core {
     attention: Attention,
     /// Whether the log knows of this run.
     is_run_logged: bool,
-    /// When sessions from before the start must have declared what they read.
-    declared_by: Timestamp,
+    /// Since when sessions from before the start can declare, but for when nobody was heard.
+    declaring_since: Timestamp,
     /// What heartbeats tell.
     pub(crate) registry: Registry,
     /// Files that lack what went with a target.
@@ -153,7 +153,7 @@ impl Core {
             expiry.handle_ticket(session, now);
             sessions_by_nonce.insert((record.host, record.nonce), session);
         }
-        let index = log.last();
+        let (index, first) = (log.last(), file_system.inode_limit);
         let snapshots = Snapshots::new(&settings, &log)?;
         let mut core = Self {
             snapshots,
@@ -162,7 +162,7 @@ impl Core {
             names: Names::default(),
             keyring: Arc::default(),
             coming_key: None,
-            readers: Readers::after_restart(sessions_by_nonce.values().copied()),
+            readers: Readers::after_restart(sessions_by_nonce.values().copied(), first),
             locks: Locks::after_restart(sessions_by_nonce.values().copied()),
             leases: Table::after_restart(
                 leases::table::Limits::default(),
@@ -175,7 +175,7 @@ impl Core {
             asked_by: None,
             attention: Attention::new(clock.instant()),
             is_run_logged: false,
-            declared_by: now.plus(settings.lease),
+            declaring_since: now,
             expiry,
             registry,
             damage: Damage::default(),
@@ -270,6 +270,7 @@ impl Core {
                 return Err(failure);
             }
         }
+        self.forget_gone(&batch);
         if let Err(error) = self.observe(&envelope.command, &outcome) {
             return Err(self.failure(error.into()));
         }

@@ -224,7 +224,8 @@ pub enum StartError {
     /// A newer program has changed what the file system may contain.
     #[error(
         "the file system has feature level {found}, and this program knows those up to {known}: a \
-         newer one has been here"
+         newer one has been here. Start that one; to this one leads only a backup that was taken \
+         before the newer one was started"
     )]
     NewerLevel {
         /// The level of the file system.

@@ -38,8 +38,8 @@ impl Destination {
 /// that nobody replaces it here, and the bytes are the object's. A file that was renamed since
 /// shares its object with whatever takes its old name.
 ///
-/// Not so a file with holes: who has it open from before its export takes what is absent for a
-/// hole, and reads zeros.
+/// Not so a file with holes: it was exported before exports began a write epoch of their own, and
+/// who has it open from before that takes what is absent for a hole, and reads zeros.
 ///
 /// # Errors
 /// When the store is broken.
@@ -73,6 +73,24 @@ pub(crate) fn destination(view: &dyn View, inode: &Inode) -> Result<Destination,
     }
     key.push_str(text_of(&parent.name)?);
     Ok(Destination { link, mode: record.mode, bucket: record.bucket, key })
+}
+
+/// The link that an inode lies in, by its first name; of a directory also that which it is the top
+/// of.
+///
+/// # Errors
+/// When the store is broken.
+pub(super) fn link_of(view: &dyn View, inode: &Inode) -> Result<Option<LinkId>, Failure> {
+    let linked = |body: &Body| match body {
+        Body::Directory(body) => body.linked.as_ref().map(|linked| linked.link),
+        _ => None,
+    };
+    if inode.is_directory() {
+        return Ok(linked(&inode.body));
+    }
+    let Some(parent) = &inode.parent else { return Ok(None) };
+    let directory = tree::find(view, parent.directory).map_err(broken)?;
+    Ok(directory.and_then(|directory| linked(&directory.body)))
 }
 
 /// The prefix of keys that the path of a directory has: empty, or ending in `/`. `None` where no

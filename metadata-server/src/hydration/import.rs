@@ -19,7 +19,7 @@
 //! [`Page::left_out`]: millrace_object_source::Page::left_out
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -27,7 +27,7 @@ use std::{
 use millrace_object_source::{Bucket, Buckets, Error as BucketError, LinkSpec, tallied};
 use millrace_protocol::{admin::AttributeSource, cluster};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId, Timestamp};
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{RwLock, Semaphore, SemaphorePermit, watch};
 
 use self::entries::Found;
 pub(super) use self::{
@@ -48,6 +48,7 @@ use crate::{
 };
 
 mod again;
+mod asked;
 mod attributes;
 pub(super) mod entries;
 mod list;
@@ -124,6 +125,8 @@ pub struct Importer<E> {
     pages: Arc<Semaphore>,
     probes: Semaphore,
     heads: Semaphore,
+    /// Directories whose listing began before an import of them was asked for.
+    outrun: RwLock<HashSet<InodeId>>,
     /// Directories whose refresh failed, and until when lookups do without.
     put_off: Mutex<HashMap<InodeId, Instant>>,
     /// What is on its way to a bucket.
@@ -138,6 +141,7 @@ pub(super) struct Linked {
     pub(super) link: LinkId,
     pub(super) prefix: String,
     pub(super) listed: Option<Timestamp>,
+    pub(super) born: Timestamp,
     pub(super) refresh_seconds: u32,
     pub(super) attributes: AttributeSource,
     pub(super) bucket: cluster::Bucket,
@@ -156,6 +160,7 @@ impl<E: Environment> Importer<E> {
             pages: Arc::new(Semaphore::new(PAGES_MAX)),
             probes: Semaphore::new(PROBES_MAX),
             heads: Semaphore::new(HEADS_MAX),
+            outrun: RwLock::default(),
             put_off: Mutex::default(),
             exporting: Exporting::default(),
             counts: FollowCounts::default(),
@@ -528,6 +533,7 @@ pub(super) fn linked_anywhere(
         link: linked.link,
         prefix: linked.prefix.clone(),
         listed: linked.listed,
+        born: inode.born,
         refresh_seconds: record.refresh_seconds,
         attributes: record.attributes,
         bucket: record.bucket,

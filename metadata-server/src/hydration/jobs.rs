@@ -5,17 +5,19 @@
 //! counts, and passes cancellation on. Work is done by the targets.
 //!
 //! Jobs run beside each other, so that a tree that takes a day to fetch holds up no checkpoint. Of
-//! exports and releases there is one at a time: what an export finds begun was left by one that is
-//! over, and what a release is about to drop no export may put another object in the place of. What
-//! links export by themselves (`auto_export`) takes its turn between them.
+//! exports and releases there is one at a time for each link: what an export finds begun was left
+//! by one that is over, and what a release is about to drop no export may put another object in the
+//! place of. What links export by themselves (`auto_export`), and what is deleted (`deleter`),
+//! takes its turn between them (`Alone`).
 
 use std::{
     collections::{HashMap, HashSet},
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use futures::{StreamExt as _, stream::FuturesUnordered};
+use futures::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use millrace_protocol::{
     admin::{CancelJob, Job, JobKind, JobState},
     file_list::FileListId,
@@ -27,8 +29,17 @@ use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    alone::Alone, auto_export::AutoExporter, context::Context, copy::Elsewhere, deleter::Deleter,
-    detail::Work, filter::Filter, marks::Unmarked, outcomes::Outcomes, pace::Pace,
+    alone::{Alone, Claim, Turn},
+    auto_export::AutoExporter,
+    context::Context,
+    copy::Elsewhere,
+    deleter::Deleter,
+    detail::Work,
+    filter::Filter,
+    marks::Unmarked,
+    next::Next,
+    outcomes::Outcomes,
+    pace::Pace,
     progress::Progress,
 };
 use super::{
@@ -40,7 +51,7 @@ use crate::{
     namespace::{permission, tree},
     store::{
         View, keys,
-        records::{self, JobOptionsRecord, JobRecord, SelectionRecord},
+        records::{self, JobRecord, SelectionRecord},
     },
 };
 
@@ -57,8 +68,10 @@ mod export;
 mod file_export;
 mod files;
 mod filter;
+mod judge;
 mod list;
 mod marks;
+mod next;
 mod outcomes;
 mod pace;
 mod progress;
@@ -69,6 +82,7 @@ mod settle;
 mod slices;
 mod sources;
 mod start;
+mod symlink_export;
 mod transfer;
 mod upload;
 
@@ -90,7 +104,10 @@ pub struct Jobs<E> {
 /// A job at work.
 #[derive(Debug)]
 struct Running {
-    is_alone: bool,
+    /// The links of which no other may be at work.
+    claim: Option<Arc<Claim>>,
+    /// Whether it waits for their turn.
+    waits: bool,
     stop: CancellationToken,
     work: Arc<Work>,
 }
@@ -104,6 +121,7 @@ struct How {
     outcomes: Option<Outcomes>,
     pace: Option<Pace>,
     elsewhere: Option<Elsewhere>,
+    turn: Option<Arc<Claim>>,
 }
 
 /// A job is at work as long as this is there.
@@ -113,10 +131,6 @@ struct Begun<'a, E: Environment> {
     stop: CancellationToken,
     work: Arc<Work>,
 }
-
-/// Jobs at work at the same time, besides an export or release: each has its own bounds on requests
-/// to targets.
-const OTHERS_MAX: usize = 3;
 
 /// Bytes of all reports: some fifty million lines.
 const REPORTS_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
@@ -205,7 +219,7 @@ impl<E: Environment> Jobs<E> {
     /// Runs jobs until `stop`. A job that is stopped so goes on with the next start of the server.
     pub async fn run(&self, stop: CancellationToken) {
         let work = async {
-            while let Err(failure) = self.settle().await {
+            while let Err(failure) = self.settle(None).await {
                 tracing::warn!(%failure, "exports of an earlier run cannot be settled yet");
                 tokio::time::sleep(PAUSE).await;
             }
@@ -224,8 +238,8 @@ impl<E: Environment> Jobs<E> {
         }
     }
 
-    async fn settle(&self) -> Result<(), Failure> {
-        settle::all(&self.environment, &self.importer, &self.unmarked).await
+    async fn settle(&self, turn: Option<&Claim>) -> Result<(), Failure> {
+        settle::all(&self.environment, &self.importer, &self.unmarked, turn).await
     }
 
     /// Gives up what exports to other places left that are over. What cannot be now is when the
@@ -241,9 +255,9 @@ impl<E: Environment> Jobs<E> {
         let mut jobs = FuturesUnordered::new();
         loop {
             let again = match self.next().await {
-                Ok(Some((record, is_alone))) => {
-                    let begun = self.begin(record.job.id, is_alone);
-                    jobs.push(self.run_one(record, is_alone, begun));
+                Ok(Some(Next { record, claim })) => {
+                    let begun = self.begin(record.job.id, claim.clone());
+                    jobs.push(self.run_one(record, claim, begun));
                     continue;
                 }
                 Ok(None) => Duration::MAX,
@@ -260,57 +274,25 @@ impl<E: Environment> Jobs<E> {
         }
     }
 
-    /// Of the jobs that wait and may begin now, the oldest of the highest priority, and whether
-    /// only one of its like may work at a time.
-    async fn next(&self) -> Result<Option<(JobRecord, bool)>, Failure> {
-        let (busy, alone, others): (Vec<_>, usize, usize) = {
-            let running = self.running();
-            let alone = running.values().filter(|one| one.is_alone).count();
-            (running.keys().copied().collect(), alone, running.len() - alone)
-        };
-        let query = self.environment.read(move |view| {
-            let known = tree::scan::<JobRecord>(view, &keys::jobs(), usize::MAX);
-            let mut first: Option<(i8, JobRecord, bool)> = None;
-            for (_, record) in known.map_err(broken)? {
-                let job = &record.job;
-                if job.state.is_final() || busy.contains(&job.id) {
-                    continue;
-                }
-                let options: Option<JobOptionsRecord> =
-                    records::read(view, &keys::job_options(job.id)).map_err(broken)?;
-                let options = options.map(|record| record.options).unwrap_or_default();
-                // What goes to another place changes nothing that an export could meet.
-                let is_alone = is_alone(job.kind) && options.destination.is_none();
-                let room = if is_alone { alone == 0 } else { others < OTHERS_MAX };
-                let higher = |highest: i8| options.priority > highest;
-                if room && first.as_ref().is_none_or(|(highest, ..)| higher(*highest)) {
-                    first = Some((options.priority, record, is_alone));
-                }
-            }
-            Ok(first.map(|(_, record, is_alone)| (record, is_alone)))
-        });
-        query.await
-    }
-
     /// The job is at work until what this returns is dropped.
-    fn begin(&self, id: JobId, is_alone: bool) -> Begun<'_, E> {
+    fn begin(&self, id: JobId, claim: Option<Arc<Claim>>) -> Begun<'_, E> {
         let stop = CancellationToken::new();
         let work = Arc::new(Work::default());
-        let running = Running { is_alone, stop: stop.clone(), work: Arc::clone(&work) };
+        let running = Running { claim, waits: false, stop: stop.clone(), work: Arc::clone(&work) };
         self.running().insert(id, running);
         Begun { jobs: self, id, stop, work }
     }
 
-    async fn run_one(&self, record: JobRecord, is_alone: bool, begun: Begun<'_, E>) {
+    async fn run_one(&self, record: JobRecord, claim: Option<Arc<Claim>>, begun: Begun<'_, E>) {
         let id = record.job.id;
         let Work { progress, tally, .. } = &*begun.work;
-        let _turn = match is_alone {
-            true => tokio::select! {
+        let _turn = match claim.clone() {
+            Some(claim) => tokio::select! {
                 // It is recorded as cancelled, and has begun nothing that is to be settled.
                 () = begun.stop.cancelled() => return,
-                turn = self.alone.take() => Some(turn),
+                turn = self.take_turn(id, claim) => Some(turn),
             },
-            false => None,
+            None => None,
         };
         self.resume_detail(id, &begun.work).await;
         // Of what is not known to have begun the end would be refused.
@@ -318,7 +300,7 @@ impl<E: Environment> Jobs<E> {
             return;
         }
         tracing::info!(job = id.0, kind = ?record.job.kind, "job begins");
-        let end = match self.how(&record).await {
+        let end = match self.how(&record, claim.clone()).await {
             Ok(how) => {
                 let end = tokio::select! {
                     () = begun.stop.cancelled() => JobState::Cancelled,
@@ -344,24 +326,44 @@ impl<E: Environment> Jobs<E> {
         // What was under way when it was stopped is given up, or turns out to stand.
         if end == JobState::Cancelled
             && record.job.kind == JobKind::Export
-            && is_alone
-            && let Err(failure) = self.settle().await
+            && claim.is_some()
+            && let Err(failure) = self.settle(claim.as_deref()).await
         {
             tracing::warn!(%failure, "exports of a cancelled job cannot be settled yet");
         }
-        if record.job.kind == JobKind::Export && !is_alone {
+        if record.job.kind == JobKind::Export && claim.is_none() {
             self.settle_copies().await;
         }
         tracing::info!(job = id.0, ?end, errors = progress.errors(), "job ends");
     }
 
-    /// What a job is to do, and how.
-    async fn how(&self, record: &JobRecord) -> Result<How, Failure> {
+    /// Waits for the turn of a job. While it does, others may begin.
+    async fn take_turn(&self, id: JobId, claim: Arc<Claim>) -> Turn<'_> {
+        let mut turn = pin!(self.alone.take(claim));
+        if let Some(turn) = turn.as_mut().now_or_never() {
+            return turn;
+        }
+        self.set_waits(id, true);
+        self.waiting.notify_one();
+        let turn = turn.await;
+        self.set_waits(id, false);
+        turn
+    }
+
+    fn set_waits(&self, id: JobId, waits: bool) {
+        if let Some(running) = self.running().get_mut(&id) {
+            running.waits = waits;
+        }
+    }
+
+    /// What a job is to do, and how: with the turn of some links, or none.
+    async fn how(&self, record: &JobRecord, turn: Option<Arc<Claim>>) -> Result<How, Failure> {
         let id = record.job.id;
         let SelectionRecord { selection, dry_run } = self.selection_record(id).await?;
         let options = self.options(id).await?;
         let filter = Filter::compile(&selection, record.job.started)?;
         let filter = filter.with_unused(self.unused(id).await?);
+        let filter = filter.with_states(self.states(id).await?);
         let outcomes = match options.report {
             true => Some(self.begin_report(id).await?),
             false => None,
@@ -375,7 +377,7 @@ impl<E: Environment> Jobs<E> {
             }
             None => None,
         };
-        Ok(How { filter, files, dry_run, is_atomic, outcomes, pace, elsewhere })
+        Ok(How { filter, files, dry_run, is_atomic, outcomes, pace, elsewhere, turn })
     }
 
     async fn begin_report(&self, id: JobId) -> Result<Outcomes, Failure> {
@@ -491,6 +493,7 @@ impl<E: Environment> Jobs<E> {
             outcomes: how.outcomes.as_ref(),
             pace: how.pace.as_ref(),
             elsewhere: how.elsewhere.as_ref(),
+            turn: how.turn.as_deref(),
         }
     }
 
@@ -551,11 +554,6 @@ impl<E: Environment> Drop for Begun<'_, E> {
     fn drop(&mut self) {
         self.jobs.running().remove(&self.id);
     }
-}
-
-/// Whether only one of such jobs is at work at a time.
-fn is_alone(kind: JobKind) -> bool {
-    matches!(kind, JobKind::Export | JobKind::Release)
 }
 
 /// Who started a job, and root, may end it and start it again.

@@ -291,6 +291,8 @@ pub async fn remove<E: Environment>(
     refuse_jobs(environment, top.id).await?;
     if !request.discard {
         refuse_dirty(environment, importer, top.id).await?;
+        // That may have taken minutes.
+        refuse_jobs(environment, top.id).await?;
     }
     environment.execute(Command::BeginLinkRemoval(link), true).await?;
     forget_below(environment, link, top.id).await?;
@@ -464,7 +466,7 @@ async fn refuse_jobs<E: Environment>(environment: &E, top: InodeId) -> Result<()
         None => Ok(()),
         Some(job) => Err(Failure::new(
             ErrorKind::InUse,
-            format!("job {} works there: wait for it or cancel it", job.0),
+            format!("job {0} works there: wait for it, or say millrace job cancel {0}", job.0),
         )),
     }
 }
@@ -489,7 +491,8 @@ async fn refuse_dirty<E: Environment>(
     Err(Failure::new(
         ErrorKind::InUse,
         format!(
-            "{dirty} files differ from the bucket (the first: {}): export them, or discard them",
+            "{dirty} files differ from the bucket (the first: {}): write them back with millrace \
+             export, where the link's mode is import-export, or give them up with --discard",
             path.escape_ascii()
         ),
     ))

@@ -1,7 +1,7 @@
 //! Answers how a file or tree stands against its bucket, by asking the targets what they hold.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{HashMap, HashSet},
     slice,
     sync::Arc,
     time::Duration,
@@ -14,12 +14,12 @@ use millrace_protocol::{
     cluster::Map,
     target::{ContentName, Presence, Present},
 };
-use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, TargetId};
+use millrace_types::{ByteLen, ErrorKind, Failure, InodeId, TargetId};
 
 use super::{
     environment::Environment,
     import::{Importer, broken, spec_of},
-    spread::{Place, chunks_of, place_of},
+    spread::{Place, all_places_of},
     state::{self, Sums},
     walk::{Unlisted, Viewpoint, Walk, check, inode, may_list, resolve},
 };
@@ -32,10 +32,10 @@ use crate::{
 };
 
 /// How long one target may take to count.
-const PRESENCE_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const PRESENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Targets that are asked at the same time.
-const TARGETS_AT_ONCE: usize = 64;
+pub(super) const TARGETS_AT_ONCE: usize = 64;
 
 /// The state of the file or tree at a path, whose beginning is `top`. Directories below that the
 /// caller may not read count as unlisted.
@@ -130,12 +130,7 @@ async fn held_of<E: Environment>(environment: &E, file: &Inode) -> Result<Presen
     let content = file.content().ok_or(ErrorKind::InvalidArgument)?;
     let name = ContentName { inode: content.inode, generation: content.generation };
     let map = environment.map().await?;
-    let mut places = BTreeSet::new();
-    // Round its groups once; what lies behind repeats them.
-    let chunks = chunks_of(&content.layout, file.size).min(content.layout.width());
-    for chunk in 0..chunks {
-        places.insert(place_of(&map, &content.layout, ChunkIndex(chunk))?);
-    }
+    let places = all_places_of(&map, &content.layout, file.size)?;
     let asked = stream::iter(places).map(|place| {
         let request = Presence { target: place.target, contents: vec![name] };
         async move {
@@ -252,7 +247,7 @@ pub(super) async fn presence<E: Environment>(
     Ok(total)
 }
 
-fn silent(target: TargetId, failure: &Failure) -> Failure {
+pub(super) fn silent(target: TargetId, failure: &Failure) -> Failure {
     Failure::new(failure.kind, format!("target {target} does not say what it holds: {failure}"))
 }
 

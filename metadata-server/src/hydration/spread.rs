@@ -1,6 +1,6 @@
 //! Which target daemons hold which chunks of a file: the layout and the map put together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::{capability::Content, cluster::Map, target::Item};
 use millrace_types::{ChunkIndex, ErrorKind, Failure, HostId, Layout, MIB, TargetId};
@@ -48,6 +48,16 @@ pub fn places_of(map: &Map, item: &Item, size: u64) -> Result<BTreeMap<Place, u6
         *places.entry(place_of(map, layout, chunk)?).or_insert(0) += bytes;
     }
     Ok(places)
+}
+
+/// The places that hold chunks of a file of `size` bytes, each once.
+///
+/// # Errors
+/// As [`place_of`].
+pub fn all_places_of(map: &Map, layout: &Layout, size: u64) -> Result<BTreeSet<Place>, Failure> {
+    // Round its groups once; what lies behind repeats them.
+    let chunks = chunks_of(layout, size).min(layout.width());
+    (0..chunks).map(|chunk| place_of(map, layout, ChunkIndex(chunk))).collect()
 }
 
 /// Cuts the first `size` bytes of a content into runs, so that no target gets much more than

@@ -1,6 +1,7 @@
 //! How files stand against their bucket, from what the inode says and what the targets hold.
 //!
-//! Reports only: no decision about data rests on it.
+//! For reports, and for which files a job by state looks at: what may be dropped or sent is decided
+//! by other rules.
 
 use millrace_protocol::{
     admin::{FileState, StateSum},
@@ -25,6 +26,14 @@ pub fn of_file(size: u64, body: &FileBody, present: &Present) -> (FileState, u64
         ObjectState::Exported | ObjectState::Clean => FileState::Partial,
     };
     (state, here)
+}
+
+/// The state of a file, where it does not depend on what the targets hold.
+#[must_use]
+pub fn known(size: u64, body: &FileBody) -> Option<FileState> {
+    let stands = matches!(body.state, ObjectState::Exported | ObjectState::Clean);
+    let is_open = stands && size > 0 && is_asked_for(body);
+    (!is_open).then(|| of_file(size, body, &Present::default()).0)
 }
 
 /// Whether only the targets know how much of a file is here.
@@ -155,6 +164,24 @@ mod tests {
         assert_eq!(of_file(10, &exported, &clean(10)).0, FileState::Exported);
         assert_eq!(of_file(10, &exported, &clean(5)).0, FileState::Partial);
         assert_eq!(of_file(10, &exported, &clean(0)).0, FileState::Released);
+    }
+
+    #[test]
+    fn a_state_is_known_where_it_does_not_depend_on_what_is_here() {
+        for (state, expected) in [
+            (ObjectState::Local, Some(FileState::Dirty)),
+            (ObjectState::Dirty, Some(FileState::Dirty)),
+            (ObjectState::Conflict, Some(FileState::Conflict)),
+            (ObjectState::Lost, Some(FileState::Lost)),
+            (ObjectState::Exported, None),
+            (ObjectState::Clean, None),
+        ] {
+            assert_eq!(known(10, &body(state, 10)), expected, "{state:?}");
+        }
+        assert_eq!(known(10, &body(ObjectState::Clean, 0)), Some(FileState::Hydrated), "holes");
+        assert_eq!(known(0, &body(ObjectState::Exported, 10)), Some(FileState::Exported));
+        let lives_here = FileBody { inline: Some(vec![7; 10]), ..body(ObjectState::Clean, 10) };
+        assert_eq!(known(10, &lives_here), Some(FileState::Hydrated));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod again;
 mod ahead;
 mod auto_export;
+mod by_state;
 mod conflict_rule;
 mod conflicts;
 mod copies;
@@ -26,4 +27,6 @@ mod removal;
 mod report_to;
 mod requests;
 mod server;
+mod symlinks;
 mod transfers;
+mod turns;

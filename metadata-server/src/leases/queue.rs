@@ -165,6 +165,18 @@ impl Queue {
         self.entries.front().map(|entry| entry.since)
     }
 
+    /// The number of the last one that was added.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Whether one with that number, or before it, is not acknowledged.
+    #[must_use]
+    pub fn is_pending(&self, number: u64) -> bool {
+        self.entries.front().is_some_and(|entry| entry.number <= number)
+    }
+
     /// How many wait.
     #[must_use]
     pub fn len(&self) -> usize {

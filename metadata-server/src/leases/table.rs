@@ -1,7 +1,7 @@
 //! Who holds a lease on what.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -22,9 +22,11 @@ use super::{
 mod delegating;
 mod news;
 mod overdue;
+mod room;
 
 use overdue::Overdue;
-pub use overdue::Owed;
+pub use overdue::{Owed, UNDECLARED_TIMES};
+use room::Keys;
 
 /// The leases of all sessions.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub struct Table {
     sessions: HashMap<SessionId, Session>,
     /// Pairs of a session and a key.
     leases: usize,
+    /// Who gives leases back because there are too many in all.
+    giver: Option<SessionId>,
     marks: Marks,
     restless: Restless,
     delegations: Delegations,
@@ -107,8 +111,10 @@ struct Held {
 
 #[derive(Debug)]
 struct Session {
-    keys: HashSet<InodeId>,
+    keys: Keys,
     queue: Queue,
+    /// The number of the last recall that makes room.
+    giving: u64,
     /// When it listened last; one that has not begun is granted nothing, and hears what waits for
     /// it when it does.
     heard: Option<Timestamp>,
@@ -172,6 +178,7 @@ impl Table {
             by_key: HashMap::new(),
             sessions: HashMap::new(),
             leases: 0,
+            giver: None,
             marks: Marks::default(),
             restless: Restless::default(),
             delegations: Delegations::default(),
@@ -266,20 +273,13 @@ impl Table {
             self.contest(key, None, now);
             return false;
         }
-        let Some(state) = self.sessions.get(&session) else {
+        if self.marks.is_marked(key) || self.restless.is_restless(key, now) {
             return false;
-        };
-        match self.by_key.get(&key).and_then(|holders| holders.get(&session)) {
-            Some(held) if held.ending > 0 => return false,
-            Some(_) => {}
-            None => {
-                let full = state.keys.len() >= self.limits.of_session;
-                if full || self.leases >= self.limits.of_all {
-                    return false;
-                }
-            }
         }
-        !self.marks.is_marked(key) && !self.restless.is_restless(key, now)
+        match self.by_key.get(&key).and_then(|holders| holders.get(&session)) {
+            Some(held) => held.ending == 0,
+            None => self.has_room(session),
+        }
     }
 
     /// Grants the session a lease, or more of one that it has. Tells whether it did.
@@ -404,8 +404,9 @@ impl Table {
     fn session(&mut self, session: SessionId) -> &mut Session {
         let bound = self.limits.queue;
         self.sessions.entry(session).or_insert_with(|| Session {
-            keys: HashSet::new(),
+            keys: Keys::default(),
             queue: Queue::new(bound),
+            giving: 0,
             heard: None,
             ending: false,
             follows: false,
@@ -497,7 +498,7 @@ impl Table {
             self.by_key.remove(&key);
         }
         if let Some(state) = self.sessions.get_mut(&session)
-            && state.keys.remove(&key)
+            && state.keys.remove(key)
         {
             self.leases -= 1;
         }
@@ -509,7 +510,7 @@ impl Table {
         self.delegations.end_all(session);
         let keys = std::mem::take(&mut state.keys);
         self.leases -= keys.len();
-        for key in keys {
+        for key in keys.iter() {
             if let Some(holders) = self.by_key.get_mut(&key) {
                 holders.remove(&session);
                 if holders.is_empty() {

@@ -263,6 +263,9 @@ impl LockTable {
         }
         self.end_wait(owner.session, wait, place);
         self.check_room(owner, lock)?;
+        if let Some(entry) = self.inodes.get_mut(&place.0) {
+            entry.handle_claim();
+        }
         self.apply(owner, lock);
         self.break_circles(owner);
         Ok(true)
@@ -304,7 +307,7 @@ impl LockTable {
         if let Some(locks) = self.sessions.get_mut(&session) {
             locks.waits.remove(&number);
         }
-        let wait = self.inodes.get_mut(&place.0).and_then(|entry| entry.waits.remove(&place.1));
+        let wait = self.inodes.get_mut(&place.0).and_then(|entry| entry.end_wait(place.1));
         if let Some(wait) = wait {
             self.waits -= 1;
             self.leave_graph(wait.owner, place);

@@ -79,7 +79,7 @@ pub enum Body {
 pub struct FileBody {
     /// Names the content; raised when it is replaced as a whole.
     pub generation: ContentGeneration,
-    /// Raised by each shrink.
+    /// Raised by each shrink and each export.
     pub write_epoch: WriteEpoch,
     /// Where its chunks are.
     pub layout: Layout,

@@ -355,15 +355,25 @@ fn problems(targets: &[TargetStatus]) -> Vec<String> {
                 problems.push(format!("{name} has not been heard of since the server's start"));
             }
             TargetState::Suspect => problems.push(format!("{name} is late with its heartbeats")),
-            TargetState::Offline => problems.push(format!("{name} does not answer")),
+            TargetState::Offline => problems.push(format!(
+                "{name} does not answer, and who needs it waits; if it will not come back: \
+                 millrace target lost {}",
+                target.id
+            )),
         }
         if target.bad_blocks > 0 {
-            problems.push(format!("{name} has {} damaged blocks", target.bad_blocks));
+            problems.push(format!(
+                "{name} has {} damaged blocks; millrace target show {} names their files",
+                target.bad_blocks, target.id
+            ));
         }
         // A twentieth left is when allocation and copy-on-write begin to suffer.
         let nearly_full = target.capacity.0 - target.capacity.0 / 20;
         if target.capacity.0 > 0 && target.used.0 >= nearly_full {
-            problems.push(format!("{name} is nearly full: {} used", target.used));
+            problems.push(format!(
+                "{name} is nearly full, {} used: export, unpin or remove files",
+                target.used
+            ));
         }
     }
     problems
@@ -371,7 +381,38 @@ fn problems(targets: &[TargetStatus]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_types::{HostId, TargetId, Timestamp};
+
     use super::*;
+
+    #[test]
+    fn a_problem_of_a_target_comes_with_what_helps() {
+        let id = TargetId([7; 8]);
+        let sound = TargetStatus {
+            id,
+            host: HostId([1; 16]),
+            host_name: "store-1".to_owned(),
+            addresses: Vec::new(),
+            state: TargetState::Online,
+            capacity: ByteLen(1000),
+            used: ByteLen(949),
+            groups: 64,
+            bad_blocks: 0,
+            heard: Timestamp::default(),
+        };
+        assert_eq!(problems(std::slice::from_ref(&sound)), Vec::<String>::new());
+        let offline = TargetStatus { state: TargetState::Offline, ..sound.clone() };
+        let damaged = TargetStatus { bad_blocks: 2, ..sound.clone() };
+        let full = TargetStatus { used: ByteLen(950), ..sound };
+        for (target, remedy) in [
+            (offline, format!("millrace target lost {id}")),
+            (damaged, format!("millrace target show {id}")),
+            (full, "export, unpin or remove".to_owned()),
+        ] {
+            let found = problems(&[target]);
+            assert!(found.len() == 1 && found[0].contains(&remedy), "{found:?}");
+        }
+    }
 
     #[test]
     fn only_opens_for_writing_are_summed_and_each_for_its_session() {

@@ -2,8 +2,8 @@
 
 use millrace_protocol::{
     lease::{
-        AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries, ListFrom, News,
-        Recall, Recalls, ShowInode, ShownInode,
+        AwaitRecalls, CoveredEntry, DirectoryEnd, EntriesPage, FindEnd, FindName, FoundName,
+        ListEntries, ListFrom, MarkedPage, News, Recall, Recalls, ShowInode, ShownInode,
     },
     metadata::{Coverage, DIRECTORY_PAGE_MAX, DirectoryEntry, InodeReply},
 };
@@ -15,6 +15,7 @@ use super::{
     need_name, need_told, read,
 };
 use crate::{
+    apply,
     command::Command,
     engine::Core,
     leases::{Holding, key_of, touched::writers},
@@ -92,7 +93,7 @@ pub fn show(
     Ok(Step::Done(ShownInode { reply, lease }))
 }
 
-/// One page of a directory.
+/// One page of a directory, with which of its entries have extended attributes.
 ///
 /// # Errors
 /// [`ErrorKind::NotDirectory`], [`ErrorKind::PermissionDenied`], [`ErrorKind::InvalidArgument`],
@@ -101,7 +102,7 @@ pub fn list(
     core: &mut Core,
     client: &Client,
     request: &ListEntries,
-) -> Result<Step<EntriesPage>, Failure> {
+) -> Result<Step<MarkedPage>, Failure> {
     if request.entries_max == 0 {
         return Err(ErrorKind::InvalidArgument.into());
     }
@@ -150,31 +151,63 @@ pub fn list(
     let last = after.is_some() && listed_whole && listed.len() <= limit;
     listed.truncate(limit);
     let is_whole = after == Some(0) && last;
-    let (entries, coverage) = covered(core, client, session, &directory, (listed, is_whole))?;
+    let Covered { entries, with_xattrs, coverage } =
+        covered(core, client, session, &directory, (listed, is_whole))?;
     let top = client.top(core)?;
     let parent = match &directory.parent {
         Some(parent) if directory.id != top && parent.directory != top => parent.directory,
         _ => InodeId::ROOT,
     };
     let own = grant(core, client, session, &directory, Holding::OWN)?;
-    Ok(Step::Done(EntriesPage {
-        entries,
-        last,
-        parent,
-        coverage,
-        directory: own.then(|| directory.attributes()),
-    }))
+    let directory = own.then(|| directory.attributes());
+    let page = EntriesPage { entries, last, parent, coverage, directory };
+    Ok(Step::Done(MarkedPage { page, with_xattrs }))
 }
 
-/// These entries of a directory, without those that somebody has not heard of yet, and what the
-/// session may keep of their names. `is_whole` where they are all that there are.
+/// Where the names of a directory end by now.
+///
+/// # Errors
+/// [`ErrorKind::NotDirectory`], [`ErrorKind::PermissionDenied`], [`ErrorKind::SessionGone`].
+pub fn find_end(
+    core: &mut Core,
+    client: &Client,
+    request: &FindEnd,
+) -> Result<Step<DirectoryEnd>, Failure> {
+    client.own_session(core, request.session)?;
+    let directory = client.enter(core, request.inode)?;
+    let body = directory.directory()?;
+    let caller = client.caller(&request.caller);
+    let allowed = permission::check(core.view(), &caller, &directory, Access::Read);
+    allowed.map_err(|error| core.failure(error))?;
+    let listed_whole = body.linked.as_ref().is_none_or(|linked| linked.listed.is_some());
+    let level = core.file_system()?.feature_level;
+    Ok(Step::Done(DirectoryEnd { cookie: end_at(level, listed_whole, body.next_cookie) }))
+}
+
+/// Where a listing ends that begins now, if that is before `next_cookie` for sure: a name must keep
+/// its place for as long as it is there, and a bucket must have no more of them.
+fn end_at(feature_level: u32, listed_whole: bool, next_cookie: u64) -> Option<u64> {
+    (listed_whole && feature_level >= apply::KEEPS_PLACE_LEVEL).then_some(next_cookie)
+}
+
+/// Entries of a directory.
+struct Covered {
+    entries: Vec<CoveredEntry>,
+    /// The places of those that have extended attributes.
+    with_xattrs: Vec<u32>,
+    /// What the session may keep of their names.
+    coverage: Coverage,
+}
+
+/// These entries of a directory, without those that somebody has not heard of yet. `is_whole` where
+/// they are all that there are.
 fn covered(
     core: &mut Core,
     client: &Client,
     session: SessionId,
     directory: &Inode,
     (listed, is_whole): (Vec<(FileName, records::Entry)>, bool),
-) -> Result<(Vec<CoveredEntry>, Coverage), Failure> {
+) -> Result<Covered, Failure> {
     // All of it on one page says also what is not there.
     let is_any_unheard = core.leases.unheard().is_any_in(directory.id);
     let (holding, coverage) = match is_whole && !is_any_unheard {
@@ -182,19 +215,23 @@ fn covered(
         false => (Holding::NAMES, Coverage::Names),
     };
     let names = grant(core, client, session, directory, holding)?;
-    let mut entries = Vec::with_capacity(listed.len());
+    let (mut entries, mut with_xattrs) = (Vec::with_capacity(listed.len()), Vec::new());
     for (name, entry) in listed {
         if is_any_unheard && core.leases.unheard().of_name(directory.id, &name).is_some() {
             continue;
         }
         let inode = tree::named(core.view(), &entry).map_err(|error| broken(core, error))?;
+        if inode.xattr_bytes > 0 {
+            with_xattrs.push(u32::try_from(entries.len()).expect("a page is bounded"));
+        }
         // A subdirectory would need a lease of its own.
         let covered = names && key_of(&inode) == directory.id && !written(core, &inode, session)?;
         let lease = covered.then_some(directory.id);
         let entry = DirectoryEntry { name, cookie: entry.cookie, attributes: inode.attributes() };
         entries.push(CoveredEntry { entry, lease });
     }
-    Ok((entries, if names { coverage } else { Coverage::None }))
+    let coverage = if names { coverage } else { Coverage::None };
+    Ok(Covered { entries, with_xattrs, coverage })
 }
 
 /// Notes durably that the session may keep something; returns what must be synced before it does,
@@ -322,4 +359,16 @@ pub(super) fn written(core: &mut Core, inode: &Inode, session: SessionId) -> Res
     }
     let writers = writers(core.view(), inode.id).map_err(|error| broken(core, error))?;
     Ok(writers.iter().any(|writer| *writer != session))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listing_has_an_end_where_names_keep_their_places_and_all_are_here() {
+        assert_eq!(end_at(19, true, 12), Some(12));
+        assert_eq!(end_at(18, true, 12), None, "a name that was there may come behind it");
+        assert_eq!(end_at(19, false, 12), None, "the bucket has more");
+    }
 }

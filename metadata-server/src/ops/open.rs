@@ -81,6 +81,8 @@ pub fn close(core: &mut Core, client: &Client, request: &Close) -> Result<Step<D
         }
         OpenMode::Read => {
             let gone = core.readers.handle_close(request.operation, request.inode)?;
+            // What it has not told again after a restart is looked for when it had time to.
+            let gone = gone && !core.readers.is_undeclared(session);
             let record: Option<OpenRecord> = read(core, &keys::open(request.inode, session))?;
             if gone && record.is_some_and(|record| record.reads) {
                 core.execute(None, Command::DropReader(opener))?;
@@ -145,8 +147,11 @@ fn close_several(
 }
 
 /// What has no open any more has no locks. A client unlocks before it closes; this is for one that
-/// does not.
+/// does not. After a restart it may have the file open without having told of that yet.
 fn end_locks(core: &mut Core, Opener { session, inode }: Opener) -> Result<(), Failure> {
+    if core.readers.is_undeclared(session) {
+        return Ok(());
+    }
     if !core.readers.is_reading(session, inode) && writes(core, session, inode)? == 0 {
         core.locks.handle_close(session, inode);
     }

@@ -1,6 +1,6 @@
 //! What targets may drop to make room, and what is pinned.
 
-use std::{ops::Bound, time::Duration};
+use std::ops::Bound;
 
 use millrace_protocol::{
     admin::PathBytes,
@@ -10,7 +10,7 @@ use millrace_protocol::{
     },
     target::ContentName,
 };
-use millrace_types::{ErrorKind, Failure, InodeId, Timestamp};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
 use super::{Client, Step, broken as store_broken, path};
 use crate::{
@@ -18,16 +18,13 @@ use crate::{
     engine::Core,
     hydration::{destination::is_saved, import::broken},
     leases::touched::writers,
-    namespace::{Body, ObjectState, pins, tree},
-    store::{View, borrow, keys, prefix_end},
+    namespace::{Body, pins, tree},
+    store::{StoreError, View, borrow, keys, prefix_end},
 };
 
-/// How long after its export a file stays: longer than a fetch from the object before it can last
-/// (a minute without a byte, two with retries).
-const SETTLED: Duration = Duration::from_secs(15 * 60);
-
 /// Tells a target what may go. The answer is of this moment: what is opened for writing after it is
-/// fetched from the bucket again.
+/// fetched from the bucket again. Who still knows a file as it was before its export is no reason
+/// to keep it: targets that were told of the export refuse that.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for more than [`ASK_RELEASE_MAX`].
@@ -39,7 +36,6 @@ pub fn ask(
     if request.contents.len() > ASK_RELEASE_MAX {
         return Err(ErrorKind::InvalidArgument.into());
     }
-    let now = core.now();
     let mut answers: Vec<ReleaseAnswer> = Vec::with_capacity(request.contents.len());
     for (at, content) in request.contents.iter().enumerate() {
         // Chunks of one file come one after the other.
@@ -49,18 +45,14 @@ pub fn ask(
         };
         let answer = match known {
             Some(answer) => answer,
-            None => answer(core.view(), content, now)?,
+            None => answer(core.view(), content)?,
         };
         answers.push(answer);
     }
     Ok(Step::Done(AskReleaseReply { answers }))
 }
 
-fn answer(
-    view: &dyn View,
-    content: &ContentName,
-    now: Timestamp,
-) -> Result<ReleaseAnswer, Failure> {
+fn answer(view: &dyn View, content: &ContentName) -> Result<ReleaseAnswer, Failure> {
     let Some(inode) = tree::find(view, content.inode).map_err(broken)? else {
         return Ok(ReleaseAnswer::Unknown);
     };
@@ -73,9 +65,7 @@ fn answer(
     }
     let exporting = view.get(&keys::export(inode.id)).map_err(broken)?.is_some();
     let written = !writers(view, inode.id).map_err(broken)?.is_empty();
-    // What was being fetched before the change may arrive yet.
-    let young = file.state == ObjectState::Exported && inode.changed.plus(SETTLED) > now;
-    if exporting || written || young {
+    if exporting || written {
         return Ok(ReleaseAnswer::InUse);
     }
     Ok(match pins::is_pinned(view, &inode).map_err(broken)? {
@@ -104,32 +94,28 @@ pub fn set_pin(
         pinned: request.pinned,
     });
     core.execute(None, command)?;
-    let above = pinned_on_the_way(core, client, request)?;
+    // The caller was let through all of them just now.
+    let (top, names) = (client.top(core)?, tree::components(&request.path)?);
+    let above = pinned_on_the_way(core.view(), top, &names);
+    let above = above.map_err(|error| store_broken(core, error))?;
     Ok(Step::Done(PinReply { changed: was != request.pinned, above }))
 }
 
-/// The directories of a path that are pinned, as the caller names them, who may search them.
+/// The directories on the way down from `top` that are pinned, as who walks it names them.
 fn pinned_on_the_way(
-    core: &mut Core,
-    client: &Client,
-    request: &SetPin,
-) -> Result<Vec<PathBytes>, Failure> {
-    let names = tree::components(&request.path)?;
-    let mut pinned = Vec::new();
-    for depth in 0..names.len() {
-        let mut path: PathBytes = Vec::new();
-        for name in &names[..depth] {
-            path.push(b'/');
-            path.extend_from_slice(name.as_bytes());
+    view: &dyn View,
+    top: InodeId,
+    names: &[FileName],
+) -> Result<Vec<PathBytes>, StoreError> {
+    let (mut at, mut path, mut pinned) = (top, PathBytes::new(), Vec::new());
+    for name in names {
+        if pins::has_own(view, at)? {
+            pinned.push(if path.is_empty() { b"/".to_vec() } else { path.clone() });
         }
-        if path.is_empty() {
-            path.push(b'/');
-        }
-        if let Step::Done(inode) = path::resolve(core, client, &request.caller, &path)?
-            && pins::has_own(core.view(), inode.id).map_err(|error| store_broken(core, error))?
-        {
-            pinned.push(path);
-        }
+        path.push(b'/');
+        path.extend_from_slice(name.as_bytes());
+        let Some(entry) = tree::entry(view, at, name)? else { break };
+        at = entry.inode;
     }
     Ok(pinned)
 }
@@ -158,4 +144,62 @@ fn path_of(core: &mut Core, inode: InodeId) -> Result<Option<PathBytes>, Failure
     let found = tree::find(view, inode)
         .and_then(|found| found.map_or(Ok(None), |inode| tree::path(view, &inode)));
     found.map_err(|error| store_broken(core, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use millrace_protocol::metadata::FileKind;
+
+    use super::*;
+    use crate::store::{
+        Batch, MetaStore as _, Pair,
+        memory::MemoryStore,
+        records::{Entry, Record as _},
+    };
+
+    /// A store that counts what is read of it.
+    struct Counting {
+        store: MemoryStore,
+        reads: Cell<usize>,
+    }
+
+    impl View for Counting {
+        fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+            self.reads.set(self.reads.get() + 1);
+            self.store.get(key)
+        }
+
+        fn scan(
+            &self,
+            from: Bound<&[u8]>,
+            to: Bound<&[u8]>,
+            limit: usize,
+        ) -> Result<Vec<Pair>, StoreError> {
+            self.reads.set(self.reads.get() + 1);
+            self.store.scan(from, to, limit)
+        }
+    }
+
+    #[test]
+    fn a_deep_path_is_walked_once_for_the_pins_above_it() {
+        const DEPTH: u64 = 2_000;
+        let names = vec![FileName::parse(b"d").unwrap(); usize::try_from(DEPTH).unwrap()];
+        let mut batch = Batch::default();
+        for depth in 0..DEPTH {
+            let (inode, kind, cookie) = (InodeId(2 + depth), FileKind::Directory, 1);
+            let entry = Entry { inode, kind, cookie };
+            batch.put(keys::entry(InodeId(1 + depth), b"d"), entry.encode());
+        }
+        for pinned in [InodeId(1), InodeId(3), InodeId(1 + DEPTH)] {
+            batch.put(keys::pin(pinned), Vec::new());
+        }
+        let mut store = MemoryStore::default();
+        store.commit(&batch).unwrap();
+        let view = Counting { store, reads: Cell::new(0) };
+        let above = pinned_on_the_way(&view, InodeId(1), &names).unwrap();
+        assert_eq!(above, [&b"/"[..], b"/d/d"], "not the last: it is what the path names");
+        assert!(view.reads.get() <= 2 * names.len(), "{} reads", view.reads.get());
+    }
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use millrace_protocol::session::{
-    CloseSession, Done, Hello, HelloReply, OpenSession, RenewTicket, SESSIONS_MAX,
-    SESSIONS_PER_HOST_MAX, SessionReply, Ticket,
+    AllTold, CheckLog, CheckLogReply, CloseSession, Done, Hello, HelloReply, OpenSession,
+    RenewTicket, SESSIONS_MAX, SESSIONS_PER_HOST_MAX, SessionReply, Ticket,
 };
-use millrace_types::{ErrorKind, Failure, HostId, SessionId};
+use millrace_types::{ErrorKind, Failure, HostId, LogIndex, SessionId};
 
 use super::{Client, Need, Step, create::reused};
 use crate::{
@@ -32,6 +32,39 @@ pub fn hello(core: &mut Core, _: &Client, request: &Hello) -> Result<Step<HelloR
         server_time: core.now(),
         map_epoch: core.map().0.epoch,
     }))
+}
+
+/// How much the log has of what the caller has seen of it in an earlier life of the server.
+///
+/// # Errors
+/// When the store is broken.
+pub fn check_log(
+    core: &mut Core,
+    _: &Client,
+    request: &CheckLog,
+) -> Result<Step<CheckLogReply>, Failure> {
+    let kept = core.kept_of(request.seen.incarnation)?.unwrap_or(LogIndex(0));
+    Ok(Step::Done(CheckLogReply { kept }))
+}
+
+/// The session has declared whatever it has from before a restart. Said again, or by a session that
+/// is younger than that, it changes nothing.
+///
+/// # Errors
+/// [`ErrorKind::Stale`] where the client speaks of another life of the server;
+/// [`ErrorKind::SessionGone`]; when the log's disk is full or fails: then it is known all the same.
+pub fn all_told(
+    core: &mut Core,
+    client: &Client,
+    request: &AllTold,
+) -> Result<Step<Done>, Failure> {
+    client.own_session(core, request.session)?;
+    if request.incarnation != core.incarnation() {
+        let text = "the metadata server was restarted: what was declared before does not count";
+        return Err(Failure::new(ErrorKind::Stale, text));
+    }
+    core.handle_all_told(request.session)?;
+    Ok(Step::Done(Done::default()))
 }
 
 /// Begins a session, or finds the one that the same request began.

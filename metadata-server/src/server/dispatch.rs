@@ -1,8 +1,8 @@
 //! Which request is answered how.
 
 use millrace_protocol::{
-    Request, RequestKind, admin, ahead, bucket, cluster, file_list, job_detail, job_options,
-    left_out, refresh, requests, selection, unused,
+    Request, RequestKind, admin, ahead, bucket, by_state, cluster, file_list, job_detail,
+    job_options, left_out, refresh, requests, selection, unused,
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure};
@@ -24,6 +24,8 @@ impl MetadataService {
             RequestKind::OpenSession => synced(call, ops::session::open),
             RequestKind::RenewTicket => written(call, ops::session::renew),
             RequestKind::CloseSession => synced(call, ops::session::close),
+            RequestKind::CheckLog => written(call, ops::session::check_log),
+            RequestKind::AllTold => written(call, ops::session::all_told),
             RequestKind::RegisterHost => synced(call, ops::cluster::register),
             RequestKind::Heartbeat => written(call, ops::cluster::heartbeat),
             RequestKind::FetchMap => self.read_synced(call, ops::cluster::map),
@@ -78,6 +80,8 @@ impl MetadataService {
             RequestKind::DeclareDelegations => written(call, ops::delegation::declare),
             RequestKind::NoteReads => written(call, ops::access::note),
             RequestKind::ListEntries => self.list_entries(call),
+            RequestKind::ListEntriesBare => self.list_entries_bare(call),
+            RequestKind::FindEnd => written(call, ops::lease::find_end),
             RequestKind::AwaitRecalls => self.await_recalls(call),
             RequestKind::AwaitNews => self.await_news(call),
             _ => self.dispatch_admin(call),
@@ -104,6 +108,8 @@ impl MetadataService {
             RequestKind::AwaitJob => self.await_job(call),
             RequestKind::StartUnused => self.start::<unused::StartUnused>(call),
             RequestKind::ShowUnused => self.about_job::<unused::ShowUnused>(call),
+            RequestKind::StartByState => self.start::<by_state::StartByState>(call),
+            RequestKind::ShowStates => self.about_job::<by_state::ShowStates>(call),
             RequestKind::ShowJobDetail => self.about_job::<job_detail::ShowJobDetail>(call),
             RequestKind::AppendFiles => self.hydrate::<file_list::AppendFiles>(call),
             RequestKind::RetryJob => self.retry_job(call),

@@ -16,6 +16,7 @@ use millrace_protocol::{
         ListAutoExports, ListDeletePropagation, ListUploads, SetAutoExport, SetDeletePropagation,
         ShowFile, UploadsReply,
     },
+    by_state::{ShowStates, StartByState, StatesReply},
     cluster::{CHANGED_CONTENTS_MAX, ReportChanged},
     file_list::{AppendFiles, FilesReply},
     job_detail::{JobDetailReply, ShowJobDetail},
@@ -182,6 +183,33 @@ impl Hydrated for ShowUnused {
         _: PathBytes,
     ) -> Result<UnusedReply, Failure> {
         hydration.show_unused(self.id).await
+    }
+}
+
+impl Hydrated for StartByState {
+    fn restrict(&mut self, client: &Client) {
+        self.job.start.caller = client.caller(&self.job.start.caller);
+    }
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        top: PathBytes,
+    ) -> Result<JobReply, Failure> {
+        let job = hydration.start_by_state(&top, &self).await?;
+        Ok(JobReply { job })
+    }
+}
+
+impl Hydrated for ShowStates {
+    fn restrict(&mut self, _: &Client) {}
+
+    async fn answer(
+        self,
+        hydration: Hydration<ServerEnvironment>,
+        _: PathBytes,
+    ) -> Result<StatesReply, Failure> {
+        hydration.show_states(self.id).await
     }
 }
 

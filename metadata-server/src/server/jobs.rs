@@ -6,6 +6,7 @@ use futures::future::BoxFuture;
 use millrace_protocol::{
     Request,
     admin::{AWAIT_JOB_MAX_MS, AwaitJob, CancelJob, JobReply, StartJob},
+    by_state::{ShowStates, StartByState},
     job_detail::ShowJobDetail,
     job_options::{FetchReport, JobOptions, PutReport, ShowJobOptions, StartWithOptions},
     selection::{RetryJob, ShowSelection, StartSelected},
@@ -54,6 +55,12 @@ impl Starts for StartUnused {
     }
 }
 
+impl Starts for StartByState {
+    fn options(&self) -> Option<&JobOptions> {
+        Some(&self.job.options)
+    }
+}
+
 /// A request about one job. One that the client may not see is not there for it.
 pub(super) trait AboutJob: Hydrated {
     /// Which.
@@ -70,7 +77,15 @@ macro_rules! about_job {
     };
 }
 
-about_job!(FetchReport, PutReport, ShowJobDetail, ShowJobOptions, ShowSelection, ShowUnused);
+about_job!(
+    FetchReport,
+    PutReport,
+    ShowJobDetail,
+    ShowJobOptions,
+    ShowSelection,
+    ShowStates,
+    ShowUnused
+);
 
 impl MetadataService {
     pub(super) fn start<'a, R: Starts>(

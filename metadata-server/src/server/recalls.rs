@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use millrace_protocol::lease::{
-    AWAIT_RECALLS_MAX_MS, AwaitNews, AwaitRecalls, EntriesPage, ListEntries, ListFrom, News,
-    Recalls,
+    AWAIT_RECALLS_MAX_MS, AwaitNews, AwaitRecalls, ListEntries, ListEntriesBare, ListFrom,
+    MarkedPage, News, Recalls,
 };
 use millrace_transport::IncomingCall;
 use millrace_types::{ErrorKind, Failure, LogIndex};
@@ -149,15 +149,21 @@ impl MetadataService {
 
     /// Lists a page: of a linked directory that is being listed, what there is already.
     pub(super) fn list_entries(&self, call: &IncomingCall) -> Result<Work<'_>, Failure> {
-        let request = Arc::new(call.decode()?);
-        Ok(other::<ListEntries>(self.entries_page(client(call), request)))
+        let page = self.entries_page(client(call), Arc::new(call.decode()?));
+        Ok(other::<ListEntries>(async move { page.await.map(|marked| marked.page) }))
+    }
+
+    /// The same, with which entries have extended attributes.
+    pub(super) fn list_entries_bare(&self, call: &IncomingCall) -> Result<Work<'_>, Failure> {
+        let ListEntriesBare { list } = call.decode()?;
+        Ok(other::<ListEntriesBare>(self.entries_page(client(call), Arc::new(list))))
     }
 
     async fn entries_page(
         &self,
         mut client: Client,
         request: Arc<ListEntries>,
-    ) -> Result<EntriesPage, Failure> {
+    ) -> Result<MarkedPage, Failure> {
         let cookie = match request.from {
             ListFrom::Cookie(cookie) => Some(cookie),
             ListFrom::Name(_) => None,
@@ -168,10 +174,12 @@ impl MetadataService {
                 self.engine.turn(move |core| ops::lease::list(core, &caller, &of_turn)).await?;
             match step {
                 // An empty page that is not the last would look like an end to a careless reader.
-                Step::Done(page) if page.entries.is_empty() && !page.last && cookie.is_some() => {
+                Step::Done(MarkedPage { page, .. })
+                    if page.entries.is_empty() && !page.last && cookie.is_some() =>
+                {
                     client.settled.clear();
                 }
-                Step::Done(page) => return Ok(page),
+                Step::Done(marked) => return Ok(marked),
                 Step::Need(need) => {
                     self.settle(need.clone(), cookie.unwrap_or_default()).await?;
                     client.settled.push(need);

@@ -15,16 +15,20 @@ fn admitted(kind: Kind) -> &'static [Role] {
         FindName
         | ShowInode
         | ListEntries
+        | Kind::ListEntriesBare
         | MakeName
         | RemoveName
         | AwaitRecalls
         | Kind::AwaitNews
+        | Kind::FindEnd
         | NoteReads
         | Kind::ShowContents => &[Role::Client],
         Kind::Hello | Kind::FetchMap => &[Role::Target, Role::Client, Role::Admin],
         Kind::OpenSession
         | Kind::RenewTicket
         | Kind::CloseSession
+        | Kind::CheckLog
+        | Kind::AllTold
         | Kind::Declare
         | Kind::Lookup
         | Kind::GetInode
@@ -107,6 +111,8 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::AwaitJob
         | Kind::StartUnused
         | Kind::ShowUnused
+        | Kind::StartByState
+        | Kind::ShowStates
         | Kind::CancelJob
         | Kind::ShowState
         | Kind::ShowFile
@@ -127,6 +133,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::Write
         | Kind::Zero
         | Kind::Seek
+        | Kind::CopyRange
         | Kind::Sync
         | Kind::Trim
         | Kind::Hydrate
@@ -138,6 +145,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::UploadPartTo
         | Kind::UploadObjectTo
         | Kind::MarkExported
+        | Kind::MarkExportedAt
         | Kind::CheckBucket
         | Kind::CountRequests
         | Kind::Tallied

@@ -12,8 +12,15 @@ pub struct Readers {
     by_session: HashMap<SessionId, SessionReads>,
     /// Pairs of a session and an inode.
     opens: usize,
-    /// Sessions from before a restart that have not had a lease's time to declare what they read.
+    /// Sessions from before a restart that have not said that they have declared what they read,
+    /// and may still do so.
     undeclared: BTreeSet<SessionId>,
+    /// The first id that was given to nobody before the restart. What has it or a later one can
+    /// only have been opened since, and was told of then.
+    first: InodeId,
+    /// Up to where the records of reads that were not declared in time have been looked for, unless
+    /// that is done.
+    looked: Option<(InodeId, SessionId)>,
 }
 
 #[derive(Debug, Default)]
@@ -34,10 +41,11 @@ const OPENS_MAX: usize = 1 << 20;
 const OPENS_OF_ALL_MAX: usize = 1 << 22;
 
 impl Readers {
-    /// Starts after a restart with the sessions that were known before it.
+    /// Starts after a restart with the sessions that were known before it, and the first id that
+    /// nothing can have had by then.
     #[must_use]
-    pub fn after_restart(known: impl IntoIterator<Item = SessionId>) -> Self {
-        Self { undeclared: known.into_iter().collect(), ..Self::default() }
+    pub fn after_restart(known: impl IntoIterator<Item = SessionId>, first: InodeId) -> Self {
+        Self { undeclared: known.into_iter().collect(), first, ..Self::default() }
     }
 
     /// Counts an open for reading once, however often the request arrives.
@@ -101,7 +109,7 @@ impl Readers {
 
     /// The session has ended.
     pub fn handle_end(&mut self, session: SessionId) {
-        self.undeclared.remove(&session);
+        self.handle_told(session);
         let Some(reads) = self.by_session.remove(&session) else {
             return;
         };
@@ -122,10 +130,37 @@ impl Readers {
         !self.undeclared.is_empty()
     }
 
-    /// The lease after the restart is over, and what was not declared is not recorded any more: who
-    /// has not declared a read does not read.
+    /// Whether the session is from before the restart and may read what it has not declared.
+    #[must_use]
+    pub fn is_undeclared(&self, session: SessionId) -> bool {
+        self.undeclared.contains(&session)
+    }
+
+    /// The session has declared all that it reads, or has ended. After the last one it is as
+    /// [`Self::handle_declared`] says.
+    pub fn handle_told(&mut self, session: SessionId) {
+        if self.undeclared.remove(&session) && self.undeclared.is_empty() {
+            self.handle_declared();
+        }
+    }
+
+    /// The time to declare after the restart is over: who has not declared a read does not read.
+    /// What is recorded of such reads is looked for from here on.
     pub fn handle_declared(&mut self) {
         self.undeclared.clear();
+        self.looked = Some((InodeId(0), SessionId(0)));
+    }
+
+    /// Behind which open the records of reads that were not declared are still to be looked for, if
+    /// any are.
+    #[must_use]
+    pub fn looked(&self) -> Option<(InodeId, SessionId)> {
+        self.looked
+    }
+
+    /// They have been looked for up to there, or everywhere.
+    pub fn handle_looked(&mut self, through: Option<(InodeId, SessionId)>) {
+        self.looked = through;
     }
 
     /// Everybody who reads the inode, or may.
@@ -133,7 +168,8 @@ impl Readers {
     pub fn of(&self, inode: InodeId) -> Vec<SessionId> {
         let reading = self.by_inode.get(&inode);
         let reading = reading.into_iter().flat_map(BTreeMap::keys);
-        let all: BTreeSet<_> = reading.chain(&self.undeclared).copied().collect();
+        let undeclared = (inode < self.first).then_some(&self.undeclared);
+        let all: BTreeSet<_> = reading.chain(undeclared.into_iter().flatten()).copied().collect();
         all.into_iter().collect()
     }
 
@@ -202,17 +238,41 @@ mod tests {
 
     #[test]
     fn after_a_restart_known_sessions_may_read_anything_until_they_had_time_to_say() {
-        let mut readers = Readers::after_restart([SessionId(4)]);
+        let mut readers = Readers::after_restart([SessionId(4)], InodeId(10));
         assert_eq!(readers.of(InodeId(9)), [SessionId(4)]);
-        assert!(readers.is_declaring());
+        assert!(readers.of(InodeId(10)).is_empty(), "it was made since, and opened by nobody");
+        assert!(readers.is_declaring() && readers.looked().is_none());
+        assert!(readers.is_undeclared(SessionId(4)) && !readers.is_undeclared(SessionId(5)));
         readers.handle_declared();
+        assert!(!readers.is_undeclared(SessionId(4)));
         assert!(readers.of(InodeId(9)).is_empty());
-        assert!(!readers.is_declaring());
+        assert!(!readers.is_declaring() && readers.looked().is_some());
+    }
+
+    #[test]
+    fn nobody_is_waited_for_when_all_have_told_or_ended() {
+        let known = [4, 5, 6].map(SessionId);
+        let mut readers = Readers::after_restart(known, InodeId(10));
+        readers.handle_told(SessionId(4));
+        readers.handle_told(SessionId(4));
+        // It was opened since.
+        readers.handle_told(SessionId(9));
+        assert!(!readers.is_undeclared(SessionId(4)) && readers.is_declaring());
+        assert_eq!(readers.of(InodeId(9)), [SessionId(5), SessionId(6)]);
+        readers.handle_end(SessionId(5));
+        assert!(readers.is_declaring() && readers.looked().is_none());
+        readers.handle_told(SessionId(6));
+        assert!(!readers.is_declaring() && readers.looked().is_some());
+        // What was looked for is not looked for again.
+        readers.handle_looked(None);
+        readers.handle_told(SessionId(6));
+        readers.handle_end(SessionId(4));
+        assert_eq!(readers.looked(), None);
     }
 
     #[test]
     fn a_session_that_ends_has_nothing_to_declare() {
-        let mut readers = Readers::after_restart([SessionId(4)]);
+        let mut readers = Readers::after_restart([SessionId(4)], InodeId(10));
         readers.handle_end(SessionId(4));
         assert!(!readers.is_declaring());
     }

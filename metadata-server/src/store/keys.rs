@@ -54,6 +54,7 @@
 //! | `p`   | inode 8                       | the bytes of a small file                          |
 //! | `q`   | job 8                         | [`UnusedRecord`]: a job over what nobody uses      |
 //! | `r`   | inode 8                       | [`PristineRecord`]: a file open to be written      |
+//! | `s`   | job 8                         | [`StatesRecord`]: a job over files in some states  |
 //!
 //! [`Applied`]: super::records::Applied
 //! [`AutoExportRecord`]: super::records::AutoExportRecord
@@ -84,13 +85,16 @@
 //! [`RunRecord`]: super::records::RunRecord
 //! [`SelectionRecord`]: super::records::SelectionRecord
 //! [`SessionRecord`]: super::records::SessionRecord
+//! [`StatesRecord`]: super::records::StatesRecord
 //! [`TargetRecord`]: super::records::TargetRecord
 //! [`TrimRecord`]: super::records::TrimRecord
 //! [`UnusedRecord`]: super::records::UnusedRecord
 //! [`Whiteout`]: super::records::Whiteout
 
+pub use of_job::{job_detail, job_options, publication, selection, states, unused};
 pub use parts::{after, link_of, number_at, pool_of};
 
+mod of_job;
 mod parts;
 
 use millrace_types::{
@@ -454,30 +458,6 @@ pub fn pin(inode: InodeId) -> Vec<u8> {
     key!(b'c', inode.0.to_be_bytes())
 }
 
-/// What a job works on, if that is not all of its tree.
-#[must_use]
-pub fn selection(job: JobId) -> Vec<u8> {
-    key!(b'd', job.0.to_be_bytes())
-}
-
-/// An export that ends with a manifest, from before jobs had options.
-#[must_use]
-pub fn publication(job: JobId) -> Vec<u8> {
-    key!(b'i', job.0.to_be_bytes())
-}
-
-/// How a job is done, if that is in some way of its own.
-#[must_use]
-pub fn job_options(job: JobId) -> Vec<u8> {
-    key!(b'j', job.0.to_be_bytes())
-}
-
-/// For how long nobody has used what a job works on, if it looks at that.
-#[must_use]
-pub fn unused(job: JobId) -> Vec<u8> {
-    key!(b'q', job.0.to_be_bytes())
-}
-
 /// All files that are open for writing and not written.
 #[must_use]
 pub fn pristines() -> Vec<u8> {
@@ -488,12 +468,6 @@ pub fn pristines() -> Vec<u8> {
 #[must_use]
 pub fn pristine(inode: InodeId) -> Vec<u8> {
     key!(b'r', inode.0.to_be_bytes())
-}
-
-/// What a job asked buckets, and how far it is in each directory.
-#[must_use]
-pub fn job_detail(job: JobId) -> Vec<u8> {
-    key!(b'o', job.0.to_be_bytes())
 }
 
 /// All uploads by parts to buckets of no link.

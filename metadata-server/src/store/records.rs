@@ -6,7 +6,7 @@
 //! bytes.
 
 use millrace_protocol::{
-    admin::{AttributeSource, Job},
+    admin::{AttributeSource, FileState, Job},
     ahead::FetchPolicy,
     cluster::{Bucket, LinkMode},
     job_detail::JobDetail,
@@ -128,7 +128,8 @@ pub struct Entry {
     pub inode: InodeId,
     /// The kind of that inode.
     pub kind: FileKind,
-    /// Position in listings; never 0 and never given twice in a directory.
+    /// Position in listings; never 0, and never given to another name of the directory. A name that
+    /// another inode takes keeps it.
     pub cookie: u64,
 }
 record!(Entry, 1, "directory entry");
@@ -311,12 +312,13 @@ pub struct ReclaimRecord {
 }
 record!(ReclaimRecord, 1, "reclaim entry");
 
-/// A shrink that targets must still hear of.
+/// What targets must still cut: behind a shrink, or what a writer whose session ended may have
+/// left.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TrimRecord {
     /// The content.
     pub generation: ContentGeneration,
-    /// The epoch after the shrink.
+    /// The epoch from which on it is cut.
     pub write_epoch: WriteEpoch,
     /// Where its chunks are.
     pub layout: Layout,
@@ -393,6 +395,14 @@ pub struct UnusedRecord {
     pub seconds: u64,
 }
 record!(UnusedRecord, 1, "last use of a job's files");
+
+/// Of a job over the files in some states.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct StatesRecord {
+    /// The states; of what is in none of them nothing is done.
+    pub states: Vec<FileState>,
+}
+record!(StatesRecord, 1, "states of a job's files");
 
 /// Of a file that is open for writing, and was like its object before: nobody has written it yet.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

@@ -49,12 +49,24 @@ impl Commands {
 
     /// The next command, for a store that shows `view`.
     pub(crate) fn next(&mut self, view: &dyn View) -> Given {
+        self.next_of(view, Self::any)
+    }
+
+    /// The same, mostly of sessions that make, open, write, cut, close and remove files.
+    pub(crate) fn next_of_clients(&mut self, view: &dyn View) -> Given {
+        match percent(&self.random, 25) {
+            true => self.next(view),
+            false => self.next_of(view, Self::of_clients),
+        }
+    }
+
+    fn next_of(&mut self, view: &dyn View, make: Make) -> Given {
         self.made += 1;
         let pause = Duration::from_millis(self.random.within(0..2_000));
         let command = match self.made {
             1..=2 => self.register_host(),
             3..=4 => self.open_session(),
-            _ => self.any(view),
+            _ => make(self, view),
         };
         let operation = self.operation(view);
         Given { pause, operation, command }
@@ -90,9 +102,30 @@ impl Commands {
             (3, Self::set_pin),
             (5, Self::loss),
         ];
+        self.weighted(view, &weights)
+    }
+
+    fn of_clients(&mut self, view: &dyn View) -> Command {
+        let weights: [(u64, Make); 11] = [
+            (17, Self::create),
+            (4, Self::make_link),
+            (14, Self::remove),
+            (5, Self::rename),
+            (12, Self::set_attributes),
+            (12, Self::open_write),
+            (10, Self::close_write),
+            (3, Self::drop_reader),
+            (14, Self::commit),
+            (5, Self::of_sessions),
+            (4, Self::of_targets),
+        ];
+        self.weighted(view, &weights)
+    }
+
+    fn weighted(&mut self, view: &dyn View, weights: &[(u64, Make)]) -> Command {
         let mut at = self.random.within(0..weights.iter().map(|(weight, _)| weight).sum());
         for (weight, make) in weights {
-            match at.checked_sub(weight) {
+            match at.checked_sub(*weight) {
                 Some(left) => at = left,
                 None => return make(self, view),
             }

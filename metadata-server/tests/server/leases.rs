@@ -23,6 +23,7 @@ use millrace_protocol::{
 use millrace_types::{ContentGeneration, ErrorKind, Failure, InodeId, Timestamp, WriteEpoch};
 use tempfile::TempDir;
 
+mod bare;
 mod delegations;
 mod news;
 
@@ -128,7 +129,7 @@ impl Keeper {
             from,
             entries_max: 100,
         };
-        self.host.run(server, request, ops::lease::list).unwrap()
+        self.host.run(server, request, ops::lease::list).unwrap().page
     }
 }
 

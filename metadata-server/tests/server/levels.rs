@@ -4,10 +4,11 @@
 use millrace_metadata_server::{
     apply::{self, ApplyError, FEATURE_LEVEL},
     command::{
-        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob, BeginExport, Command,
-        CompleteExport, Create, Envelope, Format, ImportEntries, ImportEntry, ImportKind, Loss,
-        NoteJobDetail, NoteLeftOut, NoteReads, RecordCopy, RegisterHost, Rename, SetAttributes,
-        SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetPin, SetRefreshInterval, SetXattr,
+        AddJob, AddJobByState, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob,
+        BeginExport, Command, CompleteExport, Create, Envelope, Format, ImportEntries, ImportEntry,
+        ImportKind, Loss, NoteJobDetail, NoteLeftOut, NoteReads, RecordCopy, RegisterHost, Rename,
+        SetAttributes, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetPin,
+        SetRefreshInterval, SetXattr,
     },
     engine::{StartError, StoreKind},
     namespace::{Body, ObjectState, pins, tree},
@@ -19,7 +20,7 @@ use millrace_metadata_server::{
 };
 use millrace_protocol::{
     access::LastRead,
-    admin::{Job, JobKind, JobState},
+    admin::{FileState, Job, JobKind, JobState},
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
@@ -373,6 +374,27 @@ fn jobs_look_at_the_last_use_from_the_fifteenth_level_on() {
 }
 
 #[test]
+fn jobs_look_at_states_from_the_twentieth_level_on() {
+    let mut log = linked(LinkMode::ImportExport);
+    let by_state = |unused| {
+        let add = AddJob { job: export_job(), caller: Caller::ROOT, root: InodeId(2) };
+        let selected = AddSelectedJob { add, selection: Selection::default(), dry_run: false };
+        let job = AddJobWithOptions { selected, options: JobOptions::default() };
+        let states = vec![FileState::Dirty];
+        Command::AddJobByState(Box::new(AddJobByState { job, unused, states }))
+    };
+    log.apply(Command::SetFeatureLevel(19)).unwrap();
+    assert_eq!(log.apply(by_state(None)), Err(ErrorKind::NotSupported));
+    log.apply(Command::SetFeatureLevel(20)).unwrap();
+    for (id, unused) in [(1, None), (2, Some(60))] {
+        log.apply(by_state(unused)).unwrap();
+        assert!(log.store.get(&keys::states(JobId(id))).unwrap().is_some());
+        let looks = log.store.get(&keys::unused(JobId(id))).unwrap().is_some();
+        assert_eq!(looks, unused.is_some());
+    }
+}
+
+#[test]
 fn removals_reach_buckets_and_copies_are_recorded_from_the_tenth_level_on() {
     let mut log = linked(LinkMode::ImportExport);
     let set = |on| Command::SetDeletePropagation(SetDeletePropagation { link: LinkId(1), on });
@@ -558,6 +580,7 @@ fn a_server_does_not_go_on_with_what_a_newer_one_has_left() {
     set_level(&server, FEATURE_LEVEL + 1);
     let refused = server.try_begin().unwrap_err();
     assert!(matches!(refused, StartError::NewerLevel { .. }), "{refused}");
+    assert!(refused.to_string().contains("only a backup"), "{refused}");
     set_level(&server, FEATURE_LEVEL);
     server.begin();
 }

@@ -10,8 +10,9 @@ use millrace_metadata_server::{
 };
 use millrace_protocol::{
     capability::Content,
+    cluster::LogPoint,
     metadata::{InodeReply, NewNode, OpenMode, SetAttributes},
-    session::Caller,
+    session::{Caller, CheckLog},
 };
 use millrace_types::{ErrorKind, InodeId, LogIndex};
 use tempfile::TempDir;
@@ -178,4 +179,38 @@ fn what_names_no_new_content_waits_for_no_sync() {
     assert_eq!(synced(&world), before);
     world.host.show(&world.server, world.file).unwrap();
     assert!(synced(&world) > before);
+}
+
+/// Who compares no more than the last index takes what others have changed since for its own.
+#[test]
+fn a_client_hears_that_what_it_saw_is_lost_also_when_the_log_has_gone_on_since() {
+    let mut world = World::new();
+    let kept_of = |world: &World, seen| {
+        let answer = world.host.run(&world.server, CheckLog { seen }, ops::session::check_log);
+        answer.unwrap().kept
+    };
+    let knows = |world: &World, seen: LogPoint| seen.index <= kept_of(world, seen);
+    let point = |world: &World, index| LogPoint {
+        incarnation: world.server.turn(|core| core.incarnation()),
+        index,
+    };
+    let kept = point(&world, world.server.log_state().synced);
+    world.resize(4096).unwrap();
+    let lost = point(&world, world.server.log_state().written);
+    assert!(lost.index > kept.index, "nobody has waited for a sync");
+    assert!(knows(&world, kept) && knows(&world, lost));
+
+    world.lose_power();
+    for size in 0..100 {
+        world.resize(8192 + size).unwrap();
+    }
+    let newest = point(&world, world.server.log_state().written);
+    assert!(newest.index > lost.index);
+    assert!(knows(&world, kept) && !knows(&world, lost));
+    assert_eq!(kept_of(&world, lost), kept.index, "nothing before that is lost");
+    let other = LogPoint { incarnation: !newest.incarnation, ..kept };
+    assert_eq!(kept_of(&world, other), LogIndex(0), "there was no such life");
+    // What survives a kill is no loss.
+    world.server.restart();
+    assert!(knows(&world, kept) && !knows(&world, lost) && knows(&world, newest));
 }

@@ -6,7 +6,7 @@
 //! | variable                  | meaning                                                       |
 //! |---------------------------|---------------------------------------------------------------|
 //! | `MILLRACE_TEST_SEED`      | the one seed to run; a failure prints which it was            |
-//! | `MILLRACE_TEST_ROUNDS`    | how many seeds to run, from 1 on; without it one, or 200     |
+//! | `MILLRACE_TEST_ROUNDS`    | how many seeds to run; without it one, or 200                 |
 //! | `MILLRACE_TEST_LENGTH`    | how many times as many commands or operations a seed; else 1  |
 //! | `MILLRACE_BLESS`          | writes the golden bytes of what is new                        |
 
@@ -17,6 +17,7 @@ mod bounds;
 mod chance;
 mod commands;
 mod contents;
+mod dead_writers;
 mod end_to_end;
 mod engine;
 mod engines;
@@ -27,6 +28,7 @@ mod hosts;
 mod killed;
 mod leases;
 mod levels;
+mod listing;
 mod loss;
 mod lost_names;
 mod namespace;

@@ -5,49 +5,60 @@
 //! older than what was promised last: after a kill the newest, after a loss of power the last that
 //! was synced. The store is what snapshot and log give, and no id is given out twice.
 //!
+//! What is done is either a change of a name, of which a model knows that has nothing of the server
+//! (`history`); or any command, mostly of sessions that open, write, cut, close and remove files,
+//! and that end when they are silent. In either case the log has what was asked for and answered,
+//! and the store what that makes (`ledger`). Below it is a store in memory that forgets as sled may
+//! (`stores`), or one of a real engine that is behind the log, ahead of what is left of it, damaged
+//! or gone (`folders`).
+//!
 //! A failure prints its seed: `MILLRACE_TEST_SEED=N cargo test -p millrace-metadata-server --test
 //! server power` runs it again.
 
+mod folders;
+mod ledger;
+mod names;
 mod stores;
 mod world;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Bound,
+    cell::Cell,
+    collections::BTreeSet,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::Arc,
+    sync::{Arc, Mutex},
+    time::Duration,
 };
 
+use folders::{Folders, Left};
+use ledger::Ledger;
 use millrace_metadata_server::{
     apply,
-    command::{Command, Create, Envelope, Remove, Rename},
+    command::{Command, Envelope},
     engine::{
         Core, EngineSettings, StoreKind,
+        marker::Marker,
         snapshots::{Place, Purpose, Taking},
     },
     log::{self, LogError},
+    namespace::tree,
+    ops,
     snapshot::{kept, load::load},
-    store::{
-        MetaStore as _, borrow, keys,
-        memory::MemoryStore,
-        prefix_end,
-        records::{Entry, Record as _},
-    },
+    store::{MetaStore as _, Stores, keys, memory::MemoryStore, records::SessionRecord},
 };
-use millrace_protocol::{
-    metadata::{NewNode, RenameMode},
-    session::Caller,
-};
+use millrace_protocol::session::{Operation, RenewTicket};
 use millrace_runtime::Random;
-use millrace_types::{FileName, InodeId, LogIndex};
+use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, SessionId};
+use names::{State, create, remove, rename};
 use stores::LossyStores;
 use tempfile::TempDir;
 use world::{Ending, Lie, World};
 
 use crate::{
-    chance::{for_each_seed_of, percent},
-    engine::{CLUSTER, Contents, Server, contents, settings},
+    chance::{for_each_seed_of, percent, pick},
+    commands::Commands,
+    engine::{CLUSTER, Contents, ON_DISK, Server, contents, settings},
+    hosts::client,
 };
 
 /// What is done wrong on purpose, and must be noticed.
@@ -60,26 +71,70 @@ enum Fault {
     Order,
 }
 
-/// The names of the root directory.
-type State = BTreeMap<Vec<u8>, InodeId>;
+/// What is done between the ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Work {
+    /// Names of one directory are changed.
+    Names,
+    /// What sessions do, and all else that there is a command for.
+    Commands,
+}
+
+/// The store below, and what an end makes of it.
+enum Below {
+    Lossy(LossyStores),
+    Folders(Folders),
+}
+
+impl Below {
+    fn stores(&self) -> Arc<dyn Stores> {
+        match self {
+            Self::Lossy(stores) => Arc::new(stores.clone()),
+            Self::Folders(folders) => Arc::new(folders.clone()),
+        }
+    }
+}
+
+/// What became of a command.
+enum Said {
+    /// It was executed, or had been.
+    Done,
+    Refused(Failure),
+    /// The run has ended with it.
+    Nothing,
+}
 
 #[test]
 fn every_start_finds_what_was_promised_whenever_the_run_before_ended() {
     for_each_seed_of(200, |random| {
-        let starts = Story::new(random, Fault::Nothing).run(12).unwrap();
+        let starts = Story::new(random, Fault::Nothing, Work::Names, None).run(12).unwrap();
         assert!(starts > 0, "some starts come to their end");
     });
+}
+
+/// One seed of four has a real engine below.
+#[test]
+fn every_start_finds_the_commands_that_were_promised_whatever_became_of_the_store() {
+    let starts = Cell::new(0);
+    for_each_seed_of(200, |random| {
+        let kind = percent(&random, 25).then(|| *pick(&random, &ON_DISK).unwrap());
+        let mut story = Story::new(random, Fault::Nothing, Work::Commands, kind);
+        starts.set(starts.get() + story.run(6).unwrap());
+    });
+    assert!(starts.get() > 0, "some starts come to their end");
 }
 
 #[test]
 fn a_disk_that_lies_and_a_wrong_order_of_steps_are_noticed() {
     for fault in [Fault::Disk(Lie::Names), Fault::Disk(Lie::Bytes), Fault::Order] {
-        let noticed = (1..=40).any(|seed| {
-            // What is broken so may also break an assertion of the server.
-            let run = AssertUnwindSafe(|| Story::new(Random::seeded(seed), fault).run(12));
-            !matches!(catch_unwind(run), Ok(Ok(_)))
-        });
-        assert!(noticed, "{fault:?}");
+        for work in [Work::Names, Work::Commands] {
+            let noticed = (1..=40).any(|seed| {
+                // What is broken so may also break an assertion of the server.
+                let run = || Story::new(Random::seeded(seed), fault, work, None).run(12);
+                !matches!(catch_unwind(AssertUnwindSafe(run)), Ok(Ok(_)))
+            });
+            assert!(noticed, "{fault:?} under {work:?}");
+        }
     }
 }
 
@@ -88,9 +143,15 @@ struct Story {
     random: Random,
     fault: Fault,
     world: World,
-    stores: LossyStores,
+    below: Below,
     server: Server,
     boots: u32,
+    /// Whether a start may say that the log could have lost something.
+    may_doubt: bool,
+    /// What was answered, whatever is done.
+    ledger: Ledger,
+    /// Makes what is done, unless it is changes of names.
+    commands: Option<Arc<Mutex<Commands>>>,
     /// What was acknowledged, from the oldest state that may still be found.
     history: Vec<State>,
     /// What was asked for when the run ended: it may have happened.
@@ -105,32 +166,43 @@ struct Story {
 }
 
 impl Story {
-    fn new(random: Random, fault: Fault) -> Self {
+    /// With a store of a real engine where one is named.
+    fn new(random: Random, fault: Fault, work: Work, kind: Option<StoreKind>) -> Self {
         let dir = TempDir::new().unwrap();
         let lie = match fault {
             Fault::Disk(lie) => lie,
             _ => Lie::Nothing,
         };
         let world = World::new(random.clone(), lie);
-        let stores = LossyStores::new(random.clone());
-        let (settings, time) = settings(&dir.path().join("metadata"), StoreKind::default());
+        let below = match kind {
+            Some(kind) => {
+                Below::Folders(Folders::new(kind, dir.path().join("stores"), random.clone()))
+            }
+            None => Below::Lossy(LossyStores::new(random.clone())),
+        };
+        let kind = kind.unwrap_or_default();
+        let (settings, time) = settings(&dir.path().join("metadata"), kind);
         let settings = EngineSettings {
             segment_bytes: 1 << 10,
             // By hand alone: then a seed is one order of steps.
             snapshot_bytes: u64::MAX,
-            sync_interval: std::time::Duration::from_secs(3600),
+            sync_interval: Duration::from_secs(3600),
             files: Arc::new(world.clone()),
-            stores: Some(Arc::new(stores.clone())),
+            stores: Some(below.stores()),
             random: random.clone(),
             ..settings
         };
+        let commands = (work == Work::Commands).then(|| Commands::new(random.clone()));
         Self {
             random,
             fault,
             world,
-            stores,
+            below,
             server: Server::stopped(settings, time),
             boots: 0,
+            may_doubt: false,
+            ledger: Ledger::default(),
+            commands: commands.map(|commands| Arc::new(Mutex::new(commands))),
             history: vec![State::new()],
             asked: None,
             floor: 0,
@@ -157,16 +229,18 @@ impl Story {
                 Err(_) if self.world.is_over() => {}
                 Err(error) => return Err(format!("run {run} does not start: {error}")),
             }
-            self.end();
+            self.end()?;
         }
         Ok(started)
     }
 
     /// Ends the run in one of three ways.
-    fn end(&mut self) {
+    fn end(&mut self) -> Result<(), String> {
         let in_order = !self.world.is_over() && percent(&self.random, 20);
-        if in_order && self.server.is_running() && self.server.try_stop().is_ok() {
+        let ran = self.server.is_running();
+        if in_order && ran && self.server.try_stop().is_ok() {
             self.synced = self.history.len() - 1;
+            self.ledger.handle_all_synced();
         } else {
             self.world.cut();
             if self.server.is_running() {
@@ -174,14 +248,44 @@ impl Story {
                 drop(self.server.try_stop());
             }
         }
+        if ran {
+            self.note()?;
+        }
         let power = percent(&self.random, 50);
         let ending = if power { Ending::Power } else { Ending::Kill };
+        self.world.end(ending);
+        let is_noticed = self.end_store(ending, ran)?;
         if power {
             self.floor = self.floor.min(self.synced);
-            self.boots += 1;
+            self.ledger.handle_loss_of_power();
+            self.may_doubt = true;
+            self.boots += u32::from(is_noticed);
         }
-        self.world.end(ending);
-        self.stores.end(ending);
+        Ok(())
+    }
+
+    /// Whether the next start may be told that the machine has gone down: it must be where the
+    /// store is not what the engine had written at some moment. Where it is, also a start that
+    /// takes itself for one after a kill has to see that the store may be ahead of the log.
+    fn end_store(&mut self, ending: Ending, ran: bool) -> Result<bool, String> {
+        let folders = match &self.below {
+            Below::Lossy(stores) => {
+                stores.end(ending);
+                return Ok(true);
+            }
+            Below::Folders(folders) => folders,
+        };
+        let marker = Marker::load(&self.world, &self.server.settings.dir);
+        let marker = marker.map_err(|error| error.to_string())?;
+        let is_clean = marker.is_some_and(|marker| marker.clean);
+        let left = folders.end(ending, ran, is_clean);
+        self.may_doubt |= left == Left::Wreck;
+        Ok(left != Left::All || percent(&self.random, 60))
+    }
+
+    /// Reads what has come to the log.
+    fn note(&mut self) -> Result<(), String> {
+        self.ledger.note(&self.world.in_the_kernel(), &self.server.log_dir())
     }
 
     /// Looks at what a start has found.
@@ -189,31 +293,44 @@ impl Story {
         if self.world.is_over() {
             return Ok(());
         }
-        let (found, shown) = self.server.turn(|core| (names(core), contents(core.view())));
-        let allowed = self.history[self.floor..].iter().chain(&self.asked);
-        let Some(at) = allowed.clone().position(|state| *state == found) else {
-            let (count, least) = (found.len(), self.history[self.floor].len());
-            return Err(format!("{count} names that were never so; promised were {least}"));
-        };
+        let (found, shown, last) = self
+            .server
+            .turn(|core| (names::of_root(core), contents(core.view()), core.last_index()));
+        if self.commands.is_none() {
+            self.look_at_names(found)?;
+        }
         let rebuilt = rebuilt(&self.world, &self.server.settings.dir)?;
         if shown != rebuilt {
             return Err("the store shows something else than snapshot and log".to_owned());
         }
-        // Everything that a start finds is synced by it.
-        self.history = vec![allowed.clone().nth(at).cloned().unwrap_or_default()];
+        let synced = self.server.log_state().synced;
+        let (kernel, log) = (self.world.in_the_kernel(), self.server.log_dir());
+        self.ledger.look(&kernel, &log, &shown, [last, synced])?;
         let doubt =
             self.server.turn(|core| core.distrusted()).map_err(|error| error.to_string())?;
-        if let (0, Some(doubt)) = (self.boots, doubt) {
+        if let (false, Some(doubt)) = (self.may_doubt, doubt) {
             return Err(format!("a kill makes nobody doubt, but: {}", doubt.reason));
         }
+        Ok(())
+    }
+
+    fn look_at_names(&mut self, found: State) -> Result<(), String> {
+        let mut allowed = self.history[self.floor..].iter().chain(&self.asked);
+        if !allowed.any(|state| *state == found) {
+            let (count, least) = (found.len(), self.history[self.floor].len());
+            return Err(format!("{count} names that were never so; promised were {least}"));
+        }
+        // Everything that a start finds is synced by it.
+        self.history = vec![found];
         (self.asked, self.floor, self.synced) = (None, 0, 0);
         Ok(())
     }
 
-    /// Changes names, syncs and takes snapshots until the run ends, or for a while.
+    /// Has things done, syncs and takes snapshots until the run ends, or for a while.
     fn work(&mut self) -> Result<(), String> {
         let mut taking: Option<Taking> = None;
-        for _ in 0..self.random.within(1..120) {
+        let most = if self.commands.is_some() { 60 } else { 120 };
+        for _ in 0..self.random.within(1..most) {
             if self.world.is_over() {
                 return Ok(());
             }
@@ -222,9 +339,11 @@ impl Story {
                     let synced = self.server.turn(|core| core.syncer().sync_all().is_ok());
                     if synced {
                         self.synced = self.history.len() - 1;
+                        self.ledger.handle_synced(self.server.log_state().synced);
                     }
                 }
-                1..=3 => self.snapshot(&mut taking),
+                1..=3 => self.snapshot(&mut taking)?,
+                4 if self.commands.is_some() && percent(&self.random, 40) => self.be_silent()?,
                 _ => self.change()?,
             }
         }
@@ -232,15 +351,17 @@ impl Story {
     }
 
     /// One step of a snapshot.
-    fn snapshot(&self, taking: &mut Option<Taking>) {
+    fn snapshot(&mut self, taking: &mut Option<Taking>) -> Result<(), String> {
         let place = Place::of(&self.server.settings);
         let Some(mut present) = taking.take() else {
             *taking = Taking::begin(self.server.handle(), &place, Purpose::Recovery).ok();
-            return;
+            return Ok(());
         };
         match present.step() {
             Ok(true) => *taking = Some(present),
             Ok(false) => {
+                // What the log loses behind it was seen.
+                self.note()?;
                 let through = present.writer().index();
                 if self.fault == Fault::Order {
                     while let Ok(true) =
@@ -253,10 +374,83 @@ impl Story {
             }
             Err(_) => {}
         }
+        Ok(())
+    }
+
+    fn change(&mut self) -> Result<(), String> {
+        match self.commands.clone() {
+            Some(commands) => self.execute_any(commands),
+            None => self.change_name(),
+        }
+    }
+
+    /// Has a command executed, and keeps what was said of it.
+    fn give(&mut self, operation: Option<Operation>, command: Command) -> Result<Said, String> {
+        let asked = (operation, command.clone());
+        let given = self.server.try_turn(move |core| {
+            let before = core.last_index();
+            let said = core.execute(operation, command);
+            Ok((said, before, core.last_index()))
+        });
+        let (said, before, last) = given.map_err(|failure| failure.to_string())?;
+        match said {
+            Ok(outcome) => {
+                // Otherwise it is an operation that was executed before.
+                if last > before {
+                    self.ledger.handle_answer(last, asked, outcome);
+                }
+                self.ledger.handle_synced(self.server.log_state().synced);
+                Ok(Said::Done)
+            }
+            Err(_) if self.world.is_over() => {
+                self.ledger.handle_no_answer(asked);
+                Ok(Said::Nothing)
+            }
+            Err(failure) => Ok(Said::Refused(failure)),
+        }
+    }
+
+    /// One command of any kind; many are refused.
+    fn execute_any(&mut self, commands: Arc<Mutex<Commands>>) -> Result<(), String> {
+        let next =
+            self.server.turn(move |core| commands.lock().unwrap().next_of_clients(core.view()));
+        // Whether a start doubts is looked at.
+        if matches!(next.command, Command::Distrust(_) | Command::Trust) {
+            return Ok(());
+        }
+        self.server.time.advance(next.pause);
+        match self.give(next.operation, next.command)? {
+            Said::Refused(failure) if failure.kind == ErrorKind::Disk => {
+                Err(format!("refused: {failure}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// More than a lease passes, in which some sessions ask for tickets. The others end.
+    fn be_silent(&mut self) -> Result<(), String> {
+        let alive = self.random.within(0..2);
+        for _ in 0..SILENCE_S {
+            self.server.time.advance(Duration::from_secs(1));
+            let looked = self.server.try_turn(move |core| {
+                let renewed = renew(core, alive);
+                core.tick()?;
+                let lives = |session: &SessionId| core.view().get(&keys::session(*session));
+                let ended = renewed.into_iter().find(|session| lives(session).unwrap().is_none());
+                Ok((ended, core.last_index()))
+            });
+            match looked {
+                Ok((Some(session), _)) => return Err(format!("{session} has a ticket, and ended")),
+                Ok((None, last)) => self.ledger.handle_written(last),
+                Err(_) if self.world.is_over() => return Ok(()),
+                Err(failure) => return Err(format!("nobody is looked after: {failure}")),
+            }
+        }
+        Ok(())
     }
 
     /// One change of a name.
-    fn change(&mut self) -> Result<(), String> {
+    fn change_name(&mut self) -> Result<(), String> {
         let mut state = self.history.last().cloned().unwrap_or_default();
         let names: Vec<_> = state.keys().cloned().collect();
         let one = |random: &Random| {
@@ -287,29 +481,37 @@ impl Story {
                 create(&new, inode)
             }
         };
-        match self.server.try_turn(move |core| core.execute(None, command)) {
-            Ok(_) => {
+        match self.give(None, command)? {
+            Said::Done => {
                 self.history.push(state);
                 // A kill loses nothing that was acknowledged.
                 self.floor = self.history.len() - 1;
             }
-            Err(_) if self.world.is_over() => self.asked = Some(state),
-            Err(failure) => return Err(format!("refused: {failure}")),
+            Said::Nothing => self.asked = Some(state),
+            Said::Refused(failure) => return Err(format!("refused: {failure}")),
         }
         Ok(())
     }
 }
 
-fn names(core: &Core) -> State {
-    let prefix = keys::entries(InodeId::ROOT);
-    let end = prefix_end(&prefix);
-    let found = core.view().scan(Bound::Included(&prefix), borrow(&end), usize::MAX).unwrap();
-    found
+/// Longer than a lease with the error of clocks.
+const SILENCE_S: u32 = 40;
+
+/// Renews every second session, if it gets a ticket; which those are.
+fn renew(core: &mut Core, alive: u64) -> Vec<SessionId> {
+    let sessions = tree::scan::<SessionRecord>(core.view(), &keys::sessions(), usize::MAX);
+    let sessions = sessions
+        .unwrap()
         .into_iter()
-        .map(|(key, value)| {
-            (keys::after(&key, &prefix).to_vec(), Entry::decode(&value).unwrap().inode)
-        })
-        .collect()
+        .filter_map(|(key, record)| Some((SessionId(keys::number_at(&key, 1)?), record.host)));
+    let mut renewed = Vec::new();
+    for (session, host) in sessions.filter(|(session, _)| session.0 % 2 == alive) {
+        let client = ops::Client { host, ..client(1) };
+        if ops::session::renew(core, &client, &RenewTicket { session }).is_ok() {
+            renewed.push(session);
+        }
+    }
+    renewed
 }
 
 /// What the newest snapshot and the log behind it give.
@@ -328,40 +530,4 @@ fn rebuilt(world: &World, dir: &Path) -> Result<Contents, String> {
     });
     replayed.map_err(|error| error.to_string())?;
     Ok(contents(&store))
-}
-
-fn create(name: &[u8], inode: InodeId) -> Command {
-    Command::Create(Create {
-        caller: Caller::ROOT,
-        parent: InodeId::ROOT,
-        name: FileName::parse(name).unwrap(),
-        node: NewNode::Symlink(b"somewhere".to_vec()),
-        mode: 0o777,
-        inode,
-        seed: 0,
-        open: None,
-        exclusive: true,
-    })
-}
-
-fn remove(name: &[u8]) -> Command {
-    Command::Remove(Remove {
-        caller: Caller::ROOT,
-        parent: InodeId::ROOT,
-        name: FileName::parse(name).unwrap(),
-        directory: false,
-        readers: Vec::new(),
-    })
-}
-
-fn rename(from: &[u8], to: &[u8]) -> Command {
-    Command::Rename(Rename {
-        caller: Caller::ROOT,
-        source_parent: InodeId::ROOT,
-        source_name: FileName::parse(from).unwrap(),
-        target_parent: InodeId::ROOT,
-        target_name: FileName::parse(to).unwrap(),
-        mode: RenameMode::Replace,
-        readers: Vec::new(),
-    })
 }

@@ -21,6 +21,9 @@ const FILE: InodeId = InodeId(20);
 const ONE: SessionId = SessionId(1);
 const OTHER: SessionId = SessionId(2);
 
+/// The id of an export.
+const EXPORT: u128 = 7;
+
 /// An imported file, and two mounts.
 struct World(Log);
 
@@ -74,6 +77,24 @@ impl World {
     /// Closes without a write.
     fn close(&mut self, session: SessionId) {
         self.apply(Command::CloseUnwritten { session, inodes: vec![FILE] });
+    }
+
+    fn begin_export(&mut self) {
+        let (export, link, key) = (EXPORT, LinkId(1), "a".to_owned());
+        let (job, replaces, part_size) = (JobId(1), Some("1".to_owned()), 8 * MIB);
+        let begin = BeginExport { inode: FILE, job, export, link, key, replaces, part_size };
+        self.apply(Command::BeginExport(begin));
+    }
+
+    fn complete_export(&mut self) {
+        let complete = CompleteExport { inode: FILE, export: EXPORT, origin: origin("2") };
+        self.apply(Command::CompleteExport(complete));
+    }
+
+    /// Exports it. The targets have not heard of that yet.
+    fn export(&mut self) {
+        self.begin_export();
+        self.complete_export();
     }
 
     fn file(&self) -> FileBody {
@@ -202,15 +223,10 @@ fn an_exported_file_is_so_again_once_its_targets_know() {
         let mut world = World::start();
         world.open(ONE);
         world.apply(Command::CloseWrites { session: ONE, inodes: vec![FILE] });
-        let (export, link, key) = (7, LinkId(1), "a".to_owned());
-        let (job, replaces, part_size) = (JobId(1), Some("1".to_owned()), 8 * MIB);
-        let begin = BeginExport { inode: FILE, job, export, link, key, replaces, part_size };
-        world.apply(Command::BeginExport(begin));
-        let complete = CompleteExport { inode: FILE, export, origin: origin("2") };
-        world.apply(Command::CompleteExport(complete));
+        world.export();
         assert_eq!(world.state(), ObjectState::Exported);
         if are_told {
-            world.apply(Command::AbortExport { inode: FILE, export });
+            world.apply(Command::AbortExport { inode: FILE, export: EXPORT });
         }
         world.open(ONE);
         world.close(ONE);
@@ -218,6 +234,32 @@ fn an_exported_file_is_so_again_once_its_targets_know() {
         assert_eq!(world.state(), expected, "told: {are_told}");
         assert!(!world.is_remembered());
     }
+}
+
+#[test]
+fn an_export_begins_another_write_epoch_and_ends_holes_from_the_twentieth_level_on() {
+    for level in [19, 20] {
+        let mut world = World::at_level(level);
+        world.open(ONE);
+        let set = SetAttributes { inode: FILE, make_sparse: true, ..SetAttributes::default() };
+        world.apply(Command::SetAttributes(set));
+        world.apply(Command::CloseWrites { session: ONE, inodes: vec![FILE] });
+        let before = world.file();
+        world.export();
+        let after = world.file();
+        assert_eq!((before.sparse, after.sparse), (true, level < 20), "level {level}");
+        let epoch = if level < 20 { before.write_epoch } else { before.write_epoch.next() };
+        assert_eq!((after.write_epoch, after.generation), (epoch, before.generation));
+    }
+    // What is written while it is sent is written in the epoch that its writer knows.
+    let mut world = World::at_level(20);
+    world.open(ONE);
+    world.apply(Command::CloseWrites { session: ONE, inodes: vec![FILE] });
+    world.begin_export();
+    world.open(OTHER);
+    let before = world.file().write_epoch;
+    world.complete_export();
+    assert_eq!((world.state(), world.file().write_epoch), (ObjectState::Dirty, before));
 }
 
 #[test]

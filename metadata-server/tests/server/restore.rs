@@ -14,6 +14,7 @@ use millrace_metadata_server::{
     },
     files::read_all,
     namespace::{FileBody, tree},
+    ops,
     snapshot::kept,
     store::{
         keys,
@@ -64,6 +65,11 @@ struct Backed {
 
 impl Backed {
     fn new() -> Self {
+        Self::with(|_, _| {})
+    }
+
+    /// With what was done before the backup was made.
+    fn with(change: impl FnOnce(&Server, &Host)) -> Self {
         let dir = TempDir::new().unwrap();
         let server = Server::start(&dir.path().join("first"), StoreKind::default());
         register_targets(&server);
@@ -71,6 +77,7 @@ impl Backed {
         for name in ["a", "b", "c"] {
             host.make(&server, InodeId::ROOT, name, NewNode::Regular).unwrap();
         }
+        change(&server, &host);
         let path = dir.path().join("backup");
         backup(&server, &path);
         Self { dir, server, host, path }
@@ -199,6 +206,42 @@ fn a_file_system_of_its_own_is_empty_with_what_it_was_made_with() {
     let host = Host::open(&again, 1);
     assert!(host.lookup(&again, InodeId::ROOT, "c").is_ok());
     assert!(found.is_dir());
+}
+
+#[test]
+fn who_writes_after_a_restore_does_so_in_an_epoch_that_no_target_has_seen() {
+    let mut backed = Backed::new();
+    backed.server.stop();
+    let again = backed.restored();
+    let mut host = Host::open(&again, 1);
+    let a = host.lookup(&again, InodeId::ROOT, "a").unwrap().attributes.inode;
+    let mut epochs = vec![again.turn(move |core| file(core, a).write_epoch.0)];
+    for _ in 0..2 {
+        let open = host.open_write(a, false);
+        host.run(&again, open, ops::open::open).unwrap();
+        epochs.push(again.turn(move |core| file(core, a).write_epoch.0));
+    }
+    assert!(epochs[1] > epochs[0] + 1_000_000, "a target may have been told of a later one");
+    assert_eq!(epochs[2], epochs[1], "once is enough");
+}
+
+#[test]
+fn a_file_with_holes_keeps_its_epoch_so_that_what_was_dropped_since_is_no_hole() {
+    let mut backed = Backed::with(|server, host| {
+        let a = host.lookup(server, InodeId::ROOT, "a").unwrap().attributes.inode;
+        let set = SetAttributes { inode: a, make_sparse: true, ..SetAttributes::default() };
+        server.turn(move |core| core.execute(None, Command::SetAttributes(set))).unwrap();
+    });
+    backed.server.stop();
+    let again = backed.restored();
+    let mut host = Host::open(&again, 1);
+    let a = host.lookup(&again, InodeId::ROOT, "a").unwrap().attributes.inode;
+    let before = again.turn(move |core| file(core, a));
+    let open = host.open_write(a, false);
+    host.run(&again, open, ops::open::open).unwrap();
+    let after = again.turn(move |core| file(core, a));
+    assert!(before.sparse && after.sparse);
+    assert_eq!(after.write_epoch, before.write_epoch, "targets refuse it where they know a later");
 }
 
 #[test]

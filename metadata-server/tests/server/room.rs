@@ -2,7 +2,10 @@
 //! pinned, itself or above.
 
 use millrace_metadata_server::{
-    command::{AddLink, Command, ImportEntries, ImportEntry, ImportKind, Outcome},
+    command::{
+        AddLink, BeginExport, Command, CompleteExport, ImportEntries, ImportEntry, ImportKind,
+        Outcome, SetAttributes,
+    },
     engine::{Core, StoreKind},
     namespace::tree,
     ops,
@@ -15,7 +18,7 @@ use millrace_protocol::{
     session::{Caller, Role},
     target::ContentName,
 };
-use millrace_types::{ContentGeneration, ErrorKind, InodeId, LinkId, Timestamp};
+use millrace_types::{ContentGeneration, ErrorKind, InodeId, JobId, LinkId, Timestamp};
 
 use crate::{
     engine::Server,
@@ -27,6 +30,9 @@ struct World {
     host: Host,
     _dir: tempfile::TempDir,
 }
+
+/// The id of an export.
+const EXPORT: u128 = 7;
 
 /// `/set/sub/a` and `/set/sub/b` are objects, `/own` is none.
 fn world() -> (World, [InodeId; 3]) {
@@ -94,6 +100,43 @@ impl World {
         Ok((reply.changed, reply.above.len()))
     }
 
+    /// Opens a file for writing and closes it: nobody has compared it with its object.
+    fn touch(&mut self, inode: InodeId) {
+        let open = self.host.open_write(inode, false);
+        self.host.run(&self.server, open, ops::open::open).unwrap();
+        let close = self.host.close_write(inode);
+        self.host.run(&self.server, close, ops::open::close).unwrap();
+    }
+
+    /// Exports a file to its object. The targets have not heard of that yet.
+    fn export(&self, inode: InodeId) {
+        self.server.turn(move |core| {
+            let content = tree::inode(core.view(), inode).unwrap().content();
+            let known = content.unwrap().origin.unwrap();
+            let begin = BeginExport {
+                inode,
+                job: JobId(1),
+                export: EXPORT,
+                link: known.link,
+                key: known.key.clone(),
+                replaces: Some(known.tag.clone()),
+                part_size: 1 << 23,
+            };
+            core.execute(None, Command::BeginExport(begin)).unwrap();
+            let origin = Origin { tag: "exported".to_owned(), ..known };
+            let complete = CompleteExport { inode, export: EXPORT, origin };
+            let outcome = core.execute(None, Command::CompleteExport(complete)).unwrap();
+            assert_eq!(outcome, Outcome::Exported(true));
+        });
+    }
+
+    /// All targets have heard of the export.
+    fn end_export(&self, inode: InodeId) {
+        self.server.turn(move |core| {
+            core.execute(None, Command::AbortExport { inode, export: EXPORT }).unwrap();
+        });
+    }
+
     fn directory_of(&self, inode: InodeId) -> InodeId {
         let found = move |core: &mut Core| tree::inode(core.view(), inode).unwrap().parent;
         self.server.turn(found).unwrap().directory
@@ -132,7 +175,51 @@ fn what_is_saved_may_go_unless_somebody_writes_to_it_or_it_differs() {
 }
 
 #[test]
-fn what_was_renamed_or_has_holes_is_nowhere_else_and_stays() {
+fn what_was_exported_may_go_when_its_targets_know_of_it() {
+    use ReleaseAnswer::{InUse, MayGo, Unsaved};
+    let (mut world, [a, b, _]) = world();
+    for inode in [a, b] {
+        world.touch(inode);
+    }
+    assert_eq!(world.ask(&[a, b]), [Unsaved, Unsaved]);
+    world.export(a);
+    assert_eq!(world.ask(&[a]), [InUse], "its targets do not know what the object has");
+    world.export(b);
+    world.end_export(a);
+    assert_eq!(world.ask(&[a, b]), [MayGo, InUse]);
+    world.end_export(b);
+    assert_eq!(world.ask(&[a, b]), [MayGo, MayGo]);
+}
+
+#[test]
+fn what_had_holes_has_none_when_it_is_exported_and_may_go() {
+    use ReleaseAnswer::{MayGo, Unsaved};
+    let (mut world, [a, b, _]) = world();
+    for inode in [a, b] {
+        world.touch(inode);
+    }
+    world.server.turn(move |core| {
+        let set = SetAttributes { inode: a, make_sparse: true, ..SetAttributes::default() };
+        core.execute(None, Command::SetAttributes(set)).unwrap();
+    });
+    let content = |world: &World| {
+        let found = move |core: &mut Core| tree::inode(core.view(), a).unwrap().content();
+        world.server.turn(found).unwrap()
+    };
+    let before = content(&world);
+    assert!(before.sparse);
+    assert_eq!(world.ask(&[a, b]), [Unsaved, Unsaved]);
+    for inode in [a, b] {
+        world.export(inode);
+        world.end_export(inode);
+    }
+    let after = content(&world);
+    assert!(!after.sparse && after.write_epoch > before.write_epoch);
+    assert_eq!(world.ask(&[a, b]), [MayGo, MayGo], "who opened it before is refused by targets");
+}
+
+#[test]
+fn what_was_renamed_is_nowhere_else_and_stays() {
     use ReleaseAnswer::{MayGo, Unsaved};
     let (mut world, [a, b, _]) = world();
     assert_eq!(world.ask(&[a, b]), [MayGo, MayGo]);

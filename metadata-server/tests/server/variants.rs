@@ -92,6 +92,7 @@ variants!(
         Spilled,
         AddUnusedJob,
         CloseUnwritten,
+        AddJobByState,
     }
 );
 

@@ -9,13 +9,13 @@
 //! From 16 targets on each has two writes of its own, the least that has a half; with more than 24
 //! the bound grows with them, up to 144 MiB at 64.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::{Arc, OnceLock};
 
 use millrace_protocol::{cluster::TARGETS_PER_HOST_MAX, storage::TRANSFER_LEN_MAX};
 use millrace_types::{ErrorKind, Failure, SessionId, TargetId};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::shares::Shares;
+use crate::shares::Shares;
 
 /// Bytes of bodies in memory, with 24 targets or fewer.
 const BYTES_MAX: u32 = 64 * 1024 * 1024;
@@ -33,8 +33,15 @@ const _: () =
 /// The room of a daemon.
 #[derive(Debug)]
 pub(super) struct Bodies {
-    own: BTreeMap<TargetId, Part>,
+    own: Vec<Own>,
     common: Part,
+}
+
+/// What a target has for itself, once it is known which that is.
+#[derive(Debug)]
+struct Own {
+    target: OnceLock<TargetId>,
+    part: Part,
 }
 
 /// Room for one body, until it is dropped.
@@ -46,17 +53,25 @@ pub(super) struct BodyRoom {
 
 #[derive(Debug)]
 struct Part {
-    sessions: Shares,
+    sessions: Shares<SessionId>,
     /// A permit for each byte.
     room: Arc<Semaphore>,
 }
 
 impl Bodies {
-    pub(super) fn new(targets: impl ExactSizeIterator<Item = TargetId>) -> Self {
-        let count = u32::try_from(targets.len()).unwrap_or(u32::MAX).max(1);
+    /// For so many targets.
+    pub(super) fn new(targets: usize) -> Self {
+        let count = u32::try_from(targets).unwrap_or(u32::MAX).max(1);
         let (own, common) = parts(count);
-        let own = targets.map(|target| (target, Part::new(own))).collect();
+        let own = || Own { target: OnceLock::new(), part: Part::new(own) };
+        let own = std::iter::repeat_with(own).take(targets).collect();
         Self { own, common: Part::new(common) }
+    }
+
+    /// Gives a target the next part that has none.
+    pub(super) fn add(&self, target: TargetId) {
+        let taken = self.own.iter().any(|own| own.target.set(target).is_ok());
+        assert!(taken, "there is a part for each target");
     }
 
     /// Waits for room for a body of `len` bytes that a session writes to a target. May be dropped
@@ -70,10 +85,11 @@ impl Bodies {
         session: SessionId,
         len: u32,
     ) -> Result<BodyRoom, Failure> {
-        let own = self.own.get(&target).ok_or(ErrorKind::StaleGroup)?;
+        let own = self.own.iter().find(|own| own.target.get() == Some(&target));
+        let own = own.ok_or(ErrorKind::StaleGroup)?;
         Ok(tokio::select! {
             biased;
-            room = own.take(session, len) => room,
+            room = own.part.take(session, len) => room,
             room = self.common.take(session, len) => room,
         })
     }
@@ -81,7 +97,7 @@ impl Bodies {
     /// Bytes that are taken now.
     #[cfg(test)]
     pub(super) fn taken(&self) -> usize {
-        let all = self.own.values().chain([&self.common]);
+        let all = self.own.iter().map(|own| &own.part).chain([&self.common]);
         let free: usize = all.map(|part| part.room.available_permits()).sum();
         let count = self.own.len();
         let (own, common) = parts(u32::try_from(count).expect("a few"));
@@ -122,7 +138,9 @@ mod tests {
     }
 
     fn bodies(targets: u8) -> Bodies {
-        Bodies::new((0..targets).map(target))
+        let bodies = Bodies::new(targets.into());
+        (0..targets).map(target).for_each(|target| bodies.add(target));
+        bodies
     }
 
     /// Takes room for bodies of 1 MiB until a session gets none.

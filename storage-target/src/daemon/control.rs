@@ -11,8 +11,8 @@ use millrace_protocol::{
     requests::{CountRequests, CountsReply, RequestCounts},
     session::Done,
     target::{
-        CheckBucket, ContentName, Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported, Presence,
-        PresenceReply, Release, Trim, TrimReply,
+        CheckBucket, ContentName, Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported,
+        MarkExportedAt, Presence, PresenceReply, Release, Trim, TrimReply,
     },
 };
 use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, TargetId};
@@ -29,6 +29,14 @@ const CONTENTS_MAX: usize = 4096;
 
 /// Items of a request that are looked at together; each waits for its turns.
 const ITEMS_AT_A_TIME: usize = 64;
+
+/// What becomes of who knows a file from before its export.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Older {
+    Served,
+    /// Where something is absent.
+    Refused,
+}
 
 impl Daemon {
     /// Drops what lies past a new size.
@@ -119,17 +127,35 @@ impl Daemon {
         Ok(ItemResults { results })
     }
 
-    /// Turns exported blocks clean.
+    /// Turns exported blocks clean, for a server whose exports begin no write epoch. What it names
+    /// may be that of a cut which this target has yet to be told of.
     pub(crate) async fn mark_exported(
         &self,
         request: &MarkExported,
     ) -> Result<ItemResults, Failure> {
-        check_items(request.items.len())?;
+        self.mark(request.target, &request.items, Older::Served).await
+    }
+
+    /// Turns exported blocks clean, and refuses older write epochs from then on.
+    pub(crate) async fn mark_exported_at(
+        &self,
+        request: &MarkExportedAt,
+    ) -> Result<ItemResults, Failure> {
+        self.mark(request.target, &request.items, Older::Refused).await
+    }
+
+    async fn mark(
+        &self,
+        target: TargetId,
+        items: &[Item],
+        older: Older,
+    ) -> Result<ItemResults, Failure> {
+        check_items(items.len())?;
         self.cluster.check_may_write()?;
-        let store = self.store(request.target)?;
+        let store = self.store(target)?;
         let mut results = Vec::new();
-        for item in &request.items {
-            results.push(mark_item_exported(store, item).await);
+        for item in items {
+            results.push(mark_item_exported(store, item, older).await);
         }
         store.volume().sync().await?;
         Ok(ItemResults { results })
@@ -233,10 +259,16 @@ fn given_up() -> Failure {
     Failure::new(ErrorKind::DeadlineExceeded, "nobody waits for the release any more")
 }
 
-async fn mark_item_exported(store: &Store, item: &Item) -> Result<ByteLen, Failure> {
+async fn mark_item_exported(store: &Store, item: &Item, older: Older) -> Result<ByteLen, Failure> {
     let (mut marked, mut outcome) = (0, Ok(()));
     let chunk = item.content.layout.chunk_size().bytes();
-    for key in store.volume().chunks(name_of(item), item.first, item.count).await? {
+    let keys = store.volume().chunks(name_of(item), item.first, item.count).await?;
+    if older == Older::Refused && !keys.is_empty() {
+        // Before any of it may be dropped: who knows the file from before its export would fetch
+        // what is absent from the object of then, or take it for a hole.
+        store.volume().refuse_older(name_of(item), item.content.write_epoch).await?;
+    }
+    for key in keys {
         let before = u64::from(key.index.0) * chunk;
         let backed = item.content.origin_length.saturating_sub(before).min(chunk);
         let backed = u32::try_from(backed).map_err(|_| ErrorKind::Internal)?;

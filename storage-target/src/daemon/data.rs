@@ -4,31 +4,45 @@ use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use millrace_protocol::{
-    capability::{Capability, Purpose, Rights, SYSTEM_SESSION},
+    capability::{Capability, Content, Purpose, Rights},
     session::Role,
     storage::{
         Attach, AttachReply, ChunkVersion, LossCount, Place, Read, ReadReply, Seek, SeekReply,
         Sync, SyncReply, TRANSFER_LEN_MAX, Write, WriteReply, Zero,
     },
 };
-use millrace_types::{ErrorKind, Failure, Layout, SessionId, WriteNumber};
+use millrace_types::{Crc32c, ErrorKind, Failure, Layout, SessionId, WriteNumber};
 
 use super::{Caller, Daemon, bodies::BodyRoom};
 use crate::{
     sessions::{Attached, Cut, Holder},
     store::{ReadBytes, Reader, Store},
     view::ChunkView,
-    volume::{Authority, WriteRequest, ZeroRequest, sessions::Admission},
+    volume::{
+        Authority, WriteRequest, ZeroRequest,
+        sessions::{Admission, AppliedWrites},
+    },
 };
 
 /// What an authorised request is about.
 #[derive(Debug)]
-struct Access {
-    store: Store,
+pub(super) struct Access {
+    pub(super) store: Store,
     view: ChunkView,
     layout: Layout,
     range: Range<u32>,
-    session: SessionId,
+    pub(super) session: SessionId,
+}
+
+/// How a change of part of a chunk is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    /// Its own number.
+    pub(super) number: WriteNumber,
+    /// The lowest that its session still waits for.
+    pub(super) lowest_pending: WriteNumber,
+    /// On stable storage before it is answered.
+    pub(super) durable: bool,
 }
 
 /// A write whose header was checked, and for whose body there is room.
@@ -69,10 +83,22 @@ impl Daemon {
         request: &Read,
     ) -> Result<(ReadReply, Vec<Bytes>), Failure> {
         let access = self.authorise(caller, &request.place, Rights::Read).await?;
+        let read = self.load(access, request.sequential).await?;
+        self.counters.read_bytes.inc_by(u64::from(request.place.len));
+        Ok(read)
+    }
+
+    /// Reads what was authorised. The bytes are buffers of the disk's pool, and count for their
+    /// session for as long as anybody has them.
+    pub(super) async fn load(
+        &self,
+        access: Access,
+        sequential: bool,
+    ) -> Result<(ReadReply, Vec<Bytes>), Failure> {
         check_transfer(access.range.len())?;
-        let reader = Reader::of(access.session, request.sequential);
+        let reader = Reader::of(access.session, sequential);
         // Before any buffer: whoever does not take its answers waits for itself alone.
-        let room = self.replies.room(access.session, &access.range, request.sequential).await;
+        let room = self.replies.room(access.session, &access.range, sequential).await;
         let charge = Some(room.charge());
         let read = access.store.read_charged(&access.view, access.range, reader, charge).await;
         self.changed.note(access.view.key, &read);
@@ -80,7 +106,6 @@ impl Daemon {
         if fetched > 0 && reader.is_client() {
             self.misses.note(access.view.key);
         }
-        self.counters.read_bytes.inc_by(u64::from(request.place.len));
         Ok((ReadReply { checksum, fetched }, room.hold(body)))
     }
 
@@ -92,6 +117,7 @@ impl Daemon {
         check_transfer(access.range.len())?;
         self.cluster.check_may_write()?;
         access.settled(request.number).await;
+        self.store(place.target)?;
         let room = self.bodies.room(place.target, access.session, place.len).await?;
         Ok(LetIn { access, room })
     }
@@ -105,9 +131,26 @@ impl Daemon {
         body: Vec<Bytes>,
     ) -> Result<WriteReply, Failure> {
         let LetIn { access, room } = let_in;
-        // The body may have taken its time.
+        let Write { place, checksum, number, lowest_pending, durable } = request;
+        let order = Order { number, lowest_pending, durable };
+        let written = self.store_body(caller, access, (&place, order), (body, checksum), room);
+        let written = written.await?;
+        self.counters.written_bytes.inc_by(u64::from(place.len));
+        Ok(written)
+    }
+
+    /// Writes bytes that are here, for which there is room until they are stored.
+    pub(super) async fn store_body<R: Send + 'static>(
+        &self,
+        caller: &Caller,
+        access: Access,
+        (place, order): (&Place, Order),
+        (body, checksum): (Vec<Bytes>, Crc32c),
+        room: R,
+    ) -> Result<WriteReply, Failure> {
+        // They may have taken their time.
         session(caller)?.check_live(&self.cluster)?;
-        self.check_place(&request.place, &access.layout).await?;
+        self.check_place(place, &access.layout).await?;
         let len: usize = body.iter().map(Bytes::len).sum();
         if len != access.range.len() {
             let words = format!("{len} bytes came for a write of {}", access.range.len());
@@ -120,20 +163,22 @@ impl Daemon {
             key: view.key,
             offset: range.start,
             body,
-            checksum: request.checksum,
-            group_epoch: request.place.group_epoch,
+            checksum,
+            group_epoch: place.group_epoch,
             write_epoch: view.write_epoch,
             chunk_size: view.chunk_size,
             backed: view.backed,
             session,
-            number: request.number,
+            number: order.number,
             authority,
         };
-        let (number, lowest) = (request.number, request.lowest_pending);
-        let durable = request.durable;
+        let (numbers, durable) = ((order.number, order.lowest_pending), order.durable);
         let task = tokio::spawn(async move {
-            let change = async { store.write(&view, write, durable).await };
-            let reply = apply_once(&store, session, (number, lowest), change).await;
+            let change = |applied: AppliedWrites| {
+                let authority = write.authority.admitted_by(applied);
+                store.write(&view, WriteRequest { authority, ..write }, durable)
+            };
+            let reply = apply_once(&store, session, numbers, change).await;
             // The body is gone by now, and was not when the caller went.
             drop(room);
             let reply = reply?;
@@ -145,9 +190,7 @@ impl Daemon {
         });
         let written = task.await.unwrap_or_else(|_| stopped());
         self.changed.note(key, &written);
-        let written = self.counters.note_failure(written)?;
-        self.counters.written_bytes.inc_by(len as u64);
-        Ok(written)
+        self.counters.note_failure(written)
     }
 
     /// Zeroes, likewise.
@@ -170,7 +213,10 @@ impl Daemon {
         };
         let (number, lowest) = (request.number, request.lowest_pending);
         let task = tokio::spawn(async move {
-            let change = async { store.zero(&view, zero).await };
+            let change = |applied: AppliedWrites| {
+                let authority = zero.authority.admitted_by(applied);
+                store.zero(&view, ZeroRequest { authority, ..zero })
+            };
             apply_once(&store, session, (number, lowest), change).await
         });
         let zeroed = task.await.unwrap_or_else(|_| stopped());
@@ -197,40 +243,51 @@ impl Daemon {
     }
 
     /// Checks capability, session, content and group of a request.
-    async fn authorise(
+    pub(super) async fn authorise(
         &self,
         caller: &Caller,
         place: &Place,
         rights: Rights,
     ) -> Result<Access, Failure> {
+        let (content, session) = self.permitted(caller, place, rights).await?;
+        let store = self.store(place.target)?.clone();
+        let layout = content.layout;
+        self.check_place(place, &layout).await?;
+        let view = ChunkView::new(&content, place.chunk);
+        let range = view.range(place.offset, place.len)?;
+        Ok(Access { store, view, layout, range, session })
+    }
+
+    /// Checks what a capability allows, and whom: its session, and targets to read, of which each
+    /// has seen that the session lives for which it does.
+    pub(super) async fn permitted(
+        &self,
+        caller: &Caller,
+        place: &Place,
+        rights: Rights,
+    ) -> Result<(Content, SessionId), Failure> {
         let capability: Capability =
             self.cluster.verify(Purpose::Capability, &place.capability).await?;
-        let holder = match caller.role {
-            Role::Target => SYSTEM_SESSION,
+        let is_allowed = match caller.role {
+            Role::Target => rights == Rights::Read,
             _ => {
                 let session = session(caller)?;
                 session.check_live(&self.cluster)?;
-                session.id()
+                capability.session == session.id()
             }
         };
-        if capability.session != holder {
+        if !is_allowed {
             let words = format!("the capability was given to {}", capability.session);
             return Err(Failure::new(ErrorKind::Forbidden, words));
         }
         if rights == Rights::ReadWrite && capability.rights != Rights::ReadWrite {
             return Err(Failure::new(ErrorKind::Forbidden, "the capability is for reading"));
         }
-        let content = capability.content.checked()?;
-        let store = self.store(place.target)?.clone();
-        let layout = content.layout;
-        self.check_place(place, &layout).await?;
-        let view = ChunkView::new(&content, place.chunk);
-        let range = view.range(place.offset, place.len)?;
-        Ok(Access { store, view, layout, range, session: capability.session })
+        Ok((capability.content.checked()?, capability.session))
     }
 
     /// Checks the group of a request's chunk.
-    async fn check_place(&self, place: &Place, layout: &Layout) -> Result<(), Failure> {
+    pub(super) async fn check_place(&self, place: &Place, layout: &Layout) -> Result<(), Failure> {
         let epoch = place.group_epoch;
         self.cluster.check_group(place.target, layout, place.chunk, epoch).await?;
         self.cluster.check_fresh(layout, place.chunk, place.capability.key)
@@ -248,19 +305,23 @@ impl Daemon {
 impl Access {
     /// Waits while a change of this number is at work, so that what is sent again and again because
     /// the disk hangs is one task and one body there. May be dropped at its await.
-    async fn settled(&self, number: WriteNumber) {
+    pub(super) async fn settled(&self, number: WriteNumber) {
         self.store.volume().applied_writes().settled(self.session, number).await;
     }
 }
 
 /// Applies a numbered change, unless it is a repetition of one that has been applied: then the
-/// answer is that one's. `numbers` are its own and the lowest that its session still waits for.
-async fn apply_once(
+/// answer is that one's. `numbers` are its own and the lowest that its session still waits for. The
+/// change is told what has admitted it.
+async fn apply_once<F>(
     store: &Store,
     session: SessionId,
     numbers: (WriteNumber, WriteNumber),
-    change: impl Future<Output = Result<ChunkVersion, Failure>>,
-) -> Result<WriteReply, Failure> {
+    change: impl FnOnce(AppliedWrites) -> F,
+) -> Result<WriteReply, Failure>
+where
+    F: Future<Output = Result<ChunkVersion, Failure>>,
+{
     let (number, lowest_pending) = numbers;
     // Of the time before: a write that the journal outlived by a moment only must not carry the
     // count that tells of its loss.
@@ -269,7 +330,7 @@ async fn apply_once(
     let version = match applied.admit(session, number, lowest_pending).await {
         Admission::Repeated(version) => version,
         Admission::New(running) => {
-            let version = change.await?;
+            let version = change(applied).await?;
             running.applied(version);
             version
         }
@@ -288,7 +349,7 @@ fn session(caller: &Caller) -> Result<&Arc<Attached>, Failure> {
     })
 }
 
-fn check_transfer(len: usize) -> Result<(), Failure> {
+pub(super) fn check_transfer(len: usize) -> Result<(), Failure> {
     if len <= TRANSFER_LEN_MAX as usize {
         return Ok(());
     }

@@ -20,11 +20,14 @@ use millrace_protocol::{
         UploadPartReply, UploadPartTo, UploadSource,
     },
 };
-use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, TargetId};
-use tokio::{runtime::Handle, sync::Semaphore};
+use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, LinkId, TargetId};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
 
 use super::Daemon;
-use crate::{store::Reader, view::ChunkView};
+use crate::{shares::Shares, store::Reader, view::ChunkView};
 
 mod stream;
 
@@ -32,7 +35,11 @@ mod stream;
 const UPLOAD_LEN_MAX: u64 = 64 * 1024 * 1024;
 
 /// Bytes of all uploads in memory: one of the largest, or eight of the usual 8 MiB.
-const UPLOADS_BYTES_MAX: usize = 64 * 1024 * 1024;
+const UPLOADS_BYTES_MAX: u32 = 64 * 1024 * 1024;
+
+/// Of these, what one link may hold, but for one upload that is larger: a bucket that is away
+/// leaves one of the usual length to the others.
+const LINK_BYTES_MAX: u32 = UPLOADS_BYTES_MAX - 8 * 1024 * 1024;
 
 /// How often a file that is written under its export is read again, of 8 MiB in some milliseconds.
 const GATHERS_MAX: usize = 8;
@@ -40,8 +47,17 @@ const GATHERS_MAX: usize = 8;
 /// Reads from the daemons of other hosts.
 #[async_trait::async_trait]
 pub(crate) trait Remote: Send + Sync + std::fmt::Debug {
-    /// Sends a read to the daemon on `host`, at `addresses`.
+    /// Sends a read to the daemon on `host`, at `addresses`; again while that cannot answer, for a
+    /// minute.
     async fn read(
+        &self,
+        host: HostId,
+        addresses: &[String],
+        request: &Read,
+    ) -> Result<(Crc32c, Vec<Bytes>), Failure>;
+
+    /// The same once: whoever asked knows better what to do where it cannot be reached.
+    async fn try_read(
         &self,
         host: HostId,
         addresses: &[String],
@@ -55,12 +71,25 @@ pub(crate) struct Exporter {
     remote: Arc<dyn Remote>,
     /// Requests to buckets run beside the threads that serve the network.
     runtime: Handle,
+    links: Shares<LinkId>,
     memory: Arc<Semaphore>,
+}
+
+/// Memory for one upload.
+struct Held {
+    _share: OwnedSemaphorePermit,
+    _memory: OwnedSemaphorePermit,
 }
 
 impl Exporter {
     pub(crate) fn new(remote: Arc<dyn Remote>, runtime: Handle) -> Self {
-        Self { remote, runtime, memory: Arc::new(Semaphore::new(UPLOADS_BYTES_MAX)) }
+        let memory = Arc::new(Semaphore::new(UPLOADS_BYTES_MAX as usize));
+        Self { remote, runtime, links: Shares::new(LINK_BYTES_MAX), memory }
+    }
+
+    /// The daemons of other hosts.
+    pub(super) fn remote(&self) -> &dyn Remote {
+        &*self.remote
     }
 }
 
@@ -94,7 +123,7 @@ impl Daemon {
         if source.len > UPLOAD_LEN_MAX {
             return self.stream_part(bucket, (source, reader), upload, part_number).await;
         }
-        let _permit = self.upload_permit(source.len).await?;
+        let _permit = self.upload_permit(source.link, source.len).await?;
         let (body, checksum) = self.gather(&source, reader).await?;
         let (key, offset) = (source.key, source.offset);
         let part = self.on_buckets(bucket, move |bucket| async move {
@@ -135,7 +164,7 @@ impl Daemon {
             UploadCondition::Absent => Condition::Absent,
             UploadCondition::Tag(tag) => Condition::Matches(Tag::new(tag)?),
         };
-        let _permit = self.upload_permit(source.len).await?;
+        let _permit = self.upload_permit(source.link, source.len).await?;
         let (body, checksum) = self.gather_at_once(&source, reader).await?;
         let key = source.key;
         let tag = self.on_buckets(bucket, move |bucket| async move {
@@ -159,14 +188,17 @@ impl Daemon {
         Ok(task.await.map_err(|_| Failure::from(ErrorKind::Unavailable))??)
     }
 
-    async fn upload_permit(&self, len: u64) -> Result<tokio::sync::OwnedSemaphorePermit, Failure> {
+    async fn upload_permit(&self, link: LinkId, len: u64) -> Result<Held, Failure> {
         if len > UPLOAD_LEN_MAX {
             let words = format!("{len} bytes are more than one upload holds");
             return Err(Failure::new(ErrorKind::InvalidArgument, words));
         }
         let permits = u32::try_from(len).expect("below 64 MiB");
-        let permit = Arc::clone(&self.exporter.memory).acquire_many_owned(permits).await;
-        permit.map_err(|_| ErrorKind::Unavailable.into())
+        // First: who waits for its share must not stand before others that wait for memory.
+        let share = self.exporter.links.take(link, permits).await;
+        let memory = Arc::clone(&self.exporter.memory).acquire_many_owned(permits).await;
+        let memory = memory.map_err(|_| Failure::from(ErrorKind::Unavailable))?;
+        Ok(Held { _share: share, _memory: memory })
     }
 
     /// Reads a file of one chunk, which is here, as it is at one moment: what is being written
@@ -188,7 +220,7 @@ impl Daemon {
         let target = group.and_then(|group| group.targets.first());
         let elsewhere =
             || Failure::new(ErrorKind::StaleGroup, "the file's chunk is on another host");
-        let store = target.and_then(|target| self.stores.get(target)).ok_or_else(elsewhere)?;
+        let store = self.store(*target.ok_or_else(elsewhere)?)?;
         for _ in 0..GATHERS_MAX {
             let before = store.version(&view, len).await?;
             let gathered = self.gather(source, reader).await?;

@@ -7,22 +7,25 @@
 //! targets together: so neither kind stands before the other, whatever it waits for.
 //!
 //! A read of a disk that hangs, which its reader has given up, counts for as long as the disk has
-//! its buffer: who asks again and again takes no more than its share.
+//! its buffer: who asks again and again takes no more than its share. What all of them together may
+//! wait for at one disk is bounded where the buffers come from.
 
 use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use millrace_types::SessionId;
 
-use super::shares::Shares;
-use crate::disk::{ALIGNMENT, BufferPool, Charge};
+use crate::{
+    disk::{ALIGNMENT, BufferPool, Charge},
+    shares::Shares,
+};
 
 /// The answers of a daemon that are on their way.
 #[derive(Debug)]
 pub(super) struct Replies {
     /// In pages.
-    random: Shares,
-    sequential: Shares,
+    random: Shares<SessionId>,
+    sequential: Shares<SessionId>,
 }
 
 /// The right to one answer.

@@ -28,7 +28,7 @@ use millrace_types::{
 };
 use tokio::runtime::Handle;
 
-use super::{Caller, Daemon, Exporter, Remote};
+use super::{Caller, Daemon, Exporter, Remote, Stores};
 use crate::{
     background::Background,
     cluster::Cluster,
@@ -43,6 +43,9 @@ use crate::{
     store::Store,
     volume::{Blank, Fill, Options, Volume},
 };
+
+mod copies;
+mod neighbours;
 
 const TARGET: TargetId = TargetId([2; 8]);
 const HOLDER: Holder = Holder { host: HostId([4; 16]), fingerprint: [5; 32] };
@@ -141,11 +144,20 @@ impl Cut for Connection {
 
 /// No other host has a target.
 #[derive(Debug)]
-struct NoOther;
+pub(crate) struct NoOther;
 
 #[async_trait::async_trait]
 impl Remote for NoOther {
     async fn read(
+        &self,
+        _: HostId,
+        _: &[String],
+        _: &Read,
+    ) -> Result<(Crc32c, Vec<Bytes>), Failure> {
+        Err(ErrorKind::Unavailable.into())
+    }
+
+    async fn try_read(
         &self,
         _: HostId,
         _: &[String],
@@ -163,28 +175,13 @@ struct World {
 impl World {
     /// A daemon with the smallest pool: eight buffers.
     async fn new() -> Self {
-        let disk = HangingDisk::new();
-        let options = Options {
-            cluster: ClusterId([1; 16]),
-            blank: Some(Blank { target: TARGET, layout: LAYOUT }),
-            disk: DiskQueue::new(Arc::new(disk.clone())),
-            growth: None,
-            pool: BufferPool::new(0),
-            cache_bytes: 1 << 20,
-            sync_interval: Duration::from_secs(3600),
-            boot: BootId([1; 16]),
-        };
-        let volume = Arc::new(Volume::open(&options).await.unwrap());
-        let links = Links::new(Settings::default());
-        let releaser = Releaser::new(Arc::clone(&volume), Watermarks { high: 100, low: 95 });
-        let runtime = Handle::current();
-        let hydrator =
-            Hydrator::new(Arc::clone(&volume), links.clone(), releaser.clone(), runtime.clone());
+        let (disk, links) = (HangingDisk::new(), Links::new(Settings::default()));
+        let store = open(&options(TARGET, &disk, BufferPool::new(0)), &links).await;
         let daemon = Daemon::new(
-            vec![Store::new(volume, hydrator, releaser)],
+            Stores::new(vec![store], 1),
             cluster(),
             links,
-            Exporter::new(Arc::new(NoOther), runtime),
+            Exporter::new(Arc::new(NoOther), Handle::current()),
             Counters::register(&mut Metrics::new()),
             Background::new(4),
         );
@@ -207,7 +204,7 @@ impl World {
 
     /// Stores the first block of a chunk of that file as the bucket's.
     async fn fetch(&self, index: u32) {
-        let volume = self.daemon.stores[&TARGET].volume();
+        let volume = self.daemon.store(TARGET).unwrap().volume();
         let Content { inode, generation, layout, .. } = content();
         let key = ChunkKey { inode, generation, index: ChunkIndex(index), copy: CopyIndex(0) };
         let mut buffer = volume.pool().acquire(BLOCK as usize).await;
@@ -241,6 +238,27 @@ impl World {
         let request = Read { place: place(session, Rights::Read), sequential: false };
         self.daemon.read(client, &request).await.unwrap().1
     }
+}
+
+fn options(target: TargetId, disk: &HangingDisk, pool: BufferPool) -> Options {
+    Options {
+        cluster: ClusterId([1; 16]),
+        blank: Some(Blank { target, layout: LAYOUT }),
+        disk: DiskQueue::new(Arc::new(disk.clone())),
+        growth: None,
+        pool,
+        cache_bytes: 1 << 20,
+        sync_interval: Duration::from_secs(3600),
+        boot: BootId([1; 16]),
+    }
+}
+
+async fn open(options: &Options, links: &Links) -> Store {
+    let volume = Arc::new(Volume::open(options).await.unwrap());
+    let releaser = Releaser::new(Arc::clone(&volume), Watermarks { high: 100, low: 95 });
+    let (links, runtime) = (links.clone(), Handle::current());
+    let hydrator = Hydrator::new(Arc::clone(&volume), links, releaser.clone(), runtime);
+    Store::new(volume, hydrator, releaser)
 }
 
 /// A cluster with one target and one key.
@@ -339,7 +357,7 @@ async fn a_write_that_is_sent_again_to_a_disk_that_hangs_takes_no_more_memory() 
     world.disk.go_on();
     let let_in = third.await.unwrap();
     let (session, number) = (SessionId(1), WriteNumber(1));
-    let version = daemon.stores[&TARGET].volume().applied(session, number).await;
+    let version = daemon.store(TARGET).unwrap().volume().applied(session, number).await;
     assert!(version.is_some(), "what has begun is finished");
     let reply = daemon.write(&client, request, let_in, body).await.unwrap();
     assert_eq!(Some(reply.version), version);

@@ -8,6 +8,11 @@
 //! *share* before the first one: of these there are so few that most of the budget is always with
 //! somebody who gives it back without waiting for any.
 //!
+//! Several targets have one pool. What the disk of one, or a bucket, may have of it in hand has a
+//! bound of its own (`parts`), and so have shares. However many buckets stand still, segments have
+//! 1/2 of the pool, shares 1/8 and fetches that have a turn 1/4: together 7/8. So 1/8 is left to
+//! what waits for a disk alone. (Of small parts shares have one buffer each, which may be more.)
+//!
 //! Part of the pool is an *arena*: one run of memory in huge pages, cut into buffers of all sizes,
 //! which are given out first. Because it stays where it is, a disk engine can make it known to the
 //! kernel once, instead of with each transfer.
@@ -17,16 +22,23 @@ use std::{
     fmt,
     ptr::NonNull,
     slice,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 mod arena;
+mod parts;
 
 pub(super) use arena::Arena;
+pub(crate) use parts::SegmentRoom;
 
 use bytes::Bytes;
+use millrace_types::LinkId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use self::parts::Parts;
 use super::ALIGNMENT;
 
 /// The sizes that buffers are made in. The largest holds 1 MiB that starts anywhere: 17 blocks of
@@ -37,9 +49,9 @@ const CLASSES: [usize; 4] = [16 * 1024, 64 * 1024, 256 * 1024, BUFFER_SIZE_MAX];
 const ARENA_PART: usize = 5;
 const CLASS_PERCENT: [usize; CLASSES.len()] = [10, 10, 20, 60];
 
-/// Which part of the budget is given out as shares. Fetches, which have turns of their own, hold
-/// less than half of it while they wait.
-const SHARES_PART: usize = 4;
+/// Fetches that may hold two buffers while they wait for a third: these are so many buffers of the
+/// budget for each turn.
+const TURN_PART: usize = 8;
 
 /// The largest buffer: 17 blocks of 64 KiB.
 pub const BUFFER_SIZE_MAX: usize = 17 * 64 * 1024;
@@ -51,14 +63,14 @@ pub(crate) type Charge = Arc<OwnedSemaphorePermit>;
 #[derive(Clone)]
 pub struct BufferPool {
     inner: Arc<Inner>,
+    /// What the target that has this handle may have in hand.
+    parts: Arc<Parts>,
 }
 
 struct Inner {
     /// One permit for each [`ALIGNMENT`] bytes.
     budget: Arc<Semaphore>,
-    budget_pages: usize,
-    /// Likewise, for what its holder holds while it waits for more.
-    shares: Arc<Semaphore>,
+    budget_pages: AtomicUsize,
     /// `None` where the system gives no memory for one.
     arena: Option<Arc<Arena>>,
     free: Mutex<Free>,
@@ -97,14 +109,25 @@ impl BufferPool {
     pub fn new(budget_bytes: usize) -> Self {
         let budget_pages = budget_bytes.max(8 * BUFFER_SIZE_MAX) / ALIGNMENT;
         let budget = Arc::new(Semaphore::new(budget_pages));
-        let shares = Arc::new(Semaphore::new(budget_pages / SHARES_PART));
         let arena = Arena::map(budget_pages * ALIGNMENT / ARENA_PART);
         let arena = arena.map(Arc::new).inspect_err(|error| {
             tracing::debug!(%error, "no arena for buffers");
         });
         let arena = arena.ok();
         let free = Mutex::new(arena.as_ref().map(Free::of_arena).unwrap_or_default());
-        Self { inner: Arc::new(Inner { budget, budget_pages, shares, arena, free }) }
+        let inner = Inner { budget, budget_pages: AtomicUsize::new(budget_pages), arena, free };
+        Self { inner: Arc::new(inner), parts: Parts::of_one(budget_pages) }
+    }
+
+    /// A handle of the pool for each of so many targets. The pool gets what is missing to the least
+    /// for these: two of the largest buffers each, and eight besides. To be called once.
+    #[must_use]
+    pub(crate) fn divide(&self, targets: usize) -> Vec<Self> {
+        let missing = Parts::pages_min(targets).saturating_sub(self.inner.budget_pages());
+        self.inner.budget.add_permits(missing);
+        self.inner.budget_pages.fetch_add(missing, Ordering::Relaxed);
+        let parts = Parts::of_each(targets, self.inner.budget_pages());
+        parts.map(|parts| Self { inner: Arc::clone(&self.inner), parts }).collect()
     }
 
     /// Waits for a buffer of `len` bytes, rounded up to whole pages. Its content is arbitrary.
@@ -115,9 +138,8 @@ impl BufferPool {
     /// When `len` exceeds [`BUFFER_SIZE_MAX`].
     pub async fn acquire(&self, len: usize) -> AlignedBuffer {
         let class = class_of(len);
-        let pages = u32::try_from(CLASSES[class] / ALIGNMENT).expect("272 pages at most");
         let permit = Arc::clone(&self.inner.budget)
-            .acquire_many_owned(pages)
+            .acquire_many_owned(pages_of(len))
             .await
             .expect("the pool never closes its budget");
         let recycled = {
@@ -134,25 +156,53 @@ impl BufferPool {
             len: len.next_multiple_of(ALIGNMENT),
             class,
             pool: Arc::clone(&self.inner),
+            room: None,
             charge: None,
             _permit: permit,
         }
     }
 
-    /// Waits for the right to hold buffers of these lengths while waiting for more of them, or for
-    /// somebody who needs some. To be asked for by who holds none, and kept for as long as anything
-    /// is waited for. More than there is for all comes to all that there is.
+    /// The same for what the target's disk is to have in hand: waits first until that is little
+    /// enough. The buffer counts as in its hand until it is discharged or dropped.
     ///
     /// May be dropped at its await.
     ///
     /// # Panics
     /// As [`Self::acquire`].
-    pub(crate) async fn share(&self, lens: &[usize]) -> OwnedSemaphorePermit {
-        let pages: usize = lens.iter().map(|&len| CLASSES[class_of(len)] / ALIGNMENT).sum();
-        let pages = pages.min(self.inner.budget_pages / SHARES_PART);
-        let pages = u32::try_from(pages).expect("a few buffers");
-        let permit = Arc::clone(&self.inner.shares).acquire_many_owned(pages).await;
-        permit.expect("the pool never closes its shares")
+    pub(crate) async fn acquire_for_disk(&self, len: usize) -> AlignedBuffer {
+        let room = self.parts.take(pages_of(len)).await;
+        let mut buffer = self.acquire(len).await;
+        buffer.room = Some(room);
+        buffer
+    }
+
+    /// Waits until little enough comes from a link's bucket, or is not yet on the target's disk, to
+    /// take a buffer for `len` bytes more of it. To be kept until the disk has these.
+    ///
+    /// May be dropped at its await.
+    ///
+    /// # Panics
+    /// As [`Self::acquire`].
+    pub(crate) async fn segment_room(&self, link: LinkId, len: usize) -> SegmentRoom {
+        self.parts.take_for_segment(link, pages_of(len)).await
+    }
+
+    /// Waits for the right to hold a buffer of this length while waiting for another one, or for
+    /// somebody who needs some. To be asked for by who holds none, and kept for as long as anything
+    /// is waited for.
+    ///
+    /// May be dropped at its await.
+    ///
+    /// # Panics
+    /// As [`Self::acquire`].
+    pub(crate) async fn share(&self, len: usize) -> OwnedSemaphorePermit {
+        self.parts.take_share(pages_of(len)).await
+    }
+
+    /// How many fetches of the target may wait for a third buffer while they hold two.
+    pub(crate) fn turns(&self) -> usize {
+        let buffers = self.budget_bytes() / BUFFER_SIZE_MAX;
+        (buffers / TURN_PART / self.parts.targets().max(1)).max(1)
     }
 
     /// The run of memory that buffers are taken from first.
@@ -163,7 +213,7 @@ impl BufferPool {
     /// Bytes that buffers in use come to at most.
     #[must_use]
     pub fn budget_bytes(&self) -> usize {
-        self.inner.budget_pages * ALIGNMENT
+        self.inner.budget_pages() * ALIGNMENT
     }
 
     /// Bytes of the budget that a buffer of `len` bytes takes.
@@ -178,8 +228,13 @@ impl BufferPool {
     /// Bytes of the buffers in use now.
     #[must_use]
     pub fn used_bytes(&self) -> usize {
-        (self.inner.budget_pages - self.inner.budget.available_permits()) * ALIGNMENT
+        self.inner.budget_pages().saturating_sub(self.inner.budget.available_permits()) * ALIGNMENT
     }
+}
+
+/// What a buffer of `len` bytes takes of a budget.
+fn pages_of(len: usize) -> u32 {
+    u32::try_from(CLASSES[class_of(len)] / ALIGNMENT).expect("272 pages at most")
 }
 
 /// The size in which a buffer of `len` bytes is made, by its place among all.
@@ -195,13 +250,17 @@ impl fmt::Debug for BufferPool {
 }
 
 impl Inner {
+    fn budget_pages(&self) -> usize {
+        self.budget_pages.load(Ordering::Relaxed)
+    }
+
     fn recycle(&self, class: usize, memory: Memory) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         // An eighth of the budget kept warm beside the arena serves a steady load; the rest goes
         // back to the system.
         if memory.arena.is_some() {
             free.fixed[class].push(memory);
-        } else if free.single_bytes + memory.len <= self.budget_pages * ALIGNMENT / 8 {
+        } else if free.single_bytes + memory.len <= self.budget_pages() * ALIGNMENT / 8 {
             free.single_bytes += memory.len;
             free.single[class].push(memory);
         }
@@ -215,6 +274,8 @@ pub struct AlignedBuffer {
     len: usize,
     class: usize,
     pool: Arc<Inner>,
+    /// Of what its target's disk may have in hand.
+    room: Option<OwnedSemaphorePermit>,
     /// What it counts against besides the pool.
     charge: Option<Charge>,
     _permit: OwnedSemaphorePermit,
@@ -254,7 +315,7 @@ impl AlignedBuffer {
 
     /// Counts it against the pool alone.
     pub(crate) fn discharge(&mut self) {
-        drop(self.charge.take());
+        drop((self.room.take(), self.charge.take()));
     }
 
     /// Where the buffer lies, for the kernel.
@@ -403,16 +464,27 @@ mod tests {
     #[tokio::test]
     async fn who_holds_buffers_and_waits_for_more_leaves_most_of_them_to_others() {
         let pool = BufferPool::new(0);
-        let two = [BUFFER_SIZE_MAX - 1, BUFFER_SIZE_MAX];
-        let one = pool.share(&two[..1]).now_or_never().expect("two of eight are given out");
-        let other = pool.share(&two[1..]).now_or_never().expect("the second");
-        assert!(pool.share(&[1]).now_or_never().is_none());
+        let one = pool.share(BUFFER_SIZE_MAX - 1).now_or_never();
+        let one = one.expect("two of eight are given out");
+        let other = pool.share(BUFFER_SIZE_MAX).now_or_never().expect("the second");
+        assert!(pool.share(1).now_or_never().is_none());
         drop(other);
-        let mut more_than_all = Box::pin(pool.share(&[BUFFER_SIZE_MAX; 9]));
-        assert!(futures::poll!(&mut more_than_all).is_pending());
+        assert!(pool.share(BUFFER_SIZE_MAX).now_or_never().is_some());
         drop(one);
-        drop(more_than_all.await);
-        assert!(pool.share(&two).now_or_never().is_some());
         assert_eq!(pool.used_bytes(), 0, "a share is no buffer");
+    }
+
+    #[tokio::test]
+    async fn a_pool_grows_to_what_its_targets_need_at_least() {
+        let pool = BufferPool::new(0);
+        let of_each = pool.divide(3);
+        assert_eq!(pool.budget_bytes(), 14 * BUFFER_SIZE_MAX);
+        assert_eq!((pool.used_bytes(), of_each[0].turns()), (0, 1));
+        let held: Vec<_> =
+            std::iter::from_fn(|| pool.acquire(BUFFER_SIZE_MAX).now_or_never()).collect();
+        assert_eq!(held.len(), 14);
+        let large = BufferPool::new(160 << 20);
+        assert_eq!(large.divide(2)[1].turns(), 9);
+        assert_eq!(large.budget_bytes(), 160 << 20);
     }
 }

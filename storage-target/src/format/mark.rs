@@ -20,7 +20,8 @@ const LOST: &str = "a lost mark";
 pub struct Mark {
     /// Requests for an older generation are answered `StaleContent`.
     pub generation: ContentGeneration,
-    /// Writes of that generation with an older epoch are answered `StaleEpoch`.
+    /// Writes of that generation with an older epoch are answered `StaleEpoch`, and so are reads of
+    /// what is absent.
     pub write_epoch: WriteEpoch,
 }
 

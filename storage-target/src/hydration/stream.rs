@@ -1,21 +1,29 @@
 //! One GET: its bytes into buffers, segment by segment.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures::StreamExt;
 use millrace_object_source::{RangeBody, Tag, WHOLE_LEN_MAX, tallied};
 use millrace_types::{ErrorKind, Failure};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use super::{FetchKey, Inner, Segment, chunk::Claim};
 use crate::{
-    disk::AlignedBuffer,
+    disk::{AlignedBuffer, SegmentRoom},
     page_checksum::of_pages,
     parts::BLOCK,
     view::ChunkView,
     volume::{DropMark, EngineError, Fill},
 };
+
+/// How long a request to a bucket stays open while there is no room for what it brings. A bucket
+/// has only so many at a time, and those for a disk that hangs must not be all of them: others wait
+/// for their turn three times as long.
+const OPEN_MAX: Duration = Duration::from_secs(20);
 
 impl Inner {
     /// Starts a stream for a claim.
@@ -43,7 +51,9 @@ impl Inner {
 
     async fn run(self: &Arc<Self>, view: &ChunkView, claim: Claim) -> Result<(), Failure> {
         let mark = self.volume.drop_mark(&view.key);
-        let mut source = self.open(view, claim).await?;
+        let link = view.origin.as_ref().ok_or(ErrorKind::Internal)?.link;
+        let pool = self.volume.pool();
+        let mut opened = None;
         loop {
             let next = {
                 let chunks = self.lock();
@@ -52,10 +62,27 @@ impl Inner {
             let Some((first, end)) = next else { return Ok(()) };
             let start = u32::from(first) * BLOCK;
             let len = (u32::from(end) * BLOCK).min(view.backed) - start;
-            let buffer = self.volume.pool().acquire(len as usize).await;
+            let mut source = match opened.take() {
+                Some(source) => source,
+                None => {
+                    // Only looked for: nobody has room and waits for the turn of a request.
+                    drop(pool.segment_room(link, len as usize).await);
+                    self.open(view, Claim { next: first, ..claim }).await?
+                }
+            };
+            let room = pool.segment_room(link, len as usize);
+            let room = match source.body {
+                Some(_) => timeout(OPEN_MAX, room).await.ok(),
+                // No request is open any more.
+                None => Some(room.await),
+            };
+            let Some(mut room) = room else { continue };
+            let buffer = pool.acquire(len as usize).await;
             let buffer = source.fill(buffer, len as usize).await?;
+            room.arrived();
             self.fetched_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
-            self.deliver(view, claim.id, (first, end - first), (buffer, len), mark);
+            self.deliver(view, claim.id, (first, end - first), (buffer, len), (mark, room));
+            opened = Some(source);
         }
     }
 
@@ -83,7 +110,7 @@ impl Inner {
         claim: u64,
         (first_block, blocks): (u16, u16),
         (buffer, len): (AlignedBuffer, u32),
-        mark: DropMark,
+        (mark, room): (DropMark, SegmentRoom),
     ) {
         let buffer = Arc::new(buffer);
         let checksums: Arc<[_]> = of_pages(buffer.as_slice()).into();
@@ -115,6 +142,7 @@ impl Inner {
         let inner = Arc::clone(self);
         drop(self.runtime.spawn(async move {
             let outcome = inner.volume.fill(fill).await.map(drop);
+            drop(room);
             if let Err(error) = &outcome {
                 // The readers have their bytes; the next ones will fetch again.
                 if matches!(error, EngineError::NoSpace) {

@@ -16,7 +16,7 @@ use tokio::{task::JoinSet, time::timeout};
 const COMPARE: Duration = Duration::from_secs(10);
 
 /// The tasks of all targets; they end when this is dropped.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Comparisons {
     targets: BTreeMap<TargetId, Comparison>,
     /// Raised when the server has forgotten what it was shown.
@@ -39,9 +39,11 @@ struct Shown {
 }
 
 impl Comparisons {
-    pub(super) fn new(targets: impl Iterator<Item = TargetId>) -> Self {
-        let targets = targets.map(|target| (target, Comparison::default())).collect();
-        Self { targets, round: 0 }
+    /// There are these targets, perhaps besides others.
+    pub(super) fn add(&mut self, targets: impl Iterator<Item = TargetId>) {
+        for target in targets {
+            self.targets.entry(target).or_default();
+        }
     }
 
     /// The server has to be shown everything again; what is under way does not count.
@@ -124,6 +126,12 @@ mod tests {
         }
     }
 
+    fn of(targets: &[TargetId]) -> Comparisons {
+        let mut comparisons = Comparisons::default();
+        comparisons.add(targets.iter().copied());
+        comparisons
+    }
+
     /// Begins what is due, and lets all end that can; returns who was asked.
     async fn begin(comparisons: &mut Comparisons, now: Instant) -> Vec<TargetId> {
         let asked = Asked::default();
@@ -135,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_target_that_hangs_or_fails_holds_up_no_other() {
-        let mut comparisons = Comparisons::new([HANGS, FAILS, WORKS].into_iter());
+        let mut comparisons = of(&[HANGS, FAILS, WORKS]);
         let start = Instant::now();
         assert_eq!(begin(&mut comparisons, start).await, [HANGS, FAILS, WORKS]);
         assert_eq!(begin(&mut comparisons, start).await, [FAILS], "the first is never asked twice");
@@ -143,8 +151,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_target_whose_disk_came_later_is_asked_too() {
+        let mut comparisons = of(&[WORKS]);
+        let start = Instant::now();
+        assert_eq!(begin(&mut comparisons, start).await, [WORKS]);
+        comparisons.add([FAILS, WORKS].into_iter());
+        assert_eq!(begin(&mut comparisons, start).await, [FAILS]);
+    }
+
+    #[tokio::test]
     async fn what_was_under_way_when_the_server_forgot_does_not_count() {
-        let mut comparisons = Comparisons::new([WORKS].into_iter());
+        let mut comparisons = of(&[WORKS]);
         let start = Instant::now();
         assert_eq!(begin(&mut comparisons, start).await, [WORKS]);
         comparisons.forget();
@@ -156,7 +173,7 @@ mod tests {
     async fn whoever_waits_waits_for_all_that_can_end_and_not_for_a_target_that_hangs() {
         let shown = |targets: &'static [TargetId]| async move {
             let ended = Arc::new(Mutex::new(Vec::new()));
-            let mut comparisons = Comparisons::new(targets.iter().copied());
+            let mut comparisons = of(targets);
             comparisons.begin(1, Instant::now(), |target| {
                 let ended = Arc::clone(&ended);
                 async move {

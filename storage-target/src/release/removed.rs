@@ -74,7 +74,7 @@ impl Releaser {
         };
         let entries: Vec<_> =
             batch.entries.iter().map(|entry| (entry.inode, entry.generation)).collect();
-        let freed = self.inner.volume.reclaim(&entries).await?.0;
+        let freed = self.inner.volume.reclaim_soon(&entries).await?.0;
         let request = AcknowledgeReclaim { target, through };
         metadata.call(&request, CallOptions::control(ANSWER)).await?;
         tracing::info!(%target, bytes = freed, "freed at once what was removed");

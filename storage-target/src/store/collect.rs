@@ -2,12 +2,12 @@
 //!
 //! Everything that is on the disk comes with one transfer into one buffer, over what is not there
 //! in between. So a read waits for memory while it holds some only for what the bucket has to
-//! bring, and then it takes a share of the pool before it begins.
+//! bring, and then it takes a share of the pool before it begins. Of segments it keeps none while
+//! it waits for others: it copies what it needs of them.
 
 use std::ops::Range;
 
 use bytes::Bytes;
-use millrace_protocol::storage::TRANSFER_LEN_MAX;
 use millrace_types::{BlockState, Crc32c, Failure};
 
 use super::{ReadBytes, Reader, Store, block_of};
@@ -23,11 +23,6 @@ use crate::{
 #[cfg(test)]
 mod tests;
 
-/// The largest buffers that the segments of missing parts take at most while a read waits for
-/// another one. A read touches 17 blocks, so these lie before the 16th: two segments of 5 blocks,
-/// one at each end that reaches beyond, and 3 blocks, for which a smaller one is enough.
-const SEGMENTS_MAX: usize = 5;
-
 /// Why a read failed.
 pub(super) enum ReadError {
     Volume(EngineError),
@@ -39,19 +34,21 @@ impl Store {
     /// absent: it may have been anything before, and zeros are not the answer. Below that the
     /// bucket is asked for it, under its tag: after an older metadata directory was put back that
     /// is how files of it are found to have changed.
+    ///
+    /// Refuses also what is known of a content from before an export, if any block is absent: it
+    /// may have been dropped since, and its bytes are in another object than the one known, which
+    /// may still be there, or where a hole was.
     pub(super) async fn check_absent(
         &self,
+        view: &ChunkView,
         backed: u32,
         snapshot: &Snapshot,
         mut blocks: Range<u16>,
     ) -> Result<(), EngineError> {
-        let is_gone = |block: u16| {
-            u32::from(block) * BLOCK >= backed && snapshot.state(block) == BlockState::Absent
-        };
-        match blocks.any(is_gone) {
-            true => self.volume.check_content(snapshot.key()).await,
-            false => Ok(()),
-        }
+        let is_absent = |block: &u16| snapshot.state(*block) == BlockState::Absent;
+        let Some(last) = blocks.rfind(is_absent) else { return Ok(()) };
+        let is_backed = u32::from(last) * BLOCK < backed;
+        self.volume.check_content(view.key, view.write_epoch, is_backed).await
     }
 
     /// Brings the bytes of all parts together; `None` when the chunk changed meanwhile.
@@ -64,10 +61,10 @@ impl Store {
         charge: Option<&Charge>,
     ) -> Result<Option<ReadBytes>, ReadError> {
         let pages = stored_pages(&cut);
-        let held = held_while_waiting(&cut, pages.as_ref());
-        let _share = match held.is_empty() {
-            true => None,
-            false => Some(self.volume.pool().share(&held).await),
+        let missing = cut.iter().filter(|part| matches!(part, Part::Missing(_))).count();
+        let _share = match &pages {
+            Some(pages) if missing > 0 => Some(self.volume.pool().share(pages.len() * PAGE).await),
+            _ => None,
         };
         let stored = match pages {
             Some(pages) => {
@@ -92,7 +89,9 @@ impl Store {
                     let fetched = self.hydrator.fetch(view, wanted).await;
                     match fetched.map_err(ReadError::Bucket)? {
                         Fetched::Present => return Ok(None),
-                        Fetched::Segments(segments) => read.push_segments(&segments, &range),
+                        Fetched::Segments(segments) => {
+                            read.push_segments(&segments, &range, missing > 1);
+                        }
                     }
                 }
             }
@@ -130,19 +129,6 @@ fn stored_pages(cut: &[Part]) -> Option<Range<u32>> {
     Some(first.start..end)
 }
 
-/// The buffers that a read of these parts holds at most while it waits for the bucket.
-fn held_while_waiting(cut: &[Part], stored: Option<&Range<u32>>) -> Vec<usize> {
-    let missing = cut.iter().filter(|part| matches!(part, Part::Missing(_))).count();
-    let mut held = Vec::new();
-    if missing > 0 {
-        held.extend(stored.map(|pages| pages.len() * PAGE));
-    }
-    if missing > 1 {
-        held.extend([TRANSFER_LEN_MAX as usize; SEGMENTS_MAX]);
-    }
-    held
-}
-
 impl ReadBytes {
     fn push(&mut self, bytes: Bytes, skipped: usize, checksums: &[Crc32c]) {
         let checksum = of_range(&bytes, skipped, checksums);
@@ -170,8 +156,9 @@ impl ReadBytes {
         self.push(bytes, skipped % PAGE, &stored.loaded.checksums[skipped / PAGE..]);
     }
 
-    /// Adds `range` of the chunk out of segments that cover it, in order.
-    fn push_segments(&mut self, segments: &[Segment], range: &Range<u32>) {
+    /// Adds `range` of the chunk out of segments that cover it, in order: the segments' own memory
+    /// or a copy.
+    fn push_segments(&mut self, segments: &[Segment], range: &Range<u32>, copied: bool) {
         let mut at = range.start;
         for segment in segments {
             let start = u32::from(segment.first_block) * BLOCK;
@@ -183,7 +170,11 @@ impl ReadBytes {
             let bytes_end = stored_end.min(end);
             if at < bytes_end {
                 let from = (at - start) as usize;
-                let bytes = segment.bytes.slice(from..(bytes_end - start) as usize);
+                let within = from..(bytes_end - start) as usize;
+                let bytes = match copied {
+                    true => Bytes::copy_from_slice(&segment.bytes[within]),
+                    false => segment.bytes.slice(within),
+                };
                 self.fetched += bytes_end - at;
                 self.push(bytes, from % PAGE, &segment.checksums[from / PAGE..]);
                 at = bytes_end;

@@ -111,30 +111,46 @@ impl Replaying<'_> {
                 if change.sections().iter().any(|(key, _)| replay.torn.contains(key)) {
                     return None;
                 }
-                let mut held = SectionsChange::new(change.session, change.number);
-                for (key, new) in change.sections() {
-                    let old = replay.section(&self.tree, *key).ok()?;
-                    let new = new.clone().unwrap_or_else(|| Section::blank(ChunkSize::DEFAULT));
-                    held.put(*key, old.as_ref(), new);
-                }
+                let held = self.held(replay, change)?;
                 let all = held.new_pages().all(|stored| self.matches(sequence, stored));
                 all.then_some(Change::Sections(held))
             }
-            Change::Remove(removal) => {
-                let mut held = Removal::default();
-                for key in removal.sections() {
-                    if let Some(section) = replay.section(&self.tree, *key).ok()?
-                        && !held.push(*key, &section)
-                    {
-                        return None;
-                    }
-                }
-                Some(Change::Remove(held))
-            }
+            Change::Remove(removal) => self.held_removal(replay, removal).map(Change::Remove),
             Change::Mark(inode, _) if replay.incomplete.contains(inode) => None,
             Change::Mended(key) if replay.incomplete.contains(&key.section.chunk.inode) => None,
             other => Some(other.clone()),
         }
+    }
+
+    /// New records of sections over the versions that stand; `None` when these cannot be read. They
+    /// need not be as long as no record of the inode was dropped: then it is what was written.
+    fn held(&self, replay: &Replay, change: &SectionsChange) -> Option<SectionsChange> {
+        if replay.are_whole(change.sections().iter().map(|(key, _)| key)) {
+            return Some(change.clone());
+        }
+        let mut held = SectionsChange::new(change.session, change.number);
+        for (key, new) in change.sections() {
+            let old = replay.section(&self.tree, *key).ok()?;
+            let new = new.clone().unwrap_or_else(|| Section::blank(ChunkSize::DEFAULT));
+            held.put(*key, old.as_ref(), new);
+        }
+        Some(held)
+    }
+
+    /// The same of a removal.
+    fn held_removal(&self, replay: &Replay, removal: &Removal) -> Option<Removal> {
+        if replay.are_whole(removal.sections()) {
+            return Some(removal.clone());
+        }
+        let mut held = Removal::default();
+        for key in removal.sections() {
+            if let Some(section) = replay.section(&self.tree, *key).ok()?
+                && !held.push(*key, &section)
+            {
+                return None;
+            }
+        }
+        Some(held)
     }
 
     fn matches(&self, sequence: u64, stored: StoredPage) -> bool {
@@ -171,6 +187,11 @@ impl Replay {
         };
         let decode = |value: Bytes| Section::decode(&value, key.section).map_err(|_| Unknown);
         value.map(decode).transpose()
+    }
+
+    /// Whether no record of the inodes of these sections was dropped.
+    fn are_whole<'k>(&self, sections: impl IntoIterator<Item = &'k SectionKey>) -> bool {
+        !sections.into_iter().any(|key| self.incomplete.contains(&key.chunk.inode))
     }
 
     fn put(&mut self, sequence: u64, page: u64, change: &Change) {

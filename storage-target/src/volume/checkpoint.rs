@@ -63,7 +63,7 @@ const MAPS_MAX: usize = 4096;
 
 /// For how long a disk may fail to read a leaf before a checkpoint goes round it, and what it holds
 /// is lost: paths fail over and controllers are reset within a minute or two.
-const PATIENCE: Duration = Duration::from_secs(5 * 60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
 /// The same when nothing can be changed before there is a checkpoint. Clients wait 30 s for the
 /// answer to a write.
@@ -88,8 +88,8 @@ impl Volume {
     }
 
     /// Syncs, writes a checkpoint and the stop record, ends the upkeep, and lets others have the
-    /// target's place. Nothing may be changed any more when it is called; reads go on until the
-    /// volume is dropped.
+    /// target's place. What is still to be changed then, such as by fills that nobody waits for, is
+    /// refused with [`EngineError::Stopped`] or the like; reads go on until the volume is dropped.
     ///
     /// # Errors
     /// As [`Volume::sync`]; the next start then recovers as after a kill.
@@ -107,14 +107,19 @@ impl Volume {
                 tracing::warn!(target = %shared.target, %error, "it ends without a checkpoint");
             }
             shared.settle().await?;
-            shared.commit(|_| Ok(Change::Stop)).await?;
-            shared.sync().await?;
+            let stop = shared.commit(|_| Ok(Change::Stop)).await?;
+            // No more than that it is durable: whatever else fails now, the place is let go of.
+            let ended = match shared.journal.sync(stop.sequence).await {
+                Ok(()) => Ok(()),
+                Err(error) => Err(shared.failed(error).await),
+            };
+            // What was begun and given up comes to its end before the next one begins.
+            let _turn = shared.growth_turn.lock().await;
+            shared.disk.end_changes().await;
             if let Some(growth) = &shared.growth {
-                // What was begun and given up comes to its end before the next one begins.
-                shared.disk.drain().await;
                 growth.backing.unlock();
             }
-            Ok(())
+            ended
         })
         .await
     }
@@ -272,21 +277,24 @@ impl Shared {
     async fn freeze_with_maps(&self) -> Result<Frozen, EngineError> {
         loop {
             match self.freeze() {
-                Ok(Ok(frozen)) => return Ok(frozen),
-                Ok(Err(region)) => self.bring_map(region).await?,
-                Err(error) => return Err(self.failed(error).await),
+                Ok(frozen) => return Ok(frozen),
+                Err(NotFrozen::Needs(region)) => self.bring_map(region).await?,
+                Err(NotFrozen::Closed) => return Err(EngineError::Stopped),
+                Err(NotFrozen::Journal(error)) => return Err(self.failed(error).await),
             }
         }
     }
 
     /// Sets the changes so far aside, with everything that follows from them; returns the newest
-    /// record contained and where the journal goes on, or the region whose map must be brought
-    /// first.
-    fn freeze(&self) -> Result<Result<Frozen, u32>, JournalError> {
+    /// record contained and where the journal goes on.
+    fn freeze(&self) -> Result<Frozen, NotFrozen> {
         let state = self.state();
+        if state.is_closed {
+            return Err(NotFrozen::Closed);
+        }
         let entries = match self.space.checkpoint() {
             Ok(entries) => entries,
-            Err(Refusal::Needs(region)) => return Ok(Err(region)),
+            Err(Refusal::Needs(region)) => return Err(NotFrozen::Needs(region)),
             Err(Refusal::Full) => unreachable!("a checkpoint needs no space here"),
         };
         let note = Change::Fact(self.losses());
@@ -294,12 +302,12 @@ impl Shared {
             Ok(through) => through,
             // The ring holds something else to tell the boot by, or the next start counts a loss.
             Err(JournalError::Full) => self.journal.next_sequence() - 1,
-            Err(error) => return Err(error),
+            Err(error) => return Err(NotFrozen::Journal(error)),
         };
         let position = self.journal.position();
         self.put_state(&state, entries, position);
         assert!(self.index.freeze(through), "one checkpoint at a time");
-        Ok(Ok(Frozen { through, position }))
+        Ok(Frozen { through, position })
     }
 
     /// Puts into the index what follows from the records so far. The caller has the lock.
@@ -412,4 +420,15 @@ fn may_lose(key: &Key) -> bool {
 struct Frozen {
     through: u64,
     position: Position,
+}
+
+/// Why nothing has been set aside.
+#[derive(Debug)]
+enum NotFrozen {
+    /// The map of this region must be brought first.
+    Needs(u32),
+    /// The stop record must stay the last.
+    Closed,
+    /// Its note could not be appended.
+    Journal(JournalError),
 }

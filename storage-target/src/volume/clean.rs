@@ -2,7 +2,7 @@
 
 use millrace_types::{ByteLen, ChunkKey};
 
-use super::{EngineError, Volume, contents::SECTIONS};
+use super::{EngineError, Volume, contents::SECTIONS, remove::AtDamage};
 use crate::{format::table::KeyRange, index::Key};
 
 /// Where a look through all chunks goes on.
@@ -21,14 +21,16 @@ pub struct CleanPage {
 
 impl Volume {
     /// Chunks with clean bytes, from a place on: those of some hundred records of the index. What
-    /// cannot be read of the index is passed over. May be dropped at its await.
+    /// cannot be read of the index is passed over: it may come next time. May be dropped at its
+    /// await.
     ///
     /// # Errors
-    /// [`EngineError::Index`] where the disk fails.
+    /// [`EngineError::Index`] where the disk has ended.
     pub async fn clean_chunks(&self, from: Option<CleanPlace>) -> Result<CleanPage, EngineError> {
         let range = KeyRange::table(SECTIONS);
         let from = from.map_or(range.from, |place| place.0);
-        let page = self.shared().page_passing_damage(from, range.until).await?;
+        let shared = self.shared();
+        let page = shared.page_passing(from, range.until, AtDamage::GoRoundUnread).await?;
         let mut clean = CleanPage { chunks: Vec::new(), next: page.next.map(CleanPlace) };
         for (key, section) in page.sections {
             let bytes = section.held(key.section).clean;

@@ -67,7 +67,8 @@ impl Shared {
     /// called under the lock of the state, and again when the ring was full meanwhile.
     ///
     /// # Errors
-    /// Those of `make`, and failures of journal and index; nothing is then changed.
+    /// Those of `make`, failures of journal and index, and [`EngineError::Stopped`] behind the stop
+    /// record; nothing is then changed.
     pub(super) async fn commit(
         &self,
         mut make: impl FnMut(u64) -> Result<Change, EngineError> + Send,
@@ -82,7 +83,7 @@ impl Shared {
         Err(JournalError::Full.into())
     }
 
-    /// The outer error is that of `make`.
+    /// The outer error is that of `make`, or says that there are no more changes.
     fn try_commit(
         &self,
         make: &mut (impl FnMut(u64) -> Result<Change, EngineError> + Send),
@@ -91,6 +92,9 @@ impl Shared {
             return Err(IndexError::Uncertain.into());
         }
         let mut state = self.state();
+        if state.is_closed {
+            return Err(EngineError::Stopped);
+        }
         // Whoever appends holds the state's lock.
         let sequence = self.journal.next_sequence();
         let change = make(sequence)?;

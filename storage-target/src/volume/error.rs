@@ -48,8 +48,12 @@ pub enum EngineError {
     /// The content was replaced meanwhile.
     #[error("the file's content was replaced meanwhile")]
     StaleContent,
-    /// The session's ticket ran out before the write's turn had come. Nothing was changed.
-    #[error("the session's ticket ran out before the write could be applied")]
+    /// The session's ticket ran out before the write's turn had come, or the target was opened
+    /// again. Nothing was changed.
+    #[error(
+        "the session's ticket ran out, or the target was opened again, before the write could be \
+         applied"
+    )]
     Revoked,
     /// The engine has ended.
     #[error("the storage engine has stopped")]

@@ -21,7 +21,7 @@ use crate::{
         section::{SECTION_BLOCKS, Section, SectionKey},
         table::{Entry, KeyRange, TableKey},
     },
-    index::{IndexError, NodeDamage},
+    index::NodeDamage,
 };
 
 /// The table of sections, and that of findings.
@@ -124,12 +124,13 @@ fn blocks_of(section: SectionKey) -> std::ops::RangeInclusive<BlockKey> {
 }
 
 impl Shared {
-    /// Follows a change that has been applied: findings that it brings, ends, or makes void. The
-    /// caller has the lock.
+    /// Follows a change that has been applied: findings that it brings, ends, or makes void, and
+    /// the end of all changes. The caller has the lock.
     pub(super) fn follow(&self, state: &mut State, change: &Change) {
         match change {
             Change::Finding(key, finding) => drop(state.bad.insert(*key, *finding)),
             Change::Mended(key) => drop(state.bad.remove(key)),
+            Change::Stop => state.is_closed = true,
             other => {
                 for key in void(state, other) {
                     state.bad.remove(&key);
@@ -256,7 +257,7 @@ impl Shared {
             _ if finding.fault == Fault::Index => true,
             Ok((_, record)) => record.is_some_and(|section| is_about(&finding, &section)),
             // Nobody can tell.
-            Err(EngineError::Index(error)) if matches!(*error, IndexError::Damaged { .. }) => true,
+            Err(EngineError::Index(error)) if error.is_unreadable() => true,
             Err(error) => return Err(error),
         };
         if stands {

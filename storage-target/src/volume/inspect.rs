@@ -15,7 +15,10 @@ use std::{
 use millrace_types::{BlockState, Crc32c};
 use tokio::sync::Notify;
 
-use super::{EngineError, Shared, findings::is_about, read::pieces, run, sections::Sections};
+use super::{
+    EngineError, Shared, findings::is_about, read::pieces, remove::AtDamage, run,
+    sections::Sections,
+};
 use crate::{
     disk::{AlignedBuffer, BufferPool, DiskError},
     format::{
@@ -199,7 +202,9 @@ impl Shared {
             let same = at == block && found == fingerprint && state == BlockState::Clean;
             same.then_some(BlockState::Absent)
         };
-        let dropped = self.restate(key.chunk, key.section..=key.section, &new_state).await?;
+        self.drops.note(&key.chunk);
+        let numbers = key.section..=key.section;
+        let dropped = self.restate(key.chunk, numbers, AtDamage::Fail, &new_state).await?;
         if dropped.0 == 0 {
             return Ok(false);
         }

@@ -155,10 +155,19 @@ impl Live {
         options: &Options,
         before: Option<Predecessor>,
     ) -> Result<Self, OpenError> {
+        Self::open_by(Clock::system(), options, before).await
+    }
+
+    /// The same, by another clock.
+    pub(super) async fn open_by(
+        clock: Clock,
+        options: &Options,
+        before: Option<Predecessor>,
+    ) -> Result<Self, OpenError> {
         let metadata_pool = BufferPool::new(METADATA_POOL);
         options.disk.expect_buffers(&metadata_pool);
         options.disk.expect_buffers(&options.pool);
-        let parts = Parts { options, pool: metadata_pool };
+        let parts = Parts { options, pool: metadata_pool, clock };
         let (superblock, blank) = match parts.read_superblock().await? {
             Some(superblock) => (superblock, false),
             None => (parts.make().await?, true),
@@ -191,6 +200,7 @@ pub(super) struct Parts<'a> {
     pub(super) options: &'a Options,
     /// For index and journal.
     pub(super) pool: BufferPool,
+    pub(super) clock: Clock,
 }
 
 impl Parts<'_> {
@@ -330,7 +340,7 @@ impl Parts<'_> {
             let least = (before.loss_count + 1).saturating_sub(superblock.losses);
             recovered.loss_count = recovered.loss_count.max(least);
         }
-        let mut shared = shared_of(options, superblock, recovered, blank);
+        let mut shared = shared_of(self, superblock, recovered, blank);
         if let Some(before) = before {
             shared.blank = before.blank;
             shared.drops = before.drops;
@@ -450,13 +460,15 @@ pub(super) fn ring(layout: &Layout) -> Ring {
 }
 
 fn shared_of(
-    options: &Options,
+    parts: &Parts<'_>,
     superblock: &Superblock,
     recovered: Recovered,
     blank: bool,
 ) -> Shared {
+    let options = parts.options;
     let Recovered { index, journal, space, inode_max, loss_count, applied, .. } = recovered;
-    let state = State { readers: BTreeMap::new(), inode_max, bad: BTreeMap::new() };
+    let (readers, bad) = (BTreeMap::new(), BTreeMap::new());
+    let state = State { readers, inode_max, bad, is_closed: false };
     Shared {
         target: superblock.target,
         superblock: superblock.clone(),
@@ -486,7 +498,7 @@ fn shared_of(
         checksum_failures: AtomicU64::new(0),
         inspection: Inspection::default(),
         scrub: Scrub::default(),
-        clock: Clock::system(),
+        clock: parts.clock.clone(),
         zero_page: Crc32c::of(&[0; PAGE]),
         blank,
         drops: Arc::default(),

@@ -365,7 +365,7 @@ impl Shared {
         let len = pages as usize * PAGE;
         let places: Vec<Option<StoredPage>> =
             (first..first + pages).map(|page| sections.page(page)).collect();
-        let mut buffer = self.pool.acquire(len).await;
+        let mut buffer = self.pool.acquire_for_disk(len).await;
         if let Some(charge) = charge {
             buffer.charge(charge);
         }

@@ -6,7 +6,8 @@
 //!   is there, and the records say what each page is. Only the data of records that were appended
 //!   beside it may be missing: of those that no batch knows to be durable each is held against its
 //!   data, and so is everything after the first one that is dropped, which may build on it. Nobody
-//!   has been told of any of them, so nothing is lost. The outcome becomes a checkpoint, as below.
+//!   has been told of any of them, so nothing is lost, unless one was dropped because something
+//!   could not be read: the loss count is then raised. The outcome becomes a checkpoint, as below.
 //! - **The machine lost its memory** (another boot id, and no stop record at the end): records
 //!   that no batch knows to be durable are *pending*. Each is believed only if every page that it
 //!   would bring in matches its checksum; otherwise the older version stands, whose pages were in
@@ -18,6 +19,10 @@
 //!   reclaim is done, is not believed after a dropped record of the same inode. The loss count is
 //!   raised, because what is missing cannot be known, and the outcome becomes a checkpoint before
 //!   any batch names the present boot, so that it is never decided a second time.
+//!
+//! As long as no record of its inode was dropped, what a pending record was made over is what
+//! stands. So only behind a dropped record the index is asked for that, and where its leaf cannot
+//! be read the record is dropped as well: such a leaf refuses no start.
 //!
 //! A journal that has failed is opened again as after a loss of power, whatever the boot: what the
 //! disk has of writes that it could not sync nobody knows. Of a failure in this process the engine
@@ -33,12 +38,11 @@
 use std::{collections::BTreeSet, io::ErrorKind};
 
 use bytes::Bytes;
-use millrace_runtime::Clock;
 use millrace_types::{ChunkSize, Crc32c, InodeId};
 
 use super::{
     EngineError, Shared,
-    checkpoint::{Attempts, PATIENCE_PRESSED},
+    checkpoint::{Attempts, PATIENCE, PATIENCE_PRESSED},
     open::{OpenError, Parts, bytes, ring},
     sessions::AppliedWrites,
 };
@@ -138,15 +142,16 @@ pub(super) async fn recover(
         Some(Fact::LossCount(count)) => count,
         _ => 0,
     };
-    let Replay { index, space, inode_max, applied, dropped, .. } = replay;
-    tell_what_was_dropped(superblock, lossy, dropped);
-    let loss_count = loss_count + u64::from(lossy);
+    let Replay { index, space, inode_max, applied, dropped, unread, .. } = replay;
+    let may_have_lost = lossy || unread;
+    tell_what_was_dropped(superblock, may_have_lost, dropped);
+    let loss_count = loss_count + u64::from(may_have_lost);
     Ok(Recovered { index, journal, space, inode_max, loss_count, applied, lossy, dropped })
 }
 
-fn tell_what_was_dropped(superblock: &Superblock, lossy: bool, dropped: usize) {
+fn tell_what_was_dropped(superblock: &Superblock, may_have_lost: bool, dropped: usize) {
     let target = superblock.target;
-    if lossy {
+    if may_have_lost {
         tracing::warn!(
             %target,
             dropped_writes = dropped,
@@ -169,6 +174,8 @@ struct Replay<'a> {
     inode_max: InodeId,
     applied: AppliedWrites,
     dropped: usize,
+    /// Whether one was dropped because something could not be read: it may be complete.
+    unread: bool,
     /// Inodes of which a record was dropped.
     incomplete: BTreeSet<InodeId>,
     /// Sections of which a record was dropped that changed others with them.
@@ -186,8 +193,19 @@ impl<'a> Replay<'a> {
         applied: AppliedWrites,
     ) -> Self {
         let (incomplete, torn) = (BTreeSet::new(), BTreeSet::new());
-        let attempts = Attempts::begin(&Clock::system(), PATIENCE_PRESSED);
-        Self { parts, index, space, inode_max, applied, dropped: 0, incomplete, torn, attempts }
+        let attempts = Attempts::begin(&parts.clock, PATIENCE_PRESSED);
+        Self {
+            parts,
+            index,
+            space,
+            inode_max,
+            applied,
+            dropped: 0,
+            unread: false,
+            incomplete,
+            torn,
+            attempts,
+        }
     }
 
     async fn apply(
@@ -268,27 +286,11 @@ impl<'a> Replay<'a> {
                 if change.sections().iter().any(|(key, _)| self.torn.contains(key)) {
                     return Ok(None);
                 }
-                let mut held = SectionsChange::new(change.session, change.number);
-                for (key, new) in change.sections() {
-                    let old = self.section(*key).await?;
-                    let new = new.clone().unwrap_or_else(|| Section::blank(ChunkSize::DEFAULT));
-                    held.put(*key, old.as_ref(), new);
-                }
+                let Some(held) = self.held(change).await? else { return Ok(None) };
                 let pages: Vec<StoredPage> = held.new_pages().collect();
                 Ok(self.all_match(&pages).await?.then_some(Change::Sections(held)))
             }
-            Change::Remove(removal) => {
-                let mut held = Removal::default();
-                for key in removal.sections() {
-                    if let Some(section) = self.section(*key).await?
-                        && !held.push(*key, &section)
-                    {
-                        // An older version of the sections is in more pieces than fit a record.
-                        return Ok(None);
-                    }
-                }
-                Ok(Some(Change::Remove(held)))
-            }
+            Change::Remove(removal) => Ok(self.held_removal(removal).await?.map(Change::Remove)),
             // It says that what came before is done: a trim whose own changes were dropped must be
             // done again.
             Change::Mark(inode, _) if self.incomplete.contains(inode) => Ok(None),
@@ -298,9 +300,61 @@ impl<'a> Replay<'a> {
         }
     }
 
-    async fn section(&self, key: SectionKey) -> Result<Option<Section>, OpenError> {
-        let value = self.index.get(&TableKey::Section(key).encode()).await?;
-        Ok(value.map(|value| Section::decode(&value, key.section)).transpose()?)
+    /// New records of sections over the versions that stand; `None` when these cannot be read.
+    async fn held(&mut self, change: &SectionsChange) -> Result<Option<SectionsChange>, OpenError> {
+        if self.are_whole(change.sections().iter().map(|(key, _)| key)) {
+            return Ok(Some(change.clone()));
+        }
+        let mut held = SectionsChange::new(change.session, change.number);
+        for (key, new) in change.sections() {
+            let Some(old) = self.standing(*key).await? else { return Ok(None) };
+            let new = new.clone().unwrap_or_else(|| Section::blank(ChunkSize::DEFAULT));
+            held.put(*key, old.as_ref(), new);
+        }
+        Ok(Some(held))
+    }
+
+    /// The same of a removal.
+    async fn held_removal(&mut self, removal: &Removal) -> Result<Option<Removal>, OpenError> {
+        if self.are_whole(removal.sections()) {
+            return Ok(Some(removal.clone()));
+        }
+        let mut held = Removal::default();
+        for key in removal.sections() {
+            let Some(old) = self.standing(*key).await? else { return Ok(None) };
+            if let Some(old) = old
+                && !held.push(*key, &old)
+            {
+                // An older version of the sections is in more pieces than fit a record.
+                return Ok(None);
+            }
+        }
+        Ok(Some(held))
+    }
+
+    /// Whether no record of the inodes of these sections was dropped.
+    fn are_whole<'k>(&self, sections: impl IntoIterator<Item = &'k SectionKey>) -> bool {
+        !sections.into_iter().any(|key| self.incomplete.contains(&key.chunk.inode))
+    }
+
+    /// The version of a section that stands, which may be none; `None` when its leaf is damaged, or
+    /// the disk goes on failing to read it.
+    async fn standing(&mut self, key: SectionKey) -> Result<Option<Option<Section>>, OpenError> {
+        loop {
+            match self.index.get(&TableKey::Section(key).encode()).await {
+                Ok(value) => {
+                    let section = value.map(|value| Section::decode(&value, key.section));
+                    return Ok(Some(section.transpose()?));
+                }
+                Err(error) if !error.is_unreadable() => return Err(error.into()),
+                Err(error) => {
+                    if !error.is_failed_read() || !self.attempts.again().await {
+                        self.unread = true;
+                        return Ok(None);
+                    }
+                }
+            }
+        }
     }
 
     async fn all_match(&mut self, pages: &[StoredPage]) -> Result<bool, OpenError> {
@@ -327,8 +381,11 @@ impl<'a> Replay<'a> {
                 Ok(buffer) => return Ok(Some(buffer)),
                 Err(DiskError::Io { source, .. }) => {
                     // Where the disk had grown, and has not any more, there is nothing to wait for.
-                    let is_gone = source.kind() == ErrorKind::UnexpectedEof;
-                    if is_gone || !self.attempts.again().await {
+                    if source.kind() == ErrorKind::UnexpectedEof {
+                        return Ok(None);
+                    }
+                    if !self.attempts.again().await {
+                        self.unread = true;
                         return Ok(None);
                     }
                 }
@@ -345,9 +402,12 @@ impl Shared {
     /// After a loss of power the journal goes on behind all that was found. After a kill it stays
     /// where it was until the next checkpoint: its batches say under which boot this was, and a
     /// start that found none would take it for one after a loss of power.
+    ///
+    /// What was synced may go with a leaf that the disk fails to read, so it is waited for as long
+    /// as by any checkpoint.
     pub(super) async fn checkpoint_what_was_found(&self, lossy: bool) -> Result<(), OpenError> {
         let mut given_up = BTreeSet::new();
-        let mut attempts = Attempts::begin(&self.clock, PATIENCE_PRESSED);
+        let mut attempts = Attempts::begin(&self.clock, PATIENCE);
         let end = self.journal.position();
         let position = match lossy {
             true => end,
@@ -380,8 +440,7 @@ impl Shared {
                 }
                 Err(error) => error,
             };
-            if let Some(leaves) = self.leaves_to_give_up(&given_up, &error, PATIENCE_PRESSED).await
-            {
+            if let Some(leaves) = self.leaves_to_give_up(&given_up, &error, PATIENCE).await {
                 given_up = leaves;
                 continue;
             }

@@ -1,14 +1,13 @@
-//! Giving up bytes: shrinking, reclaiming, releasing; and what a target holds of a content.
+//! Giving up bytes: shrinking, removing, releasing; and what a target holds of a content.
 //!
-//! Trims and reclaims are durable when they return, because others act on them.
+//! Trims are durable when they return, because others act on them.
 
-use std::{collections::HashMap, ops::RangeInclusive, sync::Arc};
+use std::{cmp::Ordering, collections::HashMap, ops::RangeInclusive, sync::Arc};
 
 use bytes::Bytes;
+use futures::future::join_all;
 use millrace_protocol::target::{ContentName, Present};
-use millrace_types::{
-    BlockState, ByteLen, ChunkIndex, ChunkKey, ContentGeneration, CopyIndex, InodeId, WriteEpoch,
-};
+use millrace_types::{BlockState, ByteLen, ChunkIndex, ChunkKey, CopyIndex, WriteEpoch};
 
 use super::{
     EngineError, Shared, Volume,
@@ -65,38 +64,18 @@ impl Volume {
         .await
     }
 
-    /// Frees every chunk of each inode up to and with the generation named. Returns the bytes
-    /// freed.
-    ///
-    /// # Errors
-    /// A failure of index or journal; it must then be done again.
-    pub async fn reclaim(
-        &self,
-        entries: &[(InodeId, ContentGeneration)],
-    ) -> Result<ByteLen, EngineError> {
-        let shared = self.shared();
-        let entries = entries.to_vec();
-        run(async move {
-            let mut pages = 0;
-            for (inode, last) in entries {
-                pages += shared.reclaim(inode, last).await?;
-            }
-            shared.sync().await?;
-            Ok(ByteLen(pages * PAGE as u64))
-        })
-        .await
-    }
-
-    /// Drops the clean blocks of a chunk; returns the bytes freed. The caller syncs.
+    /// Drops the clean blocks of a chunk, as far as their records can be read; returns the bytes
+    /// freed. The caller syncs.
     ///
     /// # Errors
     /// A failure of index or journal; nothing is then changed.
     pub async fn release(&self, key: ChunkKey) -> Result<ByteLen, EngineError> {
-        self.release_while(key, || true).await
+        self.release_passing(key, AtDamage::GoRoundUnread, || true).await
     }
 
     /// The same of what still may go when its turn comes, behind everything that it waits for:
-    /// it goes on when its caller goes away.
+    /// it goes on when its caller goes away. Of a chunk of which a record cannot be read nothing is
+    /// dropped.
     ///
     /// # Errors
     /// As [`Self::release`].
@@ -105,11 +84,20 @@ impl Volume {
         key: ChunkKey,
         may_go: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Result<ByteLen, EngineError> {
+        self.release_passing(key, AtDamage::Fail, may_go).await
+    }
+
+    async fn release_passing(
+        &self,
+        key: ChunkKey,
+        damage: AtDamage,
+        may_go: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Result<ByteLen, EngineError> {
         self.shared().drops.note(&key);
         let restate = move |_, _: u64, state| {
             (state == BlockState::Clean && may_go()).then_some(BlockState::Absent)
         };
-        self.restate(key, 0..=SECTIONS_MAX - 1, restate).await
+        self.restate(key, 0..=SECTIONS_MAX - 1, damage, restate).await
     }
 
     /// Drops one clean block, because it is damaged and the bucket has it.
@@ -122,7 +110,7 @@ impl Volume {
         let restate = move |at, _: u64, state| {
             (at == block && state == BlockState::Clean).then_some(BlockState::Absent)
         };
-        self.restate(key, section..=section, restate).await.map(drop)
+        self.restate(key, section..=section, AtDamage::Fail, restate).await.map(drop)
     }
 
     /// Turns written blocks clean that are still those of `exported`; returns their bytes. The
@@ -140,7 +128,7 @@ impl Volume {
             let same = exported.get(&at) == Some(&fingerprint);
             (same && state == BlockState::Written).then_some(BlockState::Clean)
         };
-        self.restate(key, 0..=SECTIONS_MAX - 1, restate).await
+        self.restate(key, 0..=SECTIONS_MAX - 1, AtDamage::Fail, restate).await
     }
 
     /// The chunks of a content that are here, from `first` on, `count` of them at most by index.
@@ -195,37 +183,75 @@ impl Volume {
         Ok(presence)
     }
 
-    /// Checks that the content of a chunk was not given up, for who has found a part of it absent.
+    /// Checks what somebody knows of a content who has found a part of a chunk absent: that it was
+    /// not given up, unless that part `is_backed`, and was not cut or exported since.
     /// May be dropped at its await.
     ///
     /// # Errors
-    /// [`EngineError::StaleContent`] when it was; [`EngineError::Index`].
-    pub async fn check_content(&self, key: ChunkKey) -> Result<(), EngineError> {
-        match key.generation < self.shared().mark(key.inode).await?.generation {
-            true => Err(EngineError::StaleContent),
-            false => Ok(()),
+    /// [`EngineError::StaleContent`], [`EngineError::StaleEpoch`]; [`EngineError::Index`].
+    pub async fn check_content(
+        &self,
+        key: ChunkKey,
+        write_epoch: WriteEpoch,
+        is_backed: bool,
+    ) -> Result<(), EngineError> {
+        let mark = self.shared().mark(key.inode).await?;
+        match key.generation.cmp(&mark.generation) {
+            Ordering::Less if !is_backed => Err(EngineError::StaleContent),
+            Ordering::Equal if write_epoch < mark.write_epoch => Err(EngineError::StaleEpoch),
+            _ => Ok(()),
         }
+    }
+
+    /// Refuses what somebody asks for who knows a content of an older write epoch, from then on.
+    /// The caller syncs.
+    ///
+    /// # Errors
+    /// A failure of index or journal; nothing is then changed.
+    pub async fn refuse_older(
+        &self,
+        content: ContentName,
+        write_epoch: WriteEpoch,
+    ) -> Result<(), EngineError> {
+        let shared = self.shared();
+        run(async move { shared.refuse_older(content, write_epoch).await }).await
     }
 
     async fn restate(
         &self,
         key: ChunkKey,
         numbers: RangeInclusive<u8>,
+        damage: AtDamage,
         new_state: impl Fn(u16, u64, BlockState) -> Option<BlockState> + Send + Sync + 'static,
     ) -> Result<ByteLen, EngineError> {
         let shared = self.shared();
-        run(async move { shared.restate(key, numbers, &new_state).await }).await
+        run(async move { shared.restate(key, numbers, damage, &new_state).await }).await
     }
 }
 
-/// What a removal does where it meets a damaged leaf of the index.
+/// What is done where a leaf of the index cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum AtDamage {
+pub(super) enum AtDamage {
     /// Nothing more: the file is there, and its bytes would be too.
     Fail,
-    /// What is recorded in the leaf is lost in any case, and so are its pages until the target is
-    /// made anew; the rest is removed, or nothing could be reclaimed any more.
+    /// One that is damaged is gone round. What is recorded in it is lost in any case, and so are
+    /// its pages until the target is made anew; the rest is removed, or nothing could be reclaimed
+    /// any more.
     GoRound,
+    /// So is one that the disk fails to read: it may be there again in a moment.
+    GoRoundUnread,
+}
+
+impl AtDamage {
+    /// Whether what has failed so is gone round.
+    pub(super) fn passes(self, error: &EngineError) -> bool {
+        let EngineError::Index(error) = error else { return false };
+        match self {
+            Self::Fail => false,
+            Self::GoRound => matches!(**error, IndexError::Damaged { .. }),
+            Self::GoRoundUnread => error.is_unreadable(),
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -269,11 +295,26 @@ impl Shared {
         }
         if let Some(first) = first_gone {
             let range = KeyRange::content(inode, generation, first);
-            freed += self.remove(range, AtDamage::Fail).await?;
+            self.remove(range, AtDamage::Fail, &mut freed).await?;
         }
         // The mark comes last: a trim that was cut short is done again as a whole.
         self.commit(|_| Ok(Change::Mark(inode, mark))).await?;
         Ok(ByteLen(freed * PAGE as u64))
+    }
+
+    async fn refuse_older(
+        &self,
+        content: ContentName,
+        write_epoch: WriteEpoch,
+    ) -> Result<(), EngineError> {
+        let ContentName { inode, generation } = content;
+        let mark = Mark { generation, write_epoch };
+        self.await_room_for_records().await?;
+        let _turn = self.inode_turn(inode).write().await;
+        if mark > self.mark(inode).await? {
+            self.commit(|_| Ok(Change::Mark(inode, mark))).await?;
+        }
+        Ok(())
     }
 
     /// Cuts the chunk in which the new size lies: later blocks go, and the bytes of its own block
@@ -317,16 +358,17 @@ impl Shared {
         self.commit_batches(&cause, &whole, &new).await
     }
 
-    /// Removes the sections of some keys. The caller holds the inode's turn alone. Returns the
-    /// pages freed.
-    async fn remove(&self, range: KeyRange, damage: AtDamage) -> Result<u64, EngineError> {
-        let mut freed = 0;
+    /// Removes the sections of some keys. The caller holds the inode's turn alone. Adds the pages
+    /// freed, also of what is done before it fails.
+    pub(super) async fn remove(
+        &self,
+        range: KeyRange,
+        damage: AtDamage,
+        freed: &mut u64,
+    ) -> Result<(), EngineError> {
         let mut from = Some(range.from);
         while let Some(at) = from {
-            let page = match damage {
-                AtDamage::Fail => self.page(at, range.until).await?,
-                AtDamage::GoRound => self.page_passing_damage(at, range.until).await?,
-            };
+            let page = self.page_passing(at, range.until, damage).await?;
             from = page.next;
             let mut sections = page.sections.iter().peekable();
             while sections.peek().is_some() {
@@ -337,33 +379,8 @@ impl Shared {
                     sections.next();
                 }
                 assert!(!removal.is_empty(), "any section fits a record");
-                freed += self.commit(|_| Ok(Change::Remove(removal.clone()))).await?.given_up;
+                *freed += self.commit(|_| Ok(Change::Remove(removal.clone()))).await?.given_up;
             }
-        }
-        Ok(freed)
-    }
-
-    async fn reclaim(&self, inode: InodeId, last: ContentGeneration) -> Result<u64, EngineError> {
-        self.await_room_for_records().await?;
-        let _turn = self.inode_turn(inode).write().await;
-        // Nothing of these generations is accepted any more, however late it arrives. The mark
-        // comes first: who finds a block absent because it went here finds the mark as well.
-        let generation = ContentGeneration(last.0.saturating_add(1));
-        let mark = Mark { generation, write_epoch: WriteEpoch(0) };
-        let marked = self.raise_mark(inode, mark).await;
-        match &marked {
-            Err(EngineError::Index(error)) if matches!(**error, IndexError::Damaged { .. }) => {}
-            Err(_) => return marked.map(|()| 0),
-            Ok(()) => {}
-        }
-        let freed = self.remove(KeyRange::inode(inode, last), AtDamage::GoRound).await?;
-        // Where the mark cannot be read, the bytes go all the same.
-        marked.map(|()| freed)
-    }
-
-    async fn raise_mark(&self, inode: InodeId, mark: Mark) -> Result<(), EngineError> {
-        if mark > self.mark(inode).await? {
-            self.commit(|_| Ok(Change::Mark(inode, mark))).await?;
         }
         Ok(())
     }
@@ -373,6 +390,7 @@ impl Shared {
         self: &Arc<Self>,
         key: ChunkKey,
         numbers: RangeInclusive<u8>,
+        damage: AtDamage,
         new_state: &(dyn Fn(u16, u64, BlockState) -> Option<BlockState> + Send + Sync),
     ) -> Result<ByteLen, EngineError> {
         self.await_room_for_records().await?;
@@ -381,7 +399,7 @@ impl Shared {
         let turn = self.inode_turn(key.inode).read().await;
         let range = u16::from(*numbers.start())..=u16::from(*numbers.end());
         let lock = self.section_locks.lock(key, range).await;
-        let old = self.sections(key, numbers).await?;
+        let old = self.sections_passing(key, numbers, damage).await?;
         let mut pages = 0;
         let mut new = Vec::new();
         for (number, record) in old.iter() {
@@ -408,6 +426,36 @@ impl Shared {
         Ok(ByteLen(pages * PAGE as u64))
     }
 
+    /// As [`Self::sections`]; one that cannot be read counts as having no record, if that is said.
+    async fn sections_passing(
+        &self,
+        key: ChunkKey,
+        numbers: RangeInclusive<u8>,
+        damage: AtDamage,
+    ) -> Result<Sections, EngineError> {
+        if damage == AtDamage::Fail {
+            return self.sections(key, numbers).await;
+        }
+        let first = *numbers.start();
+        let mut records = Vec::with_capacity(numbers.len());
+        let mut passed = None;
+        for found in join_all(numbers.map(|number| self.section(key, number))).await {
+            match found {
+                Ok((_, record)) => records.push(record),
+                Err(error) if damage.passes(&error) => {
+                    passed = Some(error);
+                    records.push(None);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(error) = passed {
+            let target = self.target;
+            tracing::warn!(%target, chunk = %key, %error, "a part of a chunk is left as it is");
+        }
+        Ok(Sections::new(key, first, records))
+    }
+
     /// Journals new records, some at a time; returns the pages given up.
     async fn commit_batches(
         &self,
@@ -423,16 +471,15 @@ impl Shared {
         Ok(given_up)
     }
 
-    /// As [`Self::page`]; goes round a damaged leaf.
-    pub(super) async fn page_passing_damage(
+    /// As [`Self::page`]; goes round a leaf that cannot be read, if that is said.
+    pub(super) async fn page_passing(
         &self,
         from: Key,
         until: Key,
+        damage: AtDamage,
     ) -> Result<Page, EngineError> {
         match self.page(from, until).await {
-            Err(EngineError::Index(error)) if matches!(*error, IndexError::Damaged { .. }) => {
-                self.page_around(from, until).await
-            }
+            Err(error) if damage.passes(&error) => self.page_around(from, until).await,
             other => other,
         }
     }
@@ -441,8 +488,8 @@ impl Shared {
     async fn page_around(&self, from: Key, until: Key) -> Result<Page, EngineError> {
         let survey = self.index.survey(from, SCAN_ENTRIES).await?;
         if let Some(damage) = &survey.damage {
-            let (target, page) = (self.target, damage.reference.page);
-            tracing::error!(%target, page, "goes round a damaged node of the index");
+            let (target, page, reason) = (self.target, damage.reference.page, &damage.reason);
+            tracing::error!(%target, page, reason, "goes round a node of the index");
         }
         let entries = survey.entries.into_iter().filter(|(key, _)| *key < until).collect();
         Ok(Page { sections: sections_of(entries)?, next: survey.next.filter(|next| *next < until) })

@@ -15,7 +15,9 @@
 //! 5. What was not synced may be gone, whatever the boot says: records that were not known to be
 //!    durable are held against their data, and the loss count is raised once more, because the
 //!    failed engine may have answered with the one before.
-//! 6. The new engine takes the place of the old one; scrub and figures go on.
+//! 6. The new engine takes the place of the old one; scrub and figures go on. Writes that the old
+//!    one has admitted and that waited for the bucket or for space are not applied by the new one,
+//!    which does not know of them: their clients send them again.
 //!
 //! When any of it fails there is a longer pause, in which whatever is asked of the target fails at
 //! once, and then the next attempt, for ever: 1 s, 2 s, and so on up to a minute. An engine that
@@ -245,6 +247,8 @@ impl Slot {
         drop(wanted);
         let loss_count = live.shared.loss_count.load(Ordering::Acquire);
         let target = live.shared.target;
+        // What was admitted there and waits for something is not known here, and may be sent again.
+        self.live().shared.applied.end();
         *self.live_mut() = live;
         self.reopened.send_modify(|times| *times += 1);
         tracing::warn!(%target, loss_count, "the target was opened again and takes changes");
@@ -264,7 +268,7 @@ impl Live {
 
 impl Shared {
     /// Whether the disk still reads.
-    async fn can_read(&self) -> bool {
+    pub(super) async fn can_read(&self) -> bool {
         let buffer = self.pool.acquire(PAGE).await;
         let first_page = Piece { offset: 0, range: 0..PAGE };
         self.disk.read(vec![first_page], buffer).await.is_ok()

@@ -5,11 +5,11 @@ use std::{fmt, ops::Range, sync::Arc};
 use bytes::Bytes;
 use millrace_types::{ChunkKey, Crc32c, GroupEpoch, SessionId, WriteEpoch, WriteNumber};
 
-use super::DropMark;
+use super::{DropMark, sessions::AppliedWrites};
 use crate::disk::AlignedBuffer;
 
 /// Whether a change may still be applied when its turn has come: the session's ticket may have run
-/// out while it waited for memory, blocks or the disk.
+/// out while it waited for memory, blocks or the disk, or the target have been opened again.
 #[derive(Clone, Default)]
 pub struct Authority(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
@@ -18,6 +18,11 @@ impl Authority {
     #[must_use]
     pub fn new(stands: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(stands)))
+    }
+
+    /// The same, for as long as the memory is in use that has admitted the change.
+    pub(crate) fn admitted_by(self, applied: AppliedWrites) -> Self {
+        Self::new(move || !applied.has_ended() && self.stands())
     }
 
     pub(crate) fn stands(&self) -> bool {

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 
 use millrace_types::ByteLen;
 
-use super::{EngineError, Growth, Shared, commit::unreadable, open::bytes};
+use super::{EngineError, Growth, Shared, commit::unreadable, open::bytes, run};
 use crate::{
     disk::{AlignedBuffer, DiskError, Piece},
     format::{
@@ -111,6 +111,10 @@ impl Shared {
     /// Takes a region from what lies under the disk; returns its first byte and its end. `None`
     /// when there is no more. The caller has the turn, and says so to the space.
     async fn take_region(&self, growth: &Growth) -> Result<Option<Range<u64>>, EngineError> {
+        if !self.disk.takes_changes() {
+            // Others may have the place by now.
+            return Err(DiskError::Stopped.into());
+        }
         let regions = self.space.regions();
         let layout = &self.superblock.layout;
         let [from, to] = [regions, regions + 1].map(|end| layout.end_of(end) * PAGE as u64);
@@ -149,7 +153,10 @@ impl Shared {
     pub(super) async fn prepare_regions(self: Arc<Self>) {
         loop {
             self.room_due.notified().await;
-            if let Err(error) = self.prepare_region().await {
+            let worker = Arc::clone(&self);
+            // In a task of its own, which keeps the turn until a growth that has begun is over.
+            let prepared = run(async move { worker.prepare_region().await });
+            if let Err(error) = prepared.await {
                 tracing::warn!(target = %self.target, %error, "no region could be prepared");
             }
         }

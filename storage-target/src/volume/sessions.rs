@@ -8,11 +8,16 @@
 //! [`WRITES_PER_SESSION_MAX`] the oldest of its session are forgotten whatever it says; and past
 //! [`SESSIONS_MAX`] or [`WRITES_MAX`] whole sessions are, the one first that has written nothing
 //! for the longest. After a restart the memory is rebuilt from the journal, as far back as the last
-//! checkpoint.
+//! checkpoint. So it is when the target is opened again in place, and then nobody knows of the
+//! writes that the memory before has admitted and that are still on their way: none of them may be
+//! applied any more ([`AppliedWrites::has_ended`]).
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use millrace_protocol::{session::SESSIONS_MAX, storage::ChunkVersion};
@@ -34,6 +39,7 @@ const FORGOTTEN_SHARE: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AppliedWrites {
     sessions: Arc<Mutex<Sessions>>,
+    has_ended: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -109,6 +115,17 @@ impl AppliedWrites {
             };
             running.await;
         }
+    }
+
+    /// Another memory takes its place.
+    pub(super) fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+    }
+
+    /// Whether another memory has taken its place, which may admit the same writes once more, and
+    /// later ones.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// Remembers a write found in the journal.

@@ -11,6 +11,7 @@ mod room;
 mod runs;
 mod scrub;
 mod stops;
+mod unread;
 mod zero;
 
 use std::{
@@ -25,13 +26,16 @@ use std::{
 use bytes::Bytes;
 use futures::poll;
 use millrace_protocol::target::ContentName;
+use millrace_runtime::{Clock, VirtualTime};
 use millrace_types::{
     BlockState, ChunkIndex, ChunkKey, ClusterId, ContentGeneration, CopyIndex, Crc32c, GroupEpoch,
     InodeId, SessionId, TargetId, WriteEpoch, WriteNumber,
 };
+use tokio::task::JoinHandle;
 
 use super::{
     Authority, Blank, EngineError, Fill, OpenError, Options, Volume, WriteRequest, ZeroRequest,
+    reopen::Live,
 };
 use crate::{
     disk::{BufferPool, Piece, simulated::SimulatedDisk},
@@ -66,6 +70,31 @@ fn options(disk: &SimulatedDisk, boot: u8) -> Options {
 
 async fn open(disk: &SimulatedDisk) -> Volume {
     Volume::open(&options(disk, 1)).await.unwrap()
+}
+
+/// Opens a target by a clock that the test moves.
+async fn open_by(clock: Clock, options: Options) -> Volume {
+    let live = Live::open_by(clock, &options, None).await.unwrap();
+    Volume::of(live, options.pool)
+}
+
+/// Lets two minutes pass, slowly.
+async fn two_minutes(time: &VirtualTime) {
+    for _ in 0..120 {
+        time.advance(Duration::from_secs(1));
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Lets time pass until a task has ended.
+async fn ended<T>(task: JoinHandle<T>, time: &VirtualTime) -> T {
+    while !task.is_finished() {
+        time.advance(Duration::from_secs(1));
+        tokio::task::yield_now().await;
+    }
+    task.await.unwrap()
 }
 
 fn key(inode: u64, index: u32) -> ChunkKey {

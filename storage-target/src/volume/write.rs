@@ -229,7 +229,7 @@ impl Shared {
             needs_fill(sections, block, range, request.backed)?;
         }
         let plan = Plan::new(sections, range);
-        let buffer = self.pool.acquire(plan.len()).await;
+        let buffer = self.pool.acquire_for_disk(plan.len()).await;
         let mut buffer = self.take_edges(sections, &plan, buffer).await?;
         let spot = spots::of_write(sections, &plan.pages, request.chunk_size);
         let sections = snapshot.into_sections();

@@ -39,7 +39,7 @@ pub(crate) struct Real {
 }
 
 impl Real {
-    /// A blank one; `None` where there are no loop devices, which is said.
+    /// A blank one; `None` where there are no loop devices and need not be any, which is said.
     pub(crate) fn blank(kind: PlaceKind, engine: DiskEngine) -> Option<Directory> {
         Self::cut_short(kind, engine, &Cuts::default())
     }

@@ -50,11 +50,16 @@ pub(crate) struct World {
     runtime: tokio::runtime::Handle,
     pub(crate) target: TargetId,
     pub(crate) bucket: tempfile::TempDir,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl World {
     pub(crate) async fn start() -> Self {
+        Self::start_with(|_| String::new()).await
+    }
+
+    /// With further tables in the settings, for a directory.
+    pub(crate) async fn start_with(tables: impl FnOnce(&Path) -> String) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let bucket = tempfile::tempdir().unwrap();
         let authority = Authority::create(CLUSTER).unwrap();
@@ -71,10 +76,12 @@ impl World {
         let bundle = dir.path().join("identity.pem");
         write_private(&bundle, &bundle_of(&authority, Role::Target)).unwrap();
         let text = format!(
-            "listen = \"127.0.0.1:0\"\ndata = {:?}\n[cluster]\nservers = [\"{}\"]\nidentity = {:?}",
+            "listen = \"127.0.0.1:0\"\ndata = {:?}\n[cluster]\nservers = [\"{}\"]\n\
+             identity = {:?}\n{}",
             dir.path().join("data"),
             server.local_addr(),
             bundle,
+            tables(dir.path()),
         );
         let file = dir.path().join("target.toml");
         std::fs::write(&file, text).unwrap();
@@ -92,18 +99,28 @@ impl World {
             runtime,
             target,
             bucket,
-            _dir: dir,
+            dir,
         }
     }
 
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     pub(crate) async fn restart(&mut self) {
+        self.restart_after(|_| ()).await;
+        assert_eq!(self.metadata.wait_for_target().await, self.target);
+    }
+
+    /// Stops the daemon, does something in its directory, and starts it again.
+    pub(crate) async fn restart_after(&mut self, work: impl FnOnce(&Path)) {
         let running = self.running.take().unwrap();
         running.shutdown().begin("test");
         running.until_drained().await.unwrap();
         self.metadata.forget_target();
+        work(self.dir.path());
         self.running =
             Some(Running::start(self.settings.clone(), self.runtime.clone()).await.unwrap());
-        assert_eq!(self.metadata.wait_for_target().await, self.target);
     }
 
     pub(crate) async fn stop(mut self) {
@@ -258,6 +275,8 @@ fn identity(authority: &Authority, role: Role) -> Identity {
 /// Answers what targets ask of a metadata server, for one target.
 pub(crate) struct Metadata {
     target: tokio::sync::watch::Sender<Option<TargetId>>,
+    /// All that have registered with it, in order.
+    targets: tokio::sync::watch::Sender<Vec<TargetId>>,
     reclaim: tokio::sync::watch::Sender<Vec<ReclaimEntry>>,
     addresses: Mutex<Vec<String>>,
     url: String,
@@ -267,6 +286,7 @@ impl Metadata {
     fn new(bucket: &Path) -> Self {
         Self {
             target: tokio::sync::watch::Sender::new(None),
+            targets: tokio::sync::watch::Sender::new(Vec::new()),
             reclaim: tokio::sync::watch::Sender::new(Vec::new()),
             addresses: Mutex::default(),
             url: format!("file://{}", bucket.display()),
@@ -281,6 +301,14 @@ impl Metadata {
 
     fn forget_target(&self) {
         self.target.send_replace(None);
+        self.targets.send_replace(Vec::new());
+    }
+
+    /// Waits until so many have registered together.
+    pub(crate) async fn wait_for_targets(&self, count: usize) -> Vec<TargetId> {
+        let mut registered = self.targets.subscribe();
+        let targets = registered.wait_for(|targets| targets.len() == count).await.unwrap();
+        targets.clone()
     }
 
     pub(crate) fn reclaim(&self, inode: InodeId, generation: ContentGeneration) {
@@ -345,7 +373,10 @@ impl Service for Metadata {
             RequestKind::RegisterHost => {
                 let request: RegisterHost = call.decode().unwrap();
                 *self.addresses.lock().unwrap() = request.addresses;
-                self.target.send_replace(request.targets.first().map(|target| target.id));
+                let mut targets: Vec<_> = request.targets.iter().map(|target| target.id).collect();
+                self.target.send_replace(targets.first().copied());
+                targets.sort_unstable();
+                self.targets.send_replace(targets);
                 call.reply::<RegisterHost>(&RegisterHostReply { news: self.news() }).await;
             }
             RequestKind::Heartbeat => call.reply::<Heartbeat>(&self.news()).await,

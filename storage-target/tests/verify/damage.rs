@@ -547,3 +547,26 @@ async fn what_a_torn_write_over_two_sections_takes_with_it_is_told() {
     let checked = check(&opened.snapshot().await, target.boot).unwrap();
     assert!(checked.summary.is_sound(), "{:?}", checked.remarks);
 }
+
+/// What a record was made over is not needed as long as nothing before it was dropped: neither by
+/// the daemon nor by the check.
+#[tokio::test]
+async fn a_pending_record_over_a_damaged_leaf_counts_as_one_with_its_data() {
+    let mut target = filled(4).await;
+    target.close().await;
+    target.open().await.unwrap();
+    // In the middle of the sections: no fact is in its leaf.
+    let (&(inode, _), _) = target.blocks.range((100, 0)..).next().unwrap();
+    target.write(inode, 0..PAGE).await;
+    target.kill();
+    let mut damaged = target.snapshot().await;
+    damaged.flip(leaf_of(&damaged, inode).page, 777, 1);
+    target.boot = BootId([9; 16]);
+    let checked = check(&damaged, target.boot).unwrap();
+    assert!(checked.summary.pending_records > 0, "{:?}", checked.summary);
+    let is_dropped = |remark: &Remark| remark.text.contains("have lost their data");
+    assert!(!checked.remarks.iter().any(is_dropped), "{:?}", checked.remarks);
+    let mut opened = target.on(&damaged).await;
+    opened.open().await.unwrap();
+    assert!(opened.assert_serves_nothing_wrong().await > 0, "what was in the leaf is refused");
+}

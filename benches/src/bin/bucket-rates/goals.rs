@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use millrace_benches::figures::{Figures, Row, median};
+use millrace_benches::{
+    figures::{Figures, Row, median},
+    goal_bars::Bar,
+};
 use serde_json::{Value, json};
 
 use super::{loads::Load, proxy::CAP_MB};
@@ -31,11 +34,11 @@ enum Goal {
 /// A goal, and what was reached.
 pub(crate) struct Verdict {
     name: String,
-    /// What is compared: the median over the rounds.
-    found: f64,
+    /// What is compared, of each round.
+    rounds: Vec<f64>,
     goal: f64,
     words: String,
-    is_reached: bool,
+    more_is_better: bool,
 }
 
 /// What a load's figures make of its goals.
@@ -58,10 +61,10 @@ pub(crate) fn verdicts(load: Load, figures: &Figures, cloud: bool) -> Vec<Verdic
 fn rivals(row: &Row) -> impl Iterator<Item = Verdict> {
     let others = row.contestants.iter().filter(|(name, _)| name != RAW && name != MILLRACE);
     others.filter_map(|(rival, theirs)| {
-        let found = middle(rounds(row, MILLRACE)?, theirs, |ours, theirs| ours / theirs);
-        let is_reached = found >= RIVALS;
+        let rounds = each(rounds(row, MILLRACE)?, theirs, |ours, theirs| ours / theirs);
         let name = format!("{}: {FILES}, {MILLRACE}", Load::Epoch.name());
-        Some(Verdict { name, found, goal: RIVALS, words: format!("times {rival}"), is_reached })
+        let words = format!("times {rival}");
+        Some(Verdict { name, rounds, goal: RIVALS, words, more_is_better: true })
     })
 }
 
@@ -89,43 +92,68 @@ impl Goal {
     /// `None` where a contestant was not measured.
     fn verdict(self, name: String, row: &Row, contestant: &str) -> Option<Verdict> {
         let ours = rounds(row, contestant)?;
-        let (found, goal, words) = match self {
+        let (rounds, goal, words) = match self {
             Self::Share(goal) => {
-                (middle(ours, rounds(row, RAW)?, |ours, raw| ours / raw), goal, "of raw".to_owned())
+                (each(ours, rounds(row, RAW)?, |ours, raw| ours / raw), goal, "of raw".to_owned())
             }
             Self::OfCap(goal) => {
                 // The server, or the machine, may give even the raw client less.
                 let raw = median(rounds(row, RAW)?) / CAP_MB;
                 let words = format!("of what the bucket carries, raw {raw:.3}");
-                (median(ours) / CAP_MB, goal, words)
+                (ours.iter().map(|ours| ours / CAP_MB).collect(), goal, words)
             }
             Self::Behind(goal) => (
-                middle(ours, rounds(row, RAW)?, |ours, raw| ours - raw),
+                each(ours, rounds(row, RAW)?, |ours, raw| ours - raw),
                 goal,
                 "ms behind raw".to_owned(),
             ),
-            Self::AtMost(goal) => (median(ours), goal, row.unit.to_owned()),
+            Self::AtMost(goal) => (ours.to_vec(), goal, row.unit.to_owned()),
         };
-        let is_reached = match self {
-            Self::Share(_) | Self::OfCap(_) => found >= goal,
-            Self::Behind(_) | Self::AtMost(_) => found <= goal,
-        };
-        Some(Verdict { name, found, goal, words, is_reached })
+        let more_is_better = matches!(self, Self::Share(_) | Self::OfCap(_));
+        Some(Verdict { name, rounds, goal, words, more_is_better })
     }
 }
 
 impl Verdict {
+    /// For a picture.
+    pub(crate) fn bar(&self) -> Bar {
+        let times = |found: f64| match self.more_is_better {
+            true => found / self.goal,
+            // No later than the raw client: as far from the goal as can be.
+            false if found <= 0.0 => f64::INFINITY,
+            false => self.goal / found,
+        };
+        let all: Vec<_> = self.rounds.iter().copied().map(times).collect();
+        let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = all.iter().copied().fold(0.0, f64::max);
+        let found = self.found();
+        let summary = format!("{found:.3} {}; goal {}", self.words, self.goal);
+        Bar { name: self.name.clone(), summary, times_of_goal: (least, times(found), most) }
+    }
+
+    fn found(&self) -> f64 {
+        median(&self.rounds)
+    }
+
+    fn is_reached(&self) -> bool {
+        match self.more_is_better {
+            true => self.found() >= self.goal,
+            false => self.found() <= self.goal,
+        }
+    }
+
     /// For a program.
     pub(crate) fn json(&self) -> Value {
-        let Self { name, found, goal, words, is_reached } = self;
+        let Self { name, goal, words, .. } = self;
+        let (found, is_reached) = (self.found(), self.is_reached());
         json!({ "what": name, "found": found, "goal": goal, "unit": words, "reached": is_reached })
     }
 }
 
 impl fmt::Display for Verdict {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.is_reached { "reached" } else { "missed" };
-        let (found, words) = (self.found, &self.words);
+        let verdict = if self.is_reached() { "reached" } else { "missed" };
+        let (found, words) = (self.found(), &self.words);
         write!(out, "{}: {found:.3} {words} (goal {}: {verdict})", self.name, self.goal)
     }
 }
@@ -135,10 +163,9 @@ fn rounds<'a>(row: &'a Row, contestant: &str) -> Option<&'a [f64]> {
     Some(rounds)
 }
 
-/// The median over the rounds of what is made of each.
-fn middle(ours: &[f64], others: &[f64], made: impl Fn(f64, f64) -> f64) -> f64 {
-    let each: Vec<_> = ours.iter().zip(others).map(|(ours, others)| made(*ours, *others)).collect();
-    median(&each)
+/// What is made of each round.
+fn each(ours: &[f64], others: &[f64], made: impl Fn(f64, f64) -> f64) -> Vec<f64> {
+    ours.iter().zip(others).map(|(ours, others)| made(*ours, *others)).collect()
 }
 
 /// Rows that have goals.

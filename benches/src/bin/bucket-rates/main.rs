@@ -4,11 +4,14 @@
 
 #![expect(clippy::print_stdout, reason = "the result of the program")]
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum as _};
-use millrace_benches::figures::Figures;
+use millrace_benches::{figures::Figures, goal_bars};
 use millrace_runtime::Shutdown;
 use serde_json::json;
 
@@ -97,6 +100,9 @@ struct Arguments {
     /// Prints all figures as JSON instead of tables.
     #[arg(long)]
     json: bool,
+    /// Also draws the figures that have goals, as an SVG file.
+    #[arg(long)]
+    plot: Option<PathBuf>,
 }
 
 fn main() -> Result<()> {
@@ -119,8 +125,23 @@ fn main() -> Result<()> {
     let measured = Bench::start(&arguments, &directory, &name, &runtime, shutdown)
         .and_then(|bench| bench.measure());
     fs::remove_dir_all(&directory).context("remove the directory of the bench")?;
-    print(&arguments, &measured?);
-    Ok(())
+    let measured = measured?;
+    print(&arguments, &measured);
+    match &arguments.plot {
+        Some(path) => plot(arguments.cloud, &measured, path),
+        None => Ok(()),
+    }
+}
+
+/// A bar for each goal.
+fn plot(cloud: bool, measured: &[(Load, Figures)], path: &Path) -> Result<()> {
+    let bucket = if cloud { "as in the cloud" } else { "on the same machine" };
+    let title =
+        format!("A bucket {bucket}, against the goals: median, and the range of the rounds");
+    let verdicts =
+        measured.iter().flat_map(|(load, figures)| goals::verdicts(*load, figures, cloud));
+    let bars: Vec<_> = verdicts.map(|verdict| verdict.bar()).collect();
+    goal_bars::draw(&title, &bars, path)
 }
 
 /// The figures of each load, and which goals they reach.

@@ -5,6 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     thread,
     time::Instant,
 };
@@ -76,8 +77,9 @@ impl Loads<'_> {
         }
     }
 
-    /// Names and attributes of a directory, as `ls -l` asks for them.
-    fn list(&self) -> Result<[Figure; 2]> {
+    /// Names and attributes of a directory, which come with a listing; and `ls -l`, which also asks
+    /// for each file's access control list.
+    fn list(&self) -> Result<[Figure; 3]> {
         let paths = self.paths("listed", self.names)?;
         let made = each("create empty", &paths, |path| {
             File::create_new(path)?;
@@ -86,13 +88,24 @@ impl Loads<'_> {
         forget(NAMES)?;
         let started = Instant::now();
         let mut count = 0;
-        for entry in fs::read_dir(self.directory.join("listed"))? {
+        let directory = self.directory.join("listed");
+        for entry in fs::read_dir(&directory)? {
             entry?.metadata()?;
             count += 1;
         }
         let took = started.elapsed().as_secs_f64();
         ensure!(count == paths.len(), "{count} names of {}", paths.len());
-        Ok([made, ("list with attributes", "names/s", count as f64 / took)])
+        forget(NAMES)?;
+        let mut program = Command::new("ls");
+        program.arg("-l").arg(&directory).stdout(Stdio::null());
+        let started = Instant::now();
+        ensure!(program.status()?.success(), "ls -l fails");
+        let program_took = started.elapsed().as_secs_f64();
+        Ok([
+            made,
+            ("list with attributes", "names/s", count as f64 / took),
+            ("ls -l", "names/s", count as f64 / program_took),
+        ])
     }
 
     /// Several programs make files in directories of their own.

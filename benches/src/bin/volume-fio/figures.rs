@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use millrace_benches::goal_bars::Bar;
+
 /// What a figure shall reach.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
@@ -72,13 +74,14 @@ impl Figure {
         Self { case, rounds }
     }
 
-    /// What is measured.
-    pub(crate) fn name(&self) -> &'static str {
-        self.case.name()
+    /// For a picture.
+    pub(crate) fn bar(&self) -> Bar {
+        let (name, summary) = (self.case.name().to_owned(), self.summary());
+        Bar { name, summary, times_of_goal: self.times_of_goal() }
     }
 
     /// The figure and its goal, in a few words.
-    pub(crate) fn summary(&self) -> String {
+    fn summary(&self) -> String {
         let (plain, ours) = self.middle();
         match self.case.goal() {
             Goal::Share(goal, unit) => {
@@ -89,7 +92,7 @@ impl Figure {
     }
 
     /// How many times its goal it is, more being better: the worst round, the middle, the best.
-    pub(crate) fn times_of_goal(&self) -> (f64, f64, f64) {
+    fn times_of_goal(&self) -> (f64, f64, f64) {
         let times = |round: &(f64, f64)| match self.case.goal() {
             Goal::Share(goal, _) => worth(*round) / goal,
             Goal::AtMost(goal, _) => goal / worth(*round),

@@ -14,13 +14,13 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum as _};
+use millrace_benches::goal_bars;
 use rustix::time::{ClockId, clock_gettime};
 
 mod data;
 mod figures;
 mod fio;
 mod loads;
-mod plot;
 
 use data::{DataSet, Opened};
 use figures::{Case, Figure};
@@ -67,7 +67,12 @@ fn main() -> Result<()> {
         println!("{figure}");
     }
     match &arguments.plot {
-        Some(path) => plot::draw(&figures, path),
+        Some(path) => {
+            let title =
+                "The engine of a target against its goals: median, and the range of the rounds";
+            let bars: Vec<_> = figures.iter().map(Figure::bar).collect();
+            goal_bars::draw(title, &bars, path)
+        }
         None => Ok(()),
     }
 }

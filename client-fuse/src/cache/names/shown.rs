@@ -32,7 +32,7 @@ impl Names {
         if let Some(own) = raised.filter(|_| !is_oldest) {
             let lease = Lease { key: directory, since: Since { own, lease: asked } };
             let attributes = newer(known, attributes);
-            self.attributes.insert(directory, Kept { attributes, lease });
+            self.attributes.insert(directory, Kept { attributes, lease, is_bare: false });
         }
         is_other
     }
@@ -55,7 +55,7 @@ impl Names {
         };
         let attributes = newer(meanwhile, shows.clone());
         let lease = Lease { key: directory, since: Since { own, lease } };
-        self.attributes.insert(directory, Kept { attributes, lease });
+        self.attributes.insert(directory, Kept { attributes, lease, is_bare: false });
     }
 
     /// The attributes of a directory, taken back or changed last at `last`, if nothing but a change

@@ -91,6 +91,38 @@ fn an_answer_that_a_recall_overtook_does_not_count() {
 }
 
 #[test]
+fn that_an_inode_has_no_extended_attributes_counts_as_long_as_what_it_shows() {
+    let file = || attributes(FILE, FileKind::Regular);
+    let listed = |is_bare| {
+        let names = names();
+        names.keep_listed(file(), Lease::of(DIRECTORY, names.note()), is_bare);
+        names
+    };
+    assert!(!names().is_bare(FILE), "nobody has said so");
+    assert!(!listed(false).is_bare(FILE) && listed(true).is_bare(FILE));
+    let again = listed(true);
+    keep(&again, again.note());
+    assert!(again.is_bare(FILE), "what shows it again does not say otherwise");
+    again.keep_listed(file(), Lease::of(DIRECTORY, again.note()), false);
+    assert!(!again.is_bare(FILE));
+    for recall in [Recall::Attributes(FILE), Recall::Lease(DIRECTORY), Recall::Everything] {
+        let names = listed(true);
+        names.forget(&recall);
+        assert!(!names.is_bare(FILE), "{recall:?}");
+        keep(&names, names.note());
+        assert!(shown(&names, FILE).is_some() && !names.is_bare(FILE), "{recall:?}, and again");
+    }
+    let changed = listed(true);
+    let note = changed.note();
+    let changing = changed.changing(&[], Some(FILE));
+    keep(&changed, changed.note());
+    assert!(!changed.is_bare(FILE), "it may have one at any moment");
+    drop(changing);
+    changed.keep_listed(file(), Lease::of(DIRECTORY, note), true);
+    assert!(!changed.is_bare(FILE), "that was asked for before the change");
+}
+
+#[test]
 fn a_name_changed_from_here_takes_along_what_it_led_to() {
     let names = names();
     names.keep_attributes(

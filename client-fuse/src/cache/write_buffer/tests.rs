@@ -209,3 +209,26 @@ fn what_lies_behind_a_smaller_end_leaves_a_hole() {
     buffer.land(first);
     assert_eq!((buffer.end(), buffer.leaves_hole(0)), (150, true));
 }
+
+#[test]
+fn flights_are_of_the_session_in_which_the_oldest_was_written_of_what_waited() {
+    let mut buffer = WriteBuffer::new(SLOT);
+    let write = |buffer: &mut WriteBuffer, session, offset| {
+        buffer.record_session(SessionId(session));
+        buffer.insert(offset, b"bytes");
+    };
+    let session_of = |buffer: &mut WriteBuffer, index| {
+        let flights = buffer.take_off(SlotIndex(index)).expect("something is dirty");
+        flights[0].session
+    };
+    write(&mut buffer, 1, 0);
+    write(&mut buffer, 2, 10);
+    write(&mut buffer, 2, SLOT);
+    assert_eq!(session_of(&mut buffer, 0), Some(SessionId(1)));
+    assert_eq!(session_of(&mut buffer, 1), Some(SessionId(1)), "it waited with older ones");
+    // What was sent, or given up, says nothing of what is written then.
+    write(&mut buffer, 2, 2 * SLOT);
+    buffer.cut(0);
+    write(&mut buffer, 3, 3 * SLOT);
+    assert_eq!(session_of(&mut buffer, 3), Some(SessionId(3)));
+}

@@ -10,7 +10,7 @@ use millrace_types::{
     ChangeCount, ChunkSize, ErrorKind, KeyId, Layout, LinkId, LogIndex, PoolId, SessionId,
 };
 
-use super::*;
+use super::{resize::Resized, *};
 use crate::{
     cache::names::stamps::Stamps,
     fs::handle::{FileHandle, HandleOptions, Known},
@@ -32,7 +32,7 @@ pub(crate) fn file(inode: u64) -> Arc<File> {
 }
 
 /// An answer of the server: the file at change `count`, of `size` bytes, in write epoch `epoch`.
-fn reply(count: u64, size: u64, epoch: u32, rights: Rights) -> InodeReply {
+pub(crate) fn reply(count: u64, size: u64, epoch: u32, rights: Rights) -> InodeReply {
     let content = Content {
         inode: InodeId(7),
         generation: ContentGeneration(1),
@@ -334,6 +334,30 @@ fn of_a_content_that_was_cut_only_what_is_not_sent_yet_counts() {
 }
 
 #[test]
+fn the_late_answer_to_a_truncation_cuts_nothing_that_was_written_after_it() {
+    let file = opened(Rights::ReadWrite);
+    let mut state = file.state();
+    let cut = Resized::shown_by(&reply(7, 0, 2, Rights::ReadWrite));
+    // Others here have opened it since, and written: two thirds are committed.
+    state.accept(reply(8, 200, 2, Rights::ReadWrite)).expect("sound");
+    state.record_write(&(200..300), Timestamp(20));
+    let access = state.access.clone().expect("given");
+    state.record_stored(&(200..300), &access, TARGET, 0);
+    state.record_resize(cut);
+    assert_eq!((state.stored.end, state.attributes.size), (300, 300));
+    assert!(state.needs_commit());
+    // Before any of that is committed, what was stored since is all that there is.
+    state.record_resize(Resized::shown_by(&reply(8, 0, 2, Rights::ReadWrite)));
+    assert_eq!((state.stored.end, state.attributes.size), (300, 300));
+    // The next one cuts it.
+    let next = reply(9, 50, 3, Rights::ReadWrite);
+    let cut = Resized::shown_by(&next);
+    state.accept(next).expect("sound");
+    state.record_resize(cut);
+    assert_eq!((state.stored.end, state.attributes.size), (50, 50));
+}
+
+#[test]
 fn a_failure_is_told_by_two_writes_and_by_a_close_or_sync() {
     let file = Arc::new(opened(Rights::ReadWrite));
     let handle = || {
@@ -417,6 +441,17 @@ fn a_hole_is_known_also_when_a_commit_has_told_of_what_lies_behind_it_before() {
     state.record_commit(told);
     state.record_unstored(&(size..size + 8));
     state.buffer.land(slot);
+    assert!(state.has_unstored_hole() && state.is_dirty(), "a commit has to say so");
+}
+
+#[test]
+fn what_targets_have_of_writes_that_are_given_up_may_be_a_hole() {
+    let file = opened(Rights::ReadWrite);
+    let access = file.access().expect("it may be written");
+    let mut state = file.state();
+    state.record_stored(&(0..8), &access, TARGET, 1);
+    state.record_given_up();
+    state.forget_writes();
     assert!(state.has_unstored_hole() && state.is_dirty(), "a commit has to say so");
 }
 
@@ -530,4 +565,35 @@ fn bytes_in_an_inode_are_of_one_content_and_epoch() {
     // What comes late shows what was.
     state.accept(with(6, 1, Some(b"small"))).expect("sound");
     assert!(state.inline.is_none());
+}
+
+#[test]
+fn after_a_loss_of_the_log_a_lower_count_is_taken_over_and_what_was_told_is_told_again() {
+    let file = opened(Rights::ReadWrite);
+    let access = file.access().expect("it may be written");
+    let mut state = file.state();
+    state.record_write(&(100..500), Timestamp(20));
+    state.record_stored(&(100..500), &access, TARGET, 1);
+    let told = state.stored.acknowledgements;
+    state.record_commit(told);
+    state.accept(reply(8, 500, 1, Rights::ReadWrite)).expect("sound");
+    state.durable.record_told(ChangeCount(8));
+    assert!(!state.is_dirty());
+
+    state.handle_log_loss(true);
+    assert!(state.needs_commit() && state.stored.end == 500);
+    state.accept(reply(7, 100, 1, Rights::ReadWrite)).expect("sound");
+    let shown = &state.attributes;
+    assert_eq!((shown.change_count, shown.size), (ChangeCount(7), 500), "its own bytes show");
+    assert!(!state.durable.is_told(ChangeCount(8)), "the next count 8 is another one");
+    state.record_commit(told);
+    state.accept(reply(8, 500, 1, Rights::ReadWrite)).expect("sound");
+    assert!(!state.is_dirty() && state.attributes.size == 500);
+
+    let other = opened(Rights::Read);
+    let mut state = other.state();
+    state.handle_log_loss(false);
+    state.accept(reply(4, 50, 1, Rights::Read)).expect("sound");
+    assert_eq!(state.attributes.size, 50);
+    assert!(!state.is_dirty(), "nothing was told of it");
 }

@@ -73,8 +73,7 @@ impl FileSystem {
     /// What the server answers, [`ErrorKind::NoLocks`] among it.
     pub(crate) async fn begin_append(&self, handle: &FileHandle) -> Result<(), Failure> {
         let file = &handle.file;
-        let owner = self.locks.held.find(Key::of_append(file.inode));
-        if owner.is_some_and(|owner| owner.holds_under(self.cluster.session())) {
+        if self.may_append(file) {
             // Others may still truncate it, or write past its end.
             if self.attributes_kept(&handle.caller, file.inode).is_some() {
                 return Ok(());
@@ -93,12 +92,19 @@ impl FileSystem {
         self.attributes(handle.caller.clone(), file.inode).await.map(drop)
     }
 
+    /// Whether nobody else appends to the file, as [`Self::begin_append`] has seen to: the session
+    /// may have ended since, or even while that waited for the file's end.
+    pub(crate) fn may_append(&self, file: &File) -> bool {
+        let owner = self.locks.held.find(Key::of_append(file.inode));
+        owner.is_some_and(|owner| owner.holds_under(self.cluster.session()))
+    }
+
     /// Waits for the right to append; returns the change count that the file has by then.
     async fn take_append(&self, file: &File) -> Result<ChangeCount, Failure> {
         self.settle_file(file).await?;
         let key = Key::of_append(file.inode);
         let lock = Lock { kind: Some(LockKind::Write), process: 0, ..key.nothing() };
-        let owner = self.locks.held.asking_for_all(key, self.cluster.session());
+        let owner = self.locks.held.asking_here(key, self.cluster.session());
         let mut waiting = None;
         loop {
             let turn = owner.turn().await;
@@ -183,7 +189,7 @@ impl FileSystem {
         };
         self.store_before_unlock(inode).await;
         let key = Key::of_append(inode);
-        let owner = self.locks.held.asking_for_all(key, self.cluster.session());
+        let owner = self.locks.held.asking_here(key, self.cluster.session());
         let turn = owner.turn().await;
         let session = self.cluster.session();
         // Closed and opened again meanwhile: somebody may have taken it anew. Then the server tells

@@ -74,6 +74,11 @@ fn by_code(status: StatusCode, document: &Document, bucket: &str, key: &str) -> 
         "NoSuchUpload" => return Error::NoUpload { key },
         "NoSuchKey" => return Error::NotFound { key },
         "PreconditionFailed" => return Error::Changed { key },
+        "InvalidObjectState" => {
+            return Error::Unsupported {
+                message: format!("{bucket}: {key:?} is archived and must be restored first"),
+            };
+        }
         "SlowDown" | "ConditionalRequestConflict" | "OperationAborted" => {
             return Error::Busy { message: format!("{bucket} asks to wait ({})", document.code) };
         }

@@ -3,14 +3,18 @@
 //! What is sent goes with its CRC32C, which the bucket compares with what arrives, and keeps. Not
 //! every bucket takes that: one that refuses the headers is sent none any more.
 //!
-//! What is fetched has checksums for whole objects only, never for ranges of them. S3's own CRC32C
-//! is believed always. An entity tag is the MD5 of the bytes only if the object was put whole and
-//! is not encrypted with a key of somebody's own, and some servers have yet other tags that look
-//! the same: a mismatch with it is a reason to ask once more, and proves nothing once it repeats.
+//! What is fetched has checksums for whole objects only, never for ranges of them. Those that S3
+//! tells are believed always, as its own clients believe them: most put objects with a CRC-32, and
+//! S3 itself gives those that come without one a CRC-64. An entity tag is the MD5 of the bytes only
+//! if the object was put whole and is not encrypted with a key of somebody's own, and some servers
+//! have yet other tags that look the same: a mismatch with it is a reason to ask once more, and
+//! proves nothing once it repeats.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use crc_fast::{CrcAlgorithm, checksum};
 use http::{HeaderMap, HeaderValue};
 use md5::{Digest as _, Md5};
 use millrace_types::Crc32c;
@@ -22,6 +26,8 @@ use crate::{Error, Tag};
 pub(super) enum Verdict {
     /// They match a checksum of the bucket.
     Right,
+    /// They have the MD5 that the entity tag is.
+    Tagged,
     /// It has none that is known here.
     Unknown,
     /// They do not match its checksum.
@@ -29,6 +35,46 @@ pub(super) enum Verdict {
     /// They have this MD5, and the entity tag looks like another one.
     Unlike([u8; 16]),
 }
+
+/// A checksum that a bucket may tell of an object.
+struct Sum {
+    header: &'static str,
+    /// In bytes.
+    len: usize,
+    /// Whether it costs more than a CRC, of which some 10 GB are done in a second.
+    is_digest: bool,
+    of: fn(&[u8]) -> Vec<u8>,
+}
+
+/// The first of these that is told is looked at. SHA-1 is left out: nobody puts objects with it
+/// unless he is told to.
+const SUMS: [Sum; 4] = [
+    Sum {
+        header: CRC32C,
+        len: 4,
+        is_digest: false,
+        of: |bytes| Crc32c::of(bytes).0.to_be_bytes().to_vec(),
+    },
+    Sum {
+        header: "x-amz-checksum-crc64nvme",
+        len: 8,
+        is_digest: false,
+        of: |bytes| checksum(CrcAlgorithm::Crc64Nvme, bytes).to_be_bytes().to_vec(),
+    },
+    Sum {
+        header: "x-amz-checksum-crc32",
+        len: 4,
+        is_digest: false,
+        // The upper half is empty.
+        of: |bytes| checksum(CrcAlgorithm::Crc32IsoHdlc, bytes).to_be_bytes()[4..].to_vec(),
+    },
+    Sum {
+        header: "x-amz-checksum-sha256",
+        len: 32,
+        is_digest: true,
+        of: |bytes| digest(&SHA256, bytes).as_ref().to_vec(),
+    },
+];
 
 const CRC32C: &str = "x-amz-checksum-crc32c";
 const KIND: &str = "x-amz-checksum-type";
@@ -43,22 +89,24 @@ const NOT_OF_THIS_UPLOAD: &str = "Checksum Type mismatch";
 const ENCRYPTION: &str = "x-amz-server-side-encryption";
 const CUSTOMER_KEY: &str = "x-amz-server-side-encryption-customer-algorithm";
 
-/// Checks the bytes of a whole object; against its entity tag only if `tags` says so, since MD5
-/// costs as much CPU as the rest of the way of these bytes together.
-pub(super) fn verify(headers: &HeaderMap, tag: &Tag, tags: bool, bytes: &[u8]) -> Verdict {
+/// Checks the bytes of a whole object; against a digest only if `digests` says so, since an MD5
+/// costs as much CPU as the rest of the way of these bytes together, and a SHA-256 a third of that.
+pub(super) fn verify(headers: &HeaderMap, tag: &Tag, digests: bool, bytes: &[u8]) -> Verdict {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // That of an object put by parts may be one of the parts' checksums.
     let whole = text(KIND).is_none_or(|kind| kind == WHOLE);
-    if let Some(told) = text(CRC32C).filter(|_| whole).and_then(crc32c) {
-        return if told == Crc32c::of(bytes) { Verdict::Right } else { Verdict::Wrong };
+    let told = |sum: &Sum| told_in(text(sum.header)?, sum.len);
+    let mut used = SUMS.iter().filter(|sum| whole && (digests || !sum.is_digest));
+    if let Some((sum, told)) = used.find_map(|sum| Some((sum, told(sum)?))) {
+        return if told == (sum.of)(bytes) { Verdict::Right } else { Verdict::Wrong };
     }
     let plain =
         text(ENCRYPTION).is_none_or(|kind| kind == "AES256") && text(CUSTOMER_KEY).is_none();
-    match md5_of(tag).filter(|_| plain && tags) {
+    match md5_of(tag).filter(|_| plain && digests) {
         None => Verdict::Unknown,
         Some(told) => {
             let found: [u8; 16] = Md5::digest(bytes).into();
-            if told == found { Verdict::Right } else { Verdict::Unlike(found) }
+            if told == found { Verdict::Tagged } else { Verdict::Unlike(found) }
         }
     }
 }
@@ -140,9 +188,13 @@ fn text_of(checksum: Crc32c) -> String {
     STANDARD.encode(checksum.0.to_be_bytes())
 }
 
-/// `None` for what is no checksum of a whole, such as `4BytesInBase64==-3`.
+/// `None` for what is no checksum of a whole with `len` bytes, such as `4BytesInBase64==-3`.
+fn told_in(text: &str, len: usize) -> Option<Vec<u8>> {
+    STANDARD.decode(text).ok().filter(|told| told.len() == len)
+}
+
 fn crc32c(text: &str) -> Option<Crc32c> {
-    let bytes: [u8; 4] = STANDARD.decode(text).ok()?.try_into().ok()?;
+    let bytes: [u8; 4] = told_in(text, 4)?.try_into().ok()?;
     Some(Crc32c(u32::from_be_bytes(bytes)))
 }
 
@@ -182,9 +234,36 @@ mod tests {
         assert_eq!(of("\"x-2\"", &[(CRC32C, "mnG7TA==-2")], b"hellp"), Verdict::Unknown);
     }
 
+    /// The check values of the catalogues, and of FIPS 180's example.
+    #[test]
+    fn every_kind_of_checksum_that_clients_put_is_looked_at() {
+        let sha = ("x-amz-checksum-sha256", "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
+        for (told, bytes) in [
+            ((CRC32C, "4waSgw=="), b"123456789".as_slice()),
+            (("x-amz-checksum-crc64nvme", "rosUhgp5mIg="), b"123456789"),
+            (("x-amz-checksum-crc32", "y/Q5Jg=="), b"123456789"),
+            (sha, b"abc"),
+        ] {
+            assert_eq!(of("\"x\"", &[told], bytes), Verdict::Right, "{told:?}");
+            assert_eq!(of(MD5_OF_HELLO, &[told], b"hello"), Verdict::Wrong, "{told:?}");
+            // One of a part, and another one's length.
+            for text in [format!("{}-3", told.1), "rosU".to_owned()] {
+                let text: &'static str = text.leak();
+                assert_eq!(of("\"x\"", &[(told.0, text)], b"hello"), Verdict::Unknown, "{text}");
+            }
+        }
+        // A digest is dear, and not looked at where nothing is damaged on the way.
+        let headers = HeaderMap::from_iter([(
+            HeaderName::from_static(sha.0),
+            HeaderValue::from_static(sha.1),
+        )]);
+        let tag = Tag::new("\"x\"").unwrap();
+        assert_eq!(verify(&headers, &tag, false, b"abd"), Verdict::Unknown);
+    }
+
     #[test]
     fn a_tag_is_a_digest_only_where_it_can_be_one() {
-        assert_eq!(of(MD5_OF_HELLO, &[], b"hello"), Verdict::Right);
+        assert_eq!(of(MD5_OF_HELLO, &[], b"hello"), Verdict::Tagged);
         assert!(matches!(of(MD5_OF_HELLO, &[], b"hellp"), Verdict::Unlike(_)));
         assert_eq!(of(MD5_OF_HELLO, &[(ENCRYPTION, "aws:kms")], b"hellp"), Verdict::Unknown);
         assert_eq!(of(MD5_OF_HELLO, &[(CUSTOMER_KEY, "AES256")], b"hellp"), Verdict::Unknown);

@@ -60,8 +60,8 @@ impl S3 {
                 )));
             }
             match verify(headers, tag, self.checks_tags(), bytes) {
-                Verdict::Right => self.tags.are_digests.store(true, Ordering::Relaxed),
-                Verdict::Unknown => {}
+                Verdict::Tagged => self.tags.are_digests.store(true, Ordering::Relaxed),
+                Verdict::Right | Verdict::Unknown => {}
                 Verdict::Wrong => return Err(damaged(key)),
                 Verdict::Unlike(digest) => {
                     let mut last = unlike.lock().unwrap_or_else(PoisonError::into_inner);

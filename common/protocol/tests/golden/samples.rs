@@ -22,11 +22,12 @@ mod upkeep;
 use millrace_protocol::{
     Message, Request,
     capability::{Content, Origin, Signed},
+    cluster::LogPoint,
     codec,
     control::{DescribeMount, MountDescription},
     session::{
-        Caller, CloseSession, Declare, DeclareReply, Done, Held, Hello, HelloReply, OpenSession,
-        Operation, RenewTicket, SessionReply,
+        AllTold, Caller, CheckLog, CheckLogReply, CloseSession, Declare, DeclareReply, Done, Held,
+        Hello, HelloReply, OpenSession, Operation, RenewTicket, SessionReply,
     },
 };
 use millrace_types::{
@@ -115,6 +116,13 @@ fn sessions() -> Vec<Sample> {
             },
             &DeclareReply { lost: vec![1, 5] },
         ),
+        pair(
+            &CheckLog {
+                seen: LogPoint { incarnation: 0x1122_3344_5566_7788, index: LogIndex(98) },
+            },
+            &CheckLogReply { kept: LogIndex(97) },
+        ),
+        pair(&AllTold { session: SessionId(7), incarnation: 0x1122_3344_5566_7788 }, &done()),
         pair(&DescribeMount {}, &mount),
     ]
     .into_iter()

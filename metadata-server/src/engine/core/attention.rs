@@ -54,7 +54,7 @@ impl Core {
         }
         self.expiry.forgive(unheard, look.now);
         self.registry.forgive(unheard, look.instant);
-        self.declared_by = self.declared_by.plus(unheard);
+        self.declaring_since = self.declaring_since.plus(unheard);
         let seconds = unheard.as_secs_f64();
         tracing::warn!(seconds, "the server stood still: nobody is taken for silent for that");
         look

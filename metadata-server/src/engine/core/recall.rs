@@ -63,6 +63,19 @@ impl Core {
         Ok(())
     }
 
+    /// Nobody keeps anything any more of what `batch` has removed.
+    pub(super) fn forget_gone(&mut self, batch: &Batch) {
+        let prefix = keys::inodes();
+        let end = prefix_end(&prefix);
+        for (key, value) in batch.range(Bound::Included(&prefix), borrow(&end)) {
+            if value.is_none()
+                && let Some(inode) = keys::number_at(key, 1)
+            {
+                self.leases.handle_gone(InodeId(inode));
+            }
+        }
+    }
+
     /// Executes a command of the server's own; with what is over when nobody shows a file any more
     /// as it was before that.
     ///
@@ -181,4 +194,53 @@ pub(super) fn keepers(view: &(impl View + ?Sized)) -> Result<Vec<SessionId>, Sto
     let end = prefix_end(&prefix);
     let found = view.scan(Bound::Included(&prefix), borrow(&end), usize::MAX)?;
     Ok(found.iter().filter_map(|(key, _)| keys::number_at(key, 1)).map(SessionId).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_protocol::{metadata::NewNode, session::Caller};
+    use millrace_types::ClusterId;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::{
+        command::{Create, Remove},
+        engine::startup::{EngineSettings, StoreKind, open},
+        leases::Holding,
+    };
+
+    #[test]
+    fn what_is_removed_is_kept_by_nobody_not_even_by_who_removes_it() {
+        let dir = TempDir::new().unwrap();
+        let settings = EngineSettings {
+            store: StoreKind::Memory,
+            reserve_bytes: 0,
+            ..EngineSettings::new(dir.path().join("metadata"), ClusterId([7; 16]))
+        };
+        let mut core = open(settings).unwrap();
+        let (session, now) = (SessionId(1), core.now());
+        core.leases.handle_listening(session, 0, now);
+        for number in 1..=10 {
+            let (caller, parent) = (Caller::ROOT, InodeId::ROOT);
+            let name = FileName::parse(b"directory").unwrap();
+            let inode = core.new_inode_id().unwrap();
+            let create = Create {
+                caller: caller.clone(),
+                parent,
+                name: name.clone(),
+                node: NewNode::Directory,
+                mode: 0o755,
+                inode,
+                seed: 0,
+                open: None,
+                exclusive: true,
+            };
+            core.execute_for(session, Command::Create(create)).unwrap();
+            let holding = Holding::OWN.with(Holding::WHOLE);
+            assert!(core.leases.grant(session, inode, holding, now));
+            let remove = Remove { caller, parent, name, directory: true, readers: Vec::new() };
+            core.execute_for(session, Command::Remove(remove)).unwrap();
+            assert_eq!(core.leases.counts().leases, 0, "after {number}");
+        }
+    }
 }

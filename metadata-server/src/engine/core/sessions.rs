@@ -9,6 +9,7 @@ use super::Core;
 use crate::{
     command::{Command, Opener},
     engine::opens::{OPENS_MAX, ends},
+    leases::table::UNDECLARED_TIMES,
     namespace::tree,
     store::{
         StoreError, View, borrow, keys, prefix_end,
@@ -151,18 +152,36 @@ impl Core {
         self.sessions_by_nonce.get(&(host, nonce)).copied()
     }
 
+    /// The session has declared whatever it has from before the restart. When nobody else is waited
+    /// for, what was not declared is dropped at once, not by the next look.
+    ///
+    /// # Errors
+    /// As [`Self::execute`]; the next look goes on.
+    pub fn handle_all_told(&mut self, session: SessionId) -> Result<(), Failure> {
+        self.readers.handle_told(session);
+        if self.readers.looked().is_some() && self.room.is_enough() {
+            self.drop_undeclared_readers()?;
+        }
+        Ok(())
+    }
+
     /// Lets go of those who had time to declare after a restart and did not.
     pub(super) fn end_declaring(&mut self) -> Result<(), Failure> {
         let now = self.look().now;
-        // A full disk would take none of it, and the look at what is open is long.
-        if now > self.declared_by && self.readers.is_declaring() && self.room.is_enough() {
-            // In this order: what fails the next look takes up again.
+        // An older client does not say when it has come to the end of what it reads, and others may
+        // not get to it. So they have as long as others wait for them.
+        let told_by = self.declaring_since.plus(self.session_end() * UNDECLARED_TIMES);
+        let is_over = now > told_by && self.readers.is_declaring();
+        // A full disk would take none of it.
+        if (is_over || self.readers.looked().is_some()) && self.room.is_enough() {
+            if is_over {
+                self.readers.handle_declared();
+            }
             self.drop_undeclared_readers()?;
-            self.readers.handle_declared();
         }
-        // Twice as long for locks: whoever renews its ticket lives, and its locks with it. A client
-        // that cannot declare for so long has lost them, rather than stop all others for ever.
-        if now > self.declared_by.plus(self.lease()) {
+        // Whoever renews its ticket lives, and its locks with it. A client that cannot declare them
+        // for so long, which it does first, has lost them, rather than stop all others for ever.
+        if now > self.declaring_since.plus(self.lease() * 2) {
             let late = self.locks.handle_declaring_over();
             if late > 0 {
                 tracing::warn!(sessions = late, "locks that were not declared are given up");
@@ -171,10 +190,16 @@ impl Core {
         Ok(())
     }
 
-    /// Sessions that had a lease's time to declare what they read do not read the rest.
+    /// Sessions that had time to declare what they read do not read the rest: looks at some of what
+    /// is open, and called again goes on. What fails the next look takes up again.
     fn drop_undeclared_readers(&mut self) -> Result<(), Failure> {
-        let opens = tree::scan::<OpenRecord>(&*self.store.0, b"O", usize::MAX);
+        let Some((inode, session)) = self.readers.looked() else { return Ok(()) };
+        let after = keys::open(inode, session);
+        let store = &*self.store.0;
+        let opens = tree::scan_after::<OpenRecord>(store, &[keys::OPENS], &after, OPENS_A_LOOK);
         let opens = opens.map_err(|error| self.failure(error.into()))?;
+        let is_last = opens.len() < OPENS_A_LOOK;
+        let mut through = None;
         for (key, open) in opens {
             let (Some(inode), Some(session)) = (keys::number_at(&key, 1), keys::number_at(&key, 9))
             else {
@@ -184,21 +209,30 @@ impl Core {
             if open.reads && !self.readers.is_reading(session, inode) {
                 self.execute(None, Command::DropReader(Opener { session, inode }))?;
             }
+            through = Some((inode, session));
         }
+        self.readers.handle_looked(through.filter(|_| !is_last));
         Ok(())
     }
 }
 
-/// What a session has open by this key, if it has no name.
+/// What a session has open by this key, if it has no name and nobody else has it open. What others
+/// have open does not go with this session, and is left to the command that ends it: whatever the
+/// session has written there counts as that of a dead writer.
 fn nameless(
     view: &dyn View,
     session: SessionId,
     key: &[u8],
 ) -> Result<Option<(InodeId, OpenRecord)>, StoreError> {
     let Some(inode) = keys::number_at(key, 9).map(InodeId) else { return Ok(None) };
+    if tree::find(view, inode)?.is_none_or(|found| found.links > 0) {
+        return Ok(None);
+    }
+    if tree::scan::<OpenRecord>(view, &keys::opens(inode), 2)?.len() > 1 {
+        return Ok(None);
+    }
     let open = records::read::<OpenRecord>(view, &keys::open(inode, session))?;
-    let found = tree::find(view, inode)?.filter(|found| found.links == 0);
-    Ok(open.filter(|_| found.is_some()).map(|open| (inode, open)))
+    Ok(open.map(|open| (inode, open)))
 }
 
 #[cfg(test)]
@@ -207,7 +241,7 @@ mod tests {
 
     use millrace_protocol::{
         metadata::NewNode,
-        session::{Caller, RenewTicket, Role},
+        session::{AllTold, Caller, Operation, RenewTicket, Role},
     };
     use millrace_runtime::{Clock, Random, VirtualTime};
     use millrace_types::{ByteLen, ClusterId, FileName, GIB, TargetId, Timestamp};
@@ -215,7 +249,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        command::{Create, CreateUnnamed, OpenSession, Outcome, RegisterHost, Remove},
+        command::{Create, CreateUnnamed, OpenSession, OpenWrite, Outcome, RegisterHost, Remove},
         engine::{
             room::Room,
             startup::{EngineSettings, StoreKind, open},
@@ -226,12 +260,26 @@ mod tests {
 
     const HOST: HostId = HostId([1; 16]);
 
+    /// Above the id of whatever a test makes.
+    const LATER: InodeId = InodeId(u64::MAX);
+
     /// A core whose clock only the test moves, and its sessions.
     struct World {
         core: Core,
         time: VirtualTime,
         sessions: Vec<SessionId>,
         dir: TempDir,
+    }
+
+    fn client() -> Client {
+        Client {
+            role: Role::Client,
+            host: HOST,
+            fingerprint: [1; 32],
+            subtree: None,
+            squash_root: false,
+            settled: Vec::new(),
+        }
     }
 
     impl World {
@@ -260,16 +308,17 @@ mod tests {
         }
 
         fn renew(&mut self, session: SessionId) -> Result<(), ErrorKind> {
-            let client = Client {
-                role: Role::Client,
-                host: HOST,
-                fingerprint: [1; 32],
-                subtree: None,
-                squash_root: false,
-                settled: Vec::new(),
-            };
-            let renewed = ops::session::renew(&mut self.core, &client, &RenewTicket { session });
+            let request = RenewTicket { session };
+            let renewed = ops::session::renew(&mut self.core, &client(), &request);
             renewed.map(drop).map_err(|failure| failure.kind)
+        }
+
+        /// The session says that it has told all, to a life so many after the present one.
+        fn tell(&mut self, session: SessionId, other: u64) -> Result<(), ErrorKind> {
+            let incarnation = self.core.incarnation().wrapping_add(other);
+            let request = AllTold { session, incarnation };
+            let told = ops::session::all_told(&mut self.core, &client(), &request);
+            told.map(drop).map_err(|failure| failure.kind)
         }
 
         /// Lets so many seconds pass, in each of which every session asks for a ticket.
@@ -388,6 +437,22 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_many_files_without_names_has_others_know_of_a_dead_writer() {
+        let mut world = World::new();
+        world.register_target();
+        let [session, other] = [1, 2].map(|nonce| world.open(nonce));
+        let shared = world.write_nameless(session, 1)[0];
+        let opener = Opener { session: other, inode: shared };
+        let open = OpenWrite { caller: None, opener, truncate: false };
+        world.core.execute(None, Command::OpenWrite(open)).unwrap();
+        let own = world.write_nameless(session, 2 * OPENS_MAX);
+        assert!(world.core.end_session(session).unwrap());
+        assert!(own.iter().all(|&inode| !world.is_there(inode)));
+        let content = tree::inode(world.core.view(), shared).unwrap().content().unwrap();
+        assert!(content.sparse, "it may have bytes of which nobody has told");
+    }
+
+    #[test]
     fn a_session_whose_end_has_begun_gets_no_ticket_and_ends_some_turns_later() {
         let mut world = World::new();
         world.register_target();
@@ -436,13 +501,90 @@ mod tests {
     }
 
     #[test]
+    fn who_lives_has_as_long_to_declare_what_it_reads_as_others_wait_for_it() {
+        let mut world = World::new();
+        let session = world.open(1);
+        let inode = world.read_nameless(session);
+        world.core.readers = Readers::after_restart([session], LATER);
+        world.pass(96);
+        assert!(world.is_there(inode), "it may be about to tell of it");
+        world.pass(1);
+        assert!(!world.is_there(inode) && !world.core.readers.is_declaring());
+        assert_eq!(world.renew(session), Ok(()), "it lives");
+    }
+
+    #[test]
+    fn what_nobody_declared_is_dropped_at_once_when_all_have_told_or_ended() {
+        let mut world = World::new();
+        let [first, second, dead] = [1, 2, 3].map(|nonce| world.open(nonce));
+        let [read, unread] = [(); 2].map(|()| world.read_nameless(first));
+        world.core.readers = Readers::after_restart([first, second, dead], LATER);
+        let again = Operation { session: first, sequence: 1, lowest_pending: 1 };
+        world.core.readers.handle_open(again, read).unwrap();
+        assert_eq!(world.tell(first, 1), Err(ErrorKind::Stale), "that was another life");
+        assert!(world.core.readers.is_undeclared(first));
+        for session in [first, first, second] {
+            assert_eq!(world.tell(session, 0), Ok(()));
+        }
+        assert!(!world.core.readers.is_undeclared(first) && world.is_there(unread));
+        // One that says nothing is waited for until it has ended.
+        world.sessions.retain(|&session| session != dead);
+        world.pass(32);
+        assert!(world.is_there(unread));
+        world.pass(1);
+        assert!(!world.is_there(unread) && !world.core.readers.is_declaring());
+        assert!(world.is_there(read), "it is told of");
+    }
+
+    #[test]
+    fn who_tells_last_has_what_nobody_declared_dropped_before_the_answer() {
+        let mut world = World::new();
+        let [reader, other] = [1, 2].map(|nonce| world.open(nonce));
+        let inodes = [(); 2].map(|()| world.read_nameless(reader));
+        world.core.readers = Readers::after_restart([reader, other], LATER);
+        world.tell(reader, 0).unwrap();
+        let since = world.open(3);
+        world.tell(since, 0).unwrap();
+        assert!(inodes.iter().all(|&inode| world.is_there(inode)), "one may have them open");
+        // A full disk takes none of it, and puts nothing off but that.
+        world.set_room(false);
+        world.tell(other, 0).unwrap();
+        assert!(!world.core.readers.is_declaring() && world.is_there(inodes[0]));
+        world.set_room(true);
+        world.tell(other, 0).unwrap();
+        assert!(!inodes.iter().any(|&inode| world.is_there(inode)));
+        world.core.end_session(reader).unwrap();
+        assert_eq!(world.tell(reader, 0), Err(ErrorKind::SessionGone));
+    }
+
+    #[test]
+    fn of_much_that_was_not_declared_some_is_dropped_at_each_look() {
+        let mut world = World::new();
+        let session = world.open(1);
+        let read = |_| world.read_nameless(session);
+        let inodes: Vec<_> = (0..OPENS_A_LOOK + 10).map(read).collect();
+        let left = |world: &World| inodes.iter().filter(|&&inode| world.is_there(inode)).count();
+        world.core.readers = Readers::after_restart([session], LATER);
+        world.pass(96);
+        assert_eq!(left(&world), OPENS_A_LOOK + 10);
+        world.pass(1);
+        assert_eq!((left(&world), world.core.readers.is_declaring()), (10, false));
+        world.set_room(false);
+        world.pass(1);
+        assert_eq!(left(&world), 10);
+        world.set_room(true);
+        world.pass(1);
+        assert_eq!((left(&world), world.core.readers.looked()), (0, None));
+    }
+
+    #[test]
     fn what_was_not_declared_is_dropped_when_the_disk_has_room_again() {
         let mut world = World::new();
         let session = world.open(1);
         let inode = world.read_nameless(session);
-        world.core.readers = Readers::after_restart([session]);
+        world.core.readers = Readers::after_restart([session], LATER);
         world.set_room(false);
-        world.pass(40);
+        world.pass(100);
         assert!(world.is_there(inode) && world.core.readers.is_declaring());
         world.set_room(true);
         world.pass(1);

@@ -116,21 +116,39 @@ impl Core {
         self.execute(None, Command::Trust).map(drop)
     }
 
+    /// Whether the log is the one in which somebody has seen this point. One that lost its end, or
+    /// was put back from an older copy, is not.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub fn knows(&mut self, seen: LogPoint) -> Result<bool, Failure> {
+        Ok(self.kept_of(seen.incarnation)?.is_some_and(|kept| seen.index <= kept))
+    }
+
+    /// Up to where the log is the one that was seen in this run of the server; nothing where it
+    /// does not know that run.
+    ///
+    /// # Errors
+    /// When the store is broken.
+    pub fn kept_of(&mut self, incarnation: u64) -> Result<Option<LogIndex>, Failure> {
+        let kept = kept_of(self.view(), incarnation, self.last_index());
+        kept.map_err(|error| self.failure(error.into()))
+    }
+
     /// Compares what a target saw of the log with the log.
     ///
     /// # Errors
     /// When the store is broken.
     pub fn compare_log(&mut self, witness: LogWitness) -> Result<(), Failure> {
-        if let Some(seen) = witness.seen {
-            let known = knows(self.view(), seen, self.last_index());
-            if !known.map_err(|error| self.failure(error.into()))? {
-                self.distrust(format!(
-                    "target {} has seen record {} of the command log, in a run of the server that \
-                     went on longer than this log knows: it was put back from an older copy, or \
-                     lost its end",
-                    witness.target, seen.index.0
-                ));
-            }
+        if let Some(seen) = witness.seen
+            && !self.knows(seen)?
+        {
+            self.distrust(format!(
+                "target {} has seen record {} of the command log, in a run of the server that \
+                 went on longer than this log knows: it was put back from an older copy, or \
+                 lost its end",
+                witness.target, seen.index.0
+            ));
         }
         self.doubt.compared.insert(witness.target);
         Ok(())
@@ -211,16 +229,20 @@ impl Core {
     }
 }
 
-/// Whether the log that `view` shows, which ends at `last`, is the one in which `seen` was.
-fn knows(view: &dyn View, seen: LogPoint, last: LogIndex) -> Result<bool, StoreError> {
+/// The last record of a run in the log that `view` shows, which ends at `last`.
+fn kept_of(
+    view: &dyn View,
+    incarnation: u64,
+    last: LogIndex,
+) -> Result<Option<LogIndex>, StoreError> {
     let runs = tree::scan::<RunRecord>(view, &keys::runs(), usize::MAX)?;
     let begins = |key: &[u8]| LogIndex(keys::number_at(key, 1).unwrap_or_default());
-    let Some(at) = runs.iter().rposition(|(_, run)| run.incarnation == seen.incarnation) else {
-        return Ok(false);
+    let Some(at) = runs.iter().rposition(|(_, run)| run.incarnation == incarnation) else {
+        return Ok(None);
     };
     // The record that began the next run follows the last one of this.
-    Ok(match runs.get(at + 1) {
-        Some((next, _)) => seen.index < begins(next),
-        None => seen.index <= last,
-    })
+    Ok(Some(match runs.get(at + 1) {
+        Some((next, _)) => LogIndex(begins(next).0.saturating_sub(1)),
+        None => last,
+    }))
 }

@@ -146,7 +146,7 @@ pub(super) fn in_commands(found: Vec<Found>) -> Vec<Vec<Found>> {
 }
 
 /// Whether the metadata say that the object stores a symbolic link.
-pub(super) fn is_symlink(attributes: &PosixAttributes) -> bool {
+pub(in crate::hydration) fn is_symlink(attributes: &PosixAttributes) -> bool {
     attributes.mode.is_some_and(|mode| mode & TYPE_MASK == TYPE_SYMLINK)
 }
 
@@ -213,6 +213,7 @@ mod tests {
             link: LinkId(1),
             prefix: "data/".to_owned(),
             listed: None,
+            born: Timestamp(0),
             refresh_seconds: 0,
             attributes: AttributeSource::Listing,
             bucket: Bucket {

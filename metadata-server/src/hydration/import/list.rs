@@ -20,10 +20,7 @@ use super::{
     entries,
     ranges::{Ask, Handed, Ranges},
 };
-use crate::{
-    command::{BATCH_MAX, Command},
-    hydration::left_out::Tray,
-};
+use crate::{command::BATCH_MAX, hydration::left_out::Tray};
 
 /// A page that has come.
 struct Answered {
@@ -42,7 +39,33 @@ impl<E: Environment> Importer<E> {
         linked: &Linked,
         told: &watch::Sender<Listing>,
     ) -> Result<Tally, Failure> {
+        let is_first = linked.listed.is_none();
+        let (tally, is_whole) = self.list_once(linked, told).await?;
+        // The next look finds what an export has told of by then.
+        if is_first && !is_whole {
+            return Ok(tally);
+        }
+        if self.mark_listed(linked.directory).await? || !is_first {
+            return Ok(tally);
+        }
+        // Others wait until it counts as listed. Only what changed is imported now.
+        let again = Linked { listed: Some(self.environment.now()), ..linked.clone() };
+        let (tally, is_whole) = self.list_once(&again, told).await?;
+        if is_whole && !self.mark_listed(linked.directory).await? {
+            // Imports are asked for faster than it is listed: the next look begins anew.
+            tracing::debug!(directory = %linked.directory, "a listing was outrun twice");
+        }
+        Ok(tally)
+    }
+
+    /// The same, once. Also says whether all that was found is in the tree.
+    async fn list_once(
+        self: &Arc<Self>,
+        linked: &Linked,
+        told: &watch::Sender<Listing>,
+    ) -> Result<(Tally, bool), Failure> {
         let permit = self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        self.begin_listing(linked.directory).await;
         let bucket = self.bucket(&linked.bucket)?;
         let again = linked.listed.is_some();
         let mut tally = Tally::default();
@@ -103,12 +126,7 @@ impl<E: Environment> Importer<E> {
             self.counts.refreshes.inc();
             self.follow_missing(linked, seen).await?;
         }
-        // The next look finds what an export has told of by then.
-        if again || is_whole {
-            let listed = Command::MarkDirectoryListed(linked.directory);
-            self.environment.execute(listed, false).await?;
-        }
-        Ok(tally)
+        Ok((tally, is_whole))
     }
 
     /// Asks for one page, when there is room for it.

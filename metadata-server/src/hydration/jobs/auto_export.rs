@@ -12,7 +12,7 @@
 //!
 //! The queue is in memory: what a restart forgets, the walk finds. A file is sent as jobs send it,
 //! with the same record of what is under way, so that an end in the middle is settled like theirs.
-//! While a job exports or releases, nothing is sent here: see [`Alone`].
+//! Below links that a job exports or releases nothing is sent here meanwhile: see [`Alone`].
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -38,12 +38,13 @@ use self::{
 use super::{Alone, PAUSE, marks::Unmarked};
 use crate::{
     hydration::{
+        destination::link_of,
         environment::Environment,
         import::{Importer, broken},
         links::link_id,
         walk::{inode, path_of},
     },
-    namespace::{Body, Inode, tree},
+    namespace::tree,
     store::{
         View, keys,
         records::{self, AutoExportRecord, LinkRecord},
@@ -55,6 +56,7 @@ mod queue;
 mod send;
 mod standing;
 mod sweep;
+mod turns;
 
 /// Sends what links export by themselves. One per server.
 #[derive(Debug)]
@@ -358,21 +360,8 @@ fn followed(view: &dyn View) -> Result<BTreeMap<LinkId, (InodeId, Duration)>, Fa
 /// Where an inode is, if that is below a link.
 fn place_of(view: &dyn View, id: InodeId) -> Result<Option<Place>, Failure> {
     let Some(inode) = tree::find(view, id).map_err(broken)? else { return Ok(None) };
-    if inode.is_directory() {
-        let link = link_of(&inode);
-        return Ok(link.map(|link| Place { inode: id, link, is_directory: true }));
-    }
-    let Some(parent) = &inode.parent else { return Ok(None) };
-    let directory = tree::find(view, parent.directory).map_err(broken)?;
-    let link = directory.as_ref().and_then(link_of);
-    Ok(link.map(|link| Place { inode: id, link, is_directory: false }))
-}
-
-fn link_of(directory: &Inode) -> Option<LinkId> {
-    match &directory.body {
-        Body::Directory(body) => body.linked.as_ref().map(|linked| linked.link),
-        _ => None,
-    }
+    let link = link_of(view, &inode)?;
+    Ok(link.map(|link| Place { inode: id, link, is_directory: inode.is_directory() }))
 }
 
 /// Waits until then; without a moment, for ever.

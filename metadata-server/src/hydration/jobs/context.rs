@@ -7,6 +7,7 @@ use millrace_types::{Failure, FileName, InodeId};
 
 use super::{
     Environment, Importer,
+    alone::Claim,
     copy::Elsewhere,
     filter::Filter,
     marks::Unmarked,
@@ -17,6 +18,7 @@ use super::{
 };
 use crate::{
     hydration::{
+        destination::link_of,
         import::broken,
         walk::{inode, path_of},
     },
@@ -42,6 +44,8 @@ pub(super) struct Context<'a, E> {
     pub(super) pace: Option<&'a Pace>,
     /// Where files go, if that is not their link's bucket.
     pub(super) elsewhere: Option<&'a Elsewhere>,
+    /// The links whose turn the job has, if it must have one.
+    pub(super) turn: Option<&'a Claim>,
 }
 
 impl<E: Environment> Context<'_, E> {
@@ -59,6 +63,22 @@ impl<E: Environment> Context<'_, E> {
         match query.await {
             Ok(Some(path)) => self.filter.admits(inode, &path),
             _ => false,
+        }
+    }
+
+    /// Whether the job may touch what it has found below `branch`; a failure is counted. A link
+    /// that came below its top after it began, or in the place of its own, is left to the next job:
+    /// others may have its turn.
+    pub(super) async fn may_touch(&self, inode: &Inode, branch: Option<&FileName>) -> bool {
+        let Some(turn) = self.turn else { return true };
+        let wanted = inode.clone();
+        match self.environment.read(move |view| link_of(view, &wanted)).await {
+            Ok(link) => link.is_none_or(|link| turn.has(link)),
+            Err(failure) => {
+                self.progress.enter(inode.id, branch);
+                self.fail_id(inode.id, failure).await;
+                false
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   HEAD: this very version? -> done        another version of it? -> replaced under its tag
 //!         nothing there?     -> made        anybody else's?        -> an error, or --overwrite
-//!   one chunk: one put by its target, under that condition
+//!   one chunk: the version is on stable storage -> one put by its target, under that condition
 //!   more:      RecordCopy (logged) -> begin an upload -> RecordCopy with its name -> parts by the
 //!              targets -> is the file unchanged? -> complete under the condition -> ForgetCopy
 //! ```
@@ -361,13 +361,13 @@ async fn send<E: Environment>(
         return Ok(Sent::Stored(object));
     }
     match failure.kind {
-        // Somebody else was faster, or the upload is gone by itself.
-        ErrorKind::ObjectChanged | ErrorKind::NotFound | ErrorKind::Stale => Ok(Sent::Again),
-        ErrorKind::Lost | ErrorKind::StaleContent | ErrorKind::StaleEpoch
-            if !unchanged().await? =>
-        {
-            Ok(Sent::Again)
-        }
+        // Somebody else was faster, or the upload is gone by itself; or the file was exported to
+        // its own object meanwhile, which does not count as a change.
+        ErrorKind::ObjectChanged
+        | ErrorKind::NotFound
+        | ErrorKind::Stale
+        | ErrorKind::StaleEpoch => Ok(Sent::Again),
+        ErrorKind::Lost | ErrorKind::StaleContent if !unchanged().await? => Ok(Sent::Again),
         _ => Err(failure),
     }
 }
@@ -385,6 +385,8 @@ async fn stored(to: &Elsewhere, source: &Source, tag: Tag) -> Result<ObjectVersi
     }
 }
 
+/// Sends the file. First the version that its mark names is on stable storage: one that a loss of
+/// power takes back would be given to other bytes, which would be taken for these.
 async fn put<E: Environment>(
     context: &Context<'_, E>,
     to: &Elsewhere,
@@ -394,6 +396,8 @@ async fn put<E: Environment>(
 ) -> Result<Option<Tag>, Failure> {
     let (size, metadata) = (source.inode.size, &source.metadata);
     if let Some(bytes) = &source.bytes {
+        context.paced(size).await;
+        context.environment.settled().await?;
         let pieces = vec![bytes.clone().into()];
         let made = to.open.put_small(&source.key, pieces, metadata, condition).await;
         return Ok(Some(made?));
@@ -406,6 +410,7 @@ async fn put<E: Environment>(
     if !upload::is_one_chunk(&content, size, &plan) {
         return uploads::by_parts(context, to, &sender, source, plan, condition).await;
     }
+    context.environment.settled().await?;
     let mut pause = PAUSE;
     let mut attempt = 1;
     loop {

@@ -7,20 +7,24 @@
 //!                                      will nobody replace it? ─▶ delete if it is that version
 //! ```
 //!
-//! It works in turn with exports, so that none of them puts a new version under a key between the
-//! look at it and its deletion. What is not to be deleted now stays in the queue: a restart begins
-//! with all of it. Links share the rounds, so that one whose bucket refuses holds up no other.
+//! It works in turn with the exports of each link, so that none of them puts a new version under a
+//! key between the look at it and its deletion. What is not to be deleted now stays in the queue: a
+//! restart begins with all of it. Links share the rounds, and one whose turn a job has, or whose
+//! bucket is away or refuses, holds up no other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use futures::{StreamExt as _, future::join_all, stream};
+use futures::{
+    StreamExt as _,
+    stream::{self, FuturesUnordered},
+};
 use millrace_object_source::{Error as BucketError, Tag};
 use millrace_protocol::{
     admin::JobFailure,
@@ -28,14 +32,17 @@ use millrace_protocol::{
     capability::Origin,
 };
 use millrace_types::{ErrorKind, Failure, InodeId, LinkId, Timestamp};
-use tokio::time::Instant;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, MissedTickBehavior},
+};
 use tokio_util::sync::CancellationToken;
 
 use self::{
     aside::Aside,
-    rounds::{Rounds, Share},
+    rounds::{Rounds, Share, part_of},
 };
-use super::{Alone, Context, PAUSE};
+use super::{Alone, Context, alone::Claim};
 use crate::{
     apply::place_of_key,
     command::{Command, ForgetDeletion},
@@ -56,8 +63,16 @@ use crate::{
 mod aside;
 mod rounds;
 
-/// Deletions under way at the same time; so also links that have their turn in one round.
+/// Deletions of one link under way at the same time, if no others are at work; else its part of
+/// them, and one at least.
 const DELETIONS_MAX: usize = 16;
+
+/// Deletions of all links under way at the same time.
+const REQUESTS_MAX: usize = 32;
+
+/// Links that have their turn at the same time. Those that wait for it are not counted: jobs that
+/// have it for long hold up no others.
+const LINKS_MAX: usize = 256;
 
 /// Entries of the queue that are looked at in one query.
 const PAGE_ENTRIES: usize = 256;
@@ -74,6 +89,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 pub(in crate::hydration) struct Deleter<E> {
     environment: Arc<E>,
     importer: Arc<Importer<E>>,
+    requests: Semaphore,
     state: Mutex<State>,
 }
 
@@ -119,7 +135,8 @@ impl Ended {
 
 impl<E: Environment> Deleter<E> {
     pub(super) fn new(environment: Arc<E>, importer: Arc<Importer<E>>) -> Self {
-        Self { environment, importer, state: Mutex::default() }
+        let requests = Semaphore::new(REQUESTS_MAX);
+        Self { environment, importer, requests, state: Mutex::default() }
     }
 
     /// The links whose removals reach the bucket.
@@ -154,25 +171,63 @@ impl<E: Environment> Deleter<E> {
 
     /// Works off what is due of links that export by themselves, for as long as it is polled.
     pub(super) async fn run(&self, alone: &Alone) {
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut busy, working) = (BTreeSet::new(), AtomicUsize::new(0));
+        let mut links = FuturesUnordered::new();
         loop {
-            match self.round().await {
-                Ok(round) if round.is_empty() => tokio::time::sleep(LOOK_INTERVAL).await,
-                Ok(round) => {
-                    // As a job, so that exports which never stop make way.
-                    let turn = alone.take().await;
-                    let has_deleted = self.work_off_round(round).await;
-                    drop(turn);
-                    // Where nothing can be deleted, what else there is has its turn.
-                    if !has_deleted {
-                        tokio::time::sleep(LOOK_INTERVAL).await;
+            tokio::select! {
+                Some(link) = links.next(), if !links.is_empty() => {
+                    busy.remove(&link);
+                }
+                _ = looks.tick() => match self.round(&busy, working.load(Ordering::Relaxed)).await {
+                    Ok(round) => {
+                        busy.extend(round.iter().map(|share| share.link));
+                        let count = working.load(Ordering::Relaxed) + round.len();
+                        let work = |share| self.work_off_link(alone, &working, share, count);
+                        links.extend(round.into_iter().map(work));
                     }
-                }
-                Err(failure) => {
-                    tracing::warn!(%failure, "the queue of deletions cannot be read");
-                    tokio::time::sleep(PAUSE).await;
-                }
+                    Err(failure) => {
+                        tracing::warn!(%failure, "the queue of deletions cannot be read");
+                    }
+                },
             }
         }
+    }
+
+    /// Works off shares of a link, which is one of `links` that are at work, for as long as
+    /// anything of them can be deleted. It is counted as `working` while it has its turn. Which
+    /// link it was.
+    async fn work_off_link(
+        &self,
+        alone: &Alone,
+        working: &AtomicUsize,
+        first: Share,
+        links: usize,
+    ) -> LinkId {
+        let (link, stop) = (first.link, CancellationToken::new());
+        // One whose bucket is away shall keep few requests from others.
+        let at_once = match self.state().rounds.has_failed(link) {
+            true => 1,
+            false => (DELETIONS_MAX / links.max(1)).max(1),
+        };
+        let mut next = Some(first);
+        while let Some(share) = next.take() {
+            let query = self.environment.read(move |view| Claim::of_link(view, link));
+            // The next round tells why not.
+            let Ok(claim) = query.await else { break };
+            // As a job, so that exports which never stop make way.
+            let turn = alone.take(Arc::new(claim)).await;
+            working.fetch_add(1, Ordering::Relaxed);
+            let ended = self.work_off(link, share.entries, at_once, &stop).await;
+            working.fetch_sub(1, Ordering::Relaxed);
+            drop(turn);
+            // Where nothing can be deleted, it waits for the next round.
+            if ended.iter().any(|(_, ended)| matches!(ended, Ended::Deleted)) {
+                next = self.next_share(link, part_of(links)).await.unwrap_or_default();
+            }
+        }
+        link
     }
 
     /// At the end of an export job, whose turn it is: deletes what was removed below its top, and
@@ -183,7 +238,10 @@ impl<E: Environment> Deleter<E> {
             Ok(places) => places,
             Err(failure) => return context.fail_id(root, failure).await,
         };
-        for (link, prefix) in places {
+        // One that came below the top since has another's turn, or nobody's.
+        let turn = context.turn;
+        let has_turn = |(link, _): &(LinkId, String)| turn.is_some_and(|turn| turn.has(*link));
+        for (link, prefix) in places.into_iter().filter(has_turn) {
             let mut after = None;
             loop {
                 let page = match self.page(link, after.take()).await {
@@ -203,7 +261,7 @@ impl<E: Environment> Deleter<E> {
                         Ended::Dropped | Ended::Waits => {}
                     }
                 }
-                // The rest of it would take as long each, and nobody else has the turn meanwhile.
+                // The rest of it would take as long each, and nobody else has its turn meanwhile.
                 if is_away {
                     break;
                 }
@@ -211,29 +269,49 @@ impl<E: Environment> Deleter<E> {
         }
     }
 
-    /// A round: a share of what is due of each link that exports by itself.
-    async fn round(&self) -> Result<Vec<Share>, Failure> {
+    /// A round: a share of what is due of each link that exports by itself, and is not `busy`.
+    /// So many have their turn.
+    async fn round(&self, busy: &BTreeSet<LinkId>, working: usize) -> Result<Vec<Share>, Failure> {
         let query = self.environment.read(|view| {
             let mut all = Vec::new();
             for (link, _) in links(view)? {
-                let export: Option<AutoExportRecord> =
-                    records::read(view, &keys::auto_export(link)).map_err(broken)?;
-                all.push((link, export.map(|export| export.quiet_seconds)));
+                all.push((link, quiet_seconds(view, link)?));
             }
             Ok(all)
         });
         let mut round = Vec::new();
         for (link, quiet_seconds) in self.order(query.await?) {
+            if busy.contains(&link) {
+                continue;
+            }
+            if working + round.len() >= LINKS_MAX {
+                break;
+            }
             let share = self.share(link, quiet_seconds).await?;
             if !share.entries.is_empty() {
                 round.push(share);
             }
-            if round.len() >= DELETIONS_MAX {
-                break;
-            }
         }
-        self.state().rounds.cut(&mut round);
+        let most = part_of(working + round.len());
+        let mut state = self.state();
+        for share in &mut round {
+            state.rounds.cut(share, most);
+        }
+        drop(state);
         Ok(round)
+    }
+
+    /// What is due of a link behind its last share, if it still exports by itself: so many entries
+    /// at most.
+    async fn next_share(&self, link: LinkId, most: usize) -> Result<Option<Share>, Failure> {
+        let query = self.environment.read(move |view| {
+            let is_on = view.get(&keys::delete_propagation(link)).map_err(broken)?.is_some();
+            Ok(quiet_seconds(view, link)?.filter(|_| is_on))
+        });
+        let Some(quiet_seconds) = query.await? else { return Ok(None) };
+        let mut share = self.share(link, quiet_seconds).await?;
+        self.state().rounds.cut(&mut share, most);
+        Ok(Some(share).filter(|share| !share.entries.is_empty()))
     }
 
     /// The links whose turn it is, of all whose removals reach the bucket; what is known of others
@@ -280,15 +358,6 @@ impl<E: Environment> Deleter<E> {
         Ok(page)
     }
 
-    /// Works off the shares of a round beside each other. Whether anything was deleted.
-    async fn work_off_round(&self, round: Vec<Share>) -> bool {
-        let at_once = (DELETIONS_MAX / round.len().max(1)).max(1);
-        let stop = CancellationToken::new();
-        let one = |share: Share| self.work_off(share.link, share.entries, at_once, &stop);
-        let ended = join_all(round.into_iter().map(one)).await;
-        ended.iter().flatten().any(|(_, ended)| matches!(ended, Ended::Deleted))
-    }
-
     /// Works off entries of a link, so many at a time. When its bucket cannot be reached, the rest
     /// of them wait.
     async fn work_off(
@@ -300,6 +369,7 @@ impl<E: Environment> Deleter<E> {
     ) -> Vec<(String, Ended)> {
         let is_away = &AtomicBool::new(false);
         let ended = stream::iter(entries).map(|entry| async move {
+            let _request = self.requests.acquire().await.expect("it is never closed");
             if stop.is_cancelled() || is_away.load(Ordering::Relaxed) {
                 return (entry.key, Ended::Waits);
             }
@@ -396,6 +466,13 @@ fn links(view: &dyn View) -> Result<Vec<(LinkId, Timestamp)>, Failure> {
         links.extend(on.map(|on| (link, on.since)));
     }
     Ok(links)
+}
+
+/// How long files of a link are left alone before they go, if they do by themselves.
+fn quiet_seconds(view: &dyn View, link: LinkId) -> Result<Option<u32>, Failure> {
+    let export: Option<AutoExportRecord> =
+        records::read(view, &keys::auto_export(link)).map_err(broken)?;
+    Ok(export.map(|export| export.quiet_seconds))
 }
 
 fn page(view: &dyn View, link: LinkId, after: Option<&str>) -> Result<Vec<Queued>, Failure> {

@@ -55,6 +55,15 @@ impl Directories {
         row.bytes_total = row.bytes_total.saturating_sub(bytes);
     }
 
+    /// It has so many bytes by now.
+    pub(super) fn resized(&mut self, inode: InodeId, bytes: u64) {
+        let Some(file) = self.under_way.get_mut(&inode) else { return };
+        let before = std::mem::replace(&mut file.bytes, bytes);
+        let row = file.row;
+        let row = self.at(row);
+        row.bytes_total = row.bytes_total.saturating_sub(before).saturating_add(bytes);
+    }
+
     /// It is done.
     pub(super) fn done(&mut self, inode: InodeId) {
         let Some(UnderWay { row, bytes }) = self.under_way.remove(&inode) else { return };
@@ -128,6 +137,8 @@ mod tests {
         directories.leave(InodeId(4));
         directories.kept(InodeId(2), 4);
         directories.kept(InodeId(99), 1);
+        directories.resized(InodeId(1), 15);
+        directories.resized(InodeId(99), 15);
         for id in [1, 2, 2, 4, 99] {
             directories.done(InodeId(id));
         }
@@ -141,7 +152,7 @@ mod tests {
                 (name, row.files_done, row.files_total, row.bytes_done, row.bytes_total, row.errors)
             })
             .collect();
-        let expected = [("", 1, 1, 10, 10, 0), ("a", 1, 2, 6, 16, 1), ("b", 0, 0, 0, 0, 1)];
+        let expected = [("", 1, 1, 15, 15, 0), ("a", 1, 2, 6, 16, 1), ("b", 0, 0, 0, 0, 1)];
         let expected = expected.map(|(name, a, b, c, d, e)| (name.to_owned(), a, b, c, d, e));
         assert_eq!(told, expected);
         assert_eq!(others, DirectoryProgress::default());

@@ -15,7 +15,7 @@ use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_protocol::{
     capability::Content,
     cluster::Map,
-    target::{Hydrate, ITEMS_MAX, Item, ItemResults, MarkExported, Release},
+    target::{Hydrate, ITEMS_MAX, Item, ItemResults, MarkExportedAt, Release},
 };
 use millrace_types::{ByteLen, ChunkIndex, ErrorKind, Failure, InodeId, MIB};
 
@@ -87,11 +87,12 @@ pub(super) struct Dispatcher<'a, E> {
     map: Arc<Map>,
     batches: BTreeMap<Place, Batch>,
     requests: FuturesUnordered<BoxFuture<'a, Sent>>,
-    /// Files whose object is another version by now; counted as failed only without it.
-    changed: Option<Vec<InodeId>>,
+    /// Files whose object is another version by now, or that were exported since they were found,
+    /// with the bytes that they were found with; counted as failed only without it.
+    changed: Option<Vec<(InodeId, u64)>>,
 }
 
-/// Files with a changed object that are tried again; the others are counted as failed.
+/// Files that are tried again for it; the others are counted as failed.
 const CHANGED_MAX: usize = 10_000;
 
 struct Batch {
@@ -113,6 +114,8 @@ struct File {
     size: u64,
     pieces: AtomicU32,
     failed: AtomicU32,
+    /// Bytes of finished pieces, as the job counts them.
+    moved: AtomicU64,
     /// Bytes that no target was asked for after all.
     kept: AtomicU64,
 }
@@ -140,13 +143,15 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         Self { context, task, map, batches, requests: FuturesUnordered::new(), changed: None }
     }
 
-    /// Sets files whose object changed aside from now on, for [`Self::take_changed`].
+    /// Sets files whose object changed, or that were exported since, aside from now on, for
+    /// [`Self::take_changed`].
     pub(super) fn set_changed_aside(&mut self) {
         self.changed = Some(Vec::new());
     }
 
-    /// The files that were set aside. From now on, such a file has failed.
-    pub(super) fn take_changed(&mut self) -> Vec<InodeId> {
+    /// The files that were set aside, with the bytes that they were found with. From now on, such a
+    /// file has failed.
+    pub(super) fn take_changed(&mut self) -> Vec<(InodeId, u64)> {
         self.changed.take().unwrap_or_default()
     }
 
@@ -154,7 +159,8 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
     pub(super) async fn file(&mut self, inode: InodeId, content: &Content, size: u64) {
         // The file itself is one piece, so that it does not end before its last slice is taken.
         let (pieces, failed) = (AtomicU32::new(1), AtomicU32::new(0));
-        let file = Arc::new(File { inode, size, pieces, failed, kept: AtomicU64::new(0) });
+        let (moved, kept) = (AtomicU64::new(0), AtomicU64::new(0));
+        let file = Arc::new(File { inode, size, pieces, failed, moved, kept });
         for slice in slices(content, size, self.portion().unwrap_or(u64::MAX)) {
             // Each would wait for its turn, to fail like the one before.
             if self.context.pace.is_some() && file.failed.load(Ordering::Relaxed) > 0 {
@@ -308,7 +314,7 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         for (piece, answer) in pieces.into_iter().zip(answers) {
             match answer {
                 Ok(Answer::Moved(moved)) => {
-                    self.context.progress.moved(piece.bytes);
+                    self.count(&piece);
                     unmoved += piece.bytes.saturating_sub(moved.0);
                 }
                 Ok(Answer::Kept) => {
@@ -326,16 +332,26 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
         }
     }
 
-    /// Counts a file as failed, once.
+    /// Counts a piece that is done. Of a file that has failed nothing counts.
+    fn count(&self, piece: &Piece) {
+        if piece.file.failed.load(Ordering::Relaxed) == 0 {
+            piece.file.moved.fetch_add(piece.bytes, Ordering::Relaxed);
+            self.context.progress.moved(piece.bytes);
+        }
+    }
+
+    /// Counts a file as failed, once, and none of its bytes.
     async fn fail(&mut self, file: &File, failure: Failure) {
         if file.failed.fetch_add(1, Ordering::Relaxed) > 0 {
             return;
         }
+        self.context.progress.unmoved(file.moved.swap(0, Ordering::Relaxed));
         match &mut self.changed {
             Some(changed)
-                if failure.kind == ErrorKind::ObjectChanged && changed.len() < CHANGED_MAX =>
+                if matches!(failure.kind, ErrorKind::ObjectChanged | ErrorKind::StaleEpoch)
+                    && changed.len() < CHANGED_MAX =>
             {
-                changed.push(file.inode);
+                changed.push((file.inode, file.size));
             }
             _ => self.context.fail_id(file.inode, failure).await,
         }
@@ -427,6 +443,8 @@ pub(super) async fn once<E: Environment>(
     match task {
         Task::Hydrate => environment.ask(host, Hydrate { target, items }, TIMEOUT).await,
         Task::Release => environment.ask(host, Release { target, items }, RELEASE_TIMEOUT).await,
-        Task::MarkExported => environment.ask(host, MarkExported { target, items }, TIMEOUT).await,
+        Task::MarkExported => {
+            environment.ask(host, MarkExportedAt { target, items }, TIMEOUT).await
+        }
     }
 }

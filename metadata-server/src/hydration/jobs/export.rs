@@ -5,7 +5,7 @@
 //! object that holds its target. A directory with nothing in it, or with another owner or mode than
 //! an import would give it, is marked by an empty object `name/`, unless it is already.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_types::{ErrorKind, Failure, InodeId};
@@ -16,6 +16,7 @@ use super::{
     file_export::{self, Sent},
     settle,
     sources::Sources,
+    symlink_export,
 };
 use crate::{
     hydration::walk::Unlisted,
@@ -47,9 +48,9 @@ pub(super) enum Counted {
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
     let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
-    if context.elsewhere.is_none() && !context.dry_run {
+    if let Some(turn) = context.turn.filter(|_| !context.dry_run) {
         let Context { environment, importer, unmarked, .. } = context;
-        let removed = settle::removed(environment, importer, unmarked);
+        let removed = settle::removed(environment, importer, unmarked, turn);
         if let Err(failure) = Box::pin(removed).await {
             return context.fail_id(context.job.root, failure).await;
         }
@@ -63,12 +64,15 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     // Of a selection the marks of directories are no part.
     let whole = context.filter.is_everything() && context.files.is_none() && !context.dry_run;
     loop {
-        match sources.next(context).await {
+        match beside(context, &mut files, sources.next(context)).await {
             Ok(None) => break,
             Ok(Some(page)) => {
                 for inode in page.inodes {
                     let left_out = inode.is_directory() && !whole;
                     if left_out || !context.selects(&inode).await {
+                        continue;
+                    }
+                    if !context.may_touch(&inode, page.branch.as_ref()).await {
                         continue;
                     }
                     while files.len() >= FILES_MAX {
@@ -118,7 +122,7 @@ pub(super) fn begin<'a, E: Environment>(
             }
             let id = inode.id;
             context.progress.found(id, 0);
-            let result = file_export::symlink(context, &inode).await;
+            let result = symlink_export::run(context, id).await;
             Ended { inode: id, result: result.map(|()| Counted::Yes { sent: Sent::Nothing }) }
         })),
         Body::Directory(body) => {
@@ -131,6 +135,24 @@ pub(super) fn begin<'a, E: Environment>(
             }))
         }
         Body::Special => None,
+    }
+}
+
+/// Does `work`, and meanwhile goes on with the files that are under way: to learn in which states
+/// files are takes minutes where targets are away.
+async fn beside<E: Environment, T>(
+    context: &Context<'_, E>,
+    files: &mut FuturesUnordered<BoxFuture<'_, Ended>>,
+    work: impl Future<Output = T>,
+) -> T {
+    let mut work = pin!(work);
+    loop {
+        let ended = tokio::select! {
+            biased;
+            Some(ended) = files.next(), if !files.is_empty() => ended,
+            done = &mut work => return done,
+        };
+        take(context, Some(ended)).await;
     }
 }
 

@@ -4,7 +4,7 @@
 //!   BeginExport (logged: id, change count, condition, part size)
 //!     -> create upload -> RecordUpload (logged) -> parts by the targets
 //!     -> change count still the same? -> complete under the condition -> HEAD
-//!     -> CompleteExport (logged) -> MarkExported at the targets -> forgotten (logged)
+//!     -> CompleteExport (logged) -> MarkExportedAt at the targets -> forgotten (logged)
 //! ```
 //!
 //! A file of one chunk goes by one conditional put of the target that holds it: a chunk is read as
@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use millrace_object_source::{
-    Bucket, Condition, Error as BucketError, Head, ObjectVersion, PosixAttributes, Tag,
+    Bucket, Error as BucketError, Head, ObjectVersion, PosixAttributes, Tag,
 };
 use millrace_protocol::{
     capability::{Content, Origin},
@@ -171,34 +171,6 @@ pub(super) async fn look<E: Environment>(
     Ok(())
 }
 
-/// Stores a symbolic link, unless the object is there already.
-pub(super) async fn symlink<E: Environment>(
-    context: &Context<'_, E>,
-    inode: &Inode,
-) -> Result<(), Failure> {
-    let Body::Symlink(target) = &inode.body else { return Ok(()) };
-    let id = inode.id;
-    let destination = context.environment.read(move |view| {
-        let inode = tree::inode(view, id).map_err(refused)?;
-        destination(view, &inode)
-    });
-    let destination = destination.await?;
-    check_mode(&destination)?;
-    let bucket = context.importer.bucket(&destination.bucket)?;
-    let key = &destination.key;
-    let metadata = attributes(inode).to_metadata(None)?;
-    let body = vec![target.clone().into()];
-    match bucket.put_small(key, body, &metadata, &Condition::Absent).await {
-        Ok(_) => Ok(()),
-        Err(BucketError::Changed { .. }) if holds(&bucket, key, target).await? => Ok(()),
-        Err(BucketError::Changed { .. }) => Err(Failure::new(
-            ErrorKind::Conflict,
-            format!("the bucket has another object at {key}; a link is never put over it"),
-        )),
-        Err(error) => Err(error.into()),
-    }
-}
-
 /// Refuses what lies below a link that does not export.
 pub(super) async fn check_exports<E: Environment>(
     context: &Context<'_, E>,
@@ -242,8 +214,16 @@ async fn once<E: Environment>(
             return Ok(Attempt::Again);
         }
         Err(failure) => match settle::look(&bucket, &export).await? {
-            Some(version) => version,
-            None => return lost(context, source, &bucket, &export, failure).await,
+            settle::Found::Whole(version) => version,
+            settle::Found::Nothing => {
+                return lost(context, source, &bucket, &export, failure).await;
+            }
+            // An older version of the file, whatever the failure was.
+            settle::Found::Cut(_) => {
+                let words = format!("{} has not all bytes in the bucket", export.key);
+                let cut = Failure::new(ErrorKind::ObjectChanged, words);
+                return lost(context, source, &bucket, &export, cut).await;
+            }
         },
     };
     let Context { environment, unmarked, .. } = context;
@@ -529,7 +509,7 @@ fn queued(
 }
 
 /// The file that had the inode's name before, if it was imported.
-fn moved(view: &dyn View, inode: &Inode) -> Result<Option<InodeId>, Failure> {
+pub(super) fn moved(view: &dyn View, inode: &Inode) -> Result<Option<InodeId>, Failure> {
     let Some(parent) = &inode.parent else { return Ok(None) };
     let key = keys::moved_file(parent.directory, parent.name.as_bytes());
     let value = view.get(&key).map_err(broken)?;
@@ -544,12 +524,23 @@ async fn check_not_needed<E: Environment>(
     source: &Source,
 ) -> Result<(), Failure> {
     let (Some(removed), Some(id)) = (&source.removed, source.moved) else { return Ok(()) };
-    let query = context.environment.read(move |view| tree::find(view, id).map_err(broken));
-    let Some(other) = query.await?.filter(|other| other.id != source.inode.id) else {
+    if id == source.inode.id {
         return Ok(());
-    };
+    }
+    check_not_needed_by(context, &source.destination, removed, id).await
+}
+
+/// The same of one file, and the version of the object with this tag.
+pub(super) async fn check_not_needed_by<E: Environment>(
+    context: &Context<'_, E>,
+    to: &Destination,
+    tag: &str,
+    id: InodeId,
+) -> Result<(), Failure> {
+    let query = context.environment.read(move |view| tree::find(view, id).map_err(broken));
+    let Some(other) = query.await? else { return Ok(()) };
     let Body::File(body) = &other.body else { return Ok(()) };
-    let needs = |origin: &Origin| source.destination.is_of(origin) && origin.tag == *removed;
+    let needs = |origin: &Origin| to.is_of(origin) && origin.tag == tag;
     if !body.origin.as_ref().is_some_and(needs) {
         return Ok(());
     }
@@ -562,14 +553,14 @@ async fn check_not_needed<E: Environment>(
         ErrorKind::Conflict,
         format!(
             "{} was moved away from {}, and {missing} of it are nowhere but in the object there: \
-             hydrate or export it before this file replaces the object",
+             hydrate or export it before the object is replaced",
             path.escape_ascii(),
-            source.destination.key,
+            to.key,
         ),
     ))
 }
 
-fn check_mode(destination: &Destination) -> Result<(), Failure> {
+pub(super) fn check_mode(destination: &Destination) -> Result<(), Failure> {
     if destination.mode == LinkMode::ImportExport {
         return Ok(());
     }
@@ -577,14 +568,4 @@ fn check_mode(destination: &Destination) -> Result<(), Failure> {
         ErrorKind::ReadOnly,
         "the link does not export: add it with --mode import-export",
     ))
-}
-
-/// Whether the object is the symbolic link to `target`.
-async fn holds(bucket: &Bucket, key: &str, target: &[u8]) -> Result<bool, Failure> {
-    let head = bucket.head(key).await?;
-    if head.version.size != target.len() as u64 {
-        return Ok(false);
-    }
-    let bytes = bucket.get_whole(key, head.version.size, &head.version.tag).await?;
-    Ok(*bytes == *target)
 }

@@ -6,7 +6,7 @@
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _, path::Path, time::Duration};
 
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
-use millrace_protocol::{selection::Selection, unused::ACCESS_STEP_SECONDS};
+use millrace_protocol::{admin::FileState, selection::Selection, unused::ACCESS_STEP_SECONDS};
 use millrace_types::{ErrorKind, Failure, FileName, Timestamp};
 
 use crate::namespace::Inode;
@@ -21,6 +21,8 @@ pub(super) struct Filter {
     started: Timestamp,
     /// The least seconds from the last use to that.
     unused_min: Option<u64>,
+    /// One of which a file must be in; empty: any.
+    states: Vec<FileState>,
 }
 
 #[derive(Debug)]
@@ -42,6 +44,7 @@ impl Filter {
             exclude: Patterns::compile(&selection.exclude)?,
             started,
             unused_min: None,
+            states: Vec::new(),
         })
     }
 
@@ -50,9 +53,19 @@ impl Filter {
         Self { unused_min: seconds, ..self }
     }
 
+    /// Leaves out what is in none of these states, unless there are none.
+    pub(super) fn with_states(self, states: Vec<FileState>) -> Self {
+        Self { states, ..self }
+    }
+
+    /// The states that files must be in, if that is looked at: `judge` does.
+    pub(super) fn states(&self) -> Option<&[FileState]> {
+        (!self.states.is_empty()).then_some(&self.states)
+    }
+
     /// Whether nothing is left out.
     pub(super) fn is_everything(&self) -> bool {
-        self.selection.is_everything() && self.unused_min.is_none()
+        self.selection.is_everything() && self.unused_min.is_none() && self.states.is_empty()
     }
 
     /// Whether the path of a file must be known.
@@ -60,7 +73,8 @@ impl Filter {
         !self.include.paths.is_empty() || !self.exclude.paths.is_empty()
     }
 
-    /// Whether the job works on a file, of which `path` is that below the job's own.
+    /// Whether the job works on a file, whatever its state, of which `path` is that below the job's
+    /// own.
     pub(super) fn admits(&self, inode: &Inode, path: &[u8]) -> bool {
         let none = FileName::parse(b"?").expect("a name");
         let name = inode.parent.as_ref().map_or(&none, |parent| &parent.name);

@@ -2,8 +2,9 @@
 //! asks for the object again.
 //!
 //! Many directories are listed at a time, the deepest that are known first, so that what waits for
-//! its turn stays a part of the tree's depth and not of its width. What is counted is what the
-//! buckets listed.
+//! its turn stays a part of the tree's depth and not of its width. What was listed since the job
+//! was asked for is not listed again, so that after a restart it goes on with the rest. What is
+//! counted is what the buckets listed; of what is not listed again, what of it is here.
 
 use std::ops::Bound;
 
@@ -18,7 +19,7 @@ use crate::{
         left_out,
         walk::{inode, may_list},
     },
-    namespace::Inode,
+    namespace::{Body, Inode, tree},
     store::{
         View, borrow, keys, prefix_end,
         records::{self, Entry, LeftOutRecord},
@@ -31,6 +32,9 @@ const DIRECTORIES_MAX: usize = 12;
 /// Names of one query: keeps it short.
 const NAMES_MAX: usize = 1000;
 
+/// Inodes of one query.
+const INODES_MAX: usize = 256;
+
 /// The deepest tree that is walked.
 const DEPTH_MAX: usize = 4096;
 
@@ -41,21 +45,27 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         Ok(top) => top,
         Err(failure) => return context.fail_id(root, failure).await,
     };
-    if !top.is_directory()
-        && let Err(failure) = context.importer.object(root).await
-    {
-        return context.fail_id(root, failure).await;
-    }
-    context.progress.enter(root, None);
     if top.is_directory() {
+        context.progress.enter(root, None);
         context.progress.found(root, 0);
         context.progress.done(root);
-        tree_of(context, root).await;
-    } else {
-        context.progress.found(root, top.size);
-        context.progress.moved(top.size);
-        context.done_id(root, top.size).await;
+        return tree_of(context, root).await;
     }
+    match object(context, root).await {
+        Ok(size) => {
+            context.progress.enter(root, None);
+            context.progress.found(root, size);
+            context.progress.moved(size);
+            context.done_id(root, size).await;
+        }
+        Err(failure) => context.fail_id(root, failure).await,
+    }
+}
+
+/// Asks for the object of one file again; how large the file is then.
+async fn object<E: Environment>(context: &Context<'_, E>, id: InodeId) -> Result<u64, Failure> {
+    context.importer.object(id).await?;
+    Ok(inode(&**context.environment, id).await?.size)
 }
 
 /// A directory that is to be listed.
@@ -124,14 +134,16 @@ async fn listed<E: Environment>(
             return Err(ErrorKind::PermissionDenied.into());
         }
         let _turn = context.importer.turn().await?;
-        let mut counted = Tally::default();
+        let mut counted = Counted::default();
         let count = |now: Tally| {
-            let (names, bytes) =
-                (now.names.saturating_sub(counted.names), now.bytes.saturating_sub(counted.bytes));
+            let (names, bytes) = counted.grow(now);
             context.progress.listed(branch.as_ref(), names, bytes);
-            counted = now;
         };
-        context.importer.refresh(directory, count).await?;
+        let asked = context.job.job.started;
+        if !context.importer.refresh_since(directory, asked, count).await? {
+            let Tally { names, bytes, .. } = known(environment, directory).await?;
+            context.progress.listed(branch.as_ref(), names, bytes);
+        }
         if context.outcomes.is_some() {
             tell_left_out(context, directory).await?;
         }
@@ -139,6 +151,51 @@ async fn listed<E: Environment>(
     };
     let result = work.await;
     (place, result)
+}
+
+/// What was counted of a listing.
+#[derive(Debug, Default)]
+struct Counted {
+    names: u64,
+    bytes: u64,
+}
+
+impl Counted {
+    /// The names and bytes that are new in a tally. A listing that begins again tells once more of
+    /// what is counted.
+    fn grow(&mut self, now: Tally) -> (u64, u64) {
+        let before = (self.names, self.bytes);
+        self.names = self.names.max(now.names);
+        self.bytes = self.bytes.max(now.bytes);
+        (self.names - before.0, self.bytes - before.1)
+    }
+}
+
+/// What the tree has of a bucket in a directory that was listed.
+async fn known<E: Environment>(environment: &E, directory: InodeId) -> Result<Tally, Failure> {
+    let mut tally = Tally::default();
+    let mut cookie = 0;
+    loop {
+        let query = environment.read(move |view| {
+            let entries = tree::list(view, directory, cookie, INODES_MAX).map_err(broken)?;
+            let mut inodes = Vec::new();
+            for (_, entry) in &entries {
+                inodes.push(tree::named(view, entry).map_err(broken)?);
+            }
+            Ok((entries.last().map(|(_, entry)| entry.cookie), inodes))
+        });
+        let (Some(last), inodes) = query.await? else { return Ok(tally) };
+        for inode in inodes {
+            let bytes = match &inode.body {
+                Body::File(file) => file.origin.as_ref().map(|origin| origin.size),
+                Body::Directory(_) | Body::Symlink(_) => Some(0),
+                Body::Special => None,
+            };
+            tally.names += u64::from(bytes.is_some());
+            tally.bytes += bytes.unwrap_or(0);
+        }
+        cookie = last;
+    }
 }
 
 /// Tells which keys the listing of a directory left out.
@@ -204,4 +261,19 @@ fn names(
         Ok((name, records::decode(&key, &bytes).map_err(broken)?))
     });
     entries.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_listing_that_begins_again_nothing_counts_twice() {
+        let mut counted = Counted::default();
+        let tally = |names, bytes| Tally { names, bytes, left_out: 0 };
+        let told = [tally(1_000, 10), tally(3_000, 30), tally(0, 0), tally(2_000, 40)];
+        let grown: Vec<_> = told.into_iter().map(|now| counted.grow(now)).collect();
+        assert_eq!(grown, [(1_000, 10), (2_000, 20), (0, 0), (0, 10)]);
+        assert_eq!(counted.grow(tally(5_000, 50)), (2_000, 10));
+    }
 }

@@ -1,17 +1,21 @@
 //! Has targets take the blocks of an exported file for the object's, so that they may be dropped.
 //!
 //! ```text
-//!   object stands ─▶ MarkExported ─▶ all blocks are those that were read ─▶ it is forgotten
-//!                       ├─▶ a target is away ─▶ asked again until it answers
-//!                       └─▶ some are not, or a target was restarted and does not know any more, or
-//!                           had to remember others ─▶ the file is dirty again, and is sent once
-//!                           more (unless it has more blocks than a target remembers of one file:
-//!                           it then keeps them until it is exported again)
+//!   object stands ─▶ MarkExportedAt ─▶ all blocks are those that were read ─▶ it is forgotten
+//!                         ├─▶ a target is away, or from before it ─▶ asked again until it answers
+//!                         └─▶ some are not, or a target was restarted and does not know any
+//!                             more, or had to remember others ─▶ the file is dirty again, and is
+//!                             sent once more (unless it has more blocks than a target remembers
+//!                             of one file: it then keeps them until it is exported again)
 //! ```
 //!
 //! Targets remember what was read last of a block, and not for which export. So they are asked only
 //! while the file is still what the export made of it: once somebody has opened it for writing, or
 //! another export has begun, nothing is marked, and the file's next export does it.
+//!
+//! A target daemon from before `MarkExportedAt` would make blocks clean and keep no epoch, so that
+//! readers from before the export could take what is dropped later for something else: it does not
+//! know the request, and is asked again until it was upgraded.
 //!
 //! Until then the export's record stays, and the file counts as dirty in reports: what was killed
 //! in the middle is found again by it.
@@ -204,6 +208,11 @@ async fn exported<E: Environment>(
 ) -> Result<Option<Content>, Failure> {
     let export = export.clone();
     let query = environment.read(move |view| {
+        if view.get(&keys::trim(export.inode)).map_err(broken)?.is_some() {
+            // What is told of the export would pass for that of the cut, which is older.
+            let words = "targets have not cut the file yet to the size that was exported";
+            return Err(Failure::new(ErrorKind::Unavailable, words));
+        }
         let record: Option<Record> =
             records::read(view, &keys::export(export.inode)).map_err(broken)?;
         let inode = tree::find(view, export.inode).map_err(broken)?;

@@ -87,6 +87,14 @@ impl Progress {
         state.counts.bytes_total = state.counts.bytes_total.saturating_sub(bytes);
     }
 
+    /// A file that was found with so many bytes has others by now.
+    pub(super) fn resized(&self, inode: InodeId, before: u64, now: u64) {
+        let mut state = self.lock();
+        state.directories.resized(inode, now);
+        let others = state.counts.bytes_total.saturating_sub(before);
+        state.counts.bytes_total = others.saturating_add(now);
+    }
+
     /// A found file is done.
     pub(super) fn done(&self, inode: InodeId) {
         let mut state = self.lock();

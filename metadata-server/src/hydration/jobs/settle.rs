@@ -10,6 +10,7 @@ use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, LinkId};
 
 use super::{
     Environment,
+    alone::Claim,
     marks::{self, Marks, Unmarked},
 };
 use crate::{
@@ -18,7 +19,7 @@ use crate::{
     hydration::import::{Importer, broken, origin_of},
     namespace::tree,
     store::{
-        keys,
+        View, keys,
         records::{self, LinkRecord},
     },
 };
@@ -29,6 +30,8 @@ pub(super) struct Export {
     pub(super) inode: InodeId,
     pub(super) id: u128,
     pub(super) change_count: ChangeCount,
+    /// Bytes of the file, and so of the object.
+    size: u64,
     pub(super) link: LinkId,
     pub(super) key: String,
     replaces: Option<String>,
@@ -40,6 +43,7 @@ impl Export {
             inode,
             id: record.id,
             change_count: record.change_count,
+            size: record.size,
             link: record.link,
             key: record.key,
             replaces: record.replaces,
@@ -60,19 +64,34 @@ impl Export {
     }
 }
 
-/// The version of the object that this export made, if it stands.
-pub(super) async fn look(
-    bucket: &Bucket,
-    export: &Export,
-) -> Result<Option<ObjectVersion>, Failure> {
-    match bucket.head(&export.key).await {
-        Ok(head) => {
-            let ours = head.metadata.value(EXPORT_ID_KEY) == Some(export.mark().as_str());
-            Ok(ours.then_some(head.version))
-        }
-        Err(BucketError::NotFound { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
+/// What an export made in the bucket.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// This version of the object.
+    Whole(ObjectVersion),
+    /// One of another size, which is never the file: the next export replaces it, as any older
+    /// version.
+    Cut(ObjectVersion),
+    /// Nothing that stands.
+    Nothing,
+}
+
+/// Asks the bucket what an export made.
+pub(super) async fn look(bucket: &Bucket, export: &Export) -> Result<Found, Failure> {
+    let head = match bucket.head(&export.key).await {
+        Ok(head) => head,
+        Err(BucketError::NotFound { .. }) => return Ok(Found::Nothing),
+        Err(error) => return Err(error.into()),
+    };
+    if head.metadata.value(EXPORT_ID_KEY) != Some(export.mark().as_str()) {
+        return Ok(Found::Nothing);
     }
+    let (bytes, size) = (head.version.size, export.size);
+    if bytes == size {
+        return Ok(Found::Whole(head.version));
+    }
+    tracing::warn!(key = %export.key, bytes, size, "a sent object is damaged");
+    Ok(Found::Cut(head.version))
 }
 
 /// Forgets an export that made nothing; not before the bucket has forgotten its upload.
@@ -97,24 +116,24 @@ async fn end_upload<E: Environment>(
     let upload = environment.read(move |view| {
         let record: Option<records::Export> =
             records::read(view, &keys::export(inode)).map_err(broken)?;
-        let Some(record) = record.filter(|record| record.id == id) else { return Ok(Begun::No) };
+        let Some(record) = record.filter(|record| record.id == id) else { return Ok(Upload::No) };
         if let Some(upload) = record.upload_id {
-            return Ok(Begun::As(upload));
+            return Ok(Upload::As(upload));
         }
         let file = tree::find(view, inode).map_err(broken)?;
         let one_chunk = file.and_then(|inode| Some(inode.content()?.layout.chunk_size().bytes()));
-        Ok(if record.size > one_chunk.unwrap_or(0) { Begun::Perhaps } else { Begun::No })
+        Ok(if record.size > one_chunk.unwrap_or(0) { Upload::Perhaps } else { Upload::No })
     });
     match upload.await? {
-        Begun::As(id) => bucket.abort_upload(&export.key, &UploadId::new(id)?).await?,
-        Begun::Perhaps => abort_unknown(bucket, &export.key).await?,
-        Begun::No => {}
+        Upload::As(id) => bucket.abort_upload(&export.key, &UploadId::new(id)?).await?,
+        Upload::Perhaps => abort_unknown(bucket, &export.key).await?,
+        Upload::No => {}
     }
     Ok(())
 }
 
 /// What an export may have begun in the bucket.
-enum Begun {
+enum Upload {
     No,
     /// Its name was recorded.
     As(String),
@@ -171,32 +190,39 @@ pub(super) async fn publish<E: Environment>(
     }
 }
 
-/// Settles every export that an earlier run left under way. Targets that have to hear of one are
-/// asked later.
+/// Settles every export that an earlier run, or a cancelled job, left under way: of the links whose
+/// turn the caller has, or of all before anybody works. Targets that have to hear of one are asked
+/// later. Where an object was cut, or the bucket is away, the export stays known until the next one
+/// of its file.
 pub(super) async fn all<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
     unmarked: &Unmarked,
+    turn: Option<&Claim>,
 ) -> Result<(), Failure> {
-    let left = environment.read(|view| {
-        let known = tree::scan::<records::Export>(view, &keys::exports(), LEFT_MAX);
-        known.map_err(broken)
+    let turn = turn.cloned();
+    let left = left(environment, move |_, _, record| {
+        Ok(turn.as_ref().is_none_or(|turn| turn.has(record.link)))
     });
-    for (key, record) in left.await? {
-        let Some(id) = keys::number_at(&key, 1) else { continue };
-        let export = Export::new(InodeId(id), record);
+    let mut away = HashSet::new();
+    for export in left.await? {
         let outcome = match standing(environment, &export).await {
             Ok(Standing::Settled) => continue,
             Ok(Standing::Made) => {
                 unmarked.put(export);
                 continue;
             }
-            Ok(Standing::Begun(link)) => {
-                begun(environment, importer, unmarked, &export, link).await
+            // Each request to it takes long, and others wait for the turn.
+            Ok(Standing::Begun(_)) if away.contains(&export.link) => continue,
+            Ok(Standing::Begun(begun)) => {
+                settle(environment, importer, unmarked, &export, begun, OfCut::Stays).await
             }
             Err(failure) => Err(failure),
         };
         if let Err(failure) = outcome {
+            if matches!(failure.kind, ErrorKind::BucketUnavailable | ErrorKind::BucketDenied) {
+                away.insert(export.link);
+            }
             // Another bucket may be reachable; this one is tried again by the file's next export.
             tracing::warn!(key = %export.key, %failure, "an export cannot be settled now");
         }
@@ -216,7 +242,10 @@ pub(super) async fn earlier<E: Environment>(
         records::read::<records::Export>(view, &keys::export(inode)).map_err(broken)
     });
     match query.await? {
-        Some(record) => one(environment, importer, unmarked, &Export::new(inode, record)).await,
+        Some(record) => {
+            let export = Export::new(inode, record);
+            one(environment, importer, unmarked, &export, OfCut::Goes).await
+        }
         None => Ok(()),
     }
 }
@@ -226,6 +255,7 @@ async fn one<E: Environment>(
     importer: &Arc<Importer<E>>,
     unmarked: &Unmarked,
     export: &Export,
+    of_cut: OfCut,
 ) -> Result<(), Failure> {
     match standing(environment, export).await? {
         Standing::Settled => Ok(()),
@@ -233,28 +263,28 @@ async fn one<E: Environment>(
             marks::set(environment, unmarked, export).await;
             Ok(())
         }
-        Standing::Begun(link) => begun(environment, importer, unmarked, export, link).await,
+        Standing::Begun(begun) => {
+            settle(environment, importer, unmarked, export, begun, of_cut).await
+        }
     }
 }
 
 /// Settles exports of files that have no name any more, and no export of their own therefore that
-/// would do so: the bucket could not be asked in time.
+/// would do so: the bucket could not be asked in time. Of the links whose turn the caller has, and
+/// of those that are gone: these nobody has the turn of.
 pub(super) async fn removed<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
     unmarked: &Unmarked,
+    turn: &Claim,
 ) -> Result<(), Failure> {
-    let left = environment.read(|view| {
-        let known = tree::scan::<records::Export>(view, &keys::exports(), LEFT_MAX);
-        let mut left = Vec::new();
-        for (at, record) in known.map_err(broken)? {
-            let Some(id) = keys::number_at(&at, 1).map(InodeId) else { continue };
-            let inode = tree::find(view, id).map_err(broken)?;
-            if inode.is_none_or(|inode| inode.links == 0) {
-                left.push(Export::new(id, record));
-            }
+    let turn = turn.clone();
+    let left = left(environment, move |view, id, record| {
+        if !turn.has(record.link) {
+            return Ok(view.get(&keys::link(record.link)).map_err(broken)?.is_none());
         }
-        Ok(left)
+        let inode = tree::find(view, id).map_err(broken)?;
+        Ok(inode.is_none_or(|inode| inode.links == 0))
     });
     let mut away = HashSet::new();
     for export in left.await? {
@@ -263,7 +293,8 @@ pub(super) async fn removed<E: Environment>(
         if importer.exporting.has(export.link, &export.key) || away.contains(&export.link) {
             continue;
         }
-        if let Err(failure) = one(environment, importer, unmarked, &export).await {
+        let settled = one(environment, importer, unmarked, &export, OfCut::Stays);
+        if let Err(failure) = settled.await {
             away.insert(export.link);
             tracing::warn!(key = %export.key, %failure, "an export cannot be settled now");
         }
@@ -280,30 +311,68 @@ pub(super) async fn others<E: Environment>(
     export: &Export,
 ) -> Result<bool, Failure> {
     let (inode, link, key) = (export.inode, export.link, export.key.clone());
-    let left = environment.read(move |view| {
-        let known = tree::scan::<records::Export>(view, &keys::exports(), LEFT_MAX);
-        let mut left = Vec::new();
-        for (at, record) in known.map_err(broken)? {
-            let Some(id) = keys::number_at(&at, 1).map(InodeId) else { continue };
-            if id == inode || record.link != link || record.key != key {
-                continue;
-            }
-            let file = tree::find(view, id).map_err(broken)?;
-            if !file.is_some_and(|file| export_has_made(&record, &file)) {
-                left.push(Export::new(id, record));
-            }
+    let left = left(environment, move |view, id, record| {
+        if id == inode || record.link != link || record.key != key {
+            return Ok(false);
         }
-        Ok(left)
+        let file = tree::find(view, id).map_err(broken)?;
+        Ok(!file.is_some_and(|file| export_has_made(record, &file)))
     });
     let left = left.await?;
     for export in &left {
-        one(environment, importer, unmarked, export).await?;
+        one(environment, importer, unmarked, export, OfCut::Goes).await?;
     }
     Ok(!left.is_empty())
 }
 
-/// At most as many exports are under way as the job that was interrupted had.
+/// So many exports are settled at once: as many as a job that was interrupted may have had under
+/// way.
 const LEFT_MAX: usize = 10_000;
+
+/// Records of exports that are looked at in one turn: nobody else has one meanwhile.
+const PAGE_RECORDS: usize = 1_000;
+
+/// The exports under way that are wanted; of others there may be any number before them. What comes
+/// and goes while they are looked for does not matter: each is looked at again before anything
+/// happens to it.
+async fn left<E: Environment>(
+    environment: &Arc<E>,
+    is_wanted: impl Fn(&dyn View, InodeId, &records::Export) -> Result<bool, Failure>
+    + Send
+    + Sync
+    + 'static,
+) -> Result<Vec<Export>, Failure> {
+    let is_wanted = Arc::new(is_wanted);
+    let (mut after, mut left) = (Some(keys::exports()), Vec::new());
+    while let Some(from) = after.filter(|_| left.len() < LEFT_MAX) {
+        let is_wanted = Arc::clone(&is_wanted);
+        let page = environment.read(move |view| wanted(view, &from, &*is_wanted));
+        let (found, next) = page.await?;
+        left.extend(found);
+        after = next;
+    }
+    Ok(left)
+}
+
+/// Those of a page of records, and behind which key the next page begins, if there is one.
+fn wanted(
+    view: &dyn View,
+    after: &[u8],
+    is_wanted: &impl Fn(&dyn View, InodeId, &records::Export) -> Result<bool, Failure>,
+) -> Result<(Vec<Export>, Option<Vec<u8>>), Failure> {
+    let page = tree::scan_after::<records::Export>(view, &keys::exports(), after, PAGE_RECORDS);
+    let page = page.map_err(broken)?;
+    let next = page.last().filter(|_| page.len() == PAGE_RECORDS).map(|(at, _)| at.clone());
+    let mut found = Vec::new();
+    for (at, record) in page {
+        if let Some(id) = keys::number_at(&at, 1).map(InodeId)
+            && is_wanted(view, id, &record)?
+        {
+            found.push(Export::new(id, record));
+        }
+    }
+    Ok((found, next))
+}
 
 /// How far an export is that was left under way.
 enum Standing {
@@ -311,8 +380,24 @@ enum Standing {
     Settled,
     /// Only the targets have to hear of it.
     Made,
-    /// Nobody knows what the bucket has. The link, if it is still there.
-    Begun(Option<LinkRecord>),
+    /// Nobody knows what the bucket has.
+    Begun(Begun),
+}
+
+/// An export of which nobody knows what it made.
+struct Begun {
+    /// The link, if it is still there.
+    link: Option<LinkRecord>,
+    /// Whether its file is not there any more.
+    is_gone: bool,
+}
+
+/// What becomes of the record of an export whose object was cut. As long as there is one, no
+/// listing takes the object for somebody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OfCut {
+    Stays,
+    Goes,
 }
 
 async fn standing<E: Environment>(
@@ -327,29 +412,34 @@ async fn standing<E: Environment>(
             return Ok(Standing::Settled);
         };
         let inode = tree::find(view, id).map_err(broken)?;
-        if inode.is_some_and(|inode| export_has_made(&record, &inode)) {
+        if inode.as_ref().is_some_and(|inode| export_has_made(&record, inode)) {
             return Ok(Standing::Made);
         }
         let link = records::read(view, &keys::link(link)).map_err(broken)?;
-        Ok(Standing::Begun(link))
+        Ok(Standing::Begun(Begun { link, is_gone: inode.is_none() }))
     });
     query.await
 }
 
-async fn begun<E: Environment>(
+async fn settle<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
     unmarked: &Unmarked,
     export: &Export,
-    link: Option<LinkRecord>,
+    begun: Begun,
+    of_cut: OfCut,
 ) -> Result<(), Failure> {
-    let Some(link) = link else {
+    let Some(link) = begun.link else {
         let abort = Command::AbortExport { inode: export.inode, export: export.id };
         return environment.execute(abort, true).await.map(|_| ());
     };
     let bucket = importer.bucket(&link.bucket)?;
-    let Some(version) = look(&bucket, export).await? else {
-        return give_up(environment, &bucket, export).await;
+    let version = match look(&bucket, export).await? {
+        Found::Whole(version) => version,
+        // Nobody sends it again: it is left behind as a whole one would be.
+        Found::Cut(version) if begun.is_gone => version,
+        Found::Cut(_) if of_cut == OfCut::Stays => return Ok(()),
+        Found::Cut(_) | Found::Nothing => return give_up(environment, &bucket, export).await,
     };
     // On gs:// and az:// the object stands before what it was made of is deleted.
     if let Err(failure) = end_upload(environment, &bucket, export).await {
@@ -360,5 +450,49 @@ async fn begun<E: Environment>(
         // Another one has settled it meanwhile.
         Err(failure) if failure.kind == ErrorKind::NotFound => Ok(()),
         published => published.map(|_| ()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_types::{ContentGeneration, JobId};
+
+    use super::*;
+    use crate::store::{Batch, MetaStore as _, memory::MemoryStore, records::Record as _};
+
+    #[test]
+    fn exports_of_others_hide_none() {
+        let mut store = MemoryStore::default();
+        let mut batch = Batch::default();
+        let last = LEFT_MAX as u64 + 1;
+        for id in 0..=last {
+            let record = records::Export {
+                job: JobId(1),
+                id: u128::from(id),
+                change_count: ChangeCount(1),
+                generation: ContentGeneration(1),
+                size: 0,
+                link: LinkId(if id == last { 2 } else { 1 }),
+                key: id.to_string(),
+                replaces: None,
+                part_size: 0,
+                upload_id: None,
+            };
+            batch.put(keys::export(InodeId(id)), record.encode());
+        }
+        store.commit(&batch).unwrap();
+        let of = |link: LinkId| {
+            let (mut after, mut left) = (Some(keys::exports()), Vec::new());
+            while let Some(from) = after {
+                let page = wanted(&store, &from, &|_, _, record| Ok(record.link == link));
+                let (found, next) = page.unwrap();
+                left.extend(found);
+                after = next;
+            }
+            left
+        };
+        let found: Vec<InodeId> = of(LinkId(2)).iter().map(|export| export.inode).collect();
+        assert_eq!(found, [InodeId(last)]);
+        assert_eq!(of(LinkId(1)).len(), LEFT_MAX + 1);
     }
 }

@@ -9,7 +9,11 @@ use millrace_protocol::{admin::PathBytes, session::Caller};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 use roaring::RoaringTreemap;
 
-use super::{Context, Environment, blocking, files::FileList};
+use super::{
+    Context, Environment, blocking,
+    files::FileList,
+    judge::{JUDGED_MAX, Judge},
+};
 use crate::{
     hydration::walk::{Unlisted, Walk, descend},
     namespace::{Inode, tree},
@@ -19,6 +23,9 @@ use crate::{
 pub(super) struct Sources {
     seen: RoaringTreemap,
     from: From,
+    judge: Judge,
+    /// Of a job that looks at states, what has been read and not been judged yet.
+    unjudged: Option<Page>,
 }
 
 enum From {
@@ -69,22 +76,42 @@ impl Sources {
     ) -> Result<Self, Failure> {
         let seen = RoaringTreemap::new();
         let root = context.job.root;
+        let (judge, unjudged) = (Judge::default(), None);
         let Some(id) = context.files else {
-            return Ok(Self { seen, from: From::Tree(walk(root, unlisted, viewer)) });
+            let from = From::Tree(walk(root, unlisted, viewer));
+            return Ok(Self { seen, from, judge, unjudged });
         };
         let directory = context.environment.reports().to_owned();
         let uid = context.job.caller.uid;
         let list = Some(blocking(move || FileList::open(&directory, id, uid)).await?);
         let (paths, walk, viewer) = (VecDeque::new(), None, viewer.cloned());
         let listed = Listed { list, paths, walk, unlisted, viewer };
-        Ok(Self { seen, from: From::List(Box::new(listed)) })
+        Ok(Self { seen, from: From::List(Box::new(listed)), judge, unjudged })
     }
 
-    /// Some more inodes, or `None` at the end. Behind what fails it goes on.
+    /// Some more inodes, or `None` at the end; of a job that looks at states, those that are in
+    /// one of them now. Behind what fails it goes on.
     ///
     /// # Errors
     /// A directory that cannot be listed, or a path of the list that leads nowhere.
     pub(super) async fn next<E: Environment>(
+        &mut self,
+        context: &Context<'_, E>,
+    ) -> Result<Option<Page>, Unfound> {
+        let Some(states) = context.filter.states() else { return self.read(context).await };
+        if self.unjudged.is_none() {
+            self.unjudged = self.read(context).await?;
+        }
+        let Some(mut page) = self.unjudged.take() else { return Ok(None) };
+        let some = page.inodes.len().min(JUDGED_MAX);
+        let some: Vec<Inode> = page.inodes.drain(..some).collect();
+        let branch = page.branch.clone();
+        self.unjudged = Some(page).filter(|page| !page.inodes.is_empty());
+        let inodes = self.judge.choose(context, states, some, branch.as_ref()).await;
+        Ok(Some(Page { inodes, branch }))
+    }
+
+    async fn read<E: Environment>(
         &mut self,
         context: &Context<'_, E>,
     ) -> Result<Option<Page>, Unfound> {

@@ -3,7 +3,8 @@
 use std::{collections::HashSet, time::SystemTime};
 
 use millrace_protocol::{
-    admin::{Job, JobKind, JobState, PathBytes, StartJob},
+    admin::{FileState, Job, JobKind, JobState, PathBytes, StartJob},
+    by_state::StartByState,
     file_list::{AppendFiles, FileListId, FilesReply},
     job_options::{JobOptions, StartWithOptions},
     selection::{RetryJob, Selection, SelectionReply, StartSelected},
@@ -16,7 +17,9 @@ use super::{
     Environment, Jobs, PRUNE_INTERVAL, blocking, check_owner, copy, files, filter::Filter, publish,
 };
 use crate::{
-    command::{AddJob, AddJobWithOptions, AddSelectedJob, AddUnusedJob, Command, Outcome},
+    command::{
+        AddJob, AddJobByState, AddJobWithOptions, AddSelectedJob, AddUnusedJob, Command, Outcome,
+    },
     hydration::{
         import::broken,
         walk::{Viewpoint, check, inode, path_of, resolve},
@@ -27,9 +30,18 @@ use crate::{
     },
     store::{
         keys,
-        records::{self, JobOptionsRecord, JobRecord, SelectionRecord, UnusedRecord},
+        records::{self, JobOptionsRecord, JobRecord, SelectionRecord, StatesRecord, UnusedRecord},
     },
 };
+
+/// What a job looks at of its files besides what its selection says.
+#[derive(Debug, Default, Clone)]
+struct Looks {
+    /// The least seconds from the last use of a file to the job's start.
+    unused: Option<u64>,
+    /// One of which a file must be in; empty: any.
+    states: Vec<FileState>,
+}
 
 impl<E: Environment> Jobs<E> {
     /// Takes a job into the queue. The request's path begins at `top`.
@@ -74,7 +86,7 @@ impl<E: Environment> Jobs<E> {
         top: &[u8],
         request: &StartWithOptions,
     ) -> Result<Job, Failure> {
-        self.start_over(top, request, None).await
+        self.start_over(top, request, Looks::default()).await
     }
 
     /// Takes a job over what nobody has used for a while into the queue.
@@ -82,17 +94,29 @@ impl<E: Environment> Jobs<E> {
     /// # Errors
     /// As [`Self::start_with_options`].
     pub async fn start_unused(&self, top: &[u8], request: &StartUnused) -> Result<Job, Failure> {
-        self.start_over(top, &request.job, Some(request.seconds)).await
+        let looks = Looks { unused: Some(request.seconds), ..Looks::default() };
+        self.start_over(top, &request.job, looks).await
+    }
+
+    /// Takes a job over the files in some states into the queue.
+    ///
+    /// # Errors
+    /// As [`Self::start_with_options`]; [`ErrorKind::InvalidArgument`] when it names no state.
+    pub async fn start_by_state(&self, top: &[u8], request: &StartByState) -> Result<Job, Failure> {
+        request.check()?;
+        let looks = Looks { unused: request.unused, states: request.states.clone() };
+        self.start_over(top, &request.job, looks).await
     }
 
     async fn start_over(
         &self,
         top: &[u8],
         request: &StartWithOptions,
-        unused: Option<u64>,
+        looks: Looks,
     ) -> Result<Job, Failure> {
         let StartWithOptions { start, selection, dry_run, options } = request;
-        let is_whole = selection.is_everything() && !dry_run && unused.is_none();
+        let looks_no_further = looks.unused.is_none() && looks.states.is_empty();
+        let is_whole = selection.is_everything() && !dry_run && looks_no_further;
         if start.kind == JobKind::Import && !is_whole {
             return Err(no_selection());
         }
@@ -107,7 +131,7 @@ impl<E: Environment> Jobs<E> {
         }
         self.keep_files(options, start.caller.uid).await?;
         let selected = AddSelectedJob { add, selection: selection.clone(), dry_run: *dry_run };
-        self.add(command_of(selected, options.clone(), unused)).await
+        self.add(command_of(selected, options.clone(), looks)).await
     }
 
     /// Adds a page to a list of files, for a job of the same caller's.
@@ -161,12 +185,12 @@ impl<E: Environment> Jobs<E> {
         // What was allowed then need not be now.
         let top = inode(&*self.environment, root).await?;
         self.check_caller(job.kind, &caller, &top).await?;
-        let path = path_of(&*self.environment, &top).await;
-        let add = AddJob { job: fresh(job.kind, path), caller, root };
+        let add = self.addition(job.kind, caller, &top).await?;
         let options = self.options(request.id).await?;
-        let unused = self.unused(request.id).await?;
+        let (unused, states) = (self.unused(request.id).await?, self.states(request.id).await?);
         self.keep_files(&options, add.caller.uid).await?;
-        self.add(command_of(AddSelectedJob { add, selection, dry_run }, options, unused)).await
+        let selected = AddSelectedJob { add, selection, dry_run };
+        self.add(command_of(selected, options, Looks { unused, states })).await
     }
 
     /// Keeps the list of files that a job is about to name from being taken for an old one.
@@ -214,6 +238,19 @@ impl<E: Environment> Jobs<E> {
         query.await
     }
 
+    /// In which states files must be that a job works on; empty when it does not look at that.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub async fn states(&self, id: JobId) -> Result<Vec<FileState>, Failure> {
+        let query = self.environment.read(move |view| {
+            let record: Option<StatesRecord> =
+                records::read(view, &keys::states(id)).map_err(broken)?;
+            Ok(record.map(|record| record.states).unwrap_or_default())
+        });
+        query.await
+    }
+
     pub(super) async fn selection_record(&self, id: JobId) -> Result<SelectionRecord, Failure> {
         let query = self
             .environment
@@ -226,12 +263,28 @@ impl<E: Environment> Jobs<E> {
         let from = Viewpoint { top, caller: &request.caller };
         let top = resolve(&*self.environment, &self.importer, from, &request.path).await?;
         self.check_caller(request.kind, &request.caller, &top).await?;
-        let job = fresh(request.kind, path_of(&*self.environment, &top).await);
-        Ok(AddJob { job, caller: request.caller.clone(), root: top.id })
+        self.addition(request.kind, request.caller.clone(), &top).await
+    }
+
+    /// A job over `top` that is about to be recorded.
+    async fn addition(
+        &self,
+        kind: JobKind,
+        caller: Caller,
+        top: &Inode,
+    ) -> Result<AddJob, Failure> {
+        let job = fresh(kind, path_of(&*self.environment, top).await);
+        Ok(AddJob { job, caller, root: top.id })
     }
 
     async fn add(&self, command: Command) -> Result<Job, Failure> {
-        let outcome = self.environment.execute(command, true).await?;
+        let add = addition_of(&command);
+        let import = add.filter(|add| add.job.kind == JobKind::Import).map(|add| add.root);
+        let record = self.environment.execute(command, true);
+        let outcome = match import {
+            Some(top) => self.importer.note_import(top, record).await?,
+            None => record.await?,
+        };
         let Outcome::Job(id) = outcome else { return Err(ErrorKind::Internal.into()) };
         self.waiting.notify_one();
         self.show(id).await
@@ -262,7 +315,12 @@ impl<E: Environment> Jobs<E> {
 }
 
 /// The plainest command that adds such a job, so that logs stay readable to older servers.
-fn command_of(selected: AddSelectedJob, options: JobOptions, unused: Option<u64>) -> Command {
+fn command_of(selected: AddSelectedJob, options: JobOptions, looks: Looks) -> Command {
+    let Looks { unused, states } = looks;
+    if !states.is_empty() {
+        let job = AddJobWithOptions { selected, options };
+        return Command::AddJobByState(Box::new(AddJobByState { job, unused, states }));
+    }
     if let Some(seconds) = unused {
         let job = AddJobWithOptions { selected, options };
         return Command::AddUnusedJob(Box::new(AddUnusedJob { job, seconds }));
@@ -273,6 +331,18 @@ fn command_of(selected: AddSelectedJob, options: JobOptions, unused: Option<u64>
     match selected.selection.is_everything() && !selected.dry_run {
         true => Command::AddJob(selected.add),
         false => Command::AddSelectedJob(Box::new(selected)),
+    }
+}
+
+/// The job that a command adds.
+fn addition_of(command: &Command) -> Option<&AddJob> {
+    match command {
+        Command::AddJob(add) => Some(add),
+        Command::AddSelectedJob(selected) => Some(&selected.add),
+        Command::AddJobWithOptions(job) => Some(&job.selected.add),
+        Command::AddUnusedJob(unused) => Some(&unused.job.selected.add),
+        Command::AddJobByState(by_state) => Some(&by_state.job.selected.add),
+        _ => None,
     }
 }
 

@@ -52,10 +52,14 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
         }
     }
     dispatcher.finish().await;
-    // The bucket has other versions of some objects than their files know: follow it, once.
-    for id in dispatcher.take_changed() {
+    // The bucket has other versions of some objects than their files know, or the files have been
+    // exported since they were found: follow that, once.
+    for (id, before) in dispatcher.take_changed() {
         match follow(context, id).await {
-            Ok((content, size)) => dispatcher.file(id, &content, size).await,
+            Ok((content, size)) => {
+                context.progress.resized(id, before, size);
+                dispatcher.file(id, &content, size).await;
+            }
             Err(failure) => context.fail_id(id, failure).await,
         }
     }
@@ -97,7 +101,7 @@ async fn look<E: Environment>(
             }
         }
     }
-    if !context.selects(inode).await {
+    if !context.selects(inode).await || !context.may_touch(inode, branch).await {
         return None;
     }
     context.progress.enter(inode.id, branch);

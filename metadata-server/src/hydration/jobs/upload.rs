@@ -69,6 +69,7 @@ pub(super) async fn run<E: Environment>(
     let size = source.inode.size;
     let inline = if size == 0 { Some(Vec::new()) } else { source.body.inline.clone() };
     if let Some(bytes) = inline {
+        context.paced(size).await;
         let tag = bucket
             .put_small(&export.key, vec![bytes.into()], &metadata, &export.condition()?)
             .await?;

@@ -165,6 +165,26 @@ async fn an_object_of_somebody_else_is_replaced_only_on_request() {
 }
 
 #[tokio::test]
+async fn a_version_is_on_stable_storage_before_it_is_copied() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/plain").await;
+    for (name, content) in [("empty", ""), ("small", "bytes")] {
+        let path = format!("/plain/{name}");
+        world.write(&path, b"before").await;
+        let other = Other::new();
+        let id = world.start_copy(&path, other.options()).await.unwrap();
+        // Nobody has synced this when the job comes to it.
+        world.write(&path, content.as_bytes()).await;
+        let changed = world.find(&path).await.unwrap().changed;
+        assert!(*world.server.settled.lock().unwrap() < changed, "{name}");
+        let job = world.run_until(|job| job.id == id && job.state.is_final()).await;
+        assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+        assert!(*world.server.settled.lock().unwrap() >= changed, "{name}");
+        assert_eq!(fs::read(other.object(name)).unwrap(), content.as_bytes());
+    }
+}
+
+#[tokio::test]
 async fn somebody_elses_object_that_appears_meanwhile_stands() {
     let world = World::new(LinkMode::ImportExport).await;
     world.make_directory("/plain").await;
@@ -197,6 +217,23 @@ async fn a_file_that_is_open_fails_and_one_that_changes_meanwhile_is_sent_as_it_
     let job = world.copy("/plain", other.options()).await;
     assert_eq!((job.state, job.files_done), (JobState::Succeeded, 3), "{:?}", job.failures);
     assert_eq!(fs::read(other.object("small")).unwrap(), b"small");
+}
+
+#[tokio::test]
+async fn a_file_that_is_exported_to_its_own_object_meanwhile_is_read_anew_some_times() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/plain").await;
+    world.write("/plain/small", b"content").await;
+    let other = Other::new();
+    let stale = || Fault::Fail(ErrorKind::StaleEpoch);
+    world.server.faults.lock().unwrap().extend([stale(), stale(), stale()]);
+    let job = world.copy("/plain", other.options()).await;
+    assert_eq!(job.failures[0].failure.kind, ErrorKind::InUse, "{:?}", job.failures);
+    assert!(!other.object("small").exists());
+    world.server.faults.lock().unwrap().extend([stale(), stale()]);
+    let job = world.copy("/plain", other.options()).await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert_eq!(fs::read(other.object("small")).unwrap(), b"content");
 }
 
 #[tokio::test]

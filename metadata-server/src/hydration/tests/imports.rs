@@ -1,15 +1,19 @@
 //! Names come from the bucket when somebody looks, once.
 
+use std::{fs, future, mem, sync::Arc, task::Poll, time::Duration};
+
+use millrace_object_source::RequestClass;
 use millrace_protocol::{
-    admin::{FileState, JobKind, JobState, ShowState},
+    admin::{FileState, JobKind, JobState, ShowState, StartJob},
     cluster::LinkMode,
     metadata::FileKind,
 };
-use millrace_types::{ErrorKind, FileName, InodeId};
+use millrace_types::{ErrorKind, FileName, InodeId, JobId, MIB};
 
 use super::server::{ROOT, World};
 use crate::{
-    hydration::{Environment, Listing},
+    command::{self, Command},
+    hydration::{Environment, Listing, import::linked},
     namespace::{Body, tree},
 };
 
@@ -83,15 +87,15 @@ async fn everybody_who_waits_shares_one_listing() {
 async fn an_unreachable_bucket_is_an_error_and_no_empty_directory() {
     let world = World::new(LinkMode::ReadOnly).await;
     let data = world.find("/data").await.unwrap().id;
-    std::fs::remove_dir_all(world.bucket_dir.path()).unwrap();
+    fs::remove_dir_all(world.bucket_dir.path()).unwrap();
     let failure = world.hydration.before_list(data, 0).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::BucketUnavailable);
     let name = FileName::parse(b"x").unwrap();
     assert!(world.hydration.before_lookup(data, &name).await.is_err());
     // It is back whole at once: the listing that the lookup began may look just now.
     let back = tempfile::tempdir_in(world.bucket_dir.path().parent().unwrap()).unwrap();
-    std::fs::write(back.path().join("x"), b"1").unwrap();
-    std::fs::rename(back.path(), world.bucket_dir.path()).unwrap();
+    fs::write(back.path().join("x"), b"1").unwrap();
+    fs::rename(back.path(), world.bucket_dir.path()).unwrap();
     // The listing that the lookup began may still be about to fail; the next look begins another.
     drop(world.hydration.before_list(data, 0).await);
     list_all(&world, data).await;
@@ -119,6 +123,153 @@ async fn an_import_job_finds_what_the_bucket_changed() {
         "readers of the old one get ESTALE"
     );
     world.find("/data/a/two").await.unwrap();
+}
+
+#[tokio::test]
+async fn an_import_lists_nothing_that_was_listed_since_it_was_asked_for() {
+    let mut world = World::new(LinkMode::ImportExport).await;
+    for (key, content) in [("a/x", "12345"), ("a/y", "1"), ("b/z", "22"), ("top", "333")] {
+        world.put(key, content.as_bytes());
+    }
+    let data = world.find("/data").await.unwrap().id;
+    let start = StartJob { caller: ROOT, kind: JobKind::Import, path: b"/data".to_vec() };
+    let id = world.hydration.start_job(b"", &start).await.unwrap().id;
+    // As by the job itself, before the server was restarted. What was made here is not counted.
+    list_all(&world, data).await;
+    let a = world.find("/data/a").await.unwrap().id;
+    list_all(&world, a).await;
+    world.write("/data/a/new", b"here").await;
+    world.restart();
+    let before = world.bucket.counters().requests(RequestClass::List);
+    let job = world.run_until(|job| job.id == id && job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(world.bucket.counters().requests(RequestClass::List) - before, 1, "of b");
+    // The directory itself, what it has, and what these have.
+    assert_eq!((job.files_done, job.files_total), (7, 7));
+    assert_eq!((job.bytes_done, job.bytes_total), (11, 11));
+    // The next one lists all of it.
+    let job = world.job(JobKind::Import, "/data").await;
+    assert!(world.bucket.counters().requests(RequestClass::List) - before >= 4);
+    assert_eq!((job.files_done, job.bytes_done), (7, 11));
+}
+
+#[tokio::test]
+async fn an_import_lists_what_was_made_here_since_it_was_asked_for() {
+    let world = World::new(LinkMode::ImportExport).await;
+    list_all(&world, world.find("/data").await.unwrap().id).await;
+    world.put("run/a", b"1");
+    let start = StartJob { caller: ROOT, kind: JobKind::Import, path: b"/data".to_vec() };
+    let id = world.hydration.start_job(b"", &start).await.unwrap().id;
+    world.make_directory("/data/run").await;
+    let job = world.run_until(|job| job.id == id && job.state.is_final()).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(world.find("/data/run/a").await.unwrap().size, 1);
+}
+
+/// Lets everything that is ready have its turn.
+async fn give_way() {
+    let mut is_next = false;
+    let turn = future::poll_fn(|context| match mem::replace(&mut is_next, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    });
+    turn.await;
+}
+
+async fn is_listed(world: &World, directory: InodeId) -> bool {
+    let query = world.server.read(move |view| linked(view, directory));
+    query.await.unwrap().unwrap().listed.is_some()
+}
+
+/// Lists `/data` for the first time, while `meanwhile` is done over and over.
+async fn list_while<F: Future<Output = ()> + Send + 'static>(
+    world: &World,
+    mut meanwhile: impl FnMut() -> F + Send + 'static,
+) -> InodeId {
+    let data = world.find("/data").await.unwrap().id;
+    let work = tokio::spawn(async move {
+        loop {
+            meanwhile().await;
+            give_way().await;
+        }
+    });
+    let whole = world.hydration.importer.whole(data);
+    tokio::time::timeout(Duration::from_secs(30), whole).await.unwrap().unwrap();
+    work.abort();
+    data
+}
+
+#[tokio::test]
+async fn a_first_listing_ends_however_often_imports_are_asked_for() {
+    for (refused, passes) in [(None, 2), (Some(ErrorKind::Busy), 1)] {
+        let world = World::new(LinkMode::ReadOnly).await;
+        world.put("file", b"1");
+        let importer = Arc::clone(&world.hydration.importer);
+        let before = world.bucket.counters().requests(RequestClass::List);
+        let data = list_while(&world, move || {
+            let importer = Arc::clone(&importer);
+            async move {
+                let record = async { refused.map_or(Ok(()), |kind| Err(kind.into())) };
+                drop(importer.note_import(InodeId::ROOT, record).await);
+            }
+        });
+        let data = data.await;
+        assert_eq!(world.bucket.counters().requests(RequestClass::List) - before, passes);
+        // The next look lists it once more where imports were asked for.
+        assert_eq!(is_listed(&world, data).await, refused.is_some());
+        world.hydration.importer.whole(data).await.unwrap();
+        assert!(is_listed(&world, data).await);
+    }
+}
+
+#[tokio::test]
+async fn a_first_listing_whose_second_pass_leaves_something_out_does_not_count() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("file", b"1");
+    // An export that has not ended, of a file that is elsewhere by now.
+    let data = world.find("/data").await.unwrap().id;
+    let link = world.server.read(move |view| linked(view, data)).await.unwrap().unwrap().link;
+    let begin = command::BeginExport {
+        inode: world.write("/elsewhere", b"late").await,
+        job: JobId(1),
+        export: 7,
+        link,
+        key: "late".to_owned(),
+        replaces: None,
+        part_size: MIB,
+    };
+    world.server.execute(Command::BeginExport(begin), true).await.unwrap();
+    let (server, importer) = (Arc::clone(&world.server), Arc::clone(&world.hydration.importer));
+    let late = world.object("late");
+    list_while(&world, move || {
+        let (server, importer, late) = (Arc::clone(&server), Arc::clone(&importer), late.clone());
+        async move {
+            let name = FileName::parse(b"file").unwrap();
+            let query = server.read(move |view| Ok(tree::entry(view, data, &name).unwrap()));
+            // The first pass has found it: its object arrives before the second one.
+            match query.await.unwrap() {
+                None => importer.note_import(data, future::ready(Ok(()))).await.unwrap(),
+                Some(_) if late.exists() => {}
+                Some(_) => fs::write(late, b"late").unwrap(),
+            }
+        }
+    })
+    .await;
+    assert!(!is_listed(&world, data).await);
+}
+
+#[tokio::test]
+async fn an_import_of_one_file_counts_it_as_it_is_then() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("file", b"1");
+    list_all(&world, world.find("/data").await.unwrap().id).await;
+    world.put("file", b"4444");
+    let job = world.job(JobKind::Import, "/data/file").await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert_eq!((job.bytes_done, job.bytes_total), (4, 4));
 }
 
 #[tokio::test]

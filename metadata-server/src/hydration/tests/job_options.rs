@@ -1,18 +1,26 @@
 //! Jobs that are done in some way of their own: reported, held to a rate, or before others.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use millrace_protocol::{
     admin::{Job, JobKind, JobState, StartJob},
     cluster::LinkMode,
-    job_options::{FetchReport, JobOptions, StartWithOptions},
+    job_options::{Destination, FetchReport, JobOptions, StartWithOptions},
+    metadata::NewNode,
     selection::{RetryJob, Selection},
     session::Caller,
 };
-use millrace_types::{ErrorKind, Failure, JobId};
+use millrace_types::{ErrorKind, Failure, FileName, JobId, Timestamp};
 use serde_json::Value;
 
-use super::server::{ROOT, World};
+use super::server::{ROOT, World, bucket_of};
+use crate::{
+    command::{self, Command},
+    hydration::Environment,
+};
 
 const REPORTED: JobOptions = JobOptions {
     atomic: false,
@@ -31,6 +39,29 @@ fn request(kind: JobKind, options: JobOptions) -> StartWithOptions {
 impl World {
     async fn start_with(&self, request: &StartWithOptions) -> Result<JobId, Failure> {
         self.hydration.start_with_options(b"", request).await.map(|job| job.id)
+    }
+
+    /// Makes a file that lives in its inode.
+    async fn write_inline(&self, path: &str, bytes: &[u8]) {
+        self.write("/like", b"").await;
+        let layout = self.find("/like").await.unwrap().content().unwrap().layout;
+        let (directory, name) = path.rsplit_once('/').unwrap();
+        let create = command::Create {
+            caller: ROOT,
+            parent: self.find(directory).await.unwrap().id,
+            name: FileName::parse(name.as_bytes()).unwrap(),
+            node: NewNode::Regular,
+            mode: 0o640,
+            inode: self.server.reserve_inodes(1).await.unwrap()[0],
+            seed: 7,
+            open: None,
+            exclusive: true,
+        };
+        let end = bytes.len() as u64;
+        let publish =
+            command::Publish { create, layout, made_at: Timestamp(0), end, written_at: None };
+        let publish = command::PublishInline { publish, bytes: bytes.to_vec() };
+        self.server.execute(Command::PublishInline(Box::new(publish)), false).await.unwrap();
     }
 
     async fn end_of(&self, id: JobId) -> Job {
@@ -162,6 +193,33 @@ async fn a_rate_holds_what_moves_and_not_what_is_here() {
     }
     let sent = held(JobKind::Export, "/data/out", 2 * LEN).await;
     assert!(sent >= Duration::from_millis(950), "{sent:?}");
+}
+
+#[tokio::test]
+async fn files_that_live_in_their_inodes_wait_for_their_turn_too() {
+    const LEN: u64 = 16 * 1024;
+    let world = World::new(LinkMode::ImportExport).await;
+    let content = vec![7; 16 * 1024];
+    world.make_directory("/data/out").await;
+    for name in ["a", "b", "c", "d", "e"] {
+        world.write_inline(&format!("/data/out/{name}"), &content).await;
+    }
+    let other = tempfile::tempdir().unwrap();
+    let destination = Destination { bucket: bucket_of(other.path()), overwrite: false };
+    for destination in [Some(destination), None] {
+        let rate = Some(4 * LEN);
+        let options = JobOptions { bytes_per_second: rate, destination, ..JobOptions::default() };
+        let start = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/data/out".to_vec() };
+        let request = StartWithOptions { start, ..request(JobKind::Export, options) };
+        let id = world.start_with(&request).await.unwrap();
+        let begun = Instant::now();
+        let job = world.end_of(id).await;
+        assert_eq!((job.state, job.bytes_done), (JobState::Succeeded, 5 * LEN), "{job:?}");
+        // The last one goes as soon as the four before it are paid for.
+        assert!(begun.elapsed() >= Duration::from_millis(950), "{:?}", begun.elapsed());
+    }
+    assert_eq!(fs::read(other.path().join("e")).unwrap(), content);
+    assert_eq!(fs::read(world.object("out/e")).unwrap(), content);
 }
 
 #[tokio::test]

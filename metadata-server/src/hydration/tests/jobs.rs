@@ -57,7 +57,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_job_whose_targets_are_silent_holds_up_no_other_but_an_export_an_export() {
+async fn a_job_whose_targets_are_silent_holds_up_no_other_but_those_that_need_its_turn() {
     let world = World::new(LinkMode::ImportExport).await;
     world.put("there", b"12345");
     world.write("/data/new", b"new").await;

@@ -4,12 +4,15 @@ use std::{fs, sync::atomic::Ordering};
 
 use millrace_object_source::{Condition, EXPORT_ID_KEY, Metadata};
 use millrace_protocol::{
-    admin::{JobKind, JobState, StartJob},
+    admin::{AttributeSource, JobKind, JobState, SetLinkOptions, StartJob},
     cluster::LinkMode,
 };
 use millrace_types::{ErrorKind, InodeId};
 
-use super::server::{ROOT, World};
+use super::{
+    moved::remove,
+    server::{Fault, ROOT, World},
+};
 use crate::{
     command::Command,
     hydration::Environment,
@@ -48,8 +51,12 @@ async fn begun(world: &mut World) -> (InodeId, Export) {
 
 /// Stores the object of an export, as its upload would.
 async fn arrives(world: &World, export: &Export) {
+    arrives_as(world, export, b"first").await;
+}
+
+async fn arrives_as(world: &World, export: &Export, bytes: &[u8]) {
     let id = [(EXPORT_ID_KEY.to_owned(), format!("{:032x}", export.id))];
-    let (metadata, body) = (Metadata::new(id).unwrap(), vec![b"first".to_vec().into()]);
+    let (metadata, body) = (Metadata::new(id).unwrap(), vec![bytes.to_vec().into()]);
     world.bucket.put_small("file", body, &metadata, &Condition::Absent).await.unwrap();
 }
 
@@ -87,6 +94,52 @@ async fn what_a_published_object_was_made_of_is_deleted_after_a_kill_in_between(
     is_settled(&mut world, inode).await;
     assert_eq!(world.state("/data/file").await, ObjectState::Exported);
     assert!(world.bucket.list_uploads("file").await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_object_that_was_cut_is_never_the_file_and_the_next_export_replaces_it() {
+    let mut world = World::new(LinkMode::ImportExport).await;
+    let (inode, begun) = begun(&mut world).await;
+    arrives_as(&world, &begun, b"fir").await;
+    world.restart();
+    // A listing makes no conflict of it, even if it does not ask for each object.
+    let (path, attributes) = (b"/data".to_vec(), Some(AttributeSource::Listing));
+    let options = SetLinkOptions { path, refresh_seconds: None, attributes };
+    world.hydration.set_link_options(&options).await.unwrap();
+    let listed = world.job(JobKind::Import, "/data").await;
+    assert_eq!(listed.state, JobState::Succeeded, "{:?}", listed.failures);
+    assert_eq!(world.state("/data/file").await, ObjectState::Local);
+    assert!(export_of(&world, inode).await.is_some());
+    world.server.silent.store(false, Ordering::Relaxed);
+    world.export("/data").await;
+    assert_eq!(fs::read(world.object("file")).unwrap(), b"first");
+    assert_eq!(world.state("/data/file").await, ObjectState::Exported);
+    let origin = world.find("/data/file").await.unwrap().content().unwrap().origin.unwrap();
+    assert_eq!(origin.size, 5);
+}
+
+#[tokio::test]
+async fn an_object_that_is_cut_is_replaced_by_the_same_export() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/file", b"first").await;
+    world.server.faults.lock().unwrap().push_back(Fault::Cut(world.object("file")));
+    world.export("/data").await;
+    assert!(world.server.faults.lock().unwrap().is_empty());
+    assert_eq!(fs::read(world.object("file")).unwrap(), b"first");
+    assert_eq!(world.state("/data/file").await, ObjectState::Exported);
+}
+
+#[tokio::test]
+async fn an_object_that_was_cut_of_a_file_that_is_gone_is_not_shown() {
+    let mut world = World::new(LinkMode::ImportExport).await;
+    let (inode, begun) = begun(&mut world).await;
+    arrives_as(&world, &begun, b"fir").await;
+    remove(&world, "/data/file", false).await;
+    world.restart();
+    is_settled(&mut world, inode).await;
+    let listed = world.job(JobKind::Import, "/data").await;
+    assert_eq!(listed.state, JobState::Succeeded, "{:?}", listed.failures);
+    assert_eq!(world.find("/data/file").await.unwrap_err().kind, ErrorKind::NotFound);
 }
 
 #[tokio::test]

@@ -200,7 +200,7 @@ async fn a_hydration_takes_what_the_bucket_has_now_where_the_listing_is_old() {
     assert_eq!(names(&world, data).await, ["one", "two"]);
 }
 
-async fn symlink(world: &World, path: &str, target: &str) {
+pub(super) async fn symlink(world: &World, path: &str, target: &str) {
     let (directory, text) = path.rsplit_once('/').unwrap();
     let parent = world.find(directory).await.unwrap().id;
     let inode = world.server.reserve_inodes(1).await.unwrap()[0];

@@ -115,6 +115,7 @@ async fn a_link_is_removed_with_its_names_but_not_while_files_are_dirty() {
     let failure = world.hydration.remove_link(&request(false)).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::InUse);
     assert!(failure.message.contains("/data/a/new"), "{}", failure.message);
+    assert!(failure.message.contains("--discard"), "{}", failure.message);
     world.export("/data/a/new").await;
     world.hydration.remove_link(&request(false)).await.unwrap();
     assert_eq!(world.find("/data").await.unwrap().size, 0);

@@ -24,7 +24,7 @@ use millrace_protocol::{
     requests::{CountRequests, CountsReply, RequestCounts},
     session::{Caller, Done},
     target::{
-        CheckBucket, Hydrate, Item, ItemResults, MarkExported, Presence, PresenceReply, Present,
+        CheckBucket, Hydrate, Item, ItemResults, MarkExportedAt, Presence, PresenceReply, Present,
         Release, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
     },
 };
@@ -75,6 +75,8 @@ pub(super) enum Fault {
     /// It does what it is asked, this happens, and the directory of the bucket is moved away before
     /// its answer is lost.
     Away(PathBuf, Box<Command>),
+    /// It does what it is asked, the bucket keeps one byte of this object, and its answer is lost.
+    Cut(PathBuf),
     /// Somebody deletes this object meanwhile, before the target does what it is asked.
     Delete(PathBuf),
 }
@@ -95,8 +97,10 @@ pub(super) struct TestServer {
     pub(super) present: Mutex<BTreeMap<InodeId, u64>>,
     /// Contents whose present names are on stable storage, so that targets may hear of them.
     named: Mutex<BTreeSet<InodeId>>,
-    /// Files of which targets say once that the object changed.
-    pub(super) changed: Mutex<BTreeSet<InodeId>>,
+    /// Up to when everything is on stable storage.
+    pub(super) settled: Mutex<Timestamp>,
+    /// Files of which targets say once that they, or their objects, are others by now.
+    pub(super) changed: Mutex<BTreeMap<InodeId, ErrorKind>>,
     /// What targets answer when they shall take blocks for the bucket's, one after the other.
     pub(super) marks: Mutex<VecDeque<ErrorKind>>,
     /// The uploads that parts went to of exports to other places.
@@ -308,6 +312,7 @@ impl TestServer {
             items: Mutex::default(),
             present: Mutex::default(),
             named: Mutex::default(),
+            settled: Mutex::default(),
             changed: Mutex::default(),
             marks: Mutex::default(),
             copied_uploads: Mutex::default(),
@@ -412,7 +417,7 @@ impl TestServer {
             Err(request) => request,
         };
         let request = match request.downcast::<Presence>() {
-            Ok(presence) => return Ok(Box::new(self.presence(&presence))),
+            Ok(presence) => return Ok(Box::new(self.presence(&presence)?)),
             Err(request) => request,
         };
         let request = match request.downcast::<FetchAhead>() {
@@ -427,7 +432,7 @@ impl TestServer {
             Err(request) => match request.downcast::<Release>() {
                 Ok(release) => ("release", release.items),
                 Err(request) => {
-                    ("mark", request.downcast::<MarkExported>().expect("no other request").items)
+                    ("mark", request.downcast::<MarkExportedAt>().expect("no other request").items)
                 }
             },
         };
@@ -435,10 +440,7 @@ impl TestServer {
         let results = items.1.iter().map(|item| {
             let fault = match items.0 {
                 "mark" => self.marks.lock().unwrap().pop_front(),
-                _ => {
-                    let changed = self.changed.lock().unwrap().remove(&item.content.inode);
-                    changed.then_some(ErrorKind::ObjectChanged)
-                }
+                _ => self.changed.lock().unwrap().remove(&item.content.inode),
             };
             let away = items.0 == "hydrate"
                 && !self.present.lock().unwrap().contains_key(&item.content.inode);
@@ -494,7 +496,8 @@ impl TestServer {
         ItemResults { results }
     }
 
-    fn presence(&self, presence: &Presence) -> PresenceReply {
+    fn presence(&self, presence: &Presence) -> Result<PresenceReply, Failure> {
+        self.troubles.check_known(presence.target)?;
         let known = self.present.lock().unwrap();
         let present = presence.contents.iter().map(|name| {
             // All that is present lies on the first target.
@@ -502,12 +505,12 @@ impl TestServer {
             let clean = known.get(&name.inode).copied().filter(|_| first).unwrap_or(0);
             Present { clean: ByteLen(clean), ..Present::default() }
         });
-        PresenceReply { present: present.collect() }
+        Ok(PresenceReply { present: present.collect() })
     }
 }
 
 impl Environment for TestServer {
-    async fn execute(&self, command: Command, _synced: bool) -> Result<Outcome, Failure> {
+    async fn execute(&self, command: Command, synced: bool) -> Result<Outcome, Failure> {
         self.troubles.check(&command)?;
         let mut store = self.store.lock().unwrap();
         let number = self.time.fetch_add(1, Ordering::Relaxed) + 1;
@@ -522,6 +525,9 @@ impl Environment for TestServer {
         self.written.note(&*store, &envelope.command, &effect.outcome).unwrap();
         let mut named = self.named.lock().unwrap();
         named.retain(|inode| !effect.raised.contains(inode));
+        if synced {
+            *self.settled.lock().unwrap() = time;
+        }
         Ok(effect.outcome)
     }
 
@@ -534,6 +540,7 @@ impl Environment for TestServer {
     }
 
     async fn settled(&self) -> Result<(), Failure> {
+        *self.settled.lock().unwrap() = self.now();
         Ok(())
     }
 

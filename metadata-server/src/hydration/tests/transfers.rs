@@ -7,7 +7,7 @@ use millrace_protocol::{
     cluster::LinkMode,
     selection::{Selection, StartSelected},
 };
-use millrace_types::{ByteLen, InodeId, MIB};
+use millrace_types::{ByteLen, ErrorKind, InodeId, MIB};
 use tokio::time::Instant;
 
 use super::{
@@ -163,16 +163,51 @@ async fn hydrate_follows_an_object_that_changed() {
     let data = world.find("/data").await.unwrap().id;
     world.hydration.importer.whole(data).await.unwrap();
     world.put("file", b"another version");
-    world.server.changed.lock().unwrap().insert(before.id);
+    world.server.changed.lock().unwrap().insert(before.id, ErrorKind::ObjectChanged);
     let job = world.job(JobKind::Hydrate, "/data").await;
     assert_eq!((job.state, job.files_done, job.errors), (JobState::Succeeded, 1, 0));
+    assert_eq!((job.bytes_done, job.bytes_total), (15, 15), "as it is now");
     let after = world.find("/data/file").await.unwrap();
     assert_eq!((after.id, after.size), (before.id, 15));
     let last = world.server.items_of("hydrate").pop().unwrap();
     assert_eq!(last.content.origin, after.content().unwrap().origin);
     std::fs::remove_file(world.object("file")).unwrap();
-    world.server.changed.lock().unwrap().insert(before.id);
+    world.server.changed.lock().unwrap().insert(before.id, ErrorKind::ObjectChanged);
     let job = world.job(JobKind::Hydrate, "/data").await;
     assert_eq!((job.state, job.errors), (JobState::Failed, 1));
+    assert_eq!((job.bytes_done, job.bytes_total), (0, 15));
     assert!(job.failures[0].failure.message.contains("no longer"), "{:?}", job.failures);
+}
+
+#[tokio::test]
+async fn hydrate_reads_a_file_anew_that_was_exported_since_it_was_found() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("file", b"content");
+    let file = world.find("/data/file").await.unwrap().id;
+    list(&world, "/data").await;
+    world.server.changed.lock().unwrap().insert(file, ErrorKind::StaleEpoch);
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert_eq!((job.bytes_done, job.bytes_total), (7, 7));
+    assert_eq!(world.server.items_of("hydrate").len(), 2, "the second time as it is then");
+}
+
+#[tokio::test]
+async fn of_a_file_that_changes_or_fails_in_its_middle_no_byte_counts_twice() {
+    const LEN: u64 = 1200 * MIB;
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("large", b"");
+    File::options().write(true).open(world.object("large")).unwrap().set_len(LEN).unwrap();
+    let large = world.find("/data/large").await.unwrap().id;
+    list(&world, "/data").await;
+    world.server.changed.lock().unwrap().insert(large, ErrorKind::ObjectChanged);
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert_eq!((job.bytes_done, job.bytes_total), (LEN, LEN));
+    assert!(world.server.items_of("hydrate").len() > 3, "both times in several pieces");
+    std::fs::remove_file(world.object("large")).unwrap();
+    world.server.changed.lock().unwrap().insert(large, ErrorKind::ObjectChanged);
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!((job.state, job.errors), (JobState::Failed, 1));
+    assert_eq!((job.bytes_done, job.bytes_total), (0, LEN), "none of it is done");
 }

@@ -46,7 +46,7 @@ pub enum Owed {
 /// How long a session may take to declare before it gets no ticket any more, in times after which a
 /// silent one ends (32 s). It tells of what it has open before, which takes 82 s for 65,536 opens
 /// where a round trip takes 20 ms.
-const UNDECLARED_TIMES: u32 = 3;
+pub const UNDECLARED_TIMES: u32 = 3;
 
 /// How long it may take to acknowledge, in the same times. What it has made may wait for four of
 /// them, until the last who does not declare has ended; and after the fifth one it still has its

@@ -2,11 +2,11 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob, BeginExport, Command,
-        CompleteExport, DropDirectory, ForgetDeletion, ForgetEntries, FoundObject, ImportEntries,
-        ImportEntry, ImportKind, JobCounts, NoteJobDetail, NoteLeftOut, ObserveObject, RecordCopy,
-        ResolveConflict, SetAutoExport, SetDeletePropagation, SetFetchPolicy, SetLinkOptions,
-        SetRefreshInterval, UpdateJob,
+        AddJob, AddJobByState, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob,
+        BeginExport, Command, CompleteExport, DropDirectory, ForgetDeletion, ForgetEntries,
+        FoundObject, ImportEntries, ImportEntry, ImportKind, JobCounts, NoteJobDetail, NoteLeftOut,
+        ObserveObject, RecordCopy, ResolveConflict, SetAutoExport, SetDeletePropagation,
+        SetFetchPolicy, SetLinkOptions, SetRefreshInterval, UpdateJob,
     },
     namespace::{Body, Inode, tree},
     store::{
@@ -15,7 +15,7 @@ use millrace_metadata_server::{
     },
 };
 use millrace_protocol::{
-    admin::{AttributeSource, Job, JobFailure, JobKind, JobState, Keep},
+    admin::{AttributeSource, FileState, Job, JobFailure, JobKind, JobState, Keep},
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
@@ -149,6 +149,11 @@ impl Commands {
                 let seconds = self.random.within(0..1_000_000);
                 let unused = AddUnusedJob { job: with_options, seconds };
                 return Command::AddUnusedJob(Box::new(unused));
+            }
+            if percent(&self.random, 30) {
+                let states = vec![FileState::Dirty, FileState::Conflict];
+                let by_state = AddJobByState { job: with_options, unused: None, states };
+                return Command::AddJobByState(Box::new(by_state));
             }
             return Command::AddJobWithOptions(Box::new(with_options));
         }

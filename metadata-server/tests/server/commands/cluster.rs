@@ -68,6 +68,15 @@ impl Commands {
         }
     }
 
+    /// What targets have done.
+    pub(super) fn of_targets(&mut self, view: &dyn View) -> Command {
+        match self.random.within(0..3) {
+            0 => self.trimmed(view),
+            1 => self.spilled(view),
+            _ => self.reclaimed(view),
+        }
+    }
+
     /// One of some targets that are given up now and then, for good.
     fn expendable(&self) -> TargetId {
         let number = 0xe0 + self.random.within(0..8);

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use millrace_protocol::{
     lock::{AwaitLocks, CancelLock, Lock, LockSpace, SetLock, SetLockReply, TestLock},
-    metadata::{NewNode, Open, OpenMode},
-    session::{Caller, CloseSession, Declare, Held, Role},
+    metadata::{Close, CloseFiles, NewNode, Open, OpenMode},
+    session::{AllTold, Caller, CloseSession, Declare, Held, Hello, Role},
 };
-use millrace_types::{ErrorKind, Failure, InodeId, LockKind, LockRange};
+use millrace_types::{ErrorKind, Failure, InodeId, LockKind, LockRange, LogIndex};
 
 use super::cluster::{Cluster, Node, grant};
 
@@ -29,6 +29,11 @@ async fn set(node: &mut Node, lock: Lock, wait: u64) -> Result<SetLockReply, Fai
 
 async fn unlock(node: &mut Node, lock: Lock) {
     assert!(set(node, Lock { kind: None, ..lock }, 0).await.unwrap().granted);
+}
+
+fn open(node: &mut Node, inode: InodeId, mode: OpenMode) -> Open {
+    let (operation, caller) = (node.operation(), Caller::ROOT);
+    Open { caller, operation, inode, mode, truncate: false, reopen: false }
 }
 
 fn news(node: &Node) -> AwaitLocks {
@@ -94,18 +99,13 @@ async fn locks_go_with_their_session_and_with_the_last_close_of_the_file() {
     assert_eq!(late.kind, ErrorKind::SessionGone);
 
     let mut third = cluster.client(&grant(Role::Client, 3)).await;
-    let open = |node: &mut Node| {
-        let (operation, inode, caller) = (node.operation(), file, Caller::ROOT);
-        let (mode, truncate, reopen) = (OpenMode::Write, false, false);
-        Open { caller, operation, inode, mode, truncate, reopen }
-    };
     for _ in 0..2 {
-        let request = open(&mut alive);
+        let request = open(&mut alive, file, OpenMode::Write);
         alive.ask(&request).await.unwrap();
     }
     for refused in [true, false] {
         let (operation, mode) = (alive.operation(), OpenMode::Write);
-        let close = millrace_protocol::metadata::Close { operation, inode: file, mode };
+        let close = Close { operation, inode: file, mode };
         alive.ask(&close).await.unwrap();
         assert_eq!(set(&mut third, lock(file, 1, Write), 0).await.is_err(), refused);
     }
@@ -113,6 +113,76 @@ async fn locks_go_with_their_session_and_with_the_last_close_of_the_file() {
     assert!(set(&mut alive, lock(file, 1, Write), 0).await.unwrap().granted);
     let gone = set(&mut alive, lock(InodeId(1 << 40), 1, Write), 0).await.unwrap_err();
     assert_eq!(gone.kind, ErrorKind::Stale);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_close_after_a_restart_costs_no_lock_that_was_taken_through_what_is_not_told_yet() {
+    let mut cluster = Cluster::start().await;
+    let mut first = cluster.client(&grant(Role::Client, 1)).await;
+    let mut second = cluster.client(&grant(Role::Client, 2)).await;
+    let file = first.make(InodeId::ROOT, "file", NewNode::Regular, 0o600).await;
+    for mode in [OpenMode::Read, OpenMode::Write] {
+        let request = open(&mut first, file, mode);
+        first.ask(&request).await.unwrap();
+    }
+    let held = lock(file, 1, Write);
+    assert!(set(&mut first, held, 0).await.unwrap().granted);
+    cluster.restart().await;
+    for (node, held) in [(&first, vec![Held::Lock(held)]), (&second, Vec::new())] {
+        node.peer.set_addresses(vec![cluster.address()]);
+        let declare = Declare { session: node.session, held, last: true };
+        assert!(node.ask(&declare).await.unwrap().lost.is_empty());
+    }
+    // Its other open is told of again later.
+    let close = CloseFiles { operation: first.operation(), inodes: vec![file] };
+    first.ask(&close).await.unwrap();
+    let refused = set(&mut second, lock(file, 1, Write), 0).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Locked);
+    unlock(&mut first, held).await;
+    assert!(set(&mut second, lock(file, 1, Write), 0).await.unwrap().granted);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_close_ends_locks_again_when_its_session_has_told_this_life_of_the_server_all() {
+    let mut cluster = Cluster::start().await;
+    let mut first = cluster.client(&grant(Role::Client, 1)).await;
+    let mut second = cluster.client(&grant(Role::Client, 2)).await;
+    let file = first.make(InodeId::ROOT, "file", NewNode::Regular, 0o600).await;
+    for _ in 0..3 {
+        let request = open(&mut first, file, OpenMode::Write);
+        first.ask(&request).await.unwrap();
+    }
+    let held = lock(file, 1, Write);
+    assert!(set(&mut first, held, 0).await.unwrap().granted);
+    let hello = Hello { seen_index: LogIndex(0) };
+    let before = first.ask(&hello).await.unwrap().incarnation;
+    cluster.restart().await;
+    for (node, held) in [(&first, vec![Held::Lock(held)]), (&second, Vec::new())] {
+        node.peer.set_addresses(vec![cluster.address()]);
+        let declare = Declare { session: node.session, held, last: true };
+        assert!(node.ask(&declare).await.unwrap().lost.is_empty());
+    }
+    let present = first.ask(&hello).await.unwrap().incarnation;
+    let told = |incarnation| AllTold { session: first.session, incarnation };
+    let (late, now) = (told(before), told(present));
+    let others = AllTold { session: second.session, ..now.clone() };
+    assert_eq!(first.refusal(&others).await, ErrorKind::SessionGone);
+    assert_eq!(first.refusal(&late).await, ErrorKind::Stale);
+    // Two opens are left after the first message.
+    let close = CloseFiles { operation: first.operation(), inodes: vec![file] };
+    first.ask(&close).await.unwrap();
+    for _ in 0..2 {
+        first.ask(&now).await.unwrap();
+    }
+    for is_last in [false, true] {
+        let refused = set(&mut second, held, 0).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Locked, "the last is open: {is_last}");
+        let close = CloseFiles { operation: first.operation(), inodes: vec![file] };
+        first.ask(&close).await.unwrap();
+    }
+    assert!(set(&mut second, held, 0).await.unwrap().granted);
     cluster.stop().await;
 }
 

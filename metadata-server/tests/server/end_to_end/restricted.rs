@@ -227,6 +227,32 @@ async fn a_squashed_root_is_nobody() {
     cluster.stop().await;
 }
 
+/// To name the owner that a file has takes setuid from it: what a write does, of whoever's file.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_writes_a_file_takes_setuid_from_it_also_where_its_owner_is_nobody() {
+    let cluster = Cluster::start().await;
+    let mut free = cluster.client(&grant(Role::Client, 1)).await;
+    let tree = tree(&mut free).await;
+    let program = free.make(tree.team, "program", NewNode::Regular, 0o666).await;
+    let make_setuid = SetAttributes { mode: Some(0o4777), ..set(&mut free, Caller::ROOT, program) };
+    assert_eq!(free.ask(&make_setuid).await.unwrap().attributes.mode, 0o4777);
+    let mut squashed = cluster.client(&Grant { squash_root: true, ..grant(Role::Client, 2) }).await;
+    let take = |node: &mut Node, uid| {
+        let request = set(node, Caller::ROOT, program);
+        SetAttributes { uid: Some(uid), open: true, ..request }
+    };
+    let early = take(&mut squashed, 0);
+    assert_eq!(squashed.refusal(&early).await, ErrorKind::NotPermitted, "it writes nothing");
+    let opened = open(&mut squashed, user(1000), program, OpenMode::Write);
+    squashed.ask(&opened).await.unwrap();
+    let owned = take(&mut squashed, NOBODY);
+    assert_eq!(squashed.refusal(&owned).await, ErrorKind::NotPermitted, "it is another's");
+    let taken = take(&mut squashed, 0);
+    let shown = squashed.ask(&taken).await.unwrap().attributes;
+    assert_eq!((shown.mode, shown.uid), (0o777, 0));
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn ordinary_users_may_what_the_permission_bits_say() {
     let cluster = Cluster::start().await;

@@ -5,12 +5,12 @@ use std::time::Duration;
 use millrace_protocol::{
     cluster::{FetchKeys, RegisterHost},
     codec,
-    metadata::{NewNode, Open, OpenMode, Remove},
+    metadata::{Close, NewNode, Open, OpenMode, Remove},
     session::{Caller, CloseSession, Hello, RenewTicket, Role, Ticket},
 };
 use millrace_types::{ErrorKind, InodeId, LogIndex};
 
-use super::cluster::{Cluster, grant, name};
+use super::cluster::{Cluster, Node, grant, name};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -134,6 +134,47 @@ async fn a_session_and_its_last_answer_survive_a_restart() {
     cluster.pass(LEASE + Duration::from_secs(3)).await;
     let renew = RenewTicket { session: client.session };
     assert_eq!(client.refusal(&renew).await, ErrorKind::SessionGone);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_without_names_outlives_a_close_while_the_rest_of_what_is_open_is_told_again() {
+    let mut cluster = Cluster::start().await;
+    let mut client = cluster.client(&grant(Role::Client, 1)).await;
+    let file = client.make(InodeId::ROOT, "file", NewNode::Regular, 0o600).await;
+    let open = |client: &mut Node| Open {
+        caller: Caller::ROOT,
+        operation: client.operation(),
+        inode: file,
+        mode: OpenMode::Read,
+        truncate: false,
+        reopen: false,
+    };
+    for _ in 0..2 {
+        let request = open(&mut client);
+        client.ask(&request).await.unwrap();
+    }
+    let remove = Remove {
+        caller: Caller::ROOT,
+        operation: client.operation(),
+        parent: InodeId::ROOT,
+        name: name("file"),
+        directory: false,
+    };
+    client.ask(&remove).await.unwrap();
+    cluster.restart().await;
+    client.peer.set_addresses(vec![cluster.address()]);
+    let request = open(&mut client);
+    client.ask(&request).await.unwrap();
+    let (operation, mode) = (client.operation(), OpenMode::Read);
+    client.ask(&Close { operation, inode: file, mode }).await.unwrap();
+    assert_eq!(client.show(file).await.unwrap().attributes.links, 0, "its other open is not told");
+    let renew = RenewTicket { session: client.session };
+    for _ in 0..5 {
+        cluster.pass(Duration::from_secs(20)).await;
+        client.ask(&renew).await.unwrap();
+    }
+    assert_eq!(client.show(file).await.unwrap_err().kind, ErrorKind::Stale, "it never was");
     cluster.stop().await;
 }
 

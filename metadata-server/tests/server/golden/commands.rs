@@ -2,20 +2,21 @@
 
 use millrace_metadata_server::{
     command::{
-        AddJob, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob, BeginExport, Command,
-        Commit, CompleteExport, Create, CreateMasked, CreateUnnamed, DropDirectory, Envelope,
-        ForgetDeletion, ForgetEntries, Format, FoundObject, ImportEntries, ImportEntry, ImportKind,
-        JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteLeftOut, NoteReads, ObserveObject,
-        OpenSession, OpenWrite, Opener, Publish, PublishInline, ReclaimOrphans, RecordCopy,
-        RegisterHost, Remove, RemoveXattr, Rename, Repair, ResolveConflict, SetAttributes,
-        SetAutoExport, SetDefaults, SetDeletePropagation, SetFetchPolicy, SetLinkOptions, SetPin,
-        SetRefreshInterval, SetTime, SetXattr, Spilled, UpdateJob,
+        AddJob, AddJobByState, AddJobWithOptions, AddLink, AddSelectedJob, AddUnusedJob,
+        BeginExport, Command, Commit, CompleteExport, Create, CreateMasked, CreateUnnamed,
+        DropDirectory, Envelope, ForgetDeletion, ForgetEntries, Format, FoundObject, ImportEntries,
+        ImportEntry, ImportKind, JobCounts, Loss, MakeLink, NewKey, NoteJobDetail, NoteLeftOut,
+        NoteReads, ObserveObject, OpenSession, OpenWrite, Opener, Publish, PublishInline,
+        ReclaimOrphans, RecordCopy, RegisterHost, Remove, RemoveXattr, Rename, Repair,
+        ResolveConflict, SetAttributes, SetAutoExport, SetDefaults, SetDeletePropagation,
+        SetFetchPolicy, SetLinkOptions, SetPin, SetRefreshInterval, SetTime, SetXattr, Spilled,
+        UpdateJob,
     },
     namespace::LayoutDefaults,
 };
 use millrace_protocol::{
     access::LastRead,
-    admin::{AttributeSource, Job, JobFailure, JobKind, JobState, Keep},
+    admin::{AttributeSource, FileState, Job, JobFailure, JobKind, JobState, Keep},
     ahead::FetchPolicy,
     capability::Origin,
     cluster::{Bucket, LinkMode},
@@ -479,6 +480,11 @@ fn of_reopened_exports() -> Vec<Command> {
         Command::AddUnusedJob(Box::new(AddUnusedJob {
             job: AddJobWithOptions { selected: selected.clone(), options: options.clone() },
             seconds: 604_800,
+        })),
+        Command::AddJobByState(Box::new(AddJobByState {
+            job: AddJobWithOptions { selected: selected.clone(), options: options.clone() },
+            unused: Some(604_800),
+            states: vec![FileState::Released, FileState::Partial],
         })),
         Command::AddJobWithOptions(Box::new(AddJobWithOptions { selected, options })),
         Command::NoteJobDetail(Box::new(NoteJobDetail { id: JobId(84), detail: detail() })),

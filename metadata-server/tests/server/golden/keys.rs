@@ -60,6 +60,7 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::key("opened", keys::opened(SESSION, INODE)),
         Sample::key("keeper", keys::keeper(SESSION)),
         Sample::key("unused", keys::unused(JobId(NUMBER))),
+        Sample::key("states", keys::states(JobId(NUMBER))),
         Sample::key("pristine", keys::pristine(INODE)),
     ]
 }

@@ -11,12 +11,15 @@ use millrace_metadata_server::{
         DistrustRecord, Entry, Export, FetchRecord, FileSystem, GroupRecord, HostRecord,
         JobDetailRecord, JobOptionsRecord, JobRecord, KeyRecord, LeftOutRecord, LinkRecord,
         LostTarget, OpenRecord, PoolRecord, PristineRecord, ReclaimRecord, RefreshIntervalRecord,
-        RestoreRecord, RunRecord, SelectionRecord, SessionRecord, TargetRecord, TrimRecord,
-        UnusedRecord, Whiteout,
+        RestoreRecord, RunRecord, SelectionRecord, SessionRecord, StatesRecord, TargetRecord,
+        TrimRecord, UnusedRecord, Whiteout,
     },
 };
 use millrace_protocol::{
-    admin::AttributeSource, ahead::FetchPolicy, cluster::LinkMode, metadata::FileKind,
+    admin::{AttributeSource, FileState},
+    ahead::FetchPolicy,
+    cluster::LinkMode,
+    metadata::FileKind,
 };
 use millrace_types::{
     ByteLen, ChangeCount, ChunkSize, ContentGeneration, GroupEpoch, GroupId, HostId, InodeId,
@@ -57,6 +60,10 @@ pub(super) fn samples() -> Vec<Sample> {
         Sample::of("JobOptionsRecord", &JobOptionsRecord { options: options() }),
         Sample::of("PristineRecord", &PristineRecord { size: 50, file: file() }),
         Sample::of("UnusedRecord", &UnusedRecord { seconds: 604_800 }),
+        Sample::of(
+            "StatesRecord",
+            &StatesRecord { states: vec![FileState::Released, FileState::Partial] },
+        ),
         Sample::of("JobDetailRecord", &JobDetailRecord { detail: detail() }),
         Sample::of(
             "CopyRecord",

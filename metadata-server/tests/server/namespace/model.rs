@@ -81,7 +81,7 @@ impl Model {
         self.nodes.get(&id).ok_or(Stale)
     }
 
-    fn node_mut(&mut self, id: InodeId) -> &mut Node {
+    pub(super) fn node_mut(&mut self, id: InodeId) -> &mut Node {
         self.nodes.get_mut(&id).expect("it was looked up before")
     }
 
@@ -173,7 +173,7 @@ impl Model {
         if directory.mode & STICKY != 0 && !owner { Err(NotPermitted) } else { Ok(()) }
     }
 
-    fn touch(&mut self, directory: InodeId) {
+    pub(super) fn touch(&mut self, directory: InodeId) {
         let now = self.now;
         let node = self.node_mut(directory);
         (node.modified, node.changed) = (now, now);
@@ -376,6 +376,27 @@ impl Model {
         self.drop_if_unused(request.inode);
     }
 
+    /// The session ends. Of what it wrote the targets may have more than anybody has heard of, and
+    /// drop it unless others still write: then an empty content that shows none of it is at least
+    /// not as it was made any more.
+    pub(super) fn end(&mut self, session: SessionId) {
+        let has = |node: &Node| {
+            node.readers.contains_key(&session) || node.writers.contains_key(&session)
+        };
+        let open = self.nodes.iter().filter(|(_, node)| has(node)).map(|(id, _)| *id);
+        for id in open.collect::<Vec<_>>() {
+            let node = self.node_mut(id);
+            node.readers.remove(&session);
+            let has_written = node.writers.remove(&session).is_some();
+            if has_written && node.writers.is_empty() {
+                node.write_epoch += 1;
+            } else if has_written && node.size == 0 && node.is_first() {
+                node.sparse = true;
+            }
+            self.drop_if_unused(id);
+        }
+    }
+
     pub(super) fn commit(&mut self, request: &Commit) -> Answer<InodeId> {
         let (id, now) = (request.inode, self.now);
         let node = self.node(id)?;
@@ -414,8 +435,7 @@ impl Model {
     fn empty(&mut self, id: InodeId, is_written: bool) {
         let now = self.now;
         let node = self.node_mut(id);
-        let is_first = (node.generation, node.write_epoch) == (1, 1) && !node.sparse;
-        let fresh = node.size == 0 && is_first && !is_written;
+        let fresh = node.size == 0 && node.is_first() && !is_written;
         let generation = node.generation;
         if !fresh {
             node.generation += 1;
@@ -568,5 +588,10 @@ impl Node {
             readers: BTreeMap::new(),
             nameable: false,
         }
+    }
+
+    /// Whether the content is as it was made: nothing was cut, and there is no hole.
+    fn is_first(&self) -> bool {
+        (self.generation, self.write_epoch) == (1, 1) && !self.sparse
     }
 }

@@ -3,7 +3,7 @@
 use millrace_protocol::metadata::{FileKind, Rename, RenameMode};
 use millrace_types::{
     ErrorKind::{Exists, InvalidArgument, IsDirectory, NotDirectory, NotEmpty, NotFound},
-    InodeId,
+    FileName, InodeId,
 };
 
 use super::model::{Answer, Model};
@@ -69,17 +69,27 @@ impl Model {
         }
     }
 
+    fn lead_name(&mut self, directory: InodeId, name: &FileName, id: InodeId) {
+        let mut names = self.node_mut(directory).names.iter_mut();
+        let entry = names.find(|(known, _)| known == name).expect("it was looked up before");
+        entry.1 = id;
+        self.touch(directory);
+    }
+
     fn move_names(&mut self, request: &Rename, source: InodeId, target: Option<InodeId>) {
         let (from, to) = (request.source_parent, request.target_parent);
-        self.take_name(from, &request.source_name);
-        self.take_name(to, &request.target_name);
-        self.add_name(to, &request.target_name, source);
         self.mark_changed(source);
-        let Some(target) = target else { return };
+        let Some(target) = target else {
+            self.take_name(from, &request.source_name);
+            return self.add_name(to, &request.target_name, source);
+        };
+        // A name that is there throughout keeps its place in the listing.
+        self.lead_name(to, &request.target_name, source);
         self.mark_changed(target);
         if request.mode == RenameMode::Exchange {
-            self.add_name(from, &request.source_name, target);
+            self.lead_name(from, &request.source_name, target);
         } else {
+            self.take_name(from, &request.source_name);
             self.drop_if_unused(target);
         }
     }

@@ -8,7 +8,7 @@ use millrace_protocol::{
         Close, CloseFiles, CloseUnwritten, Commit, FileKind, GetXattr, ListXattrs, Open, OpenMode,
         RemoveXattr, SetAttributes, SetTime, SetXattr, XattrMode,
     },
-    session::{Caller, Role},
+    session::{Caller, CloseSession, Role},
 };
 use millrace_types::{ContentGeneration, InodeId, MIB, TargetId, Timestamp, WriteEpoch};
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     chance::{percent, pick},
-    hosts::{client, run},
+    hosts::{Host, client, run},
 };
 
 /// Makes one kind of request and compares its answer.
@@ -26,7 +26,7 @@ type Make = fn(&mut Test);
 
 impl Test {
     pub(super) fn any(&mut self) {
-        let weights: [(u64, Make); 16] = [
+        let weights: [(u64, Make); 17] = [
             (18, Self::create),
             (2, Self::create_unnamed),
             (6, Self::make_link),
@@ -43,6 +43,7 @@ impl Test {
             (3, Self::remove_xattr),
             (3, Self::read_xattr),
             (1, Self::free),
+            (1, Self::end_session),
         ];
         let mut at = self.random.within(0..weights.iter().map(|(weight, _)| weight).sum());
         for (weight, make) in weights {
@@ -260,6 +261,18 @@ impl Test {
         let request = ListXattrs { caller: caller.clone(), inode };
         let got = self.run(host, &request, ops::xattr::list).map(|reply| reply.names);
         assert_eq!(got, self.model.xattr_names(&caller, inode));
+    }
+
+    /// A session ends with all that it has open, and its host begins another.
+    fn end_session(&mut self) {
+        let host = self.host();
+        let Host { client, session, .. } = self.hosts[host].clone();
+        run(&self.server, &client, CloseSession { session }, ops::session::close).unwrap();
+        let mut gone: Vec<_> = self.model.nodes.keys().copied().collect();
+        self.model.end(session);
+        gone.retain(|id| !self.model.nodes.contains_key(id));
+        self.gone.append(&mut gone);
+        self.hosts[host] = Host::open_as(&self.server, client);
     }
 
     /// Both targets free the first of what they may, and say so.

@@ -111,6 +111,22 @@ impl World {
         self.disk().over
     }
 
+    /// What the kernel has, to be read also when the run has ended.
+    pub(crate) fn in_the_kernel(&self) -> Self {
+        let disk = self.disk();
+        let copy = Self::new(disk.random.clone(), Lie::Nothing);
+        {
+            let mut copied = copy.disk();
+            copied.files.resize_with(disk.files.len(), Contents::default);
+            for &file in disk.names.values() {
+                copied.files[file].now.clone_from(&disk.files[file].now);
+            }
+            copied.names.clone_from(&disk.names);
+            copied.dirs.clone_from(&disk.dirs);
+        }
+        copy
+    }
+
     /// Ends the run, and shows the next one what is left.
     pub(crate) fn end(&self, ending: Ending) {
         let mut disk = self.disk();

@@ -45,7 +45,7 @@ impl Daemon {
         upload: UploadId,
         number: u16,
     ) -> Result<UploadPartReply, Failure> {
-        let _permit = self.upload_permit(WINDOW).await?;
+        let _permit = self.upload_permit(source.link, WINDOW).await?;
         let (begin, mut attempts) = mpsc::unbounded_channel::<Attempt>();
         let read = move || {
             let (pieces, arriving) = mpsc::channel(PLACES);

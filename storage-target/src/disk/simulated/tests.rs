@@ -148,6 +148,24 @@ async fn a_sync_that_fails_fails_those_beside_it_and_those_to_come_also_unheard(
 }
 
 #[tokio::test]
+async fn a_queue_whose_changes_have_ended_reads_and_does_nothing_else() {
+    let disk = SimulatedDisk::new(1 << 20, 1);
+    disk.set_delays(true);
+    let (queue, next) = (disk.queue(), disk.queue());
+    let mut begun = Box::pin(write(&queue, 0, 1));
+    assert!(futures::poll!(&mut begun).is_pending());
+    queue.end_changes().await;
+    let changes = disk.tally().changes;
+    begun.await.unwrap();
+    assert!(matches!(write(&queue, 0, 2).await, Err(DiskError::Stopped)));
+    assert!(matches!(queue.sync().await, Err(DiskError::Stopped)));
+    assert_eq!(disk.tally().changes, changes);
+    assert_eq!(read(&queue, 0).await, [1; PAGE]);
+    write(&next, 0, 3).await.unwrap();
+    next.sync().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_growth_that_no_sync_covered_may_be_lost_with_what_was_written_there() {
     let mut lengths = BTreeSet::new();
     for seed in 0..100 {

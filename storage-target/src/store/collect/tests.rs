@@ -207,14 +207,20 @@ async fn what_is_absent_of_a_content_that_was_given_up_is_no_hole() {
     let name = ContentName { inode: view.key.inode, generation: view.key.generation };
     let size = u64::from(BLOCK);
     volume.trim(name, u64::from(view.chunk_size), size, WriteEpoch(3)).await.unwrap();
-    // A reader does not care for the write epoch.
+    let kind = |failure: Failure| failure.kind;
+    // Who knows the file from before the cut cannot tell what is absent.
+    let read = world.store.read(&view, 0..LEN, Reader::Random).await;
+    assert_eq!(read.map(drop).map_err(kind), Err(ErrorKind::StaleEpoch));
+    let sought = world.store.seek(&view, 0..LEN, true).await;
+    assert_eq!(sought.map_err(kind), Err(ErrorKind::StaleEpoch));
+    world.store.read(&view, 0..BLOCK, Reader::Random).await.unwrap();
+    let view = ChunkView { write_epoch: WriteEpoch(3), ..view };
     let found = world.read(&view, 0).await.unwrap();
     assert_eq!(found[..BLOCK as usize], piece(1)[..BLOCK as usize]);
     assert!(found[BLOCK as usize..].iter().all(|&byte| byte == 0));
     assert_eq!(world.store.seek(&view, 0..LEN, true).await.unwrap(), Some(BLOCK));
 
     volume.reclaim(&[(name.inode, name.generation)]).await.unwrap();
-    let kind = |failure: Failure| failure.kind;
     for sparse in [true, false] {
         let late = ChunkView { sparse, ..view.clone() };
         let read = world.store.read(&late, 0..LEN, Reader::Random).await;

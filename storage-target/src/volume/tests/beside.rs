@@ -2,8 +2,12 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use millrace_runtime::Clock;
+use millrace_types::Timestamp;
+
 use super::{
-    BLOCK, EngineError, Volume, assert_holds, key, new_disk, open, pattern, read, write_request,
+    BLOCK, EngineError, Volume, assert_holds, ended, key, new_disk, open, open_by, options,
+    pattern, read, write_request,
 };
 use crate::disk::{Operation, simulated::SimulatedDisk};
 
@@ -88,6 +92,28 @@ async fn a_kill_leaves_a_record_without_its_data_out_and_nobody_has_been_told_of
         outcomes.insert(found);
     }
     assert_eq!(outcomes.len(), 2, "both come up");
+}
+
+#[tokio::test]
+async fn after_a_kill_a_record_whose_data_the_disk_does_not_read_any_more_is_a_loss() {
+    let (disk, volume) = begun(1).await;
+    disk.set_delays(false);
+    // Whoever wrote it was told.
+    let request = write_request(key(1, 0), 0, pattern(7, 0, LEN));
+    volume.write_durably(request).await.unwrap();
+    let page = volume.snapshot(key(1, 0), 0..1).await.unwrap().disk_page(0).unwrap();
+    drop(volume);
+    disk.set_unreadable(page, true);
+    let (clock, time) = Clock::manual(Timestamp(0));
+    let opening = tokio::spawn(open_by(clock, options(&disk, 1)));
+    let volume = ended(opening, &time).await;
+    assert_eq!(volume.loss_count(), 1);
+    assert_eq!(version(&volume, 1, [1, 7]).await, 0, "the older version stands");
+    drop(volume);
+    disk.set_unreadable(page, false);
+    let volume = open(&disk).await;
+    assert_eq!(volume.loss_count(), 1, "decided once");
+    assert_eq!(version(&volume, 1, [1, 7]).await, 0);
 }
 
 #[tokio::test]

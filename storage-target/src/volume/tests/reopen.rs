@@ -12,9 +12,21 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{BoxFuture, join_all};
+use futures::{
+    FutureExt,
+    future::{BoxFuture, join_all},
+};
+use millrace_object_source::{Bucket, LinkSpec, Settings};
+use millrace_protocol::{
+    capability::{self, Content},
+    cluster,
+    storage::ChunkVersion,
+};
 use millrace_runtime::Clock;
-use millrace_types::{ByteLen, ClusterId, ErrorKind, TargetId};
+use millrace_types::{
+    ByteLen, ChunkIndex, ChunkSize, ClusterId, ContentGeneration, ErrorKind, Failure, InodeId,
+    Layout, LinkId, PoolId, SessionId, TargetId, WriteEpoch, WriteNumber,
+};
 
 use super::{
     BLOCK, LAYOUT, OpenError, Options, Volume, assert_holds, key, new_disk, open, options, pattern,
@@ -22,10 +34,16 @@ use super::{
 };
 use crate::{
     disk::{BufferPool, DiskEngine, Operation, faulty::Faults, simulated::SimulatedDisk},
+    hydration::Hydrator,
+    links::Links,
+    release::{Releaser, Watermarks},
+    store::Store,
+    view::ChunkView,
     volume::{
-        Blank, EngineError, Origin, PlaceOptions, ScrubActivity, ScrubCommand, ScrubSettings,
-        boot_id,
+        Authority, Blank, EngineError, Origin, PlaceOptions, ScrubActivity, ScrubCommand,
+        ScrubSettings, WriteRequest, boot_id,
         reopen::{PAUSES, Pauses, ReopenError},
+        sessions::Admission,
     },
 };
 
@@ -142,6 +160,107 @@ async fn a_snapshot_of_the_failed_engine_reads_nothing_through_the_next_one() {
     drop(snapshot);
     assert_holds(&volume, key(1, 0), 0, &pattern(1, 0, BLOCK)).await;
     assert_eq!(volume.statistics().checksum_failures, 0);
+}
+
+/// A volume with a bucket behind it, and the chunk that an object in it backs.
+async fn backed(volume: &Arc<Volume>, bytes: &[u8]) -> (Store, ChunkView, tempfile::TempDir) {
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("object"), bytes).unwrap();
+    let url = format!("file://{}", home.path().display());
+    let spec = LinkSpec::new(&url, None, None, None).unwrap();
+    let bucket = Bucket::open(&spec, &Settings::default()).unwrap();
+    let version = bucket.head("object").await.unwrap().version;
+    let bucket = cluster::Bucket { url, endpoint: None, region: None, credentials: None };
+    let mode = cluster::LinkMode::ImportExport;
+    let link = cluster::Link { id: LinkId(1), bucket, mode };
+    let links = Links::new(Settings::default());
+    links.replace(cluster::Links { version: 1, links: vec![link] });
+    let origin = capability::Origin {
+        link: LinkId(1),
+        key: "object".to_owned(),
+        size: version.size,
+        tag: version.tag.as_str().to_owned(),
+        modified: version.modified,
+    };
+    let content = Content {
+        inode: InodeId(7),
+        generation: ContentGeneration(1),
+        write_epoch: WriteEpoch(0),
+        layout: Layout::new(ChunkSize::DEFAULT, 1, PoolId(0), 1, 0).unwrap(),
+        origin: Some(origin),
+        origin_length: version.size,
+        sparse: false,
+    };
+    let releaser = Releaser::new(Arc::clone(volume), Watermarks { high: 100, low: 95 });
+    let runtime = tokio::runtime::Handle::current();
+    let hydrator = Hydrator::new(Arc::clone(volume), links, releaser.clone(), runtime);
+    let store = Store::new(Arc::clone(volume), hydrator, releaser);
+    (store, ChunkView::new(&content, ChunkIndex(0)), home)
+}
+
+/// A client's write of ten bytes within a page, admitted and applied as by the daemon.
+async fn send(
+    store: &Store,
+    view: &ChunkView,
+    number: u64,
+    byte: u8,
+) -> Result<ChunkVersion, Failure> {
+    let applied = store.volume().applied_writes();
+    let (session, number) = (SessionId(1), WriteNumber(number));
+    let Admission::New(running) = applied.admit(session, number, WriteNumber(1)).await else {
+        panic!("{number} is new")
+    };
+    let request = WriteRequest {
+        chunk_size: view.chunk_size,
+        backed: view.backed,
+        session,
+        number,
+        authority: Authority::default().admitted_by(applied),
+        ..write_request(view.key, 100, vec![byte; 10])
+    };
+    let version = store.write(view, request, false).await?;
+    running.applied(version);
+    Ok(version)
+}
+
+#[tokio::test]
+async fn a_write_that_the_failed_engine_has_admitted_is_not_applied_over_later_ones() {
+    let origin = Simulated::new(&new_disk(1));
+    let volume = Arc::new(origin.open().await);
+    let (store, view, _bucket) = backed(&volume, &pattern(9, 0, BLOCK)).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+    // What is fetched waits for memory; the next engine has its own.
+    let mut held = Vec::new();
+    for len in [1 << 20, BLOCK] {
+        while let Some(buffer) = volume.pool().acquire(len).now_or_never() {
+            held.push(buffer);
+        }
+    }
+    assert_eq!(volume.pool().used_bytes(), volume.pool().budget_bytes());
+    let (sender, chunk) = (store.clone(), view.clone());
+    let first = tokio::spawn(async move { send(&sender, &chunk, 1, 1).await });
+    while store.hydrator().fetches() == 0 {
+        tokio::task::yield_now().await;
+    }
+    origin.faults.fail(Operation::Sync, 0, libc::EIO);
+    volume.sync().await.expect_err("it is refused");
+    until_reopened(&volume, 1).await;
+
+    // Written as a whole, so that nothing need be fetched for what comes next.
+    let whole = WriteRequest {
+        chunk_size: view.chunk_size,
+        backed: view.backed,
+        ..write_request(view.key, 0, pattern(5, 0, BLOCK))
+    };
+    store.write(&view, whole, false).await.unwrap();
+    send(&store, &view, 1, 1).await.unwrap();
+    send(&store, &view, 2, 2).await.unwrap();
+    drop(held);
+    let late = first.await.unwrap().map(drop).map_err(|failure| failure.kind);
+    assert_eq!(late, Err(ErrorKind::TicketExpired), "its client sends it again");
+    let mut expected = pattern(5, 0, BLOCK);
+    expected[100..110].fill(2);
+    assert_holds(&volume, view.key, 0, &expected).await;
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! How runs end, and what is there afterwards: kills, cuts of power, a torn journal.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use millrace_protocol::target::ContentName;
-use millrace_types::{BlockState, ContentGeneration, InodeId, WriteEpoch};
+use millrace_types::{BlockState, ContentGeneration, ErrorKind, InodeId, WriteEpoch};
 
 use super::{
-    BLOCK, LAYOUT, OpenError, Volume, assert_holds, erase, key, new_disk, open, options, pattern,
-    write, write_request,
+    BLOCK, LAYOUT, OpenError, Volume, assert_holds, erase, filling, key, new_disk, open, options,
+    pattern, write, write_request,
 };
 use crate::{
     disk::{Operation, simulated::SimulatedDisk},
@@ -285,6 +285,62 @@ async fn an_orderly_end_loses_nothing_whatever_the_boot() {
     drop(volume);
     // The run that was just killed wrote nothing, but nobody can prove that after a reboot.
     assert_eq!(Volume::open(&options(&disk, 3)).await.unwrap().loss_count(), 1);
+}
+
+/// Streams from a bucket go on while a daemon ends, and nobody waits for what they bring.
+#[tokio::test]
+async fn what_arrives_when_a_target_is_closed_changes_nothing_and_is_no_loss() {
+    let disk = new_disk(1);
+    let volume = Arc::new(open(&disk).await);
+    write(&volume, key(2, 0), 0, pattern(2, 0, BLOCK)).await;
+    let bytes = pattern(9, 0, BLOCK);
+    let begun = filling(&volume, key(1, 0), 0, &bytes, WriteEpoch(0)).await;
+    let late = filling(&volume, key(1, 0), 1, &bytes, WriteEpoch(0)).await;
+    let shared = volume.shared();
+    let turn = shared.inode_turn(InodeId(1)).write().await;
+    let before = disk.tally().bytes_written;
+    let filler = Arc::clone(&volume);
+    let filled = tokio::spawn(async move { filler.fill(begun).await });
+    // Its bytes are on the disk, and its record waits for the turn.
+    while disk.tally().bytes_written == before {
+        tokio::task::yield_now().await;
+    }
+    volume.close().await.unwrap();
+    let changes = disk.tally().changes;
+    drop(turn);
+    let refused = filled.await.unwrap();
+    assert!(matches!(refused, Err(EngineError::Stopped)), "{refused:?}");
+    let refused = volume.fill(late).await.expect_err("it is closed");
+    assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused}");
+    let refused = shared.checkpoint().await;
+    assert!(matches!(refused, Err(EngineError::Stopped)), "{refused:?}");
+    assert_eq!(disk.tally().changes, changes);
+    assert_holds(&volume, key(2, 0), 0, &pattern(2, 0, BLOCK)).await;
+    drop((shared, volume));
+    let volume = Volume::open(&options(&disk, 2)).await.unwrap();
+    assert_eq!(volume.loss_count(), 0, "it ended in order");
+    assert_holds(&volume, key(2, 0), 0, &pattern(2, 0, BLOCK)).await;
+}
+
+/// A volume with something to write down at its end.
+async fn to_be_closed() -> (SimulatedDisk, Volume) {
+    let disk = new_disk(1);
+    let volume = open(&disk).await;
+    write(&volume, key(1, 0), 0, pattern(1, 0, BLOCK)).await;
+    (disk, volume)
+}
+
+#[tokio::test]
+async fn a_target_whose_end_cannot_be_made_durable_changes_nothing_any_more_either() {
+    let (disk, volume) = to_be_closed().await;
+    let before = disk.tally().syncs;
+    volume.close().await.unwrap();
+    let syncs = disk.tally().syncs - before;
+    let (disk, volume) = to_be_closed().await;
+    // The last one is that of the stop record.
+    disk.fail(Operation::Sync, syncs - 1, libc::EIO);
+    volume.close().await.expect_err("its end is not durable");
+    assert!(!volume.shared().disk.takes_changes(), "others may have the place");
 }
 
 #[tokio::test]

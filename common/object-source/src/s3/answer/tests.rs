@@ -40,6 +40,17 @@ fn each_refusal_says_what_the_caller_must_do() {
 }
 
 #[test]
+fn an_archived_object_is_no_matter_of_credentials() {
+    let words = "403: <Error><Code>InvalidObjectState</Code><Message>m</Message></Error>";
+    let denied =
+        object_store::Error::PermissionDenied { path: "k".to_owned(), source: words.into() };
+    for error in [refused(403, "InvalidObjectState"), translate(denied, "k")] {
+        assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+        assert!(error.to_string().contains("must be restored first"), "{error}");
+    }
+}
+
+#[test]
 fn another_region_is_named() {
     let headers = HeaderMap::from_iter([(
         http::HeaderName::from_static("x-amz-bucket-region"),

@@ -8,8 +8,8 @@ use millrace_protocol::{
         SigningKey, Target, TargetReport,
     },
     target::{
-        CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, Presence,
-        PresenceReply, Present, Release, StoreInline, StoreInlineReply, Trim, TrimReply,
+        CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, MarkExportedAt,
+        Presence, PresenceReply, Present, Release, StoreInline, StoreInlineReply, Trim, TrimReply,
         UploadCondition, UploadObject, UploadObjectReply, UploadObjectTo, UploadPart,
         UploadPartReply, UploadPartTo, UploadSource,
     },
@@ -120,6 +120,7 @@ fn work() -> Vec<Sample> {
         pair(&Hydrate { target: TARGET, items: items() }, &results),
         pair(&Release { target: TARGET, items: items() }, &results),
         pair(&MarkExported { target: TARGET, items: items() }, &results),
+        pair(&MarkExportedAt { target: TARGET, items: items() }, &results),
         pair(
             &Presence { target: TARGET, contents: vec![name] },
             &PresenceReply { present: vec![present] },

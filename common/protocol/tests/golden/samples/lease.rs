@@ -2,9 +2,10 @@
 
 use millrace_protocol::{
     lease::{
-        AwaitNews, AwaitRecalls, CoveredEntry, EntriesPage, FindName, FoundName, ListEntries,
-        ListFrom, MadeName, MakeName, News, Recall, Recalls, RemoveName, RemovedName, ShowContents,
-        ShowInode, ShownContent, ShownContents, ShownInode,
+        AwaitNews, AwaitRecalls, CoveredEntry, DirectoryEnd, EntriesPage, FindEnd, FindName,
+        FoundName, ListEntries, ListEntriesBare, ListFrom, MadeName, MakeName, MarkedPage, News,
+        Recall, Recalls, RemoveName, RemovedName, ShowContents, ShowInode, ShownContent,
+        ShownContents, ShownInode,
     },
     metadata::{Coverage, Create, CreateMasked, DirectoryEntry, NewNode, Remove},
 };
@@ -34,6 +35,7 @@ pub(super) fn all() -> Vec<Sample> {
         coverage: Coverage::Names,
         directory: Some(attributes()),
     };
+    let marked = MarkedPage { page: page.clone(), with_xattrs: vec![0] };
     let recalls = Recalls {
         through: 34,
         recalls: vec![
@@ -50,7 +52,12 @@ pub(super) fn all() -> Vec<Sample> {
             &ShowInode { caller: caller(), session, inode: InodeId(10) },
             &ShownInode { reply: inode_reply(), lease },
         ),
+        pair(
+            &FindEnd { caller: caller(), session, inode: InodeId(10) },
+            &DirectoryEnd { cookie: Some(12) },
+        ),
         pair(&list, &page),
+        pair(&ListEntriesBare { list: list.clone() }, &marked),
         pair(&awaits, &recalls),
         news(),
         contents(),

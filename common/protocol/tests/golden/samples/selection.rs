@@ -1,7 +1,8 @@
 //! Messages about jobs over a part of a tree.
 
 use millrace_protocol::{
-    admin::{JobKind, JobReply, StartJob},
+    admin::{FileState, JobKind, JobReply, StartJob},
+    by_state::{ShowStates, StartByState, StatesReply},
     file_list::FileListId,
     job_options::{
         Destination, FetchReport, JobOptions, JobOptionsReply, ReportPage, ShowJobOptions,
@@ -39,6 +40,9 @@ pub(super) fn all() -> Vec<Sample> {
         dry_run: false,
         options: options.clone(),
     };
+    let states = vec![FileState::Released, FileState::Partial];
+    let by_state =
+        StartByState { job: with_options.clone(), unused: Some(604_800), states: states.clone() };
     let fetch = FetchReport { caller: caller(), id: JobId(8), offset: 9 };
     let page = ReportPage { lines: b"{}\n".to_vec(), next: Some(12) };
     [
@@ -46,6 +50,8 @@ pub(super) fn all() -> Vec<Sample> {
         pair(&ShowSelection { id: JobId(8) }, &SelectionReply { selection, dry_run: true }),
         pair(&StartUnused { job: with_options.clone(), seconds: 604_800 }, &reply()),
         pair(&ShowUnused { id: JobId(8) }, &UnusedReply { seconds: Some(604_800) }),
+        pair(&by_state, &reply()),
+        pair(&ShowStates { id: JobId(8) }, &StatesReply { states }),
         pair(&with_options, &reply()),
         pair(&ShowJobOptions { id: JobId(8) }, &JobOptionsReply { options }),
         pair(&fetch, &page),

@@ -1,8 +1,8 @@
 //! Messages of the data path.
 
 use millrace_protocol::storage::{
-    Attach, AttachReply, ChunkVersion, LossCount, Place, Read, ReadReply, Seek, SeekReply, Sync,
-    SyncReply, Write, WriteReply, Zero,
+    Attach, AttachReply, ChunkVersion, CopyRange, LossCount, Place, Read, ReadReply, Seek,
+    SeekReply, Sync, SyncReply, Write, WriteReply, Zero,
 };
 use millrace_types::{ChunkIndex, Crc32c, GroupEpoch, SessionId, WriteNumber};
 
@@ -24,6 +24,13 @@ pub(super) fn all() -> Vec<Sample> {
         lowest_pending: WriteNumber(10),
         durable: true,
     };
+    let copy = CopyRange {
+        place: place(),
+        source: Place { chunk: ChunkIndex(6), offset: 4096, ..place() },
+        number: WriteNumber(14),
+        lowest_pending: WriteNumber(10),
+        durable: true,
+    };
     let zero = Zero { place: place(), number: WriteNumber(13), lowest_pending: WriteNumber(10) };
     [
         pair(&Attach { ticket: signed(), connection_number: 3 }, &attached),
@@ -35,6 +42,7 @@ pub(super) fn all() -> Vec<Sample> {
         pair(&zero, &written),
         pair(&Sync { target: TARGET }, &SyncReply { loss_count: 2 }),
         pair(&Seek { place: place(), hole: true }, &SeekReply { offset: Some(4096) }),
+        pair(&copy, &written),
     ]
     .into_iter()
     .flatten()

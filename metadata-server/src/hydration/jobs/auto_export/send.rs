@@ -1,10 +1,10 @@
-//! Sends what is due, of one link after the other.
+//! Sends what is due, of one link after the other, where no job exports or releases.
 //!
 //! Whenever there is a slot, the link with the fewest files under way has the next one, and of
-//! those with as many the one whose last turn is longest ago. Where one alone has something due it
-//! leaves some slots to what others may have a moment later, since its own may be busy for long.
+//! those with as many the one that had its last one longest ago. Where one alone has something due
+//! it leaves some slots to what others may have a moment later, since its own may be busy for long.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use millrace_protocol::{admin::JobKind, selection::Selection, session::Caller};
@@ -13,14 +13,15 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     AutoExporter, Environment, FAILING_MAX, State, UnderWay, place_of, queue::Waiting,
-    standing::is_of_bucket, until,
+    standing::is_of_bucket, turns::Turns, until,
 };
 use crate::{
     hydration::{
         import::broken,
         jobs::{
-            Alone, Context, Filter, Progress,
-            export::{self, Counted, FILES_MAX, UPLOADS_MAX},
+            Alone, Context, Filter, PAUSE, Progress,
+            alone::{Claim, Turn},
+            export::{self, Counted, FILES_MAX},
             file_export::Sent,
             settle,
             start::fresh,
@@ -32,26 +33,12 @@ use crate::{
     store::records::JobRecord,
 };
 
-/// Uploads of one link at a time, beside those of others that are busy: parts that hang on one
-/// bucket keep none from another, and targets have not many times as much to do with several of
-/// them.
-fn uploads_max(others: usize) -> usize {
-    (UPLOADS_MAX / (others + 1)).max(UPLOADS_MIN)
-}
-
-/// Uploads that any link may have at a time: the parts of one large file.
-const UPLOADS_MIN: usize = 4;
-
 /// Files of one link that are under way at the same time, where there are several links: a quarter
 /// of all slots is left to the others.
 const LINK_FILES_MAX: usize = FILES_MAX - FILES_MAX / 4;
 
 /// A file that is open is looked at again after the quiet time, but not more often.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
-
-/// Exports of removed files are looked for again after so many times what that took last: while
-/// each look waits for a bucket that is away, it has the turn for a tenth of the time at most.
-const REMOVED_REST: u32 = 9;
 
 impl<E: Environment> AutoExporter<E> {
     /// Sends what is due, for as long as it is polled.
@@ -74,68 +61,82 @@ impl<E: Environment> AutoExporter<E> {
             outcomes: None,
             pace: None,
             elsewhere: None,
+            // Each file is looked at by itself.
+            turn: None,
         };
-        // Each link's own: parts that hang at one bucket hold up none for another.
-        let mut permits: HashMap<LinkId, Arc<Semaphore>> = HashMap::new();
+        let mut turns = Turns::default();
         let mut files = FuturesUnordered::new();
-        // One at most.
-        let mut removed: FuturesUnordered<BoxFuture<'_, Duration>> = FuturesUnordered::new();
-        let mut removed_due = Instant::now();
-        let mut turn = None;
+        // One of each link at most.
+        let mut removed: FuturesUnordered<BoxFuture<'_, (LinkId, Duration)>> =
+            FuturesUnordered::new();
+        let mut asked = FuturesUnordered::new();
         loop {
-            while turn.is_some()
-                && files.len() < FILES_MAX
-                && !alone.is_wanted()
-                && let Some((id, waiting)) = self.take_due()
+            // One moment for both: what became due between them nobody would look at again.
+            let now = Instant::now();
+            while files.len() < FILES_MAX
+                && let Some((id, waiting)) = self.take_due(now, |link| turns.may_send(link))
             {
-                let most = uploads_max(permits.len());
-                let uploads = permits.entry(waiting.link);
-                let uploads = uploads.or_insert_with(|| Arc::new(Semaphore::new(most)));
-                let (context, uploads) = (&context, Arc::clone(uploads));
+                let (context, uploads) = (&context, turns.begin(waiting.link));
                 files.push(
                     async move { (id, waiting, one(context, &uploads, id, waiting.link).await) },
                 );
             }
-            if files.is_empty() && removed.is_empty() {
-                turn = None;
-                permits.clear();
-            }
-            let next = self.state().next();
-            let is_due = next.is_some_and(|next| next <= Instant::now());
+            let (due, next) = self.state().due(now);
+            turns.give_back(&due);
+            let new = due.into_iter().filter(|link| turns.ask(*link));
+            asked.extend(new.map(|link| self.turn_of(alone, link)));
             tokio::select! {
                 Some((id, waiting, result)) = files.next(), if !files.is_empty() => {
+                    turns.handle_end(waiting.link);
                     self.handle_end(id, waiting, result);
                 }
-                Some(took) = removed.next(), if !removed.is_empty() => {
-                    removed_due = Instant::now() + REMOVED_REST * took;
+                Some((link, took)) = removed.next(), if !removed.is_empty() => {
+                    turns.handle_looked(link, took, Instant::now());
                 }
-                taken = alone.take_last(), if turn.is_none() && is_due => {
-                    turn = Some(taken);
-                    if removed_due <= Instant::now() {
-                        removed.push(Box::pin(self.settle_removed()));
+                Some((link, turn)) = asked.next(), if !asked.is_empty() => {
+                    if let Some(claim) = turns.handle_turn(link, turn, Instant::now()) {
+                        removed.push(Box::pin(self.settle_removed(link, claim)));
                     }
                 }
+                () = alone.wanted() => {}
                 () = self.sending.notified() => {}
-                () = until(next), if !is_due => {}
+                () = until(next) => {}
             }
         }
     }
 
-    /// Settles exports of files that were removed meanwhile. How long that took.
-    async fn settle_removed(&self) -> Duration {
-        let begun = Instant::now();
-        let Self { environment, importer, unmarked, .. } = self;
-        let removed = settle::removed(environment, importer, unmarked);
-        if let Err(failure) = Box::pin(removed).await {
-            tracing::warn!(%failure, "exports of removed files cannot be looked for");
+    /// Waits for the turn of a link. None when the link cannot be looked up.
+    async fn turn_of<'a>(&self, alone: &'a Alone, link: LinkId) -> (LinkId, Option<Turn<'a>>) {
+        let query = self.environment.read(move |view| Claim::of_link(view, link));
+        match query.await {
+            Ok(claim) => (link, Some(alone.take_last(Arc::new(claim)).await)),
+            Err(failure) => {
+                tracing::warn!(%link, %failure, "a link cannot be looked up now");
+                tokio::time::sleep(PAUSE).await;
+                (link, None)
+            }
         }
-        begun.elapsed()
     }
 
-    fn take_due(&self) -> Option<(InodeId, Waiting)> {
-        let now = Instant::now();
+    /// Settles exports of files of a link that were removed meanwhile. How long that took.
+    async fn settle_removed(&self, link: LinkId, claim: Arc<Claim>) -> (LinkId, Duration) {
+        let begun = Instant::now();
+        let Self { environment, importer, unmarked, .. } = self;
+        let removed = settle::removed(environment, importer, unmarked, &claim);
+        if let Err(failure) = Box::pin(removed).await {
+            tracing::warn!(%link, %failure, "exports of removed files cannot be looked for");
+        }
+        (link, begun.elapsed())
+    }
+
+    /// Takes the file that is sent next, of those links that may send.
+    fn take_due(
+        &self,
+        now: Instant,
+        may_send: impl Fn(LinkId) -> bool,
+    ) -> Option<(InodeId, Waiting)> {
         let mut state = self.state();
-        while let Some((id, waiting)) = state.take(now) {
+        while let Some((id, waiting)) = state.take(now, &may_send) {
             // A walk may wait for room.
             self.sorting.notify_one();
             if let Some(same) = state.under_way.get_mut(&id) {
@@ -183,9 +184,13 @@ impl<E: Environment> AutoExporter<E> {
 }
 
 impl State {
-    /// Takes the file that is sent next.
-    fn take(&mut self, now: Instant) -> Option<(InodeId, Waiting)> {
-        let ready = self.ready().filter(|(_, ready)| *ready <= now);
+    /// Takes the file that is sent next, of those links that may send.
+    fn take(
+        &mut self,
+        now: Instant,
+        may_send: impl Fn(LinkId) -> bool,
+    ) -> Option<(InodeId, Waiting)> {
+        let ready = self.ready().filter(|(link, ready)| *ready <= now && may_send(*link));
         let turns = ready.filter_map(|(link, _)| {
             let turn = self.links.get(&link)?.turn;
             Some((self.busy(link), turn, link))
@@ -198,9 +203,12 @@ impl State {
         self.queue.take(link, now)
     }
 
-    /// When the next file may be sent, if none has to end before.
-    fn next(&self) -> Option<Instant> {
-        self.ready().map(|(_, ready)| ready).min()
+    /// The links of which a file may be sent now, if they have their turn, and when one more of
+    /// them may.
+    fn due(&self, now: Instant) -> (BTreeSet<LinkId>, Option<Instant>) {
+        let (due, later): (Vec<_>, Vec<_>) = self.ready().partition(|(_, ready)| *ready <= now);
+        let due = due.into_iter().map(|(link, _)| link).collect();
+        (due, later.into_iter().map(|(_, ready)| ready).min())
     }
 
     /// The links that may send a file, and from when on.
@@ -297,12 +305,17 @@ mod tests {
     fn begin(state: &mut State, now: Instant) -> Vec<(InodeId, Waiting)> {
         let mut begun = Vec::new();
         while state.under_way.len() < FILES_MAX
-            && let Some((id, waiting)) = state.take(now)
+            && let Some((id, waiting)) = state.take(now, |_| true)
         {
             state.under_way.insert(id, UnderWay { link: waiting.link, again: None });
             begun.push((id, waiting));
         }
         begun
+    }
+
+    /// When the next file may be sent, if none has to end before.
+    fn next(state: &State) -> Option<Instant> {
+        state.ready().map(|(_, ready)| ready).min()
     }
 
     /// The links of those that begin.
@@ -329,7 +342,7 @@ mod tests {
         let now = Instant::now();
         let mut state = state([(LINK, 5_000), (OTHER, 0)], now);
         assert_eq!(turns(&mut state, now), [LINK; LINK_FILES_MAX]);
-        assert_eq!(state.next(), None, "it has what it may have");
+        assert_eq!(next(&state), None, "it has what it may have");
         close(&mut state, OTHER, 0..100, now);
         assert_eq!(turns(&mut state, now), [OTHER; FILES_MAX - LINK_FILES_MAX]);
         while state.busy(LINK) > FILES_MAX / 2 {
@@ -368,13 +381,13 @@ mod tests {
         }
         assert_eq!(state.links[&LINK].failing.len(), 10);
         // Its files are due in 2 s by themselves.
-        let later = state.next().unwrap();
+        let later = next(&state).unwrap();
         assert_eq!(later.duration_since(now), Duration::from_secs(30));
         assert!(turns(&mut state, now + Duration::from_secs(2)).is_empty());
         close(&mut state, OTHER, 1..3, now);
         assert_eq!(turns(&mut state, now), [OTHER; 2]);
         assert_eq!(turns(&mut state, later), [LINK]);
-        assert_eq!(state.next(), None, "nothing of it goes before that has ended");
+        assert_eq!(next(&state), None, "nothing of it goes before that has ended");
         // That one goes.
         end(&mut state, LINK);
         assert!(state.links.get_mut(&LINK).unwrap().standing.handle_sent());

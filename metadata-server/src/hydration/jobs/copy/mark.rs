@@ -10,7 +10,8 @@
 //! |                       | the object's URL, and of the file's path                            |
 //!
 //! Generation and change count are never given twice for different bytes, except by a log that is
-//! older than the bucket: hence the count of restores.
+//! older than the bucket: hence the count of restores. What a loss of power takes back was never
+//! written here: it is on stable storage first.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use millrace_object_source::Metadata;

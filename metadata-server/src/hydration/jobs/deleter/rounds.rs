@@ -3,7 +3,7 @@
 //!
 //! A link of which nothing can be deleted, because its bucket refuses that or does not answer,
 //! rests between its rounds, longer each time: each try of a bucket that is away takes some 40 s,
-//! in which nothing is exported by itself, whatever the link.
+//! in which nothing of the link is exported.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,6 +14,11 @@ use super::{Ended, Queued};
 
 /// Entries of a round, in all its shares.
 const ENTRIES_MAX: usize = 256;
+
+/// The part of a round that each of some links has.
+pub(super) fn part_of(links: usize) -> usize {
+    (ENTRIES_MAX / links.max(1)).max(1)
+}
 
 /// How long a link rests: first about as long as a bucket that is away takes, then twice as long
 /// each time, up to the longest, with which that has an eighth of the time.
@@ -66,15 +71,13 @@ impl Rounds {
         self.links.entry(link).or_default().after = up_to;
     }
 
-    /// Leaves each link the same part of a round. The next one begins with what is cut off.
-    pub(super) fn cut(&mut self, shares: &mut [Share]) {
-        let each = ENTRIES_MAX / shares.len().max(1);
-        for Share { link, entries } in shares {
-            if entries.len() > each {
-                entries.truncate(each);
-                let last = entries.last().map(|last| last.key.clone());
-                self.links.entry(*link).or_default().after = last;
-            }
+    /// Leaves a share so many entries. The link's next one begins with what is cut off.
+    pub(super) fn cut(&mut self, share: &mut Share, most: usize) {
+        let Share { link, entries } = share;
+        if entries.len() > most {
+            entries.truncate(most);
+            let last = entries.last().map(|last| last.key.clone());
+            self.links.entry(*link).or_default().after = last;
         }
     }
 
@@ -98,6 +101,11 @@ impl Rounds {
         course.rests_until = Some(now + rest.min(REST_MAX));
         course.failed = course.failed.saturating_add(1);
         course.failed == 1
+    }
+
+    /// Whether the last round of a link failed because of its bucket.
+    pub(super) fn has_failed(&self, link: LinkId) -> bool {
+        self.links.get(&link).is_some_and(|course| course.failed > 0)
     }
 
     /// Forgets links whose removals do not reach their buckets any more.
@@ -171,17 +179,20 @@ mod tests {
         let mut shares = [share(LINK, 300), share(OTHER, 3)];
         rounds.handle_look(LINK, Some("0299".to_owned()));
         rounds.handle_look(OTHER, None);
-        rounds.cut(&mut shares);
+        for share in &mut shares {
+            rounds.cut(share, part_of(2));
+        }
         assert_eq!(shares.each_ref().map(|share| share.entries.len()), [128, 3]);
         assert_eq!(rounds.after(LINK).as_deref(), Some("0127"));
         assert_eq!(rounds.after(OTHER), None, "it begins anew");
-        let mut alone = [share(LINK, 200)];
+        let mut alone = share(LINK, 200);
         rounds.handle_look(LINK, Some("0199".to_owned()));
-        rounds.cut(&mut alone);
-        assert_eq!(alone[0].entries.len(), 200);
+        rounds.cut(&mut alone, part_of(1));
+        assert_eq!(alone.entries.len(), 200);
         assert_eq!(rounds.after(LINK).as_deref(), Some("0199"));
         rounds.keep_links(|link| link == OTHER);
         assert_eq!(rounds.after(LINK), None);
+        assert_eq!([0, 3, 1000].map(part_of), [256, 85, 1]);
     }
 
     #[test]
@@ -202,7 +213,9 @@ mod tests {
             now += second * rests[round];
         }
         assert_eq!(rests, [30, 60, 120, 240, 300, 300]);
+        assert!(rounds.has_failed(LINK) && !rounds.has_failed(OTHER));
         rounds.handle_end(LINK, &[failed(ErrorKind::BucketDenied), deleted()], now);
+        assert!(!rounds.has_failed(LINK));
         assert!(rounds.handle_end(LINK, &[failed(ErrorKind::BucketDenied)], now));
         let later = now + REST_FIRST;
         assert_eq!(order(&rounds, 1..3, later), [1, 2], "it begins anew");

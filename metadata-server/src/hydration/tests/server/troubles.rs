@@ -4,7 +4,7 @@
 use std::{mem, sync::Mutex, time::Duration};
 
 use millrace_protocol::{admin::JobState, capability::Origin};
-use millrace_types::{ErrorKind, Failure, Timestamp};
+use millrace_types::{ErrorKind, Failure, TargetId, Timestamp};
 use tokio::sync::Notify;
 
 use super::{SESSION, TestServer, World};
@@ -23,6 +23,10 @@ pub(in crate::hydration::tests) struct Troubles {
     pub(in crate::hydration::tests) query_time: Mutex<Duration>,
     /// States of jobs for which there is no room.
     pub(in crate::hydration::tests) unrecorded: Mutex<Vec<JobState>>,
+    /// Why targets do not say what they hold.
+    pub(in crate::hydration::tests) unknown: Mutex<Option<ErrorKind>>,
+    /// The targets that were asked that, in their order.
+    pub(in crate::hydration::tests) asked: Mutex<Vec<TargetId>>,
     /// Told whenever there was none.
     pub(in crate::hydration::tests) refused: Notify,
     /// States of jobs that were to be recorded, in their order.
@@ -41,6 +45,12 @@ impl Troubles {
         }
         self.refused.notify_one();
         Err(ErrorKind::NoSpace.into())
+    }
+
+    /// Whether a target says what it holds.
+    pub(super) fn check_known(&self, target: TargetId) -> Result<(), Failure> {
+        self.asked.lock().unwrap().push(target);
+        self.unknown.lock().unwrap().map_or(Ok(()), |kind| Err(kind.into()))
     }
 
     /// Takes the time of a query.

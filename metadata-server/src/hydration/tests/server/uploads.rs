@@ -33,6 +33,11 @@ impl TestServer {
                 work.await?;
                 Err(ErrorKind::Unavailable.into())
             }
+            Some(Fault::Cut(object)) => {
+                work.await?;
+                fs::OpenOptions::new().write(true).open(object).unwrap().set_len(1).unwrap();
+                Err(ErrorKind::Unavailable.into())
+            }
             Some(Fault::Put(object, bytes)) => {
                 replace(&object, bytes);
                 Ok(Box::new(work.await?))

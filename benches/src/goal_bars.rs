@@ -1,11 +1,20 @@
-//! The figures as a picture: a bar for each, as long as it is of its goal.
+//! Figures with goals as a picture: a bar for each, as long as it is of its goal.
 
 use std::path::Path;
 
 use anyhow::Result;
 use plotters::prelude::*;
 
-use super::figures::Figure;
+/// A figure that has a goal.
+#[derive(Debug)]
+pub struct Bar {
+    /// What was measured.
+    pub name: String,
+    /// The figure and its goal, in a few words.
+    pub summary: String,
+    /// How many times its goal it is, more being better: the worst round, the middle, the best.
+    pub times_of_goal: (f64, f64, f64),
+}
 
 /// Pixels of the picture and its parts.
 const WIDTH: i32 = 960;
@@ -22,23 +31,24 @@ const REACHED: RGBColor = RGBColor(0x2E, 0x7D, 0x5B);
 const MISSED: RGBColor = RGBColor(0xC2, 0x6A, 0x2D);
 
 /// Draws the figures as an SVG file.
-pub(crate) fn draw(figures: &[Figure], path: &Path) -> Result<()> {
-    let rows = i32::try_from(figures.len())?;
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn draw(title: &str, bars: &[Bar], path: &Path) -> Result<()> {
+    let rows = i32::try_from(bars.len())?;
     let size = (WIDTH.unsigned_abs(), (HEAD + rows * ROW + FOOT).unsigned_abs());
     let root = SVGBackend::new(path, size).into_drawing_area();
     root.fill(&WHITE)?;
-    let title = "The engine of a target against its goals: median, and the range of the rounds";
     root.draw(&Text::new(title, (12, 12), ("sans-serif", 15)))?;
-    for (figure, row) in figures.iter().zip(0..) {
+    for (bar, row) in bars.iter().zip(0..) {
         let top = HEAD + row * ROW;
-        root.draw(&Text::new(figure.name(), (12, top + 4), ("sans-serif", 13)))?;
-        let said = figure.summary();
+        root.draw(&Text::new(bar.name.as_str(), (12, top + 4), ("sans-serif", 13)))?;
         let text = ("sans-serif", 12).into_font().color(&BLACK.mix(0.6));
-        root.draw(&Text::new(said, (12, top + 20), text))?;
-        let (least, middle, most) = figure.times_of_goal();
+        root.draw(&Text::new(bar.summary.as_str(), (12, top + 20), text))?;
+        let (least, middle, most) = bar.times_of_goal;
         let color = if middle >= 1.0 { REACHED } else { MISSED };
-        let bar = [(LABELS, top + 6), (at(middle), top + 28)];
-        root.draw(&Rectangle::new(bar, color.filled()))?;
+        let corners = [(LABELS, top + 6), (at(middle), top + 28)];
+        root.draw(&Rectangle::new(corners, color.filled()))?;
         let range = vec![(at(least), top + 17), (at(most), top + 17)];
         root.draw(&PathElement::new(range, BLACK.stroke_width(2)))?;
         let times = format!("{middle:.2} of the goal");

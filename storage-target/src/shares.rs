@@ -1,48 +1,48 @@
-//! What each session may hold at a time of something that all of them share.
+//! What each session, or each link, may hold at a time of something that all of them share.
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use millrace_types::SessionId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Entries of sessions below which nobody looks for those that hold nothing any more.
+/// Entries below which nobody looks for those that hold nothing any more.
 const LOOK_MIN: usize = 64;
 
-/// The shares of all sessions, of one size.
+/// The shares of all who hold something under a name of their own, of one size.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(crate) struct Shares<K> {
     each: u32,
-    in_use: Mutex<InUse>,
+    in_use: Mutex<InUse<K>>,
 }
 
 #[derive(Debug)]
-struct InUse {
+struct InUse<K> {
     /// Of who holds something or waits for it, and of some who did a while ago.
-    shares: HashMap<SessionId, Weak<Semaphore>>,
+    shares: HashMap<K, Weak<Semaphore>>,
     /// With so many entries those that nobody uses are dropped.
     look_at: usize,
 }
 
-impl Shares {
-    /// Each session may hold so much.
-    pub(super) fn new(each: u32) -> Self {
+impl<K: Copy + Eq + Hash> Shares<K> {
+    /// Each may hold so much.
+    pub(crate) fn new(each: u32) -> Self {
         let in_use = InUse { shares: HashMap::new(), look_at: LOOK_MIN };
         Self { each, in_use: Mutex::new(in_use) }
     }
 
-    /// Waits for so much of a session's share; more than it is comes to all of it. May be dropped
-    /// at its await.
-    pub(super) async fn take(&self, session: SessionId, count: u32) -> OwnedSemaphorePermit {
-        let taken = self.of(session).acquire_many_owned(count.min(self.each)).await;
+    /// Waits for so much of somebody's share; more than it is comes to all of it. May be dropped at
+    /// its await.
+    pub(crate) async fn take(&self, whose: K, count: u32) -> OwnedSemaphorePermit {
+        let taken = self.of(whose).acquire_many_owned(count.min(self.each)).await;
         taken.expect("a share is never closed")
     }
 
-    fn of(&self, session: SessionId) -> Arc<Semaphore> {
+    fn of(&self, whose: K) -> Arc<Semaphore> {
         let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(share) = in_use.shares.get(&session).and_then(Weak::upgrade) {
+        if let Some(share) = in_use.shares.get(&whose).and_then(Weak::upgrade) {
             return share;
         }
         if in_use.shares.len() >= in_use.look_at {
@@ -50,7 +50,7 @@ impl Shares {
             in_use.look_at = LOOK_MIN.max(2 * in_use.shares.len());
         }
         let share = Arc::new(Semaphore::new(self.each as usize));
-        in_use.shares.insert(session, Arc::downgrade(&share));
+        in_use.shares.insert(whose, Arc::downgrade(&share));
         share
     }
 }
@@ -58,6 +58,7 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
+    use millrace_types::SessionId;
 
     use super::*;
 
