@@ -68,16 +68,26 @@ class BucketServer:
         self.ports = []
 
     def start(self, attempts=3):
-        """Starts the server and returns when it answers; a port taken meanwhile means new ports."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / "data").mkdir(exist_ok=True)
-        for attempt in range(attempts):
+        """Starts the server and returns when it answers; a port taken meanwhile means new ports.
+
+        What a server that never answered has left in a new folder goes before the next attempt:
+        it can keep that one from answering as well. A folder that was there already stays.
+        """
+        data = self.directory / "data"
+        is_new = not data.exists()
+        doubts = []
+        for _ in range(attempts):
+            data.mkdir(parents=True, exist_ok=True)
             self._spawn()
-            if self._wait_until_ready():
+            doubt = self._wait_until_ready()
+            if doubt is None:
                 return self
             self.stop()
+            doubts.append(doubt)
+            if is_new:
+                shutil.rmtree(data)
         log = self.log.read_text(errors="replace")[-2000:]
-        raise RuntimeError(f"no start in {attempts} attempts; end of the server's log:\n{log}")
+        raise RuntimeError(f"no start in {attempts} attempts: {doubts}; end of its log:\n{log}")
 
     def _spawn(self):
         names = ("master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc")
@@ -119,22 +129,37 @@ class BucketServer:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def _wait_until_ready(self):
-        """Waits until an object can be written and read, which needs every part of the server."""
+        """Waits until an object can be written and read, which needs every part of the server.
+
+        Returns why that was not possible, or None.
+        """
         deadline = time.monotonic() + START_SECONDS_MAX
+        doubt = "nothing was asked"
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                return False
+                return f"it ended with status {self.process.returncode}; before that: {doubt}"
             try:
-                client = self.client(retries=1)
-                client.create_bucket(Bucket="ready")
-                client.put_object(Bucket="ready", Key="probe", Body=b"probe")
-                client.get_object(Bucket="ready", Key="probe")["Body"].read()
-                client.delete_object(Bucket="ready", Key="probe")
-                client.delete_bucket(Bucket="ready")
-                return True
-            except Exception:  # noqa: BLE001: any failure means "not yet" until the deadline
+                self._probe()
+                return None
+            except Exception as error:  # noqa: BLE001: "not yet", until the deadline
+                doubt = f"{type(error).__name__}: {error}"
                 time.sleep(0.1)
-        return False
+        return doubt
+
+    def _probe(self):
+        """One object's life. An attempt that failed midway may have left the bucket."""
+        client = self.client(retries=1)
+        try:
+            client.create_bucket(Bucket="ready")
+        except (
+            client.exceptions.BucketAlreadyExists,
+            client.exceptions.BucketAlreadyOwnedByYou,
+        ):
+            pass
+        client.put_object(Bucket="ready", Key="probe", Body=b"probe")
+        client.get_object(Bucket="ready", Key="probe")["Body"].read()
+        client.delete_object(Bucket="ready", Key="probe")
+        client.delete_bucket(Bucket="ready")
 
     def client(self, retries=5):
         """An independent S3 client (boto3)."""
