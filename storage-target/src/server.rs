@@ -11,8 +11,8 @@ use millrace_protocol::{
     storage::{Attach, CopyRange, Read, Seek, Sync, Write, Zero},
     tallied::Tallied,
     target::{
-        CheckBucket, Hydrate, MarkExported, MarkExportedAt, Presence, Release, StoreInline, Trim,
-        UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
+        CheckBucket, Hydrate, MarkExported, MarkExportedAt, Presence, Release, StoreInline,
+        StoreObject, Trim, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
     },
     upkeep::{ControlScrub, DescribeTarget},
 };
@@ -133,6 +133,10 @@ impl TargetService {
                 })
                 .await;
             }
+            RequestKind::StoreObject => {
+                answer::<StoreObject, _>(call, async |request| daemon.store_object(request).await)
+                    .await;
+            }
             // `control` hands nothing else on.
             _ => call.fail(ErrorKind::NotSupported).await,
         }
@@ -188,7 +192,8 @@ impl TargetService {
             RequestKind::UploadPart
             | RequestKind::UploadObject
             | RequestKind::UploadPartTo
-            | RequestKind::UploadObjectTo => self.upload(call).await,
+            | RequestKind::UploadObjectTo
+            | RequestKind::StoreObject => self.upload(call).await,
             RequestKind::MarkExported | RequestKind::MarkExportedAt => self.mark(call).await,
             RequestKind::CheckBucket => {
                 answer::<CheckBucket, _>(call, async |request| daemon.check_bucket(&request).await)
@@ -250,6 +255,7 @@ impl Service for TargetService {
                     | RequestKind::UploadObject
                     | RequestKind::UploadPartTo
                     | RequestKind::UploadObjectTo
+                    | RequestKind::StoreObject
                     | RequestKind::MarkExported
                     | RequestKind::MarkExportedAt
                     | RequestKind::CheckBucket

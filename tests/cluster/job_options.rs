@@ -163,6 +163,9 @@ fn what_a_bucket_was_asked_is_listed_by_kind_over_all_daemons() -> Result<()> {
     // The metadata server lists, the targets fetch and send: all of them are in it, exactly.
     ensure!(one["get"] == 20 && one["received_bytes"] == 200_000, "{told}");
     ensure!(one["put"] == 1 && one["sent_bytes"] == 5_000, "{told}");
+    // The attributes of what was imported. What was stored is not asked for: the answer to the PUT
+    // had its checksum.
+    ensure!(one["head"] == 20, "{told}");
     ensure!(one["list"].as_u64() > Some(0) && told["silent"] == serde_json::json!([]), "{told}");
     let words = cluster.cli(&["link", "list", "--requests"])?.ok()?;
     ensure!(words.contains("RECEIVED") && words.contains("s3://data/"), "{words}");
@@ -205,7 +208,9 @@ fn a_job_over_a_list_of_many_files_goes_on_after_a_kill_and_tells_what_is_not_th
     let begun = command.output()?;
     ensure!(begun.status.success(), "{begun:?}");
     let told = String::from_utf8(begun.stderr)?;
-    ensure!(told.contains("s3://data/set/") && told.contains("2 targets"), "{told}");
+    // Where a look at the tree takes long, as on a busy machine, it is not waited for.
+    let is_told = told.contains("s3://data/set/") || told.contains("what is not here");
+    ensure!(is_told && told.contains("2 targets"), "{told}");
     let job: serde_json::Value = serde_json::from_slice(&begun.stdout)?;
     let id = job["id"].as_u64().context("a job has a number")?.to_string();
     cluster.crash("metadata")?;

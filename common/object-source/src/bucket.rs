@@ -8,7 +8,7 @@ use millrace_types::MIB;
 
 use crate::{
     Condition, Continuation, Counters, Error, Head, LinkSpec, Location, Metadata, Page, PartPlace,
-    Settings, Tag, UploadId, UploadedPart, UploadsPage,
+    Settings, Stored, Tag, UploadId, UploadedPart, UploadsPage,
     azure::Azure,
     directory::Directory,
     google::Google,
@@ -273,7 +273,8 @@ impl Bucket {
         }
     }
 
-    /// Stores a whole object. For objects of some MiB; larger ones go by parts.
+    /// Stores a whole object, and tells whether the bucket says that it has all of it. For objects
+    /// of some MiB; larger ones go by parts.
     ///
     /// # Errors
     /// [`Error::Changed`] when the condition does not hold. After [`Error::is_unclear`] the object
@@ -284,17 +285,20 @@ impl Bucket {
         body: Vec<Bytes>,
         metadata: &Metadata,
         condition: &Condition,
-    ) -> Result<Tag, Error> {
+    ) -> Result<Stored, Error> {
         check_key(key)?;
         let _permit = self.limits.acquire(len_of(&body)).await?;
-        match &self.kind {
-            Kind::S3(s3) => Box::pin(s3.put_small(key, body, metadata, condition)).await,
-            Kind::Google(google) => {
-                Box::pin(google.put_small(key, body, metadata, condition)).await
+        let tag = match &self.kind {
+            Kind::S3(s3) => {
+                return Box::pin(s3.put_small(key, body, metadata, condition)).await;
             }
-            Kind::Azure(azure) => Box::pin(azure.put_small(key, body, metadata, condition)).await,
-            Kind::Directory(directory) => directory.put(key, body, metadata, condition).await,
-        }
+            Kind::Google(google) => {
+                return Box::pin(google.put_small(key, body, metadata, condition)).await;
+            }
+            Kind::Azure(azure) => Box::pin(azure.put_small(key, body, metadata, condition)).await?,
+            Kind::Directory(directory) => directory.put(key, body, metadata, condition).await?,
+        };
+        Ok(Stored::unchecked(tag))
     }
 
     /// Deletes an object, if it is still this version. One that is surely gone already is no error.

@@ -48,8 +48,8 @@ pub use error::Error;
 pub use link::{ANONYMOUS, LinkSpec, Location};
 pub use object::{
     BegunUpload, Condition, Continuation, Entry, EntryKind, Head, KEY_LEN_MAX, LEFT_OUT_MAX,
-    LeftOut, LeftOutReason, Metadata, ObjectVersion, PARTS_MAX, Page, PartPlace, Tag, UploadId,
-    UploadedPart, UploadsPage, WHOLE_LEN_MAX,
+    LeftOut, LeftOutReason, Metadata, ObjectVersion, PARTS_MAX, Page, PartPlace, Stored, Tag,
+    UploadId, UploadedPart, UploadsPage, WHOLE_LEN_MAX,
 };
 pub use settings::Settings;
 pub use tally::{Tally, tallied};

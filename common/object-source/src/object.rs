@@ -63,6 +63,24 @@ pub struct ObjectVersion {
     pub modified: Timestamp,
 }
 
+/// What an answer tells of a whole object that was just put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// The version.
+    pub tag: Tag,
+    /// Whether the bucket has told the CRC32C of what it has, and that is the one of what was sent:
+    /// then it has all of it. Others compare what arrives, too, or not; they do not say so.
+    pub is_checked: bool,
+}
+
+impl Stored {
+    /// Where nothing is told but the version.
+    #[must_use]
+    pub const fn unchecked(tag: Tag) -> Self {
+        Self { tag, is_checked: false }
+    }
+}
+
 /// What HEAD tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {

@@ -239,6 +239,8 @@ requests! {
     ListContents = 0x0510, fsck::ListContents => fsck::ContentsPage;
     /// Turns exported blocks clean, and has older write epochs refused from then on.
     MarkExportedAt = 0x0511, target::MarkExportedAt => target::ItemResults;
+    /// Uploads a small file as one object, and tells whether the bucket has compared its checksum.
+    StoreObject = 0x0512, target::StoreObject => target::StoreObjectReply;
 
     /// Health, servers, targets, links and jobs.
     ClusterStatus = 0x0601, admin::ClusterStatus => admin::ClusterStatusReply;

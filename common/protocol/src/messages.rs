@@ -56,6 +56,7 @@ messages! {
     target::PresenceReply,
     target::UploadPartReply,
     target::UploadObjectReply,
+    target::StoreObjectReply,
     upkeep::TargetDetail,
     upkeep::ScrubReport,
     requests::CountsReply,

@@ -248,6 +248,26 @@ pub struct UploadObjectTo {
     pub object: UploadObject,
 }
 
+/// Uploads a whole file as one object, and tells what the bucket says of it. A request of its own,
+/// so that a target that would not tell says so.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct StoreObject {
+    /// A bucket that no link leads to; `None` for that of the source's link.
+    pub bucket: Option<Bucket>,
+    /// The object.
+    pub object: UploadObject,
+}
+
+/// The object is stored.
+#[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct StoreObjectReply {
+    /// Its entity tag.
+    pub etag: String,
+    /// Whether the bucket has told the checksum of its bytes, and it was theirs: then it has all of
+    /// them, and need not be asked how many it has.
+    pub is_checked: bool,
+}
+
 /// Asks whether this host reaches a bucket with its own credentials and network.
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct CheckBucket {

@@ -57,6 +57,7 @@ use crate::{
 
 mod alone;
 mod auto_export;
+mod closes;
 mod context;
 mod copy;
 mod deleter;

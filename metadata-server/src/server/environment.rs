@@ -124,6 +124,7 @@ impl Environment for ServerEnvironment {
             RequestKind::UploadObject,
             RequestKind::UploadPartTo,
             RequestKind::UploadObjectTo,
+            RequestKind::StoreObject,
         ];
         let tally = Tally::present().filter(|_| counted.contains(&R::KIND));
         let Some(tally) = tally else { return self.peers.ask(host, &request, timeout).await };

@@ -144,6 +144,7 @@ fn admitted(kind: Kind) -> &'static [Role] {
         | Kind::UploadObject
         | Kind::UploadPartTo
         | Kind::UploadObjectTo
+        | Kind::StoreObject
         | Kind::MarkExported
         | Kind::MarkExportedAt
         | Kind::CheckBucket

@@ -11,13 +11,13 @@
 use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
-use millrace_object_source::{Bucket, Condition, Metadata, Tag, UploadId, tallied};
+use millrace_object_source::{Bucket, Condition, Metadata, Stored, Tag, UploadId, tallied};
 use millrace_protocol::{
     capability::Content,
     storage::{Place, Read, TRANSFER_LEN_MAX},
     target::{
-        UploadCondition, UploadObject, UploadObjectReply, UploadObjectTo, UploadPart,
-        UploadPartReply, UploadPartTo, UploadSource,
+        StoreObject, StoreObjectReply, UploadCondition, UploadObject, UploadObjectReply,
+        UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
     },
 };
 use millrace_types::{ChunkIndex, Crc32c, ErrorKind, Failure, HostId, LinkId, TargetId};
@@ -140,7 +140,8 @@ impl Daemon {
         request: UploadObject,
     ) -> Result<UploadObjectReply, Failure> {
         let bucket = self.links.bucket(request.source.link).await?;
-        self.object_into(bucket, request, Reader::Export).await
+        let (stored, checksum) = self.object_into(bucket, request, Reader::Export).await?;
+        Ok(UploadObjectReply { etag: stored.tag.as_str().to_owned(), checksum })
     }
 
     /// Uploads a whole object to a bucket that no link leads to.
@@ -149,7 +150,22 @@ impl Daemon {
         request: UploadObjectTo,
     ) -> Result<UploadObjectReply, Failure> {
         let bucket = self.links.open(&request.bucket)?;
-        self.object_into(bucket, request.object, Reader::Copy).await
+        let (stored, checksum) = self.object_into(bucket, request.object, Reader::Copy).await?;
+        Ok(UploadObjectReply { etag: stored.tag.as_str().to_owned(), checksum })
+    }
+
+    /// Uploads a whole object to either, and tells what the bucket says of it.
+    pub(crate) async fn store_object(
+        &self,
+        request: StoreObject,
+    ) -> Result<StoreObjectReply, Failure> {
+        let (bucket, reader) = match request.bucket {
+            None => (self.links.bucket(request.object.source.link).await?, Reader::Export),
+            Some(bucket) => (self.links.open(&bucket)?, Reader::Copy),
+        };
+        let (stored, _) = self.object_into(bucket, request.object, reader).await?;
+        let Stored { tag, is_checked } = stored;
+        Ok(StoreObjectReply { etag: tag.as_str().to_owned(), is_checked })
     }
 
     async fn object_into(
@@ -157,7 +173,7 @@ impl Daemon {
         bucket: Arc<Bucket>,
         request: UploadObject,
         reader: Reader,
-    ) -> Result<UploadObjectReply, Failure> {
+    ) -> Result<(Stored, Crc32c), Failure> {
         let UploadObject { source, metadata, condition } = request;
         let metadata = Metadata::new(metadata)?;
         let condition = match condition {
@@ -167,12 +183,12 @@ impl Daemon {
         let _permit = self.upload_permit(source.link, source.len).await?;
         let (body, checksum) = self.gather_at_once(&source, reader).await?;
         let key = source.key;
-        let tag = self.on_buckets(bucket, move |bucket| async move {
+        let stored = self.on_buckets(bucket, move |bucket| async move {
             bucket.put_small(&key, body, &metadata, &condition).await
         });
-        let tag = tag.await?;
+        let stored = stored.await?;
         self.counters.exported_bytes.inc_by(source.len);
-        Ok(UploadObjectReply { etag: tag.as_str().to_owned(), checksum })
+        Ok((stored, checksum))
     }
 
     async fn on_buckets<T, F>(

@@ -7,7 +7,7 @@ use millrace_protocol::{
     codec::{self, decode},
     requests::RequestCounts,
     tallied::{Tallied, TalliedReply},
-    target::{Hydrate, UploadObject, UploadObjectTo, UploadPart, UploadPartTo},
+    target::{Hydrate, StoreObject, UploadObject, UploadObjectTo, UploadPart, UploadPartTo},
 };
 use millrace_types::{ErrorKind, Failure};
 
@@ -34,6 +34,9 @@ impl Daemon {
                 }
                 Some(RequestKind::UploadObjectTo) => {
                     encoded::<UploadObjectTo>(self.upload_object_to(decode(request)?).await)
+                }
+                Some(RequestKind::StoreObject) => {
+                    encoded::<StoreObject>(self.store_object(decode(request)?).await)
                 }
                 _ => Err(ErrorKind::NotSupported.into()),
             }

@@ -236,8 +236,11 @@ impl Asked {
         if self.header("x-goog-hash").is_some_and(|told| told != checksum_of(&self.body)) {
             return Err((400, "BadDigest"));
         }
+        let told =
+            HeaderValue::from_str(&checksum_of(&body)).map_err(|_| (500, "InternalError"))?;
         let generation = state.store.put(&self.key, body, metadata);
         let mut answer = document(String::from("<CopyObjectResult></CopyObjectResult>"));
+        answer.headers_mut().insert("x-goog-hash", told);
         answer.headers_mut().insert("x-goog-generation", generation.into());
         Ok(answer)
     }

@@ -112,7 +112,7 @@ fn metadata_of(headers: &HeaderMap) -> Metadata {
 }
 
 /// The checksum of the object: of all of it, also with a range. In one header or several.
-fn crc32c_of(headers: &HeaderMap) -> Option<Crc32c> {
+pub(super) fn crc32c_of(headers: &HeaderMap) -> Option<Crc32c> {
     let all = headers.get_all(HASH).iter().filter_map(|value| value.to_str().ok());
     let told =
         all.flat_map(|text| text.split(',')).find_map(|one| one.trim().strip_prefix("crc32c="));

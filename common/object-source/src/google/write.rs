@@ -8,9 +8,9 @@ use object_store::PutPayload;
 use super::{
     Google,
     answer::generation,
-    read::{IF_GENERATION, METADATA, hash_of, known},
+    read::{IF_GENERATION, METADATA, crc32c_of, hash_of, known},
 };
-use crate::{Condition, Error, Metadata, Tag, temporary::is_temporary, web::Ask};
+use crate::{Condition, Error, Metadata, Stored, temporary::is_temporary, web::Ask};
 
 impl Google {
     pub(crate) async fn put_small(
@@ -19,7 +19,7 @@ impl Google {
         body: Vec<Bytes>,
         metadata: &Metadata,
         condition: &Condition,
-    ) -> Result<Tag, Error> {
+    ) -> Result<Stored, Error> {
         if is_temporary(key) {
             return Err(Error::invalid(format!(
                 "{key:?} has a name that stands for an upload, and would be in no listing"
@@ -43,14 +43,15 @@ impl Google {
         body: Vec<Bytes>,
         metadata: &Metadata,
         condition: &Condition,
-    ) -> Result<Tag, Error> {
+    ) -> Result<Stored, Error> {
         let checksum = body.iter().fold(Crc32c::EMPTY, |sum, bytes| sum.append(bytes));
         // What arrives otherwise is refused by the bucket.
-        let (hash, checksum) = hash_of(checksum);
-        let ask = self.ask(Method::PUT, key, &[]).with(hash, &checksum)?;
+        let (hash, text) = hash_of(checksum);
+        let ask = self.ask(Method::PUT, key, &[]).with(hash, &text)?;
         let ask = with_metadata(ask, metadata)?.with_body(PutPayload::from_iter(body));
         let (headers, _) = self.send_if(key, ask, condition).await?;
-        generation(&headers)
+        let is_checked = crc32c_of(&headers) == Some(checksum);
+        Ok(Stored { tag: generation(&headers)?, is_checked })
     }
 
     /// Sends what is to take effect under a condition.

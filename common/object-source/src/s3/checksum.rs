@@ -175,13 +175,17 @@ pub(super) fn tell(headers: &mut HeaderMap, checksum: Crc32c) {
 
 /// Checks what a bucket says to have stored.
 pub(super) fn check_stored(headers: &HeaderMap, sent: Crc32c, key: &str) -> Result<(), Error> {
-    let told = headers.get(CRC32C).and_then(|value| value.to_str().ok()).and_then(crc32c);
-    match told {
+    match stored_in(headers) {
         Some(told) if told != sent => Err(Error::unavailable(format!(
             "the bucket says that {key:?} arrived damaged: it has another checksum"
         ))),
         _ => Ok(()),
     }
+}
+
+/// The CRC32C that a bucket says to have stored.
+pub(super) fn stored_in(headers: &HeaderMap) -> Option<Crc32c> {
+    headers.get(CRC32C).and_then(|value| value.to_str().ok()).and_then(crc32c)
 }
 
 fn text_of(checksum: Crc32c) -> String {

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use millrace_types::Crc32c;
 
 use super::{S3, answer, checksum, signed::Ask};
-use crate::{Condition, Error, Metadata, Tag, UploadId, parts::about_upload};
+use crate::{Condition, Error, Metadata, Stored, Tag, UploadId, parts::about_upload};
 
 /// What user metadata goes under.
 pub(super) const METADATA_PREFIX: &str = "x-amz-meta-";
@@ -42,7 +42,7 @@ impl S3 {
         body: Vec<Bytes>,
         metadata: &Metadata,
         condition: &Condition,
-    ) -> Result<Tag, Error> {
+    ) -> Result<Stored, Error> {
         let mut headers = condition_headers(condition)?;
         headers.extend(metadata_headers(metadata)?);
         headers.extend(self.encryption.clone());
@@ -71,20 +71,23 @@ impl S3 {
             headers: HeaderMap::new(),
             body: Bytes::new(),
         };
-        self.put(ask, body).await.map_err(|error| about_upload(error, key))
+        let stored = self.put(ask, body).await.map_err(|error| about_upload(error, key))?;
+        Ok(stored.tag)
     }
 
-    async fn put(&self, mut ask: Ask<'_>, pieces: Vec<Bytes>) -> Result<Tag, Error> {
+    async fn put(&self, mut ask: Ask<'_>, pieces: Vec<Bytes>) -> Result<Stored, Error> {
         let body = Body::new(pieces, self.address.is_plain_http());
         let plain = ask.clone();
         checksum::tell(&mut ask.headers, body.checksum);
         self.checksums.either(self.put_once(&ask, &body), self.put_once(&plain, &body)).await
     }
 
-    async fn put_once(&self, ask: &Ask<'_>, body: &Body) -> Result<Tag, Error> {
+    async fn put_once(&self, ask: &Ask<'_>, body: &Body) -> Result<Stored, Error> {
         let key = ask.key.unwrap_or_default();
         let check = |headers: &HeaderMap| checksum::check_stored(headers, body.checksum, key);
-        tag_of(&self.signer.send_body(ask, body, check).await?)
+        let headers = self.signer.send_body(ask, body, check).await?;
+        let is_checked = checksum::stored_in(&headers) == Some(body.checksum);
+        Ok(Stored { tag: tag_of(&headers)?, is_checked })
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use millrace_object_source::{Bucket, Condition, Error, Metadata, PartPlace, UploadId};
+use millrace_object_source::{Bucket, Condition, Error, Metadata, PartPlace, Stored, UploadId};
 use millrace_types::{Crc32c, MIB};
 use object_store::{
     aws::{AwsAuthorizer, AwsCredential},
@@ -60,7 +60,8 @@ async fn a_server_that_knows_checksums_keeps_those_of_objects_and_of_uploads() {
     let bucket = open(&settings, &weed.endpoint(), "data", "writer");
     make_bucket(&bucket).await;
     let (none, pieces) = (Metadata::default(), vec![pattern(70_000, 1), pattern(11, 2)]);
-    bucket.put_small("small", pieces.clone(), &none, &Condition::None).await.unwrap();
+    let put = bucket.put_small("small", pieces.clone(), &none, &Condition::None);
+    assert!(put.await.unwrap().is_checked);
     assert_eq!(stored(&weed, "small").await, text_of(&pieces.concat()));
     bucket.put_small("empty", Vec::new(), &none, &Condition::Absent).await.unwrap();
     assert_eq!(stored(&weed, "empty").await, text_of(b""));
@@ -100,7 +101,8 @@ async fn refused(refusal: fn(&str) -> Answer) {
     });
     let none = Metadata::default();
     let put = || bucket.put_small("key", vec!["bytes".into()], &none, &Condition::Absent);
-    let tag = put().await.unwrap();
+    let Stored { tag, is_checked } = put().await.unwrap();
+    assert!(!is_checked, "nobody has compared anything");
     let seen = server.seen();
     assert_eq!(seen.len(), 2);
     assert_eq!(seen[0].headers[HEADER], text_of(b"bytes"));
@@ -274,7 +276,7 @@ async fn bytes_that_a_server_stored_damaged_are_sent_again() {
     });
     let none = Metadata::default();
     let put = || bucket.put_small("key", vec!["bytes".into()], &none, &Condition::None);
-    put().await.unwrap();
+    assert!(put().await.unwrap().is_checked);
     assert_eq!(server.seen().len(), 3);
     let error = put().await.unwrap_err();
     assert!(matches!(&error, Error::Unavailable { .. }), "{error:?}");

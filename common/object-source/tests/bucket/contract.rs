@@ -46,7 +46,8 @@ fn none() -> Metadata {
 }
 
 async fn put(bucket: &Bucket, key: &str, body: &Bytes, condition: Condition) -> Result<Tag, Error> {
-    bucket.put_small(key, vec![body.clone()], &none(), &condition).await
+    let stored = bucket.put_small(key, vec![body.clone()], &none(), &condition).await;
+    stored.map(|stored| stored.tag)
 }
 
 async fn whole_objects(bucket: &Bucket, prefix: &str) {
@@ -60,7 +61,8 @@ async fn whole_objects(bucket: &Bucket, prefix: &str) {
     };
     let metadata = attributes.to_metadata(Some("export-1")).unwrap();
     let body = vec![pattern(1000, 1), pattern(500, 7)];
-    let tag = bucket.put_small(&key, body.clone(), &metadata, &Condition::None).await.unwrap();
+    let stored = bucket.put_small(&key, body.clone(), &metadata, &Condition::None).await;
+    let tag = stored.unwrap().tag;
     let head = bucket.head(&key).await.unwrap();
     assert_eq!((head.version.size, &head.version.tag), (1500, &tag));
     assert_eq!(PosixAttributes::from_metadata(&head.metadata), attributes);

@@ -19,7 +19,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use millrace_object_source::{
-    Bucket, Condition, Error as BucketError, LinkSpec, Metadata, ObjectVersion, Tag,
+    Bucket, Condition, Error as BucketError, LinkSpec, Metadata, ObjectVersion, Stored, Tag,
 };
 use millrace_protocol::{
     cluster::{self, LinkMode},
@@ -30,7 +30,7 @@ use tokio::sync::Semaphore;
 
 use self::mark::{Mark, Marker, Relation, Version};
 use super::{
-    Context, Environment, Importer,
+    Context, Environment, Importer, closes,
     export::{Counted, Ended},
     file_export::{self, attributes, is_unchanged},
     publish,
@@ -248,6 +248,7 @@ async fn one<E: Environment>(
     id: InodeId,
 ) -> Result<Counted, Failure> {
     let mut counted = false;
+    closes::wait(&**context.environment, id).await?;
     for _ in 0..BEGINNINGS_MAX {
         let source = read(context, to, id).await?;
         if to.copied.is_some() && source.path == publish::NAME {
@@ -354,7 +355,7 @@ async fn send<E: Environment>(
         Ok(None) => return Ok(Sent::Again),
         // A chunk that was written to meanwhile is no version that anybody knows.
         Ok(Some(_)) if !unchanged().await? => return Ok(Sent::Again),
-        Ok(Some(tag)) => return stored(to, source, tag).await.map(Sent::Stored),
+        Ok(Some(put)) => return stored(to, source, put).await.map(Sent::Stored),
         Err(failure) => failure,
     };
     if let Standing::Same(object) = look(to, source).await? {
@@ -372,9 +373,14 @@ async fn send<E: Environment>(
     }
 }
 
-/// What the bucket says of the object that was just stored. Somebody may have replaced it since.
-async fn stored(to: &Elsewhere, source: &Source, tag: Tag) -> Result<ObjectVersion, Failure> {
+/// What the bucket says of the object that was just stored, unless it has said already that it has
+/// these bytes. Somebody may have replaced it since.
+async fn stored(to: &Elsewhere, source: &Source, put: Stored) -> Result<ObjectVersion, Failure> {
     let size = source.inode.size;
+    let Stored { tag, is_checked } = put;
+    if is_checked {
+        return Ok(ObjectVersion { tag, size, modified: Timestamp(0) });
+    }
     match to.open.head(&source.key).await {
         Ok(head) if head.version.tag == tag && head.version.size != size => Err(Failure::new(
             ErrorKind::Corrupt,
@@ -393,7 +399,7 @@ async fn put<E: Environment>(
     uploads: &Arc<Semaphore>,
     source: &Source,
     condition: &Condition,
-) -> Result<Option<Tag>, Failure> {
+) -> Result<Option<Stored>, Failure> {
     let (size, metadata) = (source.inode.size, &source.metadata);
     if let Some(bytes) = &source.bytes {
         context.paced(size).await;
@@ -408,7 +414,8 @@ async fn put<E: Environment>(
     let place = To { bucket, link: LinkId(0), key };
     let sender = Sender::new(context, uploads, &content, place).await?;
     if !upload::is_one_chunk(&content, size, &plan) {
-        return uploads::by_parts(context, to, &sender, source, plan, condition).await;
+        let made = uploads::by_parts(context, to, &sender, source, plan, condition).await?;
+        return Ok(made.map(Stored::unchecked));
     }
     context.environment.settled().await?;
     let mut pause = PAUSE;

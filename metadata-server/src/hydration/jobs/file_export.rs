@@ -8,14 +8,15 @@
 //! ```
 //!
 //! A file of one chunk goes by one conditional put of the target that holds it: a chunk is read as
-//! it is at one moment, so that the object is a version that existed. If the file changed meanwhile
-//! it is exported once more. Every answer that leaves open what happened is settled by HEAD and the
+//! it is at one moment, so that the object is a version that existed. Where the bucket has told the
+//! checksum of what it has, there is no HEAD. If the file changed meanwhile it is exported once
+//! more. Every answer that leaves open what happened is settled by HEAD and the
 //! export's id in the object's metadata.
 
 use std::sync::Arc;
 
 use millrace_object_source::{
-    Bucket, Error as BucketError, Head, ObjectVersion, PosixAttributes, Tag,
+    Bucket, Error as BucketError, Head, ObjectVersion, PosixAttributes, Stored,
 };
 use millrace_protocol::{
     capability::{Content, Origin},
@@ -25,7 +26,7 @@ use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, Timestamp};
 use tokio::sync::Semaphore;
 
 use super::{
-    Context, Environment,
+    Context, Environment, closes,
     settle::{self, Export, Published},
     upload,
 };
@@ -93,6 +94,7 @@ pub(super) async fn run<E: Environment>(
     let mut other = None;
     let (mut attempts, mut unmarked) = (0, 0);
     context.unmarked.leave(inode).await;
+    closes::wait(&**context.environment, inode).await?;
     settle::earlier(context.environment, context.importer, context.unmarked, inode).await?;
     while attempts < ATTEMPTS && unmarked < UNMARKED_MAX {
         let (mut source, _turn) = take_source(context, inode).await?;
@@ -208,7 +210,7 @@ async fn once<E: Environment>(
     }
     let uploaded = upload::run(context, uploads, source, &bucket, &export, &plan).await;
     let version = match uploaded {
-        Ok(upload::End::Stored(tag)) => stored(&bucket, &export, size, tag).await?,
+        Ok(upload::End::Stored(put)) => stored(&bucket, &export, size, put).await?,
         Ok(upload::End::Changed) => {
             settle::give_up(context.environment, &bucket, &export).await?;
             return Ok(Attempt::Again);
@@ -234,14 +236,19 @@ async fn once<E: Environment>(
     })
 }
 
-/// What the bucket says of the object that was just stored. Somebody may have replaced it since:
-/// then it is the tag that counts, and the next listing finds the other one.
+/// What the bucket says of the object that was just stored, unless it has said already that it has
+/// these bytes. Somebody may have replaced it since: then it is the tag that counts, and the next
+/// listing finds the other one.
 async fn stored(
     bucket: &Bucket,
     export: &Export,
     size: u64,
-    tag: Tag,
+    put: Stored,
 ) -> Result<ObjectVersion, Failure> {
+    let Stored { tag, is_checked } = put;
+    if is_checked {
+        return Ok(ObjectVersion { tag, size, modified: Timestamp(0) });
+    }
     match bucket.head(&export.key).await {
         Ok(head) if head.version.tag == tag && head.version.size == size => Ok(head.version),
         Ok(head) if head.version.tag == tag => Err(Failure::new(

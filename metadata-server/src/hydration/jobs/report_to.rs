@@ -188,7 +188,8 @@ impl Object<'_> {
         let made = if self.upload.is_none() {
             self.sent = rest.len() as u64;
             let body = vec![Bytes::from(rest)];
-            self.bucket.put_small(self.key, body, self.metadata, &condition).await
+            let put = self.bucket.put_small(self.key, body, self.metadata, &condition);
+            put.await.map(|stored| stored.tag)
         } else {
             self.part(rest).await?;
             let Some(upload) = &self.upload else { return Err(ErrorKind::Internal.into()) };

@@ -9,15 +9,16 @@ use std::{
 };
 
 use futures::{StreamExt, TryStreamExt, stream};
-use millrace_object_source::{Bucket, Condition, Tag, UploadId, UploadedPart};
+use millrace_object_source::{Bucket, Condition, Stored, Tag, UploadId, UploadedPart};
 use millrace_protocol::{
     capability::{Content, Signed},
     cluster::{self, Map},
     target::{
-        UploadCondition, UploadObject, UploadObjectTo, UploadPart, UploadPartTo, UploadSource,
+        StoreObject, UploadCondition, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
+        UploadSource,
     },
 };
-use millrace_types::{ChunkIndex, ErrorKind, Failure, LinkId, MIB};
+use millrace_types::{ChunkIndex, ErrorKind, Failure, HostId, LinkId, MIB};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -36,7 +37,7 @@ use crate::{
 /// How an upload ended that did not fail.
 pub(super) enum End {
     /// The object is there.
-    Stored(Tag),
+    Stored(Stored),
     /// The file changed before the object was made; nothing is there.
     Changed,
 }
@@ -70,18 +71,17 @@ pub(super) async fn run<E: Environment>(
     let inline = if size == 0 { Some(Vec::new()) } else { source.body.inline.clone() };
     if let Some(bytes) = inline {
         context.paced(size).await;
-        let tag = bucket
-            .put_small(&export.key, vec![bytes.into()], &metadata, &export.condition()?)
-            .await?;
-        return Ok(End::Stored(tag));
+        let (body, condition) = (vec![bytes.into()], export.condition()?);
+        let put = bucket.put_small(&export.key, body, &metadata, &condition);
+        return Ok(End::Stored(put.await?));
     }
     let to = To { bucket: None, link: export.link, key: export.key.clone() };
     let sender = Sender::new(context, uploads, &source.content, to).await?;
     let condition = export.condition()?;
     if is_one_chunk(&source.content, size, plan) {
         let metadata = metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
-        let tag = sender.whole(size, metadata.collect(), &condition).await?;
-        return Ok(End::Stored(tag));
+        let stored = sender.whole(size, metadata.collect(), &condition).await?;
+        return Ok(End::Stored(stored));
     }
     let upload = bucket.create_upload(&export.key, &metadata).await?;
     let record = Command::RecordUpload {
@@ -96,7 +96,7 @@ pub(super) async fn run<E: Environment>(
             return Ok(End::Changed);
         }
         let made = bucket.complete_upload(&export.key, &upload, &parts, &condition).await;
-        Ok(End::Stored(made?))
+        Ok(End::Stored(Stored::unchecked(made?)))
     };
     let made = made.await;
     // The whole file is counted when it is done; parts only show that it goes on.
@@ -154,7 +154,7 @@ impl<'a, E: Environment> Sender<'a, E> {
         size: u64,
         metadata: Vec<(String, String)>,
         condition: &Condition,
-    ) -> Result<Tag, Failure> {
+    ) -> Result<Stored, Failure> {
         let place = place_of(&self.map, &self.content.layout, ChunkIndex(0))?;
         let condition = match condition {
             Condition::Matches(tag) => UploadCondition::Tag(tag.as_str().to_owned()),
@@ -164,14 +164,27 @@ impl<'a, E: Environment> Sender<'a, E> {
         let _permit = self.uploads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         self.context.paced(size).await;
         let environment = &**self.context.environment;
+        let store = StoreObject { bucket: self.to.bucket.clone(), object: object.clone() };
+        match environment.ask(place.host, store, PART_TIMEOUT).await {
+            Ok(reply) => Ok(Stored { tag: tag(&reply.etag)?, is_checked: reply.is_checked }),
+            Err(failure) if failure.kind == ErrorKind::NotSupported => {
+                self.whole_by_older(place.host, object).await
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// The same by a target daemon from before it told what the bucket says.
+    async fn whole_by_older(&self, host: HostId, object: UploadObject) -> Result<Stored, Failure> {
+        let environment = &**self.context.environment;
         let reply = match self.to.bucket.clone() {
-            None => environment.ask(place.host, object, PART_TIMEOUT).await?,
+            None => environment.ask(host, object, PART_TIMEOUT).await?,
             Some(bucket) => {
                 let request = UploadObjectTo { bucket, object };
-                environment.ask(place.host, request, PART_TIMEOUT).await?
+                environment.ask(host, request, PART_TIMEOUT).await?
             }
         };
-        tag(&reply.etag)
+        Ok(Stored::unchecked(tag(&reply.etag)?))
     }
 
     /// Sends parts, as many at a time as may be; in their order when all are there.

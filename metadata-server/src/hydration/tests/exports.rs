@@ -1,6 +1,6 @@
 //! Files go to the bucket: whole, under their condition, and whatever becomes of the answers.
 
-use std::fs;
+use std::{fs, sync::atomic::Ordering, time::Duration};
 
 use millrace_object_source::{EXPORT_ID_KEY, PosixAttributes};
 use millrace_protocol::{
@@ -140,6 +140,31 @@ async fn a_file_that_is_open_or_fails_is_reported_and_the_others_are_exported() 
     assert_eq!(job.failures[0].failure.kind, ErrorKind::Lost);
     world.export("/data").await;
     assert!(world.object("open").exists());
+}
+
+#[tokio::test]
+async fn targets_that_do_not_tell_what_buckets_say_export_as_before() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.server.troubles.are_older.store(true, Ordering::Relaxed);
+    world.write("/data/file", b"content").await;
+    world.export("/data/file").await;
+    assert_eq!(world.state("/data/file").await, ObjectState::Exported);
+    assert_eq!(fs::read(world.object("file")).unwrap(), b"content");
+}
+
+#[tokio::test]
+async fn a_close_that_is_still_on_its_way_is_waited_for() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let file = world.write("/data/file", b"1").await;
+    world.server.open_write(file).await;
+    let close = async {
+        // The job has found it open by then.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        world.server.commit(file, 1).await;
+    };
+    let (job, ()) = tokio::join!(world.job(JobKind::Export, "/data"), close);
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert!(world.object("file").exists());
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use millrace_protocol::{
     session::{Caller, Done},
     target::{
         CheckBucket, Hydrate, Item, ItemResults, MarkExportedAt, Presence, PresenceReply, Present,
-        Release, UploadObject, UploadObjectTo, UploadPart, UploadPartTo,
+        Release, StoreObject, UploadPartTo,
     },
 };
 use millrace_types::{
@@ -56,6 +56,9 @@ mod uploads;
 pub(super) const HOST: HostId = HostId([1; 16]);
 pub(super) const ROOT: Caller = Caller { uid: 0, gid: 0, groups: Vec::new() };
 const SESSION: SessionId = SessionId(1);
+
+/// Longer than anything takes that comes to an end, also while other tests have the processors.
+pub(super) const LIMIT: Duration = Duration::from_secs(120);
 
 /// What a target does wrong, in the order of the uploads that it is asked for.
 #[derive(Debug)]
@@ -256,9 +259,7 @@ impl World {
             result
         };
         let all = Box::pin(self.hydration.run(stop.clone()));
-        let limit =
-            tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(all, watch).1 });
-        match limit.await {
+        match tokio::time::timeout(LIMIT, async { tokio::join!(all, watch).1 }).await {
             Ok(result) => result,
             Err(_) => panic!("it does not end: {:?}", self.hydration.list_auto_exports().await),
         }
@@ -407,8 +408,10 @@ impl TestServer {
             }
             Err(request) => request,
         };
-        let moves =
-            request.is::<Hydrate>() || request.is::<UploadObject>() || request.is::<UploadPartTo>();
+        let into_a_link = |store: &StoreObject| store.bucket.is_none();
+        let moves = request.is::<Hydrate>()
+            || request.downcast_ref::<StoreObject>().is_some_and(into_a_link)
+            || request.is::<UploadPartTo>();
         if moves && self.silent.load(Ordering::Relaxed) {
             return pending().await;
         }
@@ -452,29 +455,6 @@ impl TestServer {
         let named = items.1.into_iter().map(|item| (items.0, item));
         self.items.lock().unwrap().extend(named);
         Ok(Box::new(ItemResults { results }))
-    }
-
-    /// Does what is asked if that is an upload; otherwise gives the request back.
-    async fn upload(
-        &self,
-        request: Box<dyn Any + Send>,
-    ) -> Result<Result<Box<dyn Any + Send>, Failure>, Box<dyn Any + Send>> {
-        let request = match request.downcast::<UploadPart>() {
-            Ok(part) => return Ok(self.faulty(self.upload_part(*part)).await),
-            Err(request) => request,
-        };
-        let request = match request.downcast::<UploadPartTo>() {
-            Ok(part) => return Ok(self.faulty(self.upload_part_to(*part)).await),
-            Err(request) => request,
-        };
-        let request = match request.downcast::<UploadObjectTo>() {
-            Ok(object) => return Ok(self.faulty(self.upload_object_to(*object)).await),
-            Err(request) => request,
-        };
-        match request.downcast::<UploadObject>() {
-            Ok(object) => Ok(self.faulty(self.upload_object(*object)).await),
-            Err(request) => Err(request),
-        }
     }
 
     fn check_named(&self, items: &[Item]) {

@@ -9,9 +9,9 @@ use millrace_protocol::{
     },
     target::{
         CheckBucket, ContentName, Hydrate, Item, ItemResults, MarkExported, MarkExportedAt,
-        Presence, PresenceReply, Present, Release, StoreInline, StoreInlineReply, Trim, TrimReply,
-        UploadCondition, UploadObject, UploadObjectReply, UploadObjectTo, UploadPart,
-        UploadPartReply, UploadPartTo, UploadSource,
+        Presence, PresenceReply, Present, Release, StoreInline, StoreInlineReply, StoreObject,
+        StoreObjectReply, Trim, TrimReply, UploadCondition, UploadObject, UploadObjectReply,
+        UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
     },
 };
 use millrace_types::{
@@ -150,11 +150,14 @@ fn uploads() -> Vec<Sample> {
     let checksum = Crc32c(0x1234_5678);
     let part_to = UploadPartTo { bucket: bucket(), part: part.clone() };
     let object_to = UploadObjectTo { bucket: bucket(), object: object.clone() };
+    let store = StoreObject { bucket: None, object: object.clone() };
+    let stored = StoreObjectReply { etag: "\"f\"".into(), is_checked: true };
     [
         pair(&part, &UploadPartReply { etag: "\"b\"".into(), checksum }),
         pair(&object, &UploadObjectReply { etag: "\"c\"".into(), checksum }),
         pair(&part_to, &UploadPartReply { etag: "\"d\"".into(), checksum }),
         pair(&object_to, &UploadObjectReply { etag: "\"e\"".into(), checksum }),
+        pair(&store, &stored),
     ]
     .into_iter()
     .flatten()

@@ -1,7 +1,11 @@
 //! What goes wrong around jobs: others change files meanwhile, queries take long, and there is no
 //! room for what is to be recorded.
 
-use std::{mem, sync::Mutex, time::Duration};
+use std::{
+    mem,
+    sync::{Mutex, atomic::AtomicBool},
+    time::Duration,
+};
 
 use millrace_protocol::{admin::JobState, capability::Origin};
 use millrace_types::{ErrorKind, Failure, TargetId, Timestamp};
@@ -31,6 +35,8 @@ pub(in crate::hydration::tests) struct Troubles {
     pub(in crate::hydration::tests) refused: Notify,
     /// States of jobs that were to be recorded, in their order.
     pub(in crate::hydration::tests) job_states: Mutex<Vec<JobState>>,
+    /// Targets are from before they told what buckets say of small objects.
+    pub(in crate::hydration::tests) are_older: AtomicBool,
 }
 
 impl Troubles {

@@ -1,12 +1,16 @@
 //! What targets do for exports, and how it goes wrong.
 
-use std::{any::Any, fs, sync::Arc};
+use std::{
+    any::Any,
+    fs,
+    sync::{Arc, atomic::Ordering},
+};
 
 use bytes::Bytes;
 use millrace_object_source::{Bucket, Condition, Metadata, Tag, UploadId};
 use millrace_protocol::target::{
-    UploadCondition, UploadObject, UploadObjectReply, UploadObjectTo, UploadPart, UploadPartReply,
-    UploadPartTo, UploadSource,
+    StoreObject, StoreObjectReply, UploadCondition, UploadObject, UploadObjectReply,
+    UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
 };
 use millrace_types::{ErrorKind, Failure, LinkId};
 
@@ -21,7 +25,37 @@ use crate::{
 };
 
 impl TestServer {
-    pub(super) async fn faulty<T: Send + 'static>(
+    /// Does what is asked if that is an upload; otherwise gives the request back.
+    pub(super) async fn upload(
+        &self,
+        request: Box<dyn Any + Send>,
+    ) -> Result<Result<Box<dyn Any + Send>, Failure>, Box<dyn Any + Send>> {
+        let request = match request.downcast::<UploadPart>() {
+            Ok(part) => return Ok(self.faulty(self.upload_part(*part)).await),
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadPartTo>() {
+            Ok(part) => return Ok(self.faulty(self.upload_part_to(*part)).await),
+            Err(request) => request,
+        };
+        let request = match request.downcast::<StoreObject>() {
+            Ok(_) if self.troubles.are_older.load(Ordering::Relaxed) => {
+                return Ok(Err(ErrorKind::NotSupported.into()));
+            }
+            Ok(store) => return Ok(self.faulty(self.store_object(*store)).await),
+            Err(request) => request,
+        };
+        let request = match request.downcast::<UploadObjectTo>() {
+            Ok(object) => return Ok(self.faulty(self.upload_object_to(*object)).await),
+            Err(request) => request,
+        };
+        match request.downcast::<UploadObject>() {
+            Ok(object) => Ok(self.faulty(self.upload_object(*object)).await),
+            Err(request) => Err(request),
+        }
+    }
+
+    async fn faulty<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<Box<dyn Any + Send>, Failure> {
@@ -92,26 +126,33 @@ impl TestServer {
         self.buckets.bucket(&spec_of(&record.bucket).unwrap()).unwrap()
     }
 
-    pub(super) async fn upload_part(&self, part: UploadPart) -> Result<UploadPartReply, Failure> {
+    async fn upload_part(&self, part: UploadPart) -> Result<UploadPartReply, Failure> {
         let bucket = self.bucket_of_link(part.source.link).await;
         self.part_into(&bucket, part).await
     }
 
-    pub(super) async fn upload_part_to(
-        &self,
-        request: UploadPartTo,
-    ) -> Result<UploadPartReply, Failure> {
+    async fn upload_part_to(&self, request: UploadPartTo) -> Result<UploadPartReply, Failure> {
         let bucket = self.buckets.bucket(&spec_of(&request.bucket).unwrap()).unwrap();
         self.copied_uploads.lock().unwrap().push(request.part.upload_id.clone());
         self.part_into(&bucket, request.part).await
     }
 
-    pub(super) async fn upload_object_to(
+    async fn upload_object_to(
         &self,
         request: UploadObjectTo,
     ) -> Result<UploadObjectReply, Failure> {
         let bucket = self.buckets.bucket(&spec_of(&request.bucket).unwrap()).unwrap();
-        self.object_into(&bucket, request.object).await
+        let tag = self.object_into(&bucket, request.object).await?;
+        Ok(UploadObjectReply { etag: tag.to_string(), checksum: Default::default() })
+    }
+
+    async fn store_object(&self, request: StoreObject) -> Result<StoreObjectReply, Failure> {
+        let bucket = match &request.bucket {
+            None => self.bucket_of_link(request.object.source.link).await,
+            Some(bucket) => self.buckets.bucket(&spec_of(bucket).unwrap()).unwrap(),
+        };
+        let tag = self.object_into(&bucket, request.object).await?;
+        Ok(StoreObjectReply { etag: tag.to_string(), is_checked: false })
     }
 
     async fn part_into(
@@ -127,19 +168,13 @@ impl TestServer {
         Ok(UploadPartReply { etag, checksum: Default::default() })
     }
 
-    pub(super) async fn upload_object(
-        &self,
-        object: UploadObject,
-    ) -> Result<UploadObjectReply, Failure> {
+    async fn upload_object(&self, object: UploadObject) -> Result<UploadObjectReply, Failure> {
         let bucket = self.bucket_of_link(object.source.link).await;
-        self.object_into(&bucket, object).await
+        let tag = self.object_into(&bucket, object).await?;
+        Ok(UploadObjectReply { etag: tag.to_string(), checksum: Default::default() })
     }
 
-    async fn object_into(
-        &self,
-        bucket: &Bucket,
-        object: UploadObject,
-    ) -> Result<UploadObjectReply, Failure> {
+    async fn object_into(&self, bucket: &Bucket, object: UploadObject) -> Result<Tag, Failure> {
         let source = &object.source;
         let condition = match object.condition {
             UploadCondition::Absent => Condition::Absent,
@@ -147,7 +182,6 @@ impl TestServer {
         };
         let metadata = Metadata::new(object.metadata)?;
         let body = self.bytes_of(source);
-        let tag = bucket.put_small(&source.key, body, &metadata, &condition).await?;
-        Ok(UploadObjectReply { etag: tag.to_string(), checksum: Default::default() })
+        Ok(bucket.put_small(&source.key, body, &metadata, &condition).await?.tag)
     }
 }
