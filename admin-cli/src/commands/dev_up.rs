@@ -25,19 +25,54 @@ pub(crate) async fn run(context: &Context, arguments: UpArguments) -> anyhow::Re
     let wanted = Wanted::of(&arguments)?;
     let directory = Directory::make(&dir)?;
     let _lock = Lock::take(directory.root())?;
+    let is_new = Plan::read(directory.root())?.is_none();
     let mut plan = plan(&directory, arguments, wanted.as_ref())?;
-    directory.prepare(&plan)?;
-    let settings = directory.admin_settings(&plan);
-
-    let mut started = Vec::new();
-    start_missing(&directory.metadata(&plan), &mut started)?;
-    let targets = directory.targets(&plan);
-    for daemon in &targets {
-        start_missing(daemon, &mut started)?;
-    }
-    health::wait(context, &settings, &targets, &mut started).await?;
+    serve(context, &directory, &mut plan, is_new).await?;
     mount::all(&directory, &mut plan, wanted).await?;
     dev_status::show(context, &directory, &plan).await
+}
+
+/// Starts the servers that do not run, and waits until they serve. When somebody has taken a port
+/// since it was chosen, those of a new cluster end, and begin again with other ports. Those of an
+/// older one keep theirs, by which mounts and settings outside of the directory know them.
+async fn serve(
+    context: &Context,
+    directory: &Directory,
+    plan: &mut Plan,
+    is_new: bool,
+) -> anyhow::Result<()> {
+    let mut changes_left = if is_new { PORT_CHANGES_MAX } else { 0 };
+    loop {
+        directory.prepare(plan)?;
+        let mut started = Vec::new();
+        let Err(error) = start(context, directory, plan, &mut started).await else {
+            return Ok(());
+        };
+        if changes_left == 0 || !started.iter_mut().any(Started::has_found_its_port_taken) {
+            return Err(error);
+        }
+        changes_left -= 1;
+        say("another program has taken a port of the new cluster, which gets others");
+        for daemon in &mut started {
+            daemon.end()?;
+        }
+        plan.change_ports()?;
+        plan.write(directory.root())?;
+    }
+}
+
+async fn start(
+    context: &Context,
+    directory: &Directory,
+    plan: &Plan,
+    started: &mut Vec<Started>,
+) -> anyhow::Result<()> {
+    start_missing(&directory.metadata(plan), started)?;
+    let targets = directory.targets(plan);
+    for daemon in &targets {
+        start_missing(daemon, started)?;
+    }
+    health::wait(context, &directory.admin_settings(plan), &targets, started).await
 }
 
 /// The plan of an existing cluster or a new one, with what the arguments add but a mount, which is
@@ -101,6 +136,10 @@ fn start_missing(daemon: &Daemon, started: &mut Vec<Started>) -> anyhow::Result<
     Ok(())
 }
 
+/// How often a new cluster gets other ports. Once is rare: ports are tried when they are chosen,
+/// and those of other clusters left out.
+const PORT_CHANGES_MAX: u32 = 5;
+
 /// Two show that files are spread, and are what the smallest cluster should have.
 const TARGETS_DEFAULT: u16 = 2;
 
@@ -153,7 +192,12 @@ mod tests {
         daemon.write_settings().unwrap();
         let mut command = Command::new("tail");
         command.arg("-f").arg(&daemon.settings_file);
-        command.stdout(std::process::Stdio::null()).spawn().unwrap()
+        let child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+        // In the moment in which it becomes another program it has no arguments.
+        while daemon.process().is_none() {
+            std::thread::yield_now();
+        }
+        child
     }
 
     #[test]

@@ -113,6 +113,28 @@ impl Started {
             }
         }
     }
+
+    /// Whether it has ended because somebody else listens at its port.
+    pub(crate) fn has_found_its_port_taken(&mut self) -> bool {
+        let says_so =
+            |line: &str| line.contains("cannot listen on") && line.contains("already in use");
+        self.check().is_err() && self.log.last_words().lines().any(says_so)
+    }
+
+    /// Ends it, unless it has ended.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub(crate) fn end(&mut self) -> anyhow::Result<()> {
+        // Until it is waited for, nobody else gets its process id.
+        if self.child.try_wait().context("cannot ask for a daemon's end")?.is_none()
+            && let Some(process) = Process::by_id(self.child.id())
+        {
+            process.stop(STOP_PATIENCE)?;
+            self.child.wait().context("cannot wait for a daemon's end")?;
+        }
+        Ok(())
+    }
 }
 
 /// How long a daemon has to end: longer than the 30 s that each allows itself to drain.
@@ -155,5 +177,38 @@ mod tests {
         assert!(told.contains("target-0 ended (exit status"), "{told}");
         assert!(told.contains("--config"), "{told}");
         assert!(!told.contains("earlier"), "{told}");
+    }
+
+    fn started(directory: &Path, arguments: &[&str]) -> Started {
+        let path = directory.join("daemon.log");
+        let log = Log::at_end(&path);
+        let mut command = Command::new("sh");
+        command.arg("-c").args(arguments);
+        let child = process::spawn(command, &path).unwrap();
+        Started { name: "target-0".into(), child, log }
+    }
+
+    #[test]
+    fn a_daemon_whose_port_is_taken_is_told_from_others_that_end() {
+        let directory = tempfile::tempdir().unwrap();
+        for (words, expected) in [
+            ("fails: cannot listen on 127.0.0.1:1: Address already in use (os error 98)", true),
+            ("fails: cannot listen on 127.0.0.1:1: Permission denied (os error 13)", false),
+        ] {
+            let mut daemon = started(directory.path(), &["echo \"$1\"", "sh", words]);
+            daemon.child.wait().unwrap();
+            assert_eq!(daemon.has_found_its_port_taken(), expected, "{words}");
+        }
+    }
+
+    #[test]
+    fn a_daemon_is_ended_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut daemon = started(directory.path(), &["exec sleep 600"]);
+        assert!(!daemon.has_found_its_port_taken(), "it runs");
+        for _ in 0..2 {
+            daemon.end().unwrap();
+            assert!(daemon.check().is_err());
+        }
     }
 }

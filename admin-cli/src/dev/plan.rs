@@ -2,6 +2,7 @@
 //! settings outside D stay right over restarts.
 
 use std::{
+    collections::BTreeSet,
     fs::Permissions,
     io::Write as _,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
@@ -14,6 +15,8 @@ use anyhow::{Context as _, bail};
 use millrace_runtime::Random;
 use millrace_types::ByteLen;
 use serde::{Deserialize, Serialize};
+
+use crate::dev::process::settings_files;
 
 /// The daemons of a dev cluster and where they listen.
 #[derive(Serialize, Deserialize, Debug, Clone, PartialEq, Eq)]
@@ -86,7 +89,7 @@ impl Plan {
     /// When the system gives no ports.
     pub(crate) fn new(targets: u16) -> anyhow::Result<Self> {
         let mut plan = Self {
-            metadata_port: free_port(&[])?,
+            metadata_port: free_port(&ports_of_running())?,
             target_ports: Vec::new(),
             capacity: None,
             credentials: None,
@@ -109,9 +112,26 @@ impl Plan {
                 self.target_ports.len()
             );
         }
+        let mut taken = ports_of_running();
+        taken.extend(self.ports());
         while self.target_ports.len() < wanted {
-            let port = free_port(&self.ports())?;
+            let port = free_port(&taken)?;
+            taken.push(port);
             self.target_ports.push(port);
+        }
+        Ok(())
+    }
+
+    /// Chooses other ports for all servers, none of which may run.
+    ///
+    /// # Errors
+    /// When the system gives no ports.
+    pub(crate) fn change_ports(&mut self) -> anyhow::Result<()> {
+        let mut taken = ports_of_running();
+        taken.extend(self.ports());
+        for port in self.target_ports.iter_mut().chain([&mut self.metadata_port]) {
+            *port = free_port(&taken)?;
+            taken.push(*port);
         }
         Ok(())
     }
@@ -169,6 +189,21 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// The ports of clusters of which a daemon runs. Another one of theirs may be down for a moment, or
+/// about to be started, and its port looks free.
+fn ports_of_running() -> Vec<u16> {
+    let is_ours = |file: &&PathBuf| {
+        let ours = ["metadata.toml", "target.toml", "mount.toml"];
+        file.file_name().is_some_and(|name| ours.iter().any(|own| name == *own))
+    };
+    let files = settings_files();
+    // `D/target-0/target.toml`
+    let roots = files.iter().filter(is_ours).filter_map(|file| file.parent()?.parent());
+    let roots: BTreeSet<&Path> = roots.collect();
+    let plans = roots.into_iter().filter_map(|root| Plan::read(root).ok()?);
+    plans.flat_map(|plan| plan.ports()).collect()
+}
+
 /// A UDP port of loopback that nobody has now, and that the system gives to nobody who asks for any
 /// port: a client could have got it by the time that its daemon starts again.
 fn free_port(taken: &[u16]) -> anyhow::Result<u16> {
@@ -198,6 +233,8 @@ const FILE: &str = "dev.toml";
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -219,6 +256,39 @@ mod tests {
         assert_eq!(plan.target_ports.len(), 3);
         let error = plan.grow(1).unwrap_err().to_string();
         assert!(error.contains("3 targets"), "{error}");
+    }
+
+    #[test]
+    fn changed_ports_are_all_others() {
+        let mut plan = Plan::new(3).unwrap();
+        let before = plan.ports();
+        plan.change_ports().unwrap();
+        let after: BTreeSet<_> = plan.ports().into_iter().collect();
+        assert_eq!(after.len(), 4);
+        assert!(before.iter().all(|port| !after.contains(port)));
+    }
+
+    #[test]
+    fn ports_of_a_cluster_of_which_one_daemon_runs_are_not_free() {
+        let directory = tempfile::tempdir().unwrap();
+        let plan = Plan::new(2).unwrap();
+        plan.write(directory.path()).unwrap();
+        let are_taken = || {
+            let taken = ports_of_running();
+            plan.ports().iter().all(|port| taken.contains(port))
+        };
+        assert!(!are_taken());
+        let mut daemon = Command::new("sh");
+        daemon.args(["-c", "read word", "sh", "--config"]);
+        daemon.arg(directory.path().join("target-1/target.toml"));
+        let mut daemon = daemon.stdin(Stdio::piped()).spawn().unwrap();
+        // In the moment in which it becomes another program it has no arguments.
+        while !are_taken() {
+            std::thread::yield_now();
+        }
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+        assert!(!are_taken());
     }
 
     #[test]

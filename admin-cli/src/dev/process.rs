@@ -6,6 +6,7 @@
 //! cannot give the id to another process in between.
 
 use std::{
+    ffi::OsStr,
     fs::File,
     os::{
         fd::OwnedFd,
@@ -159,6 +160,18 @@ pub(crate) fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
         .with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))
 }
 
+/// The settings files of the daemons that run: what follows `--config` in command lines.
+pub(crate) fn settings_files() -> Vec<PathBuf> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let lines = processes.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    let named = |line: Vec<u8>| {
+        let words = line.split(|&byte| byte == 0);
+        let file = words.skip_while(|&word| word != b"--config").nth(1)?;
+        Some(PathBuf::from(OsStr::from_bytes(file)))
+    };
+    lines.filter_map(named).collect()
+}
+
 /// The process that was remembered in `pid_file`, and when it started. Earlier versions wrote both
 /// there.
 fn remembered(pid_file: &Path) -> Option<(u32, u64)> {
@@ -207,6 +220,17 @@ mod tests {
         spawn(command, &directory.join("daemon.log")).unwrap()
     }
 
+    /// Waits until it is found: in the moment in which a process becomes another program it has no
+    /// arguments.
+    fn found(pid_file: &Path, argument: &Path) -> Process {
+        loop {
+            match Process::find(pid_file, argument) {
+                Some(found) => break found,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
     #[test]
     fn a_process_is_found_by_its_file_or_its_command_line_and_stopped() {
         let directory = tempfile::tempdir().unwrap();
@@ -215,8 +239,7 @@ mod tests {
         assert!(Process::find(&pid_file, &argument).is_none());
         let mut child = sleeper(directory.path(), &argument);
         Process::remember(&child, &pid_file).unwrap();
-        let found = Process::find(&pid_file, &argument).unwrap();
-        assert_eq!(found.id(), child.id());
+        assert_eq!(found(&pid_file, &argument).id(), child.id());
         Process::forget(&pid_file);
         assert!(remembered(&pid_file).is_none());
         let found = Process::find(&pid_file, &argument).unwrap();
@@ -257,6 +280,7 @@ mod tests {
         std::fs::write(start_file(&pid_file), format!("{start}\n")).unwrap();
         assert!(Process::find(&pid_file, &argument).is_none(), "other command line");
         let mut child = sleeper(directory.path(), &argument);
+        assert_eq!(found(&pid_file, &argument).id(), child.id());
         let opened = Process::open(child.id(), &argument, Some(1));
         assert!(opened.is_none(), "other start time");
         child.kill().unwrap();
@@ -276,14 +300,7 @@ mod tests {
         while std::fs::read(&ready).unwrap().is_empty() {
             std::thread::yield_now();
         }
-        // In the moment in which it becomes another program it has no arguments.
-        let pid_file = directory.path().join("pid");
-        let found = loop {
-            match Process::find(&pid_file, &argument) {
-                Some(found) => break found,
-                None => std::thread::yield_now(),
-            }
-        };
+        let found = found(&directory.path().join("pid"), &argument);
         assert!(!found.stop(Duration::from_millis(1)).unwrap());
         child.wait().unwrap();
     }
