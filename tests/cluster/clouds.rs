@@ -13,6 +13,7 @@ use millrace_tests::{
     cloud::{Cloud, MAY, MAY_NOT},
     cluster::{Cluster, Wish},
     google::{GoogleServer, WRITER},
+    program::wait_for,
 };
 
 /// What else a test wants to know of a bucket.
@@ -111,8 +112,9 @@ impl<C: Tried> World<C> {
         ensure!(told["hydrated_bytes"].as_u64().context("a number")? < 20_000_000, "{told}");
         ensure!(fs::read(self.root.join("sub/large"))? == large);
         ensure!(fs::read(self.root.join("small"))? == bytes(1_000, 1));
-        ensure!(state(&self.cluster, "mr:/set/sub/large")? == "hydrated");
-        Ok(())
+        // It is stored a little after its reader has the bytes.
+        let stored = || state(&self.cluster, "mr:/set/sub/large").ok();
+        wait_for("what was read to be stored", || (stored()? == "hydrated").then_some(()))
     }
 
     fn is_exported(&self) -> Result<()> {

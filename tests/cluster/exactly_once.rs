@@ -46,7 +46,7 @@ const LIFE_MAX: u64 = 1500;
 /// Milliseconds: every fourth kill meets a server that is starting, or has just been ready.
 const START_MAX: u64 = 600;
 /// A request goes on within a second of the server's return, and this machine may be busy.
-const PAUSE_MAX: Duration = Duration::from_secs(40);
+const PAUSE_MAX: Duration = Duration::from_secs(100);
 /// A start that was cut short by a kill says so.
 const STARTS_MAX: usize = 5;
 

@@ -45,7 +45,7 @@ print(body == open(sys.argv[4], 'rb').read())
 /// A bucket `checkpoints`, and a cluster with an empty directory that goes there.
 fn with_run() -> Result<(Bucket, Cluster, PathBuf)> {
     let bucket = Bucket::start()?;
-    bucket.script("client.create_bucket(Bucket='checkpoints')", &[])?;
+    bucket.script("make_bucket(client, 'checkpoints')", &[])?;
     let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
     let run = cluster.mount().join("run");
     fs::create_dir(&run)?;
@@ -55,7 +55,7 @@ fn with_run() -> Result<(Bucket, Cluster, PathBuf)> {
 #[test]
 fn checkpoints_go_to_another_bucket_and_nothing_here_counts_as_exported() -> Result<()> {
     let bucket = Bucket::start()?;
-    bucket.script("client.create_bucket(Bucket='checkpoints')", &[])?;
+    bucket.script("make_bucket(client, 'checkpoints')", &[])?;
     bucket.put("set/cold.bin", &bytes(300_000, 1))?;
     let cluster = Cluster::start(Wish::default().with_bucket(&bucket))?;
     cluster.cli(&["link", "add", "s3://data/set", "mr:/set"])?.ok()?;
@@ -222,7 +222,8 @@ fn what_is_removed_and_renamed_on_a_mount_is_so_in_the_bucket_too() -> Result<()
         let has = |key: &str| found.iter().any(|found| found == key);
         (!has("run/moved") && has("run/new") && has("run/kept")).then_some(())
     })?;
-    ensure!(removed.elapsed() < Duration::from_secs(60), "nobody was waited for");
+    // Of a mount that did not say what it has open, it would be kept for 96 s.
+    ensure!(removed.elapsed() < Duration::from_secs(85), "nobody was waited for");
     cluster.cli(&["link", "set", "mr:/run", "--propagate-deletes=off"])?.ok()?;
     let told = cluster.json(&["link", "list"])?;
     ensure!(told[0]["propagate_deletes"].is_null(), "{told}");

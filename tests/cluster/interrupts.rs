@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const STANDSTILL: Weather = Weather::Slow(Duration::from_secs(600));
 
 /// A program that is interrupted ends within this time, on a machine that is busy as well.
-const PROMPT: Duration = Duration::from_secs(5);
+const PROMPT: Duration = Duration::from_secs(20);
 
 struct World {
     cluster: Cluster,
@@ -82,8 +82,8 @@ fn a_reader_of_a_cold_file_ends_at_ctrl_c(world: &World) -> Result<()> {
 }
 
 fn progress_is_a_bar_on_a_terminal(world: &World) -> Result<()> {
-    // An answer takes longer than the bar needs to appear.
-    world.proxy.set(Weather::Slow(Duration::from_millis(700)));
+    // An answer takes longer than the bar needs to appear, on a machine that is busy as well.
+    world.proxy.set(Weather::Slow(Duration::from_secs(5)));
     let mut millrace = world.millrace();
     millrace.args(["hydrate", "mr:/set/1", "--wait"]);
     let mut terminal = Command::new("python3");
@@ -103,7 +103,10 @@ fn ctrl_c_ends_the_wait_for_a_job_and_the_job_goes_on(world: &World) -> Result<(
     let mut said = BufReader::new(waiting.stderr.take().context("stderr is piped")?);
     let mut line = String::new();
     said.read_line(&mut line)?;
-    assert!(line.starts_with("fetches up to ") && line.contains("s3://data/set/"), "{line}");
+    // Where a look at the tree takes long, as on a busy machine, it is not waited for.
+    let is_counted = line.starts_with("fetches up to ") && line.contains("s3://data/set/");
+    let is_told = is_counted || line.starts_with("fetches to 2 targets what is not here");
+    assert!(is_told, "{line}");
     // Without a terminal progress comes in lines.
     line.clear();
     said.read_line(&mut line)?;

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use millrace_tests::{
     bucket::Bucket,
     cluster::{Cluster, Wish},
@@ -204,19 +204,37 @@ fn a_lost_target_costs_what_only_it_had_and_is_told_by_name() -> Result<()> {
     check_return(&world)
 }
 
+/// Small files that live in their inodes. A mount makes such ones by itself where several were made
+/// within a second: a busy machine may need another try.
+fn small_files(world: &World) -> Result<Vec<String>> {
+    let mount = world.cluster.mount();
+    for round in 0..10 {
+        let folder = format!("small-{round}");
+        fs::create_dir(mount.join(&folder))?;
+        for number in 0..8 {
+            File::create_new(mount.join(format!("{folder}/empty-{number}")))?;
+        }
+        let paths: Vec<_> = (0..60).map(|seed| format!("{folder}/file-{seed}")).collect();
+        for path in &paths {
+            fs::write(mount.join(path), &body(seed_of(path))[..100])?;
+        }
+        let mut small = Vec::new();
+        for path in paths {
+            let shown = world.cluster.json(&["stripe", "show", &format!("mr:/{path}")])?;
+            small.extend((shown["inline_bytes"] == 100).then_some(path));
+        }
+        if small.len() > 20 {
+            return Ok(small);
+        }
+    }
+    bail!("never more than 20 of 60 live in their inodes")
+}
+
 #[test]
 fn small_files_that_live_in_their_inodes_outlive_the_target_that_they_would_go_to() -> Result<()> {
     let world = World::start()?;
-    let [mount, second] = world.mounts();
-    fs::create_dir(mount.join("small"))?;
-    let mut small = Vec::new();
-    for seed in 0..60 {
-        let path = format!("small/file-{seed}");
-        fs::write(mount.join(&path), &body(seed)[..100])?;
-        let shown = world.cluster.json(&["stripe", "show", &format!("mr:/{path}")])?;
-        small.extend((shown["inline_bytes"] == 100).then_some(path));
-    }
-    ensure!(small.len() > 20, "{} of 60 live in their inodes", small.len());
+    let [_, second] = world.mounts();
+    let small = small_files(&world)?;
     let done = world.lose()?;
     let named = done["paths"].as_array().context("a list")?;
     for path in &small {

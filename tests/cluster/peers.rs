@@ -6,7 +6,7 @@ use std::{fs, net::UdpSocket, path::Path, process::Command, time::Duration};
 use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::{Said, binaries, finish},
+    program::{Said, binaries, finish, wait_for},
     stranger::Stranger,
 };
 
@@ -68,7 +68,9 @@ fn a_flood_of_half_open_handshakes_harms_nothing() -> Result<()> {
         }
     }
     // New connections and old ones are served while the handshakes wait for their other half.
-    assert_eq!(cluster.json(&["status"])?["health"], "healthy");
+    wait_for("a healthy cluster", || {
+        (cluster.json(&["status"]).ok()?["health"] == "healthy").then_some(())
+    })?;
     let second = cluster.mount_named("second");
     cluster.mount_also(&second)?;
     fs::write(&path, "after")?;
@@ -174,7 +176,7 @@ fn status_with(cluster: &Cluster, identity: &str) -> Result<Said> {
 }
 
 fn assert_refusal_is_logged(cluster: &Cluster) -> Result<()> {
-    millrace_tests::program::wait_for("a line about the refused peer", || {
+    wait_for("a line about the refused peer", || {
         let log = cluster.log("metadata").to_lowercase();
         log.lines()
             .any(|line| line.contains("refused") || line.contains("certificate"))

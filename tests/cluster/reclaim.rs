@@ -85,7 +85,7 @@ fn orphans_of_an_older_metadata_directory_are_only_reported_until_an_operator_tr
     cluster.daemon("metadata")?.kill()?;
     restore(&older, &state)?;
     // It ends with 1 if a target has told by then: the cluster is degraded.
-    drop(cluster.up());
+    drop(cluster.up_once());
     let held_back = check(&cluster, &[])?;
     assert_eq!(held_back["orphans"]["size_bytes"], 20_000_000, "{held_back}");
     assert_eq!(held_back["queued"]["contents"], 0, "{held_back}");
@@ -99,7 +99,9 @@ fn orphans_of_an_older_metadata_directory_are_only_reported_until_an_operator_tr
     assert_eq!(freed["queued"], freed["orphans"], "{freed}");
     assert_eq!(freed["queued"]["size_bytes"], 20_000_000, "{freed}");
     wait_for("the space", || (used(&cluster).ok()? + 20_000_000 <= before).then_some(()))?;
-    assert_eq!(cluster.json(&["status"])?["health"], "healthy");
+    wait_for("a healthy cluster", || {
+        (cluster.json(&["status"]).ok()?["health"] == "healthy").then_some(())
+    })?;
     assert_eq!(check(&cluster, &[])?["orphans"]["contents"], 0);
     assert_eq!(fs::read(mount.join("before"))?, vec![1; 3_000_000]);
     Ok(())

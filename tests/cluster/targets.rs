@@ -138,7 +138,7 @@ fn damage_is_found_by_a_scrub_outlives_restarts_and_goes_with_the_bytes() -> Res
 
     cluster.daemon("target-0")?.kill()?;
     // It starts everything, and says by its exit code that the cluster is still degraded.
-    let up = cluster.up().err().context("degraded")?.to_string();
+    let up = cluster.up_once().err().context("degraded")?.to_string();
     ensure!(up.contains("exit Some(1)") && up.contains("degraded"), "{up}");
     let after = || world.show().ok().filter(|shown| shown["error"].is_null());
     let after = wait_for("the target", after)?;

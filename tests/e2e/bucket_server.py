@@ -31,6 +31,9 @@ DENIED_SECRET_KEY = "millrace-denied-secret"
 VOLUMES_MAX = 128
 VOLUME_LIMIT_MB = 256
 START_SECONDS_MAX = 60
+# While others ask all the time, no two looks at the counts agree.
+COUNTS_MAX = 20
+COUNT_PAUSE_SECONDS = 0.2
 PR_SET_PDEATHSIG = 1
 
 
@@ -147,26 +150,35 @@ class BucketServer:
         return doubt
 
     def _probe(self):
-        """One object's life. An attempt that failed midway may have left the bucket."""
-        client = self.client(retries=1)
-        try:
-            client.create_bucket(Bucket="ready")
-        except (
-            client.exceptions.BucketAlreadyExists,
-            client.exceptions.BucketAlreadyOwnedByYou,
-        ):
-            pass
+        """One object's life, without much patience: it is tried again."""
+        client = self.client(retries=1, read_timeout=10)
+        make_bucket(client, "ready")
         client.put_object(Bucket="ready", Key="probe", Body=b"probe")
         client.get_object(Bucket="ready", Key="probe")["Body"].read()
         client.delete_object(Bucket="ready", Key="probe")
         client.delete_bucket(Bucket="ready")
 
-    def client(self, retries=5):
+    def client(self, retries=5, read_timeout=120):
         """An independent S3 client (boto3)."""
-        return s3_client(self.endpoint, self.access_key, self.secret_key, retries)
+        return s3_client(
+            self.endpoint, self.access_key, self.secret_key, retries, read_timeout
+        )
 
     def requests(self):
-        """How many requests of each kind the server's S3 port has answered: {kind: count}."""
+        """How many requests of each kind the server's S3 port has answered: {kind: count}.
+
+        It may count one a moment after its answer has come: two looks must agree.
+        """
+        counts = self._counted()
+        for _ in range(COUNTS_MAX):
+            time.sleep(COUNT_PAUSE_SECONDS)
+            again = self._counted()
+            if again == counts:
+                break
+            counts = again
+        return counts
+
+    def _counted(self):
         with urllib.request.urlopen(self.metrics_url, timeout=10) as reply:
             text = reply.read().decode()
         counts = {}
@@ -233,14 +245,26 @@ def identities():
     return {"identities": [full, denied]}
 
 
-def s3_client(endpoint, access_key, secret_key, retries=5):
+def make_bucket(client, name):
+    """Makes a bucket. One that is there already is ours: an answer was lost, and it was retried."""
+    try:
+        client.create_bucket(Bucket=name)
+    except (
+        client.exceptions.BucketAlreadyExists,
+        client.exceptions.BucketAlreadyOwnedByYou,
+    ):
+        pass
+
+
+def s3_client(endpoint, access_key, secret_key, retries=5, read_timeout=120):
     """A boto3 client for a server on loopback: path-style addresses, signature version 4."""
     import boto3
     from botocore.config import Config
 
     config = Config(
         signature_version="s3v4", s3={"addressing_style": "path"}, max_pool_connections=32,
-        retries={"max_attempts": retries, "mode": "standard"}, connect_timeout=5, read_timeout=120,
+        retries={"max_attempts": retries, "mode": "standard"}, connect_timeout=5,
+        read_timeout=read_timeout,
     )
     return boto3.client(
         "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=access_key,

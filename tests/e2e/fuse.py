@@ -17,7 +17,7 @@ from pjdfstest import pjdfstest
 # As the example names them, and the log.
 CHANNELS = {"dev": "Device", "uring": "Uring"}
 EXAMPLES = ("memory", "passthrough")
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 
 class Mounted:
@@ -37,8 +37,13 @@ class Mounted:
         return self
 
     def __exit__(self, kind, error, trace):
-        lazily = ["-l"] if kind else []
-        subprocess.run(["umount", *lazily, self.mount], check=False, timeout=PATIENCE_SECONDS)
+        command = ["umount", *(["-l"] if kind else []), self.mount]
+        end = time.monotonic() + PATIENCE_SECONDS
+        while subprocess.run(command, check=False, timeout=PATIENCE_SECONDS).returncode != 0:
+            # Somebody else looks into it for a moment, which makes it busy; or it is gone.
+            if self.process.poll() is not None or time.monotonic() > end:
+                break
+            time.sleep(0.05)
         try:
             self.process.wait(PATIENCE_SECONDS)
         finally:
@@ -54,7 +59,7 @@ def fsx(folder, tools, operations, seed, logs):
     command = [tools / "fsx", "-f", HERE / "suites" / "fsx.toml", "-N", operations, "-S", seed]
     command += ["-P", logs, folder / "fsx"]
     said = subprocess.run([str(word) for word in command], capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL, timeout=900)
+                          stdin=subprocess.DEVNULL, timeout=1800)
     assert said.returncode == 0, f"seed {seed}: {said.stdout[-4000:]}{said.stderr[-2000:]}"
     return f"fsx: {operations} operations, no difference"
 

@@ -17,7 +17,7 @@ TOTAL = re.compile(r"^Summary: .* (\d+) total$", re.MULTILINE)
 REMOUNTING = "erofs"
 # mount(8) would ask the mount's helper program, which cannot change a mount.
 MOUNT = '#!/bin/sh\nexec /bin/mount --internal-only "$@"\n'
-SECONDS_MAX = 900
+SECONDS_MAX = 1800
 
 
 def pjdfstest(mount, tools, name="p"):

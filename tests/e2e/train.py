@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 
-from bucket_server import BucketServer
+from bucket_server import BucketServer, make_bucket
 from cluster import Cluster
 from dataset import make_pictures, make_large_file
 
@@ -90,7 +90,7 @@ def the_bucket_is_filled_by_an_independent_client(run):
     make_pictures(run.local / "pictures", run.options.pictures)
     run.facts["large_sha256"] = make_large_file(run.local / "large.bin", run.options.large_bytes)
     client = run.bucket.client()
-    client.create_bucket(Bucket=BUCKET)
+    make_bucket(client, BUCKET)
 
     def put(path):
         client.put_object(
@@ -266,6 +266,8 @@ def a_killed_mount_fails_clearly_and_comes_back_with_what_was_synced(run):
     written.start()
     time.sleep(run.options.kill_interval)
     run.cluster.kill("mount-0")
+    # It ends by itself at the first error; told to end, it may do so before it has seen one.
+    written.process.join(60)
     errors = written.finish()
     assert errors and set(errors) <= MOUNT_GONE_ERRNOS, errors
     run.cluster.up(mount=run.mount)

@@ -55,9 +55,17 @@ pub(crate) fn mounts(cluster: &Cluster) -> Result<(PathBuf, PathBuf)> {
 
 /// What `act` returns, if it returns soon.
 pub(crate) fn soon<R: Send + 'static>(act: impl FnOnce() -> R + Send + 'static) -> Result<R> {
+    within(PATIENCE, act)
+}
+
+/// What `act` returns, if it returns within this time.
+pub(crate) fn within<R: Send + 'static>(
+    most: Duration,
+    act: impl FnOnce() -> R + Send + 'static,
+) -> Result<R> {
     let (done, wait) = mpsc::channel();
     thread::spawn(move || done.send(act()));
-    wait.recv_timeout(PATIENCE).context("it waits for somebody")
+    wait.recv_timeout(most).context("it waits for somebody")
 }
 
 #[test]

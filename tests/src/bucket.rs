@@ -8,12 +8,18 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::program::{PATIENCE, finish, repository};
+
+/// While others ask all the time, no two looks at the counts of requests agree.
+const COUNTS_MAX: u32 = 20;
+const COUNT_PAUSE: Duration = Duration::from_millis(200);
 
 /// A running S3 server. Dropping it ends the server; so does the death of this process.
 #[derive(Debug)]
@@ -58,7 +64,7 @@ impl Bucket {
         let told = serde_json::from_str(&line)
             .with_context(|| format!("the S3 server did not start: {line:?}"))?;
         let bucket = Self { child, told, _directory: directory };
-        bucket.script("client.create_bucket(Bucket='data')", &[])?;
+        bucket.script("make_bucket(client, 'data')", &[])?;
         Ok(bucket)
     }
 
@@ -128,13 +134,13 @@ impl Bucket {
         Ok(fs::read(file.path())?)
     }
 
-    /// Runs Python with a boto3 `client`; `arguments` are `sys.argv[2:]`.
+    /// Runs Python with a boto3 `client` and `make_bucket`; `arguments` are `sys.argv[2:]`.
     ///
     /// # Errors
     /// When Python fails; what it said is in the error.
     pub fn script(&self, python_text: &str, arguments: &[&str]) -> Result<String> {
         let setup = "import json, sys; sys.path.insert(0, sys.argv[1])\n\
-                     from bucket_server import s3_client\n";
+                     from bucket_server import make_bucket, s3_client\n";
         let open = format!(
             "client = s3_client({:?}, {:?}, {:?})\n",
             self.endpoint(),
@@ -148,11 +154,24 @@ impl Bucket {
     }
 
     /// How many requests the server has answered, by kind (`GET`, which counts HEAD too, `LIST`,
-    /// `PUT`, ...).
+    /// `PUT`, ...). It may count one a moment after its answer has come: two looks must agree.
     ///
     /// # Errors
     /// When its metrics cannot be read.
     pub fn requests(&self) -> Result<BTreeMap<String, u64>> {
+        let mut counts = self.counted()?;
+        for _ in 0..COUNTS_MAX {
+            thread::sleep(COUNT_PAUSE);
+            let again = self.counted()?;
+            if again == counts {
+                break;
+            }
+            counts = again;
+        }
+        Ok(counts)
+    }
+
+    fn counted(&self) -> Result<BTreeMap<String, u64>> {
         let mut counts = BTreeMap::new();
         for line in http_get(&self.text("metrics_url"))?.lines() {
             let Some(rest) = line.strip_prefix("SeaweedFS_s3_request_total{") else { continue };

@@ -14,6 +14,8 @@ use anyhow::{Context, Result, bail};
 
 /// Nothing that a test runs takes longer; a program that does hangs.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// The same for what works a lot, such as a database or a compiler, on a busy machine.
+pub const LONG_PATIENCE: Duration = Duration::from_secs(280);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What a program said and how it ended.

@@ -69,8 +69,14 @@ impl Drop for Starter {
     }
 }
 
-/// What `dev up` says stands in the daemons' logs, too.
+/// What `dev up` says of a daemon stands in its log, too. It is repeated while everything runs and
+/// only the cluster is not healthy yet: a target's heartbeat may be late.
 const SCRIPT: &str = "while read order; do
-    \"$0\" --dir \"$1\" dev up >/dev/null 2>&1 </dev/null
-    echo $?
+    tries=0
+    while said=$(\"$0\" --dir \"$1\" dev up 2>/dev/null </dev/null); code=$?; [ $code -ne 0 ]; do
+        tries=$((tries + 1))
+        case $said in *stopped*) break;; *': degraded'* | *': unreachable'*) ;; *) break;; esac
+        [ $tries -lt 200 ] || break
+    done
+    echo $code
 done";

@@ -1,9 +1,11 @@
 //! The reclaim queue: what a target says it has freed leaves it, unless that was said of another
 //! run of the server.
 
+use std::time::Duration;
+
 use millrace_metadata_server::{
     command::{Command, CreateUnnamed, Format, OpenSession, ReclaimOrphans, RegisterHost},
-    engine::{Core, StoreKind},
+    engine::{Core, EngineSettings, StoreKind},
     namespace::tree,
     ops::{self, Client},
     store::{
@@ -18,7 +20,10 @@ use millrace_protocol::{
 };
 use millrace_types::{ByteLen, ContentGeneration, HostId, InodeId, SessionId, TargetId};
 
-use crate::{engine::Server, levels::Log};
+use crate::{
+    engine::{Server, settings},
+    levels::Log,
+};
 
 const TARGET: TargetId = TargetId([3; 8]);
 const HOST: HostId = HostId([4; 16]);
@@ -72,7 +77,10 @@ fn acknowledge(server: &Server, through: u64) {
 #[test]
 fn a_target_that_is_full_is_told_of_what_is_not_synced_yet_and_what_to_wait_for() {
     let dir = tempfile::tempdir().unwrap();
-    let server = Server::start(dir.path(), StoreKind::Memory);
+    let (settings, time) = settings(dir.path(), StoreKind::Memory);
+    // Nothing is synced before somebody waits for it.
+    let settings = EngineSettings { sync_interval: Duration::from_secs(3600), ..settings };
+    let server = Server::start_with(settings, time);
     register(&server);
     queue(&server);
     server.turn(|core| {

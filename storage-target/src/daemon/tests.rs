@@ -94,7 +94,7 @@ impl HangingDisk {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), comes).await.expect("it is never asked");
+        tokio::time::timeout(Duration::from_secs(120), comes).await.expect("it is never asked");
     }
 
     /// How many requests wait because it hangs.
@@ -424,7 +424,7 @@ async fn who_reads_ahead_all_that_it_may_still_reads_here_and_there() {
     for read in &mut waiting {
         assert!(poll!(read).is_pending(), "a third of the pool is on its way to it");
     }
-    let here = tokio::time::timeout(Duration::from_secs(20), world.read(&client, 1)).await;
+    let here = tokio::time::timeout(Duration::from_secs(120), world.read(&client, 1)).await;
     assert_eq!(here.expect("it has a share of its own").concat().len(), MIB as usize);
     drop(answers);
     let answers = futures::future::join_all(waiting).await;

@@ -68,7 +68,7 @@ impl World {
         let server = Server::start(
             &identity(&authority, Role::Metadata),
             ([127, 0, 0, 1], 0).into(),
-            TransportSettings::metadata(),
+            patient(TransportSettings::metadata()),
             Arc::clone(&metadata) as Arc<dyn Service>,
             &metadata_stop,
         )
@@ -85,8 +85,9 @@ impl World {
         );
         let file = dir.path().join("target.toml");
         std::fs::write(&file, text).unwrap();
-        let settings: Settings =
+        let mut settings: Settings =
             millrace_service::config::load_with(Some(&file), "MILLRACE_", []).unwrap();
+        settings.network = patient(settings.network);
         let runtime = tokio::runtime::Handle::current();
         let running = Running::start(settings.clone(), runtime.clone()).await.unwrap();
         let target = metadata.wait_for_target().await;
@@ -131,11 +132,11 @@ impl World {
     }
 
     pub(crate) fn control() -> CallOptions {
-        CallOptions::control(Duration::from_secs(20))
+        CallOptions::control(Duration::from_secs(60))
     }
 
     pub(crate) fn bulk() -> CallOptions {
-        CallOptions::bulk(Duration::from_secs(20))
+        CallOptions::bulk(Duration::from_secs(60))
     }
 
     /// A file that somebody writes.
@@ -194,7 +195,7 @@ impl World {
         let me = identity.peer().clone();
         let endpoints = ClientEndpoints::start(
             identity,
-            TransportSettings::default(),
+            patient(TransportSettings::default()),
             self.running.as_ref().unwrap().shutdown(),
         )
         .unwrap();
@@ -257,6 +258,16 @@ impl World {
     }
 }
 
+/// For a busy machine, on which a handshake may take seconds.
+fn patient(settings: TransportSettings) -> TransportSettings {
+    TransportSettings {
+        connect_timeout_ms: 20_000,
+        handshake_timeout_ms: 20_000,
+        idle_timeout_ms: 30_000,
+        ..settings
+    }
+}
+
 fn sign(purpose: Purpose, body: Bytes) -> Signed {
     let key = hmac::Key::new(hmac::HMAC_SHA256, &SECRET);
     let mac = hmac::sign(&key, &Signed::signed_bytes(purpose, KEY, &body));
@@ -277,6 +288,8 @@ pub(crate) struct Metadata {
     target: tokio::sync::watch::Sender<Option<TargetId>>,
     /// All that have registered with it, in order.
     targets: tokio::sync::watch::Sender<Vec<TargetId>>,
+    /// What a daemon has asked for since its start.
+    asked: tokio::sync::watch::Sender<Vec<RequestKind>>,
     reclaim: tokio::sync::watch::Sender<Vec<ReclaimEntry>>,
     addresses: Mutex<Vec<String>>,
     url: String,
@@ -287,13 +300,20 @@ impl Metadata {
         Self {
             target: tokio::sync::watch::Sender::new(None),
             targets: tokio::sync::watch::Sender::new(Vec::new()),
+            asked: tokio::sync::watch::Sender::new(Vec::new()),
             reclaim: tokio::sync::watch::Sender::new(Vec::new()),
             addresses: Mutex::default(),
             url: format!("file://{}", bucket.display()),
         }
     }
 
+    /// Waits until it has registered, and knows what it needs to serve: it asks for the links only
+    /// when it has taken keys and map.
     async fn wait_for_target(&self) -> TargetId {
+        let needed = [RequestKind::FetchMap, RequestKind::FetchKeys, RequestKind::FetchLinks];
+        let mut asked = self.asked.subscribe();
+        let all = |asked: &Vec<_>| needed.iter().all(|kind| asked.contains(kind));
+        drop(asked.wait_for(all).await.unwrap());
         let mut registered = self.target.subscribe();
         let target = registered.wait_for(Option::is_some).await.unwrap();
         target.expect("waited for")
@@ -302,6 +322,7 @@ impl Metadata {
     fn forget_target(&self) {
         self.target.send_replace(None);
         self.targets.send_replace(Vec::new());
+        self.asked.send_replace(Vec::new());
     }
 
     /// Waits until so many have registered together.
@@ -369,6 +390,7 @@ impl Service for Metadata {
     }
 
     async fn handle(&self, call: IncomingCall) {
+        self.asked.send_modify(|asked| asked.push(call.kind()));
         match call.kind() {
             RequestKind::RegisterHost => {
                 let request: RegisterHost = call.decode().unwrap();

@@ -70,8 +70,8 @@ fn a_job_whose_bucket_says_nothing_runs_and_goes_on_when_it_answers() -> Result<
 fn a_bucket_that_is_silent_or_drips_is_given_up_by_readers_and_jobs() -> Result<()> {
     let objects = [("a/small", bytes(100_000, 1)), ("a/large", bytes(9_000_000, 2))];
     let objects = [&objects[..], &[("b/small", bytes(10, 3)), ("c/small", bytes(10, 4))]].concat();
-    // The mount has more patience than this.
-    let patience = [("MILLRACE_BUCKETS__READ_TIMEOUT", "500ms")];
+    // The mount has more patience than this; what is in order is answered sooner.
+    let patience = [("MILLRACE_BUCKETS__READ_TIMEOUT", "2s")];
     let world = World::start_with(&objects, &[], &patience)?;
     ensure!(fs::read_dir(world.set().join("a"))?.count() == 2, "they are listed");
     let drips = || Fault::Trickle(1, Duration::from_millis(50));

@@ -119,7 +119,7 @@ fn while_a_request_goes_wrong_each_time_readers_get_its_errno_and_then_the_bytes
     let world = World::start(&objects, &[])?;
     // What is silent or asks to wait takes as long as the mount's patience.
     let identity = world.cluster.dir().join("client.pem");
-    world.cluster.mount_as("soft", &identity, "timeout=3s")?.ok()?;
+    world.cluster.mount_as("soft", &identity, "timeout=10s")?.ok()?;
     let soft = world.cluster.mount_named("soft").join("set");
     ensure!(fs::read_dir(&soft)?.count() == objects.len(), "all are listed");
     for (name, fault, _) in &cases {

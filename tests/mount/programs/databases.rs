@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use millrace_tests::{
     chance,
     cluster::{Cluster, Wish},
-    program::{PATIENCE, finish, run},
+    program::{LONG_PATIENCE, finish, run},
 };
 
 #[test]
@@ -45,8 +45,11 @@ fn two_processes_write_one_sqlite_database_in_both_journal_modes() -> Result<()>
                 let database = database.clone();
                 let insert = format!("insert into t select {who}, count(*) from t;");
                 let all = insert.repeat(100);
-                let wait = ".timeout 100000";
-                thread::spawn(move || run("sqlite3", &[&"-cmd", &wait, &database, &all])?.ok())
+                thread::spawn(move || {
+                    let mut writer = Command::new("sqlite3");
+                    writer.args(["-cmd", ".timeout 250000"]).arg(&database).arg(&all);
+                    finish(&mut writer, LONG_PATIENCE)?.ok()
+                })
             })
             .collect();
         for writer in writers {
@@ -72,7 +75,7 @@ fn postgres_keeps_its_books_while_servers_are_killed() -> Result<()> {
     let (unit, count) = seconds.map_or(("-t", TRANSACTIONS), |seconds| ("-T", seconds));
     let (clients, count) = (["-n", "-c", "4", "-j", "2"], count.to_string());
     let load = server.command("pgbench", &[&clients[..], &[unit, &count, "postgres"]].concat());
-    let patience = PATIENCE + Duration::from_secs(seconds.unwrap_or(0));
+    let patience = LONG_PATIENCE + Duration::from_secs(seconds.unwrap_or(0));
     let load = thread::spawn(move || {
         let mut load = load;
         finish(&mut load, patience)
@@ -147,8 +150,8 @@ impl Postgres {
 
     fn control(&self, arguments: &[&OsStr]) -> Result<()> {
         let mut command = self.command("pg_ctl", &[]);
-        command.args(arguments).arg("--pgdata").arg(&self.data);
-        finish(&mut command, PATIENCE)?.ok().map(drop)
+        command.args(arguments).args(["--timeout", "250"]).arg("--pgdata").arg(&self.data);
+        finish(&mut command, LONG_PATIENCE)?.ok().map(drop)
     }
 
     /// Each transaction moved one amount in four tables, so all sums are the same.
@@ -167,7 +170,7 @@ impl Postgres {
     }
 
     fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
-        finish(&mut self.command(program, arguments), PATIENCE)?.ok()
+        finish(&mut self.command(program, arguments), LONG_PATIENCE)?.ok()
     }
 
     /// A program of PostgreSQL, as its own user: it refuses to run as root.

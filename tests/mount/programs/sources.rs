@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::{PATIENCE, finish, repository, run},
+    program::{LONG_PATIENCE, finish, repository, run},
 };
 
 #[test]
@@ -65,7 +65,7 @@ fn git(cluster: &Cluster, script: &str, arguments: &[&Path]) -> Result<String> {
     let mut shell = Command::new("sh");
     shell.args(["-euc", script, "sh"]).args(arguments);
     shell.env("GIT_CONFIG_GLOBAL", &settings).env("GIT_CONFIG_NOSYSTEM", "1");
-    finish(&mut shell, PATIENCE)?.ok()
+    finish(&mut shell, LONG_PATIENCE)?.ok()
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn cargo(root: &Path, command: &str) -> Result<(String, String)> {
     let mut run = Command::new(cargo);
     // Neither settings nor the target directory of the build that this test belongs to.
     run.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS").current_dir(root);
-    let said = finish(run.args([command, "--offline"]), PATIENCE)?;
+    let said = finish(run.args([command, "--offline"]), LONG_PATIENCE)?;
     let people = said.stderr.clone();
     Ok((said.ok()?, people))
 }

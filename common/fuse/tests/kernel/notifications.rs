@@ -114,7 +114,7 @@ fn pages_are_stored_dropped_and_retrieved(channel: Channel) {
     notifier.store(FILE, 0, b"stored").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"stored");
     notifier.retrieve(5, FILE, 0, 6).unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(120);
     let retrieved = loop {
         if let Some(retrieved) = filesystem.retrieved.lock().unwrap().take() {
             break retrieved;

@@ -115,4 +115,4 @@ const WORKERS: u64 = 63;
 const ROUNDS: usize = 10;
 const KILLS: usize = 10;
 /// A busy machine gets this long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);

@@ -1,6 +1,6 @@
 //! The contract on Azure's Blob Storage, by Azurite, and what only its blocks can do wrong.
 
-use std::{fs, io::Write, net::TcpListener, os::unix::fs::OpenOptionsExt, path::Path};
+use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::Path};
 
 use futures::{StreamExt, stream};
 use millrace_object_source::{
@@ -8,7 +8,7 @@ use millrace_object_source::{
 };
 use millrace_tests::azurite::{ACCOUNT, Azurite, CONTAINER};
 
-use crate::contract;
+use crate::{contract, scripted::refusing};
 
 fn settings(azurite: &Azurite, dir: &Path) -> Settings {
     let (key, name) = (azurite.key(), "azure_storage_account_name");
@@ -115,9 +115,7 @@ async fn refusals(settings: &Settings, endpoint: &str) {
     let error = refused("nowhere", "writer").await;
     assert!(matches!(error, Error::NoBucket { .. }), "{error:?}");
     assert!(error.to_string().contains("nowhere"), "{error}");
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let closed = format!("http://{}", listener.local_addr().unwrap());
-    drop(listener);
+    let (_socket, closed) = refusing();
     let error = open(settings, &closed, CONTAINER, "writer").check("", false).await.unwrap_err();
     assert!(error.to_string().contains("connection refused"), "{error}");
     for (section, word) in [("no-key", "needs either"), ("odd-key", "no base64")] {

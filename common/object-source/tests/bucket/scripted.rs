@@ -12,6 +12,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::net::TcpSocket;
+
 /// A request as it came.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
@@ -102,6 +104,15 @@ impl Scripted {
     pub(crate) fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
+}
+
+/// A socket that refuses connections, and its endpoint. As long as it is bound, nobody else gets
+/// its port and answers there.
+pub(crate) fn refusing() -> (TcpSocket, String) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let endpoint = format!("http://{}", socket.local_addr().unwrap());
+    (socket, endpoint)
 }
 
 fn serve(

@@ -2,7 +2,7 @@
 
 use millrace_object_source::{Bucket, Error, LinkSpec, Metadata, Settings};
 
-use crate::scripted::{Answer, Scripted, Seen};
+use crate::scripted::{Answer, Scripted, Seen, refusing};
 
 const BEGUN: &str =
     "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>";
@@ -57,11 +57,9 @@ async fn an_upload_is_begun_once_unless_the_bucket_says_that_it_was_not() {
 
 #[tokio::test]
 async fn an_upload_that_reached_nobody_is_begun_once_more() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let (_socket, endpoint) = refusing();
     for scheme in ["s3", "gs"] {
-        let bucket = open(scheme, &format!("http://{address}"));
+        let bucket = open(scheme, &endpoint);
         let error = bucket.create_upload("key", &Metadata::default()).await.unwrap_err();
         assert!(error.to_string().contains("connection refused"), "{error}");
         assert_eq!(bucket.counters().requests_total(), 4, "{scheme}");

@@ -3,6 +3,7 @@
 use std::{
     env, fs,
     net::{TcpListener, TcpStream},
+    ops::Range,
     path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
@@ -26,10 +27,16 @@ const IDENTITIES: &str = r#"{"identities": [
 impl Weed {
     /// Starts it and waits until it answers.
     pub(crate) fn start() -> Self {
+        // Another program may take a port between its choice and its use.
+        (0..3).find_map(|_| Self::attempt()).expect("weed ends before it opens its S3 port")
+    }
+
+    /// `None`: it has ended.
+    fn attempt() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("s3.json");
         fs::write(&config, IDENTITIES).unwrap();
-        let ports = free_ports();
+        let ports = free_ports::<8>();
         let mut command = Command::new(program());
         command
             .args(["server", "-s3", "-ip=127.0.0.1", "-volume.max=8"])
@@ -52,22 +59,30 @@ impl Weed {
             command.arg(format!("-{name}={port}"));
         }
         let process = command.spawn().expect("weed starts");
-        let weed = Self { process, port: ports[6], _dir: dir };
-        weed.wait();
-        weed
+        let mut weed = Self { process, port: ports[6], _dir: dir };
+        weed.serves().then_some(weed)
     }
 
     pub(crate) fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    fn wait(&self) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+    /// Waits until it answers; false when it ends.
+    fn serves(&mut self) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(120);
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
-            assert!(Instant::now() < deadline, "weed does not open its S3 port within 60 s");
+            if self.has_ended() {
+                return false;
+            }
+            assert!(Instant::now() < deadline, "weed does not open its S3 port within 120 s");
             // Another process: there is nothing to wait on but its port.
             thread::sleep(Duration::from_millis(50));
         }
+        !self.has_ended()
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
     }
 }
 
@@ -92,8 +107,13 @@ fn program() -> PathBuf {
     )
 }
 
-/// Ports that the system just gave out; held together so that they differ.
-fn free_ports() -> [u16; 8] {
-    let listeners = [(); 8].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+/// Ports that nobody has now, and that the system gives to nobody who asks for any; held together
+/// so that they differ.
+pub(crate) fn free_ports<const N: usize>() -> [u16; N] {
+    let listener = || TcpListener::bind(("127.0.0.1", rand::random_range(PORTS))).ok();
+    let listeners = [(); N].map(|()| (0..64).find_map(|_| listener()).expect("a port is free"));
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
+
+/// Above the ports of services, below those that Linux gives out itself.
+const PORTS: Range<u16> = 10_000..32_768;

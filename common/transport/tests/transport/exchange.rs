@@ -21,8 +21,8 @@ use millrace_types::{ErrorKind, Failure, HostId, LogIndex};
 use crate::{
     raw::RawClient,
     world::{
-        PATIENCE, bundle, close_session, echo, endless, endpoints, hello, presence, renewal, soon,
-        world, world_with,
+        PATIENCE, bundle, close_session, echo, endless, endpoints, endpoints_by_default, hello,
+        patient, presence, renewal, soon, world, world_with,
     },
 };
 
@@ -112,12 +112,12 @@ async fn bodies_that_nobody_reads_do_not_hold_up_others() {
 
 #[tokio::test]
 async fn a_gibibyte_moves_in_jumbo_datagrams() {
-    moves_a_gibibyte(TransportSettings::default()).await;
+    moves_a_gibibyte(patient()).await;
 }
 
 #[tokio::test]
 async fn bytes_move_in_ordinary_datagrams_too() {
-    let settings = TransportSettings { mtu: Mtu::Bytes(1452), ..TransportSettings::default() };
+    let settings = TransportSettings { mtu: Mtu::Bytes(1452), ..patient() };
     let world = world_with(settings);
     let peer = world.peer();
     for _ in 0..16 {
@@ -150,7 +150,7 @@ async fn moves_a_gibibyte(settings: TransportSettings) {
 
 #[tokio::test]
 async fn several_sockets_serve_one_address() {
-    let settings = TransportSettings { server_sockets: 3, ..TransportSettings::default() };
+    let settings = TransportSettings { server_sockets: 3, ..patient() };
     let world = world_with(settings);
     for _ in 0..6 {
         world.peer().call(&hello(1), soon()).await.unwrap();
@@ -163,8 +163,13 @@ async fn a_deadline_ends_the_wait_and_the_work() {
     let world = world();
     let peer = world.peer();
     peer.call(&hello(1), soon()).await.unwrap();
-    let options = CallOptions::control(Duration::from_millis(100));
-    let failure = peer.call(&endless(), options).await.unwrap_err();
+    let options = CallOptions::control(Duration::from_secs(2));
+    let request = tokio::spawn({
+        let peer = peer.clone();
+        async move { peer.call(&endless(), options).await }
+    });
+    world.seen.waiting.next().await;
+    let failure = request.await.unwrap().unwrap_err();
     assert_eq!(failure.kind, ErrorKind::DeadlineExceeded);
     assert!(failure.message.contains("SyncMetadata"), "{failure}");
     world.seen.cancelled.next().await;
@@ -269,7 +274,7 @@ async fn a_peer_that_is_not_there_is_unavailable_and_the_deadline_holds() {
     let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut target = world.target();
     target.addresses = vec![silent.local_addr().unwrap()];
-    let peer = Peer::new(&endpoints(Role::Client), target);
+    let peer = Peer::new(&endpoints_by_default(Role::Client), target);
     let failure = peer.call(&hello(1), soon()).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::Unavailable);
     let begun = Instant::now();
@@ -286,7 +291,7 @@ async fn a_peer_that_is_not_there_is_unavailable_and_the_deadline_holds() {
 #[tokio::test]
 async fn an_unused_connection_is_closed_in_order_and_made_again() {
     let world = world();
-    let settings = TransportSettings { linger_ms: 0, ..TransportSettings::default() };
+    let settings = TransportSettings { linger_ms: 0, ..patient() };
     let identity = crate::world::identity(Role::Client, HostId([1; 16]));
     let shutdown = millrace_runtime::Shutdown::new();
     let endpoints =

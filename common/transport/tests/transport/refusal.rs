@@ -5,7 +5,7 @@ use std::{
     io,
     net::UdpSocket,
     sync::{Arc, Mutex, OnceLock},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use millrace_protocol::session::Role;
@@ -16,7 +16,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use crate::{
     raw::RawClient,
     world::{
-        CLUSTER, PATIENCE, World, bundle, endpoints, endpoints_of, grant, hello, identity,
+        CLUSTER, PATIENCE, World, bundle, endpoints, endpoints_of, grant, hello, identity, patient,
         presence, soon, world, world_with,
     },
 };
@@ -210,8 +210,7 @@ async fn a_garbage_frame_is_answered_and_its_connection_goes_on() {
 #[tokio::test]
 async fn a_message_that_never_ends_is_given_up() {
     log();
-    let world =
-        world_with(TransportSettings { message_timeout_ms: 200, ..TransportSettings::default() });
+    let world = world_with(TransportSettings { message_timeout_ms: 200, ..patient() });
     let client = RawClient::with_certificate(&bundle(Role::Client, HostId([6; 16])));
     let connection = client.connect(world.server.local_addr()).await.unwrap();
     let (mut send, mut receive) = connection.open_bi().await.unwrap();
@@ -228,7 +227,7 @@ async fn connections_are_limited_for_each_host_and_in_all() {
     let world = world_with(TransportSettings {
         connections_per_host_max: 1,
         connections_max: 2,
-        ..TransportSettings::default()
+        ..patient()
     });
     let peer_of = |host: u8| {
         let endpoints = endpoints_of(identity(Role::Client, HostId([host; 16])));
@@ -245,15 +244,13 @@ async fn connections_are_limited_for_each_host_and_in_all() {
     logged(&["the server has as many connections as it may"]).await;
     // A place that becomes free is given away.
     drop(one);
-    let options = millrace_transport::CallOptions::control(Duration::from_secs(20));
-    three.call_until(&hello(1), options).await.unwrap();
+    three.call_until(&hello(1), soon()).await.unwrap();
 }
 
 #[tokio::test]
 async fn clients_take_every_place_but_those_of_servers() {
     log();
-    let world =
-        world_with(TransportSettings { connections_max: 8, ..TransportSettings::default() });
+    let world = world_with(TransportSettings { connections_max: 8, ..patient() });
     let mount = endpoints(Role::Client);
     let mounts: Vec<_> = (0..8).map(|_| Peer::new(&mount, world.target())).collect();
     for peer in &mounts[..7] {

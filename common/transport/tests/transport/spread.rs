@@ -17,12 +17,13 @@ use millrace_types::HostId;
 use tokio::task::JoinHandle;
 
 use crate::world::{
-    PATIENCE, SERVER, World, echo, endless, hello, identity, service, soon, world, world_with,
+    PATIENCE, SERVER, World, echo, endless, hello, identity, patient, service, soon, world,
+    world_with,
 };
 
 /// A client, and how many of its connections have been introduced.
 fn peer_of(world: &World, linger_ms: u32) -> (Peer, Arc<AtomicUsize>) {
-    let settings = TransportSettings { bulk_sockets: 3, linger_ms, ..TransportSettings::default() };
+    let settings = TransportSettings { bulk_sockets: 3, linger_ms, ..patient() };
     let identity = identity(Role::Client, HostId([7; 16]));
     let endpoints = ClientEndpoints::start(identity, settings, &Shutdown::new()).unwrap();
     let introduced = Arc::<AtomicUsize>::default();
@@ -133,8 +134,7 @@ async fn connections_that_were_not_used_any_more_are_made_again() {
 
 #[tokio::test]
 async fn a_server_that_lets_no_more_connections_in_is_asked_over_those_that_stand() {
-    let settings =
-        TransportSettings { connections_per_host_max: 1, ..TransportSettings::default() };
+    let settings = TransportSettings { connections_per_host_max: 1, ..patient() };
     let world = world_with(settings);
     let (peer, introduced) = peer_of(&world, LINGER);
     let mut held = Vec::new();
@@ -184,7 +184,7 @@ async fn who_shows_something_new_shows_it_on_every_connection() {
 #[tokio::test]
 async fn a_ticket_that_is_shown_again_and_again_keeps_no_connection_and_makes_none() {
     let world = world();
-    let (peer, introduced) = peer_of(&world, 300);
+    let (peer, introduced) = peer_of(&world, 2_000);
     echo(&peer, small()).await.unwrap();
     let ended = async {
         while world.server.connection_count() > 0 {
@@ -208,7 +208,7 @@ async fn a_ticket_that_is_shown_again_and_again_keeps_no_connection_and_makes_no
 
 #[tokio::test]
 async fn sockets_that_share_a_port_share_it_with_no_other_server() {
-    let settings = TransportSettings { server_sockets: 3, ..TransportSettings::default() };
+    let settings = TransportSettings { server_sockets: 3, ..patient() };
     let world = world_with(settings.clone());
     let (identity, bind) = (identity(Role::Target, SERVER), world.server.local_addr());
     let second = Server::start(&identity, bind, settings, service(), &world.shutdown);

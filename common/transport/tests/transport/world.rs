@@ -30,7 +30,8 @@ use tokio::sync::Semaphore;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([0xc1; 16]);
 pub(crate) const SERVER: HostId = HostId([0x5e; 16]);
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than anything that is not to fail takes, a close frame that gets lost included.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn authority() -> &'static Authority {
     static AUTHORITY: OnceLock<Authority> = OnceLock::new();
@@ -181,7 +182,17 @@ pub(crate) struct World {
 }
 
 pub(crate) fn world() -> World {
-    world_with(TransportSettings::default())
+    world_with(patient())
+}
+
+/// For a busy machine, on which a handshake may take seconds.
+pub(crate) fn patient() -> TransportSettings {
+    TransportSettings {
+        connect_timeout_ms: 20_000,
+        handshake_timeout_ms: 20_000,
+        idle_timeout_ms: 30_000,
+        ..TransportSettings::default()
+    }
 }
 
 pub(crate) fn service() -> Arc<Echo> {
@@ -222,7 +233,13 @@ pub(crate) fn endpoints(role: Role) -> ClientEndpoints {
 }
 
 pub(crate) fn endpoints_of(identity: Identity) -> ClientEndpoints {
-    ClientEndpoints::start(identity, TransportSettings::default(), &Shutdown::new()).unwrap()
+    ClientEndpoints::start(identity, patient(), &Shutdown::new()).unwrap()
+}
+
+/// For tests of what a client does in the time that it has by default.
+pub(crate) fn endpoints_by_default(role: Role) -> ClientEndpoints {
+    let (identity, settings) = (identity(role, HostId([0xcc; 16])), TransportSettings::default());
+    ClientEndpoints::start(identity, settings, &Shutdown::new()).unwrap()
 }
 
 pub(crate) fn soon() -> CallOptions {

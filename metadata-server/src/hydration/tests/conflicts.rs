@@ -12,7 +12,7 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, InodeId};
 use tokio_util::sync::CancellationToken;
 
-use super::server::{ROOT, World};
+use super::server::{LIMIT, ROOT, World};
 use crate::{
     hydration::Environment,
     namespace::{Body, Inode, ObjectState},
@@ -45,9 +45,8 @@ async fn report(world: &World, content: ContentName, done: impl Fn(Option<Inode>
             tokio::task::yield_now().await;
         }
     };
-    let limit = std::time::Duration::from_secs(30);
     let both = async { tokio::join!(world.hydration.run(stop.clone()), watch) };
-    tokio::time::timeout(limit, both).await.expect("the file follows");
+    tokio::time::timeout(LIMIT, both).await.expect("the file follows");
 }
 
 pub(super) async fn resolve(

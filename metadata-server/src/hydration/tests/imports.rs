@@ -1,6 +1,6 @@
 //! Names come from the bucket when somebody looks, once.
 
-use std::{fs, future, mem, sync::Arc, task::Poll, time::Duration};
+use std::{fs, future, mem, sync::Arc, task::Poll};
 
 use millrace_object_source::RequestClass;
 use millrace_protocol::{
@@ -10,7 +10,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, FileName, InodeId, JobId, MIB};
 
-use super::server::{ROOT, World};
+use super::server::{LIMIT, ROOT, World};
 use crate::{
     command::{self, Command},
     hydration::{Environment, Listing, import::linked},
@@ -197,7 +197,7 @@ async fn list_while<F: Future<Output = ()> + Send + 'static>(
         }
     });
     let whole = world.hydration.importer.whole(data);
-    tokio::time::timeout(Duration::from_secs(30), whole).await.unwrap().unwrap();
+    tokio::time::timeout(LIMIT, whole).await.unwrap().unwrap();
     work.abort();
     data
 }

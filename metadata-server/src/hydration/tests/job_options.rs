@@ -181,11 +181,15 @@ async fn a_rate_holds_what_moves_and_not_what_is_here() {
     // The last portion moves as soon as those before it are paid for.
     let moved = held(JobKind::Hydrate, "/data", 20 * LEN).await;
     assert!(moved >= Duration::from_millis(950), "{moved:?}");
-    for name in 0..40 {
+    for name in 40..400 {
+        world.put(&format!("{name}"), &content);
+    }
+    world.job(JobKind::Import, "/data").await;
+    for name in 0..400 {
         let id = world.find(&format!("/data/{name}")).await.unwrap().id;
         world.server.present.lock().unwrap().insert(id, LEN);
     }
-    // What is here already would take 39 s otherwise: longer than any job is waited for here.
+    // What is here already would take 399 s otherwise: longer than any job is waited for here.
     held(JobKind::Hydrate, "/data", LEN).await;
     world.make_directory("/data/out").await;
     for name in ["a", "b", "c"] {

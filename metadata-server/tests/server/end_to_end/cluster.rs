@@ -43,18 +43,23 @@ pub(super) struct Node {
     pub(super) session: SessionId,
     sequence: u64,
     // Its sockets live as long as this.
-    _endpoints: ClientEndpoints,
+    endpoints: ClientEndpoints,
 }
 
 impl Cluster {
     /// A running server with two targets, whose clock only the test moves.
     pub(super) async fn start() -> Self {
+        Self::start_with(|settings| settings).await
+    }
+
+    /// The same with other settings.
+    pub(super) async fn start_with(change: impl FnOnce(Settings) -> Settings) -> Self {
         let dir = TempDir::new().unwrap();
         let authority = Authority::create(ClusterId([0xc1; 16])).unwrap();
         let identity = dir.path().join("metadata.pem");
         let bundle = authority.issue(&grant(Role::Metadata, 0x5e)).unwrap();
         write_private(&identity, &bundle).unwrap();
-        let settings = settings(identity, dir.path().join("data"));
+        let settings = change(settings(identity, dir.path().join("data")));
         let (clock, time) = Clock::manual(Timestamp::from_parts(1_800_000_000, 0));
         let daemon = Daemon::start_by(&settings, clock.clone()).await.unwrap();
         let daemon = Some(daemon);
@@ -63,7 +68,8 @@ impl Cluster {
         cluster
     }
 
-    /// Stops the server and starts it again; it listens elsewhere then.
+    /// Stops the server and starts it again; it listens elsewhere then, which every node is told by
+    /// [`Node::find_again`].
     pub(super) async fn restart(&mut self) {
         self.daemon.take().expect("it runs").stop().await.unwrap();
         self.daemon = Some(Daemon::start_by(&self.settings, self.clock.clone()).await.unwrap());
@@ -101,13 +107,19 @@ impl Cluster {
 
     pub(super) fn node(&self, grant: &Grant) -> Node {
         let identity = Identity::from_pem(&self.authority.issue(grant).unwrap()).unwrap();
-        let settings = TransportSettings::default();
+        // A connection is tried once, and a machine that is busy with other tests answers late.
+        let settings = TransportSettings {
+            connect_timeout_ms: 30_000,
+            handshake_timeout_ms: 30_000,
+            idle_timeout_ms: 60_000,
+            ..TransportSettings::default()
+        };
         let endpoints =
             ClientEndpoints::start(identity.clone(), settings, &Shutdown::new()).unwrap();
         let addresses = vec![self.address()];
         let target = PeerTarget { role: Role::Metadata, host: None, addresses };
         let peer = Peer::new(&endpoints, target);
-        Node { peer, identity, session: SessionId(0), sequence: 0, _endpoints: endpoints }
+        Node { peer, identity, session: SessionId(0), sequence: 0, endpoints }
     }
 
     /// A client with a session.
@@ -140,11 +152,18 @@ pub(super) fn grant(role: Role, host: u8) -> Grant {
     Grant { role, host: HostId([host; 16]), subtree: None, squash_root: false }
 }
 
+/// The server waits for nodes as long as they do for it. For targets it does not: there are none.
+const SETTINGS: &str = r#"
+    listen = "127.0.0.1:0"
+    [store]
+    cache = "8MiB"
+    [network]
+    handshake_timeout_ms = 30000
+    idle_timeout_ms = 60000
+"#;
+
 fn settings(identity: PathBuf, data: PathBuf) -> Settings {
-    let text = format!(
-        "listen = \"127.0.0.1:0\"\nidentity = {:?}\ndata = {:?}\n[store]\ncache = \"8MiB\"\n",
-        identity, data
-    );
+    let text = format!("identity = {identity:?}\ndata = {data:?}\n{SETTINGS}");
     toml::from_str(&text).unwrap()
 }
 
@@ -157,6 +176,13 @@ pub(super) fn name(text: &str) -> FileName {
 }
 
 impl Node {
+    /// Looks for the restarted server, over connections of its own: the old one may not be known to
+    /// be lost yet, and a request over it would be.
+    pub(super) fn find_again(&mut self, cluster: &Cluster) {
+        let target = PeerTarget { addresses: vec![cluster.address()], ..self.peer.target() };
+        self.peer = Peer::new(&self.endpoints, target);
+    }
+
     pub(super) async fn ask<R: Request + Sync>(&self, request: &R) -> Result<R::Reply, Failure> {
         self.peer.call(request, CallOptions::control(PATIENCE)).await
     }

@@ -44,7 +44,7 @@ fn removal(node: &mut Node, text: &str) -> Remove {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_is_answered_when_who_listens_has_acknowledged_also_after_a_restart() {
     let mut cluster = Cluster::start().await;
-    let keeper = cluster.client(&grant(Role::Client, 1)).await;
+    let mut keeper = cluster.client(&grant(Role::Client, 1)).await;
     let mut changer = cluster.client(&grant(Role::Client, 2)).await;
     for text in ["first", "second"] {
         changer.make(InodeId::ROOT, text, NewNode::Fifo, 0o600).await;
@@ -61,8 +61,8 @@ async fn a_change_is_answered_when_who_listens_has_acknowledged_also_after_a_res
     assert!(heard.contains(&Recall::Name(InodeId::ROOT, name("first"))), "{heard:?}");
 
     cluster.restart().await;
-    for node in [&keeper, &changer] {
-        node.peer.set_addresses(vec![cluster.address()]);
+    for node in [&mut keeper, &mut changer] {
+        node.find_again(&cluster);
     }
     let old = AwaitRecalls { session: keeper.session, incarnation: before, acknowledged: 0 };
     assert_eq!(keeper.refusal(&old).await, ErrorKind::Stale);

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use millrace_metadata_server::settings::Settings;
 use millrace_protocol::{
     lock::{AwaitLocks, CancelLock, Lock, LockSpace, SetLock, SetLockReply, TestLock},
     metadata::{Close, CloseFiles, NewNode, Open, OpenMode},
@@ -14,8 +15,11 @@ use super::cluster::{Cluster, Node, grant};
 /// More than one connection carries at a time.
 const WAITS: u64 = 400;
 
-/// A request that waits is answered in this time when the server stops, much less than it waits.
-const STOP_MAX: Duration = Duration::from_secs(10);
+/// A request that waits is answered in this time when the server stops, much less than it waits
+/// ([`WATCH`]), and than a stop waits for it ([`DRAIN`]).
+const STOP_MAX: Duration = Duration::from_secs(60);
+const WATCH: Duration = Duration::from_secs(300);
+const DRAIN: Duration = Duration::from_secs(120);
 
 fn lock(inode: InodeId, owner: u64, kind: LockKind) -> Lock {
     let (space, range, process) = (LockSpace::Range, LockRange::WHOLE, 7);
@@ -129,8 +133,8 @@ async fn a_close_after_a_restart_costs_no_lock_that_was_taken_through_what_is_no
     let held = lock(file, 1, Write);
     assert!(set(&mut first, held, 0).await.unwrap().granted);
     cluster.restart().await;
-    for (node, held) in [(&first, vec![Held::Lock(held)]), (&second, Vec::new())] {
-        node.peer.set_addresses(vec![cluster.address()]);
+    for (node, held) in [(&mut first, vec![Held::Lock(held)]), (&mut second, Vec::new())] {
+        node.find_again(&cluster);
         let declare = Declare { session: node.session, held, last: true };
         assert!(node.ask(&declare).await.unwrap().lost.is_empty());
     }
@@ -159,8 +163,8 @@ async fn a_close_ends_locks_again_when_its_session_has_told_this_life_of_the_ser
     let hello = Hello { seen_index: LogIndex(0) };
     let before = first.ask(&hello).await.unwrap().incarnation;
     cluster.restart().await;
-    for (node, held) in [(&first, vec![Held::Lock(held)]), (&second, Vec::new())] {
-        node.peer.set_addresses(vec![cluster.address()]);
+    for (node, held) in [(&mut first, vec![Held::Lock(held)]), (&mut second, Vec::new())] {
+        node.find_again(&cluster);
         let declare = Declare { session: node.session, held, last: true };
         assert!(node.ask(&declare).await.unwrap().lost.is_empty());
     }
@@ -188,7 +192,7 @@ async fn a_close_ends_locks_again_when_its_session_has_told_this_life_of_the_ser
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_server_grants_nothing_until_every_session_has_declared() {
-    let mut cluster = Cluster::start().await;
+    let mut cluster = Cluster::start_with(|settings| Settings { drain: DRAIN, ..settings }).await;
     let mut first = cluster.client(&grant(Role::Client, 1)).await;
     let mut second = cluster.client(&grant(Role::Client, 2)).await;
     let file = first.make(InodeId::ROOT, "file", NewNode::Regular, 0o600).await;
@@ -197,14 +201,14 @@ async fn a_restarted_server_grants_nothing_until_every_session_has_declared() {
     assert!(!set(&mut second, lock(file, 1, Read), 3).await.unwrap().granted);
     // Who watches does not hold the server up.
     let (peer, request) = (second.peer.clone(), news(&second));
-    let options = millrace_transport::CallOptions::control(Duration::from_secs(30));
+    let options = millrace_transport::CallOptions::control(WATCH);
     let watching = tokio::spawn(async move { peer.call(&request, options).await });
     let begun = Instant::now();
     cluster.restart().await;
     assert!(begun.elapsed() < STOP_MAX, "{:?}", begun.elapsed());
     assert_eq!(watching.await.unwrap().unwrap_err().kind, ErrorKind::Unavailable);
-    for node in [&first, &second] {
-        node.peer.set_addresses(vec![cluster.address()]);
+    for node in [&mut first, &mut second] {
+        node.find_again(&cluster);
     }
     let refused = set(&mut second, lock(file, 1, Read), 3).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Busy);
@@ -223,8 +227,8 @@ async fn a_restarted_server_grants_nothing_until_every_session_has_declared() {
 
     // One that never declares is waited for until its lease has run out.
     cluster.restart().await;
-    for node in [&first, &second] {
-        node.peer.set_addresses(vec![cluster.address()]);
+    for node in [&mut first, &mut second] {
+        node.find_again(&cluster);
     }
     let none = declare(&second, Vec::new());
     second.ask(&none).await.unwrap();

@@ -123,7 +123,7 @@ async fn a_session_and_its_last_answer_survive_a_restart() {
     let hello = Hello { seen_index: LogIndex(0) };
     let before = client.ask(&hello).await.unwrap();
     cluster.restart().await;
-    client.peer.set_addresses(vec![cluster.address()]);
+    client.find_again(&cluster);
     let after = client.ask(&hello).await.unwrap();
     assert_ne!(after.incarnation, before.incarnation);
     assert!(after.last_index >= before.last_index);
@@ -163,7 +163,7 @@ async fn a_file_without_names_outlives_a_close_while_the_rest_of_what_is_open_is
     };
     client.ask(&remove).await.unwrap();
     cluster.restart().await;
-    client.peer.set_addresses(vec![cluster.address()]);
+    client.find_again(&cluster);
     let request = open(&mut client);
     client.ask(&request).await.unwrap();
     let (operation, mode) = (client.operation(), OpenMode::Read);

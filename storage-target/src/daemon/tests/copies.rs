@@ -38,7 +38,7 @@ use crate::{
 const OTHER: TargetId = TargetId([3; 8]);
 
 /// How long what must not hang may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a daemon is told when it reads from another one.
 #[derive(Clone, Copy, Debug)]

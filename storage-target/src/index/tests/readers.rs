@@ -1,8 +1,11 @@
 //! Readers beside checkpoints, on a real file with both engines' threads.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -15,6 +18,9 @@ use crate::{
 };
 
 const KEYS: u64 = 4000;
+/// Rounds of checkpoints, and reads of each reader beside them, at least.
+const ROUNDS: u64 = 39;
+const READS: u64 = 101;
 
 fn key(number: u64) -> Key {
     Key::new(&number.to_be_bytes()).unwrap()
@@ -52,19 +58,20 @@ async fn readers_see_every_key_at_its_newest_while_checkpoints_are_written() {
         // The round that every key has at least reached.
         let reached = Arc::new(AtomicU64::new(0));
         let stop = Arc::new(AtomicBool::new(false));
-        let readers: Vec<_> = (0..3_u64)
-            .map(|reader| {
+        let counts = [(); 3].map(|()| Arc::<AtomicU64>::default());
+        let readers: Vec<_> = (0_u64..)
+            .zip(&counts)
+            .map(|(reader, count)| {
                 let (index, reached) = (Arc::clone(&index), Arc::clone(&reached));
-                let stop = Arc::clone(&stop);
+                let (stop, count) = (Arc::clone(&stop), Arc::clone(count));
                 tokio::spawn(async move {
                     let mut at = reader * 997;
-                    let mut reads = 0;
                     while !stop.load(Ordering::Acquire) {
                         let least = reached.load(Ordering::Acquire);
                         at = (at * 31 + 7) % KEYS;
                         let found = index.get(&key(at)).await.unwrap();
                         assert!(round_of(at, &found.unwrap()) >= least);
-                        if reads % 50 == 0 {
+                        if count.fetch_add(1, Ordering::Relaxed) % 50 == 0 {
                             let scan = index.scan(key(at), None, 100).await.unwrap();
                             assert!(scan.next.is_some() || at + 100 >= KEYS);
                             for ((found, value), number) in scan.entries.iter().zip(at..) {
@@ -72,14 +79,18 @@ async fn readers_see_every_key_at_its_newest_while_checkpoints_are_written() {
                                 assert!(round_of(number, value) >= least);
                             }
                         }
-                        reads += 1;
                         tokio::task::yield_now().await;
                     }
-                    reads
                 })
             })
             .collect();
-        for round in 1..40 {
+        let (begun, mut round) = (Instant::now(), 0);
+        // Longer when the readers hardly get their turns.
+        while round < ROUNDS || counts.iter().any(|count| count.load(Ordering::Relaxed) < READS) {
+            let is_late = round >= ROUNDS && begun.elapsed() > Duration::from_secs(120);
+            let is_over = is_late || readers.iter().any(|reader| reader.is_finished());
+            assert!(!is_over, "readers do not go on: {counts:?}");
+            round += 1;
             (0..KEYS).for_each(|number| index.put(key(number), value(number, round)));
             reached.store(round, Ordering::Release);
             assert!(index.freeze(round));
@@ -87,9 +98,9 @@ async fn readers_see_every_key_at_its_newest_while_checkpoints_are_written() {
         }
         stop.store(true, Ordering::Release);
         for reader in readers {
-            assert!(reader.await.unwrap() > 100);
+            reader.await.unwrap();
         }
-        assert!(index.freeze(40));
+        assert!(index.freeze(round + 1));
         index.checkpoint().await.unwrap();
         assert!(index.check().await.unwrap().damages.is_empty());
         let statistics = index.statistics();

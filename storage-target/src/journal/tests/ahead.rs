@@ -20,7 +20,7 @@ where
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), comes).await.expect("it never comes");
+    tokio::time::timeout(Duration::from_secs(120), comes).await.expect("it never comes");
 }
 
 #[tokio::test]

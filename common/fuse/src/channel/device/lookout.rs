@@ -285,16 +285,18 @@ mod tests {
 
     #[test]
     fn pauses_get_longer_while_others_want_the_cpu() {
+        // Far from now: the last of these pauses is not over when it is looked at.
+        const HOUR: u64 = 3_600_000_000_000;
         let lookout = Lookout::new(1, Duration::from_secs(3600));
         let lengths = [0, 11, 12, 13, 14].map(|at| {
-            lookout.pause(1_000_000_000 + at * 1_000_000);
+            lookout.pause(HOUR + at * 1_000_000);
             lookout.pause.load(Ordering::Relaxed)
         });
         assert_eq!(lengths, [1, 2, 4, 8, 16].map(|times| times * PAUSE_MIN));
         come(&lookout, true);
         come(&lookout, true);
         assert!(!lookout.looks());
-        lookout.pause(60_000_000_000);
+        lookout.pause(2 * HOUR);
         assert_eq!(lookout.pause.load(Ordering::Relaxed), PAUSE_MIN);
     }
 
