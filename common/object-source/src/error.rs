@@ -43,6 +43,12 @@ pub enum Error {
         /// What was tried and what happened.
         message: String,
     },
+    /// The bucket has stored something, and tells another checksum of it than what was sent has.
+    #[error("the bucket says that {key:?} arrived damaged: it has another checksum")]
+    Damaged {
+        /// The whole key within the bucket.
+        key: String,
+    },
     /// The server asks to slow down, or this host's own limits are reached.
     #[error("{message}")]
     Busy {
@@ -82,6 +88,7 @@ impl Error {
             Self::NoBucket { .. } | Self::Unavailable { .. } => ErrorKind::BucketUnavailable,
             Self::NoUpload { .. } => ErrorKind::Stale,
             Self::Changed { .. } => ErrorKind::ObjectChanged,
+            Self::Damaged { .. } => ErrorKind::Corrupt,
             Self::Denied { .. } => ErrorKind::BucketDenied,
             Self::Busy { .. } => ErrorKind::Busy,
             Self::Invalid { .. } => ErrorKind::InvalidArgument,
@@ -93,7 +100,7 @@ impl Error {
     /// Whether the same request may succeed a little later without anybody's help.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Busy { .. } | Self::Unavailable { .. })
+        matches!(self, Self::Busy { .. } | Self::Unavailable { .. } | Self::Damaged { .. })
     }
 
     /// Whether a completion or put that failed so may nevertheless have taken effect: the answer
@@ -106,6 +113,7 @@ impl Error {
             Self::Unavailable { .. }
                 | Self::Busy { .. }
                 | Self::Changed { .. }
+                | Self::Damaged { .. }
                 | Self::NotFound { .. }
                 | Self::NoUpload { .. }
         )

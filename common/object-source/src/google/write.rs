@@ -50,8 +50,11 @@ impl Google {
         let ask = self.ask(Method::PUT, key, &[]).with(hash, &text)?;
         let ask = with_metadata(ask, metadata)?.with_body(PutPayload::from_iter(body));
         let (headers, _) = self.send_if(key, ask, condition).await?;
-        let is_checked = crc32c_of(&headers) == Some(checksum);
-        Ok(Stored { tag: generation(&headers)?, is_checked })
+        let told = crc32c_of(&headers);
+        if told.is_some_and(|told| told != checksum) {
+            return Err(Error::Damaged { key: key.to_owned() });
+        }
+        Ok(Stored { tag: generation(&headers)?, is_checked: told.is_some() })
     }
 
     /// Sends what is to take effect under a condition.

@@ -176,9 +176,7 @@ pub(super) fn tell(headers: &mut HeaderMap, checksum: Crc32c) {
 /// Checks what a bucket says to have stored.
 pub(super) fn check_stored(headers: &HeaderMap, sent: Crc32c, key: &str) -> Result<(), Error> {
     match stored_in(headers) {
-        Some(told) if told != sent => Err(Error::unavailable(format!(
-            "the bucket says that {key:?} arrived damaged: it has another checksum"
-        ))),
+        Some(told) if told != sent => Err(Error::Damaged { key: key.to_owned() }),
         _ => Ok(()),
     }
 }

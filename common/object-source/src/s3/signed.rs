@@ -132,8 +132,9 @@ impl Signer {
 
     /// Sends a request with this body instead of its own until an answer comes, at most as often as
     /// the settings say; an answer that `check` finds transiently wrong is asked for again. Not
-    /// repeated is what the server refuses for good, nor, under a condition, what it may have done
-    /// without anybody hearing of it: that would be refused for its own effect.
+    /// repeated is what the server refuses for good, nor, under a condition, what it has done with
+    /// other bytes, or may have done without anybody hearing of it: that would be refused for its
+    /// own effect.
     pub(super) async fn send_body(
         &self,
         ask: &Ask<'_>,
@@ -150,7 +151,8 @@ impl Signer {
         };
         let time = self.while_time_is(Error::is_transient);
         let again = |failed: &Failed| {
-            let is_settled = failed.is_final || (failed.is_lost && is_conditional);
+            let has_effect = failed.is_lost || matches!(failed.error, Error::Damaged { .. });
+            let is_settled = failed.is_final || (has_effect && is_conditional);
             !is_settled && time(&failed.error)
         };
         once.retry(self.backoff).when(again).await.map_err(|failed| failed.error)

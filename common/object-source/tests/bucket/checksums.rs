@@ -279,6 +279,11 @@ async fn bytes_that_a_server_stored_damaged_are_sent_again() {
     assert!(put().await.unwrap().is_checked);
     assert_eq!(server.seen().len(), 3);
     let error = put().await.unwrap_err();
-    assert!(matches!(&error, Error::Unavailable { .. }), "{error:?}");
+    assert!(matches!(&error, Error::Damaged { .. }), "{error:?}");
     assert!(error.to_string().contains("arrived damaged"), "{error}");
+    // What stands there now does not meet the condition any more: that is for the caller.
+    server.seen();
+    let put = bucket.put_small("key", vec!["bytes".into()], &none, &Condition::Absent);
+    assert!(matches!(put.await, Err(Error::Damaged { .. })));
+    assert_eq!(server.seen().len(), 1);
 }

@@ -359,7 +359,13 @@ async fn send<E: Environment>(
         Err(failure) => failure,
     };
     if let Standing::Same(object) = look(to, source).await? {
-        return Ok(Sent::Stored(object));
+        if failure.kind == ErrorKind::Corrupt {
+            // So the bucket said: it has the mark of the file, and other bytes.
+            to.open.delete(&source.key, &object.tag).await?;
+            return Ok(Sent::Again);
+        }
+        // The answer was lost, and with it how the file stood then.
+        return Ok(if unchanged().await? { Sent::Stored(object) } else { Sent::Again });
     }
     match failure.kind {
         // Somebody else was faster, or the upload is gone by itself; or the file was exported to

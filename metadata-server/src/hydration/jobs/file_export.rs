@@ -216,13 +216,14 @@ async fn once<E: Environment>(
             return Ok(Attempt::Again);
         }
         Err(failure) => match settle::look(&bucket, &export).await? {
-            settle::Found::Whole(version) => version,
+            settle::Found::Whole(version) if failure.kind != ErrorKind::Corrupt => version,
             settle::Found::Nothing => {
                 return lost(context, source, &bucket, &export, failure).await;
             }
-            // An older version of the file, whatever the failure was.
-            settle::Found::Cut(_) => {
-                let words = format!("{} has not all bytes in the bucket", export.key);
+            // An older version of the file, whatever the failure was: also what is as long, if the
+            // bucket said that it had arrived damaged.
+            settle::Found::Cut(_) | settle::Found::Whole(_) => {
+                let words = format!("{} does not have its bytes in the bucket", export.key);
                 let cut = Failure::new(ErrorKind::ObjectChanged, words);
                 return lost(context, source, &bucket, &export, cut).await;
             }

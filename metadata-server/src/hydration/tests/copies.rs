@@ -220,6 +220,34 @@ async fn a_file_that_is_open_fails_and_one_that_changes_meanwhile_is_sent_as_it_
 }
 
 #[tokio::test]
+async fn an_object_that_the_bucket_has_with_other_bytes_is_sent_again() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/plain").await;
+    world.write("/plain/small", b"bytes").await;
+    let other = Other::new();
+    world.server.faults.lock().unwrap().push_back(Fault::Damage(other.object("small")));
+    let job = world.copy("/plain", other.options()).await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert_eq!(fs::read(other.object("small")).unwrap(), b"bytes");
+}
+
+#[tokio::test]
+async fn a_file_that_changed_before_its_answer_was_lost_is_sent_again() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.make_directory("/plain").await;
+    let file = world.write("/plain/small", b"bytes").await;
+    let other = Other::new();
+    world.server.faults.lock().unwrap().push_back(Fault::WriteUnheard(file));
+    let job = world.copy("/plain", other.options()).await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    // What stands is known as the version that is here now: nothing is sent that could fail.
+    world.server.faults.lock().unwrap().push_back(Fault::Fail(ErrorKind::Lost));
+    let job = world.copy("/plain", other.options()).await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert_eq!(world.server.faults.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn a_file_that_is_exported_to_its_own_object_meanwhile_is_read_anew_some_times() {
     let world = World::new(LinkMode::ImportExport).await;
     world.make_directory("/plain").await;

@@ -130,6 +130,17 @@ async fn an_object_that_is_cut_is_replaced_by_the_same_export() {
 }
 
 #[tokio::test]
+async fn an_object_that_the_bucket_has_with_other_bytes_is_replaced_by_the_same_export() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/file", b"first").await;
+    world.server.faults.lock().unwrap().push_back(Fault::Damage(world.object("file")));
+    world.export("/data").await;
+    assert!(world.server.faults.lock().unwrap().is_empty());
+    assert_eq!(fs::read(world.object("file")).unwrap(), b"first");
+    assert_eq!(world.state("/data/file").await, ObjectState::Exported);
+}
+
+#[tokio::test]
 async fn an_object_that_was_cut_of_a_file_that_is_gone_is_not_shown() {
     let mut world = World::new(LinkMode::ImportExport).await;
     let (inode, begun) = begun(&mut world).await;

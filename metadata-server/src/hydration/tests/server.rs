@@ -69,6 +69,8 @@ pub(super) enum Fault {
     Fail(ErrorKind),
     /// Somebody opens and closes this file for writing meanwhile.
     Write(InodeId),
+    /// The same, and its answer is lost.
+    WriteUnheard(InodeId),
     /// Somebody cuts this file to nothing meanwhile.
     Truncate(InodeId),
     /// Somebody replaces this object meanwhile, before the target does what it is asked.
@@ -80,6 +82,8 @@ pub(super) enum Fault {
     Away(PathBuf, Box<Command>),
     /// It does what it is asked, the bucket keeps one byte of this object, and its answer is lost.
     Cut(PathBuf),
+    /// It does what it is asked, and the bucket says that this object has other bytes, which it has.
+    Damage(PathBuf),
     /// Somebody deletes this object meanwhile, before the target does what it is asked.
     Delete(PathBuf),
 }

@@ -12,7 +12,7 @@ use millrace_protocol::target::{
     StoreObject, StoreObjectReply, UploadCondition, UploadObject, UploadObjectReply,
     UploadObjectTo, UploadPart, UploadPartReply, UploadPartTo, UploadSource,
 };
-use millrace_types::{ErrorKind, Failure, LinkId};
+use millrace_types::{ErrorKind, Failure, InodeId, LinkId};
 
 use super::{Fault, SESSION, TestServer, replace};
 use crate::{
@@ -72,6 +72,13 @@ impl TestServer {
                 fs::OpenOptions::new().write(true).open(object).unwrap().set_len(1).unwrap();
                 Err(ErrorKind::Unavailable.into())
             }
+            Some(Fault::Damage(object)) => {
+                work.await?;
+                let len = fs::metadata(&object).unwrap().len();
+                // With the same metadata.
+                fs::write(&object, vec![b'?'; usize::try_from(len).unwrap()]).unwrap();
+                Err(ErrorKind::Corrupt.into())
+            }
             Some(Fault::Put(object, bytes)) => {
                 replace(&object, bytes);
                 Ok(Box::new(work.await?))
@@ -93,10 +100,13 @@ impl TestServer {
             }
             Some(Fault::Write(inode)) => {
                 let reply = work.await?;
-                self.open_write(inode).await;
-                let size = self.files.lock().unwrap()[&inode].len() as u64;
-                self.commit(inode, size).await;
+                self.rewrite(inode).await;
                 Ok(Box::new(reply))
+            }
+            Some(Fault::WriteUnheard(inode)) => {
+                work.await?;
+                self.rewrite(inode).await;
+                Err(ErrorKind::Unavailable.into())
             }
             Some(Fault::Truncate(inode)) => {
                 let reply = work.await?;
@@ -124,6 +134,13 @@ impl TestServer {
         });
         let record = query.await.unwrap();
         self.buckets.bucket(&spec_of(&record.bucket).unwrap()).unwrap()
+    }
+
+    /// Somebody opens a file for writing, and closes it.
+    async fn rewrite(&self, inode: InodeId) {
+        self.open_write(inode).await;
+        let size = self.files.lock().unwrap()[&inode].len() as u64;
+        self.commit(inode, size).await;
     }
 
     async fn upload_part(&self, part: UploadPart) -> Result<UploadPartReply, Failure> {
