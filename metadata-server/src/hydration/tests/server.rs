@@ -82,7 +82,7 @@ pub(super) enum Fault {
     Away(PathBuf, Box<Command>),
     /// It does what it is asked, the bucket keeps one byte of this object, and its answer is lost.
     Cut(PathBuf),
-    /// It does what it is asked, and the bucket says that this object has other bytes, which it has.
+    /// It does what it is asked, and the bucket says that this object has other bytes. It has.
     Damage(PathBuf),
     /// Somebody deletes this object meanwhile, before the target does what it is asked.
     Delete(PathBuf),
