@@ -10,9 +10,9 @@
 //! Modules, in reading order: [`mod@file`] and [`files`] (the view of open files), `durable`,
 //! `unsynced`, [`handles`] and [`handle`], [`writers`], [`kept_pages`], [`kernel_pages`],
 //! [`kernel_names`], [`pending`], [`changed_objects`], [`open`], [`delegations`], `publish`,
-//! `closes`, `reopen`, `quiet_opens`, `all_told`, `ahead_contents`, [`leases`], [`look_ahead`],
-//! `absent_names`, [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`], [`locks`],
-//! [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bare`,
+//! `closes`, `opens_given_up`, `reopen`, `quiet_opens`, `all_told`, `ahead_contents`, [`leases`],
+//! [`look_ahead`], `absent_names`, [`names`], [`attributes`], [`read`], [`mod@write`], [`flush`],
+//! [`locks`], [`allocate`], [`seek`], [`mod@copy`], [`readdir`], [`removed`], [`xattr`], `bare`,
 //! `bucket_xattrs`, [`statfs`], [`mod@access_times`], [`upkeep`].
 
 use std::{
@@ -65,6 +65,7 @@ pub(crate) mod locks;
 pub(crate) mod look_ahead;
 pub(crate) mod names;
 pub(crate) mod open;
+mod opens_given_up;
 pub(crate) mod pending;
 mod publish;
 mod quiet_opens;

@@ -493,14 +493,16 @@ impl millrace_fuse_server::FileSystem for Adapter {
             Err(failure) => return reply.fail(errno(&failure)),
         };
         handle.writers.record(call.pid);
+        let let_go = CancellationToken::new();
         let owed = Owed::writing(&call, reply, &self.fs.orphans, handle.file.inode);
+        let owed = owed.telling(let_go.clone());
         let FAllocate { offset, length, mode, .. } = allocate;
         let privileged = call.uid == 0;
         let work = async move {
             if !privileged {
                 fs.drop_privilege_bits_of(&handle.file).await?;
             }
-            fs.allocate(&handle, offset, length, mode.cast_signed()).await
+            fs.allocate(&handle, offset, length, mode.cast_signed(), &let_go).await
         };
         self.answer_done(owed, work);
     }
@@ -510,8 +512,9 @@ impl millrace_fuse_server::FileSystem for Adapter {
         let Some(wanted) = Wanted::from_whence(seek.whence) else {
             return reply.fail(Errno::INVAL);
         };
-        let work = async move { fs.seek(&*handle?, seek.offset, wanted).await };
-        let owed = Owed::interruptible(&call, reply);
+        let let_go = CancellationToken::new();
+        let owed = Owed::interruptible(&call, reply).telling(let_go.clone());
+        let work = async move { fs.seek(&*handle?, seek.offset, wanted, &let_go).await };
         self.run_on_bytes(owed.answer_with(work, |reply, found| match found {
             Some(offset) => reply.send(&LSeekReply { offset }),
             None => reply.fail(Errno::NXIO),

@@ -73,6 +73,37 @@ fn a_close_is_told_after_the_server_was_away_for_longer_than_the_mount_has_patie
 }
 
 #[test]
+fn an_open_that_is_answered_later_than_the_mount_has_patience_does_not_stay() -> Result<()> {
+    // Longer than the two opens take to be given up, also on a busy machine.
+    let lease = ("MILLRACE_SESSIONS__LEASE".to_owned(), "30s".to_owned());
+    let wish = Wish { targets: 1, environment: vec![lease], ..Wish::default() };
+    let cluster = Cluster::start(wish)?;
+    let identity = cluster.dir().join("client.pem");
+    cluster.mount_as("soft", &identity, "timeout=3s")?.ok()?;
+    let (first, soft) = (cluster.mount(), cluster.mount_named("soft"));
+    let before = used(&cluster)?;
+    fs::create_dir(first.join("d"))?;
+    ensure!(fs::read_dir(first.join("d"))?.count() == 0);
+    let _open = File::create(first.join("written"))?;
+    // The server has the lease of who holds the directory and the file end, before it answers.
+    cluster.daemon("mount-0")?.kill()?;
+    for refused in [File::create(soft.join("d/new")), File::create(soft.join("written"))] {
+        let refused = refused.err().context("who has to hear of it is dead")?;
+        ensure!(Errno::from_io_error(&refused) == Some(Errno::IO), "{refused}");
+    }
+    cluster.wait_for_log("metadata", &["its lease ran out"])?;
+    ensure!(soft.join("d/new").exists(), "it was made although nobody was told");
+    for path in ["d/new", "written"] {
+        fs::write(soft.join(path), vec![7; 4 << 20])?;
+    }
+    wait_for_used(&cluster, "all to be stored", |used| used >= before + (8 << 20))?;
+    for path in ["d/new", "written"] {
+        fs::remove_file(soft.join(path))?;
+    }
+    wait_for_used(&cluster, "what nobody has open to be freed", |used| used < before + (1 << 20))
+}
+
+#[test]
 fn files_that_are_made_in_a_burst_are_whole_after_a_kill_of_the_server_that_hears_of_it()
 -> Result<()> {
     let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;

@@ -5,19 +5,28 @@ use std::{
     io,
     os::unix::fs::{FileExt, MetadataExt},
     path::Path,
+    process::Command,
 };
 
 use anyhow::Result;
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::run,
+    program::{run, wait_for},
 };
 use rustix::{
     fs::{Advice, FallocateFlags, SeekFrom, copy_file_range, fadvise, fallocate, seek},
     io::Errno,
 };
 
+use crate::unnamed::inodes;
+
 const MIB: u64 = 1 << 20;
+
+/// The number of the system call.
+#[cfg(target_arch = "x86_64")]
+const FALLOCATE: &str = "285";
+#[cfg(not(target_arch = "x86_64"))]
+const FALLOCATE: &str = "47";
 
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
@@ -136,6 +145,37 @@ fn ranges_become_zeros_with_and_without_a_new_size_and_other_modes_are_refused()
     }
     assert!(fs::read(&path)? == expected, "and nothing has changed");
     Ok(())
+}
+
+#[test]
+fn what_a_file_gains_costs_nothing_and_whoever_zeroes_much_can_be_killed() -> Result<()> {
+    const LEN: u64 = 1 << 50;
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let path = cluster.mount().join("vast");
+    let before = inodes(&cluster)?;
+    let file = open(&path)?;
+    // Chunk by chunk it would take a day.
+    fallocate(&file, FallocateFlags::ZERO_RANGE, 0, LEN)?;
+    assert_eq!(file.metadata()?.len(), LEN);
+    let mut last = [1; 5];
+    file.read_exact_at(&mut last, LEN - 5)?;
+    assert_eq!(last, [0; 5]);
+    drop(file);
+
+    let len = LEN.to_string();
+    let mut program = Command::new("fallocate");
+    let mut program = program.args(["--punch-hole", "--length", &len]).arg(&path).spawn()?;
+    let calls = Path::new("/proc").join(program.id().to_string()).join("syscall");
+    let is_called = || {
+        let call = fs::read_to_string(&calls).ok()?;
+        (call.split(' ').next() == Some(FALLOCATE)).then_some(())
+    };
+    wait_for("the program to punch", is_called)?;
+    program.kill()?;
+    program.wait()?;
+    // As long as it goes on, the file is open and stays.
+    fs::remove_file(&path)?;
+    wait_for("the end of the file", || (inodes(&cluster).ok()? == before).then_some(()))
 }
 
 #[test]

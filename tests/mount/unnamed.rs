@@ -28,7 +28,7 @@ fn name(file: &File, path: &Path) -> Result<(), Errno> {
 }
 
 /// How many files the cluster has.
-fn inodes(cluster: &Cluster) -> Result<u64> {
+pub(crate) fn inodes(cluster: &Cluster) -> Result<u64> {
     let status = || cluster.json(&["status"]).ok();
     wait_for("a healthy cluster", || status()?["inodes"].as_u64())
 }

@@ -16,7 +16,7 @@ use millrace_service::address::ServerAddress;
 use millrace_transport::CallOptions;
 use millrace_types::{ErrorKind, Failure, LogIndex, MapEpoch, SessionId};
 
-use crate::cluster::{ATTACH_DEADLINE, Cluster, Logged, retry::Patience};
+use crate::cluster::{ATTACH_DEADLINE, Cluster, Logged, operations::Number, retry::Patience};
 
 impl Cluster {
     /// Asks something that changes nothing, as often as it takes.
@@ -80,15 +80,17 @@ impl Cluster {
     ///
     /// # Errors
     /// What the server answers; [`ErrorKind::SessionGone`] when nobody knows whether it was made;
-    /// [`ErrorKind::Unavailable`] after the mount's patience.
+    /// [`ErrorKind::Unavailable`] after the mount's patience, when it may be made yet.
     pub(crate) async fn change<R>(
         &self,
         make: impl Fn(Operation) -> R,
-    ) -> Result<(R::Reply, Logged), Failure>
+    ) -> Result<(R::Reply, Logged), Unmade>
     where
         R: Request<Reply: Indexed> + Sync,
     {
-        self.change_within(self.patience, None, make).await
+        let mut sending = Sending::new(self.operations.begin(), self.session());
+        let changed = self.change_within(self.patience, &mut sending, make).await;
+        changed.map_err(|failure| Unmade::new(failure, sending))
     }
 
     /// The same in `session` alone, for as long as that lasts, however long the server is away: for
@@ -106,25 +108,41 @@ impl Cluster {
     where
         R: Request<Reply: Indexed> + Sync,
     {
-        let changed = self.change_within(Patience { limit: None }, Some(session), make).await;
+        let sending = Sending::new(self.operations.begin(), session);
+        self.settle_change(Unsettled(sending), make).await
+    }
+
+    /// Asks under the number of a change that was given up, in its session alone and however long
+    /// the server is away. What was executed under that number is what the server answers, whatever
+    /// is asked; what was not is not executed any more once this has returned.
+    ///
+    /// # Errors
+    /// As [`Self::change_in`].
+    pub(crate) async fn settle_change<R>(
+        &self,
+        Unsettled(mut sending): Unsettled,
+        make: impl Fn(Operation) -> R,
+    ) -> Result<R::Reply, Failure>
+    where
+        R: Request<Reply: Indexed> + Sync,
+    {
+        sending.is_bound = true;
+        let changed = self.change_within(Patience { limit: None }, &mut sending, make).await;
         changed.map(|(reply, _)| reply)
     }
 
     async fn change_within<R>(
         &self,
         patience: Patience,
-        only: Option<SessionId>,
+        sending: &mut Sending,
         make: impl Fn(Operation) -> R,
     ) -> Result<(R::Reply, Logged), Failure>
     where
         R: Request<Reply: Indexed> + Sync,
     {
-        let mut number = self.operations.begin();
-        let mut session = only.unwrap_or_else(|| self.session());
-        let mut sent_without_answer = false;
         let mut attempts = patience.begin(Instant::now());
         loop {
-            let request = make(number.operation(session));
+            let request = make(sending.number.operation(sending.session));
             let deadline = attempts.deadline(DEADLINE, Instant::now());
             let answer = self.metadata.call(&request, CallOptions::control(deadline)).await;
             let failure = match answer {
@@ -135,21 +153,21 @@ impl Cluster {
                 Err(failure) => failure,
             };
             if failure.kind == ErrorKind::SessionGone {
-                let replaced = self.replace_session(session).await;
-                if only.is_some() {
+                let replaced = self.replace_session(sending.session).await;
+                if sending.is_bound {
                     return Err(failure);
                 }
                 replaced?;
-                if sent_without_answer || session == self.session() {
+                if sending.is_unanswered || sending.session == self.session() {
                     return Err(failure);
                 }
-                session = self.session();
+                sending.session = self.session();
                 continue;
             }
             if failure.kind != ErrorKind::Busy {
-                sent_without_answer = true;
-            } else if !sent_without_answer {
-                number.renew();
+                sending.is_unanswered = true;
+            } else if !sending.is_unanswered {
+                sending.number.renew();
             }
             self.metrics.retries.inc();
             tokio::time::sleep(attempts.handle_failure(failure, Instant::now())?).await;
@@ -272,6 +290,63 @@ impl Cluster {
         if let Ok(addresses) = resolve(&self.servers).await {
             self.metadata.set_addresses(addresses);
         }
+    }
+}
+
+/// A change on its way.
+#[derive(Debug)]
+struct Sending {
+    number: Number,
+    session: SessionId,
+    /// Whether it is of that session alone.
+    is_bound: bool,
+    /// Whether it was sent and not answered: it may have been made.
+    is_unanswered: bool,
+}
+
+/// A change that was given up when it may have been made, or may be yet. While this is kept, the
+/// server remembers under its number what became of it.
+#[derive(Debug)]
+pub(crate) struct Unsettled(Sending);
+
+/// A change that was not made, as far as anybody here knows.
+#[derive(Debug)]
+pub(crate) struct Unmade {
+    /// Why.
+    pub(crate) failure: Failure,
+    /// What there is to find out about it.
+    pub(crate) unsettled: Option<Unsettled>,
+}
+
+impl Sending {
+    fn new(number: Number, session: SessionId) -> Self {
+        Self { number, session, is_bound: false, is_unanswered: false }
+    }
+}
+
+impl Unsettled {
+    /// The session in which it was sent.
+    pub(crate) fn session(&self) -> SessionId {
+        self.0.session
+    }
+}
+
+impl Unmade {
+    fn new(failure: Failure, sending: Sending) -> Self {
+        let is_given_up = failure.kind == ErrorKind::Unavailable && sending.is_unanswered;
+        Self { failure, unsettled: is_given_up.then_some(Unsettled(sending)) }
+    }
+}
+
+impl From<Failure> for Unmade {
+    fn from(failure: Failure) -> Self {
+        Self { failure, unsettled: None }
+    }
+}
+
+impl From<Unmade> for Failure {
+    fn from(unmade: Unmade) -> Self {
+        unmade.failure
     }
 }
 

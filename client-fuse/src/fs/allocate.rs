@@ -1,25 +1,32 @@
 //! fallocate: holes and zeros. Nothing is reserved ahead of a write, so that plain allocation is
 //! refused and the C library writes the zeros itself.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, pin::pin, sync::Arc};
 
+use futures::{StreamExt as _, stream};
 use millrace_protocol::metadata::SetAttributes;
 use millrace_types::{ErrorKind, Failure, SessionId};
+use tokio_util::sync::CancellationToken;
 
 use crate::fs::{FileSystem, REFRESH_PAUSE, REFRESHES_MAX, file::File, handle::FileHandle};
 
 impl FileSystem {
-    /// `fallocate(2)` with `PUNCH_HOLE | KEEP_SIZE` or `ZERO_RANGE`.
+    /// `fallocate(2)` with `PUNCH_HOLE | KEEP_SIZE` or `ZERO_RANGE`. What a file gains is a hole.
+    ///
+    /// Must run to its end, which is soon after `let_go` was cancelled: a part of the range is
+    /// zeros then.
     ///
     /// # Errors
     /// [`ErrorKind::NotSupported`] for other modes; [`ErrorKind::SessionGone`] when a lock of the
-    /// handle is lost, or the session ends meanwhile; and what the servers answer.
+    /// handle is lost, or the session ends meanwhile; [`ErrorKind::Cancelled`] when the program was
+    /// let go; and what the servers answer.
     pub(crate) async fn allocate(
         &self,
         handle: &FileHandle,
         offset: u64,
         len: u64,
         mode: i32,
+        let_go: &CancellationToken,
     ) -> Result<(), Failure> {
         const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
@@ -35,16 +42,20 @@ impl FileSystem {
         let failures = file.state().failures;
         self.flush_telling(file, failures).await?;
         self.commit(file, false).await?;
-        self.declare(handle, mode == ZERO, end).await?;
+        let stored_end = self.declare(handle, mode == ZERO, end).await?;
         drop(sizing);
-        let size = file.state().attributes.size;
-        self.zero(file, session, offset..end.min(size)).await
+        self.zero(file, session, offset..end.min(stored_end), let_go).await
     }
 
-    /// Tells the server that the file may have holes, and of its new end.
-    async fn declare(&self, handle: &FileHandle, grows: bool, end: u64) -> Result<(), Failure> {
-        let size = handle.file.state().attributes.size;
-        let size = (grows && end > size).then_some(end);
+    /// Tells the server that the file may have holes, and of its new end. Tells where the file
+    /// ended before: what it gains has no bytes.
+    async fn declare(&self, handle: &FileHandle, grows: bool, end: u64) -> Result<u64, Failure> {
+        if grows {
+            // Another host may have made it longer, of which it must not lose anything.
+            self.refresh(&handle.file).await?;
+        }
+        let before = handle.file.state().attributes.size;
+        let size = (grows && end > before).then_some(end);
         let whole = handle.file.state().durable.whole();
         let reply = self
             .set_attributes(
@@ -60,7 +71,9 @@ impl FileSystem {
             }
             state.accept(reply)?;
         }
-        self.refresh(&handle.file).await
+        self.refresh(&handle.file).await?;
+        let now = handle.file.state().attributes.size;
+        Ok(if size.is_some() { before.min(now) } else { now })
     }
 
     async fn zero(
@@ -68,14 +81,28 @@ impl FileSystem {
         file: &Arc<File>,
         session: SessionId,
         range: Range<u64>,
+        let_go: &CancellationToken,
     ) -> Result<(), Failure> {
         let layout = file.access()?.content.layout;
-        for piece in layout.pieces(range.start, range.end.saturating_sub(range.start)) {
+        let stop = let_go.child_token();
+        let pieces = layout.pieces(range.start, range.end.saturating_sub(range.start));
+        let zeros = stream::iter(pieces.take_while(|_| !stop.is_cancelled())).map(|piece| {
             let start = piece.offset_in_file;
-            let range = start..start + piece.len;
-            self.zero_in_chunk(file, session, range).await?;
+            self.zero_in_chunk(file, session, start..start + piece.len)
+        });
+        let mut zeros = pin!(zeros.buffer_unordered(CHUNKS_AT_ONCE));
+        let mut zeroed = Ok(());
+        while let Some(one) = zeros.next().await {
+            if one.is_err() {
+                stop.cancel();
+            }
+            zeroed = zeroed.and(one);
         }
-        self.commit(file, false).await.map(drop)
+        let committed = self.commit(file, false).await.map(drop);
+        if let_go.is_cancelled() {
+            return Err(Failure::new(ErrorKind::Cancelled, "the program that zeroes was let go"));
+        }
+        zeroed.and(committed)
     }
 
     async fn zero_in_chunk(
@@ -126,3 +153,7 @@ impl FileSystem {
         Ok(())
     }
 }
+
+/// Chunks that are zeroed at the same time: one takes a message and a record of its target's
+/// journal, and a file of 1 TiB has 131,072.
+const CHUNKS_AT_ONCE: usize = 16;

@@ -16,7 +16,7 @@ use millrace_types::{ErrorKind, Failure, FileName, InodeId, SessionId};
 
 use crate::{
     cache::names::{Changing, Lease, stamps::Note},
-    cluster::Indexed,
+    cluster::{Indexed, Unmade},
     fs::{FileSystem, access_times::Shows, handle::Told},
 };
 
@@ -239,6 +239,21 @@ impl FileSystem {
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
+        Ok(self.change_or_leave(changing, make).await?)
+    }
+
+    /// As [`Self::change_during`], of what must not stay with the server when it is given up.
+    ///
+    /// # Errors
+    /// As [`crate::cluster::Cluster::change`].
+    pub(super) async fn change_or_leave<R>(
+        &self,
+        changing: Changing<'_>,
+        make: impl Fn(Operation) -> R,
+    ) -> Result<R::Reply, Unmade>
+    where
+        R: Request<Reply: Indexed + Shows> + Sync,
+    {
         self.before_change(changing.concerned()).await?;
         let result = self.cluster.change(make).await;
         if let Ok((_, logged)) = &result {
@@ -248,8 +263,8 @@ impl FileSystem {
         self.end_change(result.map(|(reply, _)| reply)).await
     }
 
-    /// As [`Self::change`], of an open for writing that cuts nothing: whoever syncs the inode
-    /// misses nothing where it is lost.
+    /// As [`Self::change_or_leave`], of an open for writing that cuts nothing: whoever syncs the
+    /// inode misses nothing where it is lost.
     ///
     /// # Errors
     /// As [`crate::cluster::Cluster::change`].
@@ -257,7 +272,7 @@ impl FileSystem {
         &self,
         make: impl Fn(Operation) -> R,
         inode: Option<InodeId>,
-    ) -> Result<R::Reply, Failure>
+    ) -> Result<R::Reply, Unmade>
     where
         R: Request<Reply: Indexed + Shows> + Sync,
     {
@@ -292,15 +307,15 @@ impl FileSystem {
         }
         let result = self.cluster.change_in(session, make).await;
         drop(changing);
-        self.end_change(result).await
+        Ok(self.end_change(result.map_err(Unmade::from)).await?)
     }
 
-    async fn end_change<A: Shows>(&self, result: Result<A, Failure>) -> Result<A, Failure> {
+    async fn end_change<A: Shows>(&self, result: Result<A, Unmade>) -> Result<A, Unmade> {
         match result {
             Ok(answer) => Ok(self.with_reads(answer)),
-            Err(failure) => {
-                self.handle_unmade(&failure).await;
-                Err(failure)
+            Err(unmade) => {
+                self.handle_unmade(&unmade.failure).await;
+                Err(unmade)
             }
         }
     }
@@ -315,7 +330,7 @@ impl FileSystem {
         create: impl Fn(Operation) -> Create,
         (parent, name): (InodeId, &FileName),
         umask: u16,
-    ) -> Result<(InodeReply, Option<Lease>), Failure> {
+    ) -> Result<(InodeReply, Option<Lease>), Unmade> {
         let names = [(parent, name)];
         let changing = self.changing(&names, None);
         let note = changing.note();
@@ -324,10 +339,10 @@ impl FileSystem {
         self.before_change(changing.concerned()).await?;
         let (made, logged) = match self.cluster.change(request).await {
             Ok((made, logged)) => (self.with_reads(made), logged),
-            Err(failure) => {
+            Err(unmade) => {
                 drop(changing);
-                self.handle_unmade(&failure).await;
-                return Err(failure);
+                self.handle_unmade(&unmade.failure).await;
+                return Err(unmade);
             }
         };
         let inode = made.reply.attributes.inode;
@@ -371,7 +386,7 @@ impl FileSystem {
                 self.handle_removal(last);
                 Ok(())
             }
-            Err(failure) => {
+            Err(Unmade { failure, .. }) => {
                 drop(changing);
                 self.handle_unmade(&failure).await;
                 Err(failure)

@@ -19,6 +19,7 @@ use crate::{
         file::{File, resize::Resized},
         handle::{FileHandle, HandleOptions, Known, Told},
         names::NewMode,
+        opens_given_up::{made_before, opened_before, unnamed_before},
     },
 };
 
@@ -104,10 +105,12 @@ impl FileSystem {
         };
         let changed = (mode == OpenMode::Write).then_some(inode);
         let (viewed, whole) = (self.names.note(), self.files.whole(inode));
-        let reply = match truncate {
-            true => self.change(request, &[], changed).await?,
-            false => self.change_opens(request, changed).await?,
+        let opened = match truncate {
+            true => self.change_or_leave(self.changing(&[], changed), request).await,
+            false => self.change_opens(request, changed).await,
         };
+        let reply = opened
+            .map_err(|unmade| self.take_back(unmade, mode, opened_before(&caller, inode, mode)))?;
         let cut_to = Resized::shown_by(&reply);
         let view = View { reply, viewed, whole, lease: None };
         let (opened, _) = self.begin_told(caller, view, mode, flags, telling.told()).await?;
@@ -161,7 +164,10 @@ impl FileSystem {
             exclusive,
         };
         let viewed = self.names.note();
-        let (reply, lease) = self.make_name(request, (parent, &name), mode.umask).await?;
+        let made = self.make_name(request, (parent, &name), mode.umask).await;
+        let (reply, lease) = made.map_err(|unmade| {
+            self.take_back(unmade, OpenMode::Write, made_before(&caller, &name))
+        })?;
         let inode = reply.attributes.inode;
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
         let view = View { reply, viewed, whole: None, lease };
@@ -204,7 +210,9 @@ impl FileSystem {
             nameable,
         };
         let viewed = self.names.note();
-        let reply = self.change(request, &[], None).await?;
+        let made = self.change_or_leave(self.changing(&[], None), request).await;
+        let reply = made
+            .map_err(|unmade| self.take_back(unmade, OpenMode::Write, unnamed_before(&caller)))?;
         let view = View { reply, viewed, whole: None, lease: None };
         let (opened, attributes) =
             self.begin_told(caller, view, OpenMode::Write, flags, telling.told()).await?;
@@ -312,7 +320,11 @@ impl FileSystem {
         told: Told,
     ) -> Result<(Opened, Attributes), Failure> {
         let known = Known::Server(told);
-        let (opened, attributes) = self.begin_handle(caller, view, mode, flags, known)?;
+        let inode = view.reply.attributes.inode;
+        let begun = self.begin_handle(caller, view, mode, flags, known);
+        let (opened, attributes) = begun.inspect_err(|_| {
+            self.spawn(|this| async move { this.close_unhandled(told.session, inode, mode).await });
+        })?;
         if known.is_due(mode, self.told_now())
             && let Ok(handle) = self.handles.find(opened.handle)
         {

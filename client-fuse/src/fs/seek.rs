@@ -3,6 +3,7 @@
 
 use futures::{StreamExt as _, stream};
 use millrace_types::{ErrorKind, Failure};
+use tokio_util::sync::CancellationToken;
 
 use crate::fs::{FileSystem, REFRESH_PAUSE, REFRESHES_MAX, file::File, handle::FileHandle};
 
@@ -35,12 +36,14 @@ impl FileSystem {
     ///
     /// # Errors
     /// What the servers answer; failures of buffered writes; [`ErrorKind::Stale`] when the handle
-    /// was opened on an older version of the object.
+    /// was opened on an older version of the object; [`ErrorKind::Cancelled`] when the program was
+    /// let go.
     pub(crate) async fn seek(
         &self,
         handle: &FileHandle,
         offset: u64,
         wanted: Wanted,
+        let_go: &CancellationToken,
     ) -> Result<Option<u64>, Failure> {
         let file = &handle.file;
         let failures = file.state().failures;
@@ -51,7 +54,7 @@ impl FileSystem {
             }
             self.refresh(file).await?;
             handle.check_version(&file.state())?;
-            match self.seek_in_view(file, offset, wanted).await {
+            match self.seek_in_view(file, offset, wanted, let_go).await {
                 Err(failure) => match failure.kind {
                     ErrorKind::StaleContent | ErrorKind::StaleEpoch | ErrorKind::KeyRetired => {}
                     // The right is of a session that has ended since.
@@ -69,6 +72,7 @@ impl FileSystem {
         file: &File,
         offset: u64,
         wanted: Wanted,
+        let_go: &CancellationToken,
     ) -> Result<Option<u64>, Failure> {
         let size = file.state().attributes.size;
         if offset >= size {
@@ -82,6 +86,7 @@ impl FileSystem {
         } else {
             let hole = wanted == Wanted::Hole;
             let pieces = access.content.layout.pieces(offset, size - offset);
+            let pieces = pieces.take_while(|_| !let_go.is_cancelled());
             let answers = stream::iter(pieces).map(|piece| {
                 let range = piece.offset_in_file..piece.offset_in_file + piece.len;
                 self.cluster.seek(&access, range, hole)
@@ -90,6 +95,12 @@ impl FileSystem {
             let mut found = None;
             while let (None, Some(answer)) = (found, answers.next().await) {
                 found = answer?;
+            }
+            if let_go.is_cancelled() {
+                return Err(Failure::new(
+                    ErrorKind::Cancelled,
+                    "the program that seeks was let go",
+                ));
             }
             found
         };
