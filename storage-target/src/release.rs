@@ -13,7 +13,8 @@
 //!
 //! While the metadata server is away nothing is dropped. A change that finds no space has a round
 //! begin and waits for it; it is refused only when that frees nothing, and nothing was removed
-//! before ([`removed`]).
+//! before ([`removed`]). A round that has not come to the end of all candidates is gone on with by
+//! the next ([`sweep`]).
 
 use std::{
     sync::{
@@ -23,10 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_protocol::{
-    release::{ASK_RELEASE_MAX, AskRelease, ReleaseAnswer},
-    target::ContentName,
-};
+use millrace_protocol::release::{ASK_RELEASE_MAX, AskRelease};
 use millrace_transport::{CallOptions, Peer};
 use millrace_types::{ByteLen, ChunkKey, ErrorKind, Failure, TargetId};
 use tokio::sync::{Notify, watch};
@@ -40,11 +38,12 @@ mod oldest;
 mod recency;
 mod refused;
 mod removed;
+mod sweep;
 
 use oldest::{Candidate, Oldest};
 use recency::Recency;
-use refused::Refused;
 use removed::Removed;
+use sweep::Sweep;
 
 /// When bytes are dropped. Shares of what the target can hold, in percent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,11 +113,15 @@ struct Progress {
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How long a change waits for space. Rounds take milliseconds where the index is in memory; a long
-/// one has dropped something before its end.
+/// one has dropped something before its end, or the next one goes on.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long the metadata server may take for one answer.
 const ANSWER: Duration = Duration::from_secs(5);
+
+/// How long an answer counts that something may go. Whoever gives it knows of a rename, a pin or
+/// another object a moment later, and a disk may hang for minutes between two chunks.
+pub(crate) const ANSWER_COUNTS: Duration = Duration::from_secs(10);
 
 /// What a round frees at least for who waits, so that not each write has to: a 16th of the target,
 /// or so many bytes.
@@ -130,11 +133,12 @@ const ROUND_TIME_MAX: Duration = Duration::from_secs(20);
 /// How long a change waits before it looks again whether what was dropped is free.
 const QUARANTINE_PAUSE: Duration = Duration::from_millis(250);
 
-/// After a round that freed nothing, the watermark alone begins no other one for so long.
+/// After a round that freed nothing, the watermark alone begins no other one for so long, unless
+/// that has only asked about some.
 const VAIN: Duration = Duration::from_secs(60);
 
 /// And no change waits for another one for so long: a target that is full of what nobody has saved
-/// refuses at once.
+/// refuses at once. Much less than answers count, so that rounds for a change go on.
 const VAIN_ASKED: Duration = Duration::from_secs(2);
 
 impl Releaser {
@@ -245,13 +249,13 @@ impl Releaser {
     /// Makes room whenever it is due, until it is dropped.
     pub(crate) async fn run(self, metadata: Peer, cluster: Cluster) {
         assert!(self.inner.metadata.set((metadata, cluster)).is_ok(), "it runs once");
-        let mut refused = Refused::default();
-        let mut warned = false;
+        let mut sweep = Sweep::default();
+        let (mut warned, mut goes_on) = (false, false);
         loop {
             drop(tokio::time::timeout(LOOK, self.inner.wanted.notified()).await);
             let asked = self.inner.waiting.load(Ordering::Acquire) > 0;
             let before = *self.inner.progress.borrow();
-            let pauses = before.is_vain(if asked { VAIN_ASKED } else { VAIN });
+            let pauses = before.is_vain(if asked || goes_on { VAIN_ASKED } else { VAIN });
             if pauses {
                 continue;
             }
@@ -264,7 +268,7 @@ impl Releaser {
             };
             self.inner.progress.send_modify(|progress| progress.begun += 1);
             let target = self.target();
-            let outcome = self.round(goal, asked, &mut refused).await;
+            let outcome = self.round(goal, asked, &mut sweep).await;
             if let Err(error) = &outcome {
                 tracing::warn!(%target, %error, "no room is made now");
             }
@@ -276,6 +280,7 @@ impl Releaser {
                 tracing::warn!(%target, "the target is nearly full, and nothing of it may go");
                 warned = true;
             }
+            goes_on = matches!(outcome, Ok(Looked::AtSome));
             let vain = (freed == 0).then(Instant::now);
             self.end_round(vain, !matches!(outcome, Ok(Looked::AtAll)));
         }
@@ -298,54 +303,56 @@ impl Releaser {
         due(self.inner.watermarks, used, free, asked)
     }
 
-    /// Drops `goal` bytes, if so many may go. What may not is passed over for a while.
+    /// Drops `goal` bytes, if so many may go. Goes on where the last round has ended.
     async fn round(
         &self,
         goal: ByteLen,
         asked: bool,
-        refused: &mut Refused,
+        sweep: &mut Sweep,
     ) -> Result<Looked, RoundError> {
         let deadline = Instant::now() + ROUND_TIME_MAX;
-        refused.forget_old(Instant::now());
+        sweep.resume(Instant::now());
         let (mut left, mut wanted) = (goal.0, goal.0);
-        while left > 0 {
-            if Instant::now() >= deadline || refused.is_full() {
-                return Ok(Looked::AtSome);
-            }
-            let candidates = self.look(ByteLen(wanted), refused).await?;
-            if candidates.is_empty() {
-                break;
-            }
+        while Instant::now() < deadline {
+            let begun = Instant::now();
+            let oldest = self.look(ByteLen(wanted), sweep).await?;
+            let (has_all, candidates) = (oldest.has_all(), oldest.into_sorted());
+            // A look that took long is worth as much time for questions.
+            let until = deadline.max(Instant::now() + begun.elapsed());
             for batch in candidates.chunks(ASK_RELEASE_MAX) {
-                left = left.saturating_sub(self.drop_batch(batch, asked, refused).await?);
+                left = left.saturating_sub(self.drop_batch(batch, asked, sweep).await?);
                 if left == 0 {
-                    break;
+                    sweep.begin_again();
+                    return Ok(Looked::AtAll);
                 }
+                if Instant::now() >= until {
+                    return Ok(Looked::AtSome);
+                }
+            }
+            // Otherwise what an earlier round was refused may go by now.
+            if has_all && (sweep.end() || left < goal.0) {
+                return Ok(Looked::AtAll);
             }
             // Where much may not go, fewer looks show more.
             wanted = wanted.saturating_mul(2);
         }
-        Ok(Looked::AtAll)
+        Ok(Looked::AtSome)
     }
 
-    /// The chunks used longest ago that make so many bytes together.
-    async fn look(
-        &self,
-        wanted: ByteLen,
-        refused: &Refused,
-    ) -> Result<Vec<Candidate>, EngineError> {
+    /// The chunks ahead that were used longest ago and make so many bytes together.
+    async fn look(&self, wanted: ByteLen, sweep: &Sweep) -> Result<Oldest, EngineError> {
         let mut oldest = Oldest::new(wanted);
         let mut from = None;
         loop {
             let page = self.inner.volume.clean_chunks(from).await?;
             for (chunk, bytes) in page.chunks {
-                if !refused.contains(content_of(chunk)) {
-                    let used = self.inner.recency.of(chunk);
-                    oldest.push(Candidate { used, chunk, bytes });
+                let candidate = Candidate { used: self.inner.recency.of(chunk), chunk, bytes };
+                if sweep.is_ahead(&candidate) {
+                    oldest.push(candidate);
                 }
             }
             if page.next.is_none() {
-                return Ok(oldest.into_sorted());
+                return Ok(oldest);
             }
             from = page.next;
             // Requests come first.
@@ -358,25 +365,21 @@ impl Releaser {
         &self,
         batch: &[Candidate],
         asked: bool,
-        refused: &mut Refused,
+        sweep: &mut Sweep,
     ) -> Result<u64, RoundError> {
         let Some((metadata, cluster)) = self.inner.metadata.get() else { return Ok(0) };
         cluster.check_may_write()?;
-        let contents = batch.iter().map(|candidate| content_of(candidate.chunk)).collect();
+        let contents = batch.iter().map(Candidate::content).collect();
         let request = AskRelease { contents };
+        let asked_at = Instant::now();
         let reply = metadata.call(&request, CallOptions::control(ANSWER)).await?;
         let mut freed = 0;
-        for (candidate, answer) in batch.iter().zip(reply.answers) {
-            let chunk = candidate.chunk;
-            if answer != ReleaseAnswer::MayGo {
-                refused.insert(content_of(chunk));
-                continue;
-            }
+        for Candidate { used, chunk, .. } in sweep.pass(batch, &reply.answers, Instant::now()) {
             // Somebody has come back to it; but a write comes first.
-            if !asked && self.inner.recency.of(chunk) != candidate.used {
+            if !asked && self.inner.recency.of(chunk) != used {
                 continue;
             }
-            let bytes = self.inner.volume.release(chunk).await?.0;
+            let Some(bytes) = self.drop_clean(chunk, asked_at).await? else { break };
             self.inner.recency.forget(chunk);
             self.inner.released.fetch_add(bytes, Ordering::Relaxed);
             self.inner.progress.send_modify(|progress| {
@@ -390,6 +393,21 @@ impl Releaser {
             self.inner.volume.sync().await?;
         }
         Ok(freed)
+    }
+
+    /// Drops what is clean of a chunk that may go by what was asked then; returns the bytes, or
+    /// `None` if its turn came when that did not count any more. The caller syncs.
+    ///
+    /// # Errors
+    /// As [`Volume::release`].
+    pub(crate) async fn drop_clean(
+        &self,
+        chunk: ChunkKey,
+        asked_at: Instant,
+    ) -> Result<Option<u64>, EngineError> {
+        let counts = move || asked_at.elapsed() < ANSWER_COUNTS;
+        let bytes = self.inner.volume.release_readable_while(chunk, counts).await?.0;
+        Ok((bytes > 0 || counts()).then_some(bytes))
     }
 
     fn target(&self) -> TargetId {
@@ -429,7 +447,7 @@ fn unanswered() -> Failure {
 enum Looked {
     /// As much as was needed, or all.
     AtAll,
-    /// It took too long: more may be found by the next.
+    /// It took too long: the next goes on.
     AtSome,
 }
 
@@ -477,10 +495,6 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-fn content_of(chunk: ChunkKey) -> ContentName {
-    ContentName { inode: chunk.inode, generation: chunk.generation }
 }
 
 #[cfg(test)]

@@ -164,9 +164,9 @@ pub struct BucketSettings {
     pub requests_max: usize,
     /// Bytes in flight to and from one bucket. Default 256 MiB.
     pub bytes_max: ByteLen,
-    /// How long a bucket may stay silent in the middle of an answer, or send less than 1 KiB/s. The
-    /// answer to a change may take ten times as long in all, and that to the end of an upload ten
-    /// minutes at least. Default 60 s.
+    /// How long a bucket may stay silent in the middle of an answer, or send less than 1 KiB/s.
+    /// What is sent to it has a second more for each 128 KiB. The answer to a change may take ten
+    /// times as long in all, and that to the end of an upload ten minutes at least. Default 60 s.
     #[serde(with = "millrace_service::duration")]
     pub read_timeout: Duration,
 }

@@ -72,7 +72,7 @@ pub(crate) struct Exporter {
     /// Requests to buckets run beside the threads that serve the network.
     runtime: Handle,
     links: Shares<LinkId>,
-    memory: Arc<Semaphore>,
+    pub(super) memory: Arc<Semaphore>,
 }
 
 /// Memory for one upload.
@@ -123,10 +123,11 @@ impl Daemon {
         if source.len > UPLOAD_LEN_MAX {
             return self.stream_part(bucket, (source, reader), upload, part_number).await;
         }
-        let _permit = self.upload_permit(source.link, source.len).await?;
+        let held = self.upload_permit(source.link, source.len).await?;
         let (body, checksum) = self.gather(&source, reader).await?;
         let (key, offset) = (source.key, source.offset);
         let part = self.on_buckets(bucket, move |bucket| async move {
+            let _held = held;
             bucket.put_part(&key, &upload, part_number, offset, body).await
         });
         let part = part.await?;
@@ -180,10 +181,11 @@ impl Daemon {
             UploadCondition::Absent => Condition::Absent,
             UploadCondition::Tag(tag) => Condition::Matches(Tag::new(tag)?),
         };
-        let _permit = self.upload_permit(source.link, source.len).await?;
+        let held = self.upload_permit(source.link, source.len).await?;
         let (body, checksum) = self.gather_at_once(&source, reader).await?;
         let key = source.key;
         let stored = self.on_buckets(bucket, move |bucket| async move {
+            let _held = held;
             bucket.put_small(&key, body, &metadata, &condition).await
         });
         let stored = stored.await?;
@@ -191,6 +193,8 @@ impl Daemon {
         Ok((stored, checksum))
     }
 
+    /// Does the work of an upload, which goes on when nobody waits for it any more: it must hold
+    /// what it was allowed of memory itself.
     async fn on_buckets<T, F>(
         &self,
         bucket: Arc<Bucket>,

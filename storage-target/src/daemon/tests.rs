@@ -38,7 +38,7 @@ use crate::{
     links::Links,
     metrics::Counters,
     page_checksum::of_pages,
-    release::{Releaser, Watermarks},
+    release::{self, Releaser, Watermarks},
     sessions::{Cut, Holder},
     store::Store,
     volume::{Blank, Fill, Options, Volume},
@@ -46,6 +46,7 @@ use crate::{
 
 mod copies;
 mod neighbours;
+mod uploads;
 
 const TARGET: TargetId = TargetId([2; 8]);
 const HOLDER: Holder = Holder { host: HostId([4; 16]), fingerprint: [5; 32] };
@@ -514,4 +515,38 @@ async fn a_release_that_nobody_waits_for_goes_on_to_no_further_chunk() {
         assert_eq!(world.clean().await, before - u64::from(BLOCK));
     }
     assert_eq!(world.clean().await, u64::from(BLOCK));
+}
+
+#[tokio::test]
+async fn a_target_drops_nothing_by_itself_that_was_allowed_to_go_long_ago() {
+    let world = World::new().await;
+    world.fetch(0).await;
+    let releaser = world.daemon.store(TARGET).unwrap().releaser().clone();
+    let Content { inode, generation, .. } = content();
+    let chunk = ChunkKey { inode, generation, index: ChunkIndex(0), copy: CopyIndex(0) };
+    // Behind what was fetched.
+    let (client, (mut request, body)) = (world.client(1).await, write(1, 1));
+    request.place.offset = MIB;
+    let mut writing = Box::pin(async {
+        let let_in = world.daemon.let_in(&client, &request).await.unwrap();
+        world.daemon.write(&client, request.clone(), let_in, body).await.unwrap();
+    });
+    world.disk.hang();
+    tokio::select! {
+        () = &mut writing => panic!("the disk hangs"),
+        () = world.disk.asked() => {}
+    }
+    let almost = release::ANSWER_COUNTS - Duration::from_millis(50);
+    let asked_at = Instant::now().checked_sub(almost).unwrap();
+    let mut dropping = Box::pin(releaser.drop_clean(chunk, asked_at));
+    assert!(poll!(&mut dropping).is_pending(), "somebody writes to the chunk");
+    while asked_at.elapsed() < release::ANSWER_COUNTS {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    world.disk.go_on();
+    writing.await;
+    assert_eq!(dropping.await.unwrap(), None);
+    assert_eq!(world.clean().await, u64::from(BLOCK));
+    assert_eq!(releaser.drop_clean(chunk, Instant::now()).await.unwrap(), Some(u64::from(BLOCK)));
+    assert_eq!(world.clean().await, 0);
 }

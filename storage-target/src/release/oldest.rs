@@ -2,6 +2,7 @@
 
 use std::collections::BinaryHeap;
 
+use millrace_protocol::target::ContentName;
 use millrace_types::{ByteLen, ChunkKey};
 
 use super::recency::Used;
@@ -13,6 +14,8 @@ pub(super) struct Oldest {
     bytes: u64,
     /// The youngest on top.
     heap: BinaryHeap<Candidate>,
+    /// Whether nothing was left out.
+    has_all: bool,
 }
 
 /// A chunk that may go. Ordered by when it was used.
@@ -26,13 +29,20 @@ pub(super) struct Candidate {
     pub(super) bytes: ByteLen,
 }
 
+impl Candidate {
+    /// Who decides knows it as a part of this.
+    pub(super) fn content(&self) -> ContentName {
+        ContentName { inode: self.chunk.inode, generation: self.chunk.generation }
+    }
+}
+
 /// Candidates kept at most: 12 MB. More goes in a second look.
 const CANDIDATES_MAX: usize = 262_144;
 
 impl Oldest {
     /// Collects what makes `wanted` bytes together.
     pub(super) fn new(wanted: ByteLen) -> Self {
-        Self { wanted: wanted.0, bytes: 0, heap: BinaryHeap::new() }
+        Self { wanted: wanted.0, bytes: 0, heap: BinaryHeap::new(), has_all: true }
     }
 
     /// Looks at one more.
@@ -46,7 +56,13 @@ impl Oldest {
             }
             self.bytes -= youngest.bytes.0;
             self.heap.pop();
+            self.has_all = false;
         }
+    }
+
+    /// Whether it has all that it was shown.
+    pub(super) fn has_all(&self) -> bool {
+        self.has_all
     }
 
     /// The oldest first.
@@ -98,5 +114,17 @@ mod tests {
         assert_eq!(chosen(&ages, 101), [1, 2]);
         assert_eq!(chosen(&ages, 350), [1, 2, 3, 5]);
         assert_eq!(chosen(&ages, 10_000), [1, 2, 3, 5, 7, 8, 9], "all there is");
+    }
+
+    #[test]
+    fn it_knows_whether_it_has_all() {
+        let has_all = |wanted| {
+            let mut oldest = Oldest::new(ByteLen(wanted));
+            candidates(&[5, 1, 9]).into_iter().for_each(|candidate| oldest.push(candidate));
+            oldest.has_all()
+        };
+        assert!(Oldest::new(ByteLen(1)).has_all(), "of nothing");
+        assert!(!has_all(1) && !has_all(200));
+        assert!(has_all(201) && has_all(300));
     }
 }

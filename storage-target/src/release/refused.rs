@@ -15,24 +15,22 @@ pub(super) struct Refused {
 
 /// How long an answer counts: what is written or pinned mostly stays so for longer, and who ends a
 /// pin because nothing can be written waits no longer for that.
-const COUNTS: Duration = Duration::from_secs(30);
+pub(super) const COUNTS: Duration = Duration::from_secs(30);
 
 /// Contents remembered at most, in some 50 MB.
 const CONTENTS_MAX: usize = 1 << 20;
 
 impl Refused {
-    /// It may not go, now.
-    pub(super) fn insert(&mut self, content: ContentName) {
-        self.since.insert(content, Instant::now());
+    /// It may not go, now. What there is no room for is asked about once more.
+    pub(super) fn insert(&mut self, content: ContentName, now: Instant) {
+        if self.since.len() >= CONTENTS_MAX {
+            self.since.clear();
+        }
+        self.since.insert(content, now);
     }
 
     pub(super) fn contains(&self, content: ContentName) -> bool {
         self.since.contains_key(&content)
-    }
-
-    /// Whether no more can be remembered.
-    pub(super) fn is_full(&self) -> bool {
-        self.since.len() >= CONTENTS_MAX
     }
 
     /// Answers that are older than they count are asked for again.
@@ -49,12 +47,24 @@ mod tests {
 
     #[test]
     fn what_was_refused_is_passed_over_for_a_while() {
-        let mut refused = Refused::default();
-        let content = ContentName { inode: InodeId(7), generation: ContentGeneration(1) };
-        refused.insert(content);
-        refused.forget_old(Instant::now());
-        assert!(refused.contains(content) && !refused.is_full());
-        refused.forget_old(Instant::now() + COUNTS);
-        assert!(!refused.contains(content));
+        let (mut refused, now) = (Refused::default(), Instant::now());
+        refused.insert(content(7), now);
+        refused.forget_old(now);
+        assert!(refused.contains(content(7)));
+        refused.forget_old(now + COUNTS);
+        assert!(!refused.contains(content(7)));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let (mut refused, now) = (Refused::default(), Instant::now());
+        let most = CONTENTS_MAX as u64;
+        (0..=most).for_each(|inode| refused.insert(content(inode), now));
+        assert!(refused.since.len() <= CONTENTS_MAX);
+        assert!(refused.contains(content(most)), "the newest is");
+    }
+
+    fn content(inode: u64) -> ContentName {
+        ContentName { inode: InodeId(inode), generation: ContentGeneration(1) }
     }
 }

@@ -70,12 +70,23 @@ impl Volume {
     /// # Errors
     /// A failure of index or journal; nothing is then changed.
     pub async fn release(&self, key: ChunkKey) -> Result<ByteLen, EngineError> {
-        self.release_passing(key, AtDamage::GoRoundUnread, || true).await
+        self.release_readable_while(key, || true).await
     }
 
     /// The same of what still may go when its turn comes, behind everything that it waits for:
-    /// it goes on when its caller goes away. Of a chunk of which a record cannot be read nothing is
-    /// dropped.
+    /// it goes on when its caller goes away.
+    ///
+    /// # Errors
+    /// As [`Self::release`].
+    pub async fn release_readable_while(
+        &self,
+        key: ChunkKey,
+        may_go: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Result<ByteLen, EngineError> {
+        self.release_passing(key, AtDamage::GoRoundUnread, may_go).await
+    }
+
+    /// The same, but of a chunk of which a record cannot be read nothing is dropped.
     ///
     /// # Errors
     /// As [`Self::release`].

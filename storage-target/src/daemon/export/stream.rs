@@ -45,7 +45,7 @@ impl Daemon {
         upload: UploadId,
         number: u16,
     ) -> Result<UploadPartReply, Failure> {
-        let _permit = self.upload_permit(source.link, WINDOW).await?;
+        let held = self.upload_permit(source.link, WINDOW).await?;
         let (begin, mut attempts) = mpsc::unbounded_channel::<Attempt>();
         let read = move || {
             let (pieces, arriving) = mpsc::channel(PLACES);
@@ -58,6 +58,7 @@ impl Daemon {
         let (key, len) = (source.key.clone(), source.len);
         let place = PartPlace { number, offset: source.offset, len };
         let sent = self.on_buckets(bucket, move |bucket| async move {
+            let _held = held;
             bucket.put_part_streamed(&key, &upload, place, read).await
         });
         let mut last = Ok(Crc32c::EMPTY);
