@@ -171,7 +171,7 @@ pub struct BucketSettings {
     /// environment's are known.
     pub credentials_file: Option<PathBuf>,
     /// How long a bucket may stay silent in the middle of an answer, or send less than 1 KiB/s.
-    /// Default 60 s.
+    /// What is sent to it has a second more for each 128 KiB. Default 60 s.
     #[serde(with = "duration")]
     pub read_timeout: Duration,
 }

@@ -201,7 +201,7 @@ impl Bucket {
         }
         let _permit = self.limits.acquire(0).await?;
         let made = match &self.kind {
-            Kind::S3(s3) => s3.mark_directory(prefix, metadata).await,
+            Kind::S3(s3) => Box::pin(s3.mark_directory(prefix, metadata)).await,
             Kind::Google(google) => Box::pin(google.mark_directory(prefix, metadata)).await,
             Kind::Azure(azure) => Box::pin(azure.mark_directory(prefix, metadata)).await,
             Kind::Directory(directory) => directory.mark_directory(prefix, metadata).await,
@@ -465,6 +465,8 @@ impl Bucket {
     }
 
     /// Makes the object out of its parts, if the condition holds: whole or not at all.
+    ///
+    /// On S3, where the server may know no condition here, it is looked at just before, too.
     ///
     /// # Errors
     /// [`Error::Changed`] when the condition does not hold; the upload is then still there, to be

@@ -47,6 +47,9 @@ struct State<C> {
     looked_at: Instant,
     stamps: Vec<(PathBuf, Stamp)>,
     credential: Arc<C>,
+    /// When it was first seen that files are being written in place, and as what they were seen
+    /// last.
+    rewritten: Option<(Instant, Vec<Stamp>)>,
 }
 
 /// What tells a changed file: an editor replaces it, a script rewrites it in place.
@@ -59,6 +62,10 @@ struct Stamp {
 
 /// A change is noticed within this time; looking costs a system call.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A file that is written in place is half of one for a moment: it is read when two looks found it
+/// the same, or after this time.
+const REWRITE_MAX: Duration = Duration::from_secs(10);
 
 /// Larger files are refused: nobody has this many credentials.
 const FILE_LEN_MAX: u64 = 1024 * 1024;
@@ -81,7 +88,8 @@ impl<C> Section<C> {
             ),
         })?;
         let (stamps, credential) = load(path, section, &make)?;
-        let state = State { looked_at: Instant::now(), stamps, credential: Arc::new(credential) };
+        let (looked_at, credential) = (Instant::now(), Arc::new(credential));
+        let state = State { looked_at, stamps, credential, rewritten: None };
         let (path, section) = (path.to_owned(), section.to_owned());
         Ok(Self { path, section, make: Box::new(make), state: Mutex::new(state) })
     }
@@ -90,19 +98,44 @@ impl<C> Section<C> {
     pub(crate) fn current(&self) -> Result<Arc<C>, Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.looked_at.elapsed() >= LOOK_INTERVAL {
-            let same = |(path, stamp): &(PathBuf, Stamp)| {
-                fs::metadata(path).is_ok_and(|now| stamp_of(&now) == *stamp)
-            };
-            if !state.stamps.iter().all(same) {
+            if state.is_to_be_read() {
                 let (stamps, credential) = load(&self.path, &self.section, &self.make)?;
                 state.stamps = stamps;
                 state.credential = Arc::new(credential);
+                state.rewritten = None;
                 tracing::info!(file = %self.path.display(), section = %self.section,
                     "credentials file changed: read again");
             }
             state.looked_at = Instant::now();
         }
         Ok(Arc::clone(&state.credential))
+    }
+}
+
+impl<C> State<C> {
+    /// Looks whether the files are others than those that were read, and nobody seems to be writing
+    /// them. One that is gone is: that, as its mode, is for the operator to decide.
+    fn is_to_be_read(&mut self) -> bool {
+        let found = self.stamps.iter().map(|(path, _)| fs::metadata(path).ok());
+        let found = found.map(|found| found.map(|found| stamp_of(&found)));
+        let Some(found) = found.collect::<Option<Vec<Stamp>>>() else { return true };
+        let known: Vec<Stamp> = self.stamps.iter().map(|(_, stamp)| *stamp).collect();
+        if found == known {
+            self.rewritten = None;
+            return false;
+        }
+        // What takes the place of another file is whole.
+        let in_place = known.iter().zip(&found).all(|(known, found)| known.inode == found.inode);
+        let is_still = self
+            .rewritten
+            .as_ref()
+            .is_some_and(|(since, last)| *last == found || since.elapsed() >= REWRITE_MAX);
+        if is_still || !in_place {
+            return true;
+        }
+        let since = self.rewritten.take().map_or_else(Instant::now, |(since, _)| since);
+        self.rewritten = Some((since, found));
+        false
     }
 }
 
@@ -330,9 +363,35 @@ mod tests {
         let section = open(&path, "one").unwrap();
         let next = write(dir.path(), "next", &INI.replace("AK1", "AK9"), 0o600);
         fs::rename(next, &path).unwrap();
-        // As if the interval had passed.
+        assert_eq!(look(&section).unwrap().key_id, "AK9");
+        fs::remove_file(&path).unwrap();
+        assert!(look(&section).is_err(), "it is gone, and with it the keys");
+    }
+
+    /// The credentials as if the interval had passed.
+    fn look(section: &Section<AwsCredential>) -> Result<Arc<AwsCredential>, Error> {
         section.state.lock().unwrap().looked_at =
             Instant::now().checked_sub(LOOK_INTERVAL).unwrap();
-        assert_eq!(section.current().unwrap().key_id, "AK9");
+        section.current()
+    }
+
+    #[test]
+    fn a_file_that_is_written_in_place_is_read_once_it_stays_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = write(dir.path(), "credentials", INI, 0o600);
+        let section = open(&path, "one").unwrap();
+        fs::write(&path, "").unwrap();
+        assert_eq!(look(&section).unwrap().key_id, "AK1");
+        fs::write(&path, &INI.replace("AK1", "AK99")[..20]).unwrap();
+        assert_eq!(look(&section).unwrap().key_id, "AK1");
+        fs::write(&path, INI.replace("AK1", "AK99")).unwrap();
+        assert_eq!(look(&section).unwrap().key_id, "AK1");
+        assert_eq!(look(&section).unwrap().key_id, "AK99");
+        // What stays wrong is wrong.
+        fs::write(&path, "[one]\n").unwrap();
+        assert_eq!(look(&section).unwrap().key_id, "AK99");
+        for _ in 0..2 {
+            assert!(look(&section).is_err());
+        }
     }
 }

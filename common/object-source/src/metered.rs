@@ -1,15 +1,17 @@
 //! The HTTP client under everything: counts each request where it leaves the process, and hears
 //! from each answer whether the bucket wants fewer of them.
 //!
-//! Here, too, every answer gets its bounds, whoever collects it: what refuses, and what answers a
-//! change, is taken whole, within a length and a time. When an answer begins the request has been
-//! sent, so that its time is not that of a slow upload. What a read brings is handed on as it
-//! comes; who reads it looks at its length and its pace.
+//! Here, too, every change and every answer gets its bounds, whoever collects it. A change has time
+//! that grows with its bytes, until its answer begins: the HTTP client's own patience with a silent
+//! server runs while a body goes out, and would end every upload over a slow line. What refuses,
+//! and what answers a change, is then taken whole, within a length and a time. What a read brings
+//! is handed on as it comes; who reads it looks at its length and its pace.
 
 use std::{io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use http::{Method, StatusCode};
+use millrace_types::KIB;
 use object_store::{
     ClientOptions,
     client::{
@@ -23,7 +25,7 @@ use crate::{
     Counters, RequestClass,
     collect::{TOO_LONG, collect},
     limits::Requests,
-    transport::asks_to_wait,
+    transport::{TooSlow, asks_to_wait},
 };
 
 /// How many times its patience a bucket may take for the answer to a change, from its beginning on.
@@ -32,6 +34,10 @@ const CHANGE_PATIENCE: u32 = 10;
 /// What it may take for that to a completion or a copy at least, however small the patience: over a
 /// long one S3 sends a blank now and then, for minutes.
 const PUBLICATION_MIN: Duration = Duration::from_secs(600);
+
+/// The slowest at which a bucket may take the bytes of a change, in bytes a second: dozens of
+/// uploads may share a line.
+const RATE_MIN: u64 = 128 * KIB;
 
 /// Which requests are the bucket's, and where they are counted.
 #[derive(Debug, Clone)]
@@ -77,7 +83,17 @@ impl Wire {
         }
     }
 
-    /// How long the answer to a change may take that goes well.
+    /// How long it may take until the answer to a change begins. Over a publication a bucket may
+    /// say nothing for minutes.
+    fn limit_of_sending(&self, change: &HttpRequest) -> Duration {
+        if is_publication(change) {
+            return self.limit(change);
+        }
+        let len = change.body().content_length() as u64;
+        self.patience + Duration::from_secs(len.div_ceil(RATE_MIN))
+    }
+
+    /// How long the answer to a change may take that goes well, from its beginning on.
     fn limit(&self, change: &HttpRequest) -> Duration {
         let limit = self.patience.saturating_mul(CHANGE_PATIENCE);
         match *change.method() == Method::POST || is_copy(change) {
@@ -120,15 +136,28 @@ impl Connector {
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Metered { client, wire: self.wire.clone() }))
+        let reads = ReqwestConnector::default().connect(options)?;
+        let patient = options.clone().with_read_timeout_disabled();
+        let changes = ReqwestConnector::default().connect(&patient)?;
+        Ok(HttpClient::new(Metered { reads, changes, wire: self.wire.clone() }))
     }
 }
 
 #[derive(Debug)]
 struct Metered {
-    client: HttpClient,
+    reads: HttpClient,
+    changes: HttpClient,
     wire: Wire,
+}
+
+impl Metered {
+    /// Sends a change, until its answer begins.
+    async fn change(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let limit = self.wire.limit_of_sending(&request);
+        let len = request.body().content_length() as u64;
+        let answer = timeout(limit, self.changes.execute(request)).await;
+        answer.unwrap_or_else(|_| Err(late(len, limit)))
+    }
 }
 
 #[async_trait]
@@ -138,7 +167,10 @@ impl HttpService for Metered {
         let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
         let limit = self.wire.limit(&request);
         self.wire.leaves(class, request.body().content_length() as u64);
-        let answer = self.client.execute(request).await;
+        let answer = match is_read {
+            true => self.reads.execute(request).await,
+            false => self.change(request).await,
+        };
         self.wire.ended(class, answer.as_ref().ok().map(|answer| answer.status()));
         let answer = answer?;
         match (answer.status().is_success(), is_read) {
@@ -146,6 +178,14 @@ impl HttpService for Metered {
             (true, false) => bounded(answer, limit).await,
             (false, _) => bounded(answer, self.wire.patience).await,
         }
+    }
+}
+
+/// No answer has begun to a change of so many bytes.
+fn late(len: u64, limit: Duration) -> HttpError {
+    match len {
+        0 => HttpError::new(HttpErrorKind::Timeout, io::Error::from(io::ErrorKind::TimedOut)),
+        _ => HttpError::new(HttpErrorKind::Timeout, TooSlow { len, seconds: limit.as_secs() }),
     }
 }
 
@@ -178,6 +218,13 @@ pub(crate) fn classify(request: &HttpRequest) -> RequestClass {
         Method::POST | Method::DELETE => RequestClass::Upload,
         _ => RequestClass::Other,
     }
+}
+
+/// Whether a request makes an object of what was uploaded by parts.
+fn is_publication(request: &HttpRequest) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    let completes = *request.method() == Method::POST && has_parameter(query, "uploadId");
+    completes || is_copy(request)
 }
 
 fn is_copy(request: &HttpRequest) -> bool {
@@ -215,23 +262,43 @@ mod tests {
         }
     }
 
+    fn wire(patience: u64) -> Wire {
+        let (counters, requests) = (Arc::default(), Arc::new(Requests::new(1)));
+        Wire::new("h".to_owned(), counters, requests, classify, Duration::from_secs(patience))
+    }
+
     #[test]
     fn a_publication_has_its_minutes_however_little_patience_there_is() {
         let limit = |patience, method: Method, header: Option<&'static str>| {
-            let (counters, requests) = (Arc::default(), Arc::new(Requests::new(1)));
-            let patience = Duration::from_secs(patience);
-            let wire = Wire::new("h".to_owned(), counters, requests, classify, patience);
             let mut request = HttpRequest::new(HttpRequestBody::empty());
             *request.method_mut() = method;
             if let Some(header) = header {
                 request.headers_mut().insert(header, http::HeaderValue::from_static("/b/k"));
             }
-            wire.limit(&request).as_secs()
+            wire(patience).limit(&request).as_secs()
         };
         assert_eq!(limit(5, Method::POST, None), 600);
         assert_eq!(limit(100, Method::POST, None), 1000);
         assert_eq!(limit(5, Method::PUT, Some("x-goog-copy-source")), 600);
         assert_eq!(limit(5, Method::PUT, None), 50);
         assert_eq!(limit(5, Method::DELETE, None), 50);
+    }
+
+    #[test]
+    fn time_until_an_answer_begins_grows_with_the_bytes_that_are_sent() {
+        let limit = |method: Method, query: &str, len: usize| {
+            let mut request = HttpRequest::new(HttpRequestBody::from(vec![0_u8; len]));
+            *request.method_mut() = method;
+            *request.uri_mut() = format!("http://h/b/k?{query}").parse().unwrap();
+            wire(60).limit_of_sending(&request).as_secs()
+        };
+        assert_eq!(limit(Method::PUT, "", 0), 60);
+        assert_eq!(limit(Method::PUT, "", 1), 61);
+        assert_eq!(limit(Method::PUT, "partNumber=1&uploadId=x", 8 << 20), 60 + 64);
+        assert_eq!(limit(Method::POST, "uploadId=x", 100), 600);
+        // Nothing takes long that begins an upload, or gives a token.
+        assert_eq!(limit(Method::POST, "uploads=", 0), 60);
+        assert_eq!(limit(Method::POST, "", 300), 61);
+        assert_eq!(limit(Method::DELETE, "uploadId=x", 0), 60);
     }
 }

@@ -21,9 +21,10 @@ pub struct Settings {
     /// How long a connection may take. Default 5 s.
     pub connect_timeout: Duration,
     /// How long a server may stay silent in the middle of an exchange, or send less than 1 KiB/s.
-    /// An answer that refuses comes in whole within it, and the answer to a change within ten times
-    /// as long; that to a completion or a copy, which may take minutes, has ten minutes at least.
-    /// Default 60 s.
+    /// A change has it and a second for each 128 KiB of its body until its answer begins. An answer
+    /// that refuses comes in whole within it, and the answer to a change within ten times as long;
+    /// completions and copies, which may take minutes, have ten minutes at least for both. Default
+    /// 60 s.
     pub read_timeout: Duration,
     /// How often a request is repeated after a transient failure. Default 5.
     pub retries_max: usize,

@@ -48,8 +48,21 @@ pub(crate) fn no_bucket_answers(place: &str) -> Error {
     ))
 }
 
+/// No answer at all to a change of so many bytes, in the time that so many may take.
+#[derive(Debug, thiserror::Error)]
+#[error("{len} bytes were taken too slowly: no answer within {seconds} s")]
+pub(crate) struct TooSlow {
+    pub(crate) len: u64,
+    pub(crate) seconds: u64,
+}
+
 /// No answer at all.
 pub(crate) fn unreachable(error: &HttpError, endpoint: &str) -> Error {
+    if let Some(slow) = cause::<TooSlow>(error) {
+        return Error::unavailable(format!(
+            "{endpoint}: {slow}: check how busy it is, and the line to it"
+        ));
+    }
     let chain = chain(error);
     let lower = chain.to_ascii_lowercase();
     let why = if lower.contains("dns error") || lower.contains("failed to lookup address") {
@@ -64,6 +77,52 @@ pub(crate) fn unreachable(error: &HttpError, endpoint: &str) -> Error {
         innermost(error)
     };
     Error::unavailable(format!("cannot reach {endpoint}: {why}"))
+}
+
+/// Why object_store has no credentials: who gives them is away or busy, or will not.
+pub(crate) fn no_credentials(error: &object_store::Error) -> Error {
+    let why = innermost(error);
+    match causes(error).any(may_pass) {
+        true => Error::unavailable(format!("no credentials: who gives them is away: {why}")),
+        false => Error::Denied { message: format!("no credentials: {why}") },
+    }
+}
+
+/// The same with what to do about it where there never were any.
+pub(crate) fn with_hint(error: Error, hint: &str) -> Error {
+    match error {
+        Error::Denied { message } => Error::Denied { message: format!("{message}: {hint}") },
+        Error::Unavailable { message } => Error::unavailable(format!("{message}: {hint}")),
+        other => other,
+    }
+}
+
+/// Whether an error of object_store says that there was no answer, or none but that the server
+/// cannot give one now.
+fn may_pass(error: &(dyn StdError + 'static)) -> bool {
+    if let Some(error) = error.downcast_ref::<HttpError>() {
+        return error.kind() != HttpErrorKind::Decode;
+    }
+    // It keeps the status of an answer only in words.
+    let words = error.to_string();
+    let status = words.strip_prefix("Server returned non-2xx status code: ");
+    let status = status.and_then(|status| status.get(..3)?.parse::<StatusCode>().ok());
+    status.is_some_and(|status| {
+        let asks = asks_to_wait(status) || status == StatusCode::REQUEST_TIMEOUT;
+        asks || status.is_server_error()
+    })
+}
+
+/// The error itself or the first of its causes that is of a kind.
+fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
+    causes(error).find_map(|error| error.downcast_ref())
+}
+
+/// An error and all its causes.
+fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
 }
 
 /// The words of an error and of all its causes.

@@ -99,9 +99,10 @@ fn an_export_that_cannot_be_says_so_harms_nothing_and_its_retry_succeeds() -> Re
     ensure!(world.bucket.get("set/file")? == old, "the object is as it was");
     ensure!(fs::read(world.set().join("file"))? == new, "the file is as it was");
     // The completion is done and nobody is told, nor can anybody look. (The first look is that for
-    // what the last export left: it gives that upload up.)
+    // what the last export left: it gives that upload up. The second one is for the version that
+    // the completion is to replace.)
     world.proxy.clear();
-    world.proxy.add(Rule::next(1, Asked::Head, Fault::Pass));
+    world.proxy.add(Rule::next(2, Asked::Head, Fault::Pass));
     world.proxy.add(Rule::always(Asked::Complete, Fault::LostAnswer));
     world.proxy.add(Rule::always(Asked::Head, Fault::Reset));
     let job = world.job(&["job", "retry", &job["id"].to_string()])?;

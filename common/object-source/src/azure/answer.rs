@@ -27,6 +27,9 @@ pub(super) struct Azure {
 struct Document {
     code: String,
     message: String,
+    /// Why a request is not taken for who it says it is of. Never repeated: it may say what was
+    /// signed.
+    authentication_error_detail: String,
 }
 
 /// The version of the protocol: the one that object_store signs for.
@@ -64,9 +67,7 @@ impl Dialect for Azure {
     }
 
     fn refusal(&self, head: &Parts, body: &[u8], ask: &Ask) -> Error {
-        // Azure puts a mark before its documents.
-        let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
-        let mut document: Document = quick_xml::de::from_reader(body).unwrap_or_default();
+        let mut document = document_in(body);
         let told = head.headers.get("x-ms-error-code");
         if let Some(code) = told.and_then(|code| code.to_str().ok()) {
             code.clone_into(&mut document.code);
@@ -75,6 +76,12 @@ impl Dialect for Azure {
         let place = format!("the container {container} at {}", self.address.base());
         by_code(head.status, &document, &place, ask.key())
     }
+}
+
+fn document_in(body: &[u8]) -> Document {
+    // Azure puts a mark before its documents.
+    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    quick_xml::de::from_reader(body).unwrap_or_default()
 }
 
 fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> Error {
@@ -97,7 +104,18 @@ fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> E
         ("BlobArchived", _) => Error::Unsupported {
             message: format!("{place}: {key:?} is archived and must be restored first"),
         },
-        ("AuthenticationFailed", _) if is_about_time(&document.message) => {
+        ("BlobUsesCustomerSpecifiedEncryption", _) => Error::Unsupported {
+            message: format!("{place}: {key:?} is encrypted with a key that only its owner has"),
+        },
+        ("SnapshotsPresent" | "BlobImmutableDueToPolicy" | "InvalidBlobType", _) => {
+            Error::Unsupported {
+                message: format!(
+                    "{place} refuses that for {key:?} for good ({code}): what kind of blob it is, \
+                     its snapshots or a policy forbid it"
+                ),
+            }
+        }
+        ("AuthenticationFailed", _) if is_about_time(document) => {
             denied(place, "says that this host's clock is wrong: set it", document)
         }
         ("AuthenticationFailed" | "InvalidAuthenticationInfo", _) => denied(
@@ -127,8 +145,10 @@ fn by_code(status: StatusCode, document: &Document, place: &str, key: &str) -> E
     }
 }
 
-fn is_about_time(message: &str) -> bool {
-    message.contains("date header") || message.contains("Date header")
+/// The service says it in the detail, other servers in the message.
+fn is_about_time(document: &Document) -> bool {
+    let said = [&document.message, &document.authentication_error_detail];
+    said.iter().any(|said| said.contains("date header") || said.contains("Date header"))
 }
 
 /// What follows are the request's id and time, and what was signed.
@@ -152,7 +172,8 @@ mod tests {
     use super::*;
 
     fn refused(status: u16, code: &str, message: &str) -> Error {
-        let document = Document { code: code.to_owned(), message: message.to_owned() };
+        let (code, message) = (code.to_owned(), message.to_owned());
+        let document = Document { code, message, ..Document::default() };
         by_code(StatusCode::from_u16(status).unwrap(), &document, "the container c", "k")
     }
 
@@ -168,6 +189,14 @@ mod tests {
         assert!(matches!(refused(503, "ServerBusy", ""), Error::Busy { .. }));
         assert!(matches!(refused(500, "InternalError", ""), Error::Unavailable { .. }));
         assert!(matches!(refused(409, "PublicAccessNotPermitted", ""), Error::Denied { .. }));
+        for code in ["SnapshotsPresent", "BlobImmutableDueToPolicy", "InvalidBlobType"] {
+            let error = refused(409, code, "");
+            assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+            assert!(error.to_string().contains(code) && error.to_string().contains("\"k\""));
+        }
+        assert!(matches!(refused(409, "BlobBeingRehydrated", ""), Error::Busy { .. }));
+        let encrypted = refused(409, "BlobUsesCustomerSpecifiedEncryption", "");
+        assert!(matches!(encrypted, Error::Unsupported { .. }), "{encrypted:?}");
         let old = "Request date header too old: 'Tue, 24 Nov 2026 11:00:00 GMT'";
         for (status, code, message, word) in [
             (403, "AuthenticationFailed", old, "clock is wrong"),
@@ -185,6 +214,36 @@ mod tests {
         let message = "Server failed to authenticate the request.\nRequestId:1\nsignature s3cr3t";
         let error = refused(403, "AuthenticationFailed", message).to_string();
         assert!(error.contains("failed to authenticate") && !error.contains("s3cr3t"), "{error}");
+    }
+
+    /// As the service answers, with a detail.
+    fn not_authenticated(detail: &str) -> String {
+        let body = format!(
+            "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><Error>\
+             <Code>AuthenticationFailed</Code><Message>Server failed to authenticate the request. \
+             Make sure the value of Authorization header is formed correctly including the \
+             signature.\nRequestId:5d1d2c3e-901e-0012-3456-7a8b9c000000\n\
+             Time:2026-11-24T11:45:59.1234567Z</Message>\
+             <AuthenticationErrorDetail>{detail}</AuthenticationErrorDetail></Error>"
+        );
+        let document = document_in(body.as_bytes());
+        let error = by_code(StatusCode::FORBIDDEN, &document, "the container c", "k");
+        assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+        error.to_string()
+    }
+
+    #[test]
+    fn a_clock_that_is_wrong_is_told_from_a_signature_that_is() {
+        let told =
+            not_authenticated("Request date header too old: 'Tue, 24 Nov 2026 11:00:00 GMT'");
+        assert!(told.contains("clock is wrong"), "{told}");
+        let told = not_authenticated(
+            "The MAC signature found in the HTTP request 's3cr3t=' is not the same as any computed \
+             signature. Server used following string to sign: 'GET\n\nx-ms-date:Tue, 24 Nov 2026 \
+             11:45:59 GMT\nx-ms-version:2023-11-03\n/account/c/k'.",
+        );
+        assert!(told.contains("check account, key") && told.contains("to authenticate"), "{told}");
+        assert!(!told.contains("s3cr3t") && !told.contains("x-ms-date"), "{told}");
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use tokio::time::{Instant, timeout_at};
 
 use super::Azure;
-use crate::Error;
+use crate::{
+    Error,
+    transport::{probe_key, with_hint},
+};
 
 impl Azure {
     pub(crate) async fn check(&self, prefix: &str, write: bool) -> Result<(), Error> {
@@ -18,15 +21,13 @@ impl Azure {
                 let message = format!("no credentials within {seconds} s: {hint}");
                 return Err(Error::Denied { message });
             }
-            Ok(Err(Error::Denied { message })) => {
-                return Err(Error::Denied { message: format!("{message}: {hint}") });
-            }
-            Ok(other) => other.map(drop)?,
+            Ok(Err(error)) => return Err(with_hint(error, hint)),
+            Ok(Ok(_)) => {}
         }
         let work = async {
             self.try_list(prefix).await?;
             if write {
-                self.try_upload(&crate::transport::probe_key(prefix)).await?;
+                self.try_upload(&probe_key(prefix)).await?;
             }
             Ok(())
         };

@@ -104,9 +104,7 @@ impl Keys {
             Source::Environment(provider) => provider,
         };
         let got = provider.get_credential().await;
-        got.map(Some).map_err(|error| Error::Denied {
-            message: format!("no credentials: {}", transport::innermost(&error)),
-        })
+        got.map(Some).map_err(|error| transport::no_credentials(&error))
     }
 }
 
@@ -122,4 +120,69 @@ fn from_values(values: &Values<'_>) -> Result<Account, Error> {
         _ => return Err(values.wrong(&format!("needs either {KEY} or {SIGNATURE}"))),
     };
     Ok(Account { name, credential: Arc::new(credential) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::TcpListener,
+        thread,
+    };
+
+    use object_store::RetryConfig;
+    use tokio::net::TcpSocket;
+
+    use super::*;
+
+    /// A server of tokens that says this to the first who asks.
+    fn saying(status: &'static str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            assert!(stream.read(&mut request).unwrap() > 0);
+            let body = "{\"error\": \"invalid_grant\"}";
+            let len = body.len();
+            write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {len}\r\n\r\n{body}").unwrap();
+            // Until the client has gone.
+            drop(stream.read_to_end(&mut Vec::new()));
+        });
+        endpoint
+    }
+
+    /// What comes of asking such a server for a principal's token.
+    async fn asked(endpoint: &str) -> Error {
+        let store = MicrosoftAzureBuilder::new()
+            .with_account("account")
+            .with_container_name("data")
+            .with_client_secret_authorization("id", "hunter2", "tenant")
+            .with_authority_host(endpoint)
+            .with_client_options(ClientOptions::new().with_allow_http(true))
+            .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
+            .build();
+        let provider = Arc::clone(store.unwrap().credentials());
+        let keys = Keys { account: None, source: Source::Environment(provider) };
+        keys.credential().await.unwrap_err()
+    }
+
+    #[tokio::test]
+    async fn a_server_of_tokens_that_is_away_or_busy_refuses_nothing() {
+        // As long as it is bound, nobody else answers there.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let closed = format!("http://{}", socket.local_addr().unwrap());
+        let busy = ["503 Service Unavailable", "429 Too Many Requests", "500 Error"].map(saying);
+        for endpoint in [&[closed][..], &busy].concat() {
+            let error = asked(&endpoint).await;
+            assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+            assert!(error.to_string().contains("no credentials"), "{error}");
+        }
+        for status in ["400 Bad Request", "401 Unauthorized", "404 Not Found"] {
+            let error = asked(&saying(status)).await;
+            assert!(matches!(error, Error::Denied { .. }), "{status}: {error:?}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
 }

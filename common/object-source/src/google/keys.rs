@@ -85,13 +85,53 @@ impl Keys {
             Self::Section(section) => Arc::clone(&*section.current()?),
         };
         let got = provider.get_credential().await;
-        let credential = got.map_err(|error| Error::Denied {
-            message: format!("no credentials: {}", transport::innermost(&error)),
-        })?;
+        let credential = got.map_err(|error| transport::no_credentials(&error))?;
         Ok(Some(credential.bearer.clone()))
     }
 }
 
 fn is_true(value: Option<&str>) -> bool {
     matches!(value, Some("true" | "1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use async_trait::async_trait;
+    use object_store::{
+        CredentialProvider,
+        client::{HttpError, HttpErrorKind},
+        gcp::GcpCredential,
+    };
+
+    use super::*;
+
+    /// Has no tokens.
+    #[derive(Debug)]
+    struct Without(HttpErrorKind);
+
+    #[async_trait]
+    impl CredentialProvider for Without {
+        type Credential = GcpCredential;
+
+        async fn get_credential(&self) -> object_store::Result<Arc<GcpCredential>> {
+            let source = HttpError::new(self.0, io::Error::other("as it says"));
+            Err(object_store::Error::Generic { store: "GCS", source: Box::new(source) })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_metadata_server_that_is_away_for_a_moment_refuses_nothing() {
+        for (kind, is_away) in [
+            (HttpErrorKind::Connect, true),
+            (HttpErrorKind::Timeout, true),
+            (HttpErrorKind::Decode, false),
+        ] {
+            let error = Keys::Environment(Arc::new(Without(kind))).token().await.unwrap_err();
+            assert_eq!(error.is_transient(), is_away, "{error:?}");
+            assert_eq!(matches!(error, Error::Denied { .. }), !is_away, "{error:?}");
+            assert!(error.to_string().contains("no credentials"), "{error}");
+        }
+    }
 }

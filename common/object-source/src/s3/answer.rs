@@ -55,7 +55,21 @@ pub(super) fn refusal(
         (StatusCode::NOT_FOUND, _) if *method == Method::HEAD => {
             Error::NotFound { key: key.to_owned() }
         }
+        (StatusCode::BAD_REQUEST, _) if *method == Method::HEAD => {
+            bad_head(&format!("the bucket {bucket} at {endpoint}"), key)
+        }
         _ => by_code(status, &document, &format!("the bucket {bucket} at {endpoint}"), key),
+    }
+}
+
+/// What HEAD of an object gets that its owner has encrypted, and with no word of that. Nor is there
+/// a word of what else makes a request a bad one.
+fn bad_head(bucket: &str, key: &str) -> Error {
+    Error::Denied {
+        message: format!(
+            "{bucket} refuses to tell of {key:?} (400): if it is encrypted with a key of its \
+             owner's (SSE-C), it cannot be had; if not, check the credentials and the region"
+        ),
     }
 }
 
@@ -192,6 +206,7 @@ pub(super) fn translate(error: object_store::Error, key: &str) -> Error {
 pub(super) fn translate_head(error: object_store::Error, key: &str) -> Error {
     match error {
         object_store::Error::NotFound { .. } => Error::NotFound { key: key.to_owned() },
+        other if chain(&other).contains("status code: 400") => bad_head("the bucket", key),
         other => translate(other, key),
     }
 }

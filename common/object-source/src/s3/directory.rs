@@ -3,9 +3,10 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, header};
+use millrace_types::Crc32c;
 
 use super::{
-    S3, answer,
+    S3, answer, checksum,
     put::{METADATA_PREFIX, metadata_headers},
     signed::Ask,
 };
@@ -53,7 +54,11 @@ impl S3 {
         headers.extend(self.encryption.clone());
         headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
         let (query, body) = (Vec::new(), Bytes::new());
-        let ask = Ask { method: Method::PUT, key: Some(prefix), query, headers, body };
-        self.signer.send(&ask).await.map(drop)
+        let plain = Ask { method: Method::PUT, key: Some(prefix), query, headers, body };
+        let mut ask = plain.clone();
+        // Buckets that lock objects by default want one with everything.
+        checksum::tell(&mut ask.headers, Crc32c::EMPTY);
+        let sent = self.checksums.either(self.signer.send(&ask), self.signer.send(&plain)).await;
+        sent.map(drop)
     }
 }

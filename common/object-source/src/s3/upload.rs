@@ -127,6 +127,8 @@ impl S3 {
         uploads_page(&self.signer.send(&ask).await?, after)
     }
 
+    /// Looks whether the condition holds, and completes on condition that it still does: of servers
+    /// that pass over the condition at the end of an upload only the look is left.
     pub(crate) async fn complete_upload(
         &self,
         key: &str,
@@ -134,6 +136,8 @@ impl S3 {
         parts: &[UploadedPart],
         condition: &Condition,
     ) -> Result<Tag, Error> {
+        // Once: after an attempt it would perhaps see what that one made.
+        self.look_whether(condition, key).await?;
         let answer = self.complete_with(key, upload, parts, condition, &BTreeMap::new()).await;
         match answer {
             Err(Error::Unavailable { message }) if wants_checksums(&message) => {
@@ -144,6 +148,18 @@ impl S3 {
                 self.complete_with(key, upload, parts, condition, &checksums).await
             }
             answer => answer,
+        }
+    }
+
+    async fn look_whether(&self, condition: &Condition, key: &str) -> Result<(), Error> {
+        if matches!(condition, Condition::None) {
+            return Ok(());
+        }
+        match (condition, self.head(key).await) {
+            (Condition::Absent, Err(Error::NotFound { .. })) => Ok(()),
+            (Condition::Matches(tag), Ok(head)) if head.version.tag == *tag => Ok(()),
+            (_, Ok(_) | Err(Error::NotFound { .. })) => Err(Error::Changed { key: key.to_owned() }),
+            (_, Err(error)) => Err(error),
         }
     }
 

@@ -1,6 +1,6 @@
-//! Answers that have no end: in bytes, and in time.
+//! Answers that have no end: in bytes, and in time. And changes that take their time.
 
-use std::time::Duration;
+use std::{net::TcpListener, time::Duration};
 
 use bytes::Bytes;
 use millrace_object_source::{
@@ -12,8 +12,12 @@ use crate::scripted::{Answer, Scripted, Seen, Tail};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn open(server: &Scripted, settings: Settings) -> Bucket {
-    let endpoint = Some(server.endpoint.as_str());
-    let spec = LinkSpec::new("s3://data", endpoint, None, Some("anonymous")).unwrap();
+    open_at("s3", &server.endpoint, settings)
+}
+
+fn open_at(scheme: &str, endpoint: &str, settings: Settings) -> Bucket {
+    let url = format!("{scheme}://data");
+    let spec = LinkSpec::new(&url, Some(endpoint), None, Some("anonymous")).unwrap();
     Bucket::open(&spec, &settings).unwrap()
 }
 
@@ -97,4 +101,56 @@ async fn an_answer_that_drips_is_given_up_however_steadily() {
         }
     });
     futures::future::join_all(dripping).await;
+}
+
+/// Puts a body of so many bytes.
+async fn put(bucket: &Bucket, len: usize) -> Result<(), Error> {
+    let (body, metadata) = (vec![Bytes::from(vec![7; len])], Metadata::default());
+    bucket.put_small("key", body, &metadata, &Condition::None).await.map(drop)
+}
+
+fn impatient() -> Settings {
+    let read_timeout = Duration::from_millis(100);
+    Settings { read_timeout, retries_max: 0, ..Settings::default() }
+}
+
+#[tokio::test]
+async fn a_body_that_is_taken_slowly_has_time_that_grows_with_its_length() {
+    for scheme in ["s3", "gs"] {
+        // What is not read yet lies in the kernel: the answer is what takes so long.
+        let server = Scripted::start_slow(Duration::from_millis(100), |_: &Seen| {
+            let mut answer = Answer::stored();
+            answer.headers.push(("x-goog-generation", "1".to_owned()));
+            answer
+        });
+        let bucket = open_at(scheme, &server.endpoint, impatient());
+        put(&bucket, 1024 * 1024).await.unwrap();
+        let upload = match scheme {
+            "gs" => UploadId::new("0123456789abcdef.u").unwrap(),
+            _ => UploadId::new("u").unwrap(),
+        };
+        let body = vec![Bytes::from(vec![7; 1024 * 1024])];
+        bucket.put_part("key", &upload, 1, 0, body).await.unwrap();
+        let lens: Vec<_> = server.seen().iter().map(|seen| seen.body.len()).collect();
+        assert_eq!(lens, [1024 * 1024; 2], "{scheme}: each is sent once");
+    }
+}
+
+#[tokio::test]
+async fn a_bucket_that_takes_nothing_is_given_up_and_told_from_one_that_is_not_there() {
+    // Connections are made by the kernel, and nobody reads.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    for scheme in ["s3", "gs"] {
+        let bucket = open_at(scheme, &endpoint, impatient());
+        let ended = tokio::time::timeout(PATIENCE, put(&bucket, 65_536)).await;
+        let error = ended.unwrap_or_else(|_| panic!("{scheme} never ends")).unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{scheme}: {error:?}");
+        let told = error.to_string();
+        assert!(told.contains("65536 bytes were taken too slowly"), "{scheme}: {told}");
+        let none = Metadata::default();
+        let ended = tokio::time::timeout(PATIENCE, bucket.create_upload("key", &none)).await;
+        let error = ended.unwrap_or_else(|_| panic!("{scheme} never ends")).unwrap_err();
+        assert!(error.to_string().contains("no answer in time"), "{scheme}: {error}");
+    }
 }

@@ -235,6 +235,7 @@ async fn a_server_that_wants_the_parts_checksums_at_the_end_is_told_those_that_i
     let dir = tempfile::tempdir().unwrap();
     let (bucket, server) = scripted(dir.path(), |seen| match seen.method.as_str() {
         "PUT" => Answer::stored(),
+        "HEAD" => Answer { status: 404, ..Answer::default() },
         "GET" => Answer::document(
             "<ListPartsResult><IsTruncated>false</IsTruncated><Part><PartNumber>1</PartNumber>\
              <ETag>\"tag\"</ETag><Size>5</Size><ChecksumCRC32C>abcdef==</ChecksumCRC32C></Part>\
@@ -252,8 +253,39 @@ async fn a_server_that_wants_the_parts_checksums_at_the_end_is_told_those_that_i
     assert_eq!(tag.as_str(), "\"whole\"");
     let seen = server.seen();
     let methods: Vec<_> = seen.iter().map(|seen| seen.method.as_str()).collect();
-    assert_eq!(methods, ["PUT", "POST", "GET", "POST"]);
-    assert_eq!(seen[3].headers["if-none-match"], "*");
+    // It is looked at once whether the condition holds, however often the end is sent.
+    assert_eq!(methods, ["PUT", "HEAD", "POST", "GET", "POST"]);
+    assert_eq!(seen[4].headers["if-none-match"], "*");
+}
+
+#[tokio::test]
+async fn the_mark_of_a_directory_has_the_checksum_of_nothing_where_the_bucket_takes_any() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = Metadata::default();
+    // As a bucket answers that locks what is put there for a time.
+    let (bucket, server) = scripted(dir.path(), |seen| match &seen.checksums()[..] {
+        [] => {
+            let message = "Content-MD5 OR x-amz-checksum- HTTP header is required for Put Object \
+                           requests with Object Lock parameters";
+            Answer::refusal(400, "InvalidRequest", message)
+        }
+        _ => Answer::stored(),
+    });
+    bucket.mark_directory("dir/", &none).await.unwrap();
+    let seen = server.seen();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].headers[HEADER], text_of(b""));
+    assert_eq!(seen[0].headers["if-none-match"], "*");
+    let (bucket, server) = scripted(dir.path(), |seen| match &seen.checksums()[..] {
+        [] => Answer::stored(),
+        [name, ..] => {
+            Answer::refusal(400, "InvalidArgument", &format!("Unsupported header '{name}'"))
+        }
+    });
+    for sent in [2, 1] {
+        bucket.mark_directory("dir/", &none).await.unwrap();
+        assert_eq!(server.seen().len(), sent, "it takes none, which is known by then");
+    }
 }
 
 #[tokio::test]

@@ -10,19 +10,22 @@ use millrace_types::{MIB, Timestamp};
 
 /// Runs every case. `bucket` and `other` are the same bucket, opened twice, as by two processes.
 pub(crate) async fn holds(bucket: &Bucket, other: &Bucket, prefix: &str) {
-    holds_but_for_ends_of_uploads(bucket, other, prefix).await;
-    conditions_of_completion(bucket, prefix).await;
+    holds_but_for_uploads_that_are_over(bucket, other, prefix).await;
     uploads_that_are_over(bucket, prefix).await;
     streamed_parts_of_no_upload(bucket, prefix).await;
 }
 
-/// The same for a server that makes an object of its parts whatever the condition is, and fails at
-/// parts of uploads that are over.
-pub(crate) async fn holds_but_for_ends_of_uploads(bucket: &Bucket, other: &Bucket, prefix: &str) {
+/// The same for a server that fails at parts of uploads that are over.
+pub(crate) async fn holds_but_for_uploads_that_are_over(
+    bucket: &Bucket,
+    other: &Bucket,
+    prefix: &str,
+) {
     whole_objects(bucket, prefix).await;
     ranges(bucket, prefix).await;
     conditions(bucket, prefix).await;
     uploads(bucket, other, prefix).await;
+    conditions_of_completion(bucket, prefix).await;
     listings(bucket, prefix).await;
     bad_keys(bucket).await;
     directories(bucket, prefix).await;

@@ -59,8 +59,9 @@ async fn the_contract_holds_on_another_s3_server() {
     let moto = Moto::start();
     let writer = open(&settings, &moto.endpoint(), "data", "writer");
     let other = open(&settings, &moto.endpoint(), "data", "writer");
-    // moto ignores the conditions of a completion, and answers 500 to a part of no upload.
-    contract::holds_but_for_ends_of_uploads(&writer, &other, "a b/c/").await;
+    // moto answers 500 to a part of no upload. It ignores which version a completion is to replace,
+    // so that there the look before counts.
+    contract::holds_but_for_uploads_that_are_over(&writer, &other, "a b/c/").await;
     many_keys(&writer).await;
     let error = open(&settings, &moto.endpoint(), "nowhere", "writer").check("", false).await;
     assert!(matches!(error, Err(Error::NoBucket { .. })), "{error:?}");

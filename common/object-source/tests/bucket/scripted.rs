@@ -79,6 +79,14 @@ pub(crate) struct Scripted {
 
 impl Scripted {
     pub(crate) fn start(answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static) -> Self {
+        Self::start_slow(Duration::ZERO, answer)
+    }
+
+    /// One that takes each body in four pieces, with this pause before each.
+    pub(crate) fn start_slow(
+        pause: Duration,
+        answer: impl Fn(&Seen) -> Answer + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let (seen, answer) = (Arc::<Mutex<Vec<Seen>>>::default(), Arc::new(answer));
@@ -89,7 +97,8 @@ impl Scripted {
             for stream in listener.incoming() {
                 let (seen, answer) = (Arc::clone(&kept), Arc::clone(&answer));
                 let flooded = Arc::clone(&counted);
-                thread::spawn(move || serve(stream.unwrap(), (&seen, &flooded), &*answer));
+                let counts = (seen, flooded);
+                thread::spawn(move || serve(stream.unwrap(), pause, &counts, &*answer));
             }
         });
         Self { endpoint, seen, flooded }
@@ -117,12 +126,13 @@ pub(crate) fn refusing() -> (TcpSocket, String) {
 
 fn serve(
     stream: TcpStream,
-    (seen, flooded): (&Mutex<Vec<Seen>>, &AtomicU64),
+    pause: Duration,
+    (seen, flooded): &(Arc<Mutex<Vec<Seen>>>, Arc<AtomicU64>),
     answer: &dyn Fn(&Seen) -> Answer,
 ) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut writer = stream;
-    while let Some(request) = read(&mut reader) {
+    while let Some(request) = read(&mut reader, pause) {
         let Answer { status, headers, body, tail } = answer(&request);
         seen.lock().unwrap().push(request);
         if status == 0 {
@@ -166,7 +176,7 @@ fn flood(writer: &mut TcpStream, flooded: &AtomicU64) {
 }
 
 /// The next request of a connection; nothing when it has ended.
-fn read(reader: &mut BufReader<TcpStream>) -> Option<Seen> {
+fn read(reader: &mut BufReader<TcpStream>, pause: Duration) -> Option<Seen> {
     let mut line = String::new();
     reader.read_line(&mut line).ok()?;
     let mut words = line.split(' ');
@@ -182,6 +192,9 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Seen> {
     assert!(told.is_some() || !["PUT", "POST"].contains(&method.as_str()), "some servers want it");
     let len = told.map_or(0, |len| len.parse().unwrap());
     let mut body = vec![0; len];
-    reader.read_exact(&mut body).ok()?;
+    for piece in body.chunks_mut(len.div_ceil(4).max(1)) {
+        thread::sleep(pause);
+        reader.read_exact(piece).ok()?;
+    }
     Some(Seen { method, path, headers, body })
 }

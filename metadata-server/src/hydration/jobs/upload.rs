@@ -18,7 +18,7 @@ use millrace_protocol::{
         UploadSource,
     },
 };
-use millrace_types::{ChunkIndex, ErrorKind, Failure, HostId, LinkId, MIB};
+use millrace_types::{ChunkIndex, ErrorKind, Failure, HostId, KIB, LinkId, MIB};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -42,9 +42,14 @@ pub(super) enum End {
     Changed,
 }
 
-/// How long a target may take for one part beside its bytes: its own retries, and 64 MiB at 1 MiB
-/// a second.
+/// How long a target may take for one part or object beside sending it: its turn, its own retries,
+/// which begin within two minutes, and the bucket's answer.
 const PART_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The slowest at which buckets are let take what a target holds in memory, in bytes a second; and
+/// the most that it holds for a part.
+const HELD_RATE_MIN: u64 = 128 * KIB;
+const HELD_LEN_MAX: u64 = 64 * MIB;
 
 /// The slowest that a larger part may be, in bytes a second.
 const PART_RATE_MIN: u64 = MIB;
@@ -165,7 +170,7 @@ impl<'a, E: Environment> Sender<'a, E> {
         self.context.paced(size).await;
         let environment = &**self.context.environment;
         let store = StoreObject { bucket: self.to.bucket.clone(), object: object.clone() };
-        match environment.ask(place.host, store, PART_TIMEOUT).await {
+        match environment.ask(place.host, store, timeout_of(size)).await {
             Ok(reply) => Ok(Stored { tag: tag(&reply.etag)?, is_checked: reply.is_checked }),
             Err(failure) if failure.kind == ErrorKind::NotSupported => {
                 self.whole_by_older(place.host, object).await
@@ -177,11 +182,12 @@ impl<'a, E: Environment> Sender<'a, E> {
     /// The same by a target daemon from before it told what the bucket says.
     async fn whole_by_older(&self, host: HostId, object: UploadObject) -> Result<Stored, Failure> {
         let environment = &**self.context.environment;
+        let timeout = timeout_of(object.source.len);
         let reply = match self.to.bucket.clone() {
-            None => environment.ask(host, object, PART_TIMEOUT).await?,
+            None => environment.ask(host, object, timeout).await?,
             Some(bucket) => {
                 let request = UploadObjectTo { bucket, object };
-                environment.ask(host, request, PART_TIMEOUT).await?
+                environment.ask(host, request, timeout).await?
             }
         };
         Ok(Stored::unchecked(tag(&reply.etag)?))
@@ -219,7 +225,7 @@ impl<'a, E: Environment> Sender<'a, E> {
             part_number: part.number,
         };
         let environment = &**self.context.environment;
-        let timeout = PART_TIMEOUT + Duration::from_secs(part.len / PART_RATE_MIN);
+        let timeout = timeout_of(part.len);
         let mut pause = PAUSE;
         let mut attempt = 1;
         let _permit = self.uploads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
@@ -262,6 +268,12 @@ impl<'a, E: Environment> Sender<'a, E> {
     }
 }
 
+/// How long a target may take for a part or object of so many bytes.
+fn timeout_of(len: u64) -> Duration {
+    let sending = len.min(HELD_LEN_MAX) / HELD_RATE_MIN + len / PART_RATE_MIN;
+    PART_TIMEOUT + Duration::from_secs(sending)
+}
+
 /// What replaces itself can be sent again, whatever became of it.
 pub(super) fn is_repeatable(kind: ErrorKind) -> bool {
     kind.is_transient() || kind == ErrorKind::BucketUnavailable
@@ -269,4 +281,19 @@ pub(super) fn is_repeatable(kind: ErrorKind) -> bool {
 
 fn tag(text: &str) -> Result<Tag, Failure> {
     Tag::new(text).map_err(|_| Failure::new(ErrorKind::Protocol, "a tag that no bucket gives"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_has_time_for_a_part_that_goes_as_slowly_as_it_may() {
+        // A bucket's patience, and the bytes; after a first attempt that failed late.
+        for (len, seconds) in [(8 * MIB, 120 + 60 + 64), (64 * MIB, 120 + 60 + 512)] {
+            assert!(timeout_of(len) > Duration::from_secs(seconds), "{len}");
+        }
+        assert!(timeout_of(576 * MIB) > Duration::from_secs(120 + 60 + 576));
+        assert_eq!(timeout_of(0), PART_TIMEOUT);
+    }
 }

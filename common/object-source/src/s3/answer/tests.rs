@@ -51,6 +51,19 @@ fn an_archived_object_is_no_matter_of_credentials() {
 }
 
 #[test]
+fn head_of_what_its_owner_has_encrypted_is_refused_and_not_to_be_tried_again() {
+    let words = "Server returned non-2xx status code: 400 Bad Request: ";
+    let bad = object_store::Error::Generic { store: "S3", source: words.into() };
+    let refused = answered(&Method::HEAD, StatusCode::BAD_REQUEST, b"");
+    for error in [translate_head(bad, "k"), refused] {
+        assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+        assert!(error.to_string().contains("SSE-C"), "{error}");
+    }
+    let error = answered(&Method::GET, StatusCode::BAD_REQUEST, b"");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+}
+
+#[test]
 fn another_region_is_named() {
     let headers = HeaderMap::from_iter([(
         http::HeaderName::from_static("x-amz-bucket-region"),
