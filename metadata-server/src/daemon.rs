@@ -174,13 +174,14 @@ fn spawn_ticker(
             let ticked = ticking.turn(|core| {
                 let ticked = core.tick();
                 let (locks, leases) = (&core.locks, core.leases.counts());
-                let are_limited = core.are_small_files_limited();
-                Ok((ticked, locks.counts(), locks.undeclared(), leases, are_limited))
+                let refusals = (core.are_small_files_limited(), core.takes_no_changes());
+                Ok((ticked, locks.counts(), locks.undeclared(), leases, refusals))
             });
             match ticked.await {
-                Ok((ticked, locks, undeclared, leases, are_limited)) => {
+                Ok((ticked, locks, undeclared, leases, (are_limited, takes_no_changes))) => {
                     counters.show(locks, undeclared, leases);
                     counters.show_small_files(are_limited);
+                    counters.show_refusal(takes_no_changes);
                     if let Err(failure) = ticked {
                         tracing::warn!(%failure, "leases cannot be looked after");
                     }

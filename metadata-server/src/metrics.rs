@@ -21,6 +21,7 @@ pub struct ServerMetrics {
     leases: Gauge,
     delegations: Gauge,
     limited: Gauge,
+    takes_no_changes: Gauge,
     granted: Counter,
     recalled: Counter,
     recall_duration: Histogram,
@@ -52,6 +53,10 @@ impl ServerMetrics {
             "metadata_small_files_limited",
             "1 while new files of 4 to 16 KiB go to the targets for want of room",
         );
+        let takes_no_changes = gauge(
+            "metadata_takes_no_changes",
+            "1 while no change is taken, for want of room or after a failure of the disk",
+        );
         let mut counter = |name, help| metrics.register(count(name, help), Counter::default());
         let granted = counter("metadata_leases_granted", "Leases that mounts were granted");
         let recalled = counter(
@@ -73,6 +78,7 @@ impl ServerMetrics {
             leases,
             delegations,
             limited,
+            takes_no_changes,
             granted,
             recalled,
             recall_duration,
@@ -105,6 +111,11 @@ impl ServerMetrics {
     /// Whether new files beyond a page have to go to the targets.
     pub fn show_small_files(&self, are_limited: bool) {
         self.limited.set(are_limited.into());
+    }
+
+    /// Whether changes are refused.
+    pub fn show_refusal(&self, takes_no_changes: bool) {
+        self.takes_no_changes.set(takes_no_changes.into());
     }
 
     /// A change waited so long until others had given back what it concerned, or for nothing.

@@ -1,4 +1,5 @@
-//! How soon clients hear of what a command changes.
+//! What a command means to those who do not have it executed: how soon clients hear of what it
+//! changes, and whether others wait for it.
 
 use super::Command;
 
@@ -8,6 +9,21 @@ impl Command {
     #[must_use]
     pub fn is_lazy(&self) -> bool {
         matches!(self, Self::NoteReads(_))
+    }
+
+    /// Whether all that it does is to end something that a client had: others may wait for that,
+    /// also on a full disk. What frees chunks of targets is left out: of that there may be much.
+    #[must_use]
+    pub fn only_ends(&self) -> bool {
+        matches!(
+            self,
+            Self::CloseSession(_)
+                | Self::CloseWrite(_)
+                | Self::CloseWrites { .. }
+                | Self::CloseUnwritten { .. }
+                | Self::DropReader(_)
+                | Self::Trimmed { .. }
+        )
     }
 
     /// Whether it has files follow their bucket, or decides which version of one stays: whoever had

@@ -42,6 +42,7 @@ use crate::{
 mod attention;
 mod consistency;
 mod level;
+mod problems;
 mod recall;
 mod repair;
 mod sessions;
@@ -253,7 +254,7 @@ impl Core {
             self.take_back(operation, &effect.batch)?;
         }
         let record = envelope.to_bytes();
-        if !self.room.admits(record.len()) {
+        if !self.room.admits(record.len(), envelope.command.only_ends()) {
             return Err(log_failure(LogError::NoSpace));
         }
         let appended = self.log.append(&record).map_err(log_failure)?;
@@ -396,11 +397,13 @@ impl Core {
             return Ok(());
         }
         self.settle_doubt();
-        self.end_dead_sessions()?;
+        // What fails, with a full disk above all, keeps nothing else from being done.
+        let ended = self.end_dead_sessions();
         self.leases.end_idle_delegations(self.now());
-        self.end_declaring()?;
+        let declared = self.end_declaring();
         self.poll_snapshot();
-        self.rotate_key(self.now())
+        let rotated = self.rotate_key(self.now());
+        ended.and(declared).and(rotated)
     }
 
     /// What clients write, make and rename.
@@ -491,12 +494,6 @@ impl Core {
     #[must_use]
     pub fn started(&self) -> Timestamp {
         self.started
-    }
-
-    /// Why nothing can be changed, if so.
-    #[must_use]
-    pub fn broken(&self) -> Option<&str> {
-        self.broken.as_ref().map(|failure| failure.message.as_str())
     }
 
     /// Counts and reserved ids.

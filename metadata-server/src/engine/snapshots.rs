@@ -117,18 +117,23 @@ impl Taking {
         Ok(Self { engine: engine.clone(), place: place.clone(), writer: writer.map_err(disk)? })
     }
 
-    /// Writes one piece; tells whether there is more. Behind the last one the bytes are on stable
-    /// storage.
+    /// Writes all that has been gathered since; tells whether there is more. Behind the last of it
+    /// the bytes are on stable storage.
     ///
     /// # Errors
     /// When the disk is full or fails, or the engine has given it up.
     pub fn step(&mut self) -> Result<bool, Failure> {
         let index = self.writer.index();
-        let pairs = self.engine.blocking_turn(move |core| core.snapshot_piece(index))?;
+        let blocks = self.engine.blocking_turn(move |core| core.snapshot_piece(index))?;
         self.place.check_room()?;
-        let more = !pairs.is_empty();
-        let written = if more { self.writer.write(&pairs) } else { self.writer.finish() };
-        written.map_err(|error| failed(&self.place, &error))?;
+        let more = !blocks.is_empty();
+        for pairs in blocks {
+            self.writer.write(&pairs).map_err(|error| failed(&self.place, &error))?;
+            self.place.check_room()?;
+        }
+        if !more {
+            self.writer.finish().map_err(|error| failed(&self.place, &error))?;
+        }
         Ok(more)
     }
 
@@ -210,9 +215,10 @@ impl Taker {
                 tracing::warn!(%failure, "no snapshot was taken; it is tried again later, and the \
                     command log grows until then");
                 self.metrics.failed();
-                let noted = engine.blocking_turn(|core| {
+                let was_overrun = failure.kind == ErrorKind::Cancelled;
+                let noted = engine.blocking_turn(move |core| {
                     core.end_snapshot("it could not be written");
-                    core.note_snapshot_failure();
+                    core.note_snapshot_failure(was_overrun);
                     Ok(())
                 });
                 if let Err(failure) = noted {

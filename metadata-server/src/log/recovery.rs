@@ -9,7 +9,10 @@
 //! counts only with the segment's secret, outside the body of a record whose header is undamaged,
 //! and where the writer can have put it.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use millrace_types::{ClusterId, LogIndex};
 
@@ -17,7 +20,7 @@ use super::{
     LogError, record,
     segment::{self, Tail},
 };
-use crate::files::{self, Access, Files};
+use crate::files::{self, Access, Files, OpenFile};
 
 /// The log as a start finds it, with any torn tail cut off.
 #[derive(Debug)]
@@ -32,7 +35,8 @@ pub struct Recovered {
     pub torn_bytes: u64,
 }
 
-/// Opens the log in `dir`, which is made if missing.
+/// Opens the log in `dir`, which is made if missing. The next sync of the segment to go on with has
+/// to bring to stable storage whatever was found.
 ///
 /// # Errors
 /// [`LogError::Damaged`] when synced records are damaged; nothing is changed then.
@@ -65,6 +69,7 @@ pub fn recover(
             .and_then(|()| file.sync_data())
             .map_err(|error| LogError::disk(&path, error))?;
     }
+    scan.write_unsynced(&*file, synced_at_least).map_err(|error| LogError::disk(&path, error))?;
     let (last, len, head) = (scan.last, scan.good_len, scan.head);
     Ok(Recovered {
         last,
@@ -152,11 +157,14 @@ fn drop_headless_tail(
 /// One pass over a segment.
 struct Scan<'a> {
     path: &'a Path,
+    first: LogIndex,
     bytes: Vec<u8>,
     head: segment::Head,
     /// Bytes of the head and of the good records.
     good_len: u64,
     last: LogIndex,
+    /// The last that a good record says was synced.
+    synced: LogIndex,
     flaw: Option<String>,
 }
 
@@ -178,6 +186,8 @@ impl<'a> Scan<'a> {
             what: flaw.to_string(),
             last_good: last,
         })?;
+        // Of the segments before, all is.
+        let mut synced = last;
         let mut at = head.len;
         let mut flaw = None;
         while at < bytes.len() {
@@ -185,6 +195,7 @@ impl<'a> Scan<'a> {
                 Ok((header, body)) if header.index == last.next() => {
                     visit(header.index, body)?;
                     last = header.index;
+                    synced = synced.max(header.synced);
                     at += record::HEADER_LEN + body.len();
                 }
                 Ok((header, _)) => {
@@ -201,7 +212,24 @@ impl<'a> Scan<'a> {
                 }
             }
         }
-        Ok(Self { path, bytes, head, good_len: at as u64, last, flaw })
+        Ok(Self { path, first, bytes, head, good_len: at as u64, last, synced, flaw })
+    }
+
+    /// Writes the records once more of which nothing says that they were synced. A sync that failed
+    /// leaves them in the kernel's memory as if they were on the disk: they can be read, and no
+    /// later sync would write them.
+    fn write_unsynced(&self, file: &dyn OpenFile, synced_at_least: LogIndex) -> io::Result<()> {
+        let mut at = self.head.len;
+        let mut unsynced = self.first;
+        while unsynced <= self.synced.max(synced_at_least) && at < self.good_offset() {
+            let Some(len) = record::len(&self.bytes[at..], self.head.secret) else { break };
+            at += len;
+            unsynced = unsynced.next();
+        }
+        match self.bytes.get(at..self.good_offset()) {
+            Some(bytes) if !bytes.is_empty() => file.write_all_at(bytes, at as u64),
+            _ => Ok(()),
+        }
     }
 
     /// The last segment may end in records that were never synced.

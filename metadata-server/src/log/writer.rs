@@ -53,7 +53,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Recovers the log and goes on behind its last good record. Everything found is synced first.
+    /// Recovers the log and goes on behind its last good record. Everything found is synced
+    /// first, also what a sync that failed before has dropped.
     ///
     /// # Errors
     /// As [`recover`]; also when a new log cannot be made.
@@ -94,7 +95,7 @@ impl Writer {
         if body.len() > record::BODY_LEN_MAX {
             return Err(LogError::TooLarge(body.len()));
         }
-        if self.stopped || self.syncer.has_failed() {
+        if self.is_stopped() {
             return Err(LogError::Stopped);
         }
         let is_full = self.tail.len >= self.settings.segment_bytes;
@@ -118,6 +119,12 @@ impl Writer {
         self.last = index;
         self.syncer.wrote(index);
         Ok(index)
+    }
+
+    /// Whether a write or a sync has failed for good: it takes nothing any more.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped || self.syncer.has_failed()
     }
 
     /// The last record.

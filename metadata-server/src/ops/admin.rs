@@ -48,7 +48,7 @@ pub fn status(
     let log = core.syncer().state();
     let targets = targets(core);
     let mut problems = problems(&targets);
-    problems.extend(core.broken().map(str::to_owned));
+    problems.extend(core.own_problems());
     problems.extend(conflicts(core)?);
     problems.extend(losses::pending(core)?.into_iter().map(|target| {
         format!("target {target} is being given up: its groups wait until that is done")

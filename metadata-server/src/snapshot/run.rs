@@ -9,7 +9,9 @@
 //! What is set aside and what is gathered but not fetched take [`MEMORY_MAX`] at most. From a
 //! quarter of that on, each key that is set aside moves the pass on by `PAIRS_A_KEY` pairs, so
 //! that changes slow down and the pass comes to its end: with keys of 150 bytes within 40 million
-//! pairs. Past the bound (the disk does not take what is gathered) the run is given up.
+//! pairs, if what is gathered is fetched as fast. Half of the bound is the most that is gathered:
+//! the rest is left to what is set aside until somebody fetches, who then gets all of it. Past the
+//! bound (more is changed meanwhile than the disk takes of what is gathered) the run is given up.
 
 use std::{collections::BTreeMap, mem, ops::Bound};
 
@@ -18,8 +20,18 @@ use millrace_types::LogIndex;
 use super::format::{BODY_LEN_MAX, pair_len};
 use crate::store::{Batch, Pair, StoreError, View};
 
-/// What a run may keep in memory, in bytes.
+/// What a run may keep in memory, in bytes; half as much more is with whoever writes it out.
 pub const MEMORY_MAX: usize = 64 << 20;
+
+/// With so much gathered and not fetched, changes move the pass on no more: that would only take
+/// from the memory for what they set aside.
+const READY_MAX: usize = MEMORY_MAX / 2;
+
+/// What is gathered at once at least: some thousand pairs, a millisecond.
+const PIECE_MIN: usize = 256 << 10;
+
+/// What that grows to as memory fills up.
+const PIECE_MAX: usize = 4 << 20;
 
 /// By how much the pass is moved on for a key that is set aside while memory runs short.
 const PAIRS_A_KEY: usize = 128;
@@ -112,12 +124,27 @@ impl Run {
         if self.memory() > MEMORY_MAX { Err(RunError::Overrun) } else { Ok(()) }
     }
 
-    /// The next pairs, in key order, `bytes` of them or a little more; none at the end.
+    /// The next pairs, in key order and in blocks of at most [`BODY_LEN_MAX`]: all that is
+    /// gathered, so that memory is free for what changes until the next call. None at the end.
     ///
     /// # Errors
     /// [`RunError`]: the run is of no use any more.
-    pub fn fetch(&mut self, view: &dyn View, bytes: usize) -> Result<Vec<Pair>, RunError> {
-        while !self.ended && self.ready_bytes < bytes {
+    pub fn fetch_blocks(&mut self, view: &dyn View) -> Result<Vec<Vec<Pair>>, RunError> {
+        // The more is set aside, the more is gathered, up to 4 MiB and some ten milliseconds.
+        let bytes = PIECE_MIN + self.memory() / (MEMORY_MAX / PIECE_MAX);
+        let mut block = self.fetch(view, bytes)?;
+        let mut blocks = Vec::new();
+        while !block.is_empty() {
+            blocks.push(block);
+            block = self.fetch(view, 0)?;
+        }
+        Ok(blocks)
+    }
+
+    /// The next pairs, in key order, `bytes` of them or a little more, as far as they fit into a
+    /// block; none at the end.
+    fn fetch(&mut self, view: &dyn View, bytes: usize) -> Result<Vec<Pair>, RunError> {
+        while !self.ended && self.ready_bytes < bytes.min(READY_MAX) {
             self.advance(view, SCAN_PAIRS)?;
         }
         let mut len = 0;
@@ -136,7 +163,7 @@ impl Run {
         Ok(mem::replace(&mut self.ready, rest))
     }
 
-    /// Bytes that it keeps in memory: who fetches hurries when they are many.
+    /// Bytes that it keeps in memory.
     #[must_use]
     pub fn memory(&self) -> usize {
         self.aside_bytes + self.ready_bytes
@@ -146,10 +173,10 @@ impl Run {
         self.ended || self.passed.as_deref().is_some_and(|passed| key <= passed)
     }
 
-    /// Passes `count` pairs of the store, or some more.
+    /// Passes `count` pairs of the store, or some more; fewer when enough is gathered.
     fn advance(&mut self, view: &dyn View, count: usize) -> Result<(), StoreError> {
         let mut left = count;
-        while left > 0 && !self.ended {
+        while left > 0 && !self.ended && self.ready_bytes < READY_MAX {
             let from = self.passed.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
             let met = view.scan(from, Bound::Unbounded, SCAN_PAIRS)?;
             left = left.saturating_sub(met.len().max(1));

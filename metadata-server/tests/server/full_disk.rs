@@ -25,8 +25,10 @@ use millrace_metadata_server::{
     store::keys,
 };
 use millrace_protocol::{
+    admin::{ClusterStatus, Health},
     capability::Origin,
     metadata::{CloseUnwritten, NewNode},
+    session::Role,
 };
 use millrace_runtime::Random;
 use millrace_types::{ErrorKind, InodeId, JobId, LinkId, LogIndex, Timestamp};
@@ -35,7 +37,7 @@ use tempfile::TempDir;
 
 use crate::{
     engine::{CLUSTER, ENGINES, ON_DISK, Server, copy, rebuilt, settings},
-    hosts::{Host, register_targets},
+    hosts::{Host, client, register_targets, run},
     snapshots::tick_and_wait,
 };
 
@@ -206,6 +208,18 @@ fn refuses_reads(server: &Server, host: &Host, made: &Made) -> bool {
     refuses
 }
 
+/// Whether a status names the disk as what keeps changes from being taken.
+fn names_disk(server: &Server) -> bool {
+    let operator = ops::Client { role: Role::Admin, ..client(201) };
+    let status = run(server, &operator, ClusterStatus {}, ops::admin::status).unwrap();
+    let dir = server.settings.dir.display().to_string();
+    let names = |problem: &String| problem.contains(&dir) && problem.contains("ENOSPC");
+    let named = status.problems.iter().any(names);
+    assert!(!named || status.health == Health::Degraded);
+    assert_eq!(server.turn(|core| core.takes_no_changes()), named);
+    named
+}
+
 /// The server itself is what fills the disk: it stops in time.
 #[test]
 fn changes_are_refused_while_the_store_still_has_room() {
@@ -222,7 +236,11 @@ fn changes_are_refused_while_the_store_still_has_room() {
             let broken = server.turn(|core| core.broken().map(str::to_owned));
             assert_eq!(broken, None, "{store:?}, round {round}");
             still_reads(&server, &host, &made);
+            // The store may give some back by itself meanwhile.
+            disk.fill_but(server.settings.least_reserve() / 2);
+            assert!(names_disk(&server), "{store:?}, round {round}");
             disk.make_room();
+            assert!(!names_disk(&server), "{store:?}, round {round}");
             let name = format!("room{round}");
             let inode = make(&server, &mut host, &name).unwrap();
             made.push((name, inode));

@@ -19,6 +19,7 @@ mod folders;
 mod ledger;
 mod names;
 mod stores;
+mod syncs;
 mod world;
 
 use std::{

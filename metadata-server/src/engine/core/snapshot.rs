@@ -15,7 +15,7 @@ use crate::{
     log::Writer,
     snapshot::{
         kept,
-        run::{MEMORY_MAX, Run, RunError},
+        run::{Run, RunError},
     },
     store::{Batch, Pair, keys},
 };
@@ -36,6 +36,9 @@ pub(super) struct Snapshots {
     asked: bool,
     not_before: Timestamp,
     pause: Duration,
+    /// Attempts in a row that came to nothing, and when the first of them did.
+    failures: u32,
+    failing_since: Timestamp,
     tasks: Option<SyncSender<Task>>,
 }
 
@@ -58,6 +61,8 @@ impl Snapshots {
             asked: false,
             not_before: Timestamp(i64::MIN),
             pause: PAUSE_MIN,
+            failures: 0,
+            failing_since: Timestamp::default(),
             tasks: None,
         })
     }
@@ -65,6 +70,17 @@ impl Snapshots {
     /// Bytes that all metadata takes at most: of the newest snapshot, and of the log behind it.
     pub(super) fn metadata_len(&self, log: &Writer) -> u64 {
         self.newest_len + self.log_behind(log)
+    }
+
+    /// A sentence about attempts that came to nothing, when there were several in a row.
+    pub(super) fn problem(&self, now: Timestamp) -> Option<String> {
+        let minutes = now.since(self.failing_since).as_secs() / 60;
+        (self.failures >= FAILURES_TOLD).then(|| {
+            format!(
+                "no snapshot of the metadata could be taken for {minutes} minutes, and the command \
+                 log grows: the log of the metadata server says why"
+            )
+        })
     }
 
     fn log_behind(&self, log: &Writer) -> u64 {
@@ -127,30 +143,28 @@ impl Core {
         Ok(index)
     }
 
-    /// The next pairs of what was seen of `index`; none at its end.
+    /// The next pairs of what was seen of `index`, in blocks; none at its end.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`] when it was given up, with the reason; when the store fails, or
     /// holds what a snapshot cannot.
-    pub fn snapshot_piece(&mut self, index: LogIndex) -> Result<Vec<Pair>, Failure> {
+    pub fn snapshot_piece(&mut self, index: LogIndex) -> Result<Vec<Vec<Pair>>, Failure> {
         let run = self.snapshots.run.take().filter(|run| run.index() == index);
         let Some(mut run) = run else {
             let why = self.snapshots.ended.clone().unwrap_or_default();
             return Err(Failure::new(ErrorKind::Cancelled, why));
         };
-        // The more is set aside, the larger the pieces, up to 4 MiB and some ten milliseconds.
-        let bytes = PIECE_MIN + run.memory() / (MEMORY_MAX / PIECE_MAX);
-        let pairs = run.fetch(&*self.store.0, bytes);
-        let pairs = pairs.map_err(|error| match error {
+        let blocks = run.fetch_blocks(&*self.store.0);
+        let blocks = blocks.map_err(|error| match error {
             RunError::Store(error) => self.failure(error.into()),
             RunError::Overrun | RunError::TooLong { .. } => {
                 Failure::new(ErrorKind::Internal, error.to_string())
             }
         })?;
-        if !pairs.is_empty() {
+        if !blocks.is_empty() {
             self.snapshots.run = Some(run);
         }
-        Ok(pairs)
+        Ok(blocks)
     }
 
     /// Sees nothing any more of what was under way.
@@ -171,15 +185,26 @@ impl Core {
         self.snapshots.newest_len = len;
         self.snapshots.asked = false;
         self.snapshots.pause = PAUSE_MIN;
+        self.snapshots.failures = 0;
     }
 
-    /// The snapshot came to nothing: the next attempt waits, each time longer.
-    pub fn note_snapshot_failure(&mut self) {
+    /// The snapshot came to nothing: the next attempt waits, each time longer, unless this one
+    /// `was_overrun` by changes: the log grows by them as well, and they may end soon.
+    pub fn note_snapshot_failure(&mut self, was_overrun: bool) {
         // Only what is behind the one before counts, and that is unknown: all of the log does.
         self.snapshots.behind = self.log.bytes();
         self.snapshots.asked = false;
+        if self.snapshots.failures == 0 {
+            self.snapshots.failing_since = self.now();
+        }
+        self.snapshots.failures = self.snapshots.failures.saturating_add(1);
+        if was_overrun {
+            self.snapshots.pause = PAUSE_MIN;
+        }
         self.snapshots.not_before = self.now().plus(self.snapshots.pause);
-        self.snapshots.pause = (self.snapshots.pause * 2).min(PAUSE_MAX);
+        if !was_overrun {
+            self.snapshots.pause = (self.snapshots.pause * 2).min(PAUSE_MAX);
+        }
     }
 
     /// Removes one segment of the log of which every record is at most `through`, and tells whether
@@ -202,14 +227,11 @@ impl Core {
     }
 }
 
-/// What a piece has at least: some thousand pairs, a millisecond.
-const PIECE_MIN: usize = 256 << 10;
-
-/// What the pieces grow to as memory fills up.
-const PIECE_MAX: usize = 4 << 20;
-
 /// Between a failed snapshot and the next attempt.
 const PAUSE_MIN: Duration = Duration::from_secs(60);
+
+/// So many failures in a row are worth a word to an operator: they do not end by themselves.
+const FAILURES_TOLD: u32 = 3;
 
 /// A disk that stays full is looked at once an hour.
 const PAUSE_MAX: Duration = Duration::from_secs(3600);

@@ -127,3 +127,45 @@ fn changes_move_the_pass_on_and_what_does_not_fit_into_memory_ends_it() {
     assert_eq!(seen, 10_000);
     assert!(matches!(change_all(8_192), Err(RunError::Overrun)), "80 MB do not");
 }
+
+#[test]
+fn commands_of_a_thousand_new_keys_end_no_run() {
+    const KEYS: u64 = 100_000;
+    let mut store = MemoryStore::default();
+    let mut batch = Batch::default();
+    for number in 0..KEYS {
+        batch.put(number.to_be_bytes().to_vec(), vec![1; 1_200]);
+    }
+    store.commit(&batch).unwrap();
+    let mut run = Run::new(LogIndex(1), None);
+    let (mut seen, mut new, mut most) = (0, KEYS, 0);
+    for round in 0.. {
+        // So many commands may come between two turns of whoever writes the snapshot.
+        let commands = if round < 60 { 12 } else { 0 };
+        for _ in 0..commands {
+            let mut batch = Batch::default();
+            for number in new..new + 1_000 {
+                batch.put(number.to_be_bytes().to_vec(), vec![2]);
+            }
+            new += 1_000;
+            run.before_commit(&store, &batch).unwrap();
+            most = most.max(run.memory());
+            store.commit(&batch).unwrap();
+        }
+        let blocks = run.fetch_blocks(&store).unwrap();
+        if blocks.is_empty() {
+            break;
+        }
+        assert!(
+            blocks.iter().all(|block| block.iter().map(pair_len).sum::<usize>() <= BODY_LEN_MAX)
+        );
+        for (key, value) in blocks.into_iter().flatten() {
+            assert_eq!(key, u64::to_be_bytes(seen));
+            assert!(value.len() == 1_200 && value[0] == 1, "{seen} is as it was");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, KEYS);
+    assert!((MEMORY_MAX / 4..=MEMORY_MAX).contains(&most), "{most} bytes: memory ran short");
+    assert_eq!(run.memory(), 0);
+}

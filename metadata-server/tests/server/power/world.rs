@@ -49,6 +49,8 @@ struct Disk {
     durable_names: BTreeMap<PathBuf, usize>,
     changes: Vec<NameChange>,
     dirs: BTreeSet<PathBuf>,
+    /// Whether the next sync of a file fails.
+    fails_next_sync: bool,
     /// Steps until the end; none while nobody wants one.
     left: Option<u64>,
     /// Which run it is: files that another one has open do nothing any more.
@@ -86,6 +88,7 @@ impl World {
             durable_names: BTreeMap::new(),
             changes: Vec::new(),
             dirs: BTreeSet::new(),
+            fails_next_sync: false,
             left: None,
             run: 0,
             over: false,
@@ -99,6 +102,12 @@ impl World {
     /// From now on the run ends after so many changes.
     pub(crate) fn end_after(&self, steps: u64) {
         self.disk().left = Some(steps);
+    }
+
+    /// The next sync of a file fails, and what it was to write never comes to the disk. The kernel
+    /// goes on to show it.
+    pub(crate) fn fail_next_sync(&self) {
+        self.disk().fails_next_sync = true;
     }
 
     /// The run ends now.
@@ -391,9 +400,16 @@ impl OpenFile for Opened {
         if disk.lie == Lie::Bytes {
             return Ok(());
         }
+        let fails = std::mem::take(&mut disk.fails_next_sync);
         let file = &mut disk.files[self.file];
-        file.durable.clone_from(&file.now);
-        file.pending.clear();
-        Ok(())
+        for change in file.pending.drain(..).filter(|_| !fails) {
+            match change {
+                Change::Cut(len) => file.durable.resize(len, 0),
+                Change::Write { offset, bytes } => {
+                    write_sectors(&mut file.durable, offset, &bytes, |_| true);
+                }
+            }
+        }
+        if fails { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 }
