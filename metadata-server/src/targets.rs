@@ -6,8 +6,9 @@
 //! Modules: [`liveness`] (one target), [`registry`] (all of them), [`map`] (the cluster map),
 //! [`peers`] (connections to their daemons), [`trims`] (what shrinks ask of them), [`spills`] (what
 //! they take over from inodes), [`upkeep`] (what operators ask of them), [`losses`] (those that
-//! will not come back).
+//! will not come back), `fate` (what becomes of a file then).
 
+mod fate;
 pub mod liveness;
 pub mod losses;
 pub mod map;

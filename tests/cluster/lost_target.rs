@@ -316,6 +316,30 @@ fn lose(cluster: &Cluster, lost: &str) -> Result<()> {
 }
 
 #[test]
+fn a_check_finds_nothing_missing_of_a_file_of_which_parts_went_with_a_target() -> Result<()> {
+    let bucket = Bucket::start()?;
+    bucket.put("wide/file", &body(1))?;
+    let cluster = Cluster::start(wish().with_bucket(&bucket))?;
+    let add = ["link", "add", "s3://data/wide", "mr:/wide", "--mode", "import-export"];
+    cluster.cli(&add)?.ok()?;
+    // Four chunks, which lie on both targets.
+    let set = ["stripe", "set", "--chunk-size", "64KiB", "--count", "-1", "mr:/wide"];
+    cluster.cli(&set)?.ok()?;
+    // A page of the first chunk is written. The other chunks stay in the bucket, also those whose
+    // target stays.
+    let file = File::options().write(true).open(cluster.mount().join("wide/file"))?;
+    file.write_all_at(&[0xEE; 4096], 4096)?;
+    file.sync_all()?;
+    drop(file);
+    lose(&cluster, &target_of(&cluster, "mr:/wide/file")?)?;
+    let state = cluster.json(&["state", "mr:/wide/file"])?;
+    ensure!(state["state"] == "lost", "{state}");
+    let checked = cluster.cli(&["fsck", "start", "--wait"])?;
+    ensure!(checked.stdout.contains("missing: none"), "{checked}");
+    Ok(())
+}
+
+#[test]
 fn what_a_lost_target_had_acknowledged_before_the_file_was_closed_fails_at_a_later_fsync()
 -> Result<()> {
     let cluster = Cluster::start(wish())?;

@@ -45,7 +45,8 @@ impl World {
         bucket.put("set/clean", &body(1))?;
         let wish = Wish { targets: 1, capacity: Some("256MiB".to_owned()), ..Wish::default() };
         let cluster = Cluster::start(wish.with_bucket(&bucket))?;
-        cluster.cli(&["link", "add", "s3://data/set", "mr:/set"])?.ok()?;
+        let add = ["link", "add", "s3://data/set", "mr:/set", "--mode", "import-export"];
+        cluster.cli(&add)?.ok()?;
         cluster.cli(&["hydrate", "mr:/set", "--wait"])?.ok()?;
         write(&cluster.mount().join("dirty"), &body(2))?;
         for mount in ["second", "third"] {
@@ -198,5 +199,33 @@ fn an_operator_sees_what_would_be_lost_and_steers_the_scrub() -> Result<()> {
         let (code, told) = world.drain_check().ok()?;
         (code == Some(0) && told["safe"] == true).then_some(())
     })?;
+    Ok(())
+}
+
+#[test]
+fn a_file_that_was_renamed_and_not_exported_counts_as_one_that_no_bucket_has() -> Result<()> {
+    let world = World::start()?;
+    let (cluster, set) = (&world.cluster, world.cluster.mount().join("set"));
+    fs::remove_file(cluster.mount().join("dirty"))?;
+    fs::rename(set.join("clean"), set.join("old"))?;
+    // Its object goes: another file has its key.
+    write(&set.join("clean"), &body(4))?;
+    cluster.cli(&["export", "mr:/set/clean", "--wait"])?.ok()?;
+    let told = wait_for("the bytes of the removed file to be freed", || {
+        let (code, told) = world.drain_check().ok()?;
+        assert_eq!(code, Some(1), "{told}");
+        (told["written_bytes"] == 0).then_some(told)
+    })?;
+    assert_eq!((&told["safe"], &told["paths"]), (&false.into(), &serde_json::json!(["/set/old"])));
+    assert_eq!((&told["backed_files"], &told["lost_bytes"]), (&1.into(), &LEN.into()), "{told}");
+    let preview = cluster.cli(&["--json", "target", "lost", &world.id])?;
+    let told: Value = serde_json::from_str(&preview.stdout)?;
+    assert_eq!(told["renamed_paths"], serde_json::json!(["/set/old"]), "{preview}");
+    assert_eq!(told["damaged_files"], 0, "{preview}");
+
+    // In the bucket under the name that it has now, it can be had again.
+    cluster.cli(&["export", "mr:/set/old", "--wait"])?.ok()?;
+    let (code, told) = world.drain_check()?;
+    assert_eq!((code, &told["safe"]), (Some(0), &true.into()), "{told}");
     Ok(())
 }

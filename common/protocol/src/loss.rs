@@ -11,9 +11,9 @@ use crate::admin::PathBytes;
 /// The most names of files of one reply.
 pub const LOST_PATHS_MAX: usize = 64;
 
-/// Which files the loss of a target damages. For a target that is in service: which it would; for
-/// one that was given up: which are damaged and still there. Looks at some thousand inodes; the
-/// caller goes on until there is no `next`.
+/// Which files the loss of a target damages. For a target that is in service: which it would, and
+/// of which nobody knows; for one that was given up: which are damaged and still there. Looks at
+/// some thousand inodes; the caller goes on until there is no `next`.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LookLoss {
     /// The target.
@@ -33,7 +33,9 @@ pub struct LossPage {
     pub inodes: u64,
     /// Damaged files among them.
     pub files: u64,
-    /// Their names, at most [`LOST_PATHS_MAX`].
+    /// Their names, and behind as many as `files` says those of files that were renamed and not
+    /// exported since: nobody knows whether their objects are still there. At most
+    /// [`LOST_PATHS_MAX`] in all.
     pub paths: Vec<PathBytes>,
     /// Where to go on; `None` at the end.
     pub next: Option<InodeId>,

@@ -293,9 +293,11 @@ pub struct DrainReply {
     pub inodes: u64,
     /// Of these, files with chunks in those groups that a bucket has as they are.
     pub backed_files: u64,
-    /// Of these, files of which the target holds bytes that no bucket has.
+    /// Of these, files that would be lost or lose a part: those that giving the target up would
+    /// mark, and those of which it holds bytes and that are damaged already, or were renamed and
+    /// not exported since.
     pub lost_files: u64,
-    /// Those bytes, with zeros that somebody wrote.
+    /// What it holds of them that no bucket may have, with zeros that somebody wrote.
     pub lost: ByteLen,
     /// The first of those files, at most [`FILES_PER_REPLY_MAX`].
     pub paths: Vec<PathBytes>,

@@ -125,7 +125,8 @@ async fn check_whole<E: Environment>(
 }
 
 /// How many bytes of a file are nowhere but in its object. Holes count as well: nobody can tell
-/// them from bytes that were never fetched.
+/// them from bytes that were never fetched. Nor can anybody tell where bytes lie that a mount has
+/// written past the end and not told this server of, so that as many others may be missing.
 pub(super) async fn missing<E: Environment>(
     environment: &E,
     file: &Inode,
@@ -138,7 +139,8 @@ pub(super) async fn missing<E: Environment>(
     let map = environment.map().await?;
     let present = presence(environment, &map, vec![name]).await?;
     let held = present.get(&name).copied().unwrap_or_default();
-    let here = held.clean.0.saturating_add(held.written.0).saturating_add(held.zero.0);
+    let held_len = held.clean.0.saturating_add(held.written.0).saturating_add(held.zero.0);
+    let here = held_len.saturating_sub(held.end.saturating_sub(file.size));
     Ok(ByteLen(file.size.saturating_sub(here)))
 }
 

@@ -1,5 +1,7 @@
 //! Where the bytes of a file belong in its bucket, and whether the object that it names is there.
 
+use std::collections::VecDeque;
+
 use millrace_protocol::{
     capability::Origin,
     cluster::{self, LinkMode},
@@ -34,9 +36,22 @@ impl Destination {
     }
 }
 
-/// Whether what is here of a file's bytes can be had again: its object lies where the file does, so
-/// that nobody replaces it here, and the bytes are the object's. A file that was renamed since
-/// shares its object with whatever takes its old name.
+/// Whether a bucket has a file's bytes: they are its object's, and that lies where the file does,
+/// so that nobody replaces it here. A file that was renamed since shares its object with whatever
+/// takes its old name, and nobody knows whether that object is still there.
+///
+/// # Errors
+/// When the store is broken.
+pub(crate) fn is_backed(view: &dyn View, inode: &Inode, file: &FileBody) -> Result<bool, Failure> {
+    let Some(origin) = file.origin.as_ref().filter(|_| agrees(file)) else { return Ok(false) };
+    match destination(view, inode) {
+        Ok(destination) => Ok(destination.is_of(origin)),
+        Err(failure) if failure.kind == ErrorKind::Internal => Err(failure),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Whether what is here of a file's bytes may be dropped, and be had again: [`is_backed`].
 ///
 /// Not so a file with holes: it was exported before exports began a write epoch of their own, and
 /// who has it open from before that takes what is absent for a hole, and reads zeros.
@@ -44,15 +59,36 @@ impl Destination {
 /// # Errors
 /// When the store is broken.
 pub(crate) fn is_saved(view: &dyn View, inode: &Inode, file: &FileBody) -> Result<bool, Failure> {
-    let agrees = matches!(file.state, ObjectState::Clean | ObjectState::Exported);
-    let Some(origin) = file.origin.as_ref().filter(|_| agrees && !file.sparse) else {
-        return Ok(false);
-    };
-    match destination(view, inode) {
-        Ok(destination) => Ok(destination.is_of(origin)),
-        Err(failure) if failure.kind == ErrorKind::Internal => Err(failure),
-        Err(_) => Ok(false),
+    Ok(!file.sparse && is_backed(view, inode, file)?)
+}
+
+/// The files among some inodes below a link that no bucket may have as they are: they differ from
+/// their object, or were renamed and not exported since.
+///
+/// # Errors
+/// When the store is broken.
+pub(super) fn only_here(
+    view: &dyn View,
+    link: LinkId,
+    inodes: VecDeque<Inode>,
+) -> Result<Vec<Inode>, Failure> {
+    let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+    // Once its removal has begun no path below it has a key, and all were looked at before.
+    let is_going = record.is_none_or(|record| record.removing);
+    let mut found = Vec::new();
+    for inode in inodes {
+        let Body::File(file) = &inode.body else { continue };
+        let is_there = agrees(file) && (is_going || is_backed(view, &inode, file)?);
+        if !is_there {
+            found.push(inode);
+        }
     }
+    Ok(found)
+}
+
+/// Whether a file has the bytes of the object that it was made from, or became.
+fn agrees(file: &FileBody) -> bool {
+    matches!(file.state, ObjectState::Clean | ObjectState::Exported)
 }
 
 /// The link above an inode, and the key that its path has there.

@@ -66,7 +66,7 @@ const LISTINGS_MAX: usize = 16;
 const PAGES_MAX: usize = 24;
 
 /// Listings of these that nobody waits for but jobs and rounds: the rest is for who looks.
-const PATIENT_MAX: usize = 12;
+pub(super) const PATIENT_MAX: usize = 12;
 
 /// Listings that run or wait for their turn: who looks names up in a million directories would
 /// otherwise queue as many. Each costs a task of a few KiB.
@@ -249,16 +249,27 @@ impl<E: Environment> Importer<E> {
     /// # Errors
     /// Those of the bucket.
     pub async fn whole(self: &Arc<Self>, directory: InodeId) -> Result<(), Failure> {
-        // One that fails may have begun when the bucket was in trouble: this one begins now.
+        match self.due(directory).await? {
+            Some(linked) => self.wait_for(&linked, |_| (), LISTINGS_WAITING_MAX).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Whether [`Self::whole`] has anything to list: where it has not, nobody needs a turn.
+    ///
+    /// # Errors
+    /// That the server is busy or shutting down.
+    pub(super) async fn is_due(&self, directory: InodeId) -> Result<bool, Failure> {
+        Ok(self.due(directory).await?.is_some())
+    }
+
+    /// The linked directory, unless it is listed, and not longer ago than its link allows.
+    async fn due(&self, directory: InodeId) -> Result<Option<Linked>, Failure> {
+        // One that fails may have begun when the bucket was in trouble: the next one begins now.
         self.let_pass(directory).await;
         let now = self.environment.now();
         let known = self.environment.read(move |view| linked(view, directory)).await?;
-        match known {
-            Some(linked) if linked.listed.is_none() || linked.is_old(now) => {
-                self.wait_for(&linked, |_| (), LISTINGS_WAITING_MAX).await
-            }
-            _ => Ok(()),
-        }
+        Ok(known.filter(|linked| linked.listed.is_none() || linked.is_old(now)))
     }
 
     /// Lists `directory` again, listed or not: finds what the bucket changed up to now. Calls

@@ -97,6 +97,8 @@ pub struct Jobs<E> {
     waiting: Notify,
     /// Told whenever one has ended, as the log has it.
     ends: Notify,
+    /// Told whenever one has ended that may have left uploads at another place.
+    copies_left: Notify,
     alone: Alone,
     unmarked: Arc<Unmarked>,
     running: Mutex<HashMap<JobId, Running>>,
@@ -164,6 +166,7 @@ impl<E: Environment> Jobs<E> {
             importer,
             waiting: Notify::new(),
             ends: Notify::new(),
+            copies_left: Notify::new(),
             alone: Alone::default(),
             running: Mutex::default(),
         }
@@ -224,9 +227,9 @@ impl<E: Environment> Jobs<E> {
                 tracing::warn!(%failure, "exports of an earlier run cannot be settled yet");
                 tokio::time::sleep(PAUSE).await;
             }
-            self.settle_copies().await;
             tokio::join!(
                 self.work_off(),
+                self.settle_copies_for_ever(),
                 self.auto_export.run(&self.alone),
                 self.deleter.run(&self.alone),
                 self.unmarked.ask_again(&self.environment),
@@ -244,10 +247,16 @@ impl<E: Environment> Jobs<E> {
     }
 
     /// Gives up what exports to other places left that are over. What cannot be now is when the
-    /// next one ends.
-    async fn settle_copies(&self) {
-        if let Err(failure) = copy::uploads::settle(&self.environment, &self.importer).await {
-            tracing::warn!(%failure, "uploads to other places cannot be settled now");
+    /// next one ends. Beside the jobs: a place that is away holds up none of them.
+    async fn settle_copies_for_ever(&self) {
+        loop {
+            // One that was cancelled may still be at it.
+            let is_running = |id: JobId| self.running().contains_key(&id);
+            let settled = copy::uploads::settle(&self.environment, &self.importer, is_running);
+            if let Err(failure) = Box::pin(settled).await {
+                tracing::warn!(%failure, "uploads to other places cannot be settled now");
+            }
+            self.copies_left.notified().await;
         }
     }
 
@@ -332,10 +341,11 @@ impl<E: Environment> Jobs<E> {
         {
             tracing::warn!(%failure, "exports of a cancelled job cannot be settled yet");
         }
-        if record.job.kind == JobKind::Export && claim.is_none() {
-            self.settle_copies().await;
-        }
         tracing::info!(job = id.0, ?end, errors = progress.errors(), "job ends");
+        drop(begun);
+        if record.job.kind == JobKind::Export && claim.is_none() {
+            self.copies_left.notify_one();
+        }
     }
 
     /// Waits for the turn of a job. While it does, others may begin.

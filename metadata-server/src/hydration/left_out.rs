@@ -51,6 +51,13 @@ impl Tray {
         self.name(key, reason);
     }
 
+    /// Takes a key out again that has its place after all.
+    pub(super) fn remove(&mut self, key: &str) {
+        self.keys = self.keys.saturating_sub(1);
+        let key = cut(key);
+        self.first.retain(|known| known.key != key);
+    }
+
     /// How many keys.
     pub(super) fn keys(&self) -> u64 {
         self.keys

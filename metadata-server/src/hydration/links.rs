@@ -26,13 +26,14 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId};
 
 use super::{
+    destination::only_here,
     environment::Environment,
     import::{Importer, broken, spec_of},
     walk::{Unlisted, Viewpoint, Walk, child, inode, resolve},
 };
 use crate::{
     command::{self, BATCH_MAX, Command, ForgetEntries, Outcome},
-    namespace::{Body, Inode, ObjectState, tree},
+    namespace::{Body, Inode, tree},
     store::{
         View, keys,
         records::{self, JobRecord, LinkRecord},
@@ -80,9 +81,7 @@ pub async fn add<E: Environment>(
                 failure.kind,
                 format!("{path} is not empty: a link needs a directory of its own"),
             ),
-            ErrorKind::InUse => {
-                Failure::new(failure.kind, format!("{path} is part of a link already"))
-            }
+            ErrorKind::InUse => nested(&request.path),
             _ => failure,
         }
     })?;
@@ -95,6 +94,12 @@ pub async fn add<E: Environment>(
     }
     let links = list(environment).await?;
     links.into_iter().find(|link| link.id == id).ok_or_else(|| ErrorKind::NotFound.into())
+}
+
+/// Links do not nest.
+fn nested(path: &PathBytes) -> Failure {
+    let text = format!("{} is part of a link already", path.escape_ascii());
+    Failure::new(ErrorKind::InUse, text)
 }
 
 /// Refuses a link for which the list of all has no room.
@@ -274,8 +279,9 @@ pub fn statuses(view: &dyn View) -> Result<Vec<LinkStatus>, Failure> {
 /// Unbinds a directory: its names go, the bucket stays as it is.
 ///
 /// # Errors
-/// [`ErrorKind::InUse`] with a sentence while files are dirty and `discard` is not said, or while a
-/// job works there; [`ErrorKind::NotFound`] when the directory is not the top of a link.
+/// [`ErrorKind::InUse`] with a sentence while files are dirty, or were renamed and not exported,
+/// and `discard` is not said, or while a job works there; [`ErrorKind::NotFound`] when the
+/// directory is not the top of a link.
 pub async fn remove<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
@@ -290,7 +296,7 @@ pub async fn remove<E: Environment>(
     })?;
     refuse_jobs(environment, top.id).await?;
     if !request.discard {
-        refuse_dirty(environment, importer, top.id).await?;
+        refuse_dirty(environment, importer, link, top.id).await?;
         // That may have taken minutes.
         refuse_jobs(environment, top.id).await?;
     }
@@ -391,7 +397,8 @@ pub(super) fn host_name(host: &Host) -> String {
     if host.name.is_empty() { host.id.to_string() } else { format!("target host {}", host.name) }
 }
 
-/// Walks down `path` and makes what is missing, as root.
+/// Walks down `path` and makes what is missing, as root; nothing in a link, whose bucket would get
+/// it.
 async fn make_directory<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
@@ -403,12 +410,27 @@ async fn make_directory<E: Environment>(
             return Err(ErrorKind::NotDirectory.into());
         }
         importer.name(at.id, &name).await?;
-        at = match child(environment, at.id, name.clone()).await? {
+        let known = child(environment, at.id, name.clone()).await?;
+        if known.is_none() && shows_link(environment, &at).await? {
+            return Err(nested(path));
+        }
+        at = match known {
             Some(child) => child,
             None => make_one(environment, at.id, name).await?,
         };
     }
     if at.is_directory() { Ok(at.id) } else { Err(ErrorKind::NotDirectory.into()) }
+}
+
+/// Whether a directory is part of a link.
+async fn shows_link<E: Environment>(environment: &E, inode: &Inode) -> Result<bool, Failure> {
+    let Body::Directory(body) = &inode.body else { return Ok(false) };
+    let Some(link) = body.linked.as_ref().map(|linked| linked.link) else { return Ok(false) };
+    let query = environment.read(move |view| {
+        let record: Option<LinkRecord> = records::read(view, &keys::link(link)).map_err(broken)?;
+        Ok(record.is_some())
+    });
+    query.await
 }
 
 async fn make_one<E: Environment>(
@@ -474,16 +496,15 @@ async fn refuse_jobs<E: Environment>(environment: &E, top: InodeId) -> Result<()
 async fn refuse_dirty<E: Environment>(
     environment: &E,
     importer: &Arc<Importer<E>>,
+    link: LinkId,
     top: InodeId,
 ) -> Result<(), Failure> {
     let mut walk = Walk::new(top, Unlisted::Leave);
     let (mut dirty, mut example) = (0_u64, None);
     while let Some(page) = walk.next(environment, importer).await.map_err(|(_, failure)| failure)? {
-        for inode in page {
-            if differs(&inode) {
-                dirty += 1;
-                example.get_or_insert(inode);
-            }
+        for inode in environment.read(move |view| only_here(view, link, page)).await? {
+            dirty += 1;
+            example.get_or_insert(inode);
         }
     }
     let Some(example) = example else { return Ok(()) };
@@ -491,19 +512,12 @@ async fn refuse_dirty<E: Environment>(
     Err(Failure::new(
         ErrorKind::InUse,
         format!(
-            "{dirty} files differ from the bucket (the first: {}): write them back with millrace \
-             export, where the link's mode is import-export, or give them up with --discard",
+            "{dirty} files differ from the bucket, or were renamed and not exported since (the \
+             first: {}): write them back with millrace export, where the link's mode is \
+             import-export, or give them up with --discard",
             path.escape_ascii()
         ),
     ))
-}
-
-/// Whether something of a file exists only here.
-fn differs(inode: &Inode) -> bool {
-    match &inode.body {
-        Body::File(file) => !matches!(file.state, ObjectState::Clean | ObjectState::Exported),
-        _ => false,
-    }
 }
 
 /// Removes all names below a directory, deepest first. Each round takes the first names that are

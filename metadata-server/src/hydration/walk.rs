@@ -281,7 +281,13 @@ async fn list<E: Environment>(
     importer: &Arc<Importer<E>>,
     directory: InodeId,
 ) -> Result<(), Failure> {
-    if unlisted == Unlisted::Leave {
+    let asks = match unlisted {
+        // Turns are those of all buckets: what is here already must not wait for a slow one.
+        Unlisted::List => importer.is_due(directory).await?,
+        Unlisted::Refresh => true,
+        Unlisted::Leave => false,
+    };
+    if !asks {
         return Ok(());
     }
     let _turn = importer.turn().await?;

@@ -24,11 +24,7 @@ use super::{
     suspects::Suspects,
     tally,
 };
-use crate::{
-    engine::Core,
-    namespace::loss::Groups,
-    targets::{losses, registry::Member},
-};
+use crate::{engine::Core, targets::registry::Member};
 
 /// Inodes of one turn of the engine: well below a millisecond.
 const INODES_A_TURN: usize = 256;
@@ -36,7 +32,6 @@ const INODES_A_TURN: usize = 256;
 /// What a check was begun with.
 pub(super) struct Setting {
     map: Arc<Map>,
-    given_up: Groups,
     high_water: InodeId,
     /// Between the passes.
     pause: Duration,
@@ -45,14 +40,14 @@ pub(super) struct Setting {
 
 impl Setting {
     pub(super) fn frame(&self) -> Frame<'_> {
-        Frame { map: &self.map, given_up: &self.given_up, high_water: self.high_water }
+        Frame { map: &self.map, high_water: self.high_water }
     }
 }
 
 /// Runs a check to its end. May be dropped at any await.
 pub(super) async fn run(shared: &Shared, request: &StartFsck) -> Result<(), Failure> {
     let wanted = request.targets.clone();
-    let (setting, targets) = shared.engine.turn(move |core| begin(core, &wanted)).await?;
+    let (setting, targets) = shared.engine.turn(move |core| Ok(begin(core, &wanted))).await?;
     shared.update(|report| {
         report.high_water = setting.high_water;
         report.targets = targets;
@@ -84,10 +79,9 @@ pub(super) async fn run(shared: &Shared, request: &StartFsck) -> Result<(), Fail
 }
 
 /// Decides what is looked at, in one turn of the engine.
-fn begin(core: &mut Core, wanted: &[TargetId]) -> Result<(Setting, Vec<FsckTarget>), Failure> {
+fn begin(core: &Core, wanted: &[TargetId]) -> (Setting, Vec<FsckTarget>) {
     let map = core.map().0;
     let mut setting = Setting {
-        given_up: losses::given_up_groups(core)?,
         high_water: core.high_water(),
         pause: core.session_end(),
         targets: Vec::new(),
@@ -115,7 +109,7 @@ fn begin(core: &mut Core, wanted: &[TargetId]) -> Result<(Setting, Vec<FsckTarge
             held_back: None,
         });
     }
-    Ok((setting, shown))
+    (setting, shown)
 }
 
 /// Why a target cannot be checked now, if so.

@@ -9,7 +9,7 @@
 //!   no file, another inode    a content                 newer
 //!   a file                    chunks of it, elsewhere   misplaced: its layout puts them elsewhere
 //!   a file without holes      not all chunks of it      missing, unless the bucket has them, or
-//!                                                       they went with a target that was given up
+//!                                                       parts of the file went with a target
 //! ```
 //!
 //! # What it relies on
@@ -25,8 +25,6 @@ use millrace_protocol::{cluster::Map, fsck::FsckKind, target::ContentName};
 use millrace_types::{
     ChunkIndex, ContentGeneration, InodeId, Layout, TargetId, Timestamp, WriteEpoch,
 };
-
-use crate::namespace::loss::Groups;
 
 /// What the namespace says of an inode.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -50,7 +48,8 @@ pub(super) struct FileContent {
     pub(super) origin_length: u64,
     /// Whether absent bytes may be holes, or lie in the inode: then nothing can be missing.
     pub(super) may_lack: bool,
-    /// Whether some of it is known to have gone with a target.
+    /// Whether some of it is known to have gone with a target. Nobody knows any more which of its
+    /// chunks had to be there, nor where its object stood in for them, so nothing is missing.
     pub(super) is_lost: bool,
     /// Its last change.
     pub(super) changed: Timestamp,
@@ -83,8 +82,6 @@ pub(super) struct Suspect {
 pub(super) struct Frame<'a> {
     /// Says which group lies on which target.
     pub(super) map: &'a Map,
-    /// Groups of targets that were given up: who serves them now never had what is lost.
-    pub(super) given_up: &'a Groups,
     /// Only lower ids are judged.
     pub(super) high_water: InodeId,
 }
@@ -177,7 +174,7 @@ impl Frame<'_> {
         file: &FileContent,
         chunks: &[ChunkIndex],
     ) -> Option<Suspect> {
-        if file.may_lack || file.size <= file.origin_length {
+        if file.may_lack || file.is_lost || file.size <= file.origin_length {
             return None;
         }
         let chunk_size = file.layout.chunk_size().bytes();
@@ -186,7 +183,7 @@ impl Frame<'_> {
         let start = u32::try_from(file.origin_length / chunk_size).unwrap_or(u32::MAX);
         let mut missing: Option<Suspect> = None;
         for index in self.expected(&file.layout, start..count, target) {
-            if chunks.binary_search(&index).is_ok() || self.is_given_up(file, index) {
+            if chunks.binary_search(&index).is_ok() {
                 continue;
             }
             let begins = u64::from(index.0) * chunk_size;
@@ -222,13 +219,6 @@ impl Frame<'_> {
         let here: Vec<bool> = (0..width).map(lies_here).collect();
         let is_here = move |index: &u32| here[(*index % width) as usize];
         Box::new(range.filter(is_here).map(ChunkIndex))
-    }
-
-    /// Whether a chunk that is not there is known to be lost. Its owner is told so elsewhere, and
-    /// the target that serves its group now has nothing to do with it.
-    fn is_given_up(&self, file: &FileContent, index: ChunkIndex) -> bool {
-        let layout = &file.layout;
-        file.is_lost && self.given_up.contains(&(layout.pool(), layout.group(index)))
     }
 
     /// Whether the layout puts the chunk on the target; `None` where the map does not know.

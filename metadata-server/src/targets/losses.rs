@@ -9,9 +9,14 @@
 //! targets that take a group over want capabilities that are as new as that, so that nobody reads
 //! by one that takes what is lost for a hole, or for the bucket's.
 //!
-//! Module: `damage` (which files still lack something, for the state of the cluster).
+//! Modules: `damage` (which files still lack something, for the state of the cluster), `trouble`
+//! (steps that keep failing).
 
-use std::{ops::Bound, sync::Arc, time::Duration};
+use std::{
+    ops::Bound,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use millrace_protocol::{
     admin::TargetState,
@@ -20,11 +25,12 @@ use millrace_protocol::{
 use millrace_types::{ErrorKind, Failure, InodeId, TargetId};
 use tokio::sync::Notify;
 
+use self::trouble::Trouble;
+use super::fate::{Fate, fate, is_damaged};
 use crate::{
     command::{Command, Loss},
     engine::{Core, Handle},
-    leases::touched::writers,
-    namespace::{Body, Inode, ObjectState, loss, loss::Groups, tree},
+    namespace::{Inode, loss::Groups, tree},
     ops::{broken, read},
     store::{
         StoreError, View, keys,
@@ -33,6 +39,7 @@ use crate::{
 };
 
 mod damage;
+mod trouble;
 
 pub(crate) use damage::{Damage, problems};
 
@@ -58,13 +65,15 @@ pub struct Losses {
     engine: Handle,
     begun: Arc<Notify>,
     ended: Arc<Notify>,
+    trouble: Arc<Mutex<Trouble>>,
 }
 
 impl Losses {
     /// Over a running engine.
     #[must_use]
     pub fn new(engine: Handle) -> Self {
-        Self { engine, begun: Arc::default(), ended: Arc::default() }
+        let trouble = Arc::default();
+        Self { engine, begun: Arc::default(), ended: Arc::default(), trouble }
     }
 
     /// Begins to give a target up, and tells how far that is. The work goes on when the caller goes
@@ -72,7 +81,8 @@ impl Losses {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] for a target that there never was; [`ErrorKind::InUse`] for one that
-    /// was heard of less than a lease ago; [`ErrorKind::Unavailable`] when no other is left.
+    /// was heard of less than a lease ago; [`ErrorKind::Unavailable`] when no other is left; why a
+    /// step fails again and again.
     pub async fn lose(&self, request: &LoseTarget) -> Result<LossProgress, Failure> {
         let target = request.target;
         let mut ended = std::pin::pin!(self.ended.notified());
@@ -83,10 +93,18 @@ impl Losses {
             // Whoever ends first: the caller asks again.
             drop(tokio::time::timeout(PATIENCE, ended).await);
         }
-        self.engine.turn(move |core| Ok(progress_of(&lost(core, target)?))).await
+        let query = self.engine.turn(move |core| Ok(progress_of(&lost(core, target)?)));
+        let progress = query.await?;
+        let reason = self.trouble().reason(target).filter(|_| !progress.ended);
+        reason.map_or(Ok(progress), Err)
     }
 
-    /// Looks which files the loss of a target damages, or has damaged.
+    fn trouble(&self) -> MutexGuard<'_, Trouble> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks which files the loss of a target damages, or has damaged; before it is given up, also
+    /// those of which nobody knows.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] for a target that there never was.
@@ -102,19 +120,22 @@ impl Losses {
             next: request.after,
         };
         let groups = Arc::new(groups);
-        while page.inodes < INODES_PER_REPLY && page.paths.len() < LOST_PATHS_MAX {
+        let (mut room, mut renamed) = (LOST_PATHS_MAX, Vec::new());
+        while page.inodes < INODES_PER_REPLY && room > 0 {
             let (groups, after) = (Arc::clone(&groups), page.next.unwrap_or(InodeId(0)));
-            let room = LOST_PATHS_MAX - page.paths.len();
             let look = move |core: &mut Core| look_at_some(core, after, &groups, given_up, room);
             let some = self.engine.turn(look).await?;
+            room = room.saturating_sub(some.damaged.len() + some.renamed.len());
             page.inodes += some.inodes;
-            page.files += some.paths.len() as u64;
-            page.paths.extend(some.paths);
+            page.files += some.damaged.len() as u64;
+            page.paths.extend(some.damaged);
+            renamed.extend(some.renamed);
             page.next = some.next;
             if page.next.is_none() {
                 break;
             }
         }
+        page.paths.extend(renamed);
         Ok(page)
     }
 
@@ -124,9 +145,11 @@ impl Losses {
             match self.engine.turn(pending).await {
                 Ok(pending) => {
                     for target in pending {
-                        if let Err(failure) = self.settle(target).await {
+                        let result = self.settle(target).await;
+                        if let Err(failure) = &result {
                             tracing::warn!(%target, %failure, "giving it up goes on later");
                         }
+                        self.trouble().handle_attempt(target, result);
                     }
                 }
                 Err(failure) => tracing::debug!(%failure, "cannot look for what is given up"),
@@ -174,7 +197,9 @@ impl Losses {
 /// What one turn found.
 struct Looked {
     inodes: u64,
-    paths: Vec<Vec<u8>>,
+    /// Paths.
+    damaged: Vec<Vec<u8>>,
+    renamed: Vec<Vec<u8>>,
     next: Option<InodeId>,
 }
 
@@ -187,15 +212,32 @@ fn look_at_some(
 ) -> Result<Looked, Failure> {
     let mut some = inodes(core, after, InodeId(u64::MAX))?;
     let is_last = some.len() < INODES_PER_TURN;
-    let mut damaged = damaged(core, &some, groups, given_up)?;
-    let is_cut = damaged.len() > room;
-    damaged.truncate(room);
-    if let Some(last) = damaged.last().filter(|_| is_cut) {
+    let mut told = Vec::new();
+    for inode in &some {
+        let fate = fate(core.view(), inode, groups)?;
+        let is_told = match given_up {
+            true => fate == Fate::Lost,
+            false => matches!(fate, Fate::Damaged | Fate::Renamed),
+        };
+        if is_told {
+            told.push((inode.id, fate));
+        }
+    }
+    let is_cut = told.len() > room;
+    told.truncate(room);
+    if let Some((last, _)) = told.last().filter(|_| is_cut) {
         some.retain(|inode| inode.id <= *last);
     }
-    let paths = damaged.iter().map(|&inode| path(core, inode)).collect::<Result<_, _>>()?;
     let next = some.last().map(|inode| inode.id).filter(|_| is_cut || !is_last);
-    Ok(Looked { inodes: some.len() as u64, paths, next })
+    let (mut damaged, mut renamed) = (Vec::new(), Vec::new());
+    for (inode, fate) in told {
+        let path = path(core, inode)?;
+        match fate {
+            Fate::Renamed => renamed.push(path),
+            _ => damaged.push(path),
+        }
+    }
+    Ok(Looked { inodes: some.len() as u64, damaged, renamed, next })
 }
 
 fn begin(core: &mut Core, target: TargetId) -> Result<LossProgress, Failure> {
@@ -232,7 +274,7 @@ fn mark_some(core: &mut Core, target: TargetId) -> Result<bool, Failure> {
     let groups: Groups = lost.groups.iter().copied().collect();
     let some = inodes(core, lost.looked_at, lost.below)?;
     let Some(last) = some.last() else { return Ok(true) };
-    let inodes = damaged(core, &some, &groups, false)?;
+    let inodes = damaged(core, &some, &groups)?;
     let mark = Loss::Mark { target, inodes, through: last.id };
     core.execute(None, Command::Loss(mark))?;
     Ok(some.len() < INODES_PER_TURN)
@@ -260,29 +302,12 @@ fn inodes(core: &mut Core, after: InodeId, below: InodeId) -> Result<Vec<Inode>,
     decoded.map_err(|error| broken(core, error))
 }
 
-/// Which of some inodes the loss of the groups damages, or, once it has, are damaged.
-fn damaged(
-    core: &mut Core,
-    some: &[Inode],
-    groups: &Groups,
-    given_up: bool,
-) -> Result<Vec<InodeId>, Failure> {
+/// Which of some inodes the loss of the groups damages.
+fn damaged(core: &mut Core, some: &[Inode], groups: &Groups) -> Result<Vec<InodeId>, Failure> {
     let view = core.view();
-    let is_damaged = |inode: &Inode| -> Result<bool, StoreError> {
-        let Body::File(file) = &inode.body else { return Ok(false) };
-        Ok(match given_up {
-            true => {
-                file.state == ObjectState::Lost && loss::touches(&file.layout, inode.size, groups)
-            }
-            false => {
-                let written = !writers(view, inode.id)?.is_empty();
-                loss::is_damaged(file, inode.size, groups, written)
-            }
-        })
-    };
     let found: Result<Vec<InodeId>, StoreError> = some
         .iter()
-        .filter_map(|inode| match is_damaged(inode) {
+        .filter_map(|inode| match is_damaged(view, inode, groups) {
             Ok(damaged) => damaged.then_some(Ok(inode.id)),
             Err(error) => Some(Err(error)),
         })
@@ -318,12 +343,6 @@ fn served(view: &dyn View, target: TargetId) -> Result<Groups, StoreError> {
 pub(crate) fn pending(core: &mut Core) -> Result<Vec<TargetId>, Failure> {
     let found = given_up(core)?.into_iter();
     Ok(found.filter(|(_, lost)| lost.ended.is_none()).map(|(target, _)| target).collect())
-}
-
-/// The groups of all targets that were given up: what lay there of damaged files is known to be
-/// gone.
-pub(crate) fn given_up_groups(core: &mut Core) -> Result<Groups, Failure> {
-    Ok(given_up(core)?.into_iter().flat_map(|(_, lost)| lost.groups).collect())
 }
 
 /// Every target that was given up.

@@ -1,24 +1,27 @@
 //! Operators' questions about targets: what their daemons tell, with what only the metadata knows.
 
-use std::{collections::BTreeSet, ops::Bound, time::Duration};
+use std::{ops::Bound, time::Duration};
 
 use futures::future::join_all;
 use millrace_protocol::{
     admin::{PathBytes, TargetState, TargetStatus},
     cluster::Map,
-    target::{ContentName, Presence},
+    target::{ContentName, Presence, Present},
     upkeep::{
         CheckDrain, ControlScrub, DescribeTarget, DescribedTarget, DrainReply, FILES_PER_REPLY_MAX,
         FINDINGS_PER_REPLY_MAX, Fault, ListTargets, ScrubTargets, ScrubsReply, ShowTarget,
         TARGETS_PER_REPLY_MAX, TargetDetail, TargetReply, TargetScrub, TargetsReply,
     },
 };
-use millrace_types::{ByteLen, ErrorKind, Failure, GroupId, HostId, InodeId, PoolId, TargetId};
+use millrace_types::{ByteLen, ErrorKind, Failure, GroupId, HostId, InodeId, TargetId};
 
-use super::peers::Peers;
+use super::{
+    fate::{Fate, fate},
+    peers::Peers,
+};
 use crate::{
     engine::{Core, Handle},
-    namespace::{Body, Inode, ObjectState, loss, tree},
+    namespace::{Body, Inode, loss::Groups, tree},
     ops::{admin, broken},
     store::{borrow, keys, prefix_end, records},
 };
@@ -32,8 +35,9 @@ const SILENT_PATIENCE: Duration = Duration::from_secs(1);
 /// How long it may take to look for what it holds of some thousand files.
 const PRESENCE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Inodes looked at in one turn of the engine, and for one reply.
-const INODES_PER_TURN: usize = 512;
+/// Inodes looked at in one turn of the engine, and for one reply. Of files that agree with their
+/// objects the paths are looked up, too.
+const INODES_PER_TURN: usize = 256;
 const INODES_PER_REPLY: usize = 4096;
 
 /// The engine, and the connections to the daemons.
@@ -141,7 +145,7 @@ impl Upkeep {
             let page = self.engine.turn(move |core| files(core, after, &groups)).await?;
             reply.inodes += page.inodes;
             reply.backed_files += page.backed;
-            suspects.extend(page.unbacked);
+            suspects.extend(page.suspects);
             reply.next = page.next;
             if page.next.is_none() {
                 break;
@@ -151,26 +155,30 @@ impl Upkeep {
         Ok(reply)
     }
 
-    /// Asks the daemon what it holds of files that no bucket has as they are.
+    /// Asks the daemon what it holds of files that no bucket may have as they are.
     async fn weigh(
         &self,
         host: HostId,
         target: TargetId,
-        contents: Vec<ContentName>,
+        suspects: Vec<Suspect>,
         reply: &mut DrainReply,
     ) -> Result<(), Failure> {
-        if contents.is_empty() {
+        if suspects.is_empty() {
             return Ok(());
         }
-        let question = Presence { target, contents: contents.clone() };
+        let contents = suspects.iter().map(|suspect| suspect.content).collect();
+        let question = Presence { target, contents };
         let present = self.peers.ask(host, &question, PRESENCE_PATIENCE).await?.present;
+        if present.len() != suspects.len() {
+            return Err(ErrorKind::Protocol.into());
+        }
         let mut lost = Vec::new();
-        for (content, present) in contents.into_iter().zip(present) {
-            let bytes = present.written.0 + present.zero.0;
-            reply.lost_files += u64::from(bytes > 0);
+        for (suspect, present) in suspects.into_iter().zip(present) {
+            let (is_lost, bytes) = suspect.loss(&present);
+            reply.lost_files += u64::from(is_lost);
             reply.lost.0 += bytes;
-            if bytes > 0 && lost.len() < FILES_PER_REPLY_MAX {
-                lost.push(content.inode);
+            if is_lost && lost.len() < FILES_PER_REPLY_MAX {
+                lost.push(suspect.content.inode);
             }
         }
         let named = move |core: &mut Core| {
@@ -203,16 +211,32 @@ fn patience(state: TargetState) -> Duration {
 struct Files {
     inodes: u64,
     backed: u64,
-    unbacked: Vec<ContentName>,
+    suspects: Vec<Suspect>,
     next: Option<InodeId>,
 }
 
+/// A file that no bucket may have as it is.
+#[derive(Debug, Clone, Copy)]
+struct Suspect {
+    content: ContentName,
+    fate: Fate,
+}
+
+impl Suspect {
+    /// Whether it loses something with what a target holds of it, and how much.
+    fn loss(&self, present: &Present) -> (bool, u64) {
+        let own = present.written.0 + present.zero.0;
+        match self.fate {
+            // Marked it is whatever lies there, and then all that is absent is lost.
+            Fate::Damaged => (true, own),
+            // What came from an object is all that there may be of it.
+            _ => (own + present.clean.0 > 0, own + present.clean.0),
+        }
+    }
+}
+
 /// Looks at the inodes after `after`.
-fn files(
-    core: &mut Core,
-    after: Option<InodeId>,
-    groups: &BTreeSet<(PoolId, GroupId)>,
-) -> Result<Files, Failure> {
+fn files(core: &mut Core, after: Option<InodeId>, groups: &Groups) -> Result<Files, Failure> {
     let start = keys::inode(after.unwrap_or(InodeId(0)));
     let prefix = [start[0]];
     let end = prefix_end(&prefix);
@@ -224,21 +248,18 @@ fn files(
         let inode: Inode = records::decode(&key, &value).map_err(|error| broken(core, error))?;
         files.next = more.then_some(inode.id);
         let Body::File(file) = &inode.body else { continue };
-        if file.inline.is_some() || !loss::touches(&file.layout, inode.size, groups) {
-            continue;
-        }
-        match file.state {
-            ObjectState::Clean | ObjectState::Exported => files.backed += 1,
-            ObjectState::Local | ObjectState::Dirty | ObjectState::Conflict | ObjectState::Lost => {
-                files.unbacked.push(ContentName { inode: inode.id, generation: file.generation });
-            }
+        let content = ContentName { inode: inode.id, generation: file.generation };
+        match fate(core.view(), &inode, groups)? {
+            Fate::Untouched => {}
+            Fate::Backed => files.backed += 1,
+            fate => files.suspects.push(Suspect { content, fate }),
         }
     }
     Ok(files)
 }
 
 /// The groups that have nothing but a target.
-fn groups_of(map: &Map, target: TargetId) -> BTreeSet<(PoolId, GroupId)> {
+fn groups_of(map: &Map, target: TargetId) -> Groups {
     let of_pool = |pool: &millrace_protocol::cluster::Pool| {
         let id = pool.id;
         let numbered = (0..).map(GroupId).zip(&pool.groups);
@@ -266,7 +287,7 @@ fn unknown(target: TargetId) -> Failure {
 #[cfg(test)]
 mod tests {
     use millrace_protocol::cluster::{Group, Pool};
-    use millrace_types::{GroupEpoch, MapEpoch};
+    use millrace_types::{ContentGeneration, GroupEpoch, MapEpoch, PoolId};
 
     use super::*;
 
@@ -274,6 +295,23 @@ mod tests {
     fn who_is_silent_does_not_hold_up_the_answers_of_the_others() {
         assert_eq!(patience(TargetState::Online), PATIENCE);
         assert!(patience(TargetState::Offline) < PATIENCE);
+    }
+
+    #[test]
+    fn of_a_file_without_an_object_of_its_own_all_that_is_there_counts() {
+        let loss = |fate, written: u64, clean: u64| {
+            let generation = ContentGeneration(1);
+            let content = ContentName { inode: InodeId(5), generation };
+            let (clean, written) = (ByteLen(clean), ByteLen(written));
+            Suspect { content, fate }.loss(&Present { clean, written, ..Present::default() })
+        };
+        assert_eq!(loss(Fate::Damaged, 7, 9), (true, 7), "a bucket has the rest");
+        assert_eq!(loss(Fate::Damaged, 0, 0), (true, 0), "it is marked all the same");
+        for fate in [Fate::Renamed, Fate::Lost] {
+            assert_eq!(loss(fate, 7, 9), (true, 16));
+            assert_eq!(loss(fate, 0, 9), (true, 9));
+            assert_eq!(loss(fate, 0, 0), (false, 0));
+        }
     }
 
     #[test]

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use millrace_metadata_server::{
-    command::{AddLink, Command, Commit, ImportEntries, ImportEntry, ImportKind, Loss, Outcome},
-    engine::StoreKind,
+    command::{
+        AddLink, Command, Commit, ImportEntries, ImportEntry, ImportKind, Loss, Outcome, Rename,
+    },
+    engine::{Core, StoreKind},
     namespace::{Body, FileBody, ObjectState, tree},
     ops,
     targets::losses::Losses,
@@ -14,8 +16,8 @@ use millrace_protocol::{
     capability::Origin,
     cluster::{Bucket, Heartbeat, LinkMode, TargetReport},
     loss::{LookLoss, LoseTarget, LossPage, LossProgress},
-    metadata::NewNode,
-    session::Role,
+    metadata::{NewNode, RenameMode},
+    session::{Caller, Role},
 };
 use millrace_types::{
     ByteLen, ChunkIndex, ErrorKind, Failure, GIB, InodeId, LinkId, MIB, TargetId, Timestamp,
@@ -246,6 +248,37 @@ fn what_only_it_had_is_marked_and_others_serve_the_rest() {
         assert!(map.targets.iter().all(|target| target.id == OTHER));
         assert_eq!(world.lose().unwrap(), told, "once more changes nothing");
     }
+}
+
+#[test]
+fn what_was_renamed_and_not_exported_is_named_before_and_not_marked() {
+    let mut world = World::new(StoreKind::Memory);
+    let clean = imported(&mut world, "set");
+    assert!(world.look().unwrap().paths.is_empty(), "the bucket has all of them");
+    let named = move |core: &mut Core| tree::inode(core.view(), clean).unwrap().parent.unwrap();
+    let parent = world.server.turn(named);
+    let rename = Rename {
+        caller: Caller::ROOT,
+        source_parent: parent.directory,
+        source_name: parent.name,
+        target_parent: parent.directory,
+        target_name: name("old"),
+        mode: RenameMode::Replace,
+        readers: Vec::new(),
+    };
+    world.execute(Command::Rename(rename)).unwrap();
+    let gone = world.file_on(LOST, "gone", MIB);
+    world.silence();
+    let preview = world.look().unwrap();
+    assert_eq!(preview.files, u64::try_from(preview.paths.len()).unwrap() - 1, "{preview:?}");
+    assert_eq!(preview.paths.last().unwrap(), b"/set/old", "behind what is damaged");
+    let told = world.lose().unwrap();
+    assert_eq!((told.ended, told.files), (true, preview.files));
+    assert_eq!(world.body(gone).state, ObjectState::Lost);
+    let renamed = world.body(clean);
+    assert_eq!(renamed.state, ObjectState::Clean, "its object may be there");
+    assert_eq!(renamed.origin_length, MIB);
+    assert_eq!(world.look().unwrap().paths, preview.paths[..preview.paths.len() - 1]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Listings that are old, empty, torn, doubled, out of order, or without an end.
 
-use std::{collections::BTreeSet, fs, time::Instant};
+use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Instant};
 
 use anyhow::{Result, ensure};
 use millrace_tests::hostile::{Asked, Fault, ListFault, Rule};
@@ -15,6 +15,10 @@ fn names(world: &World, directory: &str) -> Result<BTreeSet<String>> {
         ensure!(found.insert(name.clone()), "{name} comes twice");
     }
     Ok(found)
+}
+
+fn mode_of(world: &World, name: &str) -> Result<u32> {
+    Ok(fs::symlink_metadata(world.set().join(name))?.permissions().mode() & 0o7777)
 }
 
 /// Names within a directory for each fault, with an object below another directory.
@@ -101,6 +105,60 @@ fn an_old_or_empty_listing_takes_nothing_away_and_the_next_one_brings_what_is_ne
     }
     let mut objects: Vec<_> = objects.into_iter().filter(|(name, _)| *name != "old/a").collect();
     objects.push(("old/new", b"new".to_vec()));
+    world.is_sound(&objects)
+}
+
+#[test]
+fn a_key_that_is_refused_hides_no_other_name_of_its_directory() -> Result<()> {
+    let objects = tree(&["mixed"]);
+    let objects: Vec<_> = objects.iter().map(|(name, body)| (&**name, body.clone())).collect();
+    let world = World::start(&objects, &["--mode", "import-export"])?;
+    for asked in [Asked::Head, Asked::Get] {
+        world.proxy.add(Rule::always(asked, Fault::Denied).of("set/mixed/b"));
+    }
+    world.proxy.add(Rule::always(Asked::Head, Fault::Denied).of("set/mixed/sub/"));
+    let whole: BTreeSet<_> = ["a", "b", "c", "d", "e", "f", "g", "sub"].map(str::to_owned).into();
+    ensure!(names(&world, "mixed")? == whole, "{:?}", names(&world, "mixed"));
+    ensure!(world.proxy.done(Asked::Head, "403") >= 2, "{}", world.proxy.told());
+    for (name, mode) in [("b", 0o644), ("sub", 0o755)] {
+        let found = mode_of(&world, &format!("mixed/{name}"))?;
+        ensure!(found == mode, "{name} has the mode {found:o}");
+    }
+    for (name, body) in &objects {
+        match told(name, Instant::now(), fs::read(world.set().join(name)))? {
+            Ok(read) => ensure!(*name != "mixed/b" && read == *body, "{name} was read"),
+            Err(errno) => ensure!(*name == "mixed/b" && errno == Errno::ACCESS, "{name}: {errno}"),
+        }
+    }
+    let job = world.job(&["import", "mr:/set"])?;
+    ensure!(job["state"] == "succeeded" && job["errors"] == 0, "{job}");
+    world.is_sound(&objects)
+}
+
+#[test]
+fn credentials_that_end_while_a_directory_is_listed_cost_no_name_its_mode() -> Result<()> {
+    let objects = tree(&["mixed"]);
+    let mut objects: Vec<_> = objects.iter().map(|(name, body)| (&**name, body.clone())).collect();
+    let world = World::start(&objects, &["--mode", "import-export"])?;
+    let put = "client.put_object(Bucket='data', Key='set/mixed/own', Body=b'mine', \
+               Metadata={'file-permissions': '0100600'})";
+    world.bucket.script(put, &[])?;
+    objects.push(("mixed/own", b"mine".to_vec()));
+    ensure!(names(&world, "")? == BTreeSet::from(["mixed".to_owned()]), "it is known");
+    world.proxy.add(Rule::next(1, Asked::List, Fault::Pass).of("set%2Fmixed%2F"));
+    for asked in [Asked::List, Asked::Head] {
+        world.proxy.add(Rule::always(asked, Fault::Denied));
+    }
+    let begun = Instant::now();
+    let listed = fs::read_dir(world.set().join("mixed")).and_then(Iterator::collect);
+    let listed = listed.map(|entries: Vec<fs::DirEntry>| entries.len());
+    let outcome = told("mixed", begun, listed)?;
+    ensure!(outcome == Err(Errno::ACCESS), "{outcome:?}");
+    ensure!(world.proxy.done(Asked::Head, "403") > 0, "{}", world.proxy.told());
+    world.proxy.clear();
+    ensure!(names(&world, "mixed")?.len() == 9, "it is listed again");
+    let mode = mode_of(&world, "mixed/own")?;
+    ensure!(mode == 0o600, "it has the mode {mode:o}");
     world.is_sound(&objects)
 }
 

@@ -6,7 +6,8 @@
 //! alone before it goes: listings may be stale or out of order, and what is in use must not vanish
 //! by mistake. Nor does it go because something that stands before the bucket, or is where it was
 //! mounted, has nothing of that name ([`Bucket::look`]). A subdirectory below which nothing lies is
-//! listed too, which empties it, and goes if it was imported and nobody changed it here.
+//! listed too, which empties it, and goes if it was imported and nobody changed it here. An object
+//! of its name does not keep it, and has its place then.
 //!
 //! Lookups wait for what they need and not longer: for the answer about their own name or for the
 //! listing, whichever comes first, two seconds at most. A bucket that is away costs them nothing
@@ -32,6 +33,7 @@ use super::{
 use crate::{
     apply::export_has_made,
     command::{BATCH_MAX, Command, DropDirectory, Observation, Outcome},
+    hydration::left_out::Tray,
     namespace::{Body, ObjectState, tree},
     store::{
         View, keys,
@@ -56,8 +58,8 @@ const SEEN_MAX: usize = 2_000_000;
 /// Missing names that are asked for alone at the same time, in one directory.
 const CHECKS_MAX: usize = 16;
 
-/// The names of one listing, as hashes: two names with one hash hide a deletion from a listing,
-/// never make one up.
+/// The names of one listing, each as a directory's or an object's, as hashes: two with one hash
+/// hide a deletion from a listing, never make one up.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     hashes: Vec<u64>,
@@ -71,18 +73,23 @@ impl Seen {
             self.hashes = Vec::new();
         }
         if !self.overflow {
-            self.hashes.extend(found.iter().map(|found| hash(found.name())));
+            let is_directory = |found: &Found| *found.kind() == ImportKind::Directory;
+            self.hashes.extend(found.iter().map(|found| hash(found.name(), is_directory(found))));
         }
     }
 
-    fn has(&self, name: &FileName) -> bool {
-        self.hashes.binary_search(&hash(name)).is_ok()
+    fn has_directory(&self, name: &FileName) -> bool {
+        self.hashes.binary_search(&hash(name, true)).is_ok()
+    }
+
+    fn has_object(&self, name: &FileName) -> bool {
+        self.hashes.binary_search(&hash(name, false)).is_ok()
     }
 }
 
-fn hash(name: &FileName) -> u64 {
+fn hash(name: &FileName, is_directory: bool) -> u64 {
     let mut hasher = DefaultHasher::new();
-    name.as_bytes().hash(&mut hasher);
+    (name.as_bytes(), is_directory).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -90,7 +97,13 @@ fn hash(name: &FileName) -> u64 {
 #[derive(Debug)]
 enum Missing {
     File(Box<Object>),
-    Directory { name: FileName, inode: InodeId, prefix: String },
+    Directory {
+        name: FileName,
+        inode: InodeId,
+        prefix: String,
+        /// Whether the bucket lists an object of its name.
+        has_object: bool,
+    },
 }
 
 impl<E: Environment> Importer<E> {
@@ -155,11 +168,13 @@ impl<E: Environment> Importer<E> {
         query.await
     }
 
-    /// Follows names that a listing did not show. Boxed, because it lists subdirectories.
+    /// Follows names that a listing did not show. Objects that directories were in the way of are
+    /// not left out any more where these are gone. Boxed, because it lists subdirectories.
     pub(super) fn follow_missing<'a>(
         self: &'a Arc<Self>,
         linked: &'a Linked,
         mut seen: Seen,
+        left_out: &'a mut Tray,
     ) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(async move {
             if seen.overflow {
@@ -180,7 +195,9 @@ impl<E: Environment> Importer<E> {
                 let width = if self.is_crowded() { 1 } else { CHECKS_MAX };
                 let mut checks = stream::iter(checks).buffer_unordered(width);
                 while let Some(checked) = checks.next().await {
-                    checked?;
+                    if let Some(key) = checked? {
+                        left_out.remove(&key);
+                    }
                 }
                 match last {
                     Some(last) => cookie = last,
@@ -190,26 +207,34 @@ impl<E: Environment> Importer<E> {
         })
     }
 
+    /// The same of one name. Tells the key of an object that has the place of a directory now.
     async fn follow_one(
         self: &Arc<Self>,
         linked: &Linked,
         missing: Missing,
-    ) -> Result<(), Failure> {
-        let (name, inode, prefix) = match missing {
-            Missing::File(object) => return self.observe(&object).await.map(drop),
-            Missing::Directory { name, inode, prefix } => (name, inode, prefix),
+    ) -> Result<Option<String>, Failure> {
+        let (name, inode, prefix, has_object) = match missing {
+            Missing::File(object) => return self.observe(&object).await.map(|_| None),
+            Missing::Directory { name, inode, prefix, has_object } => {
+                (name, inode, prefix, has_object)
+            }
         };
         if !self.bucket(&linked.bucket)?.is_gone_below(&prefix).await? {
-            return Ok(());
+            return Ok(None);
         }
         self.refresh_below(inode).await?;
-        let drop = DropDirectory { parent: linked.directory, name, inode };
+        let drop = DropDirectory { parent: linked.directory, name: name.clone(), inode };
         let outcome = self.environment.execute(Command::DropDirectory(drop), false).await?;
-        if outcome == Outcome::Observed(Observation::Removed) {
-            self.counts.observed(Observation::Removed);
-            tracing::info!(%inode, prefix, "a directory is gone from its bucket, and here too");
+        if outcome != Outcome::Observed(Observation::Removed) {
+            return Ok(None);
         }
-        Ok(())
+        self.counts.observed(Observation::Removed);
+        tracing::info!(%inode, prefix, "a directory is gone from its bucket, and here too");
+        if !has_object {
+            return Ok(None);
+        }
+        self.probe(linked, &name).await?;
+        Ok(Some(key_of(&linked.prefix, &name)))
     }
 
     /// What was found, without the names of files that changed here after a moment, or may have
@@ -388,7 +413,11 @@ fn missing(
     let last = (page.len() == BATCH_MAX).then(|| page.last().map(|(_, entry)| entry.cookie));
     let mut missing = Vec::new();
     for (name, entry) in page {
-        if seen.has(&name) {
+        let has_object = seen.has_object(&name);
+        // A file may be one whose place a directory could not take.
+        let is_shown =
+            seen.has_directory(&name) || (has_object && entry.kind != FileKind::Directory);
+        if is_shown {
             continue;
         }
         match entry.kind {
@@ -410,7 +439,7 @@ fn missing(
                 }
                 let prefix = format!("{}/", key_of(&linked.prefix, &name));
                 if below.link == linked.link && below.prefix == prefix {
-                    missing.push(Missing::Directory { name, inode: inode.id, prefix });
+                    missing.push(Missing::Directory { name, inode: inode.id, prefix, has_object });
                 }
             }
             _ => {}

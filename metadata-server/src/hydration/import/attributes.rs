@@ -1,6 +1,7 @@
 //! What only HEAD tells of listed names: owner, mode, time, and which objects are symbolic links.
 //!
-//! Asked for links that say so, and only of names that are new or changed. One request for each.
+//! Asked for links that say so, and only of names that are new or changed. One request for each. A
+//! key that is refused hides no name of its directory: it has what a listing tells of it.
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_object_source::{Bucket, EXPORT_ID_KEY, Error, Head, PosixAttributes};
@@ -15,6 +16,66 @@ use crate::{
 /// Names of one page that are asked for at the same time.
 const HEADS_OF_PAGE_MAX: usize = 32;
 
+/// A name, and why no more is known of it, if that was refused.
+pub(super) type Told = (Found, Option<Refusal>);
+
+/// A key of which the bucket refuses to tell.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    key: String,
+    error: Error,
+}
+
+impl Refusal {
+    /// Takes an error for what it says of one key, whenever somebody asks.
+    ///
+    /// # Errors
+    /// Those that say nothing of the key, and may not come again.
+    pub(super) fn of(key: &str, error: Error) -> Result<Self, Failure> {
+        match error {
+            Error::Denied { .. } | Error::Unsupported { .. } | Error::Invalid { .. } => {
+                Ok(Self { key: key.to_owned(), error })
+            }
+            other => Err(other.into()),
+        }
+    }
+}
+
+/// A directory with what the metadata of its own object say, whose key is `prefix`.
+pub(super) async fn directory(
+    bucket: &Bucket,
+    prefix: &str,
+    found: Found,
+) -> Result<Told, Failure> {
+    match bucket.head_directory(prefix).await {
+        Ok(mark) => Ok((found.with_mark(PosixAttributes::from_metadata(&mark)), None)),
+        // Most directories have no object of their own.
+        Err(Error::NotFound { .. } | Error::Invalid { .. }) => Ok((found, None)),
+        Err(error) => Ok((found, Some(Refusal::of(prefix, error)?))),
+    }
+}
+
+/// Lets names be without what was refused of them, if the bucket still lists their directory for
+/// the same credentials: then that was said of their keys. Credentials that have ended must not
+/// cost any name its owner and mode, because what is known is not asked for again.
+///
+/// # Errors
+/// Those of access.
+pub(super) async fn accept(
+    bucket: &Bucket,
+    linked: &Linked,
+    refusals: &[Refusal],
+) -> Result<(), Failure> {
+    let Some(Refusal { key, error }) = refusals.first() else { return Ok(()) };
+    bucket.has_below(&linked.prefix).await?;
+    tracing::warn!(link = %linked.link, key, %error, keys = refusals.len(),
+        "the attributes of a key cannot be asked for: the link's defaults stand");
+    for Refusal { key, error } in refusals {
+        tracing::debug!(link = %linked.link, key, %error, "a key is refused");
+    }
+    Ok(())
+}
+
 impl<E: Environment> Importer<E> {
     /// Completes found names. One whose object went away meanwhile is left out.
     pub(super) async fn complete(
@@ -24,9 +85,15 @@ impl<E: Environment> Importer<E> {
         found: Vec<Found>,
     ) -> Result<Vec<Found>, Failure> {
         let heads = found.into_iter().map(|found| self.complete_one(bucket, linked, found));
-        let completed: Vec<Option<Found>> =
+        let told: Vec<Option<Told>> =
             stream::iter(heads).buffered(HEADS_OF_PAGE_MAX).try_collect().await?;
-        Ok(completed.into_iter().flatten().collect())
+        let (mut completed, mut refusals) = (Vec::with_capacity(told.len()), Vec::new());
+        for (found, refusal) in told.into_iter().flatten() {
+            completed.push(found);
+            refusals.extend(refusal);
+        }
+        accept(bucket, linked, &refusals).await?;
+        Ok(completed)
     }
 
     async fn complete_one(
@@ -34,16 +101,11 @@ impl<E: Environment> Importer<E> {
         bucket: &Bucket,
         linked: &Linked,
         found: Found,
-    ) -> Result<Option<Found>, Failure> {
+    ) -> Result<Option<Told>, Failure> {
         let _permit = self.heads.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         let key = key_of(&linked.prefix, found.name());
         if *found.kind() == ImportKind::Directory {
-            return match bucket.head_directory(&format!("{key}/")).await {
-                Ok(mark) => Ok(Some(found.with_mark(PosixAttributes::from_metadata(&mark)))),
-                // Most directories have no object of their own.
-                Err(Error::NotFound { .. } | Error::Invalid { .. }) => Ok(Some(found)),
-                Err(error) => Err(error.into()),
-            };
+            return directory(bucket, &format!("{key}/"), found).await.map(Some);
         }
         match bucket.head(&key).await {
             Ok(head) => {
@@ -54,7 +116,7 @@ impl<E: Environment> Importer<E> {
                 probe::object(bucket, &key, &name, &head, linked).await.map(Some)
             }
             Err(Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
+            Err(error) => Ok(Some((found, Some(Refusal::of(&key, error)?)))),
         }
     }
 

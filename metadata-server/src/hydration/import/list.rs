@@ -114,18 +114,21 @@ impl<E: Environment> Importer<E> {
                 told.send_replace(Listing::Growing(tally));
             }
         }
+        // Subdirectories are listed for it too: with permits of their own.
+        drop(permit);
+        let mut followed = Ok(());
+        if again {
+            self.counts.refreshes.inc();
+            followed = self.follow_missing(linked, seen, &mut left_out).await;
+            tally.left_out = left_out.keys();
+        }
         if left_out.keys() > 0 {
             let example = left_out.example();
             tracing::warn!(link = %linked.link, prefix = %linked.prefix, keys = tally.left_out,
                 example, "keys that cannot be file names are left out");
         }
         left_out.keep(&*self.environment, linked.directory).await?;
-        // Subdirectories are listed for it too: with permits of their own.
-        drop(permit);
-        if again {
-            self.counts.refreshes.inc();
-            self.follow_missing(linked, seen).await?;
-        }
+        followed?;
         Ok((tally, is_whole))
     }
 

@@ -1,10 +1,12 @@
 //! One name asked for alone: HEAD of its key, and whether anything lies below `name/`.
 
 use millrace_object_source::{Bucket, Error, Head, PosixAttributes};
+use millrace_protocol::admin::AttributeSource;
 use millrace_types::{ErrorKind, Failure, FileName, name::SYMLINK_LEN_MAX};
 
 use super::{
     Importer, Linked,
+    attributes::{self, Refusal, Told},
     entries::{Found, is_symlink, key_of},
 };
 use crate::hydration::environment::Environment;
@@ -22,35 +24,51 @@ impl<E: Environment> Importer<E> {
         let key = key_of(&linked.prefix, name);
         let asked = self.environment.now();
         let (head, is_directory) = tokio::join!(bucket.head(&key), bucket.has_below(&below));
-        let found = match (head, is_directory) {
+        let told = match (head, is_directory) {
             // A key that no bucket can have is no error: the name just is not there.
             (_, Err(Error::Invalid { .. })) => None,
-            (_, Ok(true)) => Some(Found::directory(name.clone(), linked)),
+            (_, Ok(true)) => {
+                let found = Found::directory(name.clone(), linked);
+                Some(match linked.attributes {
+                    AttributeSource::Listing => (found, None),
+                    // No listing asks for it any more once it is known.
+                    AttributeSource::Objects => {
+                        attributes::directory(&bucket, &below, found).await?
+                    }
+                })
+            }
             (Ok(head), Ok(false)) => Some(object(&bucket, &key, name, &head, linked).await?),
             (Err(Error::NotFound { .. } | Error::Invalid { .. }), Ok(false)) => None,
             (Err(error), _) | (_, Err(error)) => return Err(error.into()),
         };
-        match found {
-            Some(found) => self.import(linked.directory, asked, vec![found]).await.map(|_| ()),
-            None => Ok(()),
-        }
+        let Some((found, refusal)) = told else { return Ok(()) };
+        attributes::accept(&bucket, linked, refusal.as_slice()).await?;
+        self.import(linked.directory, asked, vec![found]).await.map(|_| ())
     }
 }
 
-/// What HEAD told of an object; the target of one that stores a symbolic link is fetched.
+/// What HEAD told of an object; the target of one that stores a symbolic link is fetched. Where
+/// that is refused, it is the small file that a listing shows.
 pub(super) async fn object(
     bucket: &Bucket,
     key: &str,
     name: &FileName,
     head: &Head,
     linked: &Linked,
-) -> Result<Found, Failure> {
+) -> Result<Told, Failure> {
     let attributes = PosixAttributes::from_metadata(&head.metadata);
     let found = Found::object(name.clone(), &head.version, attributes, linked);
     let size = head.version.size;
     if !is_symlink(&attributes) || !(1..=SYMLINK_LEN_MAX as u64).contains(&size) {
-        return Ok(found);
+        return Ok((found, None));
     }
-    let target = bucket.get_whole(key, size, &head.version.tag).await?;
-    Ok(found.into_symlink(target.to_vec()))
+    match bucket.get_whole(key, size, &head.version.tag).await {
+        Ok(target) => Ok((found.into_symlink(target.to_vec()), None)),
+        Err(error) => {
+            let refusal = Refusal::of(key, error)?;
+            let attributes = PosixAttributes::default();
+            let listed = Found::object(name.clone(), &head.version, attributes, linked);
+            Ok((listed, Some(refusal)))
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millrace_protocol::{admin::PathBytes, file_list::FileListId};
-use millrace_types::{Failure, FileName, InodeId};
+use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
 use super::{
     Environment, Importer,
@@ -119,15 +119,33 @@ impl<E: Environment> Context<'_, E> {
     /// Counts a failure under the path that an inode has now.
     pub(super) async fn fail_id(&self, id: InodeId, failure: Failure) {
         let path = self.path_now(id).await;
+        self.fail_at(id, path, failure);
+    }
+
+    /// Counts a failure of an inode under a path that it had, and may not have any more.
+    pub(super) fn fail_at(&self, id: InodeId, path: PathBytes, failure: Failure) {
         self.note_failure(&path, &failure);
         self.progress.failed_at(id, path, failure);
     }
 
-    /// Counts what could not be looked at.
+    /// Whether a failure says of something below the job's top only that it was removed meanwhile:
+    /// then nothing is missing.
+    pub(super) async fn is_gone(&self, id: InodeId, failure: &Failure) -> bool {
+        if failure.kind != ErrorKind::Stale || id == self.job.root {
+            return false;
+        }
+        let query = self.environment.read(move |view| tree::find(view, id).map_err(broken));
+        matches!(query.await, Ok(None))
+    }
+
+    /// Counts what could not be looked at, unless it is not there any more.
     pub(super) async fn fail(&self, unfound: Unfound) {
         let Unfound { subject, branch, failure } = unfound;
         match subject {
             Subject::Inode(id) => {
+                if self.is_gone(id, &failure).await {
+                    return;
+                }
                 self.progress.enter(id, branch.as_ref());
                 self.fail_id(id, failure).await;
             }
@@ -172,7 +190,8 @@ impl<E: Environment> Context<'_, E> {
         outcomes.note(&path, bytes, &outcome);
     }
 
-    async fn path_now(&self, id: InodeId) -> PathBytes {
+    /// The path that an inode has now; its id when it has none any more.
+    pub(super) async fn path_now(&self, id: InodeId) -> PathBytes {
         match inode(&**self.environment, id).await {
             Ok(inode) => path_of(&**self.environment, &inode).await,
             Err(_) => id.to_string().into_bytes(),

@@ -22,13 +22,14 @@ struct UnderWay {
     /// The row; `None` for the sum of all that have none.
     row: Option<usize>,
     bytes: u64,
+    is_found: bool,
 }
 
 impl Directories {
     /// A file or directory below `branch` comes; `None` is the job's directory itself.
     pub(super) fn enter(&mut self, inode: InodeId, branch: Option<&FileName>) {
         let row = self.row(branch);
-        self.under_way.insert(inode, UnderWay { row, bytes: 0 });
+        self.under_way.insert(inode, UnderWay { row, bytes: 0, is_found: false });
     }
 
     /// Nothing is done with it.
@@ -40,10 +41,16 @@ impl Directories {
     pub(super) fn found(&mut self, inode: InodeId, bytes: u64) {
         let Some(file) = self.under_way.get_mut(&inode) else { return };
         file.bytes = bytes;
+        file.is_found = true;
         let row = file.row;
         let row = self.at(row);
         row.files_total += 1;
         row.bytes_total = row.bytes_total.saturating_add(bytes);
+    }
+
+    /// Whether it came, is to be done, and is not yet.
+    pub(super) fn is_found(&self, inode: InodeId) -> bool {
+        self.under_way.get(&inode).is_some_and(|file| file.is_found)
     }
 
     /// So many of its bytes stay as they are after all.
@@ -66,7 +73,7 @@ impl Directories {
 
     /// It is done.
     pub(super) fn done(&mut self, inode: InodeId) {
-        let Some(UnderWay { row, bytes }) = self.under_way.remove(&inode) else { return };
+        let Some(UnderWay { row, bytes, .. }) = self.under_way.remove(&inode) else { return };
         let row = self.at(row);
         row.files_done += 1;
         row.bytes_done = row.bytes_done.saturating_add(bytes);

@@ -83,7 +83,7 @@ fn lies_the_same(known: &Map, now: &Map, item: &Item) -> bool {
 pub(super) struct Dispatcher<'a, E> {
     context: &'a Context<'a, E>,
     task: Task,
-    /// As it was when the job began.
+    /// Older than what is known of the files in `batches`, and has all of their groups.
     map: Arc<Map>,
     batches: BTreeMap<Place, Batch>,
     requests: FuturesUnordered<BoxFuture<'a, Sent>>,
@@ -153,6 +153,26 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
     /// file has failed.
     pub(super) fn take_changed(&mut self) -> Vec<(InodeId, u64)> {
         self.changed.take().unwrap_or_default()
+    }
+
+    /// The map, if it is another one by now. To be used, it has to be older than what is known of
+    /// the files that come from then on.
+    pub(super) async fn newer_map(&mut self) -> Option<Map> {
+        let context = self.context;
+        match self.beside(context.environment.map()).await {
+            Ok(now) => Some(now).filter(|now| now.epoch != self.map.epoch),
+            Err(failure) => {
+                // The one from before will do, but for files in groups that came since.
+                tracing::debug!(%failure, "a job goes on with the map that it has");
+                None
+            }
+        }
+    }
+
+    /// Goes by another map from now on. What waits goes out by the one that it was found with.
+    pub(super) async fn use_map(&mut self, map: Map) {
+        self.send_all().await;
+        self.map = Arc::new(map);
     }
 
     /// Takes the first `size` bytes of one file. Waits while too much is under way.
@@ -227,11 +247,15 @@ impl<'a, E: Environment> Dispatcher<'a, E> {
 
     /// Sends what is left and waits for all answers.
     pub(super) async fn finish(&mut self) {
-        for (place, batch) in std::mem::take(&mut self.batches) {
-            self.send(place, batch).await;
-        }
+        self.send_all().await;
         while let Some(sent) = self.requests.next().await {
             self.take(sent).await;
+        }
+    }
+
+    async fn send_all(&mut self) {
+        for (place, batch) in std::mem::take(&mut self.batches) {
+            self.send(place, batch).await;
         }
     }
 

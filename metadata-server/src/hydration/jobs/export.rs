@@ -167,9 +167,10 @@ async fn take<E: Environment>(context: &Context<'_, E>, ended: Option<Ended>) {
             };
             context.done_id(inode, bytes).await;
         }
-        // Removed since the walk saw it: nothing is missing in the bucket.
+        // Removed since the walk saw it: nothing is missing in the bucket, and a report could not
+        // name it.
         Some(Ended { inode, result: Err(failure) }) if failure.kind == ErrorKind::Stale => {
-            context.done_id(inode, 0).await;
+            context.progress.gone(inode);
         }
         Some(Ended { inode, result: Err(failure) }) => context.fail_id(inode, failure).await,
     }

@@ -118,6 +118,9 @@ async fn tree_of<E: Environment>(context: &Context<'_, E>, root: InodeId) {
 }
 
 async fn fail<E: Environment>(context: &Context<'_, E>, place: &Place, failure: Failure) {
+    if context.is_gone(place.directory, &failure).await {
+        return;
+    }
     context.progress.enter(place.directory, place.branch.as_ref());
     context.fail_id(place.directory, failure).await;
 }

@@ -102,6 +102,18 @@ impl Progress {
         state.counts.files_done += 1;
     }
 
+    /// What came is not there any more: it is done if it was found, and otherwise as if it had not
+    /// come.
+    pub(super) fn gone(&self, inode: InodeId) {
+        let mut state = self.lock();
+        if state.directories.is_found(inode) {
+            state.directories.done(inode);
+            state.counts.files_done += 1;
+        } else {
+            state.directories.leave(inode);
+        }
+    }
+
     /// Something that is no file here was found, and perhaps done.
     pub(super) fn apart(&self, is_done: bool) {
         let mut state = self.lock();
@@ -174,6 +186,22 @@ mod tests {
     use millrace_types::ErrorKind;
 
     use super::*;
+
+    #[test]
+    fn what_is_gone_is_done_only_if_it_was_found() {
+        let progress = Progress::default();
+        for id in [InodeId(2), InodeId(3)] {
+            progress.enter(id, None);
+        }
+        progress.found(InodeId(3), 10);
+        progress.gone(InodeId(2));
+        progress.gone(InodeId(3));
+        let counts = progress.update(JobId(1), None).counts;
+        assert_eq!((counts.files_done, counts.files_total), (1, 1));
+        let (rows, _) = progress.directories();
+        let told: Vec<_> = rows.iter().map(|row| (row.files_done, row.files_total)).collect();
+        assert_eq!(told, [(1, 1)]);
+    }
 
     #[test]
     fn all_failures_are_counted_and_the_first_are_kept() {

@@ -11,7 +11,7 @@ use millrace_protocol::cluster::LinkMode;
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 use serde::Serialize;
 
-use super::{Context, Environment, copy::Elsewhere};
+use super::{Context, Environment, copy::Elsewhere, symlink_export};
 use crate::{
     hydration::{
         destination::{destination, prefix_of},
@@ -174,12 +174,26 @@ async fn entries<E: Environment>(
             if inode.is_directory() || matches!(inode.body, Body::Special) || named_again {
                 continue;
             }
+            let is_symlink = matches!(&inode.body, Body::Symlink(_));
+            // Nothing but its time says whether the export has met it.
+            if is_symlink && inode.changed >= context.job.job.started {
+                match Box::pin(symlink_export::run(context, inode.id)).await {
+                    Ok(()) => {}
+                    Err(failure) if failure.kind == ErrorKind::Stale => {
+                        return Err(changed(environment, &inode).await);
+                    }
+                    Err(failure) => return Err(failure),
+                }
+            }
             let (link, wanted) = (linked.link, prefix.to_owned());
-            let id = inode.id;
+            let (id, count, parent) = (inode.id, inode.change_count, inode.parent.clone());
             let query = environment.read(move |view| {
-                tree::find(view, id)
-                    .map_err(broken)?
-                    .map_or(Ok(None), |now| entry(view, &now, link, &wanted))
+                let Some(now) = tree::find(view, id).map_err(broken)? else { return Ok(None) };
+                let is_same = now.change_count == count && now.parent == parent;
+                match is_symlink && !is_same {
+                    true => Ok(None),
+                    false => entry(view, &now, link, &wanted),
+                }
             });
             match query.await? {
                 Some(found) if found.path == NAME => {}

@@ -182,12 +182,15 @@ impl<E: Environment> Jobs<E> {
             return Err(Failure::new(ErrorKind::Busy, words));
         }
         let SelectionRecord { selection, dry_run } = self.selection_record(request.id).await?;
+        let since = self.environment.now().since(job.started).as_secs();
+        let selection = at_later_start(selection, since);
         // What was allowed then need not be now.
         let top = inode(&*self.environment, root).await?;
         self.check_caller(job.kind, &caller, &top).await?;
         let add = self.addition(job.kind, caller, &top).await?;
         let options = self.options(request.id).await?;
         let (unused, states) = (self.unused(request.id).await?, self.states(request.id).await?);
+        let unused = unused.map(|least| least_at_later_start(least, since));
         self.keep_files(&options, add.caller.uid).await?;
         let selected = AddSelectedJob { add, selection, dry_run };
         self.add(command_of(selected, options, Looks { unused, states })).await
@@ -314,6 +317,20 @@ impl<E: Environment> Jobs<E> {
     }
 }
 
+/// The selection that is over the same files in a job that begins so many whole seconds later: each
+/// is as much older by then.
+fn at_later_start(selection: Selection, since: u64) -> Selection {
+    let age_min = selection.age_min.map(|least| least_at_later_start(least, since));
+    // With the part of a second that is left.
+    let age_max = selection.age_max.map(|most| most.saturating_add(since).saturating_add(1));
+    Selection { age_min, age_max, ..selection }
+}
+
+/// The same of one lower bound in seconds; 0 leaves nothing out.
+fn least_at_later_start(least: u64, since: u64) -> u64 {
+    if least == 0 { 0 } else { least.saturating_add(since) }
+}
+
 /// The plainest command that adds such a job, so that logs stay readable to older servers.
 fn command_of(selected: AddSelectedJob, options: JobOptions, looks: Looks) -> Command {
     let Looks { unused, states } = looks;
@@ -366,5 +383,22 @@ pub(super) fn fresh(kind: JobKind, path: PathBytes) -> Job {
         failures: Vec::new(),
         started: Timestamp(0),
         ended: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_on_ages_move_with_the_start() {
+        let moved = |age_min, age_max| {
+            let selection = Selection { age_min, age_max, ..Selection::default() };
+            let moved = at_later_start(selection, 3600);
+            (moved.age_min, moved.age_max)
+        };
+        assert_eq!(moved(None, None), (None, None));
+        assert_eq!(moved(Some(10), Some(10)), (Some(3610), Some(3611)));
+        assert_eq!(moved(Some(0), Some(u64::MAX)), (Some(0), Some(u64::MAX)));
     }
 }

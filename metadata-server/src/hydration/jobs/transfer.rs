@@ -1,5 +1,7 @@
 //! The hydrate and release jobs: everything that a file has in a bucket is fetched, or dropped.
 
+use std::collections::VecDeque;
+
 use millrace_protocol::{admin::JobKind, capability::Content};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId};
 
@@ -10,8 +12,11 @@ use super::{
     sources::Sources,
 };
 use crate::{
-    hydration::walk::{Unlisted, inode},
-    namespace::{Body, Inode},
+    hydration::{
+        import::broken,
+        walk::{Unlisted, inode},
+    },
+    namespace::{Body, Inode, tree},
 };
 
 /// Works through the job's file or tree.
@@ -40,7 +45,8 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     loop {
         match dispatcher.beside(sources.next(context)).await {
             Ok(None) => break,
-            Ok(Some(page)) => {
+            Ok(Some(mut page)) => {
+                renew_map(context, &mut dispatcher, &mut page.inodes).await;
                 for inode in page.inodes {
                     let look = look(context, &inode, hydrate, page.branch.as_ref());
                     if let Some((content, size)) = dispatcher.beside(look).await {
@@ -55,15 +61,52 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     // The bucket has other versions of some objects than their files know, or the files have been
     // exported since they were found: follow that, once.
     for (id, before) in dispatcher.take_changed() {
+        if let Some(map) = dispatcher.newer_map().await {
+            dispatcher.use_map(map).await;
+        }
+        // Where the bucket has none any more, the file goes too.
+        let path = context.path_now(id).await;
         match follow(context, id).await {
             Ok((content, size)) => {
                 context.progress.resized(id, before, size);
                 dispatcher.file(id, &content, size).await;
             }
-            Err(failure) => context.fail_id(id, failure).await,
+            Err(failure) => context.fail_at(id, path, failure),
         }
     }
     dispatcher.finish().await;
+}
+
+/// Goes by the map as it is now, and by the inodes of a page as they are after it was read. A
+/// target may have come since the job began, in whose groups files lie that were imported since;
+/// and of one that was given up others have the groups.
+async fn renew_map<E: Environment>(
+    context: &Context<'_, E>,
+    dispatcher: &mut Dispatcher<'_, E>,
+    inodes: &mut VecDeque<Inode>,
+) {
+    let Some(map) = dispatcher.newer_map().await else { return };
+    match again(&**context.environment, inodes).await {
+        Ok(now) => {
+            *inodes = now;
+            dispatcher.use_map(map).await;
+        }
+        // What is known of the files is older than this map: the one from before stays.
+        Err(failure) => tracing::debug!(%failure, "a page cannot be read again"),
+    }
+}
+
+/// Inodes as they are now, without those that are gone.
+async fn again<E: Environment>(
+    environment: &E,
+    inodes: &VecDeque<Inode>,
+) -> Result<VecDeque<Inode>, Failure> {
+    let ids: Vec<InodeId> = inodes.iter().map(|inode| inode.id).collect();
+    let query = environment.read(move |view| {
+        let found = ids.into_iter().map(|id| tree::find(view, id).map_err(broken));
+        found.filter_map(Result::transpose).collect()
+    });
+    query.await
 }
 
 /// Takes the new version of a file's object: its content, and how much of it comes from there.

@@ -228,6 +228,13 @@ async fn bytes_that_were_never_fetched_are_not_taken_from_the_new_object() {
     let failure = resolve(&world, "/data/file", Keep::Local).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::Lost, "{failure}");
     assert_eq!(world.state("/data/file").await, ObjectState::Conflict, "nothing is decided");
+
+    // Nor are bytes past the end, of which no mount has told yet, counted for what is missing.
+    world.server.present.lock().unwrap().insert(inode, 30);
+    world.server.ends.lock().unwrap().insert(inode, 34);
+    let failure = resolve(&world, "/data/file", Keep::Local).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::Lost, "{failure}");
+
     let reply = resolve(&world, "/data/file", Keep::Bucket).await.unwrap();
     assert_eq!(reply.size.0, 15);
 }

@@ -1,16 +1,18 @@
 //! Exports to another place: a copy that changes nothing here, made once, and over nobody's object.
 
-use std::{fs, path::PathBuf, sync::atomic::Ordering};
+use std::{fs, net::TcpListener, path::PathBuf, sync::atomic::Ordering};
 
-use millrace_object_source::PosixAttributes;
+use millrace_object_source::{ANONYMOUS, PosixAttributes};
 use millrace_protocol::{
     admin::{CancelJob, Job, JobKind, JobState, StartJob},
-    cluster::LinkMode,
+    cluster::{self, LinkMode},
     job_options::{Destination, JobOptions, StartWithOptions},
     metadata::RenameMode,
     selection::{RetryJob, Selection},
 };
-use millrace_types::{ErrorKind, Failure, FileName, JobId, MIB};
+use millrace_types::{
+    ChangeCount, ContentGeneration, ErrorKind, Failure, FileName, InodeId, JobId, MIB,
+};
 use serde_json::Value;
 
 use super::server::{Fault, ROOT, World, bucket_of};
@@ -86,6 +88,24 @@ impl World {
             Ok(crate::namespace::tree::scan::<CopyRecord>(view, &keys::copies(), 100).unwrap())
         });
         query.await.unwrap().into_iter().map(|(_, record)| record).collect()
+    }
+
+    /// Records uploads of a job that nobody remembers.
+    async fn leave_uploads(&self, bucket: &cluster::Bucket) {
+        for at in 0..3 {
+            let left = command::RecordCopy {
+                job: JobId(99),
+                inode: InodeId(100 + at),
+                bucket: bucket.clone(),
+                key: format!("left-{at}"),
+                generation: ContentGeneration(1),
+                change_count: ChangeCount(1),
+                size: MIB,
+                part_size: MIB,
+                upload_id: None,
+            };
+            self.server.execute(Command::RecordCopy(Box::new(left)), true).await.unwrap();
+        }
     }
 }
 
@@ -325,6 +345,48 @@ async fn a_cancelled_job_leaves_no_upload_behind() {
     };
     world.run_beside(cancelled).await;
     assert_eq!(fs::read_dir(other.directory.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn uploads_left_at_a_place_that_never_answers_hold_up_no_job() {
+    let mut world = World::new(LinkMode::ReadOnly).await;
+    world.put("file", b"content");
+    // Connections are made, and that is all.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let bucket = cluster::Bucket {
+        url: "s3://silent".to_owned(),
+        endpoint: Some(format!("http://{}", silent.local_addr().unwrap())),
+        region: Some("us-east-1".to_owned()),
+        credentials: Some(ANONYMOUS.to_owned()),
+    };
+    world.leave_uploads(&bucket).await;
+    world.restart();
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert_eq!(world.copies_under_way().await.len(), 3, "nobody knows what became of them");
+}
+
+#[tokio::test]
+async fn a_place_that_is_away_is_asked_once_for_all_uploads_left_there() {
+    let mut world = World::new(LinkMode::ReadOnly).await;
+    world.put("file", b"content");
+    let other = Other::new();
+    let bucket = bucket_of(other.directory.path());
+    world.leave_uploads(&bucket).await;
+    let open = world.hydration.importer.bucket(&bucket).unwrap();
+    fs::remove_dir(other.directory.path()).unwrap();
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert!(open.counters().requests_total() <= 1);
+    assert_eq!(world.copies_under_way().await.len(), 3);
+    fs::create_dir(other.directory.path()).unwrap();
+    world.restart();
+    let settled = async {
+        while !world.copies_under_way().await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    world.run_beside(settled).await;
 }
 
 #[tokio::test]

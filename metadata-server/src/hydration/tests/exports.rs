@@ -124,6 +124,28 @@ async fn a_file_that_changes_meanwhile_is_exported_once_more() {
 }
 
 #[tokio::test]
+async fn a_file_that_goes_before_its_turn_is_not_counted_as_done() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for at in 0..20 {
+        world.write(&format!("/data/{at:02}"), b"content").await;
+    }
+    let remove = command::Remove {
+        caller: ROOT,
+        parent: world.find("/data").await.unwrap().id,
+        name: FileName::parse(b"19").unwrap(),
+        directory: false,
+        readers: Vec::new(),
+    };
+    // It was found already, and is not begun before others have ended.
+    let fault = Fault::Meanwhile(Box::new(Command::Remove(remove)));
+    world.server.faults.lock().unwrap().push_back(fault);
+    let job = world.job(JobKind::Export, "/data").await;
+    assert_eq!((job.state, job.errors), (JobState::Succeeded, 0), "{:?}", job.failures);
+    assert!(job.files_done <= job.files_total, "{job:?}");
+    assert!(world.object("18").exists());
+}
+
+#[tokio::test]
 async fn a_file_that_is_open_or_fails_is_reported_and_the_others_are_exported() {
     let world = World::new(LinkMode::ImportExport).await;
     let open = world.write("/data/open", b"1").await;

@@ -13,7 +13,10 @@ use millrace_types::{ErrorKind, FileName, InodeId, JobId, MIB};
 use super::server::{LIMIT, ROOT, World};
 use crate::{
     command::{self, Command},
-    hydration::{Environment, Listing, import::linked},
+    hydration::{
+        Environment, Listing,
+        import::{PATIENT_MAX, linked},
+    },
     namespace::{Body, tree},
 };
 
@@ -259,6 +262,35 @@ async fn a_first_listing_whose_second_pass_leaves_something_out_does_not_count()
     })
     .await;
     assert!(!is_listed(&world, data).await);
+}
+
+#[tokio::test]
+async fn a_link_that_is_refused_inside_another_one_leaves_nothing_there() {
+    for mode in [LinkMode::ImportExport, LinkMode::ReadOnly] {
+        let world = World::new(mode).await;
+        let refused = world.link_at("/data/sub/deep", LinkMode::ImportExport).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InUse, "{mode:?}");
+        assert_eq!(refused.message, "/data/sub/deep is part of a link already");
+        let sub = world.find("/data/sub").await.unwrap_err();
+        assert_eq!(sub.kind, ErrorKind::NotFound, "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_listed_already_waits_for_no_turn() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("a/x", b"1");
+    world.put("b/deep/y", b"22");
+    world.job(JobKind::Import, "/data").await;
+    // All turns are taken, as by imports of a slow bucket.
+    let importer = &world.hydration.importer;
+    let mut turns = Vec::new();
+    for _ in 0..PATIENT_MAX {
+        turns.push(importer.turn().await.unwrap());
+    }
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 2), "{:?}", job.failures);
+    drop(turns);
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Jobs beside each other, over some files of a tree, only counted, and once more.
 
-use std::{pin::pin, sync::atomic::Ordering};
+use std::{pin::pin, sync::atomic::Ordering, time::Duration};
 
 use millrace_protocol::{
     admin::{CancelJob, Job, JobKind, JobState, StartJob},
@@ -12,7 +12,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, JobId};
 
-use super::server::{ROOT, World};
+use super::server::{Fault, ROOT, World};
 
 fn start(kind: JobKind, path: &str) -> StartJob {
     StartJob { caller: ROOT, kind, path: path.as_bytes().to_vec() }
@@ -240,4 +240,20 @@ async fn a_job_that_has_ended_is_started_once_more_with_what_it_was_told() {
     assert_eq!(refused.kind, ErrorKind::NotPermitted);
     let missing = world.hydration.retry_job(&retry(ROOT, JobId(99))).await.unwrap_err();
     assert_eq!(missing.kind, ErrorKind::NotFound);
+}
+
+#[tokio::test]
+async fn ages_of_a_job_that_is_started_once_more_count_from_its_first_start() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.write("/data/new", b"new").await;
+    world.server.faults.lock().unwrap().push_back(Fault::Fail(ErrorKind::Lost));
+    let selection = Selection { age_max: Some(60), ..Selection::default() };
+    let failed = world.selected(JobKind::Export, selection, false).await;
+    assert_eq!((failed.state, failed.errors), (JobState::Failed, 1));
+    world.server.pass(Duration::from_secs(3600));
+    let retry = RetryJob { caller: ROOT, id: failed.id };
+    let again = world.hydration.retry_job(&retry).await.unwrap().id;
+    let job = world.run_until(|job| job.id == again && job.state.is_final()).await;
+    assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
+    assert!(world.object("new").exists());
 }

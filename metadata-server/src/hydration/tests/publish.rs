@@ -6,12 +6,17 @@ use millrace_protocol::{
     admin::{Job, JobKind, JobState, StartJob},
     cluster::LinkMode,
     job_options::{JobOptions, StartWithOptions},
+    metadata::NewNode,
     selection::{RetryJob, Selection},
 };
-use millrace_types::{ErrorKind, Failure, JobId};
+use millrace_types::{ErrorKind, Failure, FileName, JobId};
 use serde_json::Value;
 
 use super::server::{Fault, ROOT, World};
+use crate::{
+    command::{self, Command},
+    hydration::Environment as _,
+};
 
 const MANIFEST: &str = "step/.millrace-manifest.json";
 
@@ -104,6 +109,33 @@ async fn what_changes_behind_its_export_leaves_the_manifest_of_before() {
         "{failure}"
     );
     assert_eq!(manifest(&world).unwrap(), before);
+}
+
+#[tokio::test]
+async fn a_symbolic_link_that_is_made_behind_the_export_is_sent_before_it_is_named() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let step = world.make_directory("/data/step").await;
+    world.write("/data/step/model.pt", b"model").await;
+    let create = command::Create {
+        caller: ROOT,
+        parent: step,
+        name: FileName::parse(b"latest").unwrap(),
+        node: NewNode::Symlink(b"model.pt".to_vec()),
+        mode: 0o777,
+        inode: world.server.reserve_inodes(1).await.unwrap()[0],
+        seed: 0,
+        open: None,
+        exclusive: true,
+    };
+    let fault = Fault::Meanwhile(Box::new(Command::Create(create)));
+    world.server.faults.lock().unwrap().push_back(fault);
+    let job = publish(&world).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(fs::read(world.object("step/latest")).unwrap(), b"model.pt");
+    let told = manifest(&world).unwrap();
+    let links: Vec<_> =
+        told["files"].as_array().unwrap().iter().filter_map(|file| file.get("symlink")).collect();
+    assert_eq!(links, ["model.pt"]);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
 use millrace_object_source::{Entry, EntryKind, ObjectVersion, Page, RequestClass, Tag};
 use millrace_protocol::{
-    admin::{AttributeSource, JobKind, SetLinkOptions},
+    admin::{AttributeSource, JobKind, JobState, SetLinkOptions},
     cluster::LinkMode,
     metadata::{FileKind, NewNode},
 };
@@ -16,6 +16,7 @@ use crate::{
     hydration::{
         Environment,
         import::{entries, linked},
+        left_out,
     },
     namespace::{Body, ObjectState, tree},
 };
@@ -259,6 +260,72 @@ async fn links_modes_and_empty_directories_come_back_by_a_listing() {
     let asked = world.bucket.counters().requests(RequestClass::Head) - heads;
     assert_eq!(asked, 0, "what is known is not asked for again");
     assert_eq!(world.bucket.counters().requests(RequestClass::Put), puts);
+}
+
+#[tokio::test]
+async fn a_directory_that_is_looked_up_before_its_parent_is_listed_has_the_mode_that_it_had() {
+    let world = World::new(LinkMode::ImportExport).await;
+    let private = world.make_directory("/data/private").await;
+    let mode = Some(0o700);
+    let set_mode =
+        command::SetAttributes { inode: private, mode, caller: Some(ROOT), ..Default::default() };
+    world.server.execute(Command::SetAttributes(set_mode), false).await.unwrap();
+    world.write("/data/private/model", b"weights").await;
+    world.export("/data").await;
+
+    world.link_at("/again", LinkMode::ReadOnly).await.unwrap();
+    set(&world, "/again", 0, Some(AttributeSource::Objects)).await;
+    assert_eq!(world.find("/again/private").await.unwrap().mode, 0o700);
+    list(&world, "/again").await;
+    assert_eq!(world.find("/again/private").await.unwrap().mode, 0o700);
+}
+
+/// Lists a directory with an object in it, and has an object take its place in the bucket.
+async fn replace_by_object(world: &World, key: &str) {
+    list(world, &format!("/data/{key}")).await;
+    fs::remove_dir_all(world.object(key)).unwrap();
+    world.put(key, b"now");
+}
+
+/// The keys that the last listing of a directory left out.
+async fn keys_left_out(world: &World, directory: InodeId) -> Vec<String> {
+    let record = left_out::of(&*world.server, directory).await.unwrap();
+    record.into_iter().flat_map(|record| record.first).map(|out| out.key).collect()
+}
+
+#[tokio::test]
+async fn an_object_has_the_place_of_a_directory_of_which_nothing_is_left() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("x/1", b"1");
+    let data = list(&world, "/data").await;
+    replace_by_object(&world, "x").await;
+    let job = world.job(JobKind::Import, "/data").await;
+    assert_eq!((job.state, job.errors), (JobState::Succeeded, 0), "{:?}", job.failures);
+    let x = world.find("/data/x").await.unwrap();
+    assert_eq!((x.kind, x.size), (FileKind::Regular, 3));
+    assert!(keys_left_out(&world, data).await.is_empty(), "it has its place");
+
+    world.job(JobKind::Import, "/data").await;
+    assert_eq!(world.find("/data/x").await.unwrap().id, x.id, "nothing changes any more");
+    assert!(keys_left_out(&world, data).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_directory_with_a_file_that_is_only_here_gives_its_place_to_no_object() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("x/1", b"1");
+    let data = list(&world, "/data").await;
+    list(&world, "/data/x").await;
+    world.write("/data/x/local", b"only here").await;
+    replace_by_object(&world, "x").await;
+    for _ in 0..2 {
+        world.job(JobKind::Import, "/data").await;
+        let x = world.find("/data/x").await.unwrap();
+        assert_eq!(x.kind, FileKind::Directory);
+        assert_eq!(names(&world, x.id).await, ["local"]);
+        assert_eq!(keys_left_out(&world, data).await, ["x"]);
+    }
+    assert_eq!(world.state("/data/x/local").await, ObjectState::Local);
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use crate::{
         environment::Environment as _,
         links::{LINKS_MAX, check_room},
     },
+    namespace::ObjectState,
 };
 
 #[tokio::test]
@@ -127,5 +128,28 @@ async fn a_link_is_removed_with_its_names_but_not_while_files_are_dirty() {
     world.find("/data/a/b/one").await.unwrap();
     world.write("/data/lost", b"1").await;
     world.hydration.remove_link(&request(true)).await.unwrap();
+    assert_eq!(world.find("/data").await.unwrap().size, 0);
+}
+
+#[tokio::test]
+async fn a_link_is_not_removed_while_a_file_has_another_name_than_its_object() {
+    let world = World::new(LinkMode::ImportExport).await;
+    world.put("latest", b"before");
+    world.find("/data/latest").await.unwrap();
+    let rename = world.renaming("/data/latest", "/data/old").await;
+    world.server.execute(rename, false).await.unwrap();
+    world.write("/data/latest", b"after").await;
+    world.export("/data/latest").await;
+    assert_eq!(world.state("/data/old").await, ObjectState::Clean, "as it was imported");
+    let request = RemoveLink { path: b"/data".to_vec(), discard: false };
+    let failure = world.hydration.remove_link(&request).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::InUse);
+    for part in ["1 files", "renamed", "/data/old", "--discard"] {
+        assert!(failure.message.contains(part), "{}", failure.message);
+    }
+    // One that has begun, and was interrupted, goes on: nothing below it has a key any more.
+    let link = world.hydration.list_links().await.unwrap()[0].id;
+    world.server.execute(Command::BeginLinkRemoval(link), true).await.unwrap();
+    world.hydration.remove_link(&request).await.unwrap();
     assert_eq!(world.find("/data").await.unwrap().size, 0);
 }

@@ -102,6 +102,8 @@ pub(super) struct TestServer {
     /// Requests for items, by the name of the request.
     pub(super) items: Mutex<Vec<(&'static str, Item)>>,
     pub(super) present: Mutex<BTreeMap<InodeId, u64>>,
+    /// Where the last of them ends.
+    pub(super) ends: Mutex<BTreeMap<InodeId, u64>>,
     /// Contents whose present names are on stable storage, so that targets may hear of them.
     named: Mutex<BTreeSet<InodeId>>,
     /// Up to when everything is on stable storage.
@@ -316,6 +318,7 @@ impl TestServer {
             faults: Mutex::default(),
             items: Mutex::default(),
             present: Mutex::default(),
+            ends: Mutex::default(),
             named: Mutex::default(),
             settled: Mutex::default(),
             changed: Mutex::default(),
@@ -483,11 +486,13 @@ impl TestServer {
     fn presence(&self, presence: &Presence) -> Result<PresenceReply, Failure> {
         self.troubles.check_known(presence.target)?;
         let known = self.present.lock().unwrap();
+        let ends = self.ends.lock().unwrap();
         let present = presence.contents.iter().map(|name| {
             // All that is present lies on the first target.
             let first = presence.target == TargetId([1; 8]);
             let clean = known.get(&name.inode).copied().filter(|_| first).unwrap_or(0);
-            Present { clean: ByteLen(clean), ..Present::default() }
+            let end = ends.get(&name.inode).copied().filter(|_| first).unwrap_or(0);
+            Present { clean: ByteLen(clean), end, ..Present::default() }
         });
         Ok(PresenceReply { present: present.collect() })
     }

@@ -7,15 +7,15 @@ use millrace_protocol::{
     cluster::LinkMode,
     selection::{Selection, StartSelected},
 };
-use millrace_types::{ByteLen, ErrorKind, InodeId, MIB};
+use millrace_types::{ByteLen, ErrorKind, FileName, InodeId, MIB, TargetId};
 use tokio::time::Instant;
 
 use super::{
     moved::list,
-    server::{ROOT, World},
+    server::{HOST, ROOT, World},
 };
 use crate::{
-    command::{Command, SetPin},
+    command::{Command, Loss, RegisterHost, Remove, SetPin},
     namespace::ObjectState,
 };
 
@@ -51,6 +51,33 @@ async fn hydrate_covers_every_chunk_of_every_file() {
         at += count;
     }
     assert_eq!(ByteLen(u64::from(at) * 8 * MIB), ByteLen(904 * MIB), "113 chunks of 8 MiB");
+}
+
+#[tokio::test]
+async fn what_is_found_after_targets_came_or_went_is_fetched_by_those_that_serve_it_now() {
+    let third = (TargetId([3; 8]), ByteLen(1 << 40));
+    let (name, addresses, targets) = ("storage1".to_owned(), Vec::new(), vec![third]);
+    let register = RegisterHost { host: HOST, name, addresses, targets };
+    let target = TargetId([1; 8]);
+    let begin = Loss::Begin { target, below: InodeId(1 << 20) };
+    for change in [
+        vec![Command::RegisterHost(register)],
+        vec![Command::Loss(begin), Command::Loss(Loss::End(target))],
+    ] {
+        let world = World::new(LinkMode::ReadOnly).await;
+        // They fill one request, with which the change comes: before the directory is listed.
+        for at in 0..64 {
+            world.put(&format!("{at:02}"), b"12345");
+        }
+        world.put("sub/large", b"");
+        let large = File::options().write(true).open(world.object("sub/large")).unwrap();
+        large.set_len(40 * MIB).unwrap();
+        *world.server.troubles.before_named.lock().unwrap() = change;
+        let job = world.job(JobKind::Hydrate, "/data").await;
+        assert!(world.server.troubles.before_named.lock().unwrap().is_empty());
+        assert_eq!((job.state, job.errors), (JobState::Succeeded, 0), "{:?}", job.failures);
+        assert_eq!((job.files_done, job.bytes_done), (65, 64 * 5 + 40 * MIB));
+    }
 }
 
 #[tokio::test]
@@ -155,6 +182,26 @@ async fn a_job_goes_on_looking_while_its_targets_have_all_that_may_be_under_way(
 }
 
 #[tokio::test]
+async fn a_directory_that_goes_before_a_job_comes_to_it_is_no_failure() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for at in 0..300 {
+        world.put(&format!("a/{at:03}"), b"12345");
+    }
+    let parent = list(&world, "/data").await;
+    world.make_directory("/data/b").await;
+    list(&world, "/data/a").await;
+    list(&world, "/data/b").await;
+    let name = FileName::parse(b"b").unwrap();
+    let remove = Remove { caller: ROOT, parent, name, directory: true, readers: Vec::new() };
+    // Both were found by then: files of the first one are about to be fetched.
+    *world.server.troubles.before_named.lock().unwrap() = vec![Command::Remove(remove)];
+    let job = world.job(JobKind::Hydrate, "/data").await;
+    assert_eq!((job.state, job.errors), (JobState::Succeeded, 0), "{:?}", job.failures);
+    assert_eq!((job.files_done, job.files_total), (300, 300));
+    assert!(world.find("/data/b").await.is_err());
+}
+
+#[tokio::test]
 async fn hydrate_follows_an_object_that_changed() {
     let world = World::new(LinkMode::ReadOnly).await;
     world.put("file", b"before");
@@ -177,6 +224,7 @@ async fn hydrate_follows_an_object_that_changed() {
     assert_eq!((job.state, job.errors), (JobState::Failed, 1));
     assert_eq!((job.bytes_done, job.bytes_total), (0, 15));
     assert!(job.failures[0].failure.message.contains("no longer"), "{:?}", job.failures);
+    assert_eq!(job.failures[0].path, b"/data/file", "it had that name");
 }
 
 #[tokio::test]

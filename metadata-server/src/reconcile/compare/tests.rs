@@ -5,16 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_protocol::cluster::{Group, Host, Pool, Target};
 use millrace_runtime::Random;
-use millrace_types::{ChunkSize, GroupEpoch, GroupId, HostId, MapEpoch, PoolId};
+use millrace_types::{ChunkSize, GroupEpoch, HostId, MapEpoch, PoolId};
 
 use super::*;
 
 const TARGETS: u8 = 3;
 const GROUPS: u32 = 12;
 const CHUNK: u64 = 64 << 10;
-
-/// No target was given up.
-static NONE: Groups = Groups::new();
 
 fn target(number: u8) -> TargetId {
     TargetId([number; 8])
@@ -305,7 +302,7 @@ impl World {
     /// the moment when they do.
     fn check(&mut self, steps: u64) -> Vec<Suspect> {
         let (map, high_water) = (self.map.clone(), InodeId(self.next));
-        let frame = Frame { map: &map, given_up: &NONE, high_water };
+        let frame = Frame { map: &map, high_water };
         let mut first = Vec::new();
         for target in (0..TARGETS).map(target) {
             // Also beyond the mark, where files come into being meanwhile.
@@ -431,7 +428,7 @@ fn held(generation: u32, chunks: impl IntoIterator<Item = u32>) -> HeldContent {
 
 fn kinds(known: &Known, contents: &[HeldContent]) -> Vec<(FsckKind, u64)> {
     let map = map();
-    let frame = Frame { map: &map, given_up: &NONE, high_water: InodeId(100) };
+    let frame = Frame { map: &map, high_water: InodeId(100) };
     let suspects = frame.judge(target(0), InodeId(9), known, contents, Timestamp(6));
     suspects.iter().map(|suspect| (suspect.kind, suspect.chunks)).collect()
 }
@@ -475,25 +472,29 @@ fn what_may_be_absent_is_not_missing() {
 }
 
 #[test]
-fn what_went_with_a_target_is_not_missing_on_the_one_that_took_over() {
-    let (map, whole) = (map(), FileContent { is_lost: true, ..file(12 * CHUNK) });
-    let groups: Vec<_> = (0..12).map(|index| whole.layout.group(ChunkIndex(index))).collect();
-    let mine: Vec<_> = groups.into_iter().filter(|group| group.0.is_multiple_of(3)).collect();
-    let missing = |given_up: &[GroupId], file: &FileContent| {
-        let given_up: Groups = given_up.iter().map(|group| (PoolId(0), *group)).collect();
-        let frame = Frame { map: &map, given_up: &given_up, high_water: InodeId(100) };
-        let known = Known::File(*file);
-        let found = frame.judge(target(0), InodeId(9), &known, &[], Timestamp(6));
+fn of_a_file_of_which_parts_went_with_a_target_nothing_is_missing_anywhere() {
+    let (map, whole) = (map(), file(12 * CHUNK));
+    let frame = Frame { map: &map, high_water: InodeId(100) };
+    let missing = |file: &FileContent, chunks: &[u32]| {
+        let (known, held) = (Known::File(*file), [held(3, chunks.iter().copied())]);
+        let found = frame.judge(target(0), InodeId(9), &known, &held, Timestamp(6));
         // The second pass sees it the same way.
         let again: Vec<_> =
-            found.iter().filter_map(|suspect| frame.confirm(suspect, &known, &[])).collect();
+            found.iter().filter_map(|suspect| frame.confirm(suspect, &known, &held)).collect();
         assert_eq!(again, found);
         found.iter().map(|suspect| suspect.chunks).sum::<u64>()
     };
-    assert_eq!(missing(&mine, &whole), 0);
-    assert_eq!(missing(&mine[1..], &whole), 1, "this one it had itself");
-    let written_anew = FileContent { is_lost: false, ..whole };
-    assert_eq!(missing(&mine, &written_anew), 4, "it has to be there since");
+    let here = |index: &u32| whole.layout.group(ChunkIndex(*index)).0.is_multiple_of(3);
+    let mine: Vec<u32> = (0..12).filter(here).collect();
+    let lost = FileContent { is_lost: true, ..whole };
+    assert_eq!(missing(&lost, &[]), 0, "another target may have had them all");
+    assert_eq!(missing(&lost, &mine[1..]), 0, "the bucket may have had the one that is not here");
+    assert_eq!(missing(&whole, &mine[1..]), 1, "it has to be there once it was written anew");
+    // Between the passes.
+    let known = Known::File(whole);
+    let found = frame.judge(target(0), InodeId(9), &known, &[], Timestamp(6));
+    let again = found.iter().filter_map(|one| frame.confirm(one, &Known::File(lost), &[]));
+    assert_eq!((found.len(), again.count()), (1, 0));
 }
 
 #[test]
@@ -502,7 +503,7 @@ fn ids_from_the_high_water_mark_on_are_nobodys_business() {
     let contents = [held(1, [0])];
     for (high_water, found) in [(9, 0), (10, 1)] {
         let high_water = InodeId(high_water);
-        let frame = Frame { map: &map, given_up: &NONE, high_water };
+        let frame = Frame { map: &map, high_water };
         let now = Timestamp(6);
         let named = frame.judge(target(0), InodeId(9), &Known::Nothing, &contents, now);
         assert_eq!(named.len(), found);
@@ -512,7 +513,7 @@ fn ids_from_the_high_water_mark_on_are_nobodys_business() {
 #[test]
 fn a_wide_file_is_expected_where_each_chunk_of_it_lies() {
     let map = map();
-    let frame = Frame { map: &map, given_up: &NONE, high_water: InodeId(100) };
+    let frame = Frame { map: &map, high_water: InodeId(100) };
     for width in 1..=GROUPS {
         let layout = Layout::new(ChunkSize::MIN, width, PoolId(0), GROUPS, 7).unwrap();
         for (start, end) in [(0, 3), (0, 40), (5, 100), (11, 12)] {

@@ -1,12 +1,15 @@
 //! Uploads by parts to buckets of no link: recorded before they are begun, gone on with after a
 //! crash, given up when their job is over.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use millrace_object_source::{
     Bucket, Condition, Error as BucketError, Tag, UploadId, UploadedPart,
 };
-use millrace_types::{Failure, InodeId, JobId};
+use millrace_types::{ErrorKind, Failure, InodeId, JobId};
 
 use super::{Elsewhere, Source};
 use crate::{
@@ -83,10 +86,11 @@ pub(super) async fn end<E: Environment>(
     abort(environment, &to.open, job, source.inode.id, &begun.key, upload.as_ref()).await
 }
 
-/// Gives up what jobs left that are over.
+/// Gives up what jobs left that are over, and not still at work.
 pub(in crate::hydration::jobs) async fn settle<E: Environment>(
     environment: &Arc<E>,
     importer: &Arc<Importer<E>>,
+    is_running: impl Fn(JobId) -> bool,
 ) -> Result<(), Failure> {
     let left = environment.read(|view| {
         let mut left = Vec::new();
@@ -105,15 +109,24 @@ pub(in crate::hydration::jobs) async fn settle<E: Environment>(
         }
         Ok(left)
     });
+    let mut away = HashSet::new();
     for (job, inode, record) in left.await? {
         let CopyRecord { bucket, key, upload_id, .. } = record;
+        // Each request to a bucket that is away takes long.
+        if is_running(job) || away.contains(&bucket) {
+            continue;
+        }
         let given_up = async {
             let open = importer.bucket(&bucket)?;
             let upload = upload_id.map(UploadId::new).transpose()?;
             abort(environment, &open, job, inode, &key, upload.as_ref()).await
         };
-        if let Err(failure) = given_up.await {
+        let given_up = given_up.await;
+        if let Err(failure) = given_up {
             tracing::warn!(key, %failure, "an upload cannot be given up now");
+            if matches!(failure.kind, ErrorKind::BucketUnavailable | ErrorKind::BucketDenied) {
+                away.insert(bucket);
+            }
         }
     }
     Ok(())
