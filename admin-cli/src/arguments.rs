@@ -431,6 +431,7 @@ Examples:
   millrace dev up --dir ~/mr --targets 2 --mount ~/mnt     a cluster on this machine
   millrace --dir ~/mr link add s3://bucket/train ~/mnt/train
   millrace state ~/mnt/train                               what is here, what is in the bucket
+  millrace --dir ~/mr link add s3://bucket/run ~/mnt/out --mode import-export
   millrace export ~/mnt/out --wait                         write results back
   millrace --dir ~/mr status --json
   millrace dev down --dir ~/mr
@@ -438,8 +439,8 @@ Examples:
 Exit codes: 0 done, 1 failed, 2 wrong use, 130 Ctrl-C ended a wait, and what was waited for goes on;
 `status`: 0 healthy, 1 degraded, 2 unreachable.
 Paths: a path inside a mount, or mr:/... for a path from the file system's root. Inside a mount,
-stripe, state, resolve, pin, unpin, import, hydrate, release and export need no identity: the mount
-acts for the caller.";
+stripe, state, resolve, pin, unpin, import, hydrate, release, export and link left-out need no
+identity: the mount acts for the caller.";
 
 const STATUS_HELP: &str = "\
 Exit codes: 0 healthy, 1 degraded (the problems are listed), 2 unreachable.

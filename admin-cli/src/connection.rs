@@ -1,7 +1,10 @@
 //! Requests of the commands: over QUIC to the metadata server with the operator's identity, or over
 //! a Unix socket to a mount's daemon, which sends them on for its caller.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context as _, bail};
 use millrace_protocol::{
@@ -136,6 +139,14 @@ impl Connection {
         match self {
             Self::Cluster(cluster) => &cluster.address,
             Self::Mount(_) => "the mount's daemon",
+        }
+    }
+
+    /// Where the mount is whose daemon answers; nothing for a cluster.
+    pub(crate) fn mountpoint(&self) -> Option<&Path> {
+        match self {
+            Self::Cluster(_) => None,
+            Self::Mount(daemon) => Some(&daemon.mountpoint),
         }
     }
 

@@ -2,13 +2,15 @@
 
 use std::{
     cell::RefCell,
+    fs::File,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
 use futures::future::join_all;
 use millrace_protocol::session::Caller;
-use millrace_service::cluster::ClusterSettings;
+use millrace_service::{cluster::ClusterSettings, telemetry::in_words};
 use millrace_transport::ClientEndpoints;
 
 use crate::{
@@ -106,22 +108,35 @@ impl Context {
     }
 
     /// A connection for commands without a path: the configured cluster, or else the mount that the
-    /// present directory lies in.
+    /// present directory lies in. Settings that no option named count for nothing to a user who
+    /// may not read their identity: they are an operator's, and the mount is for everybody.
     ///
     /// # Errors
     /// When there is neither.
     pub(crate) async fn anywhere(&self) -> anyhow::Result<Connection> {
-        let settings = match AdminSettings::load(&self.globals) {
-            Ok(settings) => settings,
-            Err(missing) => {
-                return match Place::resolve(Path::new(".")) {
-                    Ok(Place::Mount(mount, _)) => Ok(Connection::to_mount(&mount)),
-                    _ => Err(missing),
-                };
-            }
+        let loaded = AdminSettings::load(&self.globals);
+        let is_named = self.globals.config.is_some() || self.globals.dir.is_some();
+        let is_usable = match &loaded {
+            Ok(settings) => is_named || !is_kept_secret(&settings.cluster.identity),
+            Err(_) => false,
         };
-        self.connect(&settings.cluster).await
+        if !is_usable && let Ok(Place::Mount(mount, _)) = Place::resolve(Path::new(".")) {
+            return Ok(Connection::to_mount(&mount));
+        }
+        match loaded {
+            Ok(settings) => self.connect(&settings.cluster).await,
+            Err(missing) if is_named => Err(missing),
+            Err(missing) => anyhow::bail!(
+                "{}, or run this in a directory of a mount, which then is asked",
+                in_words(&missing)
+            ),
+        }
     }
+}
+
+/// Whether the file of an identity is there and not for this user.
+fn is_kept_secret(identity: &Path) -> bool {
+    File::open(identity).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
 }
 
 /// For whom an operator asks: the metadata server takes this from an admin certificate alone, and a

@@ -13,7 +13,7 @@ use millrace_protocol::{
     bucket::{AutoExport, DeletePropagation},
     cluster::LinkMode,
     refresh::RefreshInterval,
-    requests::BucketRequests,
+    requests::{BucketRequests, RequestsReply},
 };
 use serde::Serialize;
 
@@ -119,6 +119,9 @@ pub(crate) struct LinkReport {
     /// What its bucket was asked, by all links into it; of `link list`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) requests: Option<CountsReport>,
+    /// Daemons whose requests are missing in these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) requests_without: Vec<String>,
     /// How removals reach its bucket, if they do; not part of `status`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) propagate_deletes: Option<PropagationReport>,
@@ -327,6 +330,7 @@ impl From<&LinkStatus> for LinkReport {
             auto_export: None,
             fetch: None,
             requests: None,
+            requests_without: Vec::new(),
             propagate_deletes: None,
             refresh: None,
         }
@@ -373,11 +377,11 @@ impl LinkReport {
 }
 
 impl LinkReport {
-    /// The same with what its bucket was asked.
-    pub(crate) fn with_requests(self, known: &[BucketRequests]) -> Self {
+    /// The same with what its bucket was asked, and by whom that is not known.
+    pub(crate) fn with_requests(self, known: &RequestsReply) -> Self {
         let has = |bucket: &&BucketRequests| bucket.links.iter().any(|link| link.0 == self.id);
-        let requests = known.iter().find(has).map(|bucket| bucket.counts.into());
-        Self { requests, ..self }
+        let requests = known.buckets.iter().find(has).map(|bucket| bucket.counts.into());
+        Self { requests, requests_without: known.silent.clone(), ..self }
     }
 }
 

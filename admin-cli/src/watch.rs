@@ -2,6 +2,7 @@
 
 use std::{
     io::{IsTerminal as _, Write as _},
+    path::Path,
     time::Duration,
 };
 
@@ -17,6 +18,7 @@ use tokio::{
 };
 
 use crate::{
+    arguments::Globals,
     connection::Connection,
     context::Context,
     exit::Exit,
@@ -24,8 +26,7 @@ use crate::{
     report::{CountsReport, JobReport, kind_name},
 };
 
-/// Reports a job that was just started, or with `wait` follows it to its end; `hint` is how to name
-/// this cluster on a command line.
+/// Reports a job that was just started and how to watch it, or with `wait` follows it to its end.
 ///
 /// # Errors
 /// When the cluster stays away, or standard output fails.
@@ -56,7 +57,7 @@ pub(crate) async fn report(
                 job.id.0,
                 kind_name(job.kind),
                 shown(&path_text(&job.path)),
-                program(context)
+                program(&context.globals, connection.mountpoint())
             )
         }
     })?;
@@ -79,7 +80,7 @@ pub(crate) async fn follow_to_end(
                 "job {0} goes on; watch it with `{1} job show {0} --wait`, stop it with \
                  `{1} job cancel {0}`",
                 id.0,
-                program(context)
+                program(&context.globals, connection.mountpoint())
             ));
             Ok(None)
         }
@@ -289,14 +290,28 @@ pub(crate) fn say(line: &str) {
     drop(writeln!(std::io::stderr().lock(), "{}", harmless(line)));
 }
 
-/// The command as the reader has to type it for this cluster.
-fn program(context: &Context) -> String {
-    if let Some(config) = &context.globals.config {
-        format!("millrace --config {}", config.display())
-    } else if let Some(dir) = &context.globals.dir {
-        format!("millrace --dir {}", dir.display())
+/// The command as the reader has to type it for this cluster. A host with a mount alone has no
+/// settings that name one: there the mount is asked, from inside it.
+fn program(globals: &Globals, mountpoint: Option<&Path>) -> String {
+    if let Some(config) = &globals.config {
+        format!("millrace --config {}", quoted(config))
+    } else if let Some(dir) = &globals.dir {
+        format!("millrace --dir {}", quoted(dir))
+    } else if let Some(mountpoint) = mountpoint {
+        format!("cd {} && millrace", quoted(mountpoint))
     } else {
         "millrace".to_owned()
+    }
+}
+
+/// A path as a shell takes it for one word.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain =
+        |character: char| character.is_ascii_alphanumeric() || "/._-+,:@%".contains(character);
+    match text.chars().all(is_plain) && !text.is_empty() {
+        true => text,
+        false => format!("'{}'", text.replace('\'', r"'\''")),
     }
 }
 
@@ -304,9 +319,9 @@ fn program(context: &Context) -> String {
 const POLL_MS: u32 = 250;
 const POLL: Duration = Duration::from_millis(POLL_MS as u64);
 /// How long the cluster may stay away before watching ends: longer than any restart.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two plain lines: a log of an hour's job stays below 2,000 lines.
-const LINE_PAUSE: Duration = Duration::from_secs(2);
+pub(crate) const LINE_PAUSE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -358,6 +373,20 @@ mod tests {
             "job 7 failed: 1 of 2 files, 1 MiB of 2 MiB, 3 errors\n  /train/b\\u{1b}\\n: the \
              object changed in the bucket\n  and 2 more"
         );
+    }
+
+    #[test]
+    fn a_mount_is_asked_from_inside_it_unless_settings_were_named() {
+        let mountpoint = Some(Path::new("/mnt/data"));
+        let none = Globals::default();
+        assert_eq!(program(&none, None), "millrace");
+        assert_eq!(program(&none, mountpoint), "cd /mnt/data && millrace");
+        let spaces = Some(Path::new("/mnt/it's mine"));
+        assert_eq!(program(&none, spaces), r"cd '/mnt/it'\''s mine' && millrace");
+        let dir = Globals { dir: Some("/root/my cluster".into()), ..Globals::default() };
+        assert_eq!(program(&dir, mountpoint), "millrace --dir '/root/my cluster'");
+        let config = Globals { config: Some("~/admin.toml".into()), ..dir };
+        assert_eq!(program(&config, mountpoint), "millrace --config '~/admin.toml'");
     }
 
     #[test]

@@ -98,6 +98,27 @@ fn checkpoints_are_in_the_bucket_without_anybody_asking() -> Result<()> {
 }
 
 #[test]
+fn a_link_that_cannot_have_one_of_the_options_gets_none_of_them() -> Result<()> {
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let data = cluster.scratch()?.join("data");
+    fs::create_dir(&data)?;
+    cluster.cli(&["link", "add", &format!("file://{}", data.display()), "mr:/set"])?.ok()?;
+    let before = cluster.json(&["link", "list"])?;
+    let some = ["link", "set", "mr:/set", "--refresh", "300", "--attributes", "objects"];
+    for more in [&["--auto-export", "30"][..], &["--propagate-deletes"]] {
+        let refused = cluster.cli(&[&some[..], more].concat())?;
+        let is_told = refused.stderr.contains(more[0]) && refused.stderr.contains("read-only");
+        ensure!(refused.code == Some(2) && is_told, "{refused}");
+        let now = cluster.json(&["link", "list"])?;
+        ensure!(now[0]["refresh_seconds"] == 0 && now[0]["attributes"] == "listing", "{now}");
+        assert_eq!(now[0]["auto_export"], before[0]["auto_export"]);
+    }
+    let set = cluster.json(&some)?;
+    ensure!(set["refresh_seconds"] == 300 && set["attributes"] == "objects", "{set}");
+    Ok(())
+}
+
+#[test]
 fn a_bucket_that_is_away_gets_its_files_when_it_is_back() -> Result<()> {
     let bucket = Bucket::start()?;
     let proxy = Proxy::for_endpoint(&bucket.endpoint())?;

@@ -1,6 +1,12 @@
-//! A namespace that does not agree with itself, on the other store engine, as an operator meets it.
+//! A namespace that does not agree with itself, on the other store engine, as an operator meets it;
+//! and the wait for a check whose server says nothing for a while.
 
-use std::{fs, os::unix::fs::MetadataExt as _};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    os::unix::fs::MetadataExt as _,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Context, Result, ensure};
 use millrace_metadata_server::{
@@ -9,7 +15,7 @@ use millrace_metadata_server::{
 };
 use millrace_tests::{
     cluster::{Cluster, Wish},
-    program::wait_for,
+    program::{binaries, wait_for},
 };
 use millrace_types::InodeId;
 use serde_json::Value;
@@ -87,5 +93,33 @@ fn a_damaged_namespace_is_told_of_repaired_on_command_and_sound_after_that() -> 
     assert_eq!(fs::metadata(mount.join("a/file"))?.nlink(), 1);
     assert_eq!(fs::read(mount.join(format!("lost+found/{}", lost.0)))?, b"found again");
     assert_eq!(fs::metadata(mount.join("lost+found"))?.mode() & 0o7777, 0o700);
+    Ok(())
+}
+
+#[test]
+fn a_check_is_waited_for_while_its_server_says_nothing_for_a_while() -> Result<()> {
+    // So slow that it takes longer than the silence.
+    let slow = ("MILLRACE_FSCK__CONTENTS_PER_SECOND".to_owned(), "30".to_owned());
+    let cluster = Cluster::start(Wish { targets: 1, environment: vec![slow], ..Wish::default() })?;
+    // Of an empty namespace: from then on the target can be checked.
+    check(&cluster, false)?;
+    for number in 0..20 {
+        fs::write(cluster.mount().join(number.to_string()), b"")?;
+    }
+    let mut command = Command::new(binaries().join("millrace"));
+    command.arg("--dir").arg(cluster.dir()).args(["--json", "fsck", "start", "--wait"]);
+    let mut waiting = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut said = BufReader::new(waiting.stderr.take().context("stderr is piped")?);
+    wait_for("the check to run", || {
+        (cluster.json(&["fsck", "show"]).ok()?["state"] == "listing").then_some(())
+    })?;
+    let paused = cluster.daemon("metadata")?.pause()?;
+    let mut line = String::new();
+    said.read_line(&mut line)?;
+    ensure!(line.starts_with("waits for the cluster: "), "{line}");
+    drop(paused);
+    let ended = waiting.wait_with_output()?;
+    let report: Value = serde_json::from_slice(&ended.stdout)?;
+    ensure!(ended.status.success() && report["state"] == "done", "{report}");
     Ok(())
 }

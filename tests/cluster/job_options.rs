@@ -50,8 +50,11 @@ fn a_job_is_reported_file_by_file_as_lines_and_as_a_table() -> Result<()> {
     let table = cluster.dir().join("report.csv");
     let out = table.to_str().context("a temporary path is text")?;
     let report = ["job", "report", &id, "--format", "csv", "--out", out];
-    cluster.cli(&report)?.ok()?;
+    let written = cluster.json(&report)?;
     let text = fs::read_to_string(&table)?;
+    assert_eq!(written, serde_json::json!({"file": out, "size_bytes": text.len()}));
+    let refused = cluster.cli(&["--json", "job", "report", &id, "--format", "csv"])?;
+    ensure!(refused.code == Some(2) && refused.stderr.contains("--out"), "{refused}");
     ensure!(text.starts_with("path,outcome,bytes,error\n"), "{text}");
     ensure!(text.contains("\"/set/b,c\",done,0,\n") && text.contains("/set/new,done,3,"), "{text}");
     ensure!(text.contains("/set/open,failed,0,") && text.lines().count() == 6, "{text}");

@@ -143,3 +143,45 @@ fn a_mount_answers_although_the_daemon_of_one_that_is_gone_still_listens_under_i
     drop(paused);
     Ok(())
 }
+
+#[test]
+fn a_job_is_watched_as_its_start_says_where_no_settings_can_be_used() -> Result<()> {
+    let cluster = Cluster::start(Wish::default())?;
+    let data = cluster.scratch()?.join("data");
+    fs::create_dir(&data)?;
+    fs::write(data.join("file"), "content")?;
+    let url = format!("file://{}", data.display());
+    cluster.cli(&["link", "add", &url, "mr:/set"])?.ok()?;
+    // Settings of an operator are there in the end, and only root may read their identity.
+    let script = r#"umask 022
+        ! test -d /etc/millrace || mount -t tmpfs none /etc/millrace
+        unset MILLRACE_CONFIG
+        mount -t tmpfs -o mode=755 none /mnt
+        mkdir /mnt/bin "/mnt/my data" /mnt/etc
+        mount --bind $BINARIES /mnt/bin
+        mount --bind $PLACE/../mount "/mnt/my data"
+        chmod 755 "/mnt/my data"
+        export PATH=/mnt/bin:$PATH
+        cd /
+        hint=$(millrace hydrate "/mnt/my data/set" | sed -n 's/.*watch it with .\(.*\).$/\1/p')
+        echo "hint: $hint"
+        sh -c "$hint"
+        ! millrace job list 2>&1
+        cp $(dirname $IDENTITY)/admin.pem /mnt/etc/
+        chmod 600 /mnt/etc/admin.pem
+        printf '[cluster]\nservers = ["%s"]\nidentity = "admin.pem"\n' $SERVER >/mnt/etc/admin.toml
+        export MILLRACE_CONFIG=/mnt/etc/admin.toml
+        millrace job list
+        as_nobody="setpriv --reuid nobody --regid nogroup --clear-groups"
+        ! $as_nobody millrace job list 2>&1
+        cd "/mnt/my data"
+        $as_nobody millrace job show 1"#;
+    let said = alone(&cluster, script)?;
+    let text = said.clone().ok()?;
+    assert!(text.contains("hint: cd '/mnt/my data' && millrace job show 1 --wait\n"), "{said}");
+    assert_eq!(text.matches("job 1 succeeded: 1 of 1 file").count(), 2, "{said}");
+    assert!(text.contains("no cluster is configured"), "{said}");
+    assert!(text.contains("in a directory of a mount, which then is asked"), "{said}");
+    assert!(text.contains("cannot use the operator's identity"), "{said}");
+    Ok(())
+}

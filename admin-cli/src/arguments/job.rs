@@ -222,9 +222,10 @@ Examples:\n",
 }
 
 pub(super) const REPORT_HELP: &str = "\
-Each file has a path, an outcome (done, failed, would be done), the bytes that were moved or dropped
-for it, and of a failed one the error. Of a directory in which keys of the bucket can be no names
-there is a line as well: left out, and which they are.
+Each file has a path, an outcome (done, failed, would be done), its bytes, and of a failed one the
+error. The bytes are a size: of what was fetched or here already, dropped or not here, sent, found;
+0 where there was nothing to do. Of a directory in which keys of the bucket can be no names there is
+a line as well: left out, and which they are.
 
 Examples:
   millrace hydrate /mnt/data/train --report --wait

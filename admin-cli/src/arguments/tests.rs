@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use clap::CommandFactory as _;
 use millrace_protocol::admin::FileState;
 use millrace_types::MIB;
@@ -200,5 +202,91 @@ fn a_scrub_needs_targets_and_at_most_one_action() {
         "millrace target show 00112233",
     ] {
         assert!(parse(line).is_err(), "{line}");
+    }
+}
+
+/// All commands with their names, the program's own first.
+fn all() -> Vec<(String, clap::Command)> {
+    let mut found = vec![("millrace".to_owned(), Cli::command())];
+    let mut next = 0;
+    while let Some((name, command)) = found.get(next).cloned() {
+        let below = command.get_subcommands();
+        found.extend(below.map(|sub| (format!("{name} {}", sub.get_name()), sub.clone())));
+        next += 1;
+    }
+    found
+}
+
+/// Those with examples for operators.
+const DOCUMENTS: [&str; 8] = [
+    "README.md",
+    "docs/cli.md",
+    "docs/hydration.md",
+    "docs/install.md",
+    "docs/operations.md",
+    "docs/performance.md",
+    "docs/semantics.md",
+    "docs/upgrade.md",
+];
+
+/// A document of the repository.
+fn document(name: &str) -> String {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(own.parent().expect("the repository").join(name)).expect(name)
+}
+
+/// The lines of a document's blocks of code.
+fn code(text: &str) -> String {
+    let mut is_fenced = false;
+    let mut code = String::new();
+    for line in text.lines() {
+        if line.starts_with("```") {
+            is_fenced = !is_fenced;
+        } else if is_fenced || line.starts_with("    ") {
+            code.push_str(line);
+            code.push('\n');
+        }
+    }
+    code
+}
+
+/// The commands of this program in lines that begin with one, without what a shell makes of them:
+/// a comment stands behind two spaces.
+fn examples(text: &str) -> Vec<&str> {
+    let lines = text.lines().map(str::trim_start).filter(|line| line.starts_with("millrace "));
+    let commands = lines.filter_map(|line| line.split("  ").next());
+    let commands = commands.flat_map(|line| line.split(" && "));
+    let commands = commands.filter_map(|command| command.split(" | ").next());
+    commands.filter(|command| !command.contains("$(") && !command.contains('…')).collect()
+}
+
+#[test]
+fn every_example_of_a_help_or_a_document_parses() {
+    let helps = all().into_iter().filter_map(|(name, command)| {
+        command.get_after_help().map(|help| (format!("{name} --help"), help.to_string()))
+    });
+    let mut texts: Vec<_> = helps.collect();
+    for name in DOCUMENTS {
+        texts.push((name.to_owned(), code(&document(name))));
+    }
+    let mut count = 0;
+    for (name, text) in &texts {
+        for line in examples(text) {
+            count += 1;
+            if let Err(error) = parse(line) {
+                panic!("{name}: {line}: {error}");
+            }
+        }
+    }
+    assert!(count > 80, "{count} examples were found");
+}
+
+#[test]
+fn every_command_stands_in_the_index_of_its_document() {
+    let document = document("docs/cli.md");
+    let (index, _) = document.split_once("\n## ").expect("an index comes first");
+    for (name, command) in all() {
+        let name = name.trim_start_matches("millrace ");
+        assert!(command.has_subcommands() || index.contains(&format!("`{name}`")), "{name}");
     }
 }

@@ -7,12 +7,7 @@ use serde::Serialize;
 
 use crate::{
     context::Context,
-    dev::{
-        daemon::{Daemon, STOP_PATIENCE},
-        directory::Directory,
-        lock::Lock,
-        plan::Plan,
-    },
+    dev::{daemon::Daemon, directory::Directory, lock::Lock, plan::Plan},
     exit::Exit,
     mounting::end,
     watch::say,
@@ -69,7 +64,7 @@ async fn unmount(mountpoint: &Path) -> anyhow::Result<()> {
 
 fn stop(daemon: &Daemon, report: &mut Down) -> anyhow::Result<()> {
     if let Some(process) = daemon.process() {
-        if process.stop(STOP_PATIENCE)? {
+        if process.stop(daemon.stop_patience())? {
             report.stopped.push(daemon.name.clone());
         } else {
             report.killed.push(daemon.name.clone());
@@ -86,11 +81,7 @@ fn words(report: &Down) -> String {
         stopped => format!("stopped: {}", stopped.join(", ")),
     };
     if !report.killed.is_empty() {
-        text.push_str(&format!(
-            "\nkilled after {} s: {}",
-            STOP_PATIENCE.as_secs(),
-            report.killed.join(", ")
-        ));
+        text.push_str(&format!("\nkilled, did not end in time: {}", report.killed.join(", ")));
     }
     text.push_str(&format!(
         "\nthe data stays in {0}; `millrace dev up --dir {0}` brings the cluster back",

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::Context as _;
 use millrace_protocol::fsck::{
     CancelFsck, FSCK_FINDINGS_MAX, FsckReply, FsckReport, FsckState, NamespaceReport, ShowFsck,
     ShowNamespace, StartFsck, StartRepair, TrustNamespace,
 };
 use millrace_types::ByteLen;
+use tokio::time::Instant;
 
 use crate::{
     arguments::{FsckCommand, FsckStartArguments},
@@ -16,6 +16,7 @@ use crate::{
     exit::Exit,
     output::{counted, render, shown, table},
     report::{CheckReport, CountReport},
+    watch::{LINE_PAUSE, PATIENCE, say},
 };
 
 /// Between two looks at a check that is waited for.
@@ -53,13 +54,13 @@ pub(crate) async fn run(context: &Context, command: FsckCommand) -> anyhow::Resu
         FsckCommand::Cancel => (connection.request(&CancelFsck {}).await?, Awaited::End),
         FsckCommand::Trust => (connection.request(&TrustNamespace {}).await?, Awaited::Nothing),
     };
-    let run = reply.report.run;
+    let before = reply.report;
     let report = match awaited {
-        Awaited::Nothing => reply.report,
-        Awaited::Sound | Awaited::End => ended(&connection, reply.report).await?,
+        Awaited::Nothing => before.clone(),
+        Awaited::Sound | Awaited::End => ended(&connection, &before).await?,
     };
     if awaited == Awaited::Sound {
-        anyhow::ensure!(report.run == run, FORGOTTEN);
+        anyhow::ensure!(is_the_same(&before, &report), FORGOTTEN);
     }
     let namespace = connection.request(&ShowNamespace {}).await?.report;
     let printed = CheckReport::of(&report, &namespace);
@@ -67,7 +68,7 @@ pub(crate) async fn run(context: &Context, command: FsckCommand) -> anyhow::Resu
     Ok(match awaited {
         Awaited::Nothing => Exit::Done,
         Awaited::Sound => exit_of(&report, &namespace),
-        Awaited::End => exit_of_cancel(run, &report),
+        Awaited::End => exit_of_cancel(&before, &report),
     })
 }
 
@@ -84,20 +85,44 @@ async fn start(
 }
 
 /// The check when it has ended; another one, where the server runs another or was started again.
-async fn ended(connection: &Connection, report: FsckReport) -> anyhow::Result<FsckReport> {
-    let (run, mut report) = (report.run, report);
-    while report.run == run && report.state.is_running() {
+///
+/// # Errors
+/// When the server stays away for longer than a restart takes.
+async fn ended(connection: &Connection, before: &FsckReport) -> anyhow::Result<FsckReport> {
+    let mut report = before.clone();
+    let (mut heard, mut said) = (Instant::now(), None::<Instant>);
+    while is_the_same(before, &report) && report.state.is_running() {
         tokio::time::sleep(LOOK).await;
-        let shown = connection.request(&ShowFsck {}).await;
-        report = shown.context(FORGOTTEN)?.report;
+        match connection.request(&ShowFsck {}).await {
+            Ok(reply) => {
+                heard = Instant::now();
+                report = reply.report;
+            }
+            // A server that says nothing for a moment has forgotten nothing.
+            Err(failure) if failure.kind.is_transient() && heard.elapsed() < PATIENCE => {
+                if said.is_none_or(|said| said.elapsed() >= LINE_PAUSE) {
+                    say(&format!("waits for the cluster: {failure}"));
+                    said = Some(Instant::now());
+                }
+            }
+            Err(failure) => anyhow::bail!(
+                "lost sight of the check, which may go on; see `millrace fsck show --wait`: \
+                 {failure}"
+            ),
+        }
     }
     Ok(report)
 }
 
+/// Whether both are looks at one check: a server that is started again counts from 1.
+fn is_the_same(before: &FsckReport, now: &FsckReport) -> bool {
+    (before.run, before.started) == (now.run, now.started)
+}
+
 /// That a check was cancelled is what was wanted, and so is that it had ended, or that none ran.
-fn exit_of_cancel(run: u64, report: &FsckReport) -> Exit {
+fn exit_of_cancel(before: &FsckReport, report: &FsckReport) -> Exit {
     match report.state {
-        FsckState::Failed if report.run == run => Exit::Failed,
+        FsckState::Failed if is_the_same(before, report) => Exit::Failed,
         _ => Exit::Done,
     }
 }
@@ -278,7 +303,7 @@ mod tests {
         },
         target::ContentName,
     };
-    use millrace_types::{ChunkIndex, ContentGeneration, InodeId, TargetId};
+    use millrace_types::{ChunkIndex, ContentGeneration, InodeId, TargetId, Timestamp};
 
     use super::*;
 
@@ -361,13 +386,32 @@ mod tests {
 
     #[test]
     fn to_cancel_a_check_ends_with_zero_unless_it_has_failed() {
-        let exit = |run, state| exit_of_cancel(run, &FsckReport { state, ..found(300) });
+        let exit = |run, state| {
+            let before = FsckReport { run, ..found(300) };
+            exit_of_cancel(&before, &FsckReport { state, ..found(300) })
+        };
         assert_eq!(exit(1, FsckState::Cancelled), Exit::Done);
         assert_eq!(exit(1, FsckState::Done), Exit::Done);
         assert_eq!(exit(1, FsckState::Never), Exit::Done, "there was none");
         assert_eq!(exit(1, FsckState::Failed), Exit::Failed);
         // The next one has begun meanwhile.
         assert_eq!(exit(2, FsckState::Listing), Exit::Done);
+    }
+
+    #[test]
+    fn a_check_is_another_one_where_its_number_or_its_beginning_is() {
+        let check = |run, started: Option<i64>| FsckReport {
+            run,
+            started: started.map(Timestamp),
+            ..FsckReport::default()
+        };
+        let before = check(1, Some(1_000));
+        let later = FsckReport { state: FsckState::Confirming, files: 7, ..before.clone() };
+        assert!(is_the_same(&before, &later));
+        assert!(!is_the_same(&before, &check(2, Some(2_000))), "the next one");
+        assert!(!is_the_same(&before, &check(0, None)), "none since the server's start");
+        assert!(!is_the_same(&before, &check(1, Some(2_000))), "the first since its start");
+        assert!(is_the_same(&check(0, None), &check(0, None)), "there was none");
     }
 
     #[test]

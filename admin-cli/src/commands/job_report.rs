@@ -4,6 +4,7 @@ use std::io::{self, BufRead as _, Write};
 
 use anyhow::Context as _;
 use millrace_protocol::job_options::{FetchReport, PutReport};
+use millrace_types::ByteLen;
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -11,9 +12,17 @@ use crate::{
     arguments::{JobReportArguments, ReportFormat},
     connection::Connection,
     context::{CALLER, Context},
-    exit::Exit,
+    exit::{Exit, Misuse},
+    output::shown,
     whole_file::{self, Present},
 };
+
+/// The file of a report.
+#[derive(Serialize)]
+struct WrittenReport {
+    file: String,
+    size_bytes: u64,
+}
 
 /// Where a report is.
 #[derive(Serialize)]
@@ -31,18 +40,27 @@ struct Line {
     error: Option<String>,
 }
 
-/// Fetches and prints; FILE appears when it is whole.
+/// Fetches and prints; FILE appears when it is whole. With `--json` it says where the report went;
+/// the lines of one that goes nowhere are values already.
 pub(crate) async fn run(context: &Context, arguments: JobReportArguments) -> anyhow::Result<Exit> {
     let JobReportArguments { format, out, to, job } = arguments;
     let first = FetchReport { caller: CALLER, id: job.id, offset: 0 };
+    if context.globals.json && format == ReportFormat::Csv && out.is_none() && to.is_none() {
+        let text = "a table is no JSON: leave out --json or --format csv, or name a file: --out";
+        return Err(Misuse(text.to_owned()).into());
+    }
     if let Some(file) = out {
         let present = Present::Kept("name a new file");
         let written = whole_file::write(&file, present, async |partial: &mut NamedTempFile| {
             let connection = context.anywhere().await?;
             let printed = print(&connection, first, format, partial).await;
-            printed.with_context(|| format!("cannot write {}", file.display()))
+            printed.with_context(|| format!("cannot write {}", file.display()))?;
+            anyhow::Ok(partial.as_file().metadata()?.len())
         });
-        written.await?;
+        let size_bytes = written.await?;
+        let report = WrittenReport { file: file.display().to_string(), size_bytes };
+        let size = ByteLen(size_bytes);
+        context.output.result(&report, || format!("{}: {size}", shown(&report.file)))?;
         return Ok(Exit::Done);
     }
     let connection = context.anywhere().await?;

@@ -8,7 +8,10 @@ use millrace_protocol::{
 
 use super::{auto_export, fetch_policy, propagation, refresh_interval};
 use crate::{
-    arguments::{AttributesName, AutoExportName, LinkAddArguments, LinkModeName, SwitchName},
+    arguments::{
+        AttributesName, AutoExportName, LinkAddArguments, LinkModeName, LinkOptionArguments,
+        SwitchName,
+    },
     context::Context,
     exit::{Exit, Misuse},
     output::shown,
@@ -28,11 +31,7 @@ pub(crate) async fn run(context: &Context, arguments: LinkAddArguments) -> anyho
             region: arguments.region,
             credentials: arguments.credentials,
         },
-        mode: match arguments.mode {
-            LinkModeName::ReadOnly => LinkMode::ReadOnly,
-            LinkModeName::Import => LinkMode::Import,
-            LinkModeName::ImportExport => LinkMode::ImportExport,
-        },
+        mode: mode_of(arguments.mode),
     };
     // The failure names the hosts and their reasons: the server asked them all.
     let link = match connection.request(&request).await {
@@ -87,16 +86,32 @@ pub(crate) fn check_url(url: &str) -> Result<(), Misuse> {
 
 /// Refuses what a link of this mode cannot do, which would show only once it is made.
 fn check_options(arguments: &LinkAddArguments) -> Result<(), Misuse> {
-    let LinkAddArguments { mode, options, .. } = arguments;
+    match misplaced(mode_of(arguments.mode), &arguments.options) {
+        Some(option) => {
+            Err(Misuse(format!("{option} is for links that export: add --mode import-export")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// An option that is given and that a link of this mode cannot have, if there is one.
+pub(super) fn misplaced(mode: LinkMode, options: &LinkOptionArguments) -> Option<&'static str> {
     let exports = matches!(options.auto_export, Some(AutoExportName::After(_)));
     let deletes = options.propagate_deletes == Some(SwitchName::On);
-    let option = match mode {
-        LinkModeName::ImportExport => return Ok(()),
-        _ if exports => "--auto-export",
-        _ if deletes => "--propagate-deletes",
-        _ => return Ok(()),
-    };
-    Err(Misuse(format!("{option} is for links that export: add --mode import-export")))
+    match mode {
+        LinkMode::ImportExport => None,
+        _ if exports => Some("--auto-export"),
+        _ if deletes => Some("--propagate-deletes"),
+        _ => None,
+    }
+}
+
+fn mode_of(name: LinkModeName) -> LinkMode {
+    match name {
+        LinkModeName::ReadOnly => LinkMode::ReadOnly,
+        LinkModeName::Import => LinkMode::Import,
+        LinkModeName::ImportExport => LinkMode::ImportExport,
+    }
 }
 
 #[cfg(test)]

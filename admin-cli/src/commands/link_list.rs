@@ -26,13 +26,16 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
     let fetches = fetch_policy::list(&connection).await?;
     // An older server does not count for others.
     let requests = connection.request(&ListRequests {}).await.ok();
-    let counted = requests.as_ref().map_or(&[][..], |reply| &reply.buckets);
     let deletes = propagation::list(&connection).await?;
     let refreshes = refresh_interval::list(&connection).await?;
     let report = |link| {
         let report = LinkReport::from(link).with_options(&options).with_deletes(&deletes);
         let report = report.with_auto_export(&exports).with_fetches(&fetches);
-        report.with_requests(counted).with_refreshes(&refreshes)
+        let report = report.with_refreshes(&refreshes);
+        match &requests {
+            Some(reply) => report.with_requests(reply),
+            None => report,
+        }
     };
     let reports: Vec<_> = reply.links.iter().map(report).collect();
     context.output.result(&reports, || {

@@ -43,14 +43,19 @@ fn words(report: &DrainReport) -> String {
         false => format!("not safe: without target {} data would be lost", report.id),
     };
     text.push_str(&format!(
-        "\n  {} on it that no bucket has, in {}\n  {} on it that a bucket has too; {} could not be \
-         read until it is back\n  {} on no other target",
+        "\n  {} on it that no bucket has\n  {} on it that came from a bucket, or went there; {} \
+         could not be read until it is back\n  {} on no other target",
         ByteLen(report.written_bytes),
-        counted(report.lost_files, "file"),
         ByteLen(report.clean_bytes),
         counted(report.backed_files, "file"),
         counted(report.groups.into(), "placement group"),
     ));
+    if report.lost_files > 0 {
+        text.push_str(&format!(
+            "\n  {} would lose something: changed or renamed, and not exported since",
+            counted(report.lost_files, "file")
+        ));
+    }
     if report.written_bytes > 0 && report.lost_files == 0 {
         text.push_str("\n  no file has these bytes: of removed ones they are freed soon");
     }
@@ -84,9 +89,10 @@ mod tests {
         };
         assert_eq!(
             words(&report),
-            "not safe: without target ab data would be lost\n  1 MiB on it that no bucket has, in \
-             3 files\n  1 GiB on it that a bucket has too; 5 files could not be read until it is \
-             back\n  64 placement groups on no other target\n    /a\n    /b\n    and 1 more"
+            "not safe: without target ab data would be lost\n  1 MiB on it that no bucket has\n  1 \
+             GiB on it that came from a bucket, or went there; 5 files could not be read until it \
+             is back\n  64 placement groups on no other target\n  3 files would lose something: \
+             changed or renamed, and not exported since\n    /a\n    /b\n    and 1 more"
         );
     }
 }

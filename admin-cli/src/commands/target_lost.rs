@@ -73,17 +73,23 @@ fn words(report: &LossReport) -> String {
              can be read:",
             report.id
         ),
+        (false, 0) if !report.renamed_paths.is_empty() => {
+            format!("without target {} files may be lost:", report.id)
+        }
         (false, 0) => format!("without target {} no file would be damaged", report.id),
         (false, _) => {
             format!("without target {} parts of {files} would be lost:", report.id)
         }
     };
-    for path in report.paths.iter().take(PATHS_SHOWN) {
-        text.push_str(&format!("\n    {}", shown(path)));
-    }
-    let told = report.paths.len().min(PATHS_SHOWN) as u64;
-    if report.damaged_files > told {
-        text.push_str(&format!("\n    and {} more", report.damaged_files - told));
+    push_paths(&mut text, &report.paths, report.damaged_files);
+    if !report.renamed_paths.is_empty() {
+        let renamed = report.renamed_paths.len() as u64;
+        text.push_str(&format!(
+            "\n  renamed and not exported since; nobody knows whether the objects of {} are still \
+             there:",
+            counted(renamed, "file")
+        ));
+        push_paths(&mut text, &report.renamed_paths, renamed);
     }
     if !report.given_up {
         text.push_str(&format!(
@@ -93,6 +99,17 @@ fn words(report: &LossReport) -> String {
         ));
     }
     text
+}
+
+/// The first of some paths, and how many more there are of so many.
+fn push_paths(text: &mut String, paths: &[String], count: u64) {
+    for path in paths.iter().take(PATHS_SHOWN) {
+        text.push_str(&format!("\n    {}", shown(path)));
+    }
+    let told = paths.len().min(PATHS_SHOWN) as u64;
+    if count > told {
+        text.push_str(&format!("\n    and {} more", count - told));
+    }
 }
 
 #[cfg(test)]
@@ -106,8 +123,25 @@ mod tests {
             groups: 64,
             damaged_files: paths.len() as u64,
             paths: paths.iter().map(|&path| path.to_owned()).collect(),
+            renamed_paths: Vec::new(),
             inodes: 10,
         }
+    }
+
+    #[test]
+    fn files_of_which_nobody_knows_are_told_apart() {
+        let renamed = |paths: &[&str]| {
+            let renamed_paths = vec!["/old".to_owned()];
+            words(&LossReport { renamed_paths, ..report(false, paths) })
+        };
+        let told = "\n  renamed and not exported since; nobody knows whether the objects of 1 file \
+                    are still there:\n    /old\nnothing was changed";
+        let both = renamed(&["/a"]);
+        assert!(both.starts_with(&format!(
+            "without target ab parts of 1 file would be lost:\n    /a{told}"
+        )));
+        let alone = renamed(&[]);
+        assert!(alone.starts_with(&format!("without target ab files may be lost:{told}")));
     }
 
     #[test]

@@ -16,17 +16,11 @@ use crate::{
     exit::Exit,
     output::{counted, render, table},
     report::{ScrubReport, TargetScrubReport},
-    watch::say,
+    watch::{LINE_PAUSE, PATIENCE, say},
 };
 
 /// Often enough to see the end soon.
 const POLL: Duration = Duration::from_millis(500);
-
-/// Between two lines of progress.
-const LINE_PAUSE: Duration = Duration::from_secs(2);
-
-/// How long daemons may stay away before waiting ends: longer than any restart.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Acts and prints; with `--wait` stays until the passes have ended. Exit code 1 when a daemon
 /// does not answer, or a pass that was waited for has found damage.

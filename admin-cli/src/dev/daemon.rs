@@ -75,6 +75,14 @@ impl Daemon {
         Ok(started)
     }
 
+    /// How long it has to end before it is killed.
+    pub(crate) fn stop_patience(&self) -> Duration {
+        match self.role {
+            "mount" => MOUNT_STOP_PATIENCE,
+            _ => STOP_PATIENCE,
+        }
+    }
+
     /// Its log, which is appended to by each start.
     pub(crate) fn log_file(&self) -> PathBuf {
         self.directory.join("daemon.log")
@@ -137,8 +145,12 @@ impl Started {
     }
 }
 
-/// How long a daemon has to end: longer than the 30 s that each allows itself to drain.
-pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(40);
+/// How long a server has to end: longer than the 30 s that each allows itself to drain.
+const STOP_PATIENCE: Duration = Duration::from_secs(40);
+
+/// How long a mount has to end: 30 s until the kernel has let go of it, as long to store what it
+/// holds, and some to tell the servers. Killed before, it would lose what it still sends.
+const MOUNT_STOP_PATIENCE: Duration = Duration::from_secs(90);
 
 #[cfg(test)]
 mod tests {
@@ -199,6 +211,14 @@ mod tests {
             daemon.child.wait().unwrap();
             assert_eq!(daemon.has_found_its_port_taken(), expected, "{words}");
         }
+    }
+
+    #[test]
+    fn a_mount_has_longer_to_end_than_a_server() {
+        let daemon = daemon(Path::new("/nowhere"), "ls");
+        assert_eq!(daemon.stop_patience(), STOP_PATIENCE);
+        let mount = Daemon { role: "mount", ..daemon };
+        assert_eq!(mount.stop_patience(), MOUNT_STOP_PATIENCE);
     }
 
     #[test]

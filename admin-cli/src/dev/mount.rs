@@ -14,11 +14,7 @@ use millrace_service::telemetry::in_words;
 use crate::{
     arguments::UpArguments,
     commands::umount,
-    dev::{
-        daemon::{Daemon, STOP_PATIENCE},
-        directory::Directory,
-        plan::Plan,
-    },
+    dev::{daemon::Daemon, directory::Directory, plan::Plan},
     exit::Misuse,
     mounting::{end, options::MountOptions, start},
     watch::say,
@@ -133,7 +129,7 @@ async fn mount(daemon: &Daemon) -> anyhow::Result<()> {
             return Ok(());
         }
         // It runs without a mount: it is about to end, or somebody has unmounted it by hand.
-        process.stop(STOP_PATIENCE)?;
+        process.stop(daemon.stop_patience())?;
     }
     if end::mount_at(mountpoint)?.is_some() {
         // Left by a daemon that died: nobody answers there any more.

@@ -129,7 +129,7 @@ pub(crate) struct DrainReport {
     pub(crate) safe: bool,
     /// Bytes that no bucket has, as the target counts them.
     pub(crate) written_bytes: u64,
-    /// Bytes that a bucket has too.
+    /// Bytes that a bucket had when they came from there, or went there.
     pub(crate) clean_bytes: u64,
     /// Placement groups that have nothing but this target.
     pub(crate) groups: u32,
@@ -155,6 +155,9 @@ pub(crate) struct LossReport {
     pub(crate) damaged_files: u64,
     /// All of them.
     pub(crate) paths: Vec<String>,
+    /// All files that were renamed and not exported since: nobody knows whether their objects are
+    /// still there. Told before it is given up.
+    pub(crate) renamed_paths: Vec<String>,
     pub(crate) inodes: u64,
 }
 
@@ -289,7 +292,7 @@ impl DrainReport {
         let room = paths_max.saturating_sub(self.paths.len());
         self.paths.extend(reply.paths.iter().take(room).map(|path| path_text(path)));
         // Both must say so: the target knows of files that the metadata has forgotten, and the
-        // metadata of zeros that take no bytes.
+        // metadata of zeros that take no bytes, and of files without an object of their own.
         self.safe = self.written_bytes == 0 && self.lost_files == 0;
     }
 }
@@ -301,6 +304,9 @@ impl LossReport {
         self.groups = page.groups;
         self.inodes += page.inodes;
         self.damaged_files += page.files;
-        self.paths.extend(page.paths.iter().map(|path| path_text(path)));
+        let damaged = usize::try_from(page.files).unwrap_or(usize::MAX).min(page.paths.len());
+        let (damaged, renamed) = page.paths.split_at(damaged);
+        self.paths.extend(damaged.iter().map(|path| path_text(path)));
+        self.renamed_paths.extend(renamed.iter().map(|path| path_text(path)));
     }
 }

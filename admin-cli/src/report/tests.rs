@@ -275,8 +275,15 @@ fn what_was_asked_and_how_far_directories_are_is_told_with_links_and_jobs() {
     });
     let bucket =
         |link| BucketRequests { url: "s3://bucket/".into(), links: vec![LinkId(link)], counts };
-    let report = LinkReport::from(&link()).with_requests(&[bucket(2), bucket(1)]);
-    assert_eq!(as_json(&report)["requests"], asked);
+    let buckets = vec![bucket(2), bucket(1)];
+    let reply = RequestsReply { buckets, silent: Vec::new() };
+    let report = as_json(&LinkReport::from(&link()).with_requests(&reply));
+    assert_eq!(report["requests"], asked);
+    assert_eq!(report["requests_without"], Value::Null, "nobody's are missing");
+    let reply = RequestsReply { silent: vec!["store-2".into()], ..reply };
+    let report = as_json(&LinkReport::from(&link()).with_requests(&reply));
+    assert_eq!(report["requests"], asked);
+    assert_eq!(report["requests_without"], json!(["store-2"]));
     let directory = DirectoryProgress {
         name: b"val".to_vec(),
         files_total: 2,

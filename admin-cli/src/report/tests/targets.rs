@@ -7,6 +7,7 @@ use millrace_protocol::{
         Distrust, FlawCount, FlawFinding, FlawKind, FsckCount, FsckFinding, FsckKind, FsckReport,
         FsckState, FsckTarget, NamespaceReport, NamespaceState,
     },
+    loss::LossPage,
     target::ContentName,
     upkeep::{
         DescribedTarget, DrainReply, Fault, FindingPlace, FindingReport as ToldFinding, IndexUse,
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::{MOMENT, as_json};
 use crate::report::{
-    CheckReport, DrainReport, FindingReport, TargetDetailReport, TargetScrubReport,
+    CheckReport, DrainReport, FindingReport, LossReport, TargetDetailReport, TargetScrubReport,
     TargetShowReport,
 };
 
@@ -237,6 +238,26 @@ fn the_shape_of_a_drain_check_is_fixed() {
     let expected = json!({
         "id": "ab", "safe": false, "written_bytes": 8, "clean_bytes": 7, "groups": 4,
         "backed_files": 10, "lost_files": 4, "lost_bytes": 154, "paths": ["/a"], "inodes": 20,
+    });
+    assert_eq!(as_json(&report), expected);
+}
+
+#[test]
+fn the_shape_of_a_loss_is_fixed_and_renamed_files_are_told_apart() {
+    let mut report = LossReport { id: "ab".into(), ..LossReport::default() };
+    let page = LossPage {
+        groups: 4,
+        given_up: false,
+        inodes: 10,
+        files: 1,
+        paths: vec![b"/a".to_vec(), b"/old".to_vec()],
+        next: None,
+    };
+    report.add(&page);
+    report.add(&LossPage { files: 2, ..page });
+    let expected = json!({
+        "id": "ab", "given_up": false, "groups": 4, "damaged_files": 3,
+        "paths": ["/a", "/a", "/old"], "renamed_paths": ["/old"], "inodes": 20,
     });
     assert_eq!(as_json(&report), expected);
 }
