@@ -24,7 +24,7 @@ use millrace_transport::{CallOptions, ClientEndpoints, Peer, PeerTarget};
 use millrace_types::{Failure, HostId, LogIndex, MapEpoch, SessionId, Timestamp};
 use tokio::sync::watch;
 
-pub(crate) use metadata::{Indexed, Unmade};
+pub(crate) use metadata::{Indexed, Unmade, Unsettled};
 pub(crate) use view::Logged;
 
 use crate::{

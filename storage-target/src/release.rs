@@ -330,7 +330,7 @@ impl Releaser {
                 }
             }
             // Otherwise what an earlier round was refused may go by now.
-            if has_all && (sweep.end() || left < goal.0) {
+            if has_all && (sweep.end(Instant::now()) || left < goal.0) {
                 return Ok(Looked::AtAll);
             }
             // Where much may not go, fewer looks show more.

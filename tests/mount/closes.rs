@@ -80,6 +80,9 @@ fn an_open_that_is_answered_later_than_the_mount_has_patience_does_not_stay() ->
     let cluster = Cluster::start(wish)?;
     let identity = cluster.dir().join("client.pem");
     cluster.mount_as("soft", &identity, "timeout=3s")?.ok()?;
+    // Has all the patience that it needs.
+    let other = cluster.mount_named("other");
+    cluster.mount_also(&other)?;
     let (first, soft) = (cluster.mount(), cluster.mount_named("soft"));
     let before = used(&cluster)?;
     fs::create_dir(first.join("d"))?;
@@ -92,13 +95,13 @@ fn an_open_that_is_answered_later_than_the_mount_has_patience_does_not_stay() ->
         ensure!(Errno::from_io_error(&refused) == Some(Errno::IO), "{refused}");
     }
     cluster.wait_for_log("metadata", &["its lease ran out"])?;
-    ensure!(soft.join("d/new").exists(), "it was made although nobody was told");
+    ensure!(other.join("d/new").exists(), "it was made although nobody was told");
     for path in ["d/new", "written"] {
-        fs::write(soft.join(path), vec![7; 4 << 20])?;
+        fs::write(other.join(path), vec![7; 4 << 20])?;
     }
     wait_for_used(&cluster, "all to be stored", |used| used >= before + (8 << 20))?;
     for path in ["d/new", "written"] {
-        fs::remove_file(soft.join(path))?;
+        fs::remove_file(other.join(path))?;
     }
     wait_for_used(&cluster, "what nobody has open to be freed", |used| used < before + (1 << 20))
 }

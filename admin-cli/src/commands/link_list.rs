@@ -2,7 +2,7 @@
 
 use millrace_protocol::{
     admin::{ListLinkOptions, ListLinks},
-    requests::ListRequests,
+    requests::{ListRequests, RequestsReply},
 };
 
 use super::{auto_export, fetch_policy, link_requests, propagation, refresh_interval};
@@ -42,50 +42,55 @@ pub(crate) async fn run(context: &Context, arguments: LinkListArguments) -> anyh
         if reports.is_empty() {
             return "no links; make one with `millrace link add URL PATH`".to_owned();
         }
-        let mut links = table(&[
-            "PATH",
-            "URL",
-            "MODE",
-            "REFRESH",
-            "AUTO-EXPORT",
-            "DELETES",
-            "FETCH",
-            "ENDPOINT",
-            "CREDENTIALS",
-        ]);
-        for link in &reports {
-            links.add_row([
-                link.path.as_str(),
-                link.url.as_str(),
-                link.mode,
-                refresh_interval::column(link).as_str(),
-                auto_export::column(link).as_str(),
-                propagation::column(link).as_str(),
-                fetch_policy::column(link).as_str(),
-                link.endpoint.as_deref().unwrap_or("-"),
-                link.credentials.as_deref().unwrap_or("-"),
-            ]);
-        }
-        let failing = reports.iter().filter_map(|link| link.auto_export.as_ref());
-        let failing: Vec<_> = failing.flat_map(auto_export::complaints).collect();
-        let undeleted = reports.iter().filter_map(|link| link.propagate_deletes.as_ref());
-        let undeleted: Vec<_> = undeleted.flat_map(propagation::complaints).collect();
-        let unlisted: Vec<_> = reports.iter().filter_map(refresh_interval::complaint).collect();
-        let mut words = render(&links);
-        if let Some(requests) = &requests {
-            words.push_str(&link_requests::summary(requests));
-        }
-        let complaints = [
-            ("cannot be sent", failing),
-            ("cannot be deleted", undeleted),
-            ("could not be listed", unlisted),
-        ];
-        for (what, lines) in complaints {
-            if !lines.is_empty() {
-                words += &format!("\n{what}:\n{}", lines.join("\n"));
-            }
-        }
-        words
+        words_of(&reports, requests.as_ref())
     })?;
     Ok(Exit::Done)
+}
+
+/// The table, and below it what is wrong.
+fn words_of(reports: &[LinkReport], requests: Option<&RequestsReply>) -> String {
+    let mut links = table(&[
+        "PATH",
+        "URL",
+        "MODE",
+        "REFRESH",
+        "AUTO-EXPORT",
+        "DELETES",
+        "FETCH",
+        "ENDPOINT",
+        "CREDENTIALS",
+    ]);
+    for link in reports {
+        links.add_row([
+            link.path.as_str(),
+            link.url.as_str(),
+            link.mode,
+            refresh_interval::column(link).as_str(),
+            auto_export::column(link).as_str(),
+            propagation::column(link).as_str(),
+            fetch_policy::column(link).as_str(),
+            link.endpoint.as_deref().unwrap_or("-"),
+            link.credentials.as_deref().unwrap_or("-"),
+        ]);
+    }
+    let failing = reports.iter().filter_map(|link| link.auto_export.as_ref());
+    let failing: Vec<_> = failing.flat_map(auto_export::complaints).collect();
+    let undeleted = reports.iter().filter_map(|link| link.propagate_deletes.as_ref());
+    let undeleted: Vec<_> = undeleted.flat_map(propagation::complaints).collect();
+    let unlisted: Vec<_> = reports.iter().filter_map(refresh_interval::complaint).collect();
+    let mut words = render(&links);
+    if let Some(requests) = requests {
+        words.push_str(&link_requests::summary(requests));
+    }
+    let complaints = [
+        ("cannot be sent", failing),
+        ("cannot be deleted", undeleted),
+        ("could not be listed", unlisted),
+    ];
+    for (what, lines) in complaints {
+        if !lines.is_empty() {
+            words += &format!("\n{what}:\n{}", lines.join("\n"));
+        }
+    }
+    words
 }

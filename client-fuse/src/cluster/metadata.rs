@@ -109,25 +109,25 @@ impl Cluster {
         R: Request<Reply: Indexed> + Sync,
     {
         let sending = Sending::new(self.operations.begin(), session);
-        self.settle_change(Unsettled(sending), make).await
+        self.settle_change(&mut Unsettled(sending), make).await
     }
 
     /// Asks under the number of a change that was given up, in its session alone and however long
     /// the server is away. What was executed under that number is what the server answers, whatever
-    /// is asked; what was not is not executed any more once this has returned.
+    /// is asked. What was not may be yet, until something else is executed under it.
     ///
     /// # Errors
     /// As [`Self::change_in`].
     pub(crate) async fn settle_change<R>(
         &self,
-        Unsettled(mut sending): Unsettled,
+        Unsettled(sending): &mut Unsettled,
         make: impl Fn(Operation) -> R,
     ) -> Result<R::Reply, Failure>
     where
         R: Request<Reply: Indexed> + Sync,
     {
         sending.is_bound = true;
-        let changed = self.change_within(Patience { limit: None }, &mut sending, make).await;
+        let changed = self.change_within(Patience { limit: None }, sending, make).await;
         changed.map(|(reply, _)| reply)
     }
 

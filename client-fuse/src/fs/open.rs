@@ -19,7 +19,7 @@ use crate::{
         file::{File, resize::Resized},
         handle::{FileHandle, HandleOptions, Known, Told},
         names::NewMode,
-        opens_given_up::{made_before, opened_before, unnamed_before},
+        opens_given_up::{opened_before, written_before},
     },
 };
 
@@ -109,8 +109,10 @@ impl FileSystem {
             true => self.change_or_leave(self.changing(&[], changed), request).await,
             false => self.change_opens(request, changed).await,
         };
-        let reply = opened
-            .map_err(|unmade| self.take_back(unmade, mode, opened_before(&caller, inode, mode)))?;
+        let reply = opened.map_err(|unmade| match mode {
+            OpenMode::Read => self.take_back(unmade, mode, opened_before(&caller, inode)),
+            OpenMode::Write => self.take_back(unmade, mode, written_before(&caller)),
+        })?;
         let cut_to = Resized::shown_by(&reply);
         let view = View { reply, viewed, whole, lease: None };
         let (opened, _) = self.begin_told(caller, view, mode, flags, telling.told()).await?;
@@ -165,9 +167,8 @@ impl FileSystem {
         };
         let viewed = self.names.note();
         let made = self.make_name(request, (parent, &name), mode.umask).await;
-        let (reply, lease) = made.map_err(|unmade| {
-            self.take_back(unmade, OpenMode::Write, made_before(&caller, &name))
-        })?;
+        let (reply, lease) = made
+            .map_err(|unmade| self.take_back(unmade, OpenMode::Write, written_before(&caller)))?;
         let inode = reply.attributes.inode;
         let cut = flags & libc::O_TRUNC != 0 && reply.attributes.size > 0;
         let view = View { reply, viewed, whole: None, lease };
@@ -212,7 +213,7 @@ impl FileSystem {
         let viewed = self.names.note();
         let made = self.change_or_leave(self.changing(&[], None), request).await;
         let reply = made
-            .map_err(|unmade| self.take_back(unmade, OpenMode::Write, unnamed_before(&caller)))?;
+            .map_err(|unmade| self.take_back(unmade, OpenMode::Write, written_before(&caller)))?;
         let view = View { reply, viewed, whole: None, lease: None };
         let (opened, attributes) =
             self.begin_told(caller, view, OpenMode::Write, flags, telling.told()).await?;

@@ -9,16 +9,19 @@
 
 use millrace_protocol::{
     Request,
-    metadata::{Close, CloseUnwritten, Create, CreateUnnamed, InodeReply, NewNode, Open, OpenMode},
+    metadata::{Close, CloseFiles, CloseUnwritten, CreateUnnamed, InodeReply, Open, OpenMode},
     session::{Caller, Operation},
 };
-use millrace_types::{ErrorKind, Failure, FileName, InodeId, SessionId};
+use millrace_types::{ErrorKind, Failure, InodeId, SessionId};
 
-use crate::{cluster::Unmade, fs::FileSystem};
+use crate::{
+    cluster::{Unmade, Unsettled},
+    fs::FileSystem,
+};
 
 impl FileSystem {
     /// Has an open that was given up taken back when the server can be reached; tells why it was.
-    /// `ask` is one of [`opened_before`], [`made_before`] and [`unnamed_before`].
+    /// `ask` is [`opened_before`] or [`written_before`].
     pub(super) fn take_back<R>(
         &self,
         unmade: Unmade,
@@ -32,15 +35,34 @@ impl FileSystem {
         let Some(unsettled) = unsettled else { return failure };
         self.spawn(|this| async move {
             let session = unsettled.session();
-            match this.cluster.settle_change(unsettled, ask).await {
+            match this.find_out(unsettled, mode, ask).await {
                 Ok(opened) => {
                     this.close_unhandled(session, opened.attributes.inode, mode).await;
                 }
-                // It was not executed, and will not be.
                 Err(failure) => tracing::debug!(%failure, "an open that was given up counts not"),
             }
         });
         failure
+    }
+
+    /// What an open that was given up has opened. If it has not, it does not any more.
+    async fn find_out<R>(
+        &self,
+        mut unsettled: Unsettled,
+        mode: OpenMode,
+        ask: impl Fn(Operation) -> R,
+    ) -> Result<InodeReply, Failure>
+    where
+        R: Request<Reply = InodeReply> + Sync,
+    {
+        let answer = self.cluster.settle_change(&mut unsettled, &ask).await;
+        if answer.is_ok() || mode == OpenMode::Read {
+            return answer;
+        }
+        // What is executed under its number instead; or it has been meanwhile, and is shown now.
+        let nothing = |operation| CloseFiles { operation, inodes: Vec::new() };
+        self.cluster.settle_change(&mut unsettled, nothing).await?;
+        self.cluster.settle_change(&mut unsettled, ask).await
     }
 
     /// The server hears that an open is over of which nothing is counted here.
@@ -66,43 +88,26 @@ fn tell_unclosed(inode: InodeId, failure: Option<Failure>) {
     }
 }
 
-/// Opens the file, if the open that was given up has not; cuts nothing that may be newer.
+/// Opens the file for reading, if the open that was given up has not.
 pub(super) fn opened_before(
     caller: &Caller,
     inode: InodeId,
-    mode: OpenMode,
 ) -> impl Fn(Operation) -> Open + Send + Sync + 'static {
     let caller = caller.clone();
     move |operation| Open {
         caller: caller.clone(),
         operation,
         inode,
-        mode,
+        mode: OpenMode::Read,
         truncate: false,
         reopen: true,
     }
 }
 
-/// Shows what was made and opened by a name, and makes nothing.
-pub(super) fn made_before(
-    caller: &Caller,
-    name: &FileName,
-) -> impl Fn(Operation) -> Create + Send + Sync + 'static {
-    let (caller, name) = (caller.clone(), name.clone());
-    move |operation| Create {
-        caller: caller.clone(),
-        operation,
-        parent: NOWHERE,
-        name: name.clone(),
-        node: NewNode::Regular,
-        mode: 0,
-        open: true,
-        exclusive: true,
-    }
-}
-
-/// Shows what was made without a name, and makes nothing.
-pub(super) fn unnamed_before(
+/// Shows what was opened for writing, whether it was made for that or not; opens and makes nothing.
+/// It is answered at once, where another open would wait for what the given up one waits for: a
+/// target that is away, or a session that has to end.
+pub(super) fn written_before(
     caller: &Caller,
 ) -> impl Fn(Operation) -> CreateUnnamed + Send + Sync + 'static {
     let caller = caller.clone();
@@ -116,7 +121,6 @@ pub(super) fn unnamed_before(
     }
 }
 
-/// A directory that never is: a file that was not made when its program gave up must not appear
-/// later, where another one may hold the name for free. The server takes the number for answered
-/// with the next request, so that the open that was given up is refused as well.
+/// A directory that never is: what was not made when its program gave up must not appear later,
+/// where another one may hold the name for free.
 const NOWHERE: InodeId = InodeId(0);

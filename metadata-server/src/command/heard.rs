@@ -11,8 +11,9 @@ impl Command {
         matches!(self, Self::NoteReads(_))
     }
 
-    /// Whether all that it does is to end something that a client had: others may wait for that,
-    /// also on a full disk. What frees chunks of targets is left out: of that there may be much.
+    /// Whether all that it does is to end something that a client had: where the server does so by
+    /// itself, others may wait for that, also on a full disk. What frees chunks of targets is left
+    /// out: of that there may be much.
     #[must_use]
     pub fn only_ends(&self) -> bool {
         matches!(

@@ -254,7 +254,10 @@ impl Core {
             self.take_back(operation, &effect.batch)?;
         }
         let record = envelope.to_bytes();
-        if !self.room.admits(record.len(), envelope.command.only_ends()) {
+        // A client also closes what it could not commit. Only the end of its session has the targets
+        // drop what they have of that, so its own closes wait for room as its commits do.
+        let only_ends = operation.is_none() && envelope.command.only_ends();
+        if !self.room.admits(record.len(), only_ends) {
             return Err(log_failure(LogError::NoSpace));
         }
         let appended = self.log.append(&record).map_err(log_failure)?;

@@ -215,10 +215,9 @@ impl Taker {
                 tracing::warn!(%failure, "no snapshot was taken; it is tried again later, and the \
                     command log grows until then");
                 self.metrics.failed();
-                let was_overrun = failure.kind == ErrorKind::Cancelled;
                 let noted = engine.blocking_turn(move |core| {
                     core.end_snapshot("it could not be written");
-                    core.note_snapshot_failure(was_overrun);
+                    core.note_snapshot_failure();
                     Ok(())
                 });
                 if let Err(failure) = noted {

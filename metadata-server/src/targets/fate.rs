@@ -39,6 +39,8 @@ pub(super) fn fate(view: &dyn View, inode: &Inode, groups: &Groups) -> Result<Fa
     }
     Ok(match file.state {
         ObjectState::Lost => Fate::Lost,
+        // Nobody gets back what was removed; who has it open reads it from its object.
+        _ if inode.parent.is_none() => Fate::Backed,
         _ if is_backed(view, inode, file)? => Fate::Backed,
         _ => Fate::Renamed,
     })

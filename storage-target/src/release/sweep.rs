@@ -21,6 +21,8 @@ pub(super) struct Sweep {
     /// Everything up to here was asked about. What is used then is ahead again; what turns up
     /// behind, like the bytes of an export, is found by the next sweep.
     place: Option<(Used, ChunkKey)>,
+    /// When the first of it was asked about.
+    began: Option<Instant>,
     /// When something was asked about last.
     asked: Option<Instant>,
     /// Whether anything might go since it began.
@@ -50,6 +52,7 @@ impl Sweep {
         answers: &[ReleaseAnswer],
         now: Instant,
     ) -> Vec<Candidate> {
+        self.began.get_or_insert(now);
         let mut may_go = Vec::new();
         for (candidate, answer) in batch.iter().zip(answers) {
             self.place = Some((candidate.used, candidate.chunk));
@@ -65,16 +68,17 @@ impl Sweep {
     }
 
     /// All that was ahead has been asked about. Tells whether nothing at all may go: everything was
-    /// refused since it began.
-    pub(super) fn end(&mut self) -> bool {
-        let refused_all = !self.found;
+    /// refused since it began, and all these answers count.
+    pub(super) fn end(&mut self, now: Instant) -> bool {
+        let counts = |began: Instant| now.saturating_duration_since(began) < COUNTS;
+        let refused_all = !self.found && self.began.is_none_or(counts);
         self.begin_again();
         refused_all
     }
 
     /// The next look begins with what was used longest ago.
     pub(super) fn begin_again(&mut self) {
-        (self.place, self.found) = (None, false);
+        (self.place, self.began, self.found) = (None, None, false);
     }
 }
 
@@ -157,7 +161,7 @@ mod tests {
                     }
                 }
                 if has_all {
-                    return if sweep.end() { Round::Nothing } else { Round::Again };
+                    return if sweep.end(self.now) { Round::Nothing } else { Round::Again };
                 }
             }
         }
@@ -191,16 +195,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_may_go_only_when_all_was_refused_since_it_began() {
+    fn nothing_may_go_only_when_all_was_refused_while_the_first_answer_counts() {
         let mut target = Target::new(10 * BATCH as u64, 0);
         let mut sweep = Sweep::default();
         assert_eq!(target.round(&mut sweep, 6, 3 * BATCH_BYTES), Round::Short);
-        assert_eq!(target.round(&mut sweep, 6, 3 * BATCH_BYTES), Round::Nothing);
-        // The same with a pause in which answers come out of date.
-        assert_eq!(target.round(&mut sweep, 6, 3 * BATCH_BYTES), Round::Short);
+        assert_eq!(target.round(&mut sweep, 6, 3 * BATCH_BYTES), Round::Again);
+        // With a pause in which answers come out of date.
         target.now += COUNTS;
         assert_eq!(target.round(&mut sweep, 6, 3 * BATCH_BYTES), Round::Short);
-        assert_eq!(target.round(&mut sweep, 6, 3 * BATCH_BYTES), Round::Nothing);
+        target.now += COUNTS;
+        assert_eq!(target.round(&mut sweep, 10, 3 * BATCH_BYTES), Round::Nothing);
     }
 
     #[test]

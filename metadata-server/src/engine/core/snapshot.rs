@@ -26,6 +26,8 @@ pub(super) struct Snapshots {
     run: Option<Run>,
     /// Why the last run was ended before its end.
     ended: Option<String>,
+    /// Whether that was because more changed than is kept for it.
+    was_overrun: bool,
     /// Bytes that the log had behind the newest snapshot
     behind: u64,
     /// when [`Writer::appended`] was this.
@@ -55,6 +57,7 @@ impl Snapshots {
         Ok(Self {
             run: None,
             ended: None,
+            was_overrun: false,
             behind: log.bytes_behind(newest.unwrap_or(LogIndex(0)))?,
             appended_at: 0,
             newest_len,
@@ -129,6 +132,7 @@ impl Core {
             return Err(Failure::new(ErrorKind::Unavailable, broken));
         }
         self.end_snapshot("another one has begun");
+        self.snapshots.was_overrun = false;
         let index = self.log.last();
         let without = match purpose {
             Purpose::Recovery => {
@@ -188,9 +192,10 @@ impl Core {
         self.snapshots.failures = 0;
     }
 
-    /// The snapshot came to nothing: the next attempt waits, each time longer, unless this one
-    /// `was_overrun` by changes: the log grows by them as well, and they may end soon.
-    pub fn note_snapshot_failure(&mut self, was_overrun: bool) {
+    /// The snapshot came to nothing: the next attempt waits, each time longer, unless this one was
+    /// overrun by changes: the log grows by them as well, and they may end soon.
+    pub fn note_snapshot_failure(&mut self) {
+        let was_overrun = self.snapshots.was_overrun;
         // Only what is behind the one before counts, and that is unknown: all of the log does.
         self.snapshots.behind = self.log.bytes();
         self.snapshots.asked = false;
@@ -221,6 +226,7 @@ impl Core {
         self.follow_census(batch);
         let Some(run) = &mut self.snapshots.run else { return };
         if let Err(error) = run.before_commit(&*self.store.0, batch) {
+            self.snapshots.was_overrun = matches!(error, RunError::Overrun);
             // If it is the store that failed, the commit finds out.
             self.end_snapshot(&error.to_string());
         }

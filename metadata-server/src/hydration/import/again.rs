@@ -23,12 +23,13 @@ use std::{
 };
 
 use futures::{StreamExt, future::BoxFuture, stream};
+use millrace_object_source::Error;
 use millrace_protocol::metadata::FileKind;
 use millrace_types::{Failure, FileName, InodeId, Timestamp};
 
 use super::{
-    Environment, Import, ImportKind, Importer, Linked, Object, broken, entries::Found, finished,
-    key_of, linked,
+    Environment, Import, ImportKind, Importer, Linked, Object, attributes::Refusal, broken,
+    entries::Found, finished, key_of, linked,
 };
 use crate::{
     apply::export_has_made,
@@ -223,6 +224,10 @@ impl<E: Environment> Importer<E> {
             return Ok(None);
         }
         self.refresh_below(inode).await?;
+        let key = key_of(&linked.prefix, &name);
+        if has_object && !self.can_follow(linked, &key).await? {
+            return Ok(None);
+        }
         let drop = DropDirectory { parent: linked.directory, name: name.clone(), inode };
         let outcome = self.environment.execute(Command::DropDirectory(drop), false).await?;
         if outcome != Outcome::Observed(Observation::Removed) {
@@ -234,7 +239,17 @@ impl<E: Environment> Importer<E> {
             return Ok(None);
         }
         self.probe(linked, &name).await?;
-        Ok(Some(key_of(&linked.prefix, &name)))
+        Ok(Some(key))
+    }
+
+    /// Whether an object can be asked for that is to have the place of a directory: a name must not
+    /// go for one that is refused.
+    async fn can_follow(&self, linked: &Linked, key: &str) -> Result<bool, Failure> {
+        match self.bucket(&linked.bucket)?.head(key).await {
+            Ok(_) => Ok(true),
+            Err(Error::NotFound { .. }) => Ok(false),
+            Err(error) => Refusal::of(key, error).map(|_| false),
+        }
     }
 
     /// What was found, without the names of files that changed here after a moment, or may have

@@ -55,9 +55,10 @@ pub(super) async fn directory(
     }
 }
 
-/// Lets names be without what was refused of them, if the bucket still lists their directory for
-/// the same credentials: then that was said of their keys. Credentials that have ended must not
-/// cost any name its owner and mode, because what is known is not asked for again.
+/// Lets names be without what was refused of them, if the bucket lists their directory for the
+/// same credentials: then that was said of their keys. Who asks has seen it listed before they were
+/// refused too, because credentials that have ended, and were replaced meanwhile, must not cost
+/// any name its owner and mode: what is known is not asked for again.
 ///
 /// # Errors
 /// Those of access.
@@ -84,16 +85,36 @@ impl<E: Environment> Importer<E> {
         linked: &Linked,
         found: Vec<Found>,
     ) -> Result<Vec<Found>, Failure> {
-        let heads = found.into_iter().map(|found| self.complete_one(bucket, linked, found));
-        let told: Vec<Option<Told>> =
-            stream::iter(heads).buffered(HEADS_OF_PAGE_MAX).try_collect().await?;
-        let (mut completed, mut refusals) = (Vec::with_capacity(told.len()), Vec::new());
-        for (found, refusal) in told.into_iter().flatten() {
+        let (mut completed, mut refused) = (Vec::with_capacity(found.len()), Vec::new());
+        for (found, refusal) in self.ask_all(bucket, linked, found).await? {
+            match refusal {
+                None => completed.push(found),
+                Some(_) => refused.push(found),
+            }
+        }
+        if refused.is_empty() {
+            return Ok(completed);
+        }
+        bucket.has_below(&linked.prefix).await?;
+        let mut refusals = Vec::new();
+        for (found, refusal) in self.ask_all(bucket, linked, refused).await? {
             completed.push(found);
             refusals.extend(refusal);
         }
         accept(bucket, linked, &refusals).await?;
         Ok(completed)
+    }
+
+    async fn ask_all(
+        &self,
+        bucket: &Bucket,
+        linked: &Linked,
+        found: Vec<Found>,
+    ) -> Result<Vec<Told>, Failure> {
+        let heads = found.into_iter().map(|found| self.complete_one(bucket, linked, found));
+        let told: Vec<Option<Told>> =
+            stream::iter(heads).buffered(HEADS_OF_PAGE_MAX).try_collect().await?;
+        Ok(told.into_iter().flatten().collect())
     }
 
     async fn complete_one(

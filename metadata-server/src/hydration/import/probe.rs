@@ -20,30 +20,44 @@ impl<E: Environment> Importer<E> {
             return Ok(());
         };
         let bucket = self.bucket(&linked.bucket)?;
-        let below = format!("{}{text}/", linked.prefix);
-        let key = key_of(&linked.prefix, name);
         let asked = self.environment.now();
-        let (head, is_directory) = tokio::join!(bucket.head(&key), bucket.has_below(&below));
-        let told = match (head, is_directory) {
-            // A key that no bucket can have is no error: the name just is not there.
-            (_, Err(Error::Invalid { .. })) => None,
-            (_, Ok(true)) => {
-                let found = Found::directory(name.clone(), linked);
-                Some(match linked.attributes {
-                    AttributeSource::Listing => (found, None),
-                    // No listing asks for it any more once it is known.
-                    AttributeSource::Objects => {
-                        attributes::directory(&bucket, &below, found).await?
-                    }
-                })
-            }
-            (Ok(head), Ok(false)) => Some(object(&bucket, &key, name, &head, linked).await?),
-            (Err(Error::NotFound { .. } | Error::Invalid { .. }), Ok(false)) => None,
-            (Err(error), _) | (_, Err(error)) => return Err(error.into()),
-        };
+        let mut told = ask(&bucket, linked, name, text).await?;
+        if matches!(told, Some((_, Some(_)))) {
+            bucket.has_below(&linked.prefix).await?;
+            told = ask(&bucket, linked, name, text).await?;
+        }
         let Some((found, refusal)) = told else { return Ok(()) };
         attributes::accept(&bucket, linked, refusal.as_slice()).await?;
         self.import(linked.directory, asked, vec![found]).await.map(|_| ())
+    }
+}
+
+/// What a bucket has under a name.
+async fn ask(
+    bucket: &Bucket,
+    linked: &Linked,
+    name: &FileName,
+    text: &str,
+) -> Result<Option<Told>, Failure> {
+    let below = format!("{}{text}/", linked.prefix);
+    let key = key_of(&linked.prefix, name);
+    let (head, is_directory) = tokio::join!(bucket.head(&key), bucket.has_below(&below));
+    match (head, is_directory) {
+        // A key that no bucket can have is no error: the name just is not there.
+        (_, Err(Error::Invalid { .. })) => Ok(None),
+        (_, Ok(true)) => {
+            let found = Found::directory(name.clone(), linked);
+            match linked.attributes {
+                AttributeSource::Listing => Ok(Some((found, None))),
+                // No listing asks for it any more once it is known.
+                AttributeSource::Objects => {
+                    attributes::directory(bucket, &below, found).await.map(Some)
+                }
+            }
+        }
+        (Ok(head), Ok(false)) => object(bucket, &key, name, &head, linked).await.map(Some),
+        (Err(Error::NotFound { .. } | Error::Invalid { .. }), Ok(false)) => Ok(None),
+        (Err(error), _) | (_, Err(error)) => Err(error.into()),
     }
 }
 

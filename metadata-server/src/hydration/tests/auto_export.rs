@@ -81,10 +81,10 @@ async fn what_was_written_before_a_start_or_before_it_was_asked_for_is_found() {
     world.make_directory("/data/run").await;
     world.write("/data/run/before", b"before").await;
     set(&world, Some(0)).await;
-    world.run_beside(arrived(&world, "/data/run/before", b"before")).await;
+    Box::pin(world.run_beside(arrived(&world, "/data/run/before", b"before"))).await;
     world.write("/data/run/while", b"nobody looks").await;
     world.restart();
-    world.run_beside(arrived(&world, "/data/run/while", b"nobody looks")).await;
+    Box::pin(world.run_beside(arrived(&world, "/data/run/while", b"nobody looks"))).await;
     assert_eq!(status(&world).await.files, 1, "what the bucket has is not sent again");
 }
 

@@ -20,6 +20,7 @@ use crate::{
     },
     ops::{self, Client},
     sessions::Readers,
+    store::records::TrimRecord,
 };
 
 const HOST: HostId = HostId([1; 16]);
@@ -272,6 +273,34 @@ fn who_is_dead_ends_also_on_a_disk_that_takes_no_other_changes() {
     let refused = world.core.execute(None, Command::OpenSession(open)).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::NoSpace);
     assert!(world.core.takes_no_changes());
+}
+
+#[test]
+fn who_could_not_commit_on_a_full_disk_has_not_closed_either_and_the_targets_drop_what_it_wrote() {
+    let mut world = World::new();
+    world.register_target();
+    let session = world.open(1);
+    let (caller, parent) = (Caller::ROOT, InodeId::ROOT);
+    let name = FileName::parse(b"file").unwrap();
+    let (node, inode) = (NewNode::Regular, world.core.new_inode_id().unwrap());
+    let open = Some(session);
+    let create =
+        Create { caller, parent, name, node, mode: 0o600, inode, seed: 0, open, exclusive: true };
+    world.core.execute(None, Command::Create(create)).unwrap();
+    world.core.room = Room::for_ends(world.dir.path().to_owned());
+    let epoch = |world: &World| {
+        let inode = tree::inode(world.core.view(), inode).unwrap();
+        inode.file().unwrap().write_epoch
+    };
+    let before = epoch(&world);
+    let operation = Some(Operation { session, sequence: 1, lowest_pending: 1 });
+    let close = Command::CloseWrites { session, inodes: vec![inode] };
+    let refused = world.core.execute(operation, close).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::NoSpace);
+    assert!(world.core.end_session(session).unwrap());
+    assert!(epoch(&world) > before, "what is still on its way is refused");
+    let trim: Option<TrimRecord> = records::read(world.core.view(), &keys::trim(inode)).unwrap();
+    assert!(trim.is_some());
 }
 
 #[test]

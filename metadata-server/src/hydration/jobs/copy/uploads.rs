@@ -124,7 +124,7 @@ pub(in crate::hydration::jobs) async fn settle<E: Environment>(
         let given_up = given_up.await;
         if let Err(failure) = given_up {
             tracing::warn!(key, %failure, "an upload cannot be given up now");
-            if matches!(failure.kind, ErrorKind::BucketUnavailable | ErrorKind::BucketDenied) {
+            if failure.kind == ErrorKind::BucketUnavailable {
                 away.insert(bucket);
             }
         }
