@@ -254,7 +254,7 @@ impl Core {
             self.take_back(operation, &effect.batch)?;
         }
         let record = envelope.to_bytes();
-        // A client also closes what it could not commit. Only the end of its session has the targets
+        // A client also closes what it could not commit. Only the end of its session has targets
         // drop what they have of that, so its own closes wait for room as its commits do.
         let only_ends = operation.is_none() && envelope.command.only_ends();
         if !self.room.admits(record.len(), only_ends) {
