@@ -244,8 +244,8 @@ pub struct LayoutArguments {
     /// The pool that new files are placed in
     #[arg(long, value_name = "P", value_parser = NonEmptyStringValueParser::new())]
     pub pool: Option<String>,
-    /// Files up to this many bytes live in their inode, at the metadata server: up to 16KiB; 0 for
-    /// none
+    /// Files up to this many bytes may live in their inode, at the metadata server: up to 16KiB; 0
+    /// for none
     #[arg(long, value_name = "S", value_parser = inline_bytes)]
     pub inline: Option<u32>,
 }
@@ -326,7 +326,7 @@ pub enum LinkModeName {
 /// Arguments of `link remove`.
 #[derive(Args, Debug)]
 pub struct LinkRemoveArguments {
-    /// Also when files were changed and not exported: their changes are lost
+    /// Also when files were changed or renamed, and not exported: that is lost
     #[arg(long)]
     pub discard: bool,
     /// The linked directory

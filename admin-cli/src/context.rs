@@ -109,18 +109,22 @@ impl Context {
 
     /// A connection for commands without a path: the configured cluster, or else the mount that the
     /// present directory lies in. Settings that no option named count for nothing to a user who
-    /// may not read their identity: they are an operator's, and the mount is for everybody.
+    /// may not read their identity: they are an operator's, and the mount is for everybody. Those
+    /// that one did name are meant: a mount may be of another cluster, with other jobs.
     ///
     /// # Errors
-    /// When there is neither.
+    /// When there is neither, or what was named cannot be used.
     pub(crate) async fn anywhere(&self) -> anyhow::Result<Connection> {
         let loaded = AdminSettings::load(&self.globals);
         let is_named = self.globals.config.is_some() || self.globals.dir.is_some();
         let is_usable = match &loaded {
-            Ok(settings) => is_named || !is_kept_secret(&settings.cluster.identity),
+            Ok(settings) => !is_kept_secret(&settings.cluster.identity),
             Err(_) => false,
         };
-        if !is_usable && let Ok(Place::Mount(mount, _)) = Place::resolve(Path::new(".")) {
+        if !is_named
+            && !is_usable
+            && let Ok(Place::Mount(mount, _)) = Place::resolve(Path::new("."))
+        {
             return Ok(Connection::to_mount(&mount));
         }
         match loaded {

@@ -16,7 +16,7 @@
 //! `<daemon>` is `metadata`, `target-0`, `target-1`, ..., `mount-0`, ... A daemon that runs is
 //! found by its process id and checked by its start time and command line, so that a number that
 //! the kernel gave to another process is never signalled. Settings files are written anew by each
-//! `dev up`; data, identities and ports are never touched again.
+//! `dev up`; data and identities are never touched again, nor are ports once it has served.
 
 pub(crate) mod daemon;
 pub(crate) mod directory;

@@ -32,7 +32,7 @@ pub(crate) use bucket::{
     AutoExportReport, ConflictReport, FetchReport, LeftOutReport, LinkCheckReport,
     PropagationReport, RefreshReport,
 };
-pub(crate) use detail::{CountsReport, DirectoriesReport};
+pub(crate) use detail::{CountsReport, DirectoriesReport, PaceReport};
 pub(crate) use fsck::{CheckReport, CountReport};
 pub(crate) use pin::{PinReport, PinnedReport};
 pub(crate) use selection::{JobOptionsReport, SelectionReport};
@@ -170,6 +170,9 @@ pub(crate) struct JobReport {
     /// How far each directory is, where that was asked for.
     #[serde(flatten)]
     pub(crate) directories: Option<DirectoriesReport>,
+    /// How fast it is: of `job show` on a terminal, while it runs.
+    #[serde(flatten)]
+    pub(crate) pace: Option<PaceReport>,
 }
 
 /// Why a job could not do one file.
@@ -439,6 +442,7 @@ impl From<&Job> for JobReport {
             options: None,
             requests: None,
             directories: None,
+            pace: None,
         }
     }
 }

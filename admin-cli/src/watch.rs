@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millrace_protocol::{
     admin::{AwaitJob, Job, JobReply, JobState, ShowJob},
     job_detail::ShowJobDetail,
@@ -23,7 +23,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output::{counted, harmless, path_text, shown},
-    report::{CountsReport, JobReport, kind_name},
+    report::{CountsReport, JobReport, PaceReport, kind_name},
 };
 
 /// Reports a job that was just started and how to watch it, or with `wait` follows it to its end.
@@ -85,6 +85,24 @@ pub(crate) async fn follow_to_end(
             Ok(None)
         }
     }
+}
+
+/// The job as it is a second later, if it runs, and how fast it was in that second. The cluster
+/// keeps when a job was asked for, and not when it began to work, or to count anew after a restart.
+pub(crate) async fn look_again(connection: &Connection, job: Job) -> (Job, Option<PaceReport>) {
+    if job.state != JobState::Running {
+        return (job, None);
+    }
+    let (begun, before) = (Instant::now(), job.bytes_done);
+    tokio::time::sleep(SECOND_LOOK).await;
+    // Where nobody answers now, what was told a second ago is printed.
+    let Ok(reply) = connection.request(&ShowJob { id: job.id }).await else { return (job, None) };
+    let job = reply.job;
+    let pace = match (job.state, job.bytes_done.checked_sub(before)) {
+        (JobState::Running, Some(done)) => PaceReport::of(&job, done, begun.elapsed()),
+        _ => None,
+    };
+    (job, pace)
 }
 
 /// A line that tells what a job asked buckets.
@@ -231,13 +249,14 @@ impl View {
             self.first = (Instant::now(), job.bytes_done);
         }
         let (begun, before) = self.first;
+        let pace = PaceReport::of(job, job.bytes_done - before, begun.elapsed());
         let line = format!(
             "{} {}: {line}, {} of {}{}",
             kind_name(job.kind),
             job.id.0,
             ByteLen(job.bytes_done),
             ByteLen(job.bytes_total),
-            pace(job, job.bytes_done - before, begun.elapsed())
+            pace.map_or_else(String::new, |pace| format!(", {}", pace.words()))
         );
         self.plain(line);
     }
@@ -266,17 +285,6 @@ impl View {
             bar.finish_and_clear();
         }
     }
-}
-
-/// Rate and time left, of what was done in some time; nothing before that tells anything.
-fn pace(job: &Job, done: u64, elapsed: Duration) -> String {
-    let seconds = elapsed.as_secs();
-    let Some(rate) = done.checked_div(seconds).filter(|rate| *rate > 0) else {
-        return String::new();
-    };
-    let left = job.bytes_total.saturating_sub(job.bytes_done) / rate;
-    let left = HumanDuration(Duration::from_secs(left));
-    format!(", {} a second, {left} left", ByteLen(rate))
 }
 
 fn style() -> ProgressStyle {
@@ -318,6 +326,8 @@ fn quoted(path: &Path) -> String {
 /// Often enough for a bar to move, seldom enough that a hundred watchers cost a server nothing.
 const POLL_MS: u32 = 250;
 const POLL: Duration = Duration::from_millis(POLL_MS as u64);
+/// Between two looks at a job that nobody waits for.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
 /// How long the cluster may stay away before watching ends: longer than any restart.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two plain lines: a log of an hour's job stays below 2,000 lines.
@@ -333,10 +343,13 @@ mod tests {
     #[test]
     fn rate_and_time_left_are_told_once_they_are_known() {
         let job = Job { bytes_total: 100 * MIB, bytes_done: 40 * MIB, ..job(JobState::Running, 0) };
-        let told = pace(&job, 20 * MIB, Duration::from_millis(10_500));
-        assert_eq!(told, ", 2 MiB a second, 30 seconds left");
-        assert_eq!(pace(&job, 0, Duration::from_secs(10)), "");
-        assert_eq!(pace(&job, 20 * MIB, Duration::from_millis(900)), "");
+        let told = PaceReport::of(&job, 20 * MIB, Duration::from_secs(10)).unwrap();
+        assert_eq!(told, PaceReport { bytes_per_second: 2 * MIB, seconds_left: 30 });
+        assert_eq!(told.words(), "2 MiB a second, 30 seconds left");
+        let exact = PaceReport::of(&job, 3 * MIB, Duration::from_millis(1_500)).unwrap();
+        assert_eq!(exact.bytes_per_second, 2 * MIB);
+        assert_eq!(PaceReport::of(&job, 0, Duration::from_secs(10)), None);
+        assert_eq!(PaceReport::of(&job, 20 * MIB, Duration::from_millis(900)), None);
     }
 
     fn job(state: JobState, errors: u64) -> Job {

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::UdpSocket,
     os::unix::{ffi::OsStrExt as _, fs::symlink},
     path::Path,
     process::Command,
@@ -83,6 +84,27 @@ fn another_capacity_is_taken_when_targets_start_and_refused_while_they_run() -> 
     cluster.cli(&["dev", "down"])?.ok()?;
     cluster.cli(&larger)?.ok()?;
     ensure!(capacity()? >= before + (96 << 20), "{} after {before}", capacity()?);
+    Ok(())
+}
+
+#[test]
+fn a_cluster_that_has_never_served_gets_other_ports_where_one_was_taken_meanwhile() -> Result<()> {
+    let cluster = Cluster::start(Wish { targets: 1, ..Wish::default() })?;
+    let before = cluster.address("target-0")?;
+    cluster.cli(&["dev", "down"])?.ok()?;
+    let _taken = UdpSocket::bind(&before)?;
+    // One that has served keeps them; its metadata server is left running.
+    let plan = cluster.dir().join("dev.toml");
+    let served = fs::read_to_string(&plan)?;
+    refused(&cluster.cli(&["dev", "up"])?, 1, &["target-0 ended", "already in use"])?;
+    ensure!(fs::read_to_string(&plan)? == served, "{served}");
+    let left = cluster.daemon("metadata")?.pid;
+    // What an interrupted first start leaves differs in this word.
+    fs::write(&plan, format!("never_served = true\n{served}"))?;
+    cluster.up()?;
+    ensure!(cluster.address("target-0")? != before, "{before}");
+    ensure!(cluster.daemon("metadata")?.pid != left, "it has begun again with other settings");
+    ensure!(!fs::read_to_string(&plan)?.contains("never_served"));
     Ok(())
 }
 

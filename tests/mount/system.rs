@@ -175,7 +175,8 @@ fn a_job_is_watched_as_its_start_says_where_no_settings_can_be_used() -> Result<
         as_nobody="setpriv --reuid nobody --regid nogroup --clear-groups"
         ! $as_nobody millrace job list 2>&1
         cd "/mnt/my data"
-        $as_nobody millrace job show 1"#;
+        $as_nobody millrace job show 1
+        ! millrace --dir /nowhere job show 1 2>&1"#;
     let said = alone(&cluster, script)?;
     let text = said.clone().ok()?;
     assert!(text.contains("hint: cd '/mnt/my data' && millrace job show 1 --wait\n"), "{said}");
@@ -183,5 +184,6 @@ fn a_job_is_watched_as_its_start_says_where_no_settings_can_be_used() -> Result<
     assert!(text.contains("no cluster is configured"), "{said}");
     assert!(text.contains("in a directory of a mount, which then is asked"), "{said}");
     assert!(text.contains("cannot use the operator's identity"), "{said}");
+    assert!(text.contains("/nowhere holds no running cluster"), "{said}");
     Ok(())
 }

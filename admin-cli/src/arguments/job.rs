@@ -213,7 +213,7 @@ macro_rules! job_help {
             "\n\n\
 The job runs in the cluster: it goes on when this command is interrupted, and after a restart of the
 servers. With --wait the exit code is the job's result: 0 when every file is done, 1 otherwise.
-Without, watch it with `millrace job show ID`.
+Without, watch it with `millrace job show ID --wait`.
 
 Examples:\n",
             $examples
@@ -244,8 +244,9 @@ pub(super) const HYDRATE_HELP: &str = job_help!(
 );
 
 pub(super) const IMPORT_HELP: &str = job_help!(
-    "Only names, sizes and times are fetched; files that were not changed here follow their
-objects. Of a single file its object is asked for.",
+    "Names, sizes and times are fetched, with --attributes objects also owners, modes and symbolic
+links, and no content. Files that were not changed here follow their objects. Of a single file its
+object is asked for.",
     "  millrace import /mnt/data/train --wait
   millrace import mr:/train/cat.jpg"
 );

@@ -25,40 +25,58 @@ pub(crate) async fn run(context: &Context, arguments: UpArguments) -> anyhow::Re
     let wanted = Wanted::of(&arguments)?;
     let directory = Directory::make(&dir)?;
     let _lock = Lock::take(directory.root())?;
-    let is_new = Plan::read(directory.root())?.is_none();
     let mut plan = plan(&directory, arguments, wanted.as_ref())?;
-    serve(context, &directory, &mut plan, is_new).await?;
+    serve(context, &directory, &mut plan).await?;
     mount::all(&directory, &mut plan, wanted).await?;
     dev_status::show(context, &directory, &plan).await
 }
 
 /// Starts the servers that do not run, and waits until they serve. When somebody has taken a port
-/// since it was chosen, those of a new cluster end, and begin again with other ports. Those of an
-/// older one keep theirs, by which mounts and settings outside of the directory know them.
-async fn serve(
-    context: &Context,
-    directory: &Directory,
-    plan: &mut Plan,
-    is_new: bool,
-) -> anyhow::Result<()> {
-    let mut changes_left = if is_new { PORT_CHANGES_MAX } else { 0 };
+/// since it was chosen, those of a cluster that has never served end, and begin again with other
+/// ports. Those of another one keep theirs, by which mounts and settings outside of the directory
+/// know them.
+async fn serve(context: &Context, directory: &Directory, plan: &mut Plan) -> anyhow::Result<()> {
+    let mut changes_left = if plan.never_served { PORT_CHANGES_MAX } else { 0 };
     loop {
         directory.prepare(plan)?;
         let mut started = Vec::new();
         let Err(error) = start(context, directory, plan, &mut started).await else {
-            return Ok(());
+            return keep_ports(directory, plan);
         };
         if changes_left == 0 || !started.iter_mut().any(Started::has_found_its_port_taken) {
             return Err(error);
         }
         changes_left -= 1;
         say("another program has taken a port of the new cluster, which gets others");
-        for daemon in &mut started {
-            daemon.end()?;
-        }
+        end_servers(directory, plan, &mut started)?;
         plan.change_ports()?;
         plan.write(directory.root())?;
     }
+}
+
+/// The ports of a cluster that serves stay as they are.
+fn keep_ports(directory: &Directory, plan: &mut Plan) -> anyhow::Result<()> {
+    if plan.never_served {
+        plan.never_served = false;
+        plan.write(directory.root())?;
+    }
+    Ok(())
+}
+
+/// Ends the servers that were just started, and those that an interrupted `dev up` has left.
+fn end_servers(directory: &Directory, plan: &Plan, started: &mut [Started]) -> anyhow::Result<()> {
+    for daemon in started {
+        daemon.end()?;
+    }
+    let mut servers = directory.targets(plan);
+    servers.push(directory.metadata(plan));
+    for daemon in servers {
+        if let Some(process) = daemon.process() {
+            process.stop(daemon.stop_patience())?;
+        }
+        daemon.forget();
+    }
+    Ok(())
 }
 
 async fn start(
@@ -136,8 +154,8 @@ fn start_missing(daemon: &Daemon, started: &mut Vec<Started>) -> anyhow::Result<
     Ok(())
 }
 
-/// How often a new cluster gets other ports. Once is rare: ports are tried when they are chosen,
-/// and those of other clusters left out.
+/// How often a cluster that has never served gets other ports. Once is rare: ports are tried when
+/// they are chosen, and those of other clusters left out.
 const PORT_CHANGES_MAX: u32 = 5;
 
 /// Two show that files are spread, and are what the smallest cluster should have.
@@ -171,6 +189,19 @@ mod tests {
         assert_eq!(again.metadata_port, first.metadata_port);
         assert_eq!(again.target_ports[..2], first.target_ports);
         assert_eq!(plan(&directory, arguments(None, None), None).unwrap(), again);
+    }
+
+    #[test]
+    fn a_cluster_may_get_other_ports_until_it_has_served() {
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = Directory::existing(temporary.path()).unwrap();
+        let of_next = || plan(&directory, arguments(None, None), None).unwrap();
+        assert!(of_next().never_served);
+        let mut interrupted = of_next();
+        assert!(interrupted.never_served);
+        keep_ports(&directory, &mut interrupted).unwrap();
+        assert_eq!(of_next(), interrupted);
+        assert!(!interrupted.never_served);
     }
 
     #[test]

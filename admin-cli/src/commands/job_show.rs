@@ -1,5 +1,7 @@
 //! `millrace job show ID [--directories] [--wait]`.
 
+use std::io::IsTerminal as _;
+
 use millrace_protocol::{
     admin::ShowJob, by_state::ShowStates, job_detail::ShowJobDetail, job_options::ShowJobOptions,
     selection::ShowSelection, unused::ShowUnused,
@@ -13,17 +15,21 @@ use crate::{
     watch,
 };
 
-/// Asks and prints; with `--wait` follows the job to its end.
+/// Asks and prints; with `--wait` follows the job to its end. To tell a person how fast a job is it
+/// looks twice; a script is not held up for that.
 pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> anyhow::Result<Exit> {
     let JobDetailArguments { directories, show } = arguments;
     let connection = context.anywhere().await?;
     let id = show.job.id;
     let mut job = connection.request(&ShowJob { id }).await?.job;
+    let mut pace = None;
     if show.wait {
         match watch::follow_to_end(context, &connection, job).await? {
             Some(ended) => job = ended,
             None => return Ok(Exit::Interrupted),
         }
+    } else if std::io::stdout().is_terminal() {
+        (job, pace) = watch::look_again(&connection, job).await;
     }
     // A server that knows no selections has jobs without.
     let reply = connection.request(&ShowSelection { id }).await.ok();
@@ -36,12 +42,16 @@ pub(crate) async fn run(context: &Context, arguments: JobDetailArguments) -> any
     let detail = connection.request(&ShowJobDetail { id }).await.ok().map(|reply| reply.detail);
     let requests = detail.as_ref().map(|detail| CountsReport::from(detail.requests));
     let directories = detail.filter(|_| directories).as_ref().map(DirectoriesReport::of);
-    let report = JobReport { selection, options, requests, directories, ..JobReport::from(&job) };
+    let report = JobReport::from(&job);
+    let report = JobReport { selection, options, requests, directories, pace, ..report };
     context.output.result(&report, || {
         let selection = report.selection.as_ref().map(SelectionReport::words);
         let options = report.options.as_ref().map(JobOptionsReport::words);
         let how: Vec<_> = selection.into_iter().chain(options).collect();
         let mut text = watch::summary(&job);
+        if let Some(pace) = report.pace {
+            text.push_str(&format!("\n  {}", pace.words()));
+        }
         if !how.is_empty() {
             text.push_str(&format!("\n  {}", how.join(" ")));
         }

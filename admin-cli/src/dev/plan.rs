@@ -1,19 +1,23 @@
-//! What a dev cluster consists of: `D/dev.toml`. Ports are chosen once and kept, so that mounts and
-//! settings outside D stay right over restarts.
+//! What a dev cluster consists of: `D/dev.toml`. The ports that it has when it serves for the first
+//! time are kept, so that mounts and settings outside D stay right over restarts.
 
 use std::{
     collections::BTreeSet,
-    fs::Permissions,
-    io::Write as _,
+    fs::{File, Permissions},
+    io::{Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     ops::Range,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, bail};
 use millrace_runtime::Random;
 use millrace_types::ByteLen;
+use rustix::{
+    fs::{Mode, OFlags, open},
+    process::geteuid,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::dev::process::settings_files;
@@ -26,6 +30,9 @@ pub(crate) struct Plan {
     pub(crate) metadata_port: u16,
     /// UDP port of each target's daemon, by number.
     pub(crate) target_ports: Vec<u16>,
+    /// Whether it has never served: nobody knows its ports yet. Left out of the file once it has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) never_served: bool,
     /// The most bytes of each target; what the disk has free when it was never said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) capacity: Option<ByteLen>,
@@ -91,6 +98,7 @@ impl Plan {
         let mut plan = Self {
             metadata_port: free_port(&ports_of_running())?,
             target_ports: Vec::new(),
+            never_served: true,
             capacity: None,
             credentials: None,
             mounts: Vec::new(),
@@ -194,14 +202,33 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 fn ports_of_running() -> Vec<u16> {
     let is_ours = |file: &&PathBuf| {
         let ours = ["metadata.toml", "target.toml", "mount.toml"];
-        file.file_name().is_some_and(|name| ours.iter().any(|own| name == *own))
+        // A relative one belongs to the directory of that process, and `dev up` names none.
+        file.is_absolute()
+            && file.file_name().is_some_and(|name| ours.iter().any(|own| name == *own))
     };
     let files = settings_files();
     // `D/target-0/target.toml`
     let roots = files.iter().filter(is_ours).filter_map(|file| file.parent()?.parent());
     let roots: BTreeSet<&Path> = roots.collect();
-    let plans = roots.into_iter().filter_map(|root| Plan::read(root).ok()?);
-    plans.flat_map(|plan| plan.ports()).collect()
+    roots.into_iter().filter_map(believed).flat_map(|plan| plan.ports()).collect()
+}
+
+/// The plan in a directory that some command line names; nothing where it is not to be believed.
+///
+/// Anybody may run a process with any command line: it could name a file that never ends, a FIFO
+/// that is never written, a link to a file of the kernel's that is waited for, or a plan that has
+/// all ports.
+fn believed(root: &Path) -> Option<Plan> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(open(root.join(FILE).as_path(), flags, Mode::empty()).ok()?);
+    let found = file.metadata().ok()?;
+    let is_trusted = found.uid() == 0 || found.uid() == geteuid().as_raw();
+    if !found.is_file() || !is_trusted || found.len() > PLAN_BYTES_MAX {
+        return None;
+    }
+    let mut text = String::new();
+    file.take(PLAN_BYTES_MAX).read_to_string(&mut text).ok()?;
+    toml::from_str(&text).ok()
 }
 
 /// A UDP port of loopback that nobody has now, and that the system gives to nobody who asks for any
@@ -231,9 +258,17 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
 
 const FILE: &str = "dev.toml";
 
+/// Several times what a plan with a thousand mounts takes.
+const PLAN_BYTES_MAX: u64 = 1024 * 1024;
+
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, Stdio};
+    use std::{
+        os::unix::fs::{chown, symlink},
+        process::{Command, Stdio},
+    };
+
+    use rustix::fs::{CWD, mkfifoat};
 
     use super::*;
 
@@ -289,6 +324,48 @@ mod tests {
         daemon.kill().unwrap();
         daemon.wait().unwrap();
         assert!(!are_taken());
+    }
+
+    #[test]
+    fn a_plan_is_believed_if_it_is_a_short_regular_file_of_a_trusted_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let (root, file) = (directory.path(), directory.path().join(FILE));
+        assert_eq!(believed(root), None, "there is none");
+        let plan = Plan::new(1).unwrap();
+        plan.write(root).unwrap();
+        assert_eq!(believed(root).as_ref(), Some(&plan));
+        let text = std::fs::read_to_string(&file).unwrap();
+        let moved = root.join("moved");
+        std::fs::rename(&file, &moved).unwrap();
+        symlink(&moved, &file).unwrap();
+        assert_eq!(believed(root), None, "a link");
+        std::fs::remove_file(&file).unwrap();
+        mkfifoat(CWD, &file, Mode::from_raw_mode(0o600)).unwrap();
+        assert_eq!(believed(root), None, "a FIFO that nobody writes to");
+        std::fs::remove_file(&file).unwrap();
+        let comment = "#".repeat(usize::try_from(PLAN_BYTES_MAX).unwrap());
+        std::fs::write(&file, format!("{text}{comment}")).unwrap();
+        assert_eq!(believed(root), None, "a long one");
+        std::fs::write(&file, "metadata_port = 'x'").unwrap();
+        assert_eq!(believed(root), None, "a damaged one");
+        std::fs::rename(&moved, &file).unwrap();
+        assert_eq!(believed(root), Some(plan));
+        if geteuid().is_root() {
+            chown(&file, Some(12_345), None).unwrap();
+            assert_eq!(believed(root), None, "one of another user");
+        }
+    }
+
+    #[test]
+    fn a_plan_that_does_not_say_so_is_not_of_a_cluster_that_has_never_served() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(FILE);
+        std::fs::write(&file, "metadata_port = 16384\ntarget_ports = [16385]\n").unwrap();
+        let plan = Plan::existing(directory.path()).unwrap();
+        assert!(!plan.never_served);
+        plan.write(directory.path()).unwrap();
+        assert!(!std::fs::read_to_string(&file).unwrap().contains("never_served"));
+        assert!(Plan::new(1).unwrap().never_served);
     }
 
     #[test]

@@ -1,6 +1,10 @@
-//! What a job asked buckets and how far each directory is, as printed.
+//! What a job asked buckets, how far each directory is and how fast the job, as printed.
 
+use std::time::Duration;
+
+use indicatif::HumanDuration;
 use millrace_protocol::{
+    admin::Job,
     job_detail::{DirectoryProgress, JobDetail},
     requests::RequestCounts,
 };
@@ -42,6 +46,13 @@ pub(crate) struct DirectoriesReport {
     pub(crate) directories: Vec<DirectoryReport>,
     /// Further ones, together; null where there are none.
     pub(crate) other_directories: Option<DirectoryReport>,
+}
+
+/// How fast a job is, and how long what it has found takes at that.
+#[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PaceReport {
+    pub(crate) bytes_per_second: u64,
+    pub(crate) seconds_left: u64,
 }
 
 impl CountsReport {
@@ -130,6 +141,28 @@ impl DirectoriesReport {
         render(&rows)
     }
 }
+
+impl PaceReport {
+    /// Of a job that did so many bytes in some time; nothing before that tells anything.
+    pub(crate) fn of(job: &Job, done: u64, elapsed: Duration) -> Option<Self> {
+        if elapsed < PACE_TIME_MIN {
+            return None;
+        }
+        let rate = (u128::from(done) * 1000).checked_div(elapsed.as_millis())?;
+        let bytes_per_second = u64::try_from(rate).ok().filter(|rate| *rate > 0)?;
+        let left = job.bytes_total.saturating_sub(job.bytes_done);
+        Some(Self { bytes_per_second, seconds_left: left / bytes_per_second })
+    }
+
+    /// In words.
+    pub(crate) fn words(self) -> String {
+        let left = HumanDuration(Duration::from_secs(self.seconds_left));
+        format!("{} a second, {left} left", ByteLen(self.bytes_per_second))
+    }
+}
+
+/// Servers record what a job has done twice a second: less says little.
+const PACE_TIME_MIN: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {

@@ -303,4 +303,9 @@ fn what_was_asked_and_how_far_directories_are_is_told_with_links_and_jobs() {
     });
     assert_eq!(report["directories"], json!([row]));
     assert_eq!(report["other_directories"], Value::Null);
+    let mut expected = job_json();
+    expected["bytes_per_second"] = json!(2_000_000);
+    expected["seconds_left"] = json!(30);
+    let pace = Some(PaceReport { bytes_per_second: 2_000_000, seconds_left: 30 });
+    assert_eq!(as_json(&JobReport { pace, ..JobReport::from(&job()) }), expected);
 }
