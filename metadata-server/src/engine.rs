@@ -16,8 +16,9 @@
 //!
 //! Modules: [`core`] (what a turn gets), `seat` (who has it), [`clock`] (server time), [`ids`]
 //! (blocks of ids), [`names`] (answers that wait for a content's name), [`startup`] and `rebuild`
-//! (recovery), [`restore`] (of a backup), [`snapshots`] (the thread that writes them), [`marker`]
-//! (clean shutdown), `room` (a disk that fills up), `opens` (the end of many).
+//! (recovery), [`restore`] (of a backup), [`snapshots`] (the thread that writes them), `pressure`
+//! (who waits for them), [`marker`] (clean shutdown), `room` (a disk that fills up), `opens` (the
+//! end of many).
 
 use std::{
     sync::{
@@ -37,6 +38,7 @@ use crate::{
     written::Written,
 };
 use clock::ServerClock;
+use pressure::Patience;
 use seat::Seat;
 use snapshots::SnapshotMetrics;
 
@@ -46,6 +48,7 @@ pub mod ids;
 pub mod marker;
 pub mod names;
 mod opens;
+mod pressure;
 mod rebuild;
 pub mod restore;
 mod room;
@@ -71,6 +74,7 @@ pub struct Handle {
     keyring: Arc<Keyring>,
     clock: ServerClock,
     written: Arc<Written>,
+    patience: Patience,
 }
 
 /// A [`Handle`] that does not keep the engine alive.
@@ -82,6 +86,7 @@ struct WeakHandle {
     keyring: Arc<Keyring>,
     clock: ServerClock,
     written: Arc<Written>,
+    patience: Patience,
 }
 
 enum Message {
@@ -117,9 +122,10 @@ impl Engine {
         core.set_snapshot_tasks(tasks);
         let (syncer, keyring) = (Arc::clone(core.syncer()), Arc::clone(core.keyring()));
         let (clock, written) = (core.clock().clone(), Arc::clone(core.written()));
+        let patience = core.patience();
         let seat = Arc::new(Seat::new(core));
         let (queue, of_handle) = (sender, Arc::clone(&seat));
-        let handle = Handle { queue, seat: of_handle, syncer, keyring, clock, written };
+        let handle = Handle { queue, seat: of_handle, syncer, keyring, clock, written, patience };
         let (stopping, metrics) = (Arc::<AtomicBool>::default(), SnapshotMetrics::default());
         let taker = snapshots::Taker {
             engine: handle.downgrade(),
@@ -184,6 +190,7 @@ impl WeakHandle {
             keyring: Arc::clone(&self.keyring),
             clock: self.clock.clone(),
             written: Arc::clone(&self.written),
+            patience: self.patience.clone(),
         })
     }
 }
@@ -197,6 +204,7 @@ impl Handle {
             keyring: Arc::clone(&self.keyring),
             clock: self.clock.clone(),
             written: Arc::clone(&self.written),
+            patience: self.patience.clone(),
         }
     }
 
@@ -296,6 +304,19 @@ impl Handle {
             Ok(Err(error)) => Err(failed(error.to_string())),
             Err(_) => Err(failed("the command log has stopped".to_owned())),
         }
+    }
+
+    /// Whether a snapshot that is under way runs short of memory: see [`Self::give_way`].
+    #[must_use]
+    pub fn is_pressed(&self) -> bool {
+        self.patience.is_asked()
+    }
+
+    /// Waits while a snapshot that is under way runs short of memory: for whoever changes much and
+    /// has time, before each command. For a minute at most, and not for a snapshot that gets no
+    /// further. May be dropped at any time.
+    pub async fn give_way(&self) {
+        self.patience.wait().await;
     }
 
     /// What is written and synced.

@@ -20,8 +20,8 @@ use millrace_types::Crc32c;
 
 use self::tree::Tree;
 use crate::{
-    Condition, Continuation, Counters, Error, Head, Metadata, Page, RequestClass, Tag, UploadId,
-    UploadsPage,
+    Condition, Continuation, Counters, Error, Head, Metadata, ObjectVersion, Page, RequestClass,
+    Tag, UploadId, UploadsPage,
 };
 
 mod list;
@@ -53,6 +53,11 @@ impl Directory {
     pub(crate) async fn has_below(&self, prefix: &str) -> Result<bool, Error> {
         let prefix = prefix.to_owned();
         self.blocking(RequestClass::List, move |tree| list::has_below(tree, &prefix)).await
+    }
+
+    pub(crate) async fn listed(&self, key: &str) -> Result<Option<ObjectVersion>, Error> {
+        let key = key.to_owned();
+        self.blocking(RequestClass::List, move |tree| list::object(tree, &key)).await
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Head, Error> {

@@ -78,17 +78,23 @@ pub(crate) fn page(
         if key == prefix {
             continue;
         }
-        let version = ObjectVersion {
-            tag: tag_of(contents)?,
-            size: contents.size,
-            modified: parse_time(&contents.last_modified),
-        };
-        found.push((key, EntryKind::Object(version)));
+        found.push((key, EntryKind::Object(contents.version(tag_of)?)));
     }
     for common in &result.common_prefixes {
         found.push((result.decoded(&common.prefix), EntryKind::Directory));
     }
     Ok(names(found, prefix, next))
+}
+
+impl Contents {
+    /// The version that is listed.
+    pub(crate) fn version(
+        &self,
+        tag_of: fn(&Self) -> Result<Tag, Error>,
+    ) -> Result<ObjectVersion, Error> {
+        let modified = parse_time(&self.last_modified);
+        Ok(ObjectVersion { tag: tag_of(self)?, size: self.size, modified })
+    }
 }
 
 impl ListBucketResult {
@@ -97,23 +103,33 @@ impl ListBucketResult {
         decode(key, self.encoding_type.as_deref() == Some("url"))
     }
 
-    /// Whether the first page of the keys that begin with `key` has that very key.
+    /// What the first page of the keys that begin with `key` has of that very key.
     ///
     /// # Errors
     /// It is no such page, or says nothing and not that there is nothing.
-    pub(crate) fn shows(&self, key: &str) -> Result<bool, Error> {
-        let mut shows = false;
+    pub(crate) fn shown(&self, key: &str) -> Result<Option<&Contents>, Error> {
+        let mut shown = None;
         for contents in &self.contents {
             let listed = self.decoded(&contents.key);
             if !listed.starts_with(key) {
                 return Err(Error::unavailable("the bucket lists keys that were not asked for"));
             }
-            shows |= listed == key;
+            if listed == key {
+                shown = Some(contents);
+            }
         }
         if self.contents.is_empty() && self.is_truncated {
             return Err(Error::unavailable("the bucket's listing begins with an empty page"));
         }
-        Ok(shows)
+        Ok(shown)
+    }
+
+    /// Whether it has that very key.
+    ///
+    /// # Errors
+    /// As [`Self::shown`].
+    pub(crate) fn shows(&self, key: &str) -> Result<bool, Error> {
+        Ok(self.shown(key)?.is_some())
     }
 }
 

@@ -249,7 +249,11 @@ pub struct UploadObjectTo {
 }
 
 /// Uploads a whole file as one object, and tells what the bucket says of it. A request of its own,
-/// so that a target that would not tell says so.
+/// so that a target that would not tell says so: [`ErrorKind::NotSupported`] says that, and never
+/// what the bucket does not support, which is [`ErrorKind::InvalidArgument`].
+///
+/// [`ErrorKind::NotSupported`]: millrace_types::ErrorKind::NotSupported
+/// [`ErrorKind::InvalidArgument`]: millrace_types::ErrorKind::InvalidArgument
 #[derive(Archive, Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct StoreObject {
     /// A bucket that no link leads to; `None` for that of the source's link.

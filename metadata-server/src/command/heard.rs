@@ -13,12 +13,14 @@ impl Command {
 
     /// Whether all that it does is to end something that a client had: where the server does so by
     /// itself, others may wait for that, also on a full disk. What frees chunks of targets is left
-    /// out: of that there may be much.
+    /// out: of that there may be much. The start of a run, which ends what was known before it, is
+    /// logged in front of all of them.
     #[must_use]
     pub fn only_ends(&self) -> bool {
         matches!(
             self,
-            Self::CloseSession(_)
+            Self::BeginRun(_)
+                | Self::CloseSession(_)
                 | Self::CloseWrite(_)
                 | Self::CloseWrites { .. }
                 | Self::CloseUnwritten { .. }

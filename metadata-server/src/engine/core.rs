@@ -244,6 +244,7 @@ impl Core {
         if let Some(outcome) = self.remembered(operation)? {
             return Ok(outcome);
         }
+        self.begin_run_before(&command)?;
         let envelope = Envelope { time: self.clock.now(), operation, command };
         let index = self.log.last().next();
         let effect = match apply::apply(&*self.store.0, index, &envelope) {
@@ -399,7 +400,7 @@ impl Core {
         if self.broken.is_some() {
             return Ok(());
         }
-        self.settle_doubt();
+        self.settle_trust();
         // What fails, with a full disk above all, keeps nothing else from being done.
         let ended = self.end_dead_sessions();
         self.leases.end_idle_delegations(self.now());

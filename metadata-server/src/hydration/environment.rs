@@ -93,6 +93,13 @@ pub trait Environment: Send + Sync + 'static {
         timeout: Duration,
     ) -> impl Future<Output = Result<R::Reply, Failure>> + Send;
 
+    /// Whether a snapshot of the metadata runs short of memory: what changes much, and has time,
+    /// had better wait then.
+    fn is_pressed(&self) -> bool;
+
+    /// Waits while that is so, but not for ever: before each command of those that are many.
+    fn give_way(&self) -> impl Future<Output = ()> + Send;
+
     /// What is written, made and renamed by clients.
     fn written(&self) -> &Written;
 

@@ -4,7 +4,8 @@
 //! - The first look into a linked directory starts one listing of it, shared by all who wait. Pages
 //!   become commands of at most 1,000 entries, so that a reader can go on with what is there
 //!   already. The next pages are on their way meanwhile, and of a large directory several at a time
-//!   (`list`, `ranges`).
+//!   (`list`, `ranges`). What no program waits for gives way to a snapshot of the metadata that
+//!   runs short of memory.
 //! - A name that is looked up before its directory is listed is asked for alone (HEAD, and whether
 //!   anything lies below `name/`) while the listing runs behind.
 //! - Where an object and a directory have one name, the directory wins, whichever of them is found
@@ -29,7 +30,7 @@ use millrace_protocol::{admin::AttributeSource, cluster};
 use millrace_types::{ErrorKind, Failure, FileName, InodeId, LinkId, Timestamp};
 use tokio::sync::{RwLock, Semaphore, SemaphorePermit, watch};
 
-use self::entries::Found;
+use self::{entries::Found, running::Running};
 pub(super) use self::{
     entries::{Defaults, key_of, origin_of},
     object::Object,
@@ -55,6 +56,7 @@ mod list;
 mod object;
 mod probe;
 mod ranges;
+mod running;
 mod shadow;
 
 /// Listings that run at the same time.
@@ -119,7 +121,7 @@ pub(super) enum Import {
 pub struct Importer<E> {
     environment: Arc<E>,
     buckets: Arc<Buckets>,
-    running: Mutex<HashMap<InodeId, watch::Receiver<Listing>>>,
+    running: Mutex<HashMap<InodeId, Running>>,
     listings: Semaphore,
     patient: Semaphore,
     pages: Arc<Semaphore>,
@@ -188,10 +190,11 @@ impl<E: Environment> Importer<E> {
             Ok(Some(linked).filter(|_| !exists))
         });
         let Some(linked) = known.await? else { return Ok(()) };
-        let Ok(mut listing) = self.listing(&linked, LISTINGS_WAITING_MAX) else {
+        let Ok(listing) = self.listing(&linked, LISTINGS_WAITING_MAX) else {
             // Too many directories are being listed: this one has its turn with a later look.
             return self.probe(&linked, name).await;
         };
+        let mut listing = listing.wanted();
         tokio::select! {
             probed = self.probe(&linked, name) => probed,
             // Whichever is first: a small directory is listed as fast as a name is found.
@@ -222,7 +225,7 @@ impl<E: Environment> Importer<E> {
             let (Some(linked), behind) = found.await? else {
                 return Ok(Listing::Complete(Tally::default()));
             };
-            let mut listing = self.listing(&linked, LISTINGS_WAITING_MAX)?;
+            let mut listing = self.listing(&linked, LISTINGS_WAITING_MAX)?.wanted();
             let now = listing.borrow_and_update().clone();
             if let Listing::Growing(tally) = now {
                 if behind {
@@ -321,18 +324,21 @@ impl<E: Environment> Importer<E> {
             let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
             running.get(&directory).cloned()
         };
-        if let Some(mut before) = before {
-            drop(finished(&mut before).await);
+        if let Some(before) = before {
+            drop(finished(&mut before.patient()).await);
         }
     }
 
     /// The turn of a listing that has time: jobs and rounds take one for each directory that they
-    /// have listed, so that some of the listings that may run are left to who looks.
+    /// have listed, so that some of the listings that may run are left to who looks. It gives way
+    /// to a snapshot here: most directories are no larger than what comes first of each.
     ///
     /// # Errors
     /// [`ErrorKind::Cancelled`] when the server ends.
     pub(super) async fn turn(&self) -> Result<SemaphorePermit<'_>, Failure> {
-        self.patient.acquire().await.map_err(|_| ErrorKind::Cancelled.into())
+        let turn = self.patient.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
+        self.environment.give_way().await;
+        Ok(turn)
     }
 
     /// The bucket behind a link.
@@ -349,7 +355,7 @@ impl<E: Environment> Importer<E> {
         // A walk has time: it waits for its turn.
         let mut listing = loop {
             match self.listing(linked, room) {
-                Ok(listing) => break listing,
+                Ok(listing) => break listing.patient(),
                 Err(_) => tokio::time::sleep(LISTINGS_PAUSE).await,
             }
         };
@@ -373,11 +379,7 @@ impl<E: Environment> Importer<E> {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] while `room` directories run or wait for their turn.
-    fn listing(
-        self: &Arc<Self>,
-        linked: &Linked,
-        room: usize,
-    ) -> Result<watch::Receiver<Listing>, Failure> {
+    fn listing(self: &Arc<Self>, linked: &Linked, room: usize) -> Result<Running, Failure> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(listing) = running.get(&linked.directory) {
             return Ok(listing.clone());
@@ -386,14 +388,14 @@ impl<E: Environment> Importer<E> {
             let text = "too many directories wait for being listed";
             return Err(Failure::new(ErrorKind::Busy, text).retry_after(LISTINGS_PAUSE));
         }
-        let (sender, receiver) = watch::channel(Listing::Growing(Tally::default()));
-        running.insert(linked.directory, receiver.clone());
+        let (lister, listing) = running::begin();
+        running.insert(linked.directory, listing.clone());
         drop(running);
         let importer = Arc::clone(self);
         let linked = linked.clone();
         // Not bound to whoever asked first: others wait for it, and it is worth finishing.
         drop(tokio::spawn(tallied(async move {
-            let end = match importer.list(&linked, &sender).await {
+            let end = match importer.list(&linked, &lister).await {
                 Ok(tally) => Listing::Complete(tally),
                 Err(failure) => {
                     tracing::warn!(directory = %linked.directory, prefix = %linked.prefix, %failure,
@@ -405,9 +407,9 @@ impl<E: Environment> Importer<E> {
                 }
             };
             importer.forget(linked.directory);
-            sender.send_replace(end);
+            lister.tell(end);
         })));
-        Ok(receiver)
+        Ok(listing)
     }
 
     fn forget(&self, directory: InodeId) {

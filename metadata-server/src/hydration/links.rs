@@ -542,6 +542,7 @@ async fn forget_below<E: Environment>(
         }
         let names = page.into_iter().map(|(name, _)| name).collect();
         let forget = ForgetEntries { link, directory, names };
+        environment.give_way().await;
         environment.execute(Command::ForgetEntries(forget), false).await?;
     }
     Ok(())

@@ -118,7 +118,7 @@ pub fn close_unwritten(
     request: &CloseUnwritten,
 ) -> Result<Step<Done>, Failure> {
     let CloseUnwritten { operation, inodes } = request;
-    // What is known from before this run was forgotten when it began, if the log took that.
+    // What is known from before this run is forgotten once its start is logged.
     let is_believed = core.is_run_logged();
     let close = |session, inodes| match is_believed {
         true => Command::CloseUnwritten { session, inodes },

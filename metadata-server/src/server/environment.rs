@@ -143,6 +143,14 @@ impl Environment for ServerEnvironment {
         }
     }
 
+    fn is_pressed(&self) -> bool {
+        self.engine.is_pressed()
+    }
+
+    async fn give_way(&self) {
+        self.engine.give_way().await;
+    }
+
     fn written(&self) -> &Written {
         self.engine.written()
     }

@@ -1,4 +1,5 @@
-//! The snapshots that there are: one file each, named by its index, the two newest kept.
+//! The snapshots that there are: one file each, named by its index. The two newest are kept whose
+//! heads are sound, and whatever is newer than the older of them.
 
 use std::{
     io,
@@ -51,16 +52,23 @@ pub fn size(files: &dyn Files, dir: &Path, index: LogIndex) -> io::Result<u64> {
 }
 
 /// The newest index that a snapshot shows to have been synced: one that has its name, and whose
-/// head is sound.
+/// head is sound. Of one that the disk cannot read the name alone counts: it got that when the log
+/// was synced up to there, so that a log which ends before it has lost something. What it holds
+/// comes from the snapshot before it and the log, where somebody needs it.
 ///
 /// # Errors
-/// When the disk fails.
+/// When the directory cannot be read.
 pub fn newest_synced(files: &dyn Files, dir: &Path, cluster: ClusterId) -> io::Result<LogIndex> {
     for index in list(files, dir)? {
         match head(files, dir, index) {
             Ok(of) if of == cluster => return Ok(index),
             Ok(_) => {}
-            Err(Flaw::Unreadable(error)) => return Err(error),
+            Err(Flaw::Unreadable(error)) => {
+                let path = path(dir, index);
+                tracing::warn!(path = %path.display(), %error, "the disk cannot read a snapshot: \
+                    the start goes on without it; look at the disk, and make a backup");
+                return Ok(index);
+            }
             // It is reported when somebody needs what is in it.
             Err(_) => {}
         }
@@ -77,20 +85,23 @@ fn head(files: &dyn Files, dir: &Path, index: LogIndex) -> Result<ClusterId, Fla
     }
 }
 
-/// The index up to which the log is not needed any more: that of the older of two snapshots.
+/// The index up to which the log is not needed any more: that of the older of two snapshots. One
+/// whose head cannot be read, or is damaged, is none of them: it would serve nobody.
 ///
 /// # Errors
 /// When the directory cannot be read.
 pub fn older(files: &dyn Files, dir: &Path) -> io::Result<Option<LogIndex>> {
-    Ok(list(files, dir)?.get(KEPT - 1).copied())
+    let found = list(files, dir)?.into_iter();
+    Ok(found.filter(|index| head(files, dir, *index).is_ok()).nth(KEPT - 1))
 }
 
-/// Removes all but the newest [`KEPT`].
+/// Removes those below the older of two.
 ///
 /// # Errors
 /// When the disk fails.
 pub fn remove_old(files: &dyn Files, dir: &Path) -> io::Result<()> {
-    for index in list(files, dir)?.into_iter().skip(KEPT) {
+    let Some(older) = older(files, dir)? else { return Ok(()) };
+    for index in list(files, dir)?.into_iter().filter(|index| *index < older) {
         files.remove(&path(dir, index))?;
     }
     Ok(())

@@ -9,9 +9,11 @@
 //! What is set aside and what is gathered but not fetched take [`MEMORY_MAX`] at most. From a
 //! quarter of that on, each key that is set aside moves the pass on by `PAIRS_A_KEY` pairs, so
 //! that changes slow down and the pass comes to its end: with keys of 150 bytes within 40 million
-//! pairs, if what is gathered is fetched as fast. Half of the bound is the most that is gathered:
-//! the rest is left to what is set aside until somebody fetches, who then gets all of it. Past the
-//! bound (more is changed meanwhile than the disk takes of what is gathered) the run is given up.
+//! pairs, if what is gathered is fetched as fast. Half of the bound is the most that is gathered,
+//! and less where that would leave no quarter of it: the rest is left to what is set aside until
+//! somebody fetches, who then gets all that is gathered. Past the bound (more is changed meanwhile
+//! than the disk takes of what is gathered) the run is given up. Who changes much and has time
+//! waits before it comes to that, once half of the bound is taken ([`Run::is_short`]).
 
 use std::{collections::BTreeMap, mem, ops::Bound};
 
@@ -22,10 +24,6 @@ use crate::store::{Batch, Pair, StoreError, View};
 
 /// What a run may keep in memory, in bytes; half as much more is with whoever writes it out.
 pub const MEMORY_MAX: usize = 64 << 20;
-
-/// With so much gathered and not fetched, changes move the pass on no more: that would only take
-/// from the memory for what they set aside.
-const READY_MAX: usize = MEMORY_MAX / 2;
 
 /// What is gathered at once at least: some thousand pairs, a millisecond.
 const PIECE_MIN: usize = 256 << 10;
@@ -45,6 +43,8 @@ const OVERHEAD: usize = 64;
 /// What a run sees of the store.
 #[derive(Debug)]
 pub struct Run {
+    /// What it may keep in memory, in bytes.
+    memory_max: usize,
     index: LogIndex,
     /// Keys that begin so are left out.
     without: Option<Vec<u8>>,
@@ -85,7 +85,13 @@ impl Run {
     /// Begins at `index`, which the store shows now. Keys that begin with `without` are left out.
     #[must_use]
     pub fn new(index: LogIndex, without: Option<Vec<u8>>) -> Self {
+        Self::within(MEMORY_MAX, index, without)
+    }
+
+    /// The same with another bound than [`MEMORY_MAX`].
+    pub(crate) fn within(memory_max: usize, index: LogIndex, without: Option<Vec<u8>>) -> Self {
         Self {
+            memory_max,
             index,
             without,
             passed: None,
@@ -118,10 +124,12 @@ impl Run {
             self.aside.insert(key.to_vec(), old);
             keys += 1;
         }
-        if self.memory() > MEMORY_MAX / 4 {
-            self.advance(view, keys * PAIRS_A_KEY)?;
+        if self.memory() > self.memory_max / 4 {
+            // A quarter is left to what is set aside next.
+            let room = (self.memory_max / 4 * 3).saturating_sub(self.aside_bytes);
+            self.advance(view, keys * PAIRS_A_KEY, room.min(self.ready_max()))?;
         }
-        if self.memory() > MEMORY_MAX { Err(RunError::Overrun) } else { Ok(()) }
+        if self.memory() > self.memory_max { Err(RunError::Overrun) } else { Ok(()) }
     }
 
     /// The next pairs, in key order and in blocks of at most [`BODY_LEN_MAX`]: all that is
@@ -131,7 +139,7 @@ impl Run {
     /// [`RunError`]: the run is of no use any more.
     pub fn fetch_blocks(&mut self, view: &dyn View) -> Result<Vec<Vec<Pair>>, RunError> {
         // The more is set aside, the more is gathered, up to 4 MiB and some ten milliseconds.
-        let bytes = PIECE_MIN + self.memory() / (MEMORY_MAX / PIECE_MAX);
+        let bytes = PIECE_MIN + self.memory() * PIECE_MAX / self.memory_max;
         let mut block = self.fetch(view, bytes)?;
         let mut blocks = Vec::new();
         while !block.is_empty() {
@@ -144,8 +152,9 @@ impl Run {
     /// The next pairs, in key order, `bytes` of them or a little more, as far as they fit into a
     /// block; none at the end.
     fn fetch(&mut self, view: &dyn View, bytes: usize) -> Result<Vec<Pair>, RunError> {
-        while !self.ended && self.ready_bytes < bytes.min(READY_MAX) {
-            self.advance(view, SCAN_PAIRS)?;
+        let most = self.ready_max();
+        while !self.ended && self.ready_bytes < bytes.min(most) {
+            self.advance(view, SCAN_PAIRS, most)?;
         }
         let mut len = 0;
         let mut fit = |pair: &Pair| {
@@ -169,14 +178,33 @@ impl Run {
         self.aside_bytes + self.ready_bytes
     }
 
+    /// Whether more than half of the bound is taken: whoever changes much, and has time, had better
+    /// wait until this is over. It is when what is gathered is fetched, or the pass has come to
+    /// what was set aside.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.memory() > self.memory_max / 2
+    }
+
+    /// With so much gathered and not fetched, changes move the pass on no more: that would only
+    /// take from the memory for what they set aside.
+    fn ready_max(&self) -> usize {
+        self.memory_max / 2
+    }
+
     fn has_passed(&self, key: &[u8]) -> bool {
         self.ended || self.passed.as_deref().is_some_and(|passed| key <= passed)
     }
 
-    /// Passes `count` pairs of the store, or some more; fewer when enough is gathered.
-    fn advance(&mut self, view: &dyn View, count: usize) -> Result<(), StoreError> {
+    /// Passes `count` pairs of the store, or some more; fewer when `ready_max` bytes are gathered.
+    fn advance(
+        &mut self,
+        view: &dyn View,
+        count: usize,
+        ready_max: usize,
+    ) -> Result<(), StoreError> {
         let mut left = count;
-        while left > 0 && !self.ended && self.ready_bytes < READY_MAX {
+        while left > 0 && !self.ended && self.ready_bytes < ready_max {
             let from = self.passed.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
             let met = view.scan(from, Bound::Unbounded, SCAN_PAIRS)?;
             left = left.saturating_sub(met.len().max(1));

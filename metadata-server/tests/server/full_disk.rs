@@ -15,7 +15,7 @@ use std::{
 };
 
 use millrace_metadata_server::{
-    command::{BeginExport, Command, CompleteExport},
+    command::{BeginExport, Command, CompleteExport, Envelope},
     engine::{Core, EngineSettings, StoreKind},
     files::MachineFiles,
     log::{LogError, LogSettings, Writer},
@@ -27,6 +27,7 @@ use millrace_metadata_server::{
 use millrace_protocol::{
     admin::{ClusterStatus, Health},
     capability::Origin,
+    cluster::LogPoint,
     metadata::{CloseUnwritten, NewNode},
     session::Role,
 };
@@ -36,7 +37,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
 use crate::{
-    engine::{CLUSTER, ENGINES, ON_DISK, Server, copy, rebuilt, settings},
+    engine::{CLUSTER, ENGINES, ON_DISK, Server, copy, rebuilt, records_from, settings},
     hosts::{Host, client, register_targets, run},
     snapshots::tick_and_wait,
 };
@@ -325,7 +326,7 @@ fn the_default_engine_has_the_room_of_the_one_before() {
     assert!(server.store_dir().exists() && !before.exists());
 }
 
-/// What a start forgets stands if the log has no room for that start: then nothing is made of it.
+/// What a start forgets stands while the log has no room for it: nothing is made of it then.
 #[test]
 fn a_start_without_room_believes_no_close_that_nothing_was_written() {
     for has_room in [true, false] {
@@ -354,6 +355,40 @@ fn a_start_without_room_believes_no_close_that_nothing_was_written() {
         let expected = if has_room { ObjectState::Exported } else { ObjectState::Dirty };
         assert_eq!(found.file().unwrap().state, expected);
         assert!(!server.turn(is_remembered));
+    }
+}
+
+/// A tick finds that there is room again, or the first command of the run.
+#[test]
+fn a_start_that_there_was_no_room_for_is_logged_in_front_of_all_else() {
+    for at_a_tick in [true, false] {
+        let Some(disk) = SmallDisk::mount(160 << 20) else { return };
+        let mut server = Server::start(&disk.path("metadata"), StoreKind::default());
+        let last = server.turn(|core| core.last_index());
+        server.stop();
+        disk.fill_but(1 << 20);
+        server.begin();
+        let reserve = |server: &Server| {
+            server.try_turn(|core| core.execute(None, Command::ReserveIds(InodeId(1)))).map(drop)
+        };
+        let full = reserve(&server).unwrap_err();
+        assert_eq!(full.kind, ErrorKind::NoSpace);
+        assert!(server.turn(move |core| core.last_index() == last && !core.is_run_logged()));
+        disk.make_room();
+        server.time.advance(Duration::from_secs(60));
+        if at_a_tick {
+            server.try_turn(|core| core.tick()).unwrap();
+            assert!(server.turn(|core| core.is_run_logged()));
+        }
+        reserve(&server).unwrap();
+        let commands = records_from(&server.log_dir(), last.next());
+        let first = Envelope::from_bytes(&commands[0].1).unwrap();
+        assert!(matches!(first.command, Command::BeginRun(_)), "{first:?}");
+        let knows = server.try_turn(|core| {
+            let (incarnation, index) = (core.incarnation(), core.last_index());
+            core.knows(LogPoint { incarnation, index })
+        });
+        assert!(knows.unwrap());
     }
 }
 

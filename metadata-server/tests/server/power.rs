@@ -18,6 +18,7 @@
 mod folders;
 mod ledger;
 mod names;
+mod reads;
 mod stores;
 mod syncs;
 mod world;

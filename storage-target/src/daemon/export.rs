@@ -155,18 +155,27 @@ impl Daemon {
         Ok(UploadObjectReply { etag: stored.tag.as_str().to_owned(), checksum })
     }
 
-    /// Uploads a whole object to either, and tells what the bucket says of it.
+    /// Uploads a whole object to either, and tells what the bucket says of it. What the bucket does
+    /// not know is no request that this daemon does not know: it would be asked in the older way.
     pub(crate) async fn store_object(
         &self,
         request: StoreObject,
     ) -> Result<StoreObjectReply, Failure> {
+        let stored = self.stored(request).await.map_err(|failure| match failure.kind {
+            ErrorKind::NotSupported => Failure::new(ErrorKind::InvalidArgument, failure.message),
+            _ => failure,
+        });
+        let Stored { tag, is_checked } = stored?;
+        Ok(StoreObjectReply { etag: tag.as_str().to_owned(), is_checked })
+    }
+
+    async fn stored(&self, request: StoreObject) -> Result<Stored, Failure> {
         let (bucket, reader) = match request.bucket {
             None => (self.links.bucket(request.object.source.link).await?, Reader::Export),
             Some(bucket) => (self.links.open(&bucket)?, Reader::Copy),
         };
         let (stored, _) = self.object_into(bucket, request.object, reader).await?;
-        let Stored { tag, is_checked } = stored;
-        Ok(StoreObjectReply { etag: tag.as_str().to_owned(), is_checked })
+        Ok(stored)
     }
 
     async fn object_into(

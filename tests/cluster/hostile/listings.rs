@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, fs, os::unix::fs::PermissionsExt, time::Instant};
 
 use anyhow::{Result, ensure};
-use millrace_tests::hostile::{Asked, Fault, ListFault, Rule};
+use millrace_tests::{
+    hostile::{Asked, Fault, ListFault, Rule},
+    program::wait_for,
+};
 use rustix::io::Errno;
 
 use super::{World, bytes, told};
@@ -132,6 +135,48 @@ fn a_key_that_is_refused_hides_no_other_name_of_its_directory() -> Result<()> {
     }
     let job = world.job(&["import", "mr:/set"])?;
     ensure!(job["state"] == "succeeded" && job["errors"] == 0, "{job}");
+    world.is_sound(&objects)
+}
+
+#[test]
+fn a_key_that_is_refused_is_found_by_its_name_where_the_bucket_lists_it() -> Result<()> {
+    let objects = tree(&["mixed"]);
+    let mut objects: Vec<_> = objects.iter().map(|(name, body)| (&**name, body.clone())).collect();
+    let world = World::start(&objects, &["--mode", "import-export"])?;
+    let put = "client.put_object(Bucket='data', Key='set/mixed/own', Body=b'mine', \
+               Metadata={'file-permissions': '0100600'})";
+    world.bucket.script(put, &[])?;
+    objects.push(("mixed/own", b"mine".to_vec()));
+    ensure!(names(&world, "")? == BTreeSet::from(["mixed".to_owned()]), "it is known");
+    // The first look begins a listing of the directory, which does not come.
+    world.proxy.add(Rule::next(1, Asked::List, Fault::Silence).of("set%2Fmixed%2F"));
+    mode_of(&world, "mixed/a")?;
+    wait_for("the listing", || (world.proxy.held() == 1).then_some(()))?;
+    for name in ["b", "closed", "nothing"] {
+        world.proxy.add(Rule::always(Asked::Head, Fault::Denied).of(&format!("set/mixed/{name}")));
+    }
+    world.proxy.add(Rule::always(Asked::List, Fault::Denied).of("set%2Fmixed%2Fclosed"));
+    // Its credentials had just ended.
+    world.proxy.add(Rule::next(1, Asked::Head, Fault::Denied).of("set/mixed/own"));
+    let lookups = [
+        ("b", Ok(0o644)),
+        ("closed", Err(Errno::ACCESS)),
+        ("nothing", Err(Errno::NOENT)),
+        ("own", Ok(0o600)),
+    ];
+    for (name, expected) in lookups {
+        let begun = Instant::now();
+        let found = fs::symlink_metadata(world.set().join("mixed").join(name));
+        let outcome = told(name, begun, found.map(|found| found.permissions().mode() & 0o7777))?;
+        ensure!(outcome == expected, "{name}: {outcome:?}");
+    }
+    ensure!(world.proxy.done(Asked::Head, "403") > 4, "{}", world.proxy.told());
+    world.proxy.clear();
+    ensure!(names(&world, "mixed")?.len() == 9, "the listing goes on");
+    for (name, expected) in [("b", 0o644), ("own", 0o600)] {
+        let mode = mode_of(&world, &format!("mixed/{name}"))?;
+        ensure!(mode == expected, "{name} has the mode {mode:o}");
+    }
     world.is_sound(&objects)
 }
 

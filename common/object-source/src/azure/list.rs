@@ -108,6 +108,27 @@ impl Azure {
         }
     }
 
+    /// What a listing shows of this very key. It would be the first of those that begin with it.
+    pub(crate) async fn listed(&self, key: &str) -> Result<Option<ObjectVersion>, Error> {
+        let mut marker = String::new();
+        loop {
+            let mut query = vec![("maxresults", LOOK_BLOBS), ("prefix", key)];
+            if !marker.is_empty() {
+                query.push(("marker", &marker));
+            }
+            let (_, answer) = self.web.send(&self.list_ask(&query)).await?;
+            let result = parse(&answer)?;
+            let blobs = result.blobs.blob;
+            // A page may be empty and not the last.
+            let is_last = result.next_marker.is_empty() || result.next_marker == marker;
+            if !blobs.is_empty() || is_last {
+                let listed = blobs.iter().find(|blob| blob.name.decoded() == key);
+                return listed.filter(|_| !is_temporary(key)).map(version_of).transpose();
+            }
+            marker = result.next_marker;
+        }
+    }
+
     /// Lists some blobs, once, without repeating: to see whether it is allowed.
     pub(super) async fn try_list(&self, prefix: &str) -> Result<(), Error> {
         let query = [("maxresults", LOOK_BLOBS), ("prefix", prefix)];
@@ -164,17 +185,20 @@ fn page(result: EnumerationResults, prefix: &str) -> Result<Page, Error> {
         if key == prefix || is_temporary(&key) {
             continue;
         }
-        let version = ObjectVersion {
-            tag: answer::tag(blob.properties.tag.as_deref())?,
-            size: blob.properties.size,
-            modified: header_time(&blob.properties.last_modified),
-        };
-        found.push((key, EntryKind::Object(version)));
+        found.push((key, EntryKind::Object(version_of(blob)?)));
     }
     for below in &result.blobs.blob_prefix {
         found.push((below.name.decoded(), EntryKind::Directory));
     }
     Ok(listing::names(found, prefix, next_of(&result.next_marker)))
+}
+
+fn version_of(blob: &Blob) -> Result<ObjectVersion, Error> {
+    Ok(ObjectVersion {
+        tag: answer::tag(blob.properties.tag.as_deref())?,
+        size: blob.properties.size,
+        modified: header_time(&blob.properties.last_modified),
+    })
 }
 
 /// A page may be empty and not the last.

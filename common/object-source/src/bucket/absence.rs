@@ -3,10 +3,14 @@
 //! An answer to HEAD has no body. So a proxy that has lost its route, a bucket that was deleted and
 //! an object that is not there all say 404 and no more. And what a file system leaves that is not
 //! mounted is an empty directory. Who takes something away because it is gone asks here: what HEAD
-//! does not find, a listing must not show, which only the bucket can give.
+//! does not find, a listing must not show, which only the bucket can give. So a listing also tells
+//! whether there is anything where HEAD is refused.
 
 use super::{Bucket, Kind};
-use crate::{Error, Head, object::check_prefix};
+use crate::{
+    Error, Head, ObjectVersion,
+    object::{check_key, check_prefix},
+};
 
 impl Bucket {
     /// What is at a key; `None` when there surely is nothing. Costs a second request where HEAD
@@ -23,6 +27,22 @@ impl Bucket {
                 self.check_absent(key).await.map(|()| None)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// The version that a listing shows at a key, by one request that asks for little more than
+    /// that; `None` when it shows none. For keys whose HEAD, which tells more, is refused.
+    ///
+    /// # Errors
+    /// Those of access.
+    pub async fn listed(&self, key: &str) -> Result<Option<ObjectVersion>, Error> {
+        check_key(key)?;
+        let _permit = self.limits.acquire(0).await?;
+        match &self.kind {
+            Kind::S3(s3) => s3.listed(key).await,
+            Kind::Google(google) => Box::pin(google.listed(key)).await,
+            Kind::Azure(azure) => Box::pin(azure.listed(key)).await,
+            Kind::Directory(directory) => directory.listed(key).await,
         }
     }
 

@@ -51,6 +51,16 @@ pub(super) fn has_below(tree: &Tree, prefix: &str) -> Result<bool, Error> {
 /// How many names are none here, and the first of them.
 type Skipped = (u64, Vec<LeftOut>);
 
+/// What a listing shows of one object.
+pub(super) fn object(tree: &Tree, key: &str) -> Result<Option<ObjectVersion>, Error> {
+    let (prefix, name) = key.split_at(key.rfind('/').map_or(0, |at| at + 1));
+    let Some(directory) = tree.open_directory(prefix)? else { return Ok(None) };
+    match kind_of(&directory, name).filter(|_| !is_temporary(name)) {
+        Some(EntryKind::Object(version)) => Ok(Some(version)),
+        Some(EntryKind::Directory) | None => Ok(None),
+    }
+}
+
 fn names(
     tree: &Tree,
     directory: &OwnedFd,

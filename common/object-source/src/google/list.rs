@@ -4,7 +4,7 @@ use http::Method;
 
 use super::{Google, answer};
 use crate::{
-    Continuation, Error, Page, Tag,
+    Continuation, Error, ObjectVersion, Page, Tag,
     listing::{self, Contents, ListBucketResult, parse},
     object::cursor_of,
     temporary::is_temporary,
@@ -62,6 +62,14 @@ impl Google {
         let mut result = parse(&answer)?;
         without_temporary(&mut result);
         result.shows(key)
+    }
+
+    /// What a listing shows of this very key.
+    pub(crate) async fn listed(&self, key: &str) -> Result<Option<ObjectVersion>, Error> {
+        let (_, answer) = self.web.send(&self.list_ask(&look(key))).await?;
+        let mut result = parse(&answer)?;
+        without_temporary(&mut result);
+        result.shown(key)?.map(|contents| contents.version(tag_of)).transpose()
     }
 
     /// Lists some keys, once, without repeating: to see whether it is allowed.

@@ -1,7 +1,8 @@
 //! Whether the bytes of an object are those that the bucket has.
 //!
 //! What is sent goes with its CRC32C, which the bucket compares with what arrives, and keeps. Not
-//! every bucket takes that: one that refuses the headers is sent none any more.
+//! every bucket takes that: one that refuses the headers is sent none any more. One that refuses
+//! something else, such as a condition, is not sent the same bytes twice each time for that.
 //!
 //! What is fetched has checksums for whole objects only, never for ranges of them. Those that S3
 //! tells are believed always, as its own clients believe them: most put objects with a CRC-32, and
@@ -10,7 +11,14 @@
 //! have yet other tags that look the same: a mismatch with it is a reason to ask once more, and
 //! proves nothing once it repeats.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -111,17 +119,47 @@ pub(super) fn verify(headers: &HeaderMap, tag: &Tag, digests: bool, bytes: &[u8]
     }
 }
 
+/// Requests that a bucket knows or not, whatever they are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Sort {
+    /// An object fetched whole.
+    Get,
+    /// An upload begun.
+    Begin,
+    /// A part of one.
+    Part,
+    /// An object stored whole.
+    Put,
+    /// The same, unless there is one.
+    PutIfAbsent,
+    /// The same, in the place of one version.
+    PutIfMatches,
+}
+
 /// Whether a bucket takes checksums, as far as it is known.
 #[derive(Debug, Default)]
 pub(super) struct Checksums {
     are_refused: AtomicBool,
+    /// What was last refused in the same words with checksums and without.
+    refused_anyway: Mutex<HashMap<Sort, RefusedAnyway>>,
 }
+
+#[derive(Debug)]
+struct RefusedAnyway {
+    message: String,
+    since: Instant,
+}
+
+/// For how long a bucket that refuses something anyway is not asked for it twice. It may be another
+/// version of its server then.
+const REFUSED_ANYWAY: Duration = Duration::from_secs(600);
 
 impl Checksums {
     /// What comes of `with`, a request with checksums; of `without`, the same without, where the
     /// bucket takes none.
     pub(super) async fn either<T>(
         &self,
+        sort: Sort,
         with: impl Future<Output = Result<T, Error>>,
         without: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
@@ -129,13 +167,35 @@ impl Checksums {
             return without.await;
         }
         match with.await {
-            Err(Error::Unsupported { message }) => {
+            Err(Error::Unsupported { message })
+                if !self.is_refused_anyway(sort, &message, Instant::now()) =>
+            {
                 let answer = without.await;
+                if answer.as_ref().is_err_and(|error| is_refusal(error, &message)) {
+                    self.note_refused_anyway(sort, &message, Instant::now());
+                }
                 self.handle_refusal(&message, answer.is_ok());
                 answer
             }
             answer => answer,
         }
+    }
+
+    /// Whether requests of this sort were refused in these words without checksums too.
+    fn is_refused_anyway(&self, sort: Sort, message: &str, now: Instant) -> bool {
+        let known = self.refused_anyway();
+        known.get(&sort).is_some_and(|known| {
+            known.message == message && now.duration_since(known.since) < REFUSED_ANYWAY
+        })
+    }
+
+    fn note_refused_anyway(&self, sort: Sort, message: &str, now: Instant) {
+        let refused = RefusedAnyway { message: message.to_owned(), since: now };
+        self.refused_anyway().insert(sort, refused);
+    }
+
+    fn refused_anyway(&self) -> MutexGuard<'_, HashMap<Sort, RefusedAnyway>> {
+        self.refused_anyway.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A request with checksums was refused with this message. Not all servers say what it is that
@@ -149,6 +209,11 @@ impl Checksums {
             tracing::warn!(%message, "the bucket takes no checksums: it is sent none from now on");
         }
     }
+}
+
+/// Whether an error says in these words that the bucket does not know something.
+fn is_refusal(error: &Error, words: &str) -> bool {
+    matches!(error, Error::Unsupported { message } if message == words)
 }
 
 /// Whether what a bucket says is that it takes no checksum, here or at all.
@@ -222,6 +287,18 @@ mod tests {
             |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
         let headers: HeaderMap = headers.iter().map(pair).collect();
         verify(&headers, &Tag::new(tag).unwrap(), true, bytes)
+    }
+
+    #[test]
+    fn what_is_refused_anyway_is_known_by_its_sort_and_words_and_not_for_ever() {
+        let (checksums, begun) = (Checksums::default(), Instant::now());
+        checksums.note_refused_anyway(Sort::PutIfAbsent, "no conditions", begun);
+        let last = begun + REFUSED_ANYWAY - Duration::from_millis(1);
+        let is_known = |sort, words, now| checksums.is_refused_anyway(sort, words, now);
+        assert!(is_known(Sort::PutIfAbsent, "no conditions", last));
+        assert!(!is_known(Sort::Put, "no conditions", last));
+        assert!(!is_known(Sort::PutIfAbsent, "no checksums", last));
+        assert!(!is_known(Sort::PutIfAbsent, "no conditions", begun + REFUSED_ANYWAY));
     }
 
     #[test]

@@ -6,7 +6,8 @@ use http::{HeaderMap, HeaderValue, Method, header};
 use millrace_types::Crc32c;
 
 use super::{
-    S3, answer, checksum,
+    S3, answer,
+    checksum::{self, Sort},
     put::{METADATA_PREFIX, metadata_headers},
     signed::Ask,
 };
@@ -58,7 +59,7 @@ impl S3 {
         let mut ask = plain.clone();
         // Buckets that lock objects by default want one with everything.
         checksum::tell(&mut ask.headers, Crc32c::EMPTY);
-        let sent = self.checksums.either(self.signer.send(&ask), self.signer.send(&plain)).await;
-        sent.map(drop)
+        let (with, without) = (self.signer.send(&ask), self.signer.send(&plain));
+        self.checksums.either(Sort::PutIfAbsent, with, without).await.map(drop)
     }
 }

@@ -5,7 +5,7 @@ use http::{HeaderMap, Method};
 
 use super::{S3, answer, signed::Ask};
 use crate::{
-    Continuation, Error, Page, Tag,
+    Continuation, Error, ObjectVersion, Page, Tag,
     listing::{self, Contents, parse},
     object::Place,
 };
@@ -45,6 +45,12 @@ impl S3 {
     pub(crate) async fn lists(&self, key: &str) -> Result<bool, Error> {
         let answer = self.signer.send(&list_ask(one_below(key))).await?;
         parse(&answer)?.shows(key)
+    }
+
+    /// What a listing shows of this very key.
+    pub(crate) async fn listed(&self, key: &str) -> Result<Option<ObjectVersion>, Error> {
+        let answer = self.signer.send(&list_ask(one_below(key))).await?;
+        parse(&answer)?.shown(key)?.map(|contents| contents.version(tag_of)).transpose()
     }
 
     /// Lists one key, once, without repeating: to see whether it is allowed.

@@ -6,7 +6,11 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use millrace_types::Crc32c;
 
-use super::{S3, answer, checksum, signed::Ask};
+use super::{
+    S3, answer,
+    checksum::{self, Sort},
+    signed::Ask,
+};
 use crate::{Condition, Error, Metadata, Stored, Tag, UploadId, parts::about_upload};
 
 /// What user metadata goes under.
@@ -53,7 +57,12 @@ impl S3 {
             headers,
             body: Bytes::new(),
         };
-        self.put(ask, body).await
+        let sort = match condition {
+            Condition::None => Sort::Put,
+            Condition::Absent => Sort::PutIfAbsent,
+            Condition::Matches(_) => Sort::PutIfMatches,
+        };
+        self.put(sort, ask, body).await
     }
 
     pub(crate) async fn put_part(
@@ -71,15 +80,16 @@ impl S3 {
             headers: HeaderMap::new(),
             body: Bytes::new(),
         };
-        let stored = self.put(ask, body).await.map_err(|error| about_upload(error, key))?;
-        Ok(stored.tag)
+        let stored = self.put(Sort::Part, ask, body).await;
+        Ok(stored.map_err(|error| about_upload(error, key))?.tag)
     }
 
-    async fn put(&self, mut ask: Ask<'_>, pieces: Vec<Bytes>) -> Result<Stored, Error> {
+    async fn put(&self, sort: Sort, mut ask: Ask<'_>, pieces: Vec<Bytes>) -> Result<Stored, Error> {
         let body = Body::new(pieces, self.address.is_plain_http());
         let plain = ask.clone();
         checksum::tell(&mut ask.headers, body.checksum);
-        self.checksums.either(self.put_once(&ask, &body), self.put_once(&plain, &body)).await
+        let (with, without) = (self.put_once(&ask, &body), self.put_once(&plain, &body));
+        self.checksums.either(sort, with, without).await
     }
 
     async fn put_once(&self, ask: &Ask<'_>, body: &Body) -> Result<Stored, Error> {

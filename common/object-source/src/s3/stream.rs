@@ -14,7 +14,11 @@ use http::{HeaderMap, Method, header};
 use millrace_types::{Crc32c, MIB};
 use object_store::client::HttpRequestBody;
 
-use super::{S3, answer, checksum, put::tag_of};
+use super::{
+    S3, answer,
+    checksum::{self, Sort},
+    put::tag_of,
+};
 use crate::{
     Error, RequestClass, Settings, Tag, UploadId,
     collect::{TOO_LONG, collect},
@@ -59,7 +63,7 @@ impl S3 {
         let number = number.to_string();
         let query = [("partNumber", number.as_str()), ("uploadId", upload.as_str())];
         let with = |checksum| self.stream_with(key, &query, len, &read, checksum);
-        let once = || self.checksums.either(with(true), with(false));
+        let once = || self.checksums.either(Sort::Part, with(true), with(false));
         let again = self.signer.while_time_is(Error::is_transient);
         let sent = once.retry(self.signer.backoff()).when(again).await;
         sent.map_err(|error| match error {

@@ -8,7 +8,9 @@ use http::{HeaderMap, HeaderValue, Method, header};
 use object_store::multipart::MultipartStore;
 
 use super::{
-    S3, answer, checksum, path_of,
+    S3, answer,
+    checksum::{self, Sort},
+    path_of,
     put::{condition_headers, metadata_headers},
     signed::Ask,
 };
@@ -32,7 +34,8 @@ impl S3 {
         let mut headers = plain.clone();
         checksum::begin(&mut headers);
         let with = self.create_upload_with(key, headers);
-        self.checksums.either(with, self.create_upload_with(key, plain)).await
+        let without = self.create_upload_with(key, plain);
+        self.checksums.either(Sort::Begin, with, without).await
     }
 
     async fn create_upload_with(&self, key: &str, headers: HeaderMap) -> Result<UploadId, Error> {

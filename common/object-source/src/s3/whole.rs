@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Method, header};
 
 use super::{
     S3,
-    checksum::{self, Verdict, verify},
+    checksum::{self, Sort, Verdict, verify},
     signed::Ask,
 };
 use crate::{Error, Tag};
@@ -36,7 +36,8 @@ impl S3 {
         let mut ask = plain.clone();
         checksum::ask_for(&mut ask.headers);
         let with = self.get_checked(&ask, key, size, tag);
-        self.told_checksums.either(with, self.get_checked(&plain, key, size, tag)).await
+        let without = self.get_checked(&plain, key, size, tag);
+        self.told_checksums.either(Sort::Get, with, without).await
     }
 
     async fn get_checked(

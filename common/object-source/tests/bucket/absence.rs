@@ -90,6 +90,49 @@ async fn an_object_is_gone_when_head_and_a_listing_say_so_and_not_before() {
     }
 }
 
+/// HEAD is refused, and of one key the listing too.
+fn answer_to_listings(seen: &Seen) -> Answer {
+    if seen.method == "HEAD" {
+        return Answer { status: 403, ..Answer::default() };
+    }
+    let key = match seen.path.contains("there") {
+        true => "there",
+        false if seen.path.contains("closed") => {
+            return Answer::refusal(403, "AccessDenied", "it may not be listed");
+        }
+        false => "missing-too",
+    };
+    Answer::document(&format!(
+        "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>{key}</Key>\
+         <LastModified>2026-11-21T04:10:06Z</LastModified><ETag>\"7\"</ETag>\
+         <Generation>7</Generation><Size>5</Size></Contents></ListBucketResult>"
+    ))
+}
+
+#[tokio::test]
+async fn one_listing_of_a_key_tells_of_it_where_head_is_refused() {
+    for (scheme, tag) in [("s3", "\"7\""), ("gs", "7")] {
+        let server = Scripted::start(answer_to_listings);
+        let bucket = open(scheme, &server.endpoint);
+        for key in ["there", "missing", "closed"] {
+            let head = bucket.head(key).await;
+            assert!(matches!(head, Err(Error::Denied { .. })), "{scheme}: {head:?}");
+            server.seen();
+            let listed = bucket.listed(key).await;
+            let seen: Vec<_> = server.seen().into_iter().map(|seen| seen.method).collect();
+            assert_eq!(seen, ["GET"], "{scheme} {key}");
+            match key {
+                "there" => {
+                    let version = listed.unwrap().unwrap();
+                    assert_eq!((version.tag.as_str(), version.size), (tag, 5), "{scheme}");
+                }
+                "missing" => assert_eq!(listed, Ok(None), "{scheme}"),
+                _ => assert!(matches!(listed, Err(Error::Denied { .. })), "{scheme}: {listed:?}"),
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_is_not_found_by_a_proxy_is_no_object_that_is_gone_to_any_request() {
     for (scheme, tag) in [("s3", "\"1\""), ("gs", "1")] {

@@ -11,7 +11,9 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use millrace_object_source::{Bucket, Condition, Error, Metadata, PartPlace, Stored, UploadId};
+use millrace_object_source::{
+    Bucket, Condition, Error, Metadata, PartPlace, Stored, Tag, UploadId,
+};
 use millrace_types::{Crc32c, MIB};
 use object_store::{
     aws::{AwsAuthorizer, AwsCredential},
@@ -153,10 +155,42 @@ async fn what_else_a_server_does_not_know_says_nothing_of_checksums() {
     let put = async |condition: Condition| {
         bucket.put_small("key", vec!["bytes".into()], &none, &condition).await
     };
-    assert!(matches!(put(Condition::Absent).await, Err(Error::Unsupported { .. })));
-    assert_eq!(server.seen().len(), 2);
+    for (sent, why) in [(2, "it may be the checksums"), (1, "it is known by now")] {
+        assert!(matches!(put(Condition::Absent).await, Err(Error::Unsupported { .. })));
+        assert_eq!(server.seen().len(), sent, "{why}");
+    }
     put(Condition::None).await.unwrap();
     assert_eq!(server.seen()[0].checksums(), [HEADER]);
+}
+
+#[tokio::test]
+async fn a_server_that_knows_neither_checksums_nor_conditions_is_asked_for_each_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bucket, server) = scripted(dir.path(), |seen| {
+        let names = ["if-none-match", "if-match"];
+        let is_plain = !names.iter().any(|name| seen.headers.contains_key(*name));
+        match is_plain && seen.checksums().is_empty() {
+            true => Answer::stored(),
+            false => {
+                let message = "A header you provided implies functionality that is not implemented";
+                Answer::refusal(501, "NotImplemented", message)
+            }
+        }
+    });
+    let none = Metadata::default();
+    let put = async |condition: Condition| {
+        let put = bucket.put_small("key", vec!["bytes".into()], &none, &condition).await;
+        (put.is_ok(), server.seen().len())
+    };
+    let tag = Tag::new("\"tag\"").unwrap();
+    for condition in [Condition::Absent, Condition::Matches(tag)] {
+        assert_eq!(put(condition.clone()).await, (false, 2), "{condition:?}");
+        assert_eq!(put(condition.clone()).await, (false, 1), "{condition:?}");
+    }
+    // The same words, of what is taken without checksums.
+    assert_eq!(put(Condition::None).await, (true, 2));
+    assert_eq!(put(Condition::None).await, (true, 1));
+    assert_eq!(put(Condition::Absent).await, (false, 1));
 }
 
 #[tokio::test]

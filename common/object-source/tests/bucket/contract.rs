@@ -225,10 +225,16 @@ async fn listings(bucket: &Bucket, prefix: &str) {
         match &entry.kind {
             EntryKind::Directory => assert_eq!(name, "dir"),
             EntryKind::Object(version) => {
-                let head = bucket.head(&format!("{prefix}{name}")).await.unwrap();
+                let key = format!("{prefix}{name}");
+                let head = bucket.head(&key).await.unwrap();
                 assert_eq!((&head.version.tag, version.size), (&version.tag, 7), "{name}");
+                assert_eq!(bucket.listed(&key).await.unwrap().as_ref(), Some(version), "{name}");
             }
         }
+    }
+    for name in ["b", "none"] {
+        let listed = bucket.listed(&format!("{prefix}{name}")).await;
+        assert_eq!(listed, Ok(None), "{name} is the beginning of a key, or nothing");
     }
     let page = bucket.list_directory(&format!("{prefix}dir/"), None).await.unwrap();
     let seen: Vec<_> = page.entries.iter().map(|entry| entry.name.to_string()).collect();

@@ -9,6 +9,7 @@ use millrace_types::{ErrorKind, Failure, LogIndex, Timestamp};
 use super::{Core, StartError, log_failure};
 use crate::{
     engine::{
+        pressure::{Patience, Pressure},
         snapshots::{Purpose, Task},
         startup::EngineSettings,
     },
@@ -24,6 +25,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Snapshots {
     run: Option<Run>,
+    /// Tells those who have time when the run is short of memory.
+    pressure: Pressure,
     /// Why the last run was ended before its end.
     ended: Option<String>,
     /// Whether that was because more changed than is kept for it.
@@ -49,18 +52,19 @@ impl Snapshots {
     pub(super) fn new(settings: &EngineSettings, log: &Writer) -> Result<Self, StartError> {
         let (files, dir) = (&*settings.files, settings.snapshot_dir());
         let disk = |source| StartError::Disk { path: dir.clone(), source };
-        let newest = kept::list(files, &dir).map_err(disk)?.first().copied();
-        let newest_len = match newest {
-            Some(index) => kept::size(files, &dir, index).map_err(disk)?,
-            None => 0,
-        };
+        let found = kept::list(files, &dir).map_err(disk)?;
+        let newest = found.first().copied();
+        // Where the disk cannot read one, which the start has told, the one before it is not much
+        // smaller.
+        let newest_len = found.iter().find_map(|index| kept::size(files, &dir, *index).ok());
         Ok(Self {
             run: None,
+            pressure: Pressure::new(settings.clock.now()),
             ended: None,
             was_overrun: false,
             behind: log.bytes_behind(newest.unwrap_or(LogIndex(0)))?,
             appended_at: 0,
-            newest_len,
+            newest_len: newest_len.unwrap_or_default(),
             asked: false,
             not_before: Timestamp(i64::MIN),
             pause: PAUSE_MIN,
@@ -102,8 +106,15 @@ impl Core {
         self.snapshots.tasks = Some(tasks);
     }
 
+    /// For those who wait where a snapshot runs short of memory.
+    pub(in crate::engine) fn patience(&self) -> Patience {
+        self.snapshots.pressure.patience()
+    }
+
     /// Asks for a snapshot, if one is due.
     pub(super) fn poll_snapshot(&mut self) {
+        // It may have come to a stop.
+        self.tell_pressure();
         let due = self.snapshots.is_due(&self.settings, &self.log);
         let waits = self.snapshots.asked || self.now() < self.snapshots.not_before;
         if due && !waits {
@@ -144,6 +155,7 @@ impl Core {
             Purpose::Backup => Some(keys::signing_keys()),
         };
         self.snapshots.run = Some(Run::new(index, without));
+        self.snapshots.pressure.handle_fetch(self.clock.instant());
         Ok(index)
     }
 
@@ -153,6 +165,13 @@ impl Core {
     /// [`ErrorKind::Cancelled`] when it was given up, with the reason; when the store fails, or
     /// holds what a snapshot cannot.
     pub fn snapshot_piece(&mut self, index: LogIndex) -> Result<Vec<Vec<Pair>>, Failure> {
+        let blocks = self.next_blocks(index);
+        self.snapshots.pressure.handle_fetch(self.clock.instant());
+        self.tell_pressure();
+        blocks
+    }
+
+    fn next_blocks(&mut self, index: LogIndex) -> Result<Vec<Vec<Pair>>, Failure> {
         let run = self.snapshots.run.take().filter(|run| run.index() == index);
         let Some(mut run) = run else {
             let why = self.snapshots.ended.clone().unwrap_or_default();
@@ -175,6 +194,7 @@ impl Core {
     pub fn end_snapshot(&mut self, why: &str) {
         if self.snapshots.run.take().is_some() {
             self.snapshots.ended = Some(why.to_owned());
+            self.tell_pressure();
         }
     }
 
@@ -230,6 +250,14 @@ impl Core {
             // If it is the store that failed, the commit finds out.
             self.end_snapshot(&error.to_string());
         }
+        self.tell_pressure();
+    }
+
+    /// Has those who have time wait while the run is short of memory. A backup is overrun as a
+    /// snapshot to recover from is.
+    fn tell_pressure(&self) {
+        let is_short = self.snapshots.run.as_ref().is_some_and(Run::is_short);
+        self.snapshots.pressure.tell(is_short, self.clock.instant());
     }
 }
 
@@ -241,3 +269,6 @@ const FAILURES_TOLD: u32 = 3;
 
 /// A disk that stays full is looked at once an hour.
 const PAUSE_MAX: Duration = Duration::from_secs(3600);
+
+#[cfg(test)]
+mod tests;

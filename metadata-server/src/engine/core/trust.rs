@@ -14,10 +14,11 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, Failure, InodeId, LogIndex, TargetId};
 
-use super::Core;
+use super::{Core, log_failure};
 use crate::{
     apply::unnamed,
     command::{Command, Outcome},
+    log::LogError,
     namespace::tree,
     store::{
         StoreError, View, keys,
@@ -212,13 +213,47 @@ impl Core {
         self.leases.lowest_given().map_or(unused, |given| given.min(unused))
     }
 
-    /// Remembers this run in the log. Without room there it goes on all the same: targets that saw
-    /// this run are then a reason for doubt in a later one.
+    /// Remembers this run in the log. Without room there it goes on all the same, and is remembered
+    /// when there is. If it ends before that, targets that saw it are a reason for doubt in a later
+    /// one.
     pub(super) fn begin_run(&mut self) {
-        match self.execute(None, Command::BeginRun(self.incarnation)) {
-            Ok(_) => self.is_run_logged = true,
-            Err(failure) => tracing::warn!(%failure, "the log cannot take the start of this run"),
+        if let Err(failure) = self.log_run() {
+            tracing::warn!(%failure, "the log cannot take the start of this run yet");
         }
+    }
+
+    /// Nothing of a run is logged before its start, so that this may come late: what it forgets is
+    /// of the runs before, whose last record is the one before it, and no id that it takes for
+    /// unused has gone to a file of this run.
+    ///
+    /// # Errors
+    /// As [`Core::execute`]: then there is no room for `command` either.
+    pub(super) fn begin_run_before(&mut self, command: &Command) -> Result<(), Failure> {
+        match command {
+            Command::BeginRun(_) => Ok(()),
+            _ => self.log_run(),
+        }
+    }
+
+    fn log_run(&mut self) -> Result<(), Failure> {
+        if self.is_run_logged {
+            return Ok(());
+        }
+        // What it is made of takes long to look for, and each change asks.
+        if !self.room.is_enough_for_ends() {
+            return Err(log_failure(LogError::NoSpace));
+        }
+        self.execute(None, Command::BeginRun(self.incarnation))?;
+        self.is_run_logged = true;
+        Ok(())
+    }
+
+    /// Logs what there was no room for: the start of this run, and a doubt.
+    pub(super) fn settle_trust(&mut self) {
+        if let Err(failure) = self.log_run() {
+            tracing::debug!(%failure, "the log still cannot take the start of this run");
+        }
+        self.settle_doubt();
     }
 
     /// Whether the log knows of this run. If not, the store still has what a start takes out of it,

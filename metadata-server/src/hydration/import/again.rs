@@ -119,7 +119,8 @@ impl<E: Environment> Importer<E> {
             return;
         }
         // With too many listings under way, lookups do without the news.
-        let Ok(mut listing) = self.listing(&linked, super::LISTINGS_WAITING_MAX) else { return };
+        let Ok(listing) = self.listing(&linked, super::LISTINGS_WAITING_MAX) else { return };
+        let mut listing = listing.wanted();
         let news = async {
             match name {
                 None => drop(finished(&mut listing).await),

@@ -3,22 +3,23 @@
 //! While a page is imported, the next ones are on their way, and they are read in other threads. A
 //! page counts against [`PAGES_MAX`](super::PAGES_MAX) from its request until it is in the tree, so
 //! that memory stays bounded however fast a bucket is.
+//!
+//! While a snapshot of the metadata runs short of memory, a listing that no program waits for asks
+//! for no further page, imports what has come, and then waits: with nothing that others need.
 
 use std::sync::Arc;
 
 use millrace_object_source::{Bucket, Page, tallied};
 use millrace_protocol::left_out::LeftOutReason;
 use millrace_types::{ErrorKind, Failure, Timestamp};
-use tokio::{
-    sync::{OwnedSemaphorePermit, watch},
-    task::JoinSet,
-};
+use tokio::{sync::OwnedSemaphorePermit, task::JoinSet};
 
 use super::{
     Environment, Import, Importer, Linked, Listing, Tally,
     again::Seen,
     entries,
     ranges::{Ask, Handed, Ranges},
+    running::Lister,
 };
 use crate::{command::BATCH_MAX, hydration::left_out::Tray};
 
@@ -28,19 +29,22 @@ struct Answered {
     /// When it was asked for.
     asked: Timestamp,
     page: Page,
-    /// Given back when it is imported.
-    _room: OwnedSemaphorePermit,
+    /// Given back when it is imported, or waits for that.
+    room: Option<OwnedSemaphorePermit>,
 }
+
+/// Pages that are on their way.
+type Pages = JoinSet<Result<Answered, Failure>>;
 
 impl<E: Environment> Importer<E> {
     /// Lists a directory, and says how far that is whenever there is more.
     pub(super) async fn list(
         self: &Arc<Self>,
         linked: &Linked,
-        told: &watch::Sender<Listing>,
+        lister: &Lister,
     ) -> Result<Tally, Failure> {
         let is_first = linked.listed.is_none();
-        let (tally, is_whole) = self.list_once(linked, told).await?;
+        let (tally, is_whole) = self.list_once(linked, lister).await?;
         // The next look finds what an export has told of by then.
         if is_first && !is_whole {
             return Ok(tally);
@@ -50,7 +54,7 @@ impl<E: Environment> Importer<E> {
         }
         // Others wait until it counts as listed. Only what changed is imported now.
         let again = Linked { listed: Some(self.environment.now()), ..linked.clone() };
-        let (tally, is_whole) = self.list_once(&again, told).await?;
+        let (tally, is_whole) = self.list_once(&again, lister).await?;
         if is_whole && !self.mark_listed(linked.directory).await? {
             // Imports are asked for faster than it is listed: the next look begins anew.
             tracing::debug!(directory = %linked.directory, "a listing was outrun twice");
@@ -62,7 +66,7 @@ impl<E: Environment> Importer<E> {
     async fn list_once(
         self: &Arc<Self>,
         linked: &Linked,
-        told: &watch::Sender<Listing>,
+        lister: &Lister,
     ) -> Result<(Tally, bool), Failure> {
         let permit = self.listings.acquire().await.map_err(|_| ErrorKind::Cancelled)?;
         self.begin_listing(linked.directory).await;
@@ -74,25 +78,26 @@ impl<E: Environment> Importer<E> {
         let mut seen = Seen::default();
         let mut ranges = Ranges::new(bucket.lists_ranges());
         // Dropped at a failure, it gives up what is on its way.
-        let mut pages = JoinSet::new();
+        let mut pages = Pages::new();
+        self.ask(&bucket, linked, &mut ranges, &mut pages);
         loop {
-            while let Some(ask) = ranges.next() {
-                let page = Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask);
-                pages.spawn(tallied(page));
+            if pages.is_empty() && !ranges.is_done() {
+                self.give_way(lister).await;
+                self.ask(&bucket, linked, &mut ranges, &mut pages);
             }
             let Some(answered) = pages.join_next().await else { break };
             let answered = answered.map_err(|_| ErrorKind::Cancelled)?;
-            let Answered { range, asked, mut page, _room } = answered?;
+            let Answered { range, asked, mut page, mut room } = answered?;
             let handed = ranges.handle(range, &linked.prefix, &mut page);
-            if handed.map_err(|_| no_end(linked))? == Handed::BeginsAgain {
+            let handed = handed.map_err(|_| no_end(linked))?;
+            if !self.is_held_up(lister) {
+                self.ask(&bucket, linked, &mut ranges, &mut pages);
+            }
+            if handed == Handed::BeginsAgain {
                 (tally, left_out) = (Tally::default(), Tray::default());
                 continue;
             }
-            while let Some(ask) = ranges.next() {
-                let page = Arc::clone(self).page(Arc::clone(&bucket), linked.prefix.clone(), ask);
-                pages.spawn(tallied(page));
-            }
-            let (found, shadowed) = entries::of_page(&page, linked);
+            let (mut found, shadowed) = entries::of_page(&page, linked);
             left_out.add_page(page.skipped, &page.left_out);
             for key in shadowed {
                 left_out.add(&key, LeftOutReason::Directory);
@@ -102,16 +107,21 @@ impl<E: Environment> Importer<E> {
             if again {
                 seen.add(&found);
             }
-            let mut found = found;
             while !found.is_empty() {
                 let rest = found.split_off(found.len().min(BATCH_MAX));
                 let batch = std::mem::replace(&mut found, rest);
                 let import = self.import_page(&bucket, linked, asked, batch, &mut left_out).await?;
                 is_whole &= import == Import::Whole;
+                if !found.is_empty() && self.is_held_up(lister) {
+                    // Left to the pages of those who do not wait.
+                    room = None;
+                    self.give_way(lister).await;
+                }
             }
+            drop(room);
             tally.left_out = left_out.keys();
             if !ranges.is_done() {
-                told.send_replace(Listing::Growing(tally));
+                lister.tell(Listing::Growing(tally));
             }
         }
         // Subdirectories are listed for it too: with permits of their own.
@@ -132,6 +142,33 @@ impl<E: Environment> Importer<E> {
         Ok((tally, is_whole))
     }
 
+    /// Asks for the pages that may be on their way.
+    fn ask(
+        self: &Arc<Self>,
+        bucket: &Arc<Bucket>,
+        linked: &Linked,
+        ranges: &mut Ranges,
+        pages: &mut Pages,
+    ) {
+        while let Some(ask) = ranges.next() {
+            let page = Arc::clone(self).page(Arc::clone(bucket), linked.prefix.clone(), ask);
+            pages.spawn(tallied(page));
+        }
+    }
+
+    /// Whether a snapshot is to get ahead of a listing that has time.
+    fn is_held_up(&self, lister: &Lister) -> bool {
+        lister.has_time() && self.environment.is_pressed()
+    }
+
+    /// Lets a snapshot get ahead, until a program waits for the listing.
+    async fn give_way(&self, lister: &Lister) {
+        tokio::select! {
+            () = lister.wanted() => {}
+            () = self.environment.give_way() => {}
+        }
+    }
+
     /// Asks for one page, when there is room for it.
     async fn page(
         self: Arc<Self>,
@@ -143,7 +180,7 @@ impl<E: Environment> Importer<E> {
         let room = pages.acquire_owned().await.map_err(|_| ErrorKind::Cancelled)?;
         let asked = self.environment.now();
         let page = bucket.list_directory(&prefix, ask.after.as_ref()).await?;
-        Ok(Answered { range: ask.range, asked, page, _room: room })
+        Ok(Answered { range: ask.range, asked, page, room: Some(room) })
     }
 }
 

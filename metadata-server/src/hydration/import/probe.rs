@@ -1,4 +1,7 @@
 //! One name asked for alone: HEAD of its key, and whether anything lies below `name/`.
+//!
+//! What is refused is asked for again between two listings that worked, so that credentials that
+//! have just ended cost no name its attributes: see `attributes`.
 
 use millrace_object_source::{Bucket, Error, Head, PosixAttributes};
 use millrace_protocol::admin::AttributeSource;
@@ -32,7 +35,7 @@ impl<E: Environment> Importer<E> {
     }
 }
 
-/// What a bucket has under a name.
+/// What a bucket has under a name: where the object is refused, what a listing shows of it.
 async fn ask(
     bucket: &Bucket,
     linked: &Linked,
@@ -57,8 +60,24 @@ async fn ask(
         }
         (Ok(head), Ok(false)) => object(bucket, &key, name, &head, linked).await.map(Some),
         (Err(Error::NotFound { .. } | Error::Invalid { .. }), Ok(false)) => Ok(None),
-        (Err(error), _) | (_, Err(error)) => Err(error.into()),
+        (Err(error), Ok(false)) => listed(bucket, &key, name, error, linked).await,
+        (Err(error), Err(_)) | (Ok(_), Err(error)) => Err(error.into()),
     }
+}
+
+/// What a listing shows of a key of which the bucket refuses to tell: it is there or not for those
+/// who list its directory, and so for who looks it up before.
+async fn listed(
+    bucket: &Bucket,
+    key: &str,
+    name: &FileName,
+    error: Error,
+    linked: &Linked,
+) -> Result<Option<Told>, Failure> {
+    let refusal = Refusal::of(key, error)?;
+    let Some(version) = bucket.listed(key).await? else { return Ok(None) };
+    let found = Found::object(name.clone(), &version, PosixAttributes::default(), linked);
+    Ok(Some((found, Some(refusal))))
 }
 
 /// What HEAD told of an object; the target of one that stores a symbolic link is fetched. Where

@@ -6,25 +6,29 @@
 
 use std::time::Duration;
 
-use millrace_types::{Failure, InodeId};
+use millrace_types::InodeId;
 
 use super::Environment;
 use crate::{hydration::import::broken, leases::touched::writers};
 
 /// Between looks: the first is beyond what a close takes to arrive, and all together are short for
-/// who exports many files that stay open.
+/// who exports a file that stays open.
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(150), Duration::from_millis(400)];
 
-/// Waits until nobody has a file open for writing, 600 ms at most. Who has it open still is found
-/// by whoever freezes it.
-pub(super) async fn wait<E: Environment>(environment: &E, id: InodeId) -> Result<(), Failure> {
+/// Whether somebody has a file open for writing, as far as this server can tell now. Whoever
+/// freezes the file looks again.
+pub(super) async fn is_open<E: Environment>(environment: &E, id: InodeId) -> bool {
+    let query = environment.read(move |view| writers(view, id).map_err(broken));
+    query.await.is_ok_and(|writers| !writers.is_empty())
+}
+
+/// Waits until nobody has a file open for writing any more, 600 ms at most.
+pub(super) async fn wait<E: Environment>(environment: &E, id: InodeId) {
     for pause in PAUSES {
-        let open = environment.read(move |view| writers(view, id).map_err(broken));
-        if open.await?.is_empty() {
+        tokio::time::sleep(pause).await;
+        if !is_open(environment, id).await {
             break;
         }
-        tokio::time::sleep(pause).await;
     }
-    Ok(())
 }

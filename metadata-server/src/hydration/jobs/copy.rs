@@ -30,7 +30,7 @@ use tokio::sync::Semaphore;
 
 use self::mark::{Mark, Marker, Relation, Version};
 use super::{
-    Context, Environment, Importer, closes,
+    Context, Environment, Importer,
     export::{Counted, Ended},
     file_export::{self, attributes, is_unchanged},
     publish,
@@ -248,7 +248,6 @@ async fn one<E: Environment>(
     id: InodeId,
 ) -> Result<Counted, Failure> {
     let mut counted = false;
-    closes::wait(&**context.environment, id).await?;
     for _ in 0..BEGINNINGS_MAX {
         let source = read(context, to, id).await?;
         if to.copied.is_some() && source.path == publish::NAME {

@@ -5,14 +5,14 @@
 //! object that holds its target. A directory with nothing in it, or with another owner or mode than
 //! an import would give it, is marked by an empty object `name/`, unless it is already.
 
-use std::{pin::pin, sync::Arc};
+use std::{collections::VecDeque, pin::pin, sync::Arc};
 
 use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use millrace_types::{ErrorKind, Failure, InodeId};
 use tokio::sync::Semaphore;
 
 use super::{
-    Context, Environment, copy, directory_export,
+    Context, Environment, closes, copy, directory_export,
     file_export::{self, Sent},
     settle,
     sources::Sources,
@@ -25,6 +25,10 @@ use crate::{
 
 /// Files under way at the same time: small ones wait mostly for the bucket's answer.
 pub(super) const FILES_MAX: usize = 16;
+
+/// Files that are open for writing and whose closes are waited for, all at the same time and beside
+/// those under way: ten thousand that stay open take some seconds, and not minutes.
+const OPEN_MAX: usize = 1024;
 
 /// Parts and small objects that targets upload at the same time, over all files.
 pub(super) const UPLOADS_MAX: usize = 32;
@@ -44,10 +48,28 @@ pub(super) enum Counted {
     No,
 }
 
+/// What a job has found and not done yet.
+struct Files<'a, E> {
+    context: &'a Context<'a, E>,
+    uploads: Arc<Semaphore>,
+    under_way: FuturesUnordered<BoxFuture<'a, Ended>>,
+    /// Open for writing when they were found, and until that has been waited for.
+    open: FuturesUnordered<BoxFuture<'a, Inode>>,
+    /// That has been, and they have no slot yet.
+    waited: VecDeque<Inode>,
+}
+
+/// What happens while files are worked on.
+enum Step {
+    /// One has ended.
+    Ended(Ended),
+    /// One was waited for long enough.
+    Waited,
+}
+
 /// Works through the job's file or tree.
 pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
-    let uploads = Arc::new(Semaphore::new(UPLOADS_MAX));
-    let mut files: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
+    let mut files = Files::new(context);
     if let Some(turn) = context.turn.filter(|_| !context.dry_run) {
         let Context { environment, importer, unmarked, .. } = context;
         let removed = settle::removed(environment, importer, unmarked, turn);
@@ -64,7 +86,7 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
     // Of a selection the marks of directories are no part.
     let whole = context.filter.is_everything() && context.files.is_none() && !context.dry_run;
     loop {
-        match beside(context, &mut files, sources.next(context)).await {
+        match files.beside(sources.next(context)).await {
             Ok(None) => break,
             Ok(Some(page)) => {
                 for inode in page.inodes {
@@ -75,22 +97,102 @@ pub(super) async fn run<E: Environment>(context: &Context<'_, E>) {
                     if !context.may_touch(&inode, page.branch.as_ref()).await {
                         continue;
                     }
-                    while files.len() >= FILES_MAX {
-                        take(context, files.next().await).await;
-                    }
-                    let id = inode.id;
-                    context.progress.enter(id, page.branch.as_ref());
-                    match begin(context, &uploads, inode) {
-                        Some(file) => files.push(file),
-                        None => context.progress.leave(id),
-                    }
+                    files.make_room().await;
+                    context.progress.enter(inode.id, page.branch.as_ref());
+                    files.add(inode).await;
                 }
             }
             Err(unfound) => context.fail(unfound).await,
         }
     }
-    while !files.is_empty() {
-        take(context, files.next().await).await;
+    files.finish().await;
+}
+
+impl<'a, E: Environment> Files<'a, E> {
+    fn new(context: &'a Context<'a, E>) -> Self {
+        Self {
+            context,
+            uploads: Arc::new(Semaphore::new(UPLOADS_MAX)),
+            under_way: FuturesUnordered::new(),
+            open: FuturesUnordered::new(),
+            waited: VecDeque::new(),
+        }
+    }
+
+    /// Waits until one more may be under way, or wait.
+    async fn make_room(&mut self) {
+        while self.under_way.len() >= FILES_MAX || self.open.len() + self.waited.len() >= OPEN_MAX {
+            let Some(step) = self.next().await else { break };
+            self.handle(step).await;
+        }
+    }
+
+    /// Begins one that was found. A file that is open for writing waits before, without a slot: its
+    /// close may be on its way.
+    async fn add(&mut self, inode: Inode) {
+        let context = self.context;
+        let environment = &**context.environment;
+        let may_be_open = matches!(inode.body, Body::File(_)) && !context.dry_run;
+        if !may_be_open || !closes::is_open(environment, inode.id).await {
+            return self.begin(inode);
+        }
+        self.open.push(Box::pin(async move {
+            closes::wait(environment, inode.id).await;
+            inode
+        }));
+    }
+
+    /// Does `work`, and meanwhile goes on with the files that are under way: to learn in which
+    /// states files are takes minutes where targets are away.
+    async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            let step = tokio::select! {
+                biased;
+                Some(step) = self.next() => step,
+                done = &mut work => return done,
+            };
+            self.handle(step).await;
+        }
+    }
+
+    /// Goes on until nothing is left.
+    async fn finish(&mut self) {
+        while let Some(step) = self.next().await {
+            self.handle(step).await;
+        }
+    }
+
+    /// What happens next; `None` when nothing is under way, and nothing waits. May be dropped at
+    /// any time.
+    async fn next(&mut self) -> Option<Step> {
+        tokio::select! {
+            Some(ended) = self.under_way.next() => Some(Step::Ended(ended)),
+            Some(inode) = self.open.next() => {
+                self.waited.push_back(inode);
+                Some(Step::Waited)
+            }
+            else => None,
+        }
+    }
+
+    async fn handle(&mut self, step: Step) {
+        if let Step::Ended(ended) = step {
+            take(self.context, ended).await;
+        }
+        while self.under_way.len() < FILES_MAX
+            && let Some(inode) = self.waited.pop_front()
+        {
+            self.begin(inode);
+        }
+    }
+
+    fn begin(&mut self, inode: Inode) {
+        let id = inode.id;
+        match begin(self.context, &self.uploads, inode) {
+            Some(file) => self.under_way.push(file),
+            None => self.context.progress.leave(id),
+        }
     }
 }
 
@@ -138,29 +240,10 @@ pub(super) fn begin<'a, E: Environment>(
     }
 }
 
-/// Does `work`, and meanwhile goes on with the files that are under way: to learn in which states
-/// files are takes minutes where targets are away.
-async fn beside<E: Environment, T>(
-    context: &Context<'_, E>,
-    files: &mut FuturesUnordered<BoxFuture<'_, Ended>>,
-    work: impl Future<Output = T>,
-) -> T {
-    let mut work = pin!(work);
-    loop {
-        let ended = tokio::select! {
-            biased;
-            Some(ended) = files.next(), if !files.is_empty() => ended,
-            done = &mut work => return done,
-        };
-        take(context, Some(ended)).await;
-    }
-}
-
-async fn take<E: Environment>(context: &Context<'_, E>, ended: Option<Ended>) {
+async fn take<E: Environment>(context: &Context<'_, E>, ended: Ended) {
     match ended {
-        None => {}
-        Some(Ended { inode, result: Ok(Counted::No) }) => context.progress.leave(inode),
-        Some(Ended { inode, result: Ok(Counted::Yes { sent }) }) => {
+        Ended { inode, result: Ok(Counted::No) } => context.progress.leave(inode),
+        Ended { inode, result: Ok(Counted::Yes { sent }) } => {
             let bytes = match sent {
                 Sent::Now(bytes) | Sent::Before(bytes) => bytes,
                 Sent::Nothing => 0,
@@ -169,9 +252,9 @@ async fn take<E: Environment>(context: &Context<'_, E>, ended: Option<Ended>) {
         }
         // Removed since the walk saw it: nothing is missing in the bucket, and a report could not
         // name it.
-        Some(Ended { inode, result: Err(failure) }) if failure.kind == ErrorKind::Stale => {
+        Ended { inode, result: Err(failure) } if failure.kind == ErrorKind::Stale => {
             context.progress.gone(inode);
         }
-        Some(Ended { inode, result: Err(failure) }) => context.fail_id(inode, failure).await,
+        Ended { inode, result: Err(failure) } => context.fail_id(inode, failure).await,
     }
 }

@@ -26,7 +26,7 @@ use millrace_types::{ChangeCount, ErrorKind, Failure, InodeId, Timestamp};
 use tokio::sync::Semaphore;
 
 use super::{
-    Context, Environment, closes,
+    Context, Environment,
     settle::{self, Export, Published},
     upload,
 };
@@ -94,7 +94,6 @@ pub(super) async fn run<E: Environment>(
     let mut other = None;
     let (mut attempts, mut unmarked) = (0, 0);
     context.unmarked.leave(inode).await;
-    closes::wait(&**context.environment, inode).await?;
     settle::earlier(context.environment, context.importer, context.unmarked, inode).await?;
     while attempts < ATTEMPTS && unmarked < UNMARKED_MAX {
         let (mut source, _turn) = take_source(context, inode).await?;

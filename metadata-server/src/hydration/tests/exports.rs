@@ -4,12 +4,13 @@ use std::{fs, sync::atomic::Ordering, time::Duration};
 
 use millrace_object_source::{EXPORT_ID_KEY, PosixAttributes};
 use millrace_protocol::{
-    admin::{CancelJob, JobKind, JobState, StartJob},
+    admin::{CancelJob, JobFailure, JobKind, JobState, StartJob},
     cluster::LinkMode,
     metadata::RenameMode,
     session::Caller,
 };
 use millrace_types::{ErrorKind, FileName, MIB};
+use tokio::time::Instant;
 
 use super::server::{Fault, ROOT, World};
 use crate::{
@@ -187,6 +188,36 @@ async fn a_close_that_is_still_on_its_way_is_waited_for() {
     let (job, ()) = tokio::join!(world.job(JobKind::Export, "/data"), close);
     assert_eq!((job.state, job.files_done), (JobState::Succeeded, 1), "{:?}", job.failures);
     assert!(world.object("file").exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_that_stay_open_are_waited_for_at_the_same_time_and_hold_up_no_others() {
+    let world = World::new(LinkMode::ImportExport).await;
+    for at in 0..200 {
+        let file = world.write(&format!("/data/{at:03}"), b"1").await;
+        world.server.open_write(file).await;
+    }
+    let closed = world.write("/data/closed", b"1").await;
+    world.server.open_write(closed).await;
+    world.write("/data/other", b"1").await;
+    let start = StartJob { caller: ROOT, kind: JobKind::Export, path: b"/data".to_vec() };
+    let id = world.hydration.start_job(b"", &start).await.unwrap().id;
+    let begun = Instant::now();
+    let ended = world.hydration.job_ends().notified();
+    let close = async {
+        // The job has found it open by then.
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        world.server.commit(closed, 1).await;
+        ended.await;
+    };
+    world.run_beside(close).await;
+    // Sixteen at a time would take more than seven.
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let job = world.hydration.show_job(id).await.unwrap();
+    assert_eq!((job.state, job.files_done, job.errors), (JobState::Failed, 2, 200));
+    let in_use = |failure: &JobFailure| failure.failure.kind == ErrorKind::InUse;
+    assert!(job.failures.iter().all(in_use), "{:?}", job.failures);
+    assert!(world.object("closed").exists() && world.object("other").exists());
 }
 
 #[tokio::test]

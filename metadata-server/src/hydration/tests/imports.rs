@@ -294,6 +294,50 @@ async fn what_is_listed_already_waits_for_no_turn() {
 }
 
 #[tokio::test]
+async fn a_job_gives_way_to_a_snapshot_that_is_short_of_memory_and_a_program_does_not() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    world.put("sub/x", b"1");
+    let data = world.find("/data").await.unwrap().id;
+    world.server.troubles.pressed.send_replace(true);
+    let start = StartJob { caller: ROOT, kind: JobKind::Import, path: b"/data".to_vec() };
+    let id = world.hydration.start_job(b"", &start).await.unwrap().id;
+    let work = async {
+        world.server.troubles.held_up.notified().await;
+        assert!(names(&world, data).await.is_empty(), "the job waits");
+        list_all(&world, data).await;
+        assert_eq!(names(&world, data).await, ["sub"]);
+        world.server.troubles.pressed.send_replace(false);
+        loop {
+            let job = world.hydration.show_job(id).await.unwrap();
+            if job.state.is_final() {
+                return job;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let job = world.run_beside(Box::pin(work)).await;
+    assert_eq!(job.state, JobState::Succeeded, "{:?}", job.failures);
+    assert_eq!(world.find("/data/sub/x").await.unwrap().size, 1);
+}
+
+#[tokio::test]
+async fn a_listing_that_gives_way_goes_on_once_a_program_waits_for_it() {
+    let world = World::new(LinkMode::ReadOnly).await;
+    for at in 0..2_500 {
+        world.put(&format!("{at:04}"), b"x");
+    }
+    let data = world.find("/data").await.unwrap().id;
+    world.server.troubles.pressed.send_replace(true);
+    let importer = Arc::clone(&world.hydration.importer);
+    let whole = tokio::spawn(async move { importer.whole(data).await });
+    world.server.troubles.held_up.notified().await;
+    assert_eq!(world.find("/data").await.unwrap().size, 1_000, "what comes first is there");
+    list_all(&world, data).await;
+    whole.await.unwrap().unwrap();
+    assert_eq!(world.find("/data").await.unwrap().size, 2_500);
+}
+
+#[tokio::test]
 async fn an_import_of_one_file_counts_it_as_it_is_then() {
     let world = World::new(LinkMode::ReadOnly).await;
     world.put("file", b"1");

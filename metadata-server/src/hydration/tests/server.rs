@@ -551,6 +551,14 @@ impl Environment for TestServer {
         ClusterId([9; 16])
     }
 
+    fn is_pressed(&self) -> bool {
+        *self.troubles.pressed.borrow()
+    }
+
+    async fn give_way(&self) {
+        self.troubles.give_way().await;
+    }
+
     fn written(&self) -> &Written {
         &self.written
     }

@@ -169,3 +169,48 @@ fn commands_of_a_thousand_new_keys_end_no_run() {
     assert!((MEMORY_MAX / 4..=MEMORY_MAX).contains(&most), "{most} bytes: memory ran short");
     assert_eq!(run.memory(), 0);
 }
+
+/// An import of new names beside a run of little memory, which waits where the run is short of it
+/// or does not; how many pairs of before come out.
+fn import_beside(waits: bool) -> Result<u64, RunError> {
+    const KEYS: u64 = 20_000;
+    let mut store = MemoryStore::default();
+    let mut batch = Batch::default();
+    for number in 0..KEYS {
+        batch.put(number.to_be_bytes().to_vec(), vec![1; 100]);
+    }
+    store.commit(&batch).unwrap();
+    let mut run = Run::within(256 << 10, LogIndex(1), None);
+    let (mut seen, mut new) = (0, KEYS);
+    loop {
+        // So many commands may come between two turns of whoever writes the snapshot.
+        for _ in 0..12 {
+            if waits && run.is_short() {
+                break;
+            }
+            let mut batch = Batch::default();
+            for number in new..new + 100 {
+                batch.put(number.to_be_bytes().to_vec(), vec![2]);
+            }
+            new += 100;
+            run.before_commit(&store, &batch)?;
+            store.commit(&batch).unwrap();
+        }
+        let blocks = run.fetch_blocks(&store)?;
+        if blocks.is_empty() {
+            assert!(new > KEYS && run.memory() == 0);
+            return Ok(seen);
+        }
+        for (key, value) in blocks.into_iter().flatten() {
+            assert_eq!(key, u64::to_be_bytes(seen));
+            assert_eq!((value.len(), value[0]), (100, 1), "{seen} is as it was");
+            seen += 1;
+        }
+    }
+}
+
+#[test]
+fn a_run_that_an_import_would_overrun_comes_to_its_end_where_that_waits() {
+    assert!(matches!(import_beside(false), Err(RunError::Overrun)));
+    assert_eq!(import_beside(true).unwrap(), 20_000);
+}

@@ -15,6 +15,9 @@ use crate::chance::percent;
 /// Bytes that a disk writes as a whole.
 const SECTOR: usize = 512;
 
+/// What a disk says that fails.
+const EIO: i32 = 5;
+
 /// What a disk does that a sound one never does: each must be noticed by the test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lie {
@@ -51,6 +54,8 @@ struct Disk {
     dirs: BTreeSet<PathBuf>,
     /// Whether the next sync of a file fails.
     fails_next_sync: bool,
+    /// Files that cannot be read.
+    unreadable: BTreeSet<usize>,
     /// Steps until the end; none while nobody wants one.
     left: Option<u64>,
     /// Which run it is: files that another one has open do nothing any more.
@@ -89,6 +94,7 @@ impl World {
             changes: Vec::new(),
             dirs: BTreeSet::new(),
             fails_next_sync: false,
+            unreadable: BTreeSet::new(),
             left: None,
             run: 0,
             over: false,
@@ -108,6 +114,13 @@ impl World {
     /// goes on to show it.
     pub(crate) fn fail_next_sync(&self) {
         self.disk().fails_next_sync = true;
+    }
+
+    /// From now on the disk fails to read this file.
+    pub(crate) fn make_unreadable(&self, path: &Path) {
+        let mut disk = self.disk();
+        let file = disk.names[path];
+        disk.unreadable.insert(file);
     }
 
     /// The run ends now.
@@ -360,6 +373,9 @@ impl OpenFile for Opened {
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         let disk = self.disk()?;
+        if disk.unreadable.contains(&self.file) {
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
         let contents = &disk.files[self.file].now;
         let from = usize::try_from(offset).unwrap().min(contents.len());
         let count = buffer.len().min(contents.len() - from);
@@ -410,6 +426,6 @@ impl OpenFile for Opened {
                 }
             }
         }
-        if fails { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
+        if fails { Err(io::Error::from_raw_os_error(EIO)) } else { Ok(()) }
     }
 }

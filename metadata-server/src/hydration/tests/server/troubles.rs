@@ -9,7 +9,7 @@ use std::{
 
 use millrace_protocol::{admin::JobState, capability::Origin};
 use millrace_types::{ErrorKind, Failure, TargetId, Timestamp};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::{SESSION, TestServer, World};
 use crate::{
@@ -37,6 +37,10 @@ pub(in crate::hydration::tests) struct Troubles {
     pub(in crate::hydration::tests) job_states: Mutex<Vec<JobState>>,
     /// Targets are from before they told what buckets say of small objects.
     pub(in crate::hydration::tests) are_older: AtomicBool,
+    /// A snapshot of the metadata runs short of memory.
+    pub(in crate::hydration::tests) pressed: watch::Sender<bool>,
+    /// Told whenever somebody begins to wait for the end of that.
+    pub(in crate::hydration::tests) held_up: Notify,
 }
 
 impl Troubles {
@@ -57,6 +61,15 @@ impl Troubles {
     pub(super) fn check_known(&self, target: TargetId) -> Result<(), Failure> {
         self.asked.lock().unwrap().push(target);
         self.unknown.lock().unwrap().map_or(Ok(()), |kind| Err(kind.into()))
+    }
+
+    /// Waits while a snapshot runs short of memory.
+    pub(super) async fn give_way(&self) {
+        let mut pressed = self.pressed.subscribe();
+        if *pressed.borrow() {
+            self.held_up.notify_one();
+        }
+        drop(pressed.wait_for(|pressed| !pressed).await);
     }
 
     /// Takes the time of a query.
