@@ -159,9 +159,11 @@ impl S3 {
             return Ok(());
         }
         match (condition, self.head(key).await) {
-            (Condition::Absent, Err(Error::NotFound { .. })) => Ok(()),
+            // Nothing is there to be overwritten, or a proxy has lost the bucket, or this may not be
+            // asked: the server decides.
+            (_, Err(Error::NotFound { .. } | Error::Denied { .. })) => Ok(()),
             (Condition::Matches(tag), Ok(head)) if head.version.tag == *tag => Ok(()),
-            (_, Ok(_) | Err(Error::NotFound { .. })) => Err(Error::Changed { key: key.to_owned() }),
+            (_, Ok(_)) => Err(Error::Changed { key: key.to_owned() }),
             (_, Err(error)) => Err(error),
         }
     }
