@@ -24,6 +24,7 @@ use crate::{
     exit::Exit,
     output::{counted, harmless, path_text, shown},
     report::{CountsReport, JobReport, PaceReport, kind_name},
+    settings::AdminSettings,
 };
 
 /// Reports a job that was just started and how to watch it, or with `wait` follows it to its end.
@@ -53,11 +54,11 @@ pub(crate) async fn report(
             summary(&job) + &asked(report.requests.as_ref())
         } else {
             format!(
-                "job {0} started: {1} of {2}; watch it with `{3} job show {0} --wait`",
+                "job {} started: {} of {}; watch it with `{}`",
                 job.id.0,
                 kind_name(job.kind),
                 shown(&path_text(&job.path)),
-                program(&context.globals, connection.mountpoint())
+                typed(context, connection, &format!("job show {} --wait", job.id.0))
             )
         }
     })?;
@@ -77,10 +78,10 @@ pub(crate) async fn follow_to_end(
         Followed::Ended(job) => Ok(Some(job)),
         Followed::Interrupted(id) => {
             say(&format!(
-                "job {0} goes on; watch it with `{1} job show {0} --wait`, stop it with \
-                 `{1} job cancel {0}`",
+                "job {} goes on; watch it with `{}`, stop it with `{}`",
                 id.0,
-                program(&context.globals, connection.mountpoint())
+                typed(context, connection, &format!("job show {} --wait", id.0)),
+                typed(context, connection, &format!("job cancel {}", id.0))
             ));
             Ok(None)
         }
@@ -298,17 +299,27 @@ pub(crate) fn say(line: &str) {
     drop(writeln!(std::io::stderr().lock(), "{}", harmless(line)));
 }
 
-/// The command as the reader has to type it for this cluster. A host with a mount alone has no
-/// settings that name one: there the mount is asked, from inside it.
-fn program(globals: &Globals, mountpoint: Option<&Path>) -> String {
+/// A command as the reader has to type it for this cluster. Settings that were named and cannot be
+/// used did no harm to who asked a mount; they would to this command.
+fn typed(context: &Context, connection: &Connection, words: &str) -> String {
+    let mountpoint = connection.mountpoint();
+    match mountpoint.is_some() && AdminSettings::load(&context.globals).is_err() {
+        true => typed_for(&Globals::default(), mountpoint, words),
+        false => typed_for(&context.globals, mountpoint, words),
+    }
+}
+
+/// A host with a mount alone has no settings that name a cluster: there the mount is asked, from
+/// inside it, by a shell that leaves it again, since whoever stays in a mount keeps it mounted.
+fn typed_for(globals: &Globals, mountpoint: Option<&Path>, words: &str) -> String {
     if let Some(config) = &globals.config {
-        format!("millrace --config {}", quoted(config))
+        format!("millrace --config {} {words}", quoted(config))
     } else if let Some(dir) = &globals.dir {
-        format!("millrace --dir {}", quoted(dir))
+        format!("millrace --dir {} {words}", quoted(dir))
     } else if let Some(mountpoint) = mountpoint {
-        format!("cd {} && millrace", quoted(mountpoint))
+        format!("(cd {} && millrace {words})", quoted(mountpoint))
     } else {
-        "millrace".to_owned()
+        format!("millrace {words}")
     }
 }
 
@@ -392,14 +403,15 @@ mod tests {
     fn a_mount_is_asked_from_inside_it_unless_settings_were_named() {
         let mountpoint = Some(Path::new("/mnt/data"));
         let none = Globals::default();
-        assert_eq!(program(&none, None), "millrace");
-        assert_eq!(program(&none, mountpoint), "cd /mnt/data && millrace");
+        let typed = |globals: &Globals, mountpoint| typed_for(globals, mountpoint, "job list");
+        assert_eq!(typed(&none, None), "millrace job list");
+        assert_eq!(typed(&none, mountpoint), "(cd /mnt/data && millrace job list)");
         let spaces = Some(Path::new("/mnt/it's mine"));
-        assert_eq!(program(&none, spaces), r"cd '/mnt/it'\''s mine' && millrace");
+        assert_eq!(typed(&none, spaces), r"(cd '/mnt/it'\''s mine' && millrace job list)");
         let dir = Globals { dir: Some("/root/my cluster".into()), ..Globals::default() };
-        assert_eq!(program(&dir, mountpoint), "millrace --dir '/root/my cluster'");
+        assert_eq!(typed(&dir, mountpoint), "millrace --dir '/root/my cluster' job list");
         let config = Globals { config: Some("~/admin.toml".into()), ..dir };
-        assert_eq!(program(&config, mountpoint), "millrace --config '~/admin.toml'");
+        assert_eq!(typed(&config, mountpoint), "millrace --config '~/admin.toml' job list");
     }
 
     #[test]

@@ -179,7 +179,7 @@ fn a_job_is_watched_as_its_start_says_where_no_settings_can_be_used() -> Result<
         ! millrace --dir /nowhere job show 1 2>&1"#;
     let said = alone(&cluster, script)?;
     let text = said.clone().ok()?;
-    assert!(text.contains("hint: cd '/mnt/my data' && millrace job show 1 --wait\n"), "{said}");
+    assert!(text.contains("hint: (cd '/mnt/my data' && millrace job show 1 --wait)\n"), "{said}");
     assert_eq!(text.matches("job 1 succeeded: 1 of 1 file").count(), 2, "{said}");
     assert!(text.contains("no cluster is configured"), "{said}");
     assert!(text.contains("in a directory of a mount, which then is asked"), "{said}");

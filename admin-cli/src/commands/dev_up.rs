@@ -43,7 +43,12 @@ async fn serve(context: &Context, directory: &Directory, plan: &mut Plan) -> any
         let Err(error) = start(context, directory, plan, &mut started).await else {
             return keep_ports(directory, plan);
         };
-        if changes_left == 0 || !started.iter_mut().any(Started::has_found_its_port_taken) {
+        let is_port_taken = started.iter_mut().any(Started::has_found_its_port_taken);
+        if changes_left == 0 || !is_port_taken {
+            // They stay, and may serve later, for mounts that then know their ports.
+            if !is_port_taken && directory.metadata(plan).process().is_some() {
+                keep_ports(directory, plan)?;
+            }
             return Err(error);
         }
         changes_left -= 1;

@@ -350,8 +350,8 @@ mod tests {
         assert_eq!(believed(root), None, "a damaged one");
         std::fs::rename(&moved, &file).unwrap();
         assert_eq!(believed(root), Some(plan));
-        if geteuid().is_root() {
-            chown(&file, Some(12_345), None).unwrap();
+        // Root of a user namespace has no other user to give it to.
+        if geteuid().is_root() && chown(&file, Some(12_345), None).is_ok() {
             assert_eq!(believed(root), None, "one of another user");
         }
     }

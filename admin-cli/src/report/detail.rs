@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use indicatif::HumanDuration;
 use millrace_protocol::{
-    admin::Job,
+    admin::{Job, JobKind},
     job_detail::{DirectoryProgress, JobDetail},
     requests::RequestCounts,
 };
@@ -143,9 +143,10 @@ impl DirectoriesReport {
 }
 
 impl PaceReport {
-    /// Of a job that did so many bytes in some time; nothing before that tells anything.
+    /// Of a job that did so many bytes in some time; nothing before that tells anything, and
+    /// nothing of an import, which has done whatever it has found.
     pub(crate) fn of(job: &Job, done: u64, elapsed: Duration) -> Option<Self> {
-        if elapsed < PACE_TIME_MIN {
+        if elapsed < PACE_TIME_MIN || matches!(job.kind, JobKind::Import) {
             return None;
         }
         let rate = (u128::from(done) * 1000).checked_div(elapsed.as_millis())?;
