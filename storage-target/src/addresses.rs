@@ -2,12 +2,14 @@
 //!
 //! Those of the settings, or the one that it listens on. Where it listens on every address of its
 //! host, it is the one from which the host sends to the metadata server. The routing table is asked
-//! anew for each registration: at boot neither names nor routes may be there yet, and what was
-//! announced then would stand in the cluster's map for as long as the daemon runs.
+//! anew for each registration and at each heartbeat: at boot neither names nor routes may be there
+//! yet, and a host may get another address at any time. What was announced before would stand in
+//! the cluster's map for as long as the daemon runs, and nobody would find its targets there.
 
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    time::{Duration, Instant},
 };
 
 use millrace_types::{ErrorKind, Failure};
@@ -30,10 +32,13 @@ impl Addresses {
     /// # Errors
     /// [`ErrorKind::Unavailable`] as long as no way leads there.
     pub(crate) fn to_announce(&self, servers: &[SocketAddr]) -> Result<Vec<SocketAddr>, Failure> {
-        if !self.advertise.is_empty() {
-            return Ok(self.advertise.clone());
-        }
-        Ok(vec![reachable(self.listens, servers, source)?])
+        self.announcement(servers, source)
+    }
+
+    /// Where other hosts reach this one now. `None` without a way just now, or with one for this
+    /// host alone: that tells of no better place than what was announced.
+    pub(crate) fn for_others(&self, servers: &[SocketAddr]) -> Option<Vec<SocketAddr>> {
+        self.of_others(servers, source)
     }
 
     /// Whether `announced` means nothing to other hosts, although nobody has chosen it.
@@ -42,7 +47,69 @@ impl Addresses {
         let chosen = !self.advertise.is_empty() || !self.listens.ip().is_unspecified();
         !chosen && announced.iter().all(is_loopback)
     }
+
+    fn announcement(
+        &self,
+        servers: &[SocketAddr],
+        source: impl Fn(SocketAddr) -> io::Result<IpAddr>,
+    ) -> Result<Vec<SocketAddr>, Failure> {
+        if !self.advertise.is_empty() {
+            return Ok(self.advertise.clone());
+        }
+        Ok(vec![reachable(self.listens, servers, source)?])
+    }
+
+    fn of_others(
+        &self,
+        servers: &[SocketAddr],
+        source: impl Fn(SocketAddr) -> io::Result<IpAddr>,
+    ) -> Option<Vec<SocketAddr>> {
+        let reached = self.announcement(servers, source).ok()?;
+        (!self.is_of_this_host_alone(&reached)).then_some(reached)
+    }
 }
+
+/// What the cluster was told last, and whether this host has moved since.
+#[derive(Debug, Default)]
+pub(crate) struct Announced {
+    addresses: Vec<SocketAddr>,
+    /// Where others reach it instead, and since when.
+    elsewhere: Option<(Vec<SocketAddr>, Instant)>,
+}
+
+impl Announced {
+    /// The cluster knows these.
+    pub(crate) fn handle_registered(&mut self, addresses: Vec<SocketAddr>) {
+        *self = Self { addresses, elsewhere: None };
+    }
+
+    /// That this host has moved could not be told: it is tried again after as long a while.
+    pub(crate) fn put_off(&mut self) {
+        self.elsewhere = None;
+    }
+
+    /// Tells at `now`, when others reach this host at `reached`, whether it has moved: to one other
+    /// place, for [`SETTLED`].
+    pub(crate) fn has_moved(&mut self, reached: Option<Vec<SocketAddr>>, now: Instant) -> bool {
+        let Some(reached) = reached.filter(|reached| *reached != self.addresses) else {
+            self.elsewhere = None;
+            return false;
+        };
+        match &self.elsewhere {
+            Some((place, since)) if *place == reached => {
+                now.saturating_duration_since(*since) >= SETTLED
+            }
+            _ => {
+                self.elsewhere = Some((reached, now));
+                false
+            }
+        }
+    }
+}
+
+/// A host with several ways of the same cost may send from another address each time, and all of
+/// them reach it: each change of the map is fetched by everybody.
+const SETTLED: Duration = Duration::from_secs(10);
 
 /// The address at which others reach who listens on `listens`; `source` is the routing table.
 fn reachable(
@@ -108,21 +175,23 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    /// What is announced where the routing table has these ways: how an address begins, and from
-    /// where it is reached.
+    /// A routing table with these ways: how an address begins, and from where it is reached.
+    fn table(ways: &[(&str, &str)]) -> impl Fn(SocketAddr) -> io::Result<IpAddr> {
+        move |to: SocketAddr| {
+            let to = to.ip().to_string();
+            let way = ways.iter().find(|(start, _)| to.starts_with(start));
+            way.map(|(_, from)| from.parse::<IpAddr>().unwrap())
+                .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
+        }
+    }
+
+    /// What is announced where the routing table has these ways.
     fn announced(
         listens: &str,
         servers: &[&str],
         ways: &[(&str, &str)],
     ) -> Result<String, ErrorKind> {
-        let source = |to: SocketAddr| {
-            let to = to.ip().to_string();
-            let way = ways.iter().find(|(start, _)| to.starts_with(start));
-            way.map(|(_, from)| from.parse::<IpAddr>().unwrap())
-                .ok_or(io::ErrorKind::NetworkUnreachable)
-        };
-        let source = |to| source(to).map_err(io::Error::from);
-        let found = reachable(listens.parse().unwrap(), &addresses(servers), source);
+        let found = reachable(listens.parse().unwrap(), &addresses(servers), table(ways));
         found.map(|address| address.to_string()).map_err(|failure| failure.kind)
     }
 
@@ -173,6 +242,50 @@ mod tests {
         assert!(told("[::]:1", &[], &["127.0.0.1:1"]) && !told("[::]:1", &[], &["10.1.0.7:1"]));
         assert!(!told("127.0.0.1:1", &[], &["127.0.0.1:1"]), "so it was meant");
         assert!(!told("[::]:1", &["127.0.0.1:1"], &["127.0.0.1:1"]), "so it was meant");
+    }
+
+    #[test]
+    fn other_hosts_reach_this_one_where_a_way_leads_to_them_and_never_at_loopback() {
+        let server = addresses(&["10.1.0.1:7440", "127.0.1.1:7440"]);
+        let reached = |listens: &str, advertise: &[&str], ways: &[(&str, &str)]| {
+            let own = Addresses::new(listens.parse().unwrap(), addresses(advertise));
+            own.of_others(&server, table(ways))
+        };
+        let way = ("10.1.", "10.1.0.7");
+        assert_eq!(reached("[::]:1", &[], &[way, LOCAL]), Some(addresses(&["10.1.0.7:1"])));
+        assert_eq!(reached("[::]:1", &[], &[LOCAL]), None, "only loopback is left");
+        assert_eq!(reached("[::]:1", &[], &[]), None, "no way at all");
+        // What was chosen is never asked about.
+        assert_eq!(reached("127.0.0.1:1", &[], &[]), Some(addresses(&["127.0.0.1:1"])));
+        let chosen = &["127.0.0.1:9"];
+        assert_eq!(reached("[::]:1", chosen, &[way]), Some(addresses(chosen)));
+    }
+
+    #[test]
+    fn a_host_has_moved_when_others_reach_it_at_one_other_place_for_a_while() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let [here, there, third] =
+            ["10.1.0.7:1", "10.1.0.8:1", "10.1.0.9:1"].map(|address| Some(addresses(&[address])));
+        let mut announced = Announced::default();
+        announced.handle_registered(addresses(&["10.1.0.7:1"]));
+        assert!(!announced.has_moved(here.clone(), at(0)));
+        assert!(!announced.has_moved(there.clone(), at(1)));
+        assert!(!announced.has_moved(there.clone(), at(10)), "not for long enough");
+        assert!(announced.has_moved(there.clone(), at(11)));
+        assert!(announced.has_moved(there.clone(), at(12)), "until it is registered there");
+        announced.put_off();
+        assert!(!announced.has_moved(there.clone(), at(13)));
+        assert!(!announced.has_moved(there.clone(), at(22)), "the server has a rest");
+        assert!(announced.has_moved(there.clone(), at(23)));
+        announced.handle_registered(addresses(&["10.1.0.8:1"]));
+        assert!(!announced.has_moved(there.clone(), at(40)));
+        // A way that comes and goes, or another one each time, moves nobody.
+        for other in [None, Some(addresses(&["10.1.0.8:1"])), third] {
+            assert!(!announced.has_moved(here.clone(), at(41)));
+            assert!(!announced.has_moved(other, at(50)));
+            assert!(!announced.has_moved(here.clone(), at(51)));
+        }
     }
 
     #[test]

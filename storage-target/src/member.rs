@@ -21,7 +21,11 @@ use millrace_transport::{CallOptions, Peer};
 use millrace_types::{ErrorKind, Failure, TargetId};
 
 use self::{comparisons::Comparisons, lookup::Lookup, reclaims::Reclaims};
-use crate::{addresses::Addresses, daemon::Daemon, store::Store};
+use crate::{
+    addresses::{Addresses, Announced},
+    daemon::Daemon,
+    store::Store,
+};
 
 mod comparisons;
 mod lookup;
@@ -35,6 +39,9 @@ const BEAT_MIN: Duration = Duration::from_millis(50);
 
 /// How long one request to the metadata server may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long heartbeats are held up because it is told where this host is reached now.
+const MOVE: Duration = Duration::from_secs(1);
 
 /// How long a heartbeat is put off because names are looked up.
 const LOOKUP: Duration = Duration::from_secs(1);
@@ -55,6 +62,7 @@ pub(crate) struct Member {
     /// Where the servers were found, or why they have not been yet.
     pub(crate) found: Result<Vec<SocketAddr>, Failure>,
     pub(crate) addresses: Addresses,
+    pub(crate) announced: Announced,
     pub(crate) name: String,
 }
 
@@ -74,15 +82,7 @@ impl Member {
                 // Of one whose disk came later the server does not know.
                 incarnation = None;
             }
-            let reply = match incarnation {
-                None => {
-                    // Until it has shown again what it saw of the log, it is not checked.
-                    comparisons.forget();
-                    self.register().await
-                }
-                Some(_) => self.beat().await,
-            };
-            match reply {
+            match self.tell(incarnation.is_some(), &mut comparisons).await {
                 Ok(news) => {
                     if failing || incarnation.is_none() {
                         tracing::info!(
@@ -143,8 +143,44 @@ impl Member {
         drop(tokio::time::timeout(beat, asked).await);
     }
 
+    /// Tells the server what it does not know: of this host, or only that it is alive.
+    async fn tell(
+        &mut self,
+        is_known: bool,
+        comparisons: &mut Comparisons,
+    ) -> Result<HeartbeatReply, Failure> {
+        if !is_known {
+            // Until it has shown again what it saw of the log, it is not checked.
+            comparisons.forget();
+            return self.register(PATIENCE).await;
+        }
+        // First: its targets are known, and would be taken for dead without heartbeats.
+        let news = self.beat().await?;
+        if !self.has_moved() {
+            return Ok(news);
+        }
+        match self.register(MOVE).await {
+            Ok(newer) => {
+                // For a new registration as for the first.
+                comparisons.forget();
+                Ok(newer)
+            }
+            Err(failure) => {
+                tracing::debug!(%failure, "where this host is reached now is told later");
+                self.announced.put_off();
+                Ok(news)
+            }
+        }
+    }
+
+    /// Whether others reach this host elsewhere than the cluster knows.
+    fn has_moved(&mut self) -> bool {
+        let Ok(found) = &self.found else { return false };
+        self.announced.has_moved(self.addresses.for_others(found), Instant::now())
+    }
+
     /// Announces this host, as soon as it is known where others reach it.
-    async fn register(&self) -> Result<HeartbeatReply, Failure> {
+    async fn register(&mut self, patience: Duration) -> Result<HeartbeatReply, Failure> {
         let found = self.found.as_ref().map_err(Failure::clone)?;
         let addresses = self.addresses.to_announce(found)?;
         let request = RegisterHost {
@@ -152,7 +188,7 @@ impl Member {
             host_name: self.name.clone(),
             targets: self.daemon.reports(),
         };
-        let reply = self.call(&request).await?;
+        let reply = self.metadata.call(&request, CallOptions::control(patience)).await?;
         if self.addresses.is_of_this_host_alone(&addresses) {
             tracing::warn!(
                 ?addresses,
@@ -162,6 +198,8 @@ impl Member {
         }
         // A metadata server that starts again is registered with again, and nothing is lost by it.
         self.daemon.introduced.store(true, Ordering::Relaxed);
+        tracing::info!(?addresses, "where others reach this host is announced");
+        self.announced.handle_registered(addresses);
         Ok(reply.news)
     }
 

@@ -25,7 +25,7 @@ use millrace_types::{Crc32c, Failure, HostId};
 
 use self::opening::Opener;
 use crate::{
-    addresses::Addresses,
+    addresses::{Addresses, Announced},
     background::Background,
     cluster::Cluster,
     daemon::{Daemon, Exporter, Remote, Stores},
@@ -280,6 +280,7 @@ async fn join(
         servers,
         found,
         addresses: Addresses::new(server.local_addr(), settings.advertise.clone()),
+        announced: Announced::default(),
         name: settings.name.clone().unwrap_or_else(host_name),
     }
 }

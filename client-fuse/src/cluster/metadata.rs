@@ -16,7 +16,9 @@ use millrace_service::address::ServerAddress;
 use millrace_transport::CallOptions;
 use millrace_types::{ErrorKind, Failure, LogIndex, MapEpoch, SessionId};
 
-use crate::cluster::{ATTACH_DEADLINE, Cluster, Logged, operations::Number, retry::Patience};
+use crate::cluster::{
+    ATTACH_DEADLINE, Cluster, Logged, operations::Number, retry::Patience, session::Asked,
+};
 
 impl Cluster {
     /// Asks something that changes nothing, as often as it takes.
@@ -224,11 +226,16 @@ impl Cluster {
     /// Renews the ticket and shows it to every target that is connected.
     ///
     /// # Errors
-    /// What the server answers.
+    /// What the server answers, and [`ErrorKind::DeadlineExceeded`] when a newer map does not come:
+    /// the next renewal finds that it is missing.
     pub(super) async fn renew_ticket(&self) -> Result<(), Failure> {
         let held = self.routing.epoch();
         match self.ask_for_ticket().await? {
-            Some(epoch) if epoch > held => self.refresh_map(held).await,
+            // The map is asked for with the mount's patience, which may have no end, and meanwhile
+            // nobody would renew the ticket, or look for a server that has moved.
+            Some(epoch) if epoch > held => {
+                within(ATTACH_DEADLINE, Box::pin(self.refresh_map(held))).await
+            }
             _ => Ok(()),
         }
     }
@@ -238,7 +245,7 @@ impl Cluster {
     async fn ask_for_ticket(&self) -> Result<Option<MapEpoch>, Failure> {
         let session = self.session();
         let options = CallOptions::control(ATTACH_DEADLINE);
-        let asked = Instant::now();
+        let asked = Asked::now();
         match self.metadata.call(&RenewTicket { session }, options).await {
             Ok(reply) => {
                 let map_epoch = reply.map_epoch;
@@ -380,6 +387,20 @@ impl Indexed for Done {
     }
 }
 
+/// An errand's outcome, unless it takes longer than `limit`.
+///
+/// # Errors
+/// Its own, and [`ErrorKind::DeadlineExceeded`] when it takes longer.
+async fn within(
+    limit: Duration,
+    errand: impl Future<Output = Result<(), Failure>>,
+) -> Result<(), Failure> {
+    tokio::time::timeout(limit, errand).await.unwrap_or_else(|_| {
+        let words = format!("the cluster map did not come within {limit:?}");
+        Err(Failure::new(ErrorKind::DeadlineExceeded, words))
+    })
+}
+
 /// The addresses of the metadata servers, in the order of the settings.
 pub(super) async fn resolve(servers: &[ServerAddress]) -> Result<Vec<SocketAddr>, Failure> {
     let mut addresses = Vec::new();
@@ -399,3 +420,20 @@ pub(super) async fn resolve(servers: &[ServerAddress]) -> Result<Vec<SocketAddr>
 /// One attempt. Long, since the first listing of a bucket's directory waits for the bucket; a
 /// server that is gone is noticed by its connection within 2 s.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use std::future;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_renewal_does_not_hang_with_the_map_that_it_fetches() {
+        let missed = within(Duration::ZERO, future::pending()).await.unwrap_err();
+        assert!(missed.kind.is_transient(), "it is tried again: {missed}");
+        assert_eq!(within(Duration::ZERO, future::ready(Ok(()))).await, Ok(()));
+        let refused = future::ready(Err(ErrorKind::Forbidden.into()));
+        let refused = within(ATTACH_DEADLINE, refused).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Forbidden);
+    }
+}

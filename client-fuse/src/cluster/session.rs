@@ -11,6 +11,7 @@ use millrace_protocol::{
 };
 use millrace_transport::{CallOptions, Peer};
 use millrace_types::{Failure, SessionId, Timestamp};
+use rustix::time::{ClockId, clock_gettime};
 
 /// The present session of a mount.
 #[derive(Debug)]
@@ -23,8 +24,16 @@ struct Held {
     reply: SessionReply,
     received: Instant,
     /// Before the request was sent: the ticket counts for a lease from here at least.
-    asked: Instant,
+    asked: Asked,
     clock: ServerClock,
+}
+
+/// When something was asked for, by two clocks of this host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    at: Instant,
+    /// By the clock that goes on while the host sleeps, as a lease does at the server.
+    since_boot: Duration,
 }
 
 /// The server's clock, as its answers let us know it. The server takes no time that lies ahead of
@@ -45,7 +54,7 @@ impl Session {
     /// # Errors
     /// What the server answers.
     pub(crate) async fn open(metadata: &Peer, options: CallOptions) -> Result<Self, Failure> {
-        let asked = Instant::now();
+        let asked = Asked::now();
         let reply = open(metadata, options).await?;
         let received = Instant::now();
         let clock = ServerClock::new(reply.server_time, received);
@@ -62,20 +71,20 @@ impl Session {
         metadata: &Peer,
         options: CallOptions,
     ) -> Result<(), Failure> {
-        let asked = Instant::now();
+        let asked = Asked::now();
         let reply = open(metadata, options).await?;
         self.take(reply, asked);
         Ok(())
     }
 
     /// Takes another session over that was asked for at `asked`.
-    fn take(&self, reply: SessionReply, asked: Instant) {
+    fn take(&self, reply: SessionReply, asked: Asked) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         *held = held.followed_by(reply, asked);
     }
 
     /// Takes a renewed ticket over, unless another session has taken the place of its own.
-    pub(crate) fn handle_renewal(&self, reply: SessionReply, asked: Instant) {
+    pub(crate) fn handle_renewal(&self, reply: SessionReply, asked: Asked) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         if held.reply.session == reply.session {
             *held = held.followed_by(reply, asked);
@@ -102,7 +111,7 @@ impl Session {
     pub(crate) fn is_valid_for(&self, time: Duration) -> bool {
         self.read(|held| {
             let lease = Duration::from_millis(u64::from(held.reply.lease_ms));
-            held.asked.elapsed() + time < lease
+            stands_for(time, lease, held.asked.since_boot, since_boot())
         })
     }
 
@@ -123,10 +132,17 @@ impl Session {
 impl Held {
     /// What is held once an answer has come that was asked for at `asked`. To be called with the
     /// lock held, so that who looks at the clock before does so at an earlier moment.
-    fn followed_by(&self, reply: SessionReply, asked: Instant) -> Self {
+    fn followed_by(&self, reply: SessionReply, asked: Asked) -> Self {
         let received = Instant::now();
-        let clock = self.clock.corrected(reply.server_time, asked, received);
+        let clock = self.clock.corrected(reply.server_time, asked.at, received);
         Self { reply, received, asked, clock }
+    }
+}
+
+impl Asked {
+    /// To be called before the request is sent.
+    pub(crate) fn now() -> Self {
+        Self { at: Instant::now(), since_boot: since_boot() }
     }
 }
 
@@ -155,6 +171,18 @@ async fn open(metadata: &Peer, options: CallOptions) -> Result<SessionReply, Fai
     let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let request = OpenSession { nonce: rand::random(), host_name };
     metadata.call_until(&request, options).await
+}
+
+/// Whether a lease that was asked for at `asked` stands for `time` after `now`. A host that was
+/// suspended meanwhile must not take it for a young one: the server has given it up.
+fn stands_for(time: Duration, lease: Duration, asked: Duration, now: Duration) -> bool {
+    now.saturating_sub(asked).saturating_add(time) < lease
+}
+
+/// How long the host has run, with the time that it was suspended, which [`Instant`] leaves out.
+fn since_boot() -> Duration {
+    // Never before its start; if it ever were, nothing would stand.
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or(Duration::MAX)
 }
 
 #[cfg(test)]
@@ -227,5 +255,20 @@ mod tests {
         assert_eq!(again.now(at + 5 * SECOND), shown);
         let after = at + 20 * SECOND;
         assert_eq!(again.now(after), back.plus(20 * SECOND - MILLISECOND));
+    }
+
+    #[test]
+    fn a_lease_ends_while_the_host_sleeps() {
+        let (lease, asked) = (30 * SECOND, 1000 * SECOND);
+        let stands = |time, now| stands_for(time, lease, asked, now);
+        assert!(stands(Duration::ZERO, asked));
+        assert!(stands(9 * SECOND, asked + 20 * SECOND));
+        assert!(!stands(10 * SECOND, asked + 20 * SECOND), "not to its very end");
+        // Suspended for an hour after the first second.
+        assert!(stands(Duration::ZERO, asked + SECOND));
+        assert!(!stands(Duration::ZERO, asked + 3601 * SECOND));
+        assert!(!stands(Duration::ZERO, Duration::MAX));
+        let (before, after) = (since_boot(), since_boot());
+        assert!(before <= after && after < Duration::MAX, "{before:?}, {after:?}");
     }
 }

@@ -49,7 +49,7 @@ impl Authority {
     /// [`AuthorityError::Making`] when the cryptographic library fails.
     pub fn create(cluster: ClusterId) -> Result<Self, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let mut params = valid_from_now()?;
+        let mut params = valid_from(SystemTime::now())?;
         params.distinguished_name.push(DnType::CommonName, format!("Millrace cluster {cluster}"));
         params.subject_alt_names = vec![SanType::URI(cluster_name(cluster).try_into()?)];
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -101,12 +101,25 @@ impl Authority {
     /// # Errors
     /// [`AuthorityError::Making`] when the cryptographic library fails.
     pub fn issue(&self, grant: &Grant) -> Result<String, AuthorityError> {
+        self.issue_at(grant, SystemTime::now())
+    }
+
+    /// The same on a host whose clock says `now`, which may be wrong.
+    ///
+    /// # Errors
+    /// As [`Self::issue`].
+    pub fn issue_at(&self, grant: &Grant, now: SystemTime) -> Result<String, AuthorityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let certificate = self.sign(grant, &key)?;
+        let certificate = self.sign(grant, &key, now)?;
         Ok([certificate.pem(), key.serialize_pem(), self.certificate_pem.clone()].concat())
     }
 
-    fn sign(&self, grant: &Grant, key: &KeyPair) -> Result<Certificate, AuthorityError> {
+    fn sign(
+        &self,
+        grant: &Grant,
+        key: &KeyPair,
+        now: SystemTime,
+    ) -> Result<Certificate, AuthorityError> {
         let uri = node_name(
             self.cluster,
             grant.role,
@@ -115,7 +128,7 @@ impl Authority {
             grant.squash_root,
         );
         let dns = server_name(self.cluster, grant.role);
-        let mut params = valid_from_now()?;
+        let mut params = valid_from(now)?;
         params
             .distinguished_name
             .push(DnType::CommonName, format!("Millrace {} {}", grant.role.name(), grant.host));
@@ -137,10 +150,9 @@ impl fmt::Debug for Authority {
 }
 
 /// Parameters with the dates set. Clocks of nodes may differ, hence a day back.
-fn valid_from_now() -> Result<CertificateParams, AuthorityError> {
+fn valid_from(now: SystemTime) -> Result<CertificateParams, AuthorityError> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.distinguished_name = rcgen::DistinguishedName::new();
-    let now = SystemTime::now();
     params.not_before = (now - DAY).into();
     params.not_after = (now + VALIDITY).into();
     Ok(params)

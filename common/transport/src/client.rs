@@ -160,7 +160,8 @@ impl Peer {
     /// # Errors
     /// What the server answered; or [`Unavailable`](millrace_types::ErrorKind::Unavailable) when it
     /// cannot be reached or the connection was lost (the request may have been executed),
-    /// `DeadlineExceeded`, `Forbidden` when a certificate is refused, `Protocol`.
+    /// `DeadlineExceeded`, `Forbidden` when a certificate is refused (`Unavailable` for its time
+    /// alone: a host's clock may be wrong), `Protocol`.
     pub async fn call<R: Request>(
         &self,
         request: &R,

@@ -61,14 +61,14 @@ pub(crate) fn of_connection(error: &ConnectionError) -> Failure {
         }
         ConnectionError::ConnectionClosed(close) => match alert(close.error_code.into()) {
             Some(alert) => Failure::new(
-                ErrorKind::Forbidden,
+                of_alert(alert),
                 format!("the peer refuses this node's certificate: {}", alert_text(alert)),
             ),
             None => unavailable(error.to_string()),
         },
         ConnectionError::TransportError(cause) => match alert(cause.code.into()) {
-            Some(_) => Failure::new(
-                ErrorKind::Forbidden,
+            Some(alert) => Failure::new(
+                of_alert(alert),
                 format!("the peer's certificate is refused: {}", cause.reason),
             ),
             None => unavailable(error.to_string()),
@@ -136,11 +136,26 @@ fn alert(code: u64) -> Option<u8> {
     }
 }
 
+/// What a refused handshake asks of the caller.
+fn of_alert(alert: u8) -> ErrorKind {
+    match alert {
+        // A host whose clock is wrong, as after a start without a time server, takes sound
+        // certificates for such ones until it is set right.
+        CERTIFICATE_EXPIRED => ErrorKind::Unavailable,
+        _ => ErrorKind::Forbidden,
+    }
+}
+
+/// The certificate is outside of its time. rustls says so of one that is not valid yet, too.
+const CERTIFICATE_EXPIRED: u8 = 45;
+
 /// The alerts that a wrong certificate causes (RFC 8446, section 6.2).
 fn alert_text(alert: u8) -> String {
     match alert {
         42 => "bad certificate, or not valid for this role".to_owned(),
-        45 => "certificate expired, or not valid yet: do the hosts' clocks agree?".to_owned(),
+        CERTIFICATE_EXPIRED => {
+            "certificate expired, or not valid yet: do the hosts' clocks agree?".to_owned()
+        }
         48 | 51 => "certificate of another cluster".to_owned(),
         116 => "a certificate is required".to_owned(),
         120 => "no common protocol version".to_owned(),
@@ -150,11 +165,37 @@ fn alert_text(alert: u8) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use quinn::{ConnectionClose, TransportErrorCode};
+    use quinn_proto::TransportError;
+
     use super::*;
 
+    /// What a handshake comes to that the peer, or this node, has ended with an alert.
+    fn ended_with(alert: u8) -> [Failure; 2] {
+        let error_code = TransportErrorCode::crypto(alert);
+        let close = ConnectionClose { error_code, frame_type: None, reason: Bytes::new() };
+        let reason = "invalid peer certificate: certificate expired".to_owned();
+        let cause = TransportError { code: error_code, frame: None, reason };
+        let ends =
+            [ConnectionError::ConnectionClosed(close), ConnectionError::TransportError(cause)];
+        ends.map(|end| of_connection(&end))
+    }
+
     #[test]
-    fn a_certificate_outside_of_its_time_points_to_the_clocks() {
-        // rustls sends `certificate_expired` for one that is not valid yet, too.
-        assert!(alert_text(45).contains("clocks"), "{}", alert_text(45));
+    fn a_certificate_outside_of_its_time_is_waited_for_and_points_to_the_clocks() {
+        let [theirs, ours] = ended_with(CERTIFICATE_EXPIRED);
+        assert_eq!([theirs.kind, ours.kind], [ErrorKind::Unavailable; 2]);
+        assert!(theirs.message.contains("this node's certificate"), "{theirs}");
+        assert!(theirs.message.contains("clocks"), "{theirs}");
+        assert!(ours.message.contains("certificate expired"), "{ours}");
+    }
+
+    #[test]
+    fn a_certificate_that_is_wrong_for_good_is_not_waited_for() {
+        for alert in [42, 44, 46, 48, 51, 116, 120] {
+            let kinds = ended_with(alert).map(|failure| failure.kind);
+            assert_eq!(kinds, [ErrorKind::Forbidden; 2], "alert {alert}");
+        }
     }
 }

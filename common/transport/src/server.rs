@@ -18,11 +18,16 @@
 //! [`Service::handle`] runs on the single thread of the socket that the request came from. It must
 //! never block; long work goes to another thread, from which [`IncomingCall`] can be answered too.
 
-use std::{fmt, io, net::SocketAddr, sync::Arc};
+use std::{
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use millrace_protocol::{RequestKind, session::Role};
 use millrace_runtime::Shutdown;
+use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -78,7 +83,7 @@ impl Server {
     /// Binds `bind` and serves until `shutdown`: from then on no connection and no request is let
     /// in, those at work are finished, and the connections are closed.
     ///
-    /// Port 0 takes a free one.
+    /// Port 0 takes a free one. On a host without IPv6 `[::]` is all addresses of IPv4.
     ///
     /// # Errors
     /// [`ServerError`] when a setting is out of range, the identity is unusable or the address
@@ -93,21 +98,28 @@ impl Server {
         settings.check()?;
         let keys = ServerKeys::derive(identity);
         let acceptor = Acceptor::new(tls::server(identity)?, &settings, service, shutdown);
-        let mut local = bind;
-        for nth in 0..settings.server_sockets {
+        let open = |bind: SocketAddr, sharing: Sharing| {
             let parts = EndpointParts {
-                bind: local,
-                sharing: match (settings.server_sockets, nth) {
-                    (1, _) => Sharing::Alone,
-                    (_, 0) => Sharing::First,
-                    _ => Sharing::Further,
-                },
+                bind,
+                sharing,
                 config: keys.endpoint_config(),
                 server: Some(acceptor.base_config()),
                 stopped: CancellationToken::new(),
             };
-            let endpoint = Endpoint::start("quic-server", parts, &settings)
-                .map_err(|source| ServerError::Bind { bind, source })?;
+            Endpoint::start("quic-server", parts, &settings)
+        };
+        let mut local = bind;
+        for nth in 0..settings.server_sockets {
+            let sharing = match (settings.server_sockets, nth) {
+                (1, _) => Sharing::Alone,
+                (_, 0) => Sharing::First,
+                _ => Sharing::Further,
+            };
+            let opened = open(local, sharing).or_else(|error| match second_choice(local, &error) {
+                Some(second) => open(second, sharing),
+                None => Err(error),
+            });
+            let endpoint = opened.map_err(|source| ServerError::Bind { bind, source })?;
             local = endpoint
                 .quic()
                 .local_addr()
@@ -138,6 +150,14 @@ impl fmt::Debug for Server {
     }
 }
 
+/// Where to listen instead when `bind` has failed with `error`: on a host that knows no IPv6, all
+/// of its addresses are those of IPv4.
+fn second_choice(bind: SocketAddr, error: &io::Error) -> Option<SocketAddr> {
+    let is_all = matches!(bind.ip(), IpAddr::V6(ip) if ip.is_unspecified());
+    let is_unknown = Errno::from_io_error(error) == Some(Errno::AFNOSUPPORT);
+    (is_all && is_unknown).then(|| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), bind.port()))
+}
+
 /// A server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
@@ -155,4 +175,25 @@ pub enum ServerError {
         /// Why.
         source: io::Error,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_ipv6_all_addresses_are_those_of_ipv4() {
+        let second = |bind: &str, error: Errno| {
+            second_choice(bind.parse().unwrap(), &error.into()).map(|second| second.to_string())
+        };
+        assert_eq!(second("[::]:1", Errno::AFNOSUPPORT).as_deref(), Some("0.0.0.0:1"));
+        for (bind, error) in [
+            ("[::]:1", Errno::ADDRINUSE),
+            ("[::1]:1", Errno::AFNOSUPPORT),
+            ("0.0.0.0:1", Errno::AFNOSUPPORT),
+            ("10.0.0.1:1", Errno::AFNOSUPPORT),
+        ] {
+            assert_eq!(second(bind, error), None, "{bind}: {error}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, ops::Bound};
 
 use millrace_protocol::{
+    admin::TargetState,
     cluster::{
         AcknowledgeReclaim, FetchKeys, FetchLinks, FetchMap, FetchReclaim, Heartbeat,
         HeartbeatReply, Keys, Link, Links, Map, ReclaimBatch, ReclaimEntry, RegisterHost,
@@ -40,7 +41,8 @@ const ADDRESSES_MAX: usize = 8;
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] when the announcement makes no sense; [`ErrorKind::NoSpace`] when
-/// the cluster map would become larger than a message.
+/// the cluster map would become larger than a message; [`ErrorKind::InUse`] when another daemon
+/// serves with the same identity.
 pub fn register(
     core: &mut Core,
     client: &Client,
@@ -48,6 +50,7 @@ pub fn register(
 ) -> Result<Step<RegisterHostReply>, Failure> {
     check_registration(request)?;
     check_room(core, client, request)?;
+    check_identity(core, client, request)?;
     for report in &request.targets {
         core.skip_inode_ids(report.inode_max)?;
     }
@@ -249,6 +252,29 @@ fn check_room(core: &Core, client: &Client, request: &RegisterHost) -> Result<()
     }
     let text = format!("a cluster has at most {TARGETS_MAX} targets, with those that are gone");
     Err(Failure::new(ErrorKind::NoSpace, text))
+}
+
+/// Refuses a daemon elsewhere with the identity of one that serves: its addresses would take the
+/// place of the other's, whose targets nobody would find any more.
+fn check_identity(core: &Core, client: &Client, request: &RegisterHost) -> Result<(), Failure> {
+    let map = core.map().0;
+    let Some(known) = map.hosts.iter().find(|host| host.id == client.host) else { return Ok(()) };
+    if known.addresses == request.addresses {
+        return Ok(());
+    }
+    // A daemon that has moved names what it serves, and what it serves no more falls silent.
+    let is_named = |id: TargetId| request.targets.iter().any(|report| report.id == id);
+    let is_served = |id: TargetId| core.registry.state(id) == Some(TargetState::Online);
+    let mut others = map.targets.iter().filter(|target| target.host == client.host);
+    let Some(other) = others.find(|target| !is_named(target.id) && is_served(target.id)) else {
+        return Ok(());
+    };
+    let (target, addresses) = (other.id, known.addresses.join(", "));
+    let text = format!(
+        "another daemon with this identity serves target {target} at {addresses}: give each \
+         storage host an identity of its own (`millrace cluster invite --role target`)"
+    );
+    Err(Failure::new(ErrorKind::InUse, text))
 }
 
 /// Refuses a target that is registered for another daemon.

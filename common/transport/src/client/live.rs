@@ -193,10 +193,7 @@ impl Live {
         deadline: Duration,
     ) -> Result<(Bytes, Body), Failure> {
         let id = self.next_request.fetch_add(1, Ordering::Relaxed);
-        let shape = Shape::Request {
-            kind: outgoing.kind,
-            deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX).max(1),
-        };
+        let shape = Shape::Request { kind: outgoing.kind, deadline_ms: whole_ms(deadline) };
         let label = Label { version: self.version, shape, request_id: id };
         let body = outgoing.body.clone();
         let sent = write_frame(&mut streams.send, label, &outgoing.message, body).await;
@@ -211,7 +208,7 @@ impl Live {
                 None => tracing::trace!(id, "body not wanted"),
             },
         }
-        let named = |failure| self.named(failure);
+        let named = |failure| self.named(unsent(failure));
         let (header, message) = streams.receive.message().await.map_err(named)?;
         match header.shape {
             Shape::Reply => {
@@ -236,6 +233,21 @@ impl Live {
             message: Failure::new(failure.kind, format!("{peer}: {}", failure.message)).message,
             ..failure
         }
+    }
+}
+
+/// In milliseconds, as the server hears it: not less, or it would give up before its caller.
+fn whole_ms(deadline: Duration) -> u32 {
+    u32::try_from(deadline.as_micros().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
+}
+
+/// What it means that the server took its answer back: nobody read it in time.
+fn unsent(failure: Failure) -> Failure {
+    match failure.kind {
+        ErrorKind::Cancelled => {
+            Failure::new(ErrorKind::DeadlineExceeded, "the answer was not read in time")
+        }
+        _ => failure,
     }
 }
 

@@ -252,10 +252,13 @@ impl IncomingCall {
 impl Drop for IncomingCall {
     fn drop(&mut self) {
         if self.answer.is_some() {
-            if !self.cancelled.is_cancelled() {
+            let failure = if self.cancelled.is_cancelled() {
+                // The caller may be about to notice it, and must not take it for an answer.
+                Failure::new(ErrorKind::DeadlineExceeded, "nothing was done in time")
+            } else {
                 tracing::error!(kind = self.kind.name(), "request dropped without an answer");
-            }
-            let failure = Failure::new(ErrorKind::Internal, "the request was dropped");
+                Failure::new(ErrorKind::Internal, "the request was dropped")
+            };
             self.detach(async move |answer: Answer| answer.fail(&failure).await);
         }
     }

@@ -10,13 +10,15 @@ use std::{
 
 use bytes::Bytes;
 use millrace_protocol::{
-    RequestKind, codec,
+    RequestKind,
+    cluster::FetchMap,
+    codec,
     frame::{Header, Shape},
     session::{OpenSession, Role},
     version::ProtocolVersion,
 };
 use millrace_transport::{CallOptions, Mtu, Peer, TransportSettings};
-use millrace_types::{ErrorKind, Failure, HostId, LogIndex};
+use millrace_types::{ErrorKind, Failure, HostId, LogIndex, MapEpoch};
 
 use crate::{
     raw::RawClient,
@@ -173,6 +175,22 @@ async fn a_deadline_ends_the_wait_and_the_work() {
     assert_eq!(failure.kind, ErrorKind::DeadlineExceeded);
     assert!(failure.message.contains("SyncMetadata"), "{failure}");
     world.seen.cancelled.next().await;
+}
+
+#[tokio::test]
+async fn a_server_that_gives_up_before_its_caller_says_that_it_was_the_time() {
+    let world = world();
+    let client = RawClient::with_certificate(&bundle(Role::Client, HostId([5; 16])));
+    let connection = client.connect(world.server.local_addr()).await.unwrap();
+    let message = codec::encode(&FetchMap { held: MapEpoch(0) });
+    let shape = Shape::Request { kind: RequestKind::FetchMap, deadline_ms: 1 };
+    let header = Header::new(ProtocolVersion::NEWEST, shape, 1, &message, 0).unwrap();
+    let (mut send, mut receive) = connection.open_bi().await.unwrap();
+    send.write_all(&[&header.encode()[..], &message[..]].concat()).await.unwrap();
+    send.finish().unwrap();
+    let answer = receive.read_to_end(4096).await.unwrap();
+    let kind = u16::from_le_bytes([answer[12], answer[13]]);
+    assert_eq!(kind, ErrorKind::DeadlineExceeded.code());
 }
 
 #[tokio::test]

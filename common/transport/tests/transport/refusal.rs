@@ -3,21 +3,22 @@
 use std::{
     fmt::Write as _,
     io,
-    net::UdpSocket,
+    net::{SocketAddr, UdpSocket},
     sync::{Arc, Mutex, OnceLock},
-    time::Instant,
+    time::{Duration, Instant, SystemTime},
 };
 
 use millrace_protocol::session::Role;
-use millrace_transport::{Authority, Identity, Peer, TransportSettings};
+use millrace_runtime::Shutdown;
+use millrace_transport::{Authority, Identity, Peer, Server, TransportSettings};
 use millrace_types::{ClusterId, ErrorKind, HostId};
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::{
     raw::RawClient,
     world::{
-        CLUSTER, PATIENCE, World, bundle, endpoints, endpoints_of, grant, hello, identity, patient,
-        presence, soon, world, world_with,
+        CLUSTER, PATIENCE, SERVER, World, authority, bundle, endpoints, endpoints_of, grant, hello,
+        identity, patient, presence, service, soon, target_at, world, world_with,
     },
 };
 
@@ -126,6 +127,39 @@ async fn a_peer_of_another_cluster_is_refused_on_both_sides() {
     let failure = peer.call(&hello(1), soon()).await.unwrap_err();
     assert_eq!(failure.kind, ErrorKind::Forbidden, "{failure}");
     still_serves(&world).await;
+}
+
+/// A node's identity from a host whose clock is years wrong: its time is over, or not yet come.
+fn outside_of_their_time(role: Role, host: HostId) -> [Identity; 2] {
+    let (now, year) = (SystemTime::now(), Duration::from_secs(366 * 24 * 60 * 60));
+    [now - 11 * year, now + year].map(|made| {
+        let bundle = authority().issue_at(&grant(role, host), made).unwrap();
+        Identity::from_pem(&bundle).unwrap()
+    })
+}
+
+#[tokio::test]
+async fn a_certificate_outside_of_its_time_is_one_to_wait_for_on_both_sides() {
+    log();
+    let world = world();
+    for identity in outside_of_their_time(Role::Client, HostId([7; 16])) {
+        let endpoints = endpoints_of(identity);
+        let peer = Peer::new(&endpoints, world.target());
+        let failure = peer.call(&hello(1), soon()).await.unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::Unavailable, "{failure}");
+        assert!(failure.message.contains("do the hosts' clocks agree?"), "{failure}");
+    }
+    still_serves(&world).await;
+
+    let client = endpoints(Role::Client);
+    for identity in outside_of_their_time(Role::Target, SERVER) {
+        let (bind, shutdown) = (SocketAddr::from(([127, 0, 0, 1], 0)), Shutdown::new());
+        let server = Server::start(&identity, bind, patient(), service(), &shutdown).unwrap();
+        let peer = Peer::new(&client, target_at(server.local_addr()));
+        let failure = peer.call(&hello(1), soon()).await.unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::Unavailable, "{failure}");
+        assert!(failure.message.contains("the peer's certificate is refused"), "{failure}");
+    }
 }
 
 #[tokio::test]

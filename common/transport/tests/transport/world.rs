@@ -141,6 +141,7 @@ impl Service for Echo {
                 }));
             }
             RequestKind::OpenSession => drop(call),
+            RequestKind::FetchMap => call.cancelled().clone().cancelled().await,
             _ => call.fail(ErrorKind::NotSupported).await,
         }
     }

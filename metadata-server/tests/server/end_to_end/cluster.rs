@@ -27,6 +27,9 @@ use tempfile::TempDir;
 /// Longer than anything here takes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The host that serves the targets, and where.
+pub(super) const STORAGE: (u8, &str) = (0x7a, "127.0.0.1:1");
+
 pub(super) struct Cluster {
     pub(super) authority: Authority,
     pub(super) time: VirtualTime,
@@ -130,21 +133,27 @@ impl Cluster {
     }
 
     async fn register_targets(&self) {
-        let report = |number| TargetReport {
-            id: TargetId([number; 8]),
-            capacity: ByteLen(GIB),
-            used: ByteLen(0),
-            inode_max: InodeId(0),
-            loss_count: 0,
-            bad_blocks: 0,
-            blank: false,
-        };
-        let register = RegisterHost {
-            addresses: vec!["127.0.0.1:1".to_owned()],
-            host_name: "storage".to_owned(),
-            targets: vec![report(1), report(2)],
-        };
-        self.node(&grant(Role::Target, 0x7a)).ask(&register).await.unwrap();
+        let (host, address) = STORAGE;
+        let register = registration(address, &[1, 2]);
+        self.node(&grant(Role::Target, host)).ask(&register).await.unwrap();
+    }
+}
+
+/// What a daemon at `address` announces.
+pub(super) fn registration(address: &str, targets: &[u8]) -> RegisterHost {
+    let report = |&number| TargetReport {
+        id: TargetId([number; 8]),
+        capacity: ByteLen(GIB),
+        used: ByteLen(0),
+        inode_max: InodeId(0),
+        loss_count: 0,
+        bad_blocks: 0,
+        blank: false,
+    };
+    RegisterHost {
+        addresses: vec![address.to_owned()],
+        host_name: "storage".to_owned(),
+        targets: targets.iter().map(report).collect(),
     }
 }
 

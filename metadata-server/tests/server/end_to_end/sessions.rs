@@ -10,7 +10,7 @@ use millrace_protocol::{
 };
 use millrace_types::{ErrorKind, InodeId, LogIndex};
 
-use super::cluster::{Cluster, Node, grant, name};
+use super::cluster::{Cluster, Node, STORAGE, grant, name, registration};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -175,6 +175,33 @@ async fn a_file_without_names_outlives_a_close_while_the_rest_of_what_is_open_is
         client.ask(&renew).await.unwrap();
     }
     assert_eq!(client.show(file).await.unwrap_err().kind, ErrorKind::Stale, "it never was");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_storage_host_with_an_identity_that_serves_is_refused() {
+    let cluster = Cluster::start().await;
+    let (host, first) = STORAGE;
+    let daemon = cluster.node(&grant(Role::Target, host));
+    let refused = daemon.ask(&registration("127.0.0.1:2", &[3])).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::InUse, "{refused}");
+    for word in [first, "millrace cluster invite --role target"] {
+        assert!(refused.message.contains(word), "{refused}");
+    }
+    for (address, targets, what) in [
+        (first, &[1][..], "the same host, started with fewer disks"),
+        ("127.0.0.1:3", &[1, 2][..], "it has another address"),
+        ("127.0.0.1:4", &[1, 2, 3][..], "and a disk that came later"),
+    ] {
+        let passed = daemon.ask(&registration(address, targets)).await;
+        assert!(passed.is_ok(), "{what}: {passed:?}");
+    }
+
+    // It comes back at another address without one of its disks, of which it has just told.
+    let moved = registration("127.0.0.1:5", &[2, 3]);
+    assert_eq!(daemon.refusal(&moved).await, ErrorKind::InUse);
+    cluster.pass(Duration::from_secs(4)).await;
+    daemon.ask(&moved).await.unwrap();
     cluster.stop().await;
 }
 
